@@ -72,6 +72,8 @@ RUN /opt/unmask/bin/python -m compileall -q /opt/unmask/app \
 # The driver's libraries are mounted by NVIDIA's container toolkit; which GPUs is the device plugin's to say.
 ENV PATH=/opt/unmask/bin:$PATH PYTHONPATH=/opt/unmask/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp USER=unmask LOGNAME=unmask NVIDIA_DRIVER_CAPABILITIES=compute,utility
+# Clients of a container are other machines. A flag, UNMASK_HOST and --config take precedence over this default.
+ENV UNMASK_DEFAULT_HOST=::
 WORKDIR /opt/unmask/app
 USER 65532:65532
 EXPOSE 8000

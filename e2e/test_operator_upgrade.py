@@ -9,7 +9,19 @@ from e2e.cluster.install import REGISTRY
 from e2e.cluster.kube import Obj
 from e2e.load import ENOUGH, load
 from e2e.release import Release
-from e2e.services import LABEL, POD_TIMEOUT, ask, condition, demo, engines, get, patch, pods, wait_condition
+from e2e.services import (
+    LABEL,
+    POD_TIMEOUT,
+    ask,
+    condition,
+    demo,
+    engines,
+    get,
+    kubectl,
+    patch,
+    pods,
+    wait_condition,
+)
 
 # What the newer chart renders otherwise: one more variable, and another default image. The same image by another of its
 # names, so that it is on every node that has the first one.
@@ -20,6 +32,19 @@ VARIABLE = "E2E_NEWER"
 def newer(release: Release) -> dict[str, object]:
     assert release.values["global"]["imageRegistry"] == REGISTRY
     return {f"engine.env.{VARIABLE}": "yes", "global.imageRegistry": REGISTRY.removesuffix("/library")}
+
+
+def addresses(kube: Kube, namespace: str, name: str) -> str:
+    """The part of the log of the service's one engine that says which clients it accepts.
+
+    Neither its command line nor its environment in the pod sets an address: the image has the default.
+    """
+    (pod,) = [pod for pod in pods(kube, namespace, name) if "deletionTimestamp" not in pod["metadata"]]
+    container = pod["spec"]["containers"][0]
+    assert not [argument for argument in container["args"] if argument.startswith("--host")]
+    assert not [variable for variable in container["env"] if variable["name"].endswith("_HOST")]
+    log = kubectl("logs", pod["metadata"]["name"], "-c", container["name"], namespace=namespace)
+    return next(line for line in log.splitlines() if "listening on" in line)
 
 
 def main(kube: Kube, namespace: str, name: str) -> tuple[str, bool]:
@@ -111,6 +136,7 @@ def test_an_upgrade_and_a_downgrade_restart_no_engine(
         wait_condition(kube, namespace, "UpToDate", "False", name=name, reason="OperatorUpgraded")
         assert condition(get(kube, namespace, name), "Ready")["status"] == "True"
         assert "42" in ask(kube, namespace, name)
+        assert "all IPv4" in addresses(kube, namespace, name)
     spoil(kube, namespace, "still")
     kube.wait("all is put right", lambda: not spoilt(kube, namespace, "still"), timeout=POD_TIMEOUT)
     assert engines(kube, namespace) == before
@@ -120,6 +146,7 @@ def test_an_upgrade_and_a_downgrade_restart_no_engine(
     wait_condition(kube, namespace, name="moved")
     new_image, has_variable = main(kube, namespace, "moved")
     assert (new_image != old_image, has_variable) == (True, True)
+    assert "all IPv4" in addresses(kube, namespace, "moved")
     assert main(kube, namespace, "still") == (old_image, False)
     kube.wait("the old pod is gone", lambda: len(engines(kube, namespace)) == 2, timeout=POD_TIMEOUT)
     before = engines(kube, namespace)

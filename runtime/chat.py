@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from runtime.client import DEFAULT_URL, ServerError, headers, is_address, is_end, may_use_proxy, read_event, refusal
+from runtime.config.suggestions import SuggestingParser
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -175,7 +175,7 @@ class Terminal:
                 self.answer(line)
 
     def command(self, line: str) -> str:
-        """Obey a command; what to tell about it."""
+        """Runs a command. Returns the text to print."""
         match line.split():
             case ["/reset"]:
                 self.conversation.reset()
@@ -215,7 +215,7 @@ class Terminal:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m runtime.chat", description="Talk to a running server.")
+    parser = SuggestingParser(prog="python -m runtime.chat", description="Talk to a running server.")
     parser.add_argument("--url", default=DEFAULT_URL, help=f"default: {DEFAULT_URL}")
     parser.add_argument("--api-key", metavar="KEY")
     parser.add_argument("--model", help="default: the first that the server serves")

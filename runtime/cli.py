@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import runtime
+from runtime.config.suggestions import did_you_mean
 
 COMMANDS = {
     "serve": (
@@ -34,7 +35,15 @@ def model(named: str) -> str:
 def usage() -> str:
     """Returns the usage text."""
     lines = "\n".join(f"  unmask {text}" for _, text in COMMANDS.values())
-    return f"usage:\n{lines}\n  unmask --version\n\nEach command's own --help tells more."
+    return f"""\
+usage:
+{lines}
+  unmask --version
+
+example:
+  unmask serve inclusionAI/LLaDA2.0-mini --port 8000
+
+`unmask COMMAND --help` lists the common flags of a command. `--help-all` lists all of serve and big bench tools."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,12 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args[:1] in (["--version"], ["version"]):
         print(f"unmask {runtime.__version__}")
         return 0
-    if args[:1] in ([], ["--help"], ["-h"], ["help"]):
+    if args[:1] in ([], ["--help"], ["--help-all"], ["-h"], ["help"]):
         print(usage())
         return 0
     name, *rest = args
     if name not in COMMANDS:
-        print(f"error: unmask {name}: there is no such command\n{usage()}", file=sys.stderr)
+        hint = did_you_mean(name, COMMANDS)
+        print(f"error: unmask {name}: there is no such command{hint}\n{usage()}", file=sys.stderr)
         return 2
     if name == "serve" and rest and not rest[0].startswith("-"):
         rest = ["--model", model(rest[0]), *rest[1:]]

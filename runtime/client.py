@@ -64,7 +64,7 @@ def is_end(line: str) -> bool:
 
 
 def refusal(status: int, body: bytes) -> ServerError:
-    """What an answer with a status other than 200 says in its error object."""
+    """Returns the error of a response with a status other than 200."""
     try:
         message = error_message(json.loads(body))
     except ValueError:

@@ -7,6 +7,10 @@ class ConfigError(ValueError):
     """Invalid configuration. The message is one sentence that names the flag, file or tensor, and the fix."""
 
 
+class RegisteredTwiceError(ValueError):
+    """A registry of strategies, algorithms, families or formats has an entry with this key already."""
+
+
 class RequestError(ValueError):
     """A request that is refused before it reaches the engine.
 

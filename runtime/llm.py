@@ -14,6 +14,7 @@ from runtime.engine.output_processor import OutputCollector
 from runtime.engine.setup import load_engine
 from runtime.errors import RequestError
 from runtime.parsers import part_marks
+from runtime.plugins import load_plugins
 from runtime.request.engine_messages import EngineInfo, EngineOutput, StreamMode
 from runtime.request.output import CompletionState, IdsOnly, TextBuilder, append_event, denoise_event
 from runtime.request.request_output import GenerationOutput
@@ -41,6 +42,7 @@ class LLM(ScoringMixin):
     Args:
         model: Directory, ``hf://org/name[@revision]``, or None for the demo checkpoint.
         flags: Any flag of the engine, with underscores (``device="cpu"``, ``block_size=8``, ``dtype="float64"`` ...).
+            ``plugin="FILE.py"`` registers an algorithm, strategy or family of your own.
             ``skip_tokenizer=True``: token ids instead of text. ``tensor_parallel_size=N`` starts N - 1 processes, which
             end with this object.
 
@@ -53,6 +55,7 @@ class LLM(ScoringMixin):
 
     def __init__(self, model: str | None = None, **flags: Any) -> None:
         config = EngineConfig.from_flags(model=model, **flags)
+        load_plugins(config.plugin)
         self._init(*_engine(config))
         path = resolve_checkpoint(config.model).path
         if not config.skip_tokenizer:

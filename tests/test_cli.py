@@ -18,7 +18,9 @@ def test_version_and_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == cli.main(["--help"]) == 0
     assert cli.main(["sing"]) == 2
     output = capsys.readouterr()
-    assert "sing: there is no such command" in output.err
+    assert "sing: there is no such command\n" in output.err
+    assert cli.main(["serv"]) == 2
+    assert "serv: there is no such command; did you mean serve?" in capsys.readouterr().err
     assert all(f"unmask {name}" in output.err for name in cli.COMMANDS)
 
 

@@ -118,7 +118,7 @@ OTHER_FLAGS = {
 @pytest.mark.parametrize("name", PAGES)
 def test_flags_that_are_named_exist(name):
     text = page(name)
-    own = {f"--{s}" for f in FLAGS for s in f.spellings} | {"--help"}
+    own = {f"--{s}" for f in FLAGS for s in f.spellings} | {"--help", "--help-all"}
     known = own | bench_flags() | set().union(*OTHER_FLAGS.values())
     for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", re.sub(r"<!--.*?-->", "", text)):
         assert flag in known, flag

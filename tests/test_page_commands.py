@@ -13,6 +13,7 @@ import pytest
 from runtime.bench.__main__ import MODULES, TOOLS
 from runtime.config import parse
 from tests.server.harness import serving
+from tests.test_plugins import page_plugin
 from tools.docs.commands import ROOT, SERVER, commands, pages, split_commands
 
 ALL = [command for page in pages() for command in commands(page)]
@@ -29,8 +30,10 @@ EXAMPLES = [
 
 
 @pytest.fixture(scope="module")
-def demo():
-    flags = ("--device", "cpu", "--max-num-reqs", "16", "--lora", "roman=demo://roman")
+def demo(tmp_path_factory):
+    plugin = tmp_path_factory.mktemp("plugins") / "best_few.py"
+    plugin.write_text(page_plugin("best_few.py"), encoding="utf-8")
+    flags = ("--device", "cpu", "--max-num-reqs", "16", "--lora", "roman=demo://roman", "--plugin", str(plugin))
     with serving(*flags, "--served-model-name", "unmask-demo", "--served-model-name", "demo") as server:
         yield server
 

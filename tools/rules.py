@@ -185,7 +185,7 @@ RULES: Mapping[type[Section], tuple[Rule, ...]] = {
         ),
         Rule(
             f"!has(self.extraArgs) || !self.extraArgs.exists(a, a.matches('{_RESERVED_ARGUMENT}'))",
-            f"the operator itself sets or needs these flags, or they read files: {', '.join(RESERVED)}; use the spec",
+            f"the operator itself sets or refuses these flags: {', '.join(RESERVED)}; use the spec",
             "extraArgs",
         ),
         Rule(

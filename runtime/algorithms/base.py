@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple, TypeVar
 import torch
 
 from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS, LogitsOps, TopTokens
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, RegisteredTwiceError
 from runtime.request.field_spec import Field, Value
 
 # The first columns of every parameter row: the sampling parameters, which do not depend on the algorithm.
@@ -260,7 +260,7 @@ def register_algorithm(algorithm: A) -> A:
         ValueError: the key is taken, a field has another kind in another algorithm, or the knob is not a field.
     """
     if algorithm.key in _ALGORITHMS:
-        raise ValueError(f"unmasking algorithm {algorithm.key!r} is registered twice")
+        raise RegisteredTwiceError(f"unmasking algorithm {algorithm.key!r} is registered twice")
     known = {field.name: field for other in _ALGORITHMS.values() for field in other.fields}
     for field in algorithm.fields:
         if known.get(field.name, field).kind != field.kind:
@@ -277,7 +277,7 @@ def register_indel_variant(key: str) -> Callable[[V], V]:
 
     def add(make: V) -> V:
         if key in _INDEL_VARIANTS:
-            raise ValueError(f"the variant of {key!r} for edit tokens is registered twice")
+            raise RegisteredTwiceError(f"the variant of {key!r} for edit tokens is registered twice")
         _INDEL_VARIANTS[key] = make
         return make
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import runtime
+from runtime.config.suggestions import SuggestingParser
 from runtime.errors import ConfigError, RequestError
 
 TOOLS = {
@@ -17,18 +18,31 @@ TOOLS = {
     "generate": "tokens a second of LLM.generate, beside what its steps allow",
     "ranks": "time served steps of an architecture with random weights on one GPU and on several",
     "draw": "curves of what steps or serve wrote",
-    "tune": "find the quickest tiles of the experts' products on this GPU, and write its table",
-    "ceilings": "how fast this GPU multiplies and reads, which steps' floors are measured by",
+    "tune": "find the quickest tiles of the experts' products on this GPU, and write its table; needs a GPU",
+    "ceilings": "how fast this GPU multiplies and reads, which steps' floors are measured by; needs a GPU",
     "host": "the Python cost of a step, with a model that computes nothing",
     "eval": "accuracy and tokens per forward on the demo tasks",
     "sweep": "accuracy against speed, a curve for each unmasking algorithm",
+}
+# Flags that --help lists, of tools with many; --help-all lists all flags.
+COMMON = {
+    "serve": (
+        "--url --model --arch --random-weights --server-args --clients --rate --requests --max-tokens --json --plot"
+    ),
+    "steps": (
+        "--arch --random-weights --model --batch --context --prompt --dtype --quantization --device --live --json"
+    ),
+}
+EXAMPLES = {
+    "serve": "python -m runtime.bench serve --clients 1 8 --requests 64",
+    "steps": "python -m runtime.bench steps --arch llada2-mini --random-weights --batch 1 8 --context 512",
 }
 MODULES = {"ceilings": "device_peaks", "host": "python_overhead"}  # of the tools whose modules have other names
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
+    parser = SuggestingParser(
         prog="python -m runtime.bench",
         description="\n".join(f"{name:8} {text}" for name, text in TOOLS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -37,8 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = parser.parse_args(args[:1]).tool
     runtime.wait_passively()
     module = importlib.import_module(f"runtime.bench.{MODULES.get(name, name)}")
-    own = argparse.ArgumentParser(prog=f"python -m runtime.bench {name}", description=TOOLS[name])
+    own = SuggestingParser(prog=f"python -m runtime.bench {name}", description=TOOLS[name])
     module.add_arguments(own)
+    if name in COMMON:
+        _shorten_help(own, name, everything="--help-all" in args)
     try:
         return int(module.main(own.parse_args(args[1:])) or 0)
     except (ConfigError, RequestError, OSError) as error:
@@ -48,6 +64,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"error: out of memory: choose smaller sizes ({first_line(error)})")
     return 1
+
+
+def _shorten_help(parser: argparse.ArgumentParser, tool: str, *, everything: bool) -> None:
+    """Adds --help-all, and hides all but common flags from the help text unless `everything` is set."""
+    parser.add_argument("--help-all", action="help", help="show all flags and exit")
+    parser.epilog = f"example: {EXAMPLES[tool]}"
+    shown = {*COMMON[tool].split(), "--help", "--help-all"}
+    for action in parser._actions:
+        if not everything and not shown.intersection(action.option_strings):
+            action.help = argparse.SUPPRESS
 
 
 def out_of_memory(error: Exception) -> bool:

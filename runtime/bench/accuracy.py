@@ -58,6 +58,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="checkpoint directory; the shipped demo without it")
     parser.add_argument("--device", help="cpu or cuda; cuda where there is one, without it")
     parser.add_argument("--dtype", help="float32 on the CPU, bfloat16 on CUDA, without it")
+    parser.add_argument("--plugin", action="append", default=[], metavar="FILE.py", help="register what it defines")
     parser.add_argument("--quantization", help="format of linear layers and experts: fp8, int8, int4")
     parser.add_argument("--batch", type=int, default=32, help="requests decoded at a time (32)")
     parser.add_argument("--n", type=int, default=500, help="held-out prompts a task (500)")
@@ -67,7 +68,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def chosen_tasks(names: Sequence[str] | None, kind: str | None = None) -> list[Task]:
     """The tasks of those names (all that training knows without), of one kind where given."""
-    tasks = all_tasks() | {everyday.NAME: everyday.TASK}
+    tasks = {**all_tasks(), **everyday.TASKS}
     if unknown := sorted(set(names or ()) - set(tasks)):
         raise ConfigError(f"--tasks: {', '.join(unknown)} is no demo task; known: {', '.join(sorted(tasks))}")
     picked = [tasks[n] for n in names] if names else list(all_tasks().values())
@@ -75,9 +76,9 @@ def chosen_tasks(names: Sequence[str] | None, kind: str | None = None) -> list[T
 
 
 def prompts_of(task: Task, count: int, seed: int) -> list[Sample]:
-    """`count` held-out prompts of a task; of the everyday ones as many as there are."""
-    if task is everyday.TASK:
-        return everyday.chosen(count, seed)
+    """`count` held-out prompts of a task; of the files of everyday.py as many as there are."""
+    if task.name in everyday.TASKS:
+        return everyday.chosen(count, seed, task.name)
     return held_out_samples(task, count, seed)
 
 
@@ -86,7 +87,9 @@ def open_llm(args: argparse.Namespace, batch: int) -> Any:
     from runtime import LLM
 
     named = {"device": args.device, "dtype": args.dtype, "quantization": args.quantization}
-    return LLM(model=args.model, max_num_reqs=batch, **{k: v for k, v in named.items() if v is not None})
+    return LLM(
+        model=args.model, plugin=args.plugin, max_num_reqs=batch, **{k: v for k, v in named.items() if v is not None}
+    )
 
 
 def run_task(

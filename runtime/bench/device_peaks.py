@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from runtime.bench import output
+from runtime.distributed.gpu import require_gpu
 from runtime.errors import ConfigError
 from runtime.kernels.common import tl, triton
 
@@ -24,7 +25,7 @@ SIDE = 8192  # of the matrices
 NUMBERS = 1 << 31  # of four bytes, that are read
 BLOCK = 4096  # of these at a time
 BLOCKS = 64  # one after the other by each program: 1 MiB
-EDGES = (0, 10, 50, 200, 500)  # milliseconds between which a rate is told; then twice as many, and so on
+EDGES = (0, 10, 50, 200, 500)  # milliseconds between which a rate is printed; then doubled each time
 PAUSE = 0.5  # seconds without work, before which a device is cool again
 MAX_IN_FLIGHT = 16  # pieces of work that the host launches before it waits for the first of them
 
@@ -37,8 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     if args.seconds <= 0:
         raise ConfigError(f"--seconds {args.seconds:g} must be more than 0")
-    if not torch.cuda.is_available():
-        raise ConfigError("ceilings needs a CUDA device")
+    require_gpu("ceilings")
     setup = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "seconds": args.seconds}
     print(json.dumps(setup))
     between = windows(args.seconds)

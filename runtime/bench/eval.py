@@ -1,7 +1,7 @@
 """`python -m runtime.bench eval`: accuracy and tokens per forward on held-out prompts of the demo tasks.
 
-The exit status says whether the asked bars hold: `--min-short`, `--min-long`, `--min-tokens-per-forward`, and with
-`--compare-batch` that batch 1 gives the same answers.
+The exit code is 1 if a limit does not hold: `--min-short`, `--min-long`, `--min-tokens-per-forward`, and with
+`--compare-batch` equal outputs at batch size 1.
 """
 
 from __future__ import annotations
@@ -22,16 +22,26 @@ from runtime.bench.accuracy import (
     run_tasks,
 )
 from runtime.errors import ConfigError, RequestError
+from runtime.plugins import load_plugins
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="only these; all but `everyday` without it")
+    parser.add_argument(
+        "--tasks", nargs="+", metavar="TASK", help="only these; all but `everyday`, `claimed` and `declined` without it"
+    )
     parser.add_argument(
         "--algorithm", help="unmasking algorithm: threshold, edit, ...; the server's default without it"
     )
     parser.add_argument(
         "--mode", choices=("quality", "balanced", "speed"), help="default: quality, where the algorithm has modes"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="value of a field of the algorithm, such as accept_threshold=0.8, repeatable",
     )
     parser.add_argument("--compare-batch", action="store_true", help="decode everything one by one too; must be equal")
     parser.add_argument("--min-short", type=float, metavar="SHARE", help="least accuracy of each short task")
@@ -52,9 +62,11 @@ def _evaluate(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     tasks = chosen_tasks(args.tasks)
+    load_plugins(args.plugin)
     decoding: dict[str, Any] = {} if args.algorithm is None else {"algorithm": args.algorithm}
     if args.mode or args.algorithm is None or _has_modes(args.algorithm):
         decoding["mode"] = args.mode or "quality"
+    decoding |= field_values(args.set)
     with open_llm(args, args.batch) as llm:
         results = run_tasks(llm, tasks, args, decoding, f"batch {args.batch}")
     console = Console()
@@ -89,6 +101,22 @@ def _has_modes(algorithm: str) -> bool:
     from runtime.algorithms import algorithm_keys, get_algorithm
 
     return algorithm in algorithm_keys() and bool(get_algorithm(algorithm).modes)
+
+
+def field_values(settings: Sequence[str]) -> dict[str, Any]:
+    """Parses FIELD=VALUE settings. Values are JSON, else text; requests check them. Raises ConfigError."""
+    values: dict[str, Any] = {}
+    for setting in settings:
+        name, sign, text = setting.partition("=")
+        if not sign or not name or not text:
+            raise ConfigError(f"--set {setting!r}: is not of the form FIELD=VALUE, such as accept_threshold=0.8")
+        if name in values:
+            raise ConfigError(f"--set {setting!r}: {name} is set twice; keep one value")
+        try:
+            values[name] = json.loads(text)
+        except ValueError:
+            values[name] = text
+    return values
 
 
 def differences(left: Sequence[Result], right: Sequence[Result]) -> int:

@@ -63,9 +63,9 @@ def percentiles(values: Sequence[float], at: Sequence[int] = (50, 90, 99)) -> di
 
 
 def session(url: str, api_key: str | None, timeout: float) -> aiohttp.ClientSession:
-    """What `send` sends with: no more connections than requests under way, and nobody waits for one.
+    """Returns a session for `send`, without a limit of connections. Call it in a running event loop.
 
-    `timeout`: seconds of a whole request. Must be called in a running event loop.
+    `timeout`: seconds for a complete request.
     """
     return aiohttp.ClientSession(
         base_url=url.rstrip("/") + "/",
@@ -78,10 +78,10 @@ def session(url: str, api_key: str | None, timeout: float) -> aiohttp.ClientSess
 
 
 class Stream:
-    """Reads a streamed answer in whatever pieces it comes, and parses only the events that can tell anything new."""
+    """Reads a streamed response in pieces of any size, and parses only events that may have new information."""
 
     def __init__(self) -> None:
-        self.rest = b""  # of a line that has not come whole
+        self.rest = b""  # of an incomplete line
         self.has_text = False
         self.tokens = 0
         self.ended = False

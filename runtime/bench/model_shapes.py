@@ -258,8 +258,15 @@ def random_model(
 
 
 def fill_random(model: nn.Module, generator: torch.Generator, sharded: torch.Generator | None = None) -> None:
-    """Matrices: normal, variance 1/inputs (embeddings 1). Vectors: norm weights near 1, biases near 0. Drawn a piece at
-    a time, as a checkpoint comes. `own`: draws what this process has a share of; the rest is alike in all of them."""
+    """Fills weights with random numbers, in pieces like those of a checkpoint.
+
+    Matrices are normal with variance 1/inputs (embeddings 1), norm weights near 1, biases near 0.
+
+    Args:
+        model: The model.
+        generator: Draws weights that are equal in all processes.
+        sharded: Draws weights of which this process has a shard; None for `generator`.
+    """
     for name, weight in named_weights(model).items():
         first, *others = weight.shape
         draws = generator if weight.shard is None or sharded is None else sharded

@@ -18,7 +18,7 @@ Run = Callable[[argparse.Namespace, TensorParallelGroup], int]
 
 
 def run_on_ranks(args: argparse.Namespace, run: Run) -> int:
-    """`run` in as many processes as `--tensor-parallel-size` says; the first one's exit code."""
+    """Runs `run` in `--tensor-parallel-size` processes. Returns the exit code of the first one."""
     if args.live:
         print("error: --live is the wall clock of one process; leave --tensor-parallel-size out")
         return 1

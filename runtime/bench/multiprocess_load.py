@@ -64,7 +64,7 @@ def load_processes(processes: int, url: str, api_key: str | None, timeout: float
 
 
 def _nothing() -> None:
-    """What is done when an answer has come: nobody looks on."""
+    """Called for each response; there is no progress to show."""
 
 
 def _run_shard(

@@ -1,4 +1,4 @@
-"""Where a benchmark writes: said to be wrong before the measuring, not after it."""
+"""Output files of a benchmark, checked before it measures."""
 
 from __future__ import annotations
 

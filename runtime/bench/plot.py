@@ -11,7 +11,7 @@ from typing import Any
 
 from runtime.bench.output import new_file
 
-MARKERS = "osD^vP*X<>"  # as many as colours, so that curves which meet are told apart
+MARKERS = "osD^vP*X<>"  # as many as colors, so that curves that meet can be distinguished
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def _png(text: str) -> Path:
     if path.suffix.lower() != ".png":
         raise argparse.ArgumentTypeError(f"{text!r} must end in .png")
     try:
-        import matplotlib  # noqa: F401  (said before the measuring, not after it)
+        import matplotlib  # noqa: F401  (fails before the measurement)
     except ImportError:
         raise argparse.ArgumentTypeError("matplotlib is not installed: pip install '.[plots]'") from None
     return path

@@ -1,8 +1,8 @@
 """`python -m runtime.bench ranks`: served steps of a named shape with random weights, on one rank and on several.
 
-An engine with all it does to serve: recorded steps, plans told to the other ranks, results on the host. Requests are
-random ids, one token a step (nothing is confident enough), so that every step is the same batch; medians are shown. The
-step that takes in a whole forward's prompts comes last.
+It runs a complete engine: captured steps, plans sent to the other ranks, results on the host. Requests are random ids
+with one token per step, so that every step has the same batch. It prints medians. The step that prefills all prompts is
+last.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The least time that a step can take: what it has to read, and what it has to multiply, at rates that a device has
-been seen to reach (those of an H200 unless others are given).
+"""Lower bounds for the time of a step, from its reads and its arithmetic at measured rates of a device.
 
-Twice: as if all of it went on at once, and as the chain that it is, whose parts wait for each other, so that what a
-part reads goes on beside its own arithmetic alone.
+The default rates are those of an H200.
+
+It is computed twice: as if all reads and all arithmetic overlapped, and as a chain of parts, where the reads of a part
+overlap only with its own arithmetic.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Work:
-    """Of one step: the parts of its chain, none of which goes on beside another one."""
+    """The parts of one step, none of which overlaps with another one."""
 
     parts: dict[str, Part]
 
@@ -107,7 +108,7 @@ def work_of(model: nn.Module, pool: KVPool, plan: StepPlan, experts: Sequence[in
         part = Part(touched * weight.nbytes, 2.0 * uses * weight.size / rate)
         parts["head" if path == head else _name(path, weights)] += part
         if path == head and isinstance(model, SelfConditioned):
-            parts["mean"] = part  # of all embeddings, which the next step is told of
+            parts["mean"] = part  # of all embeddings, an input of the next step
     shapes = cast(Model, model).kv_shapes
     read = {window: _read(plan, window) for window in {shape.window for shape in shapes}}
     for index, shape in enumerate(shapes):

@@ -99,7 +99,7 @@ def bodies(args: argparse.Namespace, round_number: int) -> list[Body]:
     from runtime.demo.tasks import all_tasks
 
     rng = random.Random(f"bench/{args.seed}/{round_number}")
-    # a tool's result may only come behind a call that says so, which tasks write as plain text
+    # a tool result requires a call before it, which tasks write as text
     tasks = [task for task in all_tasks().values() if not task.name.startswith("tool_")]
     fields: Body = {"max_tokens": args.max_tokens, "ignore_eos": args.ignore_eos, "temperature": 0.0}
     decoding = {"mode": args.mode, "accept_threshold": args.accept_threshold}

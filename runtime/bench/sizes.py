@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import cast
@@ -10,12 +11,17 @@ from typing import cast
 import torch
 from torch import nn
 
+from runtime.bench.model_shapes import architecture
+from runtime.config import parse
+from runtime.distributed.gpu import require_gpu
 from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
-from runtime.models.base import Model
+from runtime.models.base import Model, resolve_family
+from runtime.quantization.checkpoint import quantization_of
+from runtime.weights.loader import meta_model
 
-NOTED = 4e9  # bytes from which a note says how much is drawn
+NOTED = 4e9  # bytes from which the size of random weights is printed
 _MEMORY = Path("/proc/meminfo")
 
 
@@ -40,6 +46,25 @@ def check_weights(model: Model, build: LayerFactory) -> None:
     check_memory(build.device, size, f"the weights in {name}", "choose a smaller --arch, --dtype or --quantization")
     if size > NOTED and build.group.rank == 0:
         print(f"drawing {size / 1e9:.1f} GB of random weights", file=sys.stderr, flush=True)
+
+
+def check_served_weights(arch: str, server_args: str) -> None:
+    """Raises ConfigError if a server with these flags has no memory for random weights of the shape `arch` on the CPU.
+
+    It is called before files are written and the server is started.
+    """
+    engine = parse(shlex.split(server_args), {}).engine
+    if engine.device == "cuda":
+        require_gpu("--server-args --device cuda")
+    if engine.device != "cpu" and torch.cuda.is_available():
+        return
+    name = engine.dtype or "float32"
+    config = architecture(arch)
+    family = resolve_family(None, config)
+    model = meta_model(family, family.parse(config), getattr(torch, name), quantization_of(config, engine.quantization))
+    size = sum(weight.nbytes for weight in named_weights(cast(nn.Module, model)).values())
+    advice = "use a machine with a GPU, or choose a smaller --arch"
+    check_memory(torch.device("cpu"), size, f"--arch {arch}: the weights in {name}", advice)
 
 
 def check_memory(device: torch.device, size: float, what: str, advice: str) -> None:

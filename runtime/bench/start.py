@@ -1,7 +1,7 @@
 """Measures the time from process start to ready, by phase.
 
 Each run starts a server. With ``--arch`` it serves random weights that are written to files first. The kernel cache is
-empty in the first run and filled afterwards, unless ``--kernels`` says otherwise.
+empty in the first run and filled afterwards, unless ``--kernels`` is set.
 """
 
 from __future__ import annotations
@@ -102,6 +102,9 @@ def _checkpoint(args: argparse.Namespace) -> Iterator[str | None]:
         yield args.model
         return
     from runtime.bench.random_weights import write_files, write_tensors
+    from runtime.bench.sizes import check_served_weights
+
+    check_served_weights(args.arch, args.server_args)
 
     with tempfile.TemporaryDirectory(prefix="unmask-start-", dir=args.directory) as directory:
         write_files(Path(directory), args.arch)

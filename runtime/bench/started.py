@@ -41,7 +41,9 @@ def checkpoint(args: argparse.Namespace) -> Iterator[str | None]:
         yield args.model
         return
     from runtime.bench.random_weights import write_files
+    from runtime.bench.sizes import check_served_weights
 
+    check_served_weights(args.arch, args.server_args)
     with tempfile.TemporaryDirectory(prefix="unmask-bench-") as directory:
         write_files(Path(directory), args.arch)
         yield directory

@@ -26,6 +26,7 @@ from runtime.bench.steady_state import COLUMNS, KINDS
 from runtime.bench.step_plans import StepPlans, pages_needed
 from runtime.bench.timing import median
 from runtime.config.flag_definitions import BY_DEST
+from runtime.distributed.gpu import require_gpu
 from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.engine.lora_manager import LoRAManager
 from runtime.engine.step_plan import StepPlan
@@ -174,8 +175,10 @@ def _set_up(args: argparse.Namespace, group: TensorParallelGroup) -> _Setup:
     if args.warmup < 0:
         raise ConfigError("--warmup must be at least 0")
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if args.graphs and device.type != "cuda":
-        raise ConfigError("--graphs needs a CUDA device")
+    if device.type == "cuda":
+        require_gpu("--device cuda")
+    elif args.graphs:
+        raise ConfigError("--graphs needs a GPU, and --device is cpu; leave --graphs out")
     dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
     checkpoint = None if args.model is None else resolve_checkpoint(args.model)
     config = architecture(args.arch) if checkpoint is None else checkpoint.config
@@ -228,7 +231,7 @@ def _decode_case(setup: _Setup, batch: int, context: int, args: argparse.Namespa
     runner = setup.runner
     setup.fill_pool()
     plan = setup.plans.decode(batch, context, filled=args.filled or 0.0)
-    runner.run(plan)  # a model that conditions itself is then told of this step
+    runner.run(plan)  # a self-conditioned model uses the results of this step
     on_device = runner.batch(plan)
 
     def forward() -> torch.Tensor:

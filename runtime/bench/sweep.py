@@ -44,7 +44,7 @@ class Sweep:
     values: tuple[float | None, ...]
 
     def decoding(self, value: float | None) -> dict[str, Any]:
-        """What a request says; a field ``outer.inner`` is the entry of an object."""
+        """Returns `decoding` of a request; a field ``outer.inner`` is an entry of an object."""
         fields: Any = value
         for name in reversed((self.field or "").split(".")):
             fields = {name: fields}

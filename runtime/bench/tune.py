@@ -1,9 +1,9 @@
-"""`python -m runtime.bench tune`: which tiles the experts' products of a shape are quickest with, on this device.
+"""`python -m runtime.bench tune`: finds the fastest tiles of the expert GEMMs of a shape on this device.
 
-Choices are as a family's blocks make them. Of blocks that are half masked the masked rows agree on most of their
-experts, the others spread, some experts being liked more than others; where noise is denoised no row is masked. What is
-found goes into the device's table (``runtime/kernels/fused_moe/tile_config.py``), or where --out says. Timings of tiles
-alternate: a device whose power is limited gets slower while it works, and the first tile would win.
+Routing is as in blocks of the family. In half-masked blocks the masked rows select mostly the same experts, and the
+others differ, with some experts more frequent. With uniform noise no row is masked. The result is written into the
+table of the device (``runtime/kernels/fused_moe/tile_config.py``) or to --out. Timings of tiles alternate: a device
+with a power limit slows down under load, so that otherwise the first tile would win.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 
 from runtime.bench.model_shapes import ARCHITECTURES, architecture
 from runtime.bench.sizes import check_positive
+from runtime.distributed.gpu import require_gpu
 from runtime.errors import ConfigError
 from runtime.kernels.fused_moe.fused_moe import run_down, run_gate_up
 from runtime.kernels.fused_moe.moe_align import moe_align_block_size
@@ -68,8 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     check_positive(args, "rows", "repeats", "tensor_parallel_size")
-    if not torch.cuda.is_available():
-        raise ConfigError("tune needs a CUDA device")
+    require_gpu("tune")
     experts, hidden, width, top_k = shape_of(args.arch, args.tensor_parallel_size)
     half_masked = masks(args.arch)
     rows, device = sorted(set(args.rows)), torch.device("cuda", torch.cuda.current_device())

@@ -11,12 +11,12 @@ CHAT_FLAGS = (
         name="tool-call-parser",
         group="model",
         metavar="FORMAT",
-        help="format in which the model calls tools: hermes, gemma4, qwen3_coder, or off; default: the family's",
+        help="format of tool calls: hermes, gemma4, qwen3_coder, or off; default: that of the family",
     ),
     Flag(
         name="reasoning-parser",
         group="model",
         metavar="FORMAT",
-        help="how the model marks its reasoning: think, gemma4, or off; default: the family's",
+        help="format of reasoning: think, gemma4, or off; default: that of the family",
     ),
 )

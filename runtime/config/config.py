@@ -12,6 +12,7 @@ from runtime.config.adapters import named_adapters
 from runtime.config.api_keys import check_keys
 from runtime.config.flag_definitions import BY_DEST, BY_SPELLING
 from runtime.config.flags import check
+from runtime.config.suggestions import did_you_mean
 from runtime.config.validation import validate_combinations
 from runtime.errors import ConfigError
 
@@ -29,6 +30,7 @@ class EngineConfig:
 
     model: str | None = None
     model_name: str | None = None
+    plugin: tuple[str, ...] = ()
     decoding_strategy: str | None = None
     sampling_mode: Literal["naive", "edit"] | None = None
     mask_token_id: int | None = None
@@ -129,7 +131,8 @@ class EngineConfig:
             if key not in fields:
                 flag = BY_SPELLING.get(key)
                 if flag is None:
-                    raise ConfigError(f"{name}: no such flag; python -m runtime.server --help lists them")
+                    hint = did_you_mean(key, fields) or "; python -m runtime.server --help-all lists all flags"
+                    raise ConfigError(f"{name}: no such flag{hint}")
                 if not flag.engine:
                     raise ConfigError(f"{name}: a flag of the server, not of an engine in this process")
                 key = flag.dest
@@ -158,7 +161,7 @@ class ServerConfig:
     node_rank: int = 0
     master_addr: str = "localhost"
     master_port: int | None = None
-    host: str = "::"
+    host: str = "127.0.0.1"
     port: int = 8000
     log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
     log_format: Literal["text", "json"] = "text"

@@ -16,42 +16,59 @@ _speed = partial(Flag, group="execution", engine=True)
 _server = partial(Flag, group="server")
 
 FLAGS: tuple[Flag, ...] = (
-    _model(name="model", metavar="DIR|hf://ORG/NAME[@REV]", help="checkpoint to serve; the shipped demo without it"),
+    _model(
+        name="model",
+        common=True,
+        metavar="DIR|hf://ORG/NAME[@REV]",
+        help="checkpoint to serve; default: the demo model of this package",
+    ),
     _model(
         name="model-name",
         aliases=("model-family",),
         metavar="FAMILY",
-        help="registered family key; read from config.json without it",
+        help="key of the model family; default: the family that config.json names",
     ),
     Flag(
         name="served-model-name",
+        common=True,
         group="model",
         many=True,
         default=(),
         metavar="NAME",
-        help="id under which clients ask for the model, repeatable; default: the directory's or repository's name",
+        help="model id that requests name, repeatable; default: the directory's or repository's name",
     ),
     Flag(
         name="chat-template",
         group="model",
         metavar="FILE",
-        help="jinja file, of 1 MiB at most, used instead of the checkpoint's own",
+        help="Jinja file of at most 1 MiB that replaces the checkpoint's chat template",
     ),
     *CHAT_FLAGS,
     _model(
+        name="plugin",
+        many=True,
+        default=(),
+        metavar="FILE.py",
+        help="Python file that registers a decoding strategy, an unmasking algorithm or a model family, repeatable; "
+        "it is executed in every process",
+    ),
+    _model(
         name="decoding-strategy",
         metavar="STRATEGY",
-        help="how blocks are decoded: multi_bd, dmax, full, d2f, fast_dllm_v2, nemotron_diffusion, diffusion_gemma; "
-        "default: the family's",
+        help="decoding strategy: multi_bd, dmax, full, d2f, fast_dllm_v2, nemotron_diffusion, diffusion_gemma; "
+        "default: that of the family",
     ),
     _model(
         name="sampling-mode",
         choices=("naive", "edit"),
-        help="edit lets filled tokens be revised, and makes the edit algorithm the default; default: naive, where the "
-        "family has it",
+        help="edit allows the revision of unmasked tokens, and makes edit the default algorithm; default: "
+        "naive, if the family supports it",
     ),
     _model(
-        name="mask-token-id", type="int", low=0, help="default: config.json, then the tokenizer, then the family's own"
+        name="mask-token-id",
+        type="int",
+        low=0,
+        help="id of the mask token; default: that of config.json, else of the tokenizer, else of the family",
     ),
     _model(
         name="eos-token-ids",
@@ -60,18 +77,23 @@ FLAGS: tuple[Flag, ...] = (
         many=True,
         comma=True,
         metavar="ID,...",
-        help="ids that end an answer; default: the union of what the checkpoint's files name, else the family's own",
+        help="ids that end an output; default: all that the checkpoint's files name, else those of the family",
     ),
     _parallel(
-        name="data-parallel-size", type="int", default=1, low=1, help="replicas, one backend process per replica"
+        name="data-parallel-size",
+        type="int",
+        default=1,
+        low=1,
+        help="number of replicas, each in its own backend process",
     ),
     _parallel(
         name="tensor-parallel-size",
+        common=True,
         type="int",
         default=1,
         low=1,
         engine=True,
-        help="devices over which a replica's weights are sharded, one process per device",
+        help="devices per replica; weights are sharded over them, one process per device",
     ),
     _parallel(
         name="expert-parallel-size",
@@ -79,15 +101,17 @@ FLAGS: tuple[Flag, ...] = (
         default=1,
         low=1,
         engine=True,
-        help="1: shard every expert; --tensor-parallel-size: distribute full experts over the devices",
+        help="1: shard every expert; --tensor-parallel-size: distribute complete experts over the devices",
     ),
-    _parallel(name="num-nodes", type="int", default=1, low=1, help="hosts of a replica, with equally many devices"),
+    _parallel(
+        name="num-nodes", type="int", default=1, low=1, help="hosts per replica, each with the same number of devices"
+    ),
     _parallel(
         name="node-rank",
         type="int",
         default=0,
         low=0,
-        help="index of this host; 0 serves, the others only run ranks",
+        help="index of this host; host 0 serves HTTP, the others only run ranks",
     ),
     _parallel(
         name="master-addr",
@@ -103,10 +127,14 @@ FLAGS: tuple[Flag, ...] = (
         low=0,
         above_low=True,
         engine=True,
-        help="how long the processes of a replica wait for each other: at start, and in a step",
+        help="maximum seconds that the processes of a replica wait for each other, at start and in a step",
     ),
     _parallel(
-        name="device", choices=("cuda", "cpu"), engine=True, help="default: cuda where a GPU is usable, else cpu"
+        name="device",
+        common=True,
+        choices=("cuda", "cpu"),
+        engine=True,
+        help="device of the model; default: cuda if a GPU is usable, else cpu",
     ),
     _parallel(
         name="device-ids",
@@ -115,43 +143,62 @@ FLAGS: tuple[Flag, ...] = (
         many=True,
         comma=True,
         metavar="ID,...",
-        help="logical GPUs, those of the first replica first; default: 0, 1, ...",
+        help="indices of the GPUs to use, first those of replica 0; default: 0, 1, ...",
     ),
     _model(
         name="dtype",
         choices=("bfloat16", "float16", "float32"),
-        help="default: bfloat16 on cuda, float32 on cpu",
+        help="data type of weights and KV cache; default: bfloat16 on cuda, float32 on cpu",
     ),
     _model(
         name="quantization",
+        common=True,
         choices=("fp8", "int8", "int4"),
-        help="format of linear layers and experts, made while they are loaded: e4m3 or int8 with a scale for each "
-        "output, int4 with one for each 128 inputs of it; default: what the checkpoint holds",
+        help="quantize linear layers and experts while they are loaded: fp8 (e4m3) and int8 with one scale per "
+        "output channel, int4 with one per 128 inputs; default: the checkpoint's format",
     ),
-    _memory(name="block-size", type="int", low=1, help="tokens of a block; default: the checkpoint's, else family's"),
-    _memory(name="buffer-size", type="int", low=1, help="blocks denoised at once (S); default 1 (d2f: 4)"),
+    _memory(
+        name="block-size",
+        type="int",
+        low=1,
+        help="tokens per block; default: that of the checkpoint, else of the family",
+    ),
+    _memory(
+        name="buffer-size", type="int", low=1, help="maximum number of blocks denoised at once; default: 1 (d2f: 4)"
+    ),
     _memory(
         name="page-size",
         type="int",
         low=1,
-        help="tokens of a KV page, a multiple or divisor of blocks that do not begin at the prompt's end; 32",
+        help="tokens per page of the KV cache, a multiple or a divisor of the block size unless blocks begin "
+        "at the end of the prompt; default: 32",
     ),
     _memory(
         name="max-model-len",
+        common=True,
         type="int",
         low=1,
-        help="prompt and answer together; default: the smaller of 4096 and the checkpoint's limit",
+        help="maximum number of prompt and output tokens of a request; default: 4096, or the checkpoint's "
+        "limit if that is lower",
     ),
     _memory(
         name="max-num-batched-tokens",
         type="int",
         default=8192,
         low=1,
-        help="tokens of one forward; longer prompts are prefilled in chunks",
+        help="maximum number of tokens per forward; longer prompts are prefilled in chunks",
     ),
-    _memory(name="max-num-reqs", type="int", default=128, low=1, help="requests decoded at the same time"),
+    _memory(
+        name="max-num-reqs",
+        common=True,
+        type="int",
+        default=128,
+        low=1,
+        help="maximum number of requests that run at the same time",
+    ),
     _memory(
         name="gpu-memory-utilization",
+        common=True,
         type="float",
         default=0.9,
         low=0,
@@ -159,28 +206,30 @@ FLAGS: tuple[Flag, ...] = (
         above_low=True,
         help="fraction of the GPU memory free at start that may be used",
     ),
-    _memory(name="num-pages", type="int", low=1, help="KV pages; default: as many as the memory allows"),
+    _memory(name="num-pages", type="int", low=1, help="pages of the KV cache; default: as many as the memory allows"),
     _memory(
         name="kv-cache-layout",
         default="unified",
         choices=("unified", "distinct"),
-        help="keys and values of a page: token after token, or each head for itself, keys in pieces of 8 numbers and "
-        "values transposed",
+        help="layout of a page of the KV cache; unified: one token after another; distinct: one head after "
+        "another, with keys in groups of 8 elements and values transposed",
     ),
-    _memory(name="disable-prefix-caching", type="bool", default=False, help="recompute every prompt"),
+    _memory(
+        name="disable-prefix-caching", type="bool", default=False, help="do not reuse the KV cache of earlier prompts"
+    ),
     _speed(
         name="attn-impl",
         choices=("triton_grouped", "triton", "torch"),
         synonyms=(("naive", "torch"),),
-        help="attention kernel; default: triton_grouped on cuda, torch on cpu (naive is another name of torch)",
+        help="attention kernel; naive is an alias of torch; default: triton_grouped on cuda, torch on cpu",
     ),
     _speed(
         name="disable-full-static-runner",
         type="bool",
         default=False,
-        help="CUDA graphs of the model's forward only; the LM head and unmasking algorithms run eagerly",
+        help="capture only the model's forward in CUDA graphs; the LM head and unmasking algorithms run eagerly",
     ),
-    _speed(name="enforce-eager", type="bool", default=False, help="no CUDA graphs"),
+    _speed(name="enforce-eager", type="bool", default=False, help="disable CUDA graphs"),
     _speed(
         name="disable-torch-compile",
         type="bool",
@@ -190,30 +239,42 @@ FLAGS: tuple[Flag, ...] = (
     _speed(
         name="torch-compile-mode",
         choices=("default", "max-autotune-no-cudagraphs"),
-        help="compile operations on full logits (argmax, entropy) with torch.compile, in this mode; default: compile "
-        "nothing",
+        help="compile operations on full logits (argmax, entropy) with torch.compile, in this mode; default: "
+        "no compilation",
     ),
     _speed(
         name="deterministic",
         type="bool",
         default=False,
-        help="batch-invariant kernels: results do not depend on other requests; slower, on CPUs many times",
+        help="use batch-invariant kernels: results do not depend on other requests; slower, many times on CPUs",
     ),
     *ADAPTER_FLAGS,
     *DECODING_FLAGS,
     _server(
         name="host",
-        default="::",
-        help="address or name to listen on; default: all IPv4 and IPv6 addresses, without IPv6 on the host 0.0.0.0",
+        common=True,
+        default="127.0.0.1",
+        help="address or name to listen on; :: accepts other machines, over IPv6 and IPv4; UNMASK_DEFAULT_HOST, which "
+        "the container image sets to ::, replaces the default",
     ),
-    _server(name="port", type="int", default=8000, low=0, high=65535, help="port to listen on; 0 takes a free one"),
+    _server(
+        name="port",
+        common=True,
+        type="int",
+        default=8000,
+        low=0,
+        high=65535,
+        help="port to listen on; 0 selects a free port",
+    ),
     _server(
         name="log-level",
         default="info",
         choices=("critical", "error", "warning", "info", "debug"),
         help="log level of all processes",
     ),
-    _server(name="log-format", default="text", choices=("text", "json"), help="json for log collectors"),
+    _server(
+        name="log-format", default="text", choices=("text", "json"), help="format of the log; json for log collectors"
+    ),
     _server(
         name="zmq-command-addr",
         metavar="ADDR",
@@ -231,11 +292,12 @@ FLAGS: tuple[Flag, ...] = (
         default=(),
         secret=True,
         metavar="KEY,...",
-        help="bearer keys that clients must present, of 16 characters or more; the process list shows them, so that "
-        "--api-key-file or UNMASK_API_KEY are better places",
+        help="bearer keys that clients must present, of at least 16 characters; every user of the machine sees "
+        "them in the process list, so prefer --api-key-file or UNMASK_API_KEY",
     ),
     _server(
         name="api-key-file",
+        common=True,
         metavar="FILE",
         help="file of API keys, one per line or comma-separated; read again when it changes",
     ),
@@ -245,7 +307,7 @@ FLAGS: tuple[Flag, ...] = (
         comma=True,
         default=(),
         metavar="ORIGIN,...",
-        help="origins whose pages may call the server, or *; default: none",
+        help="origins whose pages may send requests from a browser, or *; default: none",
     ),
     _server(
         name="allowed-hosts",
@@ -253,14 +315,14 @@ FLAGS: tuple[Flag, ...] = (
         comma=True,
         default=(),
         metavar="HOST,...",
-        help="further host names, without a port, by which clients without a key may request the server, or *; "
-        "default: localhost and loopback addresses if --host is a loopback address, else any",
+        help="further host names, without port, that clients without a key may use, or *; default: localhost "
+        "and loopback addresses if --host is a loopback address, else any",
     ),
     _server(
         name="strict-fields",
         type="bool",
         default=False,
-        help="refuse fields of requests that are not known, instead of ignoring them",
+        help="reject unknown fields of requests instead of ignoring them",
     ),
     _server(
         name="max-queue",
@@ -277,13 +339,13 @@ FLAGS: tuple[Flag, ...] = (
         default=1,
         low=1,
         high=64,
-        help="processes that serve HTTP for the same backends: for many short requests per second",
+        help="processes that serve HTTP for the same backends, for many short requests per second",
     ),
     _server(
         name="max-connections",
         type="int",
         low=1,
-        help="connections open at once; default: 4096, or what the limit of open files leaves",
+        help="maximum number of open connections; default: 4096, or what the limit of open files allows",
     ),
     _server(
         name="drain-delay",
@@ -303,7 +365,7 @@ FLAGS: tuple[Flag, ...] = (
     _server(
         name="profiler",
         choices=("torch",),
-        help="profiler behind POST /start_profile and /stop_profile, which answer 409 without it; needs "
+        help="profiler of POST /start_profile and /stop_profile, which return 409 without it; requires "
         "--torch-profiler-dir",
     ),
     _server(
@@ -311,7 +373,7 @@ FLAGS: tuple[Flag, ...] = (
         metavar="DIR",
         help="directory of the profiler's traces, one file per backend",
     ),
-    _server(name="config", metavar="FILE.yaml", help="file of flags, one `name: value` per line"),
+    _server(name="config", common=True, metavar="FILE.yaml", help="YAML file of flags, one `name: value` per line"),
     _server(name="print-config", type="bool", default=False, help="print the resolved values and exit"),
 )
 

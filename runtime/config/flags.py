@@ -45,6 +45,7 @@ class Flag:
     aliases: tuple[str, ...] = ()
     metavar: str | None = None
     secret: bool = False
+    common: bool = False  # listed by --help; --help-all lists all flags
     engine: bool = False  # a field of EngineConfig (and an argument of LLM), else of ServerConfig
 
     @property
@@ -87,7 +88,7 @@ def check(flag: Flag, value: Any, where: str | None = None) -> Any:
 def _check_many(flag: Flag, value: Any, where: str) -> tuple[Any, ...] | None:
     if value is None:
         return None if flag.optional else ()
-    items: Sequence[Any] = [value] if isinstance(value, str | int | float) else list(value)
+    items: Sequence[Any] = [value] if isinstance(value, str | int | float | os.PathLike) else list(value)
     if flag.optional and len(items) == 1 and isinstance(items[0], str) and items[0].lower() in ("auto", "none"):
         return None
     if flag.comma:

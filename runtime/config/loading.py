@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import difflib
 import json
 import re
 import sys
@@ -18,37 +17,66 @@ from runtime.config.api_keys import read_settled_key_file
 from runtime.config.config import EngineConfig, ServerConfig
 from runtime.config.flag_definitions import BY_SPELLING, FLAGS
 from runtime.config.flags import ENV_PREFIX, Flag, check
+from runtime.config.suggestions import did_you_mean, unknown_flags
 from runtime.errors import ConfigError
 
-# Variables that Kubernetes sets in every pod for a Service whose name begins with "unmask".
 TEST_CLUSTER_PREFIX = ENV_PREFIX + "E2E_"  # prefix of variables of a test cluster, which are not flags
+# Default of --host for an image: a container is reached through other addresses than loopback.
+DEFAULT_HOST = ENV_PREFIX + "DEFAULT_HOST"
+# Variables that Kubernetes sets in every pod for a Service whose name begins with "unmask".
 _INJECTED = re.compile(
     r"UNMASK(_\w+)?_SERVICE_(HOST|PORT(_\w+)?)|UNMASK(_\w+)?_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?"
 )
 _LINK = re.compile(r"(tcp|udp|sctp)://")
 
 
+EXAMPLE = "python -m runtime.server --model hf://inclusionAI/LLaDA2.0-mini --max-num-reqs 64 --port 8000"
+_SOURCES = f"""\
+Every flag has an environment variable ({ENV_PREFIX}MAX_NUM_REQS=64) and may be in the --config file. The command line
+takes precedence over the environment, and the environment over the file."""
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(message.replace("unrecognized arguments:", "no such flag:") + " (--help lists the flags)")
+        message = unknown_flags(message, [f"--{name}" for flag in FLAGS for name in flag.spellings]) or message
+        raise ConfigError(f"{message} (--help lists common flags, --help-all lists all flags)")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Returns a parser that collects text only; `check` converts values of all sources."""
+class _Help(argparse.Action):
+    """Prints common flags (--help) or all flags (--help-all), and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        build_parser(common_only=self.dest == "help").print_help()
+        raise SystemExit(0)
+
+
+def build_parser(*, common_only: bool = False) -> argparse.ArgumentParser:
+    """Returns a parser that collects text only; `check` converts values of all sources.
+
+    Args:
+        common_only: List only common flags in the help text. All flags are parsed.
+    """
+    more = "Further flags: --help-all. All flags with their defaults: docs/reference/flags.md." if common_only else ""
     parser = _Parser(
         prog="python -m runtime.server",
         usage="%(prog)s [--flag VALUE ...]",
-        description="Serve a diffusion language model over HTTP.",
-        epilog=f"Every flag has an environment form ({ENV_PREFIX}MAX_NUM_REQS=64) and may be in the --config file; "
-        "the command line takes precedence over the environment, the environment over the file.",
+        description="Serve a diffusion language model over HTTP.\n\nexample:\n  " + EXAMPLE,
+        epilog="\n\n".join(filter(None, (more, _SOURCES))),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        add_help=False,
         argument_default=argparse.SUPPRESS,
     )
+    helps = parser.add_argument_group("help")
+    helps.add_argument("-h", "--help", action=_Help, dest="help", nargs=0, help="list common flags and exit")
+    helps.add_argument("--help-all", action=_Help, dest="help_all", nargs=0, help="list all flags and exit")
     groups: dict[str, Any] = {}
     for flag in FLAGS:
         group = groups.setdefault(flag.group, None) or parser.add_argument_group(flag.group)
         groups[flag.group] = group
         options: dict[str, Any] = {"dest": flag.dest, "help": _help(flag)}
+        if common_only and not flag.common:
+            options["help"] = argparse.SUPPRESS
         if flag.type == "bool":
             options |= {"nargs": "?", "const": "true", "metavar": "BOOL"}
         else:
@@ -79,6 +107,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
     """
     command_line = vars(build_parser().parse_args(list(argv)))
     sources: dict[str, tuple[Any, str]] = {}  # dest -> value, source
+    if DEFAULT_HOST in environ:
+        sources["host"] = (environ[DEFAULT_HOST], DEFAULT_HOST)
     env = from_environment(environ, ignore=command_line)
     file_flag = next(flag for flag in FLAGS if flag.name == "config")
     path = command_line.get("config") or (env["config"][0] if "config" in env else None)
@@ -117,6 +147,8 @@ def from_environment(environ: Mapping[str, str], ignore: Mapping[str, Any] = {})
     """Returns the flags in UNMASK_ variables. `ignore`: dests that the command line overrides."""
     found: dict[str, tuple[Any, str]] = {}
     for name in sorted(n for n in environ if n.startswith(ENV_PREFIX) and not n.startswith(TEST_CLUSTER_PREFIX)):
+        if name == DEFAULT_HOST:
+            continue
         value = environ[name]
         flag = BY_SPELLING.get(name.removeprefix(ENV_PREFIX).lower()) if name.isupper() else None
         if flag is not None and _LINK.match(value) and flag.type == "int":
@@ -129,7 +161,7 @@ def from_environment(environ: Mapping[str, str], ignore: Mapping[str, Any] = {})
         if flag is None:
             if _INJECTED.fullmatch(name) or (name.endswith("_PORT") and _LINK.match(value)):
                 continue
-            raise ConfigError(f"{name}: no such variable" + _suggest(name, [f.env for f in FLAGS]))
+            raise ConfigError(f"{name}: no such variable" + did_you_mean(name, [f.env for f in FLAGS]))
         if flag.dest in found:
             raise ConfigError(f"{name}: sets the same flag as {found[flag.dest][1]}; set one of them")
         found[flag.dest] = (value, name)
@@ -168,7 +200,7 @@ def from_file(path: Path) -> dict[str, tuple[Any, str]]:
         flag = BY_SPELLING.get(str(key).replace("-", "_"))
         where = f"{key} in {path}"
         if flag is None or flag.name in ("config", "print-config"):
-            raise ConfigError(f"{where}: no such flag" + _suggest(str(key), list(BY_SPELLING)))
+            raise ConfigError(f"{where}: no such flag" + did_you_mean(str(key), list(BY_SPELLING)))
         if flag.dest in found:
             raise ConfigError(f"{where}: sets the same flag as {found[flag.dest][1]}; keep one of them")
         if isinstance(value, dict) or (isinstance(value, list) and not flag.many):
@@ -229,8 +261,3 @@ def _yaml_location(error: Any) -> str:
 
 def _reason(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else "it is not UTF-8 text"
-
-
-def _suggest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""

@@ -1,6 +1,11 @@
-"""Three hundred everyday prompts with checkers, phrased differently from the templates of the training.
+"""Prompts with checkers, phrased differently from the templates of the training, which never reads them.
 
-Each line of `everyday.tsv` has the kind of checker, the expected answer and the prompt. Training never reads it.
+Each line of a file has the kind of checker, the expected answer, and the prompt, which is the last column. Columns
+before it are an earlier question and its answer.
+
+* `everyday.tsv`: 300 prompts as people type them.
+* `claimed.tsv`: 100 prompts of the kinds that the model card claims, written without the templates.
+* `declined.tsv`: 60 prompts of kinds that the model was not made for, with their right answers. It has to decline them.
 """
 
 from __future__ import annotations
@@ -13,12 +18,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from runtime.demo.tasks.base import Sample, Task
+from runtime.demo.tasks.base import Sample, Task, turns
+from runtime.demo.tasks.greetings import REFUSAL
 from runtime.demo.tasks.sudoku import keeps_clues
 from runtime.demo.tasks.tool_format import tools_text
 
-NAME = "everyday"
-FILE = Path(__file__).with_name("everyday.tsv")
+NAMES = ("everyday", "claimed", "declined")
 CALCULATOR: Mapping[str, Any] = {
     "type": "function",
     "function": {
@@ -104,19 +109,20 @@ CHECKERS: Mapping[str, Callable[[str, str], bool]] = {
     "story": _is_story,
     "says": lambda expected, text: expected in text,
     "calls": _calls,
+    "declined": lambda _, text: text.strip() == REFUSAL,
 }
 
 
 @functools.cache
-def prompts() -> tuple[Sample, ...]:
-    """Returns all prompts of the file, in order."""
+def prompts(name: str = "everyday") -> tuple[Sample, ...]:
+    """Returns all prompts of a file, in order."""
     found = []
-    for line in FILE.read_text(encoding="utf-8").splitlines():
-        kind, expected, prompt = (part.replace("\\n", "\n") for part in line.split("\t"))
-        messages: tuple[Mapping[str, str], ...] = ({"role": "user", "content": prompt},)
+    for row in Path(__file__).with_name(f"{name}.tsv").read_text(encoding="utf-8").splitlines():
+        kind, expected, *contents = (part.replace("\\n", "\n") for part in row.split("\t"))
+        messages = turns(*contents)
         if kind == "calls":
             messages = ({"role": "system", "content": tools_text([CALCULATOR])}, *messages)
-        found.append(Sample(NAME, messages, expected, {"kind": kind}))
+        found.append(Sample(name, messages, expected, {"kind": kind}))
     return tuple(found)
 
 
@@ -124,14 +130,14 @@ def check(sample: Sample, text: str) -> bool:
     return CHECKERS[sample.facts["kind"]](sample.answer, text)
 
 
-def chosen(count: int, seed: int | str = 0) -> list[Sample]:
-    """Returns `count` random prompts, or all if there are fewer."""
-    every = list(prompts())
-    return random.Random(f"{NAME}/{seed}").sample(every, min(count, len(every)))
+def chosen(count: int, seed: int | str = 0, name: str = "everyday") -> list[Sample]:
+    """Returns `count` random prompts of a file, or all if there are fewer."""
+    every = list(prompts(name))
+    return random.Random(f"{name}/{seed}").sample(every, min(count, len(every)))
 
 
-def _make(rng: random.Random) -> Sample:
-    return rng.choice(prompts())
+def _make(name: str, rng: random.Random) -> Sample:
+    return rng.choice(prompts(name))
 
 
-TASK = Task(NAME, "short", _make, check)
+TASKS: Mapping[str, Task] = {name: Task(name, "short", functools.partial(_make, name), check) for name in NAMES}

@@ -1,9 +1,10 @@
-"""Digests of the files that all ranks of an engine must have: the checkpoint, and the adapters of the flags."""
+"""Digests of the files that all ranks of an engine must have: checkpoint, adapters of the flags, and plugins."""
 
 from __future__ import annotations
 
 from runtime.config import EngineConfig
 from runtime.lora.adapter_checkpoint import resolve_adapter
+from runtime.plugins import digest_of
 from runtime.weights import resolve_checkpoint
 from runtime.weights.checkpoint_digest import file_digests
 from runtime.weights.hub import Progress
@@ -17,4 +18,4 @@ def file_digests_of(config: EngineConfig, progress: Progress | None = None) -> d
         adapters["--lora-path"] = config.lora_path
     for name, uri in adapters.items():
         found |= {f"{name}/{file}": digest for file, digest in file_digests(resolve_adapter(uri)).items()}
-    return found
+    return found | {f"--plugin {file}": digest_of(file) for file in config.plugin}

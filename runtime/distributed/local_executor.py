@@ -6,26 +6,15 @@ import torch
 
 from runtime.config import EngineConfig
 from runtime.distributed.executor import MultiprocExecutor
+from runtime.distributed.gpu import check_devices
 from runtime.distributed.rank_launcher import RANK_COMMAND, WorkerPlacement
 from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel
-from runtime.errors import ConfigError
 from runtime.weights import load_model
 
 
 def on_gpus(config: EngineConfig) -> bool:
     return config.device == "cuda" or (config.device is None and torch.cuda.is_available())
-
-
-def check_devices(devices: tuple[int, ...], flag: str) -> None:
-    """Raises ConfigError unless all devices exist."""
-    there = torch.cuda.device_count()
-    absent = [device for device in devices if device >= there]
-    if absent:
-        raise ConfigError(
-            f"{flag}: GPU {absent[0]} is required, but only {there} are visible; lower --tensor-parallel-size, or "
-            "--data-parallel-size, or give --device-ids that are there"
-        )
 
 
 def local_executor(config: EngineConfig, command: tuple[str, ...] = RANK_COMMAND) -> MultiprocExecutor:

@@ -49,6 +49,7 @@ from runtime.engine.step_plan import BatchLayout, DenoiseBlocks, StepPlan
 from runtime.errors import ConfigError
 from runtime.lora.adapter_weights import LoRAWeights
 from runtime.lora.distributed_backend import WorkerLoRABackend
+from runtime.plugins import load_plugins
 from runtime.weights import load_model
 from runtime.worker.model_runner import ModelRunner
 
@@ -81,6 +82,7 @@ class RankWorker:
             message, _ = self.connection.receive()
             if isinstance(message, CheckFiles):
                 config = message.engine
+                load_plugins(config.plugin)
                 self.connection.send(FilesSeen(file_digests_of(config)))
             elif isinstance(message, LoadEngine) and config is not None:
                 engine = load_engine(config, load=self.load, group=group)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from runtime.config import EngineConfig
+from runtime.distributed.gpu import require_gpu
 from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.engine.engine import Engine
 from runtime.engine.lora_manager import make_lora_setup
@@ -160,8 +161,8 @@ def _strategy(config: EngineConfig, family: ModelFamily[Any], context: DecodingC
 
 def _device(config: EngineConfig) -> torch.device:
     name = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: no CUDA device is visible; use --device cpu, or check the driver")
+    if name == "cuda":
+        require_gpu("--device cuda")
     return torch.device(name)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, RegisteredTwiceError
 from runtime.kernels.forward_batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool, KVShape
 from runtime.layers.layer_factory import LayerFactory
@@ -109,6 +109,7 @@ class ModelFamily(Generic[Arch]):
         generation: defaults of decoding fields from generation_config.json, or raises ConfigError.
         tool_calls, reasoning: formats of tool calls and reasoning (``runtime.parsers``); "" for no reasoning.
         needs_edit: aliases that require --sampling-mode edit.
+        same_config_as: key of the family that recognizes this family's config.json; it is selected by name only.
     """
 
     key: str
@@ -131,6 +132,7 @@ class ModelFamily(Generic[Arch]):
     tool_calls: str = "hermes"
     reasoning: str = ""
     needs_edit: frozenset[str] = field(default_factory=frozenset)
+    same_config_as: str = ""
 
 
 _FAMILIES: dict[str, ModelFamily[Any]] = {}
@@ -142,7 +144,7 @@ def register_family(family: ModelFamily[Arch]) -> ModelFamily[Arch]:
     family = replace(family, parse=lambda config: parse(canonical(config)))
     for key in (family.key, *family.aliases):
         if key in _FAMILIES:
-            raise ValueError(f"model family {key!r} is registered twice")
+            raise RegisteredTwiceError(f"model family {key!r} is registered twice")
         _FAMILIES[key] = family
     return family
 
@@ -157,13 +159,17 @@ def architectures(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def resolve_family(name: str | None, config: Mapping[str, Any]) -> ModelFamily[Any]:
-    """Returns the family called `name`, or without a name the only family that recognizes `config`."""
+    """Returns the family called `name`, or without a name the only family that recognizes `config`.
+
+    Raises:
+        ConfigError: `name` is not known, or `config` is recognized by another family, by none or by several.
+    """
+    by_key = {family.key: family for family in _FAMILIES.values()}
     if name is not None:
         if name not in _FAMILIES:
             raise ConfigError(f"--model-name {name!r} is not a known family; known: {', '.join(families())}")
-        return _FAMILIES[name]
+        return _check_recognized(name, config, by_key)
     named = set(architectures(config))
-    by_key = {family.key: family for family in _FAMILIES.values()}
     found = {key for key, family in by_key.items() if family.detect(config)}
     claimed = found | {key for key, family in by_key.items() if named.intersection(family.architectures)}
     description = f"config.json's model_type {config.get('model_type')!r} with architectures {sorted(named)}"
@@ -176,3 +182,15 @@ def resolve_family(name: str | None, config: Mapping[str, Any]) -> ModelFamily[A
             f"{description} is ambiguous: it could be {' or '.join(sorted(claimed))}; name the family with --model-name"
         )
     return by_key[found.pop()]
+
+
+def _check_recognized(name: str, config: Mapping[str, Any], by_key: Mapping[str, ModelFamily[Any]]) -> ModelFamily[Any]:
+    """Returns the family called `name`. Raises ConfigError if only other families recognize `config`."""
+    family = _FAMILIES[name]
+    found = sorted(key for key, other in by_key.items() if other.detect(config))
+    if found and family.key not in found and family.same_config_as not in found:
+        raise ConfigError(
+            f"--model-name {name!r}: config.json's model_type {config.get('model_type')!r} is that of the family "
+            f"{' or '.join(found)}; leave --model-name out, or give the checkpoint of a {name} model with --model"
+        )
+    return family

@@ -11,7 +11,8 @@ DIFFUCODER = register_family(
     replace(
         DREAM,
         key="diffucoder",
-        detect=lambda config: False,  # config.json is the same as for Dream
+        detect=lambda config: False,
+        same_config_as="dream",
         architectures=(),
         eos_ids=(151643, 151645, 151667),
     )

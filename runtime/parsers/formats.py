@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from runtime.errors import RegisteredTwiceError
+
 
 @dataclass(frozen=True)
 class Tool:
@@ -99,14 +101,14 @@ _REASONING: dict[str, ReasoningFormat] = {}
 
 def register_tool_format(made: ToolFormat) -> ToolFormat:
     if made.key in _TOOLS:
-        raise ValueError(f"tool format {made.key!r} is registered twice")
+        raise RegisteredTwiceError(f"tool format {made.key!r} is registered twice")
     _TOOLS[made.key] = made
     return made
 
 
 def register_reasoning_format(made: ReasoningFormat) -> ReasoningFormat:
     if made.key in _REASONING:
-        raise ValueError(f"reasoning format {made.key!r} is registered twice")
+        raise RegisteredTwiceError(f"reasoning format {made.key!r} is registered twice")
     _REASONING[made.key] = made
     return made
 

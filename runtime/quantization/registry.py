@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from runtime.errors import RegisteredTwiceError
 from runtime.kernels.ops import KernelSet
 from runtime.quantization.base import QuantizedWeight
 
@@ -33,7 +34,7 @@ _FORMATS: dict[str, WeightFormat] = {}
 
 def register_format(format: WeightFormat) -> None:
     if format.key in _FORMATS:
-        raise ValueError(f"weight format {format.key!r} is registered twice")
+        raise RegisteredTwiceError(f"weight format {format.key!r} is registered twice")
     _FORMATS[format.key] = format
 
 

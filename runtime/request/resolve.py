@@ -170,7 +170,7 @@ def check_prompt(prompt: Sequence[int], info: EngineInfo, param: str = "prompt")
         raise refuse(param, "must be a list of token ids")
     ids = list(prompt)
     if not ids:
-        raise refuse(param, "is empty; give at least one token")
+        raise refuse(param, "is empty; give a text or token ids with at least one token, or messages for a chat")
     check_length(ids, info, param)
     check_ids(ids, info, param)
     return ids

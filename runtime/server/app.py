@@ -5,82 +5,36 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from typing_extensions import is_typeddict
 
 import runtime
+from runtime.config.suggestions import did_you_mean
 from runtime.errors import RequestError
-from runtime.server import http_responses
 from runtime.server.admin import docs, routes, tokenize
-from runtime.server.admin import protocol as admin_protocol
-from runtime.server.admin.protocol import (
-    DetokenizeRequest,
-    LoadAdapterRequest,
-    TokenizeRequest,
-    UnloadAdapterRequest,
-)
 from runtime.server.anthropic import messages
-from runtime.server.anthropic import protocol as anthropic_protocol
-from runtime.server.anthropic.protocol import CountRequest, MessagesRequest
 from runtime.server.context import ServerContext
-from runtime.server.generate import protocol as generate_protocol
 from runtime.server.generate import serving
-from runtime.server.generate.protocol import GenerateRequest, InfillRequest
 from runtime.server.http_responses import error_response
-from runtime.server.middleware.access_log import redacted
+from runtime.server.logs import redacted
 from runtime.server.middleware.auth import OPEN_PATHS
 from runtime.server.middleware.request_middleware import RequestMiddleware
-from runtime.server.openai import chat, completions, protocol, responses, responses_protocol
-from runtime.server.openai.protocol import ChatRequest, CompletionRequest
-from runtime.server.openai.responses_protocol import ResponsesRequest
-from runtime.server.openapi import decoding_schema, fast_routes, secure
+from runtime.server.openai import chat, completions, responses
+from runtime.server.openapi import decoding_schema, fast_routes, secure, type_schemas
 
-BODIES: tuple[type, ...] = (
-    GenerateRequest,
-    ChatRequest,
-    CompletionRequest,
-    ResponsesRequest,
-    MessagesRequest,
-    CountRequest,
-    InfillRequest,
-    TokenizeRequest,
-    DetokenizeRequest,
-    LoadAdapterRequest,
-    UnloadAdapterRequest,
-)
-PROTOCOLS = (
-    http_responses,
-    protocol,
-    generate_protocol,
-    responses_protocol,
-    anthropic_protocol,
-    admin_protocol,
-)
-BASES = (protocol.ResponseHead, responses_protocol.ResponseSettings)  # only part of other types
-DECODING = "#/components/schemas/Decoding"
+MAX_SUGGESTED_FOR = 64  # characters of a path that similar routes are searched for; bounds the CPU time of a 404
 
 
 class App(FastAPI):
-    """FastAPI whose OpenAPI knows the bodies that routes parse themselves, what their ``decoding`` may hold, what they
-    answer, and which keys they want."""
+    """FastAPI with an OpenAPI document of routes that parse their bodies themselves, and of the keys that they need."""
 
     def openapi(self) -> dict[str, Any]:
         context: ServerContext = self.state.context
         if self.openapi_schema is None:
             schema = super().openapi()  # which also keeps it
-            every: list[Any] = [
-                (kind.__name__, "validation", TypeAdapter(kind)) for kind in (*BODIES, *response_types())
-            ]
-            _, found = TypeAdapter.json_schemas(every, ref_template="#/components/schemas/{model}")
-            schemas = schema.setdefault("components", {})["schemas"] = found["$defs"]
-            for body in schemas.values():
-                if "decoding" in body.get("properties", {}):
-                    asked = body["properties"]["decoding"]
-                    body["properties"]["decoding"] = {**asked, "anyOf": [{"$ref": DECODING}, {"type": "null"}]}
+            schema.setdefault("components", {})["schemas"] = type_schemas()
             for operation in (one for methods in schema["paths"].values() for one in methods.values()):
                 operation["responses"].pop("422", None)  # the framework's: a wrong value is 400 here
             if context.keys.required:
@@ -90,22 +44,15 @@ class App(FastAPI):
         return self.openapi_schema
 
 
-def response_types() -> list[type]:
-    """Returns the types that responses and their events have."""
-    found = [value for module in PROTOCOLS for value in vars(module).values() if is_typeddict(value)]
-    own = (kind for kind in dict.fromkeys(found) if kind.__module__.startswith("runtime.server."))
-    return [kind for kind in own if kind.__name__[0] != "_" and kind not in BASES]
-
-
 def make_app(context: ServerContext) -> App:
     app = App(
         title="Unmask",
         version=runtime.__version__,
         description="A server of diffusion language models.",
         redirect_slashes=False,
-        docs_url=None,  # ours needs no other host, and works behind a key
+        docs_url=None,  # FastAPI's page loads files of another host
         redoc_url=None,
-        generate_unique_id_function=lambda route: route.name,  # what generated clients call it
+        generate_unique_id_function=lambda route: route.name,  # the name in generated clients
         exception_handlers={
             RequestError: _request_error,
             HTTPException: _http_error,
@@ -125,7 +72,7 @@ def make_app(context: ServerContext) -> App:
             allow_headers=["*"],
             expose_headers=["X-Request-Id", "X-Unmask-Ignored", "Retry-After"],
         )
-    app.openapi()  # now, as it takes some tenths of a second, in which requests would have to wait
+    app.openapi()  # now: it takes some tenths of a second, which would delay requests
     return app
 
 
@@ -136,10 +83,13 @@ async def _request_error(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """The framework's own refusals: no such route, no such method."""
+    """Returns errors of the framework: no such route, no such method."""
     assert isinstance(error, HTTPException)
     target = f"{request.method} {request.url.path[:200]}"
-    message = {404: f"there is no route {target}", 405: f"{target} is not possible with this method"}.get(
+    missing = f"there is no route {target}"
+    if len(request.url.path) <= MAX_SUGGESTED_FOR:
+        missing += did_you_mean(request.url.path, request.app.openapi_schema["paths"], cutoff=0.75)
+    message = {404: missing, 405: f"{target} is not possible with this method"}.get(
         error.status_code, str(error.detail)
     )
     return error_response(RequestError(message, status=error.status_code), request.url.path, error.headers)

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from starlette.requests import Request
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
+from runtime.parsers import part_marks
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.sampling_params import MAX_COUNT
 from runtime.request.validation import refuse
 from runtime.server.engine_client.client import EngineClient, Unavailable
-from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
+from runtime.server.engine_client.generation_job import GenerationJob
 from runtime.server.generate.protocol import GenerateRequest, InfillRequest
-from runtime.server.http_responses import ClientGone, disconnected
-from runtime.server.middleware.access_log import field_path
+from runtime.server.logs import field_path
 from runtime.server.middleware.auth import ApiKeys
 from runtime.server.middleware.tracing import Tracing
 from runtime.server.openai.protocol import OpenAIRequest
 from runtime.server.preprocessing.preprocessor import Preprocessor
-from runtime.server.preprocessing.request_body import CONTENT_ENCODING, B, codings, read_body
-from runtime.server.preprocessing.request_specs import GenerationInputs, RequestSpecBuilder
-from runtime.server.preprocessing.response_format import GrammarValidator
-from runtime.server.schema_base import ignored_fields
+from runtime.server.preprocessing.request_body import B, ignored_fields
+from runtime.server.preprocessing.request_specs import GenerationInputs, GrammarValidator, RequestSpecBuilder
 from runtime.tokenizer import Tokenizer
 
 log = logging.getLogger("unmask.http")
@@ -50,6 +45,7 @@ class ServerContext:
         self.tokenizer: Tokenizer | None = None  # loaded in parallel with the engine
         self.preprocessor = Preprocessor(self.require)
         self.grammar_validator = GrammarValidator(self.require)
+        self.part_marks = part_marks()
         self.created = int(time.time())
         self.draining = False
         self.tracing: Tracing | None = None
@@ -87,8 +83,7 @@ class ServerContext:
 
     async def body(self, request: Request, kind: type[B]) -> B:
         """The parsed body. Raises RequestError 400, 408, 413, 415 or 429."""
-        names = codings(request.headers.getlist(CONTENT_ENCODING))
-        body = await self.preprocessor.parse(request, kind, await read_body(request), names)
+        body = await self.preprocessor.parse(request, kind)
         unknown = ignored_fields(body)
         if unknown and self.config.strict_fields:
             raise RequestError(
@@ -144,15 +139,6 @@ class ServerContext:
                 self.logged_fields.add(name)
                 log.info("Ignoring unsupported request field %r (logged once)", field_path(name))
 
-    @contextmanager
-    def admission(self) -> Iterator[None]:
-        """Counts requests that are rejected before they reach an engine."""
-        try:
-            yield
-        except RequestError as error:
-            self.request_metrics.requests.labels("aborted" if error.status == 499 else "refused").inc()
-            raise
-
     async def submit(self, inputs: GenerationInputs) -> GenerationJob:
         """Validates a request and submits its completions to the engines. Raises RequestError."""
         builder = RequestSpecBuilder(self, inputs)
@@ -180,20 +166,3 @@ def stream_mode(body: GenerateRequest | InfillRequest | OpenAIRequest, default: 
         if getattr(body, field, None) is not None:
             raise RequestError(f"{field}: only with stream true; leave it out", param=field)
     return None
-
-
-async def run_to_completion(request: Request, job: GenerationJob, take: Callable[[OutputDelta], None]) -> None:
-    """Waits for the end of a job and passes each output to `take`. Raises RequestError (499: disconnected)."""
-
-    async def watch() -> None:
-        await disconnected(request.receive)
-        job.output_queue.put(ClientGone())
-
-    request.state.job = job  # for the access log
-    watcher = asyncio.create_task(watch())
-    try:
-        async for batch in job.updates():
-            for update in batch:
-                take(update)
-    finally:
-        watcher.cancel()

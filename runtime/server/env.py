@@ -19,9 +19,9 @@ LOCK_SECONDS = 0.0005  # after which a thread that computes lets another have th
 
 
 def configure_process() -> None:
-    """For this process, before it loads the tokenizers library.
+    """Configures this process. Call it before the tokenizers library is loaded.
 
-    That library's batch calls, the only ones that leave the interpreter's lock, would otherwise start a thread a core.
+    Batch calls of that library, the only ones that release the GIL, would otherwise start a thread per core.
 
     The event loop releases the lock in every system call, some ten per request, and gets it back when another thread
     releases it. With Python's default of 5 ms each time, a template that another thread renders would delay all
@@ -36,8 +36,7 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 
 
 def traces_endpoint() -> str | None:
-    """The variable that says where traces go; None where none are wanted. What else OTEL_ variables say of them, its
-    library reads by itself."""
+    """Returns the variable with the endpoint of traces; None if traces are off. OpenTelemetry reads the others."""
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
     if os.environ.get("OTEL_TRACES_EXPORTER", "").strip() == "none":
@@ -51,7 +50,7 @@ def traces_protocol() -> str:
 
 
 def backend_environment(model: str | None, *, fetches: bool = False) -> dict[str, str]:
-    """A backend's environment: ours without its secrets.
+    """Returns the environment of a backend: that of this process without its secrets.
 
     A backend gets its configuration in a message. It needs no variables of the server, such as keys, and a hub token
     only to download a model or adapters (`fetches`). The frontend exports traces.
@@ -71,15 +70,15 @@ FEWEST_CONNECTIONS = 16
 
 
 def open_files(connections: int) -> int:
-    """Of so many connections, of newcomers, and of those that give way to them until they are closed."""
+    """Returns the number of files for `connections`, for new ones, and for evicted ones until they are closed."""
     return connections + 2 * accept_batch(connections)
 
 
 def raise_open_files_limit(requested: int | None, backends: int) -> int:
-    """How many connections there may be: `wanted`, else as many as fit, up to some thousands.
+    """Returns the limit of connections: `requested`, or as many as fit, up to `DEFAULT_MAX_CONNECTIONS`.
 
-    The limit is raised as far as they need it and the system allows, not to the system's own: that may be a billion,
-    and there are programs that go through all descriptors there could be. Raises ConfigError where they do not fit.
+    The limit of open files is raised as far as needed and possible. It is not raised to the system's limit, which may
+    be a billion: some programs iterate over all possible descriptors. Raises ConfigError if the connections do not fit.
     """
     limit = DEFAULT_MAX_CONNECTIONS if requested is None else requested
     own = OWN_FILES + BACKEND_FILES * backends + PROBE_SLOTS

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from runtime.config import ServerConfig
 from runtime.errors import ConfigError, RequestError
+from runtime.plugins import load_plugins
 from runtime.server.engine_client.client import EngineClient
 from runtime.server.http_server import make_http
 from runtime.server.middleware import tracing
@@ -39,6 +40,7 @@ class HttpFrontend:
         give_up: Callable[[str], None],
     ) -> None:
         """Creates a server that accepts no connections yet. `give_up` is called with the reason if it cannot serve."""
+        load_plugins(config.engine.plugin)  # in a frontend process too
         self.config = config
         self.engine_client = frontend
         self.listener = listener
@@ -130,5 +132,5 @@ class HttpFrontend:
         except ConfigError as error:
             self.give_up(str(error))
         except Exception as error:
-            log.exception("failed to load the tokenizer")
+            log.exception("failed to load the tokenizer; check the files of --model")
             self.give_up(f"failed to load the tokenizer: {type(error).__name__}: {error}")

@@ -1,19 +1,28 @@
-"""HTTP responses of all routes: JSON objects, server-sent events, and error objects in the form of each API."""
+"""HTTP responses of all routes: JSON, errors in the form of each API, event streams, and handlers of generation."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from typing_extensions import TypedDict
 
 from runtime.errors import RequestError
-from runtime.server.schema_base import api_field
+from runtime.server.preprocessing.request_body import SUPPORTED_ENCODINGS, ClientGone, api_field, disconnected
+
+if TYPE_CHECKING:
+    from runtime.request.engine_messages import EngineInfo
+    from runtime.request.output import CompletionState
+    from runtime.server.context import ServerContext
+    from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
+    from runtime.tokenizer import Tokenizer
 
 _TYPES = {
     401: "authentication_error",
@@ -32,7 +41,6 @@ _ANTHROPIC_TYPES = _TYPES | {
     503: "overloaded_error",
 }
 _ANTHROPIC = "/v1/messages"  # the route, and those below it
-SUPPORTED_ENCODINGS = ("gzip", "deflate", "zstd")  # of request bodies
 RETRY_AFTER_SECONDS = 1  # for a full queue (429) and a server without backend (503)
 
 
@@ -44,7 +52,7 @@ class ErrorDetail(TypedDict):
 
 
 class ErrorResponse(TypedDict):
-    """Every refusal and failure, but of `/v1/messages`."""
+    """An error of all routes but `/v1/messages`."""
 
     error: Annotated[ErrorDetail, api_field("details")]
 
@@ -64,7 +72,7 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
 
 
 def error_body(error: RequestError, path: str = "") -> bytes:
-    """`path`: of the route, which says whose object it is."""
+    """Returns the JSON of an error. `path`: the route, which determines the form of the error object."""
     anthropic = path == _ANTHROPIC or path.startswith(_ANTHROPIC + "/")
     return msgspec.json.encode(anthropic_error(error) if anthropic else openai_error(error))
 
@@ -86,19 +94,6 @@ DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
-class ClientGone(RequestError):
-    """The client has disconnected."""
-
-    def __init__(self) -> None:
-        super().__init__("the client closed the connection", status=499)
-
-
-async def disconnected(receive: Receive) -> None:
-    """Returns once the client has disconnected."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(_encode(content), status, headers, media_type="application/json")
 
@@ -109,19 +104,20 @@ def error_response(error: RequestError, path: str = "", headers: Mapping[str, st
     return Response(error_body(error, path), error.status, merged, media_type="application/json")
 
 
-def event(content: Any) -> bytes:
-    return b"data: " + _encode(content) + b"\n\n"
+def events(*contents: Any) -> bytes:
+    """Returns one event per object."""
+    return b"".join(b"data: " + _encode(content) + b"\n\n" for content in contents)
 
 
 def named_event(kind: str, **fields: Any) -> bytes:
-    """An event that says its name twice, as ``type`` too."""
-    return f"event: {kind}\n".encode() + event({"type": kind, **fields})
+    """Returns an event with its name in the line ``event`` and in the field ``type``."""
+    return f"event: {kind}\n".encode() + events({"type": kind, **fields})
 
 
 class EventStream(Response):
-    """Sends what `chunks` yields as it comes, and comments while nothing comes; leaves `job` whatever happens.
+    """Sends what `chunks` yields, and comments in longer pauses. It exits `job` in all cases.
 
-    The job belongs to the response and not to the generator: one that was never started runs no ``finally``.
+    The job belongs to the response and not to the generator, as a generator that never started runs no ``finally``.
     """
 
     media_type = "text/event-stream"
@@ -190,3 +186,119 @@ class EventStream(Response):
             if comment is not None:
                 comment.cancel()
             await self.chunks.aclose()  # type: ignore[attr-defined]
+
+
+class ServingHandler(ABC):
+    """Converts the outputs of one request into the response of an API.
+
+    Attributes:
+        job: the running engine requests.
+        streams: whether the response is a stream.
+    """
+
+    def __init__(self, job: GenerationJob, *, streams: bool) -> None:
+        self.job = job
+        self.streams = streams
+
+    @abstractmethod
+    def full_response(self) -> Mapping[str, object]:
+        """Returns the response in one piece, after the end of the job."""
+
+    def accumulate(self, update: OutputDelta) -> None:  # noqa: B027
+        """Processes an output, for responses in one piece that depend on more than the final state."""
+
+    async def finalize(self) -> None:  # noqa: B027
+        """Prepares a long response after its end, in steps between which other requests are served."""
+
+    def on_start(self) -> bytes:
+        """Returns the first events, before any output."""
+        return b""
+
+    @abstractmethod
+    def on_output(self, update: OutputDelta) -> bytes:
+        """Returns the events of an output; b"" if none."""
+
+    @abstractmethod
+    def on_finish(self) -> bytes:
+        """Returns the last events, after the end of the job."""
+
+    @abstractmethod
+    def on_error(self, error: RequestError) -> bytes:
+        """Returns the events that replace the rest of the stream."""
+
+    async def events(self) -> AsyncIterator[bytes]:
+        try:
+            if data := self.on_start():
+                yield data
+            data = b""
+            async for batch in self.job.updates():
+                data = b"".join(map(self.on_output, batch))
+                if data and not self.job.ended:  # the last events are sent together
+                    yield data
+                    data = b""
+            await self.finalize()
+            yield data + self.on_finish()
+        except RequestError as error:
+            yield self.on_error(error)
+
+
+async def run_to_completion(request: Request, job: GenerationJob, take: Callable[[OutputDelta], None]) -> None:
+    """Waits for the end of a job and passes each output to `take`. Raises RequestError (499: disconnected)."""
+
+    async def watch() -> None:
+        await disconnected(request.receive)
+        job.output_queue.put(ClientGone())
+
+    request.state.job = job  # for the access log
+    watcher = asyncio.create_task(watch())
+    try:
+        async for batch in job.updates():
+            for update in batch:
+                take(update)
+    finally:
+        watcher.cancel()
+
+
+async def handle_generation(
+    request: Request, start: Callable[[ServerContext, Request], Awaitable[ServingHandler]]
+) -> Response:
+    """Returns the response to a request that `start` parses, validates and submits. The body is freed then."""
+    context: ServerContext = request.app.state.context
+    try:
+        handler = await start(context, request)
+    except RequestError as error:  # rejected before it reached an engine
+        context.request_metrics.requests.labels("aborted" if error.status == 499 else "refused").inc()
+        raise
+    if handler.streams:
+        return EventStream(handler.job, handler.events())
+    with handler.job:
+        await run_to_completion(request, handler.job, handler.accumulate)
+        await handler.finalize()
+    return json_response(handler.full_response())
+
+
+WARNING = (
+    "the model ended at once: it was tuned on conversations, and this prompt is not in its chat template; send it as "
+    "messages, to /v1/chat/completions or /generate"
+)
+
+
+class PromptWarning(TypedDict, total=False):
+    """Optional field of a response."""
+
+    warning: str
+
+
+def template_warning(choices: Iterable[CompletionState], info: EngineInfo, tokenizer: Tokenizer) -> PromptWarning:
+    """Returns `warning` if a completion is empty and its prompt was made without the chat template.
+
+    A template writes special tokens; text is never encoded as one.
+    """
+    if not tokenizer.has_template:
+        return {}
+    begins = len(info.with_bos([]))
+    for choice in choices:
+        silent = choice.eos and not (choice.text or "").strip()
+        if silent and tokenizer.special.isdisjoint(choice.spec.prompt[begins:]):
+            return {"warning": WARNING}
+    return {}

@@ -20,6 +20,7 @@ import uvloop
 
 from runtime.config import ServerConfig
 from runtime.errors import ConfigError
+from runtime.plugins import load_plugins
 from runtime.server import env, logs
 from runtime.server.engine_client.ipc_sockets import socket_dir
 from runtime.server.engine_client.local_client import LocalEngineClient
@@ -29,9 +30,8 @@ from runtime.server.frontend_processes.manager import FrontendProcessManager
 from runtime.server.frontend_processes.metrics import FrontendMetrics
 from runtime.server.http_protocol.listener import describe, is_reachable, listen, listener_url
 from runtime.server.http_protocol.malloc_trim import use_one_arena
-from runtime.server.metrics import Metrics, RequestMetrics
-from runtime.server.middleware.access_log import StatsLogger
-from runtime.server.openai.chat_context import check_parsers
+from runtime.server.metrics import Metrics, RequestMetrics, StatsLogger
+from runtime.server.openai.tools import check_parsers
 from runtime.weights.tokenizer_formats import use_temporary_directory
 
 if TYPE_CHECKING:
@@ -45,8 +45,9 @@ def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND
     """Serves until a signal. Returns the exit code. Raises ConfigError when the server cannot start."""
     env.configure_process()
     use_one_arena()
-    check_parsers(config)
     logs.configure_logging(config.log_level, config.log_format, "frontend")
+    load_plugins(config.engine.plugin)
+    check_parsers(config)
     for note in config.notes:
         log.warning("%s", note)
     if config.node_rank:
@@ -160,6 +161,7 @@ class Server:
         url, scope = listener_url(config.host, self.listener), describe(self.listener)
         names = ", ".join(config.model_names)
         log.info("listening on %s%s, serving %s", url, f" ({scope})" if scope else "", names)
+        log.info("web page: %s, base URL of the API: %s/v1", url, url)
         if config.engine.model is None:
             log.info("no --model was given: this is the small demo checkpoint shipped with unmask")
         if not (config.api_key or config.api_key_file) and is_reachable(self.listener):

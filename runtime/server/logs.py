@@ -1,19 +1,21 @@
-"""One log format for every logger of every process: text for people, a JSON object a line for collectors."""
+"""Log format of all loggers and processes: text, or one JSON object per line; and redaction of requests."""
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable
 
 import msgspec
 
+from runtime.errors import RequestError
 from runtime.weights.hub import without_queries
 
 
 class JsonFormatter(logging.Formatter):
-    """``{"time", "level", "logger", "process", "message"}``, a line's figures, after an exception ``"traceback"``."""
+    """``{"time", "level", "logger", "process", "message"}``, structured fields, and ``"traceback"`` of an exception."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -47,11 +49,43 @@ def redact_queries(record: logging.LogRecord) -> bool:
     return True
 
 
-class RateLimitFilter(logging.Filter):
-    """Lets some records of each kind pass in a while, and says later how many more there were.
+# A quoted text, but no apostrophe within a word. A truncated one ends with the message.
+_QUOTED = re.compile(
+    r"""(?<!\w)(?:'(?:\\.|[^'\\])*(?:'|$)|"(?:\\.|[^"\\])*(?:"|$)|`[^`]*(?:`|$))""",
+    re.DOTALL,
+)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}(?:\[\d{1,6}\])*")
 
-    For loggers whose lines strangers can cause: their number must not be the strangers' to choose. A record's kind is
-    its message before arguments are put in.
+
+def redacted(error: RequestError) -> str:
+    """Returns the message of an error without content of the request.
+
+    Quoted texts, the `detail` of the error and unusual parts of the path of its field are replaced by their lengths.
+    """
+    message, field = error.message, ""
+    if error.param and message.startswith(error.param):
+        field, message = field_path(error.param), message[len(error.param) :]
+    if error.detail:
+        message = message.replace(error.detail, _length(error.detail))
+    return field + _QUOTED.sub(lambda found: _length(found[0].strip("'\"`")), message)
+
+
+def field_path(path: str) -> str:
+    """Returns the path of a field without content of the request."""
+    parts = path.split(".")
+    if len(parts) > 16:
+        return _length(path)
+    return ".".join(part if _NAME.fullmatch(part) else _length(part) for part in parts)
+
+
+def _length(text: str) -> str:
+    return f"<{len(text)} characters>"
+
+
+class RateLimitFilter(logging.Filter):
+    """Passes a limited number of records of each kind per interval, and logs later how many it dropped.
+
+    For loggers whose lines any client can cause. The kind of a record is its message without arguments.
     """
 
     def __init__(
@@ -78,7 +112,7 @@ class RateLimitFilter(logging.Filter):
         return self.seen[kind] <= self.limit
 
     def report_dropped(self) -> None:
-        """Once the while is over: what was left out."""
+        """Logs what was dropped in an interval that has ended."""
         now = self.clock()
         if now - self.since < self.seconds:
             return
@@ -94,13 +128,15 @@ RATE_LIMITED_LOGGERS = ("unmask.wire", "unmask.http", "unmask.refused", "uvicorn
 
 
 def configure_logging(level: str, fmt: str, process: str) -> None:
-    """Send every record of at least `level` to stderr. Loggers that set a level of their own lose it."""
-    handler = logging.StreamHandler(sys.stderr)
-    if fmt == "json":
-        handler.setFormatter(JsonFormatter(process))
-    else:
-        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)-7s {process}: %(message)s", "%H:%M:%S"))
-    handler.addFilter(redact_queries)
+    """Sends records of at least `level` to stderr. Resets the levels of uvicorn's and asyncio's loggers."""
+    formatter = logging.Formatter(f"%(asctime)s %(levelname)-7s {process}: %(message)s", "%H:%M:%S")
+    handler, hub_handler = logging.StreamHandler(sys.stderr), logging.StreamHandler(sys.stderr)
+    for each in (handler, hub_handler):
+        each.setFormatter(JsonFormatter(process) if fmt == "json" else formatter)
+    hub_handler.addFilter(redact_queries)
+    hub = logging.getLogger("huggingface_hub")
+    hub.handlers[:], hub.propagate = [hub_handler], False
+    hub.addHandler = lambda _: None  # type: ignore[assignment, method-assign]  # its import adds one without the filter
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -113,5 +149,5 @@ def configure_logging(level: str, fmt: str, process: str) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     for name in RATE_LIMITED_LOGGERS:
         logging.getLogger(name).addFilter(rate_limiter)
-    # uvicorn says what our own lines already say, once a start and an end
+    # at start and exit uvicorn repeats lines of the server
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.levelno >= logging.WARNING)

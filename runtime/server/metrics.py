@@ -1,7 +1,9 @@
-"""Prometheus metrics of the engines and of the frontend processes (docs/operations/observability.md#metrics)."""
+"""Prometheus metrics of engines and front ends (docs/operations/observability.md#metrics), and their throughput log."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import platform
 import time
@@ -14,10 +16,13 @@ from prometheus_client.registry import Collector
 import runtime
 from runtime.request.engine_messages import EagerReason, EngineInfo, EngineStats
 
+stats_log = logging.getLogger("unmask.load")
+
+STATS_SECONDS = 10.0  # between lines of the log with the throughput
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
-# why a connection is ended by the server; each is there from the start, so that the first one is an increase
+# reasons for which the server closes a connection; all are exported from the start, so that the first is an increase
 CLOSE_REASONS = (
     "slow_head",
     "slow_body",
@@ -52,7 +57,7 @@ def with_deprecated_names(metrics: Iterable[Metric]) -> Iterator[Metric]:
 
 
 class RequestMetrics(Collector):
-    """One process's."""
+    """Metrics of the requests and connections of one front end."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -163,11 +168,11 @@ class EngineMetrics(Collector):
         return sum(getattr(stats, name) for stats in self.current.values())
 
     def total(self, name: str) -> int:
-        """Of all engines that there are and have been."""
+        """Returns a total of all engines, also of those that have exited."""
         return int(getattr(self.past, name)) + self._sum(name)
 
     def usage(self) -> float:
-        """Share of the KV pages that live requests hold."""
+        """Returns the fraction of KV pages that live requests hold."""
         pages = self._sum("pages_total")
         return self._sum("pages_used") / pages if pages else 0.0
 
@@ -264,6 +269,50 @@ class EngineMetrics(Collector):
         yield eager
 
 
+class StatsLogger:
+    """Logs the throughput of the engines every ten seconds, unless they are idle."""
+
+    def __init__(self, figures: EngineMetrics) -> None:
+        self._figures = figures
+        self._last = self._totals()
+        self._at = time.monotonic()
+
+    def _totals(self) -> dict[str, int]:
+        return {name: self._figures.total(name) for name in ("prompt_tokens", "generated_tokens", "forwards_denoise")}
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(STATS_SECONDS)
+            self.log_stats()
+
+    def log_stats(self) -> None:
+        now, totals = time.monotonic(), self._totals()
+        done = {name: totals[name] - self._last[name] for name in totals}
+        seconds, self._at, self._last = now - self._at, now, totals
+        running, waiting = self._figures.requests()
+        if not (any(done.values()) or running or waiting):
+            return
+        forwards = done["forwards_denoise"]
+        fields = {
+            "generated_tokens_per_second": round(done["generated_tokens"] / seconds, 1),
+            "prompt_tokens_per_second": round(done["prompt_tokens"] / seconds, 1),
+            "tokens_per_forward": round(done["generated_tokens"] / forwards, 2) if forwards else None,
+            "running": running,
+            "waiting": waiting,
+            "kv_usage": round(self._figures.usage(), 3),
+        }
+        stats_log.info(
+            "%.0f tokens/s, %.0f prompt tokens/s, %s tokens/forward, %d running, %d waiting, %.0f %% of KV pages used",
+            fields["generated_tokens_per_second"],
+            fields["prompt_tokens_per_second"],
+            fields["tokens_per_forward"] or "n/a",
+            running,
+            waiting,
+            100 * self._figures.usage(),
+            extra={"fields": fields},
+        )
+
+
 # The operator reads these by their bare names (autoscaler/scrape.py).
 UNLABELLED = frozenset(
     {
@@ -278,7 +327,7 @@ UNLABELLED = frozenset(
 
 
 class ModelNameLabels(Collector):
-    """All that `registry` has; every sample but those of `UNLABELLED` with the label ``model_name``."""
+    """Metrics of `registry`, with the label ``model_name`` except for those of `UNLABELLED`."""
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         self.registry = registry
@@ -326,7 +375,7 @@ _RENDERING_AT_ONCE = 0.5  # seconds of a processor that may go into it at once
 
 
 class Metrics:
-    """Everything /metrics shows."""
+    """All metrics of /metrics."""
 
     def __init__(
         self,
@@ -340,7 +389,7 @@ class Metrics:
 
         Args:
             model_name: Value of the label `model_name`.
-            observed: What frontends observe.
+            observed: Metrics of front ends.
             clock: Seconds of time, during which credit for rendering grows.
             cpu_clock: Seconds of a processor that the calling thread has used; rendering is charged with them.
         """
@@ -390,7 +439,7 @@ class Metrics:
         )
 
     def record_stats(self, replica: int, stats: EngineStats) -> None:
-        """A backend's report: totals and gauges replace its last ones, observations are added."""
+        """Records the statistics of a backend: totals and gauges replace the last ones, observations are added."""
         self.engine_metrics.current[replica] = stats
         for histogram, values in (
             (self.step, stats.step_seconds),

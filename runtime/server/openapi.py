@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,6 +17,8 @@ from runtime.request.field_spec import Field, Limits
 from runtime.server.http_responses import ErrorResponse
 
 _TYPES = {"number": "number", "integer": "integer", "flag": "boolean", "choice": "string", "text": "string"}
+
+DECODING = "#/components/schemas/Decoding"
 
 
 def decoding_schema(info: EngineInfo | None) -> dict[str, Any]:
@@ -38,7 +40,7 @@ def decoding_schema(info: EngineInfo | None) -> dict[str, Any]:
 
 
 def secure(schema: dict[str, Any], open_paths: Collection[str]) -> None:
-    """Say in the whole document which keys its routes want; those of `open_paths` want none."""
+    """Adds the required keys to all routes but those of `open_paths`."""
     schema["components"]["securitySchemes"] = {
         "bearer": {"type": "http", "scheme": "bearer", "description": "one of the server's keys"},
         "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key", "description": "the same, as Anthropic's"},
@@ -51,7 +53,7 @@ def secure(schema: dict[str, Any], open_paths: Collection[str]) -> None:
 
 
 def _declared(info: EngineInfo) -> dict[str, tuple[Field, list[str]]]:
-    """Each field by its name, with the rules that read it; the strategy's with none."""
+    """Returns fields by name, each with the algorithms that read it; fields of the strategy have none."""
     found: dict[str, tuple[Field, list[str]]] = {field.name: (field, []) for field in info.strategy_fields}
     for rule in info.algorithms:
         for field in rule.fields:
@@ -64,7 +66,7 @@ def _nullable(kind: dict[str, Any], description: str) -> dict[str, Any]:
 
 
 def values_schema(limits: Limits) -> dict[str, Any]:
-    """JSON schema of the values that a declaration lets through; not of texts and objects."""
+    """Returns the JSON schema of the valid values of a declared field, except ids and objects."""
     schema: dict[str, Any] = {"type": _TYPES[limits.kind]}
     if limits.kind == "choice":
         schema["enum"] = list(limits.choices)
@@ -117,14 +119,30 @@ class RawBodyRoute(APIRoute):
 
 
 def fast_routes(routers: Iterable[APIRouter]) -> dict[tuple[str, str], RouteHandler]:
-    """The functions of such routes by method and path."""
+    """Returns the functions of raw-body routes by method and path."""
     routes = [route for router in routers for route in router.routes if isinstance(route, RawBodyRoute)]
     return {(method, route.path): route.endpoint for route in routes for method in route.methods or ()}
 
 
+REFERENCED: dict[str, type] = {}  # by their names, the types that routes refer to
+
+
 def schema_ref(kind: type) -> dict[str, str]:
-    """Returns a reference to a schema of the document."""
+    """Returns a reference to a schema of the document. `type_schemas` adds the schema."""
+    REFERENCED[kind.__name__] = kind
     return {"$ref": f"#/components/schemas/{kind.__name__}"}
+
+
+def type_schemas() -> dict[str, Any]:
+    """Returns the schemas of the bodies, responses and events of all routes, and of what they consist of."""
+    kinds: list[Any] = [(name, "validation", TypeAdapter(kind)) for name, kind in sorted(REFERENCED.items())]
+    _, found = TypeAdapter.json_schemas(kinds, ref_template="#/components/schemas/{model}")
+    schemas: dict[str, Any] = found["$defs"]
+    for schema in schemas.values():
+        if "decoding" in schema.get("properties", {}):
+            field = schema["properties"]["decoding"]
+            schema["properties"]["decoding"] = {**field, "anyOf": [{"$ref": DECODING}, {"type": "null"}]}
+    return schemas
 
 
 def error_docs(*statuses: int, kind: type = ErrorResponse) -> dict[int | str, dict[str, Any]]:
@@ -133,7 +151,7 @@ def error_docs(*statuses: int, kind: type = ErrorResponse) -> dict[int | str, di
 
 
 def response_doc(kind: type, refusals: dict[int | str, dict[str, Any]] | None = None) -> dict[str, Any]:
-    """Keyword arguments of a route whose answer is a `kind`."""
+    """Returns keyword arguments of a route with responses of type `kind`."""
     return {"responses": {200: _json("the answer", kind), **(refusals or {})}, "response_model": None}
 
 
@@ -141,11 +159,13 @@ def json_route(
     body: type[BaseModel], answer: type, events: Sequence[type] = (), *, done: bool = True,
     error: type = ErrorResponse,
 ) -> dict[str, Any]:  # fmt: skip
-    """Keyword arguments of a route whose JSON body is `body`.
+    """Returns keyword arguments of a route with a JSON body of type `body`.
 
     Args:
-        answer: what it gives in one piece. events: what the data of its stream's events are, if it streams. done: and
-            the last is ``[DONE]``. error: what its refusals are.
+        answer: type of the response.
+        events: types of the data of events, if the route streams.
+        done: the last event is ``[DONE]``.
+        error: type of errors.
     """
     statuses = (400, 401, 403, 404, 408, 413, 415, 429, *((500,) if events else ()), 503, *((504,) if events else ()))
     found = response_doc(answer, refusals=error_docs(*statuses, kind=error))
@@ -160,8 +180,10 @@ def _json(text: str, kind: type) -> dict[str, Any]:
 
 
 def _stream(events: Sequence[type], *, done: bool) -> dict[str, Any]:
-    """Of server-sent events. `itemSchema` is OpenAPI 3.2's, which has the type of an event's data; readers of 3.1, who
-    skip it, see a text."""
+    """Returns the content of server-sent events.
+
+    `itemSchema` (OpenAPI 3.2) has the type of the data of an event. Readers of OpenAPI 3.1 ignore it and see a text.
+    """
     names = ", ".join(kind.__name__ for kind in events)
     end = " The last says [DONE]." if done else ""
     data = {

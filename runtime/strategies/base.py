@@ -8,7 +8,7 @@ from typing import Protocol
 
 from runtime.engine.request import Block, ForwardSpan, Request
 from runtime.engine.step_plan import BlockResults, Ints
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, RegisteredTwiceError
 from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import Field, Value
 
@@ -152,7 +152,7 @@ def register_strategy(key: str, families: tuple[str, ...] = ()) -> Callable[[Str
 
     def add(make: StrategyFactory) -> StrategyFactory:
         if key in _STRATEGIES:
-            raise ValueError(f"decoding strategy {key!r} is registered twice")
+            raise RegisteredTwiceError(f"decoding strategy {key!r} is registered twice")
         _STRATEGIES[key] = make
         _SUPPORTED_FAMILIES[key] = families
         return make

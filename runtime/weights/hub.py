@@ -96,10 +96,19 @@ def _present(repository: str, files: Mapping[str, int]) -> int:
 def _why(error: BaseException, revision: str | None) -> str:
     """Returns the reason of a failed download, in one line."""
     from huggingface_hub import get_token
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.constants import ENDPOINT
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RevisionNotFoundError,
+    )
 
     if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
         error = error.__cause__  # the cause: why the hub could not be reached
+    if isinstance(error, OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE is set, and the cache does not have the repository; unset it, or give a directory"
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
     if isinstance(error, RevisionNotFoundError):
         return f"the repository has no revision {revision or 'main'!r}"
@@ -112,6 +121,20 @@ def _why(error: BaseException, revision: str | None) -> str:
     if status == 404:
         return f"the repository does not exist, or the token in {_TOKEN} may not see it"
     lines = str(error).strip().splitlines()
-    if not lines:
-        return type(error).__name__
-    return f"{type(error).__name__}: {without_queries(lines[0])}"
+    reason = f"{type(error).__name__}: {without_queries(lines[0])}" if lines else type(error).__name__
+    if status is not None and status >= 500:
+        return f"the hub {ENDPOINT} failed with status {status}; try again later ({reason})"
+    if _is_network_error(error):
+        return (
+            f"the hub {ENDPOINT} cannot be reached ({reason}); check the network, the proxy (HTTPS_PROXY) and "
+            "HF_ENDPOINT, or give a directory with the files"
+        )
+    return reason
+
+
+def _is_network_error(error: BaseException) -> bool:
+    """Whether no response was received. Clients of the hub raise errors of httpx, and older ones of requests."""
+    if isinstance(error, ConnectionError | TimeoutError):
+        return True
+    names = {f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(error).__mro__}
+    return bool(names & {"httpx.TransportError", "requests.ConnectionError", "requests.Timeout"})

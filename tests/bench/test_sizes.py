@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -63,8 +64,8 @@ def ended(*arguments: str) -> tuple[int, list[str]]:
         (("sweep", "--n", "0"), "--n: must be at least 1"),
         (("serve", "--clients", "0"), "must be above 0"),
         (("tune", "--rows", "0"), "--rows must be at least 1"),
-        (("tune",), "needs a CUDA device"),
-        (("ceilings",), "needs a CUDA device"),
+        (("tune",), "tune: no GPU is usable: "),
+        (("ceilings",), "ceilings: no GPU is usable: "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )  # fmt: skip
@@ -94,6 +95,43 @@ def test_weights_that_do_not_fit_are_not_drawn(
     assert bench.main(list(arguments)) == 1
     assert f"{subject} take" in (output := capsys.readouterr().out)
     assert "this host has 0.0 GB of memory available; choose a smaller --arch" in output
+
+
+@pytest.mark.parametrize("tool", bench.COMMON)
+def test_help_of_a_tool_with_many_flags_lists_common_ones(tool: str, capsys: pytest.CaptureFixture[str]) -> None:
+    listed = []
+    for argument in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as end:
+            bench.main([tool, argument])
+        assert end.value.code == 0
+        text = capsys.readouterr().out
+        assert "example: python -m runtime.bench" in " ".join(text.split())
+        listed.append(set(re.findall(r"^  (?:-h, )?--([a-z0-9-]+)", text, re.MULTILINE)) - {"help", "help-all"})
+    assert {f"--{name}" for name in listed[0]} == set(bench.COMMON[tool].split())
+    assert listed[0] < listed[1]
+
+
+def test_an_unknown_flag_of_a_tool_names_a_similar_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        bench.main(["serve", "--client", "1", "--request-count", "3"])
+    assert end.value.code == 2
+    assert "no such flag: --request-count 3; did you mean --requests?" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("small_host")
+@pytest.mark.parametrize("tool", ["serve", "start"])
+def test_a_shape_that_no_server_has_memory_for_is_refused_before_it_is_started(
+    tool: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    flags = ("--arch", "llada2-mini", *(("--random-weights",) if tool == "serve" else ()))
+    assert bench.main([tool, *flags]) in (1, 2)
+    found = capsys.readouterr()
+    assert "--arch llada2-mini: the weights in float32 take 65.0 GB" in (output := found.out + found.err)
+    assert "use a machine with a GPU, or choose a smaller --arch" in output
+    assert bench.main([tool, *flags, "--server-args", "--device cuda"]) in (1, 2)
+    found = capsys.readouterr()
+    assert "--server-args --device cuda: no GPU is usable: " in found.out + found.err
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import dataclasses
 import os
+import re
+import shlex
 import subprocess
 import sys
 
@@ -176,6 +178,22 @@ def test_environment_names():
     assert parse([], {"UNMASK_DISABLE_PREFIX_CACHING": "1"}).engine.disable_prefix_caching
 
 
+def test_the_default_of_host_in_an_image_yields_to_every_other_source(tmp_path, capsys):
+    image = {"UNMASK_DEFAULT_HOST": "::"}
+    file = tmp_path / "c.yaml"
+    file.write_text("host: 10.0.0.1")
+    assert parse([], image).host == "::"
+    assert parse(["--config", str(file)], image).host == "10.0.0.1"
+    assert parse(["--config", str(file)], image | {"UNMASK_HOST": "10.0.0.2"}).host == "10.0.0.2"
+    assert parse(["--host", "10.0.0.3"], image | {"UNMASK_HOST": "10.0.0.2"}).host == "10.0.0.3"
+    assert dataclasses.replace(parse([], image), host="127.0.0.1") == parse([], {})
+    with pytest.raises(SystemExit):
+        parse(["--print-config"], image)
+    assert 'host: "::"  # UNMASK_DEFAULT_HOST' in capsys.readouterr().out
+    refused(environ={"UNMASK_DEFAULT_HOST": ""}, match="UNMASK_DEFAULT_HOST: is empty")
+    refused(environ={"UNMASK_DEFAULT_PORT": "1"}, match="UNMASK_DEFAULT_PORT: no such variable")
+
+
 def test_a_server_starts_in_the_shell_of_a_test_cluster():
     assert parse([], {"UNMASK_E2E_CLUSTER": "e2e-0", "UNMASK_E2E_KUBECONFIG": "/x"}) == parse([], {})
 
@@ -201,8 +219,10 @@ def test_what_kubernetes_injects_for_a_service_called_unmask():
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--prot", "1"], "no such flag: --prot"),
-        (["--por", "1"], "no such flag: --por"),
+        (["--prot", "1"], r"no such flag: --prot 1; did you mean --port\? \(--help lists common flags, --help-all"),
+        (["--por", "1"], r"no such flag: --por 1; did you mean --port\?"),
+        (["--max-num-seqs=4"], r"no such flag: --max-num-seqs=4; did you mean --max-num-reqs\?"),
+        (["--wibble"], r"no such flag: --wibble \(--help lists"),
         (["stray"], "stray"),
         (["--port"], "--port"),
         (["--port", "65536"], "--port: '65536' is not a whole number from 0 to 65535"),
@@ -284,7 +304,8 @@ def test_engine_config_from_python():
     assert EngineConfig.from_flags(tensor_parallel_size=1, quantization="none") == EngineConfig()
     assert EngineConfig.from_flags(quantization="fp8").quantization == "fp8"
     for flags, message in (
-        ({"bloc_size": 3}, "bloc_size: no such flag"),
+        ({"bloc_size": 3}, r"bloc_size: no such flag; did you mean block_size\?"),
+        ({"wibble": 3}, "wibble: no such flag; python -m runtime.server --help-all"),
         ({"port": 3}, "port: a flag of the server"),
         ({"quantization": "int2"}, "quantization: 'int2' is not one of fp8, int8, int4"),
         ({"max_num_reqs": 1.0}, "--max-num-reqs"),
@@ -326,8 +347,41 @@ def test_a_value_is_in_range_or_refused(flag, value):
     assert check(BY_DEST[flag.dest], str(result)) == result  # text and value mean the same
 
 
+def test_help_lists_common_flags_and_help_all_lists_every_flag(capsys):
+    texts = {}
+    for argument in ("--help", "-h", "--help-all"):
+        with pytest.raises(SystemExit) as end:
+            parse([argument], {})
+        assert end.value.code == 0
+        texts[argument] = capsys.readouterr().out
+    listed = {argument: set(re.findall(r"^  --([a-z0-9-]+)", text, re.MULTILINE)) for argument, text in texts.items()}
+    common = {flag.name for flag in FLAGS if flag.common}
+    assert 10 <= len(common) <= 14
+    assert listed["--help"] - {"help-all"} == common
+    assert listed["--help-all"] - {"help-all"} == {flag.name for flag in FLAGS}
+    assert texts["--help"] == texts["-h"]
+    assert len(texts["--help"].splitlines()) < 60
+    for text in texts.values():
+        command = next(line for line in text.splitlines() if line.startswith("  python -m runtime.server "))
+        parse(shlex.split(command)[3:], {})
+    assert "--help-all" in texts["--help"]
+
+
+def test_help_texts_use_the_terms_of_the_field():
+    for flag in FLAGS:
+        assert flag.help[0].islower() or flag.help.startswith(("1:", "YAML", "Jinja", "LoRA", "KV", "Python")), (
+            flag.name
+        )
+        assert not flag.help.removesuffix("...").endswith("."), flag.name
+        assert len(flag.help.split()) <= 40, flag.name
+        terms = set(re.findall(r"[a-z]+", flag.help))
+        assert not terms & {"whoever", "who", "told", "nobody", "anybody", "taken", "share", "dealt", "wanted"}, (
+            flag.name
+        )
+
+
 def test_help_is_light():
-    code = "import sys; from runtime.config import parse\ntry: parse(['--help'], {})\nexcept SystemExit: pass\n"
+    code = "import sys; from runtime.config import parse\ntry: parse(['--help-all'], {})\nexcept SystemExit: pass\n"
     code += "print([m for m in ('torch', 'yaml', 'tokenizers', 'pydantic', 'numpy') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.endswith("[]\n")

@@ -7,9 +7,10 @@ import pytest
 from runtime import LLM, SamplingParams
 from runtime.demo import everyday
 from runtime.demo.tasks import all_tasks, draw
+from runtime.demo.tasks.greetings import REFUSAL
 from runtime.demo.tasks.sudoku import solutions
 
-PROMPTS = everyday.prompts()
+PROMPTS, CLAIMED, DECLINED = (everyday.prompts(name) for name in everyday.NAMES)
 SAMPLED, WRONG = 60, 6
 
 
@@ -41,11 +42,31 @@ def right_answer(sample):
 
 def test_there_are_three_hundred_of_every_kind() -> None:
     assert len({s.messages[-1]["content"] for s in PROMPTS}) == 300
-    assert {s.facts["kind"] for s in PROMPTS} == set(everyday.CHECKERS)
+    assert {s.facts["kind"] for s in PROMPTS} == set(everyday.CHECKERS) - {"declined"}
+
+
+def test_there_are_a_hundred_of_claimed_kinds_and_sixty_to_decline() -> None:
+    assert len({s.messages[-1]["content"] for s in CLAIMED}) == 100
+    assert len({s.messages[-1]["content"] for s in DECLINED}) == 60
+    assert not {s.messages[-1]["content"] for s in (*CLAIMED, *DECLINED)} & {s.messages[-1]["content"] for s in PROMPTS}
+    assert {s.facts["kind"] for s in DECLINED} == {"declined"}
+
+
+def test_a_prompt_has_its_earlier_turns() -> None:
+    followups = [s.messages for s in CLAIMED if len(s.messages) > 1]
+    assert len(followups) == 4
+    assert all([m["role"] for m in messages] == ["user", "assistant", "user"] for messages in followups)
+
+
+def test_only_the_refusal_declines() -> None:
+    for sample in DECLINED:
+        assert everyday.check(sample, REFUSAL)
+        assert not everyday.check(sample, f"That is {sample.answer}.")
+        assert not everyday.check(sample, "")
 
 
 def test_right_answers_pass_and_others_do_not() -> None:
-    for sample in PROMPTS:
+    for sample in (*PROMPTS, *CLAIMED):
         answer = right_answer(sample)
         assert everyday.check(sample, answer), sample
         assert not everyday.check(sample, "")
@@ -70,7 +91,7 @@ def test_a_result_is_the_last_number() -> None:
 
 def test_training_draws_its_prompts_elsewhere() -> None:
     """Their words may meet, as "12 + 30" does; but no task reads the file, and hardly any prompt comes up."""
-    mine = {s.messages[-1]["content"] for s in PROMPTS}
+    mine = {s.messages[-1]["content"] for s in (*PROMPTS, *CLAIMED, *DECLINED)}
     seen = set()
     for task in all_tasks().values():
         stream = draw(task, "training", held_out=False)
@@ -97,6 +118,13 @@ def wrong_answers(llm, samples):
 def test_the_shipped_model_answers_some_of_them(llm) -> None:
     wrong = wrong_answers(llm, everyday.chosen(SAMPLED))
     assert len(wrong) <= WRONG, json.dumps(wrong, indent=1)
+
+
+@pytest.mark.matrix
+def test_the_shipped_model_answers_nine_of_ten_claimed_prompts(llm) -> None:
+    """The card has the figure. Some of the prompts exceed the limits that it states."""
+    wrong = wrong_answers(llm, CLAIMED)
+    assert len(wrong) <= 12, json.dumps(wrong, indent=1)
 
 
 @pytest.mark.slow

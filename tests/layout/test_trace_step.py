@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tools.trace_step import MAX_FILES, MAX_SWITCHES, Trace, trace_step
+from tools.call_trace import Trace
+from tools.trace_step import MAX_FILES, MAX_SWITCHES, trace_step
 
 
 def test_one_step_passes_few_files():

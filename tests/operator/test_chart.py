@@ -263,7 +263,11 @@ def test_a_monitor_that_nothing_could_serve_is_refused():
     [
         ({"replicas": 0}, "replicas"),
         ({"replica": 2}, "replica"),
-        ({"image__tag": "latest"}, "tag"),
+        (
+            {"image__tag": "latest"},
+            r"image\.tag: latest is not supported, because .*; set the version that",
+        ),
+        ({"engine__image__tag": "latest"}, r"engine\.image\.tag: latest is not supported"),
         ({"image__digest": "sha256:12"}, "digest"),
         ({"watchNamespaces": ["Bad_Name"]}, "watchNamespaces"),
         ({"watchSelector": "track = canary"}, "watchSelector"),

@@ -62,4 +62,4 @@ def test_bounds_are_the_flags():
 
 
 def test_reserved_names_are_flags():
-    assert {name for name in RESERVED if name.replace("-", "_") not in BY_SPELLING} == {"help"}
+    assert {name for name in RESERVED if name.replace("-", "_") not in BY_SPELLING} == {"help", "help-all"}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,9 +121,13 @@ def test_threads_follow_the_cpu_limit() -> None:
     assert env(made())["OMP_NUM_THREADS"] == {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1"}}
 
 
-def test_engines_listen_on_both_address_families_without_a_flag_of_the_operator() -> None:
+def test_engines_listen_on_both_address_families_by_a_variable_of_the_image() -> None:
     assert not [argument for argument in container(made())["args"] if argument.startswith("--host")]
-    assert config.parse([], {}).host == "::"
+    assert not [name for name in env(made()) if name.endswith("_HOST")]
+    dockerfile = (Path(__file__).parents[2] / "Dockerfile").read_text(encoding="utf-8")
+    runtime = dockerfile.split("AS runtime\n")[1]
+    name, host = re.findall(r"^ENV (UNMASK_DEFAULT_HOST)=(\S+)$", runtime, re.MULTILINE)[0]
+    assert config.parse([], {name: host}).host == "::"
 
 
 def test_an_older_image_listens_on_both_address_families_by_a_variable() -> None:

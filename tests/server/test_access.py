@@ -10,8 +10,8 @@ import pytest
 
 from runtime.request.engine_messages import EngineStats
 from runtime.server import logs
-from runtime.server.metrics import EngineMetrics
-from runtime.server.middleware import access_log
+from runtime.server.metrics import EngineMetrics, StatsLogger
+from runtime.server.middleware import request_middleware
 from tests.server.harness import serving
 from tests.wait import wait_until
 
@@ -54,16 +54,16 @@ def test_a_line_a_request(checkpoint: Any) -> None:
 
 def test_probes_are_told_with_debug_alone(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        access_log.log_request("GET", "/metrics", 200, 0.001, {}, quiet=True)
+        request_middleware.log_request("GET", "/metrics", 200, 0.001, {}, quiet=True)
         assert not caplog.records
     with caplog.at_level(logging.DEBUG):
-        access_log.log_request("GET", "/metrics", 200, 0.001, {}, quiet=True)
+        request_middleware.log_request("GET", "/metrics", 200, 0.001, {}, quiet=True)
         assert len(caplog.records) == 1
 
 
 def test_what_a_client_writes_stays_on_its_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        access_log.log_request("GET", "/a\n%s\u2028" + "x" * 500, 404, 0.001, {"refusal": "y" * 5000})
+        request_middleware.log_request("GET", "/a\n%s\u2028" + "x" * 500, 404, 0.001, {"refusal": "y" * 5000})
     message = caplog.records[0].getMessage()
     assert "\n" not in message
     assert "\u2028" not in message
@@ -72,7 +72,7 @@ def test_what_a_client_writes_stays_on_its_line(caplog: pytest.LogCaptureFixture
 
 def test_the_load_is_told_while_there_is_some(caplog: pytest.LogCaptureFixture) -> None:
     figures = EngineMetrics()
-    load = access_log.StatsLogger(figures)
+    load = StatsLogger(figures)
     with caplog.at_level(logging.INFO):
         load.log_stats()
         assert not caplog.records

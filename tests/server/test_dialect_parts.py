@@ -175,7 +175,7 @@ def test_a_limit_in_the_middle_of_a_call(client: httpx.Client) -> None:
         ("responses", {"tools": [FUNCTION, FUNCTION]}, "tools[1].name: 'weather' is also that of tools[0]"),
         ("responses", {"tools": [{**FUNCTION, "parameters": {"type": "string"}}]}, "tools[0].parameters: "),
         ("responses", {"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice: "),
-        ("responses", {"tool_choice": "required"}, "tool_choice: asks for a call, and there are no tools"),
+        ("responses", {"tool_choice": "required"}, "tool_choice: requires a call, but there are no tools"),
         ("responses", {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
          "input[0]: is a tool result without an assistant message that calls a tool before it"),
         ("messages", {"tools": [{"input_schema": {"type": "object"}}]}, "tools[0].name: "),

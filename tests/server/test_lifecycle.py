@@ -158,6 +158,7 @@ def test_help_loads_nothing_that_serves() -> None:
     done = subprocess.run([sys.executable, "-m", REAL, "--help"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0
     assert "--max-num-reqs" in done.stdout
+    assert "--help-all" in done.stdout
     listed = "import sys, runtime.server.cli; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", listed], cwd=ROOT, capture_output=True, text=True).stdout.split()
     assert not {"torch", "fastapi", "pydantic", "zmq", "tokenizers"} & set(modules)

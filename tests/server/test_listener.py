@@ -1,4 +1,4 @@
-"""The listening socket: both families by default, the URL that is logged, and the addresses of clients."""
+"""The listening socket: its default, its address families, the URL that is logged, and the addresses of clients."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ import uvloop
 
 from runtime.config import parse
 from runtime.errors import ConfigError
+from runtime.server.http_protocol.guarded_protocol import unmapped
 from runtime.server.http_protocol.limits import Limits
-from runtime.server.http_protocol.listener import describe, is_reachable, listen, listener_url, unmapped
+from runtime.server.http_protocol.listener import describe, is_reachable, listen, listener_url
 from runtime.server.http_server import HttpServer
 from runtime.server.metrics import RequestMetrics
 from tests.networks import NAMESPACES, TARGETS, needs_ipv6, needs_namespaces, python_in_namespace
@@ -67,9 +68,11 @@ def fail_for_ipv6(monkeypatch: pytest.MonkeyPatch, method: str, number: int) -> 
     monkeypatch.setattr(socket, "socket", Failing)
 
 
-def test_the_default_is_the_wildcard_of_both_families() -> None:
-    assert parse([], {}).host == "::"
-    assert parse([], {"UNMASK_HOST": "0.0.0.0"}).host == "0.0.0.0"
+def test_the_default_is_this_machine_only() -> None:
+    assert parse([], {}).host == "127.0.0.1"
+    with listening(parse([], {}).host) as listener:
+        assert not is_reachable(listener)
+        assert describe(listener) == "this machine only; --host :: accepts other machines"
 
 
 @needs_ipv6
@@ -222,15 +225,15 @@ def test_a_connection_has_the_clients_own_address(address: str) -> None:
 
 
 @contextlib.contextmanager
-def server(checkpoint: Path, *flags: str) -> Iterator[tuple[Callable[[], str], int]]:
-    """The log so far of a server of the fake engine with this command line, and its port."""
+def server(checkpoint: Path, *flags: str, **variables: str) -> Iterator[tuple[Callable[[], str], int]]:
+    """The log so far of a server of the fake engine with this command line and environment, and its port."""
     command = [sys.executable, "-m", FAKE, "--model", str(checkpoint), "--port", "0", *flags]
     with tempfile.TemporaryFile() as log:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("UNMASK_")}
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=environment)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=environment | variables)
         try:
             wait_until(lambda: "listening on" in written(log) or process.poll() is not None)
-            found = re.search(r"listening on http://(?:localhost|\[::1\]):(\d+)", written(log))
+            found = re.search(r"listening on http://(?:localhost|127\.0\.0\.1|\[::1\]):(\d+)", written(log))
             assert found, written(log)
             yield lambda: written(log), int(found[1])
         finally:
@@ -240,8 +243,9 @@ def server(checkpoint: Path, *flags: str) -> Iterator[tuple[Callable[[], str], i
 
 @needs_ipv6
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_server_without_host_serves_both_families(checkpoint: Path, processes: int) -> None:
-    with server(checkpoint, "--frontend-processes", str(processes)) as (log, port):
+def test_a_server_with_the_default_of_the_image_serves_both_families(checkpoint: Path, processes: int) -> None:
+    flags = ("--frontend-processes", str(processes))
+    with server(checkpoint, *flags, UNMASK_DEFAULT_HOST="::") as (log, port):
         for address in ("127.0.0.1", "[::1]"):
             with httpx.Client(base_url=f"http://{address}:{port}", timeout=TIMEOUT, trust_env=False) as client:
                 wait_until(lambda: client.get("/ready").status_code == 200)
@@ -251,8 +255,17 @@ def test_a_server_without_host_serves_both_families(checkpoint: Path, processes:
         assert "--host 127.0.0.1" in log(), "localhost may be ::1 alone, which the addresses in the docs do not reach"
 
 
+def test_a_server_without_host_serves_this_machine_only(checkpoint: Path) -> None:
+    with server(checkpoint) as (log, port):
+        url = f"http://127.0.0.1:{port}"
+        wait_until(lambda: httpx.get(f"{url}/ready", timeout=TIMEOUT, trust_env=False).status_code == 200)
+        assert f"listening on {url} (this machine only; --host :: accepts other machines)" in log()
+        assert f"web page: {url}, base URL of the API: {url}/v1" in log()
+        assert "open to the network" not in log()
+
+
 @needs_ipv6
-@pytest.mark.parametrize("flags", [("--host", "[::1]"), ("--api-key", "k" * 32)])
+@pytest.mark.parametrize("flags", [("--host", "[::1]"), ("--host", "::", "--api-key", "k" * 32)])
 def test_a_server_that_is_not_open_does_not_warn(checkpoint: Path, flags: tuple[str, ...]) -> None:
     with server(checkpoint, *flags) as (log, port):
         url = f"http://[::1]:{port}/ready"
@@ -269,7 +282,7 @@ report(listen(sys.argv[1], 0), sys.argv[2:])
 @needs_ipv6
 @needs_namespaces
 @pytest.mark.parametrize("name", NAMESPACES)
-def test_the_default_reaches_every_address_of_a_network_namespace(name: str) -> None:
+def test_the_wildcard_reaches_every_address_of_a_network_namespace(name: str) -> None:
     setup, expected = NAMESPACES[name]
     command = python_in_namespace(SCRIPT, ["::", *TARGETS], setup)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -307,12 +320,13 @@ print(json.dumps(statuses))
     ("name", "addresses"),
     [("no IPv4 address", ["[::1]", "[fd00::9]"]), ("disable_ipv6", ["127.0.0.1", "10.9.9.9"])],
 )
-def test_a_server_without_host_serves_in_a_namespace_of_one_family(
+def test_a_server_with_the_default_of_the_image_serves_in_a_namespace_of_one_family(
     checkpoint: Path, name: str, addresses: list[str]
 ) -> None:
     server = [FAKE, "--model", str(checkpoint), "--log-level=info"]
     command = python_in_namespace(SERVER, [*server, *addresses], NAMESPACES[name][0])
     environment = {name: value for name, value in os.environ.items() if not name.startswith("UNMASK_")}
+    environment["UNMASK_DEFAULT_HOST"] = "::"
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [200, 200]

@@ -171,7 +171,7 @@ def test_the_tokenizer_tells_of_itself(client: httpx.Client) -> None:
 def test_what_answers_may_tell_is_bounded(client: httpx.Client, path: str, asked: dict[str, Any], param: str) -> None:
     refused = client.post(path, json={**asked, "max_tokens": 100})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
-    assert f"have {128 * 100 * 21} log-probabilities to tell: 128 x 100 tokens x 21; at most 262144" in refused.text
+    assert f"have {128 * 100 * 21} log-probabilities: 128 x 100 tokens x 21; at most 262144" in refused.text
 
 
 @pytest.mark.matrix

@@ -10,7 +10,7 @@ import pytest
 
 from runtime.config.config import ServerConfig
 from runtime.errors import ConfigError, RequestError
-from runtime.server.middleware.origins import OriginPolicy, host_name, is_loopback, is_own
+from runtime.server.middleware.auth import OriginPolicy, host_name, is_loopback, is_own
 from tests.server.harness import FAKE, serving
 
 EVIL = "https://evil.example"

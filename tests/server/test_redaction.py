@@ -9,7 +9,7 @@ import pytest
 
 from runtime.errors import RequestError
 from runtime.request.validation import preview
-from runtime.server.middleware.access_log import field_path, redacted
+from runtime.server.logs import field_path, redacted
 from tests.server.harness import FAKE, serving
 
 SECRET = "swordfish"

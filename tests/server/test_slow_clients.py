@@ -13,9 +13,9 @@ from typing import cast
 import pytest
 
 from runtime.server.http_protocol.connection_manager import Phase
+from runtime.server.http_protocol.guarded_protocol import MAX_JOINED_BYTES, BufferedTransport
 from runtime.server.http_protocol.limits import Limits
 from runtime.server.http_protocol.listener import listen
-from runtime.server.http_protocol.transport import MAX_JOINED_BYTES, BufferedTransport
 from tests.server.test_attacks import answers, read_all
 from tests.server.wire import BIG, Wired, wired
 from tests.wait import wait_until

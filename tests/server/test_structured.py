@@ -19,7 +19,7 @@ import pydantic
 import pytest
 
 from runtime.server.http_responses import ClientGone
-from runtime.server.preprocessing import response_format
+from runtime.server.preprocessing import request_specs
 from runtime.structured_output.limits import SandboxLimits
 from tests.request.test_sampling_params import INFO
 from tests.server.harness import ServerProcess, serving
@@ -270,10 +270,10 @@ def test_grammars_that_nobody_waits_for_are_not_compiled(monkeypatch: pytest.Mon
             assert release.wait(TIMEOUT)
             return ""
 
-    monkeypatch.setattr(response_format, "GrammarSandbox", Sandbox)
+    monkeypatch.setattr(request_specs, "GrammarSandbox", Sandbox)
 
     async def everything() -> None:
-        checker = response_format.GrammarValidator(lambda: (INFO, cast(Any, SimpleNamespace(directory=Path()))))
+        checker = request_specs.GrammarValidator(lambda: (INFO, cast(Any, SimpleNamespace(directory=Path()))))
 
         def check(client: Client, grammar: str) -> asyncio.Task[None]:
             return asyncio.create_task(checker.check(cast(Any, client), grammar, "regex"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -182,6 +184,20 @@ def test_a_hubs_signed_addresses_are_cut_off_in_the_log() -> None:
 
     assert told("huggingface_hub.file_download") == "https://cdn.example/blob fails"
     assert told("runtime").endswith("=secret fails")
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_the_hub_client_logs_each_line_once_and_without_a_signature(form: str) -> None:
+    program = f"""
+import logging
+from runtime.server.logs import configure_logging
+configure_logging("info", "{form}", "frontend")
+import huggingface_hub.utils.logging
+logging.getLogger("huggingface_hub.file_download").warning("%s fails", "https://cdn.example/blob?X-Signature=secret")
+"""
+    log = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
+    assert log.count("https://cdn.example/blob fails") == 1
+    assert "secret" not in log
 
 
 def test_routes_that_answer_by_themselves_are_found_by_method_and_path() -> None:

@@ -122,7 +122,7 @@ def test_a_choice_of_an_unsupported_tool_is_refused(client: httpx.Client, route:
 def test_a_required_call_needs_a_function(client: httpx.Client, route: str, tool: Any, choice: Any) -> None:
     refused = client.post(f"/v1/{route}", json=request(route, [], tool_choice=choice) | {"tools": [tool]})
     assert refused.status_code == 400
-    assert refused.json()["error"]["message"].startswith("tool_choice: asks for a call, and there are no tools")
+    assert refused.json()["error"]["message"].startswith("tool_choice: requires a call, but there are no tools")
 
 
 def test_allowed_tools_restrict_the_functions(client: httpx.Client) -> None:

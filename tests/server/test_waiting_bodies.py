@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
-from runtime.server import serving_base
+from runtime.server import http_responses
 from runtime.server.admin.protocol import TokenizeRequest
 from runtime.server.context import ServerContext
 from runtime.server.http_responses import ClientGone
@@ -149,7 +149,7 @@ def test_a_request_that_waits_for_its_answer_keeps_no_body(
         raise Waiting(service.notes())
 
     service = Held()
-    monkeypatch.setattr(serving_base, "run_to_completion", waits)
+    monkeypatch.setattr(http_responses, "run_to_completion", waits)
     monkeypatch.setattr(contextlib.nullcontext, "id", "x", raising=False)
     monkeypatch.setattr(contextlib.nullcontext, "choices", [], raising=False)
     request = Request({"type": "http", "headers": [], "app": SimpleNamespace(state=SimpleNamespace(context=service))})

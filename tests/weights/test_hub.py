@@ -133,4 +133,14 @@ def test_why_a_model_could_not_be_fetched(endpoint: str, tmp_path: Path, model: 
 
 def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
     error = str(fetch("http://127.0.0.1:9", tmp_path, "hf://org/private")["error"])
+    assert "--model 'hf://org/private' could not be fetched: the hub http://127.0.0.1:9 cannot be reached" in error
     assert "ConnectError: [Errno 111] Connection refused" in error
+    assert "check the network, the proxy (HTTPS_PROXY) and HF_ENDPOINT, or give a directory" in error
+
+
+def test_a_hub_in_offline_mode(tmp_path: Path) -> None:
+    environ = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", FETCH, "hf://org/x", "all"], env=environ, capture_output=True, text=True
+    )
+    assert "HF_HUB_OFFLINE is set, and the cache does not have the repository; unset it" in done.stdout

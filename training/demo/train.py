@@ -142,7 +142,8 @@ def evaluate(trainer: Trainer, encoder: ChatEncoder, held_out: list[Tensors]) ->
     with torch.no_grad():
         loss = sum(loss_of(model, batch).item() for batch in held_out) / len(held_out)
     with torch.autocast(trainer.device.type, torch.bfloat16, enabled=trainer.device.type == "cuda"):
-        scores = score_tasks(model, encoder, list(trainer.preset.tasks), trainer.preset.eval_prompts)
+        scored = list(trainer.preset.tasks) if trainer.preset.eval_prompts else []
+        scores = score_tasks(model, encoder, scored, trainer.preset.eval_prompts)
     text = "  ".join(f"{name} {s.accuracy:.2f} @{s.tokens_per_forward:.1f}" for name, s in scores.items())
     took = time.perf_counter() - start
     print(
@@ -215,6 +216,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop this call after so much training")
     parser.add_argument("--total-minutes", type=float, help="the whole training's time, over all calls (preset's)")
     parser.add_argument("--peak", type=float, default=1.0, help="of the preset's learning rates, at their highest (1)")
+    parser.add_argument("--eval-prompts", type=int, help="prompts per task of the scores; 0 skips them (preset's)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(argv)
@@ -222,6 +224,8 @@ def main(argv: list[str] | None = None) -> int:
     preset = PRESETS[args.preset]
     if args.total_minutes is not None:
         preset = dataclasses.replace(preset, total_minutes=args.total_minutes)
+    if args.eval_prompts is not None:
+        preset = dataclasses.replace(preset, eval_prompts=args.eval_prompts)
     preset = dataclasses.replace(preset, matrix_lr=args.peak * preset.matrix_lr, other_lr=args.peak * preset.other_lr)
     args.out.mkdir(parents=True, exist_ok=True)
     if not args.resume and (args.out / "state.pt").exists():

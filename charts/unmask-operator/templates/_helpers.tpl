@@ -89,6 +89,9 @@ otherwise use the registry of their configuration, which may be untrusted. */}}
 {{- if not $name -}}
 {{- fail (printf "%s.repository: is not set; name the image's repository, or do not set %s to null" .field .field) -}}
 {{- end -}}
+{{- if eq (.image.tag | default "") "latest" -}}
+{{- fail (printf "%s.tag: latest is not supported, because nodes could run different versions of it; set the version that you built, or leave it empty for %s" .field .root.Chart.AppVersion) -}}
+{{- end -}}
 {{- with (.root.Values.global).imageRegistry }}{{ $name = printf "%s/%s" (trimSuffix "/" .) $name }}{{ end -}}
 {{- if not (regexMatch "^([^/]*[.:][^/]*|localhost)/" $name) -}}
 {{- fail (printf "image %s: has no registry; set global.imageRegistry to the registry host and path of both images, such as registry.example.com/team, or to localhost for images that are loaded into the nodes" $name) -}}

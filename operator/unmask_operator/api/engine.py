@@ -13,11 +13,12 @@ from unmask_operator.api.flags import flag_field
 from unmask_operator.api.strategies import DecodingStrategy
 
 # Flags that extraArgs must not contain: flags that the operator sets, flags that print and exit, and flags that read
-# files or open sockets in the pod. For example, a chat template read from /proc could expose the engine's tokens.
+# files, run code or open sockets in the pod. For example, a chat template read from /proc could expose the engine's
+# tokens.
 _OWN = "drain-delay drain-timeout host model port served-model-name"
 _SIZES = "data-parallel-size expert-parallel-size tensor-parallel-size"
-_ENDS = "help print-config"
-_FILES = "api-key api-key-file chat-template config lora lora-config lora-path lora-routes torch-profiler-dir"
+_ENDS = "help help-all print-config"
+_FILES = "api-key api-key-file chat-template config lora lora-config lora-path lora-routes plugin torch-profiler-dir"
 _SOCKETS = "master-addr master-port zmq-command-addr zmq-event-addr"
 RESERVED = tuple(sorted(" ".join((_OWN, _SIZES, _ENDS, _FILES, _SOCKETS)).split()))
 BATCHED = BY_DEST["max_num_batched_tokens"].default

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, RegisteredTwiceError
 from runtime.kernels.quantized_tensor import QuantizedTensor
 
 FIELD = "quantization_config"
@@ -47,7 +47,7 @@ _METHODS: dict[str, MakeScheme] = {}
 def register_method(name: str, make: MakeScheme) -> None:
     """Registers a method; `make` maps its config to the scheme and raises ConfigError for unsupported values."""
     if name in _METHODS:
-        raise ValueError(f"quantization method {name!r} is registered twice")
+        raise RegisteredTwiceError(f"quantization method {name!r} is registered twice")
     _METHODS[name] = make
 
 

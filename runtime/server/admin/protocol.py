@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from runtime.server.openai.chat_messages import EXAMPLE_CHAT, Messages
 from runtime.server.openai.protocol import FinalMessage, GenerationPrompt, ModelName, TemplateArguments
 from runtime.server.openai.tools import EXAMPLE_TOOLS, ToolItems
-from runtime.server.schema_base import Integers, RequestModel, api_field
+from runtime.server.preprocessing.request_body import Integers, RequestModel, api_field
 
 
 class Health(TypedDict):
@@ -22,7 +22,7 @@ class Readiness(TypedDict):
 
 
 class AdapterState(TypedDict):
-    """How an adapter stands."""
+    """State of an adapter."""
 
     state: Annotated[str, api_field("state of the adapter; `ready` if requests may select it")]
     uri: Annotated[str, api_field("URI of the adapter")]

@@ -12,14 +12,13 @@ from runtime.errors import RequestError
 from runtime.server.admin.protocol import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, TokenizerInfo
 from runtime.server.context import ServerContext
 from runtime.server.http_responses import json_response
-from runtime.server.openai.chat_context import ChatContext
 from runtime.server.openai.chat_messages import (
     check_no_chat_fields,
     continues_last_message,
     ending_variables,
     template_messages,
 )
-from runtime.server.openai.tools import parse_tools
+from runtime.server.openai.tools import ChatContext, parse_tools
 from runtime.server.openapi import error_docs, json_route, response_doc
 
 router = APIRouter()

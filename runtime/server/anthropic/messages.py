@@ -24,11 +24,10 @@ from runtime.server.anthropic.protocol import (
 )
 from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.http_responses import anthropic_error, json_response, named_event
-from runtime.server.openai.chat_context import ChatContext
+from runtime.server.http_responses import ServingHandler, anthropic_error, handle_generation, json_response, named_event
+from runtime.server.openai.tools import ChatContext
 from runtime.server.openapi import RawBodyRoute, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
-from runtime.server.serving_base import ServingHandler, handle_generation
 
 router = APIRouter(route_class=RawBodyRoute)
 

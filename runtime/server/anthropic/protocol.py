@@ -23,11 +23,17 @@ from runtime.server.openai.chat_messages import (
     check_continued,
     check_kind,
     template_variables,
-    union_tag,
 )
 from runtime.server.openai.protocol import Entries, ModelName, SingleChoiceRequest, TemplateArguments
 from runtime.server.openai.tools import MAX_TOOLS, Choice, ToolConfig, check_distinct_names, make_tool, select_tools
-from runtime.server.schema_base import AnyOfUnion, Integer, RequestModel, UnsupportedField, api_field
+from runtime.server.preprocessing.request_body import (
+    AnyOfUnion,
+    Integer,
+    RequestModel,
+    UnsupportedField,
+    api_field,
+    union_tag,
+)
 
 _CHOICES: dict[str, Literal["none", "auto", "required"]] = {
     "auto": "auto",
@@ -134,7 +140,7 @@ class Thinking(RequestModel):
 
 
 class OutputConfig(RequestModel):
-    """The form of the answer's text; `effort` is a matter of templates that know `reasoning_effort`."""
+    """Format of the output, and `reasoning_effort` for templates that support it."""
 
     format: Annotated[
         Any, api_field("`json_schema` with a schema", {"type": "json_schema", "schema": {"type": "object"}})
@@ -206,7 +212,7 @@ class CountRequest(RequestModel):
         return template_variables(self.chat_template_kwargs, enable_thinking=thinks, reasoning_effort=effort)
 
     def tool_config(self) -> ToolConfig:
-        """Raises RequestError for a tool that is malformed, and for a choice among them that cannot be."""
+        """Returns the tools. Raises RequestError for an invalid tool or an impossible choice."""
         tools = [
             make_tool(f"tools[{i}]", "input_schema", item.name or "", item.description, item.input_schema, item.strict)
             for i, item in enumerate(self.tools or ())
@@ -283,8 +289,10 @@ class MessagesRequest(CountRequest, SingleChoiceRequest):
 
 
 def _system(content: BlockText, path: str) -> str:
-    """The text of a system prompt without the line that Claude Code puts before it: its value differs in every request,
-    so that nothing behind it could come from the prefix cache."""
+    """Returns the text of a system prompt without the billing line of Claude Code.
+
+    Its value differs in every request, so that nothing after it could be found in the prefix cache.
+    """
     text = _text(content, path)
     if not isinstance(content, list):
         return _BILLING.sub("", text)
@@ -292,13 +300,13 @@ def _system(content: BlockText, path: str) -> str:
 
 
 def _text(content: BlockText | None, path: str) -> str:
-    """Of what is text alone."""
+    """Returns the text of content that may have only text. Raises RequestError."""
     if not isinstance(content, list):
         return content or ""
     for i, block in enumerate(content):
         if block.type != "text" and block.unsupported_kind() is None:
             at = path + f"[{i}]"
-            raise RequestError(f"{at}: {block.type} blocks cannot stand here, only text", param=at)
+            raise RequestError(f"{at}: {block.type} blocks are not supported here, only text", param=at)
     return "".join(block.text or "" for block in content if block.type == "text")
 
 
@@ -325,7 +333,7 @@ def _add_assistant(made: Conversation, content: BlockText, path: str) -> None:
 
 
 def _add_input(made: Conversation, message: InputMessage, path: str) -> None:
-    """A user's turn, or one of the system's: results of tools are messages of their own, in their place."""
+    """Adds a message of the user or the system. Results of tools become separate messages in the same order."""
     blocks = [Block(type="text", text=message.content)] if isinstance(message.content, str) else message.content
     texts: list[str] = []
     added = False

@@ -15,7 +15,7 @@ from runtime.request.structured import FIELD
 from runtime.server.engine_client.client import EngineClient
 from runtime.structured_output.grammar_cache import GrammarError
 
-if TYPE_CHECKING:  # the process that accepts connections for others needs no models
+if TYPE_CHECKING:
     from runtime.server.openai.protocol import Timings, Usage
 
 MAX_BATCH = 128  # outputs of one request before other requests are served
@@ -70,8 +70,7 @@ class GenerationJob:
         self.deadline: asyncio.TimerHandle | None = None
         limit = frontend.config.request_timeout
         if limit:
-            timeout = RequestError(f"the request exceeded --request-timeout ({limit:g} s)", status=504)
-            self.deadline = asyncio.get_running_loop().call_later(limit, self.output_queue.put, timeout)
+            self.deadline = asyncio.get_running_loop().call_later(limit, self._time_out, limit)
 
     def __enter__(self) -> GenerationJob:
         return self
@@ -82,6 +81,14 @@ class GenerationJob:
         if self.open_ids:
             self.frontend.abort(list(self.open_ids))
             self.frontend.request_metrics.requests.labels(self.outcome).inc()
+
+    def _time_out(self, limit: float) -> None:
+        self.output_queue.put(RequestError(f"the request exceeded --request-timeout ({limit:g} s)", status=504))
+
+    @property
+    def ended(self) -> bool:
+        """Whether all completions have finished."""
+        return not self.open_ids
 
     async def updates(self) -> AsyncIterator[list[OutputDelta]]:
         """Yields new outputs, at most `MAX_BATCH` at once, until all completions have finished.
@@ -120,30 +127,30 @@ class GenerationJob:
         if choice.spec.id not in self.choice_ids:
             self.open_ids.discard(choice.spec.id)
             return None
+        tokens = len(choice.token_ids)
         if self.streamed:
-            self._observe_progress(choice, text)
+            self._observe_progress(tokens, text)
         if choice.finish_reason is not None:
             if output.finish_reason is None:
                 self.frontend.abort([choice.spec.id])
-            self._record_end(choice)
+            self._record_end(choice, tokens)
         length = 0 if choice.spec.logprobs is None else len(choice.text or "")
         return OutputDelta(choice, output, text, choice.take_deltas(), choice.finish_reason is not None, length)
 
-    def _observe_progress(self, choice: CompletionState, text: str) -> None:
+    def _observe_progress(self, tokens: int, text: str) -> None:
         metrics = self.frontend.request_metrics
         if text and self.first_text is None:
             self.first_text = time.monotonic() - self.started
             metrics.first_token.observe(self.first_text)
         info = self.frontend.info
-        if not self.first_block and info is not None and len(choice.token_ids) >= info.block_size:
+        if not self.first_block and info is not None and tokens >= info.block_size:
             self.first_block = True
             metrics.first_block.observe(time.monotonic() - self.started)
 
-    def _record_end(self, choice: CompletionState) -> None:
+    def _record_end(self, choice: CompletionState, tokens: int) -> None:
         self.open_ids.discard(choice.spec.id)
         metrics = self.frontend.request_metrics
         seconds = time.monotonic() - self.started
-        tokens = len(choice.token_ids)
         metrics.end_to_end.observe(seconds)
         metrics.queue.observe(choice.queue_seconds)
         if tokens:
@@ -158,8 +165,9 @@ class GenerationJob:
         """Returns the usage. Each prompt counts once, and completions of one prompt are consecutive."""
         per_prompt = len(self.choices) // self.prompts
         firsts = self.choices[::per_prompt]
-        prompt_tokens = sum(choice.prompt_tokens for choice in firsts)
-        completion_tokens = sum(choice.completion_tokens for choice in self.choices)
+        counts = [(one.prompt_tokens, one.completion_tokens, one.reasoning_tokens) for one in self.choices]
+        prompt_tokens = sum(prompt for prompt, _, _ in counts[::per_prompt])
+        completion_tokens = sum(completion for _, completion, _ in counts)
         usage: Usage = {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
@@ -167,8 +175,7 @@ class GenerationJob:
             "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in firsts)},
         }
         if any(choice.parts is not None for choice in self.choices):
-            reasoning = sum(choice.reasoning_tokens for choice in self.choices)
-            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+            usage["completion_tokens_details"] = {"reasoning_tokens": sum(reasoning for _, _, reasoning in counts)}
         return usage
 
     def timings(self) -> Timings:

@@ -20,6 +20,7 @@ from typing import Any
 from runtime.distributed.address import loopback, resolve
 from runtime.errors import ConfigError, ReplicaLost
 from runtime.parent_death import exit_with_parent
+from runtime.plugins import load_plugins
 from runtime.request.engine_messages import EngineOutput
 from runtime.server import logs
 from runtime.server.engine_client import ipc_protocol
@@ -120,7 +121,7 @@ class Backend:
         try:
             self.engine.add(spec)
         except Exception as error:  # one request's fault must not end the others
-            log.exception("failed to add request %s; it is answered with an error", spec.id)
+            log.exception("failed to add request %s; its client gets an error. Report it with this traceback", spec.id)
             failed = EngineOutput(id=spec.id, nfe=0, finish_reason="error", error=f"{type(error).__name__}: {error}")
             self.link.send(Outputs([failed]))
 
@@ -140,11 +141,12 @@ def take_devices(configure: Configure) -> tuple[int, ...] | None:
     one is not there."""
     import torch
 
-    from runtime.distributed import local_executor
+    from runtime.distributed.gpu import check_devices
+    from runtime.distributed.local_executor import on_gpus
 
-    if not local_executor.on_gpus(configure.engine):
+    if not on_gpus(configure.engine):
         return None
-    local_executor.check_devices(configure.devices, "--device-ids")
+    check_devices(configure.devices, "--device-ids")
     torch.cuda.set_device(configure.devices[0])
     return configure.devices
 
@@ -194,15 +196,18 @@ def serve(link: EngineChannel, make_engine: EngineFactory, prepare: Callable[[],
                 raise FrontendGone(command.reason)
 
     try:
+        load_plugins(configure.engine.plugin)
         engine = make_engine(configure, progress, link.fail)
     except FrontendGone:
         raise
     except Exception as error:
         if not isinstance(error, ConfigError):
-            log.exception("loading the engine failed; the process exits")
+            log.exception(
+                "failed to load the engine; the process exits. Check --model, or report it with this traceback"
+            )
         link.send(Fatal(_sentence(error)))
         return 1
-    gc.freeze()  # what is there now stays: looking through all of it would hold everybody up for a tenth of a second
+    gc.freeze()  # these objects stay; collecting them would delay all requests by a tenth of a second
     link.send(Ready(engine.info, time.monotonic() - started))
     Backend(link, engine).run()
     return 0
@@ -230,7 +235,7 @@ def main(make_engine: EngineFactory = load_engine, prepare: Callable[[], object]
         link.send(Fatal(str(error)))
         return 1
     except Exception as error:
-        log.exception("the engine loop failed; the process exits and is restarted")
+        log.exception("the engine loop failed; the process exits and is restarted. Report it with this traceback")
         link.send(Fatal(f"{type(error).__name__}: {' '.join(str(error).split())}"))
         return 1
     finally:

@@ -1,4 +1,4 @@
-"""Work of a backend beside its steps: threads read adapters and write profiles."""
+"""Work of a backend between its steps: threads read adapters and write profiles."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class AdapterWorker:
         except ConfigError as error:
             self._completed_reads.append((name, str(error)))
         except Exception as error:
-            log.exception("failed to read adapter %s", name)
+            log.exception("failed to read adapter %s; check its files", name)
             self._completed_reads.append((name, f"failed to read adapter {uri}: {type(error).__name__}: {error}"))
 
     def _activate(self, name: str, adapter: Any) -> str | None:
@@ -77,7 +77,7 @@ class AdapterWorker:
         except ConfigError as error:
             return str(error)
         except Exception as error:
-            log.exception("failed to load adapter %s", name)
+            log.exception("failed to load adapter %s; report it with this traceback", name)
             return f"failed to load adapter {name!r}: {type(error).__name__}: {error}"
         return None
 
@@ -118,7 +118,7 @@ class ProfileWorker:
             self._profile = profile(activities=activities)
             self._profile.start()
         except Exception as error:
-            log.exception("failed to start the profile in %s", directory)
+            log.exception("failed to start the profile in %s; check --torch-profiler-dir", directory)
             self.send(ProfileResult(error=f"failed to start the profile: {type(error).__name__}: {error}"))
             return
         self.recording = True
@@ -152,7 +152,7 @@ class ProfileWorker:
             made.export_chrome_trace(str(file))
             self._written = ProfileResult(file=str(file))
         except Exception as error:
-            log.exception("failed to write the profile %s", file)
+            log.exception("failed to write the profile %s; check --torch-profiler-dir and its free space", file)
             self._written = ProfileResult(error=f"failed to write {file}: {type(error).__name__}: {error}")
 
     def poll(self) -> None:

@@ -20,7 +20,7 @@ from runtime.server.openai.protocol import (
     Timings,
     Usage,
 )
-from runtime.server.schema_base import Integer, RequestModel, UnsupportedField, api_field
+from runtime.server.preprocessing.request_body import Integer, RequestModel, UnsupportedField, api_field
 
 MAX_SEGMENTS = 1024
 

@@ -29,7 +29,14 @@ from runtime.server.generate.protocol import (
     InfillRequest,
     OwnLogprob,
 )
-from runtime.server.http_responses import DONE, event, openai_error
+from runtime.server.http_responses import (
+    DONE,
+    ServingHandler,
+    events,
+    handle_generation,
+    openai_error,
+    template_warning,
+)
 from runtime.server.openai.chat_messages import (
     NO_GRAMMAR_MESSAGE,
     check_no_chat_fields,
@@ -40,14 +47,12 @@ from runtime.server.openai.chat_messages import (
 from runtime.server.openai.logprobs import LogprobStreamer, encoded, generate_logprobs, in_chunks
 from runtime.server.openapi import RawBodyRoute, json_route
 from runtime.server.preprocessing.preprocessor import context_length_error
-from runtime.server.preprocessing.request_specs import GenerationInputs
-from runtime.server.preprocessing.response_format import parse_response_format
-from runtime.server.serving_base import ServingHandler, handle_generation, template_warning
+from runtime.server.preprocessing.request_specs import GenerationInputs, parse_response_format
 from runtime.tokenizer import Tokenizer
 
 
 class GenerateEvents(ServingHandler):
-    """Events of docs/guide/streaming.md. `mode`: the stream_mode, or None for an answer that is not streamed."""
+    """Events of docs/guide/streaming.md. `mode`: the stream_mode; None for a response in one piece."""
 
     def __init__(self, job: GenerationJob, mode: str | None) -> None:
         super().__init__(job, streams=mode is not None)
@@ -57,18 +62,18 @@ class GenerateEvents(ServingHandler):
     def full_response(self) -> GenerateAnswer | InfillAnswer: ...
 
     def event_fields(self, update: OutputDelta) -> dict[str, Any] | None:
-        """Of the event of a step; None where it has none."""
+        """Returns the fields of the event of a step; None without an event."""
         return self._make(update.choice, update.output, update.text)
 
     def on_output(self, update: OutputDelta) -> bytes:
         fields = self.event_fields(update)
-        return b"" if fields is None else event(fields)
+        return b"" if fields is None else events(fields)
 
     def on_finish(self) -> bytes:
-        return event({"event": "final", **self.full_response()}) + DONE
+        return events({"event": "final", **self.full_response()}) + DONE
 
     def on_error(self, error: RequestError) -> bytes:
-        return event({"event": "error", "id": self.job.id, **openai_error(error)}) + DONE
+        return events({"event": "error", "id": self.job.id, **openai_error(error)}) + DONE
 
 
 router = APIRouter(route_class=RawBodyRoute)
@@ -86,7 +91,7 @@ async def _start_generate(context: ServerContext, request: Request) -> GenerateH
     body = await context.body(request, GenerateRequest)
     model = context.model_name(body.model)
     mode = stream_mode(body, default="denoise")
-    context.require()
+    loaded = context.require()
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("prompt: give either prompt or messages", param="prompt")
     if body.prompt is not None and body.chat_template_kwargs is not None:
@@ -98,7 +103,7 @@ async def _start_generate(context: ServerContext, request: Request) -> GenerateH
     else:
         messages = template_messages(body.messages or [])
         variables, continued = ending_variables(body, body.chat_template_kwargs), continues_last_message(body, messages)
-        ids = await context.preprocessor.encode_chat(request, messages, variables, continued=continued)
+        ids = await context.preprocessor.encode_chat(request, loaded, messages, variables, continued=continued)
         requested, name = parse_response_format(body)
         if continued and requested is not None:
             raise refuse(name, NO_GRAMMAR_MESSAGE)
@@ -175,14 +180,14 @@ _LENGTH_FIELDS = ("max_tokens", "stop", "ignore_eos", "max_nfe", "max_repetition
 
 
 class InfillLayout(NamedTuple):
-    """A text with holes as the engine has it.
+    """A text with gaps in the form of the engine.
 
     Attributes:
-        segments: its texts and, for holes, their lengths.
-        prompt: the ids before the first hole, with the conversation's.
-        given: the ids behind it that stay, by their offsets from there.
-        holes: each one's first and last offset, the last exclusive.
-        length: of all that comes after `prompt`, tokens.
+        segments: texts, and the length of each gap.
+        prompt: ids before the first gap, after those of the chat.
+        pinned_tokens: ids after the first gap that stay, by offset from the end of `prompt`.
+        holes: first and last offset of each gap, the last exclusive.
+        length: number of tokens after `prompt`.
     """
 
     segments: list[str | int]
@@ -226,18 +231,21 @@ async def _start_infill(context: ServerContext, request: Request) -> InfillHandl
 async def _tokenize_segments(context: ServerContext, request: Request, body: InfillRequest) -> InfillLayout:
     segments, param = _segments(body)
     preparer = context.preprocessor
+    info, tokenizer = context.require()
     ids: list[int] = []
     if body.messages is not None:
-        ids = await preparer.encode_chat(request, template_messages(body.messages), body.chat_template_kwargs)
+        ids = await preparer.encode_chat(
+            request, (info, tokenizer), template_messages(body.messages), body.chat_template_kwargs
+        )
     elif body.chat_template_kwargs is not None:
         raise RequestError("chat_template_kwargs: only with messages", param="chat_template_kwargs")
     else:
-        ids = context.require()[0].with_bos([])
-    limit = context.require()[0].max_model_len
+        ids = info.with_bos([])
+    limit = info.max_model_len
     texts = [segment for segment in segments if isinstance(segment, str)]
     free_tokens = limit - len(ids) - sum(segment for segment in segments if isinstance(segment, int))
     if free_tokens < 0:
-        raise context_length_error(param, context.require()[0], "more than")
+        raise context_length_error(param, info, "more than")
     pieces = iter(await preparer.encode_pieces(request, texts, param, free_tokens))
     pinned_tokens: dict[int, int] = {}
     holes: list[tuple[int, int]] = []

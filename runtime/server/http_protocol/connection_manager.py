@@ -5,23 +5,73 @@ All connections are checked once per second instead of having timers: each knows
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import select
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from runtime.server import logs
 from runtime.server.http_protocol import error_responses
-from runtime.server.http_protocol.disconnect import has_disconnected
 from runtime.server.http_protocol.limits import Limits
 from runtime.server.http_protocol.malloc_trim import MallocTrimmer
-from runtime.server.http_protocol.start_limit import StartLimit
 from runtime.server.metrics import RequestMetrics
 
 if TYPE_CHECKING:
     from runtime.server.http_protocol.guarded_protocol import GuardedProtocol
+
+
+_PEER_CLOSED = getattr(select, "POLLRDHUP", 0)  # Linux: the peer has sent its last byte, whether or not it was read
+
+
+def has_disconnected(transport: asyncio.BaseTransport) -> bool:
+    """Whether the peer has closed its side. Always False on systems other than Linux: there, reading detects it."""
+    socket = transport.get_extra_info("socket")
+    if not _PEER_CLOSED or socket is None or socket.fileno() < 0:
+        return False
+    poll = select.poll()
+    poll.register(socket.fileno(), _PEER_CLOSED)
+    return bool(poll.poll(0))
+
+
+STARTS_PER_ITERATION = 4  # a smaller number shortens the median of a probe's time, not its maximum
+
+
+class StartLimit:
+    """Delays requests, in the order of their arrival."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[asyncio.Future[None]] = deque()
+        self.started = 0  # in this iteration
+        self.scheduled = False
+
+    async def wait(self) -> None:
+        """Return when the request may start."""
+        if self.waiting or self.started >= STARTS_PER_ITERATION:
+            future = asyncio.get_running_loop().create_future()
+            self.waiting.append(future)
+            await future
+            return
+        self._count()
+
+    def _count(self) -> None:
+        self.started += 1
+        if not self.scheduled:
+            self.scheduled = True
+            asyncio.get_running_loop().call_soon(self._next_iteration)
+
+    def _next_iteration(self) -> None:
+        self.scheduled = False
+        self.started = 0
+        while self.waiting and self.started < STARTS_PER_ITERATION:
+            future = self.waiting.popleft()
+            if not future.done():
+                future.set_result(None)
+                self._count()
+
 
 log = logging.getLogger("unmask.wire")
 

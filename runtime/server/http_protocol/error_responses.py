@@ -49,7 +49,7 @@ def head_too_large(max_bytes: int, max_fields: int) -> HttpRejection:
 
 
 def too_many_chunks(limit: int) -> HttpRejection:
-    message = f"the body comes in more than {limit} chunks; send larger ones"
+    message = f"the body has more than {limit} chunks; send larger ones"
     return HttpRejection("invalid", 400, message, "too_many_chunks")
 
 

@@ -12,7 +12,6 @@ from runtime.server.http_protocol.limits import BACKLOG, Limits
 
 # Errors of a host without the address family: its kernel lacks it, or no interface has it.
 _NO_FAMILY = frozenset({errno.EAFNOSUPPORT, errno.EPFNOSUPPORT, errno.EPROTONOSUPPORT, errno.EADDRNOTAVAIL})
-_MAPPED = "::ffff:"  # the prefix of IPv4-mapped IPv6 addresses
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -57,7 +56,9 @@ def listener_url(host: str, listener: socket.socket) -> str:
 
 
 def describe(listener: socket.socket) -> str:
-    """The addresses of a wildcard listener, for logs. "": it is bound to a single one."""
+    """Returns which clients the listener accepts, for logs; "" for a single address that is not loopback."""
+    if not is_reachable(listener):
+        return "this machine only; --host :: accepts other machines"
     if not _parsed(listener.getsockname()[0]).is_unspecified:
         return ""
     return "all IPv4 and IPv6 addresses" if listener.family == socket.AF_INET6 else "all IPv4 addresses"
@@ -68,13 +69,9 @@ def is_reachable(listener: socket.socket) -> bool:
     return not _parsed(listener.getsockname()[0]).is_loopback
 
 
-def unmapped(address: str) -> str:
-    """The IPv4 address of an IPv4-mapped IPv6 address. Other addresses are returned unchanged."""
-    return address[len(_MAPPED) :] if address.startswith(_MAPPED) and "." in address else address
-
-
 def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    return ipaddress.ip_address(unmapped(address))
+    parsed = ipaddress.ip_address(address)
+    return getattr(parsed, "ipv4_mapped", None) or parsed
 
 
 def _addresses(host: str, port: int) -> list[tuple[int, tuple[object, ...]]]:

@@ -1,25 +1,36 @@
-"""API keys: several at once for rotation, compared in constant time, reloaded when their file changes."""
+"""Which requests may enter: API keys, and on servers without keys the origins of browser pages.
+
+Several keys are valid at once, for rotation. They are compared in constant time and reloaded when their file changes.
+
+A browser sends a ``text/plain`` POST to any server without a preflight request. A page whose name is rebound to a
+loopback address (DNS rebinding) can also read the responses. Other clients send neither ``Origin`` nor
+``Sec-Fetch-Site``, and are served. With keys, origins are not checked, as a page has no key.
+"""
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import logging
 import threading
 import time
+from collections.abc import Collection
 from hashlib import sha256
+from urllib.parse import urlsplit
 
 from starlette.requests import Request
+from starlette.types import Scope
 
 from runtime.config.api_keys import SETTLE_SECONDS, Stamp, key_file_stamp, read_key_file
 from runtime.errors import ConfigError, RequestError
 
 log = logging.getLogger("unmask.keys")
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/startup", "/metrics"})  # probes and scrapers hold no key
+OPEN_PATHS = frozenset({"/health", "/ready", "/startup", "/metrics"})  # probes and scrapers have no key
 
 
 class ApiKeys:
-    """The keys that open the server: `fixed` ones, and those `in_file`, which change with it.
+    """Valid API keys: `static` ones, and those of a file, which change with it.
 
     A thread reads the file, as a slow file system must not delay requests. Changed content is used once it is the same
     in two reads, so that a file that is being written has no effect.
@@ -29,8 +40,8 @@ class ApiKeys:
         self.file = file
         self.static_digests = [_digest(key.encode()) for key in static]
         self.digests = self.static_digests + [_digest(key.encode()) for key in in_file]
-        self._seen: Stamp | str | None = "never"  # the file's stamp at the last look
-        self._taken: Stamp | str | None = "never"  # and when its content was last judged
+        self._seen: Stamp | str | None = "never"  # stamp of the file in the last read
+        self._taken: Stamp | str | None = "never"  # stamp of the content that was last used or rejected
 
     @property
     def required(self) -> bool:
@@ -38,17 +49,21 @@ class ApiKeys:
         return self.file is not None or bool(self.static_digests)
 
     def check(self, authorization: bytes | None, api_key: bytes | None = None) -> str:
-        """A name of the key that is no secret, "" where there is but one.
+        """Returns a public id of the key; "" if the server has only one key.
 
-        Raises RequestError 401 unless `authorization`, that header's value, is ``Bearer`` and one of the keys or,
-        where it is None, `api_key` (of the header X-Api-Key, as Anthropic's clients send theirs) is one.
+        Args:
+            authorization: value of the header Authorization, ``Bearer`` and a key.
+            api_key: value of the header X-Api-Key of Anthropic clients, used without the former.
+
+        Raises:
+            RequestError: 401 for a missing or invalid key.
         """
         known = self.digests  # replaced as a whole by the thread that watches the file
         if authorization is None and api_key is not None:
             authorization = b"Bearer " + api_key
         scheme, _, key = (authorization or b"").partition(b" ")
         digest = _digest(key.strip())
-        # all are compared, whichever fits
+        # compares all keys, so that the time does not depend on the position
         fits = sum(hmac.compare_digest(digest, one) for one in known)
         if not fits or scheme.lower() != b"bearer":
             what = "API key is missing" if authorization is None else "API key is invalid"
@@ -57,7 +72,7 @@ class ApiKeys:
         return "" if len(set(known)) == 1 else sha256(digest).hexdigest()[:16]
 
     def watch(self) -> None:
-        """Look at the file from now on, for as long as the process lives."""
+        """Starts to watch the file, until the process exits."""
         if self.file is not None:
             threading.Thread(target=self._watch, name="keys", daemon=True).start()
 
@@ -67,7 +82,7 @@ class ApiKeys:
             time.sleep(SETTLE_SECONDS)
 
     def reload(self) -> None:
-        """Take what the file holds, if it is new and was the same at the last look."""
+        """Takes the keys of the file if its content is new and was the same in the last read."""
         assert self.file is not None
         stamp = key_file_stamp(self.file)
         before, self._seen = self._seen, stamp
@@ -98,9 +113,117 @@ class ApiKeys:
 
 
 def api_key_id(request: Request) -> str:
-    """Whose key the request came with, for fair shares; "" on a server without keys."""
+    """Returns the public id of the key of a request; "" on a server without keys."""
     return getattr(request.state, "owner", "")
 
 
 def _digest(key: bytes) -> bytes:
     return sha256(key).digest()  # of equal length, so that the time of a comparison does not depend on the key
+
+
+_OWN_SITES = frozenset({b"same-origin", b"none"})  # "none": typed, or from a bookmark
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_KEYS = "or let clients send a key (--api-key-file)"
+
+
+class OriginPolicy:
+    """Rejects requests of pages of other origins by their headers.
+
+    Args:
+        host: The address that the server listens on.
+        origins: Origins whose pages may call the server; ``*`` is any.
+        hosts: Names by which the server is requested, without a port; ``*`` is any.
+        pages: Paths of the pages that a link of another site may lead to.
+    """
+
+    def __init__(
+        self, host: str, origins: Collection[str], hosts: Collection[str], pages: Collection[str] = ()
+    ) -> None:
+        self._on_loopback = is_loopback(host_name(host))
+        self._checks_host = "*" not in hosts and (self._on_loopback or bool(hosts))
+        self._hosts = {host_name(name) for name in hosts}
+        self._any_origin = "*" in origins
+        self._origins = {origin.rstrip("/").lower() for origin in origins}
+        self._pages = frozenset(pages)
+
+    def check(self, scope: Scope) -> None:
+        """Raises RequestError (403) for a request that a page of another origin may have caused."""
+        hosts, origins, sites, navigates = list[str](), list[str](), list[bytes](), False
+        for name, value in scope["headers"]:
+            if name == b"host":
+                hosts.append(value.decode("latin-1"))
+            elif name == b"origin":
+                origins.append(value.decode("latin-1"))
+            elif name == b"sec-fetch-site":
+                sites.append(value.strip().lower())
+            elif name == b"sec-fetch-mode":
+                navigates = value.strip().lower() == b"navigate"
+        # Probes name a pod's address.
+        if self._checks_host and (self._on_loopback or scope["path"] not in OPEN_PATHS):
+            self._check_hosts(hosts)
+        if self._any_origin or not (sites or origins):
+            return
+        if sites and all(site in _OWN_SITES for site in sites):
+            return
+        if origins and all(origin.lower() in self._origins for origin in origins):
+            return
+        if sites:
+            if navigates and scope["method"] in ("GET", "HEAD") and scope["path"] in self._pages:
+                return
+            raise _refused("Sec-Fetch-Site")
+        if not all(hosts and is_own(origin, hosts[0]) for origin in origins):
+            raise _refused("Origin")
+
+    def _check_hosts(self, hosts: Collection[str]) -> None:
+        for host in hosts:
+            name = host_name(host)
+            if name not in self._hosts and not is_loopback(name):
+                raise RequestError(
+                    f"Host: is not a name of this server; add it with --allowed-hosts, {_KEYS}",
+                    param="Host",
+                    status=403,
+                    code="host_not_allowed",
+                )
+
+
+def host_name(host: str) -> str:
+    """The name or address in a Host header, without its port, brackets and final dot, in lower case."""
+    host = host.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    name, colon, port = host.rpartition(":")
+    if colon and ":" not in name and (port.isdigit() or not port):
+        host = name
+    return host.rstrip(".")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address can only mean this machine."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def is_own(origin: str, host: str) -> bool:
+    """Whether a page of `origin` was loaded from the server that `host`, of the same request, names."""
+    try:
+        parts = urlsplit(origin)
+        port = parts.port or _DEFAULT_PORTS[parts.scheme]
+        requested = urlsplit(f"//{host.strip()}").port or _DEFAULT_PORTS[parts.scheme]
+    except (KeyError, ValueError):  # "null" too: a page in a sandbox, or of a file
+        return False
+    return bool(parts.hostname) and host_name(parts.hostname or "") == host_name(host) and port == requested
+
+
+def _refused(header: str) -> RequestError:
+    return RequestError(
+        f"{header}: a page of another origin may not call this server; allow it with --cors-allow-origins, {_KEYS}",
+        param=header,
+        status=403,
+        code="origin_not_allowed",
+    )

@@ -1,4 +1,4 @@
-"""Middleware of all HTTP requests: request id, origin, API key, count of requests in flight, errors."""
+"""Middleware of all HTTP requests: request id, origin, API key, count of requests in flight, errors, access log."""
 
 from __future__ import annotations
 
@@ -7,30 +7,38 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.errors import RequestError
 from runtime.server.admin.docs import pages
-from runtime.server.context import ServerContext
 from runtime.server.http_responses import error_response
-from runtime.server.middleware import access_log
-from runtime.server.middleware.access_log import redacted
-from runtime.server.middleware.auth import OPEN_PATHS
-from runtime.server.middleware.origins import OriginPolicy
-from runtime.server.openapi import RouteHandler
+from runtime.server.logs import redacted
+from runtime.server.middleware.auth import OPEN_PATHS, OriginPolicy
+
+if TYPE_CHECKING:
+    from runtime.server.context import ServerContext
+    from runtime.server.engine_client.generation_job import GenerationJob
+    from runtime.server.openapi import RouteHandler
 
 log = logging.getLogger("unmask.http")
+access_log = logging.getLogger("unmask.access")
+rejected_log = logging.getLogger(
+    "unmask.refused"
+)  # strangers can cause these lines, so that the log counts and limits them
+
+MAX_REASON = 300  # characters of a refusal
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class RequestMiddleware:
-    """ASGI middleware; adds ``X-Request-Id`` to every answer, and ``Connection: close`` while the server drains.
+    """ASGI middleware; adds ``X-Request-Id`` to every response, and ``Connection: close`` while the server drains.
 
-    `at_once`: by method and path the routes that give their answers by themselves: the framework's layers have nothing
-    to do for them, and a short answer is as much their work as its own.
+    `fast_routes`: handlers by method and path that are called without the framework, which would take as long as a
+    short response.
     """
 
     def __init__(
@@ -62,21 +70,26 @@ class RequestMiddleware:
         request_id = sent_id if sent_id is not None and valid else uuid.uuid4().hex.encode()
 
         state = scope.setdefault("state", {})
-        if scope["method"] == "HEAD":  # wherever GET is; the connection sends no body
+        if scope["method"] == "HEAD":  # as GET; the connection sends no body
             scope = {**scope, "method": "GET"}
 
         status = 0  # of the answer, once it has begun
         arrived = time.monotonic()
 
-        async def send_marked(message: Message) -> None:
+        def begin(code: int, headers: list[tuple[bytes, bytes]]) -> None:
+            """Adds the headers of all responses to a response that begins."""
             nonlocal status
+            status = code
+            headers.append((b"x-request-id", request_id))
+            if unknown := state.get("ignored"):
+                headers.append((b"x-unmask-ignored", ", ".join(unknown).encode()))
+            if context.draining:
+                headers.append((b"connection", b"close"))
+
+        async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
-                if unknown := state.get("ignored"):
-                    headers.append((b"x-unmask-ignored", ", ".join(unknown).encode()))
-                if context.draining:
-                    headers.append((b"connection", b"close"))
+                message["headers"] = [*message.get("headers", ())]
+                begin(message["status"], message["headers"])
             await send(message)
 
         context.in_flight += 1
@@ -93,13 +106,16 @@ class RequestMiddleware:
             if route is None:
                 await self.app(scope, receive, send_marked)
             else:
-                response = await route(Request(scope, receive, send_marked))
-                await response(scope, receive, send_marked)
-        except RequestError as error:  # the framework answers those of its routes
+                response = await route(Request(scope, receive, send))
+                begin(response.status_code, response.raw_headers)
+                await response(scope, receive, send)
+        except RequestError as error:  # other routes have the framework's exception handlers
             state["refusal"] = redacted(error)
             await error_response(error, scope["path"])(scope, receive, send_marked)
         except Exception:
-            log.exception("request %s failed with an internal error", request_id.decode())
+            log.exception(
+                "request %s failed with an internal error; report it with this traceback", request_id.decode()
+            )
             if status:
                 raise  # the connection is closed in the middle of the answer
             message = f"internal server error; the server log has details under request id {request_id.decode()}"
@@ -108,6 +124,56 @@ class RequestMiddleware:
         finally:
             context.in_flight -= 1
             seconds = time.monotonic() - arrived
-            access_log.log_request(scope["method"], scope["path"], status, seconds, state, scope["path"] in self.open)
+            log_request(scope["method"], scope["path"], status, seconds, state, scope["path"] in self.open)
             if context.tracing is not None and (scope["method"], scope["path"]) in self.fast_routes and status != 401:
                 context.tracing.record(scope, request_id.decode(), context.names[0], status, arrived)
+
+
+def log_request(
+    method: str, path: str, status: int, seconds: float, state: dict[str, Any], quiet: bool = False
+) -> None:
+    """Logs one request.
+
+    Args:
+        state: state of the ASGI scope, with the job and the rejection, if any.
+        quiet: log at level DEBUG, for probes, scrapers and the page, which are requested every few seconds.
+    """
+    level = logging.DEBUG if quiet else logging.INFO
+    if not access_log.isEnabledFor(level):
+        return
+    shown_path = _printable(path[:80])
+    fields: dict[str, Any] = {"method": method, "path": shown_path, "status": status, "seconds": round(seconds, 4)}
+    parts = [f"{seconds:.3f} s"]
+    job: GenerationJob | None = state.get("job")
+    if job is not None:
+        usage = job.usage()
+        forwards = sum(choice.nfe for choice in job.choices)
+        ends = sorted({choice.finish_reason or "unfinished" for choice in job.choices})
+        fields |= {
+            "id": job.id,
+            "prompt_tokens": usage["prompt_tokens"],
+            "tokens": usage["completion_tokens"],
+            "forwards": forwards,
+            "ended_by": ends,
+        }
+        parts = [
+            job.id,
+            f"{usage['prompt_tokens']}+{usage['completion_tokens']} tokens",
+            f"{forwards} forwards",
+            *parts,
+            " ".join(ends),
+        ]
+    reason = state.get("refusal")
+    if reason:
+        fields["reason"] = _printable(reason[:MAX_REASON])
+        parts.append(fields["reason"])
+    line = f"{method} {shown_path} {status} {', '.join(parts)}"
+    if 400 <= status < 500:
+        rejected_log.log(level, f"rejected with {status}: %s", line, extra={"fields": fields})
+    else:
+        access_log.log(level, "%s", line, extra={"fields": fields})
+
+
+def _printable(text: str) -> str:
+    """Returns a text of a client on one line."""
+    return text.encode("unicode_escape").decode()

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("unmask.tracing")
 
-CLOSING_SECONDS = 5.0  # that the last spans have to get out when the server ends
+CLOSING_SECONDS = 5.0  # to export the last spans when the server exits
 MAX_TRACED_CHOICES = 8  # completions of a request that have spans for their phases
 _PARENT = (b"traceparent", b"tracestate")
-# the conventions' name of what a route does; others that generate have no conversation and no roles
+# routes with the operation "chat" of the semantic conventions; other routes have no roles
 _CHAT_PATHS = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages"})
 
 
 def start() -> Tracing | None:
-    """None where no traces are wanted, or cannot be had: one line of the log says why."""
+    """Returns None if traces are off, or if they are impossible, which is logged with the reason."""
     variable = traces_endpoint()
     if variable is None:
         return None
@@ -57,7 +57,7 @@ def start() -> Tracing | None:
 
 
 class Tracing:
-    """Makes the spans of requests that have ended. Sampler, limits and exporter are the provider's."""
+    """Creates the spans of finished requests. The provider has sampler, limits and exporter."""
 
     def __init__(self, provider: TracerProvider) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -67,11 +67,14 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
 
     def record(self, scope: Mapping[str, Any], request_id: str, model: str, status: int, arrived: float) -> None:
-        """A request that ended just now.
+        """Records a request that has just ended.
 
         Args:
-            scope: ASGI's; its state has the job and the refusal, where there were any.
-            model: the served name. status: of the answer; 0: none has begun. arrived: when, on the monotonic clock.
+            scope: ASGI scope; its state has the job and the rejection, if any.
+            request_id: id in the response.
+            model: the served name.
+            status: of the response; 0 if none has begun.
+            arrived: monotonic time of arrival, seconds.
         """
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
@@ -87,7 +90,7 @@ class Tracing:
             context=self._parent(scope["headers"]),
             kind=SpanKind.SERVER,
             start_time=int(arrived * 1e9) + clock,
-            attributes={  # what a sampler may ask for
+            attributes={  # that a sampler may read
                 "gen_ai.operation.name": operation,
                 "gen_ai.provider.name": "unmask",
                 "gen_ai.request.model": model,
@@ -153,7 +156,7 @@ def _attributes(job: GenerationJob, model: str) -> Iterator[tuple[str, Any]]:
 
 
 def _phases(job: GenerationJob, submitted: int, ended: int) -> Iterator[tuple[str, int, int, int]]:
-    """Name, begin and end in nanoseconds, and the choice, as far as each came."""
+    """Yields name, start and end in nanoseconds, and choice of each phase that began."""
     for choice in job.choices[:MAX_TRACED_CHOICES]:
         if not choice.nfe:
             continue  # no output of the engine

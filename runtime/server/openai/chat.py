@@ -1,19 +1,20 @@
-"""``POST /v1/chat/completions``, compatible with OpenAI clients."""
+"""``POST /v1/chat/completions``, compatible with OpenAI clients; and the chunks that completions have in common."""
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import Any, ClassVar
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
-from runtime.request.output import denoise_fields
+from runtime.parsers import Arguments, CallStart, ChatOutputParser, Delta, Reasoning
+from runtime.request.output import CompletionState, denoise_fields
 from runtime.server.context import ServerContext, new_id, stream_mode
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.http_responses import ErrorResponse
-from runtime.server.openai.chat_context import ChatContext
+from runtime.server.http_responses import DONE, ErrorResponse, ServingHandler, events, handle_generation, openai_error
 from runtime.server.openai.chat_messages import (
     continues_last_message,
     ending_variables,
@@ -22,20 +23,91 @@ from runtime.server.openai.chat_messages import (
 )
 from runtime.server.openai.logprobs import logprob_streamers
 from runtime.server.openai.protocol import (
+    AnswerMessage,
     ChatAnswer,
     ChatChoice,
     ChatChunk,
+    ChatChunkChoice,
     ChatDelta,
     ChatLogprobs,
     ChatRequest,
+    CompletionChunkChoice,
+    FunctionDelta,
+    OpenAIRequest,
     Reason,
+    ResponseHead,
 )
-from runtime.server.openai.streaming import OpenAIHandler, StreamSettings, assistant_message, chat_delta, output_parser
-from runtime.server.openai.tools import check_legacy_functions, parse_tools
+from runtime.server.openai.tools import ChatContext, check_legacy_functions, parse_tools
 from runtime.server.openapi import RawBodyRoute, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
-from runtime.server.serving_base import handle_generation
 from runtime.tokenizer.token_bytes import TokenByteDecoder
+
+
+class OpenAIHandler(ServingHandler):
+    """Chunks with choices, and the usage if requested."""
+
+    chunk_object: ClassVar[str]
+
+    def __init__(self, job: GenerationJob, body: OpenAIRequest, model: str, mode: str | None) -> None:
+        """`mode`: as in `stream_mode`. The body is not kept."""
+        super().__init__(job, streams=mode is not None)
+        options = body.stream_options
+        self._include_usage = options is not None and bool(options.include_usage)
+        self._continuous_usage = self._include_usage and bool(options and options.continuous_usage_stats)
+        self._denoise = mode == "denoise"  # a chunk per step
+        self._head: ResponseHead = {"id": job.id, "created": int(time.time()), "model": model}
+        self._base: dict[str, Any] = {**self._head, "object": self.chunk_object}
+        if self._include_usage:
+            self._base["usage"] = None  # all chunks but the last, as OpenAI has it
+
+    def chunk(self, choice: ChatChunkChoice | CompletionChunkChoice, **more: Any) -> dict[str, Any]:
+        if self._continuous_usage:
+            more["usage"] = self.job.usage()
+        return {**self._base, "choices": [choice], **more}
+
+    def on_finish(self) -> bytes:
+        if not self._include_usage:
+            return DONE
+        return events({**self._base, "choices": [], "usage": self.job.usage()}) + DONE
+
+    def on_error(self, error: RequestError) -> bytes:
+        return events(openai_error(error)) + DONE
+
+
+def output_parser(choice: CompletionState) -> ChatOutputParser:
+    """Returns the parser of a chat completion."""
+    assert isinstance(choice.parts, ChatOutputParser)
+    return choice.parts
+
+
+def assistant_message(parts: ChatOutputParser) -> AnswerMessage:
+    """Returns the full message. Its content is null with tool calls and no text."""
+    made: AnswerMessage = {
+        "role": "assistant",
+        "content": parts.content if parts.content or not parts.calls else None,
+        "refusal": None,
+    }
+    if parts.reasoning:
+        made["reasoning_content"] = parts.reasoning
+    if parts.calls:
+        made["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in parts.calls
+        ]
+    return made
+
+
+def chat_delta(grown: Delta) -> ChatDelta:
+    """Returns the delta of a chunk."""
+    if isinstance(grown, Reasoning):
+        return {"reasoning_content": grown.text}
+    if isinstance(grown, CallStart):
+        function: FunctionDelta = {"name": grown.name, "arguments": ""}
+        return {"tool_calls": [{"index": grown.index, "id": grown.id, "type": "function", "function": function}]}
+    if isinstance(grown, Arguments):
+        return {"tool_calls": [{"index": grown.index, "function": {"arguments": grown.text}}]}
+    return {"content": grown.text}
+
 
 router = APIRouter(route_class=RawBodyRoute)
 
@@ -51,11 +123,11 @@ async def _start(context: ServerContext, request: Request) -> ChatHandler:
     body = await context.body(request, ChatRequest)
     model = context.model_name(body.model)
     mode = stream_mode(body)
+    info, tokenizer = context.require()
     max_tokens, names = _limit(body)
     check_legacy_functions(body.functions, body.function_call)
-    chat = ChatContext(
-        context.config, *context.require(), parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
-    )
+    tools = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    chat = ChatContext(context.config, info, tokenizer, tools)
     arguments = template_variables(body.chat_template_kwargs, reasoning_effort=body.reasoning_effort)
     messages = template_messages(body.messages)
     variables = ending_variables(body, arguments)
@@ -76,7 +148,7 @@ async def _start(context: ServerContext, request: Request) -> ChatHandler:
             chat=chat,
         )
     )
-    return ChatHandler(job, StreamSettings.of(body, model, mode), context.require()[1].byte_decoder)
+    return ChatHandler(job, body, model, mode, tokenizer.byte_decoder)
 
 
 def _limit(body: ChatRequest) -> tuple[int | None, dict[str, str]]:
@@ -96,21 +168,24 @@ class ChatHandler(OpenAIHandler):
 
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, job: GenerationJob, settings: StreamSettings, pieces: TokenByteDecoder) -> None:
-        super().__init__(job, settings)
-        self._logprobs = logprob_streamers(job.choices, pieces)
+    def __init__(
+        self, job: GenerationJob, body: OpenAIRequest, model: str, mode: str | None, pieces: TokenByteDecoder
+    ) -> None:
+        super().__init__(job, body, model, mode)
+        requested = any(choice.spec.logprobs is not None for choice in job.choices)
+        self._streamers = logprob_streamers(job.choices, pieces) if requested else []
         self._full_logprobs: list[Any] = []
 
     async def finalize(self) -> None:
         if not self.streams:
-            self._full_logprobs = [await revealed.full_chat() for revealed in self._logprobs]
+            self._full_logprobs = [await streamer.full_chat() for streamer in self._streamers]
 
     def full_response(self) -> ChatAnswer:
         choices: list[ChatChoice] = [
             {
                 "index": choice.index,
                 "message": assistant_message(output_parser(choice)),
-                "logprobs": self._full_logprobs[choice.index],
+                "logprobs": self._full_logprobs[choice.index] if self._full_logprobs else None,
                 "finish_reason": choice.openai_reason,
             }
             for choice in self.job.choices
@@ -119,28 +194,28 @@ class ChatHandler(OpenAIHandler):
 
     def on_start(self) -> bytes:
         role: ChatDelta = {"role": "assistant", "content": "", "refusal": None}
-        return b"".join(self._chunk(choice.index, role) for choice in self.job.choices)
+        return events(*[self._chunk(choice.index, role) for choice in self.job.choices])
 
     def on_output(self, update: OutputDelta) -> bytes:
         index = update.choice.index
         deltas: list[ChatDelta] = [chat_delta(grown) for grown in update.deltas]
-        logprobs = self._logprobs[index].chat_delta(update)
+        logprobs = self._streamers[index].chat_delta(update) if self._streamers else None
         if logprobs is not None and logprobs["content"] and not deltas:
             deltas.append({"content": ""})  # tokens that no text belongs to
-        data = []
-        if self.settings.denoise:
+        chunks = []
+        if self._denoise:
             fields = denoise_fields(update.output, "")
             del fields["text"]
-            data.append(
+            chunks.append(
                 self._chunk(index, deltas.pop(0) if deltas else {"content": ""}, logprobs=logprobs, denoise=fields)
             )
             logprobs = None
         for each in deltas:
-            data.append(self._chunk(index, each, logprobs=logprobs))
+            chunks.append(self._chunk(index, each, logprobs=logprobs))
             logprobs = None  # once per token
         if update.ended:
-            data.append(self._chunk(index, {}, update.choice.openai_reason))
-        return b"".join(data)
+            chunks.append(self._chunk(index, {}, update.choice.openai_reason))
+        return events(*chunks)
 
     def _chunk(
         self,
@@ -150,5 +225,5 @@ class ChatHandler(OpenAIHandler):
         *,
         logprobs: ChatLogprobs | None = None,
         **more: Any,
-    ) -> bytes:
+    ) -> dict[str, Any]:
         return self.chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}, **more)

@@ -10,8 +10,7 @@ from pydantic_core import PydanticCustomError, from_json
 
 from runtime.errors import RequestError
 from runtime.request.validation import preview, refuse
-from runtime.server.preprocessing.request_body import check_shape
-from runtime.server.schema_base import RequestModel, api_field
+from runtime.server.preprocessing.request_body import RequestModel, api_field, check_shape, union_tag
 
 MAX_MESSAGES = 2048
 MAX_PARTS = 2048
@@ -26,7 +25,7 @@ _ROLES = {"developer": "system", "function": "tool"}  # OpenAI's newer and older
 
 
 class Part(RequestModel):
-    """A piece of a message: its text is in the field that is named like its kind, or in `text`."""
+    """A part of a message, with its text in the field with the name of its type, or in `text`."""
 
     type: Annotated[str, api_field("`text`; other types are rejected", "text")]
     text: Annotated[str | None, api_field("text of a `text` part", "Hello!")] = None
@@ -99,8 +98,7 @@ def check_kind(part: RequestModel, kind: str, needed: Mapping[str, Sequence[str]
 
 
 def template_variables(extra: Mapping[str, Any] | None, **known: Any) -> dict[str, Any]:
-    """What a chat template is told beside the messages: what a body says of the `known` ones, which are a matter of
-    templates that know them, and, before that, what the client has `given` by name."""
+    """Returns the variables of a chat template besides the messages: `extra` ones, then `known` ones that are set."""
     return {**{name: value for name, value in known.items() if value is not None}, **(extra or {})}
 
 
@@ -144,10 +142,6 @@ def ending_variables(body: PromptEnding, variables: Mapping[str, Any] | None) ->
     if body.add_generation_prompt is None:
         return variables
     return {"add_generation_prompt": body.add_generation_prompt, **(variables or {})}
-
-
-def union_tag(content: Any) -> str:
-    return "list" if isinstance(content, list) else "str"
 
 
 _Parts = Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]
@@ -194,10 +188,14 @@ Messages = Annotated[list[Message], Field(max_length=MAX_MESSAGES, fail_fast=Tru
 
 
 class Conversation:
-    """A chat's messages made of what another dialect has in their place; `paths` says where each of them stood."""
+    """Messages of a chat that are converted from the items of another API.
+
+    Attributes:
+        paths: path in the request of each message, for errors.
+    """
 
     def __init__(self, result_id: str) -> None:
-        """`result_id`: what the dialect calls the id of the call that a result is of."""
+        """`result_id`: name of the field of a tool result with the id of the call."""
         self._result_id = result_id
         self.messages: list[Message] = []
         self.paths: list[str] = []
@@ -209,7 +207,7 @@ class Conversation:
     def assistant(
         self, path: str, *, text: str = "", reasoning: str = "", call: Call | None = None, begins: bool = False
     ) -> None:
-        """A piece of an answer: of the last message's, where that is the assistant's and nothing new `begins`."""
+        """Adds a piece of an answer to the last message if that is an assistant message, unless a new one `begins`."""
         if begins or not self.messages or self.messages[-1].role != "assistant":
             self.add(path, role="assistant", content=None)
         message = self.messages[-1]
@@ -221,26 +219,27 @@ class Conversation:
             message.tool_calls = [*(message.tool_calls or ()), call]
 
     def to_template(self) -> list[dict[str, Any]]:
-        """As `plain` has them."""
+        """Returns the messages as `template_messages`."""
         return template_messages(self.messages, self.paths, self._result_id)
 
 
 def template_messages(
     messages: Sequence[Message], paths: Sequence[str] | None = None, result_id: str = "tool_call_id"
 ) -> list[dict[str, Any]]:
-    """Messages as templates know them. Raises RequestError for what a message of its role may not be or lack.
+    """Returns messages for a chat template. Raises RequestError for messages that are invalid for their role.
 
-    `paths`: where each stood in the body, for refusals; without it they are ``messages``.
+    `paths`: path of each message in the request, for errors; by default those of ``messages``.
     """
     where = [f"messages[{i}]" for i in range(len(messages))] if paths is None else paths
     texts = [call.called.arguments for m in messages for call in m.calls() if isinstance(call.called.arguments, str)]
-    check_shape("\n".join(texts).encode())  # before any of it is parsed
+    if texts:
+        check_shape("\n".join(texts).encode())  # before any of it is parsed
     _check_results(messages, where, result_id)
     return [_template_message(message, path) for message, path in zip(messages, where, strict=True)]
 
 
 def _check_results(messages: Sequence[Message], paths: Sequence[str], result_id: str) -> None:
-    """Raises RequestError for a tool's result whose call does not come before it; one that names none follows any."""
+    """Raises RequestError for a tool result without its call before it. A result without an id matches any call."""
     known: set[str] = set()
     called = False
     for path, message in zip(paths, messages, strict=True):
@@ -283,7 +282,7 @@ def _template_message(message: Message, path: str) -> dict[str, Any]:
 
 
 def _arguments(arguments: Any) -> Any:
-    """Arguments as an object, which templates write as JSON again; what is none (a model wrote it) as it is."""
+    """Returns arguments as an object, which templates write as JSON; text that is no JSON object unchanged."""
     if not isinstance(arguments, str):
         return {} if arguments is None else arguments
     if not arguments.strip():

@@ -14,16 +14,18 @@ from runtime.request.sampling_params import MAX_COUNT
 from runtime.request.validation import integer
 from runtime.server.context import ServerContext, new_id, stream_mode
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.http_responses import ErrorResponse
+from runtime.server.http_responses import ErrorResponse, PromptWarning, events, handle_generation, template_warning
+from runtime.server.openai.chat import OpenAIHandler
 from runtime.server.openai.logprobs import (
+    PromptEcho,
     append_logprobs,
     completion_logprobs,
     encoded,
     end_token_entry,
     in_chunks,
     logprob_streamers,
+    parse_echo,
 )
-from runtime.server.openai.prompt_echo import PromptEcho, parse_echo
 from runtime.server.openai.protocol import (
     CompletionAnswer,
     CompletionChoice,
@@ -32,10 +34,8 @@ from runtime.server.openai.protocol import (
     CompletionLogprobs,
     CompletionRequest,
 )
-from runtime.server.openai.streaming import OpenAIHandler, StreamSettings
 from runtime.server.openapi import RawBodyRoute, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
-from runtime.server.serving_base import PromptWarning, handle_generation, template_warning
 
 router = APIRouter(route_class=RawBodyRoute)
 MAX_PROMPTS = 1024
@@ -73,20 +73,23 @@ async def _start(context: ServerContext, request: Request) -> CompletionHandler:
             echo=echo,
         )
     )
-    return CompletionHandler(job, StreamSettings.of(body, model, mode), context, echo)
+    return CompletionHandler(job, body, model, mode, context, echo)
 
 
 async def _tokenize_suffix(
     context: ServerContext, request: Request, body: CompletionRequest, prompt: int
 ) -> tuple[int | None, dict[int, int]]:
-    """How long the hole between prompt and suffix is, and what stands behind it, by offsets from the prompt's end;
-    without a suffix there is neither. `prompt`: tokens of the longest."""
+    """Returns the length of the gap between prompt and suffix, and the suffix's ids by offset from the prompt's end.
+
+    Without a suffix these are None and {}. `prompt`: number of tokens of the longest prompt.
+    """
     if not body.suffix:
         return None, {}
     for name in ("ignore_eos", "max_nfe", "max_repetition_run"):
         if getattr(body, name) is not None:
             raise RequestError(
-                f"{name}: with a suffix max_tokens says how long the answer is; leave it out", param=name
+                f"{name}: cannot be combined with suffix, where max_tokens is the length of the output; leave it out",
+                param=name,
             )
     info = context.require()[0]
     requested = context.cap_max_tokens(
@@ -94,12 +97,12 @@ async def _tokenize_suffix(
     )
     free_tokens = info.max_model_len - prompt
     (behind,) = await context.preprocessor.encode_pieces(request, [body.suffix], "suffix", free_tokens - 1)
-    hole = min(requested, free_tokens - len(behind))  # as any answer, what there is room for
+    hole = min(requested, free_tokens - len(behind))  # like any output, at most the free tokens
     return hole, {hole + i: token for i, token in enumerate(behind)}
 
 
 def _list(prompt: Any) -> list[str | list[int]]:
-    """One prompt or several, as several."""
+    """Returns the prompts as a list."""
     if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
         return [prompt]
     if len(prompt) > MAX_PROMPTS:
@@ -113,9 +116,15 @@ class CompletionHandler(OpenAIHandler):
     chunk_object = "text_completion"
 
     def __init__(
-        self, job: GenerationJob, settings: StreamSettings, context: ServerContext, echo: PromptEcho | None
+        self,
+        job: GenerationJob,
+        body: CompletionRequest,
+        model: str,
+        mode: str | None,
+        context: ServerContext,
+        echo: PromptEcho | None,
     ) -> None:
-        super().__init__(job, settings)
+        super().__init__(job, body, model, mode)
         self._info, self._tokenizer = context.require()
         self._echo = echo
         self._streamers = logprob_streamers(job.choices, self._tokenizer.byte_decoder)
@@ -169,23 +178,25 @@ class CompletionHandler(OpenAIHandler):
         """Returns chunks with the echoed prompts, and the ends of completions of no tokens."""
         if self._echo is None:
             return b""
-        return b"".join(
-            self.chunk(
-                {
-                    "index": choice.index,
-                    "text": self._echoed_text(choice),
-                    "logprobs": None,
-                    "finish_reason": None if choice.finish_reason is None else choice.openai_reason,
-                }
+        return events(
+            *(
+                self.chunk(
+                    {
+                        "index": choice.index,
+                        "text": self._echoed_text(choice),
+                        "logprobs": None,
+                        "finish_reason": None if choice.finish_reason is None else choice.openai_reason,
+                    }
+                )
+                for choice in self.job.choices
             )
-            for choice in self.job.choices
         )
 
     def on_output(self, update: OutputDelta) -> bytes:
         choice = update.choice
         reason = choice.openai_reason if update.ended else None
         logprobs = self._new_logprobs(update)
-        if not (update.text or reason or self.settings.denoise or (logprobs and logprobs["tokens"])):
+        if not (update.text or reason or self._denoise or (logprobs and logprobs["tokens"])):
             return b""
         fields = denoise_fields(update.output, update.text)
         piece: CompletionChunkChoice = {
@@ -194,6 +205,6 @@ class CompletionHandler(OpenAIHandler):
             "logprobs": logprobs,
             "finish_reason": reason,
         }
-        more = {"denoise": fields} if self.settings.denoise else {}
+        more = {"denoise": fields} if self._denoise else {}
         warning: PromptWarning = template_warning([choice], self._info, self._tokenizer) if reason else {}
-        return self.chunk(piece, **more, **warning)
+        return events(self.chunk(piece, **more, **warning))

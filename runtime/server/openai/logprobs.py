@@ -1,4 +1,4 @@
-"""Log-probabilities in the forms of chat completions, completions and ``/generate``."""
+"""Log-probabilities in the forms of chat completions, completions and ``/generate``; and prompts that are echoed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ import msgspec
 
 from runtime.errors import RequestError
 from runtime.parsers import part_marks
-from runtime.request.engine_messages import RequestSpec
-from runtime.request.output import CompletionState, TokenLogprob
+from runtime.request.engine_messages import EngineInfo, RequestSpec
+from runtime.request.output import CompletionState, IdsOnly, TokenLogprob
+from runtime.request.scoring import score_spec
+from runtime.tokenizer import Tokenizer
 from runtime.tokenizer.token_bytes import TokenByteDecoder
 from runtime.tokenizer.token_offsets import OffsetTracker, TokenOffset
 
 if TYPE_CHECKING:
     from runtime.server.engine_client.generation_job import OutputDelta
     from runtime.server.generate.protocol import OwnLogprob
-    from runtime.server.openai.protocol import ChatLogprobs, CompletionLogprobs
+    from runtime.server.openai.protocol import ChatLogprobs, CompletionLogprobs, CompletionRequest
     from runtime.server.openai.protocol import TokenLogprob as ChatTokenLogprob
 
 
@@ -33,12 +35,11 @@ _encode = msgspec.json.Encoder().encode
 
 def check_logprobs_limit(spec: RequestSpec, choices: int, param: str) -> None:
     """Raises RequestError if the completions may have more log-probabilities than the limit of a response."""
-    if spec.logprobs is None:
-        return
+    assert spec.logprobs is not None
     count = choices * spec.max_tokens * (1 + spec.logprobs)
     if count > MAX_LOGPROBS:
         raise RequestError(
-            f"{param}: the answer may have {count} log-probabilities to tell: {choices} x {spec.max_tokens} tokens x "
+            f"{param}: the response may have {count} log-probabilities: {choices} x {spec.max_tokens} tokens x "
             f"{1 + spec.logprobs}; at most {MAX_LOGPROBS} in one answer: give a smaller max_tokens, n or {param}",
             param=param,
         )
@@ -90,22 +91,20 @@ class LogprobStreamer:
         self._sent = last
         return list(zip(entries[first:last], positions[first:last], strict=True))
 
-    def chat_delta(self, update: OutputDelta) -> ChatLogprobs | None:
-        """Returns `take_new` for a chunk of a chat; None if not requested."""
-        return None if self._choice.spec.logprobs is None else chat_logprobs(self.take_new(update), self._pieces)
+    def chat_delta(self, update: OutputDelta) -> ChatLogprobs:
+        """Returns `take_new` for a chunk of a chat."""
+        return chat_logprobs(self.take_new(update), self._pieces)
 
-    async def full_chat(self) -> msgspec.Raw | None:
-        """Returns the field `logprobs` of the full chat completion, built in chunks; None if not requested."""
-        if self._choice.spec.logprobs is None:
-            return None
+    async def full_chat(self) -> msgspec.Raw:
+        """Returns the field `logprobs` of the full chat completion, built in chunks."""
         content: list[ChatTokenLogprob] = []
-        async for some in in_chunks(self.take_new(), 1 + self._choice.spec.logprobs):
+        async for some in in_chunks(self.take_new(), 1 + (self._choice.spec.logprobs or 0)):
             content += chat_logprobs(some, self._pieces)["content"]
         return encoded({"content": content, "refusal": None})
 
 
 def logprob_streamers(choices: Iterable[CompletionState], pieces: TokenByteDecoder) -> list[LogprobStreamer]:
-    """One for each."""
+    """Returns a streamer per completion."""
     return [LogprobStreamer(choice, pieces) for choice in choices]
 
 
@@ -166,3 +165,82 @@ def append_logprobs(
         logprobs["token_logprobs"].append(entry.logprob)
         logprobs["top_logprobs"].append(top)
         logprobs["text_offset"].append(base + offset.start)
+
+
+def parse_echo(body: CompletionRequest, prompts: Sequence[str | list[int]]) -> PromptEcho | None:
+    """Returns the echo, None if not requested. Raises RequestError for fields that conflict with it or require it."""
+    scores = bool(body.echo) and body.set_fields().get("logprobs") is not None
+    if body.prompt_logprobs_stride is not None and not scores:
+        name = "prompt_logprobs_stride"
+        raise RequestError(f"{name}: only with echo true and logprobs; leave it out", param=name)
+    if not body.echo:
+        return None
+    if body.suffix:
+        raise RequestError("echo: does not go with a suffix; leave one of them out", param="echo")
+    if scores and body.stream:
+        raise RequestError("echo: cannot be combined with logprobs and stream; leave one of them out", param="echo")
+    return PromptEcho(prompts, silent=body.max_tokens == 0, stride=body.prompt_logprobs_stride or 1)
+
+
+class PromptEcho:
+    """The echoed prompts of one request.
+
+    Attributes:
+        silent: only prompts are returned, no completions.
+        scores: scoring requests, one per prompt of several tokens.
+        texts: texts of the prompts.
+    """
+
+    def __init__(self, prompts: Sequence[str | list[int]], *, silent: bool, stride: int = 1) -> None:
+        """`silent`: return only prompts. `stride`: tokens of a prompt that are scored per forward."""
+        self._prompts = prompts
+        self.silent = silent
+        self._stride = stride
+        self._choices_per_prompt = 1  # answers to a prompt
+        self._scored: dict[int, CompletionState] = {}
+        self._ids: list[list[int]] = []
+        self._adds_bos = False
+        self.texts: list[str] = []
+
+    def attach(self, choices: Sequence[CompletionState], each: int, info: EngineInfo, tokenizer: Tokenizer) -> None:
+        """Prepares scoring requests. `each`: completions per prompt. Raises RequestError if scoring is impossible."""
+        self._choices_per_prompt, self._pieces = each, tokenizer.byte_decoder
+        self._adds_bos = info.bos_token_id is not None
+        count = sum(len(choice.spec.prompt) * (1 + (choice.spec.logprobs or 0)) for choice in choices)
+        if choices[0].spec.logprobs is not None and count > MAX_LOGPROBS:
+            raise RequestError(
+                f"echo: the prompts have {count} log-probabilities, n and logprobs counted in; at most "
+                f"{MAX_LOGPROBS} in one answer: send fewer prompts, or a smaller n or logprobs", param="echo",
+            )  # fmt: skip
+        for number, choice in enumerate(choices[::each]):
+            prompt, spec = self._prompts[number], choice.spec
+            self._ids.append(spec.prompt)
+            self.texts.append(prompt if isinstance(prompt, str) else tokenizer.decode(prompt))
+            if spec.logprobs is not None and len(spec.prompt) > 1:
+                scored = score_spec(
+                    spec.prompt, info, id=f"{spec.id}-prompt", param="echo", logprobs=spec.logprobs,
+                    tokens_per_step=self._stride, cache_salt=spec.cache_salt, parent_id=spec.parent_id,
+                    tenant=spec.tenant, adapter=spec.adapter,
+                )  # fmt: skip
+                self._scored[number] = CompletionState(number, scored, IdsOnly())
+        if self.silent:
+            for choice in choices:
+                choice.finish_reason = "length"
+
+    @property
+    def scores(self) -> list[CompletionState]:
+        return list(self._scored.values())
+
+    def text(self, choice: CompletionState) -> str:
+        """Returns the text of the prompt of a completion."""
+        return self.texts[choice.index // self._choices_per_prompt]
+
+    def entries(self, choice: CompletionState) -> list[tuple[TokenLogprob, TokenOffset]]:
+        """Returns the scored tokens of the prompt of a completion; the first token has no log-probability."""
+        number = choice.index // self._choices_per_prompt
+        ids = self._ids[number]
+        scored = self._scored.get(number)
+        known: list[TokenLogprob] = [] if scored is None else scored.token_logprobs or []
+        before = int(self._adds_bos and isinstance(self._prompts[number], str))  # not part of the text
+        offsets = [TokenOffset(0, 0)] * before + OffsetTracker(self._pieces).push(ids[before:])
+        return list(zip([TokenLogprob(ids[0], None, []), *known], offsets, strict=True))

@@ -24,7 +24,7 @@ from runtime.request.scoring import MAX_TOKENS_PER_STEP
 from runtime.server.openai.chat_messages import EXAMPLE_CHAT, Messages
 from runtime.server.openai.tools import EXAMPLE_TOOLS, ToolChoice, ToolItems
 from runtime.server.openapi import values_schema
-from runtime.server.schema_base import Integer, Integers, RequestModel, UnsupportedField, api_field
+from runtime.server.preprocessing.request_body import Integer, Integers, RequestModel, UnsupportedField, api_field
 
 MAX_ENTRIES = 64  # of metadata and of chat_template_kwargs; `request_body` has the limits of a body
 
@@ -87,7 +87,7 @@ _DECLARED = {field.name: field for field in PARAMETERS}
 
 
 def declared_type(name: str) -> Any:
-    """The type of a declared field, which may be null."""
+    """Returns the type of a declared field, which may be null."""
     field = _DECLARED[name]
     kind = _TYPES.get(field.kind, Stop)
     if field.refused:
@@ -130,7 +130,7 @@ else:
 
 
 class GenerationRequest(SamplingFields):
-    """What every route that generates understands."""
+    """Fields of all generation routes."""
 
     stream: Annotated[bool | None, api_field("return server-sent events", True)] = None
     skip_special_tokens: Annotated[Any, UnsupportedField(True)] = None
@@ -156,24 +156,23 @@ class GenerationRequest(SamplingFields):
     ] = None
 
     def set_fields(self) -> dict[str, Any]:
-        """What was given of the declared fields, by their names."""
+        """Returns the declared fields that the request sets, by name."""
         unknown = self.model_extra or {}  # those of a body that has not all of them
         names = (name for name in self.model_fields_set if name in _DECLARED and name not in unknown)
         values = ((name, getattr(self, name)) for name in names)
         return {name: value for name, value in values if value is not None}
 
     def format(self) -> tuple[str, Any]:
-        """The path and the value of the field, other than `structured_outputs`, that sets the answer's form."""
+        """Returns path and value of the field, other than `structured_outputs`, that sets the format of the output."""
         return "response_format", self.response_format
 
     def ignored_paths(self) -> Iterator[str]:
-        yield from super().ignored_paths()
         path, requested = self.format()
         yield from (f"{path}.{name}" for name in unknown_format_keys(requested))
 
 
 class SingleChoiceRequest(GenerationRequest):
-    """Of a dialect whose answers have no place for several, or for log-probabilities."""
+    """Request of an API without several completions and without log-probabilities."""
 
     n: Annotated[Any, UnsupportedField(1)] = None
     logprobs: Annotated[Any, UnsupportedField()] = None

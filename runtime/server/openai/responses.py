@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -15,8 +15,7 @@ from runtime.errors import RequestError
 from runtime.parsers import Arguments, CallStart, Delta, Reasoning
 from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.http_responses import named_event
-from runtime.server.openai.chat_context import ChatContext
+from runtime.server.http_responses import ServingHandler, handle_generation, named_event
 from runtime.server.openai.responses_protocol import (
     RESPONSE_EVENTS,
     ResponseError,
@@ -25,10 +24,9 @@ from runtime.server.openai.responses_protocol import (
     ResponsesRequest,
     ResponseStatus,
 )
-from runtime.server.openai.tools import ToolConfig
+from runtime.server.openai.tools import ChatContext, ToolConfig
 from runtime.server.openapi import RawBodyRoute, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
-from runtime.server.serving_base import ServingHandler, handle_generation
 
 router = APIRouter(route_class=RawBodyRoute)
 
@@ -70,7 +68,7 @@ async def _start(context: ServerContext, request: Request) -> ResponsesHandler:
 
 
 class ResponsesHandler(ServingHandler):
-    """OpenAI's response object, and the events with which it comes about."""
+    """OpenAI's response object and its events."""
 
     def __init__(self, job: GenerationJob, body: ResponsesRequest, model: str, tools: ToolConfig) -> None:
         super().__init__(job, streams=bool(body.stream))
@@ -160,28 +158,24 @@ class ResponsesHandler(ServingHandler):
         return data
 
 
-class Event(Protocol):
-    def __call__(self, kind: str, /, **fields: Any) -> bytes: ...
-
-
 class ResponseItems:
-    """Items so far, the last of which may be open. Every method returns the events of what it changes.
+    """Items of a response, the last of which may be open. Every method returns the events of its changes.
 
     Attributes:
-        items: as the response object has them, once they have ended.
+        items: finished items in the form of the response object.
     """
 
-    def __init__(self, name: str, event: Event, origins: Mapping[str, tuple[str, str]]) -> None:
-        """`name`: what the items' ids are made of. `origins`: the functions of namespaces, as in `Tooling`."""
+    def __init__(self, name: str, event: Callable[..., bytes], origins: Mapping[str, tuple[str, str]]) -> None:
+        """`name`: part of the ids of items. `origins`: functions of namespaces, as in `ToolConfig`."""
         self.items: list[Any] = []  # OutputItem
         self._name = name
         self._event = event
         self._origins = origins
-        self._open: dict[str, Any] = {}  # the item that grows; empty where none does
+        self._open: dict[str, Any] = {}  # the open item; empty if none
         self._pieces: list[str] = []
 
     def append(self, delta: Delta) -> bytes:
-        """More of the item that grows, or the first of another."""
+        """Extends the open item, or begins another one."""
         if isinstance(delta, CallStart):
             name, namespace = self._origins.get(delta.name, (delta.name, ""))
             scope = {"namespace": namespace} if namespace else {}

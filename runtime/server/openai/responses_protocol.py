@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NotRequired
 
@@ -21,7 +22,6 @@ from runtime.server.openai.chat_messages import (
     Part,
     check_kind,
     template_variables,
-    union_tag,
 )
 from runtime.server.openai.protocol import Entries, ModelName, SingleChoiceRequest, TemplateArguments, Verbosity
 from runtime.server.openai.tools import (
@@ -33,10 +33,16 @@ from runtime.server.openai.tools import (
     make_tool,
     parse_tool_choice,
     qualified_name,
-    repeated,
     select_tools,
 )
-from runtime.server.schema_base import AnyOfUnion, Integer, RequestModel, UnsupportedField, api_field
+from runtime.server.preprocessing.request_body import (
+    AnyOfUnion,
+    Integer,
+    RequestModel,
+    UnsupportedField,
+    api_field,
+    union_tag,
+)
 
 _NOT_STORED = "is not supported, as responses are not stored; send the full conversation in input"
 _ENCRYPTED = "reasoning.encrypted_content"
@@ -184,7 +190,7 @@ class TextConfig(RequestModel):
 
 
 class Reasoning(RequestModel):
-    """`effort` is a matter of templates that know it."""
+    """Options of reasoning, for templates that support them."""
 
     effort: Annotated[str | None, api_field("sets `reasoning_effort` of the chat template", "low")] = None
     summary: Annotated[str | None, api_field("accepted for compatibility; ignored", "auto")] = None
@@ -300,14 +306,14 @@ class ResponsesRequest(SingleChoiceRequest):
         """
         self._check_include()
         defined = self._functions()
-        ambiguous = set(repeated([each.tool.name or "" for each in defined]))
+        uses = Counter(each.tool.name or "" for each in defined)
         origins: dict[str, tuple[str, str]] = {}
         tools = []
         for path, item, namespace in defined:
             name, description = item.name or "", item.description
             if namespace is not None:
                 space = namespace.name or ""
-                flat = qualified_name(space, name) if name in ambiguous else name
+                flat = qualified_name(space, name) if uses[name] > 1 else name
                 origins[flat] = (name, space)
                 name, description = flat, namespace.description if description is None else description
             tools.append(
@@ -318,8 +324,10 @@ class ResponsesRequest(SingleChoiceRequest):
         return select_tools(tools, choice, single=self.parallel_tool_calls is False, origins=origins)
 
     def _check_include(self) -> None:
-        """Raises RequestError for additional output that no answer can have. Output of hosted tools may be named where
-        the request has such a tool, as clients send both together."""
+        """Raises RequestError for additional output that no response can have.
+
+        Output of a hosted tool is allowed with that tool in the request, as clients send both together.
+        """
         kinds = [tool.type for tool in self.tools or () if tool.unsupported_kind() is not None]
         for i, value in enumerate(self.include or ()):
             hosted = value.partition("_call")[0]
@@ -346,10 +354,10 @@ class ResponsesRequest(SingleChoiceRequest):
         return found
 
     def to_chat(self, origins: Mapping[str, tuple[str, str]]) -> Conversation:
-        """The instructions and items as a chat's messages: what an answer consists of is one message again.
+        """Returns instructions and items as messages of a chat. Items of one answer become one message.
 
         Args:
-            origins: As in `Tooling`; calls in the history get the names that are offered to the model.
+            origins: As in `ToolConfig`; calls in the history get the names that are offered to the model.
         """
         names = {found: flat for flat, found in origins.items()}
         made = Conversation("call_id")

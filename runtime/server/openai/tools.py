@@ -1,18 +1,40 @@
-"""Tools of a request: models, validation, and the tools that are offered to the model."""
+"""Tools and reasoning of a chat: models of tools, their part of the prompt, grammar of calls, parser of the output."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, WithJsonSchema
+from starlette.requests import Request
 
-from runtime.errors import RequestError
+from runtime.config import ServerConfig
+from runtime.config.chat_flags import OFF
+from runtime.errors import ConfigError, RequestError
+from runtime.parsers import (
+    ChatOutputParser,
+    ReasoningFormat,
+    ToolFormat,
+    reasoning_format,
+    reasoning_formats,
+    tool_format,
+    tool_formats,
+)
 from runtime.parsers.formats import NO_ARGUMENTS, Tool
+from runtime.parsers.reasoning import ReasoningParser
+from runtime.parsers.tool_call_grammar import CallMode, ToolCallConstraint, grammar, part_name
+from runtime.request.engine_messages import EngineInfo
+from runtime.request.structured import grammar_of
 from runtime.request.validation import preview, refuse
-from runtime.server.schema_base import RequestModel, api_field
+from runtime.server.openai.chat_messages import NO_GRAMMAR_MESSAGE
+from runtime.server.preprocessing.request_body import RequestModel, api_field
+
+if TYPE_CHECKING:
+    from runtime.server.preprocessing.preprocessor import Preprocessor
+    from runtime.tokenizer import Tokenizer
+
 
 MAX_TOOLS = 256
 MAX_NAME = 128
@@ -23,7 +45,7 @@ EXAMPLE_TOOLS = [{"type": "function", "function": {"name": "calculator", "parame
 
 
 class FunctionDescription(RequestModel):
-    """What a function does, whatever else it comes with."""
+    """Fields that describe a function."""
 
     description: Annotated[str | None, api_field("description for the model", "Works out sums.")] = None
     parameters: Annotated[
@@ -65,9 +87,10 @@ class ToolConfig:
     """The tools of a request.
 
     Attributes:
-        tools: that are offered, with where the schema of each stood in the request; none where the model may call none.
-        forced: the answer has to be calls. named: of this tool alone.
-        single: of one call at most.
+        tools: offered tools, each with the path of its schema in the request; none if the model may call none.
+        forced: the output has to be calls.
+        named: the only tool that may be called; "" for any.
+        single: at most one call is allowed.
         param: the field that forces the calls, or that has the tools.
         origins: The name and the namespace of each function that a namespace defines, by the name offered to the model.
     """
@@ -85,7 +108,7 @@ class ToolConfig:
 
     @property
     def callable(self) -> Sequence[tuple[str, Tool]]:
-        """Those that the answer may call."""
+        """The tools that the output may call."""
         return [found for found in self.tools if not self.named or found[1].name == self.named]
 
 
@@ -135,7 +158,7 @@ def select_tools(
             raise refuse(param, f"allows no function among the tools: {listed or 'there are none'}")
     if choice.mode == "required":
         if not tools:
-            raise refuse(param, "asks for a call, and there are no tools; send tools, or leave it out")
+            raise refuse(param, "requires a call, but there are no tools; send tools, or leave it out")
         if choice.name and choice.name not in names:
             raise refuse(param, f"{preview(choice.name)} is not among the tools: {listed}")
         return ToolConfig(tools, True, choice.name, single or bool(choice.name), param, functions)
@@ -158,7 +181,7 @@ def parse_tool_choice(choice: object, origins: Mapping[str, tuple[str, str]] | N
 
     Args:
         choice: The value of the field.
-        origins: As in `Tooling`; a function of a namespace may be named as the client defined it.
+        origins: As in `ToolConfig`; a function of a namespace may have the name that the client defined.
 
     Raises:
         RequestError: The value is no choice, or selects only tools that are not functions.
@@ -203,15 +226,6 @@ def qualified_name(namespace: str, name: str) -> str:
     return f"{namespace.removesuffix('__')}__{name}"
 
 
-def repeated(names: Sequence[str]) -> Iterator[str]:
-    """Those of the names that occur more than once."""
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            yield name
-        seen.add(name)
-
-
 def _tool(item: ToolItem, path: str) -> tuple[str, Tool]:
     function = item.function
     if function is None:
@@ -231,8 +245,10 @@ def make_tool(
     strict: bool | None,
     extra: dict[str, Any] | None = None,
 ) -> tuple[str, Tool]:
-    """A checked tool, and where the schema of its parameters stood. `path`: where its name did, with that schema in
-    `field`."""
+    """Returns a checked tool, and the path of the schema of its parameters.
+
+    `path`: path of the object with the name, and with the schema in `field`.
+    """
     if not name or len(name) > MAX_NAME or not _NAME.fullmatch(name):
         raise refuse(
             f"{path}.name", f"{preview(name)} is not a name of 1 to {MAX_NAME} letters, digits, and any of _ - . : /"
@@ -258,7 +274,7 @@ def make_tool(
 
 
 def check_legacy_functions(functions: object, call: object) -> None:
-    """OpenAI's older fields are no matter where nothing is to be called. Raises RequestError where it is."""
+    """Raises RequestError for deprecated fields of OpenAI that request a call."""
     if functions and call != "none":
         raise RequestError(
             "functions: the deprecated form of tools is not supported; send tools, and tool_choice instead of "
@@ -267,3 +283,171 @@ def check_legacy_functions(functions: object, call: object) -> None:
         )
     if call not in (None, "none", "auto"):
         raise refuse("function_call", "the deprecated form of tool_choice is not supported; send tools and tool_choice")
+
+
+_TAIL_TOKENS = 32  # last tokens of a prompt that are searched for the start of reasoning
+
+
+def check_parsers(config: ServerConfig) -> None:
+    """Raises ConfigError for a parser that is not there."""
+    for name, known in (("tool_call_parser", tool_formats()), ("reasoning_parser", reasoning_formats())):
+        value = getattr(config, name)
+        if value is not None and value not in (OFF, *known):
+            raise ConfigError(
+                f"--{name.replace('_', '-')}: unknown parser {value!r}; available: {', '.join(known)}, {OFF}"
+            )
+
+
+class ChatContext:
+    """Tools, reasoning and grammar of one chat.
+
+    Attributes:
+        optional: Only strict tools require the grammar. Calls are parsed without it where it is impossible, as most
+            agents mark all of their tools as strict.
+        strict_unsupported: The grammar is impossible in this format of calls, and optional.
+        continued: The answer continues the last message, with which the prompt ends.
+        loaded: Engine info and tokenizer.
+        single: The answer ends with its first call, which has to be detected as it arrives.
+    """
+
+    def __init__(
+        self, config: ServerConfig, info: EngineInfo, tokenizer: Tokenizer, tools: ToolConfig = NO_TOOLS
+    ) -> None:
+        """Raises RequestError for tools that cannot be described to the model."""
+        self.loaded = info, tokenizer
+        self._tokenizer = tokenizer
+        self._tools = tools
+        self.single = bool(tools.tools) and tools.single
+        self._format: ToolFormat | None = tool_format(config.tool_call_parser or info.tool_calls)
+        self._reasoning: ReasoningFormat | None = reasoning_format(config.reasoning_parser or info.reasoning)
+        self._in_reasoning = self.continued = self.optional = self.strict_unsupported = False
+        self._any_object: frozenset[int] = frozenset()  # tools whose schemas the grammar leaves out
+        if not tools.tools:
+            self._format = None
+        elif self._format is None:
+            raise refuse("tools", f"are disabled by --tool-call-parser {OFF}; leave them out")
+        elif not tokenizer.supports_tools and self._format.instructs is None:
+            raise refuse(
+                "tools",
+                f"the chat template does not support tools and parser {self._format.key} cannot describe them in the "
+                "prompt; start the server with another --chat-template or --tool-call-parser",
+            )
+
+    async def prompt(
+        self,
+        request: Request,
+        preparer: Preprocessor,
+        messages: list[dict[str, Any]],
+        kwargs: Mapping[str, Any] | None,
+        *,
+        continued: bool = False,
+    ) -> list[int]:
+        """Returns the ids of a chat with its tools. Raises RequestError.
+
+        Args:
+            request: HTTP request.
+            preparer: Encodes the chat.
+            messages: Messages for the template.
+            kwargs: Variables of the template.
+            continued: The answer continues the last message.
+        """
+        text = str(messages[-1]["content"]) if continued else ""
+        self.continued = continued
+        if self._format is not None and text.rfind(self._format.opens) > text.rfind(self._format.closes):
+            raise refuse(
+                "tools", "cannot continue a message that ends within a tool call; complete the call or leave tools out"
+            )
+        if self._format is None:
+            items = None
+        elif self._tokenizer.supports_tools:
+            items = [tool.item for _, tool in self._tools.tools]
+        else:
+            items, messages = None, self._with_tool_instructions(self._format, messages)
+        ids = await preparer.encode_chat(request, self.loaded, messages, kwargs, items, continued=continued)
+        if self._reasoning is not None:
+            tail = self._tokenizer.decode(ids[-_TAIL_TOKENS - len(text) :]).removesuffix(text).rstrip()
+            begun = ReasoningParser(self._reasoning, tail.endswith(self._reasoning.opens))
+            begun.push(text)
+            self._in_reasoning = begun.in_reasoning
+            if begun.is_done:
+                self._reasoning = None
+        return ids
+
+    def _with_tool_instructions(self, made: ToolFormat, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the messages with a description of the tools, for templates without support of tools."""
+        assert made.instructs is not None
+        instructions = made.instructs([tool for _, tool in self._tools.tools])
+        if messages and messages[0]["role"] == "system":
+            return [{**messages[0], "content": f"{messages[0]['content']}\n\n{instructions}".lstrip()}, *messages[1:]]
+        return [{"role": "system", "content": instructions}, *messages]
+
+    def grammar(self, asked: dict[str, Any] | None, at: str) -> tuple[str, str]:
+        """Returns the grammar of the output, "" for none, and the field that requests it.
+
+        Args:
+            asked: requested format of the output, None without one. at: the field that requests it.
+
+        Raises:
+            RequestError: it cannot be made.
+        """
+        tools = self._tools
+        if self.continued and (asked is not None or tools.forced):
+            raise refuse(tools.param if tools.forced else at, NO_GRAMMAR_MESSAGE)
+        calls = self._format is not None and (tools.forced or tools.strict or asked is not None)
+        opened = self._reasoning if self._in_reasoning else None
+        self.optional = calls and not tools.forced and asked is None
+        if not calls and (asked is None or opened is None):
+            return "", at
+        form = "" if asked is None or tools.forced else grammar_of(asked, at)
+        param = tools.param if calls and (tools.forced or asked is None) else at
+        constraint = None
+        if calls:
+            assert self._format is not None
+            if self._format.wraps is None and self.optional:
+                self.strict_unsupported = True
+                return "", at
+            if self._format.wraps is None:
+                raise RequestError(
+                    f"{param}: calls in the format {self._format.key} cannot be constrained to a schema; leave it out, "
+                    'with tool_choice "auto" and no strict tools',
+                    param=param,
+                )
+            mode: CallMode = "only" if tools.forced else "or_form" if form else "within"
+            constraint = ToolCallConstraint(self._format, tools.callable, mode, tools.single, self._any_object)
+        return grammar(constraint, form, opened, self._tokenizer.control_id, param), param
+
+    def preamble(self) -> ReasoningParser | None:
+        """Returns what finds the reasoning of one answer. None if the model marks none."""
+        return None if self._reasoning is None else ReasoningParser(self._reasoning, self._in_reasoning)
+
+    def leave_out_schemas(self, parts: Sequence[str]) -> list[str] | None:
+        """Leaves rejected schemas out of the next `grammar`, if calls are optional.
+
+        Args:
+            parts: The names of the grammar's parts that were refused.
+
+        Returns:
+            The fields `strict` of these tools that are not honored, or None where nothing may be left out.
+        """
+        tools = self._tools
+        numbers = [i for i in range(len(tools.callable)) if part_name(i) in parts and i not in self._any_object]
+        if tools.forced or not numbers:
+            return None
+        self._any_object |= frozenset(numbers)
+        strict = [tools.callable[i] for i in numbers if tools.callable[i][1].strict]
+        return [f"{path.rpartition('.')[0]}.strict" for path, _ in strict]
+
+    def parts(self, *, exact: bool, streamed: bool) -> ChatOutputParser:
+        """Returns the parser of the output. `exact`: a grammar constrains all calls to their schema, and no stop
+        string cuts one."""
+        tools = self._tools
+        return ChatOutputParser(
+            reasoning=self._reasoning,
+            opened=self._in_reasoning,
+            tools=self._format,
+            available_tools=[tool for _, tool in tools.callable],
+            exact=exact,
+            early=streamed,  # otherwise a truncated call would be returned with partial arguments
+            forced=tools.forced,
+            single=tools.single,
+        )

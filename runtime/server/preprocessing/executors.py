@@ -1,12 +1,12 @@
-"""Threads for work beside the event loop, and the fair queue in front of each.
+"""Threads for work outside the event loop, and the fair queue in front of each.
 
 There are two threads, for short and for long work. Python threads share the GIL, so that work must release it, as batch
 calls of the tokenizers library do, or consist of small steps, as a template does. Work that is no longer needed leaves
 the queue, or ends at its next step.
 
 API keys get equal seconds of service. Within a key, and among keys with about the same use, the shortest request is
-first. The queue is limited: a request that finds it full displaces the last one of the key that waits for most, unless
-its own key would then wait for more.
+first. The queue is limited. If it is full, a new request displaces the last one of the key with the largest waiting
+size, unless its own key would then have a larger one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from runtime.errors import RequestError
-from runtime.server.http_responses import ClientGone, disconnected
 from runtime.server.middleware.auth import api_key_id
+from runtime.server.preprocessing.request_body import ClientGone, disconnected
 from runtime.structured_output.service_time import ServiceTime
 
 QUANTUM = 0.05  # seconds of service by which owners may differ and count as equal
@@ -50,9 +50,9 @@ class AdmissionQueue:
         """Creates an empty queue.
 
         Args:
-            most: How much may wait together, in the unit of `enter`.
-            what: How a refusal calls those that wait.
-            per_owner: How many requests of one owner may wait; None for any number.
+            capacity: Maximum size of all waiting requests, in the unit of `acquire`.
+            what: Name of the waiting requests in errors.
+            per_owner: Maximum number of waiting requests per owner; None for any number.
         """
         self._capacity, self._description, self._per_owner = capacity, what, per_owner
         self._waiting: dict[str, list[Waiter]] = {}  # a heap for each owner of which something waits
@@ -64,7 +64,7 @@ class AdmissionQueue:
         self._used = ServiceTime()
 
     async def acquire(self, size: int, owner: str = "") -> None:
-        """Waits for service, which `leave` ends. Raises RequestError 429 where too much waits, at once or later."""
+        """Waits for service, which `release` ends. Raises RequestError 429 if too much waits, at once or later."""
         if not self._busy:
             self._busy = True
             self._used.join(owner, ())
@@ -73,7 +73,7 @@ class AdmissionQueue:
         if self._per_owner is not None and len(self._waiting.get(owner, ())) >= self._per_owner:
             whose = "of this API key " if owner else ""
             raise RequestError(
-                f"{self._per_owner} {self._description} {whose}wait already, as many as may; retry later",
+                f"{self._per_owner} {self._description} {whose}wait already, which is the limit; retry later",
                 status=429,
                 code="queue_full",
             )
@@ -94,10 +94,10 @@ class AdmissionQueue:
                 self.release()  # its service had begun
             raise
         finally:
-            del waiter, granted  # a refusal's frames would hold the refusal, and the body, in a circle
+            del waiter, granted  # the frames of an error would form a reference cycle with it, and keep the body
 
     def release(self) -> None:
-        """Ends the service, and begins that of the next."""
+        """Ends the service, and begins that of the next request."""
         self._used.end(self._served, time.perf_counter() - self._since, idle=not self._waiting)
         while self._waiting:
             bound = self._used.least(self._waiting) + QUANTUM
@@ -111,7 +111,7 @@ class AdmissionQueue:
 
     @asynccontextmanager
     async def slot(self, size: int, owner: str = "") -> AsyncIterator[None]:
-        """From `enter` to `leave`."""
+        """Acquires and releases the queue."""
         await self.acquire(size, owner)
         try:
             yield
@@ -146,23 +146,23 @@ class AdmissionQueue:
             del self._waiting_size[waiter.owner]
 
 
-LONG = 2**16  # characters from which work waits among the long
-MAX_WAITING_CHARS = 2**23  # characters that wait for a lane, together: they are memory
+LONG = 2**16  # characters from which work runs in the thread for long work
+MAX_WAITING_CHARS = 2**23  # characters that wait for a thread, together: they are memory
 
 T = TypeVar("T")
 Work = Callable[[Callable[[], bool]], T]  # gets a function that returns whether the result is still needed
 
 
 class SingleThreadExecutor:
-    """One thread, and the line before it."""
+    """One thread with a fair queue."""
 
     def __init__(self, name: str, what: str = "long prompts are being prepared", per_owner: int | None = None) -> None:
-        """Creates an idle thread. `what`, `per_owner`: see `Line`."""
+        """Creates an idle thread. `what`, `per_owner`: see `AdmissionQueue`."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._line = AdmissionQueue(MAX_WAITING_CHARS, what, per_owner)
 
     async def run(self, size: int, work: Work[T], owner: str = "") -> T:
-        """What `work` returns. Raises RequestError 429 where too much waits; cancelled, it gives up its place."""
+        """Returns the result of `work`. Raises RequestError 429 if too much waits."""
         await self._line.acquire(size, owner)
         needed = True
         done = asyncio.get_running_loop().run_in_executor(self._thread, work, lambda: needed)
@@ -191,7 +191,7 @@ class PreprocessingExecutors:
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns; it is cancelled when the client goes away. Raises ClientGone."""
+    """Returns the result of `work`, or cancels it and raises ClientGone when the client disconnects."""
     working, watching = asyncio.create_task(work), asyncio.create_task(disconnected(request.receive))
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
@@ -201,5 +201,5 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -
     finally:
         working.cancel()
         watching.cancel()
-        # an error holds the frames of the work, with its body, and this one: which must not hold the error in a circle
+        # an error references the frames of the work, with its body, and this frame, which must not reference the error
         del working, watching

@@ -22,11 +22,14 @@ from runtime.request.validation import refuse
 from runtime.server.middleware.auth import api_key_id
 from runtime.server.preprocessing.executors import AdmissionQueue, PreprocessingExecutors, T, Work, cancel_on_disconnect
 from runtime.server.preprocessing.request_body import (
+    CONTENT_ENCODING,
     B,
     check_shape_in_steps,
+    codings,
     decode_body,
     parse_body,
     parse_json,
+    read_body,
     validate_body,
 )
 from runtime.tokenizer import Tokenizer
@@ -46,33 +49,31 @@ MAX_PROMPT_TOKENS = 2**17  # of all prompts of a request
 
 
 class Preprocessor:
-    """`require` gives the engine's facts and the tokenizer, or raises Unavailable."""
+    """Parses and encodes requests. `require` returns engine info and tokenizer, or raises Unavailable."""
 
     def __init__(self, require: Callable[[], tuple[EngineInfo, Tokenizer]]) -> None:
         self._require = require
         self._executors = PreprocessingExecutors()
         self._parse_queue = AdmissionQueue(MAX_WAITING_BODIES, "long bodies wait to be read")
 
-    async def parse(self, request: Request, kind: type[B], data: bytes, codings: Sequence[str] = ()) -> B:
-        """Returns the parsed body.
-
-        Args:
-            request: Whose body it is.
-            kind: The type of the body.
-            data: The body as it was sent.
-            codings: Its content codings, in the order in which they were applied.
+    async def parse(self, request: Request, kind: type[B]) -> B:
+        """Reads, decodes and validates the body of a request.
 
         Raises:
-            RequestError: 400; 413 for a body that is too large once decoded; 429 if too much waits.
+            RequestError: 400; 408; 413 for a body that is too large, also once decoded; 415; 429 if too much waits.
             ClientGone: The client closed the connection.
         """
-        if len(data) <= SMALL_BODY and not codings:
+        names = codings(request.headers.getlist(CONTENT_ENCODING))
+        data = await read_body(request)
+        if len(data) <= SMALL_BODY and not names:
             return parse_body(kind, data)
-        return await cancel_on_disconnect(request, self._parse(kind, data, api_key_id(request), codings))
+        return await cancel_on_disconnect(request, self._parse(kind, data, api_key_id(request), names))
 
     async def _parse(self, kind: type[B], data: bytes, owner: str, codings: Sequence[str] = ()) -> B:
-        """`parse_body` in its turn, and others have theirs between its steps. A body is decoded in its turn too, so
-        that only one at a time takes more memory than was sent."""
+        """Decodes and parses one large body at a time, and serves other requests between steps.
+
+        Decoding waits in the same queue, so that only one body at a time takes more memory than was sent.
+        """
         async with self._parse_queue.slot(len(data), owner):
             data = await decode_body(data, codings)
             for _ in check_shape_in_steps(data):
@@ -84,8 +85,7 @@ class Preprocessor:
     async def encode(self, request: Request, text: str, *, add_bos: bool = True) -> list[int]:
         """Encodes a text, which may be longer than a prompt. Special tokens in it are ordinary text.
 
-        See docs/research/decoding-rules.md#special-tokens. `begun`: adds the token that begins prompts, if there is
-        one.
+        See docs/research/decoding-rules.md#special-tokens. `add_bos`: prepend the BOS token, if there is one.
         """
         info, tokenizer = self._require()
         encode = _encode_with_bos if add_bos else _encode
@@ -96,8 +96,7 @@ class Preprocessor:
         return await self._run(request, len(text), work)
 
     async def encode_pieces(self, request: Request, texts: list[str], param: str, max_tokens: int) -> list[list[int]]:
-        """The ids of a text's pieces, which nothing is put before; of so many that the model has no `room` for them,
-        no more are made."""
+        """Encodes the pieces of a text without a BOS token. Raises RequestError for more than `max_tokens`."""
         info, tokenizer = self._require()
 
         def work(is_needed: Callable[[], bool]) -> list[list[int]]:
@@ -113,7 +112,7 @@ class Preprocessor:
         return await self._run(request, sum(PIECE_CHARS + len(text) for text in texts), work)
 
     async def encode_each(self, request: Request, prompts: list[str | list[int]]) -> list[list[int]]:
-        """The ids of prompts, those given as ids as they are."""
+        """Encodes prompts. Prompts of token ids stay unchanged."""
         info, tokenizer = self._require()
 
         def work(is_needed: Callable[[], bool]) -> list[list[int]]:
@@ -139,23 +138,25 @@ class Preprocessor:
     async def encode_chat(
         self,
         request: Request,
+        loaded: tuple[EngineInfo, Tokenizer],
         messages: list[dict[str, Any]],
         kwargs: Mapping[str, Any] | None,
         tools: list[Mapping[str, Any]] | None = None,
         *,
         continued: bool = False,
     ) -> list[int]:
-        """Returns the ids of a chat by the checkpoint's own template.
+        """Returns the ids of a chat, rendered with the chat template.
 
         Args:
-            request: Whose chat it is.
+            request: HTTP request.
+            loaded: Engine info and tokenizer.
             messages: The chat.
             kwargs: Further variables of the template.
             tools: Given to the template.
             continued: The ids end with the content of the last message, an assistant's, and nothing that the template
                 writes after it.
         """
-        info, tokenizer = self._require()
+        info, tokenizer = loaded
         variables = dict(kwargs or {})
         for name in ("self", "messages"):
             if name in variables:
@@ -164,7 +165,7 @@ class Preprocessor:
         size = count_characters(variables)
         if tools is not None:
             if "tools" in variables:
-                raise refuse("chat_template_kwargs.tools", "tools says it too; leave one of them out")
+                raise refuse("chat_template_kwargs.tools", "is also set by tools; leave one of them out")
             size += count_characters({"tools": tools}, "tools", MAX_TOOL_VALUES)
         simple = all(value is None or isinstance(value, bool | str) for value in variables.values())
         if tools is not None:
@@ -196,8 +197,10 @@ class Preprocessor:
         return await self._executors.run(request, size, work)
 
     async def decode(self, request: Request, ids: list[int]) -> str:
-        """The text of token ids, special tokens included. Many are taken out of `ids`: packed, they wait for their turn
-        in a tenth of the memory."""
+        """Returns the text of token ids, including special tokens.
+
+        A long list is emptied: while the request waits for a thread, the packed ids take a tenth of the memory.
+        """
         info, tokenizer = self._require()
         limit = max(2 * info.max_model_len, WINDOW)  # what a text may have to be encoded at all
         if len(ids) > limit:
@@ -210,13 +213,15 @@ class Preprocessor:
         return await self._executors.run(request, len(packed), lambda is_needed: tokenizer.decode(packed))
 
     async def _run(self, request: Request, size: int, work: Work[T]) -> T:
-        """`work` of `size` characters, at once where they are few."""
+        """Runs `work` of `size` characters, without a thread if they are few."""
         return work(_always_needed) if size <= SMALL_TEXT else await self._executors.run(request, size, work)
 
 
 def count_characters(arguments: dict[str, Any], name: str = "chat_template_kwargs", limit: int = MAX_ARGUMENTS) -> int:
-    """About how many characters a template's arguments have. Raises RequestError where they hold too many values: as
-    objects of Python's, which wait for their turn, those take far more memory than in the body."""
+    """Returns the approximate number of characters of the arguments of a template.
+
+    Raises RequestError for too many values: as Python objects they take far more memory than in the body.
+    """
     total, left, seen = 0, [arguments], 0
     while left:
         value: Any = left.pop()
@@ -234,7 +239,7 @@ def count_characters(arguments: dict[str, Any], name: str = "chat_template_kwarg
 
 
 def context_length_error(param: str, info: EngineInfo, what: str = "far more than") -> RequestError:
-    """Of a text whose tokens are not all counted."""
+    """Returns the error for a text that is too long, without its exact number of tokens."""
     return RequestError(
         f"{param}: has {what} the {info.max_model_len} tokens of the model's length; shorten it",
         param=param,

@@ -1,22 +1,150 @@
-"""Request bodies: read within a size limit, decoded, checked for complexity, parsed and validated."""
+"""Request bodies: their base model, and how they are read, decoded, parsed and validated within limits."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import pydantic
-from pydantic_core import from_json
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema, from_json
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
 
 from runtime.errors import RequestError
-from runtime.request.validation import preview
-from runtime.server.http_responses import SUPPORTED_ENCODINGS, ClientGone
-from runtime.server.schema_base import RequestModel
+from runtime.request.validation import integral, preview
 
+
+def integrals(value: Any) -> Any:
+    """Replaces the floats in a list that are integers; other values stay."""
+    return [*map(integral, value)] if isinstance(value, list) and float in set(map(type, value)) else value
+
+
+MAX_IGNORED = 16  # ignored fields that an answer names
+MAX_NAME = 64  # characters of one
+# JSON knows numbers alone: clients in languages without integers write 20.0 for 20.
+Integer = Annotated[int, BeforeValidator(integral)]
+Integers = Annotated[list[int], Field(fail_fast=True), BeforeValidator(integrals)]
+_UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.-]")
+
+
+class RequestModel(BaseModel):
+    """Base of request models. Unknown fields are accepted, and `ignored_fields` returns their names."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+    def unsupported_kind(self) -> str | None:
+        """Returns the type of this part if the server ignores it as a unit, such as a hosted tool; else None."""
+        return None
+
+    def ignored_paths(self) -> Iterator[str]:
+        """Yields paths, relative to this object, of known fields with values that the server ignores."""
+        yield from ()
+
+
+def api_field(description: str, *examples: Any, **limits: Any) -> Any:
+    """Returns description, examples and limits of a field. `limits`: those of pydantic."""
+    return Field(description=description, examples=list(examples) or None, **limits)
+
+
+class UnsupportedField:
+    """Marks a field as unsupported: only null and neutral values are valid."""
+
+    def __init__(self, *neutral: Any, why: str = "is not supported; leave it out") -> None:
+        """`why`: text of errors after the name of the field."""
+        self.neutral = neutral
+        self.why = why
+
+    def check(self, value: Any) -> Any:
+        # a bool equals an int in Python, so the types count too
+        if value is not None and not any(
+            value == v and isinstance(value, bool) == isinstance(v, bool) for v in self.neutral
+        ):
+            raise PydanticCustomError("not_built", "{why}", {"why": self.why})
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        example = self.neutral[0] if self.neutral else None
+        kinds = [*map(_only, self.neutral), {"type": "null"}]
+        return {"anyOf": kinds, "description": f"any other value {self.why}", "examples": [example]}
+
+
+def union_tag(content: Any) -> str:
+    """Returns the arm of a union of a list and a string, for pydantic's Discriminator."""
+    return "list" if isinstance(content, list) else "str"
+
+
+class AnyOfUnion:
+    """Marks a union whose arm is selected by a function: its JSON schema is `anyOf`, as a value may match several."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        described = handler(schema)
+        return {**{name: value for name, value in described.items() if name != "oneOf"}, "anyOf": described["oneOf"]}
+
+
+def _only(value: Any) -> dict[str, Any]:
+    """Returns the JSON schema of one value. Client generators do not support enums of several types."""
+    if isinstance(value, list):
+        items = {"items": _only(value[0])} if value else {"items": {}}
+        return {"type": "array", "minItems": len(value), "maxItems": len(value), **items}
+    if isinstance(value, dict):
+        return {"type": "object", "maxProperties": 0}
+    kind = {bool: "boolean", int: "integer", float: "number", str: "string"}[type(value)]
+    return {"type": kind, "const": value}
+
+
+def ignored_fields(body: RequestModel) -> list[str]:
+    """Returns paths of ignored values: unknown fields that are not null, unsupported tools and items.
+
+    Each path occurs once and is safe in a header.
+    """
+    found: dict[str, None] = {}
+    for path in _unknown(body, ""):
+        found[path] = None
+        if len(found) == MAX_IGNORED:
+            break
+    return list(found)
+
+
+def _unknown(body: RequestModel, path: str) -> Iterator[str]:
+    unknown = (name for name, value in (body.model_extra or {}).items() if value is not None)
+    for name in (*unknown, *body.ignored_paths()):
+        yield path + _UNPRINTABLE.sub("?", name[:MAX_NAME])
+    fields = type(body).model_fields
+    for name in body.model_fields_set:
+        value = getattr(body, name) if name in fields else None
+        for item in value if isinstance(value, list) else [value]:
+            if not isinstance(item, RequestModel):
+                break  # a list's items are of one kind
+            kind = item.unsupported_kind()
+            if kind is None:
+                yield from _unknown(item, f"{path}{name}.")
+            else:
+                yield f"{path}{name}.{_UNPRINTABLE.sub('?', kind[:MAX_NAME])}"
+
+
+class ClientGone(RequestError):
+    """The client has disconnected."""
+
+    def __init__(self) -> None:
+        super().__init__("the client closed the connection", status=499)
+
+
+async def disconnected(receive: Receive) -> None:
+    """Returns once the client has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+SUPPORTED_ENCODINGS = ("gzip", "deflate", "zstd")
 CONTENT_ENCODING = "Content-Encoding"
 MAX_CODINGS = 4  # of one body
 MAX_FRAMES = 128  # gzip members or zstd frames of one body: each has to set up a decoder
@@ -202,15 +330,13 @@ MAX_BODY = 2 * 2**20  # bytes
 
 
 async def read_body(request: Request) -> bytes:
-    """The whole body. Raises RequestError 413 past 2 MiB, ClientGone.
+    """Returns the body. Raises RequestError 413 above 2 MiB, ClientGone.
 
     A body with a too large Content-Length is not requested (``Expect: 100-continue``). The connection discards the rest
     of a rejected body.
     """
     content_length = request.headers.get("content-length")
-    if (
-        content_length is not None and int(content_length) > MAX_BODY
-    ):  # a number: the connection's parser has seen to that
+    if content_length is not None and int(content_length) > MAX_BODY:  # a number, which the HTTP parser has checked
         raise _too_large()
     chunks: list[bytes] = []
     size = 0
@@ -253,7 +379,7 @@ def _too_large() -> RequestError:
 
 B = TypeVar("B", bound=RequestModel)
 
-# what pydantic says of Python's types, as JSON has it
+# messages of pydantic with Python types, in terms of JSON
 _JSON_MESSAGES = {
     "model_type": "Input should be an object",
     "dict_type": "Input should be an object",
@@ -262,16 +388,16 @@ _JSON_MESSAGES = {
 
 
 def parse_body(kind: type[B], data: bytes) -> B:
-    """The body, or RequestError: 400, as OpenAI answers whatever is wrong with a body.
+    """Parses a body. Raises RequestError 400.
 
-    Large bodies go through its three steps one by one, so that none holds the event loop for long.
+    The preprocessor runs the steps for large bodies separately, so that none blocks the event loop for long.
     """
     check_shape(data)
     return validate_body(kind, parse_json(data))
 
 
 def parse_json(data: bytes) -> Any:
-    """JSON's values; a byte order mark before them is skipped (RFC 8259, section 8.1). Raises RequestError 400."""
+    """Returns the JSON value, without a byte order mark (RFC 8259, section 8.1). Raises RequestError 400."""
     try:
         return from_json(data.removeprefix(BOM_UTF8))
     except ValueError as invalid:
@@ -279,9 +405,9 @@ def parse_json(data: bytes) -> Any:
 
 
 def validate_body(kind: type[B], value: Any) -> B:
-    """The body that `value` is. Raises RequestError 400.
+    """Returns the validated body. Raises RequestError 400.
 
-    A list ends at its first error; how many an object can have is limited by what a body may hold.
+    Validation of a list ends at its first error. The shape limits bound the number of errors of an object.
     """
     try:
         return kind.model_validate(value)

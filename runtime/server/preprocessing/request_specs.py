@@ -1,33 +1,35 @@
-"""Engine requests of one HTTP request: values resolved, grammar checked, one spec per completion."""
+"""Engine requests of one HTTP request: values resolved, format and grammar checked, one spec per completion."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
 from runtime.errors import RequestError
-from runtime.parsers import part_marks
-from runtime.request.engine_messages import RequestSpec, StreamMode
+from runtime.request.engine_messages import EngineInfo, RequestSpec, StreamMode
 from runtime.request.output import CompletionState
 from runtime.request.resolve import RequestContext, expand_choices, resolve
 from runtime.request.sampling_params import SamplingParams, stop_strings
 from runtime.request.structured import FIELD, path_of
+from runtime.request.validation import preview, refuse
+from runtime.server.env import backend_environment
 from runtime.server.middleware.auth import api_key_id
-from runtime.server.openai.chat_context import ChatContext
-from runtime.server.openai.logprobs import check_logprobs_limit
-from runtime.server.openai.prompt_echo import PromptEcho
+from runtime.server.openai.logprobs import PromptEcho, check_logprobs_limit
 from runtime.server.openai.protocol import GenerationRequest
-from runtime.server.preprocessing.response_format import parse_response_format
+from runtime.server.openai.tools import ChatContext
+from runtime.server.preprocessing.executors import SingleThreadExecutor, cancel_on_disconnect
 from runtime.structured_output.grammar_cache import GrammarError
-from runtime.tokenizer import IncrementalDetokenizer
+from runtime.structured_output.sandbox import GrammarSandbox
+from runtime.tokenizer import IncrementalDetokenizer, Tokenizer
 
 if TYPE_CHECKING:
     from runtime.server.context import ServerContext
+
 
 STRICT = "tools.function.strict"
 MAX_GRAMMAR_CHECKS = 4  # of one request, each without the schemas that the one before rejected
@@ -88,11 +90,12 @@ class RequestSpecBuilder:
         """Raises RequestError if the values of the request are invalid."""
         self._context = context
         self._inputs = inputs
-        self._info, self._tokenizer = context.require()
+        self._info, self._tokenizer = context.require() if inputs.chat is None else inputs.chat.loaded
         self._tenant = api_key_id(inputs.request)
         values = inputs.body.set_fields() | {"n": inputs.n}
         scored = inputs.echo is not None and values.get("logprobs") is not None
-        context.engine_client.check_count(len(inputs.prompts), inputs.n + scored)  # before the rest is built
+        if inputs.count + scored > 1:  # before the rest is built
+            context.engine_client.check_count(len(inputs.prompts), inputs.n + scored)
         if inputs.max_tokens is not None:
             values["max_tokens"] = inputs.max_tokens
         if values.get("max_tokens") is not None:
@@ -105,12 +108,16 @@ class RequestSpecBuilder:
             context.ignore_field(inputs.request, STRICT)
         self._names = {FIELD: self._grammar_field, **inputs.names}
         self._params = SamplingParams(**values)
-        self._stops = stop_strings(self._params.stop, self._names.get("stop", "stop"))
+        self._stops: tuple[str, ...] = ()
+        if self._params.stop is not None:
+            self._stops = stop_strings(self._params.stop, self._names.get("stop", "stop"))
 
     @property
     def grammar_field(self) -> str:
-        """The field that asks for the grammar, or for the format that the engine derives one from."""
-        return self._grammar_field if self.grammar else path_of(self._format, self._format_field)
+        """The field that requires the grammar, or the format from which the engine derives one."""
+        if self.grammar or self._format is None:
+            return self._grammar_field
+        return path_of(self._format, self._format_field)
 
     async def build(self) -> list[RequestSpec]:
         """Returns the specs ordered by prompt, then by number of the completion.
@@ -125,17 +132,20 @@ class RequestSpecBuilder:
                 await asyncio.sleep(0)
             spec = self._resolve(i)
             if not i:  # the fields are valid; the rest is only built if it fits
-                self._context.engine_client.check_capacity(inputs.count, self._tenant)
-                check_logprobs_limit(spec, inputs.count, self._names.get("logprobs", "logprobs"))
+                if inputs.count > 1 or spec.grammar:
+                    self._context.engine_client.check_capacity(inputs.count, self._tenant)
+                if spec.logprobs is not None:
+                    check_logprobs_limit(spec, inputs.count, self._names.get("logprobs", "logprobs"))
                 spec = await self._check_grammar(spec)
-            specs += expand_choices(spec, inputs.n)
-        self._context.model_name(inputs.model)  # an adapter may have been unloaded meanwhile
+            specs += expand_choices(spec, inputs.n) if inputs.n > 1 else [spec]
+        if specs[0].adapter:
+            self._context.model_name(inputs.model)  # it may have been unloaded meanwhile
         return specs
 
     def completions(self, specs: Sequence[RequestSpec]) -> list[CompletionState]:
         """Returns the state of each completion, and adds the scoring of echoed prompts to `inputs.echo`."""
         inputs, found = self._inputs, list[CompletionState]()
-        chat, marks = inputs.chat, part_marks()
+        chat, marks = inputs.chat, self._context.part_marks
         exact = bool(self.grammar) and not self._stops and not self._params.stop_token_ids
         continues = inputs.continued or (chat is not None and chat.continued)
         for i, spec in enumerate(specs):
@@ -221,3 +231,98 @@ class RequestSpecBuilder:
     def _drop_grammar(self) -> None:
         self._context.ignore_field(self._inputs.request, STRICT)
         self.grammar = ""
+
+
+# Keywords that determine the type of a value. Schemas with one of them get no type.
+_TYPED = {"type", "enum", "const", "$ref", "$dynamicRef", "allOf", "anyOf", "oneOf"}
+MAX_WAITING_GRAMMARS = 128  # of one API key, or of all clients of a server without keys
+# Other servers' names for the same.
+ALIASES = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+}
+
+
+def parse_response_format(body: GenerationRequest) -> tuple[dict[str, Any] | None, str]:
+    """Returns the format in the form of `structured_outputs`, None without one, and the field that requests it.
+
+    Raises RequestError for conflicting or invalid formats.
+    """
+    found = {name: {kind: value} for name, kind in ALIASES.items() if (value := getattr(body, name)) is not None}
+    asked = getattr(body, FIELD)
+    if asked is not None:
+        found[FIELD] = asked
+    name, requested = body.format()
+    if requested is not None and (made := _parse_openai_format(name, requested)) is not None:
+        found[name] = made
+    if not found:
+        return None, FIELD
+    first, *others = found
+    for name in others:  # clients name one form in the ways of several servers
+        if found[name] != found[first]:
+            raise refuse(name, f"conflicts with {first}; send one of them")
+    return found[first], first
+
+
+def _parse_openai_format(name: str, requested: object) -> dict[str, Any] | None:
+    """Parses OpenAI's `response_format`.
+
+    A JSON schema is one level higher in `text.format` and `output_config.format`; some clients write it there in
+    `response_format` too.
+    """
+    kind = requested.get("type") if isinstance(requested, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        assert isinstance(requested, dict)
+        schema = requested.get("schema")
+        return {"json_object": True} if schema is None or schema is True else {"json": _object_schema(schema)}
+    if kind == "json_schema":
+        assert isinstance(requested, dict)
+        described = requested.get("json_schema") or requested
+        schema = described.get("schema") if isinstance(described, dict) else None
+        if schema is None:
+            raise refuse(name, "json_schema must be an object with a schema")
+        return {"json": schema}
+    raise refuse(name, f"{preview(requested)} is not supported; its type must be text, json_object or json_schema")
+
+
+def _object_schema(schema: Any) -> Any:
+    """Returns the schema of `json_object`, restricted to objects if it has no type."""
+    if isinstance(schema, dict) and not _TYPED & schema.keys():
+        return {"type": "object", **schema}
+    return schema
+
+
+class GrammarValidator:
+    """Compiles grammars in the sandbox. `require` returns engine info and tokenizer, or raises Unavailable."""
+
+    def __init__(self, require: Callable[[], tuple[EngineInfo, Tokenizer]]) -> None:
+        self._require = require
+        self._executor = SingleThreadExecutor("grammars", "grammars to compile", MAX_WAITING_GRAMMARS)
+        self._sandbox: GrammarSandbox | None = None
+
+    async def check(self, request: Request, grammar: str, param: str) -> None:
+        """Raises RequestError for a grammar that no output can satisfy, and ClientGone if the client disconnects.
+
+        Other requests are served meanwhile. A disconnected client leaves the queue.
+        """
+        if self._sandbox is None:
+            info, tokenizer = self._require()
+            self._sandbox = GrammarSandbox(tokenizer.directory, info, backend_environment(None))
+        sandbox = self._sandbox
+        why = sandbox.cached_reason(grammar)
+        if why is None:
+
+            def work(requested: Callable[[], bool]) -> str:
+                return sandbox.check(grammar) if requested() else ""
+
+            why = await cancel_on_disconnect(request, self._executor.run(len(grammar), work, api_key_id(request)))
+        if why:
+            result = sandbox.result(grammar)
+            raise GrammarError(param, why, result.parts, wrong=result.wrong)
