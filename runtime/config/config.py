@@ -205,8 +205,11 @@ class ServerConfig:
             raise ConfigError(f"{missing}: needed too, the two addresses are given together")
         for name in ("zmq_command_addr", "zmq_event_addr"):
             addr: str | None = getattr(self, name)
-            if addr is not None and not addr.startswith(("tcp://", "ipc://")):
-                raise ConfigError(f"--{name.replace('_', '-')}: {addr!r} does not start with tcp:// or ipc://")
+            if addr is not None and (not addr.startswith("ipc://") or addr.startswith("ipc://@")):
+                raise ConfigError(
+                    f"--{name.replace('_', '-')}: {addr!r} is not supported, as frontend and backends run on one "
+                    "machine; use ipc://PATH, or leave the flag out"
+                )
         if self.zmq_command_addr is not None and self.zmq_command_addr == self.zmq_event_addr:
             raise ConfigError("--zmq-event-addr: must differ from --zmq-command-addr")
         if self.device_ids is not None:

@@ -278,12 +278,12 @@ FLAGS: tuple[Flag, ...] = (
     _server(
         name="zmq-command-addr",
         metavar="ADDR",
-        help="frontend to backends: ipc://PATH or, encrypted, tcp://HOST:PORT; default: a private ipc path",
+        help="address of the socket from the frontend to the backends, ipc://PATH; default: a private path",
     ),
     _server(
         name="zmq-event-addr",
         metavar="ADDR",
-        help="backends to frontend, in the same forms; default: a private ipc path",
+        help="address of the socket from the backends, ipc://PATH; default: a private path",
     ),
     _server(
         name="api-key",
@@ -334,6 +334,7 @@ FLAGS: tuple[Flag, ...] = (
     ),
     _server(
         name="frontend-processes",
+        aliases=("api-server-count",),
         type="int",
         default=1,
         low=1,

@@ -30,11 +30,7 @@ ERROR_WRITE_SECONDS = 1.0  # seconds to write the error that ends what did not f
 
 
 class HttpFrontend:
-    """The HTTP side of a process.
-
-    `entrance`: the listening socket or, with `ended`, the one that brings connections (see `HttpServer`). `give_up` is
-    told why it cannot serve.
-    """
+    """The HTTP side of a process."""
 
     def __init__(
         self,
@@ -42,23 +38,24 @@ class HttpFrontend:
         frontend: EngineClient,
         listener: socket.socket,
         give_up: Callable[[str], None],
-        ended: Callable[[], None] | None = None,
     ) -> None:
+        """Creates a server that accepts no connections yet. `give_up` is called with the reason if it cannot serve."""
         load_plugins(config.engine.plugin)  # in a frontend process too
         self.config = config
         self.engine_client = frontend
         self.listener = listener
         self.give_up = give_up
-        self.context, self.http = make_http(config, frontend, ended)
+        self.context, self.http = make_http(config, frontend)
         self.context.tracing = tracing.start()
         self.loaded = asyncio.Event()  # the tokenizer is there
         self.tasks: list[asyncio.Task[None]] = []
 
-    async def start(self) -> None:
-        self.tasks = [
-            asyncio.create_task(self.http.serve(sockets=[self.listener])),
-            asyncio.create_task(self._load_tokenizer()),
-        ]
+    async def start(self, after_load: bool = False) -> None:
+        """Accept connections, now or once requests can be served, and load the tokenizer."""
+        self.tasks = [asyncio.create_task(self._load_tokenizer())]
+        if after_load:
+            await self.loaded.wait()
+        self.tasks.append(asyncio.create_task(self.http.serve(sockets=[self.listener])))
 
     @property
     def in_flight(self) -> int:
@@ -72,12 +69,12 @@ class HttpFrontend:
     def kill(self) -> None:
         """End them at once."""
 
-    def say_goodbye(self) -> None:
-        """From now on no answer keeps its connection, and /ready says so."""
+    def begin_drain(self) -> None:
+        """From now on each answer ends its connection, and /ready answers 503."""
         self.context.draining = True
 
-    async def finish(self) -> None:
-        """Close the listener, and return once what runs has finished, or has had --drain-timeout for it."""
+    async def drain(self) -> None:
+        """Close the listener, and return when all requests have finished, or after --drain-timeout."""
         config, context, http = self.config, self.context, self.http
         closed = time.monotonic()
         await http.close_listener(self.listener)
@@ -91,7 +88,7 @@ class HttpFrontend:
 
         while unfinished():
             await asyncio.sleep(0.02)
-        http.close_idle()  # in the same turn of the loop, so that no request slips in between
+        http.close_idle()  # in the same iteration of the loop, so that no request slips in between
         if context.in_flight or http.num_answering():
             error = RequestError(
                 "the server is shutting down and the request did not finish within --drain-timeout; retry", status=504
@@ -105,9 +102,9 @@ class HttpFrontend:
     async def stop(self) -> None:
         """Stops serving."""
         self.http.should_exit = True
-        http, tokenizer = self.tasks
+        tokenizer, *http = self.tasks
         tokenizer.cancel()
-        await asyncio.gather(http, return_exceptions=True)
+        await asyncio.gather(*http, return_exceptions=True)
 
     def close(self) -> None:
         """Have the last traces sent."""

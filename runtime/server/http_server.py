@@ -15,9 +15,8 @@ from runtime.config import ServerConfig
 from runtime.server.app import make_app
 from runtime.server.context import ServerContext
 from runtime.server.engine_client.client import EngineClient
-from runtime.server.http_protocol.acceptor import Acceptor
+from runtime.server.http_protocol.acceptor import Acceptor, SharedAcceptor
 from runtime.server.http_protocol.connection_manager import ConnectionManager
-from runtime.server.http_protocol.fd_receiver import FdReceiver
 from runtime.server.http_protocol.guarded_protocol import GuardedProtocol
 from runtime.server.http_protocol.limits import DEFAULT_MAX_CONNECTIONS, Limits, accept_batch
 from runtime.server.metrics import RequestMetrics
@@ -32,7 +31,7 @@ class HttpServer(uvicorn.Server):
         app: Any,
         limits: Limits,
         observed: RequestMetrics,
-        on_closed: Callable[[], None] | None = None,
+        processes: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Creates a server that does not listen yet.
@@ -41,12 +40,12 @@ class HttpServer(uvicorn.Server):
             app: The ASGI application.
             limits: The limits of connections.
             observed: Metrics of connections.
-            on_closed: Called for each connection that has ended. None unless another process accepts the connections.
+            processes: Number of processes that accept connections on the same listening socket.
             clock: Returns seconds, for all timeouts but the idle one.
         """
-        self.manager = ConnectionManager(limits, observed, on_closed, clock)
-        self.on_closed = on_closed
-        self.acceptor: Acceptor | FdReceiver | None = None
+        self.manager = ConnectionManager(limits, observed, clock)
+        self.processes = processes
+        self.acceptor: Acceptor | None = None
         super().__init__(
             uvicorn.Config(
                 app,
@@ -74,24 +73,25 @@ class HttpServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve on a listening socket, or on the connections that arrive over a Unix socket."""
-        (source,) = sockets or []
-        self.acceptor = self._make_acceptor(source)
-        if isinstance(self.acceptor, FdReceiver):
+        """Serve on a listening socket."""
+        (listener,) = sockets or []
+        self.acceptor = self._make_acceptor(listener)
+        if isinstance(self.acceptor, SharedAcceptor):
             self.acceptor.start()
             sockets = []
         await super().serve(sockets)
 
-    async def close_listener(self, source: socket.socket) -> None:
+    async def close_listener(self, listener: socket.socket) -> None:
         """Accept no further connections, and serve those in the kernel's queue."""
-        await (self.acceptor or self._make_acceptor(source)).close()
+        await (self.acceptor or self._make_acceptor(listener)).close()
         for server in self.servers:
             server.close()
 
-    def _make_acceptor(self, source: socket.socket) -> Acceptor | FdReceiver:
-        if self.on_closed is not None:
-            return FdReceiver(source, self.make_protocol, self.on_closed)
-        return Acceptor(source, self.make_protocol, accept_batch(self.manager.limits.connections))
+    def _make_acceptor(self, listener: socket.socket) -> Acceptor:
+        batch = accept_batch(self.manager.limits.connections)
+        if self.processes == 1:
+            return Acceptor(listener, self.make_protocol, batch)
+        return SharedAcceptor(listener, self.make_protocol, batch, self.processes, lambda: len(self.manager.open))
 
     def num_answering(self) -> int:
         """Number of connections with an unanswered request, whether or not the application has started it."""
@@ -115,13 +115,11 @@ class HttpServer(uvicorn.Server):
         )
 
 
-def make_http(
-    config: ServerConfig, frontend: EngineClient, on_closed: Callable[[], None] | None = None
-) -> tuple[ServerContext, HttpServer]:
-    """Returns a server without a socket, and the context of its routes. `on_closed`: see `HttpServer`."""
+def make_http(config: ServerConfig, frontend: EngineClient) -> tuple[ServerContext, HttpServer]:
+    """Returns a server without a socket, and the context of its routes."""
     keys = ApiKeys(config.api_key, config.api_key_file, config.keys_in_file)
     keys.watch()
     context = ServerContext(config, frontend, keys)
     limits = Limits(connections=config.max_connections or DEFAULT_MAX_CONNECTIONS)
     limits = dataclasses.replace(limits, buffered_bytes=limits.buffered_bytes // config.frontend_processes)
-    return context, HttpServer(make_app(context), limits, frontend.request_metrics, on_closed)
+    return context, HttpServer(make_app(context), limits, frontend.request_metrics, config.frontend_processes)

@@ -26,8 +26,8 @@ from runtime.server.engine_client.ipc_sockets import socket_dir
 from runtime.server.engine_client.local_client import LocalEngineClient
 from runtime.server.engine_client.supervisor import BACKEND_COMMAND, Supervisor
 from runtime.server.env import raise_open_files_limit
-from runtime.server.frontends.crew import Crew
-from runtime.server.frontends.reports import Reports
+from runtime.server.frontend_processes.manager import FrontendProcessManager
+from runtime.server.frontend_processes.metrics import FrontendMetrics
 from runtime.server.http_protocol.listener import describe, is_reachable, listen, listener_url
 from runtime.server.http_protocol.malloc_trim import use_one_arena
 from runtime.server.metrics import Metrics, RequestMetrics, StatsLogger
@@ -90,18 +90,20 @@ class Server:
         self.listener = listener
         self.socket_directory = socket_directory
         self.clean_up = clean_up
-        self.reports = Reports() if config.frontend_processes > 1 else None
+        several = config.frontend_processes > 1
+        self.frontend_metrics = FrontendMetrics(socket_directory / "metrics") if several else None
         observed = RequestMetrics()
-        self.metrics = Metrics(config.model_names[0], self.reports or observed)
+        self.metrics = Metrics(config.model_names[0], self.frontend_metrics or observed)
         self.engine_client = LocalEngineClient(config, observed, self.metrics)
+        if self.frontend_metrics is not None:
+            self.frontend_metrics.attach(self.metrics.engine_metrics)
         addresses = _addresses(config, socket_directory)
-        self.supervisor = Supervisor(config, self.engine_client, *addresses, self._give_up, backend_command)
-        for user in (self.engine_client, self.engine_client.adapters, self.engine_client.profiler):
-            user.supervisor = self.supervisor
-        self.supervisor.engine_config = self.engine_client.adapters.engine_config
+        router_dir = socket_directory if several else None
+        self.supervisor = Supervisor(config, self.engine_client, *addresses, self._give_up, backend_command, router_dir)
+        self.engine_client.supervise(self.supervisor)
         self.metrics.backends.set_function(lambda: len(self.supervisor.ready))
         self.metrics.add_processes(self._others)
-        self.speaking: HttpFrontend | Crew | None = None
+        self.frontend: HttpFrontend | FrontendProcessManager | None = None
         self.failure: str | None = None  # why the server could not start
         self.ended = asyncio.Event()
         self.signals = 0
@@ -111,7 +113,7 @@ class Server:
         """Returns pids of backends and frontend processes by name."""
         found = ((r.index, r.process) for r in self.supervisor.replicas)
         backends = {f"backend-{i}": p.pid for i, p in found if p is not None and p.returncode is None}
-        return {**backends, **(self.speaking.pids() if self.speaking is not None else {})}
+        return {**backends, **(self.frontend.pids() if self.frontend is not None else {})}
 
     async def serve(self) -> int:
         """Serve to the end. Raises ConfigError with the reason when loading failed."""
@@ -119,29 +121,36 @@ class Server:
         for sig in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sig, self._on_signal, sig)
         await self.supervisor.start()
-        self.speaking = self._speaking()
+        self.frontend = self._make_frontend()
         if self.signals:
-            self.speaking.say_goodbye()
+            self.frontend.begin_drain()
         self._log_listening()
         stats_logger = asyncio.create_task(StatsLogger(self.metrics.engine_metrics).run())
         adapters = asyncio.create_task(self.engine_client.adapters.watch_config())
-        await self.speaking.start()
+        await self.frontend.start()
         try:
             await self.ended.wait()
         finally:
             stats_logger.cancel()
             adapters.cancel()
-            await self.speaking.stop()
+            await self.frontend.stop()
             await self.supervisor.stop("the server ends")
-            self.speaking.close()
+            self.frontend.close()
         if self.failure is not None:
             raise ConfigError(self.failure)
         return 0
 
-    def _speaking(self) -> HttpFrontend | Crew:
-        if self.reports is not None:
-            counters = self.socket_directory / "board"
-            return Crew(self.config, self.engine_client, self.reports, self.listener, counters, self._give_up)
+    def _make_frontend(self) -> HttpFrontend | FrontendProcessManager:
+        if self.frontend_metrics is not None:
+            return FrontendProcessManager(
+                self.config,
+                self.engine_client,
+                self.supervisor,
+                self.listener,
+                self.socket_directory,
+                self.frontend_metrics,
+                self._give_up,
+            )
         # only now, so that the backends load while this process imports; connections wait in the kernel
         from runtime.server.http_frontend import HttpFrontend
 
@@ -172,21 +181,21 @@ class Server:
         if self.signals > 1:
             log.warning("second %s: exiting without waiting for running requests", sig.name)
             self.supervisor.kill()
-            if self.speaking is not None:
-                self.speaking.kill()
+            if self.frontend is not None:
+                self.frontend.kill()
             self.clean_up()
             sys.stderr.flush()
             os._exit(128 + sig)
-        if self.speaking is None:
+        if self.frontend is None:
             self.ended.set()  # nothing has been served yet
             return
-        self.drainer = asyncio.create_task(self._drain(sig, self.speaking))
+        self.drainer = asyncio.create_task(self._drain(sig, self.frontend))
 
-    async def _drain(self, sig: signal.Signals, speaking: HttpFrontend | Crew) -> None:
-        """Serve on for --drain-delay, close the listener, let what runs finish."""
-        log.info("%s: draining, %d requests in flight", sig.name, speaking.in_flight)
-        speaking.say_goodbye()
+    async def _drain(self, sig: signal.Signals, frontend: HttpFrontend | FrontendProcessManager) -> None:
+        """Serves for --drain-delay, closes the listener, and waits for running requests."""
+        log.info("%s: draining, %d requests in flight", sig.name, frontend.in_flight)
+        frontend.begin_drain()
         await asyncio.sleep(self.config.drain_delay)
-        await speaking.finish()
+        await frontend.drain()
         log.info("drained")
         self.ended.set()

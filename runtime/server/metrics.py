@@ -86,9 +86,14 @@ class RequestMetrics(Collector):
         self.tokens_per_forward = histogram(
             "tokens_per_forward", "Output tokens, including the end of sequence, per forward.", POWERS
         )
-        self.connections = Gauge("unmask_connections", "Open client connections.", registry=self.registry)
+        self.connections = Gauge(
+            "unmask_connections", "Open client connections.", registry=self.registry, multiprocess_mode="livesum"
+        )
         self.max_connections = Gauge(
-            "unmask_max_connections", "Maximum client connections (--max-connections).", registry=self.registry
+            "unmask_max_connections",
+            "Maximum client connections (--max-connections).",
+            registry=self.registry,
+            multiprocess_mode="livesum",
         )
         self.closed_by_server = Counter(
             "unmask_connections_closed_by_server",
@@ -137,6 +142,7 @@ class EngineMetrics(Collector):
         work_by_replica: estimated tokens left in these requests.
         max_running_requests: --max-num-reqs of an engine.
         live_by_adapter: live requests of each adapter. adapters: names of all adapters.
+        refresh: updates the live requests before they are read, if other processes have them.
     """
 
     def __init__(self) -> None:
@@ -147,6 +153,7 @@ class EngineMetrics(Collector):
         self.max_running_requests = 0
         self.live_by_adapter: Mapping[str, int] = {}
         self.adapters: Collection[str] = ()
+        self.refresh: Callable[[], None] = lambda: None
 
     def describe(self) -> list[Metric]:
         return []
@@ -175,6 +182,7 @@ class EngineMetrics(Collector):
         Engines report between steps, without the requests that the step finished: an engine that answers each request
         in one step would seem idle. So requests are counted here, and an engine reports only how many of them wait.
         """
+        self.refresh()
         running = waiting = 0
         for replica, live in enumerate(self.live_by_replica):
             reported = self.current[replica].waiting if replica in self.current else 0

@@ -35,8 +35,8 @@ def good_value(flag: Flag) -> str:
         return {
             "api-key": "0123456789abcdef",
             "lora": "x=y",
-            "zmq-command-addr": "tcp://h:1",
-            "zmq-event-addr": "tcp://h:2",
+            "zmq-command-addr": "ipc://h1",
+            "zmq-event-addr": "ipc://h2",
         }.get(flag.name, "x")
     if flag.type == "int":
         return "9000" if flag.name == "max-num-batched-tokens" else "3"
@@ -60,7 +60,7 @@ def test_every_flag_is_honoured_from_every_source(flag, tmp_path):
     if flag.name in ("config", "print-config", "api-key-file"):
         pytest.skip("has its own test")
     value = good_value(flag)
-    extra = {"zmq-command-addr": ["--zmq-event-addr", "tcp://h:9"], "zmq-event-addr": ["--zmq-command-addr", "ipc://h"]}
+    extra = {"zmq-command-addr": ["--zmq-event-addr", "ipc://h9"], "zmq-event-addr": ["--zmq-command-addr", "ipc://h"]}
     extra |= {"use-lora": ["--lora-path", "x", "--pre-merge-lora"], "lora-path": ["--use-lora", "--pre-merge-lora"]}
     extra["pre-merge-lora"] = ["--use-lora", "--lora-path", "x"]
     extra["max-lora-rank"] = ["--max-loras", "2"]
@@ -245,9 +245,12 @@ def test_what_kubernetes_injects_for_a_service_called_unmask():
         (["--sampling-mode", "edit", "--remask-threshold", "0.1"], "--remask-threshold"),
         (["--mask-token-id", "3", "--eos-token-ids", "1,3"], "--eos-token-ids: 3"),
         (["--eos-token-ids", "1,,2"], "--eos-token-ids: is empty"),
-        (["--zmq-command-addr", "tcp://a:1"], "--zmq-event-addr: needed too"),
-        (["--zmq-command-addr", "udp://a", "--zmq-event-addr", "tcp://a"], "--zmq-command-addr"),
-        (["--zmq-command-addr", "tcp://a:1", "--zmq-event-addr", "tcp://a:1"], "must differ"),
+        (["--zmq-command-addr", "ipc://a"], "--zmq-event-addr: needed too"),
+        (["--zmq-command-addr", "udp://a", "--zmq-event-addr", "ipc://a"], "--zmq-command-addr: .*use ipc://PATH"),
+        (["--zmq-command-addr", "tcp://a:1", "--zmq-event-addr", "ipc://a"], "--zmq-command-addr: .*use ipc://PATH"),
+        (["--zmq-command-addr", "ipc://a", "--zmq-event-addr", "tcp://a:1"], "--zmq-event-addr: .*use ipc://PATH"),
+        (["--zmq-command-addr", "ipc://a", "--zmq-event-addr", "ipc://@a"], "--zmq-event-addr: .*use ipc://PATH"),
+        (["--zmq-command-addr", "ipc://a", "--zmq-event-addr", "ipc://a"], "must differ"),
         (["--device-ids", "0,1"], "--device-ids: needs 1"),
         (["--device-ids", "0", "--device", "cpu"], "--device-ids"),
         (["--served-model-name", "a", "--served-model-name", "a"], "--served-model-name"),

@@ -1,6 +1,6 @@
 """``python -m tests.server.limits ROLE ARGS``: a process of the server whose time limits a slow machine does not reach.
 
-The head starts backends and frontend processes in the same way. `serving` of the harness starts
+The server starts backends and frontend processes in the same way. `serving` of the harness starts
 servers by this module. A test of a limit sets that limit with `serving(limits={...})`.
 """
 
@@ -22,7 +22,7 @@ HOUR = 3600.0
 TRIAL_LIMITS = "runtime.structured_output.limits.SandboxLimits"
 MASK_LIMITS = "runtime.structured_output.limits.MaskLimits"
 
-# By the process that has them; "frontend" is what speaks HTTP: the head itself, or each frontend process.
+# By the process that has them; "frontend" serves HTTP: the server itself, or each frontend process.
 RAISED: dict[str, dict[str, Any]] = {
     "server": {
         "runtime.server.engine_client.ipc_protocol.BACKEND_SILENCE_SECONDS": HOUR,
@@ -30,11 +30,10 @@ RAISED: dict[str, dict[str, Any]] = {
         "runtime.server.engine_client.supervisor.EXIT_REASON_SECONDS": 60.0,
         "runtime.server.engine_client.supervisor.STOP_SECONDS": 60.0,
         "runtime.server.metrics._RENDERING_AT_ONCE": HOUR,  # /metrics is rendered for each request, never repeated
-        "runtime.server.frontends.crew.REPORT_SECONDS": 60.0,
-        "runtime.server.frontends.crew.LAST_SECONDS": 60.0,
-        "runtime.server.frontends.place.LATE_SECONDS": HOUR,
-        "runtime.server.frontends.place.SILENCE_SECONDS": HOUR,
-        "runtime.server.frontends.place.START_SECONDS": HOUR,
+        "runtime.server.frontend_processes.manager.STATS_SECONDS": 60.0,
+        "runtime.server.frontend_processes.manager.EXIT_SECONDS": 60.0,
+        "runtime.server.frontend_processes.manager.SILENCE_SECONDS": HOUR,
+        "runtime.server.frontend_processes.manager.START_SECONDS": HOUR,
     },
     "frontend": {
         "runtime.server.logs.rate_limiter.seconds": HOUR,
@@ -94,27 +93,27 @@ def serve(backend_command: tuple[str, ...]) -> int:
     try:
         config = parse(sys.argv[1:], os.environ)
         from runtime.server import launcher
-        from runtime.server.frontends import place
+        from runtime.server.frontend_processes import manager
 
         raise_limits("server")
-        place.COMMAND = command("frontend")
-        _when_speaking_begins(launcher.Server)
+        manager.COMMAND = command("frontend")
+        _raise_when_imported(launcher.Server)
         return launcher.run(config, backend_command)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
 
-def _when_speaking_begins(server: Any) -> None:
-    """Raises the limits of HTTP where the head imports it: once the backends load."""
-    begin = server._speaking
+def _raise_when_imported(server: Any) -> None:
+    """Raises the limits of HTTP where the server imports it: once the backends load."""
+    make_frontend = server._make_frontend
 
-    def speaking(self: Any) -> Any:
-        if self.reports is None:
+    def make(self: Any) -> Any:
+        if self.config.frontend_processes == 1:
             raise_http_limits()
-        return begin(self)
+        return make_frontend(self)
 
-    server._speaking = speaking
+    server._make_frontend = make
 
 
 def raise_http_limits() -> None:
@@ -138,10 +137,10 @@ def _backend() -> int:
 
 
 def _frontend() -> int:
-    from runtime.server.frontends import process
+    from runtime.server.frontend_processes import process
 
     raise_http_limits()
-    return process.main(*map(int, sys.argv[1:]))
+    return process.main()
 
 
 ROLES: dict[str, Callable[[], int]] = {

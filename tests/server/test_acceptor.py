@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import Iterator
 
@@ -11,7 +12,7 @@ import pytest
 import uvloop
 
 from runtime.server.http_protocol import acceptor
-from runtime.server.http_protocol.acceptor import Acceptor
+from runtime.server.http_protocol.acceptor import Acceptor, SharedAcceptor
 from runtime.server.http_protocol.limits import Limits, accept_batch
 from runtime.server.http_server import HttpServer
 from runtime.server.metrics import RequestMetrics
@@ -101,3 +102,104 @@ def test_a_door_that_closes_lets_in_no_more_than_the_kernel_may_hold(
         return len(connections)
 
     assert uvloop.run(everything()) == 5
+
+
+class Sharing:
+    """Two acceptors of one listener, in two event loops' stead: the test decides which of them wakes first."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        self.accepted: list[list[asyncio.Protocol]] = [[], []]
+        self.acceptors = [
+            SharedAcceptor(listener, self._protocols(each), 100, 2, lambda each=each: len(each))  # type: ignore[misc]
+            for each in self.accepted
+        ]
+
+    def _protocols(self, accepted: list[asyncio.Protocol]):  # type: ignore[no-untyped-def]
+        def protocol() -> asyncio.Protocol:
+            accepted.append(asyncio.Protocol())
+            return accepted[-1]
+
+        return protocol
+
+    async def settle(self) -> list[int]:
+        registering = [task for each in self.acceptors for task in each.registering]
+        if registering:
+            await asyncio.wait(registering)
+        return [len(each) for each in self.accepted]
+
+
+def test_a_process_accepts_its_fraction_of_those_that_wait(listener: socket.socket) -> None:
+    async def accept() -> None:
+        both = Sharing(listener)
+        with crowd(listener, 16):
+            both.acceptors[0]._on_readable()
+            assert await both.settle() == [8, 0]
+            both.acceptors[1]._on_readable()
+            assert await both.settle() == [8, 4]
+
+    uvloop.run(accept())
+
+
+def test_a_process_without_connections_accepts_first(listener: socket.socket) -> None:
+    async def accept() -> None:
+        both = Sharing(listener)
+        with crowd(listener, 1):
+            both.acceptors[0]._on_readable()
+            assert await both.settle() == [1, 0]
+        with crowd(listener, 1):
+            both.acceptors[0]._on_readable()  # which waits
+            both.acceptors[1]._on_readable()
+            assert await both.settle() == [1, 1]
+        with crowd(listener, 1):  # it accepts the next one
+            await wait_until_async(lambda: len(both.accepted[0]) == 2)
+        both.acceptors[0].closed = True
+        asyncio.get_running_loop().remove_reader(listener.fileno())
+
+    uvloop.run(accept())
+
+
+def test_a_shared_listener_serves_all_connections(listener: socket.socket) -> None:
+    """And those that wait when it is closed."""
+
+    async def everything() -> int:
+        listener.setblocking(False)
+        http = HttpServer(app, Limits(), RequestMetrics(), processes=2)
+        serving = asyncio.create_task(http.serve([listener]))
+        await wait_until_async(lambda: http.started)
+        with crowd(listener, STRANGERS):
+            await wait_until_async(lambda: len(http.manager.open) == STRANGERS)
+            with crowd(listener, 5):
+                await http.close_listener(listener)
+                count = len(http.manager.open)
+        http.should_exit = True
+        await serving
+        return count
+
+    assert uvloop.run(everything()) == STRANGERS + 5
+
+
+def test_a_lack_of_descriptors_is_retried_without_a_busy_loop(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def accept() -> None:
+        both = Sharing(listener)
+        tries = 0
+        accept_one = Acceptor._accept
+
+        def fails(self: Acceptor) -> None:
+            nonlocal tries
+            tries += 1
+            if tries < 4:
+                raise OSError(errno.EMFILE, "Too many open files")
+            accept_one(self)
+
+        monkeypatch.setattr(Acceptor, "_accept", fails)
+        with crowd(listener, 1):
+            both.acceptors[0].start()
+            await wait_until_async(lambda: both.accepted[0])
+            assert tries == 4
+            both.acceptors[0].closed = True
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+
+    uvloop.run(accept())

@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 
 from tests.server.checkpoint import CONFIG
 from tests.server.harness import ROOT, ServerProcess, serving
+from tests.server.test_frontends import clients
 from tests.wait import wait_until
 
 HIDDEN = CONFIG["hidden_size"]
@@ -255,3 +256,25 @@ def test_one_that_cannot_be_served_ends_start_up(checkpoint: Path) -> None:
     assert done.returncode == 1
     (sentence,) = done.stderr.strip().splitlines()
     assert sentence.startswith("error: adapter '/nowhere' is not a directory")
+
+
+def test_every_frontend_process_knows_a_change_once_it_is_answered(checkpoint: Path, places: Path) -> None:
+    """Whichever of them is asked to load or unload."""
+    flags = ["--frontend-processes", "2", "--lora-routes", "--served-model-name", "base"]
+    with serving("--model", str(checkpoint), *flags) as server, clients(server) as each:
+        texts = set()
+        for number, client in enumerate(each * 2):
+            other = each[number % 2 - 1]
+            loaded = {"base", "a"}
+            assert change(client, "load", lora_name="a", lora_path=str(places / f"p{number}")).status_code == 200
+            assert [names(one) for one in each] == [loaded, loaded]
+            found = {ask(one, "a") for one in each}
+            assert len(found) == 1  # the same adapter in both
+            texts |= found
+            assert change(client, "load", lora_name="b", lora_path="/nowhere").status_code == 400
+            assert [names(one) for one in each] == [loaded, loaded]
+            assert change(other, "unload", lora_name="a").status_code == 200
+            assert [names(one) for one in each] == [{"base"}, {"base"}]
+            assert other.post("/v1/completions", json={"model": "a", "prompt": "x"}).status_code == 404
+        assert len(texts) == 4
+        server.until_metric("unmask_requests_running", 0)

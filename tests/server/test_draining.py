@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from runtime.config import ServerConfig
-from runtime.server import http_frontend as speaking_module
+from runtime.server import http_frontend
 from runtime.server.http_frontend import HttpFrontend
 from runtime.server.http_protocol.guarded_protocol import GuardedProtocol
 from runtime.server.http_protocol.limits import Limits
@@ -35,7 +35,7 @@ def connection_with(*data: bytes) -> tuple[HttpServer, GuardedProtocol, Transpor
 
 
 def test_a_request_that_has_not_started_is_unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speaking_module, "IDLE_GRACE", 0)  # idle connections would be closed at the first look
+    monkeypatch.setattr(http_frontend, "IDLE_GRACE", 0)  # idle connections would be closed at the first look
 
     async def drain() -> None:
         http, connection, transport = connection_with()
@@ -53,14 +53,14 @@ def test_a_request_that_has_not_started_is_unfinished(monkeypatch: pytest.Monkey
         connection.data_received(GET)
         with socket.socket() as listener:
             listener.setblocking(False)
-            speaking = SimpleNamespace(
+            serving = SimpleNamespace(
                 config=ServerConfig(drain_timeout=TIMEOUT),
                 listener=listener,
                 engine_client=SimpleNamespace(fail_all=lambda error: 0),
                 context=SimpleNamespace(in_flight=0),  # the application has not seen it
                 http=http,
             )
-            draining = asyncio.create_task(HttpFrontend.finish(cast(Any, speaking)))
+            draining = asyncio.create_task(HttpFrontend.drain(cast(Any, serving)))
             await wait_until_async(lambda: looks > 3)
             assert not draining.done()
             may_start.set()

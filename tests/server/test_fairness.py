@@ -30,7 +30,7 @@ def frontend(sent: list[Any], queue: int = 1024, slots: int = 128) -> LocalEngin
     """A frontend over one backend that only notes what it is sent."""
     observed = RequestMetrics()
     made = LocalEngineClient(ServerConfig(max_queue=queue), observed, Metrics("m", observed), defer=lambda work: work())
-    made.supervisor = SimpleNamespace(ready=[0], send=lambda replica, message: sent.append(message))  # type: ignore[assignment]
+    made.backends = SimpleNamespace(ready=[0], send=lambda replica, message: sent.append(message))  # type: ignore[assignment]
     made.info = SimpleNamespace(max_num_reqs=slots)  # type: ignore[assignment]
     return made
 
@@ -68,6 +68,18 @@ def test_requests_of_many_choices_leave_room_for_single_ones() -> None:
     made.fail_all(RequestError("x"))
     assert not made.live_by_key
     assert refusal(made, 576) == 0
+
+
+def test_frontend_processes_divide_the_limits() -> None:
+    made = frontend([], queue=24, slots=8)
+    made.config = made.config.replace(frontend_processes=3)
+    assert made.max_choices() == 5  # half of a third of 32
+    for n in range(11):
+        assert refusal(made, 1) == 0
+        made.submit([spec(str(n))])
+    assert refusal(made, 1) == 429
+    with pytest.raises(RequestError, match=r"--max-queue 24, divided by --frontend-processes 3"):
+        made.check_capacity(1)
 
 
 @pytest.mark.parametrize(

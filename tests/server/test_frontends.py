@@ -1,4 +1,4 @@
-"""Several processes that speak HTTP over the same backends: one server to everybody outside."""
+"""Several processes that serve HTTP with the same backends: one server for its clients."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -25,15 +26,11 @@ from tests.wait import TIMEOUT, wait_until
 
 PROCESSES = 3
 STREAM = json.dumps({**ENDLESS, "stream": True}).encode()
-# of one that does not answer: what its head does without it
-SILENCE = {
-    "runtime.server.frontends.place.LATE_SECONDS": 3.0,
-    "runtime.server.frontends.crew.REPORT_SECONDS": 0.5,
-}
+SHORT: dict[str, Any] = {"prompt": "x", "max_tokens": 4}
 
 
 @pytest.fixture(scope="module")
-def crew(checkpoint: Path) -> Iterator[ServerProcess]:
+def several(checkpoint: Path) -> Iterator[ServerProcess]:
     args = ("--model", str(checkpoint), "--served-model-name", "tiny", "--max-num-reqs", "16", "--max-queue", "16")
     with serving(*args, "--frontend-processes", str(PROCESSES), module=FAKE) as server:
         yield server
@@ -44,33 +41,34 @@ def frontends(server: ServerProcess) -> list[psutil.Process]:
 
 
 def connections(server: ServerProcess) -> list[int]:
-    """Of each process."""
-    return [len(process.net_connections("tcp")) for process in frontends(server)]
+    """Of each process; the listener is one of its sockets."""
+    return [len(process.net_connections("tcp")) - 1 for process in frontends(server)]
+
+
+def process_of(server: ServerProcess, client: httpx.Client) -> int:
+    """The process that serves the connection of this client."""
+    port = client.get("/health").extensions["network_stream"].get_extra_info("client_addr")[1]
+    for process in frontends(server):
+        if any(found.raddr and found.raddr.port == port for found in process.net_connections("tcp")):
+            return process.pid
+    raise httpx.TransportError("the process has exited")
 
 
 @contextlib.contextmanager
-def alone(server: ServerProcess) -> Iterator[httpx.Client]:
-    """A client whose connection is the only one that any process or the head still counts."""
-    with server.client() as client:
+def clients(server: ServerProcess) -> Iterator[list[httpx.Client]]:
+    """One client per process, with a connection to it."""
+    found: dict[int, httpx.Client] = {}
 
-        def open_connections() -> list[str]:
-            lines = client.get("/metrics").text.splitlines()
-            return [line.split()[-1] for line in lines if line.startswith("unmask_connections{")]
+    def connected() -> bool:
+        client = server.client()
+        if found.setdefault(process_of(server, client), client) is not client:
+            client.close()
+        return len(found) == len(frontends(server))
 
-        wait_until(lambda: open_connections() == ["1.0"], "the end of other connections")
-        yield client
-
-
-def until_all_serve(server: ServerProcess) -> None:
-    """Waits until new connections reach every process. One that was started again takes none until it can serve."""
-
-    def reached() -> bool:
-        with alone(server), contextlib.ExitStack() as stack:
-            for _ in range(PROCESSES - 1):
-                stack.enter_context(server.client()).get("/health")
-            return all(connections(server))
-
-    server.until(reached)
+    server.until(connected, "a connection to every process")
+    yield [client for _, client in sorted(found.items())]
+    for client in found.values():
+        client.close()
 
 
 def handlers(log: str) -> Counter[str]:
@@ -78,147 +76,211 @@ def handlers(log: str) -> Counter[str]:
     return Counter(line.split()[2].rstrip(":") for line in log.splitlines() if "POST /generate 200" in line)
 
 
-def test_connections_go_round_and_figures_are_of_all(crew: ServerProcess) -> None:
-    crew.until_idle()
-    before = crew.metrics()
-    for _ in range(12):
-        with crew.client() as client:
-            assert client.post("/generate", json={"prompt": "x", "max_tokens": 4}).json()["text"] == "abca"
-    wait_until(lambda: set(handlers(crew.log)) == {f"frontend-{i}" for i in range(PROCESSES)})
+def test_each_process_serves_and_metrics_are_of_all(several: ServerProcess) -> None:
+    several.until_idle()
+    before = several.metrics()
+    with clients(several) as each:
+        for client in each * 4:
+            assert client.post("/generate", json=SHORT).json()["text"] == "abca"
+        wait_until(lambda: set(handlers(several.log)) == {f"frontend-{i}" for i in range(PROCESSES)})
+        for client in each:
+            assert 'unmask_connections{model_name="tiny"} 3.0' in client.get("/metrics").text
     for name in ('unmask_requests_total{outcome="length"}', "unmask_request_seconds_count"):
-        crew.until_metric(name, before.get(name, 0) + 12)
-    found = crew.metrics()
+        several.until_metric(name, before.get(name, 0) + 12)
+    found = several.metrics()
     assert {f"frontend-{i}" for i in range(PROCESSES)} <= {
         key.split('"')[1] for key in found if key.startswith("process_resident_memory_bytes")
     }
 
 
-def test_connections_that_stay_are_spread_evenly(crew: ServerProcess) -> None:
-    with alone(crew), concurrent.futures.ThreadPoolExecutor(12) as pool:
-        clients = [crew.client() for _ in range(11)]
-        list(pool.map(lambda client: client.get("/health"), clients))
-        wait_until(lambda: connections(crew) == [4] * PROCESSES)
-        for client in clients:
-            client.close()
+TIMES = re.compile(r"_(created|sum|bucket)|_seconds$|^process_")
 
 
-def test_the_queue_is_one(crew: ServerProcess) -> None:
-    """32 places, whichever process is asked; what is refused is refused before an answer begins."""
+def figures(checkpoint: Path, processes: int) -> tuple[set[str], dict[str, float], str]:
+    """Names with labels, values, and help and types, of a server that has answered and refused requests."""
+    args = ("--model", str(checkpoint), "--served-model-name", "tiny", "--frontend-processes", str(processes))
+    with serving(*args, module=FAKE) as server:
+        for outcome in range(6):
+            with server.client() as client:
+                assert client.post("/generate", json=SHORT).status_code == 200
+                client.post("/generate", json={**SHORT, "stream": True})
+                if outcome < 2:
+                    assert client.post("/generate", json={**SHORT, "n": 100_000}).status_code == 400
+        with server.client() as client:
+            lines = client.get("/metrics").text.splitlines()
+            head = "\n".join(line for line in lines if line.startswith("#"))
+
+        def idle() -> dict[str, float] | None:
+            found = server.metrics()
+            idle = not any(found[f"unmask_{name}"] for name in ("requests_running", "kv_pages_used"))
+            reported = found["unmask_generated_tokens_total"] == 12 * SHORT["max_tokens"]
+            return found if idle and reported and found["unmask_connections"] == 1 else None  # that of this scrape
+
+        found = server.until(idle)
+        assert found is not None
+        names = {name for name in found if not name.startswith("process_")}
+        return names, {name: value for name, value in found.items() if not TIMES.search(name)}, head
+
+
+def test_metrics_equal_those_of_a_single_process(checkpoint: Path) -> None:
+    names, values, head = figures(checkpoint, 1)
+    several_names, several_values, several_head = figures(checkpoint, 2)
+    assert several_names == names
+    assert several_values == values
+    assert several_head == head
+    assert values['unmask_requests_total{outcome="length"}'] == 12
+    assert values['unmask_requests_total{outcome="refused"}'] == 2
+    assert values["unmask_max_running_requests"] == values["unmask_requests_running_most"] > 0
+
+
+def test_the_load_that_the_autoscaler_reads_is_of_all(several: ServerProcess, tmp_path: Path) -> None:
+    several.until_idle()
+    done = tmp_path / "done"
+    with clients(several) as each, concurrent.futures.ThreadPoolExecutor(PROCESSES) as pool:
+        body = {**ENDLESS, "cache_salt": f"hold:{done}"}
+        answers = [pool.submit(client.post, "/generate", json=body) for client in each]
+        several.until_metric("unmask_requests_running", PROCESSES)
+        several.until_metric('unmask_replica_requests{replica="0"}', PROCESSES)
+        done.touch()
+        assert [one.result(TIMEOUT).status_code for one in answers] == [200] * PROCESSES
+    several.until_idle()
+
+
+def test_limits_are_divided(several: ServerProcess) -> None:
+    """Each process runs and queues a third of 32 requests, and refuses the rest before an answer begins."""
     all_know = threading.Barrier(60)  # until then none ends
 
-    def ask(_: int) -> int:
-        with crew.client() as client, client.stream("POST", "/generate", json={**ENDLESS, "stream": True}) as answer:
+    def request(_: int) -> int:
+        with several.client() as client, client.stream("POST", "/generate", json={**ENDLESS, "stream": True}) as answer:
             all_know.wait(TIMEOUT)
             return answer.status_code
 
     with concurrent.futures.ThreadPoolExecutor(60) as pool:
-        statuses = Counter(pool.map(ask, range(60)))
+        statuses = Counter(pool.map(request, range(60)))
     assert set(statuses) == {200, 429}
-    assert 32 <= statuses[200] < 60
-    crew.until_idle()
+    assert 11 <= statuses[200] <= 33
+    several.until_idle()
+    with several.client() as client:
+        refused = client.post("/v1/completions", json={**SHORT, "n": 6}).json()["error"]["message"]
+        assert "exceed the limit of 5 per request" in refused
 
 
-def test_a_killed_process_takes_only_its_own_requests(crew: ServerProcess, tmp_path: Path) -> None:
+def test_a_killed_process_ends_only_its_own_requests(several: ServerProcess, tmp_path: Path) -> None:
     done = tmp_path / "done"
-    crew.until_idle()
-    before = crew.metrics()["unmask_request_seconds_count"]
-    victim = frontends(crew)[0]
-    with concurrent.futures.ThreadPoolExecutor(12) as pool:
-        answers = start(crew, pool, 9, cache_salt=f"hold:{done}")
-        os.kill(victim.pid, signal.SIGKILL)
-        wait_until(lambda: any(one.done() for one in answers))
+    several.until_idle()
+    before = several.metrics()["unmask_request_seconds_count"]
+    with clients(several) as each, concurrent.futures.ThreadPoolExecutor(PROCESSES) as pool:
+        victim = process_of(several, each[0])
+        body = {**ENDLESS, "cache_salt": f"hold:{done}"}
+        answers = [pool.submit(client.post, "/generate", json=body) for client in each]
+        several.until_metric("unmask_requests_running", PROCESSES)
+        os.kill(victim, signal.SIGKILL)
+        assert isinstance(answers[0].exception(TIMEOUT), httpx.TransportError)
+        several.until_metric("unmask_requests_running", PROCESSES - 1)
+        several.until_metric("unmask_kv_pages_used", PROCESSES - 1)  # the engine has freed those of the lost one
         done.touch()
-        lost = sum(isinstance(one.exception(timeout=TIMEOUT), httpx.TransportError) for one in answers)
-        assert 1 <= lost <= 5  # of nine, a third or so
-        assert all(one.result().status_code == 200 for one in answers if one.exception() is None)
-    crew.until_idle()  # the engine does not work for those that are gone
-    assert crew.metrics()["unmask_request_seconds_count"] >= before  # a total never becomes less
-    until_all_serve(crew)
-    assert victim.pid not in {process.pid for process in frontends(crew)}
-    with crew.client() as client:
-        for _ in range(6):
-            assert client.get("/ready").status_code == 200
+        assert [one.result(TIMEOUT).status_code for one in answers[1:]] == [200] * (PROCESSES - 1)
+    several.until_idle()
+    assert several.metrics()["unmask_request_seconds_count"] >= before  # a total never becomes less
+    wait_until(lambda: len(frontends(several)) == PROCESSES)
+    with clients(several) as each:
+        assert victim not in {process_of(several, client) for client in each}
+        assert [client.post("/generate", json=SHORT).status_code for client in each] == [200] * PROCESSES
+        assert [client.get("/ready").status_code for client in each] == [200] * PROCESSES
+    several.until_metric("unmask_max_connections", 4096)
 
 
-def test_a_killed_backend_is_told_to_every_process(crew: ServerProcess) -> None:
-    (backend,) = crew.backends()
-    with concurrent.futures.ThreadPoolExecutor(12) as pool:
-        answers = start(crew, pool, 6)
+def test_requests_of_every_process_end_with_their_backend(several: ServerProcess) -> None:
+    (backend,) = several.backends()
+    with clients(several) as each, concurrent.futures.ThreadPoolExecutor(PROCESSES) as pool:
+        body = {**ENDLESS, "cache_salt": "endless"}
+        answers = [pool.submit(client.post, "/generate", json=body) for client in each]
+        several.until_metric("unmask_requests_running", PROCESSES)
         os.kill(backend.pid, signal.SIGKILL)
-        assert {one.result(timeout=TIMEOUT).status_code for one in answers} == {503}
-    crew.until_ready()
-    for _ in range(PROCESSES):
-        with crew.client() as client:
-            assert client.post("/generate", json={"prompt": "x", "max_tokens": 2}).status_code == 200
+        assert {one.result(TIMEOUT).status_code for one in answers} == {503}
+        assert all("killed by signal 9" in one.result().json()["error"]["message"] for one in answers)
+        several.until_ready()
+        for client in each:
+            several.until(lambda client=client: client.post("/generate", json=SHORT).status_code == 200)
+    several.until_metric("unmask_backends_ready", 1)
 
 
 @pytest.mark.matrix
-def test_one_that_is_stopped_holds_up_its_own_alone(checkpoint: Path, tmp_path: Path) -> None:
-    """Those who come get to the others, and what it had goes on with it."""
-    done = tmp_path / "done"
-    args = ("--model", str(checkpoint), "--frontend-processes", "2")
-    with (
-        serving(*args, module=FAKE, limits=SILENCE) as server,
-        concurrent.futures.ThreadPoolExecutor(6) as pool,
-    ):
-        answers = start(server, pool, 6, cache_salt=f"hold:{done}")
-        counts = connections(server)
-        own = max(counts)
-        stopped = frontends(server)[counts.index(own)]
+def test_an_unresponsive_process_is_replaced(checkpoint: Path) -> None:
+    limits = {"runtime.server.frontend_processes.manager.SILENCE_SECONDS": 3.0}
+    with serving("--model", str(checkpoint), "--frontend-processes", "2", module=FAKE, limits=limits) as server:
+        stopped = frontends(server)[0]
         os.kill(stopped.pid, signal.SIGSTOP)
         try:
-
-            def all_are_served() -> bool:
-                for _ in range(9):
-                    with server.client() as client:
-                        client.get("/health", timeout=10).raise_for_status()
-                return True
-
-            server.until(all_are_served)  # TransportErrors, and a time-out is one, are tried again
-            done.touch()
-            wait_until(lambda: sum(one.done() for one in answers) >= 6 - own)
-            server.until_metric("unmask_backends_ready", 1)
-            assert not all(one.done() for one in answers)
+            for _ in range(9):  # connections reach the other process
+                with server.client() as client:
+                    assert client.post("/generate", json=SHORT).status_code == 200
+            wait_until(lambda: has_ended(stopped))
         finally:
-            os.kill(stopped.pid, signal.SIGCONT)
-        assert [one.result(timeout=TIMEOUT).status_code for one in answers] == [200] * 6
-        server.until_idle()
-        assert stopped.pid in {process.pid for process in frontends(server)}
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(stopped.pid, signal.SIGCONT)
+        wait_until(lambda: re.search(r"frontend-\d exited: the process was unresponsive for \d+ s", server.log))
+        wait_until(lambda: len(frontends(server)) == 2)
+        with clients(server) as each:
+            assert [client.post("/generate", json=SHORT).status_code for client in each] == [200, 200]
 
 
-def test_streams_that_are_given_up_leave_nothing(crew: ServerProcess) -> None:
+def test_aborted_connections_leave_nothing(several: ServerProcess) -> None:
     def files() -> list[int]:
-        return [process.num_fds() for process in frontends(crew)]
+        return [process.num_fds() for process in frontends(several)]
 
-    crew.until_idle()
-    wait_until(lambda: not any(connections(crew)))
+    several.until_idle()
+    wait_until(lambda: not any(connections(several)))
     before = files()
     fields = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(STREAM)}\r\n\r\n"
     head = b"POST /generate HTTP/1.1\r\n" + fields.encode()
     sent = [b"", head[:30], head + STREAM[:9], head + STREAM, head + STREAM]
     for number in range(400):
-        with socket.create_connection(("127.0.0.1", crew.port)) as client:
+        with socket.create_connection(("127.0.0.1", several.port)) as client:
             client.sendall(sent[number % 5])
             if number % 5 == 4:
                 client.recv(12)
             if number % 2:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
-    crew.until_idle()
+    several.until_idle()
     wait_until(lambda: files() == before)
-    with alone(crew), contextlib.ExitStack() as stack:  # and the head has counted them all: it spreads them evenly
-        for _ in range(10 * PROCESSES - 1):
-            stack.enter_context(socket.create_connection(("127.0.0.1", crew.port)))
-        wait_until(lambda: connections(crew) == [10] * PROCESSES)
 
 
-def test_a_drain_finishes_streams_of_all(checkpoint: Path, tmp_path: Path) -> None:
+def test_changed_keys_apply_in_every_process(checkpoint: Path, tmp_path: Path) -> None:
+    first, second = "a" * 24, "b" * 24
+    keys = tmp_path / "keys"
+    keys.write_text(first)
+    args = ("--model", str(checkpoint), "--frontend-processes", "2", "--api-key-file", str(keys))
+    with serving(*args, module=FAKE) as server, clients(server) as each:
+
+        def statuses(key: str) -> list[int]:
+            headers = {"Authorization": f"Bearer {key}"}
+            return [client.post("/generate", json=SHORT, headers=headers).status_code for client in each]
+
+        assert (statuses(first), statuses(second)) == ([200, 200], [401, 401])
+        keys.write_text(second)
+        wait_until(lambda: (statuses(first), statuses(second)) == ([401, 401], [200, 200]))
+
+
+@pytest.mark.parametrize("to_all", [False, True])
+def test_a_drain_finishes_streams_of_all(checkpoint: Path, tmp_path: Path, to_all: bool) -> None:
+    """Also if every process receives the signal."""
     done = tmp_path / "done"
     args = ("--model", str(checkpoint), "--frontend-processes", "2", "--drain-timeout", "600")
-    with serving(*args, module=FAKE) as server, concurrent.futures.ThreadPoolExecutor(8) as pool:
-        answers = start(server, pool, 6, cache_salt=f"hold:{done}", stream=True)
+    with (
+        serving(*args, module=FAKE) as server,
+        clients(server) as each,
+        concurrent.futures.ThreadPoolExecutor(8) as pool,
+    ):
+        body = {**ENDLESS, "cache_salt": f"hold:{done}", "stream": True}
+        answers = start(server, pool, 4, cache_salt=f"hold:{done}", stream=True)
+        answers += [pool.submit(client.post, "/generate", json=body) for client in each]
+        server.until_metric("unmask_requests_running", 6)
         others = [*server.backends(), *frontends(server)]
+        for process in frontends(server) if to_all else ():
+            process.terminate()
         server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: "draining" in server.log)
+        wait_until(lambda: "draining, 6 requests in flight" in server.log)
         done.touch()
         for one in answers:
             assert sse(one.result(timeout=TIMEOUT).text)[-1] == "[DONE]"
@@ -226,9 +288,48 @@ def test_a_drain_finishes_streams_of_all(checkpoint: Path, tmp_path: Path) -> No
         wait_until(lambda: all(map(has_ended, others)))
 
 
+@pytest.mark.parametrize("keep_alive", [True, False])
+def test_a_drain_under_load_fails_no_request(checkpoint: Path, keep_alive: bool) -> None:
+    """A request is answered, or its connection is refused before it is sent."""
+    failed: list[str] = []
+    answered = Counter[str]()
+    args = ("--model", str(checkpoint), "--frontend-processes", "4", "--drain-delay", "1")
+    with serving(*args, module=FAKE) as server:
+        url = f"{server.url}/generate"
+
+        def load() -> None:
+            client = httpx.Client(timeout=TIMEOUT, trust_env=False)
+            while True:
+                try:
+                    response = client.post(url, json=SHORT, headers={} if keep_alive else {"Connection": "close"})
+                except httpx.ConnectError:
+                    return
+                except httpx.TransportError as error:
+                    failed.append(repr(error))
+                    return
+                if response.status_code != 200:
+                    failed.append(response.text)
+                answered["all"] += 1
+                if response.headers.get("connection") == "close":
+                    answered["closing"] += 1
+                    client.close()
+                    client = httpx.Client(timeout=TIMEOUT, trust_env=False)
+
+        threads = [threading.Thread(target=load) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: answered["all"] >= 40)
+        server.process.send_signal(signal.SIGTERM)
+        for thread in threads:
+            thread.join(TIMEOUT)
+        assert server.wait() == 0
+    assert not failed
+    assert answered["closing"] > 0
+
+
 @pytest.mark.matrix
-def test_one_that_cannot_serve_any_more_does_not_end_the_others(checkpoint: Path, tmp_path: Path) -> None:
-    """What it reads at its start was in order when the others read it."""
+def test_a_process_that_cannot_start_again_does_not_end_the_others(checkpoint: Path, tmp_path: Path) -> None:
+    """Its template was valid when the others read it."""
     template = tmp_path / "template.jinja"
     template.write_text("{{ messages[0].content }}")
     args = ("--model", str(checkpoint), "--frontend-processes", "2", "--chat-template", str(template))
@@ -236,21 +337,15 @@ def test_one_that_cannot_serve_any_more_does_not_end_the_others(checkpoint: Path
         template.write_text("{% if %}")
         victim = frontends(server)[0]
         victim.kill()
-        wait_until(lambda: re.search(r"frontend-\d ended: .*template", server.log))
+        wait_until(lambda: re.search(r"frontend-\d exited: .*template", server.log))
         assert server.metrics()["unmask_backends_ready"] == 1
         template.write_text("{{ messages[0].content }}")
-        found: set[str] = set()
-
-        def asked() -> bool:
-            with server.client() as client:
-                client.post("/generate", json={"prompt": "x", "max_tokens": 2}).raise_for_status()
-            found.update(handlers(server.log[server.log.index(" ended: ") :]))
-            return len(found) == 2
-
-        server.until(asked)
+        wait_until(lambda: len(frontends(server)) == 2)
+        with clients(server) as each:
+            assert [client.post("/generate", json=SHORT).status_code for client in each] == [200, 200]
 
 
-def test_with_the_head_everything_ends(checkpoint: Path) -> None:
+def test_all_processes_end_with_their_parent(checkpoint: Path) -> None:
     with serving("--model", str(checkpoint), "--frontend-processes", "2", module=FAKE) as server:
         others = [*server.backends(), *frontends(server)]
         assert len(others) == 3
@@ -258,7 +353,7 @@ def test_with_the_head_everything_ends(checkpoint: Path) -> None:
         wait_until(lambda: all(map(has_ended, others)))
 
 
-def test_a_tokenizer_that_cannot_be_read_ends_start_up_with_one_sentence(checkpoint: Path, tmp_path: Path) -> None:
+def test_an_invalid_template_ends_the_start_with_one_sentence(checkpoint: Path, tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("{% if %}")
     args = ("--model", str(checkpoint), "--frontend-processes", "2", "--chat-template", str(template))
@@ -274,3 +369,8 @@ def test_a_signal_while_processes_start_ends_quietly(checkpoint: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         assert server.wait() == 0
         assert "Error" not in server.log
+
+
+def test_the_other_name_of_the_flag(checkpoint: Path) -> None:
+    with serving("--model", str(checkpoint), "--api-server-count", "2", module=FAKE) as server:
+        assert len(frontends(server)) == 2

@@ -14,9 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from e2e.cluster.process import free_ports
 from tests.matrix import marked
-from tests.networks import needs_ipv6
 from tests.server.checkpoint import CONFIG, make_weights
 from tests.server.harness import FAKE, REAL, ROOT, ServerProcess, has_ended, serving
 from tests.server.test_supervision import start
@@ -149,10 +147,9 @@ def test_two_servers_do_not_collide(checkpoint: Path) -> None:
         assert f"--port {one.port}" in taken.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", pytest.param("[::1]", marks=needs_ipv6)])
-def test_tcp_addresses(checkpoint: Path, host: str) -> None:
-    commands, events = free_ports(2)
-    addresses = ("--zmq-command-addr", f"tcp://{host}:{commands}", "--zmq-event-addr", f"tcp://{host}:{events}")
+def test_the_paths_of_the_sockets_can_be_chosen(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    directory = tmp_path_factory.mktemp("z")
+    addresses = ("--zmq-command-addr", f"ipc://{directory}/c", "--zmq-event-addr", f"ipc://{directory}/e")
     with serving("--model", str(checkpoint), *addresses, module=FAKE) as server, server.client() as client:
         assert client.post("/generate", json={"prompt": "x", "max_tokens": 3}).json()["text"] == "abc"
 

@@ -12,7 +12,6 @@ import zmq
 
 from runtime.server.engine_client import ipc_protocol
 from runtime.server.engine_client.ipc_protocol import Fatal, Stop
-from runtime.server.engine_client.ipc_sockets import CurveCredentials
 from runtime.server.engine_process.channel import EngineChannel, FrontendGone
 from tests.server.harness import ROOT
 from tests.wait import wait_until
@@ -26,7 +25,7 @@ def test_a_command_is_heard_from_when_it_is_here_until_it_is_taken(
     with zmq.Context() as context, context.socket(zmq.ROUTER) as frontend, open(inside, "rb") as stdin:
         frontend.bind(commands)
         monkeypatch.setattr(sys, "stdin", stdin)
-        link = EngineChannel("backend-0", commands, events, CurveCredentials())
+        link = EngineChannel("backend-0", commands, events)
         try:
             link.send_hello()
             name, _ = frontend.recv_multipart()
@@ -45,11 +44,10 @@ def test_a_command_is_heard_from_when_it_is_here_until_it_is_taken(
 
 REPORTS = """
 import sys, threading, time
-from runtime.server.engine_client.ipc_sockets import CurveCredentials
 from runtime.server.engine_process import channel
 
 commands, events, channel.REASON_SECONDS = sys.argv[1], sys.argv[2], float(sys.argv[3])
-backend = channel.EngineChannel("backend-0", commands, events, CurveCredentials())
+backend = channel.EngineChannel("backend-0", commands, events)
 threading.Thread(target=backend.fail, args=("a rank is gone",)).start()
 while True:
     time.sleep(3600)

@@ -10,7 +10,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -77,6 +77,10 @@ class AdapterRegistry(ABC):
         """No new request may have it; returns once the last one that has it has ended."""
 
 
+async def _no_wait() -> None:
+    pass
+
+
 class LocalAdapterRegistry(AdapterRegistry):
     """`supervisor` is set once it exists."""
 
@@ -85,6 +89,7 @@ class LocalAdapterRegistry(AdapterRegistry):
         self.config = config
         self.supervisor: Supervisor | None = None
         self.on_change: Callable[[], None] = lambda: None  # called when the state of an adapter changes
+        self.wait_acknowledged: Callable[[], Awaitable[None]] = _no_wait  # until frontend processes know the state
         self.entries |= {name: AdapterEntry(uri, "flag", "ready") for name, uri in config.engine.adapters.items()}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # one change of a name at a time
         self._changes: set[asyncio.Task[None]] = set()
@@ -147,6 +152,7 @@ class LocalAdapterRegistry(AdapterRegistry):
             )
         entry.state = "leaving"
         self.on_change()
+        await self.wait_acknowledged()  # from then on no request names it
         await self._broadcast(name, UnloadAdapter(name))
         del self.entries[name]
         self.on_change()

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Iterable
-from typing import Protocol
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineInfo, EngineOutput, RequestSpec
 from runtime.server.engine_client.adapter_registry import AdapterRegistry
+from runtime.server.engine_client.ipc_protocol import Abort, Add
 from runtime.server.engine_client.profiler import Profiler
+from runtime.server.engine_client.router import Router
 from runtime.server.metrics import RequestMetrics
 
 
@@ -25,20 +27,6 @@ class Unavailable(RequestError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, status=503, code="no_backend")
-
-
-class OutputSink(Protocol):
-    """Receives outputs and errors of requests."""
-
-    def put(self, item: tuple[int, EngineOutput] | RequestError) -> None: ...
-
-
-def fail_queues(inboxes: Iterable[OutputSink], error: RequestError) -> int:
-    """Puts `error` into each queue once. Returns the number of queues."""
-    each = {id(inbox): inbox for inbox in inboxes}
-    for inbox in each.values():
-        inbox.put(error)
-    return len(each)
 
 
 class OutputQueue:
@@ -63,43 +51,103 @@ class OutputQueue:
                 self.waiter = None
 
 
+def fail_queues(queues: Iterable[OutputQueue], error: RequestError) -> int:
+    """Puts `error` into each queue once. Returns the number of queues."""
+    each = {id(queue): queue for queue in queues}
+    for queue in each.values():
+        queue.put(error)
+    return len(each)
+
+
+class RequestState:
+    """One engine request at a backend."""
+
+    __slots__ = ("adapter", "api_key_id", "id", "index", "queue", "replica", "tokens", "work")
+
+    def __init__(self, spec: RequestSpec, index: int, queue: OutputQueue, replica: int, work: int) -> None:
+        self.id = spec.id
+        self.api_key_id = spec.tenant
+        self.adapter = spec.adapter
+        self.index = index  # which choice of the HTTP request
+        self.queue = queue
+        self.replica = replica
+        self.work = work  # estimated tokens left
+        self.tokens = 0  # of its answer so far
+
+
+class Backends(Protocol):
+    """Sends messages to the engine processes. `ready`: indices of the replicas that serve."""
+
+    ready: list[int]
+
+    def send(self, index: int, message: Any) -> None: ...
+
+
+Defer = Callable[[Callable[[], None]], object]
+
+
 class EngineClient(ABC):
-    """Client of the engine processes.
+    """Client of the engine processes, with the live requests of this process.
 
     Attributes:
-        observed: what this process observes of its requests.
+        request_metrics: what this process observes of its requests.
         info: of the first engine that loaded; replicas are equal.
+        backends: set once they exist.
     """
 
     def __init__(
-        self, config: ServerConfig, request_metrics: RequestMetrics, adapters: AdapterRegistry, profiler: Profiler
+        self,
+        config: ServerConfig,
+        request_metrics: RequestMetrics,
+        adapters: AdapterRegistry,
+        profiler: Profiler,
+        defer: Defer | None = None,
+        index: int = 0,
     ) -> None:
+        """Creates a client without requests.
+
+        Args:
+            config: of the server.
+            request_metrics: of this process.
+            adapters: the adapters that requests may name.
+            profiler: starts and stops profiles.
+            defer: Runs a call in the next iteration of the event loop.
+            index: of this frontend process.
+        """
         self.config = config
         self.request_metrics = request_metrics
         self.adapters = adapters
         self.profiler = profiler
         self.info: EngineInfo | None = None
+        self.backends: Backends | None = None
+        self.defer = defer or (lambda work: asyncio.get_running_loop().call_soon(work))
+        self.requests: dict[str, RequestState] = {}
+        self.pending: dict[int, list[RequestSpec]] = {}  # submitted in this iteration of the loop, by replica
+        self.router = Router(config.data_parallel_size, index % config.data_parallel_size)
+        self.live_by_replica = [0] * config.data_parallel_size  # live requests of each replica
+        self.live_by_key: Counter[str] = Counter()  # live requests of each owner (key)
+        self.live_by_adapter: Counter[str] = Counter()  # live requests of each adapter
 
     # -- what is known of all requests
 
     @property
-    @abstractmethod
     def ready(self) -> list[int]:
         """Indices of the replicas that serve."""
+        return [] if self.backends is None else self.backends.ready
 
     @property
     @abstractmethod
     def complete(self) -> bool:
-        """Whether every process that speaks HTTP can serve, or could once."""
+        """Whether every process that serves HTTP can serve requests, or could once."""
 
     @property
-    @abstractmethod
     def live(self) -> int:
-        """Engine requests that have not ended."""
+        """Engine requests of this process that have not ended."""
+        return len(self.requests)
 
-    @abstractmethod
     def live_of_key(self, owner: str) -> int:
         """Of these, those of an owner (key)."""
+        return self.live_by_key[owner]
 
     @abstractmethod
     def progress(self) -> tuple[str, int, int]:
@@ -111,20 +159,106 @@ class EngineClient(ABC):
 
     # -- requests
 
-    @abstractmethod
     def submit(self, specs: list[RequestSpec]) -> OutputQueue:
         """Submits requests; outputs of ``specs[i]`` arrive in the queue as ``(i, output)``.
 
-        Raises RequestError: 429 when the queue is full, 503 when no backend serves.
+        Raises RequestError: 404 for an unloaded adapter, 429 when the queue is full, 503 when no backend serves.
         """
+        queue = OutputQueue()
+        if not specs:
+            return queue
+        adapter = specs[0].adapter
+        if adapter and not self.adapters.is_available(adapter):  # unloaded while the request was prepared
+            raise RequestError(
+                f"model: {adapter!r} is no longer served; GET /v1/models lists those that are",
+                param="model",
+                status=404,
+                code="model_not_found",
+            )
+        self.check_capacity(len(specs), specs[0].tenant)
+        ready, info = self.ready, self.require()
+        by_replica: dict[int, list[RequestSpec]] = {}
+        for index, spec in enumerate(specs):
+            replica, work = self.router.assign(spec, ready, self.live_by_replica, info)
+            self.requests[spec.id] = RequestState(spec, index, queue, replica, work)
+            self.live_by_replica[replica] += 1
+            self.router.work[replica] += work
+            self.live_by_key[spec.tenant] += 1
+            self.live_by_adapter[spec.adapter] += 1
+            by_replica.setdefault(replica, []).append(spec)
+        first = not self.pending
+        for replica, group in by_replica.items():
+            self.pending.setdefault(replica, []).extend(group)
+        if first:
+            self.defer(self.flush)
+        return queue
 
-    @abstractmethod
+    def flush(self) -> None:
+        """Sends the requests of one iteration of the event loop to each backend as one message."""
+        due, self.pending = self.pending, {}
+        for replica, specs in due.items():
+            assert self.backends is not None
+            self.backends.send(replica, Add.of(specs))
+
     def abort(self, ids: list[str]) -> None:
         """Aborts requests and frees their pages. Ids of finished requests are ignored."""
+        self.flush()  # requests must not arrive after their abort
+        by_replica: dict[int, list[str]] = {}
+        for request_id in ids:
+            live = self._remove(request_id)
+            if live is not None:
+                by_replica.setdefault(live.replica, []).append(request_id)
+        for replica, group in by_replica.items():
+            assert self.backends is not None
+            self.backends.send(replica, Abort(group))
 
-    @abstractmethod
     def fail_all(self, error: RequestError) -> int:
         """Ends all live requests of this process with `error`. Returns their number."""
+        queues = [live.queue for live in self.requests.values()]
+        self.abort(list(self.requests))
+        return fail_queues(queues, error)
+
+    def _remove(self, request_id: str) -> RequestState | None:
+        live = self.requests.pop(request_id, None)
+        if live is not None:
+            self.live_by_replica[live.replica] -= 1
+            self.router.work[live.replica] -= live.work
+            self.live_by_adapter[live.adapter] -= 1
+            self.live_by_key[live.api_key_id] -= 1
+            if not self.live_by_key[live.api_key_id]:
+                del self.live_by_key[live.api_key_id]
+        return live
+
+    # -- events of the backends
+
+    def on_outputs(self, replica: int, outputs: list[EngineOutput]) -> None:
+        requests = self.requests
+        for output in outputs:
+            live = requests.get(output.id)
+            if live is None:  # aborted a moment ago
+                continue
+            done = len(output.new_tokens)
+            live.tokens += done
+            if output.finish_reason is not None:
+                self._remove(output.id)
+                self.router.on_answer(live.tokens)
+            elif done:
+                done = min(done, live.work - 1)
+                live.work -= done
+                self.router.work[live.replica] -= done
+            live.queue.put((live.index, output))
+
+    def fail_replica(self, replica: int, reason: str) -> None:
+        """Ends the requests of a backend that exited."""
+        self.router.on_lost(replica)
+        self.pending.pop(replica, None)
+        lost = [live for live in self.requests.values() if live.replica == replica]
+        for live in lost:
+            self._remove(live.id)
+        gone = Unavailable(f"the engine process of this request exited ({reason}); retry")
+        fail_queues((live.queue for live in lost), gone)
+
+    # -- limits
 
     @property
     def available(self) -> bool:
@@ -153,8 +287,12 @@ class EngineClient(ABC):
 
     def max_choices(self) -> int:
         """Returns how many completions one request may have: half of all running and queued requests."""
-        slots = self.require().max_num_reqs * self.config.data_parallel_size + self.config.max_queue
-        return max(1, slots // 2)
+        return max(1, self._capacity(self.config.data_parallel_size) // 2)
+
+    def _capacity(self, replicas: int) -> int:
+        """Running and queued requests that this process may have; frontend processes divide those of the server."""
+        slots = self.require().max_num_reqs * replicas + self.config.max_queue
+        return -(-slots // self.config.frontend_processes)
 
     def check_capacity(self, count: int, owner: str = "") -> None:
         """Raises RequestError 429 unless `count` more requests fit now, and Unavailable.
@@ -166,15 +304,16 @@ class EngineClient(ABC):
             count: engine requests to add.
             owner: id of the API key, "" on a server without keys.
         """
-        info = self.require()
         queue, live = self.config.max_queue, self.live
-        left = info.max_num_reqs * len(self.ready) + queue - live
+        left = self._capacity(len(self.ready)) - live
         held = self.live_of_key(owner) if owner else 0
         if count > left or (held + count > 1 and held + count > left - count):
             whose = f" ({held} of this API key)" if owner else ""
+            processes = self.config.frontend_processes
+            divided = f", divided by --frontend-processes {processes}" if processes > 1 else ""
             raise RequestError(
                 f"queue full: {live} active{whose}, {max(left, 0)} slots free, this request needs {count} "
-                f"(--max-queue {queue}, at most half of the slots per key or request); retry later",
+                f"(--max-queue {queue}{divided}, at most half of the slots per key or request); retry later",
                 status=429,
                 code="queue_full",
             )

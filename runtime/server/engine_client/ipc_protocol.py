@@ -2,8 +2,11 @@
 
 A backend connects a DEALER to the frontend's command address and a PUSH to its event address, and greets on the
 first with ``Hello``. The frontend answers with ``Configure``; from then on commands go down the one socket and
-events, each in an envelope with the backend's name, come up the other. ``Ping``, ``Stats`` and ``Beat`` are the
-heartbeats. ``peers`` decides which processes may connect.
+events, each in an envelope with the backend's name, come up the other. ``Ping``, ``Stats`` and ``Heartbeat`` are the
+heartbeats.
+
+With several frontend processes, their parent process has these two sockets. The backend also binds a ROUTER. Each
+frontend process connects a DEALER to it, sends ``Add`` and ``Abort``, and receives the ``Outputs`` of its requests.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import msgspec
 from runtime.config import EngineConfig, ServerConfig
 from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
 
-VERSION = 7  # of this file; raised whenever a struct changes its meaning
+VERSION = 8  # of this file; raised whenever a struct changes its meaning
 
 PING_SECONDS = 1.0  # the frontend's heartbeat; an idle backend answers each ping
 BUSY_STATS_SECONDS = 0.25  # how old the figures of a working backend may grow
@@ -71,6 +74,11 @@ class Add(msgspec.Struct, tag=True, frozen=True):
                 sent.append(spec)
         return cls(sent, alike)
 
+    def ids(self) -> Iterator[str]:
+        for i, spec in enumerate(self.specs):
+            yield spec.id
+            yield from (id for id, _ in self.alike.get(i, ()))
+
     def requests(self) -> Iterator[RequestSpec]:
         """All of them, in their order."""
         for i, spec in enumerate(self.specs):
@@ -90,6 +98,16 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
 
 class Ping(msgspec.Struct, tag=True, frozen=True):
     pass
+
+
+class ReportStats(msgspec.Struct, tag=True, frozen=True):
+    """Answered by ``Stats`` before the next step."""
+
+
+class ReleaseFrontend(msgspec.Struct, tag=True, frozen=True):
+    """A frontend process has ended: aborts its requests, and ignores what it has sent."""
+
+    name: str
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):
@@ -123,7 +141,19 @@ class StopProfile(msgspec.Struct, tag=True, frozen=True):
     keep: bool = True
 
 
-Command = Configure | Add | Abort | Ping | Stop | LoadAdapter | UnloadAdapter | StartProfile | StopProfile
+Command = (
+    Configure
+    | Add
+    | Abort
+    | Ping
+    | ReportStats
+    | ReleaseFrontend
+    | Stop
+    | LoadAdapter
+    | UnloadAdapter
+    | StartProfile
+    | StopProfile
+)
 
 
 class Loading(msgspec.Struct, tag=True, frozen=True):

@@ -6,12 +6,13 @@ The supervisor knows processes and messages. Requests are the concern of its `Re
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable
 from enum import Enum
+from pathlib import Path
 from typing import Any, Protocol
 
 import zmq
@@ -21,7 +22,7 @@ from runtime.errors import ConfigError
 from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats
 from runtime.server.engine_client import ipc_protocol
 from runtime.server.engine_client.ipc_protocol import Fatal, Loading, Outputs, Ready, Stats
-from runtime.server.engine_client.ipc_sockets import ZapAuthenticator, receive, require_curve
+from runtime.server.engine_client.ipc_sockets import MAX_FRAME_BYTES, bind_private, receive
 from runtime.server.env import backend_environment
 
 log = logging.getLogger("unmask.supervisor")
@@ -56,6 +57,8 @@ class Replica:
         self.spawned = asyncio.Event()
         self.loading = Loading("start", 0, 0)
         self.fatal: str | None = None  # reason that the current process sent
+        self.exit_reason = ""  # of the last process that ended
+        self.reported = asyncio.Event()  # set by each `Stats`
         self.last_message = 0.0  # when its engine's thread sent something
         self.last_beat = 0.0  # when its process sent anything
         self.unresponsive = False  # as last logged
@@ -90,37 +93,32 @@ class Supervisor:
         event_addr: str,
         on_give_up: Callable[[str], None],
         backend_command: tuple[str, ...] = BACKEND_COMMAND,
+        router_dir: Path | None = None,
     ) -> None:
         self.config = config
         self.observer = observer
         self.addresses = (command_addr, event_addr)
         self.on_give_up, self.backend_command = on_give_up, backend_command
+        self.router_dir = router_dir  # of the sockets for frontend processes, if there are several
         self.engine_config: Callable[[], EngineConfig] = lambda: config.engine  # for new processes
         self.replicas = [Replica(i) for i in range(config.data_parallel_size)]
         self.ready: list[int] = []  # indices of the replicas that serve
         self.ever_ready = self.stopping = False
         self.tasks: list[asyncio.Task[None]] = []
         self.context = zmq.Context()
-        self.authenticator = ZapAuthenticator(self.context)
         self.commands = self._bind(zmq.ROUTER, command_addr)
         self.events = self._bind(zmq.PULL, event_addr)
 
-    def _bind(self, kind: int, addr: str) -> zmq.Socket[bytes]:
-        flag = "--zmq-command-addr" if kind == zmq.ROUTER else "--zmq-event-addr"
-        require_curve(addr, flag)
+    def _bind(self, kind: zmq.SocketType, addr: str) -> zmq.Socket[bytes]:
         socket = self.context.socket(kind)
-        self.authenticator.secure(socket, addr)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES[kind])
         if kind == zmq.ROUTER:
             socket.setsockopt(zmq.ROUTER_HANDOVER, 0)  # a name belongs to the first peer that uses it
-        for option in (zmq.LINGER, zmq.SNDHWM, zmq.RCVHWM):
-            socket.setsockopt(option, 0)
-        before = os.umask(0o077)  # ipc paths: other users cannot connect
         try:
-            socket.bind(addr)
+            bind_private(socket, addr)
         except zmq.ZMQError as error:
+            flag = "--zmq-command-addr" if kind == zmq.ROUTER else "--zmq-event-addr"
             raise ConfigError(f"{flag}: cannot bind {addr}: {error.strerror}; choose another address") from None
-        finally:
-            os.umask(before)
         return socket
 
     # -- life
@@ -128,7 +126,6 @@ class Supervisor:
     async def start(self) -> None:
         """Start every backend; returns when the processes run."""
         loop = asyncio.get_running_loop()
-        loop.add_reader(self.authenticator.zap.fileno(), self.authenticator.handle_requests)
         loop.add_reader(self.commands.fileno(), self._read_commands)
         loop.add_reader(self.events.fileno(), self._read_events)
         self.tasks = [asyncio.create_task(self._supervise(replica)) for replica in self.replicas]
@@ -154,7 +151,7 @@ class Supervisor:
                 self.kill()
                 await asyncio.wait(pending)
         loop = asyncio.get_running_loop()
-        for socket in (self.authenticator.zap, self.commands, self.events):
+        for socket in (self.commands, self.events):
             loop.remove_reader(socket.fileno())
         self.context.destroy()
 
@@ -180,7 +177,7 @@ class Supervisor:
     def _down(self, replica: Replica, reason: str) -> None:  # once for each process, as soon as it says that it ends
         if replica.state is not ReplicaState.DOWN:
             replica.served = time.monotonic() - replica.ready_since if replica.state is ReplicaState.READY else 0.0
-            replica.state = ReplicaState.DOWN
+            replica.state, replica.exit_reason = ReplicaState.DOWN, reason
             self._update_ready()
             self.observer.on_down(replica.index, reason)
 
@@ -190,17 +187,16 @@ class Supervisor:
         replica.state = ReplicaState.STARTING
         replica.fatal = None
         replica.loading = Loading("start", 0, 0)
-        invitation = self.authenticator.issue(replica.name)
-        arguments = ("--name", replica.name, "--command-addr", self.addresses[0], "--event-addr", self.addresses[1])
+        arguments = ["--name", replica.name, "--command-addr", self.addresses[0], "--event-addr", self.addresses[1]]
+        if self.router_dir is not None:
+            arguments += ["--router-addr", self.router_addr(replica)]
         replica.process = await asyncio.create_subprocess_exec(
             *self.backend_command,
             *arguments,
-            stdin=asyncio.subprocess.PIPE,  # one line of credentials; end of file means that the frontend has exited
+            stdin=asyncio.subprocess.PIPE,  # end of file means that this process has exited
             env=backend_environment(self.config.engine.model, fetches=self.config.fetches_adapters),
             start_new_session=True,  # Ctrl-C is for the frontend, which drains first
         )
-        assert replica.process.stdin is not None
-        replica.process.stdin.write(invitation.line())
         replica.spawned.set()
         replica.last_message = replica.last_beat = time.monotonic()
         replica.unresponsive = False
@@ -212,7 +208,6 @@ class Supervisor:
         while code == 1 and replica.fatal is None and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
             self._read_events()
-        self.authenticator.revoke(replica.name)
         if replica.fatal is not None:
             return replica.fatal
         how = describe_exit(code)
@@ -224,7 +219,6 @@ class Supervisor:
         """Heartbeats down; an end to backends that stopped answering."""
         while True:
             await asyncio.sleep(ipc_protocol.PING_SECONDS)
-            self.authenticator.handle_requests()
             self._read_commands()
             self._read_events()
             self._update_ready()
@@ -253,6 +247,21 @@ class Supervisor:
                 log.info("%s: heartbeats resumed", replica.name)
 
     # -- messages
+
+    def router_addr(self, replica: Replica) -> str:
+        """Returns the address at which frontend processes reach the current process of a replica."""
+        return f"ipc://{self.router_dir}/{replica.index}.{replica.starts}"  # a path of a socket is short
+
+    async def collect_stats(self, seconds: float) -> None:
+        """Returns when the ready backends have sent their current stats, or after `seconds`."""
+        asked = [self.replicas[index] for index in self.ready]
+        for replica in asked:
+            replica.reported.clear()
+            self._send(replica, ipc_protocol.ReportStats())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for replica in asked:
+                    await replica.reported.wait()
 
     def _update_ready(self) -> None:
         """Recomputes `ready`. Requests read it several times each, so it is not computed on access."""
@@ -291,10 +300,9 @@ class Supervisor:
 
     def _receive(self, socket: zmq.Socket[bytes]) -> tuple[Replica, bytes] | None:
         """The next message of a backend that lives, None when there is none; what others say is dropped."""
-        addr = self.addresses[0 if socket is self.commands else 1]
         while not socket.closed:
             try:
-                message = receive(socket, addr)
+                message = receive(socket)
             except zmq.Again:
                 return None
             if message is not None and (replica := self._named(message[0])) is not None:
@@ -314,6 +322,7 @@ class Supervisor:
             case Outputs(outputs):
                 self.observer.on_outputs(replica.index, outputs)
             case Stats(stats):
+                replica.reported.set()
                 self.observer.on_stats(replica.index, stats)
             case ipc_protocol.AdapterResult() | ipc_protocol.ProfileResult():
                 self.observer.on_result(replica.index, event)

@@ -1,8 +1,8 @@
 """The backend process: one engine, driven by messages. The frontend starts it (`BACKEND_COMMAND`).
 
 The loop is single-threaded. While there is work it looks at its socket between steps without waiting; idle, it
-sleeps on the socket. Standard input is a pipe whose other end the frontend holds: it brings one line, the invitation
-(`ipc_sockets`), and its end of file means that the frontend died.
+sleeps on the socket. Standard input is a pipe whose other end the frontend holds: end of file means that the frontend
+has exited.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from runtime.parent_death import exit_with_parent
 from runtime.plugins import load_plugins
 from runtime.request.engine_messages import EngineOutput
 from runtime.server import logs
-from runtime.server.engine_client import ipc_protocol, ipc_sockets
+from runtime.server.engine_client import ipc_protocol
 from runtime.server.engine_client.ipc_protocol import (
     Abort,
     Add,
@@ -102,6 +102,8 @@ class Backend:
                 self.stats_due = True
             case ipc_protocol.Ping():
                 self.stats_due = True
+            case ipc_protocol.ReportStats():
+                self.send_stats()
             case ipc_protocol.LoadAdapter(name, uri):
                 self.adapters.load(name, uri)
             case ipc_protocol.UnloadAdapter(name):
@@ -219,12 +221,10 @@ def main(make_engine: EngineFactory = load_engine, prepare: Callable[[], object]
     parser.add_argument("--name", required=True)
     parser.add_argument("--command-addr", required=True)
     parser.add_argument("--event-addr", required=True)
+    parser.add_argument("--router-addr")
     args = parser.parse_args()
     exit_with_parent()
-    invitation = ipc_sockets.read_credentials(sys.stdin.fileno())
-    if invitation is None:
-        return 0  # the frontend has ended already
-    link = EngineChannel(args.name, args.command_addr, args.event_addr, invitation)
+    link = EngineChannel(args.name, args.command_addr, args.event_addr, args.router_addr)
     try:
         return serve(link, make_engine, prepare)
     except FrontendGone as gone:

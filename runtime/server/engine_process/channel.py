@@ -9,12 +9,26 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import zmq
 
-from runtime.server.engine_client import ipc_protocol, ipc_sockets
-from runtime.server.engine_client.ipc_protocol import Command, Configure, Event, Fatal, Heartbeat, Hello
-from runtime.server.engine_client.ipc_sockets import CurveCredentials
+from runtime.request.engine_messages import EngineOutput
+from runtime.server.engine_client import ipc_protocol
+from runtime.server.engine_client.ipc_protocol import (
+    Abort,
+    Add,
+    Command,
+    Configure,
+    Event,
+    Fatal,
+    Heartbeat,
+    Hello,
+    Outputs,
+    ReleaseFrontend,
+    UnloadAdapter,
+)
+from runtime.server.engine_client.ipc_sockets import bind_private
 
 log = logging.getLogger("unmask.backend")
 
@@ -26,12 +40,65 @@ class FrontendGone(Exception):
     """The frontend has exited."""
 
 
+class FrontendRouter:
+    """The socket for several frontend processes. Each receives the outputs of its own requests."""
+
+    def __init__(self, context: zmq.Context[Any], addr: str) -> None:
+        self.socket = context.socket(zmq.ROUTER)
+        bind_private(self.socket, addr)
+        self.owners: dict[str, bytes] = {}  # id of each live request -> name of its frontend process
+        self.released: set[bytes] = set()  # names of processes that have ended
+
+    def has_command(self) -> bool:
+        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def receive(self) -> Iterator[Command]:
+        """Yields every command that is here."""
+        while True:
+            try:
+                name, data = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if name in self.released:
+                continue
+            command = ipc_protocol.decode_command(data)
+            match command:
+                case Add():
+                    self.owners.update(dict.fromkeys(command.ids(), name))
+                case Abort(ids):
+                    for id in ids:
+                        self.owners.pop(id, None)
+            yield command
+
+    def send(self, outputs: list[EngineOutput]) -> None:
+        by_owner: dict[bytes, list[EngineOutput]] = {}
+        for output in outputs:
+            owner = self.owners.get(output.id)
+            if owner is None:  # aborted a moment ago
+                continue
+            if output.finish_reason is not None:
+                del self.owners[output.id]
+            by_owner.setdefault(owner, []).append(output)
+        for owner, group in by_owner.items():
+            self.socket.send_multipart([owner, ipc_protocol.encode(Outputs(group))])
+
+    def release(self, name: str) -> list[str]:
+        """Forgets a process that has ended. Returns the ids of its requests."""
+        ended = name.encode()
+        self.released.add(ended)
+        ids = [id for id, owner in self.owners.items() if owner == ended]
+        for id in ids:
+            del self.owners[id]
+        return ids
+
+
 class EngineChannel:
     """Ends with the frontend, which holds the other end of standard input."""
 
-    def __init__(self, name: str, command_addr: str, event_addr: str, invitation: CurveCredentials) -> None:
+    def __init__(self, name: str, command_addr: str, event_addr: str, router_addr: str | None = None) -> None:
+        """Connects to the frontend. `router_addr`: where several frontend processes connect; None with a single one."""
         self.name = name.encode()
-        self.event_addr, self.credentials = event_addr, invitation
+        self.event_addr = event_addr
         self.context = zmq.Context()
         self.commands = self.context.socket(zmq.DEALER)
         self.commands.setsockopt(zmq.IDENTITY, self.name)
@@ -40,11 +107,13 @@ class EngineChannel:
             end.setsockopt(zmq.LINGER, 2000)  # so that the reason for an end still gets out
             end.setsockopt(zmq.SNDHWM, 0)
             end.setsockopt(zmq.RCVHWM, 0)
-            ipc_sockets.apply_credentials(end, addr, invitation)
             end.connect(addr)
         self.poller = zmq.Poller()
         self.poller.register(self.commands, zmq.POLLIN)
         self.poller.register(sys.stdin.fileno(), zmq.POLLIN)
+        self.router = None if router_addr is None else FrontendRouter(self.context, router_addr)
+        if self.router is not None:
+            self.poller.register(self.router.socket, zmq.POLLIN)
         self.last_received = time.monotonic()
 
     def send_hello(self) -> None:
@@ -62,24 +131,49 @@ class EngineChannel:
 
     def has_command(self) -> bool:
         """Whether a command is here."""
-        return bool(int(self.commands.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        if int(self.commands.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            return True
+        return self.router is not None and self.router.has_command()
 
     def receive(self, seconds: float) -> Iterator[Command]:
         """Every command that is here, after waiting at most `seconds` for the first. Raises FrontendGone."""
         ready = dict(self.poller.poll(int(seconds * 1000)))
         if sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 4096):
             raise FrontendGone("its end of the pipe is closed")
+        if self.router is None:
+            yield from self._receive_commands()
+        else:
+            yield from self._receive_all(self.router)
+        if time.monotonic() - self.last_received > ipc_protocol.FRONTEND_SILENCE_SECONDS:
+            raise FrontendGone(f"no message for {ipc_protocol.FRONTEND_SILENCE_SECONDS:.0f} s")
+
+    def _receive_commands(self) -> Iterator[Command]:
         while True:
             try:
                 data = self.commands.recv(zmq.NOBLOCK)
             except zmq.Again:
-                break
+                return
             self.last_received = time.monotonic()
             yield ipc_protocol.decode_command(data)
-        if time.monotonic() - self.last_received > ipc_protocol.FRONTEND_SILENCE_SECONDS:
-            raise FrontendGone(f"no message for {ipc_protocol.FRONTEND_SILENCE_SECONDS:.0f} s")
+
+    def _receive_all(self, router: FrontendRouter) -> Iterator[Command]:
+        """Yields commands of all sockets. An adapter is loaded before its requests, and unloaded after them."""
+        unloads = []
+        for command in self._receive_commands():
+            match command:
+                case UnloadAdapter():
+                    unloads.append(command)
+                case ReleaseFrontend(name):
+                    yield Abort(router.release(name))
+                case _:
+                    yield command
+        yield from router.receive()
+        yield from unloads
 
     def send(self, event: Event) -> None:
+        if self.router is not None and isinstance(event, Outputs):
+            self.router.send(event.outputs)
+            return
         self.events.send_multipart([self.name, ipc_protocol.encode(event)])
 
     def fail(self, sentence: str) -> None:
@@ -90,7 +184,6 @@ class EngineChannel:
         context = zmq.Context()  # a separate context: term() waits for this message only
         end = context.socket(zmq.PUSH)
         end.setsockopt(zmq.LINGER, int(REASON_SECONDS * 1000))
-        ipc_sockets.apply_credentials(end, self.event_addr, self.credentials)
         end.connect(self.event_addr)
         end.send_multipart([self.name, ipc_protocol.encode(Fatal(sentence))])
         log.error("%s", sentence)
@@ -104,7 +197,6 @@ class EngineChannel:
         socket = context.socket(zmq.PUSH)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, UNSENT_BEATS)
-        ipc_sockets.apply_credentials(socket, self.event_addr, self.credentials)
         socket.connect(self.event_addr)
         beat = [self.name, ipc_protocol.encode(Heartbeat())]
         while True:

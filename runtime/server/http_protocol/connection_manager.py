@@ -113,7 +113,6 @@ class ConnectionManager:
         self,
         limits: Limits,
         observed: RequestMetrics,
-        on_closed: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Creates a manager without connections.
@@ -121,12 +120,10 @@ class ConnectionManager:
         Args:
             limits: The limits of connections.
             observed: Metrics of connections.
-            on_closed: Called for each connection that has ended.
             clock: Returns seconds. All timeouts but the idle one are measured with it.
         """
         self.limits = limits
         self.clock = clock
-        self.on_closed = on_closed or (lambda: None)
         self.open: set[GuardedProtocol] = set()
         self.probes: set[GuardedProtocol] = set()  # of `open`, those in probe slots
         self.waiting: dict[Phase, OrderedDict[GuardedProtocol, None]] = {
@@ -138,7 +135,7 @@ class ConnectionManager:
         self.trimmer = MallocTrimmer()
         self.last_check = 0.0
         self.closed_by_server = observed.closed_by_server
-        observed.connections.set_function(lambda: len(self.open))
+        self.num_open = observed.connections
         observed.max_connections.set(limits.connections)
 
     def add(self, connection: GuardedProtocol) -> None:
@@ -148,6 +145,7 @@ class ConnectionManager:
         probe slot is evicted only if all slots are in use and another connection needs one.
         """
         self.open.add(connection)
+        self.num_open.set(len(self.open))
         if self._at_capacity() and (victim := self._eviction_candidate(probe=False)) is not None:
             self.evict(victim, "gave_way")
         if not self._at_capacity():
@@ -180,12 +178,9 @@ class ConnectionManager:
         return connection not in self.probes or path in self.limits.probe_paths
 
     def remove(self, connection: GuardedProtocol) -> None:
-        """Unregister a connection that has been lost."""
-        self._forget(connection)
-        self.on_closed()
-
-    def _forget(self, connection: GuardedProtocol) -> None:
+        """Unregister a connection that has been lost or evicted."""
         self.open.discard(connection)
+        self.num_open.set(len(self.open))
         self.probes.discard(connection)
         self._leave_phase(connection)
         self.set_buffered(connection, 0)
@@ -230,7 +225,7 @@ class ConnectionManager:
         """Abort a connection, whatever it is doing."""
         self.count_closed(connection, reason)
         connection.transport.abort()
-        self._forget(connection)
+        self.remove(connection)
 
     def count_closed(self, connection: GuardedProtocol, reason: str) -> None:
         """Count and log that the server ends a connection."""

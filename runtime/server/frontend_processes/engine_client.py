@@ -1,0 +1,176 @@
+"""Client of the engine processes in a frontend process: requests go to the backends, all else to the parent process."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from runtime.config import ServerConfig
+from runtime.request.engine_messages import EngineOutput, RequestSpec
+from runtime.server.engine_client.adapter_registry import AdapterRegistry, Source
+from runtime.server.engine_client.client import EngineClient, OutputQueue, RequestState
+from runtime.server.engine_client.ipc_protocol import Outputs, decode_event, encode
+from runtime.server.frontend_processes.endpoint import Endpoint, connect
+from runtime.server.frontend_processes.metrics import LiveRequests
+from runtime.server.frontend_processes.protocol import EngineState, Method, RpcRequest, RpcResponse
+from runtime.server.metrics import RequestMetrics
+
+PUBLISH_SECONDS = 0.05  # after a change of the live requests until metrics show it
+
+
+class ParentRpc:
+    """Calls of the parent process. `send` sends a message to it."""
+
+    def __init__(self, send: Callable[[RpcRequest], None]) -> None:
+        self.send = send
+        self._numbers = itertools.count()
+        self._pending: dict[int, asyncio.Future[Any]] = {}
+
+    async def call(self, method: Method, *arguments: str) -> Any:
+        """Returns the result. Raises RequestError."""
+        number = next(self._numbers)
+        pending = self._pending[number] = asyncio.get_running_loop().create_future()
+        self.send(RpcRequest(number, method, list(arguments)))
+        try:
+            return await pending
+        finally:
+            del self._pending[number]
+
+    def on_response(self, response: RpcResponse) -> None:
+        pending = self._pending.get(response.number)
+        if pending is None or pending.done():
+            return  # its client has disconnected
+        if response.error is not None:
+            pending.set_exception(response.error.error())
+        else:
+            pending.set_result(response.value)
+
+
+class RemoteAdapterRegistry(AdapterRegistry):
+    def __init__(self, config: ServerConfig, rpc: ParentRpc) -> None:
+        super().__init__(config.lora_config is None)
+        self.rpc = rpc
+
+    async def load(self, name: str, uri: str, by: Source) -> None:
+        await self.rpc.call("load_adapter", name, uri, by)
+
+    async def unload(self, name: str) -> None:
+        await self.rpc.call("unload_adapter", name)
+
+
+class RemoteProfiler:
+    def __init__(self, rpc: ParentRpc) -> None:
+        self.rpc = rpc
+
+    async def start(self) -> list[int]:
+        started: list[int] = await self.rpc.call("start_profile")
+        return started
+
+    async def stop(self) -> list[str]:
+        files: list[str] = await self.rpc.call("stop_profile")
+        return files
+
+
+class BackendConnections:
+    """Connections of this process to the loaded backends, one per replica."""
+
+    def __init__(self, name: str, replicas: int, on_outputs: Callable[[int, list[EngineOutput]], None]) -> None:
+        self.name = name
+        self.on_outputs = on_outputs
+        self.ready: list[int] = []
+        self.addresses = [""] * replicas
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.endpoints: list[Endpoint | None] = [None] * replicas
+
+    def send(self, index: int, message: Any) -> None:
+        endpoint = self.endpoints[index]
+        if endpoint is not None:
+            endpoint.send(encode(message))
+
+    def connect(self, index: int, addr: str) -> None:
+        def on_message(frames: list[bytes]) -> None:
+            event = decode_event(frames[0])
+            assert isinstance(event, Outputs)
+            self.on_outputs(index, event.outputs)
+
+        self.addresses[index] = addr
+        self.endpoints[index] = Endpoint(connect(self.context, self.name, addr), on_message)
+
+    def disconnect(self, index: int) -> None:
+        """Passes on the outputs that have arrived, and closes the connection."""
+        endpoint = self.endpoints[index]
+        if endpoint is not None:
+            endpoint.read()
+            endpoint.close()
+        self.addresses[index], self.endpoints[index] = "", None
+
+
+class FrontendEngineClient(EngineClient):
+    """Client of backends that the parent process supervises.
+
+    Attributes:
+        name: identifies this process at the backends.
+    """
+
+    def __init__(
+        self, config: ServerConfig, request_metrics: RequestMetrics, rpc: ParentRpc, name: str, index: int
+    ) -> None:
+        adapters, profiler = RemoteAdapterRegistry(config, rpc), RemoteProfiler(rpc)
+        super().__init__(config, request_metrics, adapters, profiler, index=index)
+        self.rpc = rpc
+        self.connections = BackendConnections(name, config.data_parallel_size, self.on_outputs)
+        self.backends = self.connections
+        self.live_requests = LiveRequests()
+        self.publishing = False
+        self._complete = False
+        self._progress = ("start", 0, 0)
+
+    @property
+    def complete(self) -> bool:
+        return self._complete
+
+    def progress(self) -> tuple[str, int, int]:
+        return self._progress
+
+    async def metrics_text(self) -> bytes:
+        self._publish()
+        text: bytes = await self.rpc.call("metrics")
+        return text
+
+    def on_state(self, state: EngineState) -> None:
+        """Takes over the state of backends and adapters."""
+        self.info, self._progress, self._complete = state.info, state.progress, state.complete
+        self.adapters.entries, self.adapters.settled = state.adapters, state.adapters_settled
+        self.connections.ready = state.ready
+        for index, replica in enumerate(state.replicas):
+            before = self.connections.addresses[index]
+            if replica.addr == before:
+                continue
+            if before:
+                self.connections.disconnect(index)
+                self.fail_replica(index, replica.exit_reason)
+                self._schedule_publishing()
+            if replica.addr:
+                self.connections.connect(index, replica.addr)
+
+    def submit(self, specs: list[RequestSpec]) -> OutputQueue:
+        queue = super().submit(specs)
+        self._schedule_publishing()
+        return queue
+
+    def _remove(self, request_id: str) -> RequestState | None:
+        self._schedule_publishing()
+        return super()._remove(request_id)
+
+    def _schedule_publishing(self) -> None:
+        if not self.publishing:
+            self.publishing = True
+            asyncio.get_running_loop().call_later(PUBLISH_SECONDS, self._publish)
+
+    def _publish(self) -> None:
+        self.publishing = False
+        self.live_requests.publish(self.live_by_replica, self.router.work, self.live_by_adapter)

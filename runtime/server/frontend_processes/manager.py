@@ -1,0 +1,350 @@
+"""Starts, supervises and drains the frontend processes of a server, and answers their calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from runtime.config import ServerConfig
+from runtime.errors import RequestError
+from runtime.server.engine_client import supervisor as supervision
+from runtime.server.engine_client.ipc_protocol import Hello, ReleaseFrontend, Stop, encode
+from runtime.server.engine_client.ipc_sockets import bind_private
+from runtime.server.engine_client.local_client import LocalEngineClient
+from runtime.server.engine_client.supervisor import BackOff, Supervisor
+from runtime.server.frontend_processes.endpoint import Endpoint
+from runtime.server.frontend_processes.metrics import FrontendMetrics
+from runtime.server.frontend_processes.protocol import (
+    BeginDrain,
+    Drain,
+    EngineState,
+    ErrorPayload,
+    FrontendConfig,
+    Listening,
+    Loaded,
+    ReplicaState,
+    RpcRequest,
+    RpcResponse,
+    StartupFailed,
+    StateAck,
+    StateUpdate,
+    to_parent,
+)
+
+log = logging.getLogger("unmask.frontends")
+
+COMMAND = (sys.executable, "-m", "runtime.server.frontend_processes.process")
+CHECK_SECONDS = 0.2  # between two checks for changes of the state and for silent processes
+SILENCE_SECONDS = 60.0  # without a message, after which a process is killed
+START_SECONDS = 300.0  # until a process listens, after which it is killed
+STATS_SECONDS = 0.5  # for the backends to report their stats for a scrape
+EXIT_SECONDS = 5.0  # beyond --drain-timeout, until processes are killed
+
+
+class Frontend:
+    """One of the frontend processes. Its process changes when one exits, and its name with it."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.starts = 0
+        self.process: asyncio.subprocess.Process | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Prepares for the next process."""
+        self.connected = False  # has sent `Hello`
+        self.released = False  # has exited
+        self.started = time.monotonic()
+        self.listening_since = 0.0
+        self.loaded = False
+        self.fatal: str | None = None  # reason that the process sent
+        self.last_message = time.monotonic()
+        self.num_sent = self.num_acked = 0  # state updates
+        self.acked = asyncio.Event()  # set by each acknowledgment, and by the exit
+
+    @property
+    def name(self) -> str:
+        return f"frontend-{self.index}.{self.starts}"
+
+    @property
+    def pid(self) -> int | None:
+        return None if self.process is None or self.process.returncode is not None else self.process.pid
+
+    @property
+    def hangs(self) -> bool:
+        if self.pid is None:
+            return False
+        now = time.monotonic()
+        slow = not self.listening_since and now - self.started > START_SECONDS
+        return slow or (self.connected and now - self.last_message > SILENCE_SECONDS)
+
+    def kill(self) -> None:
+        if self.pid is not None:
+            os.kill(self.pid, 9)
+
+
+class FrontendProcessManager:
+    """All frontend processes. The server uses it like `HttpFrontend`."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        engine_client: LocalEngineClient,
+        supervisor: Supervisor,
+        listener: socket.socket,
+        socket_directory: Path,
+        metrics: FrontendMetrics,
+        give_up: Callable[[str], None],
+    ) -> None:
+        """Binds the socket to which the processes connect. `give_up` is called with the reason if they cannot start."""
+        self.config, self.engine_client, self.supervisor = config, engine_client, supervisor
+        self.listener = listener
+        self.metrics = metrics
+        self.give_up = give_up
+        self.addr = f"ipc://{socket_directory}/parent"
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        router = self.context.socket(zmq.ROUTER)
+        bind_private(router, self.addr)
+        self.endpoint = Endpoint(router, self._on_frames)
+        self.frontends = [Frontend(index) for index in range(config.frontend_processes)]
+        self.draining = self.ever_listened = self.complete = False
+        self.ending = asyncio.Event()
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.runs: list[asyncio.Task[None]] = []
+        self.sent_state = b""
+        listener.setblocking(False)  # of all processes: they share the file description
+        engine_client.on_change = engine_client.adapters.on_change = self._broadcast
+        engine_client.adapters.wait_acknowledged = self.wait_acknowledged
+
+    # -- life, as the server uses it
+
+    async def start(self) -> None:
+        self.runs = [asyncio.create_task(self._supervise(frontend)) for frontend in self.frontends]
+        self._start_task(self._check())
+
+    @property
+    def in_flight(self) -> int:
+        """Engine requests that have not ended."""
+        return self.metrics.live()
+
+    def pids(self) -> dict[str, int]:
+        return {f"frontend-{f.index}": pid for f in self.frontends if (pid := f.pid) is not None}
+
+    def begin_drain(self) -> None:
+        self.draining = True
+        for frontend in self.frontends:
+            self._send(frontend, BeginDrain())
+
+    async def drain(self) -> None:
+        """Return when every process has finished its requests and exited."""
+        self._end(Drain())
+        await self._wait_for_exits(self.config.drain_timeout + EXIT_SECONDS)
+
+    async def stop(self) -> None:
+        self._end(Stop())
+        await self._wait_for_exits(EXIT_SECONDS)
+        for task in (*self.tasks, *self.runs):
+            task.cancel()
+        self.endpoint.close()
+
+    def close(self) -> None:
+        """Nothing is left."""
+
+    def kill(self) -> None:
+        for frontend in self.frontends:
+            frontend.kill()
+
+    def _end(self, message: Drain | Stop) -> None:
+        self.ending.set()
+        for frontend in self.frontends:
+            if frontend.listening_since:
+                self._send(frontend, message)
+            else:
+                frontend.kill()
+
+    async def _wait_for_exits(self, seconds: float) -> None:
+        _, alive = await asyncio.wait(self.runs, timeout=seconds)
+        if alive:
+            log.warning("%d frontend processes did not exit in time and were killed", len(alive))
+            self.kill()
+            await asyncio.wait(alive)
+
+    async def _supervise(self, frontend: Frontend) -> None:
+        """Runs processes one after another until the server ends."""
+        back_off = BackOff()
+        while not self.ending.is_set():
+            try:
+                reason = await self._run(frontend)
+            except OSError as error:  # no descriptors, processes or disk space are left
+                reason = f"it could not be started: {error}"
+            since = frontend.listening_since
+            self._release(frontend)
+            if self.ending.is_set():
+                return
+            if not self.ever_listened:
+                self.give_up(f"frontend-{frontend.index}: {reason}")
+                return
+            seconds = back_off.after(time.monotonic() - since if since else 0.0)
+            log.error("frontend-%d exited: %s. It is restarted in %.1f s", frontend.index, reason, seconds)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.ending.wait(), seconds)
+
+    async def _run(self, frontend: Frontend) -> str:
+        """Starts a process, waits for its exit, and returns the reason."""
+        self.metrics.prepare(frontend.index)
+        frontend.starts += 1
+        frontend.reset()
+        descriptor = self.listener.fileno()
+        frontend.process = await asyncio.create_subprocess_exec(
+            *COMMAND,
+            *("--name", frontend.name, "--addr", self.addr, "--listener", str(descriptor)),
+            stdin=asyncio.subprocess.DEVNULL,
+            pass_fds=[descriptor],
+            env={**os.environ, **self.metrics.environment()},
+            start_new_session=True,  # Ctrl-C is for this process, which drains all
+        )
+        if self.ending.is_set():
+            frontend.kill()
+        code = await frontend.process.wait()
+        self.endpoint.read()
+        return frontend.fatal or f"the process {supervision.describe_exit(code)}"
+
+    def _release(self, frontend: Frontend) -> None:
+        """Ends the requests of a process that has exited."""
+        self.metrics.retire(frontend.index)
+        for replica in self.supervisor.replicas:
+            self.supervisor.send(replica.index, ReleaseFrontend(frontend.name))
+        frontend.connected, frontend.released, frontend.listening_since = False, True, 0.0
+        frontend.acked.set()
+
+    def _start_task(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _check(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            self._broadcast()
+            for frontend in self.frontends:
+                if frontend.hangs:
+                    since = frontend.last_message if frontend.listening_since else frontend.started
+                    seconds = time.monotonic() - since
+                    frontend.fatal = f"the process was unresponsive for {seconds:.0f} s and was killed (SIGKILL)"
+                    frontend.kill()
+
+    # -- state
+
+    def _state(self) -> EngineState:
+        client, supervisor = self.engine_client, self.supervisor
+        ready = supervision.ReplicaState.READY
+        replicas = [
+            ReplicaState(supervisor.router_addr(r) if r.state is ready else "", r.exit_reason)
+            for r in supervisor.replicas
+        ]
+        adapters = client.adapters
+        return EngineState(
+            client.info, replicas, client.ready, client.progress(), adapters.entries, adapters.settled, self.complete
+        )
+
+    def _broadcast(self) -> None:
+        """Sends the state to all processes if it has changed."""
+        state = self._state()
+        encoded = encode(state)
+        if encoded != self.sent_state:
+            self.sent_state = encoded
+            for frontend in self.frontends:
+                self._send_state(frontend, state)
+
+    def _send_state(self, frontend: Frontend, state: EngineState) -> None:
+        if frontend.connected:
+            frontend.num_sent += 1
+            self._send(frontend, StateUpdate(frontend.num_sent, state))
+
+    async def wait_acknowledged(self) -> None:
+        """Returns once each process has the current state: the next request of a client may reach any of them."""
+        self._broadcast()
+        for frontend, number in [(frontend, frontend.num_sent) for frontend in self.frontends]:
+            name = frontend.name
+            while frontend.connected and frontend.name == name and frontend.num_acked < number:
+                frontend.acked.clear()
+                await frontend.acked.wait()
+
+    # -- messages
+
+    def _send(self, frontend: Frontend, message: Any) -> None:
+        if frontend.connected:
+            self.endpoint.send(frontend.name.encode(), encode(message))
+
+    def _on_frames(self, frames: list[bytes]) -> None:
+        frontend = next((f for f in self.frontends if f.name.encode() == frames[0]), None)
+        if frontend is not None and not frontend.released:
+            frontend.last_message = time.monotonic()
+            self._on_message(frontend, to_parent.decode(frames[1]))
+
+    def _on_message(self, frontend: Frontend, message: Any) -> None:
+        match message:
+            case Hello():
+                frontend.connected = True
+                self._send(frontend, FrontendConfig(self.config, frontend.index, self.complete))
+                self._send_state(frontend, self._state())
+                if self.draining:
+                    self._send(frontend, BeginDrain())
+            case Listening():
+                frontend.listening_since = time.monotonic()
+                self.ever_listened = True
+            case Loaded():
+                frontend.loaded = True
+                self.complete = self.complete or all(other.loaded for other in self.frontends)
+                self._broadcast()
+            case StateAck(number):
+                frontend.num_acked = number
+                frontend.acked.set()
+            case RpcRequest():
+                self._start_task(self._answer(frontend, frontend.name, message))
+            case StartupFailed(sentence):
+                frontend.fatal = sentence
+                if self.complete:  # its input was valid once: the others serve on, and another process tries again
+                    frontend.kill()
+                elif not self.ending.is_set():
+                    self.give_up(sentence)
+
+    async def _answer(self, frontend: Frontend, name: str, request: RpcRequest) -> None:
+        try:
+            response = RpcResponse(request.number, await self._call(request))
+        except RequestError as error:
+            response = RpcResponse(request.number, error=ErrorPayload.of(error))
+        except Exception as error:
+            log.exception("%s failed", request.method)
+            message = f"{request.method} failed: {type(error).__name__}; the server's log has details"
+            response = RpcResponse(request.number, error=ErrorPayload.of(RequestError(message, status=500)))
+        if frontend.name == name:
+            self._send(frontend, response)
+
+    async def _call(self, request: RpcRequest) -> Any:
+        client = self.engine_client
+        match request.method, request.arguments:
+            case "metrics", _:
+                if client.metrics.due():
+                    await self.supervisor.collect_stats(STATS_SECONDS)
+                return await client.metrics_text()
+            case "load_adapter", [name, uri, by]:
+                await client.adapters.load(name, uri, by)  # type: ignore[arg-type]
+                await self.wait_acknowledged()
+            case "unload_adapter", [name]:
+                await client.adapters.unload(name)
+                await self.wait_acknowledged()
+            case "start_profile", _:
+                return await client.profiler.start()
+            case "stop_profile", _:
+                return await client.profiler.stop()

@@ -1,0 +1,128 @@
+"""Metrics of several frontend processes, through the multiprocess mode of prometheus_client.
+
+Each process writes its values to files in a directory of the server. The parent process adds them up at each scrape. A
+process that replaces another one continues its totals, so files do not become more, and totals never decrease.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Gauge, values
+from prometheus_client.core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from runtime.server.metrics import EngineMetrics, RequestMetrics, with_deprecated_names
+
+DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client reads it
+_KINDS = ("counter", "histogram", "gauge_livesum")
+_FILE_BYTES = 1 << 16  # allocated at once, as a write to a mapped file without disk space kills a process
+_REQUESTS, _WORK, _ADAPTERS = "unmask_frontend_requests", "unmask_frontend_work", "unmask_frontend_lora_requests"
+
+
+def use_files(index: int) -> None:
+    """Writes the metrics of this process to the files of frontend process `index`. Call it before any is created."""
+    values.ValueClass = values.MultiProcessValue(lambda: index)  # type: ignore[no-untyped-call]
+
+
+class LiveRequests:
+    """Publishes the live requests of this process, for the engine metrics of the parent."""
+
+    def __init__(self) -> None:
+        gauge = partial(Gauge, documentation="", registry=CollectorRegistry(), multiprocess_mode="livesum")
+        self.requests = gauge(_REQUESTS, labelnames=["replica"])
+        self.work = gauge(_WORK, labelnames=["replica"])
+        self.adapters = gauge(_ADAPTERS, labelnames=["lora"])
+
+    def publish(self, requests: list[int], work: list[int], adapters: Mapping[str, int]) -> None:
+        for gauge, counts in ((self.requests, requests), (self.work, work)):
+            for replica, count in enumerate(counts):
+                gauge.labels(replica).set(count)
+        for name, count in adapters.items():
+            if name:
+                self.adapters.labels(name).set(count)
+
+
+class FrontendMetrics(Collector):
+    """What all frontend processes observe, added up."""
+
+    def __init__(self, directory: Path) -> None:
+        """Creates the directory of the files."""
+        directory.mkdir(mode=0o700)
+        self.directory = directory
+        self.engine_metrics = EngineMetrics()
+        self.started = time.time()
+        self.unused = RequestMetrics()  # has all names from the start
+        self.files = MultiProcessCollector(None, str(directory))  # type: ignore[no-untyped-call]
+        self.found: dict[str, Metric] = {}
+
+    def attach(self, engine_metrics: EngineMetrics) -> None:
+        """Provides these metrics with the live requests of all processes."""
+        self.engine_metrics = engine_metrics
+        engine_metrics.refresh = self.refresh
+
+    def environment(self) -> dict[str, str]:
+        """Returns the variables of a frontend process."""
+        return {DIRECTORY_VARIABLE: str(self.directory)}
+
+    def prepare(self, index: int) -> None:
+        """Allocates the files of a process before its start. Raises OSError."""
+        for kind in _KINDS:
+            path = self.directory / f"{kind}_{index}.db"
+            if not path.exists():
+                unfinished = path.with_suffix(".new")
+                unfinished.write_bytes(bytes(_FILE_BYTES))
+                os.replace(unfinished, path)
+
+    def retire(self, index: int) -> None:
+        """Removes the gauges of a process that has ended. Its totals stay."""
+        mark_process_dead(index, str(self.directory))  # type: ignore[no-untyped-call]
+
+    def refresh(self) -> None:
+        """Reads the files."""
+        self.found = {metric.name: metric for metric in self._collect_files()}
+        engine = self.engine_metrics
+        replicas = range(len(engine.live_by_replica))
+        requests, work = self._by_label(_REQUESTS, "replica"), self._by_label(_WORK, "replica")
+        engine.live_by_replica = [requests.get(str(replica), 0) for replica in replicas]
+        engine.work_by_replica = [work.get(str(replica), 0) for replica in replicas]
+        engine.live_by_adapter = self._by_label(_ADAPTERS, "lora")
+
+    def _collect_files(self) -> Iterable[Metric]:
+        found: Iterable[Metric] = self.files.collect()  # type: ignore[no-untyped-call]
+        return found
+
+    def _by_label(self, name: str, label: str) -> dict[str, int]:
+        metric = self.found.get(name)
+        return {} if metric is None else {sample.labels[label]: int(sample.value) for sample in metric.samples}
+
+    def live(self) -> int:
+        """Number of engine requests that have not ended."""
+        self.refresh()
+        return sum(self.engine_metrics.live_by_replica)
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterable[Metric]:
+        """Yields the metrics as of the last refresh, which a scrape of the engine metrics causes."""
+        return with_deprecated_names(map(self._merged, self.unused.registry.collect()))
+
+    def _merged(self, metric: Metric) -> Metric:
+        found = self.found.get(metric.name)
+        if found is not None:
+            metric.samples = [*found.samples, *self._created(found)]
+        return metric
+
+    def _created(self, metric: Metric) -> list[Sample]:
+        """Returns the samples of the times at which counting began, which the files do not have."""
+        if metric.type == "gauge":
+            return []
+        label_sets = {tuple((k, v) for k, v in s.labels.items() if k != "le"): None for s in metric.samples}
+        return [Sample(f"{metric.name}_created", dict(labels), self.started) for labels in label_sets]

@@ -1,0 +1,170 @@
+"""A frontend process, started by the parent: ``python -m runtime.server.frontend_processes.process ...``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Coroutine
+from typing import Any
+
+import uvloop
+import zmq
+
+from runtime.config import ServerConfig
+from runtime.errors import ConfigError
+from runtime.parent_death import exit_with_parent
+from runtime.server import env, logs
+from runtime.server.engine_client import ipc_protocol
+from runtime.server.engine_client.ipc_protocol import Heartbeat, Hello, Stop, encode
+from runtime.server.frontend_processes.endpoint import Endpoint, connect
+from runtime.server.frontend_processes.engine_client import FrontendEngineClient, ParentRpc
+from runtime.server.frontend_processes.metrics import use_files
+from runtime.server.frontend_processes.protocol import (
+    BeginDrain,
+    Drain,
+    FrontendConfig,
+    Listening,
+    Loaded,
+    RpcResponse,
+    StartupFailed,
+    StateAck,
+    StateUpdate,
+    ToParent,
+    to_frontend,
+)
+from runtime.server.http_frontend import HttpFrontend
+from runtime.server.http_protocol.malloc_trim import use_one_arena
+from runtime.server.metrics import RequestMetrics
+
+log = logging.getLogger("unmask.frontends")
+
+
+class FrontendProcess:
+    """Serves HTTP on a listener that it inherits.
+
+    Attributes:
+        name: identifies this process at the parent and at the backends.
+    """
+
+    def __init__(self, name: str, listener: socket.socket) -> None:
+        self.name = name
+        self.listener = listener
+        self.ended = asyncio.Event()
+        self.parent: Endpoint | None = None
+        self.rpc = ParentRpc(self._send)
+        self.engine_client: FrontendEngineClient | None = None
+        self.http: HttpFrontend | None = None
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, addr: str) -> int:
+        """Serves until the parent ends the process. Returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for sig in (signal.SIGTERM, signal.SIGINT):  # the parent receives them too, and drains all processes
+            loop.add_signal_handler(sig, lambda: None)
+        self.parent = Endpoint(connect(zmq.Context(), self.name, addr), self._on_message)
+        self._send(Hello(ipc_protocol.VERSION, os.getpid()))
+        self._start_task(self._send_heartbeats())
+        await self.ended.wait()
+        if self.http is not None:
+            await self.http.stop()
+            self.http.close()
+        return 0
+
+    def _send(self, message: ToParent) -> None:
+        assert self.parent is not None
+        self.parent.send(encode(message))
+
+    async def _send_heartbeats(self) -> None:
+        while True:
+            self._send(Heartbeat())
+            await asyncio.sleep(ipc_protocol.HEARTBEAT_SECONDS)
+
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def _on_message(self, frames: list[bytes]) -> None:
+        match message := to_frontend.decode(frames[0]):
+            case FrontendConfig():
+                self._configure(message)
+            case StateUpdate(number, state) if self.engine_client is not None:
+                self.engine_client.on_state(state)
+                self._send(StateAck(number))
+            case RpcResponse():
+                self.rpc.on_response(message)
+            case BeginDrain() if self.http is not None:
+                self.http.begin_drain()
+            case Drain():
+                self._start_task(self._drain())
+            case Stop():
+                self.ended.set()
+
+    def _configure(self, message: FrontendConfig) -> None:
+        index = message.index
+        try:
+            config = divide_limits(message.config, index)
+            logs.configure_logging(config.log_level, config.log_format, f"frontend-{index}")
+            use_files(index)
+            client = FrontendEngineClient(config, RequestMetrics(), self.rpc, self.name, index)
+            self.engine_client = client
+            self.http = HttpFrontend(config, client, self.listener, self._give_up)
+            self._start_task(self._serve(self.http, message.replaces))
+        except ConfigError as error:
+            self._give_up(str(error))
+        except Exception as error:
+            log.exception("frontend-%d could not start", index)
+            self._give_up(f"frontend-{index} could not start: {type(error).__name__}: {error}")
+
+    async def _serve(self, http: HttpFrontend, replaces: bool) -> None:
+        await http.start(after_load=replaces)
+        self._send(Listening())
+        await http.loaded.wait()
+        self._send(Loaded())
+
+    def _give_up(self, sentence: str) -> None:
+        self._send(StartupFailed(sentence))
+
+    async def _drain(self) -> None:
+        if self.http is not None:
+            await self.http.drain()
+        self.ended.set()
+
+
+def divide_limits(config: ServerConfig, index: int) -> ServerConfig:
+    """Returns the configuration with the connections of one process. Raises ConfigError."""
+    connections, processes = config.max_connections, config.frontend_processes
+    if connections is not None:
+        connections = max(1, connections // processes + (index < connections % processes))
+    return config.replace(max_connections=env.raise_open_files_limit(connections, config.data_parallel_size))
+
+
+def main() -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="runtime.server.frontend_processes.process", description="started by the server, not by hand"
+    )
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--addr", required=True)
+    parser.add_argument("--listener", type=int, required=True)
+    args = parser.parse_args()
+    exit_with_parent()
+    env.configure_process()
+    use_one_arena()
+    process = FrontendProcess(args.name, socket.socket(fileno=args.listener))
+    with contextlib.suppress(KeyboardInterrupt):
+        return uvloop.run(process.run(args.addr))
+    return 1
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a normal exit would wait for the sockets

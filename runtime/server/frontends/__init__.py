@@ -1,1 +1,0 @@
-"""Several processes that speak HTTP over the same backends (--frontend-processes)."""

@@ -1,0 +1,21 @@
+"""Delays before a process is started again, and queues of requests that fail together."""
+
+from __future__ import annotations
+
+from runtime.errors import RequestError
+from runtime.server.engine_client.client import OutputQueue, fail_queues
+from runtime.server.engine_client.supervisor import MAX_DELAY_SECONDS, RESET_SECONDS, BackOff
+
+
+def test_back_off_doubles_up_to_its_most_and_begins_anew_after_one_that_served() -> None:
+    back_off = BackOff()
+    seconds = [back_off.after(1.0) for _ in range(9)]
+    assert seconds[:4] == [0.5, 1.0, 2.0, 4.0]
+    assert seconds[-1] == MAX_DELAY_SECONDS
+    assert [back_off.after(RESET_SECONDS + 1), back_off.after(0.0)] == [0.5, 1.0]
+
+
+def test_each_queue_receives_an_error_once() -> None:
+    first, second, error = OutputQueue(), OutputQueue(), RequestError("no", status=503)
+    assert fail_queues([first, second, first], error) == 2
+    assert [list(queue.items) for queue in (first, second)] == [[error], [error]]

@@ -1,0 +1,199 @@
+"""The parent of frontend processes: which processes it replaces, and what it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from runtime.config import ServerConfig
+from runtime.server.engine_client.adapter_registry import AdapterEntry
+from runtime.server.engine_client.ipc_protocol import Heartbeat, Hello, Loading
+from runtime.server.engine_client.local_client import LocalEngineClient
+from runtime.server.engine_client.supervisor import ReplicaState
+from runtime.server.frontend_processes import manager as managers
+from runtime.server.frontend_processes.manager import Frontend, FrontendProcessManager
+from runtime.server.frontend_processes.metrics import FrontendMetrics
+from runtime.server.frontend_processes.protocol import (
+    FrontendConfig,
+    Loaded,
+    RpcRequest,
+    RpcResponse,
+    StartupFailed,
+    StateAck,
+    StateUpdate,
+)
+from runtime.server.metrics import Metrics, RequestMetrics
+from tests.wait import TIMEOUT, wait_until_async
+
+HANGS = (sys.executable, "-c", "import time; time.sleep(3600)")  # and sends nothing
+CONFIG = ServerConfig(frontend_processes=2)
+
+
+class Parent:
+    """A manager whose backends load for ever, and what it sends."""
+
+    def __init__(self, directory: Path, listener: socket.socket, failures: list[str]) -> None:
+        metrics = FrontendMetrics(directory / "metrics")
+        self.client = LocalEngineClient(CONFIG, RequestMetrics(), Metrics("m", metrics))
+        replica = SimpleNamespace(index=0, state=ReplicaState.STARTING, loading=Loading("start", 0, 0), exit_reason="")
+        supervisor = cast(Any, SimpleNamespace(replicas=[replica], ready=[], send=lambda index, message: None))
+        self.client.backends = self.client.supervisor = supervisor
+        self.manager = FrontendProcessManager(
+            CONFIG, self.client, supervisor, listener, directory, metrics, failures.append
+        )
+        self.sent: list[tuple[int, Any]] = []
+        self.manager._send = lambda frontend, message: self.sent.append((frontend.index, message))  # type: ignore[method-assign]
+
+    def receive(self, index: int, message: Any) -> None:
+        self.manager._on_message(self.manager.frontends[index], message)
+
+
+@contextlib.asynccontextmanager
+async def parent(failures: list[str] | None = None) -> AsyncIterator[Parent]:
+    with tempfile.TemporaryDirectory() as directory, socket.create_server(("127.0.0.1", 0)) as listener:
+        made = Parent(Path(directory), listener, failures if failures is not None else [])
+        try:
+            yield made
+        finally:
+            made.manager.endpoint.close()
+
+
+def running(index: int = 0) -> Frontend:
+    frontend = Frontend(index)
+    frontend.process = cast(Any, SimpleNamespace(pid=2**22 + 1, returncode=None))
+    return frontend
+
+
+def test_a_slow_start_may_take_longer_than_silence() -> None:
+    assert managers.SILENCE_SECONDS < managers.START_SECONDS
+    frontend = running()
+    between = (managers.SILENCE_SECONDS + managers.START_SECONDS) / 2
+    frontend.started -= between
+    frontend.last_message -= between
+    assert not frontend.hangs  # it imports
+    frontend.connected = True
+    assert frontend.hangs
+    frontend.last_message += between
+    frontend.listening_since = frontend.started
+    frontend.started -= managers.START_SECONDS
+    assert not frontend.hangs
+
+
+def test_heartbeats_do_not_excuse_a_process_that_never_listens() -> None:
+    frontend = running()
+    frontend.connected = True
+    frontend.started -= managers.START_SECONDS + 1
+    assert frontend.hangs
+
+
+def test_a_new_process_receives_configuration_and_state() -> None:
+    async def greet() -> None:
+        async with parent() as made:
+            made.receive(1, Hello(1, 1))
+            assert [index for index, _ in made.sent] == [1, 1]
+            configured, state = (message for _, message in made.sent)
+            assert configured == FrontendConfig(CONFIG, 1, replaces=False)
+            assert isinstance(state, StateUpdate)
+            for index in range(2):
+                made.receive(index, Loaded())
+            made.receive(0, Hello(1, 1))
+            assert FrontendConfig(CONFIG, 0, replaces=True) in [message for _, message in made.sent]
+
+    asyncio.run(greet())
+
+
+def test_a_failure_of_the_parent_is_answered() -> None:
+    """The client would wait for ever."""
+
+    async def call() -> None:
+        async with asyncio.timeout(TIMEOUT), parent() as made:
+            made.client.adapters.load = None  # type: ignore[assignment, method-assign]
+            made.receive(0, RpcRequest(7, "load_adapter", ["name", "demo://roman", "route"]))
+            await wait_until_async(lambda: made.sent)
+            ((index, response),) = made.sent
+            assert isinstance(response, RpcResponse)
+            assert (index, response.number) == (0, 7)
+            assert response.error is not None
+            assert response.error.status == 500
+            assert "load_adapter failed" in response.error.message
+
+    asyncio.run(call())
+
+
+def test_a_change_is_complete_when_every_process_has_acknowledged_it() -> None:
+    async def change() -> None:
+        async with asyncio.timeout(TIMEOUT), parent() as made:
+            for index in range(2):
+                made.receive(index, Hello(1, 1))
+            made.client.adapters.entries["a"] = AdapterEntry("uri", "route", "ready")
+            waiting = asyncio.create_task(made.manager.wait_acknowledged())
+            await asyncio.sleep(0)
+            updates = [(index, m.number) for index, m in made.sent if isinstance(m, StateUpdate)]
+            assert sorted(updates) == [(0, 1), (0, 2), (1, 1), (1, 2)]
+            made.receive(0, StateAck(2))
+            made.receive(1, StateAck(1))
+            made.receive(1, Heartbeat())
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not waiting.done()
+            made.manager._release(made.manager.frontends[1])  # one that exits is not waited for
+            await waiting
+
+    asyncio.run(change())
+
+
+def test_a_failed_start_ends_the_server_only_until_all_could_serve() -> None:
+    async def fail() -> None:
+        failures: list[str] = []
+        async with parent(failures) as made:
+            made.receive(0, StartupFailed("the template is invalid"))
+            assert failures == ["the template is invalid"]
+            for index in range(2):
+                made.receive(index, Loaded())
+            made.receive(0, StartupFailed("now it is too"))
+            assert len(failures) == 1
+            assert made.manager.frontends[0].fatal == "now it is too"
+
+    asyncio.run(fail())
+
+
+@pytest.mark.parametrize("ending", ["drain", "stop"])
+def test_processes_that_do_not_listen_yet_end_at_once(ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(managers, "COMMAND", HANGS)
+
+    async def end() -> None:
+        failures: list[str] = []
+        async with asyncio.timeout(TIMEOUT), parent(failures) as made:
+            await made.manager.start()
+            await wait_until_async(lambda: len(made.manager.pids()) == 2)
+            await getattr(made.manager, ending)()
+            assert not made.manager.pids()
+            assert not failures
+            for task in made.manager.tasks:
+                task.cancel()
+
+    asyncio.run(end())
+
+
+def test_a_process_that_cannot_be_started_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(managers, "COMMAND", ("/nowhere/program",))
+
+    async def start() -> None:
+        failures: list[str] = []
+        async with asyncio.timeout(TIMEOUT), parent(failures) as made:
+            await made.manager.start()
+            await wait_until_async(lambda: len(failures) == 2)
+            assert all("it could not be started" in failure for failure in failures)
+            for task in made.manager.tasks:
+                task.cancel()
+
+    asyncio.run(start())
