@@ -392,6 +392,11 @@ class CudaGraphRunner(ModelRunner):
                 )
         return found
 
+    def discard_graphs(self) -> None:
+        """Forgets all graphs. Call it before the first step."""
+        self._graphs.clear()
+        self._num_uses.clear()
+
     @property
     def num_graphs(self) -> int:
         return len(self._graphs)

@@ -102,6 +102,22 @@ def capture_graphs(runner: CudaGraphRunner, info: EngineInfo) -> None:
     )  # fmt: skip
 
 
+def run_captures_eagerly(runner: CudaGraphRunner, info: EngineInfo) -> None:
+    """Runs what `capture_graphs` captures once, without a capture. The runner has no graphs afterwards."""
+
+    def run_once(work: Callable[[], None]) -> Callable[[], None]:
+        work()
+        return lambda: None
+
+    capture, runner.capture = runner.capture, run_once
+    try:
+        for run in _captures(runner, *_descriptors(runner, info)):
+            run()
+    finally:
+        runner.capture = capture
+        runner.discard_graphs()
+
+
 def estimate_graph_bytes(runner: CudaGraphRunner, info: EngineInfo) -> int:
     """Estimates the device memory of `capture_graphs` in bytes.
 
