@@ -75,6 +75,8 @@ class LLM(ScoringMixin):
         self.tokenizer = None
         self._ids = itertools.count()
         self._collector = OutputCollector(engine)
+        while engine.capture_next():
+            pass
 
     @property
     def info(self) -> EngineInfo:

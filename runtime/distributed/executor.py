@@ -16,6 +16,7 @@ from runtime.distributed.rank_launcher import WorkerPlacement, start_workers
 from runtime.distributed.rank_worker import error_summary
 from runtime.distributed.rpc import (
     Arrays,
+    CaptureGraph,
     CheckFiles,
     CloseEngine,
     ComputeLogits,
@@ -235,6 +236,12 @@ class DistributedRunner:
 
     def results(self) -> BlockResults:
         return self.local.results()
+
+    def capture_next(self) -> int:
+        """See `ModelRunner.capture_next`. A captured step has collective operations, so all ranks capture together."""
+        with self._step_guard:
+            self.executor.broadcast(CaptureGraph())
+            return self.local.capture_next()
 
     def logits(self, plan: StepPlan, pages: int) -> torch.Tensor:
         """See `ModelRunner.logits`."""

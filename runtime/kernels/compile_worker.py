@@ -1,7 +1,8 @@
 """Compiles kernels in several processes: ``python -m runtime.kernels.compile_worker``.
 
 `KernelCompiler` starts it, because Triton holds the GIL while it compiles. It imports torch and Triton once, and forks
-a process per core. It has no CUDA context, so forking is safe. Compiled kernels are read from the cache.
+a process per core for each job that it reads from standard input. It has no CUDA context, so forking is safe. Compiled
+kernels are read from the cache.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class CompileJob(msgspec.Struct, frozen=True):
     Attributes:
         arch: compute capability, such as 90.
         processes: maximum number of processes.
-        launcher: see ``specialization.compile_specialization``.
+        launcher: also compile the C code of the launches.
     """
 
     specializations: list[str]
@@ -45,9 +46,8 @@ class CompileResult(msgspec.Struct, frozen=True):
 def compile_all(job: CompileJob) -> CompileResult:
     """Compiles all specializations of a job into the cache. Call it in a process without other threads."""
     from triton.backends.compiler import GPUTarget
-    from triton.runtime.cache import triton_key
 
-    triton_key()  # a hash of Triton's files, which forked processes inherit
+    import_kernels()
     began = time.monotonic()
     compile_one = partial(_compile_one, target=GPUTarget("cuda", job.arch, 32), launcher=job.launcher)
     processes = min(job.processes, len(job.specializations))
@@ -72,9 +72,13 @@ def _compile_one(text: str, *, target: Any, launcher: bool) -> str:
 
 
 def import_kernels() -> None:
-    """Imports the kernels before processes are forked."""
+    """Imports the kernels and hashes Triton's files, before processes are forked."""
+    from triton.runtime.cache import triton_key
+
     import runtime.kernels.ops
     import runtime.kernels.specialization  # noqa: F401
+
+    triton_key()
 
 
 def main() -> int:
@@ -82,8 +86,7 @@ def main() -> int:
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # compilers may print
     import_kernels()
-    line = sys.stdin.buffer.readline()
-    if line:  # otherwise there is nothing to compile
+    for line in sys.stdin.buffer:
         answer.write(msgspec.json.encode(compile_all(msgspec.json.decode(line, type=CompileJob))) + b"\n")
         answer.flush()
     return 0

@@ -6,6 +6,8 @@ warm-up launches, compiles those that the cache does not have in other processes
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import os
 import subprocess
@@ -40,6 +42,8 @@ class KernelCompiler:
         self.device = device
         self.processes = max(1, min(available_cores() // ranks, MAX_PROCESSES))
         self._worker: subprocess.Popen[bytes] | None = None
+        self._submitted: dict[str, None] = {}
+        self._num_jobs = 0  # jobs without a result
 
     def start(self) -> None:
         """Starts the worker if no kernel is cached, so that it imports Triton while weights are loaded."""
@@ -52,7 +56,7 @@ class KernelCompiler:
 
     def close(self) -> None:
         """Ends the worker."""
-        worker, self._worker = self._worker, None
+        worker, self._worker, self._num_jobs = self._worker, None, 0
         if worker is not None:
             with worker:
                 worker.kill()
@@ -63,34 +67,50 @@ class KernelCompiler:
 
         return missing_from_cache(list(specializations), triton.runtime.driver.active.get_current_target())
 
-    def compile(self, specializations: list[str]) -> None:
-        """Compiles specializations in parallel, where that is faster. Kernels that fail are left to their launch."""
-        if not specializations:
-            self.close()
+    def submit(self, specializations: list[str]) -> None:
+        """Compiles specializations in the background, where that is faster than at their first launch.
+
+        Specializations that were submitted before are left out.
+        """
+        new = [text for text in specializations if text not in self._submitted]
+        if self._worker is None and (len(new) < MIN_KERNELS or self.processes == 1):
             return
-        if self._worker is None and (len(specializations) < MIN_KERNELS or self.processes == 1):
+        if new:
+            self._submitted |= dict.fromkeys(new)
+            self._num_jobs += 1
+            arch = int(triton.runtime.driver.active.get_current_target().arch)
+            self._send(CompileJob(new, arch, self.processes))
+
+    def wait(self) -> None:
+        """Waits for submitted specializations. Kernels that fail are left to their first launch."""
+        worker = self._worker
+        if worker is None or worker.stdout is None:
             return
+        began = time.monotonic()
+        results = []
+        try:
+            for _ in range(self._num_jobs):
+                results.append(msgspec.json.decode(worker.stdout.readline(), type=CompileResult))
+        except (OSError, msgspec.DecodeError):
+            log.warning("Kernels are compiled one after the other: the compile worker has exited")
+        self.close()
+        for error in itertools.chain.from_iterable(result.errors for result in results):
+            log.warning("A kernel was not compiled in parallel: %s", error)
+        if results:
+            log.info(
+                "Compiled %d kernels in %.1f s with up to %d processes; the start waited %.1f s for them",
+                sum(result.compiled for result in results), sum(result.seconds for result in results), self.processes,
+                time.monotonic() - began,
+            )  # fmt: skip
+
+    def _send(self, job: CompileJob) -> None:
         if self._worker is None:
             self._start()
-        worker = self._worker
-        assert worker is not None
-        arch = int(triton.runtime.driver.active.get_current_target().arch)
-        try:
-            answer, _ = worker.communicate(
-                msgspec.json.encode(CompileJob(specializations, arch, self.processes)) + b"\n"
-            )
-            result = msgspec.json.decode(answer, type=CompileResult)
-        except (OSError, msgspec.DecodeError):
-            log.warning("Kernels are compiled one after the other: the compile worker has exited", exc_info=True)
-            return
-        finally:
-            self.close()
-        for error in result.errors:
-            log.warning("A kernel was not compiled in parallel: %s", error)
-        log.info(
-            "Compiled %d kernels in %.1f s with %d processes", result.compiled, result.seconds,
-            min(self.processes, len(specializations)),
-        )  # fmt: skip
+        assert self._worker is not None
+        assert self._worker.stdin is not None
+        with contextlib.suppress(OSError):  # `wait` reports a worker that has exited
+            self._worker.stdin.write(msgspec.json.encode(job) + b"\n")
+            self._worker.stdin.flush()
 
 
 @contextmanager

@@ -6,6 +6,7 @@ alignment of its arguments, its constants and its options.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import json
@@ -102,14 +103,15 @@ def compile_specialization(text: str, target: Any, *, launcher: bool) -> None:
 
     Args:
         target: ``triton.backends.compiler.GPUTarget``.
-        launcher: also compile the C code that launches it, which needs the driver's libraries.
+        launcher: also compile the C code that launches it, which is linked with the driver's library.
     """
     source, options = read_specialization(text)
     kernel = triton.compile(source, target=target, options=options)
     if launcher:
         from triton.backends.nvidia.driver import CudaLauncher
 
-        CudaLauncher(kernel.src, kernel.metadata)
+        with contextlib.suppress(ImportError):  # it is in the cache, but cannot be loaded where there is no driver
+            CudaLauncher(kernel.src, kernel.metadata)
 
 
 def missing_from_cache(texts: Sequence[str], target: Any) -> list[str]:

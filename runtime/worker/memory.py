@@ -152,12 +152,14 @@ def _compile_kernels(
     missing = compiler.missing(found)
     # Steps have collective operations, so all ranks record the same ones.
     if isinstance(runner, CudaGraphRunner) and group.min_across_ranks(-len(missing), runner.device):
+        compiler.submit(missing)  # meanwhile
         with record_specializations() as found:
             run_captures_eagerly(runner, info)
-        missing += [text for text in compiler.missing(found) if text not in missing]
+        missing = list(dict.fromkeys([*missing, *compiler.missing(found)]))
     torch.cuda.synchronize(runner.device)
     log.info("%d kernels are not in the cache (recorded in %.1f s)", len(missing), time.monotonic() - began)
-    compiler.compile(missing)
+    compiler.submit(missing)
+    compiler.wait()
 
 
 def capture_sizes_for(info: EngineInfo, strategy: Strategy, pages: int, lora_manager: LoRAManager) -> CaptureSizes:

@@ -14,6 +14,7 @@ from triton.backends.nvidia.compiler import CUDABackend  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 from triton.runtime.jit import serialize_specialization_data  # noqa: E402
 
+from runtime.bench.warm import write_libcuda_stub  # noqa: E402
 from runtime.kernels import compiler, layernorm  # noqa: E402
 from runtime.kernels.compile_worker import CompileJob, compile_all  # noqa: E402
 from runtime.kernels.compiler import KernelCompiler, available_cores  # noqa: E402
@@ -89,7 +90,8 @@ def test_memory_of_kernels_that_are_not_launched_is_zero() -> None:
 
 
 @pytest.fixture
-def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(write_libcuda_stub(tmp_path)))
     active = SimpleNamespace(get_current_target=lambda: HOPPER)
     monkeypatch.setattr(compiler.triton.runtime, "driver", SimpleNamespace(active=active))
 
@@ -97,8 +99,23 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("hopper")
 def test_few_kernels_are_left_to_their_launch(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KernelCompiler, "_start", lambda self: pytest.fail("a worker was started"))
-    KernelCompiler(torch.device("cuda")).compile([rms_norm(64)[0]])
+    made = KernelCompiler(torch.device("cuda"))
+    made.submit([rms_norm(64)[0]])
+    made.wait()
     assert not cache.exists()
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_worker_compiles_each_specialization_once(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = KernelCompiler(torch.device("cuda"))
+    made.processes = 2
+    texts = [rms_norm(width)[0] for width in (16, 32, 64, 128, 256, 512, 1024)]
+    caplog.set_level("INFO", logger=compiler.__name__)
+    made.submit(texts[:6])
+    made.submit(texts)
+    made.wait()
+    assert "Compiled 7 kernels" in caplog.text
+    assert made.missing(texts) == []
 
 
 @pytest.mark.usefixtures("hopper")
@@ -108,7 +125,8 @@ def test_a_worker_that_exits_leaves_kernels_to_their_launch(
     monkeypatch.setattr(compiler.sys, "executable", "/bin/false")
     made = KernelCompiler(torch.device("cuda"))
     made.processes = 2
-    made.compile([rms_norm(64)[0]] * compiler.MIN_KERNELS)
+    made.submit([rms_norm(16 << n)[0] for n in range(compiler.MIN_KERNELS)])
+    made.wait()
     assert "the compile worker has exited" in caplog.text
 
 
