@@ -22,6 +22,7 @@ from runtime.errors import ConfigError
 
 # Variables that Kubernetes sets in every pod for a Service whose name begins with "unmask".
 TEST_CLUSTER_PREFIX = ENV_PREFIX + "E2E_"  # prefix of variables of a test cluster, which are not flags
+KERNEL_CACHE = ENV_PREFIX + "KERNEL_CACHE"  # directory of compiled kernels, which is no flag (kernels/cache_manager.py)
 _INJECTED = re.compile(
     r"UNMASK(_\w+)?_SERVICE_(HOST|PORT(_\w+)?)|UNMASK(_\w+)?_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?"
 )
@@ -117,6 +118,8 @@ def from_environment(environ: Mapping[str, str], ignore: Mapping[str, Any] = {})
     """Returns the flags in UNMASK_ variables. `ignore`: dests that the command line overrides."""
     found: dict[str, tuple[Any, str]] = {}
     for name in sorted(n for n in environ if n.startswith(ENV_PREFIX) and not n.startswith(TEST_CLUSTER_PREFIX)):
+        if name == KERNEL_CACHE:
+            continue
         value = environ[name]
         flag = BY_SPELLING.get(name.removeprefix(ENV_PREFIX).lower()) if name.isupper() else None
         if flag is not None and _LINK.match(value) and flag.type == "int":

@@ -12,6 +12,8 @@ import multiprocessing
 import os
 import sys
 import time
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import Any
 
@@ -52,12 +54,22 @@ def compile_all(job: CompileJob) -> CompileResult:
     compile_one = partial(_compile_one, target=GPUTarget("cuda", job.arch, 32), launcher=job.launcher)
     processes = min(job.processes, len(job.specializations))
     if processes > 1:
-        with multiprocessing.get_context("fork").Pool(processes, initializer=exit_with_parent) as pool:
-            failed = list(pool.imap_unordered(compile_one, job.specializations))
+        context = multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(processes, context, initializer=exit_with_parent) as pool:
+            futures = {pool.submit(compile_one, text): text for text in job.specializations}
+            failed = [_result(future, futures[future]) for future in as_completed(futures)]
     else:
         failed = list(map(compile_one, job.specializations))
     errors = [error for error in failed if error]
     return CompileResult(len(failed) - len(errors), time.monotonic() - began, errors)
+
+
+def _result(future: Future[str], text: str) -> str:
+    """Returns the error of a kernel. A process that the compiler or the kernel of the host has killed is one too."""
+    try:
+        return future.result()
+    except BrokenProcessPool as error:
+        return _describe(text, error)
 
 
 def _compile_one(text: str, *, target: Any, launcher: bool) -> str:
@@ -67,8 +79,12 @@ def _compile_one(text: str, *, target: Any, launcher: bool) -> str:
     try:
         compile_specialization(text, target, launcher=launcher)
     except Exception as error:  # the caller compiles this kernel itself, or reports the error
-        return f"{json.loads(text)['name']}: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        return _describe(text, error)
     return ""
+
+
+def _describe(text: str, error: Exception) -> str:
+    return f"{json.loads(text)['name']}: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
 
 
 def import_kernels() -> None:

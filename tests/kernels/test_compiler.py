@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from triton.compiler import ASTSource  # noqa: E402
 from triton.runtime.jit import serialize_specialization_data  # noqa: E402
 
 from runtime.bench.warm import write_libcuda_stub  # noqa: E402
-from runtime.kernels import compiler, layernorm  # noqa: E402
+from runtime.kernels import compiler, layernorm, specialization  # noqa: E402
 from runtime.kernels.compile_worker import CompileJob, compile_all  # noqa: E402
 from runtime.kernels.compiler import KernelCompiler, available_cores  # noqa: E402
 from runtime.kernels.specialization import (  # noqa: E402
@@ -71,6 +72,14 @@ def test_processes_compile_what_the_cache_does_not_have(cache: Path) -> None:
     assert len(files) == 2
     triton.compile(source, target=HOPPER, options={"num_warps": 4})
     assert set(cache.rglob("*.cubin")) == files  # found, not compiled again
+
+
+def test_a_killed_process_leaves_its_kernels_to_their_launch(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specialization, "compile_specialization", lambda *_, **options: os._exit(1))
+    texts = [rms_norm(width)[0] for width in (64, 128)]
+    result = compile_all(CompileJob(texts, 90, processes=2, launcher=False))
+    assert result.compiled == 0
+    assert [error.split(":")[1] for error in result.errors] == [" BrokenProcessPool"] * 2
 
 
 def test_another_target_has_kernels_of_its_own(cache: Path) -> None:
