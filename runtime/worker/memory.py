@@ -97,7 +97,7 @@ def build_model_runner(
         )  # fmt: skip
 
     pages, on_cuda = config.num_pages, device.type == "cuda"
-    if on_cuda and rank.compiler is not None:
+    if on_cuda and rank.compiler is not None and config.compile_mode is None:  # torch would compile twice
         _compile_kernels(make(needed), info, rank.group, rank.compiler, lora_manager.graph_modules)
     if pages is None and on_cuda:
         torch.cuda.reset_peak_memory_stats()
