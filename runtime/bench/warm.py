@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import runtime
+from runtime.config.flags import KERNEL_CACHE
 from runtime.errors import ConfigError
 
 FORMAT = 1  # of a file of specializations
@@ -45,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError("--record writes the kernels of --model or --arch; leave out --specializations")
     args.cache.mkdir(parents=True, exist_ok=True)
     os.environ["TRITON_CACHE_DIR"] = str(args.cache.absolute())
-    os.environ.pop("UNMASK_KERNEL_CACHE", None)  # what it has would not be written
+    os.environ.pop(KERNEL_CACHE, None)  # what it has would not be written
     os.environ["TRITON_STORE_BINARY_ONLY"] = "1"  # intermediate code takes four times as much
     if args.specializations:
         return _compile_recorded(args)

@@ -17,12 +17,11 @@ from runtime.config.adapters import DEFAULT_MAX_LORAS
 from runtime.config.api_keys import read_settled_key_file
 from runtime.config.config import EngineConfig, ServerConfig
 from runtime.config.flag_definitions import BY_SPELLING, FLAGS
-from runtime.config.flags import ENV_PREFIX, Flag, check
+from runtime.config.flags import ENV_PREFIX, KERNEL_CACHE, Flag, check
 from runtime.errors import ConfigError
 
 # Variables that Kubernetes sets in every pod for a Service whose name begins with "unmask".
 TEST_CLUSTER_PREFIX = ENV_PREFIX + "E2E_"  # prefix of variables of a test cluster, which are not flags
-KERNEL_CACHE = ENV_PREFIX + "KERNEL_CACHE"  # directory of compiled kernels, which is no flag (kernels/cache_manager.py)
 _INJECTED = re.compile(
     r"UNMASK(_\w+)?_SERVICE_(HOST|PORT(_\w+)?)|UNMASK(_\w+)?_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?"
 )

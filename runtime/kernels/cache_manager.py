@@ -8,7 +8,7 @@ import os
 from triton import knobs
 from triton.runtime.cache import FileCacheManager
 
-SHIPPED_CACHE = "UNMASK_KERNEL_CACHE"  # environment variable: directory with compiled kernels, which may be read-only
+from runtime.config.flags import KERNEL_CACHE
 
 
 class LayeredCacheManager(FileCacheManager):  # type: ignore[misc]
@@ -26,7 +26,7 @@ class LayeredCacheManager(FileCacheManager):  # type: ignore[misc]
         self.key = key
         self.cache_dir = os.path.join(knobs.cache.dir, key)  # created by the first `put`
         self.lock_path = os.path.join(self.cache_dir, "lock")
-        if shipped := os.environ.get(SHIPPED_CACHE):
+        if shipped := os.environ.get(KERNEL_CACHE):
             self.shipped_dir = os.path.join(shipped, key)
 
     def get_file(self, filename: str) -> str | None:

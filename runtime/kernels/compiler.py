@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 import torch
 
+from runtime.config.flags import KERNEL_CACHE
 from runtime.kernels.common import triton
 from runtime.kernels.compile_worker import CompileJob, CompileResult
 
@@ -142,7 +143,7 @@ def log_compilations() -> Iterator[None]:
 
 def cache_directories() -> list[Path]:
     """Returns the directories that compiled kernels are read from."""
-    shipped = os.environ.get("UNMASK_KERNEL_CACHE")
+    shipped = os.environ.get(KERNEL_CACHE)
     return [Path(directory) for directory in (shipped, str(triton.knobs.cache.dir)) if directory]
 
 

@@ -9,9 +9,10 @@ import pytest
 
 pytest.importorskip("triton")
 
+import runtime
 from runtime.bench import warm
 from runtime.bench.__main__ import main
-from runtime.kernels.specialization import missing_from_cache
+from runtime.kernels.specialization import missing_from_cache, read_specialization
 from tests.kernels.test_compiler import HOPPER, rms_norm
 
 
@@ -68,3 +69,12 @@ def test_specializations_of_another_version_are_refused(tmp_path: Path, capsys: 
     path.write_text(json.dumps({"format": warm.FORMAT, "version": "0.0.0", "specializations": []}))
     assert main(["warm", "--cache", str(tmp_path), "--specializations", str(path)]) == 1
     assert "recorded by another version" in capsys.readouterr().out
+
+
+def test_shipped_specializations_are_of_kernels_that_exist() -> None:
+    paths = sorted((Path(runtime.__file__).parent / "kernels" / "specializations").glob("*.json"))
+    assert paths
+    for path in paths:
+        for text in warm.read_specializations(path):
+            source, _ = read_specialization(text)
+            assert list(source.signature) == source.fn.arg_names, source.name

@@ -52,6 +52,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A GPU that launches nothing."""
+    monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(write_libcuda_stub(tmp_path)))
+    active = SimpleNamespace(
+        get_current_target=lambda: HOPPER, get_current_device=lambda: 0, get_current_stream=lambda device: 0
+    )
+    driver = SimpleNamespace(active=active)
+    monkeypatch.setattr(triton.runtime, "driver", driver)
+    monkeypatch.setattr("triton.runtime.jit.driver", driver)
+
+
 def test_a_specialization_is_read_as_the_source_that_triton_compiles(cache: Path) -> None:
     text, source = rms_norm(256)
     read, options = read_specialization(text)
@@ -89,6 +101,23 @@ def test_another_target_has_kernels_of_its_own(cache: Path) -> None:
     assert missing_from_cache([text], HOPPER) == [text]
 
 
+def test_launches_are_recorded_and_not_made(cache: Path, hopper: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = torch.ones(4, 64, dtype=torch.bfloat16), torch.ones(64, dtype=torch.bfloat16)
+    kernel = layernorm._rms_norm
+    with record_specializations() as found:
+        for rows in (1, 2):
+            for width in (32, 64):
+                out = torch.empty_like(x)
+                kernel[(rows,)](x, x, weight, out, out, 1e-6, rows, width, width, False, True, 1)
+                assert not out.any()
+    assert len(found) == 2  # `rows` is not specialized
+    assert missing_from_cache(list(found), HOPPER) == list(found)
+    assert compile_all(CompileJob(list(found), 90, processes=1, launcher=False)).errors == []
+    assert missing_from_cache(list(found), HOPPER) == []
+    assert not kernel.device_caches[0][0]  # a launch now compiles, or finds the compiled kernel
+    kernel.device_caches.clear()
+
+
 def test_memory_of_kernels_that_are_not_launched_is_zero() -> None:
     with record_specializations() as found:
         for made in (torch.empty(64), torch.empty_like(torch.ones(64)), torch.ones(1).new_empty(64)):
@@ -96,13 +125,6 @@ def test_memory_of_kernels_that_are_not_launched_is_zero() -> None:
         assert torch.empty(3, device="meta").shape == (3,)
     assert not found
     assert triton.knobs.runtime.jit_cache_hook is None
-
-
-@pytest.fixture
-def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(write_libcuda_stub(tmp_path)))
-    active = SimpleNamespace(get_current_target=lambda: HOPPER)
-    monkeypatch.setattr(compiler.triton.runtime, "driver", SimpleNamespace(active=active))
 
 
 @pytest.mark.usefixtures("hopper")
