@@ -7,6 +7,8 @@ TIMES ?= build/test-times.xml
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# cpu: torch without CUDA, on Linux. The environment keeps the choice.
+TORCH ?= $(shell cat $(STAMP) 2>/dev/null)
 UV_VERSION := 0.13.9
 
 # images: `docker`, `podman` or `buildah` build them the same way
@@ -21,7 +23,7 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Bytecode is cached: otherwise each process compiles the modules again, and pytest rewrites all assertions.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup serve chat test test-rest test-all test-slow test-times test-load programs e2e browser-test clients lint format typecheck crds docs operator-bench siege gpu-test gpu-test-2 gpu-bench images lock clean
+.PHONY: help setup serve chat test test-rest test-all test-slow test-times test-load programs e2e browser-test clients lint format typecheck crds docs operator-bench siege release-check gpu-test gpu-test-2 gpu-bench images lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -36,9 +38,19 @@ $(STAMP): constraints/lock.txt pyproject.toml
 	  || { echo "unmask needs Python 3.11 to 3.13 (PYTHON=/path/to/python3 make ...); found: $$($(PYTHON) --version)"; exit 1; }
 	@echo "making $(VENV) of constraints/lock.txt: about a minute, and the downloads, which are large with torch, the first time"
 	@$(UV)
-	$(BIN)/uv pip install $(QUIET) --compile-bytecode --require-hashes --python $(BIN)/python -r constraints/lock.txt
+	$(INSTALL_$(TORCH))
 	$(BIN)/uv pip install $(QUIET) --no-deps --no-build-isolation --python $(BIN)/python -e .
-	@touch $@
+	@echo "$(TORCH)" > $@
+
+LOCKED := $(BIN)/uv pip install $(QUIET) --compile-bytecode --require-hashes --python $(BIN)/python -r
+INSTALL_ = $(LOCKED) constraints/lock.txt
+# The index of torch, which uv knows, has the builds for CPUs. constraints/lock.txt does not have their hashes.
+define INSTALL_cpu
+@mkdir -p build
+$(PYTHON) -m tools.cpu_lock constraints/lock.txt > build/lock-cpu.txt
+$(LOCKED) build/lock-cpu.txt
+$(BIN)/uv pip install $(QUIET) --compile-bytecode --no-deps --torch-backend cpu --python $(BIN)/python $(shell grep -o '^torch==[0-9.]*' constraints/lock.txt)
+endef
 
 # uv alone is what images need of the environment
 UV := test -x $(BIN)/python || $(PYTHON) -m venv $(VENV); $(BIN)/uv --version 2>/dev/null | grep -qF '$(UV_VERSION)' \
@@ -136,6 +148,9 @@ siege: setup  ## attack a server of its own, each attack alone, the operator's s
 	PYTHONPATH=operator:. $(BIN)/python -m tests.siege $(ARGS)
 	PYTHONPATH=operator:. $(BIN)/python -m tests.siege.scraping
 	PYTHONPATH=operator:. $(BIN)/python -m tests.siege.faults
+
+release-check: setup  ## refuse a release with unfilled places or different versions
+	$(BIN)/python -m tools.release
 
 gpu-test:  ## the -m gpu suite, with whatever python3 has torch and a GPU
 	PYTHONPATH=. $(PYTHON) -m pytest -m gpu -p no:cacheprovider $$(grep -rl --include='test_*.py' 'mark.gpu' tests) $(ARGS)

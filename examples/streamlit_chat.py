@@ -1,6 +1,6 @@
 """A chat with a server in Streamlit, in which an answer is seen being denoised.
 
-    pip install 'unmask[streamlit]'
+    pip install '.[streamlit]'
     UNMASK_URL=http://127.0.0.1:8000 streamlit run examples/streamlit_chat.py
 
 `UNMASK_API_KEY`: the server's key, where it asks for one.

@@ -1,4 +1,4 @@
-"""``LLM``: the engine in the caller's process, for offline use and tests (README.md#in-python-without-a-server)."""
+"""``LLM``: the engine in the caller's process (docs/get-started/laptop.md#without-a-server)."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import errno
 import json
 import os
 import re
@@ -30,7 +31,8 @@ from tools.docs.flags import with_table
 from tools.docs.readability import lengths
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"{path.relative_to(ROOT)}" for path in (ROOT / "docs").rglob("*.md"))]
+PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md"]
+PAGES += [*sorted(f"{path.relative_to(ROOT)}" for path in (ROOT / "docs").rglob("*.md"))]
 PAGES = [name for name in PAGES if not name.startswith("docs/benchmarks/")]
 FLAGS_PAGE, FIELDS_PAGE = "docs/reference/flags.md", "docs/reference/request-fields.md"
 DECODING_PAGE, DEFINITIONS_PAGE = "docs/guide/decoding.md", "docs/research/decoding-rules.md"
@@ -46,9 +48,15 @@ def code(name: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page(name), re.DOTALL)
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [*PAGES, "CHANGELOG.md"])
 def test_the_median_sentence_of_a_page_is_short(name):
     assert median(lengths(page(name))) <= 16, f"see python -m tools.docs.readability {name}"
+
+
+def test_the_readme_has_fewer_than_120_lines_and_one_picture():
+    readme = page("README.md")
+    assert len(readme.splitlines()) < 120
+    assert len(re.findall(r"!\[.*?\]\(", readme)) == 1
 
 
 def test_flags_are_the_tables():
@@ -84,14 +92,23 @@ OTHER_FLAGS = {
         *("--deepep-num-max-dispatch-tokens-per-rank", "--moe-gemm-impl", "--moe-topk-impl"),
     },
     "vLLM": {
-        *("--enable-auto-tool-choice", "--lora-modules", "--max-num-seqs", "--no-enable-prefix-caching"),
+        *(
+            "--enable-auto-tool-choice",
+            "--enable-lora",
+            "--lora-modules",
+            "--max-num-seqs",
+            "--no-enable-prefix-caching",
+        ),
         "--trust-remote-code",
     },
     "SGLang": {
         *("--chunked-prefill-size", "--context-length", "--disable-cuda-graph", "--disable-radix-cache", "--dp-size"),
+        *("--disable-decode-cuda-graph", "--disable-prefill-cuda-graph", "--enable-lora", "--max-queued-requests"),
         *("--lora-paths", "--max-loras-per-batch", "--max-running-requests", "--mem-fraction-static", "--model-path"),
         "--tp-size",
     },
+    "pip": {"--no-deps", "--require-hashes"},
+    "uv": {"--torch-backend"},
     "velero": {"--include-namespaces", "--selector"},
     "openapi-python-client": {"--url"},
     "placeholders": {"--flag"},
@@ -123,8 +140,8 @@ def test_tools_and_targets_exist():
     for name in PAGES:
         for target in re.findall(r"(?:^|`)make ([a-z0-9-]+)", page(name), re.MULTILINE):
             assert target in targets, target
-    for tool in re.findall(r"runtime\.bench (\w+)", page("README.md")):
-        assert tool in TOOLS
+        for tool in re.findall(r"runtime\.bench (\w+)", page(name).replace("bench TOOL", "")):
+            assert tool in TOOLS, tool
 
 
 def test_the_picture_of_the_algorithms_is_the_commands(monkeypatch):
@@ -139,10 +156,17 @@ def test_the_picture_of_the_algorithms_is_the_commands(monkeypatch):
     assert picture.stat().st_size <= 120_000
 
 
+def test_the_table_of_tools_lists_tools_of_bench():
+    table = page("docs/operations/performance.md").split("\n### Tools\n")[1].split("\n### ")[0]
+    listed = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert len(listed) > 10
+    assert set(listed) <= set(TOOLS)
+
+
 def test_python_examples_use_what_there_is():
     import runtime
 
-    for block in code("README.md", "python"):
+    for block in code("docs/get-started/laptop.md", "python"):
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.ImportFrom) and node.module == "runtime":
                 assert all(alias.name in runtime.__all__ for alias in node.names)
@@ -270,6 +294,24 @@ def test_metrics_are_documented():
     for name in re.findall(r"^# TYPE (\w+)", Metrics("m", RequestMetrics()).text().decode(), re.MULTILINE):
         if not name.endswith("_created"):
             assert f"`{name}" in text, name
+
+
+def test_messages_of_the_troubleshooting_page_are_those_of_the_code():
+    """A message has three dots in place of what varies."""
+    literals = {
+        node.value
+        for path in (ROOT / "runtime").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    page_text = page("docs/operations/troubleshooting.md").split("\n## The server does not start\n")[1]
+    cells = re.findall(r"^\| (.*?) \|", page_text, re.MULTILINE)
+    messages = {span for cell in cells for span in cell.split("`")[1::2] if " " in span} - {
+        os.strerror(errno.EADDRINUSE)
+    }
+    assert len(messages) > 15
+    for part in (part.strip() for message in messages for part in message.split("...")):
+        assert any(part in literal for literal in literals), part
 
 
 def test_limits_of_the_security_page_are_the_codes():

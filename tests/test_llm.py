@@ -1,4 +1,7 @@
-"""The Python API (README.md#in-python-without-a-server), with ids on the golden checkpoint; the demo tests text."""
+"""The Python API (docs/get-started/laptop.md#without-a-server), with ids on the golden checkpoint.
+
+Tests of the demo check text.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a person does first, as README.md tells it, with the demo model in real processes."""
+"""The first steps of README.md and of docs/get-started/laptop.md, with the demo model in real processes."""
 
 import argparse
 import contextlib
@@ -19,7 +19,9 @@ from runtime.chat import Conversation
 from runtime.client import is_address, may_use_proxy
 from tests.server.harness import serving
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+LAPTOP = (ROOT / "docs/get-started/laptop.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def test_the_curl_command(server):
 
 def test_the_python_examples(server, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    client, offline = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    client, offline = re.findall(r"```python\n(.*?)```", LAPTOP, re.DOTALL)
     shown = run(client.replace("http://127.0.0.1:8000", server.url))
     assert "7 x 8 = 56." in shown
     lines = run(offline).splitlines()
@@ -54,7 +56,7 @@ def test_the_python_examples(server, monkeypatch):
 def run(code: str) -> str:
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+        exec(compile(code, "laptop.md", "exec"), {"__name__": "laptop"})
     return out.getvalue()
 
 

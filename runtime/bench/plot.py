@@ -34,7 +34,7 @@ def _png(text: str) -> Path:
     try:
         import matplotlib  # noqa: F401  (said before the measuring, not after it)
     except ImportError:
-        raise argparse.ArgumentTypeError("matplotlib is not installed: pip install 'unmask[plots]'") from None
+        raise argparse.ArgumentTypeError("matplotlib is not installed: pip install '.[plots]'") from None
     return path
 
 

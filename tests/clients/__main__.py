@@ -1,5 +1,5 @@
-"""`python -m tests.clients lock NAME...` resolves locks anew, `table` writes the README's list, `build [NAME...]` makes
-environments."""
+"""`python -m tests.clients lock NAME...` resolves locks anew, `table` writes the list of
+docs/guide/clients.md, `build [NAME...]` makes environments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from tests.clients.catalogue import FOLDER, clients, with_table
 from tests.clients.environments import environment, lock
 
-README = FOLDER.parents[1] / "README.md"
+PAGE = FOLDER.parents[1] / "docs" / "guide" / "clients.md"
 
 
 def main() -> None:
@@ -17,7 +17,7 @@ def main() -> None:
         for name in names:
             lock(FOLDER / name)
     elif work == "table":
-        README.write_text(with_table(README.read_text(encoding="utf-8")), encoding="utf-8")
+        PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     elif work == "build":
         for client in clients():
             if not names or client.name in names:

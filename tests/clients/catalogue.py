@@ -70,7 +70,7 @@ def clients() -> list[Client]:
 
 
 def table() -> str:
-    """The README's list of them, in Markdown."""
+    """Returns the list of clients in docs/guide/clients.md, in Markdown."""
     lines = [f"| client | version | {' | '.join(KINDS)} |", f"|---|---|{'---|' * len(KINDS)}"]
     for one in sorted(clients(), key=lambda one: one.title.lower()):
         marks = " | ".join("yes" if kind in one.covers else "" for kind in KINDS)
@@ -79,6 +79,6 @@ def table() -> str:
 
 
 def with_table(page: str) -> str:
-    """The README with the list as it is now."""
+    """Returns a page with the current list of clients."""
     head = re.escape(table().splitlines()[0])
     return re.sub(rf"{head}\n(?:\|.*\n)*", lambda _: f"{table()}\n", page)

@@ -30,7 +30,7 @@ def test_a_lock_has_names_versions_and_hashes_and_no_host(client: Client) -> Non
         assert all(" h1:" in line for line in text.splitlines())
 
 
-def test_the_readme_lists_them() -> None:
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_page_lists_them() -> None:
+    page = (ROOT / "docs/guide/clients.md").read_text(encoding="utf-8")
     assert table() in page, "run python -m tests.clients table"
     assert with_table(page) == page

@@ -21,6 +21,7 @@ TREATMENTS = {
     r"make ": "target exists",
     r"(velero|.*kubectl|.*helm|kind|minikube|for child in|wait -n)\b": "needs a cluster",
     r"docker ": "needs Docker",
+    r"python3 -m venv |unmask-venv/bin/": "tests/test_package.py installs without the network",
     r"openapi-python-client ": "run by make clients",
 }
 ABSENT = ("/adapters/legal", '"legal"')  # adapters that no checkout has
