@@ -53,7 +53,9 @@ def complete(*, captures):
     assert pending > 0
     tokens = {}
     for n, prompt in enumerate(PROMPTS):
-        engine.add(RequestSpec(id=str(n), prompt=prompt, max_tokens=40, ignore_eos=True))
+        engine.add(
+            RequestSpec(id=str(n), prompt=prompt, max_tokens=40, ignore_eos=True, decoding=engine.info.defaults())
+        )
     while engine.has_work():
         for output in engine.step():
             tokens.setdefault(output.id, []).extend(output.new_tokens)
