@@ -69,9 +69,14 @@ COPY --from=runtime-packages /opt/unmask /opt/unmask
 COPY runtime /opt/unmask/app/runtime
 RUN /opt/unmask/bin/python -m compileall -q /opt/unmask/app \
  && echo 'unmask:x:65532:65532:unmask:/tmp:/usr/sbin/nologin' >> /etc/passwd
+# Kernels that were recorded on a GPU are compiled for three generations of GPUs, so that a pod need not compile them.
+# A kernel that another generation does not have is left out, and one that is missing is compiled at start.
+RUN PYTHONPATH=/opt/unmask/app /opt/unmask/bin/python -m runtime.bench warm --cache /opt/unmask/kernels \
+    --specializations /opt/unmask/app/runtime/kernels/specializations/*.json --capabilities 80 90 100
 # The driver's libraries are mounted by NVIDIA's container toolkit; which GPUs is the device plugin's to say.
 ENV PATH=/opt/unmask/bin:$PATH PYTHONPATH=/opt/unmask/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
-    HOME=/tmp USER=unmask LOGNAME=unmask NVIDIA_DRIVER_CAPABILITIES=compute,utility
+    HOME=/tmp USER=unmask LOGNAME=unmask NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    UNMASK_KERNEL_CACHE=/opt/unmask/kernels TRITON_CACHE_MANAGER=runtime.kernels.cache_manager:LayeredCacheManager
 # Clients of a container are other machines. A flag, UNMASK_HOST and --config take precedence over this default.
 ENV UNMASK_DEFAULT_HOST=::
 WORKDIR /opt/unmask/app

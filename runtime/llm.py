@@ -152,6 +152,8 @@ class LLM:
         self.tokenizer = None
         self._ids = itertools.count()
         self._collector = OutputCollector(engine)
+        while engine.capture_next():
+            pass
 
     @property
     def info(self) -> EngineInfo:

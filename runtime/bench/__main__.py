@@ -15,6 +15,7 @@ TOOLS = {
     "serve": "load a running server over HTTP: throughput, latencies",
     "steps": "time the steps of an architecture with random weights",
     "start": "time from process start to ready, by phase",
+    "warm": "compile kernels into a cache that servers read at start",
     "generate": "tokens a second of LLM.generate, beside what its steps allow",
     "ranks": "time served steps of an architecture with random weights on one GPU and on several",
     "draw": "curves of what steps or serve wrote",

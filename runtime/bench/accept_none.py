@@ -60,6 +60,9 @@ class AcceptNoneRunner:
     def launch_next(self) -> None:
         self.runner.launch_next()
 
+    def capture_next(self) -> int:
+        return self.runner.capture_next()
+
     def results(self) -> BlockResults:
         results, blocks = self.runner.results(), self.plan.blocks
         if blocks is None:

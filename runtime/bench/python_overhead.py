@@ -58,6 +58,9 @@ class FillingRunner:
     def launch_next(self) -> None:
         raise NotImplementedError
 
+    def capture_next(self) -> int:
+        return 0
+
     def results(self) -> BlockResults:
         return self.filled
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from runtime.errors import ConfigError
 
 ENV_PREFIX = "UNMASK_"
+KERNEL_CACHE = ENV_PREFIX + "KERNEL_CACHE"  # directory of compiled kernels, which is no flag
 DECODING = "decoding defaults (a request may override them)"  # name of a group
 
 

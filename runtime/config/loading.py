@@ -16,7 +16,7 @@ from runtime.config.adapters import DEFAULT_MAX_LORAS
 from runtime.config.api_keys import read_settled_key_file
 from runtime.config.config import EngineConfig, ServerConfig
 from runtime.config.flag_definitions import BY_SPELLING, FLAGS
-from runtime.config.flags import ENV_PREFIX, Flag, check
+from runtime.config.flags import ENV_PREFIX, KERNEL_CACHE, Flag, check
 from runtime.config.suggestions import did_you_mean, unknown_flags
 from runtime.errors import ConfigError
 
@@ -147,7 +147,7 @@ def from_environment(environ: Mapping[str, str], ignore: Mapping[str, Any] = {})
     """Returns the flags in UNMASK_ variables. `ignore`: dests that the command line overrides."""
     found: dict[str, tuple[Any, str]] = {}
     for name in sorted(n for n in environ if n.startswith(ENV_PREFIX) and not n.startswith(TEST_CLUSTER_PREFIX)):
-        if name == DEFAULT_HOST:
+        if name in (DEFAULT_HOST, KERNEL_CACHE):
             continue
         value = environ[name]
         flag = BY_SPELLING.get(name.removeprefix(ENV_PREFIX).lower()) if name.isupper() else None

@@ -18,6 +18,7 @@ from runtime.distributed.rpc import (
     AdapterPair,
     AddAdapter,
     Arrays,
+    CaptureGraph,
     CheckFiles,
     CloseEngine,
     ComputeLogits,
@@ -280,6 +281,12 @@ class DistributedRunner:
 
     def results(self) -> BlockResults:
         return self.local.results()
+
+    def capture_next(self) -> int:
+        """See `ModelRunner.capture_next`. A captured step has collective operations, so all ranks capture together."""
+        with self._step_guard:
+            self.executor.broadcast(CaptureGraph())
+            return self.local.capture_next()
 
     def logits(self, plan: StepPlan, pages: int) -> torch.Tensor:
         """See `ModelRunner.logits`."""

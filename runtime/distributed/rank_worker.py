@@ -24,6 +24,7 @@ from runtime.distributed.rpc import (
     AdapterPair,
     AddAdapter,
     Arrays,
+    CaptureGraph,
     CheckFiles,
     CloseEngine,
     ComputeLogits,
@@ -157,6 +158,8 @@ class RankWorker:
                 case Step(same, adapted):
                     layout = layout if same and layout is not None else batch_layout(arrays, adapted)
                     self._run_step(runner, step_plan(arrays, layout))
+                case CaptureGraph():
+                    runner.capture_next()
                 case ComputeLogits(pages, adapted):
                     runner.logits(step_plan(arrays, batch_layout(arrays, adapted)), pages)
                 case FetchRows() if runner.last_logits is not None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from runtime.config import EngineConfig
 
-VERSION = 5  # of the protocol; raised whenever a message changes its name or meaning
+VERSION = 6  # of the protocol; raised whenever a message changes its name or meaning
 HEARTBEAT_SECONDS = 1.0
 UNACKNOWLEDGED_SECONDS = 30.0  # without acknowledgment from another host, after which the connection is closed
 _HEAD = struct.Struct("<II")  # bytes of the message, and of its arrays
@@ -100,6 +100,10 @@ class Sample(msgspec.Struct, tag=True, frozen=True):
     groups: list[tuple[str, int]] = []  # each rule, and what it wants
 
 
+class CaptureGraph(msgspec.Struct, tag=True, frozen=True):
+    """Capture the next pending CUDA graph, which is the same on all ranks."""
+
+
 class ComputeLogits(msgspec.Struct, tag=True, frozen=True):
     """Compute logits of all rows of a step, with a separate cache of `pages` pages."""
 
@@ -158,8 +162,8 @@ class WorkerFailed(msgspec.Struct, tag=True, frozen=True):
 
 
 Message = (
-    Hello | Join | CheckFiles | FilesSeen | LoadEngine | EngineLoaded | Step | Sample | ComputeLogits | FetchRows
-    | AdapterPair | AddAdapter | DropAdapter | PutAdapter | CloseEngine | Heartbeat | WorkerFailed
+    Hello | Join | CheckFiles | FilesSeen | LoadEngine | EngineLoaded | Step | Sample | CaptureGraph | ComputeLogits
+    | FetchRows | AdapterPair | AddAdapter | DropAdapter | PutAdapter | CloseEngine | Heartbeat | WorkerFailed
 )  # fmt: skip
 
 

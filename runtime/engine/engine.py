@@ -291,6 +291,14 @@ class Engine:
         self._on_outputs = callback
         return True
 
+    def capture_next(self) -> bool:
+        """Captures a CUDA graph that was not captured at start, if there is one. Call it while `has_work` is false.
+
+        Returns:
+            Whether there are more.
+        """
+        return self.runner.stats.graphs_pending > 0 and self.runner.capture_next() > 0
+
     def close(self) -> None:
         """Drops all requests, the model and its KV cache. Further calls have no effect."""
         if self._closed:
@@ -318,6 +326,7 @@ class Engine:
         stats.prefix_hit_tokens = self.scheduler.prefix_hit_tokens
         runner_stats = self.runner.stats
         stats.steps_replayed, stats.graph_bytes = runner_stats.replayed, runner_stats.graph_bytes
+        stats.graphs_pending = runner_stats.graphs_pending
         for reason in EagerReason:
             setattr(stats, reason.stats_field, runner_stats.eager[reason])
         report = EngineStats(**{name: getattr(stats, name) for name in EngineStats.__struct_fields__})

@@ -18,6 +18,7 @@ from runtime.engine.engine import Engine
 from runtime.engine.lora_manager import make_lora_setup
 from runtime.engine.request_defaults import read_edit_tokens, request_defaults
 from runtime.errors import ConfigError
+from runtime.kernels.compiler import KernelCompiler
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
 from runtime.models.base import Model, ModelFamily, ModelInfo, resolve_family
@@ -69,7 +70,9 @@ def load_engine(
         skip_tokenizer=config.skip_tokenizer,
     )
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    rank = RankDevice(device, dtype, group, free_at_start)
+    compiler = KernelCompiler(device, group.size)
+    compiler.start()
+    rank = RankDevice(device, dtype, group, free_at_start, compiler)
     info = _info(config, _Source(checkpoint, family, facts, ids), context, strategy, rank)
     lora = make_lora_setup(config, family, arch, dtype, device)
     expert_parallel = config.expert_parallel_size > 1

@@ -215,6 +215,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     steps_eager_batch_invariant: int = 0
     steps_eager_logits_processors: int = 0
     graph_bytes: int = 0  # device memory of CUDA graphs
+    graphs_pending: int = 0  # CUDA graphs that are yet to be captured while no request runs
     step_seconds: list[float] = []  # this and the next: observations since the last report
     device_seconds: list[float] = []  # device time of steps that sampled
     host_seconds: list[float] = []  # other time of such steps

@@ -7,7 +7,7 @@ import os
 import resource
 import sys
 
-from runtime.config.flags import ENV_PREFIX
+from runtime.config.flags import ENV_PREFIX, KERNEL_CACHE
 from runtime.errors import ConfigError
 from runtime.server.http_protocol.limits import DEFAULT_MAX_CONNECTIONS, PROBE_SLOTS, accept_batch
 
@@ -59,7 +59,7 @@ def backend_environment(model: str | None, *, fetches: bool = False) -> dict[str
     inherited = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith((ENV_PREFIX, "OTEL_")) and (hub or name not in HUB_TOKENS)
+        if name == KERNEL_CACHE or (not name.startswith((ENV_PREFIX, "OTEL_")) and (hub or name not in HUB_TOKENS))
     }
     return {"OMP_WAIT_POLICY": "PASSIVE", **inherited, "PYTHONUNBUFFERED": "1"}  # see `runtime.wait_passively`
 

@@ -131,6 +131,7 @@ _GAUGES = {
     "pages_used": ("kv_pages_used", "KV pages held by live requests."),
     "pages_cached": ("kv_pages_cached", "KV pages held by the prefix cache only, which can be reclaimed."),
     "graph_bytes": ("graph_memory_bytes", "Device memory of captured CUDA graphs."),
+    "graphs_pending": ("graphs_pending", "CUDA graphs that are yet to be captured while no request runs."),
 }
 
 

@@ -132,6 +132,8 @@ class CudaGraphRunner(ModelRunner):
         self.self_conditioning = self.step.self_conditioning is not None
         self._graphs: dict[Hashable, CapturedGraph] = {}
         self._num_uses: Counter[Hashable] = Counter()  # number of steps, by shapes that are not captured
+        self._pending: dict[ForwardDescriptor | SampleDescriptor, None] = {}  # see `capture_later`, in this order
+        self._may_capture = True  # no step is delayed by more than one capture
         self._plan: StepPlan | None = None  # of the current step
         self._reason = ""  # why its forward ran eagerly; "": it was replayed
         self._last_layout: BatchLayout | None = None  # of the last forward, if it was replayed
@@ -152,6 +154,7 @@ class CudaGraphRunner(ModelRunner):
 
     def launch_forward(self, plan: StepPlan) -> None:
         launched_tokens, self._launched_tokens = self._launched_tokens, None
+        self._may_capture = True
         self._plan, self._reason, self.hidden_states = plan, "", None
         if self._same_layout(plan):
             launched = launched_tokens is not None and np.array_equal(launched_tokens, plan.tokens)
@@ -311,7 +314,7 @@ class CudaGraphRunner(ModelRunner):
         if found is not None:
             return found
         self._num_uses[shape] += 1
-        if self._num_uses[shape] < self.capture_after or len(self._graphs) >= MAX_GRAPHS:
+        if self._num_uses[shape] < self.capture_after or not self._may_capture or len(self._graphs) >= MAX_GRAPHS:
             return None
         layout = BufferLayout(specs())
         if layout.nbytes > len(buffer):
@@ -321,12 +324,16 @@ class CudaGraphRunner(ModelRunner):
         )
 
     def _launch(
-        self, shape: Hashable, graph: CapturedGraph, buffer: StaticBuffer, fill: Callable[[Views], None], work: Work
-    ) -> bool:
+        self, shape: ForwardDescriptor | SampleDescriptor, graph: CapturedGraph, buffer: StaticBuffer,
+        fill: Callable[[Views], None], work: Work,
+    ) -> bool:  # fmt: skip
         buffer.wait()
         fill(graph.host_inputs)
         graph.inputs.upload()
         if graph.replay is None:
+            self._may_capture = False
+            self._pending.pop(shape, None)
+            self.stats.graphs_pending = len(self._pending)
             try:
                 graph.replay = self.capture(work)
             except RuntimeError:
@@ -337,17 +344,47 @@ class CudaGraphRunner(ModelRunner):
         graph.replay()
         return True
 
+    def capture_later(self, shapes: list[ForwardDescriptor | SampleDescriptor]) -> None:
+        """Leaves shapes to `capture_next`, which captures them in this order.
+
+        A step that uses one of them before captures it in its first step instead of the third.
+        """
+        self._pending |= dict.fromkeys(shapes)
+        self._num_uses.update(dict.fromkeys(shapes, self.capture_after - 1))
+        self.stats.graphs_pending = len(self._pending)
+
+    def capture_next(self) -> int:
+        shape = next(iter(self._pending), None)
+        if shape is None:
+            return 0
+        self._last_layout = self._last_graph = self._launched_tokens = None  # the capture uses the same input buffers
+        free = self._free_bytes()
+        self.capture_shape(shape)
+        self._pending.pop(shape, None)
+        self.stats.graphs_pending = len(self._pending)
+        self.stats.graph_bytes += max(free - self._free_bytes(), 0)
+        return len(self._pending)
+
+    def _free_bytes(self) -> int:
+        return int(torch.cuda.mem_get_info(self.device)[0]) if self.device.type == "cuda" else 0
+
+    def capture_shape(self, shape: ForwardDescriptor | SampleDescriptor) -> None:
+        """Captures a forward or sampling. Call it between steps, for sampling after a forward was captured."""
+        self._may_capture = True
+        if isinstance(shape, ForwardDescriptor):
+            self._capture_forward(shape)
+        else:
+            self._capture_sample(shape)
+
     @torch.inference_mode()
-    def capture_forward(self, shape: ForwardDescriptor) -> None:
-        """Captures a forward. Call it before the first step."""
+    def _capture_forward(self, shape: ForwardDescriptor) -> None:
         self._num_uses[shape] = self.capture_after
         nothing = _empty_arrays(forward_buffer_specs(shape, self.sizes.block_size))
         none = ForwardDescriptor(0, 0, 0, shape.pages, 0, 0, (0, shape.soft_embedding_shape[1]))
         self._launch_forward_graph(shape, lambda into: pad_forward_inputs(into, none, nothing, shape, self.sizes))
 
     @torch.inference_mode()
-    def capture_sample(self, shape: SampleDescriptor) -> None:
-        """Captures sampling. Call it before the first step, after a forward was captured."""
+    def _capture_sample(self, shape: SampleDescriptor) -> None:
         self._num_uses[shape] = self.capture_after
         rules = [group.algorithm for group in shape.groups]
         columns, keeps = [len(rule.columns) for rule in rules], [len(rule.history_fields) for rule in rules]
@@ -391,6 +428,11 @@ class CudaGraphRunner(ModelRunner):
                     )
                 )
         return found
+
+    def discard_graphs(self) -> None:
+        """Forgets all graphs. Call it before the first step."""
+        self._graphs.clear()
+        self._num_uses.clear()
 
     @property
     def num_graphs(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import time
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,8 @@ from runtime.distributed.process_group import TensorParallelGroup
 from runtime.engine.lora_manager import LoRAManager
 from runtime.engine.request_defaults import edit_tokens_of
 from runtime.errors import ConfigError
+from runtime.kernels.compiler import KernelCompiler, log_compilations
+from runtime.kernels.specialization import record_specializations
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.models.base import Model
 from runtime.request.engine_messages import EngineInfo
@@ -22,7 +25,7 @@ from runtime.worker.capture_sizes import CaptureSizes
 from runtime.worker.cuda_graph_runner import CudaGraphRunner, GraphCapturer
 from runtime.worker.model_runner import ModelRunner
 from runtime.worker.sampler import SamplerConfig
-from runtime.worker.warmup import capture_graphs, estimate_graph_bytes, warm_up
+from runtime.worker.warmup import capture_graphs, estimate_graph_bytes, run_captures_eagerly, warm_up
 
 log = logging.getLogger(__name__)
 
@@ -39,14 +42,17 @@ class RankDevice:
         dtype: of weights and KV pool.
         group: tensor parallel group of the rank.
         free_at_start: free device memory in bytes before the weights were loaded; 0 on a CPU.
+        compiler: compiles kernels before they are launched. None: each launch compiles its own.
     """
 
     device: torch.device
     dtype: torch.dtype
     group: TensorParallelGroup
     free_at_start: int
+    compiler: KernelCompiler | None = None
 
 
+@log_compilations()
 def build_model_runner(
     config: EngineConfig, info: EngineInfo, strategy: Strategy, model: Model, lora_manager: LoRAManager,
     rank: RankDevice,
@@ -90,6 +96,8 @@ def build_model_runner(
         )  # fmt: skip
 
     pages, on_cuda = config.num_pages, device.type == "cuda"
+    if on_cuda and rank.compiler is not None and config.compile_mode is None:  # torch would compile twice
+        _compile_kernels(make(needed), info, rank.group, rank.compiler, lora_manager.graph_modules)
     if pages is None and on_cuda:
         torch.cuda.reset_peak_memory_stats()
         allocated_before = torch.cuda.memory_allocated()
@@ -126,6 +134,31 @@ def build_model_runner(
     if isinstance(runner, CudaGraphRunner):
         capture_graphs(runner, info)
     return runner, pages
+
+
+def _compile_kernels(
+    runner: ModelRunner, info: EngineInfo, group: TensorParallelGroup, compiler: KernelCompiler, lora_modules: int
+) -> None:
+    """Compiles the kernels of all steps in parallel, as far as the cache does not have them.
+
+    If the cache has all kernels of the warm-up, it is from an earlier start and has those of the graphs too.
+    """
+    began = time.monotonic()
+    with record_specializations() as found:
+        warm_up(
+            runner, rows=info.max_num_batched_tokens, max_seq_len=info.max_model_len, active_lora_modules=lora_modules
+        )
+    missing = compiler.missing(found)
+    # Steps have collective operations, so all ranks record the same ones.
+    if isinstance(runner, CudaGraphRunner) and group.min_across_ranks(-len(missing), runner.device):
+        compiler.submit(missing)  # meanwhile
+        with record_specializations() as found:
+            run_captures_eagerly(runner, info)
+        missing = list(dict.fromkeys([*missing, *compiler.missing(found)]))
+    torch.cuda.synchronize(runner.device)
+    log.info("%d kernels are not in the cache (recorded in %.1f s)", len(missing), time.monotonic() - began)
+    compiler.submit(missing)
+    compiler.wait()
 
 
 def capture_sizes_for(info: EngineInfo, strategy: Strategy, pages: int, lora_manager: LoRAManager) -> CaptureSizes:

@@ -86,6 +86,14 @@ class Runner(Protocol):
         """Returns the results of the sampled blocks. Their arrays are valid until the next step samples."""
         ...
 
+    def capture_next(self) -> int:
+        """Captures a CUDA graph that was not captured at start. Call it between steps, while no request runs.
+
+        Returns:
+            How many are left.
+        """
+        ...
+
 
 @runtime_checkable
 class SupportsLogits(Protocol):
@@ -165,6 +173,9 @@ class ModelRunner:
         if follows or blocks.grammar_blocks or blocks.forced_tokens or blocks.num_logprobs is not None:
             self._apply_constraints(blocks, hidden_states, results)
         return results
+
+    def capture_next(self) -> int:
+        return 0
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> BlockResults:
@@ -391,12 +402,14 @@ class RunnerStats:
             step has too many rows; "new", its shape is not captured; "flag", sampling is not captured; "apart",
             sampling ran per request for batch invariance; "shaped", logits processors were applied.
         graph_bytes: device memory of CUDA graphs.
+        graphs_pending: CUDA graphs that `capture_next` has yet to capture.
         last_device_seconds: device time of the last step. None: unknown.
     """
 
     replayed: int = 0
     eager: Counter[str] = field(default_factory=Counter)
     graph_bytes: int = 0
+    graphs_pending: int = 0
     last_device_seconds: float | None = None
     device_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=OBSERVATIONS))
 

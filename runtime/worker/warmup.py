@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -23,6 +22,9 @@ log = logging.getLogger(__name__)
 LOG_SECONDS = 5.0
 UNEVEN_ROWS = 320  # partly fills the tiles of kernels, so that some use the vendor's library
 MEASURED_CAPTURES = 4  # captures of each kind whose memory is measured
+READY_REQUESTS = 8  # graphs for steps of so many requests are captured at start
+
+Shape = ForwardDescriptor | SampleDescriptor
 
 
 def warm_up(runner: ModelRunner, *, rows: int, max_seq_len: int, active_lora_modules: int = 0) -> None:
@@ -85,20 +87,68 @@ def _step(runner: ModelRunner, rows: int, max_seq_len: int, active_lora_modules:
 
 
 def capture_graphs(runner: CudaGraphRunner, info: EngineInfo) -> None:
-    """Captures CUDA graphs of all sizes, for the default algorithm and sampling parameters."""
+    """Captures CUDA graphs of the sizes that `READY_REQUESTS` requests need, and leaves the others to `capture_next`.
+
+    They have the default algorithm and sampling parameters.
+    """
     began, logged = time.monotonic(), time.monotonic()
     before = _used_bytes(runner.device)
-    captures = _captures(runner, *_descriptors(runner, info))
-    for done, capture in enumerate(captures):
-        capture()
+    first, later = split_captures(*_descriptors(runner, info), runner.block_size)
+    for done, shape in enumerate(first):
+        runner.capture_shape(shape)
         if time.monotonic() - logged > LOG_SECONDS:
             logged = time.monotonic()
-            log.info("Capturing CUDA graphs: %d of %d", done + 1, len(captures))
+            log.info("Capturing CUDA graphs: %d of %d", done + 1, len(first))
+    runner.capture_later(later)
     runner.stats.graph_bytes = _used_since(before, runner.device)
     log.info(
-        "Captured %d CUDA graphs in %.1f s, %.2f GB of device memory",
-        runner.num_graphs, time.monotonic() - began, runner.stats.graph_bytes / 1e9,
+        "Captured %d CUDA graphs in %.1f s, %.2f GB of device memory; %d more are captured while no request runs",
+        runner.num_graphs, time.monotonic() - began, runner.stats.graph_bytes / 1e9, len(later),
     )  # fmt: skip
+
+
+def split_captures(
+    forwards: list[ForwardDescriptor], samples: list[SampleDescriptor], block_size: int
+) -> tuple[list[Shape], list[Shape]]:
+    """Returns the shapes to capture at start, and the others in order of use: those of few requests first.
+
+    The largest forward and the largest sampling are captured at start too. All others reuse their memory.
+
+    Args:
+        forwards, samples: all shapes, largest first.
+        block_size: positions per block.
+    """
+
+    def requests(shape: Shape) -> int:
+        if isinstance(shape, SampleDescriptor):
+            return shape.blocks - 1  # without the padding block
+        return -(-shape.rows // (2 * block_size))  # a request denoises a block and commits another
+
+    first: list[Shape] = []
+    later: list[Shape] = []
+    kinds: tuple[Sequence[Shape], ...] = (forwards, samples)
+    for shapes in kinds:
+        for i, shape in enumerate(shapes):
+            (first if i == 0 or requests(shape) <= READY_REQUESTS else later).append(shape)
+    return first, sorted(later, key=requests)
+
+
+def run_captures_eagerly(runner: CudaGraphRunner, info: EngineInfo) -> None:
+    """Runs what `capture_graphs` captures once, without a capture. The runner has no graphs afterwards."""
+
+    def run_once(work: Callable[[], None]) -> Callable[[], None]:
+        work()
+        return lambda: None
+
+    capture, runner.capture = runner.capture, run_once
+    try:
+        forwards, samples = _descriptors(runner, info)
+        shapes: Sequence[Shape] = [*forwards, *samples]
+        for shape in shapes:
+            runner.capture_shape(shape)
+    finally:
+        runner.capture = capture
+        runner.discard_graphs()
 
 
 def estimate_graph_bytes(runner: CudaGraphRunner, info: EngineInfo) -> int:
@@ -108,14 +158,16 @@ def estimate_graph_bytes(runner: CudaGraphRunner, info: EngineInfo) -> int:
     """
     forwards, samples = _descriptors(runner, info)
     before = _used_bytes(runner.device)
-    for capture in _captures(runner, forwards[:1], samples[:1]):
-        capture()
+    first: Sequence[Shape] = [*forwards[:1], *samples[:1]]
+    for shape in first:
+        runner.capture_shape(shape)
     largest = _used_since(before, runner.device)
     others = 0
-    for some in (_captures(runner, forwards[1:], []), _captures(runner, [], samples[1:])):
+    kinds: tuple[Sequence[Shape], ...] = (forwards[1:], samples[1:])
+    for some in kinds:
         before = _used_bytes(runner.device)
-        for capture in some[:MEASURED_CAPTURES]:
-            capture()
+        for shape in some[:MEASURED_CAPTURES]:
+            runner.capture_shape(shape)
         others += _used_since(before, runner.device) * len(some) // MEASURED_CAPTURES
     return largest + others
 
@@ -131,13 +183,6 @@ def _descriptors(runner: CudaGraphRunner, info: EngineInfo) -> tuple[list[Forwar
     limited = info.top_p < 1 or info.top_k > 0
     samples = runner.sample_descriptors(rule, int(wants), top_k=top, sampled=info.temperature > 0, filtered=limited)
     return forwards, samples
-
-
-def _captures(
-    runner: CudaGraphRunner, forwards: list[ForwardDescriptor], samples: list[SampleDescriptor]
-) -> list[Callable[[], None]]:
-    captures: list[Callable[[], None]] = [partial(runner.capture_forward, shape) for shape in forwards]
-    return captures + [partial(runner.capture_sample, shape) for shape in samples]
 
 
 def _used_bytes(device: torch.device) -> tuple[int, int]:

@@ -170,6 +170,7 @@ def test_a_wrong_file_does_not_show_its_keys(tmp_path, text):
 
 
 def test_environment_names():
+    parse([], {"UNMASK_KERNEL_CACHE": "/kernels"})  # read by the cache of kernels
     refused(environ={"UNMASK_PROT": "1"}, match="UNMASK_PROT: no such variable; did you mean UNMASK_PORT")
     refused(environ={"UNMASK_port": "1"}, match="UNMASK_port")
     refused(environ={"UNMASK_PORT": ""}, match="UNMASK_PORT: is empty")

@@ -60,6 +60,9 @@ class FakeEngine:
     def set_overlap_callback(self, work: object, heard: object) -> bool:
         return False
 
+    def capture_next(self) -> bool:
+        return False
+
     def take_outputs(self) -> list[EngineOutput]:
         brought, self.brought = self.brought, []
         return brought

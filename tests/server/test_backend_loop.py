@@ -55,6 +55,9 @@ class Recording:
         self.sent.append(f"end {number}")
         self.brought.append(EngineOutput(id=f"news {number}", nfe=1))
 
+    def capture_next(self) -> bool:
+        return False
+
     def take_outputs(self) -> list[EngineOutput]:
         brought, self.brought = self.brought, []
         return brought
@@ -111,6 +114,9 @@ def test_what_was_loaded_is_no_longer_looked_through_for_garbage(monkeypatch: py
         def has_work(self) -> bool:
             return False
 
+        def capture_next(self) -> bool:
+            return False
+
         def stats(self) -> EngineStats:
             return EngineStats()
 
@@ -120,3 +126,28 @@ def test_what_was_loaded_is_no_longer_looked_through_for_garbage(monkeypatch: py
     finally:
         gc.unfreeze()
     assert frozen[0] > before
+
+
+class Capturing(Recording):
+    """Has graphs left to capture. A request arrives after the second capture."""
+
+    graphs = 4
+
+    def receive(self, seconds: float) -> Iterator[Any]:
+        self.backend.stopped = seconds > 0  # the loop would sleep
+        if self.graphs == 2 and not self.left and "step 0" not in self.sent:
+            self.left = 1
+        return iter(())
+
+    def capture_next(self) -> bool:
+        self.graphs -= 1
+        self.sent.append("capture")
+        return self.graphs > 0
+
+
+def test_graphs_are_captured_one_at_a_time_while_no_request_runs() -> None:
+    each = Capturing(1, overlaps=False)
+    each.left = 0
+    each.backend.run()
+    assert each.sent == ["capture", "capture", "step 0", "end 0", "news 0", "capture", "capture"]
+    assert not each.backend.capturing

@@ -74,3 +74,11 @@ def test_a_frontend_loads_neither_arrays_nor_tensors() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_a_backend_reads_the_kernels_of_the_image(monkeypatch):
+    monkeypatch.setenv("UNMASK_KERNEL_CACHE", "/kernels")
+    monkeypatch.setenv("UNMASK_API_KEY", "secret")
+    environment = backend_environment(None)
+    assert environment["UNMASK_KERNEL_CACHE"] == "/kernels"
+    assert "UNMASK_API_KEY" not in environment

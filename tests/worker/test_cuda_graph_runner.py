@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import pairwise
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -11,9 +13,15 @@ import torch
 
 from runtime import LLM, SamplingParams
 from runtime.algorithms.base import LogitStat, algorithm_keys
+from runtime.config import EngineConfig
+from runtime.distributed.executor import DistributedRunner
+from runtime.engine.engine import Engine
 from runtime.engine.lora_manager import LoRAManager
+from runtime.engine.setup import load_engine
 from runtime.kernels.forward_batch import MAX_TILE_ROWS, make_query_tiles
+from runtime.request.engine_messages import DecodingParams, RequestSpec
 from runtime.strategies.base import DecodingContext, make_strategy
+from runtime.worker import warmup
 from runtime.worker.capture_sizes import (
     CaptureSizes,
     Views,
@@ -27,6 +35,8 @@ from runtime.worker.capture_sizes import (
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.input_batch import AlgorithmShape, ForwardDescriptor, SampleDescriptor
 from runtime.worker.memory import capture_sizes_for
+from runtime.worker.model_runner import RunnerStats
+from runtime.worker.warmup import READY_REQUESTS, split_captures
 from tests.golden import GOLDEN
 from tests.matrix import marked
 from tests.request.test_sampling_params import info
@@ -212,3 +222,123 @@ def test_a_whole_step_is_recorded_beside_the_smaller_ones() -> None:
     padded = many.pad_forward(commits, self_conditioning=False)
     assert padded is not None
     assert (padded.tile_rows, padded in many.forward_descriptors(self_conditioning=False)) == (64, True)
+
+
+def load(**flags: object) -> Engine:
+    config = EngineConfig.from_flags(
+        model=str(GOLDEN / "llada2_tiny"), skip_tokenizer=True, device="cpu", dtype="float64",
+        **SMALL | {"max_num_reqs": 16, "max_num_batched_tokens": 512} | flags,
+    )  # fmt: skip
+    return load_engine(config)
+
+
+def test_graphs_of_few_requests_are_captured_at_start_and_the_others_while_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pretending(monkeypatch):
+        engine = load()
+        runner = engine.runner
+        assert isinstance(runner, CudaGraphRunner)
+        forwards = runner.sizes.forward_descriptors(self_conditioning=False)
+        block = runner.block_size
+
+        def captured() -> set[int]:
+            return {shape.rows for shape in runner._graphs if isinstance(shape, ForwardDescriptor)}
+
+        few = {shape.rows for shape in forwards if shape.rows <= 2 * READY_REQUESTS * block}
+        assert captured() == few | {forwards[0].rows}
+        pending = runner.stats.graphs_pending
+        assert pending == engine.stats().graphs_pending > 0
+        order = []
+        while runner.stats.graphs_pending:
+            before = set(runner._graphs)
+            more = engine.capture_next()
+            (shape,) = set(runner._graphs) - before
+            order.append(shape.rows // (2 * block) if isinstance(shape, ForwardDescriptor) else shape.blocks - 1)
+            assert more == (runner.stats.graphs_pending > 0)
+        assert len(order) == pending
+        assert order == sorted(order)
+        assert set(forwards) <= set(runner._graphs)
+        assert not engine.capture_next()
+        engine.close()
+
+
+def test_an_llm_captures_all_graphs_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pretending(monkeypatch), LLM.from_engine(load()) as llm:
+        assert llm.engine.runner.stats.graphs_pending == 0
+
+
+def test_a_step_captures_a_pending_graph_at_its_first_use_and_no_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pretending(monkeypatch):
+        monkeypatch.setattr(warmup, "READY_REQUESTS", 0)  # leaves all but the largest for later
+        engine = load()
+        runner = engine.runner
+        assert isinstance(runner, CudaGraphRunner)
+        captures: list[int] = []
+        per_step: list[int] = []
+        runner.capture = lambda work: (captures.append(1), work)[1]
+        pending = runner.stats.graphs_pending
+        engine.add(RequestSpec(id="one", prompt=[5, 6, 7], max_tokens=16, ignore_eos=True, decoding=slow(engine)))
+        while engine.has_work():
+            engine.step()
+            per_step.append(len(captures))
+            captures.clear()
+        assert set(per_step) <= {0, 1}
+        assert per_step[0] == 1  # a shape that is not pending is captured in its third step
+        assert runner.stats.graphs_pending < pending
+        engine.close()
+
+
+def slow(engine: Engine) -> DecodingParams:
+    """Unmasks a token per step."""
+    defaults = engine.info.defaults("threshold")
+    return msgspec.structs.replace(defaults, values=defaults.values | {"accept_threshold": 1.0})
+
+
+def test_captures_between_steps_change_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(captures: bool) -> list[int]:
+        engine = load()
+        tokens: list[int] = []
+        engine.add(RequestSpec(id="one", prompt=[5, 6, 7], max_tokens=32, ignore_eos=True, decoding=slow(engine)))
+        while engine.has_work():
+            for output in engine.step():
+                tokens += output.new_tokens
+            if captures:
+                engine.capture_next()
+        engine.close()
+        return tokens
+
+    with pretending(monkeypatch):
+        expected = answer(captures=False)
+        assert len(expected) == 32
+        assert answer(captures=True) == expected
+
+
+def test_rank_0_sends_a_capture_before_its_own() -> None:
+    """Captured steps have collective operations, so the ranks have to capture together."""
+    events: list[str] = []
+
+    class Rank:
+        stats = RunnerStats()
+        overlaps = False
+
+        def capture_next(self) -> int:
+            events.append("capture")
+            return 3
+
+    executor = SimpleNamespace(
+        broadcast=lambda message, *_: events.append(type(message).__name__), step_guard=nullcontext
+    )
+    assert DistributedRunner(Rank(), executor).capture_next() == 3  # type: ignore[arg-type]
+    assert events == ["CaptureGraph", "capture"]
+
+
+def test_ranks_plan_the_same_captures() -> None:
+    sizes = CaptureSizes(block_size=32, pages=7, page_size=4, max_tokens=4096, max_num_reqs=64)
+    forwards = sizes.forward_descriptors(self_conditioning=False)
+    one, other = (split_captures(list(forwards), [], 32) for _ in range(2))
+    assert one == other
+    first, later = one
+    assert first[0] == forwards[0]
+    assert set(first) | set(later) == set(forwards)
+    assert len(first) + len(later) == len(forwards)

@@ -2,7 +2,11 @@
 
 import pytest
 
-from tests.worker.replays import Served, answers, check, served
+from runtime.config import EngineConfig
+from runtime.engine.setup import load_engine
+from runtime.request.engine_messages import RequestSpec
+from tests.golden import GOLDEN
+from tests.worker.replays import PROMPTS, SMALL, Served, answers, check, served
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
 DEVICE = {"device": "cuda", "dtype": "float32"}
@@ -33,3 +37,34 @@ def test_their_memory_is_told_and_the_device_is_timed():
     assert runner.stats.graph_bytes > 0
     assert len(runner.stats.device_seconds) > 0
     assert all(seconds > 0 for seconds in runner.stats.device_seconds)
+
+
+def test_graphs_captured_between_steps_change_no_answer():
+    expected = complete(captures=False)
+    assert complete(captures=True) == expected
+
+
+def complete(*, captures):
+    """Answers of three requests, whose steps some graphs are captured between."""
+    flags = {"model": str(GOLDEN / "llada2_tiny"), "skip_tokenizer": True, **DEVICE, **SMALL, "max_num_reqs": 64}
+    engine = load_engine(EngineConfig.from_flags(**flags | {"max_num_batched_tokens": 2048}))
+    stats = engine.runner.stats
+    pending, graph_bytes = stats.graphs_pending, stats.graph_bytes
+    assert pending > 0
+    tokens = {}
+    for n, prompt in enumerate(PROMPTS):
+        engine.add(
+            RequestSpec(id=str(n), prompt=prompt, max_tokens=40, ignore_eos=True, decoding=engine.info.defaults())
+        )
+    while engine.has_work():
+        for output in engine.step():
+            tokens.setdefault(output.id, []).extend(output.new_tokens)
+        if captures:
+            engine.capture_next()
+    assert (stats.graphs_pending < pending) is captures
+    while engine.capture_next():
+        pass
+    assert stats.graphs_pending == 0
+    assert stats.graph_bytes >= graph_bytes > 0
+    engine.close()
+    return tokens

@@ -54,6 +54,7 @@ class Backend:
         self.stopped = False
         self.stats_sent = 0.0
         self.stats_due = True  # something changed since they were sent
+        self.capturing = True  # CUDA graphs are left to be captured while no request runs
         self.overlaps_outputs: bool = engine.set_overlap_callback(
             self.send_outputs, link.has_command
         )  # outputs are sent while the device computes
@@ -67,7 +68,7 @@ class Backend:
             if not busy and self.stats_due:
                 self.send_stats()
             idle = POLL_SECONDS if self.adapters.pending or self.profile.pending else ipc_protocol.PING_SECONDS
-            for command in self.link.receive(0 if busy else idle):
+            for command in self.link.receive(0 if busy or self.capturing else idle):
                 self.handle(command)
             if self.adapters.pending:
                 self.adapters.poll()
@@ -83,6 +84,10 @@ class Backend:
                     self.send_outputs()
                 if time.monotonic() - self.stats_sent > ipc_protocol.BUSY_STATS_SECONDS:
                     self.send_stats()
+            elif self.capturing:  # one at a time, so that a request waits for one at most
+                self.capturing = self.engine.capture_next()
+                if not self.capturing:
+                    self.stats_due = True
 
     def send_outputs(self) -> None:
         """Sends the outputs of finished steps."""

@@ -1,0 +1,185 @@
+"""Kernels are compiled from recorded specializations in other processes, and found in the cache afterwards."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.backends.nvidia.compiler import CUDABackend  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+from triton.runtime.jit import serialize_specialization_data  # noqa: E402
+
+from runtime.bench.warm import write_libcuda_stub  # noqa: E402
+from runtime.kernels import compiler, layernorm, specialization  # noqa: E402
+from runtime.kernels.compile_worker import CompileJob, compile_all  # noqa: E402
+from runtime.kernels.compiler import KernelCompiler, available_cores  # noqa: E402
+from runtime.kernels.specialization import (  # noqa: E402
+    missing_from_cache,
+    read_specialization,
+    record_specializations,
+)
+
+HOPPER = GPUTarget("cuda", 90, 32)
+
+
+def rms_norm(width: int, name: str = "_rms_norm") -> tuple[str, ASTSource]:
+    """A specialization as Triton records it, and the source that Triton itself compiles."""
+    kernel = layernorm._rms_norm
+    order = kernel.arg_names
+    pointers = dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "out_ptr", "sum_ptr"), "*bf16")
+    types = pointers | {"eps": "fp32", "rows": "i32"}
+    constants = {"SIZE": width, "SIZE_P2": triton.next_power_of_2(width), "ADD": True, "WEIGHTED": True, "SPLITS": 1}
+    signature = {each: types.get(each, "constexpr") for each in order}
+    aligned = {(order.index(each),): [["tt.divisibility", 16]] for each in pointers}
+    values = {(order.index(each),): value for each, value in constants.items()}
+    options = CUDABackend(HOPPER).parse_options({"num_warps": 4})
+    text = serialize_specialization_data(
+        f"runtime.kernels.layernorm.{name}", signature, values, aligned, options, "key"
+    )
+    return text, ASTSource(kernel, signature, values, aligned)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("UNMASK_KERNEL_CACHE", raising=False)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A GPU that launches nothing."""
+    monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(write_libcuda_stub(tmp_path)))
+    active = SimpleNamespace(
+        get_current_target=lambda: HOPPER, get_current_device=lambda: 0, get_current_stream=lambda device: 0
+    )
+    driver = SimpleNamespace(active=active)
+    monkeypatch.setattr(triton.runtime, "driver", driver)
+    monkeypatch.setattr("triton.runtime.jit.driver", driver)
+
+
+def test_a_specialization_is_read_as_the_source_that_triton_compiles(cache: Path) -> None:
+    text, source = rms_norm(256)
+    read, options = read_specialization(text)
+    assert read.hash() == source.hash()
+    backend = CUDABackend(HOPPER)
+    assert backend.parse_options(options).hash() == backend.parse_options({"num_warps": 4}).hash()
+
+
+def test_processes_compile_what_the_cache_does_not_have(cache: Path) -> None:
+    (narrow, source), (wide, _), (unknown, _) = rms_norm(64), rms_norm(128), rms_norm(64, name="_absent")
+    assert missing_from_cache([narrow, wide], HOPPER) == [narrow, wide]
+    result = compile_all(CompileJob([narrow, wide, unknown], 90, processes=2, launcher=False))
+    assert result.compiled == 2
+    (error,) = result.errors
+    assert error.startswith("runtime.kernels.layernorm._absent: AttributeError")
+    assert missing_from_cache([narrow, wide], HOPPER) == []
+    files = set(cache.rglob("*.cubin"))
+    assert len(files) == 2
+    triton.compile(source, target=HOPPER, options={"num_warps": 4})
+    assert set(cache.rglob("*.cubin")) == files  # found, not compiled again
+
+
+def test_a_killed_process_leaves_its_kernels_to_their_launch(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specialization, "compile_specialization", lambda *_, **options: os._exit(1))
+    texts = [rms_norm(width)[0] for width in (64, 128)]
+    result = compile_all(CompileJob(texts, 90, processes=2, launcher=False))
+    assert result.compiled == 0
+    assert [error.split(":")[1] for error in result.errors] == [" BrokenProcessPool"] * 2
+
+
+def test_another_target_has_kernels_of_its_own(cache: Path) -> None:
+    text, _ = rms_norm(64)
+    assert compile_all(CompileJob([text], 80, processes=1, launcher=False)).errors == []
+    assert missing_from_cache([text], GPUTarget("cuda", 80, 32)) == []
+    assert missing_from_cache([text], HOPPER) == [text]
+
+
+def test_launches_are_recorded_and_not_made(cache: Path, hopper: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = torch.ones(4, 64, dtype=torch.bfloat16), torch.ones(64, dtype=torch.bfloat16)
+    kernel = layernorm._rms_norm
+    with record_specializations() as found:
+        for rows in (1, 2):
+            for width in (32, 64):
+                out = torch.empty_like(x)
+                kernel[(rows,)](x, x, weight, out, out, 1e-6, rows, width, width, False, True, 1)
+                assert not out.any()
+    assert len(found) == 2  # `rows` is not specialized
+    assert missing_from_cache(list(found), HOPPER) == list(found)
+    assert compile_all(CompileJob(list(found), 90, processes=1, launcher=False)).errors == []
+    assert missing_from_cache(list(found), HOPPER) == []
+    assert not kernel.device_caches[0][0]  # a launch now compiles, or finds the compiled kernel
+    kernel.device_caches.clear()
+
+
+def test_memory_of_kernels_that_are_not_launched_is_zero() -> None:
+    with record_specializations() as found:
+        for made in (torch.empty(64), torch.empty_like(torch.ones(64)), torch.ones(1).new_empty(64)):
+            assert not made.any()
+        assert torch.empty(3, device="meta").shape == (3,)
+    assert not found
+    assert triton.knobs.runtime.jit_cache_hook is None
+
+
+@pytest.mark.usefixtures("hopper")
+def test_few_kernels_are_left_to_their_launch(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KernelCompiler, "_start", lambda self: pytest.fail("a worker was started"))
+    made = KernelCompiler(torch.device("cuda"))
+    made.submit([rms_norm(64)[0]])
+    made.wait()
+    assert not cache.exists()
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_worker_compiles_each_specialization_once(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = KernelCompiler(torch.device("cuda"))
+    made.processes = 2
+    texts = [rms_norm(width)[0] for width in (16, 32, 64, 128, 256, 512, 1024)]
+    caplog.set_level("INFO", logger=compiler.__name__)
+    made.submit(texts[:6])
+    made.submit(texts)
+    made.wait()
+    assert "Compiled 7 kernels" in caplog.text
+    assert made.missing(texts) == []
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_worker_that_exits_leaves_kernels_to_their_launch(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiler.sys, "executable", "/bin/false")
+    made = KernelCompiler(torch.device("cuda"))
+    made.processes = 2
+    made.submit([rms_norm(16 << n)[0] for n in range(compiler.MIN_KERNELS)])
+    made.wait()
+    assert "the compile worker has exited" in caplog.text
+
+
+def test_a_worker_starts_early_only_if_nothing_is_cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(KernelCompiler, "_start", lambda self: started.append(str(self.device)))
+    monkeypatch.setattr(compiler, "available_cores", lambda: 4)
+    KernelCompiler(torch.device("cpu")).start()
+    assert started == []
+    KernelCompiler(torch.device("cuda")).start()
+    assert started == ["cuda"]
+    (cache / "KEY").mkdir(parents=True)
+    KernelCompiler(torch.device("cuda")).start()
+    assert started == ["cuda"]
+
+
+@pytest.mark.parametrize(("limit", "cores"), [("250000 100000", 3), ("max 100000", 8), ("50000 100000", 1), ("", 8)])
+def test_the_cpu_limit_of_the_container_bounds_the_processes(
+    limit: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler.os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(compiler, "CGROUP_CPU_LIMIT", tmp_path / "cpu.max")
+    (tmp_path / "cpu.max").write_text(limit)
+    assert available_cores() == cores
+    assert KernelCompiler(torch.device("cuda"), ranks=2).processes == max(cores // 2, 1)
