@@ -71,8 +71,9 @@ RUN /opt/unmask/bin/python -m compileall -q /opt/unmask/app \
  && echo 'unmask:x:65532:65532:unmask:/tmp:/usr/sbin/nologin' >> /etc/passwd
 # Kernels that were recorded on a GPU are compiled for three generations of GPUs, so that a pod need not compile them.
 # A kernel that another generation does not have is left out, and one that is missing is compiled at start.
+ARG KERNEL_CAPABILITIES="80 90 100"
 RUN PYTHONPATH=/opt/unmask/app /opt/unmask/bin/python -m runtime.bench warm --cache /opt/unmask/kernels \
-    --specializations /opt/unmask/app/runtime/kernels/specializations/*.json --capabilities 80 90 100
+    --specializations /opt/unmask/app/runtime/kernels/specializations/*.json --capabilities ${KERNEL_CAPABILITIES}
 # The driver's libraries are mounted by NVIDIA's container toolkit; which GPUs is the device plugin's to say.
 ENV PATH=/opt/unmask/bin:$PATH PYTHONPATH=/opt/unmask/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp USER=unmask LOGNAME=unmask NVIDIA_DRIVER_CAPABILITIES=compute,utility \

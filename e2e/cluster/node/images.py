@@ -49,6 +49,8 @@ class Images:
             name,
             "--build-arg",
             f"BASE={self._base or self._debian()}",
+            "--build-arg",
+            "KERNEL_CAPABILITIES=90",  # the nodes have no GPU; one generation shows that the step works
         ]
         if Path("/etc/ssl/certs/ca-certificates.crt").exists():  # the machine may have a CA of its own
             arguments += ["--volume", "/etc/ssl/certs:/etc/ssl/certs:ro"]
