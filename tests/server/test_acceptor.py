@@ -11,10 +11,9 @@ from collections.abc import Iterator
 import pytest
 import uvloop
 
-from runtime.server.http_protocol import acceptor
-from runtime.server.http_protocol.acceptor import Acceptor, SharedAcceptor
+from runtime.server import http_server as acceptor
 from runtime.server.http_protocol.limits import Limits, accept_batch
-from runtime.server.http_server import HttpServer
+from runtime.server.http_server import Acceptor, HttpServer, SharedAcceptor
 from runtime.server.metrics import RequestMetrics
 from tests.wait import TIMEOUT, wait_until_async
 
