@@ -71,7 +71,8 @@ def load_engine(
     )
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     compiler = KernelCompiler(device, group.size)
-    compiler.start()
+    if config.compile_mode is None:  # else `build_model_runner` does not use it
+        compiler.start()
     rank = RankDevice(device, dtype, group, free_at_start, compiler)
     info = _info(config, _Source(checkpoint, family, facts, ids), context, strategy, rank)
     lora = make_lora_setup(config, family, arch, dtype, device)
