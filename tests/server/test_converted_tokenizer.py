@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,13 @@ def bpe_checkpoint(checkpoint: Path, tmp_path: Path) -> Path:
     return directory
 
 
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A directory with a short path: the sockets of a server are in it, and their paths have at most 107 bytes."""
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory)
+
+
 @pytest.mark.parametrize(
     ("flags", "writable"),
     [
@@ -53,12 +62,11 @@ def bpe_checkpoint(checkpoint: Path, tmp_path: Path) -> Path:
     ],
 )
 def test_only_the_converting_process_imports_transformers(
-    server, bpe_checkpoint: Path, tmp_path: Path, flags: tuple[str, ...], writable: bool
+    server, bpe_checkpoint: Path, tmp_path: Path, temporary: Path, flags: tuple[str, ...], writable: bool
 ) -> None:
     (tmp_path / "hook").mkdir()
     (tmp_path / "hook" / "sitecustomize.py").write_text(SITECUSTOMIZE)
-    records, home, temporary = tmp_path / "records", tmp_path / "home", tmp_path / "temporary"
-    temporary.mkdir()
+    records, home = tmp_path / "records", tmp_path / "home"
     home.mkdir() if writable else home.write_text("a file where the cache belongs")
     paths = [str(tmp_path / "hook"), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {"PYTHONPATH": os.pathsep.join(paths), "IMPORTS_OF": str(records)}
