@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -11,11 +12,8 @@ from pathlib import Path
 import pytest
 
 from runtime import LLM, SamplingParams, plugins
-from runtime.algorithms import base as algorithms
 from runtime.bench import __main__ as bench
 from runtime.errors import ConfigError, RequestError
-from runtime.models import base as models
-from runtime.parsers import formats
 from runtime.strategies import base as strategies
 from tests.golden import GOLDEN
 from tests.server.harness import ROOT, serving
@@ -40,16 +38,9 @@ def page_plugin(name: str) -> str:
 
 @pytest.fixture(autouse=True)
 def _restore_registries(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in (
-        (models, "_FAMILIES"),
-        (algorithms, "_ALGORITHMS"),
-        (strategies, "_STRATEGIES"),
-        (strategies, "_SUPPORTED_FAMILIES"),
-        (formats, "_TOOLS"),
-        (formats, "_REASONING"),
-        (plugins, "_loaded"),
-    ):
-        monkeypatch.setattr(module, name, dict(getattr(module, name)))
+    for module, names in (*plugins._REGISTRIES.items(), ("runtime.plugins", ("_loaded",))):
+        for name in names:
+            monkeypatch.setattr(f"{module}.{name}", dict(getattr(importlib.import_module(module), name)))
 
 
 @pytest.fixture
