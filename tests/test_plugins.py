@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -147,6 +148,18 @@ def test_a_file_is_executed_once_and_must_not_change(write: Callable[[str], Path
     path.write_text(STRATEGY + "\n# edited")
     with pytest.raises(ConfigError, match="was changed after this process loaded it; start a new process"):
         tiny(plugin=path)
+
+
+def test_a_changed_file_is_executed_even_if_its_size_and_time_are_the_same(write: Callable[[str], Path]) -> None:
+    """Python would execute the cached bytecode of the first one."""
+    path = write(STRATEGY)
+    plugins.load_plugins([str(path)])
+    plugins._loaded.clear()  # as in another process
+    before = path.stat()
+    path.write_text(STRATEGY.replace("mine", "ours"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    plugins.load_plugins([str(path)])
+    assert "ours" in strategies.strategies()
 
 
 @pytest.mark.parametrize("target", ["mine_package", "mine_package:register"])
