@@ -77,7 +77,7 @@ RUN PYTHONPATH=/opt/unmask/app /opt/unmask/bin/python -m runtime.bench warm --ca
 # The driver's libraries are mounted by NVIDIA's container toolkit; which GPUs is the device plugin's to say.
 ENV PATH=/opt/unmask/bin:$PATH PYTHONPATH=/opt/unmask/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     HOME=/tmp USER=unmask LOGNAME=unmask NVIDIA_DRIVER_CAPABILITIES=compute,utility \
-    UNMASK_KERNEL_CACHE=/opt/unmask/kernels TRITON_CACHE_MANAGER=runtime.kernels.cache_manager:LayeredCacheManager
+    UNMASK_KERNEL_CACHE=/opt/unmask/kernels
 # Clients of a container are other machines. A flag, UNMASK_HOST and --config take precedence over this default.
 ENV UNMASK_DEFAULT_HOST=::
 WORKDIR /opt/unmask/app

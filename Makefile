@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # cpu: torch without CUDA, on Linux. The environment keeps the choice.
 TORCH ?= $(shell cat $(STAMP) 2>/dev/null)
+$(if $(filter-out cpu,$(TORCH)),$(error TORCH=$(TORCH) is not supported; use TORCH=cpu, or leave it out for the default build))
 UV_VERSION := 0.13.9
 
 # images: `docker`, `podman` or `buildah` build them the same way
@@ -32,6 +33,7 @@ help:  ## show this list
 QUIET := $(shell test -t 2 || echo --quiet)
 
 setup: $(STAMP)  ## create or refresh .venv
+	@test "$$(cat $(STAMP))" = "$(TORCH)" || { echo "$(VENV) has another build of torch than TORCH=$(TORCH); run make clean first"; exit 1; }
 
 $(STAMP): constraints/lock.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \

@@ -78,13 +78,14 @@ def _load_file(path: Path) -> None:
         return
     name = f"unmask_plugin_{path.stem}_{digest[:8]}"
     spec = importlib.util.spec_from_file_location(name, where)
-    if spec is None or spec.loader is None:
+    if spec is None:
         raise ConfigError(f"--plugin {path}: is not a Python file; give one whose name ends with .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look it up
     try:
         with _naming(f"--plugin {path}", where):
-            spec.loader.exec_module(module)
+            # not through the loader, which would read the file again, or a cached .pyc file of an older version
+            exec(compile(source, where, "exec"), module.__dict__)
     except ConfigError:
         del sys.modules[name]
         raise

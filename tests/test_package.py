@@ -128,3 +128,24 @@ def test_make_setup_installs_hashed_constraints_and_records_the_build_of_torch(t
         == re.findall(r"^torch==(\S+)", LOCK, re.M)[: bool(torch)]
     )
     assert f'echo "{torch}" > {tmp_path}/.installed' in steps
+
+
+def test_make_setup_refuses_another_build_of_torch_than_the_environment_has(tmp_path):
+    stamp = tmp_path / ".installed"
+    stamp.write_text("\n", encoding="utf-8")
+    os.utime(stamp, (2**32, 2**32))  # newer than the constraints, so that nothing is installed
+
+    def setup(*torch: str) -> subprocess.CompletedProcess[str]:
+        command = ["make", "setup", f"VENV={tmp_path}", *torch]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+    assert setup().returncode == setup("TORCH=").returncode == 0
+    other = setup("TORCH=cpu")
+    assert other.returncode == 2
+    assert "has another build of torch than TORCH=cpu; run make clean first" in other.stdout
+    stamp.write_text("cpu\n", encoding="utf-8")
+    os.utime(stamp, (2**32, 2**32))
+    assert setup().returncode == 0, "the environment keeps the choice"
+    unknown = setup("TORCH=cuda")
+    assert unknown.returncode == 2
+    assert "TORCH=cuda is not supported; use TORCH=cpu" in unknown.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import re
 import subprocess
 import sys
@@ -11,11 +13,8 @@ from pathlib import Path
 import pytest
 
 from runtime import LLM, SamplingParams, plugins
-from runtime.algorithms import base as algorithms
 from runtime.bench import __main__ as bench
 from runtime.errors import ConfigError, RequestError
-from runtime.models import base as models
-from runtime.parsers import formats
 from runtime.strategies import base as strategies
 from tests.golden import GOLDEN
 from tests.server.harness import ROOT, serving
@@ -40,16 +39,9 @@ def page_plugin(name: str) -> str:
 
 @pytest.fixture(autouse=True)
 def _restore_registries(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in (
-        (models, "_FAMILIES"),
-        (algorithms, "_ALGORITHMS"),
-        (strategies, "_STRATEGIES"),
-        (strategies, "_SUPPORTED_FAMILIES"),
-        (formats, "_TOOLS"),
-        (formats, "_REASONING"),
-        (plugins, "_loaded"),
-    ):
-        monkeypatch.setattr(module, name, dict(getattr(module, name)))
+    for module, names in (*plugins._REGISTRIES.items(), ("runtime.plugins", ("_loaded",))):
+        for name in names:
+            monkeypatch.setattr(f"{module}.{name}", dict(getattr(importlib.import_module(module), name)))
 
 
 @pytest.fixture
@@ -156,6 +148,18 @@ def test_a_file_is_executed_once_and_must_not_change(write: Callable[[str], Path
     path.write_text(STRATEGY + "\n# edited")
     with pytest.raises(ConfigError, match="was changed after this process loaded it; start a new process"):
         tiny(plugin=path)
+
+
+def test_a_changed_file_is_executed_even_if_its_size_and_time_are_the_same(write: Callable[[str], Path]) -> None:
+    """Python would execute the cached bytecode of the first one."""
+    path = write(STRATEGY)
+    plugins.load_plugins([str(path)])
+    plugins._loaded.clear()  # as in another process
+    before = path.stat()
+    path.write_text(STRATEGY.replace("mine", "ours"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    plugins.load_plugins([str(path)])
+    assert "ours" in strategies.strategies()
 
 
 @pytest.mark.parametrize("target", ["mine_package", "mine_package:register"])

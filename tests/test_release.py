@@ -16,13 +16,15 @@ CHARTS = [ROOT / "charts" / name / "Chart.yaml" for name in ("unmask-crds", "unm
 
 @pytest.fixture
 def tree(tmp_path):
-    """Returns a copy of the files that the check reads, ready for a release."""
+    """Returns a copy of the files that the check reads, ready for a release. They may be ready already."""
     for name in (*release.PLACEHOLDERS, *release.VERSIONS, "pyproject.toml", "CHANGELOG.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     for name in release.PLACEHOLDERS:
         replace(tmp_path / name, release.PLACEHOLDER, "unmask.example")
-    replace(tmp_path / "CHANGELOG.md", "(unreleased)", "(2026-12-01)")
+    changelog = tmp_path / "CHANGELOG.md"
+    (heading,) = re.findall(r"^## \S+ \((.*)\)$", changelog.read_text(encoding="utf-8"), re.MULTILINE)[:1]
+    replace(changelog, f"({heading})", "(2026-12-01)")
     return tmp_path
 
 
@@ -37,10 +39,11 @@ def test_a_filled_tree_can_be_released(tree):
 
 @pytest.mark.parametrize("name", release.PLACEHOLDERS)
 def test_an_unfilled_placeholder_is_refused(tree, name):
-    shutil.copy(ROOT / name, tree / name)
-    found = release.problems(tree)
-    assert found
-    assert all(problem.startswith(f"{name}:") and release.PLACEHOLDER in problem for problem in found)
+    with (tree / name).open("a", encoding="utf-8") as file:
+        file.write(f"# {release.PLACEHOLDER}\n")
+    (problem,) = release.problems(tree)
+    assert problem.startswith(f"{name}:")
+    assert release.PLACEHOLDER in problem
 
 
 @pytest.mark.parametrize("name", release.VERSIONS)
@@ -52,7 +55,7 @@ def test_another_version_is_refused(tree, name):
 
 
 def test_a_changelog_without_a_date_is_refused(tree):
-    shutil.copy(ROOT / "CHANGELOG.md", tree / "CHANGELOG.md")
+    replace(tree / "CHANGELOG.md", "(2026-12-01)", "(unreleased)")
     (problem,) = release.problems(tree)
     assert problem.startswith("CHANGELOG.md")
 
@@ -62,18 +65,18 @@ def test_every_placeholder_is_known_to_the_check_and_the_checklist():
     texts = {name: (ROOT / name).read_bytes() for name in listed if (ROOT / name).is_file()}
     about = {"tools/release.py", "docs/developer/release.md"}
     marked = {name for name, text in texts.items() if release.PLACEHOLDER.encode() in text} - about
-    assert marked == set(release.PLACEHOLDERS)
+    assert marked <= set(release.PLACEHOLDERS)  # fewer, once a publisher has filled them
     checklist = (ROOT / "docs/developer/release.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in checklist for name in release.PLACEHOLDERS)
 
 
 @pytest.mark.parametrize("path", CHARTS, ids=lambda path: path.parent.name)
-def test_metadata_of_the_charts_names_no_person_and_no_host(path):
+def test_metadata_of_the_charts_is_that_of_the_project(path):
     chart = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert chart["maintainers"] == [{"name": "Unmask"}]
     assert chart["icon"].startswith("data:image/svg+xml;base64,")
-    hosts = {re.match(r"https://([^/]+)/", address)[1] for address in (chart["home"], *chart["sources"])}
-    assert hosts == {release.PLACEHOLDER}
+    assert chart["sources"]
+    assert all(address.startswith("https://") for address in (chart["home"], *chart["sources"]))
     crds = yaml.safe_load(chart["annotations"]["artifacthub.io/crds"])
     definition = yaml.safe_load((ROOT / "crds" / f"{crds[0]['name']}.yaml").read_text(encoding="utf-8"))
     assert crds[0]["kind"] == definition["spec"]["names"]["kind"]

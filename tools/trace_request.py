@@ -22,8 +22,8 @@ from collections.abc import Sequence
 
 from tools.call_trace import Trace, run_tool
 
-MAX_FILES = 40
-MAX_SWITCHES = 180
+MAX_FILES = 32
+MAX_SWITCHES = 140
 TRACES = 30
 # Of heartbeats, statistics and the regular check of connections, which no request causes.
 LEFT_OUT = frozenset({"_send_pings", "on_stats", "serve"})

@@ -68,14 +68,16 @@ def write_specializations(path: Path, specializations: list[str]) -> None:
 
 
 def read_specializations(path: Path) -> list[str]:
-    """Raises ConfigError if it is no such file, or of another version."""
+    """Returns the recorded specializations. Raises ConfigError if the file is invalid or of another version."""
     try:
         found = json.loads(path.read_text())
-        if found["format"] != FORMAT or found["version"] != runtime.__version__:
-            raise ConfigError(f"{path}: recorded by another version; record it again with --record")
-        return [json.dumps(each) for each in found["specializations"]]
+        versions = found["format"], found["version"]
+        specializations = [json.dumps(each) for each in found["specializations"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: not a file of specializations ({type(error).__name__}: {error})") from error
+    if versions != (FORMAT, runtime.__version__):
+        raise ConfigError(f"{path}: recorded by another version; record it again with --record")
+    return specializations
 
 
 def _compile_recorded(args: argparse.Namespace) -> int:

@@ -20,8 +20,8 @@ def unknown_flags(message: str, known: Iterable[str]) -> str | None:
     """Returns argparse's message on unknown arguments with a suggestion; None for another message."""
     if not message.startswith(_UNKNOWN):
         return None
-    arguments = message.removeprefix(_UNKNOWN)
-    return f"no such flag: {arguments}{did_you_mean(arguments.split()[0].partition('=')[0], known)}"
+    arguments = message.removeprefix(_UNKNOWN) or "''"  # an empty argument, such as that of an empty variable
+    return f"no such flag: {arguments}{did_you_mean(arguments.partition(' ')[0].partition('=')[0], known)}"
 
 
 class SuggestingParser(argparse.ArgumentParser):

@@ -51,9 +51,35 @@ class Block:
         post_edit_steps: steps that began without a mask.
         finished: the content is final.
         remasked: bool [B], positions that were masked again.
-        history: [B, records, fields], values that the algorithm recorded (``Rule.keeps``).
+        history: [B, records, fields], values that the algorithm recorded (``UnmaskingAlgorithm.history_fields``).
         soft_tokens: tokens of the soft embeddings of its UNMASKED positions.
     """
+
+    __slots__ = (
+        "finished",
+        "first_eos",
+        "first_masked",
+        "has_eos",
+        "history",
+        "initial_masks",
+        "logits_start",
+        "masks",
+        "may_force",
+        "num_editable",
+        "num_skipped",
+        "num_steps_forcing",
+        "post_edit_steps",
+        "progress",
+        "remasked",
+        "same_token_ratio",
+        "size",
+        "soft_tokens",
+        "start",
+        "state",
+        "step_budget",
+        "steps",
+        "tokens",
+    )
 
     def __init__(self, request: Request, start: int, end: int, *, shift: int = 0) -> None:
         """Opens the positions ``[start, end)``, of which none is UNMASKED.

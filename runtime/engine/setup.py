@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -70,36 +71,37 @@ def load_engine(
         skip_tokenizer=config.skip_tokenizer,
     )
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    compiler = KernelCompiler(device, group.size)
-    compiler.start()
-    rank = RankDevice(device, dtype, group, free_at_start, compiler)
-    info = _info(config, _Source(checkpoint, family, facts, ids), context, strategy, rank)
-    lora = make_lora_setup(config, family, arch, dtype, device)
-    expert_parallel = config.expert_parallel_size > 1
-    build = LayerFactory.create(
-        device, dtype, config.attn_impl, info.quantization, lora.lora_config, deterministic=config.deterministic,
-        group=group, expert_parallel=expert_parallel,
-    )  # fmt: skip
-    if lora.weight_transform is not None:
-        load = partial(load_model, transform=lora.weight_transform)
-    model = load(checkpoint, family, arch, build, progress)
-    lora_manager = lora.load_adapters(model, build)
-    if lora.lora_config is not None:
-        slots, max_rank = lora.lora_config
-        info = msgspec.structs.replace(
-            info, max_loras=slots, max_lora_rank=max_rank, default_adapter=config.default_adapter
-        )
-    if progress is not None:
-        loaded = sum(weight.nbytes for weight in named_weights(cast(nn.Module, model)).values())
-        progress("warmup", loaded, loaded)  # completes the progress bar
-    if expert_parallel and not any(
-        w.shard and w.shard.dim == -3 for w in named_weights(cast(nn.Module, model)).values()
-    ):
-        raise ConfigError(
-            f"--expert-parallel-size {config.expert_parallel_size}: the model has no experts to distribute; "
-            "leave it out"
-        )
-    runner, pages = build_model_runner(config, info, strategy, model, lora_manager, rank)
+    with contextlib.closing(KernelCompiler(device, group.size)) as compiler:
+        if config.compile_mode is None:  # else `build_model_runner` does not use it
+            compiler.start()
+        rank = RankDevice(device, dtype, group, free_at_start, compiler)
+        info = _info(config, _Source(checkpoint, family, facts, ids), context, strategy, rank)
+        lora = make_lora_setup(config, family, arch, dtype, device)
+        expert_parallel = config.expert_parallel_size > 1
+        build = LayerFactory.create(
+            device, dtype, config.attn_impl, info.quantization, lora.lora_config, deterministic=config.deterministic,
+            group=group, expert_parallel=expert_parallel,
+        )  # fmt: skip
+        if lora.weight_transform is not None:
+            load = partial(load_model, transform=lora.weight_transform)
+        model = load(checkpoint, family, arch, build, progress)
+        lora_manager = lora.load_adapters(model, build)
+        if lora.lora_config is not None:
+            slots, max_rank = lora.lora_config
+            info = msgspec.structs.replace(
+                info, max_loras=slots, max_lora_rank=max_rank, default_adapter=config.default_adapter
+            )
+        if progress is not None:
+            loaded = sum(weight.nbytes for weight in named_weights(cast(nn.Module, model)).values())
+            progress("warmup", loaded, loaded)  # completes the progress bar
+        if expert_parallel and not any(
+            w.shard and w.shard.dim == -3 for w in named_weights(cast(nn.Module, model)).values()
+        ):
+            raise ConfigError(
+                f"--expert-parallel-size {config.expert_parallel_size}: the model has no experts to distribute; "
+                "leave it out"
+            )
+        runner, pages = build_model_runner(config, info, strategy, model, lora_manager, rank)
     info = msgspec.structs.replace(info, num_pages=pages)
     return Engine(
         info=info, runner=runner, strategy=strategy, lora_manager=lora_manager, grammars=_grammars(checkpoint, info)

@@ -14,8 +14,9 @@ from runtime.config.flags import KERNEL_CACHE
 class LayeredCacheManager(FileCacheManager):  # type: ignore[misc]
     """Reads UNMASK_KERNEL_CACHE first, then TRITON_CACHE_DIR. Writes only to TRITON_CACHE_DIR.
 
-    Triton uses it if ``TRITON_CACHE_MANAGER`` names it. The key of an entry is a hash of the kernel's source, its
-    specialization, its options, the target and Triton itself, so an entry of another version is never found.
+    Triton uses it if ``TRITON_CACHE_MANAGER`` names it, which `KernelCompiler` sets. The key of an entry is a hash of
+    the kernel's source, its specialization, its options, the target and Triton itself. So an entry of another version
+    is never found.
     """
 
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:

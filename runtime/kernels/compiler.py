@@ -30,10 +30,11 @@ log = logging.getLogger(__name__)
 MAX_PROCESSES = 16  # a process takes 0.3 GB of host memory at most
 MIN_KERNELS = 6  # fewer are compiled faster by this process than by another one that has to import Triton first
 CGROUP_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+CACHE_MANAGER = "runtime.kernels.cache_manager:LayeredCacheManager"
 
 
 class KernelCompiler:
-    """Compiles kernels for one device.
+    """Compiles kernels for one device. From its creation on, Triton reads UNMASK_KERNEL_CACHE if that is set.
 
     Args:
         ranks: processes of this replica on this host, which compile at the same time.
@@ -45,6 +46,8 @@ class KernelCompiler:
         self._worker: subprocess.Popen[bytes] | None = None
         self._submitted: dict[str, None] = {}
         self._num_jobs = 0  # jobs without a result
+        if os.environ.get(KERNEL_CACHE):
+            os.environ.setdefault("TRITON_CACHE_MANAGER", CACHE_MANAGER)
 
     def start(self) -> None:
         """Starts the worker if no kernel is cached, so that it imports Triton while weights are loaded."""

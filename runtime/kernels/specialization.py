@@ -133,7 +133,10 @@ def compile_specialization(text: str, target: Any, *, launcher: bool) -> None:
 
 
 def missing_from_cache(texts: Sequence[str], target: Any) -> list[str]:
-    """Returns the specializations without a compiled kernel in the cache."""
+    """Returns the specializations without a compiled kernel in the cache.
+
+    Kernels that another process cannot import are left out, such as those that a plugin defines in a function.
+    """
     from triton._C.libtriton import get_cache_invalidating_env_vars
     from triton.compiler.compiler import make_backend
     from triton.runtime import cache
@@ -141,7 +144,10 @@ def missing_from_cache(texts: Sequence[str], target: Any) -> list[str]:
     backend, env = make_backend(target), get_cache_invalidating_env_vars()
     missing = []
     for text in texts:
-        source, options = read_specialization(text)
+        try:
+            source, options = read_specialization(text)
+        except (AttributeError, ImportError):
+            continue
         key = cache.get_cache_key(source, backend, backend.parse_options(options), env_vars=env)
         manager = cache.get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
         name = f"{source.name[:150]}.json"

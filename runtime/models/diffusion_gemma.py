@@ -466,13 +466,13 @@ class DiffusionGemma(nn.Module):
         self.lora = factory.lora
         self.self_conditioning_size = config.hidden
         kinds = config.kinds
-        expert_shard = [factory.local_heads(config.heads, kind.kv_heads, kind.head_dim).counts for kind in kinds]
+        head_counts = [factory.local_heads(config.heads, kind.kv_heads, kind.head_dim).counts for kind in kinds]
         self.kv_shapes = tuple(
-            KVShape(expert_shard[n][1], kinds[n].head_dim, kinds[n].head_dim, kinds[n].window) for n in config.layers
+            KVShape(head_counts[n][1], kinds[n].head_dim, kinds[n].head_dim, kinds[n].window) for n in config.layers
         )
         self.attentions = [
             make_attention(AttentionShape(*counts, kind.head_dim, 1.0), factory)
-            for counts, kind in zip(expert_shard, kinds, strict=True)
+            for counts, kind in zip(head_counts, kinds, strict=True)
         ]
         self.rotaries = [
             RotaryTable(factory, kind.rotary_dim, kind.theta, config.max_positions, span=kind.head_dim)

@@ -152,7 +152,7 @@ class CompletionState:
 
     @property
     def token_ids(self) -> list[int]:
-        return self.answer.token_ids
+        return list(self.answer.token_ids)
 
     @property
     def reasoning_tokens(self) -> int:
@@ -181,7 +181,7 @@ class CompletionState:
     @property
     def completion_tokens(self) -> int:
         """Number of output tokens without the prefilled ones."""
-        tokens = len(self.token_ids)
+        tokens = len(self.answer.token_ids)
         return tokens - sum(offset < tokens for offset in self.spec.prefilled_tokens)
 
     def usage(self) -> dict[str, Any]:

@@ -175,17 +175,20 @@ def check_fields(params: SamplingParams, at: At = str) -> None:
     Raises:
         RequestError: a field is invalid.
     """
-    for name, value in vars(params).items():  # in the order of their declarations
-        if value is None or (field := _CHECKED.get(name)) is None:
-            continue
+    set_fields = [
+        (field, at(field.name), value)
+        for name, value in vars(params).items()  # in the order of their declarations
+        if value is not None and (field := _CHECKED.get(name)) is not None
+    ]
+    for field, param, value in set_fields:
         if field.refused:
-            raise refuse(at(field.name), field.refused)
+            raise refuse(param, field.refused)
         if field.kind == "texts":
-            stop_strings(value, at(field.name))
+            stop_strings(value, param)
         elif field.kind == "ids":
-            id_list(value, at(field.name), int(field.high or MAX_COUNT))
+            id_list(value, param, int(field.high or MAX_COUNT))
         else:
-            check_declared(at(field.name), value, field)
+            check_declared(param, value, field)
 
 
 def id_list(ids: object, param: str, max_len: int) -> list[int]:

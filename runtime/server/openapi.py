@@ -148,7 +148,7 @@ REFERENCED: dict[str, type] = {}  # by their names, the types that routes refer 
 
 def schema_ref(kind: type) -> dict[str, str]:
     """Returns a reference to a schema of the document. `type_schemas` adds the schema."""
-    REFERENCED[kind.__name__] = kind
+    assert REFERENCED.setdefault(kind.__name__, kind) is kind, kind  # a reference has the name alone
     return {"$ref": f"#/components/schemas/{kind.__name__}"}
 
 

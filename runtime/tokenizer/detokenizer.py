@@ -240,7 +240,7 @@ class IncrementalDetokenizer:
         Args:
             tokenizer: Decodes the ids.
             stop: The stop strings.
-            most: Maximum number of tokens; further ids are dropped.
+            max_tokens: Maximum number of tokens; further ids are dropped.
             marks: Markers of tool calls and reasoning. Other special tokens are left out of the text.
             preamble: Splits off the reasoning, in which stop strings are not searched. None: all text is searched.
             continues: The text continues that of the prompt.
@@ -253,7 +253,7 @@ class IncrementalDetokenizer:
         self._stop = tuple(stop)
         self._longest = max((len(s) for s in self._stop), default=0)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._ids: list[int] = []
+        self.token_ids: list[int] = []
         self._max_tokens = max_tokens
         self._first = True
         self._parts: list[str] = []  # returned text
@@ -268,7 +268,7 @@ class IncrementalDetokenizer:
     @property
     def full(self) -> bool:
         """Whether the maximum number of tokens is reached."""
-        return len(self._ids) == self._max_tokens
+        return len(self.token_ids) == self._max_tokens
 
     @property
     def text(self) -> str:
@@ -277,17 +277,12 @@ class IncrementalDetokenizer:
             self._parts = ["".join(self._parts)]
         return self._parts[0] if self._parts else ""
 
-    @property
-    def token_ids(self) -> list[int]:
-        """The ids so far; after a stop string, those whose text ends before it."""
-        return list(self._ids)
-
     def push(self, ids: Iterable[int]) -> str:
         """Adds stable ids; returns the text that is now certain. Ids after a stop string are dropped."""
         if self._done:
             return ""
-        ids = list(ids) if self._max_tokens is None else list(ids)[: self._max_tokens - len(self._ids)]
-        self._ids += ids
+        ids = list(ids) if self._max_tokens is None else list(ids)[: self._max_tokens - len(self.token_ids)]
+        self.token_ids += ids
         return self._release(self._strip(self._utf8.decode(self._bytes(ids))))
 
     def _bytes(self, ids: list[int]) -> bytes:
@@ -360,10 +355,10 @@ class IncrementalDetokenizer:
 
     def tokens_within(self, length: int) -> int:
         """Returns how many ids have text that ends within the first `length` characters; there are more characters."""
-        offsets = OffsetTracker(self._pieces).push(self._ids)
+        offsets = OffsetTracker(self._pieces).push(self.token_ids)
         return next((n for n, offset in enumerate(offsets) if offset.end > length), len(offsets))
 
     def _cut(self, length: int) -> None:
         """Ends the text after `length` characters, and drops the ids whose text ends later."""
         self._done = True
-        del self._ids[self.tokens_within(length) :]
+        del self.token_ids[self.tokens_within(length) :]

@@ -224,6 +224,7 @@ def test_what_kubernetes_injects_for_a_service_called_unmask():
         (["--por", "1"], r"no such flag: --por 1; did you mean --port\?"),
         (["--max-num-seqs=4"], r"no such flag: --max-num-seqs=4; did you mean --max-num-reqs\?"),
         (["--wibble"], r"no such flag: --wibble \(--help lists"),
+        ([""], r"no such flag: '' \(--help lists"),
         (["stray"], "stray"),
         (["--port"], "--port"),
         (["--port", "65536"], "--port: '65536' is not a whole number from 0 to 65535"),

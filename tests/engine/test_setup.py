@@ -13,7 +13,9 @@ from runtime import LLM, SamplingParams
 from runtime.config import EngineConfig
 from runtime.engine.setup import load_engine
 from runtime.errors import ConfigError
+from runtime.kernels.compiler import KernelCompiler
 from runtime.models import base
+from runtime.models.base import Model
 from runtime.models.llada2 import LLADA2
 from runtime.server.metrics import Metrics, RequestMetrics
 from runtime.strategies.base import strategies
@@ -41,6 +43,20 @@ def test_the_format_of_the_weights_is_told() -> None:
         assert f'quantization="{name}"' in metrics.text().decode()
     with pytest.raises(ConfigError, match="--quantization fp8 does not go with float64"):
         LLM(device="cpu", dtype="float64", quantization="fp8")
+
+
+def test_a_compile_worker_ends_if_the_model_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(KernelCompiler, "start", lambda self: events.append("start"))
+    monkeypatch.setattr(KernelCompiler, "close", lambda self: events.append("close"))
+
+    def load(*_: object) -> Model:
+        events.append("load")
+        raise ConfigError("a tensor is missing")
+
+    with pytest.raises(ConfigError, match="a tensor is missing"):
+        load_engine(EngineConfig(device="cpu"), load=load)
+    assert events == ["start", "load", "close"]
 
 
 def test_limits_blocks_and_first_tokens_are_the_familys_to_say(monkeypatch: pytest.MonkeyPatch) -> None:

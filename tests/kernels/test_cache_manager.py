@@ -6,9 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 from triton.runtime.cache import get_cache_manager
+
+from runtime.kernels.compiler import KernelCompiler
 
 KEY = "ab" * 32
 
@@ -67,6 +70,17 @@ def test_an_incomplete_shipped_kernel_is_not_used(tmp_path: Path) -> None:
     next((tmp_path / "own").rglob("k.cubin")).unlink()
     ship(tmp_path)
     assert get_cache_manager(KEY).get_group("k.json") is None
+
+
+def test_an_engine_reads_the_shipped_directory_without_a_setting_of_triton(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_CACHE_MANAGER")
+    fill("shipped")
+    ship(tmp_path)
+    assert get_cache_manager(KEY).get_group("k.json") is None
+    KernelCompiler(torch.device("cuda"))
+    assert get_cache_manager(KEY).get_group("k.json")
 
 
 def test_without_a_shipped_directory_the_cache_is_tritons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,11 @@ def test_a_killed_process_leaves_its_kernels_to_their_launch(cache: Path, monkey
     assert [error.split(":")[1] for error in result.errors] == [" BrokenProcessPool"] * 2
 
 
+def test_kernels_that_cannot_be_imported_are_left_to_their_launch(cache: Path) -> None:
+    nested, absent = (rms_norm(64, name=name)[0] for name in ("make.<locals>.kernel", "_absent"))
+    assert missing_from_cache([nested, absent], HOPPER) == []
+
+
 def test_another_target_has_kernels_of_its_own(cache: Path) -> None:
     text, _ = rms_norm(64)
     assert compile_all(CompileJob([text], 80, processes=1, launcher=False)).errors == []

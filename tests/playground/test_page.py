@@ -34,6 +34,11 @@ def test_a_key_is_requested_before_any_error_and_stored_in_the_tab(browser: Chro
     page.find("#code summary").click()
     assert KEY not in page.find("#snippet").text
     assert "$UNMASK_API_KEY" in page.find("#snippet").text
+    page.find("#change-key").click()
+    page.find("#key").clear()
+    page.find("#key").send_keys(KEY, Keys.ENTER)
+    page.until(lambda: not page.find("#key-form").is_displayed())
+    assert page.find("#prompt").get_attribute("value") == "What is 12 + 30?"
     browser.get(f"{locked.url}/docs")  # the same tab
     page.until(lambda: page.all(".opblock"))
     assert not page.console()

@@ -82,6 +82,8 @@ def test_a_schema_is_checked_while_it_is_typed(page: Playground) -> None:
     page.open_tab("structured")
     set_text(page, "#format-text", '{"type": "text"}')
     assert '"text" is not a type' in page.find("#format-state").text
+    set_text(page, "#format-text", '{"anyOf": {}}')
+    assert '"anyOf" must be a list' in page.find("#format-state").text
     page.find("#format-text").send_keys(Keys.BACKSPACE)
     assert "Not valid JSON" in page.find("#format-state").text
     page.run()
@@ -205,7 +207,9 @@ def test_marked_tokens_are_filled_again_and_the_trace_is_preserved(page: Playgro
 
 
 def test_two_presets_differ_visibly(page: Playground) -> None:
+    page.find("#prompt").send_keys("Spell lamp.")
     page.find("#compare").click()
+    assert page.find("#prompt").get_attribute("value") == "Spell lamp."
     panes = page.all(".pane")
     assert len(panes) == 2
     summaries = [pane.find_element("css selector", "summary").text for pane in panes]

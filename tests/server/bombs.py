@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.server.openai.chat_messages import MAX_MESSAGES
+from runtime.server.openai.protocol import MAX_MESSAGES
 from runtime.server.preprocessing.request_body import (
     MAX_BODY,
     MAX_CONTAINERS,

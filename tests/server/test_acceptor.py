@@ -1,4 +1,4 @@
-"""The door: a crowd is let in at once, in whatever turn of the event loop it came."""
+"""Acceptors take all pending connections in a few iterations of the event loop, and share a listener fairly."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from collections.abc import Iterator
 import pytest
 import uvloop
 
-from runtime.server.http_protocol import acceptor
-from runtime.server.http_protocol.acceptor import Acceptor, SharedAcceptor
+from runtime.server import http_server as acceptor
 from runtime.server.http_protocol.limits import Limits, accept_batch
-from runtime.server.http_server import HttpServer
+from runtime.server.http_server import Acceptor, HttpServer, SharedAcceptor
 from runtime.server.metrics import RequestMetrics
 from tests.wait import TIMEOUT, wait_until_async
 
@@ -105,7 +104,7 @@ def test_a_door_that_closes_lets_in_no_more_than_the_kernel_may_hold(
 
 
 class Sharing:
-    """Two acceptors of one listener, in two event loops' stead: the test decides which of them wakes first."""
+    """Two acceptors of one listener, as in two processes: the test decides which of them wakes first."""
 
     def __init__(self, listener: socket.socket) -> None:
         listener.setblocking(False)

@@ -20,8 +20,7 @@ import runtime.server.app  # noqa: F401 (declares the routes)
 from runtime.errors import RequestError
 from runtime.server.admin.protocol import DetokenizeRequest
 from runtime.server.generate.protocol import GenerateRequest
-from runtime.server.openai.chat_messages import MAX_MESSAGES, MAX_PARTS
-from runtime.server.openai.protocol import MAX_ENTRIES, ChatRequest, CompletionRequest
+from runtime.server.openai.protocol import MAX_ENTRIES, MAX_MESSAGES, MAX_PARTS, ChatRequest, CompletionRequest
 from runtime.server.openapi import REFERENCED
 from runtime.server.preprocessing import request_body
 from runtime.server.preprocessing.preprocessor import SMALL_TEXT, Preprocessor

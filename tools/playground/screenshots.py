@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from PIL import Image
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver import ActionChains, Chrome, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
@@ -191,7 +192,7 @@ def _open_when_it_listens(page: Photographer, url: str) -> None:
         try:
             page.browser.get(url)
             return
-        except Exception:  # connection refused, as the browser reports it
+        except WebDriverException:  # connection refused
             time.sleep(0.2)
     raise RuntimeError(f"{url} cannot be opened after {SECONDS:.0f} s")
 

@@ -1,7 +1,7 @@
 """Serves the playground and the API docs to browsers.
 
-The files are the same for all clients, so they need no key. `STATE_PATH` needs none either: it says no more than
-``/startup``, and whether requests need a key.
+The files are the same for all clients, so they need no key. `STATE_PATH` needs none either: it returns what
+``/startup`` returns, and whether requests need a key.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from starlette.responses import Response
 from runtime.server.context import ServerContext
 from runtime.server.http_responses import json_response
 
-# Only files of this server, no inline scripts, no frames: hostile text that passed the page's own
-# care would still run nothing.
+# Only files of this server, no inline scripts, no frames: text that the page failed to escape would not be executed.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'{inline}; img-src 'self' data:; font-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -7,8 +7,14 @@ from typing import Annotated, Literal, NotRequired
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
-from runtime.server.openai.chat_messages import EXAMPLE_CHAT, Messages
-from runtime.server.openai.protocol import FinalMessage, GenerationPrompt, ModelName, TemplateArguments
+from runtime.server.openai.protocol import (
+    EXAMPLE_CHAT,
+    FinalMessage,
+    GenerationPrompt,
+    Messages,
+    ModelName,
+    TemplateArguments,
+)
 from runtime.server.openai.tools import EXAMPLE_TOOLS, ToolItems
 from runtime.server.preprocessing.request_body import Integers, RequestModel, api_field
 

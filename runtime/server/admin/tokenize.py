@@ -12,7 +12,7 @@ from runtime.errors import RequestError
 from runtime.server.admin.protocol import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, TokenizerInfo
 from runtime.server.context import ServerContext
 from runtime.server.http_responses import json_response
-from runtime.server.openai.chat_messages import (
+from runtime.server.openai.protocol import (
     check_no_chat_fields,
     continues_last_message,
     ending_variables,

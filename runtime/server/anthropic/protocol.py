@@ -13,18 +13,21 @@ from typing_extensions import TypedDict
 
 from runtime.errors import RequestError
 from runtime.request.validation import refuse
-from runtime.server.openai.chat_messages import (
+from runtime.server.openai.protocol import (
     EXAMPLE_CHAT,
     MAX_MESSAGES,
     MAX_PARTS,
     Call,
     Conversation,
+    Entries,
     Function,
+    ModelName,
+    SingleChoiceRequest,
+    TemplateArguments,
     check_continued,
     check_kind,
     template_variables,
 )
-from runtime.server.openai.protocol import Entries, ModelName, SingleChoiceRequest, TemplateArguments
 from runtime.server.openai.tools import MAX_TOOLS, Choice, ToolConfig, check_distinct_names, make_tool, select_tools
 from runtime.server.preprocessing.request_body import (
     AnyOfUnion,

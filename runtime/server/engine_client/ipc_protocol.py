@@ -23,8 +23,8 @@ VERSION = 8  # of this file; raised whenever a struct changes its meaning
 
 PING_SECONDS = 1.0  # the frontend's heartbeat; an idle backend answers each ping
 BUSY_STATS_SECONDS = 0.25  # how old the figures of a working backend may grow
-HEARTBEAT_SECONDS = 1.0  # between two `Beat`
-# A backend that sent nothing for so long, not even a `Beat`, gets no requests and makes the server not ready.
+HEARTBEAT_SECONDS = 1.0  # between two `Heartbeat`
+# After so long without a message, not even a `Heartbeat`, a backend gets no requests and the server is not ready.
 UNRESPONSIVE_SECONDS = 20.0
 FRONTEND_SILENCE_SECONDS = 30.0  # a backend exits after so long without a message
 BACKEND_SILENCE_SECONDS = 120.0  # a loaded backend is killed after so long without a message: a step hangs
@@ -117,7 +117,7 @@ class Stop(msgspec.Struct, tag=True, frozen=True):
 
 
 class LoadAdapter(msgspec.Struct, tag=True, frozen=True):
-    """Read an adapter and let requests name it; answered by ``AdapterNews``."""
+    """Loads an adapter, which requests may then name; answered by ``AdapterResult``."""
 
     name: str
     uri: str
@@ -130,7 +130,7 @@ class UnloadAdapter(msgspec.Struct, tag=True, frozen=True):
 
 
 class StartProfile(msgspec.Struct, tag=True, frozen=True):
-    """Record the steps from now on; answered by ``ProfileNews``."""
+    """Records the steps from now on; answered by ``ProfileResult``."""
 
     directory: str
 

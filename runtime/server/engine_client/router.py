@@ -10,9 +10,8 @@ from runtime.request.engine_messages import EngineInfo, RequestSpec
 CHUNK = 32  # tokens of a prompt that are compared at a time
 TYPICAL_TOKENS = 128.0  # tokens of an answer, before any has been seen
 WEIGHT = 0.05  # of the newest answer in what is typical
-HIT_DISCOUNT = (
-    0.9  # of a prefix counts where it is held: it may have made way, and one replica should not have everybody
-)
+# Fraction of a cached prefix that counts: it may have been evicted, and one replica should not get all requests.
+HIT_DISCOUNT = 0.9
 
 
 class Router:

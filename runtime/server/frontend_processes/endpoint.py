@@ -31,7 +31,11 @@ class Endpoint:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self.on_message(frames)
+            try:
+                self.on_message(frames)
+            except BaseException:
+                self.loop.call_soon(self.read)  # the descriptor reports the messages behind this one only once
+                raise
 
     def close(self) -> None:
         if not self.socket.closed:

@@ -8,12 +8,13 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from runtime.server.http_responses import ErrorResponse
-from runtime.server.openai.chat_messages import EXAMPLE_CHAT, Messages
 from runtime.server.openai.protocol import (
+    EXAMPLE_CHAT,
     DenoiseStep,
     FinalMessage,
     GenerationPrompt,
     GenerationRequest,
+    Messages,
     ModelName,
     Prompt,
     TemplateArguments,

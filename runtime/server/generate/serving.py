@@ -37,14 +37,14 @@ from runtime.server.http_responses import (
     openai_error,
     template_warning,
 )
-from runtime.server.openai.chat_messages import (
-    NO_GRAMMAR_MESSAGE,
+from runtime.server.openai.logprobs import LogprobStreamer, encoded, generate_logprobs, in_chunks
+from runtime.server.openai.protocol import (
     check_no_chat_fields,
     continues_last_message,
     ending_variables,
     template_messages,
 )
-from runtime.server.openai.logprobs import LogprobStreamer, encoded, generate_logprobs, in_chunks
+from runtime.server.openai.tools import NO_GRAMMAR_MESSAGE
 from runtime.server.openapi import RawBodyRoute, json_route
 from runtime.server.preprocessing.preprocessor import context_length_error
 from runtime.server.preprocessing.request_specs import GenerationInputs, parse_response_format

@@ -15,12 +15,6 @@ from runtime.request.output import CompletionState, denoise_fields
 from runtime.server.context import ServerContext, new_id, stream_mode
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.http_responses import DONE, ErrorResponse, ServingHandler, events, handle_generation, openai_error
-from runtime.server.openai.chat_messages import (
-    continues_last_message,
-    ending_variables,
-    template_messages,
-    template_variables,
-)
 from runtime.server.openai.logprobs import logprob_streamers
 from runtime.server.openai.protocol import (
     AnswerMessage,
@@ -36,6 +30,10 @@ from runtime.server.openai.protocol import (
     OpenAIRequest,
     Reason,
     ResponseHead,
+    continues_last_message,
+    ending_variables,
+    template_messages,
+    template_variables,
 )
 from runtime.server.openai.tools import ChatContext, check_legacy_functions, parse_tools
 from runtime.server.openapi import RawBodyRoute, json_route

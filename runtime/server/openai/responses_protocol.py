@@ -12,18 +12,22 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from runtime.request.validation import preview, refuse
-from runtime.server.openai.chat_messages import (
+from runtime.server.openai.protocol import (
     MAX_MESSAGES,
     MAX_PARTS,
     TEXT_TYPES,
     Call,
     Conversation,
+    Entries,
     Function,
+    ModelName,
     Part,
+    SingleChoiceRequest,
+    TemplateArguments,
+    Verbosity,
     check_kind,
     template_variables,
 )
-from runtime.server.openai.protocol import Entries, ModelName, SingleChoiceRequest, TemplateArguments, Verbosity
 from runtime.server.openai.tools import (
     MAX_TOOLS,
     FunctionDescription,

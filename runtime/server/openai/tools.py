@@ -28,7 +28,6 @@ from runtime.parsers.tool_call_grammar import CallMode, ToolCallConstraint, gram
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.structured import grammar_of
 from runtime.request.validation import preview, refuse
-from runtime.server.openai.chat_messages import NO_GRAMMAR_MESSAGE
 from runtime.server.preprocessing.request_body import RequestModel, api_field
 
 if TYPE_CHECKING:
@@ -36,6 +35,10 @@ if TYPE_CHECKING:
     from runtime.tokenizer import Tokenizer
 
 
+# A grammar describes an answer from its beginning, which is in the prompt then.
+NO_GRAMMAR_MESSAGE = (
+    "cannot be combined with a continued last message; leave it out, or end with a message of another role"
+)
 MAX_TOOLS = 256
 MAX_NAME = 128
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]+")

@@ -58,6 +58,7 @@ function newPane(preset) {
 
 function compare() {
   const before = panes()[0];
+  page.prompts[page.tab] = find("prompt").value;
   if (find("compare").checked) page.panes[page.tab] = COMPARED.map((preset) => newPane(preset));
   else page.panes[page.tab] = [newPane()];
   before.player.pause();
@@ -276,6 +277,13 @@ async function loaded() {
   }
 }
 
+function useExamples({ infill, structured: objects, tools: calls }) {
+  page.prompts.infill = infill[0].prompt;
+  gaps.set(infill[0].text);
+  page.prompts.structured = objects[0].prompt;
+  page.prompts.tools = calls[0].prompt;
+}
+
 async function begin() {
   try {
     if (!(await loaded())) {
@@ -284,6 +292,7 @@ async function begin() {
       return;
     }
     const [models, api] = await Promise.all([get("v1/models"), get("openapi.json")]);
+    const isFirst = !page.model; // later ones follow a change of the key, and leave what the user has typed
     page.model = models.data[0].id;
     page.api = api;
     for (const pane of Object.values(page.panes).flat()) if (!pane.settings) pane.configure(api);
@@ -292,12 +301,8 @@ async function begin() {
     find("key-form").hidden = true;
     find("run").disabled = false;
     setStatus("");
-    const [first] = examplesOf(page.model).infill;
-    page.prompts.infill = first.prompt;
-    gaps.set(first.text);
-    page.prompts.structured = examplesOf(page.model).structured[0].prompt;
-    page.prompts.tools = examplesOf(page.model).tools[0].prompt;
-    page.prompts[page.tab] ??= find("prompt").value;
+    page.prompts[page.tab] = find("prompt").value;
+    if (isFirst) useExamples(examplesOf(page.model));
     show();
   } catch (error) {
     failed(error);

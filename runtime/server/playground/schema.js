@@ -17,6 +17,7 @@ export function schemaError(schema) {
   for (const type of [schema.type ?? []].flat()) {
     if (!(type in TYPES)) return `"${type}" is not a type; there are ${Object.keys(TYPES).join(", ")}.`;
   }
+  if (!Array.isArray(schema.anyOf ?? [])) return '"anyOf" must be a list of schemas.';
   const inner = [...Object.values(schema.properties ?? {}), ...[schema.items ?? []].flat(), ...(schema.anyOf ?? [])];
   return inner.map(schemaError).find(Boolean) ?? "";
 }
