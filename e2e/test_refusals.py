@@ -20,7 +20,7 @@ REFUSED = {
         {"rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 0}},
         "no pod can be replaced",
     ),
-    "a flag of the operator's own": ({"engine": {"extraArgs": ["--port=1"]}}, "the operator itself sets or needs"),
+    "a flag of the operator's own": ({"engine": {"extraArgs": ["--port=1"]}}, "the operator itself sets or refuses"),
 }
 
 
