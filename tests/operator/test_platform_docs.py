@@ -34,6 +34,7 @@ OPERATOR = ROOT / "operator" / "unmask_operator"
 VALUES = yaml.safe_load((ROOT / "charts/unmask-operator/values.yaml").read_text(encoding="utf-8"))
 FOREIGN = {"client.responses", "config.json", "ca.crt", "resource.exclusions", "runtime.demo"}
 FOREIGN |= {"install.crds", "upgrade.crds"}  # of a HelmRelease of Flux
+FOREIGN |= {"unmask.plugins"}  # a group of entry points
 PAGE = pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.stem)
 
 

@@ -15,9 +15,9 @@ def test_messages_behind_one_whose_handler_raised_are_passed_on():
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         router = context.socket(zmq.ROUTER)
         router.bind(addr)
-        dealer = connect(context, "a", addr)
+        sender = connect(context, "a", addr)
         for message in (b"1", b"raises", b"2", b"3"):
-            dealer.send(message)
+            sender.send(message)
         assert router.poll(60_000)
         done = asyncio.Event()
 
@@ -35,7 +35,7 @@ def test_messages_behind_one_whose_handler_raised_are_passed_on():
                 await done.wait()
         finally:
             endpoint.close()
-            dealer.close()
+            sender.close()
             context.term()
 
     with tempfile.TemporaryDirectory() as directory:
