@@ -6,11 +6,11 @@ Frontend and backend processes exchange these structs, and ``runtime.LLM`` passe
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
+from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import AlgorithmInfo, Field, Value, values_of
 
 StreamMode = Literal["final", "stable", "denoise"]
@@ -106,43 +106,6 @@ class EngineOutput(msgspec.Struct, kw_only=True):
     prefill_seconds: float | None = None  # from the end of queueing to the end of the step with the last prompt tokens
     logprobs: TokenLogprobs | None = None  # of `new_tokens`, if requested
     eos: bool = False  # an EOS ended the output (it counts as a token of the forward passes, not of the output)
-
-
-@dataclass(frozen=True)
-class BlockLayout:
-    """Positions of the blocks of a request, which have `size` positions.
-
-    docs/research/decoding-rules.md#block-states defines blocks, and docs/research/decoding-rules.md#strategies where
-    they begin.
-
-    Attributes:
-        from_prompt: the first block begins at the end of the prompt. False: at position 0.
-        truncate_last: the last block ends at the end of the output.
-    """
-
-    size: int
-    from_prompt: bool = False
-    truncate_last: bool = False
-
-    @property
-    def alignment(self) -> int:
-        """Number of positions that must share a page or fill complete pages: a block, if blocks are aligned."""
-        return 1 if self.from_prompt else self.size
-
-    def block_start(self, prompt_len: int, position: int) -> int:
-        """Returns the start of the block that contains `position`, which is not before the end of the prompt."""
-        origin = prompt_len if self.from_prompt else 0
-        return origin + (position - origin) // self.size * self.size
-
-    def total_len(self, prompt_len: int, max_tokens: int) -> int:
-        """Returns the number of positions of prompt and output, including the complete last block."""
-        end = prompt_len + max_tokens
-        return end if self.truncate_last else self.block_start(prompt_len, end - 1) + self.size
-
-    def num_blocks(self, prompt_len: int, max_tokens: int) -> int:
-        """Returns the number of blocks that contain the output."""
-        last = self.block_start(prompt_len, prompt_len + max_tokens - 1)
-        return (last - self.block_start(prompt_len, prompt_len)) // self.size + 1
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

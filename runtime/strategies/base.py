@@ -10,7 +10,7 @@ import numpy as np
 from runtime.engine.request import Block, ForwardSpan, Request
 from runtime.engine.step_plan import BlockResults, Ints
 from runtime.errors import ConfigError, RegisteredTwiceError
-from runtime.request.engine_messages import BlockLayout
+from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import Field, Value
 
 

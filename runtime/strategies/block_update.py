@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from runtime.engine.request import Block, Request
 from runtime.engine.step_plan import BlockResults
-from runtime.request.engine_messages import BlockLayout
+from runtime.request.block_layout import BlockLayout
 
 if TYPE_CHECKING:  # machines for benchmarks do not have msgspec
     from runtime.request.engine_messages import FinishReason

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from runtime.engine.request import Request
-from runtime.request.engine_messages import BlockLayout
+from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import Field, Value, fraction_field
 from runtime.strategies.base import DecodingContext, register_strategy
 from runtime.strategies.multi_bd import MultiBlock

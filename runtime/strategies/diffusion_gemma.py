@@ -14,7 +14,7 @@ import numpy.typing as npt
 from runtime.algorithms.sampling import CANVAS, uniforms
 from runtime.engine.request import Block, ForwardSpan, Request
 from runtime.engine.step_plan import MASKED, UNMASKED, BlockResults, Ints
-from runtime.request.engine_messages import BlockLayout
+from runtime.request.block_layout import BlockLayout
 from runtime.strategies.base import DecodingContext, Strategy, register_strategy, require_single_block
 from runtime.strategies.block_update import cacheable_len, finish_request, update_progress, write_block
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from runtime.engine.request import Block, ForwardSpan, KVSpan, Request
 from runtime.engine.step_plan import FIXED, BlockResults, Ints
-from runtime.request.engine_messages import BlockLayout
+from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import BLOCK_LENGTH, Field
 from runtime.strategies.base import DecodingContext, Strategy, register_strategy, require_single_block
 from runtime.strategies.block_update import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from runtime.engine.request import Block, ForwardSpan, Request
 from runtime.engine.step_plan import FIXED, BlockResults
-from runtime.request.engine_messages import BlockLayout
+from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import Field, fraction_field
 from runtime.strategies.base import DecodingContext, Strategy, register_strategy
 from runtime.strategies.block_update import (

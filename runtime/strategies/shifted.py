@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from runtime.engine.request import Block, ForwardSpan, Request
 from runtime.engine.step_plan import FIXED, MASKED, BlockResults
-from runtime.request.engine_messages import BlockLayout
+from runtime.request.block_layout import BlockLayout
 from runtime.strategies.base import DecodingContext, Strategy, require_single_block
 from runtime.strategies.block_update import (
     cacheable_len,
