@@ -3,47 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any, TypeVar
 
-from selenium.webdriver import ActionChains, Chrome, Keys
+from selenium.webdriver import ActionChains, Chrome
 from selenium.webdriver.common.by import By
-from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.ui import WebDriverWait
 
 from tests.wait import TIMEOUT
+from tools.playground.browser import PlaygroundDriver
 
-T = TypeVar("T")
 
-
-class Playground:
+class Playground(PlaygroundDriver):
     """One browser on the page of one server."""
 
-    def __init__(self, browser: Chrome, url: str, path: str = "/") -> None:
-        self.browser = browser
-        self.url = url
-        browser.get(url + path)
+    wait_seconds = TIMEOUT
 
-    def until(self, condition: Callable[[], T], seconds: float = TIMEOUT) -> T:
-        value = WebDriverWait(self.browser, seconds, ignored_exceptions=[AssertionError]).until(lambda _: condition())
-        return value
+    def __init__(self, browser: Chrome, url: str, path: str = "/") -> None:
+        super().__init__(browser, url)
+        browser.get(url + path)
 
     def ready(self) -> Playground:
         self.until(lambda: self.find("#model").text == "unmask-demo" and self.find("#run").is_enabled())
         return self
-
-    def find(self, selector: str) -> WebElement:
-        return self.browser.find_element(By.CSS_SELECTOR, selector)
-
-    def all(self, selector: str) -> list[WebElement]:
-        return self.browser.find_elements(By.CSS_SELECTOR, selector)
-
-    def script(self, script: str, *arguments: Any) -> Any:
-        return self.browser.execute_script(script, *arguments)
-
-    @property
-    def status(self) -> str:
-        return self.find("#status").text
 
     def is_error(self) -> bool:
         return "wrong" in (self.find("#status").get_attribute("class") or "")
@@ -51,21 +30,9 @@ class Playground:
     def open_tab(self, name: str) -> None:
         self.find(f"[data-tab='{name}']").click()
 
-    def run(self, prompt: str | None = None) -> None:
-        """Starts a run with the keyboard, after typing the prompt if there is one."""
-        field = self.find("#prompt")
-        if prompt is not None:
-            field.clear()
-            field.send_keys(prompt)
-        field.send_keys(Keys.CONTROL + Keys.ENTER)
-
-    def until_done(self) -> None:
-        self.until(lambda: self.status == "Done" and self.find("#run").is_enabled())
-
     def complete(self, prompt: str | None = None) -> str:
         """Runs a prompt and returns the answer."""
-        self.run(prompt)
-        self.until_done()
+        self.run_until_done(prompt)
         return self.answer()
 
     def answer(self, pane: int = 0) -> str:
@@ -77,13 +44,6 @@ class Playground:
     def cells(self) -> list[str]:
         """Returns the classes of the shown tokens."""
         return list(self.script("return [...document.querySelectorAll('.answer .cell')].map(cell => cell.className)"))
-
-    def steps(self, pane: int = 0) -> int:
-        return int(self.all(".steps")[pane].get_attribute("max") or 0)
-
-    def set_step(self, step: int) -> None:
-        script = "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input', {bubbles: true}))"
-        self.script(script, self.find(".steps"), step)
 
     def figure(self, name: str, pane: int = 0) -> str:
         return self.all(".pane")[pane].find_element(By.CSS_SELECTOR, f"[data-figure='{name}']").text

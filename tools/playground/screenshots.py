@@ -11,12 +11,9 @@ from pathlib import Path
 from PIL import Image
 from selenium.common.exceptions import WebDriverException
 from selenium.webdriver import ActionChains, Chrome, Keys
-from selenium.webdriver.common.by import By
-from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.ui import WebDriverWait
 
 from runtime.bench.started import launched
-from tools.playground.browser import chromium, set_media, set_viewport
+from tools.playground.browser import PlaygroundDriver, chromium, set_media, set_viewport
 
 SECONDS = 60.0
 STORY = "Tell a story about Clara, a fox and a castle."
@@ -26,12 +23,11 @@ FRAME_MILLISECONDS = 220
 PAUSE_MILLISECONDS = 3000  # on the finished answer
 
 
-class Photographer:
+class Photographer(PlaygroundDriver):
     """Drives the page and saves what it shows."""
 
     def __init__(self, browser: Chrome, url: str, folder: Path) -> None:
-        self.browser = browser
-        self.url = url
+        super().__init__(browser, url)
         self.folder = folder
 
     def open(self, size: tuple[int, int] = DESKTOP, theme: str = "light", scale: float = 1.0) -> None:
@@ -39,36 +35,15 @@ class Photographer:
         set_viewport(self.browser, *size, scale=scale)
         set_media(self.browser, prefers_color_scheme=theme, prefers_reduced_motion="reduce")
         self.browser.get(self.url)
-        self.wait(lambda: self.find("#run").is_enabled() and int(self.find(".steps").get_attribute("max") or 0) > 0)
-
-    def find(self, selector: str) -> WebElement:
-        return self.browser.find_element(By.CSS_SELECTOR, selector)
-
-    def wait(self, condition: Callable[[], object]) -> None:
-        WebDriverWait(self.browser, SECONDS).until(lambda _: condition())
-
-    def run(self, prompt: str | None = None) -> None:
-        field = self.find("#prompt")
-        if prompt is not None:
-            field.clear()
-            field.send_keys(prompt)
-        field.send_keys(Keys.CONTROL + Keys.ENTER)
-        self.wait(lambda: self.find("#status").text == "Done" and self.find("#run").is_enabled())
-
-    def set_step(self, step: int) -> None:
-        script = "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input', {bubbles: true}))"
-        self.browser.execute_script(script, self.find(".steps"), step)
-
-    def steps(self) -> int:
-        return int(self.find(".steps").get_attribute("max") or 0)
+        self.until(lambda: self.find("#run").is_enabled() and self.steps() > 0)
 
     def save(self, name: str, *, full: bool = False) -> None:
         """Saves the window, or with `full` the complete page."""
         if full:
-            height = int(self.browser.execute_script("return document.documentElement.scrollHeight"))
-            width = int(self.browser.execute_script("return innerWidth"))
+            height = int(self.script("return document.documentElement.scrollHeight"))
+            width = int(self.script("return innerWidth"))
             set_viewport(self.browser, width, height)
-        self.browser.execute_script("document.activeElement.blur(); scrollTo(0, 0)")
+        self.script("document.activeElement.blur(); scrollTo(0, 0)")
         image = Image.open(io.BytesIO(self.browser.get_screenshot_as_png())).convert("RGB")
         small = image.quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
         small.save(self.folder / f"{name}.png", optimize=True)
@@ -81,15 +56,15 @@ def first_sight(page: Photographer) -> None:
 
 def in_progress(page: Photographer) -> None:
     page.open()
-    page.run(STORY)
+    page.run_until_done(STORY)
     page.set_step(page.steps() * 3 // 5)
     page.save("page")
 
 
 def finished(page: Photographer) -> None:
     page.open()
-    page.run(STORY)
-    cells = page.browser.find_elements(By.CSS_SELECTOR, ".answer .cell")
+    page.run_until_done(STORY)
+    cells = page.all(".answer .cell")
     cell = next(cell for cell in cells if cell.text == "b")
     ActionChains(page.browser).move_to_element(cell).perform()
     page.save("page-finished")
@@ -99,14 +74,14 @@ def chat(page: Photographer) -> None:
     page.open()
     page.find("[data-tab='chat']").click()
     for prompt in ("What is 12 + 30?", "And times two?"):
-        page.run(prompt)
+        page.run_until_done(prompt)
     page.save("page-chat", full=True)
 
 
 def structured(page: Photographer) -> None:
     page.open()
     page.find("[data-tab='structured']").click()
-    page.run()
+    page.run_until_done()
     page.find("[data-view='formatted']").click()
     page.save("page-json", full=True)
 
@@ -114,27 +89,27 @@ def structured(page: Photographer) -> None:
 def tools(page: Photographer) -> None:
     page.open()
     page.find("[data-tab='tools']").click()
-    page.run()
+    page.run_until_done()
     page.save("page-tools", full=True)
 
 
 def compare(page: Photographer) -> None:
     page.open()
     page.find("#compare").click()
-    page.run("Write the times table of 7 up to 9.")
+    page.run_until_done("Write the times table of 7 up to 9.")
     page.save("page-compare", full=True)
 
 
 def infill(page: Photographer) -> None:
     page.open()
     page.find("[data-tab='infill']").click()
-    page.run()
+    page.run_until_done()
     page.save("page-infill", full=True)
 
 
 def settings(page: Photographer) -> None:
     page.open()
-    for summary in page.browser.find_elements(By.CSS_SELECTOR, ".settings summary"):
+    for summary in page.all(".settings summary"):
         summary.click()
     page.save("page-settings", full=True)
 
@@ -145,27 +120,27 @@ def error(page: Photographer) -> None:
     page.find("[data-name='max_tokens']").send_keys("-1")
     field = page.find("#prompt")
     field.send_keys(STORY, Keys.CONTROL + Keys.ENTER)
-    page.wait(lambda: "wrong" in (page.find("#status").get_attribute("class") or ""))
+    page.until(lambda: "wrong" in (page.find("#status").get_attribute("class") or ""))
     page.save("page-error")
 
 
 def phone(page: Photographer) -> None:
     page.open(PHONE, scale=2)
-    page.run(STORY)
+    page.run_until_done(STORY)
     page.set_step(page.steps() * 3 // 5)
     page.save("page-phone")
 
 
 def dark(page: Photographer) -> None:
     page.open(theme="dark")
-    page.run(STORY)
+    page.run_until_done(STORY)
     page.set_step(page.steps() * 3 // 5)
     page.save("page-dark")
 
 
 def table(page: Photographer) -> None:
     page.open(theme="dark")
-    page.run("Write as a table: Emma, 34, Oslo; Bob, 25, Paris; Ann, 41, Rome")
+    page.run_until_done("Write as a table: Emma, 34, Oslo; Bob, 25, Paris; Ann, 41, Rome")
     page.find("[data-view='formatted']").click()
     page.save("page-table")
 
@@ -173,7 +148,7 @@ def table(page: Photographer) -> None:
 def api_docs(page: Photographer) -> None:
     page.open()
     page.browser.get(f"{page.url}/docs")
-    page.wait(lambda: page.browser.find_elements(By.CSS_SELECTOR, ".opblock"))
+    page.until(lambda: page.all(".opblock"))
     page.save("page-api-docs")
 
 
@@ -182,7 +157,7 @@ def key(page: Photographer) -> None:
         set_viewport(page.browser, *DESKTOP)
         set_media(page.browser, prefers_color_scheme="light", prefers_reduced_motion="reduce")
         _open_when_it_listens(page, f"http://127.0.0.1:{port}")
-        page.wait(lambda: page.find("#key-form").is_displayed())
+        page.until(lambda: page.find("#key-form").is_displayed())
         page.save("page-key")
 
 
@@ -200,11 +175,11 @@ def _open_when_it_listens(page: Photographer, url: str) -> None:
 def animation(page: Photographer) -> None:
     """Saves one frame per step as an animated WebP, without the controls below the answer."""
     page.open((860, 900))
-    page.run(STORY)
+    page.run_until_done(STORY)
     hidden = ".inspector, .refill, .settings, .head button, .switch, .speed-name"
     style = f"document.querySelectorAll('{hidden}').forEach((element) => element.remove())"
-    page.browser.execute_script(style)
-    page.browser.execute_script("document.querySelector('.caption').textContent = arguments[0]", STORY)
+    page.script(style)
+    page.script("document.querySelector('.caption').textContent = arguments[0]", STORY)
     frames = []
     for step in range(page.steps() + 1):
         page.set_step(step)
