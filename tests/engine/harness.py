@@ -310,13 +310,13 @@ def check_received(received: Received, result: Result, report: str, *, whole: bo
 def check_logprobs(received: Received, setup: Setup, ask: Ask, logits_of: LogitsOf | None) -> None:
     """Each token's, and the likeliest ones', are those of the step that last wrote its position, whatever the request
     has done to logits; of strategies without a naive decoder that forwards whole sequences, that there are as many."""
-    told = []
+    logprobs = []
     for output in received.outputs:
         assert output.logprobs is not None
-        told.append(output.logprobs)
-        assert len(told[-1].values) == len(output.new_tokens) + output.eos
-        assert (told[-1].end is not None) == output.eos
-    values = [value for one in told for value in one.values]
+        logprobs.append(output.logprobs)
+        assert len(logprobs[-1].values) == len(output.new_tokens) + output.eos
+        assert (logprobs[-1].end is not None) == output.eos
+    values = [value for one in logprobs for value in one.values]
     if setup.strategy not in ("multi_bd", "d2f"):
         return
     prompt = len(ask.prompt)
@@ -334,9 +334,9 @@ def check_logprobs(received: Received, setup: Setup, ask: Ask, logits_of: Logits
         for at in range(prompt, len(before)):
             if after[at] != before[at] and after[at] != setup.mask and at - prompt not in ask.fixed:
                 rows[at] = after[at], logits[at - setup.oracle.shift]
-    tokens = [*received.tokens, *(one.end for one in told if one.end is not None)]
+    tokens = [*received.tokens, *(one.end for one in logprobs if one.end is not None)]
     tops = [
-        list(zip(*pair, strict=True))[: setup.vocab] for one in told for pair in zip(one.ids, one.tops, strict=True)
+        list(zip(*pair, strict=True))[: setup.vocab] for one in logprobs for pair in zip(one.ids, one.tops, strict=True)
     ]
     for at, (token, value, top) in enumerate(zip(tokens, values, tops, strict=True), prompt):
         if at - prompt in ask.fixed:

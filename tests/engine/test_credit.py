@@ -61,5 +61,5 @@ def test_it_survives_a_preemption() -> None:
     for ask in asks:
         plain.add(replace(ask, params=replace(ask.params, algorithm="threshold")))
     plain.drain()
-    told = [[run.received[id].tokens for id in run.received] for run in (crowded, plain)]
-    assert told[0] != told[1], "credit decides nothing here"
+    outputs = [[run.received[id].tokens for id in run.received] for run in (crowded, plain)]
+    assert outputs[0] != outputs[1], "credit decides nothing here"

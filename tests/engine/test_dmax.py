@@ -135,7 +135,7 @@ def test_what_others_find_in_the_cache_is_of_ids_alone() -> None:
 
 def test_embeddings_matter() -> None:
     """Each field changes the answer of the hash model, as another embedding changes everything there."""
-    told = set()
+    outputs = set()
     changes = [{}, {"token_merge_top_k": 2}, {"token_merge_renormalize": False}, {"token_merge_weight": 0.25}]
     changes += [{"token_merge_mode": "iter_smooth_topk", "token_merge_weight": weight} for weight in (0.0, 0.25, 1.0)]
     for change in changes:
@@ -143,8 +143,8 @@ def test_embeddings_matter() -> None:
         id = run.add(Ask((1, 2, 4), replace(SLOW, **change)))
         run.drain()
         run.compare()
-        told.add(tuple(run.received[id].tokens))
-    assert len(told) == len(changes) - 1, "a weight means nothing to dmax_topk, and everything else something"
+        outputs.add(tuple(run.received[id].tokens))
+    assert len(outputs) == len(changes) - 1, "a weight means nothing to dmax_topk, and everything else something"
 
 
 REAL = Setup(
@@ -195,14 +195,14 @@ def test_committed_kv_is_a_fresh_prefills(llm: LLM) -> None:
     See docs/research/decoding-rules.md#invariant-3-cached-keys-and-values.
     """
     engine, prompt = llm.engine, (5, 9, 2, 40, 77, 1, 8)
-    told = []
+    new_tokens = []
     for id, ask in (("denoised", Ask(prompt, replace(SLOW, max_tokens=25))), ("prefilled", None)):
-        tokens = prompt if ask else (*prompt, *told)
+        tokens = prompt if ask else (*prompt, *new_tokens)
         engine.add(spec_of(id, ask or Ask((*tokens, 3), replace(SLOW, max_tokens=1), salt="fresh")))
         while engine.has_work():
             for output in engine.step():
-                told += output.new_tokens if ask else []
-    tokens = np.array([*prompt, *told])
+                new_tokens += output.new_tokens if ask else []
+    tokens = np.array([*prompt, *new_tokens])
     written = []
     for salt in ("", "fresh"):
         chain: list[bytes] = []

@@ -148,11 +148,11 @@ def test_errors_are_told_though_every_step_fails() -> None:
     engine.runner.launch_forward = Mock(side_effect=RuntimeError("out of luck"))  # type: ignore[method-assign]
     for number in range(3):
         engine.add(spec_of(f"r{number}", Ask((1, 2, 3), Params(max_tokens=5))))
-    told = []
+    counts = []
     while engine.has_work():
         engine.execute_step()
-        told.append(len(received))
-    assert told == [1, 2, 3]
+        counts.append(len(received))
+    assert counts == [1, 2, 3]
 
 
 def test_a_step_that_nobody_has_a_turn_in_tells_too() -> None:

@@ -88,10 +88,10 @@ def test_each_token_given_all_before_it(setup: Setup, replayed: bool) -> None:
     setup = replace(setup, replayed=replayed)
     text = [1, 2, 3, 5, 6, 7, 3, 4, 11, 2, 13, 9, 0, 3]
     for first in (1, 4, 6):
-        ((_, told),) = received(Run(setup), spec_of(setup, text, first, id="s")).items()
+        ((_, logprobs),) = received(Run(setup), spec_of(setup, text, first, id="s")).items()
         rows = expected(setup, text, first)
-        assert [token for token, _ in told] == text[first:]
-        for (token, value), row in zip(told, rows, strict=True):
+        assert [token for token, _ in logprobs] == text[first:]
+        for (token, value), row in zip(logprobs, rows, strict=True):
             np.testing.assert_allclose(value, max(row[token], MIN_LOGPROB), atol=1e-9)
 
 
@@ -109,7 +109,7 @@ def test_beside_others_and_several_a_forward(data: st.DataObject) -> None:
     run = Run(setup)
     answer = run.add(Ask((1, 2, 4), Params(max_tokens=20, ignore_eos=True)))
     queue = list(specs)
-    told: dict[str, list[tuple[int, float]]] = {}
+    logprobs: dict[str, list[tuple[int, float]]] = {}
     while run.engine.has_work() or queue:
         if queue:
             run.engine.add(queue.pop())
@@ -117,11 +117,11 @@ def test_beside_others_and_several_a_forward(data: st.DataObject) -> None:
             if output.id == answer:
                 run.received[answer].outputs.append(output)
             elif output.finish_reason is not None and output.logprobs is not None:
-                told[output.id] = list(zip(output.new_tokens, output.logprobs.values, strict=True))
+                logprobs[output.id] = list(zip(output.new_tokens, output.logprobs.values, strict=True))
     run.compare()
     for spec in specs:
-        assert [token for token, _ in told[spec.id]] == spec.forced_token_ids
-        for (token, value), row in zip(told[spec.id], rows[spec.id], strict=True):
+        assert [token for token, _ in logprobs[spec.id]] == spec.forced_token_ids
+        for (token, value), row in zip(logprobs[spec.id], rows[spec.id], strict=True):
             np.testing.assert_allclose(value, max(row[token], MIN_LOGPROB), atol=1e-9)
 
 
