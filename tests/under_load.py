@@ -1,8 +1,9 @@
 """Runs the CPU tests beside busy loops, to find tests that depend on how fast the machine is.
 
-``python -m tests.under_load`` runs every slice of the suite once. A slice is a large directory of tests, or all smaller
-ones together. Results are appended to a log. A slice that passed at this commit is skipped, so one pass can be spread
-over several runs. ``--repeat 20 tests/server/test_api.py`` runs some tests many times instead.
+``python -m tests.under_load`` runs every slice of the suite once, on two processors. A slice has at most 12 files of
+a directory, or of small directories. Results are appended to a log. A slice that passed at this commit is skipped, so
+one pass can be spread over several runs. ``--jobs 8`` runs eight slices at once, each on two processors of its own.
+``--repeat 20 tests/server/test_api.py`` runs some tests many times instead.
 """
 
 from __future__ import annotations
@@ -10,18 +11,22 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
+import queue
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LOG = ROOT / "build" / "under-load.jsonl"
-LARGE = ("tests/operator", "tests/server", "tests/engine", "tests/models", "tests/kernels")
+SLICE_FILES = 12
 CPU_TESTS = "not gpu and not gpu2 and not node and not browser and not clients and not slow"
 CPUS = 2
 BUSY_LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(10_000))"
@@ -50,10 +55,24 @@ class Result:
 
 
 def slices() -> list[list[str]]:
-    """Returns the paths of each slice: the large directories, and all other tests."""
+    """Returns the files of each slice: at most `SLICE_FILES` of one directory, or of the directories with few files."""
     tests = ROOT / "tests"
-    found = {f"tests/{path.relative_to(tests).parts[0]}" for path in tests.rglob("test_*.py")}
-    return [*([path] for path in LARGE), sorted(found.difference(LARGE))]
+    directories: dict[str, list[str]] = {}
+    for path in sorted(tests.rglob("test_*.py")):
+        directories.setdefault(path.relative_to(tests).parts[0], []).append(str(path.relative_to(ROOT)))
+    groups = [paths for paths in directories.values() if len(paths) > SLICE_FILES // 2]
+    groups.append([path for paths in directories.values() if len(paths) <= SLICE_FILES // 2 for path in paths])
+    result: list[list[str]] = []
+    for paths in sorted(groups, key=len, reverse=True):
+        count = math.ceil(len(paths) / SLICE_FILES)
+        result.extend(paths[number::count] for number in range(count))
+    return result
+
+
+def title(paths: list[str]) -> str:
+    """Returns a short name of a slice for messages."""
+    directories = sorted({"/".join(path.split("/")[:2]) for path in paths})
+    return paths[0] if len(paths) == 1 else f"{len(paths)} files of {', '.join(directories)}"
 
 
 @contextlib.contextmanager
@@ -98,9 +117,33 @@ def append(log: Path, result: Result) -> None:
     with log.open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(result)) + "\n")
     state = "passed" if result.passed_all else "FAILED"
-    print(
-        f"{state} pass {result.number} {' '.join(result.paths)}: {result.summary} ({result.seconds:.0f} s)", flush=True
-    )
+    print(f"{state} pass {result.number} {title(result.paths)}: {result.summary} ({result.seconds:.0f} s)", flush=True)
+
+
+def run_all(runs: list[tuple[int, list[str]]], log: Path, commit: str, loops: int, repeated: bool, jobs: int) -> int:
+    """Runs each (number, paths), `jobs` at once, and returns how many failed.
+
+    Each run has `CPUS` processors for its tests and its busy loops.
+    """
+    processors = sorted(os.sched_getaffinity(0))
+    pairs: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+    for number in range(jobs):
+        pairs.put(processors[number * CPUS : (number + 1) * CPUS])
+    lock = threading.Lock()
+
+    def run_one(number: int, paths: list[str]) -> bool:
+        pair = pairs.get()
+        os.sched_setaffinity(0, pair)  # of this thread; its processes inherit it
+        try:
+            result = run(commit, paths, number, loops, repeated)
+        finally:
+            pairs.put(pair)
+        with lock:
+            append(log, result)
+        return result.passed_all
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return sum(not passed for passed in pool.map(run_one, *zip(*runs, strict=True))) if runs else 0
 
 
 def main() -> int:
@@ -112,27 +155,27 @@ def main() -> int:
     parser.add_argument("--repeat", type=int, metavar="N", help="run the given paths N times, whatever the log has")
     parser.add_argument("--loops", type=int, default=4, metavar="N", help="busy loops beside the tests (%(default)s)")
     parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="slices at once, each on two processors (%(default)s)"
+    )
+    parser.add_argument(
         "--log", type=Path, default=LOG, metavar="FILE", help="where results are appended (%(default)s)"
     )
     options = parser.parse_args()
     if options.repeat and not options.path:
         parser.error("--repeat: name the directories, test files or tests to repeat")
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CPUS])
+    if not 1 <= options.jobs <= max(1, len(os.sched_getaffinity(0)) // CPUS):
+        parser.error(f"--jobs: this machine has processors for 1 to {len(os.sched_getaffinity(0)) // CPUS}")
     chosen = [[path] for path in options.path] or slices()
     commit = current_commit()
     # A dirty tree has the same name whatever it contains.
     known = [] if options.repeat or commit.endswith("-dirty") else read_log(options.log)
     known = [result for result in known if (result.commit, result.loops) == (commit, options.loops)]
     done = {(result.number, *result.paths) for result in known if result.passed_all and not result.repeated}
-    failed = 0
-    for number in range(1, (options.repeat or options.passes) + 1):
-        for paths in chosen:
-            if (number, *paths) in done:
-                print(f"skipped pass {number} {' '.join(paths)}: it passed at {commit}")
-            else:
-                result = run(commit, paths, number, options.loops, bool(options.repeat))
-                append(options.log, result)
-                failed += not result.passed_all
+    numbers = range(1, (options.repeat or options.passes) + 1)
+    runs = [(number, paths) for number in numbers for paths in chosen if (number, *paths) not in done]
+    if skipped := len(numbers) * len(chosen) - len(runs):
+        print(f"skipped {skipped} slices that passed at {commit}", flush=True)
+    failed = run_all(runs, options.log, commit, options.loops, bool(options.repeat), options.jobs)
     return 1 if failed else 0
 
 
