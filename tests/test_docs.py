@@ -76,7 +76,7 @@ def bench_flags() -> set[str]:
 # Flags of other programs that pages name.
 OTHER_FLAGS = {
     "pytest": {"--hypothesis-profile", "--timeout"},
-    "tests": {"--all", "--list", "--uses", "--write", "--repeat", "--passes"},  # tools in tests/
+    "tests": {"--all", "--list", "--uses", "--write", "--repeat", "--passes", "--jobs"},  # tools in tests/
     "docker": {"--gpus", "--name", "--rm", "--volume"},
     "helm": {
         *("--create-namespace", "--kube-version", "--namespace", "--reset-then-reuse-values", "--set"),
