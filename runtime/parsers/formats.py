@@ -11,6 +11,9 @@ from typing import Any
 
 from runtime.errors import RegisteredTwiceError
 
+# Nesting of a call's arguments. Chat templates refuse values that are nested more deeply in a later request.
+MAX_DEPTH = 64
+
 
 @dataclass(frozen=True)
 class Tool:
@@ -219,15 +222,26 @@ class BracketCounter:
 
 
 def parse_json(text: str) -> Any:
-    """Parses JSON. Raises ValueError for anything else, including NaN, infinities and unlimited nesting."""
+    """Parses JSON.
+
+    Raises:
+        ValueError: It is no JSON, has NaN or infinities, or is nested more than `MAX_DEPTH` levels.
+    """
 
     def wrong(name: str) -> Any:
         raise ValueError(name)
 
     try:
-        return json.loads(text, parse_constant=wrong)
-    except RecursionError:
+        value = json.loads(text, parse_constant=wrong)
+    except RecursionError:  # Python's limit differs between versions
         raise ValueError("nested too deeply") from None
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        containers = [item for item in level if isinstance(item, dict | list)]
+        level = [child for item in containers for child in (item.values() if isinstance(item, dict) else item)]
+    if level:
+        raise ValueError("nested too deeply")
+    return value
 
 
 def dump_json(value: Any) -> str:

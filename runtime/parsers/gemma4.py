@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime.parsers.formats import (
+    MAX_DEPTH,
     CallReader,
     NotACall,
     ParsedCall,
@@ -22,7 +23,6 @@ from runtime.parsers.formats import (
 )
 
 OPENS, CLOSES, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
-MAX_DEPTH = 64
 _NAME = re.compile(r"\s*call:\s*([\w.:/-]+)\s*(?=\{)")
 _KEY = re.compile(r'\s*([^\s:{}\[\],<>"]+)\s*:')
 _UNQUOTED = re.compile(r"[^,:{}\[\]]+")

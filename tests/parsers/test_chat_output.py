@@ -25,6 +25,7 @@ from runtime.parsers import (
     tool_formats,
 )
 from runtime.parsers.chat_output import MAX_FAILED_CALLS
+from runtime.parsers.formats import MAX_DEPTH
 from tests.calls import count_calls
 
 WEATHER = Tool(
@@ -219,11 +220,22 @@ def test_calls_are_read(key: str) -> None:
         '<tool_call>\n{"name": "weather", "arguments": {"x": NaN}}\n</tool_call>',
         '<tool_call>\n{"name": "weather", "arguments": {"x": 1e999}}\n</tool_call>',
         "<tool_call>\n{'name': 'weather'}\n</tool_call>",
-        '<tool_call>\n{"name": "weather", "arguments": ' + '{"x": ' * 2000 + "1" + "}" * 2001 + "\n</tool_call>",
     ],
 )  # fmt: skip
 def test_what_is_no_call_is_text(text: str) -> None:
     assert read(text, []) == {"reasoning": "", "content": text, "calls": []}
+
+
+@pytest.mark.parametrize("brackets", [('{"x": ', "}"), ("[", "]")], ids=["objects", "lists"])
+@pytest.mark.parametrize(
+    ("levels", "called"), [(MAX_DEPTH - 1, True), (MAX_DEPTH, False), (2000, False), (200_000, False)]
+)
+def test_a_call_that_is_nested_too_deeply_is_text(brackets: tuple[str, str], levels: int, called: bool) -> None:
+    opening, closing = brackets
+    value = opening * (levels - 1) + "1" + closing * (levels - 1)
+    text = f'<tool_call>\n{{"name": "weather", "arguments": {{"x": {value}}}}}\n</tool_call>'
+    found = read(text, [])
+    assert (found["content"], len(found["calls"])) == (("", 1) if levels < MAX_DEPTH else (text, 0))
 
 
 @pytest.mark.parametrize(
