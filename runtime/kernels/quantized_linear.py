@@ -7,6 +7,8 @@ registers, where codes are converted. Each group's partial sum is scaled once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -17,20 +19,24 @@ from runtime.kernels.quantized_tensor import Fp8, GroupQuantized, QuantizedTenso
 CHUNK_ELEMENTS = 1 << 22  # elements of a weight that are dequantized at once
 
 
-def quantized_linear_torch(x: torch.Tensor, weight: QuantizedTensor, bias: torch.Tensor | None) -> torch.Tensor:
+def quantized_linear_torch(
+    x: torch.Tensor, weight: QuantizedTensor, bias: torch.Tensor | None,
+    linear: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] = F.linear,
+) -> torch.Tensor:  # fmt: skip
     """Returns x [rows, inputs] @ weight^T + bias, [rows, outputs] in x's dtype.
 
     Args:
         weight: [outputs, inputs]; bias: [outputs].
+        linear: GEMM of a dequantized chunk of the weight.
     """
     outputs, inputs = weight.shape
     step = max(1, CHUNK_ELEMENTS // inputs)
     if step >= outputs:
-        return F.linear(x, weight.dequantize(x.dtype), bias)
+        return linear(x, weight.dequantize(x.dtype), bias)
     out = x.new_empty(len(x), outputs)
     for first in range(0, outputs, step):
         columns = slice(first, first + step)
-        out[:, columns] = F.linear(x, weight[columns].dequantize(x.dtype), None if bias is None else bias[columns])
+        out[:, columns] = linear(x, weight[columns].dequantize(x.dtype), None if bias is None else bias[columns])
     return out
 
 

@@ -14,7 +14,7 @@ import torch
 
 from runtime.errors import ConfigError, RegisteredTwiceError
 from runtime.kernels.activation import deinterleave, interleaved_index
-from runtime.kernels.ops import KernelSet
+from runtime.kernels.ops import KernelSet, QuantizedLinearKernel
 from runtime.kernels.quantized_tensor import QuantizedTensor
 from runtime.layers.parameter import Weight, require_finite
 from runtime.layers.sharding import Index, WeightSlice
@@ -27,19 +27,22 @@ class QuantizedWeight(Weight):
 
     Attributes:
         kernel_arg: the quantized tensor.
-        kernels: kernels of the format.
+        linear: GEMM kernel of the format.
         group_size: inputs that share a scale and may not be split; None for one scale per row.
         interleaved: gate and up rows are interleaved (``kernels/activation.py``).
     """
 
     __slots__ = ("kernel_arg",)  # as `UnquantizedWeight.tensor`
     kernel_arg: Any
-    kernels: Any
     group_size: int | None = None
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, kernel_arg: Any, *, interleaved: bool) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], dtype: torch.dtype, kernel_arg: Any, linear: QuantizedLinearKernel, *,
+        interleaved: bool,
+    ) -> None:  # fmt: skip
         super().__init__(shape, dtype)
         self.kernel_arg = kernel_arg
+        self.linear = linear
         self.interleaved = interleaved
 
     @abstractmethod
@@ -60,10 +63,7 @@ class QuantizedWeight(Weight):
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Returns outputs in the order of a checkpoint; the format's kernels keep interleaved outputs interleaved."""
-        if self.interleaved:
-            return super().matmul(x, bias)
-        out: torch.Tensor = self.kernels.linear(x, self.kernel_arg, bias)
-        return out
+        return super().matmul(x, bias) if self.interleaved else self.linear(x, self.kernel_arg, bias)
 
     @property
     def tensor(self) -> torch.Tensor:

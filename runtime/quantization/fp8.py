@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.ops import Fp8Kernels, KernelSet
+from runtime.kernels.ops import KernelSet
 from runtime.kernels.quantized_tensor import E4M3, FP8_MAX, Fp8, quantize_fp8_reference
 from runtime.quantization.base import QuantizedWeight, WeightFormat, register_format
 
@@ -18,13 +18,12 @@ class Fp8Weight(QuantizedWeight):
     max_code = FP8_MAX
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: Fp8Kernels, *,
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: KernelSet,
         interleaved: bool = False,
     ) -> None:  # fmt: skip
         values = torch.empty(shape, dtype=E4M3, device=device)
         scales = torch.empty(shape[:-1], dtype=torch.float32, device=device)
-        super().__init__(shape, dtype, Fp8(values, scales), interleaved=interleaved)
-        self.kernels = kernels
+        super().__init__(shape, dtype, Fp8(values, scales), kernels.fp8_linear, interleaved=interleaved)
 
     def pack(self, x: torch.Tensor) -> Fp8:
         return quantize_fp8_reference(x)
@@ -43,10 +42,4 @@ def check_fp8(device: torch.device, dtype: torch.dtype) -> None:
             )
 
 
-def _make(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: KernelSet, interleaved: bool
-) -> QuantizedWeight:
-    return Fp8Weight(shape, dtype, device, kernels.fp8, interleaved=interleaved)
-
-
-register_format(WeightFormat("fp8", _make, check_fp8))
+register_format(WeightFormat("fp8", Fp8Weight, check_fp8))

@@ -53,7 +53,7 @@ def check_attached_fp8(rows: int, size: int, activation: Activation, dtype: torc
     x, residual = (random(rows, size, dtype=dtype, device=device, seed=s) for s in (40, 41))
     weight = 1 + random(size, dtype=dtype, device=device, seed=42, scale=0.2)
     gates = random(rows, 2 * size, dtype=dtype, device=device, seed=43, scale=3.0)
-    plain, own = TRITON, TRITON.fp8
+    plain, own = TRITON, TRITON.for_quantization("fp8")
     for out, expected in (
         (own.rms_norm(x, weight, 1e-6), plain.rms_norm(x, weight, 1e-6)),
         (own.rms_norm(x, None, 1e-6), plain.rms_norm(x, None, 1e-6)),
@@ -199,7 +199,7 @@ def batch_invariant_linear(rows: int, inputs: int, outputs: int, kind: str, dtyp
     x = random(rows, inputs, dtype=dtype, device=device, seed=70)
     weight = quantized(random(outputs, inputs, dtype=dtype, device=device, seed=71, scale=inputs**-0.5), kind)
     bias = random(outputs, dtype=dtype, device=device, seed=72)
-    return lambda some: (BATCH_INVARIANT_TRITON.group_quantized.linear(x[some], weight, bias),)
+    return lambda some: (BATCH_INVARIANT_TRITON.group_quantized_linear(x[some], weight, bias),)
 
 
 def batch_invariant_moe(

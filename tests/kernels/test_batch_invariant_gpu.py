@@ -60,7 +60,7 @@ def test_all_tiles_sum_alike(dtype):
 @SHAPES
 def test_fp8_product(inputs, outputs):
     x, weight = made(ROWS, inputs), quantize_fp8(made(outputs, inputs, seed=1))
-    same(lambda part: FIXED.fp8.linear(x[part], weight, None))
+    same(lambda part: FIXED.fp8_linear(x[part], weight, None))
 
 
 @FEW_BITS

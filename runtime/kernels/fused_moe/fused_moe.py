@@ -13,6 +13,7 @@ first operand, because tensor cores read their converted codes from registers.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from runtime.kernels.activation import Activation, act_and_mul_reference, interleave_group, store_gated_tile
 from runtime.kernels.common import has_descriptor, make_descriptor, multiprocessors, tl, tma_load, triton, wide
@@ -28,7 +29,7 @@ from runtime.kernels.fused_moe.tile_config import (
     group_quantized_config,
 )
 from runtime.kernels.quantized_linear import group_quantized_gemm, group_size, quantized_linear_torch
-from runtime.kernels.quantized_tensor import Fp8, GroupQuantized, QuantizedTensor, quantize_fp8, quantized_of
+from runtime.kernels.quantized_tensor import Fp8, GroupQuantized, quantize_fp8, quantized_of
 
 Matrices = torch.Tensor | Fp8 | GroupQuantized  # weights of all experts, [experts, outputs, inputs]
 PROGRAMS_PER_SM = 2  # resident programs per SM of the persistent kernel
@@ -40,15 +41,9 @@ FEW_ROWS = 512
 
 
 def moe_reference(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    shared: torch.Tensor | None,
-    activation: Activation = "silu",
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Matrices, down: Matrices,
+    shared: torch.Tensor | None, activation: Activation = "silu", out: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     """``shared[t] + sum_j weights[t, j] * expert[ids[t, j]](x[t])``, accumulated in float32 (float64 for float64).
 
     Args:
@@ -63,11 +58,17 @@ def moe_reference(
     """
     up = wide(x.dtype)
     total = torch.zeros_like(x, dtype=up) if shared is None else shared.to(up).clone()
-    for expert in range(len(gate_up)):
+    for expert in ids[ids >= 0].unique().tolist():  # one at a time, so that one is dequantized at a time
         row, choice = (ids == expert).nonzero(as_tuple=True)
-        hidden = act_and_mul_reference(x[row] @ gate_up[expert].t(), activation)
-        total.index_add_(0, row, weights[row, choice, None].to(up) * (hidden @ down[expert].t()).to(up))
+        hidden = act_and_mul_reference(expert_linear(x[row], gate_up, expert), activation)
+        total.index_add_(0, row, weights[row, choice, None].to(up) * expert_linear(hidden, down, expert).to(up))
     return store_result(total.to(x.dtype), out)
+
+
+def expert_linear(x: torch.Tensor, weights: Matrices, expert: int) -> torch.Tensor:
+    """Returns x [rows, inputs] @ weights[expert]^T."""
+    weight = weights[expert]
+    return F.linear(x, weight) if isinstance(weight, torch.Tensor) else quantized_linear_torch(x, weight, None)
 
 
 def store_result(result: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
@@ -76,46 +77,31 @@ def store_result(result: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor
 
 
 def moe_torch(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    shared: torch.Tensor | None,
-    activation: Activation = "silu",
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """`moe_reference` with few calls, for CPUs: rows sorted by expert, and batched if there are few.
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Matrices, down: Matrices,
+    shared: torch.Tensor | None, activation: Activation = "silu", out: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """`moe_reference`, with few calls for unquantized weights: rows are sorted by expert, and batched if there are few.
 
     The result of a row depends on the other rows only by rounding.
     """
-    rows, top_k = ids.shape
-    experts = gate_up.shape[0]
-    flat = ids.flatten().long()
+    if not isinstance(gate_up, torch.Tensor) or not isinstance(down, torch.Tensor):
+        return moe_reference(x, ids, weights, gate_up, down, shared, activation, out)
+    experts, flat = len(gate_up), ids.flatten().long()
     num_padding, counts = torch.bincount(flat + 1, minlength=experts + 1).split([1, experts])
     order = flat.argsort(stable=True)[int(num_padding) :]  # pairs (row, choice) grouped by expert
-    inputs = x[order // top_k]
+    inputs = x[order // ids.shape[1]]
     if experts * int(counts.max()) <= max(PADDING_LIMIT * len(flat), FEW_ROWS):
         outputs = _batched(inputs, flat[order], counts, gate_up, down, activation)
     else:
-        outputs = _one_by_one(inputs, counts.tolist(), gate_up, down, activation)
-    up = wide(x.dtype)
-    by_choice = outputs.new_zeros(rows * top_k, outputs.shape[1]).index_copy_(0, order, outputs)
-    by_choice = by_choice.unflatten(0, (rows, top_k)).to(up)
-    total = torch.zeros_like(x, dtype=up) if shared is None else shared.to(up)
-    for choice, weight in enumerate(weights.to(up).split(1, dim=1)):
-        total = torch.addcmul(total, weight, by_choice[:, choice])
-    return store_result(total.to(x.dtype), out)
+        hidden = act_and_mul_reference(grouped_gemm(inputs, counts, gate_up), activation)
+        outputs = grouped_gemm(hidden, counts, down)
+    return store_result(sum_choices(outputs, order, weights, shared), out)
 
 
 def _batched(
-    inputs: torch.Tensor,
-    experts: torch.Tensor,
-    counts: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    inputs: torch.Tensor, experts: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
     activation: Activation,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """One batched GEMM for all experts, padded to the largest number of rows: few calls, for few rows."""
     starts = counts.cumsum(0) - counts
     padded_index = experts * int(counts.max()) + torch.arange(len(inputs), device=inputs.device) - starts[experts]
@@ -127,43 +113,37 @@ def _batched(
     return torch.bmm(hidden, down.transpose(1, 2)).flatten(0, 1)[padded_index]
 
 
-def _one_by_one(
-    inputs: torch.Tensor, counts: list[int], gate_up: torch.Tensor, down: torch.Tensor, activation: Activation
-) -> torch.Tensor:
-    """One GEMM per expert without padding: for many rows or uneven routing."""
-    hidden = inputs.new_empty(len(inputs), gate_up.shape[1])
-    outputs = torch.empty_like(inputs)
-    for expert, (source, target) in enumerate(zip(inputs.split(counts), hidden.split(counts), strict=True)):
+def grouped_gemm(x: torch.Tensor, counts: torch.Tensor, stack: torch.Tensor) -> torch.Tensor:
+    """Returns [rows, outputs]: the first ``counts[0]`` rows of `x` [rows, inputs] times ``stack[0]`` [outputs, inputs],
+    and so on.
+    """
+    if x.is_cuda and x.dtype == torch.bfloat16:
+        return F.grouped_mm(x, stack.transpose(1, 2), offs=counts.cumsum(0).int())
+    sizes = counts.tolist()
+    out = x.new_empty(len(x), stack.shape[1])
+    for weight, source, target in zip(stack, x.split(sizes), out.split(sizes), strict=True):
         if len(source):
-            torch.mm(source, gate_up[expert].t(), out=target)
-    activated = act_and_mul_reference(hidden, activation)
-    for expert, (source, target) in enumerate(zip(activated.split(counts), outputs.split(counts), strict=True)):
-        if len(source):
-            torch.mm(source, down[expert].t(), out=target)
-    return outputs
+            torch.mm(source, weight.t(), out=target)
+    return out
 
 
-def quantized_moe_torch(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    gate_up: QuantizedTensor,
-    down: QuantizedTensor,
-    shared: torch.Tensor | None,
-    activation: Activation = "silu",
-    out: torch.Tensor | None = None,
+def sum_choices(
+    outputs: torch.Tensor, order: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None
 ) -> torch.Tensor:
-    """`moe_reference` with quantized weights; one expert is dequantized at a time."""
-    up = wide(x.dtype)
-    total = torch.zeros_like(x, dtype=up) if shared is None else shared.to(up).clone()
-    for expert in ids.unique().tolist():
-        if expert < 0:
-            continue
-        row, choice = (ids == expert).nonzero(as_tuple=True)
-        hidden = act_and_mul_reference(quantized_linear_torch(x[row], gate_up[expert], None), activation)
-        outputs = quantized_linear_torch(hidden, down[expert], None)
-        total.index_add_(0, row, weights[row, choice, None].to(up) * outputs.to(up))
-    return store_result(total.to(x.dtype), out)
+    """Returns the weighted sum per row, [rows, hidden], plus `shared`, added up in the order of the choices.
+
+    Args:
+        outputs: [pairs, hidden], of the token-expert pairs `order`; pair p is choice ``p % top_k`` of row
+            ``p // top_k``. Pairs that are left out count as 0.
+        weights: [rows, top_k].
+    """
+    (rows, top_k), up = weights.shape, wide(outputs.dtype)
+    by_choice = outputs.new_zeros(rows * top_k, outputs.shape[1]).index_copy_(0, order, outputs)
+    by_choice = by_choice.view(rows, top_k, -1).to(up)
+    total = torch.zeros_like(by_choice[:, 0]) if shared is None else shared.to(up)
+    for choice, weight in enumerate(weights.to(up).split(1, dim=1)):
+        total = torch.addcmul(total, weight, by_choice[:, choice])
+    return total.to(outputs.dtype)
 
 
 @triton.jit
