@@ -210,7 +210,7 @@ def fused_gate_up_reference(x: torch.Tensor, weight: torch.Tensor, activation: A
     return act_and_mul_reference(F.linear(x, deinterleave(weight)), activation)
 
 
-@triton.jit(do_not_specialize=["rows", "heights"])  # avoids a recompilation per value
+@triton.jit(do_not_specialize=["rows", "row_tiles"])  # avoids a recompilation per value
 def _fused_gate_up(
     x_desc, weights, extra_weights, out_ptr, rows, row_tiles,
     INPUTS: tl.constexpr, WIDTH: tl.constexpr, INTERLEAVE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
