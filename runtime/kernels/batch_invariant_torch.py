@@ -19,7 +19,7 @@ from runtime.kernels.lora import LoRARows, add_lora_reference
 from runtime.kernels.moe_router import RoutingConfig, apply_factor, router_logits_reference, select_experts_reference
 from runtime.kernels.quantized_linear import quantized_linear_torch
 from runtime.kernels.quantized_tensor import QuantizedTensor
-from runtime.kernels.rotary_and_cache import qk_norm_rope_reference, write_kv_reference
+from runtime.kernels.rotary_and_cache import QKNormRopeConfig, qk_norm_rope_reference, write_kv_reference
 
 TensorPair = tuple[torch.Tensor, torch.Tensor]
 
@@ -60,17 +60,13 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor |
 
 def qk_norm_rope_and_cache(
     qkv: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, q_weight: torch.Tensor | None,
-    k_weight: torch.Tensor | None, heads: int, kv_heads: int, eps: float, clip: float | None = None, *,
-    slots: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
-    pair_stride: int | None = None, v_norm: bool = False, v_from_k: bool = False,
+    k_weight: torch.Tensor | None, config: QKNormRopeConfig, slots: torch.Tensor, k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
     result = [
-        qk_norm_rope_reference(
-            row, position, table, q_weight, k_weight, heads, kv_heads, eps, clip, pair_stride=pair_stride,
-            v_norm=v_norm, v_from_k=v_from_k,
-        )
+        qk_norm_rope_reference(row, position, table, q_weight, k_weight, config)
         for row, position in zip(split_rows(qkv), positions.split(1), strict=True)
-    ]  # fmt: skip
+    ]
     q, k, v = (torch.cat(rows) for rows in zip(*result, strict=True))
     write_kv_reference(k, v, slots, k_cache, v_cache)
     return q

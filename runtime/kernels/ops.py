@@ -37,7 +37,11 @@ from runtime.kernels.moe_router import (
     select_experts_reference,
 )
 from runtime.kernels.quantized_linear import fp8_linear, group_quantized_linear, quantized_linear_torch
-from runtime.kernels.rotary_and_cache import qk_norm_rope_and_cache, qk_norm_rope_and_cache_reference
+from runtime.kernels.rotary_and_cache import (
+    QKNormRopeConfig,
+    qk_norm_rope_and_cache,
+    qk_norm_rope_and_cache_reference,
+)
 from runtime.kernels.topk_topp_sampling import topk_topp_sample
 from runtime.kernels.unmask import BlockInputs, SampledRows, UnmaskOutput, threshold_unmask
 from runtime.kernels.weighted_embedding import soft_embedding, soft_embedding_reference
@@ -51,6 +55,13 @@ SoftEmbeddingKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor], torch.Te
 RMSNormKernel = Callable[[torch.Tensor, OptTensor, float], torch.Tensor]
 AddRMSNormKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor, float], TensorPair]
 GemmAddNormKernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, OptTensor, float], TensorPair]
+QKNormRopeAndCacheKernel = Callable[
+    [
+        torch.Tensor, torch.Tensor, torch.Tensor, OptTensor, OptTensor, QKNormRopeConfig, torch.Tensor, torch.Tensor,
+        torch.Tensor,
+    ],
+    torch.Tensor,
+]  # fmt: skip
 ActAndMulKernel = Callable[[torch.Tensor, Activation], torch.Tensor]
 FusedGateUpKernel = Callable[[torch.Tensor, torch.Tensor, Activation], torch.Tensor]
 RouterLogitsKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor], torch.Tensor]
@@ -64,15 +75,6 @@ MoEAddNormKernel = Callable[
 ]
 UnmaskKernel = Callable[[BlockInputs, SampledRows, int | None, torch.Tensor], UnmaskOutput]
 SoftmaxStatsKernel = Callable[[torch.Tensor, StatsRequest], SoftmaxStats]
-
-
-class QKNormRopeAndCacheKernel(Protocol):
-    def __call__(
-        self, qkv: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, q_weight: torch.Tensor | None,
-        k_weight: torch.Tensor | None, heads: int, kv_heads: int, eps: float, clip: float | None = None, *,
-        slots: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
-        pair_stride: int | None = None, v_norm: bool = False, v_from_k: bool = False,
-    ) -> torch.Tensor: ...  # fmt: skip
 
 
 class LMHeadArgmaxKernel(Protocol):

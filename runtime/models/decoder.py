@@ -17,6 +17,7 @@ from torch import nn
 from runtime.kernels.common import wide
 from runtime.kernels.forward_batch import ForwardBatch
 from runtime.kernels.moe_router import RoutingConfig
+from runtime.kernels.rotary_and_cache import QKNormRopeConfig
 from runtime.layers.attention import AttentionShape, BatchAttention, make_attention
 from runtime.layers.embedding import Embedding
 from runtime.layers.kv_pool import KVPool, KVShape
@@ -142,11 +143,9 @@ class SelfAttention(nn.Module):
 
     def __init__(self, factory: LayerFactory, config: DecoderConfig) -> None:
         super().__init__()
-        self.config = config
         self.kernels = factory.kernels
-        self.heads, self.kv_heads, rows, columns = attention_shards(
-            factory, config.heads, config.kv_heads, config.head_dim
-        )
+        heads, kv_heads, rows, columns = attention_shards(factory, config.heads, config.kv_heads, config.head_dim)
+        self.qkv_config = QKNormRopeConfig(heads, kv_heads, config.eps, config.clip)
         self.qkv_proj = Linear(
             factory, config.hidden, (config.heads + 2 * config.kv_heads) * config.head_dim, bias=config.qkv_bias,
             outputs_shard=rows,
@@ -173,8 +172,7 @@ class SelfAttention(nn.Module):
             self.qkv_proj(x), context.batch.positions, context.rotary,
             None if self.q_norm is None else tensor_of(self.q_norm.weight),
             None if self.k_norm is None else tensor_of(self.k_norm.weight),
-            self.heads, self.kv_heads, self.config.eps, self.config.clip,
-            slots=context.batch.slots, k_cache=kv.k, v_cache=kv.v,
+            self.qkv_config, context.batch.slots, kv.k, kv.v,
         )  # fmt: skip
         if context.query_scaling is not None:
             q = q * context.query_scaling

@@ -20,6 +20,7 @@ from runtime.kernels.forward_batch import ForwardBatch
 from runtime.kernels.fused_moe.moe_sum import TopKOutputs
 from runtime.kernels.layernorm import NormOutputs, SandwichNormOps
 from runtime.kernels.moe_router import RoutingConfig
+from runtime.kernels.rotary_and_cache import QKNormRopeConfig
 from runtime.layers.attention import AttentionShape, BatchAttention, make_attention
 from runtime.layers.embedding import Embedding
 from runtime.layers.kv_pool import KVPool, KVShape
@@ -301,24 +302,25 @@ class SelfAttention(nn.Module):
 
     def __init__(self, factory: LayerFactory, config: DiffusionGemmaConfig, kind: Kind) -> None:
         super().__init__()
-        self.kind, self.eps = kind, config.eps
         self.kernels = factory.kernels
-        self.heads, self.kv_heads, rows, columns = attention_shards(
-            factory, config.heads, kind.kv_heads, kind.head_dim, values=kind.window is not None
+        v_from_k = kind.window is None
+        heads, kv_heads, rows, columns = attention_shards(
+            factory, config.heads, kind.kv_heads, kind.head_dim, values=not v_from_k
         )
-        stored = config.heads + (1 if kind.window is None else 2) * kind.kv_heads
+        self.qkv_config = QKNormRopeConfig(
+            heads, kv_heads, config.eps, pair_stride=kind.head_dim // 2, v_norm=True, v_from_k=v_from_k
+        )
+        stored = config.heads + (1 if v_from_k else 2) * kind.kv_heads
         self.qkv_proj = Linear(factory, config.hidden, stored * kind.head_dim, bias=False, outputs_shard=rows)
         self.q_weight = factory.parameter(kind.head_dim)
         self.k_weight = factory.parameter(kind.head_dim)
         self.o_proj = Linear(factory, config.heads * kind.head_dim, config.hidden, bias=False, inputs_shard=columns)
 
     def forward(self, x: torch.Tensor, context: KindContext, pool: KVPool, layer: int) -> torch.Tensor:
-        kind, batch = self.kind, context.batch
-        kv = pool.layer(layer)
+        batch, kv = context.batch, pool.layer(layer)
         q = self.kernels.qk_norm_rope_and_cache(
-            self.qkv_proj(x), batch.positions, context.rotary, self.q_weight.tensor, self.k_weight.tensor, self.heads,
-            self.kv_heads, self.eps, slots=batch.slots, k_cache=kv.k, v_cache=kv.v, pair_stride=kind.head_dim // 2,
-            v_norm=True, v_from_k=kind.window is None,
+            self.qkv_proj(x), batch.positions, context.rotary, self.q_weight.tensor, self.k_weight.tensor,
+            self.qkv_config, batch.slots, kv.k, kv.v,
         )  # fmt: skip
         return self.o_proj(context.attention.run(q, kv).flatten(1))
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from runtime.kernels.common import tl, triton, wide
+from runtime.kernels.common import add_residual, normed_row, tl, triton, wide
 from runtime.kernels.quantized_tensor import FP8_MAX, MIN_SCALE, Fp8, attach_quantized, empty_fp8, store_quantized_row
 
 
@@ -61,13 +61,8 @@ def _moe_sum(
     if SHARED:
         acc += tl.load(shared_ptr + row * HIDDEN + column, mask=ok, other=0.0).to(tl.float32)
     if NORM:
-        acc += tl.load(residual_ptr + row * HIDDEN + column, mask=ok, other=0.0).to(tl.float32)
-        total = acc.to(sum_ptr.dtype.element_ty)
-        tl.store(sum_ptr + row * HIDDEN + column, total, mask=ok)
-        acc = total.to(tl.float32)  # the norm's input is the rounded sum
-        acc = acc * (1.0 / tl.sqrt(tl.sum(acc * acc, 0) / HIDDEN + eps))
-        if WEIGHTED:
-            acc = acc * tl.load(norm_ptr + column, mask=ok, other=0.0).to(tl.float32)
+        acc = add_residual(acc, residual_ptr, sum_ptr, row * HIDDEN + column, ok)
+        acc = normed_row(acc, norm_ptr, column, ok, eps, HIDDEN, WEIGHTED)
     out = acc.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + row * HIDDEN + column, out, mask=ok)
     if QUANTIZED:
