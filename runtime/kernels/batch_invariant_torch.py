@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from runtime.kernels.activation import Activation, act_and_mul_reference
 from runtime.kernels.fused_moe.fused_moe import Matrices, expert_linear, store_result
 from runtime.kernels.layernorm import add_rms_norm_reference, rms_norm_reference
+from runtime.kernels.linear import quantized_linear_torch
 from runtime.kernels.lora import LoRARows, add_lora_reference
 from runtime.kernels.moe_router import RoutingConfig, apply_factor, router_logits_reference, select_experts_reference
-from runtime.kernels.quantized_linear import quantized_linear_torch
 from runtime.kernels.quantized_tensor import QuantizedTensor
 from runtime.kernels.rotary_and_cache import QKNormRopeConfig, qk_norm_rope_reference, write_kv_reference
 

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 
 from runtime.kernels import batch_invariant_torch
 from runtime.kernels.activation import Activation, act_and_mul, act_and_mul_quant, act_and_mul_reference, fused_gate_up
-from runtime.kernels.batch_invariant_gemm import batch_invariant_gemm
 from runtime.kernels.fused_argmax import ArgmaxOutput, lm_head_argmax, lm_head_argmax_reference
 from runtime.kernels.fused_moe.fused_moe import fused_experts, fused_moe, fused_moe_add_norm, moe_torch
 from runtime.kernels.fused_softmax_stats import SoftmaxStats, StatsRequest, softmax_stats
@@ -28,6 +27,7 @@ from runtime.kernels.layernorm import (
     rms_norm_quant,
     rms_norm_reference,
 )
+from runtime.kernels.linear import batch_invariant_gemm, fp8_linear, group_quantized_linear, quantized_linear_torch
 from runtime.kernels.lora import LoRAKernel, add_lora, add_lora_reference
 from runtime.kernels.moe_router import (
     RoutingConfig,
@@ -36,7 +36,6 @@ from runtime.kernels.moe_router import (
     select_experts,
     select_experts_reference,
 )
-from runtime.kernels.quantized_linear import fp8_linear, group_quantized_linear, quantized_linear_torch
 from runtime.kernels.rotary_and_cache import (
     QKNormRopeConfig,
     qk_norm_rope_and_cache,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from runtime.kernels.batch_invariant_gemm import GemmTile
 from runtime.kernels.common import tl, triton, wide
+from runtime.kernels.linear import GemmTile
 
 WIDE_CHUNK = 8192  # table rows converted to float32 at once on devices that cannot accumulate in float32
 SPLIT_SIZE = 16384  # ids per split

@@ -14,10 +14,10 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from runtime.kernels import (  # noqa: E402
     activation,
-    batch_invariant_gemm,
     fused_argmax,
     fused_softmax_stats,
     layernorm,
+    linear,
     lora,
     moe_router,
     paged_attention,
@@ -406,7 +406,7 @@ def test_putting_shares_together():
 )
 def test_product(rows, dtype, described):
     size = dtype.itemsize
-    how, p = batch_invariant_gemm.tile_sizes(rows, 2048, size), POINTER[dtype]
+    how, p = linear.batch_invariant_tile_sizes(rows, 2048, size), POINTER[dtype]
     types = {"bias_ptr": p, "out_ptr": p, "rows": "i32"}
     for name, height in (("x_desc", how.rows), ("weights", how.columns)):
         types[name] = boxed(height, how.depth) if described else p
@@ -414,7 +414,7 @@ def test_product(rows, dtype, described):
         "INPUTS": 2048, "OUTPUTS": 3072, "ROWS": how.rows, "COLUMNS": how.columns, "DEPTH": how.depth,
         "STAGES": how.stages, "BIASED": True, "X_TMA": described, "TMA": described,
     }  # fmt: skip
-    compiled = build(batch_invariant_gemm._gemm, types, constants, num_warps=how.warps)
+    compiled = build(linear._gemm, types, constants, num_warps=how.warps)
     if size == 2:
         assert spilled(compiled) == 0
         assert "wgmma" in compiled.asm["ptx"]

@@ -28,7 +28,7 @@ from runtime.kernels.fused_moe.tile_config import (
     get_config,
     group_quantized_config,
 )
-from runtime.kernels.quantized_linear import group_quantized_gemm, group_size, quantized_linear_torch
+from runtime.kernels.linear import group_quantized_gemm, group_size, quantized_linear_torch
 from runtime.kernels.quantized_tensor import Fp8, GroupQuantized, quantize_fp8, quantized_of
 
 Matrices = torch.Tensor | Fp8 | GroupQuantized  # weights of all experts, [experts, outputs, inputs]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from runtime.kernels.common import triton
-from runtime.kernels.quantized_linear import depth_of, group_size
+from runtime.kernels.linear import depth_of, group_size
 from runtime.kernels.quantized_tensor import GroupQuantized
 
 TAIL_ROWS = (
