@@ -111,17 +111,6 @@ class LoRAWeight(Weight):
     def kernel_arg(self) -> Any:
         return self.base.kernel_arg
 
-    @property
-    def nbytes(self) -> int:
-        return self.base.nbytes
-
-    @property
-    def size(self) -> int:
-        return self.base.size
-
-    def load(self, index: Index, tensor: torch.Tensor) -> int:
-        return self.base.load(index, tensor)
-
     def load_slice(self, part: WeightSlice, tensor: torch.Tensor) -> int:
         return self.base.load_slice(part, tensor)
 

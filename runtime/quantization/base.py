@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -54,13 +53,6 @@ class QuantizedWeight(Weight):
     def max_code(self) -> float:
         """Largest absolute code."""
 
-    def select(self, index: int | slice) -> Self:
-        """Returns a weight that shares the memory of these matrices of the stack."""
-        result = copy.copy(self)
-        result.kernel_arg = self.kernel_arg[index]
-        result.shape = result.kernel_arg.shape
-        return result
-
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Returns outputs in the order of a checkpoint; the format's kernels keep interleaved outputs interleaved."""
         return super().matmul(x, bias) if self.interleaved else self.linear(x, self.kernel_arg, bias)
@@ -69,15 +61,6 @@ class QuantizedWeight(Weight):
     def tensor(self) -> torch.Tensor:
         dense: torch.Tensor = self.kernel_arg.dequantize(self.dtype)
         return deinterleave(dense) if self.interleaved else dense
-
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.kernel_arg.values.device
-        return device
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.kernel_arg.values.nbytes + self.kernel_arg.scales.nbytes)
 
     def load_slice(self, part: WeightSlice, tensor: torch.Tensor) -> int:
         *stack_dims, outputs, inputs = part.ranges
