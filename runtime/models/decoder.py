@@ -63,11 +63,10 @@ class QueryLengthScaling:
         return (1 + self.beta * torch.log1p((positions // self.original_positions).double())).to(dtype)[:, None, None]
 
 
-@dataclass(frozen=True)
-class DecoderConfig:
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(ModelInfo):
     """Architecture of a decoder, read from config.json."""
 
-    vocab_size: int
     hidden: int
     layers: int
     heads: int
@@ -75,7 +74,6 @@ class DecoderConfig:
     head_dim: int
     rotary_dim: int  # the first dimensions of each head are rotated
     rope_theta: float
-    max_positions: int
     eps: float
     qk_norm: bool  # RMSNorm of each query and key head before the rotary embedding
     qkv_bias: bool
@@ -83,34 +81,11 @@ class DecoderConfig:
     width: int  # intermediate size of dense layers; 0: all layers have experts
     mixture: MoEConfig | None
     tied: bool  # tied word embeddings
-    block_size: int
-    mask_id: int | None
-    eos_ids: tuple[int, ...]
-    bos_id: int | None = None  # this and the next four: as in ``ModelInfo``
-    delete_id: int | None = None
-    split_id: int | None = None
-    shift: bool = False
-    max_model_len: int | None = None
     padding: int = 0  # rows of the embedding and lm_head behind the vocabulary
     norm_head: bool = False  # columns of the lm_head are normalized to length 1 at load
     clip: float | None = None  # clips queries and keys before the rotary embedding, and values
     yarn: Yarn | None = None
     query_scaling: QueryLengthScaling | None = None
-
-
-def decoder_info(config: DecoderConfig) -> ModelInfo:
-    return ModelInfo(
-        vocab_size=config.vocab_size,
-        max_positions=config.max_positions,
-        block_size=config.block_size,
-        mask_id=config.mask_id,
-        eos_ids=config.eos_ids,
-        max_model_len=config.max_model_len,
-        bos_id=config.bos_id,
-        delete_id=config.delete_id,
-        split_id=config.split_id,
-        shift=config.shift,
-    )
 
 
 @dataclass(frozen=True)
@@ -442,6 +417,6 @@ def _unit_columns(head: torch.Tensor) -> torch.Tensor:
 class DecoderFamily(ModelFamily[DecoderConfig]):
     """A family over `Decoder`, by default with the tensor names of Llama."""
 
-    facts: Callable[[DecoderConfig], ModelInfo] = decoder_info
+    facts: Callable[[DecoderConfig], ModelInfo] = lambda config: config  # it is a `ModelInfo`
     make: Callable[[DecoderConfig, LayerFactory], Model] = Decoder
     weights: Callable[[DecoderConfig], WeightMap] = llama_weights

@@ -91,11 +91,10 @@ class Kind:
     rotary_dim: int  # rotated dimensions: half from the start of a head, half from its middle
 
 
-@dataclass(frozen=True)
-class DiffusionGemmaConfig:
-    """Architecture of DiffusionGemma, read from config.json."""
+@dataclass(frozen=True, kw_only=True)
+class DiffusionGemmaConfig(ModelInfo):
+    """Architecture of DiffusionGemma, read from config.json. A block is a canvas."""
 
-    vocab_size: int
     hidden: int
     heads: int
     width: int  # intermediate size of the dense MLP and of the self-conditioning
@@ -104,12 +103,8 @@ class DiffusionGemmaConfig:
     expert_width: int
     kinds: tuple[Kind, ...]
     layers: tuple[int, ...]  # the kind of each layer
-    max_positions: int
     eps: float
     cap: float  # soft cap of the logits
-    canvas: int
-    eos_ids: tuple[int, ...]
-    bos_id: int | None
 
 
 def parse(config: Mapping[str, Any]) -> DiffusionGemmaConfig:
@@ -144,7 +139,8 @@ def parse(config: Mapping[str, Any]) -> DiffusionGemmaConfig:
         max_positions=text.positions("max_position_embeddings", 131_072),
         eps=text.number("rms_norm_eps", 1e-6),
         cap=text.number("final_logit_softcapping", 30.0),
-        canvas=fields.integer("canvas_length", 256),
+        block_size=fields.integer("canvas_length", 256),
+        mask_id=None,
         eos_ids=tuple(sorted({*fields.ids("eos_token_id"), *text.ids("eos_token_id")})),
         bos_id=text.id("bos_token_id"),
     )
@@ -543,17 +539,6 @@ def generation(config: Mapping[str, Any]) -> dict[str, Value]:
     return found
 
 
-def model_info(config: DiffusionGemmaConfig) -> ModelInfo:
-    return ModelInfo(
-        vocab_size=config.vocab_size,
-        max_positions=config.max_positions,
-        block_size=config.canvas,
-        mask_id=None,
-        eos_ids=config.eos_ids,
-        bos_id=config.bos_id,
-    )
-
-
 DIFFUSION_GEMMA = register_family(
     ModelFamily(
         key="diffusion_gemma",
@@ -561,7 +546,7 @@ DIFFUSION_GEMMA = register_family(
         detect=lambda config: config.get("model_type") == "diffusion_gemma",
         architectures=("DiffusionGemmaForBlockDiffusion",),
         parse=parse,
-        facts=model_info,
+        facts=lambda config: config,
         make=DiffusionGemma,
         weights=weights,
         strategies=("diffusion_gemma",),

@@ -264,8 +264,8 @@ def test_the_config_around_the_text():
         parse(CONFIG | {"text_config": 3})
     with pytest.raises(ConfigError, match="tie_word_embeddings is False"):
         parse(CONFIG | {"tie_word_embeddings": False})
-    assert parse(CONFIG).canvas == 16
-    assert parse({name: value for name, value in CONFIG.items() if name != "canvas_length"}).canvas == 256
+    assert parse(CONFIG).block_size == 16
+    assert parse({name: value for name, value in CONFIG.items() if name != "canvas_length"}).block_size == 256
 
 
 def test_heads_of_full_layers_by_fields_of_their_own():
