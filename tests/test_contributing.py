@@ -12,7 +12,9 @@ from runtime.algorithms import base as algorithms
 from runtime.bench import __main__ as bench
 from runtime.errors import ConfigError, RequestError
 from runtime.models import base as models
-from runtime.parsers import ChatOutputParser, formats, reasoning_format, tool_format
+from runtime.parsers import formats
+from runtime.parsers.chat_output import ChatOutputParser
+from runtime.parsers.formats import reasoning_format, tool_format
 from runtime.strategies import base as strategies
 from runtime.weights.checkpoint import resolve_checkpoint
 from tests.golden import GOLDEN

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.parsers import (
+from runtime.parsers.chat_output import MAX_FAILED_CALLS, ChatOutputParser
+from runtime.parsers.formats import (
+    MAX_DEPTH,
     Arguments,
     CallStart,
-    ChatOutputParser,
     Delta,
     Reasoning,
     Text,
@@ -24,8 +25,6 @@ from runtime.parsers import (
     tool_format,
     tool_formats,
 )
-from runtime.parsers.chat_output import MAX_FAILED_CALLS
-from runtime.parsers.formats import MAX_DEPTH
 from tests.calls import count_calls
 
 WEATHER = Tool(

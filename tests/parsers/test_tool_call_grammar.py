@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from runtime.errors import RequestError
-from runtime.parsers import ChatOutputParser, ReasoningFormat, Tool, reasoning_format, tool_format
+from runtime.parsers.chat_output import ChatOutputParser
+from runtime.parsers.formats import ReasoningFormat, Tool, reasoning_format, tool_format
 from runtime.parsers.tool_call_grammar import CallMode, ToolCallConstraint, grammar
 from runtime.request.structured import grammar_of
 from runtime.structured_output.gbnf import translate_grammar

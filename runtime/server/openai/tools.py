@@ -13,17 +13,17 @@ from starlette.requests import Request
 from runtime.config import ServerConfig
 from runtime.config.chat_flags import OFF
 from runtime.errors import ConfigError, RequestError
-from runtime.parsers import (
-    ChatOutputParser,
+from runtime.parsers.chat_output import ChatOutputParser, ReasoningParser
+from runtime.parsers.formats import (
+    NO_ARGUMENTS,
     ReasoningFormat,
+    Tool,
     ToolFormat,
     reasoning_format,
     reasoning_formats,
     tool_format,
     tool_formats,
 )
-from runtime.parsers.chat_output import ReasoningParser
-from runtime.parsers.formats import NO_ARGUMENTS, Tool
 from runtime.parsers.tool_call_grammar import CallMode, ToolCallConstraint, grammar, part_name
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.structured import grammar_of
