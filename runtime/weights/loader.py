@@ -76,8 +76,9 @@ def load_model(
         transform: Transforms tensors by their canonical names, for example to merge an adapter.
 
     Raises:
-        ConfigError: As `load_weights`. If config.json does not describe these files, this is raised before anything of
-            the stated sizes is allocated.
+        ConfigError: A tensor is missing, unknown, of the wrong shape, not floating point, or has NaN or infinite values
+            (also if only the cast produces them). If config.json does not describe these files, this is raised before
+            anything of the stated sizes is allocated.
     """
     weights = family.weights(arch)
     try:
@@ -143,30 +144,6 @@ def _unquantized_weights(drawn: nn.Module, opened: OpenTensors, checkpoint: Chec
     return {name: weight.shape for name, weight in packed.items() if found[name] == {True}}
 
 
-def load_weights(
-    module: nn.Module,
-    checkpoint: Checkpoint,
-    weights: WeightMap,
-    progress: Progress | None = None,
-    transform: WeightTransform | None = None,
-) -> None:
-    """Loads the checkpoint's tensors, one at a time, into the weights of `module`, in the weights' own format.
-
-    Args:
-        module: The model.
-        checkpoint: The checkpoint.
-        weights: Maps checkpoint names to weights.
-        progress: Called as ``("weights", bytes_done, bytes_total)`` every 0.1 s, and after the last tensor.
-        transform: Transforms tensors by their canonical names.
-
-    Raises:
-        ConfigError: A tensor is missing, unknown, of the wrong shape, not floating point, or has NaN or infinite values
-            (also if only the cast produces them).
-    """
-    with ExitStack() as stack:
-        _load(module, checkpoint, _open(module, checkpoint, weights, stack), progress, transform)
-
-
 def _load(
     module: nn.Module,
     checkpoint: Checkpoint,
@@ -174,7 +151,7 @@ def _load(
     progress: Progress | None,
     transform: WeightTransform | None,
 ) -> None:
-    """Loads tensors that were matched to the weights of `module`, see `load_weights`."""
+    """Loads tensors that were matched to the weights of `module`, one at a time, in the weights' own format."""
     params, sources, copies, slots = named_weights(module), opened.sources, opened.copies, opened.slots
     total, done, reported = sum(weight.nbytes for weight in params.values()), 0, -math.inf
     taken = dict.fromkeys(params, 0)
@@ -229,7 +206,7 @@ def _prefetch(
         device = torch.device("cpu")
         by_file: dict[str, dict[str, str]] = {}  # file -> stored name -> canonical name
         for name in streamed:
-            by_file.setdefault(sources[name].file, {})[sources[name].main_part[1]] = name
+            by_file.setdefault(sources[name].file, {})[sources[name].main_name] = name
         for file, own in sorted(by_file.items()):
             descriptor, ranges = stack.enter_context(checkpoint.tensor_bytes(file))
             found = sorted((ranges[stored] for stored in own if stored in ranges), key=lambda at: at.start)
@@ -239,7 +216,7 @@ def _prefetch(
             device = torch.device("cuda", torch.cuda.current_device())
         for at, data in stack.enter_context(stream_tensors(shards, device)):
             name = by_stored_name[at.name]
-            yield name, sources[name].with_data(data)
+            yield name, replace(sources[name], data=data)
     others = set(names).difference(by_stored_name.values())
     for name in sorted(others, key=lambda name: sources[name].sort_key):
         yield name, sources[name]

@@ -231,7 +231,11 @@ def converted(directory: Path, vocabularies: Sequence[str]) -> dict[str, Any]:
 
     ConfigError if a file cannot be read or the tokenizer cannot be converted.
     """
-    inputs = {name: data for name in (*vocabularies, *SETTING_FILES) if (data := _content(directory, name)) is not None}
+    files = {
+        name: checkpoint_files.read_bytes(directory, name, checkpoint_files.JSON_BYTES)
+        for name in (*vocabularies, *SETTING_FILES)
+    }
+    inputs = {name: data for name, data in files.items() if data is not None}
     key = _key(inputs)
     with _lock:
         return _find(key) or _convert_once(directory, inputs, key)
@@ -244,20 +248,6 @@ def _find(key: str) -> dict[str, Any] | None:
         if found is not None:
             return found
     return None
-
-
-def _content(directory: Path, name: str) -> bytes | None:
-    """Reads an input file. Raises ConfigError if it is larger than a JSON file may be."""
-    with checkpoint_files.opened(directory, name) as descriptor:
-        if descriptor is None:
-            return None
-        with open(descriptor, "rb", closefd=False) as file:
-            data = file.read(checkpoint_files.JSON_BYTES + 1)
-    if len(data) > checkpoint_files.JSON_BYTES:
-        raise ConfigError(
-            f"{directory / name} is larger than {checkpoint_files.JSON_BYTES} bytes, the limit for such a file"
-        )
-    return data
 
 
 def _key(inputs: Mapping[str, bytes]) -> str:
