@@ -43,9 +43,8 @@ class TokenByteDecoder:
         self._steps: list[_Step] = []
         self._byte_level = self._byte_fallback = False
         self._fused = False
-        self._strip: tuple[str, int] | None = (
-            None  # character, and how many of it are stripped from the start of a text
-        )
+        # character, and how many of it are stripped from the start of a text
+        self._strip: tuple[str, int] | None = None
         self._read(decoder)
         self._cache: dict[int, bytes] = {}
         self._continues = False
