@@ -68,9 +68,6 @@ class Int8(QuantScheme):
     suffixes = (WEIGHT, ".weight_scale")
     ignored_suffixes = (".input_scale",)  # activations are not quantized
 
-    def shape(self, shape_of: Callable[[str], list[int]], read: Read) -> list[int]:
-        return shape_of(WEIGHT)
-
     def read_quantized(self, read: Read, device: torch.device) -> QuantizedTensor:
         values = read(WEIGHT)
         if values.dtype != torch.int8 or values.dim() != 2:
