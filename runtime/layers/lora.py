@@ -193,23 +193,16 @@ class LoRAWeight(Weight):
 
     def _stack(self, slot: int, pairs: Mapping[WeightSlice, tuple[torch.Tensor, torch.Tensor]]) -> None:
         self.stacks.pop(slot, None)
-        stacks_: dict[tuple[int, int], StackedLoRA] = {}
-        for part, (down, up) in pairs.items():
-            experts, outputs, inputs = part.ranges
-            outputs_key = outputs.start, outputs.stop
-            if outputs_key not in stacks_:
-                rank = max(len(d) for p, (d, _) in pairs.items() if p.ranges[1] == outputs)
-                rank = -(-rank // MIN_RANK) * MIN_RANK
-                new_zeros = self.down.new_zeros
-                stacks_[outputs_key] = StackedLoRA(
-                    slice(*outputs_key),
-                    new_zeros(self.shape[0], rank, len(inputs), dtype=self.dtype),
-                    new_zeros(self.shape[0], len(outputs), rank, dtype=self.dtype),
-                )
-            stacks_[outputs_key].down[experts.start, : len(down)].copy_(down)
-            stacks_[outputs_key].up[experts.start, :, : up.shape[1]].copy_(up)
-        if stacks_:
-            self.stacks[slot] = list(stacks_.values())
+        for outputs in dict.fromkeys(part.ranges[1] for part in pairs):
+            own = {part.ranges[0].start: pair for part, pair in pairs.items() if part.ranges[1] == outputs}
+            rank = -(-max(len(down) for down, _ in own.values()) // MIN_RANK) * MIN_RANK
+            down_stack = self.down.new_zeros(self.shape[0], rank, self.shape[2], dtype=self.dtype)
+            up_stack = self.down.new_zeros(self.shape[0], len(outputs), rank, dtype=self.dtype)
+            for expert, (down, up) in own.items():
+                down_stack[expert, : len(down)].copy_(down)
+                up_stack[expert, :, : up.shape[1]].copy_(up)
+            stack = StackedLoRA(slice(outputs.start, outputs.stop), down_stack, up_stack)
+            self.stacks.setdefault(slot, []).append(stack)
 
 
 def lora_experts(
