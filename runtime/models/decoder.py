@@ -210,9 +210,8 @@ class Decoder(nn.Module):
         self.config = config
         self.per_row = factory.kernels.batch_invariant and factory.device.type == "cpu"
         self.lora = factory.lora
-        self.routing_block = (
-            0 if config.mixture is None else config.mixture.routing.block
-        )  # rows that share an expert pool
+        # rows that share an expert pool
+        self.routing_block = 0 if config.mixture is None else config.mixture.routing.block
         # compute the last layer's MLP for sampled rows only; not with expert pools or LoRA
         self.split_last_layer = not self.routing_block and self.lora is None
         heads, kv_heads = factory.local_heads(config.heads, config.kv_heads, config.head_dim).counts
@@ -223,9 +222,8 @@ class Decoder(nn.Module):
         self.embed_tokens = Embedding(factory, config.vocab_size + config.padding, config.hidden)
         self.layers = nn.ModuleList(DecoderLayer(factory, config, index) for index in range(config.layers))
         self.norm = RMSNorm(factory, config.hidden, config.eps)
-        self.lm_head_weight = (
-            None if config.tied else factory.vocab_weight(config.vocab_size + config.padding, config.hidden)
-        )
+        rows = config.vocab_size + config.padding
+        self.lm_head_weight = None if config.tied else factory.vocab_weight(rows, config.hidden)
         self.ids = self.embed_tokens.ids
         self.lm_head = LMHead(self.lm_head_weight or self.embed_tokens.weight, factory.kernels, self.ids)
 
@@ -254,11 +252,9 @@ class Decoder(nn.Module):
 
     @torch.inference_mode()
     def final_hidden_states(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return (
-            cast("DecoderLayer", self.layers[-1]).forward_mlp(hidden_states, self.norm)
-            if self.split_last_layer
-            else hidden_states
-        )
+        if not self.split_last_layer:
+            return hidden_states
+        return cast("DecoderLayer", self.layers[-1]).forward_mlp(hidden_states, self.norm)
 
 
 @dataclass(frozen=True)
@@ -322,8 +318,7 @@ def decoder_weights(
         slots[f"{checkpoint_prefix}{names.post_norm}.weight"] = WeightTarget(f"{prefix}post_attention_layernorm.weight")
         slots |= attention(checkpoint_prefix, f"{prefix}self_attn.")
         if config.mixture is None or index not in config.mixture.layers:
-            dense = [f"{checkpoint_prefix}{name}" for name in (names.gate, names.up, names.down)]
-            slots |= _mlp_targets(dense, f"{prefix}mlp.", config.width)
+            slots |= mlp_targets(checkpoint_prefix, f"{prefix}mlp.", config.width, (names.gate, names.up, names.down))
             continue
         slots |= _moe_targets(config.mixture, names, checkpoint_prefix, f"{prefix}mlp.")
         fused |= _fused_expert_targets(config.mixture, f"{checkpoint_prefix}{names.experts}.", f"{prefix}mlp.")
@@ -366,8 +361,8 @@ def _moe_targets(
         )
         slots[f"{expert_prefix}down_proj.weight"] = WeightTarget(f"{prefix}down_proj", (expert,))
     if mixture.shared_width:
-        shared = [f"{checkpoint_prefix}{names.shared}.{part}" for part in ("gate_proj", "up_proj", "down_proj")]
-        slots |= _mlp_targets(shared, f"{prefix}shared_experts.", mixture.shared_width)
+        shared = f"{checkpoint_prefix}{names.shared}."
+        slots |= mlp_targets(shared, f"{prefix}shared_experts.", mixture.shared_width)
     return slots
 
 
@@ -398,13 +393,15 @@ def _fused_expert_targets(mixture: MoEConfig, checkpoint_prefix: str, prefix: st
     }
 
 
-def _mlp_targets(checkpoint_prefix: list[str], prefix: str, width: int) -> dict[str, WeightTarget]:
-    """Targets of gate, up and down of an MLP without biases; gate and up are one parameter."""
-    gate, up, down = checkpoint_prefix
+def mlp_targets(
+    checkpoint_prefix: str, prefix: str, width: int, names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+) -> dict[str, WeightTarget]:
+    """Targets of gate, up and down, called `names`, of an MLP without biases; gate and up are one parameter."""
+    gate, up, down = (f"{checkpoint_prefix}{name}.weight" for name in names)
     return {
-        f"{gate}.weight": WeightTarget(f"{prefix}gate_up_proj.weight", (slice(0, width),)),
-        f"{up}.weight": WeightTarget(f"{prefix}gate_up_proj.weight", (slice(width, 2 * width),)),
-        f"{down}.weight": WeightTarget(f"{prefix}down_proj.weight"),
+        gate: WeightTarget(f"{prefix}gate_up_proj.weight", (slice(0, width),)),
+        up: WeightTarget(f"{prefix}gate_up_proj.weight", (slice(width, 2 * width),)),
+        down: WeightTarget(f"{prefix}down_proj.weight"),
     }
 
 

@@ -33,6 +33,7 @@ from runtime.layers.norm import RMSNorm
 from runtime.layers.rotary import RotaryTable
 from runtime.models.base import ModelFamily, ModelInfo, WeightMap, WeightTarget, register_family
 from runtime.models.config_reader import ConfigReader
+from runtime.models.decoder import mlp_targets
 from runtime.request.field_spec import Value
 
 TEXT = "config.json's text_config"
@@ -68,7 +69,6 @@ LAYER = {  # tensors of a layer that are complete parameters
     "self_attn.o_proj.weight": "self_attn.o_proj.weight",
     "post_attention_layernorm.weight": "post_attention_layernorm.weight",
     "pre_feedforward_layernorm.weight": "pre_feedforward_layernorm.weight",
-    "mlp.down_proj.weight": "mlp.down_proj.weight",
     "post_feedforward_layernorm_1.weight": "post_feedforward_layernorm_1.weight",
     "router.per_expert_scale": "experts.expert_scale",
     "pre_feedforward_layernorm_2.weight": "experts.pre_feedforward_layernorm_2.weight",
@@ -232,12 +232,11 @@ def weights(config: DiffusionGemmaConfig) -> WeightMap:
     slots = {EMBEDDING: WeightTarget("embed_tokens.weight"), f"{DECODER}norm.weight": WeightTarget("norm.weight")}
     conditioning = f"{DECODER}self_conditioning."
     slots[f"{conditioning}pre_norm.weight"] = WeightTarget("self_conditioning.pre_norm.weight")
-    slots[f"{conditioning}down_proj.weight"] = WeightTarget("self_conditioning.mlp.down_proj.weight")
-    slots |= _halves(conditioning, "self_conditioning.mlp.gate_up_proj.weight", config.width)
+    slots |= mlp_targets(conditioning, "self_conditioning.mlp.", config.width)
     for index, kind in enumerate(config.layers):
         checkpoint_prefix, prefix = f"{DECODER}layers.{index}.", f"layers.{index}."
         slots |= {checkpoint_prefix + name: WeightTarget(prefix + param) for name, param in LAYER.items()}
-        slots |= _halves(f"{checkpoint_prefix}mlp.", f"{prefix}mlp.gate_up_proj.weight", config.width)
+        slots |= mlp_targets(f"{checkpoint_prefix}mlp.", f"{prefix}mlp.", config.width)
         slots[f"{checkpoint_prefix}router.proj.weight"] = WeightTarget(
             f"{prefix}experts.router.weight",
             transform=_folded,
@@ -273,13 +272,6 @@ def _attention(config: DiffusionGemmaConfig, kind: int, checkpoint_prefix: str, 
 def _folded(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Folds the scale of the router's input norm into the router's weight."""
     return weight.double() * (scale.double() / math.sqrt(weight.shape[-1]))
-
-
-def _halves(checkpoint_prefix: str, prefix: str, width: int) -> dict[str, WeightTarget]:
-    return {
-        f"{checkpoint_prefix}gate_proj.weight": WeightTarget(prefix, (slice(0, width),)),
-        f"{checkpoint_prefix}up_proj.weight": WeightTarget(prefix, (slice(width, 2 * width),)),
-    }
 
 
 @dataclass(frozen=True)
@@ -402,32 +394,20 @@ class DecoderLayer(nn.Module):
             x = x + self.post_attention_layernorm(attn_output)
             dense = self.mlp(self.pre_feedforward_layernorm(x))
             chosen = self.experts(self.experts.router_input(x), self.experts.pre_feedforward_layernorm_2(x), None)
-            x = (
-                x
-                + self.post_feedforward_layernorm(
-                    self.post_feedforward_layernorm_1(dense) + self.post_feedforward_layernorm_2(chosen)
-                )
-            ) * scale
+            both = self.post_feedforward_layernorm_1(dense) + self.post_feedforward_layernorm_2(chosen)
+            x = (x + self.post_feedforward_layernorm(both)) * scale
             return following(x), x
         norms = sandwich_norms.pre_mlp_norms(
-            attn_output,
-            x,
-            _norm_weight(self.post_attention_layernorm),
-            _norm_weight(self.pre_feedforward_layernorm),
-            _norm_weight(self.experts.pre_feedforward_layernorm_2),
-            self.eps,
-        )
-        after = tuple(
-            _norm_weight(norm)
-            for norm in (
-                self.post_feedforward_layernorm_1,
-                self.post_feedforward_layernorm_2,
-                self.post_feedforward_layernorm,
-                following,
-            )
-        )
+            attn_output, x, _norm_weight(self.post_attention_layernorm), _norm_weight(self.pre_feedforward_layernorm),
+            _norm_weight(self.experts.pre_feedforward_layernorm_2), self.eps,
+        )  # fmt: skip
+        after = (
+            self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2, self.post_feedforward_layernorm,
+            following,
+        )  # fmt: skip
         dense, choices = self.mlp(norms.dense), self.experts.choices(norms, sandwich_norms)
-        return sandwich_norms.post_mlp_norms(dense, choices, norms.total, scale, after, self.eps)
+        weights = tuple(map(_norm_weight, after))
+        return sandwich_norms.post_mlp_norms(dense, choices, norms.total, scale, weights, self.eps)
 
 
 def _norm_weight(norm: RMSNorm) -> torch.Tensor:
