@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from runtime.kernels.activation import Activation
 from runtime.kernels.common import add_residual, normed_row, supports_tma, tl, triton, wide
-from runtime.kernels.fused_moe.moe_sum import TopKOutputs, moe_sum_reference, weighted_sum
+from runtime.kernels.fused_moe.fused_moe import TopKOutputs, moe_sum_reference, weighted_sum
 from runtime.kernels.quantized_tensor import FP8_MAX, MIN_SCALE, attach_quantized, empty_fp8, store_quantized_row
 
 

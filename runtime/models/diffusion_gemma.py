@@ -17,7 +17,7 @@ from runtime.errors import ConfigError
 from runtime.kernels.activation import Activation
 from runtime.kernels.common import wide
 from runtime.kernels.forward_batch import ForwardBatch
-from runtime.kernels.fused_moe.moe_sum import TopKOutputs
+from runtime.kernels.fused_moe.fused_moe import TopKOutputs
 from runtime.kernels.layernorm import NormOutputs, SandwichNormOps
 from runtime.kernels.moe_router import RoutingConfig
 from runtime.kernels.rotary_and_cache import QKNormRopeConfig

@@ -12,9 +12,14 @@ from runtime.kernels.activation import Activation, act_and_mul, act_and_mul_refe
 from runtime.kernels.forward_batch import ForwardBatch, make_query_tiles
 from runtime.kernels.fused_argmax import lm_head_argmax, lm_head_argmax_reference
 from runtime.kernels.fused_moe import fused_moe
-from runtime.kernels.fused_moe.fused_moe import fused_moe_add_norm, moe_reference
+from runtime.kernels.fused_moe.fused_moe import (
+    TopKOutputs,
+    fused_moe_add_norm,
+    moe_reference,
+    moe_sum,
+    moe_sum_reference,
+)
 from runtime.kernels.fused_moe.moe_align import moe_align_block_size, moe_align_block_size_reference
-from runtime.kernels.fused_moe.moe_sum import TopKOutputs, moe_sum, moe_sum_reference
 from runtime.kernels.fused_moe.tile_config import FusedMoEConfig, GemmConfig, clamp_to_shape
 from runtime.kernels.layernorm import (
     add_rms_norm,

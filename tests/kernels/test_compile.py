@@ -28,7 +28,7 @@ from runtime.kernels import (  # noqa: E402
     weighted_embedding,
 )
 from runtime.kernels.common import heads_per_program  # noqa: E402
-from runtime.kernels.fused_moe import fused_moe, moe_align, moe_sum, tile_config  # noqa: E402
+from runtime.kernels.fused_moe import fused_moe, moe_align, tile_config  # noqa: E402
 from runtime.kernels.paged_attention import page_strides  # noqa: E402
 from runtime.layers.kv_pool import LAYOUTS, KVShape  # noqa: E402
 from tests.matrix import marked  # noqa: E402
@@ -289,7 +289,7 @@ def test_experts_sum(norm, rounded):
     types |= {"values_ptr": "*fp8e4nv", "scales_ptr": "*fp32"}
     constants = {"TOP_K": 9, "HIDDEN": 2048, "COLUMNS": 2048, "SHARED": True, "NORM": norm, "WEIGHTED": True}
     constants |= {"QUANTIZED": rounded, "FP8_MAX": quantized_tensor.FP8_MAX, "MIN_SCALE": quantized_tensor.MIN_SCALE}
-    assert spilled(build(moe_sum._moe_sum, types, constants, num_warps=4)) == 0
+    assert spilled(build(fused_moe._moe_sum, types, constants, num_warps=4)) == 0
 
 
 SHAPES = [
