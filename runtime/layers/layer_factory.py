@@ -73,17 +73,10 @@ class LayerFactory:
 
     @classmethod
     def create(
-        cls,
-        device: torch.device | str,
-        dtype: torch.dtype,
-        attn_impl: str | None = None,
-        quantization: str | None = None,
-        lora_config: LoRAConfig | None = None,
-        *,
-        group: TensorParallelGroup = SINGLE_RANK,
-        expert_parallel: bool = False,
-        deterministic: bool = False,
-    ) -> LayerFactory:
+        cls, device: torch.device | str, dtype: torch.dtype, attn_impl: str | None = None,
+        quantization: str | None = None, lora_config: LoRAConfig | None = None, *,
+        group: TensorParallelGroup = SINGLE_RANK, expert_parallel: bool = False, deterministic: bool = False,
+    ) -> LayerFactory:  # fmt: skip
         """Selects the kernels and, unless it is named, the attention implementation.
 
         Args:

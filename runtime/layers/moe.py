@@ -77,17 +77,13 @@ class MoE(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.fused_shared = factory.fused_shared_expert(experts, hidden, width) if shared_width == width else None
+        shared_weights = None
         if self.fused_shared is None:
             weights, self.expert_shard = make_experts(factory, experts, hidden, width)
-            shared_weights = None
         else:
-            weights, shared_weights, routing = (
-                self.fused_shared.experts,
-                self.fused_shared.shared,
-                replace(routing, fused_shared_expert=True),
-            )
-            shared_weights = GateUpDown(*(factory.with_lora(weight, eager=True) for weight in shared_weights))
-            self.expert_shard = None
+            weights, self.expert_shard = ExpertWeights(self.fused_shared.experts, None)
+            shared_weights = GateUpDown(*(factory.with_lora(w, eager=True) for w in self.fused_shared.shared))
+            routing = replace(routing, fused_shared_expert=True)
         self.gate = Router(factory, hidden, experts, routing, bias=router_bias)
         self.gate_up_proj, self.down_proj = (factory.with_lora(weight) for weight in weights)
         self.top_k = routing.top_k
@@ -131,8 +127,5 @@ class MoE(nn.Module):
         """Returns the kernels' gate_up and down weights, and what is added to the result."""
         if self.fused_shared is not None:
             return self.fused_shared.gate_up, self.fused_shared.down, None
-        return (
-            self.gate_up_proj.kernel_arg,
-            self.down_proj.kernel_arg,
-            None if self.shared_experts is None else self.shared_experts(x),
-        )
+        shared = None if self.shared_experts is None else self.shared_experts(x)
+        return self.gate_up_proj.kernel_arg, self.down_proj.kernel_arg, shared

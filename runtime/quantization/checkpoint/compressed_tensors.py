@@ -54,10 +54,8 @@ class Int4(QuantScheme):
         )
         codes = codes.flatten(-2)[:, :inputs] - 8
         groups = -(-inputs // self.stored_group)
-        scales = scales.to(device, torch.float32)
-        scales = scales.repeat_interleave(groups if self.group is None else self.group // self.stored_group, 1)[
-            :, :groups
-        ]
+        repeats = groups if self.group is None else self.group // self.stored_group
+        scales = scales.to(device, torch.float32).repeat_interleave(repeats, 1)[:, :groups]
         return GroupQuantized(pack(codes, self.stored_group), scales, inputs, self.stored_group)
 
 
