@@ -60,6 +60,11 @@ class QuantizedTensor(ABC):
     def nbytes(self) -> int:
         return self.values.nbytes + self.scales.nbytes
 
+    @property
+    def max_values(self) -> torch.Tensor:
+        """The largest value that codes can have with each scale, like `scales`."""
+        return self.scales.abs() * MAX_CODE[self.values.dtype]
+
 
 class Fp8(QuantizedTensor):
     """e4m3 values [..., rows, size] with float32 scales [..., rows]; a row is its values times its scale."""

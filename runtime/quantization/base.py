@@ -48,11 +48,6 @@ class QuantizedWeight(Weight):
     def pack(self, x: torch.Tensor) -> Any:
         """Quantizes float32 [rows, inputs] to this format; scales are not finite where `x` is not."""
 
-    @property
-    @abstractmethod
-    def max_code(self) -> float:
-        """Largest absolute code."""
-
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Returns outputs in the order of a checkpoint; the format's kernels keep interleaved outputs interleaved."""
         return super().matmul(x, bias) if self.interleaved else self.linear(x, self.kernel_arg, bias)
@@ -72,7 +67,7 @@ class QuantizedWeight(Weight):
             for first in range(0, len(outputs), step):
                 piece = source[first : first + step]
                 result = self.pack(piece.to(stored[0].device, torch.float32))
-                require_finite((result.scales.abs() * self.max_code).to(self.dtype), piece)
+                require_finite(result.max_values.to(self.dtype), piece)
                 self._store_rows(outputs[first : first + step], stored, result)
         return tensor.numel()
 
@@ -92,7 +87,7 @@ class QuantizedWeight(Weight):
             raise AssertionError(f"{type(packed).__name__} of {packed.values.dtype} is no such format")
         if packed.scales.shape[1:] != self.kernel_arg.scales.shape[len(self.shape) - 1 :]:
             raise AssertionError("its scales belong to other groups")
-        require_finite((packed.scales.abs() * self.max_code).to(self.dtype), packed.scales)
+        require_finite(packed.max_values.to(self.dtype), packed.scales)
         *stack_dims, outputs, _ = part.ranges
         at = tuple(each.start for each in stack_dims)
         self._store_rows(outputs, (self.kernel_arg.values[at], self.kernel_arg.scales[at]), packed)

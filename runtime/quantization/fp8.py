@@ -6,7 +6,7 @@ import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.ops import KernelSet
-from runtime.kernels.quantized_tensor import E4M3, FP8_MAX, Fp8, quantize_fp8_reference
+from runtime.kernels.quantized_tensor import E4M3, Fp8, quantize_fp8_reference
 from runtime.quantization.base import QuantizedWeight, WeightFormat, register_format
 
 MIN_COMPUTE_CAPABILITY = (8, 9)  # first compute capability with fp8 tensor cores
@@ -14,8 +14,6 @@ MIN_COMPUTE_CAPABILITY = (8, 9)  # first compute capability with fp8 tensor core
 
 class Fp8Weight(QuantizedWeight):
     """e4m3 with a float32 scale per output. Slices have full rows, because the scale depends on all of a row."""
-
-    max_code = FP8_MAX
 
     def __init__(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: KernelSet,

@@ -9,7 +9,6 @@ import torch
 from runtime.kernels.ops import KernelSet
 from runtime.kernels.quantized_tensor import (
     E4M3,
-    MAX_CODE,
     GroupQuantized,
     empty_group_quantized,
     quantize_blocks,
@@ -34,10 +33,6 @@ class GroupQuantizedWeight(QuantizedWeight):
         stored = empty_group_quantized(shape, code_dtype, group_size or shape[-1], device)
         super().__init__(shape, dtype, stored, kernels.group_quantized_linear, interleaved=interleaved)
         self.group_size = group_size
-
-    @property
-    def max_code(self) -> float:
-        return MAX_CODE[self.kernel_arg.values.dtype]
 
     def pack(self, x: torch.Tensor) -> GroupQuantized:
         if self.kernel_arg.is_int4:

@@ -36,8 +36,10 @@ from runtime.weights.tokenizer_json import (
     TIKTOKEN_FILE,
     TIKTOKEN_SUFFIX,
     TOKEN_FLAGS,
+    added_token,
     declared_tokens,
     lacks_prefix,
+    listed_tokens,
     token_text,
     with_prefix,
 )
@@ -191,8 +193,7 @@ class _Settings:
             if key.endswith("_token"):
                 found[key] = token_text(value)
             elif key in SPECIAL_LISTS:
-                entries = value.values() if isinstance(value, Mapping) else value or ()
-                found[key] = [text for entry in entries if (text := token_text(entry)) is not None]
+                found[key] = listed_tokens(found, key)
         return found
 
     @property
@@ -314,10 +315,9 @@ def _add_tokens(data: dict[str, Any], settings: _Settings, first: int) -> None:
         if text in texts:
             continue
         known = vocabulary.get(text) if isinstance(vocabulary, Mapping) else _index(vocabulary, text)
-        flags = dict.fromkeys(TOKEN_FLAGS, False) | {"special": True}
         if known is None:
             known, number = number, number + 1
-        added[known] = {"id": known, "content": text, **flags}
+        added[known] = added_token(known, text, special=True)
     data["added_tokens"] = [added[number] for number in sorted(added)]
 
 
@@ -363,12 +363,7 @@ def _assemble(proto: Any, settings: _Settings) -> dict[str, Any]:
     if unknown is None:
         raise Unconvertible("its sentencepiece model has no unknown token")
     added = [
-        {
-            "id": number,
-            "content": piece.piece,
-            **dict.fromkeys(TOKEN_FLAGS, False),
-            "special": piece.type != USER_DEFINED,
-        }
+        added_token(number, piece.piece, special=piece.type != USER_DEFINED)
         for number, piece in enumerate(pieces)
         if piece.type in (UNKNOWN, CONTROL) or piece.piece in symbols
     ]
