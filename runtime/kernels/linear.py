@@ -156,30 +156,19 @@ def fp8_linear(
     Args:
         batch_invariant: the bits of a row do not depend on the other rows.
     """
-    return scaled_gemm(quantized_of(x), weight, bias, x.dtype, batch_invariant=batch_invariant)
-
-
-def scaled_gemm(
-    x: Fp8, weight: Fp8, bias: torch.Tensor | None, dtype: torch.dtype, *, batch_invariant: bool = False
-) -> torch.Tensor:
-    """Returns [rows, outputs] of `dtype` for quantized [rows, inputs]."""
-    (count, inputs), outputs = x.values.shape, len(weight.values)
-    if (
-        not batch_invariant
-        and dtype == torch.bfloat16
-        and count * outputs >= LIBRARY_GEMM_SIZE
-        and inputs % 16 == 0
-        and outputs % 16 == 0
-    ):
-        scales = x.scales[:, None], weight.scales[None, :]
+    (count, inputs), outputs, dtype = x.shape, len(weight.values), x.dtype
+    rows = quantized_of(x)
+    aligned = inputs % 16 == 0 and outputs % 16 == 0
+    if not batch_invariant and dtype == torch.bfloat16 and aligned and count * outputs >= LIBRARY_GEMM_SIZE:
+        scales = rows.scales[:, None], weight.scales[None, :]
         return torch._scaled_mm(
-            x.values, weight.values.t(), *scales, bias, out_dtype=dtype, use_fast_accum=True
+            rows.values, weight.values.t(), *scales, bias, out_dtype=dtype, use_fast_accum=True
         )  # fmt: skip
-    out = torch.empty(count, outputs, dtype=dtype, device=x.values.device)
+    out = x.new_empty(count, outputs)
     tile = fp8_tile_sizes(count, inputs, batch_invariant=batch_invariant)
     weights = make_descriptor(weight.values, tile.columns, tile.depth)
     _fp8_linear[(triton.cdiv(outputs, tile.columns), triton.cdiv(count, tile.rows))](
-        x.values, x.scales, weights, weight.scales, weight.scales if bias is None else bias, out, count,
+        rows.values, rows.scales, weights, weight.scales, weight.scales if bias is None else bias, out, count,
         INPUTS=inputs, OUTPUTS=outputs, ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, STAGES=tile.stages,
         BIASED=bias is not None, TMA=has_descriptor(weights), num_warps=tile.warps,
     )  # fmt: skip

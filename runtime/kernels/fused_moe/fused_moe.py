@@ -13,7 +13,7 @@ first operand, because tensor cores read their converted codes from registers.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -280,12 +280,9 @@ def run_gate_up(
 ) -> None:  # fmt: skip
     """x [rows, hidden] -> inner [pairs, width], sorted by expert."""
     rows, x_scales = (x.values, x.scales) if isinstance(x, Fp8) else (x, None)
-    codes, scales, format, group = _codes(gate_up)
+    weights, scales, format, group = _weight_args(gate_up, 2 * config.columns, config.depth)
     width, max_tiles, height = inner.shape[1], aligned.tiles.shape[1], aligned.rows
     low, middle, high = config.stages
-    weights = make_descriptor(
-        codes.flatten(0, 1), 2 * config.columns, config.depth // 2 if format == "int4" else config.depth
-    )
     _gate_up[(triton.cdiv(width, config.columns), max_tiles)](
         rows, x_scales, weights, scales, inner, aligned.order, aligned.tiles, max_tiles, TOP_K=top_k,
         HIDDEN=rows.shape[1], WIDTH=width, INTERLEAVE=interleave_group(width), FORMAT=format, GROUP=group,
@@ -295,13 +292,14 @@ def run_gate_up(
     )  # fmt: skip
 
 
-def _codes(weights: Matrices) -> tuple[torch.Tensor, torch.Tensor | None, str, int]:
-    """Returns the stored values, their scales, and FORMAT and GROUP of the kernels."""
+def _weight_args(weights: Matrices, columns: int, depth: int) -> tuple[Any, torch.Tensor | None, str, int]:
+    """Returns what `tma_load` loads tiles of [columns, depth] from, the scales, and FORMAT and GROUP of the kernels."""
     if isinstance(weights, torch.Tensor):
-        return weights, None, "float", 0
-    if isinstance(weights, Fp8):
-        return weights.values, weights.scales, "fp8", 0
-    return weights.values, weights.scales, "int4" if weights.is_int4 else "group", group_size(weights)
+        return make_descriptor(weights.flatten(0, 1), columns, depth), None, "float", 0
+    codes, format, group = weights.values.flatten(0, 1), "fp8", 0
+    if isinstance(weights, GroupQuantized):
+        format, group = "int4" if weights.is_int4 else "group", group_size(weights)
+    return make_descriptor(codes, columns, depth // 2 if format == "int4" else depth), weights.scales, format, group
 
 
 @triton.jit
@@ -453,12 +451,9 @@ def run_down(
         run_persistent(inner, down, pairs, aligned, config)
         return
     rows, inner_scales = (inner.values, inner.scales) if isinstance(inner, Fp8) else (inner, None)
-    codes, scales, format, group = _codes(down)
+    weights, scales, format, group = _weight_args(down, config.columns, config.depth)
     width, hidden, max_tiles, height = rows.shape[1], pairs.shape[1], aligned.tiles.shape[1], aligned.rows
     low, middle, high = config.stages
-    weights = make_descriptor(
-        codes.flatten(0, 1), config.columns, config.depth // 2 if format == "int4" else config.depth
-    )
     tail, descs = 0, [None, None, None]
     if format == "float":
         tail = config.tail_rows(height)
