@@ -55,10 +55,7 @@ class LoRAContext:
     @property
     def capturable_modules(self) -> int:
         """Bits of all modules that a CUDA graph may capture."""
-        mask = 0
-        for module_bit in self._module_bits.values():
-            mask |= module_bit
-        return mask & ~self.eager_modules
+        return ((1 << len(self._module_bits)) - 1) & ~self.eager_modules
 
     @property
     def needs_eager(self) -> bool:
