@@ -21,7 +21,7 @@ from runtime.layers.parameter import Weight, defer_checks, named_weights, requir
 from runtime.layers.sharding import Index, WeightSlice
 from runtime.models.base import Model, ModelFamily, WeightMap, WeightTarget
 from runtime.quantization.base import QuantizedWeight
-from runtime.quantization.checkpoint import get_scheme
+from runtime.quantization.checkpoint.scheme import get_scheme
 from runtime.weights.checkpoint import Checkpoint, summary
 from runtime.weights.hub import Progress
 from runtime.weights.shard_reader import StoredTensor, group_tensors
@@ -250,22 +250,20 @@ def _load_weight(
         read = _reader(stored, copies, full=weight.shard is None)
         if transform is None and slot.transform is None:
             return weight.load_lazily(slot.index, read)
-        tensor = read(()) if transform is None else transform(name, read(()))
-        return weight.load(slot.index, _transform(slot, tensor, extra))
-    for copy in copies:
-        if not stored.equals(copy):
-            raise _differing_copies(copy)
-    packed = stored.read_quantized(weight.device)
-    if transform is None and slot.transform is None:
-        return weight.load_quantized(slot.index, packed)
-    tensor = packed.dequantize(torch.float32)
+        tensor = read(())
+    else:
+        for copy in copies:
+            if not stored.equals(copy):
+                raise _differing_copies(copy)
+        packed = stored.read_quantized(weight.device)
+        if transform is None and slot.transform is None:
+            return weight.load_quantized(slot.index, packed)
+        tensor = packed.dequantize(torch.float32)
     if transform is not None:
         tensor = transform(name, tensor)
-    return weight.load(slot.index, _transform(slot, tensor, extra))
-
-
-def _transform(slot: WeightTarget, tensor: torch.Tensor, extra: Iterable[torch.Tensor]) -> torch.Tensor:
-    return tensor if slot.transform is None else slot.transform(tensor, *(other.to(tensor.device) for other in extra))
+    if slot.transform is not None:
+        tensor = slot.transform(tensor, *(other.to(tensor.device) for other in extra))
+    return weight.load(slot.index, tensor)
 
 
 def _reader(stored: StoredTensor, copies: Iterable[StoredTensor], *, full: bool) -> Callable[[Index], torch.Tensor]:
