@@ -10,8 +10,7 @@ import torch
 from runtime.errors import ConfigError
 from runtime.kernels.quantized_tensor import QuantizedTensor
 from runtime.layers.sharding import Index
-from runtime.quantization.checkpoint import QuantScheme
-from runtime.quantization.checkpoint.scheme import WEIGHT
+from runtime.quantization.checkpoint.scheme import WEIGHT, QuantScheme
 from runtime.weights.checkpoint import TensorFile, summary
 
 

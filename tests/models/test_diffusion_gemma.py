@@ -13,7 +13,7 @@ from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
 from runtime.models.base import resolve_family
 from runtime.models.diffusion_gemma import parse
-from runtime.quantization.checkpoint import quantization_of
+from runtime.quantization.checkpoint.scheme import quantization_of
 from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.weights.loader import load_model
 from tests.golden import GOLDEN
