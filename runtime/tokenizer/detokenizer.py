@@ -145,13 +145,9 @@ class PrefixStripper:
         self._char, self._left = char, count
 
     def __call__(self, text: str) -> str:
-        while self._left and text:
-            if text[0] != self._char:
-                self._left = 0
-                break
-            text = text[1:]
-            self._left -= 1
-        return text
+        dropped = min(self._left, len(text) - len(text.lstrip(self._char)))
+        self._left = self._left - dropped if dropped == len(text) else 0
+        return text[dropped:]
 
 
 def _char_to_byte() -> dict[str, int]:
