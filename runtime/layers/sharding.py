@@ -125,16 +125,15 @@ class VocabShard:
         return index.clamp(0, len(self.local) - 1), (index >= 0) & (index < len(self.local))
 
 
-@dataclass(frozen=True)
-class ExpertShard:
-    """The experts that this rank stores, with expert parallelism."""
+def local_expert_ids(ids: torch.Tensor, local: range | None) -> torch.Tensor:
+    """Returns local expert ids, -1 for experts of other ranks, which the kernels skip.
 
-    local: range
-
-    def local_ids(self, ids: torch.Tensor) -> torch.Tensor:
-        """Returns local expert ids, -1 for experts of other ranks, which the kernels skip."""
-        index = ids - self.local.start
-        return torch.where((index >= 0) & (index < len(self.local)), index, -1)
+    `local`: the experts that this rank stores, with expert parallelism; None: all.
+    """
+    if local is None:
+        return ids
+    index = ids - local.start
+    return torch.where((index >= 0) & (index < len(local)), index, -1)
 
 
 @dataclass(frozen=True)

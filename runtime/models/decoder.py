@@ -96,7 +96,7 @@ class ForwardContext:
     pool: KVPool
     rotary: torch.Tensor  # ``RotaryTable.cover``
     attention: BatchAttention
-    query_scaling: torch.Tensor | None  # ``Growth.of``
+    query_scaling: torch.Tensor | None  # ``QueryLengthScaling.of``
     first: torch.Tensor | None  # int64 [rows]: the first row of each row's block, with expert pools
 
 

@@ -31,6 +31,7 @@ from runtime.layers.mlp import GatedMLP
 from runtime.layers.moe import Router, make_experts
 from runtime.layers.norm import RMSNorm
 from runtime.layers.rotary import RotaryTable
+from runtime.layers.sharding import local_expert_ids
 from runtime.models.base import ModelFamily, ModelInfo, WeightMap, WeightTarget, register_family
 from runtime.models.config_reader import ConfigReader
 from runtime.models.decoder import mlp_targets
@@ -337,8 +338,7 @@ class Experts(nn.Module):
     def forward(self, router_input: torch.Tensor, normed: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
         ids, weights = self.router(router_input, None, factor)
         weights = weights * self.expert_scale.tensor[ids]
-        if self.expert_shard is not None:
-            ids = self.expert_shard.local_ids(ids)
+        ids = local_expert_ids(ids, self.expert_shard)
         gate_up, down = self.gate_up_proj.kernel_arg, self.down_proj.kernel_arg
         out = self.group.output_buffer(normed.shape, normed.dtype)
         return self.group.all_reduce_out(self.kernels.moe(normed, ids, weights, gate_up, down, None, GELU, out))
