@@ -18,7 +18,7 @@ from runtime.engine.request import Request
 from runtime.engine.setup import load_engine
 from runtime.engine.step_plan import block_causal_plan
 from runtime.errors import RequestError
-from runtime.parsers import part_marks
+from runtime.parsers.formats import part_marks
 from runtime.plugins import load_plugins
 from runtime.request.engine_messages import EngineInfo, EngineOutput, RequestSpec, StreamMode
 from runtime.request.output import (

@@ -12,7 +12,9 @@ from runtime.algorithms import base as algorithms
 from runtime.bench import __main__ as bench
 from runtime.errors import ConfigError, RequestError
 from runtime.models import base as models
-from runtime.parsers import ChatOutputParser, formats, reasoning_format, tool_format
+from runtime.parsers import formats
+from runtime.parsers.chat_output import ChatOutputParser, ToolCallOptions
+from runtime.parsers.formats import reasoning_format, tool_format
 from runtime.strategies import base as strategies
 from runtime.weights.checkpoint import resolve_checkpoint
 from tests.golden import GOLDEN
@@ -95,7 +97,9 @@ def test_a_family(run, tmp_path):
 def test_a_format(run):
     assert tool_format("bracketed") is None
     run("runtime/parsers/bracketed.py")
-    parts = ChatOutputParser(tools=tool_format("bracketed"), reasoning=reasoning_format("bracketed"))
+    made = tool_format("bracketed")
+    assert made is not None
+    parts = ChatOutputParser(tools=ToolCallOptions(made), reasoning=reasoning_format("bracketed"))
     for character in '[R]hm[/R]Look: [CALL]{"name": "f", "arguments": {"x": 1}}[/CALL]':
         parts.push(character)
     assert (parts.reasoning, parts.content) == ("hm", "Look:")

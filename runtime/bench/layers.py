@@ -111,7 +111,7 @@ def _references(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
                 put(part, name, [TorchAttention(each.shape, dtype) for each in held])
     for weight in named_weights(model).values():
         if isinstance(weight, QuantizedWeight):
-            put(weight, "kernels", _Linear)
+            put(weight, "linear", _dequantized_linear)
     try:
         yield
     finally:
@@ -152,9 +152,5 @@ def _dequantized(kernel_arg: Any, dtype: torch.dtype) -> torch.Tensor:
     return made
 
 
-class _Linear:
-    """In the place of the kernels of weights of few bits."""
-
-    @staticmethod
-    def linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
-        return F.linear(x, weight.dequantize(x.dtype), bias)
+def _dequantized_linear(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
+    return F.linear(x, weight.dequantize(x.dtype), bias)

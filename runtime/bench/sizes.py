@@ -18,7 +18,7 @@ from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
 from runtime.models.base import Model, resolve_family
-from runtime.quantization.checkpoint import quantization_of
+from runtime.quantization.checkpoint.scheme import quantization_of
 from runtime.weights.loader import meta_model
 
 NOTED = 4e9  # bytes from which the size of random weights is printed

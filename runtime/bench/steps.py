@@ -36,7 +36,7 @@ from runtime.layers.kv_pool import LAYOUTS
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
 from runtime.models.base import Model, ModelFamily, ModelInfo, resolve_family
-from runtime.quantization.checkpoint import quantization_of
+from runtime.quantization.checkpoint.scheme import quantization_of
 from runtime.strategies.base import DecodingContext, Strategy, make_strategy, strategies_supporting
 from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.weights.loader import load_model

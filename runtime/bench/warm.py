@@ -81,8 +81,7 @@ def read_specializations(path: Path) -> list[str]:
 
 
 def _compile_recorded(args: argparse.Namespace) -> int:
-    from runtime.kernels.compile_worker import CompileJob, compile_all
-    from runtime.kernels.compiler import available_cores
+    from runtime.kernels.compiler import CompileJob, available_cores, compile_all
 
     specializations = list(dict.fromkeys(text for path in args.specializations for text in read_specializations(path)))
     with tempfile.TemporaryDirectory(prefix="unmask-libcuda-") as directory:

@@ -23,7 +23,7 @@ from runtime.kernels.compiler import KernelCompiler
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
 from runtime.models.base import Model, ModelFamily, ModelInfo, resolve_family
-from runtime.quantization.checkpoint import quantization_of
+from runtime.quantization.checkpoint.scheme import quantization_of
 from runtime.request.engine_messages import EngineInfo
 from runtime.strategies.base import DecodingContext, Strategy, make_strategy, strategies_supporting
 from runtime.structured_output.grammar_cache import GrammarCache, create_grammar_cache

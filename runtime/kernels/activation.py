@@ -210,7 +210,7 @@ def fused_gate_up_reference(x: torch.Tensor, weight: torch.Tensor, activation: A
     return act_and_mul_reference(F.linear(x, deinterleave(weight)), activation)
 
 
-@triton.jit(do_not_specialize=["rows", "heights"])  # avoids a recompilation per value
+@triton.jit(do_not_specialize=["rows", "row_tiles"])  # avoids a recompilation per value
 def _fused_gate_up(
     x_desc, weights, extra_weights, out_ptr, rows, row_tiles,
     INPUTS: tl.constexpr, WIDTH: tl.constexpr, INTERLEAVE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -218,10 +218,8 @@ def _fused_gate_up(
     TMA: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS rows times COLUMNS + EXTRA_COLUMNS weight rows. Consecutive programs read the same weights."""
-    first_weight_row, first_row = (
-        tl.program_id(0) // row_tiles * (COLUMNS + EXTRA_COLUMNS),
-        tl.program_id(0) % row_tiles * ROWS,
-    )
+    first_weight_row = tl.program_id(0) // row_tiles * (COLUMNS + EXTRA_COLUMNS)
+    first_row = tl.program_id(0) % row_tiles * ROWS
     acc = tl.zeros([COLUMNS, ROWS], tl.float32)
     if EXTRA_COLUMNS > 0:
         extra_acc = tl.zeros([EXTRA_COLUMNS, ROWS], tl.float32)

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 
 from runtime.kernels.activation import Activation, act_and_mul_reference
-from runtime.kernels.fused_moe.fused_moe import store_result
+from runtime.kernels.fused_moe.fused_moe import Matrices, expert_linear, store_result
 from runtime.kernels.layernorm import add_rms_norm_reference, rms_norm_reference
+from runtime.kernels.linear import quantized_linear_torch
 from runtime.kernels.lora import LoRARows, add_lora_reference
 from runtime.kernels.moe_router import RoutingConfig, apply_factor, router_logits_reference, select_experts_reference
-from runtime.kernels.quantized_linear import CHUNK_ELEMENTS, quantized_linear_torch
 from runtime.kernels.quantized_tensor import QuantizedTensor
-from runtime.kernels.rotary_and_cache import qk_norm_rope_reference, write_kv_reference
+from runtime.kernels.rotary_and_cache import QKNormRopeConfig, qk_norm_rope_reference, write_kv_reference
 
 TensorPair = tuple[torch.Tensor, torch.Tensor]
 
@@ -60,17 +60,13 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor |
 
 def qk_norm_rope_and_cache(
     qkv: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, q_weight: torch.Tensor | None,
-    k_weight: torch.Tensor | None, heads: int, kv_heads: int, eps: float, clip: float | None = None, *,
-    slots: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
-    pair_stride: int | None = None, v_norm: bool = False, v_from_k: bool = False,
+    k_weight: torch.Tensor | None, config: QKNormRopeConfig, slots: torch.Tensor, k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
     result = [
-        qk_norm_rope_reference(
-            row, position, table, q_weight, k_weight, heads, kv_heads, eps, clip, pair_stride=pair_stride,
-            v_norm=v_norm, v_from_k=v_from_k,
-        )
+        qk_norm_rope_reference(row, position, table, q_weight, k_weight, config)
         for row, position in zip(split_rows(qkv), positions.split(1), strict=True)
-    ]  # fmt: skip
+    ]
     q, k, v = (torch.cat(rows) for rows in zip(*result, strict=True))
     write_kv_reference(k, v, slots, k_cache, v_cache)
     return q
@@ -99,46 +95,14 @@ def select_experts(
     return torch.cat(ids), torch.cat(weights)
 
 
-def moe(
-    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
-    shared: torch.Tensor | None, activation: Activation = "silu", out: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
-    return _experts(
-        x, ids, weights, shared, activation, out,
-        lambda row, expert: F.linear(row, gate_up[expert]), lambda row, expert: F.linear(row, down[expert]),
-    )  # fmt: skip
-
-
 def quantized_linear(x: torch.Tensor, weight: QuantizedTensor, bias: torch.Tensor | None) -> torch.Tensor:
     """`quantized_linear_torch` per row; each chunk of the weight is dequantized once for all rows."""
-    rows, (outputs, inputs) = split_rows(x), weight.shape
-    out = x.new_empty(len(x), outputs)
-    step = max(1, CHUNK_ELEMENTS // inputs)
-    for first in range(0, outputs, step):
-        columns = slice(first, first + step)
-        dense, added = weight[columns].dequantize(x.dtype), None if bias is None else bias[columns]
-        for i, row in enumerate(rows):
-            out[i, columns] = F.linear(row, dense, added)[0]
-    return out
+    return quantized_linear_torch(x, weight, bias, linear)
 
 
-def quantized_moe(
-    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: QuantizedTensor, down: QuantizedTensor,
+def moe(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Matrices, down: Matrices,
     shared: torch.Tensor | None, activation: Activation = "silu", out: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
-    return _experts(
-        x, ids, weights, shared, activation, out,
-        lambda row, expert: quantized_linear_torch(row, gate_up[expert], None),
-        lambda row, expert: quantized_linear_torch(row, down[expert], None),
-    )  # fmt: skip
-
-
-Expert = Callable[[torch.Tensor, int], torch.Tensor]
-
-
-def _experts(
-    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None, activation: Activation,
-    out: torch.Tensor | None, gate_up: Expert, down: Expert,
 ) -> torch.Tensor:  # fmt: skip
     """`moe_reference` per row, with the experts in the order of their rank."""
     up = weights.dtype
@@ -147,6 +111,7 @@ def _experts(
         total = torch.zeros_like(row, dtype=up) if shared is None else shared[i : i + 1].to(up)
         for expert, weight in zip(ids[i].tolist(), weights[i], strict=True):
             if expert >= 0:
-                total = total + weight * down(act_and_mul_reference(gate_up(row, expert), activation), expert).to(up)
+                hidden = act_and_mul_reference(expert_linear(row, gate_up, expert), activation)
+                total = total + weight * expert_linear(hidden, down, expert).to(up)
         result.append(total.to(x.dtype))
     return store_result(torch.cat(result), out)

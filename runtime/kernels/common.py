@@ -102,3 +102,21 @@ def tma_load(
         if INPUTS % COLUMNS != 0:
             ok = ok & (columns[None, :] < INPUTS)
         return tl.load(at, mask=ok, other=0.0)
+
+
+@triton.jit
+def add_residual(x, residual_ptr, sum_ptr, at, ok):
+    """Adds the residual to a float32 row and stores the sum. Returns the rounded sum, which is the input of a norm."""
+    x += tl.load(residual_ptr + at, mask=ok, other=0.0).to(tl.float32)
+    total = x.to(sum_ptr.dtype.element_ty)
+    tl.store(sum_ptr + at, total, mask=ok)
+    return total.to(tl.float32)
+
+
+@triton.jit
+def normed_row(x, weight_ptr, column, ok, eps, SIZE: tl.constexpr, WEIGHTED: tl.constexpr):
+    """RMSNorm of a float32 row, which is 0 where not `ok`."""
+    x = x * (1.0 / tl.sqrt(tl.sum(x * x, 0) / SIZE + eps))
+    if WEIGHTED:
+        x = x * tl.load(weight_ptr + column, mask=ok, other=0.0).to(tl.float32)
+    return x

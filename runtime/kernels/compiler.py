@@ -2,28 +2,44 @@
 
 A step compiles its kernels one after the other, at their first launch. Therefore the start records which kernels the
 warm-up launches, compiles those that the cache does not have in other processes, and then warms up.
+
+A specialization is what Triton compiles a kernel for, as text that another process can compile from. The text is
+Triton's own: ``JITFunction.preload`` reads the same format. It has the name of the kernel, the types and alignment of
+its arguments, its constants and its options.
+
+``python -m runtime.kernels.compiler`` is the compile worker, which `KernelCompiler` starts because Triton holds the GIL
+while it compiles. It imports torch and Triton once, and forks a process per core for each job that it reads from
+standard input. It has no CUDA context, so forking is safe. Compiled kernels are read from the cache.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib
 import itertools
+import json
 import logging
+import multiprocessing
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from torch.overrides import TorchFunctionMode
 
 from runtime.config.flags import KERNEL_CACHE
-from runtime.kernels.common import triton
-from runtime.kernels.compile_worker import CompileJob, CompileResult
+from runtime.kernels.common import tl, triton
+from runtime.parent_death import exit_with_parent
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +47,213 @@ MAX_PROCESSES = 16  # a process takes 0.3 GB of host memory at most
 MIN_KERNELS = 6  # fewer are compiled faster by this process than by another one that has to import Triton first
 CGROUP_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 CACHE_MANAGER = "runtime.kernels.cache_manager:LayeredCacheManager"
+ALLOCATIONS = (torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty)
+
+# Triton computes these from the target, or they name files of the machine where the specialization was recorded.
+DERIVED_OPTIONS = {
+    "arch", "supported_fp8_dtypes", "deprecated_fp8_dot_operand_dtypes", "max_num_imprecise_acc_default", "extern_libs",
+}  # fmt: skip
+
+
+class _ZeroAllocations(TorchFunctionMode):
+    """Fills allocated memory with zeros, because a kernel that is not launched does not write its outputs.
+
+    Later operations then index with 0 instead of any number.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in ALLOCATIONS and not result.is_meta:
+            result.zero_()
+        return result
+
+
+class _NotLaunched:
+    """Replaces a compiled kernel. A launch does nothing."""
+
+    function = packed_metadata = None
+
+    def launch_metadata(self, *_: Any) -> None:
+        pass
+
+    def run(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def record_specializations() -> Iterator[dict[str, None]]:
+    """Records the specializations of kernels that are not compiled yet, instead of compiling and launching them.
+
+    The results of computations in this context are not valid.
+
+    Yields:
+        The specializations, in the order of their first use. It grows while the context is active.
+    """
+    found: dict[str, None] = {}
+    replaced: list[tuple[dict[str, Any], str]] = []
+
+    def record(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+        found[compile["specialization_data"]] = None
+        kernels = fn.jit_function.device_caches[compile["device"]][0]
+        kernels[compile["key"]] = _NotLaunched()  # so that a later launch costs as little as one of a compiled kernel
+        replaced.append((kernels, compile["key"]))
+        return True  # neither compile nor launch
+
+    previous, triton.knobs.runtime.jit_cache_hook = triton.knobs.runtime.jit_cache_hook, record
+    try:
+        with _ZeroAllocations():
+            yield found
+    finally:
+        triton.knobs.runtime.jit_cache_hook = previous
+        for kernels, key in replaced:
+            del kernels[key]
+
+
+def read_specialization(text: str) -> tuple[Any, dict[str, Any]]:
+    """Returns the source (``triton.compiler.ASTSource``) of a specialization, and its options.
+
+    Raises:
+        AttributeError, ModuleNotFoundError: this version has no such kernel.
+    """
+    spec = json.loads(text)
+    module, _, name = spec["name"].rpartition(".")
+    kernel = getattr(importlib.import_module(module), name)
+    constants = {
+        tuple(key): _read_constant(value)
+        for key, value in zip(spec["constant_keys"], spec["constant_vals"], strict=True)
+    }
+    attributes = dict(zip(map(tuple, spec["attrs_keys"]), spec["attrs_vals"], strict=True))
+    signature = {key: _tuples(value) for key, value in spec["signature"].items()}
+    options = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in spec["options"].items()
+        if key not in DERIVED_OPTIONS
+    }
+    return triton.compiler.ASTSource(kernel, signature, constants, attributes), options
+
+
+def _read_constant(value: Any) -> Any:
+    if isinstance(value, dict) and "constexpr" in value:
+        return tl.constexpr(value["constexpr"])
+    if isinstance(value, str) and tl.dtype.is_dtype(value):
+        return tl.dtype(value)
+    return value
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def compile_specialization(text: str, target: Any, *, launcher: bool) -> None:
+    """Compiles a specialization for a target into the cache. No device is needed.
+
+    Args:
+        target: ``triton.backends.compiler.GPUTarget``.
+        launcher: also compile the C code that launches it, which is linked with the driver's library.
+    """
+    source, options = read_specialization(text)
+    kernel = triton.compile(source, target=target, options=options)
+    if launcher:
+        from triton.backends.nvidia.driver import CudaLauncher
+
+        with contextlib.suppress(ImportError):  # it is in the cache, but cannot be loaded where there is no driver
+            CudaLauncher(kernel.src, kernel.metadata)
+
+
+def missing_from_cache(texts: Sequence[str], target: Any) -> list[str]:
+    """Returns the specializations without a compiled kernel in the cache.
+
+    Kernels that another process cannot import are left out, such as those that a plugin defines in a function.
+    """
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+    from triton.compiler.compiler import make_backend
+    from triton.runtime import cache
+
+    backend, env = make_backend(target), get_cache_invalidating_env_vars()
+    missing = []
+    for text in texts:
+        try:
+            source, options = read_specialization(text)
+        except (AttributeError, ImportError):
+            continue
+        key = cache.get_cache_key(source, backend, backend.parse_options(options), env_vars=env)
+        manager = cache.get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
+        name = f"{source.name[:150]}.json"
+        if name not in (manager.get_group(name) or {}):
+            missing.append(text)
+    return missing
+
+
+class CompileJob(msgspec.Struct, frozen=True):
+    """The specializations to compile.
+
+    Attributes:
+        arch: compute capability, such as 90.
+        processes: maximum number of processes.
+        launcher: also compile the C code of the launches.
+    """
+
+    specializations: list[str]
+    arch: int
+    processes: int
+    launcher: bool = True
+
+
+class CompileResult(msgspec.Struct, frozen=True):
+    """The number of compiled kernels, the time in seconds, and an error per kernel that was not compiled."""
+
+    compiled: int
+    seconds: float
+    errors: list[str]
+
+
+def compile_all(job: CompileJob) -> CompileResult:
+    """Compiles all specializations of a job into the cache. Call it in a process without other threads."""
+    from triton.backends.compiler import GPUTarget
+
+    import_kernels()
+    began = time.monotonic()
+    compile_one = partial(_compile_one, target=GPUTarget("cuda", job.arch, 32), launcher=job.launcher)
+    processes = min(job.processes, len(job.specializations))
+    if processes > 1:
+        context = multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(processes, context, initializer=exit_with_parent) as pool:
+            futures = {pool.submit(compile_one, text): text for text in job.specializations}
+            failed = [_result(future, futures[future]) for future in as_completed(futures)]
+    else:
+        failed = list(map(compile_one, job.specializations))
+    errors = [error for error in failed if error]
+    return CompileResult(len(failed) - len(errors), time.monotonic() - began, errors)
+
+
+def _result(future: Future[str], text: str) -> str:
+    """Returns the error of a kernel. A process that the compiler or the kernel of the host has killed is one too."""
+    try:
+        return future.result()
+    except BrokenProcessPool as error:
+        return _describe(text, error)
+
+
+def _compile_one(text: str, *, target: Any, launcher: bool) -> str:
+    """Returns the error; "" if it was compiled."""
+    try:
+        compile_specialization(text, target, launcher=launcher)
+    except Exception as error:  # the caller compiles this kernel itself, or reports the error
+        return _describe(text, error)
+    return ""
+
+
+def _describe(text: str, error: Exception) -> str:
+    return f"{json.loads(text)['name']}: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
+
+
+def import_kernels() -> None:
+    """Imports the kernels and hashes Triton's files, before processes are forked."""
+    from triton.runtime.cache import triton_key
+
+    import runtime.kernels.ops  # noqa: F401
+
+    triton_key()
 
 
 class KernelCompiler:
@@ -55,7 +278,7 @@ class KernelCompiler:
             self._start()
 
     def _start(self) -> None:
-        command = [sys.executable, "-m", "runtime.kernels.compile_worker"]
+        command = [sys.executable, "-m", "runtime.kernels.compiler"]
         self._worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def close(self) -> None:
@@ -67,8 +290,6 @@ class KernelCompiler:
 
     def missing(self, specializations: Iterable[str]) -> list[str]:
         """Returns the specializations without a compiled kernel in the cache."""
-        from runtime.kernels.specialization import missing_from_cache
-
         return missing_from_cache(list(specializations), triton.runtime.driver.active.get_current_target())
 
     def submit(self, specializations: list[str]) -> None:
@@ -165,3 +386,18 @@ def available_cores() -> int:
         return cores if quota == "max" else max(1, min(cores, -(-int(quota) // int(period))))
     except (OSError, ValueError):
         return cores
+
+
+def main() -> int:
+    exit_with_parent()
+    answer = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # compilers may print
+    import_kernels()
+    for line in sys.stdin.buffer:
+        answer.write(msgspec.json.encode(compile_all(msgspec.json.decode(line, type=CompileJob))) + b"\n")
+        answer.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -231,10 +231,8 @@ def lm_head_argmax(
     pieces = triton.cdiv(vocab, config.tokens)
     max_logit, sum_exp = hidden.new_empty(2, pieces, rows, dtype=torch.float32)
     partial_ids = hidden.new_empty(pieces, rows, dtype=torch.int32)
-    hidden_desc, weights = (
-        make_descriptor(hidden, config.rows, config.depth),
-        make_descriptor(weight, config.tokens, config.depth),
-    )
+    hidden_desc = make_descriptor(hidden, config.rows, config.depth)
+    weights = make_descriptor(weight, config.tokens, config.depth)
     tail = make_descriptor(hidden, config.tail or config.rows, config.depth)
     if not (has_descriptor(hidden_desc) and has_descriptor(weights)):
         hidden_desc, tail, weights = hidden, hidden, weight

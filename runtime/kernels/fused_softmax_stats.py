@@ -179,11 +179,8 @@ def _write_probs(
     row = tl.program_id(1)
     divisor = tl.load(divisor_ptr + row)
     if (divisor == 1.0) | ALL:
-        temperature, largest, scale = (
-            tl.load(temperature_ptr + row),
-            tl.load(largest_ptr + row),
-            divisor / tl.load(sum_ptr + row),
-        )
+        temperature, largest = tl.load(temperature_ptr + row), tl.load(largest_ptr + row)
+        scale = divisor / tl.load(sum_ptr + row)
         for start in range(tl.program_id(0) * PIECE, vocab, tl.num_programs(0) * PIECE):
             token = start + tl.arange(0, PIECE)
             x = _scaled(logits_ptr, row, token, vocab, cap, temperature, mask_id, max_id)

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 
 from runtime.kernels.activation import Activation
-from runtime.kernels.common import supports_tma, tl, triton, wide
-from runtime.kernels.fused_moe.moe_sum import TopKOutputs, moe_sum_reference, weighted_sum
+from runtime.kernels.common import add_residual, normed_row, supports_tma, tl, triton, wide
+from runtime.kernels.fused_moe.fused_moe import TopKOutputs, moe_sum_reference, weighted_sum
 from runtime.kernels.quantized_tensor import FP8_MAX, MIN_SCALE, attach_quantized, empty_fp8, store_quantized_row
 
 
@@ -54,14 +54,8 @@ def _rms_norm(
     for split in tl.static_range(1, SPLITS):
         x += tl.load(x_ptr + split * rows.to(tl.int64) * SIZE + at, mask=ok, other=0.0)
     if ADD:
-        x += tl.load(residual_ptr + at, mask=ok, other=0.0).to(tl.float32)
-        total = x.to(sum_ptr.dtype.element_ty)
-        tl.store(sum_ptr + at, total, mask=ok)
-        x = total.to(tl.float32)  # the norm's input is the rounded sum
-    scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / SIZE + eps)
-    x = x * scale
-    if WEIGHTED:
-        x = x * tl.load(weight_ptr + column, mask=ok, other=0.0).to(tl.float32)
+        x = add_residual(x, residual_ptr, sum_ptr, at, ok)
+    x = normed_row(x, weight_ptr, column, ok, eps, SIZE, WEIGHTED)
     tl.store(out_ptr + at, x.to(out_ptr.dtype.element_ty), mask=ok)
 
 
@@ -108,13 +102,8 @@ def _rms_norm_quant(
     at, ok = row * SIZE + column, column < SIZE
     x = tl.load(x_ptr + at, mask=ok, other=0.0).to(tl.float32)
     if ADD:
-        x += tl.load(residual_ptr + at, mask=ok, other=0.0).to(tl.float32)
-        total = x.to(sum_ptr.dtype.element_ty)
-        tl.store(sum_ptr + at, total, mask=ok)
-        x = total.to(tl.float32)  # the norm's input is the rounded sum
-    x = x * (1.0 / tl.sqrt(tl.sum(x * x, 0) / SIZE + eps))
-    if WEIGHTED:
-        x = x * tl.load(weight_ptr + column, mask=ok, other=0.0).to(tl.float32)
+        x = add_residual(x, residual_ptr, sum_ptr, at, ok)
+    x = normed_row(x, weight_ptr, column, ok, eps, SIZE, WEIGHTED)
     out = x.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + at, out, mask=ok)
     store_quantized_row(out.to(tl.float32), values_ptr + at, scales_ptr + row, ok, FP8_MAX, MIN_SCALE)
@@ -206,13 +195,9 @@ class SandwichNormOps(NamedTuple):
 
 
 def pre_mlp_norms_reference(
-    mixed: torch.Tensor,
-    x: torch.Tensor,
-    post_attention: torch.Tensor,
-    dense: torch.Tensor,
-    experts: torch.Tensor,
+    mixed: torch.Tensor, x: torch.Tensor, post_attention: torch.Tensor, dense: torch.Tensor, experts: torch.Tensor,
     eps: float,
-) -> NormOutputs:
+) -> NormOutputs:  # fmt: skip
     """Returns ``x + norm(mixed) * post_attention``, its norm times `dense` and times `experts` [size], and the norm's
     factor.
     """
@@ -241,12 +226,6 @@ def post_mlp_norms_reference(
 
 
 @triton.jit
-def _normed(x, weight_ptr, column, ok, eps, SIZE: tl.constexpr):
-    scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / SIZE + eps)
-    return x * scale * tl.load(weight_ptr + column, mask=ok, other=0.0).to(tl.float32)
-
-
-@triton.jit
 def _pre_mlp_norms(
     mixed_ptr, x_ptr, post_attention_ptr, dense_ptr, experts_ptr, total_ptr, dense_out, factor_out, experts_out, eps,
     SIZE: tl.constexpr, SIZE_P2: tl.constexpr,
@@ -257,9 +236,8 @@ def _pre_mlp_norms(
     ok = column < SIZE
     at = row * SIZE + column
     mixed = tl.load(mixed_ptr + at, mask=ok, other=0.0).to(tl.float32)
-    x = tl.load(x_ptr + at, mask=ok, other=0.0).to(tl.float32) + _normed(
-        mixed, post_attention_ptr, column, ok, eps, SIZE
-    )
+    x = tl.load(x_ptr + at, mask=ok, other=0.0).to(tl.float32)
+    x += normed_row(mixed, post_attention_ptr, column, ok, eps, SIZE, True)
     total = x.to(total_ptr.dtype.element_ty)
     tl.store(total_ptr + at, total, mask=ok)
     x = total.to(tl.float32)  # the norms' input is the rounded sum
@@ -283,7 +261,7 @@ def _post_mlp_norms(
     ok = column < SIZE
     at = row * SIZE + column
     dense = tl.load(dense_ptr + at, mask=ok, other=0.0).to(tl.float32)
-    both = _normed(dense, a_ptr, column, ok, eps, SIZE)
+    both = normed_row(dense, a_ptr, column, ok, eps, SIZE, True)
     if TOP_K:
         chosen = weighted_sum(
             chosen_ptr, ids_ptr, weights_ptr, expert_scale_ptr, row, column, ok, TOP_K, SIZE, SIZE_P2, True
@@ -291,11 +269,12 @@ def _post_mlp_norms(
         chosen = chosen.to(chosen_ptr.dtype.element_ty).to(tl.float32)  # rounded as the separate kernel would store it
     else:
         chosen = tl.load(chosen_ptr + at, mask=ok, other=0.0).to(tl.float32)
-    both += _normed(chosen, b_ptr, column, ok, eps, SIZE)
-    x = tl.load(x_ptr + at, mask=ok, other=0.0).to(tl.float32) + _normed(both, c_ptr, column, ok, eps, SIZE)
+    both += normed_row(chosen, b_ptr, column, ok, eps, SIZE, True)
+    x = tl.load(x_ptr + at, mask=ok, other=0.0).to(tl.float32)
+    x += normed_row(both, c_ptr, column, ok, eps, SIZE, True)
     total = (x * tl.load(scale_ptr + row).to(tl.float32)).to(total_ptr.dtype.element_ty)
     tl.store(total_ptr + at, total, mask=ok)
-    out = _normed(total.to(tl.float32), d_ptr, column, ok, eps, SIZE)
+    out = normed_row(total.to(tl.float32), d_ptr, column, ok, eps, SIZE, True)
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=ok)
 
 
@@ -303,13 +282,9 @@ SANDWICH_WARPS = 4
 
 
 def pre_mlp_norms(
-    mixed: torch.Tensor,
-    x: torch.Tensor,
-    post_attention: torch.Tensor,
-    dense: torch.Tensor,
-    experts: torch.Tensor,
+    mixed: torch.Tensor, x: torch.Tensor, post_attention: torch.Tensor, dense: torch.Tensor, experts: torch.Tensor,
     eps: float,
-) -> NormOutputs:
+) -> NormOutputs:  # fmt: skip
     """`pre_mlp_norms_reference` for contiguous rows on a GPU."""
     rows, size = x.shape
     factor = x.new_empty(rows, dtype=torch.float32)

@@ -19,8 +19,8 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from runtime.kernels.batch_invariant_gemm import batch_invariant_gemm
 from runtime.kernels.common import tl, triton
+from runtime.kernels.linear import batch_invariant_gemm
 
 NUM_PARTS = 3
 EXPERTS_PER_PROGRAM = 64  # the rows that tensor cores process at once;

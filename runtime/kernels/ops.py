@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -12,15 +12,8 @@ import torch.nn.functional as F
 
 from runtime.kernels import batch_invariant_torch
 from runtime.kernels.activation import Activation, act_and_mul, act_and_mul_quant, act_and_mul_reference, fused_gate_up
-from runtime.kernels.batch_invariant_gemm import batch_invariant_gemm
 from runtime.kernels.fused_argmax import ArgmaxOutput, lm_head_argmax, lm_head_argmax_reference
-from runtime.kernels.fused_moe.fused_moe import (
-    fused_experts,
-    fused_moe,
-    fused_moe_add_norm,
-    moe_torch,
-    quantized_moe_torch,
-)
+from runtime.kernels.fused_moe.fused_moe import fused_experts, fused_moe, fused_moe_add_norm, moe_torch
 from runtime.kernels.fused_softmax_stats import SoftmaxStats, StatsRequest, softmax_stats
 from runtime.kernels.layernorm import (
     SandwichNormOps,
@@ -34,6 +27,7 @@ from runtime.kernels.layernorm import (
     rms_norm_quant,
     rms_norm_reference,
 )
+from runtime.kernels.linear import batch_invariant_gemm, fp8_linear, group_quantized_linear, quantized_linear_torch
 from runtime.kernels.lora import LoRAKernel, add_lora, add_lora_reference
 from runtime.kernels.moe_router import (
     RoutingConfig,
@@ -42,9 +36,11 @@ from runtime.kernels.moe_router import (
     select_experts,
     select_experts_reference,
 )
-from runtime.kernels.quantized_linear import fp8_linear, group_quantized_linear, quantized_linear_torch
-from runtime.kernels.quantized_tensor import Fp8, GroupQuantized
-from runtime.kernels.rotary_and_cache import qk_norm_rope_and_cache, qk_norm_rope_and_cache_reference
+from runtime.kernels.rotary_and_cache import (
+    QKNormRopeConfig,
+    qk_norm_rope_and_cache,
+    qk_norm_rope_and_cache_reference,
+)
 from runtime.kernels.topk_topp_sampling import topk_topp_sample
 from runtime.kernels.unmask import BlockInputs, SampledRows, UnmaskOutput, threshold_unmask
 from runtime.kernels.weighted_embedding import soft_embedding, soft_embedding_reference
@@ -52,11 +48,19 @@ from runtime.kernels.weighted_embedding import soft_embedding, soft_embedding_re
 OptTensor = torch.Tensor | None
 TensorPair = tuple[torch.Tensor, torch.Tensor]
 LinearKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor], torch.Tensor]  # the signature of ``F.linear``
+QuantizedLinearKernel = Callable[[torch.Tensor, Any, OptTensor], torch.Tensor]  # with ``Weight.kernel_arg``
 TableKernel = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # rows [n, size], table [ids, size] -> [n, ids]
 SoftEmbeddingKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor], torch.Tensor]
 RMSNormKernel = Callable[[torch.Tensor, OptTensor, float], torch.Tensor]
 AddRMSNormKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor, float], TensorPair]
 GemmAddNormKernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, OptTensor, float], TensorPair]
+QKNormRopeAndCacheKernel = Callable[
+    [
+        torch.Tensor, torch.Tensor, torch.Tensor, OptTensor, OptTensor, QKNormRopeConfig, torch.Tensor, torch.Tensor,
+        torch.Tensor,
+    ],
+    torch.Tensor,
+]  # fmt: skip
 ActAndMulKernel = Callable[[torch.Tensor, Activation], torch.Tensor]
 FusedGateUpKernel = Callable[[torch.Tensor, torch.Tensor, Activation], torch.Tensor]
 RouterLogitsKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor], torch.Tensor]
@@ -70,15 +74,6 @@ MoEAddNormKernel = Callable[
 ]
 UnmaskKernel = Callable[[BlockInputs, SampledRows, int | None, torch.Tensor], UnmaskOutput]
 SoftmaxStatsKernel = Callable[[torch.Tensor, StatsRequest], SoftmaxStats]
-
-
-class QKNormRopeAndCacheKernel(Protocol):
-    def __call__(
-        self, qkv: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, q_weight: torch.Tensor | None,
-        k_weight: torch.Tensor | None, heads: int, kv_heads: int, eps: float, clip: float | None = None, *,
-        slots: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
-        pair_stride: int | None = None, v_norm: bool = False, v_from_k: bool = False,
-    ) -> torch.Tensor: ...  # fmt: skip
 
 
 class LMHeadArgmaxKernel(Protocol):
@@ -95,98 +90,73 @@ class TopKTopPSampleKernel(Protocol):
 
 
 @dataclass(frozen=True)
-class Fp8Kernels:
-    """Kernels for fp8 weights, and the kernels that quantize their inputs."""
+class QuantizingKernels:
+    """Kernels before the GEMMs of an fp8 model. They attach the fp8 form to their output."""
 
-    linear: Callable[[torch.Tensor, Fp8, OptTensor], torch.Tensor]
-    moe: MoEKernel
-    moe_add_norm: MoEAddNormKernel | None
     rms_norm: RMSNormKernel
     add_rms_norm: AddRMSNormKernel
     act_and_mul: ActAndMulKernel
-    # None: the separate norms quantize their output
-    gemm_add_norm: GemmAddNormKernel | None = None
-    sandwich_norms: SandwichNormOps | None = None
 
 
-@dataclass(frozen=True)
-class GroupQuantizedKernels:
-    """Kernels for group-quantized weights with 16-bit rows (`GroupQuantized`)."""
-
-    linear: Callable[[torch.Tensor, GroupQuantized, OptTensor], torch.Tensor]
-    moe: MoEKernel
-    moe_add_norm: MoEAddNormKernel | None
-    sandwich_norms: SandwichNormOps | None = None
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KernelSet:
     """One set of kernels; the docstring of each reference implementation is the contract."""
 
     name: str
-    interleaved_gate_up: bool  # `moe` expects interleaved gate and up rows (`interleave_gate_up`)
-    split_router_weight: bool  # `router_logits` accepts, for bfloat16 models, a weight from `split_bf16x3`
+    interleaved_gate_up: bool = False  # `moe` expects interleaved gate and up rows (`interleave_gate_up`)
+    split_router_weight: bool = False  # `router_logits` accepts, for bfloat16 models, a weight from `split_bf16x3`
     rms_norm: RMSNormKernel
     add_rms_norm: AddRMSNormKernel
-    gemm_add_norm: GemmAddNormKernel | None  # GEMM of an unquantized weight, then `add_rms_norm`
+    gemm_add_norm: GemmAddNormKernel | None = None  # GEMM of an unquantized weight, then `add_rms_norm`
     qk_norm_rope_and_cache: QKNormRopeAndCacheKernel
     act_and_mul: ActAndMulKernel
-    fused_gate_up: FusedGateUpKernel | None  # of a dense layer's interleaved, unquantized gate and up rows
+    fused_gate_up: FusedGateUpKernel | None = None  # of a dense layer's interleaved, unquantized gate and up rows
     router_logits: RouterLogitsKernel
     select_experts: SelectExpertsKernel
     moe: MoEKernel
-    moe_add_norm: MoEAddNormKernel | None  # `moe`, then `add_rms_norm`
+    moe_add_norm: MoEAddNormKernel | None = None  # `moe`, then `add_rms_norm`
     lm_head_argmax: LMHeadArgmaxKernel
     # fused `algorithms.base` and `worker.sampler`, for the simplest algorithms
-    threshold_unmask: UnmaskKernel | None
-    softmax_stats: SoftmaxStatsKernel | None  # what `worker.sampler` computes for renoising algorithms
-    topk_topp_sample: TopKTopPSampleKernel | None  # `algorithms.sampling` without sorting
-    sandwich_norms: SandwichNormOps | None  # fused norms between sublayers
+    threshold_unmask: UnmaskKernel | None = None
+    softmax_stats: SoftmaxStatsKernel | None = None  # what `worker.sampler` computes for renoising algorithms
+    topk_topp_sample: TopKTopPSampleKernel | None = None  # `algorithms.sampling` without sorting
+    sandwich_norms: SandwichNormOps | None = None  # fused norms between sublayers
     add_lora: LoRAKernel
-    fp8: Fp8Kernels
-    group_quantized: GroupQuantizedKernels
     linear: LinearKernel = F.linear  # of unquantized weights
+    fp8_linear: QuantizedLinearKernel
+    group_quantized_linear: QuantizedLinearKernel
+    quantizing: QuantizingKernels | None = None  # of fp8 models; None: `fp8_linear` quantizes its input, if at all
     soft_embedding: SoftEmbeddingKernel = soft_embedding_reference
     head_logits: TableKernel | None = None  # of a soft-capped lm_head; None: ``layers.lm_head.head_logits``
     batch_invariant: bool = False  # the bits of a row do not depend on the other rows: `--deterministic`
 
     def for_quantization(self, quantization: str | None) -> KernelSet:
-        """Returns the kernels for models with this format of expert weights."""
-        if quantization is None:
+        """Returns the kernels for models with this format of weights."""
+        if quantization != "fp8" or self.quantizing is None:
             return self
-        own = self.fp8 if quantization == "fp8" else self.group_quantized
-        return replace(self, **{f.name: getattr(own, f.name) for f in fields(own) if f.name != "linear"})
+        return replace(
+            self,
+            rms_norm=self.quantizing.rms_norm,
+            add_rms_norm=self.quantizing.add_rms_norm,
+            act_and_mul=self.quantizing.act_and_mul,
+            gemm_add_norm=None,  # the separate norms quantize their output
+            sandwich_norms=None,
+        )
 
 
 TORCH = KernelSet(
     name="torch",
-    interleaved_gate_up=False,
-    split_router_weight=False,
     rms_norm=rms_norm_reference,
     add_rms_norm=add_rms_norm_reference,
-    gemm_add_norm=None,
     qk_norm_rope_and_cache=qk_norm_rope_and_cache_reference,
     act_and_mul=act_and_mul_reference,
-    fused_gate_up=None,
     router_logits=router_logits_reference,
     select_experts=select_experts_reference,
     moe=moe_torch,
-    moe_add_norm=None,
     lm_head_argmax=lm_head_argmax_reference,
-    threshold_unmask=None,
-    softmax_stats=None,
-    topk_topp_sample=None,
-    sandwich_norms=None,
     add_lora=add_lora_reference,
-    fp8=Fp8Kernels(
-        quantized_linear_torch,
-        quantized_moe_torch,
-        None,
-        rms_norm_reference,
-        add_rms_norm_reference,
-        act_and_mul_reference,
-    ),
-    group_quantized=GroupQuantizedKernels(quantized_linear_torch, quantized_moe_torch, None),
+    fp8_linear=quantized_linear_torch,
+    group_quantized_linear=quantized_linear_torch,
 )
 
 
@@ -211,27 +181,25 @@ TRITON = KernelSet(
     topk_topp_sample=topk_topp_sample,
     sandwich_norms=SANDWICH_NORMS,
     add_lora=add_lora,
-    fp8=Fp8Kernels(fp8_linear, fused_moe, fused_moe_add_norm, rms_norm_quant, add_rms_norm_quant, act_and_mul_quant),
-    group_quantized=GroupQuantizedKernels(group_quantized_linear, fused_moe, fused_moe_add_norm, SANDWICH_NORMS),
+    fp8_linear=fp8_linear,
+    group_quantized_linear=group_quantized_linear,
+    quantizing=QuantizingKernels(rms_norm_quant, add_rms_norm_quant, act_and_mul_quant),
 )
 
 
-_moe, _moe_add_norm = partial(fused_moe, batch_invariant=True), partial(fused_moe_add_norm, batch_invariant=True)
 BATCH_INVARIANT_TRITON = replace(
     TRITON,
     name="triton, fixed",
     gemm_add_norm=None,
     fused_gate_up=None,
     router_logits=partial(router_logits, batch_invariant=True),
-    moe=_moe,
-    moe_add_norm=_moe_add_norm,
+    moe=partial(fused_moe, batch_invariant=True),
+    moe_add_norm=partial(fused_moe_add_norm, batch_invariant=True),
     lm_head_argmax=partial(lm_head_argmax, batch_invariant=True),
     sandwich_norms=SANDWICH_NORMS._replace(fused_experts=partial(fused_experts, batch_invariant=True)),
-    fp8=replace(TRITON.fp8, linear=partial(fp8_linear, batch_invariant=True), moe=_moe, moe_add_norm=_moe_add_norm),
-    group_quantized=replace(
-        TRITON.group_quantized, linear=partial(group_quantized_linear, batch_invariant=True)
-    ),  # all MoE configs are batch-invariant
     linear=batch_invariant_gemm,
+    fp8_linear=partial(fp8_linear, batch_invariant=True),
+    group_quantized_linear=partial(group_quantized_linear, batch_invariant=True),
     soft_embedding=soft_embedding,
     head_logits=partial(batch_invariant_gemm, dtype=torch.float32),
     batch_invariant=True,
@@ -248,19 +216,10 @@ BATCH_INVARIANT_TORCH = replace(
     router_logits=batch_invariant_torch.router_logits,
     select_experts=batch_invariant_torch.select_experts,
     moe=batch_invariant_torch.moe,
-    fp8=Fp8Kernels(
-        batch_invariant_torch.quantized_linear,
-        batch_invariant_torch.quantized_moe,
-        None,
-        batch_invariant_torch.rms_norm,
-        batch_invariant_torch.add_rms_norm,
-        batch_invariant_torch.act_and_mul,
-    ),
-    group_quantized=GroupQuantizedKernels(
-        batch_invariant_torch.quantized_linear, batch_invariant_torch.quantized_moe, None
-    ),
     add_lora=batch_invariant_torch.add_lora,
     linear=batch_invariant_torch.linear,
+    fp8_linear=batch_invariant_torch.quantized_linear,
+    group_quantized_linear=batch_invariant_torch.quantized_linear,
     batch_invariant=True,
 )
 

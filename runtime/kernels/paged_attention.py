@@ -173,14 +173,9 @@ def online_softmax_step(scores, m_i, l_i, scale_log2):
 
 
 def paged_attention_reference(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    batch: ForwardBatch,
-    *,
-    scale: float,
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: ForwardBatch, *, scale: float,
     window: int | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """Computes attention tile by tile with an explicit mask (docs/research/decoding-rules.md#visible-keys).
 
     Args:
@@ -254,9 +249,8 @@ def _paged_attention(
     if WINDOWED:  # nor keys before the first window
         window_pos = tl.load(window_pos_ptr + first_row + row, mask=row < rows, other=2147483647).to(tl.int32)
         begin = tl.maximum(tl.min(window_pos, 0) - window + 1, 0) // KEYS * KEYS
-        all_window_start = (
-            tl.max(tl.where(row < rows, window_pos, 0), 0) - window + 1
-        )  # all windows include the keys from here on
+        # all windows include the keys from here on
+        all_window_start = tl.max(tl.where(row < rows, window_pos, 0), 0) - window + 1
     split = tl.program_id(0) % SPLITS
     if SPLITS > 1:
         if SPLIT_SIZE > 0:
@@ -331,17 +325,9 @@ SPLIT_SIZE = 1024  # keys per split of batch-invariant attention
 
 
 def paged_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    batch: ForwardBatch,
-    *,
-    scale: float,
-    window: int | None = None,
-    grouped: bool = True,
-    splits: int | None = None,
-    batch_invariant: bool = False,
-) -> torch.Tensor:
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: ForwardBatch, *, scale: float,
+    window: int | None = None, grouped: bool = True, splits: int | None = None, batch_invariant: bool = False,
+) -> torch.Tensor:  # fmt: skip
     """`paged_attention_reference` for float32, float16 and bfloat16 on a GPU; no host sync.
 
     Args:
@@ -589,15 +575,9 @@ def use_two_pass(q: torch.Tensor, kv_heads: int, batch: ForwardBatch) -> bool:
 
 
 def two_pass_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    batch: ForwardBatch,
-    *,
-    scale: float,
-    scores_config: ScoresConfig = SCORES_CONFIG,
-    values_config: ValuesConfig = VALUES_CONFIG,
-) -> torch.Tensor:
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: ForwardBatch, *, scale: float,
+    scores_config: ScoresConfig = SCORES_CONFIG, values_config: ValuesConfig = VALUES_CONFIG,
+) -> torch.Tensor:  # fmt: skip
     """`paged_attention_reference` without a window, for float16 and bfloat16 and a head_dim that is a power of two
     from 16 on; no host sync.
     """
@@ -611,13 +591,10 @@ def two_pass_attention(
     row_sums = q.new_empty(tiles_per_pass * programs, scores_config.block_m, dtype=torch.float32)
     parts, packed_p2 = programs // kv_heads, triton.next_power_of_2(heads // kv_heads)
     layout = page_strides(k_cache, v_cache)
-    shape = {"HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "PAGE": layout["PAGE"]}
-    shape |= {
-        "PACKED_P2": packed_p2,
-        "ROWS": scores_config.block_m // packed_p2,
-        "KEYS": scores_config.keys,
-        "SUB_KEYS": values_config.keys,
-    }
+    shape = {
+        "HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "PAGE": layout["PAGE"], "PACKED_P2": packed_p2,
+        "ROWS": scores_config.block_m // packed_p2, "KEYS": scores_config.keys, "SUB_KEYS": values_config.keys,
+    }  # fmt: skip
     keys = {name: layout[name] for name in ("PIECE", "K_PAGE", "K_TOKEN", "K_HEAD", "K_PIECE")}
     values = {name: layout[name] for name in ("V_PAGE", "V_TOKEN", "V_HEAD", "V_NUMBER")}
     batch_args = (batch.query_tiles, batch.visible_end, batch.page_table, batch.page_table.stride(0))

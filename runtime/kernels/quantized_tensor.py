@@ -6,8 +6,9 @@ consecutive values of a row. fp8 models quantize rows too: the kernel before a G
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -24,36 +25,49 @@ MAX_CODE = {torch.int8: 127.0, torch.uint8: 8.0, E4M3: FP8_MAX}  # largest absol
 STEPS = tuple(ratio / end for end in (7, -8) for ratio in (1.0, 0.94, 0.88, 0.82))
 
 
-class QuantizedTensor(Protocol):
-    """Codes [..., rows, stored] and their scales [..., rows, ...] of a tensor of logical shape [..., rows, size]."""
-
-    @property
-    def values(self) -> torch.Tensor: ...
-
-    @property
-    def scales(self) -> torch.Tensor: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Self: ...
-
-    def submatrix(self, rows: slice, inputs: range) -> Self: ...
-
-    def dequantize(self, dtype: torch.dtype) -> torch.Tensor: ...
-
-
 @dataclass(frozen=True)
-class Fp8:
-    """A quantized tensor.
+class QuantizedTensor(ABC):
+    """A quantized tensor of logical shape [..., rows, size].
 
     Attributes:
-        values: e4m3 [..., rows, size].
-        scales: float32 [..., rows]; a row is its values times its scale.
+        values: codes [..., rows, stored].
+        scales: [..., rows, ...].
     """
 
     values: torch.Tensor
     scales: torch.Tensor
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]: ...
+
+    @abstractmethod
+    def __getitem__(self, index: int | slice) -> Self: ...
+
+    @abstractmethod
+    def submatrix(self, rows: slice, inputs: range) -> Self:
+        """Returns a range of rows and columns of a matrix."""
+
+    @abstractmethod
+    def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
+        """Returns codes * scales in `dtype`."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.scales.nbytes
+
+    @property
+    def max_values(self) -> torch.Tensor:
+        """The largest value that codes can have with each scale, like `scales`."""
+        return self.scales.abs() * MAX_CODE[self.values.dtype]
+
+
+class Fp8(QuantizedTensor):
+    """e4m3 values [..., rows, size] with float32 scales [..., rows]; a row is its values times its scale."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,11 +77,9 @@ class Fp8:
         return Fp8(self.values[index], self.scales[index])
 
     def submatrix(self, rows: slice, inputs: range) -> Fp8:
-        """Returns a range of rows and columns of a matrix."""
         return Fp8(self.values[rows, inputs.start : inputs.stop], self.scales[rows])
 
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
-        """Returns values * scales in `dtype`."""
         exact = torch.promote_types(dtype, torch.float32)
         return (self.values.to(exact) * self.scales[..., None].to(exact)).to(dtype)
 
@@ -137,7 +149,7 @@ def quantized_of(x: torch.Tensor) -> Fp8:
 
 
 @dataclass(frozen=True)
-class GroupQuantized:
+class GroupQuantized(QuantizedTensor):
     """A quantized tensor of logical shape [..., rows, size].
 
     Attributes:
@@ -148,8 +160,6 @@ class GroupQuantized:
         group: consecutive values that share a scale.
     """
 
-    values: torch.Tensor
-    scales: torch.Tensor
     size: int
     group: int
 
@@ -185,13 +195,11 @@ class GroupQuantized:
         return slice(first * stored, last * stored), slice(first, last)
 
     def submatrix(self, rows: slice, inputs: range) -> GroupQuantized:
-        """Returns a range of rows and columns of a matrix."""
         codes, scales = self.columns(inputs)
         group = len(inputs) if self.group == self.size else self.group
         return GroupQuantized(self.values[rows, codes], self.scales[rows, scales], len(inputs), group)
 
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
-        """Returns codes * scales in `dtype`."""
         exact = torch.promote_types(dtype, torch.float32)
         codes = unpack(self.values, self.group) if self.is_int4 else self.values
         codes, scales = codes[..., : self.size].to(exact), self.scales.to(exact)

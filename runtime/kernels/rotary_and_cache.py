@@ -6,6 +6,8 @@ dimensions of a head.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from runtime.kernels.common import heads_per_program, tl, triton, wide
@@ -32,39 +34,44 @@ TILE = 1024  # elements of a row's heads per program
 WARPS = 1  # many small programs hide latency
 
 
+class QKNormRopeConfig(NamedTuple):
+    """Sizes of an attention layer, and what is applied to its QKV rows.
+
+    Attributes:
+        eps: of the norms; not used without norms.
+        clip: > 0: clamps normed q and k, and v, to [-clip, clip]. None: no clipping.
+        pair_stride: distance of the two dimensions of a rotated pair, at least rotary_dim/2, its default: pair i is the
+            dimensions i and i + pair_stride.
+        v_norm: v is normed per head, without a weight.
+        v_from_k: rows have no V heads; v is computed from the unmodified K heads.
+    """
+
+    heads: int
+    kv_heads: int
+    eps: float
+    clip: float | None = None
+    pair_stride: int | None = None
+    v_norm: bool = False
+    v_from_k: bool = False
+
+
 def qk_norm_rope_reference(
-    qkv: torch.Tensor,
-    positions: torch.Tensor,
-    table: torch.Tensor,
-    q_weight: torch.Tensor | None,
-    k_weight: torch.Tensor | None,
-    heads: int,
-    kv_heads: int,
-    eps: float,
-    clip: float | None = None,
-    *,
-    pair_stride: int | None = None,
-    v_norm: bool = False,
-    v_from_k: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Splits fused QKV rows, and applies norm (with weights), clipping (with `clip`) and rotary embedding to q and k.
+    qkv: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None, config: QKNormRopeConfig,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Splits fused QKV rows, and applies norm (with weights), clipping and rotary embedding to q and k.
 
     Args:
         qkv: [rows, (heads + 2 * kv_heads) * head_dim]: all Q heads, all K, all V. May be overwritten.
         positions: int64 [rows], each below len(table).
         table: [positions, rotary_dim], float32 or float64: cosines, then sines, of rotary_dim/2 frequencies.
-        q_weight, k_weight: [head_dim]; both None for no norm, and `eps` is not used.
-        clip: > 0: clamps normed q and k, and v, to [-clip, clip]. None: no clipping.
-        pair_stride: distance of the two dimensions of a rotated pair, at least rotary_dim/2, its default: pair i is the
-            dimensions i and i + pair_stride.
-        v_norm: v is normed per head, without a weight.
-        v_from_k: `qkv` has no V heads; v is computed from the unmodified K heads.
+        q_weight, k_weight: [head_dim]; both None for no norm.
 
     Returns:
         q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim], contiguous, in qkv's dtype (rounded once, after
-        the
-        rotation).
+        the rotation).
     """
+    heads, kv_heads, eps, clip, pair_stride, v_norm, v_from_k = config
     up, split = wide(qkv.dtype), [heads, kv_heads] if v_from_k else [heads, kv_heads, kv_heads]
     q, k, *others = qkv.unflatten(1, (sum(split), -1)).split(split, dim=1)
     v = others[0] if others else k
@@ -83,28 +90,12 @@ def qk_norm_rope_reference(
 
 
 def qk_norm_rope_and_cache_reference(
-    qkv: torch.Tensor,
-    positions: torch.Tensor,
-    table: torch.Tensor,
-    q_weight: torch.Tensor | None,
-    k_weight: torch.Tensor | None,
-    heads: int,
-    kv_heads: int,
-    eps: float,
-    clip: float | None = None,
-    *,
-    slots: torch.Tensor,
-    k_cache: torch.Tensor,
+    qkv: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None, config: QKNormRopeConfig, slots: torch.Tensor, k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    pair_stride: int | None = None,
-    v_norm: bool = False,
-    v_from_k: bool = False,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """Returns q of `qk_norm_rope_reference` and stores k and v as `write_kv_reference` does."""
-    q, k, v = qk_norm_rope_reference(
-        qkv, positions, table, q_weight, k_weight, heads, kv_heads, eps, clip,
-        pair_stride=pair_stride, v_norm=v_norm, v_from_k=v_from_k,
-    )  # fmt: skip
+    q, k, v = qk_norm_rope_reference(qkv, positions, table, q_weight, k_weight, config)
     write_kv_reference(k, v, slots, k_cache, v_cache)
     return q
 
@@ -178,24 +169,12 @@ def _qk_norm_rope_and_cache(
 
 
 def qk_norm_rope_and_cache(
-    qkv: torch.Tensor,
-    positions: torch.Tensor,
-    table: torch.Tensor,
-    q_weight: torch.Tensor | None,
-    k_weight: torch.Tensor | None,
-    heads: int,
-    kv_heads: int,
-    eps: float,
-    clip: float | None = None,
-    *,
-    slots: torch.Tensor,
-    k_cache: torch.Tensor,
+    qkv: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None, config: QKNormRopeConfig, slots: torch.Tensor, k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    pair_stride: int | None = None,
-    v_norm: bool = False,
-    v_from_k: bool = False,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """`qk_norm_rope_and_cache_reference` for contiguous rows on a GPU."""
+    heads, kv_heads, eps, clip, pair_stride, v_norm, v_from_k = config
     rows, dim = len(qkv), qkv.shape[1] // (heads + (1 if v_from_k else 2) * kv_heads)
     norm = q_weight is not None and k_weight is not None
     every, heads_per_prog = heads + 2 * kv_heads, heads_per_program(heads + 2 * kv_heads, dim, TILE)

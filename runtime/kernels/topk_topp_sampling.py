@@ -120,18 +120,9 @@ def _sample(
         if top_p < 1:
             target = top_p * _sum_allowed(logits_ptr, row_start, vocab, temperature, max_logit, threshold, ties, SLAB)
             found, excess = _search(
-                logits_ptr,
-                row_start,
-                vocab,
-                temperature,
-                max_logit,
-                tl.maximum(threshold, low),
-                high,
-                target,
-                True,
-                NUM_THRESHOLDS,
-                NARROW,
-            )
+                logits_ptr, row_start, vocab, temperature, max_logit, tl.maximum(threshold, low), high, target, True,
+                NUM_THRESHOLDS, NARROW,
+            )  # fmt: skip
             own = _weights(_value(found), max_logit).to(tl.float64)
             num_ties = tl.maximum(tl.ceil((target - excess) / own), 1.0)  # the one that crosses the target is kept
             num_ties = tl.minimum(num_ties, 2147483647.0).to(tl.int32)

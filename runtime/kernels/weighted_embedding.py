@@ -6,25 +6,14 @@ number of ids, summed in ascending order, and the splits are summed in order.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from runtime.kernels.common import tl, triton, wide
+from runtime.kernels.linear import GemmTile
 
 WIDE_CHUNK = 8192  # table rows converted to float32 at once on devices that cannot accumulate in float32
 SPLIT_SIZE = 16384  # ids per split
 SLAB = 1024  # elements per program of the sum over splits
-
-
-class Tile(NamedTuple):
-    """Tile sizes of one program, pipeline stages and warps."""
-
-    rows: int
-    columns: int  # table columns; the table is the first operand (swap AB)
-    depth: int
-    stages: int
-    warps: int
 
 
 def soft_embedding_reference(
@@ -118,10 +107,13 @@ def soft_embedding(probs: torch.Tensor, table: torch.Tensor, divisor: torch.Tens
     return out
 
 
-def tile_sizes(rows: int, element_size: int) -> Tile:
-    """Selects the tile. All tiles of a dtype accumulate in the same order; float32 has no tensor cores."""
+def tile_sizes(rows: int, element_size: int) -> GemmTile:
+    """Selects the tile, whose columns are those of the table, the first operand (swap AB).
+
+    All tiles of a dtype accumulate in the same order; float32 has no tensor cores.
+    """
     if element_size == 4:
-        return Tile(32, 32, 32, 2, 4)
+        return GemmTile(32, 32, 32, 2, 4)
     if rows <= 64:
-        return Tile(32 if rows <= 32 else 64, 64, 64, 4, 4)
-    return Tile(128, 128, 64, 3, 8)
+        return GemmTile(32 if rows <= 32 else 64, 64, 64, 4, 4)
+    return GemmTile(128, 128, 64, 3, 8)

@@ -98,6 +98,7 @@ class _TorchBatchAttention:
         return out
 
 
+@dataclass(frozen=True)
 class TorchAttention:
     """`Attention` in torch: any device, any dtype, also float64. The metadata needs sizes on the host, which
     synchronizes a GPU.
@@ -106,9 +107,8 @@ class TorchAttention:
     prompt does not make a square matrix of scores.
     """
 
-    def __init__(self, shape: AttentionShape, dtype: torch.dtype) -> None:
-        self.shape = shape
-        self.dtype = dtype
+    shape: AttentionShape
+    dtype: torch.dtype
 
     def prepare_metadata(self, batch: ForwardBatch, window: int | None = None) -> _TorchBatchAttention:
         groups: list[list[_Tile]] = []
@@ -172,37 +172,29 @@ def _tiles(batch: ForwardBatch, window: int | None) -> list[_Tile]:
 
 
 @dataclass(frozen=True)
-class _RowGroup:
-    """Rows of a request with the same visible keys, which are stored at `slots`."""
-
-    rows: list[int]
-    slots: torch.Tensor
-
-
-@dataclass(frozen=True)
 class _RowwiseBatchAttention:
     shape: AttentionShape
-    row_groups: list[_RowGroup]
+    row_groups: list[tuple[list[int], torch.Tensor]]  # rows with the same visible keys, and the slots of these
 
     def run(self, q: torch.Tensor, kv: LayerKV) -> torch.Tensor:
         kv_heads, group, dim = self.shape.kv_heads, self.shape.group, self.shape.head_dim
         out = q.new_zeros(*q.shape[:2], kv.v.shape[-1])
-        for same_keys in self.row_groups:
-            k = read_keys(kv.k, same_keys.slots, dim).transpose(0, 1).contiguous().to(q.dtype)[None]
-            v = read_slots(kv.v, same_keys.slots).transpose(0, 1).contiguous().to(q.dtype)[None]
-            for row in same_keys.rows:  # the query heads of a KV head are the rows of one GEMM
+        for rows, slots in self.row_groups:
+            k = read_keys(kv.k, slots, dim).transpose(0, 1).contiguous().to(q.dtype)[None]
+            v = read_slots(kv.v, slots).transpose(0, 1).contiguous().to(q.dtype)[None]
+            for row in rows:  # the query heads of a KV head are the rows of one GEMM
                 query = q[row].clone().view(1, kv_heads, group, dim)
                 out[row] = F.scaled_dot_product_attention(query, k, v, scale=self.shape.scale).view(-1, v.shape[-1])
         return out
 
 
+@dataclass(frozen=True)
 class BatchInvariantAttention:
     """`Attention` in torch, one row at a time, so that its bits depend only on the row and its keys. The metadata needs
     sizes on the host, which synchronizes a GPU.
     """
 
-    def __init__(self, shape: AttentionShape) -> None:
-        self.shape = shape
+    shape: AttentionShape
 
     def prepare_metadata(self, batch: ForwardBatch, window: int | None = None) -> _RowwiseBatchAttention:
         ends = batch.visible_end.tolist()
@@ -214,42 +206,44 @@ class BatchInvariantAttention:
             for row in range(first, first + count):
                 if begins[row] < ends[row]:
                     row_groups.setdefault((request, begins[row], ends[row]), []).append(row)
-        return _RowwiseBatchAttention(self.shape, [self._rows(batch, *seen, rows) for seen, rows in row_groups.items()])
+        return _RowwiseBatchAttention(
+            self.shape, [(rows, _slots(batch, *visible)) for visible, rows in row_groups.items()]
+        )
 
-    def _rows(self, batch: ForwardBatch, request: int, begin: int, end: int, rows: list[int]) -> _RowGroup:
-        keys = torch.arange(begin, end, device=batch.tokens.device)
-        pages = batch.page_table[request, keys // batch.page_size].long()
-        return _RowGroup(rows, pages * batch.page_size + keys % batch.page_size)
+
+def _slots(batch: ForwardBatch, request: int, begin: int, end: int) -> torch.Tensor:
+    """Returns where the keys at positions [begin, end) of a request are stored, int64."""
+    keys = torch.arange(begin, end, device=batch.tokens.device)
+    pages = batch.page_table[request, keys // batch.page_size].long()
+    return pages * batch.page_size + keys % batch.page_size
 
 
 @dataclass(frozen=True)
-class _TritonBatchAttention:
-    batch: ForwardBatch
-    window: int | None
-    scale: float
-    grouped: bool
-    batch_invariant: bool
-
-    def run(self, q: torch.Tensor, kv: LayerKV) -> torch.Tensor:
-        return paged_attention(
-            q, kv.k, kv.v, self.batch, scale=self.scale, window=self.window, grouped=self.grouped,
-            batch_invariant=self.batch_invariant,
-        )  # fmt: skip
-
-
 class TritonAttention:
     """`Attention` with Triton, for CUDA. The kernel reads the batch's tensors directly.
 
     `batch_invariant`: the bits of a row do not depend on the batch.
     """
 
-    def __init__(self, shape: AttentionShape, *, grouped: bool, batch_invariant: bool = False) -> None:
-        self.shape = shape
-        self.grouped = grouped
-        self.batch_invariant = batch_invariant
+    shape: AttentionShape
+    grouped: bool
+    batch_invariant: bool = False
 
     def prepare_metadata(self, batch: ForwardBatch, window: int | None = None) -> _TritonBatchAttention:
-        return _TritonBatchAttention(batch, window, self.shape.scale, self.grouped, self.batch_invariant)
+        return _TritonBatchAttention(self, batch, window)
+
+
+@dataclass(frozen=True)
+class _TritonBatchAttention:
+    attention: TritonAttention
+    batch: ForwardBatch
+    window: int | None
+
+    def run(self, q: torch.Tensor, kv: LayerKV) -> torch.Tensor:
+        return paged_attention(
+            q, kv.k, kv.v, self.batch, scale=self.attention.shape.scale, window=self.window,
+            grouped=self.attention.grouped, batch_invariant=self.attention.batch_invariant,
+        )  # fmt: skip
 
 
 def attention_names() -> list[str]:

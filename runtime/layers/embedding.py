@@ -36,16 +36,9 @@ class Embedding(nn.Module):
 
 
 def soft_token_embeddings(
-    embed: Callable[[torch.Tensor], torch.Tensor],
-    token_embeddings: torch.Tensor,
-    ids: torch.Tensor,
-    probs: torch.Tensor,
-    mask_id: int,
-    *,
-    smooth: torch.Tensor,
-    weight: torch.Tensor,
-    renormalize: torch.Tensor,
-) -> torch.Tensor:
+    embed: Callable[[torch.Tensor], torch.Tensor], token_embeddings: torch.Tensor, ids: torch.Tensor,
+    probs: torch.Tensor, mask_id: int, *, smooth: torch.Tensor, weight: torch.Tensor, renormalize: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
     """Returns input embeddings that replace those of the tokens: [rows, hidden] of their dtype.
 
     docs/research/decoding-rules.md#soft-embeddings has the formulas. `smooth` selects `iter_smooth_topk` instead of

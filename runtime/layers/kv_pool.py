@@ -40,14 +40,9 @@ class KVPool(ABC):
     """
 
     def __init__(
-        self,
-        shapes: Sequence[KVShape],
-        *,
-        num_pages: int,
-        page_size: int,
-        dtype: torch.dtype,
+        self, shapes: Sequence[KVShape], *, num_pages: int, page_size: int, dtype: torch.dtype,
         device: torch.device | str,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.shapes = tuple(shapes)
         self.num_pages, self.page_size, self.dtype = num_pages, page_size, dtype
         self.device = torch.device(device)

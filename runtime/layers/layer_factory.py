@@ -73,17 +73,10 @@ class LayerFactory:
 
     @classmethod
     def create(
-        cls,
-        device: torch.device | str,
-        dtype: torch.dtype,
-        attn_impl: str | None = None,
-        quantization: str | None = None,
-        lora_config: LoRAConfig | None = None,
-        *,
-        group: TensorParallelGroup = SINGLE_RANK,
-        expert_parallel: bool = False,
-        deterministic: bool = False,
-    ) -> LayerFactory:
+        cls, device: torch.device | str, dtype: torch.dtype, attn_impl: str | None = None,
+        quantization: str | None = None, lora_config: LoRAConfig | None = None, *,
+        group: TensorParallelGroup = SINGLE_RANK, expert_parallel: bool = False, deterministic: bool = False,
+    ) -> LayerFactory:  # fmt: skip
         """Selects the kernels and, unless it is named, the attention implementation.
 
         Args:
@@ -195,33 +188,19 @@ class LayerFactory:
 
         Returns:
             None if the kernels or the format do not support it, with expert parallelism, or if the formats of the
-            experts
-            may differ (`allow_fused_shared_expert`).
+            experts may differ (`allow_fused_shared_expert`).
         """
         if not self.kernels.interleaved_gate_up or self.expert_parallel or not self.allow_fused_shared_expert:
             return None
         rows, columns = self.mlp_shards(width)
         if self.group.size > 1:
             width = len(self.local_range(width, EXPERT_WIDTH))
-        if self.quantization is not None:
-            both = (
-                self._quantized((experts + 1, 2 * width, hidden), interleaved=True),
-                self._quantized((experts + 1, hidden, width)),
-            )
-            routed, shared = (GateUpDown(*(weight.select(at) for weight in both)) for at in (slice(experts), experts))
-            kernel_args: tuple[Any, Any] = both[0].kernel_arg, both[1].kernel_arg
-        else:
-            gate_up = torch.empty(experts + 1, 2 * width, hidden, dtype=self.dtype, device=self.device)
-            down = torch.empty(experts + 1, hidden, width, dtype=self.dtype, device=self.device)
-            routed, shared = (
-                GateUpDown(InterleavedWeight.of(gate_up[at]), UnquantizedWeight.of(down[at]))
-                for at in (slice(experts), experts)
-            )
-            kernel_args = gate_up, down
-        for weights in (routed, shared):
-            weights.gate_up.with_shard(rows)
-            weights.down.with_shard(columns)
-        return FusedSharedExpert(routed, shared, *kernel_args)
+        gate_up, down = self.expert_gate_up(experts + 1, 2 * width, hidden), self.weight(experts + 1, hidden, width)
+        routed, shared = (
+            GateUpDown(gate_up.select(at).with_shard(rows), down.select(at).with_shard(columns))
+            for at in (slice(experts), experts)
+        )
+        return FusedSharedExpert(routed, shared, gate_up.kernel_arg, down.kernel_arg)
 
     def mlp_shards(self, width: int, what: str = EXPERT_WIDTH) -> tuple[Shard | None, Shard | None]:
         """Returns the shards of gate_up and down of an MLP whose width is sharded."""

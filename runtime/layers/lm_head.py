@@ -78,13 +78,9 @@ class LMHead:
         if self.ids is not None:
             return self._merge_ranks(self.ids, hidden, mask_id, max_token_id, allowed_ids, num_valid)
         found = self.kernels.lm_head_argmax(
-            hidden,
-            self.weight.tensor,
-            mask_id=mask_id,
-            max_token_id=max_token_id,
-            allowed_ids=allowed_ids,
+            hidden, self.weight.tensor, mask_id=mask_id, max_token_id=max_token_id, allowed_ids=allowed_ids,
             num_valid=num_valid,
-        )
+        )  # fmt: skip
         return found.token, found.conf
 
     def _merge_ranks(

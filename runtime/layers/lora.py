@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from runtime.kernels.activation import Activation, act_and_mul_reference
-from runtime.kernels.common import wide
 from runtime.kernels.forward_batch import ForwardBatch
+from runtime.kernels.fused_moe.fused_moe import grouped_gemm, sum_choices
 from runtime.kernels.lora import LoRAKernel, LoRARows
 from runtime.kernels.quantized_tensor import QuantizedTensor
 from runtime.layers.parameter import Weight
@@ -56,10 +55,7 @@ class LoRAContext:
     @property
     def capturable_modules(self) -> int:
         """Bits of all modules that a CUDA graph may capture."""
-        mask = 0
-        for module_bit in self._module_bits.values():
-            mask |= module_bit
-        return mask & ~self.eager_modules
+        return ((1 << len(self._module_bits)) - 1) & ~self.eager_modules
 
     @property
     def needs_eager(self) -> bool:
@@ -111,17 +107,6 @@ class LoRAWeight(Weight):
     @property
     def kernel_arg(self) -> Any:
         return self.base.kernel_arg
-
-    @property
-    def nbytes(self) -> int:
-        return self.base.nbytes
-
-    @property
-    def size(self) -> int:
-        return self.base.size
-
-    def load(self, index: Index, tensor: torch.Tensor) -> int:
-        return self.base.load(index, tensor)
 
     def load_slice(self, part: WeightSlice, tensor: torch.Tensor) -> int:
         return self.base.load_slice(part, tensor)
@@ -205,23 +190,16 @@ class LoRAWeight(Weight):
 
     def _stack(self, slot: int, pairs: Mapping[WeightSlice, tuple[torch.Tensor, torch.Tensor]]) -> None:
         self.stacks.pop(slot, None)
-        stacks_: dict[tuple[int, int], StackedLoRA] = {}
-        for part, (down, up) in pairs.items():
-            experts, outputs, inputs = part.ranges
-            outputs_key = outputs.start, outputs.stop
-            if outputs_key not in stacks_:
-                rank = max(len(d) for p, (d, _) in pairs.items() if p.ranges[1] == outputs)
-                rank = -(-rank // MIN_RANK) * MIN_RANK
-                new_zeros = self.down.new_zeros
-                stacks_[outputs_key] = StackedLoRA(
-                    slice(*outputs_key),
-                    new_zeros(self.shape[0], rank, len(inputs), dtype=self.dtype),
-                    new_zeros(self.shape[0], len(outputs), rank, dtype=self.dtype),
-                )
-            stacks_[outputs_key].down[experts.start, : len(down)].copy_(down)
-            stacks_[outputs_key].up[experts.start, :, : up.shape[1]].copy_(up)
-        if stacks_:
-            self.stacks[slot] = list(stacks_.values())
+        for outputs in dict.fromkeys(part.ranges[1] for part in pairs):
+            own = {part.ranges[0].start: pair for part, pair in pairs.items() if part.ranges[1] == outputs}
+            rank = -(-max(len(down) for down, _ in own.values()) // MIN_RANK) * MIN_RANK
+            down_stack = self.down.new_zeros(self.shape[0], rank, self.shape[2], dtype=self.dtype)
+            up_stack = self.down.new_zeros(self.shape[0], len(outputs), rank, dtype=self.dtype)
+            for expert, (down, up) in own.items():
+                down_stack[expert, : len(down)].copy_(down)
+                up_stack[expert, :, : up.shape[1]].copy_(up)
+            stack = StackedLoRA(slice(outputs.start, outputs.stop), down_stack, up_stack)
+            self.stacks.setdefault(slot, []).append(stack)
 
 
 def lora_experts(
@@ -231,45 +209,25 @@ def lora_experts(
     """``kernels.fused_moe.fused_moe.moe_reference`` of weights with LoRA: both GEMMs run separately, each with the
     adapter of each row. Synchronizes the device, so it cannot be captured.
     """
-    rows, top_k = ids.shape
     flat = ids.flatten().long()
     order = flat.argsort(stable=True)
     order = order[int((flat < 0).sum()) :]  # token-expert pairs sorted by expert, without -1
-    expert, row = flat[order], order // top_k
+    expert, row = flat[order], order // ids.shape[1]
     slots = torch.full_like(row, -1) if lora.rows is None else lora.rows.slots[row]
     hidden = act_and_mul_reference(_expert_gemm(x[row], expert, slots, gate_up), activation)
-    result = _expert_gemm(hidden, expert, slots, down)
-    up = wide(x.dtype)
-    by_choice = result.new_zeros(rows * top_k, result.shape[1]).index_copy_(0, order, result)
-    by_choice = by_choice.view(rows, top_k, -1).to(up)
-    total = torch.zeros_like(x, dtype=up) if shared is None else shared.to(up)
-    for choice, weight in enumerate(torch.split(weights.to(up), 1, dim=1)):
-        total = torch.addcmul(total, weight, by_choice[:, choice])
-    return total.to(x.dtype)
+    return sum_choices(_expert_gemm(hidden, expert, slots, down), order, weights, shared)
 
 
 def _expert_gemm(x: torch.Tensor, expert: torch.Tensor, slots: torch.Tensor, weight: Weight) -> torch.Tensor:
-    """[pairs, inputs] -> [pairs, outputs], each pair with its expert."""
-    out = grouped_gemm(x, expert, weight.tensor)
+    """[pairs, inputs] -> [pairs, outputs], each pair with its expert; pairs are sorted by expert."""
+    stack = weight.tensor
+    out = grouped_gemm(x, torch.bincount(expert, minlength=len(stack)), stack)
     for slot, stacks in weight.stacks.items() if isinstance(weight, LoRAWeight) else ():
         slot_rows = (slots == slot).nonzero().flatten()
         if not len(slot_rows):
             continue
-        for stack in stacks:
-            delta = grouped_gemm(grouped_gemm(x[slot_rows], expert[slot_rows], stack.down), expert[slot_rows], stack.up)
-            out[:, stack.outputs].index_add_(0, slot_rows, delta)
-    return out
-
-
-def grouped_gemm(x: torch.Tensor, expert: torch.Tensor, stack: torch.Tensor) -> torch.Tensor:
-    """Row i of `x` [rows, inputs], sorted by expert, times ``stack[expert[i]]`` [outputs, inputs]."""
-    counts = torch.bincount(expert, minlength=len(stack))
-    if x.is_cuda and x.dtype == torch.bfloat16:
-        return F.grouped_mm(x, stack.transpose(1, 2), offs=counts.cumsum(0).int())
-    out = x.new_empty(len(x), stack.shape[1])
-    first = 0
-    for number, count in enumerate(counts.tolist()):
-        if count:
-            torch.mm(x[first : first + count], stack[number].t(), out=out[first : first + count])
-            first += count
+        counts = torch.bincount(expert[slot_rows], minlength=len(stack))
+        for each in stacks:
+            delta = grouped_gemm(grouped_gemm(x[slot_rows], counts, each.down), counts, each.up)
+            out[:, each.outputs].index_add_(0, slot_rows, delta)
     return out

@@ -15,7 +15,7 @@ from runtime.layers.lora import LoRAContext, lora_experts
 from runtime.layers.mlp import GatedMLP
 from runtime.layers.norm import RMSNorm
 from runtime.layers.parameter import tensor_of
-from runtime.layers.sharding import ExpertShard, Shard
+from runtime.layers.sharding import Shard, local_expert_ids
 
 
 class Router(nn.Module):
@@ -46,21 +46,19 @@ class ExpertWeights(NamedTuple):
     """Weights of the local experts, or of the local part of each expert's width; then `expert_shard` is None."""
 
     weights: GateUpDown
-    expert_shard: ExpertShard | None
+    expert_shard: range | None
 
 
 def make_experts(factory: LayerFactory, experts: int, hidden: int, width: int) -> ExpertWeights:
     """Creates uninitialized weights. Ranks sum their partial results with all-reduce."""
+    expert_shard = None
     if factory.expert_parallel and not factory.group.is_single:
         expert_shard = factory.local_range(experts, "experts")
-        shard = Shard(-3, experts, (expert_shard,))
-        gate_up = factory.expert_gate_up(experts, 2 * width, hidden, shard=shard)
-        return ExpertWeights(
-            GateUpDown(gate_up, factory.weight(experts, hidden, width, shard=shard)), ExpertShard(expert_shard)
-        )
-    rows, columns = factory.mlp_shards(width)
+        rows = columns = Shard(-3, experts, (expert_shard,))
+    else:
+        rows, columns = factory.mlp_shards(width)
     gate_up = factory.expert_gate_up(experts, 2 * width, hidden, shard=rows)
-    return ExpertWeights(GateUpDown(gate_up, factory.weight(experts, hidden, width, shard=columns)), None)
+    return ExpertWeights(GateUpDown(gate_up, factory.weight(experts, hidden, width, shard=columns)), expert_shard)
 
 
 class MoE(nn.Module):
@@ -77,17 +75,13 @@ class MoE(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.fused_shared = factory.fused_shared_expert(experts, hidden, width) if shared_width == width else None
+        shared_weights = None
         if self.fused_shared is None:
             weights, self.expert_shard = make_experts(factory, experts, hidden, width)
-            shared_weights = None
         else:
-            weights, shared_weights, routing = (
-                self.fused_shared.experts,
-                self.fused_shared.shared,
-                replace(routing, fused_shared_expert=True),
-            )
-            shared_weights = GateUpDown(*(factory.with_lora(weight, eager=True) for weight in shared_weights))
-            self.expert_shard = None
+            weights, self.expert_shard = ExpertWeights(self.fused_shared.experts, None)
+            shared_weights = GateUpDown(*(factory.with_lora(w, eager=True) for w in self.fused_shared.shared))
+            routing = replace(routing, fused_shared_expert=True)
         self.gate = Router(factory, hidden, experts, routing, bias=router_bias)
         self.gate_up_proj, self.down_proj = (factory.with_lora(weight) for weight in weights)
         self.top_k = routing.top_k
@@ -100,8 +94,7 @@ class MoE(nn.Module):
 
     def forward(self, x: torch.Tensor, first: torch.Tensor | None = None) -> torch.Tensor:
         ids, weights = self.gate(x, first, None)
-        if self.expert_shard is not None:
-            ids = self.expert_shard.local_ids(ids)
+        ids = local_expert_ids(ids, self.expert_shard)
         if self.lora is not None and self.lora.needs_eager:
             return self._forward_lora(x, ids, weights, self.lora)
         kernel_args, out = self._kernel_args(x), self.group.output_buffer(x.shape, x.dtype)
@@ -131,8 +124,5 @@ class MoE(nn.Module):
         """Returns the kernels' gate_up and down weights, and what is added to the result."""
         if self.fused_shared is not None:
             return self.fused_shared.gate_up, self.fused_shared.down, None
-        return (
-            self.gate_up_proj.kernel_arg,
-            self.down_proj.kernel_arg,
-            None if self.shared_experts is None else self.shared_experts(x),
-        )
+        shared = None if self.shared_experts is None else self.shared_experts(x)
+        return self.gate_up_proj.kernel_arg, self.down_proj.kernel_arg, shared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -37,6 +38,7 @@ class Weight(ABC):
     """
 
     shard: Shard | None = None  # None: not sharded
+    _stored = "kernel_arg"  # attribute with the stored values
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.shape = shape
@@ -63,9 +65,9 @@ class Weight(ABC):
         return self.tensor
 
     @property
-    @abstractmethod
     def nbytes(self) -> int:
         """Bytes on the device."""
+        return int(self.kernel_arg.nbytes)
 
     @property
     def size(self) -> int:
@@ -74,8 +76,15 @@ class Weight(ABC):
 
     @property
     def device(self) -> torch.device:
-        stored = self.kernel_arg
-        return stored.device if isinstance(stored, torch.Tensor) else self.tensor.device
+        device: torch.device = self.kernel_arg.device
+        return device
+
+    def select(self, index: int | slice) -> Self:
+        """Returns a weight that shares the memory of these matrices of a stack."""
+        result, part = copy.copy(self), self.kernel_arg[index]
+        setattr(result, self._stored, part)
+        result.shape = tuple(part.shape)
+        return result
 
     def load(self, index: Index, tensor: torch.Tensor) -> int:
         """Loads `tensor`, of any float dtype and device, to [index] of the full parameter.
@@ -140,6 +149,7 @@ class UnquantizedWeight(Weight):
     """An unquantized parameter. `linear`: the GEMM kernel."""
 
     __slots__ = ("linear", "tensor")  # an attribute instead of a property saves a call on the host
+    _stored = "tensor"
     tensor: torch.Tensor
 
     def __init__(
@@ -148,17 +158,6 @@ class UnquantizedWeight(Weight):
         super().__init__(shape, dtype)
         self.linear = linear
         self.tensor = torch.empty(shape, dtype=dtype, device=device)
-
-    @classmethod
-    def of(cls, stored: torch.Tensor) -> UnquantizedWeight:
-        """Wraps `stored` without a copy."""
-        result = cls(tuple(stored.shape), stored.dtype, torch.device("meta"))
-        result.tensor = stored
-        return result
-
-    @property
-    def nbytes(self) -> int:
-        return self.tensor.nbytes
 
     def load_slice(self, part: WeightSlice, tensor: torch.Tensor) -> int:
         stored = self.tensor[part.slices]
@@ -185,20 +184,9 @@ class InterleavedWeight(Weight):
         super().__init__(shape, dtype)
         self.kernel_arg = torch.empty(shape, dtype=dtype, device=device)
 
-    @classmethod
-    def of(cls, stored: torch.Tensor) -> InterleavedWeight:
-        """Wraps `stored` without a copy."""
-        result = cls(tuple(stored.shape), stored.dtype, torch.device("meta"))
-        result.kernel_arg = stored
-        return result
-
     @property
     def tensor(self) -> torch.Tensor:
         return deinterleave(self.kernel_arg)
-
-    @property
-    def nbytes(self) -> int:
-        return self.kernel_arg.nbytes
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         result = deinterleave_outputs(F.linear(x, self.kernel_arg))
@@ -231,10 +219,6 @@ class SplitBF16Weight(Weight):
     def tensor(self) -> torch.Tensor:
         high, middle, low = self.kernel_arg.to(self.dtype).unbind()
         return high.add(middle + low)
-
-    @property
-    def nbytes(self) -> int:
-        return self.kernel_arg.nbytes
 
     def load_slice(self, part: WeightSlice, tensor: torch.Tensor) -> int:
         stored = self.kernel_arg[(slice(None), *part.slices)]

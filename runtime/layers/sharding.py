@@ -19,12 +19,10 @@ class WeightSlice:
 
     Attributes:
         ranges: the range of each dimension.
-        shape: of the checkpoint tensor for the slice, which lacks the dimensions that the index selects by an int.
-        indexed: these dimensions.
+        indexed: the dimensions that the index selects by an int.
     """
 
     ranges: tuple[range, ...]
-    shape: tuple[int, ...]
     indexed: frozenset[int] = frozenset()
 
     @classmethod
@@ -44,7 +42,12 @@ class WeightSlice:
         if len(full_index) > len(shape) or not inside or not steps <= {None, 1}:
             raise ValueError(f"{index} is no part of a weight {list(shape)}")
         indexed = frozenset(n for n, at in enumerate(full_index) if isinstance(at, int))
-        return cls(ranges, tuple(len(r) for n, r in enumerate(ranges) if n not in indexed), indexed)
+        return cls(ranges, indexed)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the checkpoint tensor for the slice, which lacks the indexed dimensions."""
+        return tuple(len(r) for n, r in enumerate(self.ranges) if n not in self.indexed)
 
     @property
     def size(self) -> int:
@@ -103,12 +106,8 @@ class Shard:
                 local[dim] = range(first + start - stored.start, first + stop - stored.start)
                 tensor_slices = [slice(0, len(r)) for r in part.ranges]
                 tensor_slices[dim] = slice(start - requested.start, stop - requested.start)
-                yield (
-                    WeightSlice(
-                        tuple(local), tuple(len(r) for n, r in enumerate(local) if n not in part.indexed), part.indexed
-                    ),
-                    tuple(s for n, s in enumerate(tensor_slices) if n not in part.indexed),
-                )
+                box = tuple(s for n, s in enumerate(tensor_slices) if n not in part.indexed)
+                yield WeightSlice(tuple(local), part.indexed), box
             first += len(stored)
 
 
@@ -126,16 +125,15 @@ class VocabShard:
         return index.clamp(0, len(self.local) - 1), (index >= 0) & (index < len(self.local))
 
 
-@dataclass(frozen=True)
-class ExpertShard:
-    """The experts that this rank stores, with expert parallelism."""
+def local_expert_ids(ids: torch.Tensor, local: range | None) -> torch.Tensor:
+    """Returns local expert ids, -1 for experts of other ranks, which the kernels skip.
 
-    local: range
-
-    def local_ids(self, ids: torch.Tensor) -> torch.Tensor:
-        """Returns local expert ids, -1 for experts of other ranks, which the kernels skip."""
-        index = ids - self.local.start
-        return torch.where((index >= 0) & (index < len(self.local)), index, -1)
+    `local`: the experts that this rank stores, with expert parallelism; None: all.
+    """
+    if local is None:
+        return ids
+    index = ids - local.start
+    return torch.where((index >= 0) & (index < len(local)), index, -1)
 
 
 @dataclass(frozen=True)

@@ -53,13 +53,8 @@ UNSUPPORTED = {  # unsupported fields, and what to do instead
     "fan_in_fan_out": "transposed weights are not supported; this model family has none",
     "lora_bias": "biases of an adapter are not supported; train without them",
 }
-CHANGES_BASE = (
-    "pissa",
-    "olora",
-    "corda",
-    "loftq",
-    "lora_ga",
-)  # initializations that also change the base model's weights
+# initializations that also change the base model's weights
+CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 Arch = TypeVar("Arch")

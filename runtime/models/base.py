@@ -230,6 +230,15 @@ def architectures(config: Mapping[str, Any]) -> tuple[str, ...]:
     return ConfigReader(config).strings("architectures")
 
 
+def detects(model_type: str | None, architecture: str) -> Callable[[Mapping[str, Any]], bool]:
+    """Returns a `detect` for families that share their model type with others; None for any model type."""
+
+    def detect(config: Mapping[str, Any]) -> bool:
+        return model_type in (None, config.get("model_type")) and architecture in architectures(config)
+
+    return detect
+
+
 def resolve_family(name: str | None, config: Mapping[str, Any]) -> ModelFamily[Any]:
     """Returns the family called `name`, or without a name the only family that recognizes `config`.
 

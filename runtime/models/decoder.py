@@ -17,6 +17,7 @@ from torch import nn
 from runtime.kernels.common import wide
 from runtime.kernels.forward_batch import ForwardBatch
 from runtime.kernels.moe_router import RoutingConfig
+from runtime.kernels.rotary_and_cache import QKNormRopeConfig
 from runtime.layers.attention import AttentionShape, BatchAttention, make_attention
 from runtime.layers.embedding import Embedding
 from runtime.layers.kv_pool import KVPool, KVShape
@@ -62,11 +63,10 @@ class QueryLengthScaling:
         return (1 + self.beta * torch.log1p((positions // self.original_positions).double())).to(dtype)[:, None, None]
 
 
-@dataclass(frozen=True)
-class DecoderConfig:
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(ModelInfo):
     """Architecture of a decoder, read from config.json."""
 
-    vocab_size: int
     hidden: int
     layers: int
     heads: int
@@ -74,7 +74,6 @@ class DecoderConfig:
     head_dim: int
     rotary_dim: int  # the first dimensions of each head are rotated
     rope_theta: float
-    max_positions: int
     eps: float
     qk_norm: bool  # RMSNorm of each query and key head before the rotary embedding
     qkv_bias: bool
@@ -82,34 +81,11 @@ class DecoderConfig:
     width: int  # intermediate size of dense layers; 0: all layers have experts
     mixture: MoEConfig | None
     tied: bool  # tied word embeddings
-    block_size: int
-    mask_id: int | None
-    eos_ids: tuple[int, ...]
-    bos_id: int | None = None  # this and the next four: as in ``ModelInfo``
-    delete_id: int | None = None
-    split_id: int | None = None
-    shift: bool = False
-    max_model_len: int | None = None
     padding: int = 0  # rows of the embedding and lm_head behind the vocabulary
     norm_head: bool = False  # columns of the lm_head are normalized to length 1 at load
     clip: float | None = None  # clips queries and keys before the rotary embedding, and values
     yarn: Yarn | None = None
     query_scaling: QueryLengthScaling | None = None
-
-
-def decoder_info(config: DecoderConfig) -> ModelInfo:
-    return ModelInfo(
-        vocab_size=config.vocab_size,
-        max_positions=config.max_positions,
-        block_size=config.block_size,
-        mask_id=config.mask_id,
-        eos_ids=config.eos_ids,
-        max_model_len=config.max_model_len,
-        bos_id=config.bos_id,
-        delete_id=config.delete_id,
-        split_id=config.split_id,
-        shift=config.shift,
-    )
 
 
 @dataclass(frozen=True)
@@ -120,7 +96,7 @@ class ForwardContext:
     pool: KVPool
     rotary: torch.Tensor  # ``RotaryTable.cover``
     attention: BatchAttention
-    query_scaling: torch.Tensor | None  # ``Growth.of``
+    query_scaling: torch.Tensor | None  # ``QueryLengthScaling.of``
     first: torch.Tensor | None  # int64 [rows]: the first row of each row's block, with expert pools
 
 
@@ -142,11 +118,9 @@ class SelfAttention(nn.Module):
 
     def __init__(self, factory: LayerFactory, config: DecoderConfig) -> None:
         super().__init__()
-        self.config = config
         self.kernels = factory.kernels
-        self.heads, self.kv_heads, rows, columns = attention_shards(
-            factory, config.heads, config.kv_heads, config.head_dim
-        )
+        heads, kv_heads, rows, columns = attention_shards(factory, config.heads, config.kv_heads, config.head_dim)
+        self.qkv_config = QKNormRopeConfig(heads, kv_heads, config.eps, config.clip)
         self.qkv_proj = Linear(
             factory, config.hidden, (config.heads + 2 * config.kv_heads) * config.head_dim, bias=config.qkv_bias,
             outputs_shard=rows,
@@ -173,8 +147,7 @@ class SelfAttention(nn.Module):
             self.qkv_proj(x), context.batch.positions, context.rotary,
             None if self.q_norm is None else tensor_of(self.q_norm.weight),
             None if self.k_norm is None else tensor_of(self.k_norm.weight),
-            self.heads, self.kv_heads, self.config.eps, self.config.clip,
-            slots=context.batch.slots, k_cache=kv.k, v_cache=kv.v,
+            self.qkv_config, context.batch.slots, kv.k, kv.v,
         )  # fmt: skip
         if context.query_scaling is not None:
             q = q * context.query_scaling
@@ -237,9 +210,8 @@ class Decoder(nn.Module):
         self.config = config
         self.per_row = factory.kernels.batch_invariant and factory.device.type == "cpu"
         self.lora = factory.lora
-        self.routing_block = (
-            0 if config.mixture is None else config.mixture.routing.block
-        )  # rows that share an expert pool
+        # rows that share an expert pool
+        self.routing_block = 0 if config.mixture is None else config.mixture.routing.block
         # compute the last layer's MLP for sampled rows only; not with expert pools or LoRA
         self.split_last_layer = not self.routing_block and self.lora is None
         heads, kv_heads = factory.local_heads(config.heads, config.kv_heads, config.head_dim).counts
@@ -250,9 +222,8 @@ class Decoder(nn.Module):
         self.embed_tokens = Embedding(factory, config.vocab_size + config.padding, config.hidden)
         self.layers = nn.ModuleList(DecoderLayer(factory, config, index) for index in range(config.layers))
         self.norm = RMSNorm(factory, config.hidden, config.eps)
-        self.lm_head_weight = (
-            None if config.tied else factory.vocab_weight(config.vocab_size + config.padding, config.hidden)
-        )
+        rows = config.vocab_size + config.padding
+        self.lm_head_weight = None if config.tied else factory.vocab_weight(rows, config.hidden)
         self.ids = self.embed_tokens.ids
         self.lm_head = LMHead(self.lm_head_weight or self.embed_tokens.weight, factory.kernels, self.ids)
 
@@ -281,11 +252,9 @@ class Decoder(nn.Module):
 
     @torch.inference_mode()
     def final_hidden_states(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return (
-            cast("DecoderLayer", self.layers[-1]).forward_mlp(hidden_states, self.norm)
-            if self.split_last_layer
-            else hidden_states
-        )
+        if not self.split_last_layer:
+            return hidden_states
+        return cast("DecoderLayer", self.layers[-1]).forward_mlp(hidden_states, self.norm)
 
 
 @dataclass(frozen=True)
@@ -349,8 +318,7 @@ def decoder_weights(
         slots[f"{checkpoint_prefix}{names.post_norm}.weight"] = WeightTarget(f"{prefix}post_attention_layernorm.weight")
         slots |= attention(checkpoint_prefix, f"{prefix}self_attn.")
         if config.mixture is None or index not in config.mixture.layers:
-            dense = [f"{checkpoint_prefix}{name}" for name in (names.gate, names.up, names.down)]
-            slots |= _mlp_targets(dense, f"{prefix}mlp.", config.width)
+            slots |= mlp_targets(checkpoint_prefix, f"{prefix}mlp.", config.width, (names.gate, names.up, names.down))
             continue
         slots |= _moe_targets(config.mixture, names, checkpoint_prefix, f"{prefix}mlp.")
         fused |= _fused_expert_targets(config.mixture, f"{checkpoint_prefix}{names.experts}.", f"{prefix}mlp.")
@@ -393,8 +361,8 @@ def _moe_targets(
         )
         slots[f"{expert_prefix}down_proj.weight"] = WeightTarget(f"{prefix}down_proj", (expert,))
     if mixture.shared_width:
-        shared = [f"{checkpoint_prefix}{names.shared}.{part}" for part in ("gate_proj", "up_proj", "down_proj")]
-        slots |= _mlp_targets(shared, f"{prefix}shared_experts.", mixture.shared_width)
+        shared = f"{checkpoint_prefix}{names.shared}."
+        slots |= mlp_targets(shared, f"{prefix}shared_experts.", mixture.shared_width)
     return slots
 
 
@@ -425,13 +393,15 @@ def _fused_expert_targets(mixture: MoEConfig, checkpoint_prefix: str, prefix: st
     }
 
 
-def _mlp_targets(checkpoint_prefix: list[str], prefix: str, width: int) -> dict[str, WeightTarget]:
-    """Targets of gate, up and down of an MLP without biases; gate and up are one parameter."""
-    gate, up, down = checkpoint_prefix
+def mlp_targets(
+    checkpoint_prefix: str, prefix: str, width: int, names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+) -> dict[str, WeightTarget]:
+    """Targets of gate, up and down, called `names`, of an MLP without biases; gate and up are one parameter."""
+    gate, up, down = (f"{checkpoint_prefix}{name}.weight" for name in names)
     return {
-        f"{gate}.weight": WeightTarget(f"{prefix}gate_up_proj.weight", (slice(0, width),)),
-        f"{up}.weight": WeightTarget(f"{prefix}gate_up_proj.weight", (slice(width, 2 * width),)),
-        f"{down}.weight": WeightTarget(f"{prefix}down_proj.weight"),
+        gate: WeightTarget(f"{prefix}gate_up_proj.weight", (slice(0, width),)),
+        up: WeightTarget(f"{prefix}gate_up_proj.weight", (slice(width, 2 * width),)),
+        down: WeightTarget(f"{prefix}down_proj.weight"),
     }
 
 
@@ -444,6 +414,6 @@ def _unit_columns(head: torch.Tensor) -> torch.Tensor:
 class DecoderFamily(ModelFamily[DecoderConfig]):
     """A family over `Decoder`, by default with the tensor names of Llama."""
 
-    facts: Callable[[DecoderConfig], ModelInfo] = decoder_info
+    facts: Callable[[DecoderConfig], ModelInfo] = lambda config: config  # it is a `ModelInfo`
     make: Callable[[DecoderConfig, LayerFactory], Model] = Decoder
     weights: Callable[[DecoderConfig], WeightMap] = llama_weights

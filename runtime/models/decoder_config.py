@@ -70,11 +70,9 @@ def rotary(config: Mapping[str, Any], head_dim: int, *, yarn: bool = False) -> R
     fields = ConfigReader({**nested, **{k: v for k, v in config.items() if v is not None}})
     rotary_factor = fields.number("partial_rotary_factor", 1.0)
     rotary_dim = int(head_dim * rotary_factor)
-    source = (
-        f"partial_rotary_factor {rotary_factor:g}"
-        if fields.has("partial_rotary_factor")
-        else f"a head's size of {head_dim}"
-    )
+    source = f"a head's size of {head_dim}"
+    if fields.has("partial_rotary_factor"):
+        source = f"partial_rotary_factor {rotary_factor:g}"
     if fields.has("rotary_dim"):
         rotary_dim_field = fields.integer("rotary_dim")
         if fields.has("partial_rotary_factor") and rotary_dim_field != rotary_dim:
@@ -143,11 +141,9 @@ def _with_yarn(rope: RopeConfig, fields: ConfigReader, file: str) -> RopeConfig:
         size = magnitude(fields.number("mscale")) / magnitude(fields.number("mscale_all_dim"))
     else:
         size = magnitude(1.0)
-    query_scaling = (
-        QueryLengthScaling(fields.number("llama_4_scaling_beta"), original)
-        if fields.has("llama_4_scaling_beta")
-        else None
-    )
+    query_scaling = None
+    if fields.has("llama_4_scaling_beta"):
+        query_scaling = QueryLengthScaling(fields.number("llama_4_scaling_beta"), original)
     return replace(rope, yarn=Yarn(factor, original, fast, slow, size), query_scaling=query_scaling)
 
 

@@ -17,9 +17,10 @@ from runtime.errors import ConfigError
 from runtime.kernels.activation import Activation
 from runtime.kernels.common import wide
 from runtime.kernels.forward_batch import ForwardBatch
-from runtime.kernels.fused_moe.moe_sum import TopKOutputs
+from runtime.kernels.fused_moe.fused_moe import TopKOutputs
 from runtime.kernels.layernorm import NormOutputs, SandwichNormOps
 from runtime.kernels.moe_router import RoutingConfig
+from runtime.kernels.rotary_and_cache import QKNormRopeConfig
 from runtime.layers.attention import AttentionShape, BatchAttention, make_attention
 from runtime.layers.embedding import Embedding
 from runtime.layers.kv_pool import KVPool, KVShape
@@ -30,8 +31,10 @@ from runtime.layers.mlp import GatedMLP
 from runtime.layers.moe import Router, make_experts
 from runtime.layers.norm import RMSNorm
 from runtime.layers.rotary import RotaryTable
+from runtime.layers.sharding import local_expert_ids
 from runtime.models.base import ModelFamily, ModelInfo, WeightMap, WeightTarget, register_family
 from runtime.models.config_reader import ConfigReader
+from runtime.models.decoder import mlp_targets
 from runtime.request.field_spec import Value
 
 TEXT = "config.json's text_config"
@@ -67,7 +70,6 @@ LAYER = {  # tensors of a layer that are complete parameters
     "self_attn.o_proj.weight": "self_attn.o_proj.weight",
     "post_attention_layernorm.weight": "post_attention_layernorm.weight",
     "pre_feedforward_layernorm.weight": "pre_feedforward_layernorm.weight",
-    "mlp.down_proj.weight": "mlp.down_proj.weight",
     "post_feedforward_layernorm_1.weight": "post_feedforward_layernorm_1.weight",
     "router.per_expert_scale": "experts.expert_scale",
     "pre_feedforward_layernorm_2.weight": "experts.pre_feedforward_layernorm_2.weight",
@@ -90,11 +92,10 @@ class Kind:
     rotary_dim: int  # rotated dimensions: half from the start of a head, half from its middle
 
 
-@dataclass(frozen=True)
-class DiffusionGemmaConfig:
-    """Architecture of DiffusionGemma, read from config.json."""
+@dataclass(frozen=True, kw_only=True)
+class DiffusionGemmaConfig(ModelInfo):
+    """Architecture of DiffusionGemma, read from config.json. A block is a canvas."""
 
-    vocab_size: int
     hidden: int
     heads: int
     width: int  # intermediate size of the dense MLP and of the self-conditioning
@@ -103,12 +104,8 @@ class DiffusionGemmaConfig:
     expert_width: int
     kinds: tuple[Kind, ...]
     layers: tuple[int, ...]  # the kind of each layer
-    max_positions: int
     eps: float
     cap: float  # soft cap of the logits
-    canvas: int
-    eos_ids: tuple[int, ...]
-    bos_id: int | None
 
 
 def parse(config: Mapping[str, Any]) -> DiffusionGemmaConfig:
@@ -143,7 +140,8 @@ def parse(config: Mapping[str, Any]) -> DiffusionGemmaConfig:
         max_positions=text.positions("max_position_embeddings", 131_072),
         eps=text.number("rms_norm_eps", 1e-6),
         cap=text.number("final_logit_softcapping", 30.0),
-        canvas=fields.integer("canvas_length", 256),
+        block_size=fields.integer("canvas_length", 256),
+        mask_id=None,
         eos_ids=tuple(sorted({*fields.ids("eos_token_id"), *text.ids("eos_token_id")})),
         bos_id=text.id("bos_token_id"),
     )
@@ -235,12 +233,11 @@ def weights(config: DiffusionGemmaConfig) -> WeightMap:
     slots = {EMBEDDING: WeightTarget("embed_tokens.weight"), f"{DECODER}norm.weight": WeightTarget("norm.weight")}
     conditioning = f"{DECODER}self_conditioning."
     slots[f"{conditioning}pre_norm.weight"] = WeightTarget("self_conditioning.pre_norm.weight")
-    slots[f"{conditioning}down_proj.weight"] = WeightTarget("self_conditioning.mlp.down_proj.weight")
-    slots |= _halves(conditioning, "self_conditioning.mlp.gate_up_proj.weight", config.width)
+    slots |= mlp_targets(conditioning, "self_conditioning.mlp.", config.width)
     for index, kind in enumerate(config.layers):
         checkpoint_prefix, prefix = f"{DECODER}layers.{index}.", f"layers.{index}."
         slots |= {checkpoint_prefix + name: WeightTarget(prefix + param) for name, param in LAYER.items()}
-        slots |= _halves(f"{checkpoint_prefix}mlp.", f"{prefix}mlp.gate_up_proj.weight", config.width)
+        slots |= mlp_targets(f"{checkpoint_prefix}mlp.", f"{prefix}mlp.", config.width)
         slots[f"{checkpoint_prefix}router.proj.weight"] = WeightTarget(
             f"{prefix}experts.router.weight",
             transform=_folded,
@@ -278,13 +275,6 @@ def _folded(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return weight.double() * (scale.double() / math.sqrt(weight.shape[-1]))
 
 
-def _halves(checkpoint_prefix: str, prefix: str, width: int) -> dict[str, WeightTarget]:
-    return {
-        f"{checkpoint_prefix}gate_proj.weight": WeightTarget(prefix, (slice(0, width),)),
-        f"{checkpoint_prefix}up_proj.weight": WeightTarget(prefix, (slice(width, 2 * width),)),
-    }
-
-
 @dataclass(frozen=True)
 class KindContext:
     """Inputs of the layers of one kind, per forward."""
@@ -301,24 +291,25 @@ class SelfAttention(nn.Module):
 
     def __init__(self, factory: LayerFactory, config: DiffusionGemmaConfig, kind: Kind) -> None:
         super().__init__()
-        self.kind, self.eps = kind, config.eps
         self.kernels = factory.kernels
-        self.heads, self.kv_heads, rows, columns = attention_shards(
-            factory, config.heads, kind.kv_heads, kind.head_dim, values=kind.window is not None
+        v_from_k = kind.window is None
+        heads, kv_heads, rows, columns = attention_shards(
+            factory, config.heads, kind.kv_heads, kind.head_dim, values=not v_from_k
         )
-        stored = config.heads + (1 if kind.window is None else 2) * kind.kv_heads
+        self.qkv_config = QKNormRopeConfig(
+            heads, kv_heads, config.eps, pair_stride=kind.head_dim // 2, v_norm=True, v_from_k=v_from_k
+        )
+        stored = config.heads + (1 if v_from_k else 2) * kind.kv_heads
         self.qkv_proj = Linear(factory, config.hidden, stored * kind.head_dim, bias=False, outputs_shard=rows)
         self.q_weight = factory.parameter(kind.head_dim)
         self.k_weight = factory.parameter(kind.head_dim)
         self.o_proj = Linear(factory, config.heads * kind.head_dim, config.hidden, bias=False, inputs_shard=columns)
 
     def forward(self, x: torch.Tensor, context: KindContext, pool: KVPool, layer: int) -> torch.Tensor:
-        kind, batch = self.kind, context.batch
-        kv = pool.layer(layer)
+        batch, kv = context.batch, pool.layer(layer)
         q = self.kernels.qk_norm_rope_and_cache(
-            self.qkv_proj(x), batch.positions, context.rotary, self.q_weight.tensor, self.k_weight.tensor, self.heads,
-            self.kv_heads, self.eps, slots=batch.slots, k_cache=kv.k, v_cache=kv.v, pair_stride=kind.head_dim // 2,
-            v_norm=True, v_from_k=kind.window is None,
+            self.qkv_proj(x), batch.positions, context.rotary, self.q_weight.tensor, self.k_weight.tensor,
+            self.qkv_config, batch.slots, kv.k, kv.v,
         )  # fmt: skip
         return self.o_proj(context.attention.run(q, kv).flatten(1))
 
@@ -347,8 +338,7 @@ class Experts(nn.Module):
     def forward(self, router_input: torch.Tensor, normed: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
         ids, weights = self.router(router_input, None, factor)
         weights = weights * self.expert_scale.tensor[ids]
-        if self.expert_shard is not None:
-            ids = self.expert_shard.local_ids(ids)
+        ids = local_expert_ids(ids, self.expert_shard)
         gate_up, down = self.gate_up_proj.kernel_arg, self.down_proj.kernel_arg
         out = self.group.output_buffer(normed.shape, normed.dtype)
         return self.group.all_reduce_out(self.kernels.moe(normed, ids, weights, gate_up, down, None, GELU, out))
@@ -404,32 +394,20 @@ class DecoderLayer(nn.Module):
             x = x + self.post_attention_layernorm(attn_output)
             dense = self.mlp(self.pre_feedforward_layernorm(x))
             chosen = self.experts(self.experts.router_input(x), self.experts.pre_feedforward_layernorm_2(x), None)
-            x = (
-                x
-                + self.post_feedforward_layernorm(
-                    self.post_feedforward_layernorm_1(dense) + self.post_feedforward_layernorm_2(chosen)
-                )
-            ) * scale
+            both = self.post_feedforward_layernorm_1(dense) + self.post_feedforward_layernorm_2(chosen)
+            x = (x + self.post_feedforward_layernorm(both)) * scale
             return following(x), x
         norms = sandwich_norms.pre_mlp_norms(
-            attn_output,
-            x,
-            _norm_weight(self.post_attention_layernorm),
-            _norm_weight(self.pre_feedforward_layernorm),
-            _norm_weight(self.experts.pre_feedforward_layernorm_2),
-            self.eps,
-        )
-        after = tuple(
-            _norm_weight(norm)
-            for norm in (
-                self.post_feedforward_layernorm_1,
-                self.post_feedforward_layernorm_2,
-                self.post_feedforward_layernorm,
-                following,
-            )
-        )
+            attn_output, x, _norm_weight(self.post_attention_layernorm), _norm_weight(self.pre_feedforward_layernorm),
+            _norm_weight(self.experts.pre_feedforward_layernorm_2), self.eps,
+        )  # fmt: skip
+        after = (
+            self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2, self.post_feedforward_layernorm,
+            following,
+        )  # fmt: skip
         dense, choices = self.mlp(norms.dense), self.experts.choices(norms, sandwich_norms)
-        return sandwich_norms.post_mlp_norms(dense, choices, norms.total, scale, after, self.eps)
+        weights = tuple(map(_norm_weight, after))
+        return sandwich_norms.post_mlp_norms(dense, choices, norms.total, scale, weights, self.eps)
 
 
 def _norm_weight(norm: RMSNorm) -> torch.Tensor:
@@ -541,17 +519,6 @@ def generation(config: Mapping[str, Any]) -> dict[str, Value]:
     return found
 
 
-def model_info(config: DiffusionGemmaConfig) -> ModelInfo:
-    return ModelInfo(
-        vocab_size=config.vocab_size,
-        max_positions=config.max_positions,
-        block_size=config.canvas,
-        mask_id=None,
-        eos_ids=config.eos_ids,
-        bos_id=config.bos_id,
-    )
-
-
 DIFFUSION_GEMMA = register_family(
     ModelFamily(
         key="diffusion_gemma",
@@ -559,7 +526,7 @@ DIFFUSION_GEMMA = register_family(
         detect=lambda config: config.get("model_type") == "diffusion_gemma",
         architectures=("DiffusionGemmaForBlockDiffusion",),
         parse=parse,
-        facts=model_info,
+        facts=lambda config: config,
         make=DiffusionGemma,
         weights=weights,
         strategies=("diffusion_gemma",),

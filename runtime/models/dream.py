@@ -6,23 +6,16 @@ detected as this family; `diffucoder` selects it by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
-from runtime.models.base import architectures, register_family
+from runtime.models.base import detects, register_family
 from runtime.models.decoder import DecoderFamily
 from runtime.models.decoder_config import llama_like
-
-
-def detect(config: Mapping[str, Any]) -> bool:
-    return config.get("model_type") == "Dream" and "DreamModel" in architectures(config)
-
 
 DREAM = register_family(
     DecoderFamily(
         key="dream",
-        detect=detect,
+        detect=detects("Dream", "DreamModel"),
         architectures=("DreamModel",),
         parse=partial(
             llama_like,

@@ -5,23 +5,16 @@ It has Dream's model type, but block-causal attention and no shifted logits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
-from runtime.models.base import architectures, register_family
+from runtime.models.base import detects, register_family
 from runtime.models.decoder import DecoderFamily
 from runtime.models.decoder_config import llama_like
-
-
-def detect(config: Mapping[str, Any]) -> bool:
-    return config.get("model_type") == "Dream" and "DreamForCausalLM" in architectures(config)
-
 
 DREAM_REASONER = register_family(
     DecoderFamily(
         key="dream_reasoner",
-        detect=detect,
+        detect=detects("Dream", "DreamForCausalLM"),
         architectures=("DreamForCausalLM",),
         parse=partial(llama_like, family="dream_reasoner", qk_norm=True, block_size=32, max_positions=32768),
         strategies=("multi_bd",),

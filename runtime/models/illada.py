@@ -5,11 +5,9 @@ The mask is id 5, which no file of a checkpoint names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
-from runtime.models.base import architectures, register_family
+from runtime.models.base import detects, register_family
 from runtime.models.decoder import DecoderFamily
 from runtime.models.decoder_config import llama_like
 
@@ -17,14 +15,10 @@ SUPPORTED = {"layer_norm_eps": (None,)}  # a number selects LayerNorm instead of
 KNOWN = frozenset({"resid_pdrop", "embd_pdrop"})
 
 
-def detect(config: Mapping[str, Any]) -> bool:
-    return "ILLaDAForCausalLM" in architectures(config)
-
-
 ILLADA = register_family(
     DecoderFamily(
         key="illada",
-        detect=detect,
+        detect=detects(None, "ILLaDAForCausalLM"),
         architectures=("ILLaDAForCausalLM",),
         parse=partial(
             llama_like, family="illada", tied=True, block_size=32, max_positions=8192, supported=SUPPORTED, known=KNOWN

@@ -12,7 +12,7 @@ from typing import Any
 from runtime.errors import ConfigError
 from runtime.models.base import ModelInfo, architectures, register_family
 from runtime.models.config_reader import ConfigReader
-from runtime.models.decoder import DecoderConfig, DecoderFamily, TensorNames, decoder_info, llama_weights
+from runtime.models.decoder import DecoderConfig, DecoderFamily, TensorNames, llama_weights
 from runtime.models.decoder_config import require_full_attention, rotary
 
 # Fields that change the computation, with the supported values.
@@ -132,7 +132,7 @@ def detect(config: Mapping[str, Any]) -> bool:
 def model_info(config: DecoderConfig) -> ModelInfo:
     """Every text of the training begins with a token that the published config does not name."""
     known = BOS if config.vocab_size > BOS else None
-    return replace(decoder_info(config), bos_id=known if config.bos_id is None else config.bos_id)
+    return replace(config, bos_id=known if config.bos_id is None else config.bos_id)
 
 
 LLADA = register_family(

@@ -96,11 +96,8 @@ def _mixture(
 
 
 def _grouped(fields: ConfigReader, experts: int) -> RoutingConfig:
-    top_k, groups, topk_group = (
-        fields.integer("num_experts_per_tok"),
-        fields.integer("n_group", 1),
-        fields.integer("topk_group", 1),
-    )
+    top_k = fields.integer("num_experts_per_tok")
+    groups, topk_group = fields.integer("n_group", 1), fields.integer("topk_group", 1)
     if experts % groups:
         raise ConfigError(f"config.json: num_experts {experts} is no multiple of n_group {groups}")
     if topk_group > groups:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from runtime.models.base import ModelInfo, register_family
-from runtime.models.decoder import DecoderConfig, decoder_info
+from runtime.models.decoder import DecoderConfig
 from runtime.models.llada2 import LLADA2, parse_pooled
 
 
@@ -21,7 +21,7 @@ def detect(config: Mapping[str, Any]) -> bool:
 
 def model_info(config: DecoderConfig) -> ModelInfo:
     """A decoded block has one or more blocks of the config, which are routing blocks."""
-    return replace(decoder_info(config), block_multiple=config.block_size)
+    return replace(config, block_multiple=config.block_size)
 
 
 LLADA2DOT2 = register_family(

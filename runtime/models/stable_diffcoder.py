@@ -5,23 +5,16 @@ The mask is id 5, which the files of a checkpoint may omit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
-from runtime.models.base import architectures, register_family
+from runtime.models.base import detects, register_family
 from runtime.models.decoder import DecoderFamily
 from runtime.models.decoder_config import llama_like
-
-
-def detect(config: Mapping[str, Any]) -> bool:
-    return config.get("model_type") == "llama" and "StableDiffcoderForCausalLM" in architectures(config)
-
 
 STABLE_DIFFCODER = register_family(
     DecoderFamily(
         key="stable_diffcoder",
-        detect=detect,
+        detect=detects("llama", "StableDiffcoderForCausalLM"),
         architectures=("StableDiffcoderForCausalLM",),
         parse=partial(llama_like, family="stable_diffcoder", block_size=4, max_positions=8192),
         strategies=("multi_bd",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from runtime.parsers.formats import (
@@ -117,6 +117,28 @@ class ReasoningParser:
         return rest
 
 
+@dataclass(frozen=True)
+class ToolCallOptions:
+    """How tool calls of one output are read.
+
+    Attributes:
+        format: Format of the calls.
+        available_tools: The tools of the request.
+        exact: Whether a grammar constrains calls, so that arguments are passed on unchanged and can be streamed.
+            Otherwise a call is withheld until it is complete.
+        early: Whether to stream arguments of `exact` calls.
+        forced: Whether the output consists of calls only.
+        single: Whether the output ends with its first call.
+    """
+
+    format: ToolFormat
+    available_tools: Sequence[Tool] = ()
+    exact: bool = False
+    early: bool = True
+    forced: bool = False
+    single: bool = False
+
+
 class ToolCallParser:
     """Incremental parser of text with tool calls.
 
@@ -127,32 +149,12 @@ class ToolCallParser:
         num_complete: Number of complete calls.
     """
 
-    def __init__(
-        self,
-        made: ToolFormat,
-        available_tools: Sequence[Tool],
-        *,
-        exact: bool = False,
-        early: bool = True,
-        forced: bool = False,
-        single: bool = False,
-    ) -> None:
-        """Creates a parser.
-
-        Args:
-            made: Format of the calls.
-            available_tools: The tools of the request.
-            exact: Whether a grammar constrains calls; arguments are then passed on unchanged.
-            early: Whether to stream arguments of `exact` calls.
-            forced: Whether the output consists of calls only.
-            single: Whether to ignore everything after the first call.
-        """
-        self._format, self._available_tools, self._exact, self._single = made, available_tools, exact, single
-        self._early, self._forced = early, forced
+    def __init__(self, options: ToolCallOptions) -> None:
+        self._options = options
         self._held = ""  # unread text
         self._reader: CallReader | None = None  # reader of the open call
         self._opening = self._read = ""  # its start marker with the space before it, and the text passed to the reader
-        self._marks = (made.closes, *made.strays)
+        self._marks = (options.format.closes, *options.format.strays)
         self._closing = False  # after a call, whose end markers may follow
         self._bare = False  # only white space since the last call
         self._begun = 0  # calls with a `CallStart`
@@ -164,16 +166,16 @@ class ToolCallParser:
         """Adds text; returns the deltas that are certain now."""
         found: list[Delta] = []
         self._held += text
-        while self._held and not self._over and self._step(found):
+        while self._held and not self.is_over and self._step(found):
             pass
         return found
 
     def finish(self, cut: bool) -> list[Delta]:
         """Returns the deltas of withheld text, at the end of the output; see `ChatOutputParser.finish`."""
         found: list[Delta] = []
-        if self._over or self._closing:
+        if self.is_over or self._closing:
             return found
-        if self._forced:  # the rest is an incomplete call
+        if self._options.forced:  # the rest is an incomplete call
             return found
         if self._reader is None:
             self._text(found, self._held)
@@ -182,8 +184,9 @@ class ToolCallParser:
         return found
 
     @property
-    def _over(self) -> bool:
-        return self._single and self.num_complete > 0
+    def is_over(self) -> bool:
+        """Whether further text is ignored."""
+        return self._options.single and self.num_complete > 0
 
     def _step(self, found: list[Delta]) -> bool:
         """Reads up to the next marker; returns False if more text is needed."""
@@ -196,24 +199,24 @@ class ToolCallParser:
             text, self._held = self._held, ""
             self._text(found, text)
             return False
-        at = self._held.find(self._format.opens)
-        sure = len(self._held) - partial_match_len(self._format.opens, self._held) if at < 0 else at
+        at = self._held.find(self._options.format.opens)
+        sure = len(self._held) - partial_match_len(self._options.format.opens, self._held) if at < 0 else at
         text = self._held[:sure].rstrip()
         self._text(found, text)
         self._held = self._held[len(text) :]
         if at < 0:
             return False
-        end = at - len(text) + len(self._format.opens)
+        end = at - len(text) + len(self._options.format.opens)
         self._opening, self._held = self._held[:end], self._held[end:]
-        self._reader, self._read, self._passed = self._format.reader(self._available_tools), "", None
+        self._reader, self._read, self._passed = self._options.format.reader(self._options.available_tools), "", None
         return True
 
     def _within(self, found: list[Delta], reader: CallReader) -> bool:
         fresh, self._held = self._held, ""
         self._read += fresh
         outcome = reader.feed(fresh)
-        partial = reader.partial() if self._exact else None
-        if partial is not None and (self._early or isinstance(outcome, ParsedCall)):
+        partial = reader.partial() if self._options.exact else None
+        if partial is not None and (self._options.early or isinstance(outcome, ParsedCall)):
             self._pass(found, *partial)
         if outcome is None:
             return False
@@ -283,36 +286,17 @@ class ChatOutputParser:
     """
 
     def __init__(
-        self,
-        *,
-        reasoning: ReasoningFormat | None = None,
-        opened: bool = False,
-        tools: ToolFormat | None = None,
-        available_tools: Sequence[Tool] = (),
-        exact: bool = False,
-        early: bool = True,
-        forced: bool = False,
-        single: bool = False,
+        self, *, reasoning: ReasoningFormat | None = None, opened: bool = False, tools: ToolCallOptions | None = None
     ) -> None:
         """
         Args:
             reasoning: Format of reasoning; None: there is none.
             opened: Whether the prompt ends inside reasoning.
-            tools: Format of tool calls; None: the text is never parsed for calls.
-            available_tools: The tools of the request.
-            exact: Whether a grammar constrains calls, so that arguments can be streamed. Otherwise a call is withheld
-                until it is complete.
-            early: Whether to stream arguments of `exact` calls.
-            forced: Whether the output consists of calls only.
-            single: Whether the output ends with its first call.
+            tools: How tool calls are read; None: the text is never parsed for calls.
         """
         self._reasoning_parser = ReasoningParser(reasoning, opened)
-        self._format, self._available_tools, self._single = tools, available_tools, single
-        self._calls = (
-            None
-            if tools is None
-            else ToolCallParser(tools, available_tools, exact=exact, early=early, forced=forced, single=single)
-        )
+        self._tools = tools
+        self._calls = None if tools is None else ToolCallParser(tools)
         self.reasoning = self.content = ""
         self.calls: list[Call] = []
 
@@ -323,7 +307,7 @@ class ChatOutputParser:
     @property
     def ended(self) -> bool:
         """Whether further text is ignored."""
-        return self._single and self._calls is not None and self._calls.num_complete > 0
+        return self._calls is not None and self._calls.is_over
 
     @property
     def reasoning_chars(self) -> int:
@@ -350,8 +334,8 @@ class ChatOutputParser:
         if self._calls is not None:
             read += self._calls.finish(cut)
         remaining = self._apply(read)
-        if self._reasoning_parser.unclosed and not (cut or self.calls) and self._format is not None:
-            remaining += self._apply(self._unclosed())
+        if self._reasoning_parser.unclosed and not (cut or self.calls) and self._tools is not None:
+            remaining += self._apply(self._unclosed(self._tools))
         return remaining
 
     def _read(self, text: str) -> list[Delta]:
@@ -359,10 +343,9 @@ class ChatOutputParser:
             return self._calls.push(text)
         return [Text(text)] if text else []
 
-    def _unclosed(self) -> list[Delta]:
+    def _unclosed(self, tools: ToolCallOptions) -> list[Delta]:
         """Returns the calls in unclosed reasoning, for an output that would be empty without them."""
-        assert self._format is not None
-        calls = ToolCallParser(self._format, self._available_tools, single=self._single)
+        calls = ToolCallParser(replace(tools, exact=False, forced=False))
         found = calls.push(self.reasoning) + calls.finish(cut=False)
         return [delta for delta in found if isinstance(delta, CallStart | Arguments)]
 

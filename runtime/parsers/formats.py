@@ -55,6 +55,7 @@ class CallReader(ABC):
     def __init__(self, tools: Sequence[Tool]) -> None:
         """`tools`: the tools of the request."""
         self.tools = tools
+        self._text = ""  # read so far
 
     @abstractmethod
     def feed(self, text: str) -> ParsedCall | NotACall | None:

@@ -36,7 +36,6 @@ class GemmaReader(CallReader):
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__(tools)
-        self._text = ""
         self._at = 0  # searched so far
         self._quoted = False
 

@@ -30,7 +30,6 @@ class HermesReader(CallReader):
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__(tools)
-        self._text = ""
         self._brackets = BracketCounter()
         self._counted = 0  # characters that the bracket counter has read
         self._name = ""

@@ -33,7 +33,6 @@ class TaggedReader(CallReader):
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__(tools)
-        self._text = ""
         self._at = 0  # searched so far
 
     def feed(self, text: str) -> ParsedCall | NotACall | None:

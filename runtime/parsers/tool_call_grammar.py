@@ -14,6 +14,10 @@ from runtime.request.validation import refuse
 CallMode = Literal["only", "or_form", "within"]
 
 _ANY_TEXT = r"/(?s:.*)/"
+# keywords of a schema with which further arguments may be valid
+_OPEN_ENDED = frozenset({"$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "propertyNames"}) | {
+    "additionalProperties", "patternProperties", "unevaluatedProperties",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -114,19 +118,7 @@ def _calls(
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
     """Forbids arguments that the schema does not name: a model would make some up."""
-    open_ended = {
-        "additionalProperties",
-        "patternProperties",
-        "unevaluatedProperties",
-        "propertyNames",
-        "$ref",
-        "$dynamicRef",
-        "$recursiveRef",
-        "allOf",
-        "anyOf",
-        "oneOf",
-    }
-    return schema if open_ended & schema.keys() else {**schema, "additionalProperties": False}
+    return schema if _OPEN_ENDED & schema.keys() else {**schema, "additionalProperties": False}
 
 
 def _literal(text: str) -> str:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 
 from runtime.errors import ConfigError, RegisteredTwiceError
 from runtime.kernels.activation import deinterleave, interleaved_index
-from runtime.kernels.ops import KernelSet
+from runtime.kernels.ops import KernelSet, QuantizedLinearKernel
 from runtime.kernels.quantized_tensor import QuantizedTensor
 from runtime.layers.parameter import Weight, require_finite
 from runtime.layers.sharding import Index, WeightSlice
@@ -27,57 +26,36 @@ class QuantizedWeight(Weight):
 
     Attributes:
         kernel_arg: the quantized tensor.
-        kernels: kernels of the format.
+        linear: GEMM kernel of the format.
         group_size: inputs that share a scale and may not be split; None for one scale per row.
         interleaved: gate and up rows are interleaved (``kernels/activation.py``).
     """
 
     __slots__ = ("kernel_arg",)  # as `UnquantizedWeight.tensor`
     kernel_arg: Any
-    kernels: Any
     group_size: int | None = None
 
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, kernel_arg: Any, *, interleaved: bool) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], dtype: torch.dtype, kernel_arg: Any, linear: QuantizedLinearKernel, *,
+        interleaved: bool,
+    ) -> None:  # fmt: skip
         super().__init__(shape, dtype)
         self.kernel_arg = kernel_arg
+        self.linear = linear
         self.interleaved = interleaved
 
     @abstractmethod
     def pack(self, x: torch.Tensor) -> Any:
         """Quantizes float32 [rows, inputs] to this format; scales are not finite where `x` is not."""
 
-    @property
-    @abstractmethod
-    def max_code(self) -> float:
-        """Largest absolute code."""
-
-    def select(self, index: int | slice) -> Self:
-        """Returns a weight that shares the memory of these matrices of the stack."""
-        result = copy.copy(self)
-        result.kernel_arg = self.kernel_arg[index]
-        result.shape = result.kernel_arg.shape
-        return result
-
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Returns outputs in the order of a checkpoint; the format's kernels keep interleaved outputs interleaved."""
-        if self.interleaved:
-            return super().matmul(x, bias)
-        out: torch.Tensor = self.kernels.linear(x, self.kernel_arg, bias)
-        return out
+        return super().matmul(x, bias) if self.interleaved else self.linear(x, self.kernel_arg, bias)
 
     @property
     def tensor(self) -> torch.Tensor:
         dense: torch.Tensor = self.kernel_arg.dequantize(self.dtype)
         return deinterleave(dense) if self.interleaved else dense
-
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.kernel_arg.values.device
-        return device
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.kernel_arg.values.nbytes + self.kernel_arg.scales.nbytes)
 
     def load_slice(self, part: WeightSlice, tensor: torch.Tensor) -> int:
         *stack_dims, outputs, inputs = part.ranges
@@ -89,7 +67,7 @@ class QuantizedWeight(Weight):
             for first in range(0, len(outputs), step):
                 piece = source[first : first + step]
                 result = self.pack(piece.to(stored[0].device, torch.float32))
-                require_finite((result.scales.abs() * self.max_code).to(self.dtype), piece)
+                require_finite(result.max_values.to(self.dtype), piece)
                 self._store_rows(outputs[first : first + step], stored, result)
         return tensor.numel()
 
@@ -109,7 +87,7 @@ class QuantizedWeight(Weight):
             raise AssertionError(f"{type(packed).__name__} of {packed.values.dtype} is no such format")
         if packed.scales.shape[1:] != self.kernel_arg.scales.shape[len(self.shape) - 1 :]:
             raise AssertionError("its scales belong to other groups")
-        require_finite((packed.scales.abs() * self.max_code).to(self.dtype), packed.scales)
+        require_finite(packed.max_values.to(self.dtype), packed.scales)
         *stack_dims, outputs, _ = part.ranges
         at = tuple(each.start for each in stack_dims)
         self._store_rows(outputs, (self.kernel_arg.values[at], self.kernel_arg.scales[at]), packed)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from runtime.errors import ConfigError
-from runtime.kernels.ops import Fp8Kernels, KernelSet
-from runtime.kernels.quantized_tensor import E4M3, FP8_MAX, Fp8, quantize_fp8_reference
+from runtime.kernels.ops import KernelSet
+from runtime.kernels.quantized_tensor import E4M3, Fp8, quantize_fp8_reference
 from runtime.quantization.base import QuantizedWeight, WeightFormat, register_format
 
 MIN_COMPUTE_CAPABILITY = (8, 9)  # first compute capability with fp8 tensor cores
@@ -15,16 +15,13 @@ MIN_COMPUTE_CAPABILITY = (8, 9)  # first compute capability with fp8 tensor core
 class Fp8Weight(QuantizedWeight):
     """e4m3 with a float32 scale per output. Slices have full rows, because the scale depends on all of a row."""
 
-    max_code = FP8_MAX
-
     def __init__(
-        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: Fp8Kernels, *,
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: KernelSet,
         interleaved: bool = False,
     ) -> None:  # fmt: skip
         values = torch.empty(shape, dtype=E4M3, device=device)
         scales = torch.empty(shape[:-1], dtype=torch.float32, device=device)
-        super().__init__(shape, dtype, Fp8(values, scales), interleaved=interleaved)
-        self.kernels = kernels
+        super().__init__(shape, dtype, Fp8(values, scales), kernels.fp8_linear, interleaved=interleaved)
 
     def pack(self, x: torch.Tensor) -> Fp8:
         return quantize_fp8_reference(x)
@@ -43,10 +40,4 @@ def check_fp8(device: torch.device, dtype: torch.dtype) -> None:
             )
 
 
-def _make(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: KernelSet, interleaved: bool
-) -> QuantizedWeight:
-    return Fp8Weight(shape, dtype, device, kernels.fp8, interleaved=interleaved)
-
-
-register_format(WeightFormat("fp8", _make, check_fp8))
+register_format(WeightFormat("fp8", Fp8Weight, check_fp8))

@@ -6,10 +6,9 @@ from functools import partial
 
 import torch
 
-from runtime.kernels.ops import GroupQuantizedKernels, KernelSet
+from runtime.kernels.ops import KernelSet
 from runtime.kernels.quantized_tensor import (
     E4M3,
-    MAX_CODE,
     GroupQuantized,
     empty_group_quantized,
     quantize_blocks,
@@ -28,21 +27,12 @@ class GroupQuantizedWeight(QuantizedWeight):
     kernel_arg: GroupQuantized
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: GroupQuantizedKernels, *,
-        code_dtype: torch.dtype, group_size: int | None = None, interleaved: bool = False,
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: KernelSet,
+        interleaved: bool = False, *, code_dtype: torch.dtype, group_size: int | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(
-            shape,
-            dtype,
-            empty_group_quantized(shape, code_dtype, group_size or shape[-1], device),
-            interleaved=interleaved,
-        )
-        self.kernels = kernels
+        stored = empty_group_quantized(shape, code_dtype, group_size or shape[-1], device)
+        super().__init__(shape, dtype, stored, kernels.group_quantized_linear, interleaved=interleaved)
         self.group_size = group_size
-
-    @property
-    def max_code(self) -> float:
-        return MAX_CODE[self.kernel_arg.values.dtype]
 
     def pack(self, x: torch.Tensor) -> GroupQuantized:
         if self.kernel_arg.is_int4:
@@ -55,21 +45,6 @@ class GroupQuantizedWeight(QuantizedWeight):
         return super().columns(inputs) if self.group_size is None else self.kernel_arg.columns(inputs)
 
 
-def _make(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: KernelSet, interleaved: bool, *,
-    code_dtype: torch.dtype, group_size: int | None,
-) -> QuantizedWeight:  # fmt: skip
-    return GroupQuantizedWeight(
-        shape,
-        dtype,
-        device,
-        kernels.group_quantized,
-        code_dtype=code_dtype,
-        group_size=group_size,
-        interleaved=interleaved,
-    )
-
-
 def _check_blocks(device: torch.device, dtype: torch.dtype) -> None:
     if dtype != torch.float64:  # activations are not quantized
         check_fp8(device, dtype)
@@ -79,9 +54,11 @@ def _check(device: torch.device, dtype: torch.dtype) -> None:
     """Accepts every device and dtype: codes are dequantized when they are used."""
 
 
-register_format(WeightFormat("int8", partial(_make, code_dtype=torch.int8, group_size=None), _check))
-register_format(WeightFormat("int4", partial(_make, code_dtype=torch.uint8, group_size=GROUP), _check))
+register_format(WeightFormat("int8", partial(GroupQuantizedWeight, code_dtype=torch.int8), _check))
+register_format(WeightFormat("int4", partial(GroupQuantizedWeight, code_dtype=torch.uint8, group_size=GROUP), _check))
 # Formats of quantized checkpoints. Weights that a checkpoint changes after loading are requantized to them.
-register_format(WeightFormat("int4_64", partial(_make, code_dtype=torch.uint8, group_size=64), _check))
-register_format(WeightFormat("int4_32", partial(_make, code_dtype=torch.uint8, group_size=32), _check))
-register_format(WeightFormat("fp8_blocks", partial(_make, code_dtype=E4M3, group_size=GROUP), _check_blocks))
+register_format(WeightFormat("int4_64", partial(GroupQuantizedWeight, code_dtype=torch.uint8, group_size=64), _check))
+register_format(WeightFormat("int4_32", partial(GroupQuantizedWeight, code_dtype=torch.uint8, group_size=32), _check))
+register_format(
+    WeightFormat("fp8_blocks", partial(GroupQuantizedWeight, code_dtype=E4M3, group_size=GROUP), _check_blocks)
+)

@@ -28,7 +28,7 @@ class TextBuilder(Protocol):
 
 
 class PartsParser(Protocol):
-    """Interface of the parser for reasoning and tool calls: ``runtime.parsers.ChatOutputParser``."""
+    """Interface of the parser for reasoning and tool calls: ``runtime.parsers.chat_output.ChatOutputParser``."""
 
     @property
     def ended(self) -> bool: ...

@@ -32,15 +32,8 @@ from runtime.tokenizer.template_sandbox import (
 _CONTROL_NODES = (nodes.Compare, nodes.Test, nodes.Getitem, nodes.Slice)
 _CHECKED_FILTER = "watched"
 RENDERING_ERRORS = (
-    TemplateError,
-    SecurityError,
-    TypeError,
-    ValueError,
-    LookupError,
-    ArithmeticError,
-    AttributeError,
-    RecursionError,
-)
+    TemplateError, SecurityError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError,
+)  # fmt: skip
 PROBE = "content probe"
 _CALL = {"id": "call_1", "type": "function", "function": {"name": "probe", "arguments": {}}}
 PROBES: dict[str, list[dict[str, Any]]] = {  # a conversation with a message of each role

@@ -43,9 +43,8 @@ class TokenByteDecoder:
         self._steps: list[_Step] = []
         self._byte_level = self._byte_fallback = False
         self._fused = False
-        self._strip: tuple[str, int] | None = (
-            None  # character, and how many of it are stripped from the start of a text
-        )
+        # character, and how many of it are stripped from the start of a text
+        self._strip: tuple[str, int] | None = None
         self._read(decoder)
         self._cache: dict[int, bytes] = {}
         self._continues = False
@@ -146,13 +145,9 @@ class PrefixStripper:
         self._char, self._left = char, count
 
     def __call__(self, text: str) -> str:
-        while self._left and text:
-            if text[0] != self._char:
-                self._left = 0
-                break
-            text = text[1:]
-            self._left -= 1
-        return text
+        dropped = min(self._left, len(text) - len(text.lstrip(self._char)))
+        self._left = self._left - dropped if dropped == len(text) else 0
+        return text[dropped:]
 
 
 def _char_to_byte() -> dict[str, int]:

@@ -83,19 +83,11 @@ class RenderBudget:
 
     def gather(self, pieces: Iterable[str]) -> str:
         """Joins the pieces. Raises BudgetExceeded or Cancelled as soon as a limit is exceeded."""
-        written: list[str] = []
-        length = 0
         token = _current.set(self)
         try:
-            for piece in pieces:
-                written.append(piece)
-                length += len(piece)
-                if length > self._chars:
-                    raise BudgetExceeded(f"writes more than {self._chars} characters")
-                self.check()
+            return join_bounded(pieces, self._chars)
         finally:
             _current.reset(token)
-        return "".join(written)
 
     def charge(self, value: Any) -> None:
         """Counts a value that the rendering has created. Raises BudgetExceeded beyond `MAX_BYTES`."""
@@ -142,15 +134,19 @@ def charge(value: Any) -> None:
         _current.get().charge(value)
 
 
-def join_bounded(pieces: Iterable[str]) -> str:
-    """Joins the pieces within the limits of the current rendering. Raises BudgetExceeded."""
+def join_bounded(pieces: Iterable[str], limit: int | None = None) -> str:
+    """Joins pieces within the current rendering's budget. Raises BudgetExceeded.
+
+    `limit`: maximum number of characters; MAX_CHARS if None.
+    """
+    limit = MAX_CHARS if limit is None else limit
     written: list[str] = []
     length = 0
     for piece in pieces:
         written.append(piece)
         length += len(piece)
-        if length > MAX_CHARS:
-            raise BudgetExceeded(f"writes more than {MAX_CHARS} characters")
+        if length > limit:
+            raise BudgetExceeded(f"writes more than {limit} characters")
         check()
     return "".join(written)
 

@@ -171,14 +171,18 @@ class Tokenizer:
         """Decodes `ids`, including special tokens. Invalid UTF-8 becomes U+FFFD; unknown ids are skipped."""
         return self.byte_decoder.decode(ids)
 
-    def _encode(self, text: str) -> Any:
-        """Encodes with the library, which releases the GIL."""
+    def _encode(self, text: str, encoder: Any = None) -> Any:
+        """Encodes with the library, which releases the GIL; without an encoder, with the tokenizer's own."""
         if self._lacks_prefix:
             text = tokenizer_json.with_prefix(text)
-        return _call_library(self._encoder.encode_batch_fast, [text], add_special_tokens=False)[0]
+        encoder = encoder or self._encoder
+        return _call_library(encoder.encode_batch_fast, [text], add_special_tokens=False)[0]
 
     def _check_templates(self, library: Any) -> None:
-        """Raises ConfigError if a template concatenates special tokens from parts, which marks cannot represent."""
+        """Raises ConfigError if a template concatenates special tokens from parts, which marks cannot represent.
+
+        `library` has the special tokens under their own names.
+        """
         chat = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
         chat += [{"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}]
         for template in self._templates.values():
@@ -187,17 +191,10 @@ class Tokenizer:
                     text = template.render(messages, {})
                 except RequestError:
                     continue  # for example, a template may refuse system messages
-                if self.encode(text) != self._library_ids(library, template.unmarked(text)):
+                if self.encode(text) != self._encode(template.unmarked(text), library).ids:
                     raise ConfigError(
                         "the chat template concatenates special tokens from parts; write each in one piece"
                     )
-
-    def _library_ids(self, library: Any, text: str) -> list[int]:
-        """Encodes a text that has special tokens under their own names."""
-        if self._lacks_prefix:
-            text = tokenizer_json.with_prefix(text)
-        ids: list[int] = _call_library(library.encode, text, add_special_tokens=False).ids
-        return ids
 
 
 def _load(data: Mapping[str, Any], file: str) -> Any:

@@ -23,11 +23,7 @@ from runtime.errors import ConfigError
 JSON_BYTES = 128 << 20  # of a JSON file; the largest in use, tokenizers of large vocabularies, have a third of it
 TEMPLATE_BYTES = 1 << 20  # of a chat template
 
-KERNEL_FILESYSTEMS = (
-    "/proc",
-    "/sys",
-    "/dev",
-)  # files of processes and devices
+KERNEL_FILESYSTEMS = ("/proc", "/sys", "/dev")  # files of processes and devices
 
 _TRIES = 5  # links of a volume may be swapped between resolving a name and opening it
 _SWAPPED = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
@@ -88,6 +84,12 @@ def read_text(directory: Path, name: str, limit: int) -> str | None:
     """
     with opened(directory, name) as descriptor:
         return None if descriptor is None else _text(descriptor, str(directory / name), limit)
+
+
+def read_bytes(directory: Path, name: str, limit: int) -> bytes | None:
+    """Returns the content of the checkpoint's file `name`; None if it has none. Raises as `read_text`."""
+    with opened(directory, name) as descriptor:
+        return None if descriptor is None else _bytes(descriptor, str(directory / name), limit)
 
 
 def read_json(directory: Path, name: str) -> dict[str, Any] | None:
@@ -198,7 +200,7 @@ def _walk(root: str, real: str) -> int:
     return descriptor
 
 
-def _text(descriptor: int, name: str, limit: int) -> str:
+def _bytes(descriptor: int, name: str, limit: int) -> bytes:
     size = os.fstat(descriptor).st_size
     data = bytearray()
     if size <= limit:
@@ -206,8 +208,12 @@ def _text(descriptor: int, name: str, limit: int) -> str:
             data += file.read(limit + 1)
     if max(size, len(data)) > limit:
         raise ConfigError(f"{name} is larger than the {limit} bytes that are read of it; make it smaller")
+    return bytes(data)
+
+
+def _text(descriptor: int, name: str, limit: int) -> str:
     try:
-        return data.decode("utf-8-sig")
+        return _bytes(descriptor, name, limit).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError(f"{name} cannot be read: it is not UTF-8 text") from None
 

@@ -21,7 +21,7 @@ from runtime.layers.parameter import Weight, defer_checks, named_weights, requir
 from runtime.layers.sharding import Index, WeightSlice
 from runtime.models.base import Model, ModelFamily, WeightMap, WeightTarget
 from runtime.quantization.base import QuantizedWeight
-from runtime.quantization.checkpoint import get_scheme
+from runtime.quantization.checkpoint.scheme import get_scheme
 from runtime.weights.checkpoint import Checkpoint, summary
 from runtime.weights.hub import Progress
 from runtime.weights.shard_reader import StoredTensor, group_tensors
@@ -76,8 +76,9 @@ def load_model(
         transform: Transforms tensors by their canonical names, for example to merge an adapter.
 
     Raises:
-        ConfigError: As `load_weights`. If config.json does not describe these files, this is raised before anything of
-            the stated sizes is allocated.
+        ConfigError: A tensor is missing, unknown, of the wrong shape, not floating point, or has NaN or infinite values
+            (also if only the cast produces them). If config.json does not describe these files, this is raised before
+            anything of the stated sizes is allocated.
     """
     weights = family.weights(arch)
     try:
@@ -143,30 +144,6 @@ def _unquantized_weights(drawn: nn.Module, opened: OpenTensors, checkpoint: Chec
     return {name: weight.shape for name, weight in packed.items() if found[name] == {True}}
 
 
-def load_weights(
-    module: nn.Module,
-    checkpoint: Checkpoint,
-    weights: WeightMap,
-    progress: Progress | None = None,
-    transform: WeightTransform | None = None,
-) -> None:
-    """Loads the checkpoint's tensors, one at a time, into the weights of `module`, in the weights' own format.
-
-    Args:
-        module: The model.
-        checkpoint: The checkpoint.
-        weights: Maps checkpoint names to weights.
-        progress: Called as ``("weights", bytes_done, bytes_total)`` every 0.1 s, and after the last tensor.
-        transform: Transforms tensors by their canonical names.
-
-    Raises:
-        ConfigError: A tensor is missing, unknown, of the wrong shape, not floating point, or has NaN or infinite values
-            (also if only the cast produces them).
-    """
-    with ExitStack() as stack:
-        _load(module, checkpoint, _open(module, checkpoint, weights, stack), progress, transform)
-
-
 def _load(
     module: nn.Module,
     checkpoint: Checkpoint,
@@ -174,7 +151,7 @@ def _load(
     progress: Progress | None,
     transform: WeightTransform | None,
 ) -> None:
-    """Loads tensors that were matched to the weights of `module`, see `load_weights`."""
+    """Loads tensors that were matched to the weights of `module`, one at a time, in the weights' own format."""
     params, sources, copies, slots = named_weights(module), opened.sources, opened.copies, opened.slots
     total, done, reported = sum(weight.nbytes for weight in params.values()), 0, -math.inf
     taken = dict.fromkeys(params, 0)
@@ -229,7 +206,7 @@ def _prefetch(
         device = torch.device("cpu")
         by_file: dict[str, dict[str, str]] = {}  # file -> stored name -> canonical name
         for name in streamed:
-            by_file.setdefault(sources[name].file, {})[sources[name].main_part[1]] = name
+            by_file.setdefault(sources[name].file, {})[sources[name].main_name] = name
         for file, own in sorted(by_file.items()):
             descriptor, ranges = stack.enter_context(checkpoint.tensor_bytes(file))
             found = sorted((ranges[stored] for stored in own if stored in ranges), key=lambda at: at.start)
@@ -239,7 +216,7 @@ def _prefetch(
             device = torch.device("cuda", torch.cuda.current_device())
         for at, data in stack.enter_context(stream_tensors(shards, device)):
             name = by_stored_name[at.name]
-            yield name, sources[name].with_data(data)
+            yield name, replace(sources[name], data=data)
     others = set(names).difference(by_stored_name.values())
     for name in sorted(others, key=lambda name: sources[name].sort_key):
         yield name, sources[name]
@@ -273,22 +250,20 @@ def _load_weight(
         read = _reader(stored, copies, full=weight.shard is None)
         if transform is None and slot.transform is None:
             return weight.load_lazily(slot.index, read)
-        tensor = read(()) if transform is None else transform(name, read(()))
-        return weight.load(slot.index, _transform(slot, tensor, extra))
-    for copy in copies:
-        if not stored.equals(copy):
-            raise _differing_copies(copy)
-    packed = stored.read_quantized(weight.device)
-    if transform is None and slot.transform is None:
-        return weight.load_quantized(slot.index, packed)
-    tensor = packed.dequantize(torch.float32)
+        tensor = read(())
+    else:
+        for copy in copies:
+            if not stored.equals(copy):
+                raise _differing_copies(copy)
+        packed = stored.read_quantized(weight.device)
+        if transform is None and slot.transform is None:
+            return weight.load_quantized(slot.index, packed)
+        tensor = packed.dequantize(torch.float32)
     if transform is not None:
         tensor = transform(name, tensor)
-    return weight.load(slot.index, _transform(slot, tensor, extra))
-
-
-def _transform(slot: WeightTarget, tensor: torch.Tensor, extra: Iterable[torch.Tensor]) -> torch.Tensor:
-    return tensor if slot.transform is None else slot.transform(tensor, *(other.to(tensor.device) for other in extra))
+    if slot.transform is not None:
+        tensor = slot.transform(tensor, *(other.to(tensor.device) for other in extra))
+    return weight.load(slot.index, tensor)
 
 
 def _reader(stored: StoredTensor, copies: Iterable[StoredTensor], *, full: bool) -> Callable[[Index], torch.Tensor]:

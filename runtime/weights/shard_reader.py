@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.quantized_tensor import QuantizedTensor
 from runtime.layers.sharding import Index
-from runtime.quantization.checkpoint import QuantScheme
-from runtime.quantization.checkpoint.scheme import WEIGHT
+from runtime.quantization.checkpoint.scheme import WEIGHT, QuantScheme
 from runtime.weights.checkpoint import TensorFile, summary
 
 
@@ -23,13 +22,15 @@ class StoredTensor:
         name: Name in messages.
         parts: Ending -> file and name of each stored tensor; an unquantized tensor has only the ending "".
         scheme: How it is quantized; None if it is not.
-        file: File of its main part.
+        file: File of its main part, the stored tensor with most of the values.
+        data: The main part, if it was read already.
     """
 
     name: str
     parts: Mapping[str, tuple[TensorFile, str]]
     scheme: QuantScheme | None
     file: str
+    data: torch.Tensor | None = None
 
     @property
     def shape(self) -> list[int]:
@@ -39,28 +40,22 @@ class StoredTensor:
         return self.scheme.shape(self._shape_of, self._read)
 
     @property
-    def main_part(self) -> tuple[TensorFile, str]:
-        """File and name of the stored tensor with most of the values."""
-        return self.parts[""] if self.scheme is None else self.parts[self.scheme.suffixes[0]]
+    def main_ending(self) -> str:
+        return "" if self.scheme is None else self.scheme.suffixes[0]
 
-    def with_data(self, data: torch.Tensor) -> StoredTensor:
-        """Returns this tensor with a main part that was read already."""
-        handle, name = self.main_part
-        parts = {
-            ending: (TensorInMemory(name, data), name) if at == (handle, name) else at
-            for ending, at in self.parts.items()
-        }
-        return replace(self, parts=parts)
+    @property
+    def main_name(self) -> str:
+        return self.parts[self.main_ending][1]
 
     @property
     def sort_key(self) -> tuple[str, str]:
         """Key that sorts tensors by file."""
-        return self.file, self.main_part[1]
+        return self.file, self.main_name
 
     def read(self, box: Index = ()) -> torch.Tensor:
         """Reads a slice of an unquantized tensor, and no more of the file; all of it for ()."""
-        if not box:
-            return self._read("")
+        if not box or self.data is not None:
+            return self._read("")[box]
         handle, name = self.parts[""]
         return handle.get_slice(name)[box]
 
@@ -80,31 +75,10 @@ class StoredTensor:
         return list(handle.get_slice(name).get_shape())
 
     def _read(self, ending: str) -> torch.Tensor:
+        if self.data is not None and ending == self.main_ending:
+            return self.data
         handle, name = self.parts[ending]
         return handle.get_tensor(name)
-
-
-class TensorInMemory:
-    """A file of one tensor, which was read already."""
-
-    def __init__(self, name: str, data: torch.Tensor) -> None:
-        self._name = name
-        self._data = data
-
-    def keys(self) -> list[str]:
-        return [self._name]
-
-    def get_tensor(self, name: str) -> torch.Tensor:
-        return self._data
-
-    def get_slice(self, name: str) -> TensorInMemory:
-        return self
-
-    def get_shape(self) -> list[int]:
-        return list(self._data.shape)
-
-    def __getitem__(self, box: Index) -> torch.Tensor:
-        return self._data[box]
 
 
 def group_tensors(names: Collection[str], scheme: QuantScheme | None) -> dict[str, dict[str, str]]:

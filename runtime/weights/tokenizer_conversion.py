@@ -36,8 +36,10 @@ from runtime.weights.tokenizer_json import (
     TIKTOKEN_FILE,
     TIKTOKEN_SUFFIX,
     TOKEN_FLAGS,
+    added_token,
     declared_tokens,
     lacks_prefix,
+    listed_tokens,
     token_text,
     with_prefix,
 )
@@ -60,6 +62,11 @@ FAMILY_CLASSES = {
     "gpt2": "GPT2Tokenizer",
 }
 GENERIC_CLASSES = {"PreTrainedTokenizer", "TokenizersBackend", "PythonBackend", "SentencePieceBackend"}
+# Classes that load vocab.json and merges.txt.
+BYTE_LEVEL_CLASSES = {
+    "Qwen2Tokenizer", "GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer", "CodeGenTokenizer", "LEDTokenizer",
+    "LongformerTokenizer", "BlenderbotTokenizer", "DebertaTokenizer",
+}  # fmt: skip
 # Classes whose ids are those of the sentencepiece model.
 MODEL_ID_CLASSES = {"LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer", "T5Tokenizer", "Phi3Tokenizer"}
 # Splitting patterns of tiktoken files, by the checkpoint's class; the file itself does not contain one.
@@ -100,18 +107,17 @@ def main(workspace: Path) -> int:
     try:
         data = convert(workspace / "inputs")
     except (Unconvertible, ConfigError) as error:
-        (workspace / "reason").write_text(str(error), encoding="utf-8")
-        return 1
+        reason = str(error)
     except MemoryError:
-        (workspace / "reason").write_text(f"it takes more than {ADDRESS_SPACE >> 30} GiB of memory", encoding="utf-8")
-        return 1
+        reason = f"it takes more than {ADDRESS_SPACE >> 30} GiB of memory"
     except Exception as error:  # the libraries raise many kinds for damaged files
         log.exception("the conversion failed")
-        detail = " ".join(str(error).split())[:300]
-        (workspace / "reason").write_text(f"{type(error).__name__}: {detail}", encoding="utf-8")
-        return 1
-    (workspace / FILE).write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
-    return 0
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    else:
+        (workspace / FILE).write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
+        return 0
+    (workspace / "reason").write_text(reason, encoding="utf-8")
+    return 1
 
 
 def _limit() -> None:
@@ -132,7 +138,7 @@ def convert(directory: Path) -> dict[str, Any]:
     if model is not None and ranks is None and _is_tiktoken(directory / model):
         model, ranks = None, model
     has_bpe = names.issuperset(BPE_FILES)
-    prefers_bpe = settings.published in _byte_level_classes()
+    prefers_bpe = settings.published in BYTE_LEVEL_CLASSES
     if has_bpe and (prefers_bpe or (model is None and ranks is None)):
         data = _from_bpe(directory, settings)
     elif model is not None:
@@ -187,8 +193,7 @@ class _Settings:
             if key.endswith("_token"):
                 found[key] = token_text(value)
             elif key in SPECIAL_LISTS:
-                entries = value.values() if isinstance(value, Mapping) else value or ()
-                found[key] = [text for entry in entries if (text := token_text(entry)) is not None]
+                found[key] = listed_tokens(found, key)
         return found
 
     @property
@@ -235,15 +240,9 @@ def _class(name: str) -> Any:
         return None
 
 
-def _byte_level_classes() -> set[str]:
-    """Returns the classes of transformers that load vocab.json and merges.txt."""
-    names = {"Qwen2Tokenizer", "GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer", "CodeGenTokenizer"}
-    return names | {"LEDTokenizer", "LongformerTokenizer", "BlenderbotTokenizer", "DebertaTokenizer"}
-
-
 def _from_bpe(directory: Path, settings: _Settings) -> dict[str, Any]:
     """Converts vocab.json, merges.txt and added_tokens.json with transformers' class."""
-    if settings.published not in _byte_level_classes():
+    if settings.published not in BYTE_LEVEL_CLASSES:
         raise Unconvertible(
             f"the class {settings.own_class or 'of the tokenizer'!r} is not known, and vocab.json and merges.txt do "
             "not state how text is split; name a class of transformers as tokenizer_class in tokenizer_config.json"
@@ -316,10 +315,9 @@ def _add_tokens(data: dict[str, Any], settings: _Settings, first: int) -> None:
         if text in texts:
             continue
         known = vocabulary.get(text) if isinstance(vocabulary, Mapping) else _index(vocabulary, text)
-        flags = dict.fromkeys(TOKEN_FLAGS, False) | {"special": True}
         if known is None:
             known, number = number, number + 1
-        added[known] = {"id": known, "content": text, **flags}
+        added[known] = added_token(known, text, special=True)
     data["added_tokens"] = [added[number] for number in sorted(added)]
 
 
@@ -339,7 +337,7 @@ def _from_sentencepiece(directory: Path, name: str, settings: _Settings) -> dict
         processor = sentencepiece.SentencePieceProcessor(model_proto=content)
     except Exception as error:
         raise Unconvertible(f"{name} is neither a sentencepiece model nor a tiktoken file: {error}") from None
-    if settings.published and settings.published not in MODEL_ID_CLASSES | _byte_level_classes():
+    if settings.published and settings.published not in MODEL_ID_CLASSES | BYTE_LEVEL_CLASSES:
         data = _by_transformers(directory, settings)
         if len(data["model"]["vocab"]) < len(proto.pieces):
             raise Unconvertible(f"transformers' {settings.published} does not load {name}")
@@ -365,12 +363,7 @@ def _assemble(proto: Any, settings: _Settings) -> dict[str, Any]:
     if unknown is None:
         raise Unconvertible("its sentencepiece model has no unknown token")
     added = [
-        {
-            "id": number,
-            "content": piece.piece,
-            **dict.fromkeys(TOKEN_FLAGS, False),
-            "special": piece.type != USER_DEFINED,
-        }
+        added_token(number, piece.piece, special=piece.type != USER_DEFINED)
         for number, piece in enumerate(pieces)
         if piece.type in (UNKNOWN, CONTROL) or piece.piece in symbols
     ]
@@ -463,14 +456,16 @@ def _require_ids(data: dict[str, Any], added: Mapping[int, Mapping[str, Any]]) -
         ({**token, "id": number} for number, token in _by_id(data, added).items()), key=lambda token: token["id"]
     )
     numbers = {token["content"]: token["id"] for token in data["added_tokens"]}
-    library = Tokenizer.from_str(json.dumps(data))
-    wrong = {text: number for text, number in numbers.items() if library.token_to_id(text) != number}
-    vocabulary = data["model"]["vocab"]
+
+    def misnumbered() -> dict[str, int]:
+        library = Tokenizer.from_str(json.dumps(data))
+        return {text: number for text, number in numbers.items() if library.token_to_id(text) != number}
+
+    wrong, vocabulary = misnumbered(), data["model"]["vocab"]
     if wrong and isinstance(vocabulary, dict):
         for text, number in numbers.items():
             vocabulary.setdefault(text, number)
-        library = Tokenizer.from_str(json.dumps(data))
-        wrong = {text: number for text, number in numbers.items() if library.token_to_id(text) != number}
+        wrong = misnumbered()
     for text, number in wrong.items():
         raise Unconvertible(f"the added token {text!r} cannot have the id {number}")
 

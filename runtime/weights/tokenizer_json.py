@@ -80,6 +80,18 @@ def token_text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def listed_tokens(config: Mapping[str, Any], name: str) -> list[str]:
+    """Returns the texts of the tokens in a list or object of a config; of anything else there are none."""
+    value = config.get(name)
+    entries = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return [text for entry in entries if (text := token_text(entry)) is not None]
+
+
+def added_token(number: int, text: str, *, special: bool) -> dict[str, Any]:
+    """Returns an entry of `added_tokens` of tokenizer.json."""
+    return {"id": number, "content": text, **dict.fromkeys(TOKEN_FLAGS, False), "special": special}
+
+
 def declared_tokens(config: Mapping[str, Any], file: str) -> dict[int, dict[str, Any]]:
     """Returns the entries of `added_tokens_decoder` by id. Raises ConfigError for a malformed one."""
     entries = config.get("added_tokens_decoder") or {}
@@ -173,9 +185,7 @@ def _special_texts(directory: Path) -> set[str]:
     for file in (SPECIAL_FILE, CONFIG_FILE):
         config = checkpoint_files.read_json(directory, file) or {}
         for name in SPECIAL_LISTS:
-            value = config.get(name)
-            entries = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-            found |= {text for entry in entries if (text := token_text(entry)) is not None}
+            found.update(listed_tokens(config, name))
     return found
 
 
@@ -205,8 +215,7 @@ def _add_declared(data: dict[str, Any], directory: Path) -> None:
         return
     for text in sorted(special - texts):
         if text in vocabulary:
-            flags = dict.fromkeys(TOKEN_FLAGS, False) | {"special": True}
-            data["added_tokens"].append({"id": vocabulary[text], "content": text, **flags})
+            data["added_tokens"].append(added_token(vocabulary[text], text, special=True))
 
 
 def _ordinary(texts: set[str], model: Any) -> set[str]:
@@ -231,7 +240,11 @@ def converted(directory: Path, vocabularies: Sequence[str]) -> dict[str, Any]:
 
     ConfigError if a file cannot be read or the tokenizer cannot be converted.
     """
-    inputs = {name: data for name in (*vocabularies, *SETTING_FILES) if (data := _content(directory, name)) is not None}
+    files = {
+        name: checkpoint_files.read_bytes(directory, name, checkpoint_files.JSON_BYTES)
+        for name in (*vocabularies, *SETTING_FILES)
+    }
+    inputs = {name: data for name, data in files.items() if data is not None}
     key = _key(inputs)
     with _lock:
         return _find(key) or _convert_once(directory, inputs, key)
@@ -244,20 +257,6 @@ def _find(key: str) -> dict[str, Any] | None:
         if found is not None:
             return found
     return None
-
-
-def _content(directory: Path, name: str) -> bytes | None:
-    """Reads an input file. Raises ConfigError if it is larger than a JSON file may be."""
-    with checkpoint_files.opened(directory, name) as descriptor:
-        if descriptor is None:
-            return None
-        with open(descriptor, "rb", closefd=False) as file:
-            data = file.read(checkpoint_files.JSON_BYTES + 1)
-    if len(data) > checkpoint_files.JSON_BYTES:
-        raise ConfigError(
-            f"{directory / name} is larger than {checkpoint_files.JSON_BYTES} bytes, the limit for such a file"
-        )
-    return data
 
 
 def _key(inputs: Mapping[str, bytes]) -> str:

@@ -15,8 +15,7 @@ from runtime.distributed.process_group import TensorParallelGroup
 from runtime.engine.lora_manager import LoRAManager
 from runtime.engine.request_defaults import edit_tokens_of
 from runtime.errors import ConfigError
-from runtime.kernels.compiler import KernelCompiler, log_compilations
-from runtime.kernels.specialization import record_specializations
+from runtime.kernels.compiler import KernelCompiler, log_compilations, record_specializations
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.models.base import Model
 from runtime.request.engine_messages import EngineInfo

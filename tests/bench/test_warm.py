@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 import runtime
 from runtime.bench import warm
 from runtime.bench.__main__ import main
-from runtime.kernels.specialization import missing_from_cache, read_specialization
+from runtime.kernels.compiler import missing_from_cache, read_specialization
 from tests.kernels.test_compiler import HOPPER, rms_norm
 
 

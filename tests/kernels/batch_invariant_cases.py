@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from runtime.kernels.batch_invariant_gemm import batch_invariant_gemm
-from runtime.kernels.fused_moe.moe_sum import TopKOutputs
+from runtime.kernels.fused_moe.fused_moe import TopKOutputs
 from runtime.kernels.fused_softmax_stats import StatsRequest
+from runtime.kernels.linear import batch_invariant_gemm
 from runtime.kernels.moe_router import RoutingConfig
 from runtime.kernels.ops import BATCH_INVARIANT_TRITON
 from tests.kernels.cases import assert_near, random

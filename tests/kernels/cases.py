@@ -4,7 +4,6 @@ suite (realistic shapes) share. References run in float64, on inputs rounded to 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +12,14 @@ from runtime.kernels.activation import Activation, act_and_mul, act_and_mul_refe
 from runtime.kernels.forward_batch import ForwardBatch, make_query_tiles
 from runtime.kernels.fused_argmax import lm_head_argmax, lm_head_argmax_reference
 from runtime.kernels.fused_moe import fused_moe
-from runtime.kernels.fused_moe.fused_moe import fused_moe_add_norm, moe_reference
+from runtime.kernels.fused_moe.fused_moe import (
+    TopKOutputs,
+    fused_moe_add_norm,
+    moe_reference,
+    moe_sum,
+    moe_sum_reference,
+)
 from runtime.kernels.fused_moe.moe_align import moe_align_block_size, moe_align_block_size_reference
-from runtime.kernels.fused_moe.moe_sum import TopKOutputs, moe_sum, moe_sum_reference
 from runtime.kernels.fused_moe.tile_config import FusedMoEConfig, GemmConfig, clamp_to_shape
 from runtime.kernels.layernorm import (
     add_rms_norm,
@@ -39,6 +43,7 @@ from runtime.kernels.moe_router import (
 )
 from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
 from runtime.kernels.rotary_and_cache import (
+    QKNormRopeConfig,
     qk_norm_rope_and_cache,
     qk_norm_rope_and_cache_reference,
     qk_norm_rope_reference,
@@ -105,12 +110,10 @@ def check_rotary(
     angles = torch.outer(torch.arange(900.0), 10000.0 ** (-torch.arange(0, rotary, 2) / rotary))
     table = torch.cat([angles.cos(), angles.sin()], dim=-1).to(device)
     wide = [None if w is None else w.double() for w in weights]
-    own: dict[str, Any] = {"pair_stride": pair_stride, "v_norm": v_norm, "v_from_k": v_from_k}
-    shape = (heads, kv_heads, 1e-6, clip)
-    expected = qk_norm_rope_reference(qkv.double(), positions, table.double(), *wide, *shape, **own)
+    config = QKNormRopeConfig(heads, kv_heads, 1e-6, clip, pair_stride, v_norm, v_from_k)
+    expected = qk_norm_rope_reference(qkv.double(), positions, table.double(), *wide, config)
     k, v = qkv.new_empty(rows, 1, kv_heads, 1, dim), qkv.new_empty(rows, 1, kv_heads, dim)  # pages of one row
-    own |= {"slots": torch.arange(rows, device=device), "k_cache": k, "v_cache": v}
-    q = qk_norm_rope_and_cache(qkv, positions, table, *weights, *shape, **own)
+    q = qk_norm_rope_and_cache(qkv, positions, table, *weights, config, torch.arange(rows, device=device), k, v)
     got = (q, k[:, 0, :, 0], v[:, 0])
     for out, reference in zip(got, expected, strict=True):
         assert_near(out, reference, dtype)
@@ -129,9 +132,9 @@ def check_write_kv(
     qkv = random(rows, 3 * kv_heads * dim, dtype=dtype, device=device, seed=10)
     table = torch.tensor([[1.0, 0.0]], device=device)  # nothing turns: what is stored is known to the bit
     got, expected = (layer_of(layout, pages, page_size, kv_heads, dim, -7.0, dtype, device) for _ in range(2))
-    shape = (torch.zeros_like(slots), table, None, None, kv_heads, kv_heads, 1e-6)
+    config = QKNormRopeConfig(kv_heads, kv_heads, 1e-6)
     for store, kv in ((qk_norm_rope_and_cache, got), (qk_norm_rope_and_cache_reference, expected)):
-        q = store(qkv.clone(), *shape, slots=slots, k_cache=kv.k, v_cache=kv.v)
+        q = store(qkv.clone(), torch.zeros_like(slots), table, None, None, config, slots, kv.k, kv.v)
         assert torch.equal(q.flatten(1), qkv[:, : kv_heads * dim])
     for ours, theirs in zip(got, expected, strict=True):
         ours, theirs = ours.flatten(3)[..., :dim], theirs.flatten(3)[..., :dim]

@@ -12,10 +12,8 @@ from runtime.layers.attention import TritonAttention
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import families, resolve_family
-from runtime.models.decoder import Decoder
-from runtime.models.diffusion_gemma import DiffusionGemma
 from runtime.weights.checkpoint import resolve_checkpoint
-from runtime.weights.loader import load_model, load_weights
+from runtime.weights.loader import load_model
 from tests.distributed.threads import together
 from tests.golden import GOLDEN
 from tests.kernels import in_order, interpreting  # noqa: F401
@@ -41,9 +39,8 @@ def test_a_whole_model(tmp_path, key):
     checkpoint, family = resolve_checkpoint(str(tmp_path)), resolve_family(key, {})
     arch, build = family.parse(checkpoint.config), LayerFactory.create("cpu", torch.float32)
     expected_model = load_model(checkpoint, family, arch, build)
-    model = Decoder(arch, replace(build, kernels=TRITON))
+    model = load_model(checkpoint, family, arch, replace(build, kernels=TRITON))
     model.attention = TritonAttention(model.attention.shape, grouped=True, batch_invariant=False)
-    load_weights(model, checkpoint, family.weights(arch))
     ids = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]]
     plan = {"block_size": 4, "page_size": 4, "chunk_blocks": [2, 1]}
     layout = list(LAYOUTS)[len(key) % 2]
@@ -72,9 +69,8 @@ def test_a_model_that_ranks_share(tmp_path, key, deals):
     bans = {"mask_id": 39, "max_token_id": 30, "allowed_ids": [33]}
 
     def share(group):
-        model = Decoder(arch, replace(build, kernels=TRITON, group=group, expert_parallel=deals))
+        model = load_model(checkpoint, family, arch, replace(build, kernels=TRITON, group=group, expert_parallel=deals))
         model.attention = TritonAttention(model.attention.shape, grouped=True)
-        load_weights(model, checkpoint, family.weights(arch))
         return logits_in_chunks(model, ids, **plan), model.lm_head.argmax(hidden, **bans)
 
     parts = together(2, share)
@@ -95,12 +91,11 @@ def canvas_model(kernels, **own):
     arch, build = family.parse(checkpoint.config), LayerFactory.create("cpu", torch.float32)
     if kernels is None:
         return load_model(checkpoint, family, arch, build)
-    model = DiffusionGemma(arch, replace(build, kernels=kernels, **own))
+    model = load_model(checkpoint, family, arch, replace(build, kernels=kernels, **own))
     model.attentions = [
         TritonAttention(attention.shape, grouped=True, batch_invariant=kernels.batch_invariant)
         for attention in model.attentions
     ]
-    load_weights(model, checkpoint, family.weights(arch))
     return model
 
 

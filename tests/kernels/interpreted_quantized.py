@@ -13,9 +13,8 @@ from runtime.kernels.ops import TORCH, TRITON
 from runtime.layers.attention import TritonAttention
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import resolve_family
-from runtime.models.decoder import Decoder
 from runtime.weights.checkpoint import resolve_checkpoint
-from runtime.weights.loader import load_weights
+from runtime.weights.loader import load_model
 from tests.kernels import in_order, interpreting, quantized_cases  # noqa: F401
 from tests.kernels.interpreted import dtypes, matrix_dtypes
 from tests.models.paged import logits_in_chunks
@@ -172,11 +171,10 @@ def test_whole_model(tmp_path, shared, quantization):
     arch, build = family.parse(checkpoint.config), LayerFactory.create("cpu", torch.float32, quantization=quantization)
     results = []
     for kernels in (TORCH, TRITON):
-        model = Decoder(arch, replace(build, kernels=kernels.for_quantization(quantization)))
+        model = load_model(checkpoint, family, arch, replace(build, kernels=kernels.for_quantization(quantization)))
         if kernels is TRITON:
             model.attention = TritonAttention(model.attention.shape, grouped=True, batch_invariant=False)
             assert (model.layers[2].mlp.fused_shared is not None) == (shared == 1)
-        load_weights(model, checkpoint, family.weights(arch))
         ids = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]]
         results.append(torch.cat(logits_in_chunks(model, ids, block_size=4, page_size=4, chunk_blocks=[2, 1])))
     if quantization == "fp8":

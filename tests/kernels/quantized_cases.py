@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import torch
 
-from runtime.kernels import quantized_linear
+from runtime.kernels import linear
 from runtime.kernels.activation import Activation, act_and_mul_reference, interleave_gate_up
 from runtime.kernels.fused_moe import fused_moe
 from runtime.kernels.fused_moe.fused_moe import moe_reference
+from runtime.kernels.linear import dequantize
 from runtime.kernels.ops import BATCH_INVARIANT_TRITON, TRITON
-from runtime.kernels.quantized_linear import dequantize
 from runtime.kernels.quantized_tensor import (
     GroupQuantized,
     quantize_blocks,
@@ -53,7 +53,7 @@ def check_attached_fp8(rows: int, size: int, activation: Activation, dtype: torc
     x, residual = (random(rows, size, dtype=dtype, device=device, seed=s) for s in (40, 41))
     weight = 1 + random(size, dtype=dtype, device=device, seed=42, scale=0.2)
     gates = random(rows, 2 * size, dtype=dtype, device=device, seed=43, scale=3.0)
-    plain, own = TRITON, TRITON.fp8
+    plain, own = TRITON, TRITON.for_quantization("fp8")
     for out, expected in (
         (own.rms_norm(x, weight, 1e-6), plain.rms_norm(x, weight, 1e-6)),
         (own.rms_norm(x, None, 1e-6), plain.rms_norm(x, None, 1e-6)),
@@ -75,14 +75,14 @@ def check_fp8_linear(rows: int, inputs: int, outputs: int, biased: bool, dtype: 
     weight = random(outputs, inputs, dtype=dtype, device=device, seed=32, scale=inputs**-0.5)
     bias = random(outputs, dtype=dtype, device=device, seed=33) if biased else None
     kept = quantize_fp8_reference(weight)
-    out = quantized_linear.fp8_linear(x, kept, bias)
+    out = linear.fp8_linear(x, kept, bias)
     added = 0 if bias is None else bias.double()
     assert out.dtype == dtype
     same = quantize_fp8_reference(x).dequantize(torch.float64) @ kept.dequantize(torch.float64).T + added
     assert distance(out, same) < TOLERANCE[dtype] + ALIKE
     if out.numel() >= MANY:
         assert distance(out, x.double() @ weight.double().T + added) < LINEAR
-    assert torch.equal(out, quantized_linear.fp8_linear(x, kept, bias)), "two runs differ"
+    assert torch.equal(out, linear.fp8_linear(x, kept, bias)), "two runs differ"
 
 
 def check_fp8_moe(
@@ -156,10 +156,10 @@ def check_group_quantized_linear(
     x = random(rows, inputs, dtype=dtype, device=device, seed=50)
     weight = quantized(random(outputs, inputs, dtype=dtype, device=device, seed=51, scale=inputs**-0.5), kind)
     bias = random(outputs, dtype=dtype, device=device, seed=52) if biased else None
-    out = quantized_linear.group_quantized_linear(x, weight, bias)
+    out = linear.group_quantized_linear(x, weight, bias)
     added = 0 if bias is None else bias.double()
     assert_near(out, x.double() @ weight.dequantize(torch.float64).T + added, dtype)
-    assert torch.equal(out, quantized_linear.group_quantized_linear(x, weight, bias)), "two runs differ"
+    assert torch.equal(out, linear.group_quantized_linear(x, weight, bias)), "two runs differ"
 
 
 def check_dequantize(rows: int, size: int, kind: str, dtype: torch.dtype, device: str) -> None:
@@ -199,7 +199,7 @@ def batch_invariant_linear(rows: int, inputs: int, outputs: int, kind: str, dtyp
     x = random(rows, inputs, dtype=dtype, device=device, seed=70)
     weight = quantized(random(outputs, inputs, dtype=dtype, device=device, seed=71, scale=inputs**-0.5), kind)
     bias = random(outputs, dtype=dtype, device=device, seed=72)
-    return lambda some: (BATCH_INVARIANT_TRITON.group_quantized.linear(x[some], weight, bias),)
+    return lambda some: (BATCH_INVARIANT_TRITON.group_quantized_linear(x[some], weight, bias),)
 
 
 def batch_invariant_moe(

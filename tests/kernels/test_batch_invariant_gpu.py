@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 import torch
 
-from runtime.kernels import quantized_linear
+from runtime.kernels import linear
 from runtime.kernels.activation import interleave_gate_up
-from runtime.kernels.batch_invariant_gemm import batch_invariant_gemm, tile_sizes
+from runtime.kernels.linear import batch_invariant_gemm, batch_invariant_tile_sizes
 from runtime.kernels.moe_router import split_bf16x3
 from runtime.kernels.ops import BATCH_INVARIANT_TRITON as FIXED
 from runtime.kernels.paged_attention import paged_attention
@@ -51,7 +51,7 @@ def test_product(inputs, outputs, dtype):
 @HALVES
 def test_all_tiles_sum_alike(dtype):
     x, weight = made(600, 2048, dtype=dtype), made(320, 2048, dtype=dtype, seed=1)
-    tiles = {tile_sizes(rows, 2048, 2) for rows in range(1, 8193)}
+    tiles = {batch_invariant_tile_sizes(rows, 2048, 2) for rows in range(1, 8193)}
     assert len(tiles) > 1
     expected, *others = (batch_invariant_gemm(x, weight, None, torch.float32, tile) for tile in tiles)
     assert all(torch.equal(expected, other) for other in others)
@@ -60,7 +60,7 @@ def test_all_tiles_sum_alike(dtype):
 @SHAPES
 def test_fp8_product(inputs, outputs):
     x, weight = made(ROWS, inputs), quantize_fp8(made(outputs, inputs, seed=1))
-    same(lambda part: FIXED.fp8.linear(x[part], weight, None))
+    same(lambda part: FIXED.fp8_linear(x[part], weight, None))
 
 
 @FEW_BITS
@@ -76,12 +76,10 @@ def test_product_of_few_bits(inputs, outputs, kind, dtype):
 def test_all_tiles_of_few_bits_sum_alike(kind, dtype):
     x = made(600, 2048, dtype=dtype)
     weight = quantized_cases.quantized(made(320, 2048, dtype=dtype, seed=1), kind)
-    tiles = {
-        quantized_linear.group_quantized_tile_sizes(rows, weight, 2, batch_invariant=True) for rows in range(1, 8193)
-    }
+    tiles = {linear.group_quantized_tile_sizes(rows, weight, 2, batch_invariant=True) for rows in range(1, 8193)}
     assert len(tiles) > 1
     expected, *others = (
-        quantized_linear.group_quantized_linear(x, weight, None, batch_invariant=True, tile=tile) for tile in tiles
+        linear.group_quantized_linear(x, weight, None, batch_invariant=True, tile=tile) for tile in tiles
     )
     assert all(torch.equal(expected, other) for other in others)
 

@@ -34,8 +34,8 @@ def kernels(own, seed):
         "scaled router": lambda x, at: own.router_logits(x, weight, factor[at]),
         "route": lambda x, at: own.select_experts(x[:, :EXPERTS].contiguous(), None, rule)[1],
         "moe": lambda x, at: own.moe(x, ids[at], weights[at], gate_up, down, x),
-        "fp8": lambda x, at: own.fp8.linear(x, quantize_fp8_reference(weight), bias),
-        "fp8 moe": lambda x, at: own.fp8.moe(x, ids[at], weights[at], *eight, None),
+        "fp8": lambda x, at: own.fp8_linear(x, quantize_fp8_reference(weight), bias),
+        "fp8 moe": lambda x, at: own.moe(x, ids[at], weights[at], *eight, None),
     }
 
 

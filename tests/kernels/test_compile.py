@@ -14,10 +14,10 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from runtime.kernels import (  # noqa: E402
     activation,
-    batch_invariant_gemm,
     fused_argmax,
     fused_softmax_stats,
     layernorm,
+    linear,
     lora,
     moe_router,
     paged_attention,
@@ -28,7 +28,7 @@ from runtime.kernels import (  # noqa: E402
     weighted_embedding,
 )
 from runtime.kernels.common import heads_per_program  # noqa: E402
-from runtime.kernels.fused_moe import fused_moe, moe_align, moe_sum, tile_config  # noqa: E402
+from runtime.kernels.fused_moe import fused_moe, moe_align, tile_config  # noqa: E402
 from runtime.kernels.paged_attention import page_strides  # noqa: E402
 from runtime.layers.kv_pool import LAYOUTS, KVShape  # noqa: E402
 from tests.matrix import marked  # noqa: E402
@@ -289,7 +289,7 @@ def test_experts_sum(norm, rounded):
     types |= {"values_ptr": "*fp8e4nv", "scales_ptr": "*fp32"}
     constants = {"TOP_K": 9, "HIDDEN": 2048, "COLUMNS": 2048, "SHARED": True, "NORM": norm, "WEIGHTED": True}
     constants |= {"QUANTIZED": rounded, "FP8_MAX": quantized_tensor.FP8_MAX, "MIN_SCALE": quantized_tensor.MIN_SCALE}
-    assert spilled(build(moe_sum._moe_sum, types, constants, num_warps=4)) == 0
+    assert spilled(build(fused_moe._moe_sum, types, constants, num_warps=4)) == 0
 
 
 SHAPES = [
@@ -406,7 +406,7 @@ def test_putting_shares_together():
 )
 def test_product(rows, dtype, described):
     size = dtype.itemsize
-    how, p = batch_invariant_gemm.tile_sizes(rows, 2048, size), POINTER[dtype]
+    how, p = linear.batch_invariant_tile_sizes(rows, 2048, size), POINTER[dtype]
     types = {"bias_ptr": p, "out_ptr": p, "rows": "i32"}
     for name, height in (("x_desc", how.rows), ("weights", how.columns)):
         types[name] = boxed(height, how.depth) if described else p
@@ -414,7 +414,7 @@ def test_product(rows, dtype, described):
         "INPUTS": 2048, "OUTPUTS": 3072, "ROWS": how.rows, "COLUMNS": how.columns, "DEPTH": how.depth,
         "STAGES": how.stages, "BIASED": True, "X_TMA": described, "TMA": described,
     }  # fmt: skip
-    compiled = build(batch_invariant_gemm._gemm, types, constants, num_warps=how.warps)
+    compiled = build(linear._gemm, types, constants, num_warps=how.warps)
     if size == 2:
         assert spilled(compiled) == 0
         assert "wgmma" in compiled.asm["ptx"]

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton")
 import pytest
 
-from runtime.kernels import activation, layernorm, quantized_linear, quantized_tensor
+from runtime.kernels import activation, layernorm, linear, quantized_tensor
 from runtime.kernels.activation import interleave_group
 from runtime.kernels.fused_moe import fused_moe, tile_config
 from runtime.kernels.quantized_tensor import empty_group_quantized
@@ -31,7 +31,7 @@ def held(shape, kind):
 def constants_of(weight, depth):
     four = weight.values.dtype == torch.uint8
     return {
-        "GROUP": quantized_linear.group_size(weight),
+        "GROUP": linear.group_size(weight),
         "INT4": four,
         "DEPTH": depth,
     }, depth // 2 if four else depth
@@ -103,9 +103,7 @@ def test_all_cuts_sum_on_the_same_unit(kind, hidden, width):
 )
 def test_group_quantized_linear(kind, rows, described):
     weight, name = held((3072, 2048), kind)
-    tall, columns, depth, stages, warps = quantized_linear.group_quantized_tile_sizes(
-        rows, weight, 2, batch_invariant=True
-    )
+    tall, columns, depth, stages, warps = linear.group_quantized_tile_sizes(rows, weight, 2, batch_invariant=True)
     own, deep = constants_of(weight, depth)
     types = {"x_ptr": "*bf16", "scales_ptr": "*fp32", "bias_ptr": "*bf16", "out_ptr": "*bf16", "rows": "i32"}
     types["weights"] = boxed(columns, deep, name) if described else f"*{name}"
@@ -113,7 +111,7 @@ def test_group_quantized_linear(kind, rows, described):
         "INPUTS": 2048, "OUTPUTS": 3072, "ROWS": tall, "COLUMNS": columns, "STAGES": stages, "BIASED": True,
         "TMA": described,
     }  # fmt: skip
-    compiled = build(quantized_linear._group_quantized_linear, types, constants, num_warps=warps)
+    compiled = build(linear._group_quantized_linear, types, constants, num_warps=warps)
     assert spilled(compiled) == 0
     assert "wgmma" in compiled.asm["ptx"]
 
@@ -148,7 +146,7 @@ def test_fp8_moe(pairs_per_expert, described):
 @pytest.mark.parametrize("described", [False, True])
 @pytest.mark.parametrize("rows", [1, 32, 256, 8192])
 def test_fp8_linear(rows, described):
-    tall, columns, depth, stages, warps = quantized_linear.fp8_tile_sizes(rows, 2048)
+    tall, columns, depth, stages, warps = linear.fp8_tile_sizes(rows, 2048)
     types = {"x_ptr": "*fp8e4nv", "x_scales_ptr": "*fp32", "scales_ptr": "*fp32", "bias_ptr": "*bf16"}
     types |= {"out_ptr": "*bf16", "rows": "i32"}
     types["weights"] = boxed(columns, depth, "fp8e4nv") if described else "*fp8e4nv"
@@ -156,7 +154,7 @@ def test_fp8_linear(rows, described):
         "INPUTS": 2048, "OUTPUTS": 3072, "ROWS": tall, "COLUMNS": columns, "DEPTH": depth, "STAGES": stages,
         "BIASED": True, "TMA": described,
     }  # fmt: skip
-    compiled = build(quantized_linear._fp8_linear, types, constants, num_warps=warps)
+    compiled = build(linear._fp8_linear, types, constants, num_warps=warps)
     assert spilled(compiled) == 0
     assert "wgmma" in compiled.asm["ptx"]
 

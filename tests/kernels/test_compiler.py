@@ -16,10 +16,12 @@ from triton.compiler import ASTSource  # noqa: E402
 from triton.runtime.jit import serialize_specialization_data  # noqa: E402
 
 from runtime.bench.warm import write_libcuda_stub  # noqa: E402
-from runtime.kernels import compiler, layernorm, specialization  # noqa: E402
-from runtime.kernels.compile_worker import CompileJob, compile_all  # noqa: E402
-from runtime.kernels.compiler import KernelCompiler, available_cores  # noqa: E402
-from runtime.kernels.specialization import (  # noqa: E402
+from runtime.kernels import compiler, layernorm  # noqa: E402
+from runtime.kernels.compiler import (  # noqa: E402
+    CompileJob,
+    KernelCompiler,
+    available_cores,
+    compile_all,
     missing_from_cache,
     read_specialization,
     record_specializations,
@@ -87,7 +89,7 @@ def test_processes_compile_what_the_cache_does_not_have(cache: Path) -> None:
 
 
 def test_a_killed_process_leaves_its_kernels_to_their_launch(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specialization, "compile_specialization", lambda *_, **options: os._exit(1))
+    monkeypatch.setattr(compiler, "compile_specialization", lambda *_, **options: os._exit(1))
     texts = [rms_norm(width)[0] for width in (64, 128)]
     result = compile_all(CompileJob(texts, 90, processes=2, launcher=False))
     assert result.compiled == 0

@@ -61,7 +61,7 @@ def test_fp8_experts_of_awkward_sizes(hidden, width, experts, top_k, dtype):
 def test_fp8_loading_holds_little_more_than_the_result():
     """Experts of 805 MB in bfloat16, which a checkpoint holds as one tensor."""
     values = torch.randn(256, 1024, 1536, dtype=torch.bfloat16)
-    weight = Fp8Weight(values.shape, torch.bfloat16, torch.device("cuda"), TRITON.fp8, interleaved=True)
+    weight = Fp8Weight(values.shape, torch.bfloat16, torch.device("cuda"), TRITON, interleaved=True)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -120,7 +120,7 @@ def test_loading_holds_little_more_than_the_result(kind, run):
     values = torch.randn(256, 1024, 1536, dtype=torch.bfloat16)
     device = torch.device("cuda")
     weight = GroupQuantizedWeight(
-        values.shape, torch.bfloat16, device, TRITON.group_quantized, code_dtype=kind, group_size=run, interleaved=True
+        values.shape, torch.bfloat16, device, TRITON, code_dtype=kind, group_size=run, interleaved=True
     )
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()

@@ -46,7 +46,7 @@ def test_moe(monkeypatch, rows, experts, top_k, few_rows, crowded, dead):
 
 def test_both_ways_of_running_experts_are_used(monkeypatch):
     used = []
-    for name in ("_batched", "_one_by_one"):
+    for name in ("_batched", "grouped_gemm"):
         real = getattr(fused_moe, name)
         monkeypatch.setattr(fused_moe, name, lambda *a, real=real, name=name: used.append(name) or real(*a))
     x = torch.randn(900, 8)
@@ -55,7 +55,7 @@ def test_both_ways_of_running_experts_are_used(monkeypatch):
     moe_torch(x, even, weights, gate_up, down, None)
     moe_torch(x, crowded, weights, gate_up, down, None)
     moe_torch(x[:3], crowded[:3], weights[:3], gate_up, down, None)
-    assert used == ["_batched", "_one_by_one", "_batched"]
+    assert used == ["_batched", "grouped_gemm", "grouped_gemm", "_batched"]
 
 
 def test_the_bias_ranks_and_does_not_weigh():

@@ -12,7 +12,7 @@ from runtime.kernels.forward_batch import ForwardBatch, make_query_tiles
 from runtime.layers.kv_pool import LAYOUTS, KVPool
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import Model, resolve_family
-from runtime.quantization.checkpoint import quantization_of
+from runtime.quantization.checkpoint.scheme import quantization_of
 from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.weights.loader import load_model
 

@@ -13,7 +13,7 @@ from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
 from runtime.models.base import resolve_family
 from runtime.models.diffusion_gemma import parse
-from runtime.quantization.checkpoint import quantization_of
+from runtime.quantization.checkpoint.scheme import quantization_of
 from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.weights.loader import load_model
 from tests.golden import GOLDEN
@@ -264,8 +264,8 @@ def test_the_config_around_the_text():
         parse(CONFIG | {"text_config": 3})
     with pytest.raises(ConfigError, match="tie_word_embeddings is False"):
         parse(CONFIG | {"tie_word_embeddings": False})
-    assert parse(CONFIG).canvas == 16
-    assert parse({name: value for name, value in CONFIG.items() if name != "canvas_length"}).canvas == 256
+    assert parse(CONFIG).block_size == 16
+    assert parse({name: value for name, value in CONFIG.items() if name != "canvas_length"}).block_size == 256
 
 
 def test_heads_of_full_layers_by_fields_of_their_own():

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.parsers import (
+from runtime.parsers.chat_output import MAX_FAILED_CALLS, ChatOutputParser, ToolCallOptions
+from runtime.parsers.formats import (
+    MAX_DEPTH,
     Arguments,
     CallStart,
-    ChatOutputParser,
     Delta,
     Reasoning,
     Text,
@@ -24,8 +25,6 @@ from runtime.parsers import (
     tool_format,
     tool_formats,
 )
-from runtime.parsers.chat_output import MAX_FAILED_CALLS
-from runtime.parsers.formats import MAX_DEPTH
 from tests.calls import count_calls
 
 WEATHER = Tool(
@@ -62,16 +61,14 @@ def qwen3_coder(name: str, **arguments: Any) -> str:
 
 
 WRITERS = {"hermes": hermes, "gemma4": gemma4, "qwen3_coder": qwen3_coder}
+TOOL_FORMATS = {key: made for key in WRITERS if (made := tool_format(key)) is not None}
 THINKING = {"hermes": "think", "gemma4": "gemma4", "qwen3_coder": "think"}
 
 
 def parts(key: str = "hermes", **more: Any) -> ChatOutputParser:
-    options: dict[str, Any] = {
-        "tools": tool_format(key),
-        "available_tools": OFFERED,
-        "reasoning": reasoning_format(THINKING[key]),
-    }
-    return ChatOutputParser(**{**options, **more})
+    own = {"reasoning": reasoning_format(THINKING[key])}
+    own |= {name: more.pop(name) for name in ("reasoning", "opened", "tools") if name in more}
+    return ChatOutputParser(**{"tools": ToolCallOptions(TOOL_FORMATS[key], OFFERED, **more), **own})
 
 
 def joined(deltas: list[Delta]) -> dict[str, Any]:
@@ -356,7 +353,7 @@ def test_nothing_waits_that_cannot_be_a_mark() -> None:
 )
 def test_the_work_grows_no_faster_than_the_text(key: str, text: Callable[[int], str]) -> None:
     def read_text(content: str) -> None:
-        parts = ChatOutputParser(tools=tool_format(key), available_tools=OFFERED)
+        parts = ChatOutputParser(tools=ToolCallOptions(TOOL_FORMATS[key], OFFERED))
         parts.push(content)
         parts.finish(cut=False)
         assert not parts.calls
@@ -370,7 +367,7 @@ def test_after_many_that_are_none_the_rest_is_text(size: int) -> None:
     call = hermes("add", a=1)
     for wrong, calls in ((MAX_FAILED_CALLS - 1, 1), (MAX_FAILED_CALLS, 0)):
         text = "<tool_call>no" * wrong + call
-        parts = ChatOutputParser(tools=tool_format("hermes"), available_tools=OFFERED)
+        parts = ChatOutputParser(tools=ToolCallOptions(TOOL_FORMATS["hermes"], OFFERED))
         for at in range(0, len(text), size):
             parts.push(text[at : at + size])
         parts.finish(cut=False)

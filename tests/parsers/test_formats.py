@@ -8,7 +8,7 @@ import pytest
 
 from runtime.config.flag_definitions import BY_DEST
 from runtime.models.base import families, resolve_family
-from runtime.parsers import (
+from runtime.parsers.formats import (
     ReasoningFormat,
     ToolFormat,
     reasoning_format,

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from runtime.errors import RequestError
-from runtime.parsers import ChatOutputParser, ReasoningFormat, Tool, reasoning_format, tool_format
+from runtime.parsers.chat_output import ChatOutputParser, ToolCallOptions
+from runtime.parsers.formats import ReasoningFormat, Tool, reasoning_format, tool_format
 from runtime.parsers.tool_call_grammar import CallMode, ToolCallConstraint, grammar
 from runtime.request.structured import grammar_of
 from runtime.structured_output.gbnf import translate_grammar
@@ -109,7 +110,7 @@ def test_reasoning_that_the_prompt_opened_goes_before(verdict: Verdict) -> None:
 
 
 def test_what_the_grammar_lets_through_is_read(verdict: Verdict) -> None:
-    parts = ChatOutputParser(tools=HERMES, available_tools=[tool for _, tool in TOOLS], exact=True)
+    parts = ChatOutputParser(tools=ToolCallOptions(HERMES, [tool for _, tool in TOOLS], exact=True))
     for character in f"{ROME}\n{NOW}":
         parts.push(character)
     assert [(call.name, json.loads(call.arguments)) for call in parts.calls] == [

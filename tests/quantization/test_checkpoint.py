@@ -12,7 +12,7 @@ from runtime.errors import ConfigError
 from runtime.layers.parameter import UnquantizedWeight, named_weights
 from runtime.models.base import resolve_family
 from runtime.quantization.base import QuantizedWeight
-from runtime.quantization.checkpoint import get_scheme, quantization_of
+from runtime.quantization.checkpoint.scheme import get_scheme, quantization_of
 from runtime.weights.checkpoint import resolve_checkpoint
 from tests.golden import GOLDEN
 from tests.models.paged import load, logits_in_chunks

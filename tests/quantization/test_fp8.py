@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 def fp8(*shape: int, dtype: torch.dtype = torch.float32, interleaved: bool = False) -> Fp8Weight:
-    return Fp8Weight(shape, dtype, CPU, TORCH.fp8, interleaved=interleaved)
+    return Fp8Weight(shape, dtype, CPU, TORCH, interleaved=interleaved)
 
 
 def normal(*shape: int) -> torch.Tensor:
@@ -115,7 +115,7 @@ def test_gemms():
 def test_a_build_makes_matrices_of_them_and_nothing_else():
     build = LayerFactory.create("cpu", torch.bfloat16, quantization="fp8")
     assert build.kernels == TORCH.for_quantization("fp8")
-    assert build.kernels.moe is TORCH.fp8.moe is not TRITON.fp8.moe
+    assert build.kernels.fp8_linear is TORCH.fp8_linear is not TRITON.fp8_linear
     for weight in (build.weight(4, 6), build.weight(3, 4, 6), build.expert_gate_up(3, 4, 6)):
         assert isinstance(weight, Fp8Weight)
         assert weight.dtype == weight.tensor.dtype == torch.bfloat16

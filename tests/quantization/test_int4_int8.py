@@ -186,7 +186,7 @@ def test_what_is_not_finite_is_refused_as_in_every_format(name, interleaved):
 def test_a_build_makes_matrices_of_them_and_nothing_else(name):
     build = LayerFactory.create("cpu", torch.bfloat16, quantization=name)
     assert build.kernels == TORCH.for_quantization(name)
-    assert build.kernels.moe is TORCH.group_quantized.moe is not TRITON.group_quantized.moe
+    assert build.kernels.group_quantized_linear is TORCH.group_quantized_linear is not TRITON.group_quantized_linear
     for weight in (build.weight(4, 6), build.weight(3, 4, 6), build.expert_gate_up(3, 4, 6)):
         assert isinstance(weight, GroupQuantizedWeight)
         assert weight.dtype == weight.tensor.dtype == torch.bfloat16

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import RequestError
-from runtime.parsers import Tool, tool_format
+from runtime.parsers.formats import Tool, tool_format
 from runtime.parsers.tool_call_grammar import ToolCallConstraint, grammar
 from runtime.request import structured
 from runtime.request.structured import FORMS, MAX_CHARS, grammar_of

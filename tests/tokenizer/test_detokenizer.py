@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.parsers import reasoning_format
 from runtime.parsers.chat_output import ReasoningParser
+from runtime.parsers.formats import reasoning_format
 from runtime.tokenizer import IncrementalDetokenizer
 from tests.calls import count_calls
 

@@ -67,6 +67,10 @@ class Int8(Weight):
         return Bytes(self.bytes, self.scale)
 
     @property
+    def device(self) -> torch.device:
+        return self.bytes.device
+
+    @property
     def nbytes(self) -> int:
         return self.bytes.nbytes + self.scale.nbytes
 

@@ -1,8 +1,9 @@
 """Mixture of experts: gated MLPs selected per row, weighted and summed. In torch, and on a GPU.
 
 On a GPU token-expert pairs are aligned by expert, then there are a gate_up GEMM with the gated activation as epilogue
-and a down GEMM per expert, and the weighted sum per row. Weights are unquantized, fp8 (`Fp8`; rows are quantized too,
-and scales are applied in the epilogue) or group-quantized (`GroupQuantized`, with 16-bit rows).
+and a down GEMM per expert, and the weighted sum per row. The sum may be fused with the residual addition and the next
+RMSNorm. Weights are unquantized, fp8 (`Fp8`; rows are quantized too, and scales are applied in the epilogue) or
+group-quantized (`GroupQuantized`, with 16-bit rows).
 
 A tile has pairs of one expert. With few pairs per expert, reading the weights dominates, so the weights are the first
 operand (swap AB), and the tile has as many columns as there are pairs: 16, 64, 128, or up to TAIL more, selected per
@@ -12,12 +13,24 @@ first operand, because tensor cores read their converted codes from registers.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
+import torch.nn.functional as F
 
 from runtime.kernels.activation import Activation, act_and_mul_reference, interleave_group, store_gated_tile
-from runtime.kernels.common import has_descriptor, make_descriptor, multiprocessors, tl, tma_load, triton, wide
+from runtime.kernels.common import (
+    add_residual,
+    has_descriptor,
+    make_descriptor,
+    multiprocessors,
+    normed_row,
+    tl,
+    tma_load,
+    triton,
+    wide,
+)
 from runtime.kernels.fused_moe.moe_align import AlignedTokens, is_tail_of_previous_tile, moe_align_block_size
-from runtime.kernels.fused_moe.moe_sum import moe_sum, moe_sum_add_norm
 from runtime.kernels.fused_moe.tile_config import (
     FusedMoEConfig,
     GemmConfig,
@@ -27,8 +40,18 @@ from runtime.kernels.fused_moe.tile_config import (
     get_config,
     group_quantized_config,
 )
-from runtime.kernels.quantized_linear import group_quantized_gemm, group_size, quantized_linear_torch
-from runtime.kernels.quantized_tensor import Fp8, GroupQuantized, QuantizedTensor, quantize_fp8, quantized_of
+from runtime.kernels.linear import group_quantized_gemm, group_size, quantized_linear_torch
+from runtime.kernels.quantized_tensor import (
+    FP8_MAX,
+    MIN_SCALE,
+    Fp8,
+    GroupQuantized,
+    attach_quantized,
+    empty_fp8,
+    quantize_fp8,
+    quantized_of,
+    store_quantized_row,
+)
 
 Matrices = torch.Tensor | Fp8 | GroupQuantized  # weights of all experts, [experts, outputs, inputs]
 PROGRAMS_PER_SM = 2  # resident programs per SM of the persistent kernel
@@ -40,15 +63,9 @@ FEW_ROWS = 512
 
 
 def moe_reference(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    shared: torch.Tensor | None,
-    activation: Activation = "silu",
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Matrices, down: Matrices,
+    shared: torch.Tensor | None, activation: Activation = "silu", out: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     """``shared[t] + sum_j weights[t, j] * expert[ids[t, j]](x[t])``, accumulated in float32 (float64 for float64).
 
     Args:
@@ -63,11 +80,17 @@ def moe_reference(
     """
     up = wide(x.dtype)
     total = torch.zeros_like(x, dtype=up) if shared is None else shared.to(up).clone()
-    for expert in range(len(gate_up)):
+    for expert in ids[ids >= 0].unique().tolist():  # one at a time, so that one is dequantized at a time
         row, choice = (ids == expert).nonzero(as_tuple=True)
-        hidden = act_and_mul_reference(x[row] @ gate_up[expert].t(), activation)
-        total.index_add_(0, row, weights[row, choice, None].to(up) * (hidden @ down[expert].t()).to(up))
+        hidden = act_and_mul_reference(expert_linear(x[row], gate_up, expert), activation)
+        total.index_add_(0, row, weights[row, choice, None].to(up) * expert_linear(hidden, down, expert).to(up))
     return store_result(total.to(x.dtype), out)
+
+
+def expert_linear(x: torch.Tensor, weights: Matrices, expert: int) -> torch.Tensor:
+    """Returns x [rows, inputs] @ weights[expert]^T."""
+    weight = weights[expert]
+    return F.linear(x, weight) if isinstance(weight, torch.Tensor) else quantized_linear_torch(x, weight, None)
 
 
 def store_result(result: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
@@ -76,46 +99,31 @@ def store_result(result: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor
 
 
 def moe_torch(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    shared: torch.Tensor | None,
-    activation: Activation = "silu",
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """`moe_reference` with few calls, for CPUs: rows sorted by expert, and batched if there are few.
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Matrices, down: Matrices,
+    shared: torch.Tensor | None, activation: Activation = "silu", out: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """`moe_reference`, with few calls for unquantized weights: rows are sorted by expert, and batched if there are few.
 
     The result of a row depends on the other rows only by rounding.
     """
-    rows, top_k = ids.shape
-    experts = gate_up.shape[0]
-    flat = ids.flatten().long()
+    if not isinstance(gate_up, torch.Tensor) or not isinstance(down, torch.Tensor):
+        return moe_reference(x, ids, weights, gate_up, down, shared, activation, out)
+    experts, flat = len(gate_up), ids.flatten().long()
     num_padding, counts = torch.bincount(flat + 1, minlength=experts + 1).split([1, experts])
     order = flat.argsort(stable=True)[int(num_padding) :]  # pairs (row, choice) grouped by expert
-    inputs = x[order // top_k]
+    inputs = x[order // ids.shape[1]]
     if experts * int(counts.max()) <= max(PADDING_LIMIT * len(flat), FEW_ROWS):
         outputs = _batched(inputs, flat[order], counts, gate_up, down, activation)
     else:
-        outputs = _one_by_one(inputs, counts.tolist(), gate_up, down, activation)
-    up = wide(x.dtype)
-    by_choice = outputs.new_zeros(rows * top_k, outputs.shape[1]).index_copy_(0, order, outputs)
-    by_choice = by_choice.unflatten(0, (rows, top_k)).to(up)
-    total = torch.zeros_like(x, dtype=up) if shared is None else shared.to(up)
-    for choice, weight in enumerate(weights.to(up).split(1, dim=1)):
-        total = torch.addcmul(total, weight, by_choice[:, choice])
-    return store_result(total.to(x.dtype), out)
+        hidden = act_and_mul_reference(grouped_gemm(inputs, counts, gate_up), activation)
+        outputs = grouped_gemm(hidden, counts, down)
+    return store_result(sum_choices(outputs, order, weights, shared), out)
 
 
 def _batched(
-    inputs: torch.Tensor,
-    experts: torch.Tensor,
-    counts: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    inputs: torch.Tensor, experts: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
     activation: Activation,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """One batched GEMM for all experts, padded to the largest number of rows: few calls, for few rows."""
     starts = counts.cumsum(0) - counts
     padded_index = experts * int(counts.max()) + torch.arange(len(inputs), device=inputs.device) - starts[experts]
@@ -127,43 +135,37 @@ def _batched(
     return torch.bmm(hidden, down.transpose(1, 2)).flatten(0, 1)[padded_index]
 
 
-def _one_by_one(
-    inputs: torch.Tensor, counts: list[int], gate_up: torch.Tensor, down: torch.Tensor, activation: Activation
-) -> torch.Tensor:
-    """One GEMM per expert without padding: for many rows or uneven routing."""
-    hidden = inputs.new_empty(len(inputs), gate_up.shape[1])
-    outputs = torch.empty_like(inputs)
-    for expert, (source, target) in enumerate(zip(inputs.split(counts), hidden.split(counts), strict=True)):
+def grouped_gemm(x: torch.Tensor, counts: torch.Tensor, stack: torch.Tensor) -> torch.Tensor:
+    """Returns [rows, outputs]: the first ``counts[0]`` rows of `x` [rows, inputs] times ``stack[0]`` [outputs, inputs],
+    and so on.
+    """
+    if x.is_cuda and x.dtype == torch.bfloat16:
+        return F.grouped_mm(x, stack.transpose(1, 2), offs=counts.cumsum(0).int())
+    sizes = counts.tolist()
+    out = x.new_empty(len(x), stack.shape[1])
+    for weight, source, target in zip(stack, x.split(sizes), out.split(sizes), strict=True):
         if len(source):
-            torch.mm(source, gate_up[expert].t(), out=target)
-    activated = act_and_mul_reference(hidden, activation)
-    for expert, (source, target) in enumerate(zip(activated.split(counts), outputs.split(counts), strict=True)):
-        if len(source):
-            torch.mm(source, down[expert].t(), out=target)
-    return outputs
+            torch.mm(source, weight.t(), out=target)
+    return out
 
 
-def quantized_moe_torch(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    gate_up: QuantizedTensor,
-    down: QuantizedTensor,
-    shared: torch.Tensor | None,
-    activation: Activation = "silu",
-    out: torch.Tensor | None = None,
+def sum_choices(
+    outputs: torch.Tensor, order: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None
 ) -> torch.Tensor:
-    """`moe_reference` with quantized weights; one expert is dequantized at a time."""
-    up = wide(x.dtype)
-    total = torch.zeros_like(x, dtype=up) if shared is None else shared.to(up).clone()
-    for expert in ids.unique().tolist():
-        if expert < 0:
-            continue
-        row, choice = (ids == expert).nonzero(as_tuple=True)
-        hidden = act_and_mul_reference(quantized_linear_torch(x[row], gate_up[expert], None), activation)
-        outputs = quantized_linear_torch(hidden, down[expert], None)
-        total.index_add_(0, row, weights[row, choice, None].to(up) * outputs.to(up))
-    return store_result(total.to(x.dtype), out)
+    """Returns the weighted sum per row, [rows, hidden], plus `shared`, added up in the order of the choices.
+
+    Args:
+        outputs: [pairs, hidden], of the token-expert pairs `order`; pair p is choice ``p % top_k`` of row
+            ``p // top_k``. Pairs that are left out count as 0.
+        weights: [rows, top_k].
+    """
+    (rows, top_k), up = weights.shape, wide(outputs.dtype)
+    by_choice = outputs.new_zeros(rows * top_k, outputs.shape[1]).index_copy_(0, order, outputs)
+    by_choice = by_choice.view(rows, top_k, -1).to(up)
+    total = torch.zeros_like(by_choice[:, 0]) if shared is None else shared.to(up)
+    for choice, weight in enumerate(weights.to(up).split(1, dim=1)):
+        total = torch.addcmul(total, weight, by_choice[:, choice])
+    return total.to(outputs.dtype)
 
 
 @triton.jit
@@ -278,12 +280,9 @@ def run_gate_up(
 ) -> None:  # fmt: skip
     """x [rows, hidden] -> inner [pairs, width], sorted by expert."""
     rows, x_scales = (x.values, x.scales) if isinstance(x, Fp8) else (x, None)
-    codes, scales, format, group = _codes(gate_up)
+    weights, scales, format, group = _weight_args(gate_up, 2 * config.columns, config.depth)
     width, max_tiles, height = inner.shape[1], aligned.tiles.shape[1], aligned.rows
     low, middle, high = config.stages
-    weights = make_descriptor(
-        codes.flatten(0, 1), 2 * config.columns, config.depth // 2 if format == "int4" else config.depth
-    )
     _gate_up[(triton.cdiv(width, config.columns), max_tiles)](
         rows, x_scales, weights, scales, inner, aligned.order, aligned.tiles, max_tiles, TOP_K=top_k,
         HIDDEN=rows.shape[1], WIDTH=width, INTERLEAVE=interleave_group(width), FORMAT=format, GROUP=group,
@@ -293,13 +292,14 @@ def run_gate_up(
     )  # fmt: skip
 
 
-def _codes(weights: Matrices) -> tuple[torch.Tensor, torch.Tensor | None, str, int]:
-    """Returns the stored values, their scales, and FORMAT and GROUP of the kernels."""
+def _weight_args(weights: Matrices, columns: int, depth: int) -> tuple[Any, torch.Tensor | None, str, int]:
+    """Returns what `tma_load` loads tiles of [columns, depth] from, the scales, and FORMAT and GROUP of the kernels."""
     if isinstance(weights, torch.Tensor):
-        return weights, None, "float", 0
-    if isinstance(weights, Fp8):
-        return weights.values, weights.scales, "fp8", 0
-    return weights.values, weights.scales, "int4" if weights.is_int4 else "group", group_size(weights)
+        return make_descriptor(weights.flatten(0, 1), columns, depth), None, "float", 0
+    codes, format, group = weights.values.flatten(0, 1), "fp8", 0
+    if isinstance(weights, GroupQuantized):
+        format, group = "int4" if weights.is_int4 else "group", group_size(weights)
+    return make_descriptor(codes, columns, depth // 2 if format == "int4" else depth), weights.scales, format, group
 
 
 @triton.jit
@@ -451,12 +451,9 @@ def run_down(
         run_persistent(inner, down, pairs, aligned, config)
         return
     rows, inner_scales = (inner.values, inner.scales) if isinstance(inner, Fp8) else (inner, None)
-    codes, scales, format, group = _codes(down)
+    weights, scales, format, group = _weight_args(down, config.columns, config.depth)
     width, hidden, max_tiles, height = rows.shape[1], pairs.shape[1], aligned.tiles.shape[1], aligned.rows
     low, middle, high = config.stages
-    weights = make_descriptor(
-        codes.flatten(0, 1), config.columns, config.depth // 2 if format == "int4" else config.depth
-    )
     tail, descs = 0, [None, None, None]
     if format == "float":
         tail = config.tail_rows(height)
@@ -488,6 +485,109 @@ def run_persistent(
         TILES_P2=triton.next_power_of_2(max_tiles), TMA=has_descriptor(weights), X_TMA=has_descriptor(x_desc),
         num_warps=config.warps,
     )  # fmt: skip
+
+
+class TopKOutputs(NamedTuple):
+    """Outputs of the experts, to be summed by the consumer."""
+
+    pairs: torch.Tensor  # [rows * top_k, hidden], choice c of row r at r * top_k + c; undefined for expert -1
+    ids: torch.Tensor  # int [rows, top_k], < 0: no expert
+    weights: torch.Tensor  # float32 or float64 [rows, top_k]
+    scale: torch.Tensor  # float32 or float64 [experts], a factor of each expert's weights
+
+
+def moe_sum_reference(outputs: TopKOutputs) -> torch.Tensor:
+    """Returns [rows, hidden] in the dtype of the outputs, summed in the order of rank."""
+    (rows, top_k), dtype = outputs.ids.shape, outputs.pairs.dtype
+    weights = outputs.weights * outputs.scale[outputs.ids.clamp(min=0)]
+    total = outputs.pairs.new_zeros(rows, outputs.pairs.shape[1], dtype=wide(dtype))
+    for choice, expert_output in enumerate(outputs.pairs.view(rows, top_k, -1).to(wide(dtype)).unbind(1)):
+        total += torch.where(outputs.ids[:, choice, None] < 0, 0, weights[:, choice, None] * expert_output)
+    return total.to(dtype)
+
+
+@triton.jit
+def weighted_sum(
+    pairs_ptr, ids_ptr, weights_ptr, scale_ptr, row, column, ok,
+    TOP_K: tl.constexpr, HIDDEN: tl.constexpr, COLUMNS: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """float32 [COLUMNS] of one row, its experts in the order of rank."""
+    acc = tl.zeros([COLUMNS], tl.float32)
+    for choice in tl.static_range(TOP_K):
+        expert = tl.load(ids_ptr + row * TOP_K + choice)
+        valid = expert >= 0  # nothing is stored for expert -1
+        value = tl.load(pairs_ptr + (row * TOP_K + choice) * HIDDEN + column, mask=ok & valid, other=0.0)
+        weight = tl.load(weights_ptr + row * TOP_K + choice)
+        if SCALED:
+            weight *= tl.load(scale_ptr + expert, mask=valid, other=0.0)
+        acc += weight * value.to(tl.float32)
+    return acc
+
+
+@triton.jit
+def _moe_sum(
+    pairs_ptr, ids_ptr, weights_ptr, shared_ptr, residual_ptr, norm_ptr, out_ptr, sum_ptr, values_ptr, scales_ptr, eps,
+    TOP_K: tl.constexpr, HIDDEN: tl.constexpr, COLUMNS: tl.constexpr, SHARED: tl.constexpr, NORM: tl.constexpr,
+    WEIGHTED: tl.constexpr, QUANTIZED: tl.constexpr, FP8_MAX: tl.constexpr, MIN_SCALE: tl.constexpr,
+):  # fmt: skip
+    """One program: COLUMNS of one row; with NORM the full row."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    ok = column < HIDDEN
+    acc = weighted_sum(pairs_ptr, ids_ptr, weights_ptr, weights_ptr, row, column, ok, TOP_K, HIDDEN, COLUMNS, False)
+    if SHARED:
+        acc += tl.load(shared_ptr + row * HIDDEN + column, mask=ok, other=0.0).to(tl.float32)
+    if NORM:
+        acc = add_residual(acc, residual_ptr, sum_ptr, row * HIDDEN + column, ok)
+        acc = normed_row(acc, norm_ptr, column, ok, eps, HIDDEN, WEIGHTED)
+    out = acc.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * HIDDEN + column, out, mask=ok)
+    if QUANTIZED:
+        values_at = values_ptr + row * HIDDEN + column
+        store_quantized_row(out.to(tl.float32), values_at, scales_ptr + row, ok, FP8_MAX, MIN_SCALE)
+
+
+def moe_sum(
+    pairs: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Returns [rows, hidden], in `out` if not None.
+
+    Args:
+        pairs: [rows * top_k, hidden], choice c of row r at r * top_k + c.
+        shared: [rows, hidden] to add, or None.
+    """
+    (rows, top_k), hidden = ids.shape, pairs.shape[1]
+    if out is None:
+        out = pairs.new_empty(rows, hidden)
+    slab = min(1024, triton.next_power_of_2(hidden))
+    _moe_sum[(rows, triton.cdiv(hidden, slab))](
+        pairs, ids, weights, pairs if shared is None else shared, pairs, pairs, out, out, out, weights, 0.0,
+        TOP_K=top_k, HIDDEN=hidden, COLUMNS=slab, SHARED=shared is not None, NORM=False, WEIGHTED=False,
+        QUANTIZED=False, FP8_MAX=FP8_MAX, MIN_SCALE=MIN_SCALE, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def moe_sum_add_norm(
+    pairs: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None,
+    residual: torch.Tensor, norm: torch.Tensor | None, eps: float, *, quantize: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """`add_rms_norm_reference` of the result of `moe_sum` and `residual` [rows, hidden]; the sum is rounded once.
+
+    Args:
+        quantize: attach the fp8 form to the normed rows.
+    """
+    (rows, top_k), hidden = ids.shape, pairs.shape[1]
+    out, total = torch.empty_like(residual), torch.empty_like(residual)
+    quantized = empty_fp8(out) if quantize else Fp8(out, weights)
+    _moe_sum[(rows, 1)](
+        pairs, ids, weights, pairs if shared is None else shared, residual, pairs if norm is None else norm, out,
+        total, quantized.values, quantized.scales, eps, TOP_K=top_k, HIDDEN=hidden,
+        COLUMNS=triton.next_power_of_2(hidden), SHARED=shared is not None, NORM=True, WEIGHTED=norm is not None,
+        QUANTIZED=quantize, FP8_MAX=FP8_MAX, MIN_SCALE=MIN_SCALE, num_warps=8 if hidden > 2048 else 4,
+    )  # fmt: skip
+    return attach_quantized(out, quantized) if quantize else out, total
 
 
 def fused_experts(

@@ -195,14 +195,9 @@ def moe_align_block_size(ids: torch.Tensor, experts: int, rows: int) -> AlignedT
     experts_per_program = min(EXPERTS_PER_PROGRAM, experts_p2)
     chunks_per_step = min(CHUNKS_PER_STEP, triton.next_power_of_2(chunks))
     _prefix_sum[(experts_p2 // experts_per_program,)](
-        counts,
-        totals,
-        chunks,
-        EXPERTS_P2=experts_p2,
-        CHUNKS_PER_STEP=chunks_per_step,
-        EXPERTS_PER_PROGRAM=experts_per_program,
-        num_warps=8,
-    )
+        counts, totals, chunks, EXPERTS_P2=experts_p2, CHUNKS_PER_STEP=chunks_per_step,
+        EXPERTS_PER_PROGRAM=experts_per_program, num_warps=8,
+    )  # fmt: skip
     _scatter[(chunks + experts,)](
         ids, order, counts, starts, totals, tiles, pairs, max_tiles, chunks, experts, ROWS=rows, EXPERTS_P2=experts_p2,
         CHUNK=chunk, COMPARE_CHUNK=COMPARE_CHUNK, TILES_PER_STEP=TILES_PER_STEP, num_warps=8,

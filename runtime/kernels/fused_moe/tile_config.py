@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import torch
 
 from runtime.kernels.common import triton
-from runtime.kernels.quantized_linear import depth_of, group_size
+from runtime.kernels.linear import depth_of, group_size
 from runtime.kernels.quantized_tensor import GroupQuantized
 
-TAIL_ROWS = (
-    32  # pairs behind an expert's last full tile that its program processes too, so that weights are read once for both
-)
+# pairs behind an expert's last full tile that its program processes too, so that weights are read once for both
+TAIL_ROWS = 32
 TABLES = Path(__file__).parents[1] / "tuned"
 
 

@@ -54,10 +54,8 @@ class Int4(QuantScheme):
         )
         codes = codes.flatten(-2)[:, :inputs] - 8
         groups = -(-inputs // self.stored_group)
-        scales = scales.to(device, torch.float32)
-        scales = scales.repeat_interleave(groups if self.group is None else self.group // self.stored_group, 1)[
-            :, :groups
-        ]
+        repeats = groups if self.group is None else self.group // self.stored_group
+        scales = scales.to(device, torch.float32).repeat_interleave(repeats, 1)[:, :groups]
         return GroupQuantized(pack(codes, self.stored_group), scales, inputs, self.stored_group)
 
 
@@ -67,9 +65,6 @@ class Int8(QuantScheme):
     flag = "int8"
     suffixes = (WEIGHT, ".weight_scale")
     ignored_suffixes = (".input_scale",)  # activations are not quantized
-
-    def shape(self, shape_of: Callable[[str], list[int]], read: Read) -> list[int]:
-        return shape_of(WEIGHT)
 
     def read_quantized(self, read: Read, device: torch.device) -> QuantizedTensor:
         values = read(WEIGHT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -36,9 +36,6 @@ class BlockScale(QuantScheme):
         self.rows = rows
         self.suffixes = (WEIGHT, self.scale)
 
-    def shape(self, shape_of: Callable[[str], list[int]], read: Read) -> list[int]:
-        return shape_of(WEIGHT)
-
     def read_quantized(self, read: Read, device: torch.device) -> QuantizedTensor:
         values, scales = read_e4m3(read, device), read(self.scale)
         outputs, inputs = values.shape
@@ -57,9 +54,6 @@ class ChannelScale(QuantScheme):
     flag = "fp8"
     suffixes = (WEIGHT, ".weight_scale")
     ignored_suffixes = (".input_scale",)  # activations get dynamic scales per row
-
-    def shape(self, shape_of: Callable[[str], list[int]], read: Read) -> list[int]:
-        return shape_of(WEIGHT)
 
     def read_quantized(self, read: Read, device: torch.device) -> QuantizedTensor:
         values = read_e4m3(read, device)

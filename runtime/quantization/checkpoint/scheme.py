@@ -27,9 +27,9 @@ class QuantScheme(ABC):
     suffixes: tuple[str, ...]  # all tensors of a quantized weight
     ignored_suffixes: tuple[str, ...] = ()  # further tensors, which are ignored
 
-    @abstractmethod
     def shape(self, shape_of: Callable[[str], list[int]], read: Read) -> list[int]:
         """Returns the shape of the weight."""
+        return shape_of(WEIGHT)
 
     @abstractmethod
     def read_quantized(self, read: Read, device: torch.device) -> QuantizedTensor:

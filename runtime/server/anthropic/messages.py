@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
-from runtime.parsers import Arguments, CallStart, Delta, Reasoning
+from runtime.parsers.formats import Arguments, CallStart, Delta, Reasoning
 from runtime.server.anthropic.protocol import (
     MESSAGE_EVENTS,
     CountRequest,

@@ -10,7 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
-from runtime.parsers import Arguments, CallStart, ChatOutputParser, Delta, Reasoning
+from runtime.parsers.chat_output import ChatOutputParser
+from runtime.parsers.formats import Arguments, CallStart, Delta, Reasoning
 from runtime.request.output import CompletionState, denoise_fields
 from runtime.server.context import ServerContext, new_id, stream_mode
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta

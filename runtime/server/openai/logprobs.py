@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from runtime.errors import RequestError
-from runtime.parsers import part_marks
+from runtime.parsers.formats import part_marks
 from runtime.request.engine_messages import EngineInfo, RequestSpec
 from runtime.request.output import CompletionState, IdsOnly, TokenLogprob
 from runtime.request.resolve import score_spec

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.errors import RequestError
-from runtime.parsers import Arguments, CallStart, Delta, Reasoning
+from runtime.parsers.formats import Arguments, CallStart, Delta, Reasoning
 from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.http_responses import ServingHandler, handle_generation, named_event

@@ -13,17 +13,17 @@ from starlette.requests import Request
 from runtime.config import ServerConfig
 from runtime.config.chat_flags import OFF
 from runtime.errors import ConfigError, RequestError
-from runtime.parsers import (
-    ChatOutputParser,
+from runtime.parsers.chat_output import ChatOutputParser, ReasoningParser, ToolCallOptions
+from runtime.parsers.formats import (
+    NO_ARGUMENTS,
     ReasoningFormat,
+    Tool,
     ToolFormat,
     reasoning_format,
     reasoning_formats,
     tool_format,
     tool_formats,
 )
-from runtime.parsers.chat_output import ReasoningParser
-from runtime.parsers.formats import NO_ARGUMENTS, Tool
 from runtime.parsers.tool_call_grammar import CallMode, ToolCallConstraint, grammar, part_name
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.structured import grammar_of
@@ -443,14 +443,14 @@ class ChatContext:
     def parts(self, *, exact: bool, streamed: bool) -> ChatOutputParser:
         """Returns the parser of the output. `exact`: a grammar constrains all calls to their schema, and no stop
         string cuts one."""
-        tools = self._tools
-        return ChatOutputParser(
-            reasoning=self._reasoning,
-            opened=self._in_reasoning,
-            tools=self._format,
-            available_tools=[tool for _, tool in tools.callable],
-            exact=exact,
-            early=streamed,  # otherwise a truncated call would be returned with partial arguments
-            forced=tools.forced,
-            single=tools.single,
-        )
+        options = None
+        if self._format is not None:
+            options = ToolCallOptions(
+                format=self._format,
+                available_tools=[tool for _, tool in self._tools.callable],
+                exact=exact,
+                early=streamed,  # otherwise a truncated call would be returned with partial arguments
+                forced=self._tools.forced,
+                single=self._tools.single,
+            )
+        return ChatOutputParser(reasoning=self._reasoning, opened=self._in_reasoning, tools=options)

@@ -1,36 +1,128 @@
-"""Linear layers with quantized weights: in torch, dequantized chunk by chunk, and on a GPU.
+"""GEMMs of linear layers: batch-invariant for unquantized weights, and for quantized ones.
 
-fp8 weights have a scale per output, and rows are quantized too; the scales are applied in the epilogue. Group-quantized
-weights are multiplied by 16-bit rows. In all kernels the weights are the first operand: tensor cores read it from
-registers, where codes are converted. Each group's partial sum is scaled once.
+The batch-invariant GEMM: the result of a row does not depend on the number of rows. Every output is one sum over the
+inputs in ascending order on the same unit, for every tile size.
+
+Quantized weights are dequantized chunk by chunk in torch. On a GPU, fp8 weights have a scale per output, and rows are
+quantized too; the scales are applied in the epilogue. Group-quantized weights are multiplied by 16-bit rows. In all
+kernels the weights are the first operand: tensor cores read it from registers, where codes are converted. Each group's
+partial sum is scaled once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 
-from runtime.kernels.batch_invariant_gemm import GemmTile, store_outputs
 from runtime.kernels.common import has_descriptor, make_descriptor, tl, tma_load, triton
 from runtime.kernels.quantized_tensor import Fp8, GroupQuantized, QuantizedTensor, quantized_of
 
 CHUNK_ELEMENTS = 1 << 22  # elements of a weight that are dequantized at once
 
 
-def quantized_linear_torch(x: torch.Tensor, weight: QuantizedTensor, bias: torch.Tensor | None) -> torch.Tensor:
+class GemmTile(NamedTuple):
+    """Tile sizes of one program, pipeline stages and warps."""
+
+    rows: int
+    columns: int  # output columns; the weights are the first operand (swap AB)
+    depth: int
+    stages: int
+    warps: int = 4
+
+
+@triton.jit
+def store_outputs(
+    acc, bias_ptr, out_ptr, row, column, row_ok, column_ok, OUTPUTS: tl.constexpr, BIASED: tl.constexpr
+):  # fmt: skip
+    """Stores an accumulator tile [columns, rows], plus the bias, to [rows, OUTPUTS]."""
+    if BIASED:
+        acc += tl.load(bias_ptr + column, mask=column_ok, other=0.0).to(tl.float32)[:, None]
+    at = out_ptr + row.to(tl.int64)[None, :] * OUTPUTS + column[:, None]
+    tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=row_ok[None, :] & column_ok[:, None])
+
+
+@triton.jit(do_not_specialize=["rows"])  # avoids a recompilation per value
+def _gemm(
+    x_desc, weights, bias_ptr, out_ptr, rows,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    STAGES: tl.constexpr, BIASED: tl.constexpr, X_TMA: tl.constexpr, TMA: tl.constexpr,
+):  # fmt: skip
+    """One program: COLUMNS outputs of ROWS rows."""
+    first_column, first_row = tl.program_id(0) * COLUMNS, tl.program_id(1) * ROWS
+    acc = tl.zeros([COLUMNS, ROWS], tl.float32)
+    for start in tl.range(0, INPUTS, DEPTH, num_stages=STAGES):
+        weight = tma_load(weights, first_column, start, OUTPUTS, INPUTS, COLUMNS, DEPTH, TMA)
+        x = tma_load(x_desc, first_row, start, rows, INPUTS, ROWS, DEPTH, X_TMA)
+        acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
+    row, column = first_row + tl.arange(0, ROWS), first_column + tl.arange(0, COLUMNS)
+    row_ok, column_ok = row < rows, column < OUTPUTS
+    store_outputs(acc, bias_ptr, out_ptr, row, column, row_ok, column_ok, OUTPUTS, BIASED)
+
+
+def batch_invariant_gemm(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None,
+    tile: GemmTile | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Returns x @ weight^T + bias, accumulated in float32; the bits of a row depend only on that row and the weights.
+
+    Args:
+        x: [rows, inputs], float32, float16 or bfloat16; weight: [outputs, inputs]; bias: [outputs].
+        dtype: of the result [rows, outputs]; x's dtype if None.
+        tile: overrides `batch_invariant_tile_sizes`.
+    """
+    x = x.contiguous()
+    (rows, inputs), outputs = x.shape, len(weight)
+    out = x.new_empty(rows, outputs, dtype=dtype)
+    tile = tile or batch_invariant_tile_sizes(rows, inputs, x.element_size())
+    x_desc, weights = make_descriptor(x, tile.rows, tile.depth), make_descriptor(weight, tile.columns, tile.depth)
+    _gemm[(triton.cdiv(outputs, tile.columns), triton.cdiv(rows, tile.rows))](
+        x_desc, weights, weight if bias is None else bias, out, rows, INPUTS=inputs, OUTPUTS=outputs, ROWS=tile.rows,
+        COLUMNS=tile.columns, DEPTH=tile.depth, STAGES=tile.stages, BIASED=bias is not None,
+        X_TMA=has_descriptor(x_desc), TMA=has_descriptor(weights), num_warps=tile.warps,
+    )  # fmt: skip
+    return out
+
+
+def batch_invariant_tile_sizes(rows: int, inputs: int, element_size: int) -> GemmTile:
+    """Selects the tile. All tiles of a dtype accumulate in the same order.
+
+    float32 has no full-precision tensor cores and therefore one tile. The tensor cores of the other dtypes define the
+    order of a sum along the depth, whatever the tile.
+    """
+    if element_size == 4:
+        chosen = GemmTile(32, 32, 32, 2, 4)
+    elif rows <= 32:
+        chosen = GemmTile(32, 64, 128, 5, 4)
+    elif rows <= 256:
+        chosen = GemmTile(64, 64, 64, 6, 4)
+    elif rows <= 2048:
+        chosen = GemmTile(128, 128, 64, 4, 8)
+    else:
+        chosen = GemmTile(256, 128, 64, 3, 8)
+    return chosen._replace(depth=min(chosen.depth, max(16, triton.next_power_of_2(inputs))))
+
+
+def quantized_linear_torch(
+    x: torch.Tensor, weight: QuantizedTensor, bias: torch.Tensor | None,
+    linear: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] = F.linear,
+) -> torch.Tensor:  # fmt: skip
     """Returns x [rows, inputs] @ weight^T + bias, [rows, outputs] in x's dtype.
 
     Args:
         weight: [outputs, inputs]; bias: [outputs].
+        linear: GEMM of a dequantized chunk of the weight.
     """
     outputs, inputs = weight.shape
     step = max(1, CHUNK_ELEMENTS // inputs)
     if step >= outputs:
-        return F.linear(x, weight.dequantize(x.dtype), bias)
+        return linear(x, weight.dequantize(x.dtype), bias)
     out = x.new_empty(len(x), outputs)
     for first in range(0, outputs, step):
         columns = slice(first, first + step)
-        out[:, columns] = F.linear(x, weight[columns].dequantize(x.dtype), None if bias is None else bias[columns])
+        out[:, columns] = linear(x, weight[columns].dequantize(x.dtype), None if bias is None else bias[columns])
     return out
 
 
@@ -64,30 +156,19 @@ def fp8_linear(
     Args:
         batch_invariant: the bits of a row do not depend on the other rows.
     """
-    return scaled_gemm(quantized_of(x), weight, bias, x.dtype, batch_invariant=batch_invariant)
-
-
-def scaled_gemm(
-    x: Fp8, weight: Fp8, bias: torch.Tensor | None, dtype: torch.dtype, *, batch_invariant: bool = False
-) -> torch.Tensor:
-    """Returns [rows, outputs] of `dtype` for quantized [rows, inputs]."""
-    (count, inputs), outputs = x.values.shape, len(weight.values)
-    if (
-        not batch_invariant
-        and dtype == torch.bfloat16
-        and count * outputs >= LIBRARY_GEMM_SIZE
-        and inputs % 16 == 0
-        and outputs % 16 == 0
-    ):
-        scales = x.scales[:, None], weight.scales[None, :]
+    (count, inputs), outputs, dtype = x.shape, len(weight.values), x.dtype
+    rows = quantized_of(x)
+    aligned = inputs % 16 == 0 and outputs % 16 == 0
+    if not batch_invariant and dtype == torch.bfloat16 and aligned and count * outputs >= LIBRARY_GEMM_SIZE:
+        scales = rows.scales[:, None], weight.scales[None, :]
         return torch._scaled_mm(
-            x.values, weight.values.t(), *scales, bias, out_dtype=dtype, use_fast_accum=True
+            rows.values, weight.values.t(), *scales, bias, out_dtype=dtype, use_fast_accum=True
         )  # fmt: skip
-    out = torch.empty(count, outputs, dtype=dtype, device=x.values.device)
+    out = x.new_empty(count, outputs)
     tile = fp8_tile_sizes(count, inputs, batch_invariant=batch_invariant)
     weights = make_descriptor(weight.values, tile.columns, tile.depth)
     _fp8_linear[(triton.cdiv(outputs, tile.columns), triton.cdiv(count, tile.rows))](
-        x.values, x.scales, weights, weight.scales, weight.scales if bias is None else bias, out, count,
+        rows.values, rows.scales, weights, weight.scales, weight.scales if bias is None else bias, out, count,
         INPUTS=inputs, OUTPUTS=outputs, ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, STAGES=tile.stages,
         BIASED=bias is not None, TMA=has_descriptor(weights), num_warps=tile.warps,
     )  # fmt: skip
