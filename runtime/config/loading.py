@@ -14,8 +14,7 @@ from typing import Any, NoReturn
 
 from runtime.config.adapters import DEFAULT_MAX_LORAS
 from runtime.config.api_keys import read_settled_key_file
-from runtime.config.config import EngineConfig, ServerConfig
-from runtime.config.flag_definitions import BY_SPELLING, FLAGS
+from runtime.config.config import BY_SPELLING, FLAGS, EngineConfig, ServerConfig
 from runtime.config.flags import ENV_PREFIX, KERNEL_CACHE, Flag, check
 from runtime.config.suggestions import did_you_mean, unknown_flags
 from runtime.errors import ConfigError
