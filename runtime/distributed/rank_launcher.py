@@ -134,7 +134,7 @@ def _handshake(
     if not poller.poll(max(until - time.monotonic(), 0) * 1000):
         raise ConfigError("--distributed-timeout-seconds: a rank's process did not start in time; give more")
     try:
-        hello, _ = connection.receive()
+        hello = connection.receive()
     except ConnectionClosed:
         code = None if process is None else process.wait()
         raise ConfigError(f"a rank's process could not be started: it ended with exit code {code}") from None
