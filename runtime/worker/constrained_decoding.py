@@ -30,7 +30,6 @@ class GrammarWalk:
 
     Attributes:
         block: the block.
-        size: number of its positions.
         first_row: row of its first masked position among the logits of the batch.
         accepted: tokens accepted in this step, from the first masked position on.
         forced: the first token was accepted below the threshold.
@@ -38,7 +37,6 @@ class GrammarWalk:
     """
 
     block: GrammarBlock
-    size: int
     first_row: int
     accepted: list[int] = field(default_factory=list)
     forced: bool = False
@@ -56,7 +54,7 @@ class GrammarWalk:
 
     @property
     def is_active(self) -> bool:
-        return not self.stopped and self.position < self.size and not self.block.constraint.error
+        return not self.stopped and self.position < self.block.size and not self.block.constraint.error
 
     def accept(self, token: int) -> None:
         """Accepts the next token. An end-of-sequence token fills the rest of the block."""
@@ -64,7 +62,7 @@ class GrammarWalk:
         constraint.accept_token(token)
         self.accepted.append(token)
         if constraint.finished:
-            self.accepted += [token] * (self.size - self.position)
+            self.accepted += [token] * (self.block.size - self.position)
 
     def accept_forced(self) -> None:
         """Accepts all tokens that the grammar forces next."""
@@ -72,7 +70,7 @@ class GrammarWalk:
             tokens = self.block.constraint.forced_tokens()
             if not tokens:
                 return
-            for token in tokens[: self.size - self.position]:
+            for token in tokens[: self.block.size - self.position]:
                 self.accept(token)
 
     def propose(self, token: int, confidence: float) -> None:
@@ -91,23 +89,18 @@ def apply_grammar(full_logits: FullLogits, plan: DenoiseBlocks, results: BlockRe
     Until then `results` has these blocks unchanged.
     """
     for batch in _batches(plan, 0 if full_logits.batch_invariant else full_logits.max_rows):
-        rows = np.concatenate([plan.rows[w.block.block] + np.arange(w.position, w.size) for w in batch])
+        rows = np.concatenate([plan.rows[w.block.block] + np.arange(w.position, w.block.size) for w in batch])
         logits = full_logits.rows(rows)
         if plan.logits_processors is not None:
-            block = np.concatenate([np.full(w.size - w.position, w.block.block) for w in batch])
-            at = np.concatenate([np.arange(w.position, w.size) for w in batch])
+            block = np.concatenate([np.full(w.block.size - w.position, w.block.block) for w in batch])
+            at = np.concatenate([np.arange(w.position, w.block.size) for w in batch])
             arrays = logits_processor_arrays(plan.logits_processors)
-            inputs = {name: _to_device(array, logits) for name, array in arrays.items()}
-            apply_logits_processors(
-                logits, inputs, _to_device(block, logits), _to_device(at, logits), DEFAULT_LOGITS_OPS
-            )
+            inputs = {name: torch.from_numpy(array).to(logits.device) for name, array in arrays.items()}
+            index = torch.from_numpy(np.stack([block, at])).to(logits.device)
+            apply_logits_processors(logits, inputs, *index, DEFAULT_LOGITS_OPS)
         _advance(batch, logits, plan)
         for walk in batch:
             _write(walk, results)
-
-
-def _to_device(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(array).to(like.device)
 
 
 def _batches(plan: DenoiseBlocks, max_rows: int) -> Iterator[list[GrammarWalk]]:
@@ -119,7 +112,7 @@ def _batches(plan: DenoiseBlocks, max_rows: int) -> Iterator[list[GrammarWalk]]:
         if batch and rows + count > max_rows:
             yield batch
             batch, rows = [], 0
-        batch.append(GrammarWalk(block, block.size, rows))
+        batch.append(GrammarWalk(block, rows))
         rows += count
     if batch:
         yield batch
@@ -167,22 +160,18 @@ def _sample_allowed(logits: torch.Tensor, active: Sequence[GrammarWalk], plan: D
     It is the argmax, or a sample for requests with a temperature.
     """
     best = sampling.DEFAULT_LOGITS_OPS.greedy(logits)
-    sampling_inputs = plan.sampling
-    if sampling_inputs is None:
+    inputs = plan.sampling
+    sampled = [i for i, w in enumerate(active) if inputs is not None and inputs.limits[w.block.block, TEMPERATURE] > 0]
+    if inputs is None or not sampled:
         return best
-    limits = torch.from_numpy(sampling_inputs.limits[[w.block.block for w in active]]).to(logits.device)
-    sampled = [i for i, w in enumerate(active) if sampling_inputs.limits[w.block.block, TEMPERATURE] > 0]
-    if not sampled:
-        return best
-    sampled_limits = limits[sampled]
+    block, position = zip(*((active[i].block.block, active[i].position) for i in sampled), strict=True)
+    limits = torch.from_numpy(inputs.limits[list(block)]).to(logits.device)
     probs = sampling.DEFAULT_LOGITS_OPS.filtered_probs(
-        logits[sampled], temperature=sampled_limits[:, TEMPERATURE], top_k=sampled_limits[:, TOP_K].long(),
-        top_p=sampled_limits[:, TOP_P], min_p=sampled_limits[:, MIN_P],
+        logits[sampled], temperature=limits[:, TEMPERATURE], top_k=limits[:, TOP_K].long(), top_p=limits[:, TOP_P],
+        min_p=limits[:, MIN_P],
     )  # fmt: skip
-    uniform = torch.tensor(
-        [sampling_inputs.uniform[active[i].block.block, active[i].position] for i in sampled], dtype=torch.float64
-    )
-    picked = sampling.DEFAULT_LOGITS_OPS.multinomial(probs, uniform.to(logits.device))
+    uniform = torch.from_numpy(inputs.uniform[list(block), list(position)]).to(logits.device)
+    picked = sampling.DEFAULT_LOGITS_OPS.multinomial(probs, uniform)
     best.token[sampled], best.confidence[sampled] = picked.token, picked.confidence
     return best
 
