@@ -18,6 +18,7 @@ from runtime.errors import ConfigError
 ENV_PREFIX = "UNMASK_"
 KERNEL_CACHE = ENV_PREFIX + "KERNEL_CACHE"  # directory of compiled kernels, which is no flag
 DECODING = "decoding defaults (a request may override them)"  # name of a group
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,20 +175,10 @@ def _check_one(flag: Flag, value: Any, where: str) -> Any:
 
 
 def _to_bool(value: Any, wrong: ConfigError) -> bool:
-    spellings = {
-        "1": True,
-        "true": True,
-        "yes": True,
-        "on": True,
-        "0": False,
-        "false": False,
-        "no": False,
-        "off": False,
-    }
     if isinstance(value, bool):
         return value
-    if isinstance(value, str) and value.lower() in spellings:
-        return spellings[value.lower()]
+    if isinstance(value, str) and value.lower() in _TRUE + _FALSE:
+        return value.lower() in _TRUE
     raise wrong
 
 
