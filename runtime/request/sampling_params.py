@@ -93,12 +93,9 @@ class SamplingParams:
         "ids", "token ids that end the output, like the end-of-sequence token", high=MAX_STOP_IDS, example=[42]
     )
     min_tokens: int | None = _parameter(
-        "integer",
-        "minimum output tokens before an end-of-sequence token or stop token id",
-        high=MAX_COUNT,
-        unset="0",
+        "integer", "minimum output tokens before an end-of-sequence token or stop token id", high=MAX_COUNT, unset="0",
         example=2,
-    )
+    )  # fmt: skip
     logit_bias: Mapping[str | int, float] | None = _parameter(
         "object", "bias by token id, added to the logits: -100 to 100", example={"42": -100}
     )
