@@ -96,8 +96,8 @@ def apply_grammar(full_logits: FullLogits, plan: DenoiseBlocks, results: BlockRe
             at = np.concatenate([np.arange(w.position, w.block.size) for w in batch])
             arrays = logits_processor_arrays(plan.logits_processors)
             inputs = {name: torch.from_numpy(array).to(logits.device) for name, array in arrays.items()}
-            index = torch.from_numpy(np.stack([block, at])).to(logits.device)
-            apply_logits_processors(logits, inputs, *index, DEFAULT_LOGITS_OPS)
+            block_index, offset = torch.from_numpy(np.stack([block, at])).to(logits.device)
+            apply_logits_processors(logits, inputs, block_index, offset, DEFAULT_LOGITS_OPS)
         _advance(batch, logits, plan)
         for walk in batch:
             _write(walk, results)

@@ -356,28 +356,20 @@ class CudaGraphRunner(ModelRunner):
     def _free_bytes(self) -> int:
         return int(torch.cuda.mem_get_info(self.device)[0]) if self.device.type == "cuda" else 0
 
+    @torch.inference_mode()
     def capture_shape(self, shape: ForwardDescriptor | SampleDescriptor) -> None:
         """Captures a forward or sampling. Call it between steps, for sampling after a forward was captured."""
         self._may_capture = True
+        self._num_uses[shape] = self.capture_after
         if isinstance(shape, ForwardDescriptor):
-            self._capture_forward(shape)
-        else:
-            self._capture_sample(shape)
-
-    @torch.inference_mode()
-    def _capture_forward(self, shape: ForwardDescriptor) -> None:
-        self._num_uses[shape] = self.capture_after
-        nothing = _empty_arrays(forward_buffer_specs(shape, self.sizes.block_size))
-        none = ForwardDescriptor(0, 0, 0, shape.pages, 0, 0, (0, shape.soft_embedding_shape[1]))
-        self._launch_forward_graph(shape, lambda into: pad_forward_inputs(into, none, nothing, shape, self.sizes))
-
-    @torch.inference_mode()
-    def _capture_sample(self, shape: SampleDescriptor) -> None:
-        self._num_uses[shape] = self.capture_after
-        nothing = _empty_arrays(sample_buffer_specs(shape))
+            empty = _empty_arrays(forward_buffer_specs(shape, self.sizes.block_size))
+            none = ForwardDescriptor(0, 0, 0, shape.pages, 0, 0, (0, shape.soft_embedding_shape[1]))
+            self._launch_forward_graph(shape, lambda into: pad_forward_inputs(into, none, empty, shape, self.sizes))
+            return
+        empty = _empty_arrays(sample_buffer_specs(shape))
         groups = tuple(replace(group, blocks=0, rows=0, num_sampled=0, num_filtered=0) for group in shape.groups)
-        none = SampleDescriptor(0, shape.size, groups)
-        self._launch_sample_graph(shape, lambda into: pad_sample_inputs(into, none, nothing, shape, self.sizes))
+        no_blocks = SampleDescriptor(0, shape.size, groups)
+        self._launch_sample_graph(shape, lambda into: pad_sample_inputs(into, no_blocks, empty, shape, self.sizes))
 
     def sample_descriptors(
         self,
@@ -403,16 +395,11 @@ class CudaGraphRunner(ModelRunner):
                     algorithm, required_stats, n + 1, rows, rows if sampled else 0,
                     rows if sampled and filtered else 0, history_len, top_k,
                 )  # fmt: skip
-                found.append(
-                    SampleDescriptor(
-                        n + 1,
-                        self.sizes.block_size,
-                        (group,),
-                        remasked=True,
-                        uniform_noise=algorithm.uniform_noise,
-                        self_conditioned=self.self_conditioning,
-                    )
-                )
+                descriptor = SampleDescriptor(
+                    n + 1, self.sizes.block_size, (group,), remasked=True, uniform_noise=algorithm.uniform_noise,
+                    self_conditioned=self.self_conditioning,
+                )  # fmt: skip
+                found.append(descriptor)
         return found
 
     def discard_graphs(self) -> None:
