@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -92,9 +92,7 @@ class MultiprocExecutor:
         assert isinstance(engine.runner, ModelRunner)
         engine.runner = DistributedRunner(engine.runner, self)
         if isinstance(engine.lora_manager.backend, LoRAWeights):
-            engine.lora_manager.backend = DistributedLoRABackend(
-                engine.lora_manager.backend, self.broadcast, self.step_guard()
-            )
+            engine.lora_manager.backend = DistributedLoRABackend(engine.lora_manager.backend, self)
         self.monitor.serving = True
         return engine
 
@@ -189,21 +187,16 @@ class DistributedLoRABackend:
     Adapters of the flags are on every rank from the start. Adapters that are loaded later, and slot assignments, are
     broadcast.
 
+    A step guard guards each broadcast, so that an incomplete one loses the replica and leaves no wrong weights.
+
     Args:
         local: Adapter weights of this rank.
-        broadcast: See ``MultiprocExecutor.broadcast``.
-        step_guard: Guards each broadcast, so that an incomplete one loses the replica and leaves no wrong weights.
     """
 
-    def __init__(
-        self,
-        local: LoRAWeights,
-        broadcast: Callable[[rpc.Message], None],
-        step_guard: AbstractContextManager[None],
-    ) -> None:
+    def __init__(self, local: LoRAWeights, executor: MultiprocExecutor) -> None:
         self.local = local
-        self.broadcast = broadcast
-        self.step_guard = step_guard
+        self.broadcast = executor.broadcast
+        self.step_guard = executor.step_guard()
         self.read, self.touches = local.read, local.touches
 
     def add(self, name: str, adapter: Adapter) -> None:
