@@ -89,11 +89,10 @@ def apply_grammar(full_logits: FullLogits, plan: DenoiseBlocks, results: BlockRe
     Until then `results` has these blocks unchanged.
     """
     for batch in _batches(plan, 0 if full_logits.batch_invariant else full_logits.max_rows):
-        rows = np.concatenate([plan.rows[w.block.block] + np.arange(w.position, w.block.size) for w in batch])
-        logits = full_logits.rows(rows)
+        block = np.concatenate([np.full(w.block.size - w.position, w.block.block) for w in batch])
+        at = np.concatenate([np.arange(w.position, w.block.size) for w in batch])
+        logits = full_logits.rows(plan.rows[block] + at)
         if plan.logits_processors is not None:
-            block = np.concatenate([np.full(w.block.size - w.position, w.block.block) for w in batch])
-            at = np.concatenate([np.arange(w.position, w.block.size) for w in batch])
             arrays = logits_processor_arrays(plan.logits_processors)
             inputs = {name: torch.from_numpy(array).to(logits.device) for name, array in arrays.items()}
             block_index, offset = torch.from_numpy(np.stack([block, at])).to(logits.device)
@@ -128,9 +127,10 @@ def _advance(batch: Sequence[GrammarWalk], logits: torch.Tensor, plan: DenoiseBl
         bitmask = np.zeros((len(active), max(mask_size, active[0].block.constraint.facts.mask_len)), dtype=np.int32)
         for walk, row in zip(active, bitmask, strict=True):
             walk.block.constraint.fill_bitmask(row[: walk.block.constraint.facts.mask_len])
-        active, bitmask = _drop_failed(active, bitmask[:, :mask_size])
-        if not active:
+        remaining = [i for i, walk in enumerate(active) if not walk.block.constraint.error]
+        if not remaining:
             return
+        active, bitmask = [active[i] for i in remaining], bitmask[remaining, :mask_size]
         rows = torch.tensor([walk.row for walk in active], device=logits.device)
         allowed_logits = logits[rows].masked_fill(~_unpack_bitmask(bitmask, logits), float("-inf"))
         candidates = _sample_allowed(allowed_logits, active, plan)
@@ -139,11 +139,6 @@ def _advance(batch: Sequence[GrammarWalk], logits: torch.Tensor, plan: DenoiseBl
             walk.propose(int(token), confidence)
             walk.accept_forced()
         active = [walk for walk in active if walk.is_active]
-
-
-def _drop_failed(active: list[GrammarWalk], bitmask: np.ndarray) -> tuple[list[GrammarWalk], np.ndarray]:
-    remaining = [i for i, walk in enumerate(active) if not walk.block.constraint.error]
-    return [active[i] for i in remaining], bitmask[remaining]
 
 
 def _unpack_bitmask(bitmask: np.ndarray, logits: torch.Tensor) -> torch.Tensor:
@@ -177,27 +172,27 @@ def _sample_allowed(logits: torch.Tensor, active: Sequence[GrammarWalk], plan: D
 
 
 def _write(walk: GrammarWalk, results: BlockResults) -> None:
-    i, first, end, accepted = walk.block.block, walk.block.first_masked, walk.position, walk.accepted
-    results.tokens[i, first:end] = accepted
-    results.state[i, first:end] = UNMASKED
-    results.masks[i] -= len(accepted)
-    results.num_updated[i] += len(accepted)
-    results.first_masked[i] = end if results.masks[i] else results.tokens.shape[1]
+    i, first = walk.block.block, walk.block.first_masked
+    _write_tokens(results, i, first, walk.accepted)
     results.forced[i] = walk.forced
-    results.finished[i] = not results.masks[i]
     eos = walk.block.constraint.facts.eos
-    first_eos = next((n for n, token in enumerate(accepted, first) if token in eos), None)
+    first_eos = next((n for n, token in enumerate(walk.accepted, first) if token in eos), None)
     if first_eos is not None:
         results.first_eos[i] = first_eos
+
+
+def _write_tokens(results: BlockResults, i: int, first: int, tokens: Sequence[int]) -> None:
+    """Unmasks the positions of block `i` from `first` on, before which none is MASKED."""
+    end = first + len(tokens)
+    results.tokens[i, first:end] = tokens
+    results.state[i, first:end] = UNMASKED
+    results.masks[i] -= len(tokens)
+    results.num_updated[i] += len(tokens)
+    results.first_masked[i] = end if results.masks[i] else results.tokens.shape[1]
+    results.finished[i] = not results.masks[i]
 
 
 def force_tokens(plan: DenoiseBlocks, results: BlockResults) -> None:
     """Writes the forced tokens to `results`, which has these blocks unchanged."""
     for i, first, tokens in plan.forced_tokens:
-        last = first + len(tokens)
-        results.tokens[i, first:last] = tokens
-        results.state[i, first:last] = UNMASKED
-        results.masks[i] -= len(tokens)
-        results.num_updated[i] += len(tokens)
-        results.first_masked[i] = last if results.masks[i] else results.tokens.shape[1]
-        results.finished[i] = not results.masks[i]
+        _write_tokens(results, i, first, tokens)
