@@ -49,10 +49,9 @@ class MultiprocExecutor:
     ) -> None:
         self.on_lost = on_lost
         self.group = groups.SINGLE_RANK
-        self.monitor: WorkerMonitor | None = None
         self.workers = start_workers(size, placement, seconds)
+        self.monitor = WorkerMonitor(self.workers, seconds, self._on_lost)
         try:
-            self.monitor = WorkerMonitor(self.workers, seconds, self._on_lost)
             store = groups.make_store(placement.address, seconds)
             near = placement.nodes == 1
             for worker in self.workers:
@@ -73,7 +72,6 @@ class MultiprocExecutor:
         Raises:
             ConfigError: As `load_engine`; also if the ranks have different files.
         """
-        assert self.monitor is not None
         with self._explain_failures():
             self.monitor.serving = False
             own = file_digests_of(config, progress)  # ranks with the same disk find it downloaded
@@ -98,7 +96,6 @@ class MultiprocExecutor:
 
     def unload(self) -> None:
         """Unloads the engine of the other ranks; another one may be loaded then."""
-        assert self.monitor is not None
         if self.monitor.failure is None:
             self.broadcast(rpc.CloseEngine())
 
@@ -113,7 +110,6 @@ class MultiprocExecutor:
     @contextmanager
     def _explain_failures(self) -> Iterator[None]:
         """Replaces errors that a lost rank caused by its own error."""
-        assert self.monitor is not None
         try:
             yield
         except ConfigError:
@@ -129,7 +125,6 @@ class MultiprocExecutor:
             raise
 
     def step_guard(self) -> StepGuard:
-        assert self.monitor is not None
         return StepGuard(self.monitor)
 
     def _on_lost(self, why: str) -> None:
@@ -144,8 +139,7 @@ class MultiprocExecutor:
 
     def close(self) -> None:
         """Ends the other ranks. Closing again does nothing."""
-        if self.monitor is not None:
-            self.monitor.closed = True
+        self.monitor.closed = True
         for worker in self.workers:
             worker.connection.close()
         self._kill()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import socket
@@ -180,27 +181,21 @@ class RankWorker:
 def run(worker: RankWorker, node: int, local: int) -> int:
     """Serves rank 0; returns the exit code."""
     connection = worker.connection
-    try:
+    with contextlib.suppress(rpc.ConnectionClosed):
         connection.send(rpc.Hello(rpc.VERSION, os.getpid(), socket.gethostname(), node, local))
         for work in (worker.send_heartbeats, worker.exit_with_rank_0):
             threading.Thread(target=work, daemon=True).start()
-        worker.serve()
-    except rpc.ConnectionClosed:
-        return 0
-    except Exception as error:
-        user = isinstance(error, ConfigError)
-        if not user:
-            log.exception("a rank failed")
-        return _report(connection, rpc.WorkerFailed(error_summary(error), user))
+        try:
+            worker.serve()
+        except rpc.ConnectionClosed:
+            return 0
+        except Exception as error:
+            user = isinstance(error, ConfigError)
+            if not user:
+                log.exception("a rank failed")
+            connection.send(rpc.WorkerFailed(error_summary(error), user))
+            return 1
     return 0
-
-
-def _report(connection: rpc.RpcConnection, message: rpc.Message) -> int:
-    try:
-        connection.send(message)
-    except rpc.ConnectionClosed:
-        return 0
-    return 1
 
 
 def error_summary(error: BaseException) -> str:
