@@ -172,12 +172,11 @@ def check_fields(params: SamplingParams, at: At = str) -> None:
     Raises:
         RequestError: a field is invalid.
     """
-    set_fields = [
-        (field, at(field.name), value)
-        for name, value in vars(params).items()  # in the order of their declarations
-        if value is not None and (field := _CHECKED.get(name)) is not None
-    ]
-    for field, param, value in set_fields:
+    for name, value in vars(params).items():  # in the order of their declarations
+        field = _CHECKED.get(name)
+        if value is None or field is None:
+            continue
+        param = at(name)
         if field.refused:
             raise refuse(param, field.refused)
         if field.kind == "texts":
