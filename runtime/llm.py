@@ -71,25 +71,21 @@ def forward_logits(engine: Engine, ids: list[int], block_size: int | None = None
     last = engine.info.vocab_size - 1
     for i, token in enumerate(ids):
         integer(f"prompt[{i}]", token, 0, last)
-    block = integer("block_size", block_size, 1, 2**31, default=None)
+    if block_size is not None:
+        integer("block_size", block_size, 1, 2**31)
     page_size = engine.info.page_size
     pages = -(-len(ids) // page_size)
     plan = block_causal_plan(
         np.array(ids), np.zeros(1, np.int64), np.array([len(ids)]), np.arange(pages, dtype=np.int32)[None],
-        page_size=page_size, block_size=block or 1,
+        page_size=page_size, block_size=block_size or 1,
     )  # fmt: skip
     layout = plan.layout
-    if block is None:
+    if block_size is None:
         spec = RequestSpec(id="", prompt=ids, max_tokens=0, decoding=engine.info.defaults())
-        mask = engine.info.mask_token_id or 0
         request = Request(
-            spec,
-            size=len(ids),
-            num_final_tokens=len(ids),
-            mask_id=mask,
-            arrival_index=0,
+            spec, size=len(ids), num_final_tokens=len(ids), mask_id=engine.info.mask_token_id or 0, arrival_index=0,
             get_algorithm=engine.get_algorithm,
-        )
+        )  # fmt: skip
         visible_end = engine.strategy.visible_end([request], np.zeros_like(layout.positions), layout.positions)
         not_editable = np.zeros_like(layout.is_editable)
         layout = replace(
@@ -178,12 +174,10 @@ class LLM:
             RequestError: A prompt is invalid (nothing runs then), or the engine failed on one.
         """
         prompts = [prompts] if isinstance(prompts, str) else prompts
-        each = self._params(params, len(prompts))
-        names = [adapter] * len(prompts) if adapter is None or isinstance(adapter, str) else list(adapter)
-        if len(names) != len(prompts):
-            raise refuse("adapter", f"{len(names)} for {len(prompts)} prompts; give one, or one each")
+        each, names = _one_each("params", params, len(prompts)), _one_each("adapter", adapter, len(prompts))
         groups = [
-            self._choices(prompt, mine, adapter=name) for prompt, mine, name in zip(prompts, each, names, strict=True)
+            self._choices(prompt, mine or SamplingParams(), adapter=name)
+            for prompt, mine, name in zip(prompts, each, names, strict=True)
         ]
         self._finish([choice for group in groups for choice in group])
         return [GenerationOutput.from_completions(group) for group in groups]
@@ -271,10 +265,10 @@ class LLM:
             check_ids(ids, self.engine.info, "text")
             if first == len(ids):
                 raise RequestError(f"text: the one of pair {n} is empty; give at least one token", param="text")
+            context = RequestContext(id=f"llm-{next(self._ids)}", adapter=self.engine.lora_manager.resolve(adapter))
             spec = score_spec(
-                ids, self.engine.info, id=f"llm-{next(self._ids)}", param="text", prompt_len=first, logprobs=top,
-                tokens_per_step=stride, adapter=self.engine.lora_manager.resolve(adapter),
-            )  # fmt: skip
+                ids, self.engine.info, context, param="text", prompt_len=first, logprobs=top, tokens_per_step=stride
+            )
             scored.append(CompletionState(n, spec, IdsOnly()))
         self._finish(scored)
         return [choice.token_logprobs or [] for choice in scored]
@@ -320,13 +314,6 @@ class LLM:
         self.close()
 
     # -- parts
-
-    def _params(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-        if params is None or isinstance(params, SamplingParams):
-            return [params or SamplingParams()] * count
-        if len(params) != count:
-            raise refuse("params", f"{len(params)} for {count} prompts; give one, or one each")
-        return list(params)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, Sequence) and not isinstance(prompt, str):
@@ -394,6 +381,15 @@ class LLM:
         if output.finish_reason == "error":
             raise RequestError(f"the engine failed: {output.error}", status=500, code="engine_error")
         return choice.update(output)
+
+
+def _one_each(name: str, value: Any, count: int) -> list[Any]:
+    """Returns `value` for each of `count` prompts, unless it is a list with one entry per prompt already."""
+    if value is None or isinstance(value, str | SamplingParams):
+        return [value] * count
+    if len(value) != count:
+        raise refuse(name, f"{len(value)} for {count} prompts; give one, or one each")
+    return list(value)
 
 
 def _engine(config: EngineConfig) -> tuple[Engine, MultiprocExecutor | None]:

@@ -326,13 +326,9 @@ class ResolvedParams(NamedTuple):
     param_row: tuple[float, ...]
 
 
-def resolve_params(algorithm: UnmaskingAlgorithm, values: Mapping[str, Value]) -> ResolvedParams:
-    """Returns the parameters for values of the fields of the algorithm and of the strategy."""
-    return _resolve_params(algorithm, tuple(values.items()))
-
-
 @lru_cache(maxsize=CACHE_SIZE)
-def _resolve_params(algorithm: UnmaskingAlgorithm, items: tuple[tuple[str, Value], ...]) -> ResolvedParams:
+def resolve_params(algorithm: UnmaskingAlgorithm, items: tuple[tuple[str, Value], ...]) -> ResolvedParams:
+    """Returns the parameters for values of the fields of the algorithm and of the strategy, as pairs."""
     values = dict(items)
     return ResolvedParams(
         int(algorithm.required_stats(values)),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from runtime.bench import output, roofline
-from runtime.config.flag_definitions import BY_DEST
+from runtime.config import BY_DEST
 from runtime.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from runtime.bench.sizes import check_memory, check_positive, check_weights
 from runtime.bench.steady_state import COLUMNS, KINDS
 from runtime.bench.step_plans import StepPlans, pages_needed
 from runtime.bench.timing import median
-from runtime.config.flag_definitions import BY_DEST
+from runtime.config import BY_DEST
 from runtime.distributed.gpu import require_gpu
 from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.engine.lora_manager import LoRAManager

@@ -1,7 +1,6 @@
 """Configuration: flags, their sources, and the typed result. Imports no torch."""
 
-from runtime.config.config import DEMO_NAME, EngineConfig, ServerConfig, default_model_name
-from runtime.config.flag_definitions import BY_DEST, FLAGS
+from runtime.config.config import BY_DEST, DEMO_NAME, FLAGS, EngineConfig, ServerConfig, default_model_name
 from runtime.config.flags import ENV_PREFIX, Flag, check
 from runtime.config.loading import build_parser, log_format, parse
 

@@ -1,4 +1,7 @@
-"""Typed configuration, validated as far as possible without opening the checkpoint."""
+"""Typed configuration: each flag is declared once, as a field (docs/reference/flags.md).
+
+Values are validated as far as possible without opening the checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Self
 
 from runtime.config.adapters import named_adapters
 from runtime.config.api_keys import check_keys
-from runtime.config.flag_definitions import BY_DEST, BY_SPELLING
-from runtime.config.flags import check
+from runtime.config.flags import DECODING, Flag, check_fields, declare_flag, declared_flags
 from runtime.config.suggestions import did_you_mean
 from runtime.config.validation import validate_combinations
 from runtime.errors import ConfigError
@@ -19,6 +22,15 @@ from runtime.errors import ConfigError
 # A name, an IPv4 address or an IPv6 address without brackets, as `--allowed-hosts` takes it.
 HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*")
 DEMO_NAME = "unmask-demo"
+
+_model = partial(declare_flag, "model")
+_parallel = partial(declare_flag, "parallelism and devices")
+_memory = partial(declare_flag, "blocks, batches and memory")
+_execution = partial(declare_flag, "execution")
+_adapters = partial(declare_flag, "adapters")
+_decoding = partial(declare_flag, DECODING)
+_fraction = partial(_decoding, low=0, high=1)
+_server = partial(declare_flag, "server")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,69 +40,188 @@ class EngineConfig:
     Values are checked and converted on construction; a ConfigError names the flag.
     """
 
-    model: str | None = None
-    model_name: str | None = None
-    plugin: tuple[str, ...] = ()
-    decoding_strategy: str | None = None
-    sampling_mode: Literal["naive", "edit"] | None = None
-    mask_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] | None = None
-    device: Literal["cpu", "cuda"] | None = None
-    dtype: Literal["bfloat16", "float16", "float32", "float64"] | None = None  # float64: tests, through Python only
-    quantization: Literal["fp8", "int8", "int4"] | None = None
-    block_size: int | None = None
-    buffer_size: int | None = None
-    page_size: int | None = None
-    max_model_len: int | None = None
-    max_num_batched_tokens: int = 8192
-    max_num_reqs: int = 128
-    gpu_memory_utilization: float = 0.9
-    num_pages: int | None = None
-    kv_cache_layout: Literal["unified", "distinct"] = "unified"
-    use_lora: bool = False
-    lora_path: str | None = None
-    pre_merge_lora: bool = False
-    lora: tuple[str, ...] = ()
-    max_loras: int | None = None
-    max_lora_rank: int | None = None
-    attn_impl: Literal["triton_grouped", "triton", "torch"] | None = None
-    tensor_parallel_size: int = 1
-    expert_parallel_size: int = 1
-    distributed_timeout_seconds: float = 600.0
-    disable_full_static_runner: bool = False
-    enforce_eager: bool = False
-    deterministic: bool = False
-    disable_torch_compile: bool = False
-    torch_compile_mode: Literal["default", "max-autotune-no-cudagraphs"] | None = None
-    disable_prefix_caching: bool = False
-    skip_tokenizer: bool = False  # Python API only: ids in, ids out
+    model: str | None = _model(
+        "checkpoint to serve; default: the demo model of this package", common=True, metavar="DIR|hf://ORG/NAME[@REV]"
+    )
+    model_name: str | None = _model(
+        "key of the model family; default: the family that config.json names",
+        aliases=("model-family",),
+        metavar="FAMILY",
+    )
+    plugin: tuple[str, ...] = _model(
+        "Python file that registers a decoding strategy, an unmasking algorithm or a model family, repeatable; it "
+        "is executed in every process",
+        default=(),
+        metavar="FILE.py",
+    )
+    decoding_strategy: str | None = _model(
+        "decoding strategy: multi_bd, dmax, full, d2f, fast_dllm_v2, nemotron_diffusion, diffusion_gemma; "
+        "default: that of the family",
+        metavar="STRATEGY",
+    )
+    sampling_mode: Literal["naive", "edit"] | None = _model(
+        "edit allows the revision of unmasked tokens, and makes edit the default algorithm; default: naive, if "
+        "the family supports it"
+    )
+    mask_token_id: int | None = _model(
+        "id of the mask token; default: that of config.json, else of the tokenizer, else of the family", low=0
+    )
+    eos_token_ids: tuple[int, ...] | None = _model(
+        "ids that end an output; default: all that the checkpoint's files name, else those of the family",
+        low=0,
+        comma=True,
+        metavar="ID,...",
+    )
+    tensor_parallel_size: int = _parallel(
+        "devices per replica; weights are sharded over them, one process per device", default=1, common=True, low=1
+    )
+    expert_parallel_size: int = _parallel(
+        "1: shard every expert; --tensor-parallel-size: distribute complete experts over the devices", default=1, low=1
+    )
+    distributed_timeout_seconds: float = _parallel(
+        "maximum seconds that the processes of a replica wait for each other, at start and in a step",
+        default=600.0,
+        low=0,
+        above_low=True,
+    )
+    device: Literal["cuda", "cpu"] | None = _parallel(
+        "device of the model; default: cuda if a GPU is usable, else cpu", common=True
+    )
+    # float64: tests, through Python only
+    dtype: Literal["bfloat16", "float16", "float32", "float64"] | None = _model(
+        "data type of weights and KV cache; default: bfloat16 on cuda, float32 on cpu",
+        choices=("bfloat16", "float16", "float32"),
+    )
+    quantization: Literal["fp8", "int8", "int4"] | None = _model(
+        "quantize linear layers and experts while they are loaded: fp8 (e4m3) and int8 with one scale per output "
+        "channel, int4 with one per 128 inputs; default: the checkpoint's format",
+        common=True,
+    )
+    block_size: int | None = _memory("tokens per block; default: that of the checkpoint, else of the family", low=1)
+    buffer_size: int | None = _memory("maximum number of blocks denoised at once; default: 1 (d2f: 4)", low=1)
+    page_size: int | None = _memory(
+        "tokens per page of the KV cache, a multiple or a divisor of the block size unless blocks begin at the "
+        "end of the prompt; default: 32",
+        low=1,
+    )
+    max_model_len: int | None = _memory(
+        "maximum number of prompt and output tokens of a request; default: 4096, or the checkpoint's limit if "
+        "that is lower",
+        common=True,
+        low=1,
+    )
+    max_num_batched_tokens: int = _memory(
+        "maximum number of tokens per forward; longer prompts are prefilled in chunks", default=8192, low=1
+    )
+    max_num_reqs: int = _memory("maximum number of requests that run at the same time", default=128, common=True, low=1)
+    gpu_memory_utilization: float = _memory(
+        "fraction of the GPU memory free at start that may be used",
+        default=0.9,
+        common=True,
+        low=0,
+        high=1,
+        above_low=True,
+    )
+    num_pages: int | None = _memory("pages of the KV cache; default: as many as the memory allows", low=1)
+    kv_cache_layout: Literal["unified", "distinct"] = _memory(
+        "layout of a page of the KV cache; unified: one token after another; distinct: one head after another, "
+        "with keys in groups of 8 elements and values transposed",
+        default="unified",
+    )
+    disable_prefix_caching: bool = _memory("do not reuse the KV cache of earlier prompts", default=False)
+    attn_impl: Literal["triton_grouped", "triton", "torch"] | None = _execution(
+        "attention kernel; naive is an alias of torch; default: triton_grouped on cuda, torch on cpu",
+        synonyms=(("naive", "torch"),),
+    )
+    disable_full_static_runner: bool = _execution(
+        "capture only the model's forward in CUDA graphs; the LM head and unmasking algorithms run eagerly",
+        default=False,
+    )
+    enforce_eager: bool = _execution("disable CUDA graphs", default=False)
+    disable_torch_compile: bool = _execution("ignore --torch-compile-mode", default=False)
+    torch_compile_mode: Literal["default", "max-autotune-no-cudagraphs"] | None = _execution(
+        "compile operations on full logits (argmax, entropy) with torch.compile, in this mode; default: no compilation"
+    )
+    deterministic: bool = _execution(
+        "use batch-invariant kernels: results do not depend on other requests; slower, many times on CPUs",
+        default=False,
+    )
+    use_lora: bool = _adapters("use the adapter of --lora-path for all requests", default=False)
+    lora_path: str | None = _adapters(
+        "adapter of --use-lora, in PEFT's format", metavar="DIR|hf://ORG/NAME[@REV]|demo://NAME"
+    )
+    pre_merge_lora: bool = _adapters(
+        "merge the adapter of --lora-path into the weights at load time, so that requests cost no more", default=False
+    )
+    lora: tuple[str, ...] = _adapters(
+        "adapter that requests select as their model, repeatable; demo://roman is the demo model's",
+        default=(),
+        metavar="NAME=DIR|NAME=hf://ORG/NAME[@REV]|NAME=demo://NAME",
+    )
+    max_loras: int | None = _adapters(
+        "maximum number of adapters in device memory, others stay in host memory; default: 8 if there are any",
+        low=1,
+        high=256,
+    )
+    max_lora_rank: int | None = _adapters(
+        "maximum rank of an adapter; default: the largest of --lora, at least 16", low=1, high=512
+    )
     # decoding defaults of the server; None: the family's, else those of docs/guide/decoding.md
-    add_block_threshold: float | None = None
-    semi_complete_threshold: float | None = None
-    accept_threshold: float | None = None
-    edit_threshold: float | None = None
-    remask_threshold: float | None = None
-    token_stability_threshold: float | None = None
-    max_post_edit_steps: int | None = None
-    penalty_lambda: float | None = None
-    full_cache: Literal["prefix", "dual", "vicinity"] | None = None
-    token_merge_mode: Literal["dmax_topk", "iter_smooth_topk"] | None = None
-    token_merge_top_k: int | None = None
-    token_merge_renormalize: bool | None = None
-    token_merge_weight: float | None = None
-    diffusion_gemma_max_steps: int | None = None
-    diffusion_gemma_t_min: float | None = None
-    diffusion_gemma_t_max: float | None = None
-    diffusion_gemma_entropy_bound: float | None = None
-    diffusion_gemma_stability_threshold: int | None = None
-    diffusion_gemma_confidence_threshold: float | None = None
+    add_block_threshold: float | None = _fraction(
+        "progress of the newest block at which the next block opens; default: 0.1"
+    )
+    semi_complete_threshold: float | None = _fraction(
+        "progress of a block at which the next block may force a token; default: 0.9 (d2f: 0.95)"
+    )
+    accept_threshold: float | None = _fraction(
+        "confidence above which a token is accepted; default: that of the family, else 0.9 (dmax: 0.5)"
+    )
+    edit_threshold: float | None = _fraction("confidence above which edit replaces an unmasked token; default: 0")
+    remask_threshold: float | None = _fraction(
+        "confidence below which threshold masks an unmasked token again; default: 0 (never)"
+    )
+    token_stability_threshold: float | None = _fraction(
+        "fraction of unchanged tokens at which the next block opens; default: 0"
+    )
+    max_post_edit_steps: int | None = _decoding(
+        "maximum number of edit steps of a block without masks; default: 16", low=0
+    )
+    penalty_lambda: float | None = _decoding("penalty of edit on repeating the previous token; default: 0", low=0)
+    full_cache: Literal["prefix", "dual", "vicinity"] | None = _decoding(
+        "part of the KV cache that later steps of full reuse; default: none"
+    )
+    token_merge_mode: Literal["dmax_topk", "iter_smooth_topk"] | None = _decoding(
+        "how dmax mixes embeddings of unmasked positions; default: dmax_topk"
+    )
+    token_merge_top_k: int | None = _decoding(
+        "number of most probable tokens that dmax mixes; default: 1", low=1, high=64
+    )
+    token_merge_renormalize: bool | None = _decoding("keep the norm of the embeddings (dmax_topk); default: true")
+    token_merge_weight: float | None = _decoding(
+        "weight of the added mixture (iter_smooth_topk); default: 1", low=0, high=100
+    )
+    diffusion_gemma_max_steps: int | None = _decoding(
+        "maximum number of steps per canvas; default: 48", low=1, high=4096
+    )
+    diffusion_gemma_t_min: float | None = _decoding(
+        "lower limit of a canvas's temperature; default: 0.4", low=0, above_low=True
+    )
+    diffusion_gemma_t_max: float | None = _decoding(
+        "temperature of the first step of a canvas; default: 0.8", low=0, above_low=True
+    )
+    diffusion_gemma_entropy_bound: float | None = _decoding(
+        "entropy bound of the tokens that a step accepts, in nats; default: 0.1", low=0, above_low=True
+    )
+    diffusion_gemma_stability_threshold: int | None = _decoding(
+        "unchanged steps after which a canvas ends; default: 1", low=0, high=64
+    )
+    diffusion_gemma_confidence_threshold: float | None = _decoding(
+        "entropy in nats below which an unchanged canvas ends; default: 0.005", low=0
+    )
+    skip_tokenizer: bool = False  # Python API only: ids in, ids out
 
     def __post_init__(self) -> None:
-        for name in (f.name for f in dataclasses.fields(self) if f.name in BY_DEST):
-            value = getattr(self, name)
-            if name == "dtype" and value == "float64":
-                continue
-            object.__setattr__(self, name, check(BY_DEST[name], value))
+        check_fields(self, (flag for flag in ENGINE_FLAGS if flag.dest != "dtype" or self.dtype != "float64"))
         if not isinstance(self.skip_tokenizer, bool):
             raise ConfigError(f"skip_tokenizer: {self.skip_tokenizer!r} is not true or false")
         validate_combinations(self)
@@ -144,48 +275,123 @@ class EngineConfig:
         return cls(**values_by_field)
 
 
+ENGINE_FLAGS = declared_flags(EngineConfig, engine=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
     """Configuration of a server and its engine, which is the same for every replica. Times are in seconds."""
 
     engine: EngineConfig = field(default_factory=EngineConfig)
-    served_model_name: tuple[str, ...] = ()  # see model_names
-    chat_template: str | None = None
-    tool_call_parser: str | None = None
-    reasoning_parser: str | None = None
-    lora_config: str | None = None
-    lora_routes: bool = False
-    data_parallel_size: int = 1
-    device_ids: tuple[int, ...] | None = None  # those of replica 0 first, one per process
-    num_nodes: int = 1
-    node_rank: int = 0
-    master_addr: str = "localhost"
-    master_port: int | None = None
-    host: str = "127.0.0.1"
-    port: int = 8000
-    log_level: Literal["critical", "error", "warning", "info", "debug"] = "info"
-    log_format: Literal["text", "json"] = "text"
-    zmq_command_addr: str | None = None
-    zmq_event_addr: str | None = None
-    api_key: tuple[str, ...] = field(default=(), repr=False)
-    api_key_file: str | None = None
+    served_model_name: tuple[str, ...] = _model(
+        "model id that requests name, repeatable; default: the directory's or repository's name",
+        default=(),
+        common=True,
+        metavar="NAME",
+    )
+    chat_template: str | None = _model(
+        "Jinja file of at most 1 MiB that replaces the checkpoint's chat template", metavar="FILE"
+    )
+    tool_call_parser: str | None = _model(
+        "format of tool calls: hermes, gemma4, qwen3_coder, or off; default: that of the family", metavar="FORMAT"
+    )
+    reasoning_parser: str | None = _model(
+        "format of reasoning: think, gemma4, or off; default: that of the family", metavar="FORMAT"
+    )
+    data_parallel_size: int = _parallel("number of replicas, each in its own backend process", default=1, low=1)
+    num_nodes: int = _parallel("hosts per replica, each with the same number of devices", default=1, low=1)
+    node_rank: int = _parallel("index of this host; host 0 serves HTTP, the others only run ranks", default=0, low=0)
+    master_addr: str = _parallel(
+        "address of node 0; connections are not authenticated, so use trusted networks only",
+        default="localhost",
+        metavar="HOST",
+    )
+    master_port: int | None = _parallel("port of node 0; required with --num-nodes", low=1, high=65535)
+    device_ids: tuple[int, ...] | None = _parallel(
+        "indices of the GPUs to use, first those of replica 0; default: 0, 1, ...", low=0, comma=True, metavar="ID,..."
+    )
+    lora_config: str | None = _adapters(
+        "adapters that requests select: a YAML or JSON file that maps names to paths, or a directory with one "
+        "file per name; it is read at start, and again when it changes",
+        metavar="DIR|FILE",
+    )
+    lora_routes: bool = _adapters(
+        "enable POST /v1/load_lora_adapter and /v1/unload_lora_adapter, with which clients can make the server "
+        "read any path",
+        default=False,
+    )
+    host: str = _server(
+        "address or name to listen on; :: accepts other machines, over IPv6 and IPv4; UNMASK_DEFAULT_HOST, which "
+        "the container image sets to ::, replaces the default",
+        default="127.0.0.1",
+        common=True,
+    )
+    port: int = _server("port to listen on; 0 selects a free port", default=8000, common=True, low=0, high=65535)
+    log_level: Literal["critical", "error", "warning", "info", "debug"] = _server(
+        "log level of all processes", default="info"
+    )
+    log_format: Literal["text", "json"] = _server("format of the log; json for log collectors", default="text")
+    zmq_command_addr: str | None = _server(
+        "address of the socket from the frontend to the backends, ipc://PATH; default: a private path", metavar="ADDR"
+    )
+    zmq_event_addr: str | None = _server(
+        "address of the socket from the backends, ipc://PATH; default: a private path", metavar="ADDR"
+    )
+    api_key: tuple[str, ...] = _server(
+        "bearer keys that clients must present, of at least 16 characters; every user of the machine sees them in "
+        "the process list, so prefer --api-key-file or UNMASK_API_KEY",
+        default=(),
+        comma=True,
+        secret=True,
+        metavar="KEY,...",
+    )
+    api_key_file: str | None = _server(
+        "file of API keys, one per line or comma-separated; read again when it changes", common=True, metavar="FILE"
+    )
+    cors_allow_origins: tuple[str, ...] = _server(
+        "origins whose pages may send requests from a browser, or *; default: none",
+        default=(),
+        comma=True,
+        metavar="ORIGIN,...",
+    )
+    allowed_hosts: tuple[str, ...] = _server(
+        "further host names, without port, that clients without a key may use, or *; default: localhost and "
+        "loopback addresses if --host is a loopback address, else any",
+        default=(),
+        comma=True,
+        metavar="HOST,...",
+    )
+    strict_fields: bool = _server("reject unknown fields of requests instead of ignoring them", default=False)
+    max_queue: int = _server(
+        "maximum number of waiting requests, 429 beyond; one HTTP request with several completions (with several "
+        "keys: one key) gets at most half of --max-queue and --max-num-reqs",
+        default=1024,
+        low=1,
+    )
+    frontend_processes: int = _server(
+        "processes that serve HTTP for the same backends, for many short requests per second",
+        default=1,
+        low=1,
+        high=64,
+        aliases=("api-server-count",),
+    )
+    max_connections: int | None = _server(
+        "maximum number of open connections; default: 4096, or what the limit of open files allows", low=1
+    )
+    drain_delay: float = _server("seconds to keep serving after SIGTERM before the listener closes", default=0.0, low=0)
+    drain_timeout: float = _server("seconds to let running requests finish", default=30.0, low=0)
+    request_timeout: float = _server(
+        "maximum seconds per request, including waiting; 0: no limit", default=600.0, low=0
+    )
+    profiler: Literal["torch"] | None = _server(
+        "profiler of POST /start_profile and /stop_profile, which return 409 without it; requires --torch-profiler-dir"
+    )
+    torch_profiler_dir: str | None = _server("directory of the profiler's traces, one file per backend", metavar="DIR")
     keys_in_file: tuple[str, ...] = field(default=(), repr=False)  # at start; without keys and file, clients need none
-    cors_allow_origins: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()
-    strict_fields: bool = False
-    profiler: Literal["torch"] | None = None
-    torch_profiler_dir: str | None = None
-    frontend_processes: int = 1
-    max_queue: int = 1024
-    max_connections: int | None = None
-    drain_delay: float = 0.0
-    drain_timeout: float = 30.0
-    request_timeout: float = 600.0  # 0: no limit
     notes: tuple[str, ...] = field(default=(), compare=False)  # messages for the log at start
 
     def __post_init__(self) -> None:
-        for name in (f.name for f in dataclasses.fields(self) if f.name in BY_DEST):
-            object.__setattr__(self, name, check(BY_DEST[name], getattr(self, name)))
+        check_fields(self, SERVER_FLAGS)
         self._check_combinations()
 
     def _check_combinations(self) -> None:
@@ -267,6 +473,24 @@ class ServerConfig:
 
     def replace(self, **changes: Any) -> Self:
         return dataclasses.replace(self, **changes)
+
+
+SERVER_FLAGS = declared_flags(ServerConfig)
+# In the order of ``--help`` within each group. The last two select and print values, and are no fields.
+FLAGS: tuple[Flag, ...] = (
+    *ENGINE_FLAGS,
+    *SERVER_FLAGS,
+    Flag(
+        name="config",
+        group="server",
+        common=True,
+        metavar="FILE.yaml",
+        help="YAML file of flags, one `name: value` per line",
+    ),
+    Flag(name="print-config", group="server", type="bool", default=False, help="print the resolved values and exit"),
+)
+BY_DEST: dict[str, Flag] = {flag.dest: flag for flag in FLAGS}
+BY_SPELLING: dict[str, Flag] = {name.replace("-", "_"): flag for flag in FLAGS for name in flag.spellings}
 
 
 def default_model_name(model: str | None) -> str:

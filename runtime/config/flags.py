@@ -1,22 +1,24 @@
 """Declaration of a flag, for command line, environment, YAML, ``--help`` and the operator.
 
-docs/reference/flags.md lists all flags. This module has plain data and checks of single values. It reads no file and no
-environment variable, and imports no torch.
+This module has plain data and checks of single values. It reads no file and no environment variable, and imports no
+torch.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from runtime.errors import ConfigError
 
 ENV_PREFIX = "UNMASK_"
 KERNEL_CACHE = ENV_PREFIX + "KERNEL_CACHE"  # directory of compiled kernels, which is no flag
 DECODING = "decoding defaults (a request may override them)"  # name of a group
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,57 @@ class Flag:
     def optional(self) -> bool:
         """Whether ``auto`` and ``none`` mean the default."""
         return self.default is None
+
+
+def declare_flag(group: str, help: str, *, default: Any = None, secret: bool = False, **declaration: Any) -> Any:
+    """Declares a field of a configuration, which is a dataclass, as a flag.
+
+    Args:
+        group: See `Flag`, as for the other arguments.
+        help: One line without a period.
+        default: Of the field too.
+        secret: The value is not part of the `repr` of the configuration either.
+        declaration: Other attributes of `Flag` that `declared_flags` cannot derive from the field.
+    """
+    metadata = {"group": group, "help": help, "secret": secret, **declaration}
+    return field(default=default, repr=not secret, metadata=metadata)
+
+
+def declared_flags(config: type, *, engine: bool = False) -> tuple[Flag, ...]:
+    """Returns the flags that the fields of a configuration declare: names, types and choices are those of the fields.
+
+    Args:
+        config: The configuration.
+        engine: The attribute of the flags.
+    """
+    hints = get_type_hints(config)
+    return tuple(
+        Flag(
+            name=each.name.replace("_", "-"),
+            default=each.default,
+            engine=engine,
+            **{**_type_attributes(hints[each.name]), **each.metadata},
+        )
+        for each in fields(config)
+        if each.metadata
+    )
+
+
+def _type_attributes(hint: Any) -> dict[str, Any]:
+    """Returns `type`, `choices` and `many` of a flag for the type of a field, such as ``tuple[int, ...] | None``."""
+    if NoneType in get_args(hint):
+        (hint,) = (each for each in get_args(hint) if each is not NoneType)
+    if get_origin(hint) is Literal:
+        return {"choices": get_args(hint)}
+    if get_origin(hint) is tuple:
+        return {"many": True, "type": get_args(hint)[0].__name__}
+    return {"type": hint.__name__}
+
+
+def check_fields(config: Any, flags: Iterable[Flag]) -> None:
+    """Checks and converts the fields of a new configuration that are these flags."""
+    for flag in flags:
+        object.__setattr__(config, flag.dest, check(flag, getattr(config, flag.dest)))
 
 
 def check(flag: Flag, value: Any, where: str | None = None) -> Any:
@@ -122,20 +175,10 @@ def _check_one(flag: Flag, value: Any, where: str) -> Any:
 
 
 def _to_bool(value: Any, wrong: ConfigError) -> bool:
-    spellings = {
-        "1": True,
-        "true": True,
-        "yes": True,
-        "on": True,
-        "0": False,
-        "false": False,
-        "no": False,
-        "off": False,
-    }
     if isinstance(value, bool):
         return value
-    if isinstance(value, str) and value.lower() in spellings:
-        return spellings[value.lower()]
+    if isinstance(value, str) and value.lower() in _TRUE + _FALSE:
+        return value.lower() in _TRUE
     raise wrong
 
 

@@ -14,8 +14,7 @@ from typing import Any, NoReturn
 
 from runtime.config.adapters import DEFAULT_MAX_LORAS
 from runtime.config.api_keys import read_settled_key_file
-from runtime.config.config import EngineConfig, ServerConfig
-from runtime.config.flag_definitions import BY_SPELLING, FLAGS
+from runtime.config.config import BY_DEST, BY_SPELLING, FLAGS, EngineConfig, ServerConfig
 from runtime.config.flags import ENV_PREFIX, KERNEL_CACHE, Flag, check
 from runtime.config.suggestions import did_you_mean, unknown_flags
 from runtime.errors import ConfigError
@@ -70,10 +69,8 @@ def build_parser(*, common_only: bool = False) -> argparse.ArgumentParser:
     helps = parser.add_argument_group("help")
     helps.add_argument("-h", "--help", action=_Help, dest="help", nargs=0, help="list common flags and exit")
     helps.add_argument("--help-all", action=_Help, dest="help_all", nargs=0, help="list all flags and exit")
-    groups: dict[str, Any] = {}
+    groups = {name: parser.add_argument_group(name) for name in dict.fromkeys(flag.group for flag in FLAGS)}
     for flag in FLAGS:
-        group = groups.setdefault(flag.group, None) or parser.add_argument_group(flag.group)
-        groups[flag.group] = group
         options: dict[str, Any] = {"dest": flag.dest, "help": _help(flag)}
         if common_only and not flag.common:
             options["help"] = argparse.SUPPRESS
@@ -82,7 +79,7 @@ def build_parser(*, common_only: bool = False) -> argparse.ArgumentParser:
         else:
             options["metavar"] = flag.metavar or ("|".join(flag.choices) or _METAVAR[flag.type])
         options["action"] = "append" if flag.many else "store"
-        group.add_argument(*(f"--{name}" for name in flag.spellings), **options)
+        groups[flag.group].add_argument(*(f"--{name}" for name in flag.spellings), **options)
     return parser
 
 
@@ -110,10 +107,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> ServerConfig:
     if DEFAULT_HOST in environ:
         sources["host"] = (environ[DEFAULT_HOST], DEFAULT_HOST)
     env = from_environment(environ, ignore=command_line)
-    file_flag = next(flag for flag in FLAGS if flag.name == "config")
     path = command_line.get("config") or (env["config"][0] if "config" in env else None)
     if path is not None:
-        sources |= from_file(Path(check(file_flag, path)))
+        sources |= from_file(Path(check(BY_DEST["config"], path)))
     sources |= env
     sources |= {dest: (value, f"--{dest.replace('_', '-')}") for dest, value in command_line.items()}
     return _build(sources)

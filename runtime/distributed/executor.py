@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from runtime.config import EngineConfig
 from runtime.distributed import process_group as groups
+from runtime.distributed import rpc
 from runtime.distributed.gpu import check_devices
 from runtime.distributed.monitor import WorkerMonitor
 from runtime.distributed.rank_launcher import RANK_COMMAND, WorkerPlacement, start_workers
 from runtime.distributed.rank_worker import error_summary, file_digests_of
-from runtime.distributed.rpc import (
-    AdapterPair,
-    AddAdapter,
-    Arrays,
-    CaptureGraph,
-    CheckFiles,
-    CloseEngine,
-    ComputeLogits,
-    ConnectionClosed,
-    DropAdapter,
-    EngineLoaded,
-    FetchRows,
-    FilesSeen,
-    Join,
-    LoadEngine,
-    Message,
-    PutAdapter,
-    Step,
-)
-from runtime.distributed.serialization import block_arrays, step_arrays
+from runtime.distributed.serialization import encode_blocks, encode_forward
 from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel, load_engine
 from runtime.engine.step_plan import BatchLayout, BlockResults, DenoiseBlocks, StepPlan
@@ -67,15 +49,14 @@ class MultiprocExecutor:
     ) -> None:
         self.on_lost = on_lost
         self.group = groups.SINGLE_RANK
-        self.monitor: WorkerMonitor | None = None
         self.workers = start_workers(size, placement, seconds)
+        self.monitor = WorkerMonitor(self.workers, seconds, self._on_lost)
         try:
-            self.monitor = WorkerMonitor(self.workers, seconds, self._on_lost)
             store = groups.make_store(placement.address, seconds)
             near = placement.nodes == 1
             for worker in self.workers:
                 own = placement.device_of(worker.hello.local)
-                worker.connection.send(Join(worker.rank, size, placement.address, store.port, seconds, own, near))
+                worker.connection.send(rpc.Join(worker.rank, size, placement.address, store.port, seconds, own, near))
             device = torch.device(placement.device_of(0))
             with self._explain_failures():
                 self.group = groups.init_process_group(
@@ -91,49 +72,44 @@ class MultiprocExecutor:
         Raises:
             ConfigError: As `load_engine`; also if the ranks have different files.
         """
-        assert self.monitor is not None
         with self._explain_failures():
             self.monitor.serving = False
             own = file_digests_of(config, progress)  # ranks with the same disk find it downloaded
-            self.broadcast(CheckFiles(config))
-            for rank, seen in self.monitor.gather_replies(FilesSeen).items():
-                assert isinstance(seen, FilesSeen)
+            self.broadcast(rpc.CheckFiles(config))
+            for rank, seen in self.monitor.gather_replies(rpc.FilesSeen).items():
+                assert isinstance(seen, rpc.FilesSeen)
                 if seen.files != own:
                     names = {name for name in own.keys() | seen.files.keys() if own.get(name) != seen.files.get(name)}
                     raise ConfigError(
                         f"--model: rank {rank} sees other files than rank 0: {', '.join(sorted(names)[:4])} differ; "
                         "give all hosts the same checkpoint and adapters"
                     )
-            self.broadcast(LoadEngine())
+            self.broadcast(rpc.LoadEngine())
             engine = load_engine(config, progress, load, self.group)
-            self.monitor.gather_replies(EngineLoaded)
+            self.monitor.gather_replies(rpc.EngineLoaded)
         assert isinstance(engine.runner, ModelRunner)
         engine.runner = DistributedRunner(engine.runner, self)
         if isinstance(engine.lora_manager.backend, LoRAWeights):
-            engine.lora_manager.backend = DistributedLoRABackend(
-                engine.lora_manager.backend, self.broadcast, self.step_guard()
-            )
+            engine.lora_manager.backend = DistributedLoRABackend(engine.lora_manager.backend, self)
         self.monitor.serving = True
         return engine
 
     def unload(self) -> None:
         """Unloads the engine of the other ranks; another one may be loaded then."""
-        assert self.monitor is not None
         if self.monitor.failure is None:
-            self.broadcast(CloseEngine())
+            self.broadcast(rpc.CloseEngine())
 
-    def broadcast(self, message: Message, arrays: Arrays | None = None) -> None:
+    def broadcast(self, message: rpc.Message) -> None:
         """Sends a message to all other ranks. Raises ReplicaLost if one is gone."""
         for worker in self.workers:
             try:
-                worker.connection.send(message, arrays)
-            except ConnectionClosed:
+                worker.connection.send(message)
+            except rpc.ConnectionClosed:
                 raise ReplicaLost(worker.describe_exit()) from None
 
     @contextmanager
     def _explain_failures(self) -> Iterator[None]:
         """Replaces errors that a lost rank caused by its own error."""
-        assert self.monitor is not None
         try:
             yield
         except ConfigError:
@@ -149,7 +125,6 @@ class MultiprocExecutor:
             raise
 
     def step_guard(self) -> StepGuard:
-        assert self.monitor is not None
         return StepGuard(self.monitor)
 
     def _on_lost(self, why: str) -> None:
@@ -164,8 +139,7 @@ class MultiprocExecutor:
 
     def close(self) -> None:
         """Ends the other ranks. Closing again does nothing."""
-        if self.monitor is not None:
-            self.monitor.closed = True
+        self.monitor.closed = True
         for worker in self.workers:
             worker.connection.close()
         self._kill()
@@ -207,38 +181,33 @@ class DistributedLoRABackend:
     Adapters of the flags are on every rank from the start. Adapters that are loaded later, and slot assignments, are
     broadcast.
 
+    A step guard guards each broadcast, so that an incomplete one loses the replica and leaves no wrong weights.
+
     Args:
         local: Adapter weights of this rank.
-        broadcast: See ``MultiprocExecutor.broadcast``.
-        step_guard: Guards each broadcast, so that an incomplete one loses the replica and leaves no wrong weights.
     """
 
-    def __init__(
-        self,
-        local: LoRAWeights,
-        broadcast: Callable[[Message, Arrays | None], None],
-        step_guard: AbstractContextManager[None],
-    ) -> None:
+    def __init__(self, local: LoRAWeights, executor: MultiprocExecutor) -> None:
         self.local = local
-        self.broadcast = broadcast
-        self.step_guard = step_guard
+        self.broadcast = executor.broadcast
+        self.step_guard = executor.step_guard()
         self.read, self.touches = local.read, local.touches
 
     def add(self, name: str, adapter: Adapter) -> None:
         self.local.add(name, adapter)
         with self.step_guard:
             for tensor, pair in adapter.pairs.items():
-                self.broadcast(AdapterPair(tensor), {"down": pair.down.numpy(), "up": pair.up.numpy()})
-            self.broadcast(AddAdapter(name, adapter.digest), None)
+                self.broadcast(rpc.AdapterPair(tensor, pair.down.numpy(), pair.up.numpy()))
+            self.broadcast(rpc.AddAdapter(name, adapter.digest))
 
     def drop(self, name: str) -> None:
         self.local.drop(name)
         with self.step_guard:
-            self.broadcast(DropAdapter(name), None)
+            self.broadcast(rpc.DropAdapter(name))
 
     def put(self, slot: int, name: str) -> None:
         with self.step_guard:
-            self.broadcast(PutAdapter(slot, name), None)
+            self.broadcast(rpc.PutAdapter(slot, name))
             self.local.put(slot, name)
 
 
@@ -249,7 +218,7 @@ class DistributedRunner:
         self.local = local
         self.executor = executor
         self.stats = local.stats
-        local.notify_ranks = lambda rows: executor.broadcast(FetchRows(), {"rows": rows})
+        local.notify_ranks = lambda rows: executor.broadcast(rpc.FetchRows(rows))
         self.overlaps = local.overlaps
         self._step_guard = executor.step_guard()
         self._last_layout: BatchLayout | None = None
@@ -262,14 +231,14 @@ class DistributedRunner:
     def launch_forward(self, plan: StepPlan) -> None:
         same = plan.layout is self._last_layout
         self._last_layout = plan.layout
-        self.executor.broadcast(Step(same, plan.layout.active_lora_modules), step_arrays(plan, same=same))
+        self.executor.broadcast(rpc.Step(encode_forward(plan, same=same)))
         self.local.launch_forward(plan)
 
     def must_split(self, blocks: DenoiseBlocks) -> bool:
         return False  # several ranks exclude batch-invariant sampling
 
     def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
-        self.executor.broadcast(*block_arrays(blocks))
+        self.executor.broadcast(rpc.Sample(encode_blocks(blocks)))
         self.local.launch_sampling(blocks)
 
     def wait(self) -> bool:
@@ -285,14 +254,13 @@ class DistributedRunner:
     def capture_next(self) -> int:
         """See `ModelRunner.capture_next`. A captured step has collective operations, so all ranks capture together."""
         with self._step_guard:
-            self.executor.broadcast(CaptureGraph())
+            self.executor.broadcast(rpc.CaptureGraph())
             return self.local.capture_next()
 
     def logits(self, plan: StepPlan, pages: int) -> torch.Tensor:
         """See `ModelRunner.logits`."""
         with self._step_guard:
-            message = ComputeLogits(pages, plan.layout.active_lora_modules)
-            self.executor.broadcast(message, step_arrays(plan, same=False))
+            self.executor.broadcast(rpc.ComputeLogits(encode_forward(plan), pages))
             return self.local.logits(plan, pages)
 
 

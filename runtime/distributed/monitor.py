@@ -122,7 +122,7 @@ class WorkerMonitor:
             for descriptor, _ in poller.poll(POLL_SECONDS * 1000):
                 worker = by_socket[descriptor]
                 try:
-                    message, _ = worker.connection.receive()
+                    message = worker.connection.receive()
                 except ConnectionClosed:
                     self.fail(ReplicaLost(worker.describe_exit()))
                     return

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import socket
@@ -18,33 +19,8 @@ import torch
 
 from runtime.config import EngineConfig
 from runtime.distributed import process_group as groups
-from runtime.distributed.rpc import (
-    HEARTBEAT_SECONDS,
-    VERSION,
-    AdapterPair,
-    AddAdapter,
-    Arrays,
-    CaptureGraph,
-    CheckFiles,
-    CloseEngine,
-    ComputeLogits,
-    ConnectionClosed,
-    DropAdapter,
-    EngineLoaded,
-    FetchRows,
-    FilesSeen,
-    Heartbeat,
-    Hello,
-    Join,
-    LoadEngine,
-    Message,
-    PutAdapter,
-    RpcConnection,
-    Sample,
-    Step,
-    WorkerFailed,
-)
-from runtime.distributed.serialization import batch_layout, block_plan, step_plan
+from runtime.distributed import rpc
+from runtime.distributed.serialization import decode_blocks, decode_forward
 from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel, load_engine
 from runtime.engine.step_plan import BatchLayout, DenoiseBlocks, StepPlan
@@ -80,17 +56,17 @@ class WorkerLoRABackend:
         self.weights = weights
         self.pairs: dict[str, LoRAPair] = {}  # of the adapter that is being received
 
-    def apply(self, message: AdapterPair | AddAdapter | DropAdapter | PutAdapter, arrays: Arrays) -> None:
+    def apply(self, message: rpc.AdapterPair | rpc.AddAdapter | rpc.DropAdapter | rpc.PutAdapter) -> None:
         match message:
-            case AdapterPair(tensor):
-                down, up = (torch.from_numpy(arrays[half]) for half in ("down", "up"))
-                self.pairs[tensor] = LoRAPair(self.weights.base.weights.slots[tensor], down, up)
-            case AddAdapter(name, digest):
+            case rpc.AdapterPair(tensor, down, up):
+                slot = self.weights.base.weights.slots[tensor]
+                self.pairs[tensor] = LoRAPair(slot, torch.from_numpy(down), torch.from_numpy(up))
+            case rpc.AddAdapter(name, digest):
                 self.weights.add(name, Adapter(Path(name), self.pairs, digest))
                 self.pairs = {}
-            case DropAdapter(name):
+            case rpc.DropAdapter(name):
                 self.weights.drop(name)
-            case PutAdapter(slot, name):
+            case rpc.PutAdapter(slot, name):
                 self.weights.put(slot, name)
 
 
@@ -103,7 +79,7 @@ class RankWorker:
         load: See `load_engine`.
     """
 
-    def __init__(self, connection: RpcConnection, device_index: int | None, load: LoadModel) -> None:
+    def __init__(self, connection: rpc.RpcConnection, device_index: int | None, load: LoadModel) -> None:
         self.connection = connection
         self.device_index = device_index
         self.load = load
@@ -111,26 +87,26 @@ class RankWorker:
 
     def serve(self) -> None:
         """Serves until rank 0 closes the connection. Raises ConfigError, and any error of a step."""
-        message, _ = self.connection.receive()
-        if not isinstance(message, Join):
+        message = self.connection.receive()
+        if not isinstance(message, rpc.Join):
             raise ValueError(f"{type(message).__name__} came before Join")
         group = self._join(message)
         config: EngineConfig | None = None
         while True:
-            message, _ = self.connection.receive()
-            if isinstance(message, CheckFiles):
+            message = self.connection.receive()
+            if isinstance(message, rpc.CheckFiles):
                 config = message.engine
                 load_plugins(config.plugin)
-                self.connection.send(FilesSeen(file_digests_of(config)))
-            elif isinstance(message, LoadEngine) and config is not None:
+                self.connection.send(rpc.FilesSeen(file_digests_of(config)))
+            elif isinstance(message, rpc.LoadEngine) and config is not None:
                 engine = load_engine(config, load=self.load, group=group)
-                self.connection.send(EngineLoaded())
+                self.connection.send(rpc.EngineLoaded())
                 self._run_engine(engine)
                 engine.close()
-            elif not isinstance(message, CloseEngine):
+            elif not isinstance(message, rpc.CloseEngine):
                 raise ValueError(f"{type(message).__name__} came while no engine was loaded")
 
-    def _join(self, message: Join) -> groups.TensorParallelGroup:
+    def _join(self, message: rpc.Join) -> groups.TensorParallelGroup:
         device = torch.device(message.device)
         if device.type == "cuda":
             device = device if self.device_index is None else torch.device("cuda", self.device_index)
@@ -151,23 +127,24 @@ class RankWorker:
         bank = WorkerLoRABackend(matrices) if isinstance(matrices, LoRAWeights) else None
         layout: BatchLayout | None = None
         while True:
-            message, arrays = self.connection.receive()
+            message = self.connection.receive()
             match message:
-                case CloseEngine():
+                case rpc.CloseEngine():
                     return
-                case Step(same, adapted):
-                    layout = layout if same and layout is not None else batch_layout(arrays, adapted)
-                    self._run_step(runner, step_plan(arrays, layout))
-                case CaptureGraph():
+                case rpc.Step(data):
+                    plan = decode_forward(data, layout)
+                    layout = plan.layout
+                    self._run_step(runner, plan)
+                case rpc.CaptureGraph():
                     runner.capture_next()
-                case ComputeLogits(pages, adapted):
-                    runner.logits(step_plan(arrays, batch_layout(arrays, adapted)), pages)
-                case FetchRows() if runner.last_logits is not None:
+                case rpc.ComputeLogits(data, pages):
+                    runner.logits(decode_forward(data), pages)
+                case rpc.FetchRows(rows) if runner.last_logits is not None:
                     with torch.inference_mode():
-                        runner.last_logits.rows(arrays["rows"])
+                        runner.last_logits.rows(rows)
                     continue
-                case AdapterPair() | AddAdapter() | DropAdapter() | PutAdapter() if bank is not None:
-                    bank.apply(message, arrays)
+                case rpc.AdapterPair() | rpc.AddAdapter() | rpc.DropAdapter() | rpc.PutAdapter() if bank is not None:
+                    bank.apply(message)
                     continue
                 case _:
                     raise ValueError(f"{type(message).__name__} is not valid for a loaded engine")
@@ -181,18 +158,18 @@ class RankWorker:
             runner.results()
 
     def _receive_blocks(self, runner: ModelRunner) -> DenoiseBlocks | None:
-        message, arrays = self.connection.receive()
-        if not isinstance(message, Sample):
+        message = self.connection.receive()
+        if not isinstance(message, rpc.Sample):
             raise ValueError(f"{type(message).__name__} came within a step")
-        return block_plan(message, arrays, runner.step.sampler.get_algorithm)
+        return decode_blocks(message.blocks, runner.step.sampler.get_algorithm)
 
     def send_heartbeats(self) -> None:
         """Sends heartbeats until the connection is closed."""
         try:
             while True:
-                self.connection.send(Heartbeat(self.steps))
-                threading.Event().wait(HEARTBEAT_SECONDS)
-        except ConnectionClosed:
+                self.connection.send(rpc.Heartbeat(self.steps))
+                threading.Event().wait(rpc.HEARTBEAT_SECONDS)
+        except rpc.ConnectionClosed:
             return
 
     def exit_with_rank_0(self) -> None:
@@ -204,27 +181,21 @@ class RankWorker:
 def run(worker: RankWorker, node: int, local: int) -> int:
     """Serves rank 0; returns the exit code."""
     connection = worker.connection
-    try:
-        connection.send(Hello(VERSION, os.getpid(), socket.gethostname(), node, local))
+    with contextlib.suppress(rpc.ConnectionClosed):
+        connection.send(rpc.Hello(rpc.VERSION, os.getpid(), socket.gethostname(), node, local))
         for work in (worker.send_heartbeats, worker.exit_with_rank_0):
             threading.Thread(target=work, daemon=True).start()
-        worker.serve()
-    except ConnectionClosed:
-        return 0
-    except Exception as error:
-        user = isinstance(error, ConfigError)
-        if not user:
-            log.exception("a rank failed")
-        return _report(connection, WorkerFailed(error_summary(error), user))
+        try:
+            worker.serve()
+        except rpc.ConnectionClosed:
+            return 0
+        except Exception as error:
+            user = isinstance(error, ConfigError)
+            if not user:
+                log.exception("a rank failed")
+            connection.send(rpc.WorkerFailed(error_summary(error), user))
+            return 1
     return 0
-
-
-def _report(connection: RpcConnection, message: Message) -> int:
-    try:
-        connection.send(message)
-    except ConnectionClosed:
-        return 0
-    return 1
 
 
 def error_summary(error: BaseException) -> str:
@@ -250,7 +221,7 @@ def main(
     parser.add_argument("--device", type=int)
     args = parser.parse_args(argv)
     prepare()
-    connection = RpcConnection(socket.socket(fileno=args.socket))
+    connection = rpc.RpcConnection(socket.socket(fileno=args.socket))
     code = run(RankWorker(connection, args.device, load), args.node, args.local)
     sys.stdout.flush()
     sys.stderr.flush()

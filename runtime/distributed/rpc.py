@@ -1,4 +1,4 @@
-"""Messages with arrays between the ranks of a replica, over sockets, in addition to their collectives.
+"""Messages between the ranks of a replica, over sockets, in addition to their collectives.
 
 Rank 0 sends work. The other ranks reply while they load, and send heartbeats. A closed socket means that a process is
 gone, so that no rank waits for the timeout of a collective.
@@ -10,7 +10,6 @@ import select
 import socket
 import struct
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -18,13 +17,11 @@ import numpy as np
 
 from runtime.config import EngineConfig
 
-VERSION = 6  # of the protocol; raised whenever a message changes its name or meaning
+VERSION = 7  # of the protocol; raised whenever a message changes its name or meaning
 HEARTBEAT_SECONDS = 1.0
 UNACKNOWLEDGED_SECONDS = 30.0  # without acknowledgment from another host, after which the connection is closed
-_HEAD = struct.Struct("<II")  # bytes of the message, and of its arrays
-_MAX_BYTES = 1 << 30  # bytes of either
-
-Arrays = dict[str, np.ndarray]
+_HEAD = struct.Struct("<Q")  # bytes of the message
+_MAX_BYTES = 1 << 30
 
 
 class ConnectionClosed(Exception):
@@ -84,20 +81,15 @@ class EngineLoaded(msgspec.Struct, tag=True, frozen=True):
 
 
 class Step(msgspec.Struct, tag=True, frozen=True):
-    """Rows of a step. A `Sample` follows.
+    """Rows of a step: an encoded ``serialization.ForwardPlan``. A `Sample` follows."""
 
-    Attributes:
-        same: The layout is that of the last step, and only token ids follow.
-        adapted: `active_lora_modules` of the layout.
-    """
-
-    same: bool = False
-    adapted: int = 0
+    plan: bytes
 
 
 class Sample(msgspec.Struct, tag=True, frozen=True):
-    none: bool = False
-    groups: list[tuple[str, int]] = []  # each rule, and what it wants
+    """Blocks of the step: an encoded ``DenoiseBlocks``; b"": it samples none."""
+
+    blocks: bytes
 
 
 class CaptureGraph(msgspec.Struct, tag=True, frozen=True):
@@ -105,20 +97,24 @@ class CaptureGraph(msgspec.Struct, tag=True, frozen=True):
 
 
 class ComputeLogits(msgspec.Struct, tag=True, frozen=True):
-    """Compute logits of all rows of a step, with a separate cache of `pages` pages."""
+    """Compute logits of all rows of a step, with a separate cache of `pages` pages. `plan`: as in `Step`."""
 
+    plan: bytes
     pages: int
-    adapted: int = 0
 
 
 class FetchRows(msgspec.Struct, tag=True, frozen=True):
-    """Fetch full logits of rows of the last step; the array `rows` has their indices."""
+    """Fetch full logits of the rows `rows` [n] of the last step."""
+
+    rows: np.ndarray
 
 
 class AdapterPair(msgspec.Struct, tag=True, frozen=True):
-    """A pair of the adapter that is being sent, for `tensor`; arrays `down` and `up`."""
+    """A pair of the adapter that is being sent, for `tensor`."""
 
     tensor: str
+    down: np.ndarray
+    up: np.ndarray
 
 
 class AddAdapter(msgspec.Struct, tag=True, frozen=True):
@@ -167,13 +163,21 @@ Message = (
 )  # fmt: skip
 
 
-class _Frame(msgspec.Struct):
-    message: Message
-    arrays: list[tuple[str, str, tuple[int, ...]]] = []  # name, dtype, shape
+def encode_array(value: object) -> tuple[str, tuple[int, ...], bytes]:
+    """Hook of msgspec that encodes arrays."""
+    if not isinstance(value, np.ndarray):
+        raise NotImplementedError(f"{type(value).__name__} cannot be sent")
+    return value.dtype.str, value.shape, value.tobytes()
 
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[_Frame] = msgspec.msgpack.Decoder(_Frame)
+def decode_array(kind: object, value: Any) -> np.ndarray:
+    """Hook of msgspec that decodes arrays, which are writable."""
+    dtype, shape, data = value
+    return np.frombuffer(bytearray(data), np.dtype(dtype)).reshape(shape)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=encode_array)
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message, dec_hook=decode_array)
 
 
 class RpcConnection:
@@ -190,32 +194,24 @@ class RpcConnection:
     def fileno(self) -> int:
         return self.socket.fileno()
 
-    def send(self, message: Message, arrays: Mapping[str, np.ndarray[Any, Any]] | None = None) -> None:
-        """Sends a message with arrays. Raises ConnectionClosed."""
-        every = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
-        head = _encoder.encode(_Frame(message, [(name, a.dtype.str, a.shape) for name, a in every.items()]))
-        body = b"".join(a.tobytes() for a in every.values())
+    def send(self, message: Message) -> None:
+        """Sends a message. Raises ConnectionClosed."""
+        data = _encoder.encode(message)
         try:
             with self._sending:
-                self.socket.sendall(_HEAD.pack(len(head), len(body)) + head + body)
+                self.socket.sendall(_HEAD.pack(len(data)) + data)
         except OSError as error:
             raise ConnectionClosed(str(error)) from None
 
-    def receive(self) -> tuple[Message, Arrays]:
+    def receive(self) -> Message:
         """Receives the next message. Raises ConnectionClosed; ValueError for an invalid message."""
-        head, body = _HEAD.unpack(self._read(_HEAD.size))
-        if max(head, body) > _MAX_BYTES:
+        (length,) = _HEAD.unpack(self._read(_HEAD.size))
+        if length > _MAX_BYTES:
             raise ValueError("not a message of this protocol")
         try:
-            frame = _decoder.decode(self._read(head))
+            return _decoder.decode(self._read(length))
         except msgspec.MsgspecError as error:
             raise ValueError(f"not a message of this protocol: {error}") from None
-        data, arrays, first = self._read(body), {}, 0
-        for name, dtype, shape in frame.arrays:
-            count = int(np.prod(shape, dtype=np.int64))
-            arrays[name] = np.frombuffer(data, np.dtype(dtype), count, first).reshape(shape)
-            first += arrays[name].nbytes
-        return frame.message, arrays
 
     def _read(self, count: int) -> bytearray:
         data = bytearray(count)

@@ -72,7 +72,7 @@ class Engine:
         self._has_pending_commands: Callable[[], bool] = bool
         self._requests: dict[str, Request] = {}  # without finished ones
         self._failed_outputs: list[EngineOutput] = []  # of requests that ended with an error
-        self._on_outputs: Callable[[], object] | None = None
+        self._on_outputs: Callable[[], object] = bool  # the overlap callback; by default one without effect
         self._num_arrivals = 0
         self._last_step_end = 0.0  # time.perf_counter()
         self._closed = False
@@ -164,7 +164,7 @@ class Engine:
         schedule_start, runner, outputs = time.perf_counter(), self.runner, self._output_processor
         batch, launched = self._schedule()
         if not batch:
-            self._send_outputs()
+            self._on_outputs()
             return
         started = time.perf_counter()
         try:
@@ -176,8 +176,7 @@ class Engine:
                 if blocks is not None and runner.must_split(blocks):
                     blocks = self.input_builder.split(blocks, batch)
                 runner.launch_sampling(blocks)
-                if self._on_outputs is not None:
-                    self._on_outputs()  # of the previous step
+                self._on_outputs()  # of the previous step
                 if runner.wait() and self._may_launch_next(batch):
                     runner.launch_next()
                     self._launched = batch
@@ -189,7 +188,7 @@ class Engine:
             log.exception("Step failed: ending its %d requests with an error", len(batch))
             outputs.finish_deferred()
             self._fail([scheduled.request for scheduled in batch], error)
-            self._send_outputs()
+            self._on_outputs()
             return
         ended = time.perf_counter()
         self.scheduler.step_time.update(len(plan.tokens), ended - started)
@@ -228,11 +227,6 @@ class Engine:
         self._step_stats.record(
             requests, ended - started, total_seconds=ended - schedule_start, device_seconds=device_seconds
         )
-
-    def _send_outputs(self) -> None:
-        """Calls the overlap callback if it is set."""
-        if self._on_outputs is not None:
-            self._on_outputs()
 
     def take_outputs(self) -> list[EngineOutput]:
         """Returns the outputs since the last call, as each request wants them.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -66,7 +68,6 @@ class LoRAManager:
         self._slots: OrderedDict[str, int] = OrderedDict()  # active adapters, least recently used first
         self._num_running: Counter[str] = Counter()
         self._modules: dict[str, int] = {}
-        self.all_modules = 0
 
     def read(self, uri: str) -> Adapter:
         """Reads an adapter checkpoint. Raises ConfigError without LoRA."""
@@ -93,7 +94,6 @@ class LoRAManager:
         self.backend.add(name, adapter)
         self.digests[name] = adapter.digest
         self._modules[name] = self.backend.touches(name)
-        self._update_modules()
 
     def unload(self, name: str) -> None:
         """Removes an adapter that no request uses. Ignores unknown names."""
@@ -106,7 +106,6 @@ class LoRAManager:
         if name in self._slots:
             self._free.append(self._slots.pop(name))
         self.backend.drop(name)
-        self._update_modules()
 
     def is_available(self, name: str) -> bool:
         """Whether new requests may use the adapter."""
@@ -186,9 +185,7 @@ class LoRAManager:
         """
         if not self._modules or not any(names):
             return 0
-        bits = 0
-        for name in names:
-            bits |= self._modules.get(name, 0)
+        bits = functools.reduce(operator.or_, (self._modules.get(name, 0) for name in names))
         return (self.all_modules & ~self.eager_modules) | (bits & self.eager_modules)
 
     def num_waiting(self, waiting: FairQueue) -> dict[str, int]:
@@ -203,10 +200,9 @@ class LoRAManager:
         """Returns the least recently used active adapter without running requests."""
         return next((name for name in self._slots if not self._num_running[name]), None)
 
-    def _update_modules(self) -> None:
-        self.all_modules = 0
-        for bits in self._modules.values():
-            self.all_modules |= bits
+    @property
+    def all_modules(self) -> int:
+        return functools.reduce(operator.or_, self._modules.values(), 0)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from runtime.engine.request import Request, ScheduledRequest, Status
-from runtime.engine.request_queue import check_constraint
+from runtime.engine.request_queue import ConstraintError
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.step_plan import NO_RESULTS, BlockResults
 from runtime.request.engine_messages import EngineOutput, EngineStats, RequestSpec, TokenLogprobs
@@ -148,8 +148,8 @@ class OutputProcessor:
                     ids, probs = results.soft_tokens[i]
                     block.soft_tokens = ids[: block.size], probs[: block.size]
         try:
-            if request.constraint is not None:
-                check_constraint(request)
+            if request.constraint is not None and request.constraint.error:  # the grammar matcher failed in this step
+                raise ConstraintError(request.constraint.error)
             self.strategy.update(request, blocks, results, first)
         except Exception as error:
             self._fail_request(request, error)

@@ -55,32 +55,6 @@ class Block:
         soft_tokens: tokens of the soft embeddings of its UNMASKED positions.
     """
 
-    __slots__ = (
-        "finished",
-        "first_eos",
-        "first_masked",
-        "has_eos",
-        "history",
-        "initial_masks",
-        "logits_start",
-        "masks",
-        "may_force",
-        "num_editable",
-        "num_skipped",
-        "num_steps_forcing",
-        "post_edit_steps",
-        "progress",
-        "remasked",
-        "same_token_ratio",
-        "size",
-        "soft_tokens",
-        "start",
-        "state",
-        "step_budget",
-        "steps",
-        "tokens",
-    )
-
     def __init__(self, request: Request, start: int, end: int, *, shift: int = 0) -> None:
         """Opens the positions ``[start, end)``, of which none is UNMASKED.
 
@@ -222,7 +196,7 @@ class Request:
         self.editing = self.algorithm.edits
         self.exclusive_batch = spec.decoding.force_single_batch
         self.has_step_limits = spec.max_nfe is not None or spec.max_repetition_run is not None
-        resolved = resolve_params(self.algorithm, values)
+        resolved = resolve_params(self.algorithm, tuple(values.items()))
         self.may_revise = resolved.may_revise
         self.required_stats = resolved.required_stats
         self.has_stop_tokens = bool(spec.stop_ids) or not spec.ignore_eos

@@ -290,9 +290,3 @@ class GrammarQueue:
 def error_message(error: BaseException) -> str:
     """Returns why the output cannot follow its grammar, without the name of the request field."""
     return error.reason if isinstance(error, GrammarError) else str(error)
-
-
-def check_constraint(request: Request) -> None:
-    """Raises ConstraintError if the grammar matcher of the request failed in this step."""
-    if request.constraint is not None and request.constraint.error:
-        raise ConstraintError(request.constraint.error)

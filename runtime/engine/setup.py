@@ -26,7 +26,7 @@ from runtime.models.base import Model, ModelFamily, ModelInfo, resolve_family
 from runtime.quantization.checkpoint.scheme import quantization_of
 from runtime.request.engine_messages import EngineInfo
 from runtime.strategies.base import DecodingContext, Strategy, make_strategy, strategies_supporting
-from runtime.structured_output.grammar_cache import GrammarCache, create_grammar_cache
+from runtime.structured_output.grammar_cache import create_grammar_cache
 from runtime.weights.checkpoint import Checkpoint, resolve_checkpoint
 from runtime.weights.hub import Progress
 from runtime.weights.loader import load_model
@@ -103,14 +103,8 @@ def load_engine(
             )
         runner, pages = build_model_runner(config, info, strategy, model, lora_manager, rank)
     info = msgspec.structs.replace(info, num_pages=pages)
-    return Engine(
-        info=info, runner=runner, strategy=strategy, lora_manager=lora_manager, grammars=_grammars(checkpoint, info)
-    )
-
-
-def _grammars(checkpoint: Checkpoint, info: EngineInfo) -> GrammarCache | None:
-    """Returns the cache of compiled grammars; None if structured output is not available."""
-    return None if info.structured_output_error else create_grammar_cache(checkpoint.path, info)
+    grammars = None if info.structured_output_error else create_grammar_cache(checkpoint.path, info)
+    return Engine(info=info, runner=runner, strategy=strategy, lora_manager=lora_manager, grammars=grammars)
 
 
 def _structured_output_unavailable_reason(config: EngineConfig, strategy: Strategy, key: str, ids: TokenIds) -> str:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from runtime.algorithms.base import UnmaskingAlgorithm
 from runtime.kernels.forward_batch import make_query_tiles
+from runtime.structured_output.grammar_matcher import GrammarMatcher
 
 if TYPE_CHECKING:
-    from runtime.algorithms.base import UnmaskingAlgorithm
     from runtime.engine.request import BlockLogprobs
-    from runtime.structured_output.grammar_matcher import GrammarMatcher
 
 Ints = npt.NDArray[np.int64]
 Ints32 = npt.NDArray[np.int32]

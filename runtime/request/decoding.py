@@ -125,7 +125,7 @@ def resolve_decoding(
     if total is not None:
         block_layout = replace(info.block_layout, size=int(values.get(SUB_BLOCK, size)))
         _check_total(total, algorithm, fields_set, info, block_layout.num_blocks(prompt_len, max_tokens), at)
-    alone = flag(at(EXCLUSIVE_BATCH), fields_set.get(EXCLUSIVE_BATCH))
+    alone = flag(at(EXCLUSIVE_BATCH), fields_set.get(EXCLUSIVE_BATCH, False))
     return DecodingParams(algorithm=algorithm.key, values=values, total_steps=total, force_single_batch=alone)
 
 
@@ -223,8 +223,8 @@ def _check_conditions(
 
 
 def _check_block_length(fields_set: Mapping[str, Any], info: EngineInfo, at: At) -> None:
-    if any(field.name == BLOCK_LENGTH for field in info.strategy_fields):
+    if BLOCK_LENGTH not in fields_set or any(field.name == BLOCK_LENGTH for field in info.strategy_fields):
         return
-    length = integer(at(BLOCK_LENGTH), fields_set.get(BLOCK_LENGTH), 1, 2**31, default=None)
-    if length not in (None, info.block_size):
+    length = integer(at(BLOCK_LENGTH), fields_set[BLOCK_LENGTH], 1, 2**31)
+    if length != info.block_size:
         raise refuse(at(BLOCK_LENGTH), f"{length} is not the server's block size, {info.block_size}; leave it out")

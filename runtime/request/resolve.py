@@ -70,9 +70,7 @@ def check_stop_ids(ids: Sequence[int] | None, info: EngineInfo, param: str) -> l
     """Returns the ids without duplicates. Raises RequestError for an id that the model cannot predict."""
     for i, token in enumerate(ids or ()):
         if not 0 <= token <= info.max_token_id:
-            raise refuse(
-                f"{param}[{i}]", f"{preview(token)} is not a token id of this model (0 to {info.max_token_id})"
-            )
+            raise _not_a_token(f"{param}[{i}]", token, info)
     return list(dict.fromkeys(ids or ()))
 
 
@@ -89,12 +87,7 @@ def _check_min_tokens(
         raise refuse(at("min_tokens"), f"an answer that keeps to {name} ends where its grammar does; leave it out")
     if is_infill:
         raise refuse(at("min_tokens"), "has no meaning where every hole is filled; leave it out")
-    algorithm = info.algorithm(decoding.algorithm)
-    if algorithm is not None and algorithm.reorders_tokens:
-        raise refuse(
-            at("min_tokens"),
-            f"is not supported with {algorithm.key}, which moves tokens to other positions; leave it out",
-        )
+    _check_no_reordering(decoding, info, at("min_tokens"))
 
 
 def _bias(logit_bias: object, info: EngineInfo, param: str) -> dict[int, float]:
@@ -109,7 +102,7 @@ def _bias(logit_bias: object, info: EngineInfo, param: str) -> dict[int, float]:
     for key, value in logit_bias.items():
         token = _token(key)
         if token is None or token > info.max_token_id:
-            raise refuse(param, f"{preview(key)} is not a token id of this model (0 to {info.max_token_id})")
+            raise _not_a_token(param, key, info)
         found[token] = number(f"{param}[{token}]", value, -MAX_BIAS, MAX_BIAS)
     return {token: value for token, value in found.items() if value}
 
@@ -211,10 +204,8 @@ def _grammar(
         raise refuse(name, "is not supported for infill; leave it out")
     algorithm = info.algorithm(decoding.algorithm)
     if algorithm is None or not algorithm.supports_grammar:
-        others = (
-            " or ".join(other.key for other in info.algorithms if other.supports_grammar)
-            or "no algorithm of this server"
-        )
+        supporting = [other.key for other in info.algorithms if other.supports_grammar]
+        others = " or ".join(supporting) or "no algorithm of this server"
         raise refuse(name, f"goes with {others}, not with {decoding.algorithm}; set {path}.algorithm, or leave it out")
     if decoding.values.get("remask_threshold"):
         raise refuse(name, f"a remasked token may be one that the grammar needs; set {path}.remask_threshold to 0")
@@ -235,12 +226,16 @@ def _logprobs(
         return None
     if is_infill:
         raise refuse(name, "is not supported for infill; leave it out")
+    _check_no_reordering(decoding, info, name)
+    return params.logprobs
+
+
+def _check_no_reordering(decoding: DecodingParams, info: EngineInfo, param: str) -> None:
+    """Raises RequestError for a field that needs tokens at fixed positions, if the algorithm moves them."""
     algorithm = info.algorithm(decoding.algorithm)
     if algorithm is not None and algorithm.reorders_tokens:
-        raise refuse(
-            name, f"is not supported with {algorithm.key}, which moves tokens to other positions; leave it out"
-        )
-    return params.logprobs
+        why = f"is not supported with {algorithm.key}, which moves tokens to other positions; leave it out"
+        raise refuse(param, why)
 
 
 def _without_eos(decoding: DecodingParams) -> DecodingParams:
@@ -290,14 +285,12 @@ def check_ids(ids: Sequence[int], info: EngineInfo, param: str) -> None:
     for i, token in enumerate(ids):
         if type(token) is not int:
             raise refuse(f"{param}[{i}]", f"{preview(token)} is not a token id (an integer)")
-        if token < 0 or token > info.max_token_id:  # formats the index only for ids that may be invalid
-            check_id(token, info, f"{param}[{i}]")
+        if not 0 <= token <= info.max_token_id and token != info.mask_token_id:
+            raise _not_a_token(f"{param}[{i}]", token, info)
 
 
-def check_id(token: int, info: EngineInfo, param: str) -> None:
-    """Raises RequestError for an id that is neither in the tokenizer nor the mask."""
-    if not 0 <= token <= info.max_token_id and token != info.mask_token_id:
-        raise refuse(param, f"{preview(token)} is not a token id of this model (0 to {info.max_token_id})")
+def _not_a_token(param: str, value: object, info: EngineInfo) -> RequestError:
+    return refuse(param, f"{preview(value)} is not a token id of this model (0 to {info.max_token_id})")
 
 
 def _max_tokens(requested: int | None, length: int, info: EngineInfo, default: int | None, param: str) -> int:
@@ -327,23 +320,14 @@ def _check_pages(positions: int, info: EngineInfo, param: str) -> None:
 
 
 def score_spec(
-    ids: Sequence[int],
-    info: EngineInfo,
-    *,
-    id: str,
-    param: str,
-    prompt_len: int = 1,
-    logprobs: int = 0,
-    tokens_per_step: int = 1,
-    cache_salt: str = "",
-    parent_id: str = "",
-    tenant: str = "",
-    adapter: str = "",
-) -> RequestSpec:
+    ids: Sequence[int], info: EngineInfo, context: RequestContext, *, param: str, prompt_len: int = 1,
+    logprobs: int = 0, tokens_per_step: int = 1, cache_salt: str = "",
+) -> RequestSpec:  # fmt: skip
     """Returns the request that scores the ids from `prompt_len` on, each conditioned on all ids before it.
 
     Args:
         ids: validated token ids.
+        context: id, tenant and adapter of the request.
         param: field for error messages.
         logprobs: number of most probable tokens to return per token.
         tokens_per_step: scored tokens per forward pass.
@@ -360,7 +344,7 @@ def score_spec(
     values = info.defaults(algorithm.key).values
     values |= {name: value for name, value in SCORING_VALUES.items() if name in values}
     return RequestSpec(
-        id=id,
+        id=context.id,
         prompt=list(ids[:prompt_len]),
         max_tokens=len(ids) - prompt_len,
         ignore_eos=True,
@@ -369,9 +353,9 @@ def score_spec(
         forced_token_ids=list(ids[prompt_len:]),
         forced_tokens_per_step=tokens_per_step,
         cache_salt=cache_salt,
-        parent_id=parent_id,
-        tenant=tenant,
-        adapter=adapter or info.default_adapter,
+        parent_id=context.parent_id,
+        tenant=context.tenant,
+        adapter=context.adapter or info.default_adapter,
     )
 
 

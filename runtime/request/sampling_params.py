@@ -93,12 +93,9 @@ class SamplingParams:
         "ids", "token ids that end the output, like the end-of-sequence token", high=MAX_STOP_IDS, example=[42]
     )
     min_tokens: int | None = _parameter(
-        "integer",
-        "minimum output tokens before an end-of-sequence token or stop token id",
-        high=MAX_COUNT,
-        unset="0",
+        "integer", "minimum output tokens before an end-of-sequence token or stop token id", high=MAX_COUNT, unset="0",
         example=2,
-    )
+    )  # fmt: skip
     logit_bias: Mapping[str | int, float] | None = _parameter(
         "object", "bias by token id, added to the logits: -100 to 100", example={"42": -100}
     )
@@ -175,12 +172,11 @@ def check_fields(params: SamplingParams, at: At = str) -> None:
     Raises:
         RequestError: a field is invalid.
     """
-    set_fields = [
-        (field, at(field.name), value)
-        for name, value in vars(params).items()  # in the order of their declarations
-        if value is not None and (field := _CHECKED.get(name)) is not None
-    ]
-    for field, param, value in set_fields:
+    for name, value in vars(params).items():  # in the order of their declarations
+        field = _CHECKED.get(name)
+        if value is None or field is None:
+            continue
+        param = at(name)
         if field.refused:
             raise refuse(param, field.refused)
         if field.kind == "texts":

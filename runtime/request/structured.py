@@ -148,12 +148,8 @@ def _grammar(value: object, param: str) -> str:
 
 
 def _text(grammar: dict[str, Any], param: str) -> str:
-    return _dump({"grammars": [grammar]}, param)
-
-
-def _dump(value: Mapping[str, Any], param: str) -> str:
     try:
-        text = json.dumps(value, ensure_ascii=False)
+        text = json.dumps({"grammars": [grammar]}, ensure_ascii=False)
         text.encode()
     except (UnicodeEncodeError, ValueError, TypeError, RecursionError):
         raise refuse(param, "is no JSON that can be written down: a lone surrogate, or nested too deeply") from None

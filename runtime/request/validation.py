@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, overload
+from typing import Any
 
 from runtime.errors import RequestError
 from runtime.request.field_spec import Limits, Value
-
-_REQUIRED: Any = object()
 
 
 def refuse(param: str, sentence: str) -> RequestError:
@@ -22,16 +20,8 @@ def integral(value: Any) -> Any:
     return int(value) if type(value) is float and value.is_integer() else value
 
 
-@overload
-def integer(param: str, value: object, low: int, high: int) -> int: ...
-@overload
-def integer(param: str, value: object, low: int, high: int, default: int) -> int: ...
-@overload
-def integer(param: str, value: object, low: int, high: int, default: None) -> int | None: ...
-def integer(param: str, value: object, low: int, high: int, default: int | None = _REQUIRED) -> int | None:
-    """Returns `value` if it is an int from `low` to `high` (True and 3.0 are not). None returns the default, if any."""
-    if value is None and default is not _REQUIRED:
-        return default
+def integer(param: str, value: object, low: int, high: int) -> int:
+    """Returns `value` if it is an int from `low` to `high` (True and 3.0 are not)."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise refuse(param, f"{preview(value)} is not an integer")
     if not low <= value <= high:
@@ -40,31 +30,22 @@ def integer(param: str, value: object, low: int, high: int, default: int | None 
     return value
 
 
-def number(
-    param: str, value: object, low: float, high: float, default: float = _REQUIRED, above_low: bool = False
-) -> float:
-    """Returns `value` as a float from `low` to `high` (`above_low`: without `low`). None returns the default."""
-    if value is None and default is not _REQUIRED:
-        return default
+def number(param: str, value: object, low: float, high: float, *, above_low: bool = False) -> float:
+    """Returns `value` as a float from `low` to `high` (`above_low`: without `low`)."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise refuse(param, f"{preview(value)} is not a number")
     if not low <= value <= high or (above_low and value == low):
-        span = f"above {low:g} and at most {high:g}" if above_low else f"from {low:g} to {high:g}"
-        raise refuse(
-            param,
-            f"{preview(value)} is out of range; it must be {span}"
-            if high < math.inf
-            else f"{preview(value)} is out of range; it must be a finite number of at least {low:g}",
-        )
+        limit = f"above {low:g} and at most {high:g}" if above_low else f"from {low:g} to {high:g}"
+        if high == math.inf:
+            limit = f"a finite number of at least {low:g}"
+        raise refuse(param, f"{preview(value)} is out of range; it must be {limit}")
     if not math.isfinite(value):
         raise refuse(param, f"{value} is not a finite number")
     return float(value)
 
 
-def flag(param: str, value: object, default: bool = False) -> bool:
-    """Returns `value` if it is a bool. None returns the default."""
-    if value is None:
-        return default
+def flag(param: str, value: object) -> bool:
+    """Returns `value` if it is a bool."""
     if not isinstance(value, bool):
         raise refuse(param, f"{preview(value)} is not true or false")
     return value
@@ -81,9 +62,8 @@ def choice(param: str, value: object, choices: Iterable[str]) -> str:
 def check_declared(param: str, value: object, limits: Limits) -> Value:
     """Returns `value` if the declaration of the field allows it. Not for lists of texts, ids and objects."""
     if limits.kind == "number":
-        return number(
-            param, value, limits.low, math.inf if limits.high is None else limits.high, above_low=limits.above_low
-        )
+        high = math.inf if limits.high is None else limits.high
+        return number(param, value, limits.low, high, above_low=limits.above_low)
     if limits.kind == "integer":
         count = integer(param, value, int(limits.low), 2**31 if limits.high is None else int(limits.high))
         if limits.divides is not None and limits.divides % count:

@@ -96,8 +96,13 @@ def update_progress(request: Request, *, shown: int, final: int) -> tuple[Finish
     return None
 
 
-def finish_request(request: Request, reason: FinishReason, end: int, *, keep: int = 0) -> None:
-    """Finishes the request at `end`. Final tokens before `keep` are still to be forwarded for the prefix cache."""
+def finish_request(request: Request, reason: FinishReason, end: int, *, committed: BlockLayout | None = None) -> None:
+    """Finishes the request at `end`.
+
+    Args:
+        committed: final blocks of this layout are still to be forwarded for the prefix cache. None: no tokens are.
+    """
+    keep = 0 if committed is None else cacheable_len(request, reason, end, block_layout=committed)
     request.reason = reason
     request.hit_eos = reason == "stop"
     request.end = request.num_stable_tokens = end

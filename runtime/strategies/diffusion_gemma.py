@@ -16,7 +16,7 @@ from runtime.engine.request import Block, ForwardSpan, Request
 from runtime.engine.step_plan import MASKED, UNMASKED, BlockResults, Ints
 from runtime.request.block_layout import BlockLayout
 from runtime.strategies.base import DecodingContext, Strategy, register_strategy, require_single_block
-from runtime.strategies.block_update import cacheable_len, finish_request, update_progress, write_block
+from runtime.strategies.block_update import finish_request, update_progress, write_block
 
 
 @register_strategy("diffusion_gemma")
@@ -94,8 +94,7 @@ class Canvas(Strategy):
             request.nfe += 1
         end = update_progress(request, shown=shown, final=request.num_final_tokens)
         if end is not None:
-            keep = cacheable_len(request, *end, block_layout=BlockLayout(1)) if self.prefix_caching else 0
-            finish_request(request, *end, keep=keep)
+            finish_request(request, *end, committed=BlockLayout(1) if self.prefix_caching else None)
         elif request.num_final_tokens == request.next_start:
             request.blocks = []
         else:

@@ -12,7 +12,6 @@ from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import Field, fraction_field
 from runtime.strategies.base import DecodingContext, Strategy, register_strategy
 from runtime.strategies.block_update import (
-    cacheable_len,
     finish_request,
     is_final,
     needs_host_update,
@@ -143,7 +142,6 @@ class MultiBlock(Strategy):
         num_final = self._mark_final(request) if blocks and is_final(request, blocks[0]) else 0
         end = update_progress(request, shown=shown, final=request.num_final_tokens)
         if end is not None:
-            keep = cacheable_len(request, *end, block_layout=self.block_layout) if self.prefix_caching else 0
-            finish_request(request, *end, keep=keep)
+            finish_request(request, *end, committed=self.block_layout if self.prefix_caching else None)
         if num_final:
             del request.blocks[:num_final]

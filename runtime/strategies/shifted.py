@@ -11,7 +11,6 @@ from runtime.engine.step_plan import FIXED, MASKED, BlockResults
 from runtime.request.block_layout import BlockLayout
 from runtime.strategies.base import DecodingContext, Strategy, require_single_block
 from runtime.strategies.block_update import (
-    cacheable_len,
     finish_request,
     is_final,
     split_steps,
@@ -118,8 +117,7 @@ class ShiftedBlockStrategy(Strategy):
         finished = self._mark_final(request)
         end = update_progress(request, shown=shown, final=self._final(request))
         if end is not None:
-            keep = cacheable_len(request, *end, block_layout=self.block_layout) if self.prefix_caching else 0
-            finish_request(request, *end, keep=keep)
+            finish_request(request, *end, committed=self.block_layout if self.prefix_caching else None)
         elif finished:
             request.blocks = []
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
+from runtime.structured_output.keywords import TYPES, named_types
+
 MAX_ALTERNATIVES = 100  # all pairs are compared
 _DEPTH = 8  # levels of references and allOf that are followed
-_TYPES = frozenset(("null", "boolean", "object", "array", "number", "string"))
 
 
 @dataclass
@@ -25,7 +26,7 @@ class _SchemaFacts:
         closed: The only properties that it may have; None for any.
     """
 
-    types: frozenset[str] = _TYPES
+    types: frozenset[str] = TYPES
     values: frozenset[str] | None = None
     required: set[str] = field(default_factory=set)
     properties: dict[str, list[Any]] = field(default_factory=dict)
@@ -86,9 +87,7 @@ def _conjunction(schemas: Sequence[Any], definitions: Mapping[str, Any]) -> _Sch
 
 
 def _add(found: _SchemaFacts, schema: Mapping[str, Any]) -> None:
-    if "type" in schema:
-        named = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-        found.types &= {"number" if name == "integer" else name for name in named}
+    found.types &= named_types(schema)
     for values in ([schema["const"]] if "const" in schema else None, schema.get("enum")):
         if values is not None:
             texts = frozenset(map(_canonical, values))

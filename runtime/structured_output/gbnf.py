@@ -7,6 +7,7 @@ server's event loop, where 64 KiB of GBNF would take seconds.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,34 +43,41 @@ def separate_parts(text: str) -> list[tuple[str, str, str]]:
     return found
 
 
+Refused = tuple[str, str, bool]  # name of a part, why it is refused on its own, and whether its schema is wrong
+
+
 @dataclass(frozen=True)
-class RefusedParts:
-    """Parts of a grammar that are refused on their own.
+class CheckResult:
+    """Result of checking a grammar. A dataclass, as machines for benchmarks do not have msgspec.
 
     Attributes:
-        reason: Reason for the first of them, with the path of its field; "" if there is none.
-        names: Parts whose schemas are valid but not supported; () if `wrong`.
-        wrong: Whether a schema among them is invalid, or matches no value.
+        reason: Why the grammar cannot be used, with the path of the first part that is refused; "" if it can.
+        parts: Names of the grammar's parts whose schemas are valid but not supported; () if `wrong`.
+        wrong: Whether one of the grammar's schemas is invalid, or matches no value.
+        large: Whether the process of the check has grown so much that the next grammar needs a new one.
     """
 
     reason: str = ""
-    names: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
     wrong: bool = False
+    large: bool = False
+
+    @classmethod
+    def of_refused(cls, reason: str, refused: Sequence[Refused]) -> CheckResult:
+        """Returns the result of a grammar that is refused for `reason`, or for that of its first refused part."""
+        wrong = any(wrong for _, _, wrong in refused)
+        return cls(refused[0][1] if refused else reason, () if wrong else tuple(name for name, *_ in refused), wrong)
 
 
-def untranslatable_parts(text: str) -> RefusedParts:
+def untranslatable_parts(text: str) -> list[Refused]:
     """Finds the parts of a grammar that cannot be translated. Nothing is compiled."""
-    reasons: list[str] = []
-    names: list[str] = []
-    wrong = False
+    refused = []
     for name, path, alone in separate_parts(text):
         try:
             translate_grammar(alone)
         except ValueError as error:
-            reasons.append(f"{path}: {error}")
-            names.append(name)
-            wrong = wrong or not isinstance(error, Unsupported)
-    return RefusedParts(reasons[0] if reasons else "", () if wrong else tuple(names), wrong)
+            refused.append((name, f"{path}: {error}", not isinstance(error, Unsupported)))
+    return refused
 
 
 def explain(text: str, error: str) -> str:

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runtime.errors import ConfigError, RequestError
-from runtime.structured_output.gbnf import RefusedParts, explain, separate_parts, translate_grammar
+from runtime.structured_output.gbnf import Refused, explain, separate_parts, translate_grammar
 from runtime.structured_output.grammar_matcher import GrammarFacts, GrammarMatcher, summarize_error
 from runtime.structured_output.limits import MaskLimits
 from runtime.weights import tokenizer_json
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
 
     from runtime.request.engine_messages import EngineInfo
     from runtime.structured_output.sandbox import GrammarSandbox
@@ -40,7 +40,7 @@ OVERRUN_SECONDS = 600.0  # how long an overrun is remembered
 # Limits per grammar, so that no schema takes seconds or gigabytes: about 20 ms of lexer, 25 ms per mask, 40 MB of
 # states. Masks of the schemas that clients send need a tenth of the items
 # (`tests/structured_output/test_tool_schemas.py`).
-LIMITS = {
+LIMITS: dict[str, Any] = {
     "max_items_in_row": 2000,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
@@ -109,7 +109,7 @@ class GrammarCache:
             answers = 1 if before is None else before.answers + 1
             if answers >= MAX_OVERRUN_ANSWERS:
                 self._cache.pop(text, None)
-            name = _digest(text)
+            name = digest(text)
             self._overruns[name] = _Overrun(answers, why, self._clock() + OVERRUN_SECONDS)
             self._overruns.move_to_end(name)
             while len(self._overruns) > MAX_OVERRUN:
@@ -117,9 +117,9 @@ class GrammarCache:
 
     def _overrun(self, text: str) -> _Overrun | None:
         """Returns the unexpired overrun of a grammar. The lock must be held."""
-        found = self._overruns.get(_digest(text))
+        found = self._overruns.get(digest(text))
         if found is not None and found.until <= self._clock():
-            del self._overruns[_digest(text)]
+            del self._overruns[digest(text)]
             return None
         return found
 
@@ -138,7 +138,7 @@ class GrammarCache:
             raise GrammarError(param, error.reason) from None
         if made is not None:
             return made
-        why = "" if self.checker is None else self.checker.check(text)
+        why = "" if self.checker is None else self.checker.check(text).reason
         matcher = None
         if not why:
             matcher, why = self.try_compile(text)
@@ -183,7 +183,7 @@ class GrammarCache:
 
     def refused_parts(
         self, text: str, restart: Callable[[], None] = lambda: None, seconds: float = math.inf
-    ) -> RefusedParts:
+    ) -> list[Refused]:
         """Finds the parts that are refused on their own, in a translatable grammar that was refused.
 
         Args:
@@ -192,23 +192,22 @@ class GrammarCache:
             seconds: CPU time of the process after which no further part is compiled.
         """
         end = time.process_time() + seconds
-        reasons: list[str] = []
-        names: list[str] = []
-        wrong = False
+        refused = []
         for name, path, alone in separate_parts(text):
             if time.process_time() >= end:
                 break
             restart()
             _, why = self.try_compile(alone, thorough=True)
             if why:
-                reasons.append(f"{path}: {why}")
-                names.append(name)
-                wrong = wrong or _UNSATISFIABLE in why
-        return RefusedParts(reasons[0] if reasons else "", () if wrong else tuple(names), wrong)
+                refused.append((name, f"{path}: {why}", _UNSATISFIABLE in why))
+        return refused
 
     def _try(self, text: str, thorough: bool) -> tuple[LLMatcher | None, str]:
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(**LIMITS)
         try:
-            matcher = self._new_matcher(translate_grammar(text))
+            matcher = LLMatcher(self.load_tokenizer(), translate_grammar(text), log_level=0, limits=limits)
         except ValueError as error:
             return None, str(error)
         if matcher.is_error():
@@ -251,14 +250,6 @@ class GrammarCache:
                 answer.accept_token(token)
         return answer.error
 
-    def _new_matcher(self, text: str) -> LLMatcher:
-        from llguidance import LLMatcher, LLParserLimits
-
-        tokens = self.load_tokenizer()
-        limits: Any = LIMITS
-        made: LLParserLimits = LLParserLimits(**limits)
-        return LLMatcher(tokens, text, log_level=0, limits=made)
-
 
 class GrammarError(RequestError):
     """A grammar that no output can satisfy.
@@ -276,7 +267,8 @@ class GrammarError(RequestError):
         self.wrong = wrong
 
 
-def _digest(text: str) -> bytes:
+def digest(text: str) -> bytes:
+    """Returns the name of a grammar in caches, which keep no texts."""
     return hashlib.sha256(text.encode()).digest()
 
 

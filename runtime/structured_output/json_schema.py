@@ -24,6 +24,7 @@ from runtime.structured_output.keywords import (
     UnsupportedSchema,
     check_keywords,
     effective_keywords,
+    named_types,
 )
 from runtime.structured_output.patterns import (
     BASE64,
@@ -459,12 +460,7 @@ class _Simplifier:
         return _Names(patterns=patterns)
 
     def _named_only(
-        self,
-        names: _Names,
-        properties: dict[str, Schema],
-        patterned: dict[str, Schema],
-        others: Schema,
-        path: Path,
+        self, names: _Names, properties: dict[str, Schema], patterned: dict[str, Schema], others: Schema, path: Path
     ) -> tuple[dict[str, Schema], dict[str, Schema], Schema]:
         """Returns properties, patternProperties and additionalProperties of an object with only names of `names`."""
         if names.any:
@@ -478,11 +474,7 @@ class _Simplifier:
                 others = {"$ref": self._shared(others)}
             ordered = [name for name in properties if name in set(chosen)]
             ordered += [name for name in chosen if name not in properties]
-            return (
-                {name: _at_name(name, properties, patterned, others, path) for name in ordered},
-                {},
-                False,
-            )
+            return {name: _at_name(name, properties, patterned, others, path) for name in ordered}, {}, False
         if patterned:
             raise UnsupportedSchema(path, "is not supported next to patternProperties; say it in its expressions")
         if properties and others is not True:
@@ -505,10 +497,7 @@ class _Simplifier:
 
 def _types(value: Mapping[str, Any]) -> set[str]:
     """Returns the JSON types that ``type``, ``const`` and ``enum`` allow; an integer counts as number."""
-    found: set[str] = set(TYPES)
-    if "type" in value:
-        named = value["type"] if isinstance(value["type"], list) else [value["type"]]
-        found = {"number" if name == "integer" else name for name in named}
+    found = set(named_types(value))
     for keyword, values in (("const", [value.get("const")]), ("enum", value.get("enum", []))):
         if keyword in value:
             found &= {_type_of(each) for each in values}

@@ -128,6 +128,12 @@ Path = tuple[str, ...]
 TYPES = frozenset(("null", "boolean", "object", "array", "number", "string"))
 
 
+def named_types(schema: Mapping[str, Any]) -> frozenset[str]:
+    """Returns the JSON types that ``type`` allows; an integer counts as number."""
+    named = schema.get("type", list(TYPES))
+    return frozenset("number" if name == "integer" else name for name in ([named] if isinstance(named, str) else named))
+
+
 class SchemaError(ValueError):
     """An invalid schema."""
 

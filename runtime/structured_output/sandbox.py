@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import selectors
 import signal
 import subprocess
@@ -18,8 +17,10 @@ import msgspec
 
 from runtime.errors import ConfigError
 from runtime.request.engine_messages import EngineInfo
+from runtime.structured_output.gbnf import CheckResult
+from runtime.structured_output.grammar_cache import digest
 from runtime.structured_output.limits import SandboxLimits
-from runtime.structured_output.sandbox_process import READY, CheckResult, SandboxSetup
+from runtime.structured_output.sandbox_process import READY, SandboxSetup
 
 COMMAND = (sys.executable, "-m", "runtime.structured_output.sandbox_process")
 MAX_RESULTS = 4096  # results, a few hundred bytes each
@@ -34,8 +35,8 @@ class SandboxExited(Exception):
 class GrammarSandbox:
     """Child process that checks the grammars of one engine.
 
-    It starts with the first grammar, and again after a grammar that ended it. Any thread may call `cached_reason` and
-    `result`; only one at a time may call `check`.
+    It starts with the first grammar, and again after a grammar that ended it. Any thread may call `result`; only one
+    at a time may call `check`.
     """
 
     def __init__(
@@ -56,22 +57,16 @@ class GrammarSandbox:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
-    def cached_reason(self, text: str) -> str | None:
-        """Returns the remembered reason of a grammar, "" if it is usable; None if it was not checked."""
+    def result(self, text: str) -> CheckResult | None:
+        """Returns the remembered result of a grammar; None if it was not checked."""
         with self._lock:
-            name = _digest(text)
-            found = self._results.get(name)
+            found = self._results.get(digest(text))
             if found is not None:
-                self._results.move_to_end(name)
-            return None if found is None else found.reason
+                self._results.move_to_end(digest(text))
+            return found
 
-    def result(self, text: str) -> CheckResult:
-        """Returns the remembered result of a grammar; an empty one if it was not checked."""
-        with self._lock:
-            return self._results.get(_digest(text), CheckResult("", False))
-
-    def check(self, text: str) -> str:
-        """Returns the reason for a refusal, or "".
+    def check(self, text: str) -> CheckResult:
+        """Returns the result of a grammar.
 
         An unknown grammar is compiled first, within `start_seconds + answer_seconds`. The result is remembered unless
         that time ran out, which a busy machine causes and not the grammar.
@@ -79,30 +74,31 @@ class GrammarSandbox:
         Raises:
             ConfigError: The tokenizer cannot be read.
         """
-        found = self.cached_reason(text)
+        found = self.result(text)
         if found is not None:
             return found
         try:
-            verdict = self._run_check(msgspec.json.encode(text) + b"\n")
+            found = self._run_check(msgspec.json.encode(text) + b"\n")
         except TimeoutError:
-            return f"it was not compiled within {self.limits.answer_seconds:g} s on a busy machine; send it again"
+            limit = f"{self.limits.answer_seconds:g} s"
+            return CheckResult(f"it was not compiled within {limit} on a busy machine; send it again")
         with self._lock:
-            self._results[_digest(text)] = verdict
+            self._results[digest(text)] = found
             while len(self._results) > MAX_RESULTS:
                 self._results.popitem(last=False)
-        return verdict.reason
+        return found
 
     def close(self) -> None:
         """Kills the process."""
         process, self._process = self._process, None
         if process is not None:
-            _kill(process)
+            process.kill()
+            process.communicate()  # waits for it, and closes its pipes
 
     def _run_check(self, line: bytes) -> CheckResult:
-        if self._process is None or self._process.poll() is not None:
-            self._start()
         process = self._process
-        assert process is not None
+        if process is None or process.poll() is not None:
+            process = self._start()
         try:
             reply = _request(process, line, self.limits.answer_seconds)
         except TimeoutError:
@@ -110,17 +106,16 @@ class GrammarSandbox:
             raise
         except SandboxExited:
             self.close()
-            return CheckResult(self._too_slow if process.returncode == -signal.SIGPROF else OUT_OF_MEMORY, False)
-        verdict = msgspec.json.decode(reply, type=CheckResult)
-        if verdict.large:
+            if process.returncode != -signal.SIGPROF:
+                return CheckResult(OUT_OF_MEMORY)
+            limit = f"{self.limits.compile_seconds:g} s"
+            return CheckResult(f"it takes more than {limit} to compile; send a smaller or simpler one")
+        result = msgspec.json.decode(reply, type=CheckResult)
+        if result.large:
             self.close()
-        return verdict
+        return result
 
-    @property
-    def _too_slow(self) -> str:
-        return f"it takes more than {self.limits.compile_seconds:g} s to compile; send a smaller or simpler one"
-
-    def _start(self) -> None:
+    def _start(self) -> subprocess.Popen[bytes]:
         self.close()
         process = self._process = subprocess.Popen(
             COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self._environment
@@ -133,6 +128,7 @@ class GrammarSandbox:
         if reply != READY:
             self.close()
             raise ConfigError(msgspec.json.decode(reply, type=str))
+        return process
 
 
 def _request(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> bytes:
@@ -155,16 +151,3 @@ def _read_line(source: IO[bytes], seconds: float) -> bytes:
         if not ready.select(seconds):
             raise TimeoutError
     return source.readline()  # one write of the child
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()

@@ -13,6 +13,7 @@ import resource
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ import msgspec
 from runtime.errors import ConfigError
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.structured import SCHEMA
-from runtime.structured_output.gbnf import RefusedParts, translate_grammar, untranslatable_parts
+from runtime.structured_output.gbnf import CheckResult, translate_grammar, untranslatable_parts
 from runtime.structured_output.grammar_cache import STACK_BYTES, GrammarCache, create_grammar_cache
 from runtime.structured_output.limits import SandboxLimits
 
@@ -40,22 +41,6 @@ class SandboxSetup(msgspec.Struct, frozen=True):
     directory: str
     info: EngineInfo
     limits: SandboxLimits
-
-
-class CheckResult(msgspec.Struct, frozen=True):
-    """Result of checking one grammar.
-
-    Attributes:
-        reason: Why the grammar cannot be used; "" if it can.
-        large: Whether the process has grown so much that the next grammar needs a new one.
-        parts: Names of the grammar's parts that fail on their own; () if `wrong`.
-        wrong: Whether one of the grammar's schemas is invalid, or matches no value.
-    """
-
-    reason: str
-    large: bool
-    parts: tuple[str, ...] = ()
-    wrong: bool = False
 
 
 def main() -> None:
@@ -80,41 +65,34 @@ def main() -> None:
     max_resident = _resident() + MAX_GROWTH_BYTES
     for line in source:
         before = _resident()
-        matcher, why, refused = check_grammar(grammars, msgspec.json.decode(line, type=str), setup.limits)
+        matcher, result = check_grammar(grammars, msgspec.json.decode(line, type=str), setup.limits)
         grown = _resident() - before
         del matcher
         signal.setitimer(signal.ITIMER_PROF, 0)
-        if not why and grown > MAX_GRAMMAR_BYTES:
-            why = (
-                f"it takes {grown >> 20} MiB once compiled, at most {MAX_GRAMMAR_BYTES >> 20}; send a smaller or "
-                "simpler one"
-            )
-        result = CheckResult(why, _resident() > max_resident, refused.names, refused.wrong)
+        if not result.reason and grown > MAX_GRAMMAR_BYTES:
+            size, limit = grown >> 20, MAX_GRAMMAR_BYTES >> 20
+            result = CheckResult(f"it takes {size} MiB once compiled, at most {limit}; send a smaller or simpler one")
+        result = replace(result, large=_resident() > max_resident)
         reply(msgspec.json.encode(result) + b"\n")
 
 
-def check_grammar(
-    grammars: GrammarCache, text: str, limits: SandboxLimits
-) -> tuple[LLMatcher | None, str, RefusedParts]:
+def check_grammar(grammars: GrammarCache, text: str, limits: SandboxLimits) -> tuple[LLMatcher | None, CheckResult]:
     """Checks a grammar, and each part of a refused one. A signal ends the process at its limit of CPU time.
 
     Returns:
-        The compiled grammar, why it is refused or "", and its refused parts.
+        The compiled grammar, and the result.
     """
 
     def restart() -> None:
         signal.setitimer(signal.ITIMER_PROF, limits.compile_seconds)
 
     restart()
-    why = _untranslatable(text, limits.translate_seconds)
-    if why:
-        refused = untranslatable_parts(text)
-        return None, refused.reason or why, refused
+    if why := _untranslatable(text, limits.translate_seconds):
+        return None, CheckResult.of_refused(why, untranslatable_parts(text))
     matcher, why = grammars.try_compile(text, thorough=True)
     if not why:
-        return matcher, "", RefusedParts()
-    refused = grammars.refused_parts(text, restart, limits.parts_seconds)
-    return matcher, refused.reason or why, refused
+        return matcher, CheckResult()
+    return matcher, CheckResult.of_refused(why, grammars.refused_parts(text, restart, limits.parts_seconds))
 
 
 def _untranslatable(text: str, limit: float) -> str:

@@ -63,6 +63,7 @@ class CaptureSizes:
         max_sampled_blocks: maximum number of blocks that a step samples. None: as many as its rows hold.
         lora_modules: modules that the adapters loaded at start may change (``ForwardBatch.adapted``).
         eager_lora_modules: modules that prevent capture if adapters change them.
+        self_conditioning: the model uses self-conditioning.
         max_prefill_tokens: one additional size for full prefill steps; sizes between `max_tokens` and
             `MIN_PREFILL_FILL` of it run eagerly. 0: none.
     """
@@ -76,6 +77,7 @@ class CaptureSizes:
     lora_modules: int = 0
     eager_lora_modules: int = 0
     max_prefill_tokens: int = 0
+    self_conditioning: bool = False
 
     @cached_property
     def blocks(self) -> list[int]:
@@ -95,14 +97,11 @@ class CaptureSizes:
         """Tile heights: for steps that denoise one block per request, that also commit one, and for all others."""
         return sorted({min(rows, MAX_TILE_ROWS) for rows in (self.block_size, 2 * self.block_size, MAX_TILE_ROWS)})
 
-    def forward_descriptors(self, *, self_conditioning: bool) -> list[ForwardDescriptor]:
+    def forward_descriptors(self) -> list[ForwardDescriptor]:
         """Returns all descriptors without soft embeddings, largest first."""
-        shapes = [
-            self._forward(self.max_prefill_tokens // self.block_size, tile, self_conditioning=self_conditioning)
-            for tile in reversed(self._prefill_tiles)
-        ]
+        shapes = [self._forward(self._prefill_blocks, tile) for tile in reversed(self._prefill_tiles)]
         shapes += [
-            self._forward(n, tile, self_conditioning=self_conditioning)
+            self._forward(n, tile)
             for n in reversed(self.blocks)
             for tile in reversed(self.tiles)
             if n <= self._max_blocks(tile)
@@ -111,11 +110,11 @@ class CaptureSizes:
             return shapes
         return [replace(shape, active_lora_modules=adapted) for shape in shapes for adapted in (self.lora_modules, 0)]
 
-    def pad_forward(self, shape: ForwardDescriptor, *, self_conditioning: bool) -> ForwardDescriptor | None:
+    def pad_forward(self, shape: ForwardDescriptor) -> ForwardDescriptor | None:
         """Returns the padded descriptor of a forward; None if the step has to run eagerly."""
         if shape.active_lora_modules & self.eager_lora_modules:
             return None
-        for padded in self._candidates(shape, self_conditioning=self_conditioning):
+        for padded in self._candidates(shape):
             if not _fits(padded, shape):
                 continue
             if shape.soft_embedding_shape[0]:
@@ -125,28 +124,27 @@ class CaptureSizes:
             )
         return None
 
-    def _candidates(self, shape: ForwardDescriptor, *, self_conditioning: bool) -> Iterator[ForwardDescriptor]:
+    def _candidates(self, shape: ForwardDescriptor) -> Iterator[ForwardDescriptor]:
         """Yields descriptors with enough rows, best fit first."""
         if shape.rows > self.blocks[-1] * self.block_size:
-            if (
-                self.max_prefill_tokens * MIN_PREFILL_FILL
-                <= shape.rows
-                <= self.max_prefill_tokens // self.block_size * self.block_size
-            ):
+            if self.max_prefill_tokens * MIN_PREFILL_FILL <= shape.rows <= self._prefill_blocks * self.block_size:
                 for tile in self._prefill_tiles[bisect_left(self._prefill_tiles, shape.tile_rows) :]:
-                    yield self._forward(
-                        self.max_prefill_tokens // self.block_size, tile, self_conditioning=self_conditioning
-                    )
+                    yield self._forward(self._prefill_blocks, tile)
             return
         enough = self.blocks[bisect_left(self.blocks, -(-shape.rows // self.block_size)) :]
         for tile in self.tiles[bisect_left(self.tiles, shape.tile_rows) :]:
             for n in enough[: bisect_right(enough, self._max_blocks(tile))]:
-                yield self._forward(n, tile, self_conditioning=self_conditioning)
+                yield self._forward(n, tile)
+
+    @property
+    def _prefill_blocks(self) -> int:
+        """Blocks of the prefill size."""
+        return self.max_prefill_tokens // self.block_size
 
     @cached_property
     def _prefill_tiles(self) -> list[int]:
         """Tile heights of the prefill size: the full tile, and smaller ones if all requests together fill the rows."""
-        rows = self.max_prefill_tokens // self.block_size * self.block_size
+        rows = self._prefill_blocks * self.block_size
         return [tile for tile in self.tiles if rows and (tile == MAX_TILE_ROWS or rows <= self.max_num_reqs * tile)]
 
     def _max_blocks(self, tile_rows: int) -> int:
@@ -163,7 +161,7 @@ class CaptureSizes:
         return min(blocks * pieces, self.max_num_reqs + blocks * self.block_size // tile_rows) + 1
 
     @cache  # noqa: B019  # there is one for the process's life
-    def _forward(self, blocks: int, tile: int, *, self_conditioning: bool) -> ForwardDescriptor:
+    def _forward(self, blocks: int, tile: int) -> ForwardDescriptor:
         return ForwardDescriptor(
             rows=blocks * self.block_size,
             tiles=self._max_tiles(blocks, tile),
@@ -171,25 +169,22 @@ class CaptureSizes:
             pages=self.pages,
             tile_rows=tile,
             reach=self.pages * self.page_size,
-            num_self_conditioned=blocks if self_conditioning else 0,
+            num_self_conditioned=blocks if self.self_conditioning else 0,
         )
 
-    def pad_sample(
-        self, shape: SampleDescriptor, *, uniform_noise: bool, self_conditioned: bool
-    ) -> SampleDescriptor | None:
+    def pad_sample(self, shape: SampleDescriptor) -> SampleDescriptor | None:
         """Returns the padded descriptor of sampling, with at least one padding block; None if there are too many."""
         if shape.blocks > self.blocks[-1]:
             return None
-        size = (
-            -(-shape.size // self.block_size) * self.block_size
-        )  # where requests choose their blocks they may be larger
+        # where requests choose their blocks they may be larger
+        size = -(-shape.size // self.block_size) * self.block_size
         return SampleDescriptor(
             blocks=self._round_up(shape.blocks) + 1,
             size=size,
             groups=tuple(self.pad_group(group, size) for group in shape.groups),
             remasked=True,
-            uniform_noise=uniform_noise,
-            self_conditioned=self_conditioned,
+            uniform_noise=shape.uniform_noise,
+            self_conditioned=self.self_conditioning,
         )
 
     def pad_group(self, shape: AlgorithmShape, size: int) -> AlgorithmShape:
@@ -203,7 +198,7 @@ class CaptureSizes:
             rows=num_sampled + pad_sampled_rows(shape.rows - shape.num_sampled, positions),
             num_sampled=num_sampled,
             num_filtered=num_filtered,
-            history_len=padded_history_len(shape.history_len, static=shape.static_history),
+            history_len=padded_history_len(shape.history_len, static=shape.algorithm.static_history),
         )
 
     def _round_up(self, blocks: int) -> int:
@@ -238,11 +233,11 @@ def sampled_rows_step(positions: int) -> int:
 def forward_buffer_specs(shape: ForwardDescriptor, block_size: int) -> ArraySpecs:
     """Returns the dtypes and shapes of the input arrays of a forward."""
     rows, width = shape.soft_embedding_shape
-    adapters = {"adapters": (I32, (shape.rows,))} if shape.active_lora_modules else {}
     found: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
         name: (dtype, (shape.rows,)) for name, (dtype, _) in ROWS.items()
     }
-    found |= adapters
+    if shape.active_lora_modules:
+        found["adapters"] = I32, (shape.rows,)
     found["tiles"] = I32, (shape.tiles, 3)
     found["page_table"] = I32, (shape.requests, shape.pages)
     if rows:
@@ -285,21 +280,15 @@ def pad_forward_inputs(
             view[:num_soft] = arrays[name]
             view[num_soft:] = view[0] if num_soft else 0  # repeats a row, which is written twice with the same value
     if padded.num_self_conditioned:
-        num_conditioned = shape.num_self_conditioned
-        if num_conditioned:
-            into["self_conditioning_rows"][:num_conditioned] = arrays["self_conditioning_rows"]
-            into["self_conditioning_slots"][:num_conditioned] = arrays["self_conditioning_slots"]
-        into["self_conditioning_rows"][num_conditioned:] = padded.rows
-        into["self_conditioning_slots"][num_conditioned:] = sizes.max_num_reqs
+        n = shape.num_self_conditioned
+        for name, padding in (("self_conditioning_rows", padded.rows), ("self_conditioning_slots", sizes.max_num_reqs)):
+            if n:
+                into[name][:n] = arrays[name]
+            into[name][n:] = padding
 
 
-def sample_buffer_specs(shape: SampleDescriptor, columns: list[int], history_fields: list[int]) -> ArraySpecs:
-    """Returns the dtypes and shapes of the input arrays of sampling.
-
-    Args:
-        columns: number of parameters of each group's algorithm.
-        history_fields: number of history fields of each group's algorithm.
-    """
+def sample_buffer_specs(shape: SampleDescriptor) -> ArraySpecs:
+    """Returns the dtypes and shapes of the input arrays of sampling."""
     rows, n, size = shape.rows, shape.blocks, shape.size
     found: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = dict.fromkeys(("rows", "block", "at"), (I64, (rows,)))
     found["num_valid"] = I32, (1,)
@@ -316,11 +305,12 @@ def sample_buffer_specs(shape: SampleDescriptor, columns: list[int], history_fie
         found["uniform"] = F64, (shape.num_sampled,)
     if len(shape.groups) > 1:
         found["block_in_group"] = I64, (rows,)
-    for i, (group, width, num_fields) in enumerate(zip(shape.groups, columns, history_fields, strict=True)):
+    for i, group in enumerate(shape.groups):
         if len(shape.groups) > 1:
             found[f"members{i}"] = I64, (group.blocks,)
-        found[f"params{i}"] = F64, (group.blocks, width)
+        found[f"params{i}"] = F64, (group.blocks, len(group.algorithm.columns))
         if group.history_len:
+            num_fields = len(group.algorithm.history_fields)
             found[f"history{i}"] = F64, (group.blocks, size, group.history_len, num_fields)
     return found
 
@@ -378,7 +368,7 @@ def pad_sample_inputs(
             out = into[f"history{i}"]
             out[...] = 0
             history = arrays[f"history{i}"]
-            old = group.history_len - (not group.static_history)  # the last record is new and stays zero
+            old = group.history_len - (not group.algorithm.static_history)  # the last record is new and stays zero
             out[: group.blocks, :size, :old] = history[:, :, :old]
 
 

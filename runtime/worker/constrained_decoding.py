@@ -30,7 +30,6 @@ class GrammarWalk:
 
     Attributes:
         block: the block.
-        size: number of its positions.
         first_row: row of its first masked position among the logits of the batch.
         accepted: tokens accepted in this step, from the first masked position on.
         forced: the first token was accepted below the threshold.
@@ -38,7 +37,6 @@ class GrammarWalk:
     """
 
     block: GrammarBlock
-    size: int
     first_row: int
     accepted: list[int] = field(default_factory=list)
     forced: bool = False
@@ -56,7 +54,7 @@ class GrammarWalk:
 
     @property
     def is_active(self) -> bool:
-        return not self.stopped and self.position < self.size and not self.block.constraint.error
+        return not self.stopped and self.position < self.block.size and not self.block.constraint.error
 
     def accept(self, token: int) -> None:
         """Accepts the next token. An end-of-sequence token fills the rest of the block."""
@@ -64,7 +62,7 @@ class GrammarWalk:
         constraint.accept_token(token)
         self.accepted.append(token)
         if constraint.finished:
-            self.accepted += [token] * (self.size - self.position)
+            self.accepted += [token] * (self.block.size - self.position)
 
     def accept_forced(self) -> None:
         """Accepts all tokens that the grammar forces next."""
@@ -72,7 +70,7 @@ class GrammarWalk:
             tokens = self.block.constraint.forced_tokens()
             if not tokens:
                 return
-            for token in tokens[: self.size - self.position]:
+            for token in tokens[: self.block.size - self.position]:
                 self.accept(token)
 
     def propose(self, token: int, confidence: float) -> None:
@@ -91,23 +89,17 @@ def apply_grammar(full_logits: FullLogits, plan: DenoiseBlocks, results: BlockRe
     Until then `results` has these blocks unchanged.
     """
     for batch in _batches(plan, 0 if full_logits.batch_invariant else full_logits.max_rows):
-        rows = np.concatenate([plan.rows[w.block.block] + np.arange(w.position, w.size) for w in batch])
-        logits = full_logits.rows(rows)
+        block = np.concatenate([np.full(w.block.size - w.position, w.block.block) for w in batch])
+        at = np.concatenate([np.arange(w.position, w.block.size) for w in batch])
+        logits = full_logits.rows(plan.rows[block] + at)
         if plan.logits_processors is not None:
-            block = np.concatenate([np.full(w.size - w.position, w.block.block) for w in batch])
-            at = np.concatenate([np.arange(w.position, w.size) for w in batch])
             arrays = logits_processor_arrays(plan.logits_processors)
-            inputs = {name: _to_device(array, logits) for name, array in arrays.items()}
-            apply_logits_processors(
-                logits, inputs, _to_device(block, logits), _to_device(at, logits), DEFAULT_LOGITS_OPS
-            )
+            inputs = {name: torch.from_numpy(array).to(logits.device) for name, array in arrays.items()}
+            block_index, offset = torch.from_numpy(np.stack([block, at])).to(logits.device)
+            apply_logits_processors(logits, inputs, block_index, offset, DEFAULT_LOGITS_OPS)
         _advance(batch, logits, plan)
         for walk in batch:
             _write(walk, results)
-
-
-def _to_device(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(array).to(like.device)
 
 
 def _batches(plan: DenoiseBlocks, max_rows: int) -> Iterator[list[GrammarWalk]]:
@@ -119,7 +111,7 @@ def _batches(plan: DenoiseBlocks, max_rows: int) -> Iterator[list[GrammarWalk]]:
         if batch and rows + count > max_rows:
             yield batch
             batch, rows = [], 0
-        batch.append(GrammarWalk(block, block.size, rows))
+        batch.append(GrammarWalk(block, rows))
         rows += count
     if batch:
         yield batch
@@ -135,9 +127,10 @@ def _advance(batch: Sequence[GrammarWalk], logits: torch.Tensor, plan: DenoiseBl
         bitmask = np.zeros((len(active), max(mask_size, active[0].block.constraint.facts.mask_len)), dtype=np.int32)
         for walk, row in zip(active, bitmask, strict=True):
             walk.block.constraint.fill_bitmask(row[: walk.block.constraint.facts.mask_len])
-        active, bitmask = _drop_failed(active, bitmask[:, :mask_size])
-        if not active:
+        remaining = [i for i, walk in enumerate(active) if not walk.block.constraint.error]
+        if not remaining:
             return
+        active, bitmask = [active[i] for i in remaining], bitmask[remaining, :mask_size]
         rows = torch.tensor([walk.row for walk in active], device=logits.device)
         allowed_logits = logits[rows].masked_fill(~_unpack_bitmask(bitmask, logits), float("-inf"))
         candidates = _sample_allowed(allowed_logits, active, plan)
@@ -146,11 +139,6 @@ def _advance(batch: Sequence[GrammarWalk], logits: torch.Tensor, plan: DenoiseBl
             walk.propose(int(token), confidence)
             walk.accept_forced()
         active = [walk for walk in active if walk.is_active]
-
-
-def _drop_failed(active: list[GrammarWalk], bitmask: np.ndarray) -> tuple[list[GrammarWalk], np.ndarray]:
-    remaining = [i for i, walk in enumerate(active) if not walk.block.constraint.error]
-    return [active[i] for i in remaining], bitmask[remaining]
 
 
 def _unpack_bitmask(bitmask: np.ndarray, logits: torch.Tensor) -> torch.Tensor:
@@ -167,48 +155,44 @@ def _sample_allowed(logits: torch.Tensor, active: Sequence[GrammarWalk], plan: D
     It is the argmax, or a sample for requests with a temperature.
     """
     best = sampling.DEFAULT_LOGITS_OPS.greedy(logits)
-    sampling_inputs = plan.sampling
-    if sampling_inputs is None:
+    inputs = plan.sampling
+    sampled = [i for i, w in enumerate(active) if inputs is not None and inputs.limits[w.block.block, TEMPERATURE] > 0]
+    if inputs is None or not sampled:
         return best
-    limits = torch.from_numpy(sampling_inputs.limits[[w.block.block for w in active]]).to(logits.device)
-    sampled = [i for i, w in enumerate(active) if sampling_inputs.limits[w.block.block, TEMPERATURE] > 0]
-    if not sampled:
-        return best
-    sampled_limits = limits[sampled]
+    block, position = zip(*((active[i].block.block, active[i].position) for i in sampled), strict=True)
+    limits = torch.from_numpy(inputs.limits[list(block)]).to(logits.device)
     probs = sampling.DEFAULT_LOGITS_OPS.filtered_probs(
-        logits[sampled], temperature=sampled_limits[:, TEMPERATURE], top_k=sampled_limits[:, TOP_K].long(),
-        top_p=sampled_limits[:, TOP_P], min_p=sampled_limits[:, MIN_P],
+        logits[sampled], temperature=limits[:, TEMPERATURE], top_k=limits[:, TOP_K].long(), top_p=limits[:, TOP_P],
+        min_p=limits[:, MIN_P],
     )  # fmt: skip
-    uniform = torch.tensor(
-        [sampling_inputs.uniform[active[i].block.block, active[i].position] for i in sampled], dtype=torch.float64
-    )
-    picked = sampling.DEFAULT_LOGITS_OPS.multinomial(probs, uniform.to(logits.device))
+    uniform = torch.from_numpy(inputs.uniform[list(block), list(position)]).to(logits.device)
+    picked = sampling.DEFAULT_LOGITS_OPS.multinomial(probs, uniform)
     best.token[sampled], best.confidence[sampled] = picked.token, picked.confidence
     return best
 
 
 def _write(walk: GrammarWalk, results: BlockResults) -> None:
-    i, first, end, accepted = walk.block.block, walk.block.first_masked, walk.position, walk.accepted
-    results.tokens[i, first:end] = accepted
-    results.state[i, first:end] = UNMASKED
-    results.masks[i] -= len(accepted)
-    results.num_updated[i] += len(accepted)
-    results.first_masked[i] = end if results.masks[i] else results.tokens.shape[1]
+    i, first = walk.block.block, walk.block.first_masked
+    _write_tokens(results, i, first, walk.accepted)
     results.forced[i] = walk.forced
-    results.finished[i] = not results.masks[i]
     eos = walk.block.constraint.facts.eos
-    first_eos = next((n for n, token in enumerate(accepted, first) if token in eos), None)
+    first_eos = next((n for n, token in enumerate(walk.accepted, first) if token in eos), None)
     if first_eos is not None:
         results.first_eos[i] = first_eos
+
+
+def _write_tokens(results: BlockResults, i: int, first: int, tokens: Sequence[int]) -> None:
+    """Unmasks the positions of block `i` from `first` on, before which none is MASKED."""
+    end = first + len(tokens)
+    results.tokens[i, first:end] = tokens
+    results.state[i, first:end] = UNMASKED
+    results.masks[i] -= len(tokens)
+    results.num_updated[i] += len(tokens)
+    results.first_masked[i] = end if results.masks[i] else results.tokens.shape[1]
+    results.finished[i] = not results.masks[i]
 
 
 def force_tokens(plan: DenoiseBlocks, results: BlockResults) -> None:
     """Writes the forced tokens to `results`, which has these blocks unchanged."""
     for i, first, tokens in plan.forced_tokens:
-        last = first + len(tokens)
-        results.tokens[i, first:last] = tokens
-        results.state[i, first:last] = UNMASKED
-        results.masks[i] -= len(tokens)
-        results.num_updated[i] += len(tokens)
-        results.first_masked[i] = last if results.masks[i] else results.tokens.shape[1]
-        results.finished[i] = not results.masks[i]
+        _write_tokens(results, i, first, tokens)

@@ -125,11 +125,11 @@ class CudaGraphRunner(ModelRunner):
         *, capture_sampling: bool = True, capture_after: int = CAPTURE_AFTER,
     ) -> None:  # fmt: skip
         super().__init__(model, pool, config)
-        self.sizes = sizes
+        self.self_conditioning = self.step.self_conditioning is not None
+        self.sizes = sizes = replace(sizes, self_conditioning=self.self_conditioning)
         self.capture = capture
         self.capture_sampling = capture_sampling
         self.capture_after = capture_after
-        self.self_conditioning = self.step.self_conditioning is not None
         self._graphs: dict[Hashable, CapturedGraph] = {}
         self._num_uses: Counter[Hashable] = Counter()  # number of steps, by shapes that are not captured
         self._pending: dict[ForwardDescriptor | SampleDescriptor, None] = {}  # see `capture_later`, in this order
@@ -143,11 +143,7 @@ class CudaGraphRunner(ModelRunner):
         self._sample_graph: CapturedGraph | None = None  # of the current step, if its sampling was replayed
         self._launched_tokens: Ints | None = None  # of the next step, if its forward was launched already
         self.next_tokens_fn = next_tokens  # benchmarks replace it to repeat a step
-        largest = BufferLayout(
-            forward_buffer_specs(
-                sizes.forward_descriptors(self_conditioning=self.self_conditioning)[0], sizes.block_size
-            )
-        ).nbytes
+        largest = BufferLayout(forward_buffer_specs(sizes.forward_descriptors()[0], sizes.block_size)).nbytes
         self._forward_memory, self._sample_memory, self._output_memory = (
             StaticBuffer(self.device, max(2 * largest, MIN_BUFFER_BYTES)) for _ in range(3)
         )
@@ -177,8 +173,7 @@ class CudaGraphRunner(ModelRunner):
         if shape.has_logits_processors:
             reason = reason or "shaped"
         elif self.capture_sampling and self.hidden_states is self._static_hidden_states:
-            uniform_noise = any(group.algorithm.uniform_noise for group in shape.groups)
-            padded = self.sizes.pad_sample(shape, uniform_noise=uniform_noise, self_conditioned=self.self_conditioning)
+            padded = self.sizes.pad_sample(shape)
         elif not self.capture_sampling:
             reason = reason or "flag"
         if padded is not None:
@@ -251,7 +246,7 @@ class CudaGraphRunner(ModelRunner):
     def _forward_new_layout(self, plan: StepPlan) -> tuple[torch.Tensor, str]:
         """Returns the hidden states [rows, hidden], and why the forward ran eagerly ("": it was replayed)."""
         shape, arrays = forward_inputs(plan, self_conditioning=self.self_conditioning, block_size=self.block_size)
-        padded = self.sizes.pad_forward(shape, self_conditioning=self.self_conditioning)
+        padded = self.sizes.pad_forward(shape)
         self._last_layout = self._last_graph = None
         if padded is not None:
 
@@ -273,9 +268,8 @@ class CudaGraphRunner(ModelRunner):
         def work() -> None:
             left = self.step.forward(shape, inputs)
             if self._static_hidden_states is None:
-                self._static_hidden_states = left.new_zeros(
-                    self.sizes.forward_descriptors(self_conditioning=self.self_conditioning)[0].rows, *left.shape[1:]
-                )
+                max_rows = self.sizes.forward_descriptors()[0].rows
+                self._static_hidden_states = left.new_zeros(max_rows, *left.shape[1:])
             self._static_hidden_states[: shape.rows].copy_(left)
 
         graph = self._get_graph(shape, lambda: forward_buffer_specs(shape, self.sizes.block_size), self._forward_memory)
@@ -294,13 +288,7 @@ class CudaGraphRunner(ModelRunner):
                 out.set_specs(tensor_specs(found))
             pack(found, out, self._output_memory.device)
 
-        def kinds() -> ArraySpecs:
-            rules = [group.algorithm for group in shape.groups]
-            return sample_buffer_specs(
-                shape, [len(rule.columns) for rule in rules], [len(rule.history_fields) for rule in rules]
-            )
-
-        graph = self._get_graph(shape, kinds, self._sample_memory)
+        graph = self._get_graph(shape, lambda: sample_buffer_specs(shape), self._sample_memory)
         if graph is None:
             return None
         inputs, out = graph.device_inputs, graph.output_layout
@@ -368,30 +356,20 @@ class CudaGraphRunner(ModelRunner):
     def _free_bytes(self) -> int:
         return int(torch.cuda.mem_get_info(self.device)[0]) if self.device.type == "cuda" else 0
 
+    @torch.inference_mode()
     def capture_shape(self, shape: ForwardDescriptor | SampleDescriptor) -> None:
         """Captures a forward or sampling. Call it between steps, for sampling after a forward was captured."""
         self._may_capture = True
+        self._num_uses[shape] = self.capture_after
         if isinstance(shape, ForwardDescriptor):
-            self._capture_forward(shape)
-        else:
-            self._capture_sample(shape)
-
-    @torch.inference_mode()
-    def _capture_forward(self, shape: ForwardDescriptor) -> None:
-        self._num_uses[shape] = self.capture_after
-        nothing = _empty_arrays(forward_buffer_specs(shape, self.sizes.block_size))
-        none = ForwardDescriptor(0, 0, 0, shape.pages, 0, 0, (0, shape.soft_embedding_shape[1]))
-        self._launch_forward_graph(shape, lambda into: pad_forward_inputs(into, none, nothing, shape, self.sizes))
-
-    @torch.inference_mode()
-    def _capture_sample(self, shape: SampleDescriptor) -> None:
-        self._num_uses[shape] = self.capture_after
-        rules = [group.algorithm for group in shape.groups]
-        columns, keeps = [len(rule.columns) for rule in rules], [len(rule.history_fields) for rule in rules]
-        nothing = _empty_arrays(sample_buffer_specs(shape, columns, keeps))
+            empty = _empty_arrays(forward_buffer_specs(shape, self.sizes.block_size))
+            none = ForwardDescriptor(0, 0, 0, shape.pages, 0, 0, (0, shape.soft_embedding_shape[1]))
+            self._launch_forward_graph(shape, lambda into: pad_forward_inputs(into, none, empty, shape, self.sizes))
+            return
+        empty = _empty_arrays(sample_buffer_specs(shape))
         groups = tuple(replace(group, blocks=0, rows=0, num_sampled=0, num_filtered=0) for group in shape.groups)
-        none = SampleDescriptor(0, shape.size, groups)
-        self._launch_sample_graph(shape, lambda into: pad_sample_inputs(into, none, nothing, shape, self.sizes))
+        no_blocks = SampleDescriptor(0, shape.size, groups)
+        self._launch_sample_graph(shape, lambda into: pad_sample_inputs(into, no_blocks, empty, shape, self.sizes))
 
     def sample_descriptors(
         self,
@@ -415,18 +393,13 @@ class CudaGraphRunner(ModelRunner):
                 history_len = padded_history_len(int(bool(algorithm.history_fields)), static=algorithm.static_history)
                 group = AlgorithmShape(
                     algorithm, required_stats, n + 1, rows, rows if sampled else 0,
-                    rows if sampled and filtered else 0, history_len, algorithm.static_history, top_k,
+                    rows if sampled and filtered else 0, history_len, top_k,
                 )  # fmt: skip
-                found.append(
-                    SampleDescriptor(
-                        n + 1,
-                        self.sizes.block_size,
-                        (group,),
-                        remasked=True,
-                        uniform_noise=algorithm.uniform_noise,
-                        self_conditioned=self.self_conditioning,
-                    )
-                )
+                descriptor = SampleDescriptor(
+                    n + 1, self.sizes.block_size, (group,), remasked=True, uniform_noise=algorithm.uniform_noise,
+                    self_conditioned=self.self_conditioning,
+                )  # fmt: skip
+                found.append(descriptor)
         return found
 
     def discard_graphs(self) -> None:

@@ -19,10 +19,7 @@ from runtime.worker.input_batch import Arrays
 ALIGNMENT = 16  # bytes, so that vectorized loads of each array are aligned
 
 ArraySpecs = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
-_TORCH = {
-    np.dtype(kind): getattr(torch, name)
-    for kind, name in ((np.int64, "int64"), (np.int32, "int32"), (np.int8, "int8"), (np.bool_, "bool"))
-} | {np.dtype(np.float64): torch.float64, np.dtype(np.float32): torch.float32}
+_TORCH = {np.dtype(name): getattr(torch, name) for name in ("int64", "int32", "int8", "bool", "float64", "float32")}
 _NUMPY = {there: here for here, there in _TORCH.items()}
 
 

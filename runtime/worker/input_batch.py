@@ -48,6 +48,7 @@ from runtime.engine.step_plan import (
 from runtime.strategies.base import Strategy
 
 Arrays = dict[str, npt.NDArray[np.generic]]
+LAYOUT_ARRAYS = ("positions", "slots", "visible_end", "window_origin", "is_editable", "tiles", "page_table")
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,6 @@ class AlgorithmShape:
         num_sampled: rows at the end that have a temperature; the others are greedy.
         num_filtered: of these, rows at the end under min-p, top-k or top-p.
         history_len: records per position (``BlockBatch.history``).
-        static_history: one record per position, overwritten in each step.
         top_k: maximum number of tokens in a soft embedding (``algorithms.base.MERGED``).
     """
 
@@ -94,7 +94,6 @@ class AlgorithmShape:
     num_sampled: int = 0
     num_filtered: int = 0
     history_len: int = 0
-    static_history: bool = False
     top_k: int = 0
 
 
@@ -124,23 +123,11 @@ def forward_inputs(plan: StepPlan, *, self_conditioning: bool, block_size: int) 
         self_conditioning: the model uses self-conditioning.
     """
     layout = plan.layout
-    arrays: Arrays = {
-        "tokens": plan.tokens,
-        "positions": layout.positions,
-        "slots": layout.slots,
-        "visible_end": layout.visible_end,
-        "window_origin": layout.window_origin,
-        "is_editable": layout.is_editable,
-        "tiles": layout.tiles,
-        "page_table": layout.page_table,
-    }
+    arrays: Arrays = {"tokens": plan.tokens, **{name: getattr(layout, name) for name in LAYOUT_ARRAYS}}
     soft_embedding_shape, num_self_conditioned = (0, 0), 0
     if plan.soft_embeddings is not None:
         soft_embedding_shape = plan.soft_embeddings.ids.shape
-        arrays["soft_embedding_rows"] = plan.soft_embeddings.rows
-        arrays["soft_embedding_ids"] = plan.soft_embeddings.ids
-        arrays["soft_embedding_probs"] = plan.soft_embeddings.probs
-        arrays["soft_embedding_params"] = plan.soft_embeddings.params
+        arrays |= {f"soft_embedding_{name}": array for name, array in vars(plan.soft_embeddings).items()}
     if self_conditioning and plan.self_conditioning is not None:
         num_self_conditioned = len(plan.self_conditioning.rows)
         arrays["self_conditioning_rows"] = plan.self_conditioning.rows[:, None] + np.arange(block_size)
@@ -226,7 +213,6 @@ def sample_inputs(plan: DenoiseBlocks) -> tuple[SampleDescriptor, Arrays]:
                 num_sampled=num_unfiltered + num_filtered,
                 num_filtered=num_filtered,
                 history_len=history_len,
-                static_history=algorithm.static_history,
                 top_k=top_k,
             )
         )

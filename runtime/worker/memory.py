@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -94,19 +95,17 @@ def build_model_runner(
             capture_sampling=not config.disable_full_static_runner,
         )  # fmt: skip
 
-    pages, on_cuda = config.num_pages, device.type == "cuda"
+    def run_warm_up(runner: ModelRunner, rows: int) -> None:
+        warm_up(runner, rows=rows, max_seq_len=info.max_model_len, active_lora_modules=lora_manager.graph_modules)
+
+    pages, on_cuda, max_rows = config.num_pages, device.type == "cuda", info.max_num_batched_tokens
     if on_cuda and rank.compiler is not None and config.compile_mode is None:  # torch would compile twice
-        _compile_kernels(make(needed), info, rank.group, rank.compiler, lora_manager.graph_modules)
+        _compile_kernels(make(needed), info, rank.group, rank.compiler, lambda runner: run_warm_up(runner, max_rows))
     if pages is None and on_cuda:
         torch.cuda.reset_peak_memory_stats()
         allocated_before = torch.cuda.memory_allocated()
         runner = make(needed)
-        warm_up(
-            runner,
-            rows=info.max_num_batched_tokens,
-            max_seq_len=info.max_model_len,
-            active_lora_modules=lora_manager.graph_modules,
-        )
+        run_warm_up(runner, max_rows)
         pool = runner.pool.nbytes
         largest_step = torch.cuda.max_memory_allocated() - allocated_before - pool
         graph_bytes = estimate_graph_bytes(runner, info) if isinstance(runner, CudaGraphRunner) else 0
@@ -128,25 +127,23 @@ def build_model_runner(
         )
     runner = make(pages)
     if config.num_pages is not None or not on_cuda:  # otherwise profiling has warmed up the kernels
-        rows = info.max_num_batched_tokens if on_cuda else runner.block_size
-        warm_up(runner, rows=rows, max_seq_len=info.max_model_len, active_lora_modules=lora_manager.graph_modules)
+        run_warm_up(runner, max_rows if on_cuda else runner.block_size)
     if isinstance(runner, CudaGraphRunner):
         capture_graphs(runner, info)
     return runner, pages
 
 
 def _compile_kernels(
-    runner: ModelRunner, info: EngineInfo, group: TensorParallelGroup, compiler: KernelCompiler, lora_modules: int
-) -> None:
+    runner: ModelRunner, info: EngineInfo, group: TensorParallelGroup, compiler: KernelCompiler,
+    run_warm_up: Callable[[ModelRunner], None],
+) -> None:  # fmt: skip
     """Compiles the kernels of all steps in parallel, as far as the cache does not have them.
 
     If the cache has all kernels of the warm-up, it is from an earlier start and has those of the graphs too.
     """
     began = time.monotonic()
     with record_specializations() as found:
-        warm_up(
-            runner, rows=info.max_num_batched_tokens, max_seq_len=info.max_model_len, active_lora_modules=lora_modules
-        )
+        run_warm_up(runner)
     missing = compiler.missing(found)
     # Steps have collective operations, so all ranks record the same ones.
     if isinstance(runner, CudaGraphRunner) and group.min_across_ranks(-len(missing), runner.device):

@@ -369,10 +369,8 @@ class ModelStep:
 
     def _apply_soft_embeddings(self, x: torch.Tensor, inputs: Tensors) -> None:
         """Replaces the embeddings `x` [rows, hidden] of rows with soft embeddings in place."""
-        rows, arguments = (
-            inputs["soft_embedding_rows"],
-            [inputs[f"soft_embedding_{name}"] for name in ("ids", "probs", "params")],
-        )
+        rows = inputs["soft_embedding_rows"]
+        arguments = [inputs[f"soft_embedding_{name}"] for name in ("ids", "probs", "params")]
         if self.soft_embedding_chunk_rows is None:
             x[rows] = self._blend(x[rows], *arguments)
             return

@@ -569,7 +569,7 @@ def to_block_results(shape: SampleDescriptor, output: HostOutput, members: list[
             histories = output[f"history{i}"]
             history |= zip(
                 mine.tolist(),
-                histories.copy() if group.static_history else map(nonzero_records, histories),
+                histories.copy() if group.algorithm.static_history else map(nonzero_records, histories),
                 strict=False,
             )
         if f"ids{i}" in output:

@@ -173,7 +173,7 @@ def estimate_graph_bytes(runner: CudaGraphRunner, info: EngineInfo) -> int:
 
 
 def _descriptors(runner: CudaGraphRunner, info: EngineInfo) -> tuple[list[ForwardDescriptor], list[SampleDescriptor]]:
-    forwards = runner.sizes.forward_descriptors(self_conditioning=runner.self_conditioning)
+    forwards = runner.sizes.forward_descriptors()
     if not runner.capture_sampling:
         return forwards, []
     defaults = info.defaults()

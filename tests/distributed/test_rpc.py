@@ -1,18 +1,22 @@
 """Messages with arrays, over a socket."""
 
+import dataclasses
 import socket
 import threading
+from dataclasses import is_dataclass, replace
 
 import numpy as np
 import pytest
 
 from runtime.algorithms.base import get_algorithm
-from runtime.distributed.rpc import ConnectionClosed, Heartbeat, Hello, RpcConnection, Sample, Step
-from runtime.distributed.serialization import LAYOUT, batch_layout, block_arrays, block_plan, step_arrays, step_plan
+from runtime.distributed.rpc import AdapterPair, ConnectionClosed, Hello, RpcConnection, Sample, Step
+from runtime.distributed.serialization import decode_blocks, decode_forward, encode_blocks, encode_forward
 from runtime.engine.step_plan import (
     AlgorithmBatch,
     BatchLayout,
     DenoiseBlocks,
+    ForcedTokens,
+    LogitsProcessorBatch,
     SamplingInputs,
     SoftEmbeddingRows,
     StepPlan,
@@ -29,33 +33,36 @@ def wires():
 
 def test_arrays_come_as_they_went(wires):
     ours, theirs = wires
-    sent = {
-        "empty": np.zeros((0, 3), np.int32), "bytes": np.array([[1, -2]], np.int8), "bits": np.array([True, False]),
-        "turned": np.arange(6.0).reshape(2, 3).T, "large": np.arange(10**6),
-    }  # fmt: skip
-    sender = threading.Thread(target=ours.send, args=(Step(True), sent))
+    sent = [
+        np.zeros((0, 3), np.int32), np.array([[1, -2]], np.int8), np.array([True, False]),
+        np.arange(6.0).reshape(2, 3).T, np.arange(10**6),
+    ]  # fmt: skip
+    sender = threading.Thread(target=lambda: [ours.send(AdapterPair("", array, array)) for array in sent])
     sender.start()
-    message, found = theirs.receive()
+    found = [theirs.receive() for _ in sent]
     sender.join()
-    assert message == Step(True)
-    assert list(found) == list(sent)
-    for name, array in sent.items():
-        assert found[name].dtype == array.dtype
-        assert np.array_equal(found[name], array)
-    found["bits"][0] = False  # and may be written to
+    for message, array in zip(found, sent, strict=True):
+        assert message.up.dtype == array.dtype
+        assert np.array_equal(message.down, array)
+        assert np.array_equal(message.up, array)
+    found[2].up[0] = False  # and may be written to
+    assert found[2].down[0]
 
 
 def test_several_threads_may_send(wires):
     ours, theirs = wires
-    threads = [threading.Thread(target=ours.send, args=(Heartbeat(n), {"n": np.full(1000, n)})) for n in range(20)]
+    pairs = [AdapterPair(str(n), np.full(1000, n), np.full(10, n)) for n in range(20)]
+    threads = [threading.Thread(target=ours.send, args=(pair,)) for pair in pairs]
     for thread in threads:
         thread.start()
     seen = set()
     for _ in threads:
-        message, arrays = theirs.receive()
-        assert set(arrays["n"]) == {message.steps}
-        seen.add(message.steps)
-    assert seen == set(range(20))
+        message = theirs.receive()
+        assert {*message.down, *message.up} == {int(message.tensor)}
+        seen.add(message.tensor)
+    assert seen == {pair.tensor for pair in pairs}
+    for thread in threads:
+        thread.join()
 
 
 def test_the_end_of_a_connection_is_reported(wires):
@@ -78,7 +85,10 @@ def test_what_is_no_message(wires, data):
 
 def test_plans_come_as_they_went(wires):
     ours, theirs = wires
-    numbers = {name: np.arange(4) + n for n, name in enumerate(LAYOUT)}
+    rows = np.arange(4)
+    layout = BatchLayout(
+        rows, rows + 1, rows.astype(np.int32), rows + 2, rows > 1, rows[:3, None], rows[None], rows + 3, 3
+    )
     merged = SoftEmbeddingRows(np.arange(2), np.ones((2, 3), np.int64), np.ones((2, 3)), np.ones((2, 3)))
     fields = (
         "rows", "tokens", "state", "sampled", "may_force", "num_steps_forcing", "initial_masks", "step_budget",
@@ -94,34 +104,48 @@ def test_plans_come_as_they_went(wires):
         sampling=SamplingInputs(np.ones((2, 4)), np.zeros((2, 3))),
         groups=groups,
         req_slot=np.arange(2),
+        logits_processors=LogitsProcessorBatch(*(np.arange(2) + n for n in range(9))),
+        num_logprobs=np.arange(2), forced_tokens=(ForcedTokens(0, 1, (2,)),), per_request=(),
     )  # fmt: skip
-    plan = StepPlan(np.arange(9), BatchLayout(**numbers, lora_slots=one), soft_embeddings=merged)
-    ours.send(Step(), step_arrays(plan, same=False))
-    ours.send(*block_arrays(blocks))
-    _, arrays = theirs.receive()
-    sample, sampled = theirs.receive()
-    assert isinstance(sample, Sample)
-    found, found_blocks = step_plan(arrays, batch_layout(arrays, 3)), block_plan(sample, sampled, get_algorithm)
-    same(found, plan, ("tokens",))
-    same(found.layout, plan.layout, (*LAYOUT, "lora_slots"))
-    assert found.layout.active_lora_modules == 3
-    same(found.soft_embeddings, merged, ("rows", "ids", "probs", "params"))
-    same(found_blocks, blocks, (*fields, "req_slot"))
-    same(found_blocks.sampling, blocks.sampling, ("limits", "uniform"))
-    assert (found_blocks.remasked, found_blocks.noise_uniforms) == (None, None)
-    assert [(g.algorithm.key, g.required_stats) for g in found_blocks.groups] == [("edit", 3), ("credit", 1)]
-    same(found_blocks.groups[1], blocks.groups[1], ("members", "params", "history"))
-    assert block_plan(*block_arrays(None), get_algorithm) is None
-    assert list(step_arrays(plan, same=True))[:1] == ["tokens"]
-    assert not {"slots", "lora_slots"} & step_arrays(plan, same=True).keys()
+    plan = StepPlan(np.arange(9), layout, soft_embeddings=merged)
+    ours.send(Step(encode_forward(plan)))
+    ours.send(Sample(encode_blocks(blocks)))
+    found = decode_forward(theirs.receive().plan)
+    found_blocks = decode_blocks(theirs.receive().blocks, get_algorithm)
+    assert_equal(found, plan)
+    assert found_blocks.groups[1].algorithm is get_algorithm("credit")
+    assert_equal(found_blocks, replace(blocks, num_logprobs=None, forced_tokens=()))  # which only rank 0 applies
+    assert decode_blocks(encode_blocks(None), get_algorithm) is None
 
 
-def same(found, expected, names):
-    for name in names:
-        assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+def test_a_plan_with_the_last_layout_is_short():
+    rows = np.arange(4)
+    layout = BatchLayout(rows, rows, rows.astype(np.int32), rows, rows > 1, rows[:3, None], rows[None])
+    plan = StepPlan(rows, layout)
+    data = encode_forward(plan, same=True)
+    assert len(data) < len(encode_forward(plan)) / 2
+    assert decode_forward(data, layout).layout is layout
+    with pytest.raises(ValueError, match="no layout"):
+        decode_forward(data)
+
+
+def assert_equal(found, expected):
+    """Compares dataclasses with arrays."""
+    assert type(found) is type(expected)
+    if isinstance(expected, np.ndarray):
+        assert found.dtype == expected.dtype
+        assert np.array_equal(found, expected)
+    elif is_dataclass(expected):
+        for field in dataclasses.fields(expected):
+            assert_equal(getattr(found, field.name), getattr(expected, field.name))
+    elif isinstance(expected, tuple):
+        for pair in zip(found, expected, strict=True):
+            assert_equal(*pair)
+    else:
+        assert found == expected
 
 
 def test_a_hello_says_who_it_is(wires):
     ours, theirs = wires
     ours.send(Hello(1, 2, "host", 3, 4))
-    assert theirs.receive() == (Hello(1, 2, "host", 3, 4), {})
+    assert theirs.receive() == Hello(1, 2, "host", 3, 4)

@@ -11,9 +11,8 @@ from annotated_types import Le
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from runtime.config import FLAGS
+from runtime.config import BY_DEST, FLAGS
 from runtime.config import parse as parse_arguments
-from runtime.config.flag_definitions import BY_DEST
 from tests.operator.test_parse import resource
 from unmask_operator.api import SpecError, parse
 from unmask_operator.api.engine import Engine, Thresholds

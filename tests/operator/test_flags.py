@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from runtime.config.flag_definitions import BY_SPELLING
+from runtime.config.config import BY_SPELLING
 from tools import strategy_rules
 from unmask_operator.api import strategies
 from unmask_operator.api.engine import RESERVED, Engine

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.config.flag_definitions import BY_DEST
+from runtime.config import BY_DEST
 from runtime.models.base import families, resolve_family
 from runtime.parsers.formats import (
     ReasoningFormat,

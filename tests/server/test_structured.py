@@ -20,6 +20,7 @@ import pytest
 
 from runtime.server.http_responses import ClientGone
 from runtime.server.preprocessing import request_specs
+from runtime.structured_output.gbnf import CheckResult
 from runtime.structured_output.limits import SandboxLimits
 from tests.request.test_sampling_params import INFO
 from tests.server.harness import ServerProcess, serving
@@ -262,13 +263,13 @@ def test_grammars_that_nobody_waits_for_are_not_compiled(monkeypatch: pytest.Mon
     class Sandbox:
         def __init__(self, *args: Any) -> None: ...
 
-        def cached_reason(self, text: str) -> None: ...
+        def result(self, text: str) -> None: ...
 
-        def check(self, text: str) -> str:
+        def check(self, text: str) -> CheckResult:
             tried.append(text)
             begun.set()
             assert release.wait(TIMEOUT)
-            return ""
+            return CheckResult()
 
     monkeypatch.setattr(request_specs, "GrammarSandbox", Sandbox)
 

@@ -19,6 +19,7 @@ from runtime.errors import ConfigError, RequestError
 from runtime.request.structured import FIELD_PATH, grammar_of
 from runtime.structured_output import sandbox as trials_module
 from runtime.structured_output import sandbox_process as trial_module
+from runtime.structured_output.gbnf import CheckResult
 from runtime.structured_output.grammar_cache import GrammarCache
 from runtime.structured_output.limits import SandboxLimits
 from runtime.structured_output.sandbox import OUT_OF_MEMORY, GrammarSandbox
@@ -57,26 +58,31 @@ def trials(make: Callable[[SandboxLimits], GrammarSandbox]) -> GrammarSandbox:
     return make(UNLIMITED)
 
 
+def reason_of(trials: GrammarSandbox, grammar: str) -> str:
+    return trials.check(grammar).reason
+
+
 def text(**form: Any) -> str:
     return grammar_of(form, "x")
 
 
 def test_supported_and_unsupported_schemas(trials: GrammarSandbox) -> None:
     good, wrong = text(regex="a+"), text(json={"enum": []})
-    assert trials.cached_reason(good) is None
-    assert trials.check(good) == ""
-    assert "nsatisfiable" in trials.check(wrong)
-    assert (trials.cached_reason(good), trials.cached_reason(wrong)) == ("", trials.check(wrong))
+    assert trials.result(good) is None
+    assert reason_of(trials, good) == ""
+    assert "nsatisfiable" in reason_of(trials, wrong)
+    assert trials.result(good) == CheckResult()
+    assert trials.result(wrong) == trials.check(wrong)
 
 
 def test_a_slow_one_ends_is_remembered_and_the_next_is_tried(make: Callable[[SandboxLimits], GrammarSandbox]) -> None:
     trials = make(SHORT)
-    assert trials.check(text(regex="a")) == ""
-    assert trials.check(text(**ENDLESS)) == TOO_SLOW
+    assert reason_of(trials, text(regex="a")) == ""
+    assert reason_of(trials, text(**ENDLESS)) == TOO_SLOW
     assert trials._process is None
-    assert trials.check(text(**ENDLESS)) == TOO_SLOW
+    assert reason_of(trials, text(**ENDLESS)) == TOO_SLOW
     assert trials._process is None, "the grammar was compiled again"
-    assert trials.check(text(regex="b")) == ""
+    assert reason_of(trials, text(regex="b")) == ""
 
 
 def test_a_process_that_gets_no_cpu_time_is_ended(
@@ -85,11 +91,9 @@ def test_a_process_that_gets_no_cpu_time_is_ended(
     silent = f"read setup; echo '{READY.decode().strip()}'; exec sleep {HOUR}"
     monkeypatch.setattr(trials_module, "COMMAND", ("sh", "-c", silent))
     trials = make(replace(SHORT, answer_seconds=0.1))
-    assert "not compiled within 0.1 s" in trials.check(text(regex="a"))
+    assert "not compiled within 0.1 s" in reason_of(trials, text(regex="a"))
     assert trials._process is None
-    assert trials.cached_reason(text(regex="a")) is None, (
-        "the grammar is not to blame, so the next request may try it again"
-    )
+    assert trials.result(text(regex="a")) is None, "the grammar is not to blame, so the next request may try it again"
 
 
 def test_a_process_that_does_not_start_is_reported(
@@ -107,53 +111,53 @@ def test_gbnf_is_translated_by_the_trial_and_not_with_the_request(
     monkeypatch.setattr("llguidance.gbnf_to_lark.any_to_lark", lambda text: pytest.fail("translated in this process"))
     rules = text(grammar='root ::= "a"' + "\n" * 32_000)  # as long as a request may be, once written as JSON
     trials = make(SHORT)
-    assert trials.check(rules) == TOO_SLOW
-    assert trials.check(text(grammar='root ::= "a" [b-c]')) == ""
+    assert reason_of(trials, rules) == TOO_SLOW
+    assert reason_of(trials, text(grammar='root ::= "a" [b-c]')) == ""
 
 
 def test_gbnf_within_the_limits(trials: GrammarSandbox) -> None:
-    assert "it is not a readable grammar" in trials.check(text(grammar="root ::= ("))
+    assert "it is not a readable grammar" in reason_of(trials, text(grammar="root ::= ("))
     (form,) = json.loads(text(grammar='root ::= "a"'))["grammars"]  # as one part of a grammar of tools has it
     both = [{"lark_grammar": "start: @form"}, {"name": "form", **form}]
-    assert trials.check(json.dumps({"grammars": both})) == ""
+    assert reason_of(trials, json.dumps({"grammars": both})) == ""
     long = "root ::= " + '"a" | ' * 7000 + '"b"'
-    assert "characters in Lark's notation, at most 65536" in trials.check(text(grammar=long))
+    assert "characters in Lark's notation, at most 65536" in reason_of(trials, text(grammar=long))
 
 
 def test_a_process_that_is_gone_is_started_again(trials: GrammarSandbox) -> None:
-    assert trials.check(text(regex="a")) == ""
+    assert reason_of(trials, text(regex="a")) == ""
     assert trials._process is not None
     trials._process.kill()
     trials._process.wait()
-    assert trials.check(text(regex="b")) == ""
+    assert reason_of(trials, text(regex="b")) == ""
 
 
 def test_gbnf_that_takes_too_long_to_translate(make: Callable[[SandboxLimits], GrammarSandbox]) -> None:
     rules = 1500  # some ten times the limit, and the translation of the second grammar a thousandth of it
     chain = "\n".join(f'r{i} ::= "a" r{i + 1}' for i in range(rules)) + f'\nr{rules} ::= "b"\n'
     trials = make(replace(UNLIMITED, translate_seconds=0.1))
-    assert "its notation takes" in trials.check(text(grammar="root ::= r0\n" + chain))
-    assert trials.check(text(grammar='root ::= "a" | "b"\n')) == ""
+    assert "its notation takes" in reason_of(trials, text(grammar="root ::= r0\n" + chain))
+    assert reason_of(trials, text(grammar='root ::= "a" | "b"\n')) == ""
 
 
 def test_one_that_takes_too_much_memory(trials: GrammarSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system ends the process, as it does for memory."""
-    assert trials.check(text(regex="a")) == ""
+    assert reason_of(trials, text(regex="a")) == ""
     assert trials._process is not None
     process = trials._process
     os.kill(process.pid, signal.SIGSTOP)
     monkeypatch.setattr(trials_module, "_read_line", lambda source, seconds: (process.kill(), b"")[1])
-    assert trials.check(text(regex="b")) == OUT_OF_MEMORY
+    assert reason_of(trials, text(regex="b")) == OUT_OF_MEMORY
 
 
 @pytest.mark.matrix
 def test_one_that_stays_large_is_refused_however_many_came_before(trials: GrammarSandbox) -> None:
     """An engine keeps some dozens: of these each would be some 80 MB."""
     for i in range(2):
-        assert "MiB once compiled, at most 32" in trials.check(
-            text(json={"type": "integer", "multipleOf": 199999 - 2 * i})
+        assert "MiB once compiled, at most 32" in reason_of(
+            trials, text(json={"type": "integer", "multipleOf": 199999 - 2 * i})
         )
-    assert trials.check(text(json={"type": "integer", "multipleOf": 7})) == ""
+    assert reason_of(trials, text(json={"type": "integer", "multipleOf": 7})) == ""
 
 
 def tools(*schemas: dict[str, Any]) -> str:
@@ -173,15 +177,14 @@ OVERLAPPING = {"oneOf": [{"type": "string"}, {"type": "string", "minLength": 2}]
 def test_parts_that_do_not_translate_are_found_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial_module.signal, "setitimer", lambda *_: None)
     grammars: Any = Mock(spec=GrammarCache)
-    _, why, refused = trial_module.check_grammar(
+    _, refused = trial_module.check_grammar(
         grammars, tools({"type": "integer"}, UNIQUE, OVERLAPPING, UNIQUE), UNLIMITED
     )
-    assert why == refused.reason
-    assert why.startswith("tools[1]: uniqueItems: true is not supported")
-    assert (refused.names, refused.wrong) == (("tool1", "tool3"), False)
-    _, why, refused = trial_module.check_grammar(grammars, tools(UNIQUE, {"type": "nothing"}), UNLIMITED)
-    assert why.startswith("tools[0]: ")
-    assert (refused.names, refused.wrong) == ((), True)
+    assert refused.reason.startswith("tools[1]: uniqueItems: true is not supported")
+    assert (refused.parts, refused.wrong) == (("tool1", "tool3"), False)
+    _, refused = trial_module.check_grammar(grammars, tools(UNIQUE, {"type": "nothing"}), UNLIMITED)
+    assert refused.reason.startswith("tools[0]: ")
+    assert (refused.parts, refused.wrong) == ((), True)
     assert grammars.method_calls == []
 
 
@@ -195,24 +198,24 @@ def test_each_part_that_the_engine_refuses_has_its_own_limit_of_time(monkeypatch
     monkeypatch.setattr(grammars, "try_compile", refuse)
     limits = replace(UNLIMITED, compile_seconds=1.5, parts_seconds=5.0)
     integer = {"type": "integer"}
-    _, why, refused = trial_module.check_grammar(grammars, tools(integer, OVERLAPPING, OVERLAPPING), limits)
+    _, refused = trial_module.check_grammar(grammars, tools(integer, OVERLAPPING, OVERLAPPING), limits)
     assert timers == [1.5, 1.5, 1.5], "the third part came after the limit of all of them"
-    assert (why, refused.names, refused.wrong) == ("tools[1]: refused", ("tool1",), False)
+    assert (refused.reason, refused.parts, refused.wrong) == ("tools[1]: refused", ("tool1",), False)
 
 
 def test_verdicts_hold_the_refused_parts(trials: GrammarSandbox) -> None:
     refused, wrong = tools({"type": "integer"}, OVERLAPPING), tools({"type": "integer"}, {"enum": []})
-    assert trials.check(refused).startswith("tools[1]: oneOf: two alternatives may fit")
-    assert (trials.result(refused).parts, trials.result(refused).wrong) == (("tool1",), False)
-    assert trials.check(wrong).startswith("tools[1]: ")
-    assert (trials.result(wrong).parts, trials.result(wrong).wrong) == ((), True)
+    assert reason_of(trials, refused).startswith("tools[1]: oneOf: two alternatives may fit")
+    assert (trials.check(refused).parts, trials.check(refused).wrong) == (("tool1",), False)
+    assert reason_of(trials, wrong).startswith("tools[1]: ")
+    assert (trials.check(wrong).parts, trials.check(wrong).wrong) == ((), True)
 
 
 def test_verdicts_are_few(trials: GrammarSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials_module, "MAX_RESULTS", 2)
     for word in ("a", "b", "c"):
-        trials.check(text(regex=word))
-    assert [trials.cached_reason(text(regex=word)) for word in ("a", "b", "c")] == [None, "", ""]
+        reason_of(trials, text(regex=word))
+    assert [trials.result(text(regex=word)) for word in ("a", "b", "c")] == [None, CheckResult(), CheckResult()]
 
 
 def test_a_tokenizer_that_is_not_there(asked: tuple[Path, Any], tmp_path: Path) -> None:

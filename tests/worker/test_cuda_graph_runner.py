@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
-from runtime.algorithms.base import LogitStat, algorithm_keys
+from runtime.algorithms.base import LogitStat, get_algorithm
 from runtime.config import EngineConfig
 from runtime.distributed.executor import DistributedRunner
 from runtime.engine.engine import Engine
@@ -91,28 +91,30 @@ def test_sizes_are_few_and_close() -> None:
 @pytest.mark.parametrize("most", [32, 100, 512])
 @pytest.mark.parametrize("places", [1, 3, 40, 600])
 def test_whatever_fits_has_room(most: int, places: int) -> None:
-    sizes = CaptureSizes(block_size=8, pages=7, page_size=4, max_tokens=most, max_num_reqs=places)
-    recorded = set(sizes.forward_descriptors(self_conditioning=True))
+    sizes = CaptureSizes(
+        block_size=8, pages=7, page_size=4, max_tokens=most, max_num_reqs=places, self_conditioning=True
+    )
+    recorded = set(sizes.forward_descriptors())
     for rows in range(1, most // 8 * 8 + 1):
         for tiles in {1, max(1, rows // 8), rows}:
             if -(-rows // tiles) > MAX_TILE_ROWS or tiles > places:
                 continue
             shape = ForwardDescriptor(rows, tiles, tiles, 3, -(-rows // tiles), 9)
-            padded = sizes.pad_forward(shape, self_conditioning=True)
+            padded = sizes.pad_forward(shape)
             if padded is None:
                 assert tiles > rows // 8  # tiles of less than a block, more than a batch of blocks has
                 continue
             assert padded in recorded
             assert padded.requests >= tiles
             assert padded.tiles >= tiles + -(-(padded.rows - rows) // padded.tile_rows)
-    assert sizes.pad_forward(ForwardDescriptor(most + 8, 1, 1, 1, 8, 8), self_conditioning=False) is None
+    assert sizes.pad_forward(ForwardDescriptor(most + 8, 1, 1, 1, 8, 8)) is None
 
 
 @pytest.mark.parametrize("places", [1, 5, 64])
 def test_turns_of_whole_blocks_find_a_recording(places: int) -> None:
     """As many requests as there may be, each with one block, two, or a chunk of its prompt, in any mixture."""
     sizes = CaptureSizes(block_size=32, pages=7, page_size=4, max_tokens=8192, max_num_reqs=places)
-    recorded = set(sizes.forward_descriptors(self_conditioning=False))
+    recorded = set(sizes.forward_descriptors())
     random = np.random.default_rng(places)
     for largest in (1, 2, 3, 8, 200):
         for requests in {1, places // 2 or 1, places}:
@@ -120,19 +122,19 @@ def test_turns_of_whole_blocks_find_a_recording(places: int) -> None:
             counts = counts[counts.cumsum() <= 8192]
             tiles = make_query_tiles(counts)
             shape = ForwardDescriptor(int(counts.sum()), len(tiles), len(counts), 3, int(tiles[:, 2].max()), 9)
-            padded = sizes.pad_forward(shape, self_conditioning=False)
+            padded = sizes.pad_forward(shape)
             assert padded in recorded
             assert padded.tile_rows <= max(MAX_TILE_ROWS if largest > 2 else 64, 32)
 
 
 def test_a_block_larger_than_a_tile_is_recorded() -> None:
     sizes = CaptureSizes(block_size=512, pages=7, page_size=4, max_tokens=4096, max_num_reqs=3)
-    for shape in sizes.forward_descriptors(self_conditioning=False):
+    for shape in sizes.forward_descriptors():
         pad_forward_inputs(*_empty(shape, sizes.block_size), shape, sizes)
     counts = np.array([512, 1024, 512])
     shape = ForwardDescriptor(2048, 8, 3, 3, MAX_TILE_ROWS, 9)
     assert len(make_query_tiles(counts)) == shape.tiles
-    assert sizes.pad_forward(shape, self_conditioning=False) in set(sizes.forward_descriptors(self_conditioning=False))
+    assert sizes.pad_forward(shape) in set(sizes.forward_descriptors())
 
 
 def _empty(shape: ForwardDescriptor, block: int) -> tuple[Views, ForwardDescriptor, Views]:
@@ -145,19 +147,19 @@ def _empty(shape: ForwardDescriptor, block: int) -> tuple[Views, ForwardDescript
 
 def test_recordings_have_no_more_tiles_than_steps() -> None:
     sizes = CaptureSizes(block_size=32, pages=7, page_size=4, max_tokens=8192, max_num_reqs=16)
-    assert {shape.rows for shape in sizes.forward_descriptors(self_conditioning=False) if shape.tile_rows == 32} == {
+    assert {shape.rows for shape in sizes.forward_descriptors() if shape.tile_rows == 32} == {
         32 * n for n in capture_batch_sizes(16)
     }
-    (largest, *_) = sizes.forward_descriptors(self_conditioning=False)
+    (largest, *_) = sizes.forward_descriptors()
     assert (largest.rows, largest.tile_rows, largest.tiles, largest.requests) == (8192, MAX_TILE_ROWS, 16 + 32 + 1, 17)
 
 
 def test_blocks_leave_room_for_a_dead_one() -> None:
     sizes = CaptureSizes(block_size=8, pages=7, page_size=4, max_tokens=64, max_num_reqs=3)
     group = AlgorithmShape(
-        algorithm_keys()[0], int(LogitStat.NONE), 5, 33, num_sampled=20, num_filtered=3, history_len=9
+        get_algorithm("threshold"), int(LogitStat.NONE), 5, 33, num_sampled=20, num_filtered=3, history_len=9
     )
-    padded = sizes.pad_sample(SampleDescriptor(5, 7, (group,)), uniform_noise=False, self_conditioned=False)
+    padded = sizes.pad_sample(SampleDescriptor(5, 7, (group,)))
     assert padded is not None
     assert (padded.blocks, padded.size) == (7, 8)
     (larger,) = padded.groups
@@ -168,21 +170,19 @@ def test_blocks_leave_room_for_a_dead_one() -> None:
         64,
         16,
     )
-    assert sizes.pad_sample(SampleDescriptor(9, 8, (group,)), uniform_noise=False, self_conditioned=False) is None
+    assert sizes.pad_sample(SampleDescriptor(9, 8, (group,))) is None
 
 
 @pytest.mark.parametrize("rows", [(33, 0), (0, 7), (5, 16), (0, 0)])
 def test_what_lies_behind_the_last_live_row_is_dead(rows: tuple[int, int]) -> None:
     """The head does none of it."""
     sizes = CaptureSizes(block_size=8, pages=7, page_size=4, max_tokens=64, max_num_reqs=3)
-    shape = SampleDescriptor(6, 8, tuple(AlgorithmShape(algorithm_keys()[0], 0, 3, n) for n in rows))
-    arrays = {name: np.ones(size, dtype) for name, (dtype, size) in sample_buffer_specs(shape, [2, 2], [0, 0]).items()}
+    shape = SampleDescriptor(6, 8, tuple(AlgorithmShape(get_algorithm("threshold"), 0, 3, n) for n in rows))
+    arrays = {name: np.ones(size, dtype) for name, (dtype, size) in sample_buffer_specs(shape).items()}
     arrays["block"] = np.repeat([0, 3], rows)
-    padded = sizes.pad_sample(shape, uniform_noise=False, self_conditioned=False)
+    padded = sizes.pad_sample(shape)
     assert padded is not None
-    into = {
-        name: np.full(size, 9, dtype) for name, (dtype, size) in sample_buffer_specs(padded, [2, 2], [0, 0]).items()
-    }
+    into = {name: np.full(size, 9, dtype) for name, (dtype, size) in sample_buffer_specs(padded).items()}
     pad_sample_inputs(into, shape, arrays, padded, sizes)
     (live,) = into["num_valid"]
     assert (into["block"][live:] == padded.blocks - 1).all()
@@ -211,17 +211,17 @@ def test_prompts_find_recorded_steps_however_few_requests_there_may_be(requests:
 def test_a_whole_step_is_recorded_beside_the_smaller_ones() -> None:
     """Prompts fill a step up to what a server lets it have; what only fills half of that is launched anew."""
     sizes = CaptureSizes(block_size=32, pages=7, page_size=4, max_tokens=4096, max_num_reqs=16, max_prefill_tokens=8192)
-    recorded = sizes.forward_descriptors(self_conditioning=False)
+    recorded = sizes.forward_descriptors()
     assert [shape.rows for shape in recorded].count(8192) == 1
     for rows, found in ((8192, 8192), (7680, 8192), (7679, None), (5000, None), (4096, 4096), (8193, None)):
-        padded = sizes.pad_forward(ForwardDescriptor(rows, 32, 16, 3, MAX_TILE_ROWS, 9), self_conditioning=False)
+        padded = sizes.pad_forward(ForwardDescriptor(rows, 32, 16, 3, MAX_TILE_ROWS, 9))
         assert (None if padded is None else padded.rows) == found, rows
         assert padded is None or padded in recorded
     many = CaptureSizes(block_size=32, pages=7, page_size=4, max_tokens=4096, max_num_reqs=128, max_prefill_tokens=8192)
     commits = ForwardDescriptor(8192, 128, 128, 3, 64, 9)  # of all requests at once
-    padded = many.pad_forward(commits, self_conditioning=False)
+    padded = many.pad_forward(commits)
     assert padded is not None
-    assert (padded.tile_rows, padded in many.forward_descriptors(self_conditioning=False)) == (64, True)
+    assert (padded.tile_rows, padded in many.forward_descriptors()) == (64, True)
 
 
 def load(**flags: object) -> Engine:
@@ -239,7 +239,7 @@ def test_graphs_of_few_requests_are_captured_at_start_and_the_others_while_idle(
         engine = load()
         runner = engine.runner
         assert isinstance(runner, CudaGraphRunner)
-        forwards = runner.sizes.forward_descriptors(self_conditioning=False)
+        forwards = runner.sizes.forward_descriptors()
         block = runner.block_size
 
         def captured() -> set[int]:
@@ -335,7 +335,7 @@ def test_rank_0_sends_a_capture_before_its_own() -> None:
 
 def test_ranks_plan_the_same_captures() -> None:
     sizes = CaptureSizes(block_size=32, pages=7, page_size=4, max_tokens=4096, max_num_reqs=64)
-    forwards = sizes.forward_descriptors(self_conditioning=False)
+    forwards = sizes.forward_descriptors()
     one, other = (split_captures(list(forwards), [], 32) for _ in range(2))
     assert one == other
     first, later = one

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from runtime.engine.request import MIN_LOGPROB
 from runtime.errors import RequestError
 from runtime.request.engine_messages import DecodingParams, RequestSpec
-from runtime.request.resolve import score_spec
+from runtime.request.resolve import RequestContext, score_spec
 from tests.engine.harness import Ask, Run, Setup, decoding_of
 from tests.engine.hash_model import HashMemory
 from tests.engine.samples import examples
@@ -127,7 +127,7 @@ def test_beside_others_and_several_a_forward(data: st.DataObject) -> None:
 
 def test_what_a_score_asks_of_the_engine() -> None:
     walking = info(algorithms=[replace(rule, supports_grammar=rule.key == "threshold") for rule in info().algorithms])
-    spec = score_spec([4, 5, 6], walking, id="s", param="echo", logprobs=3)
+    spec = score_spec([4, 5, 6], walking, RequestContext("s"), param="echo", logprobs=3)
     assert (spec.prompt, spec.forced_token_ids, spec.max_tokens, spec.logprobs) == ([4], [5, 6], 2, 3)
     assert spec.decoding.algorithm == "threshold"
     assert spec.decoding.values["remask_threshold"] == 0
@@ -136,6 +136,6 @@ def test_what_a_score_asks_of_the_engine() -> None:
         (info(algorithms=[rule_info("edit")]), "cannot be scored with --decoding-strategy multi_bd"),
     ):
         with pytest.raises(RequestError, match=words):
-            score_spec([4, 5], wrong, id="s", param="echo")
+            score_spec([4, 5], wrong, RequestContext("s"), param="echo")
     with pytest.raises(RequestError, match="are more than the model's length"):
-        score_spec([4] * 300, walking, id="s", param="echo")
+        score_spec([4] * 300, walking, RequestContext("s"), param="echo")

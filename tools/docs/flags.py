@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from runtime.config.flag_definitions import FLAGS
-from runtime.config.flags import Flag
+from runtime.config import FLAGS, Flag
 
 BEGIN, END = "<!-- flags: python -m tools.docs.flags -->", "<!-- end of flags -->"
 

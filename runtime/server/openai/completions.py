@@ -96,9 +96,8 @@ async def _tokenize_suffix(
                 param=name,
             )
     info = context.require()[0]
-    requested = context.cap_max_tokens(
-        request, integer("max_tokens", body.max_tokens, 1, MAX_COUNT, default=DEFAULT_GAP), info, "max_tokens"
-    )
+    max_tokens = DEFAULT_GAP if body.max_tokens is None else integer("max_tokens", body.max_tokens, 1, MAX_COUNT)
+    requested = context.cap_max_tokens(request, max_tokens, info, "max_tokens")
     free_tokens = info.max_model_len - prompt
     (behind,) = await context.preprocessor.encode_pieces(request, [body.suffix], "suffix", free_tokens - 1)
     hole = min(requested, free_tokens - len(behind))  # like any output, at most the free tokens

@@ -13,7 +13,7 @@ from runtime.errors import RequestError
 from runtime.parsers.formats import part_marks
 from runtime.request.engine_messages import EngineInfo, RequestSpec
 from runtime.request.output import CompletionState, IdsOnly, TokenLogprob
-from runtime.request.resolve import score_spec
+from runtime.request.resolve import RequestContext, score_spec
 from runtime.tokenizer import Tokenizer
 from runtime.tokenizer.detokenizer import OffsetTracker, TokenByteDecoder, TokenOffset
 
@@ -216,10 +216,12 @@ class PromptEcho:
             self._ids.append(spec.prompt)
             self.texts.append(prompt if isinstance(prompt, str) else tokenizer.decode(prompt))
             if spec.logprobs is not None and len(spec.prompt) > 1:
+                context = RequestContext(
+                    id=f"{spec.id}-prompt", parent_id=spec.parent_id, tenant=spec.tenant, adapter=spec.adapter
+                )
                 scored = score_spec(
-                    spec.prompt, info, id=f"{spec.id}-prompt", param="echo", logprobs=spec.logprobs,
-                    tokens_per_step=self._stride, cache_salt=spec.cache_salt, parent_id=spec.parent_id,
-                    tenant=spec.tenant, adapter=spec.adapter,
+                    spec.prompt, info, context, param="echo", logprobs=spec.logprobs, tokens_per_step=self._stride,
+                    cache_salt=spec.cache_salt,
                 )  # fmt: skip
                 self._scored[number] = CompletionState(number, scored, IdsOnly())
         if self.silent:

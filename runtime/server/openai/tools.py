@@ -11,7 +11,6 @@ from pydantic import Field, WithJsonSchema
 from starlette.requests import Request
 
 from runtime.config import ServerConfig
-from runtime.config.chat_flags import OFF
 from runtime.errors import ConfigError, RequestError
 from runtime.parsers.chat_output import ChatOutputParser, ReasoningParser, ToolCallOptions
 from runtime.parsers.formats import (
@@ -41,6 +40,7 @@ NO_GRAMMAR_MESSAGE = (
 )
 MAX_TOOLS = 256
 MAX_NAME = 128
+OFF = "off"  # value of --tool-call-parser and --reasoning-parser
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]+")
 _CHOICES = ("none", "auto", "required")
 _CALCULATOR = {"type": "object", "properties": {"expression": {"type": "string"}}}

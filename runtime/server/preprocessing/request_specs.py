@@ -23,6 +23,7 @@ from runtime.server.openai.logprobs import PromptEcho, check_logprobs_limit
 from runtime.server.openai.protocol import GenerationRequest
 from runtime.server.openai.tools import ChatContext
 from runtime.server.preprocessing.executors import SingleThreadExecutor, cancel_on_disconnect
+from runtime.structured_output.gbnf import CheckResult
 from runtime.structured_output.grammar_cache import GrammarError
 from runtime.structured_output.sandbox import GrammarSandbox
 from runtime.tokenizer import IncrementalDetokenizer, Tokenizer
@@ -316,13 +317,12 @@ class GrammarValidator:
             info, tokenizer = self._require()
             self._sandbox = GrammarSandbox(tokenizer.directory, info, backend_environment(None))
         sandbox = self._sandbox
-        why = sandbox.cached_reason(grammar)
-        if why is None:
+        result = sandbox.result(grammar)
+        if result is None:
 
-            def work(requested: Callable[[], bool]) -> str:
-                return sandbox.check(grammar) if requested() else ""
+            def work(requested: Callable[[], bool]) -> CheckResult:
+                return sandbox.check(grammar) if requested() else CheckResult()
 
-            why = await cancel_on_disconnect(request, self._executor.run(len(grammar), work, api_key_id(request)))
-        if why:
-            result = sandbox.result(grammar)
-            raise GrammarError(param, why, result.parts, wrong=result.wrong)
+            result = await cancel_on_disconnect(request, self._executor.run(len(grammar), work, api_key_id(request)))
+        if result.reason:
+            raise GrammarError(param, result.reason, result.parts, wrong=result.wrong)
