@@ -32,51 +32,7 @@ _BACKLOG_OFFSET = 24  # of tcpi_unacked in struct tcp_info: of a listener, the c
 
 
 class Acceptor:
-    """Accepts connections on the listening socket of the event loop's own server."""
-
-    def __init__(self, listener: socket.socket, make_protocol: Callable[[], asyncio.BaseProtocol], batch: int) -> None:
-        """Creates an acceptor.
-
-        Args:
-            listener: A socket in non-blocking mode.
-            make_protocol: Creates the protocol of a connection.
-            batch: Maximum number of connections that are being registered at the same time.
-        """
-        self.listener = listener
-        self.batch = batch
-        self.make_protocol = make_protocol
-        self.registering: set[asyncio.Task[object]] = set()
-
-    def accept_pending(self) -> None:
-        """Accept the connections that are pending now. Usually none is, which costs one system call."""
-        with contextlib.suppress(OSError):  # none is pending, or no descriptor is free: the loop's server reports that
-            for _ in range(self.batch - len(self.registering)):
-                self._accept()
-
-    def _accept(self) -> None:
-        connection, _ = self.listener.accept()
-        connection.setblocking(False)
-        task = asyncio.get_running_loop().create_task(self._register(connection))
-        self.registering.add(task)
-        task.add_done_callback(self.registering.discard)
-
-    async def _register(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # the client has disconnected
-            await asyncio.get_running_loop().connect_accepted_socket(self.make_protocol, connection)
-
-    async def close(self) -> None:
-        """Accept what the kernel's queue holds, then close the listener."""
-        with contextlib.suppress(OSError):
-            for _ in range(BACKLOG):
-                self._accept()
-        with contextlib.suppress(OSError):
-            self.listener.shutdown(socket.SHUT_RDWR)  # closing alone takes effect in the next loop iteration
-        if self.registering:
-            await asyncio.wait(self.registering)
-
-
-class SharedAcceptor(Acceptor):
-    """Accepts connections on a listening socket on which other processes accept too.
+    """Accepts connections on a listening socket, on which other processes may accept too.
 
     The kernel wakes all of them. A process with more open connections waits longer before it accepts, so that those
     with fewer accept first. No process takes more than its fraction of the connections that wait.
@@ -87,28 +43,37 @@ class SharedAcceptor(Acceptor):
         listener: socket.socket,
         make_protocol: Callable[[], asyncio.BaseProtocol],
         batch: int,
-        processes: int,
-        num_open: Callable[[], int],
+        processes: int = 1,
+        num_open: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Creates an acceptor.
+        """Creates an acceptor that does not accept yet.
 
         Args:
-            listener: A socket in non-blocking mode.
+            listener: A listening socket.
             make_protocol: Creates the protocol of a connection.
             batch: Maximum number of connections that are being registered at the same time.
             processes: Number of processes that accept.
-            num_open: Returns the number of open connections of this process.
+            num_open: Returns the number of open connections of this process, if other processes accept too.
         """
-        super().__init__(listener, make_protocol, batch)
+        listener.setblocking(False)  # for all processes: they share the file description
+        self.listener = listener
+        self.make_protocol = make_protocol
+        self.batch = batch
         self.processes = processes
         self.num_open = num_open
         self.loop = asyncio.get_running_loop()
+        self.registering: set[asyncio.Task[object]] = set()
         self.closed = False
 
     def start(self) -> None:
         """Accept connections from now on."""
         if not self.closed:
             self.loop.add_reader(self.listener.fileno(), self._on_readable)
+
+    def stop(self) -> None:
+        """Accept no further connections."""
+        self.closed = True
+        self.loop.remove_reader(self.listener.fileno())
 
     def _on_readable(self) -> None:
         delay = self.num_open().bit_length() / 1000
@@ -140,10 +105,27 @@ class SharedAcceptor(Acceptor):
             return int.from_bytes(info[_BACKLOG_OFFSET:], sys.byteorder)
         return 1
 
+    def _accept(self) -> None:
+        connection, _ = self.listener.accept()
+        connection.setblocking(False)
+        task = self.loop.create_task(self._register(connection))
+        self.registering.add(task)
+        task.add_done_callback(self.registering.discard)
+
+    async def _register(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # the client has disconnected
+            await self.loop.connect_accepted_socket(self.make_protocol, connection)
+
     async def close(self) -> None:
-        self.closed = True
-        self.loop.remove_reader(self.listener.fileno())
-        await super().close()
+        """Accept what the kernel's queue holds, then close the listener."""
+        self.stop()
+        with contextlib.suppress(OSError):
+            for _ in range(BACKLOG):
+                self._accept()
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)  # closing alone takes effect in the next loop iteration
+        if self.registering:
+            await asyncio.wait(self.registering)
 
 
 class HttpServer(uvicorn.Server):
@@ -172,7 +154,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=cast(Any, self._make_accepted_protocol),
+                http=GuardedProtocol,
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -185,7 +167,6 @@ class HttpServer(uvicorn.Server):
             )
         )
         self.server_state.connections = cast(Any, self.manager.open)
-        self.servers = []  # a signal may arrive before uvicorn has started
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -199,22 +180,22 @@ class HttpServer(uvicorn.Server):
         """Serve on a listening socket."""
         (listener,) = sockets or []
         self.acceptor = self._make_acceptor(listener)
-        if isinstance(self.acceptor, SharedAcceptor):
-            self.acceptor.start()
-            sockets = []
-        await super().serve(sockets)
+        self.acceptor.start()
+        await super().serve([])
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.acceptor is not None:
+            self.acceptor.stop()
+        await super().shutdown(sockets)
 
     async def close_listener(self, listener: socket.socket) -> None:
         """Accept no further connections, and serve those in the kernel's queue."""
         await (self.acceptor or self._make_acceptor(listener)).close()
-        for server in self.servers:
-            server.close()
 
     def _make_acceptor(self, listener: socket.socket) -> Acceptor:
         batch = accept_batch(self.manager.limits.connections)
-        if self.processes == 1:
-            return Acceptor(listener, self.make_protocol, batch)
-        return SharedAcceptor(listener, self.make_protocol, batch, self.processes, lambda: len(self.manager.open))
+        num_open = (lambda: 0) if self.processes == 1 else (lambda: len(self.manager.open))
+        return Acceptor(listener, self.make_protocol, batch, self.processes, num_open)
 
     def num_answering(self) -> int:
         """Number of connections with an unanswered request, whether or not the application has started it."""
@@ -225,14 +206,8 @@ class HttpServer(uvicorn.Server):
         for connection in list(self.manager.open):
             connection.shutdown()
 
-    def _make_accepted_protocol(self, **arguments: Any) -> GuardedProtocol:
-        """uvicorn calls it for each connection that the event loop has accepted."""
-        assert self.acceptor is not None
-        self.acceptor.accept_pending()
-        return GuardedProtocol(self.manager, **arguments)
-
     def make_protocol(self) -> GuardedProtocol:
-        """Creates the protocol of a connection that was accepted by other means."""
+        """Creates the protocol of an accepted connection."""
         return GuardedProtocol(
             self.manager, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )

@@ -122,7 +122,6 @@ class FrontendProcessManager:
         self.tasks: set[asyncio.Task[Any]] = set()
         self.runs: list[asyncio.Task[None]] = []
         self.sent_state = b""
-        listener.setblocking(False)  # of all processes: they share the file description
         engine_client.on_change = engine_client.adapters.on_change = self._broadcast
         engine_client.adapters.wait_acknowledged = self.wait_acknowledged
 
