@@ -12,13 +12,14 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from runtime.config import EngineConfig, ServerConfig
 from runtime.config.adapters import DEFAULT_MAX_LORAS, check_adapter_name
 from runtime.errors import ConfigError, RequestError
-from runtime.server.engine_client.ipc_protocol import AdapterResult, LoadAdapter, UnloadAdapter
+from runtime.server.engine_client.ipc_protocol import CallResult, LoadAdapter, UnloadAdapter
 from runtime.weights.checkpoint_files import read_flag_file
 
 if TYPE_CHECKING:
@@ -93,7 +94,6 @@ class LocalAdapterRegistry(AdapterRegistry):
         self.entries |= {name: AdapterEntry(uri, "flag", "ready") for name, uri in config.engine.adapters.items()}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # one change of a name at a time
         self._changes: set[asyncio.Task[None]] = set()
-        self._awaited: dict[tuple[int, str], asyncio.Future[str | None]] = {}
         self._config_error = ""  # of a --lora-config that cannot be read
 
     async def load(self, name: str, uri: str, by: Source) -> None:
@@ -164,31 +164,24 @@ class LocalAdapterRegistry(AdapterRegistry):
         replicas = self.supervisor.ready
         if not replicas:
             raise RequestError("no engine process is ready; retry later", status=503, code="no_backend")
-        loop = asyncio.get_running_loop()
-        waiting = {(replica, name): loop.create_future() for replica in replicas}
-        self._awaited |= waiting
-        for replica in replicas:
-            self.supervisor.send(replica, message)
-        errors = await asyncio.gather(*waiting.values())
-        return next((error for error in errors if error is not None), None)
+        results = await asyncio.gather(*(self.supervisor.call(replica, message) for replica in replicas))
+        return next((result.error for result in results if result is not None and result.error is not None), None)
 
     # -- calls of the supervisor
-
-    def on_result(self, replica: int, result: AdapterResult) -> None:
-        awaited = self._awaited.pop((replica, result.name), None)
-        if awaited is not None and not awaited.done():
-            awaited.set_result(result.error)
-        elif result.error is not None and result.name in self.entries:  # of a replica that came back
-            self._fail(result.name, self.entries[result.name], result.error)
 
     def on_ready(self, replica: int) -> None:
         """A replica serves, with what it was started with: have it take what has come since."""
         assert self.supervisor is not None
         for name, entry in self.entries.items():
-            if (
-                entry.state in ("ready", "loading") and entry.source != "flag"
-            ):  # else it would miss what others just read
-                self.supervisor.send(replica, LoadAdapter(name, entry.uri))
+            # "loading" too: else it would miss what others just read
+            if entry.state in ("ready", "loading") and entry.source != "flag":
+                loaded = self.supervisor.call(replica, LoadAdapter(name, entry.uri))
+                loaded.add_done_callback(partial(self._on_reloaded, name))
+
+    def _on_reloaded(self, name: str, loaded: asyncio.Future[CallResult | None]) -> None:
+        result = loaded.result()
+        if result is not None and result.error is not None and name in self.entries:
+            self._fail(name, self.entries[name], result.error)
 
     def engine_config(self) -> EngineConfig:
         """What a replica is started with: of those that flags name, what is still there."""
@@ -197,12 +190,6 @@ class LocalAdapterRegistry(AdapterRegistry):
             return engine
         lora = [f"{name}={entry.uri}" for name, entry in self.entries.items() if entry.source == "flag"]
         return dataclasses.replace(engine, lora=tuple(lora), max_loras=engine.max_loras or DEFAULT_MAX_LORAS)
-
-    def on_down(self, replica: int) -> None:
-        for key in [key for key in self._awaited if key[0] == replica]:
-            awaited = self._awaited.pop(key)
-            if not awaited.done():
-                awaited.set_result(None)
 
     # -- --lora-config
 

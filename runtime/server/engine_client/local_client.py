@@ -9,7 +9,6 @@ from runtime.config import ServerConfig
 from runtime.request.engine_messages import EngineInfo, EngineStats
 from runtime.server.engine_client.adapter_registry import LocalAdapterRegistry
 from runtime.server.engine_client.client import Defer, EngineClient
-from runtime.server.engine_client.ipc_protocol import AdapterResult, ProfileResult
 from runtime.server.engine_client.profiler import LocalProfiler
 from runtime.server.metrics import Metrics, RequestMetrics
 
@@ -63,18 +62,11 @@ class LocalEngineClient(EngineClient):
         self.adapters.on_ready(replica)
         self.on_change()
 
-    def on_result(self, replica: int, result: AdapterResult | ProfileResult) -> None:
-        if isinstance(result, ProfileResult):
-            self.profiler.on_result(replica, result)
-        else:
-            self.adapters.on_result(replica, result)
-
     def on_stats(self, replica: int, stats: EngineStats) -> None:
         self.metrics.record_stats(replica, stats)
 
     def on_down(self, replica: int, reason: str) -> None:
         self.metrics.retire_engine(replica)
-        self.adapters.on_down(replica)
         self.profiler.on_down(replica)
         self.fail_replica(replica, reason)
         self.on_change()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
-from runtime.server.engine_client.ipc_protocol import ProfileResult, StartProfile, StopProfile
+from runtime.server.engine_client.ipc_protocol import CallResult, StartProfile, StopProfile
 
 if TYPE_CHECKING:
     from runtime.server.engine_client.supervisor import Supervisor
@@ -31,7 +31,6 @@ class LocalProfiler:
         self.supervisor: Supervisor | None = None
         self.running: set[int] = set()  # replicas with a profile under way
         self._changing = False
-        self._awaited: dict[int, asyncio.Future[ProfileResult]] = {}
 
     async def start(self) -> list[int]:
         directory = self._directory("start_profile")
@@ -59,7 +58,7 @@ class LocalProfiler:
         wrong = [result.error for result in found.values() if result.error is not None]
         if wrong:
             raise RequestError(f"POST /stop_profile: {wrong[0]}", status=500, code="profile_failed")
-        return [result.file for _, result in sorted(found.items())]
+        return [result.value for _, result in sorted(found.items())]
 
     def _directory(self, route: str) -> str:
         directory = self.config.torch_profiler_dir
@@ -71,28 +70,23 @@ class LocalProfiler:
             )
         return directory
 
-    async def _broadcast(self, replicas: list[int], message: StartProfile | StopProfile) -> dict[int, ProfileResult]:
+    async def _broadcast(self, replicas: list[int], message: StartProfile | StopProfile) -> dict[int, CallResult]:
         """What each answers; no other change comes between."""
         assert self.supervisor is not None
-        loop = asyncio.get_running_loop()
-        awaited = self._awaited = {replica: loop.create_future() for replica in replicas}
         self._changing = True
         try:
-            for replica in replicas:
-                self.supervisor.send(replica, message)
-            return {replica: await result for replica, result in awaited.items()}
+            results = await asyncio.gather(*(self.supervisor.call(replica, message) for replica in replicas))
         finally:
             self._changing = False
-
-    def on_result(self, replica: int, result: ProfileResult) -> None:
-        awaited = self._awaited.get(replica)
-        if awaited is not None and not awaited.done():
-            awaited.set_result(result)
+        return {replica: result or _lost(replica) for replica, result in zip(replicas, results, strict=True)}
 
     def on_down(self, replica: int) -> None:
         """Its profile is lost with it."""
         self.running.discard(replica)
-        self.on_result(replica, ProfileResult(error=f"backend {replica} exited during the profile; start a new one"))
+
+
+def _lost(replica: int) -> CallResult:
+    return CallResult(0, error=f"backend {replica} exited during the profile; start a new one")
 
 
 def _conflict(route: str, why: str, code: str = "profiler_state") -> RequestError:

@@ -107,20 +107,26 @@ class Backend:
                 self.stats_due = True
             case ipc_protocol.Ping():
                 self.stats_due = True
-            case ipc_protocol.ReportStats():
-                self.send_stats()
-            case ipc_protocol.LoadAdapter(name, uri):
-                self.adapters.load(name, uri)
-            case ipc_protocol.UnloadAdapter(name):
-                self.adapters.unload(name)
-            case ipc_protocol.StartProfile(directory):
-                self.profile.start(directory)
-            case ipc_protocol.StopProfile(keep):
-                self.profile.stop(keep)
+            case ipc_protocol.Call(number, operation):
+                self.execute(number, operation)
             case ipc_protocol.Stop():
                 self.stopped = True
             case _:
                 raise TypeError(f"{type(command).__name__} is not for a loaded backend")
+
+    def execute(self, number: int, operation: ipc_protocol.Operation) -> None:
+        match operation:
+            case ipc_protocol.ReportStats():
+                self.send_stats()
+                self.link.send(ipc_protocol.CallResult(number))
+            case ipc_protocol.LoadAdapter(name, uri):
+                self.adapters.load(number, name, uri)
+            case ipc_protocol.UnloadAdapter(name):
+                self.adapters.unload(number, name)
+            case ipc_protocol.StartProfile(directory):
+                self.profile.start(number, directory)
+            case ipc_protocol.StopProfile(keep):
+                self.profile.stop(number, keep)
 
     def add(self, spec: Any) -> None:
         try:

@@ -18,6 +18,7 @@ from runtime.server.engine_client import ipc_protocol
 from runtime.server.engine_client.ipc_protocol import (
     Abort,
     Add,
+    Call,
     Command,
     Configure,
     Event,
@@ -161,7 +162,7 @@ class EngineChannel:
         unloads = []
         for command in self._receive_commands():
             match command:
-                case UnloadAdapter():
+                case Call(operation=UnloadAdapter()):
                     unloads.append(command)
                 case ReleaseFrontend(name):
                     yield Abort(router.release(name))

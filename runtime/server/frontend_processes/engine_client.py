@@ -14,7 +14,7 @@ from runtime.request.engine_messages import EngineOutput, RequestSpec
 from runtime.server.engine_client.adapter_registry import AdapterRegistry, Source
 from runtime.server.engine_client.client import EngineClient, OutputQueue, RequestState
 from runtime.server.engine_client.ipc_protocol import Outputs, decode_event, encode
-from runtime.server.frontend_processes.endpoint import Endpoint, connect
+from runtime.server.engine_client.ipc_sockets import Endpoint, connect
 from runtime.server.frontend_processes.metrics import LiveRequests
 from runtime.server.frontend_processes.protocol import EngineState, Method, RpcRequest, RpcResponse
 from runtime.server.metrics import RequestMetrics

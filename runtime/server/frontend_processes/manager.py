@@ -19,10 +19,9 @@ from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.server.engine_client import supervisor as supervision
 from runtime.server.engine_client.ipc_protocol import Hello, ReleaseFrontend, Stop, encode
-from runtime.server.engine_client.ipc_sockets import bind_private
+from runtime.server.engine_client.ipc_sockets import Endpoint, bind_private
 from runtime.server.engine_client.local_client import LocalEngineClient
-from runtime.server.engine_client.supervisor import BackOff, Supervisor
-from runtime.server.frontend_processes.endpoint import Endpoint
+from runtime.server.engine_client.supervisor import Supervisor
 from runtime.server.frontend_processes.metrics import FrontendMetrics
 from runtime.server.frontend_processes.protocol import (
     BeginDrain,
@@ -51,13 +50,11 @@ STATS_SECONDS = 0.5  # for the backends to report their stats for a scrape
 EXIT_SECONDS = 5.0  # beyond --drain-timeout, until processes are killed
 
 
-class Frontend:
-    """One of the frontend processes. Its process changes when one exits, and its name with it."""
+class Frontend(supervision.ProcessSlot):
+    """The place of one of the frontend processes."""
 
     def __init__(self, index: int) -> None:
-        self.index = index
-        self.starts = 0
-        self.process: asyncio.subprocess.Process | None = None
+        super().__init__("frontend", index)
         self.reset()
 
     def reset(self) -> None:
@@ -67,18 +64,10 @@ class Frontend:
         self.started = time.monotonic()
         self.listening_since = 0.0
         self.loaded = False
-        self.fatal: str | None = None  # reason that the process sent
+        self.fatal = None
         self.last_message = time.monotonic()
         self.num_sent = self.num_acked = 0  # state updates
         self.acked = asyncio.Event()  # set by each acknowledgment, and by the exit
-
-    @property
-    def name(self) -> str:
-        return f"frontend-{self.index}.{self.starts}"
-
-    @property
-    def pid(self) -> int | None:
-        return None if self.process is None or self.process.returncode is not None else self.process.pid
 
     @property
     def hangs(self) -> bool:
@@ -87,10 +76,6 @@ class Frontend:
         now = time.monotonic()
         slow = not self.listening_since and now - self.started > START_SECONDS
         return slow or (self.connected and now - self.last_message > SILENCE_SECONDS)
-
-    def kill(self) -> None:
-        if self.pid is not None:
-            os.kill(self.pid, 9)
 
 
 class FrontendProcessManager:
@@ -180,7 +165,6 @@ class FrontendProcessManager:
 
     async def _supervise(self, frontend: Frontend) -> None:
         """Runs processes one after another until the server ends."""
-        back_off = BackOff()
         while not self.ending.is_set():
             try:
                 reason = await self._run(frontend)
@@ -193,7 +177,7 @@ class FrontendProcessManager:
             if not self.ever_listened:
                 self.give_up(f"frontend-{frontend.index}: {reason}")
                 return
-            seconds = back_off.after(time.monotonic() - since if since else 0.0)
+            seconds = frontend.back_off.after(time.monotonic() - since if since else 0.0)
             log.error("frontend-%d exited: %s. It is restarted in %.1f s", frontend.index, reason, seconds)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.ending.wait(), seconds)
@@ -286,7 +270,7 @@ class FrontendProcessManager:
             self.endpoint.send(frontend.name.encode(), encode(message))
 
     def _on_frames(self, frames: list[bytes]) -> None:
-        frontend = next((f for f in self.frontends if f.name.encode() == frames[0]), None)
+        frontend = supervision.named(self.frontends, frames[0])
         if frontend is not None and not frontend.released:
             frontend.last_message = time.monotonic()
             self._on_message(frontend, to_parent.decode(frames[1]))
