@@ -107,9 +107,6 @@ class FrontendMetrics(Collector):
         self.refresh()
         return sum(self.engine_metrics.live_by_replica)
 
-    def describe(self) -> list[Metric]:
-        return []
-
     def collect(self) -> Iterable[Metric]:
         """Yields the metrics as of the last refresh, which a scrape of the engine metrics causes."""
         return with_deprecated_names(map(self._merged, self.unused.registry.collect()))
