@@ -22,8 +22,8 @@ from runtime.config import ServerConfig
 from runtime.errors import ConfigError
 from runtime.plugins import load_plugins
 from runtime.server import env, logs
+from runtime.server.engine_client.client import LocalEngineClient
 from runtime.server.engine_client.ipc_sockets import socket_dir
-from runtime.server.engine_client.local_client import LocalEngineClient
 from runtime.server.engine_client.supervisor import BACKEND_COMMAND, Supervisor
 from runtime.server.env import raise_open_files_limit
 from runtime.server.frontend_processes.manager import FrontendProcessManager
@@ -94,13 +94,12 @@ class Server:
         self.frontend_metrics = FrontendMetrics(socket_directory / "metrics") if several else None
         observed = RequestMetrics()
         self.metrics = Metrics(config.model_names[0], self.frontend_metrics or observed)
-        self.engine_client = LocalEngineClient(config, observed, self.metrics)
         if self.frontend_metrics is not None:
             self.frontend_metrics.attach(self.metrics.engine_metrics)
         addresses = _addresses(config, socket_directory)
         router_dir = socket_directory if several else None
-        self.supervisor = Supervisor(config, self.engine_client, *addresses, self._give_up, backend_command, router_dir)
-        self.engine_client.supervise(self.supervisor)
+        self.supervisor = Supervisor(config, *addresses, self._give_up, backend_command, router_dir)
+        self.engine_client = LocalEngineClient(config, observed, self.metrics, self.supervisor)
         self.metrics.backends.set_function(lambda: len(self.supervisor.ready))
         self.metrics.add_processes(self._others)
         self.frontend: HttpFrontend | FrontendProcessManager | None = None

@@ -63,7 +63,9 @@ def supervise(
     folder: Path, log: Log, failures: list[str], command: tuple[str, ...] = BACKEND, **engine: Any
 ) -> Supervisor:
     config = ServerConfig(engine=EngineConfig(**engine))
-    return Supervisor(config, log, f"ipc://{folder}/c", f"ipc://{folder}/e", failures.append, command)
+    supervisor = Supervisor(config, f"ipc://{folder}/c", f"ipc://{folder}/e", failures.append, command)
+    supervisor.observer = log
+    return supervisor
 
 
 def test_a_backend_that_hangs_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

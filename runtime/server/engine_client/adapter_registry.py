@@ -83,12 +83,12 @@ async def _no_wait() -> None:
 
 
 class LocalAdapterRegistry(AdapterRegistry):
-    """`supervisor` is set once it exists."""
+    """Adapters of the backends that this process supervises."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, supervisor: Supervisor) -> None:
         super().__init__(config.lora_config is None)
         self.config = config
-        self.supervisor: Supervisor | None = None
+        self.supervisor = supervisor
         self.on_change: Callable[[], None] = lambda: None  # called when the state of an adapter changes
         self.wait_acknowledged: Callable[[], Awaitable[None]] = _no_wait  # until frontend processes know the state
         self.entries |= {name: AdapterEntry(uri, "flag", "ready") for name, uri in config.engine.adapters.items()}
@@ -105,10 +105,9 @@ class LocalAdapterRegistry(AdapterRegistry):
             await self._load(name, uri, by)
 
     async def unload(self, name: str) -> None:
-        if name not in self.entries:
-            return  # unknown names get no lock
-        async with self._locks[name]:
-            await self._unload(name)
+        if name in self.entries:  # unknown names get no lock
+            async with self._locks[name]:
+                await self._unload(name)
 
     async def _load(self, name: str, uri: str, by: Source) -> None:
         if name in self.config.model_names:
@@ -160,7 +159,6 @@ class LocalAdapterRegistry(AdapterRegistry):
 
     async def _broadcast(self, name: str, message: LoadAdapter | UnloadAdapter) -> str | None:
         """Sends a message to all ready replicas and returns the first error. Restarted replicas get it again."""
-        assert self.supervisor is not None
         replicas = self.supervisor.ready
         if not replicas:
             raise RequestError("no engine process is ready; retry later", status=503, code="no_backend")
@@ -171,7 +169,6 @@ class LocalAdapterRegistry(AdapterRegistry):
 
     def on_ready(self, replica: int) -> None:
         """A replica serves, with what it was started with: have it take what has come since."""
-        assert self.supervisor is not None
         for name, entry in self.entries.items():
             # "loading" too: else it would miss what others just read
             if entry.state in ("ready", "loading") and entry.source != "flag":
@@ -195,7 +192,6 @@ class LocalAdapterRegistry(AdapterRegistry):
 
     async def watch_config(self) -> None:
         """Loads and unloads adapters as --lora-config changes, until cancelled."""
-        assert self.supervisor is not None
         path = self.config.lora_config
         while path is not None:
             if self.supervisor.ready:

@@ -1,24 +1,27 @@
 """Interface between routes and engines: readiness, limits, routing to replicas, and queues of outputs.
 
-One HTTP request may consist of several engine requests (``n`` completions, a list of prompts). They have one
-`OutputQueue`, whose reader wakes up once for all outputs that have arrived.
+One HTTP request may consist of several engine requests (``n`` completions, a list of prompts). They have one queue of
+outputs.
 """
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
-from runtime.request.engine_messages import EngineInfo, EngineOutput, RequestSpec
-from runtime.server.engine_client.adapter_registry import AdapterRegistry
+from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
+from runtime.server.engine_client.adapter_registry import AdapterRegistry, LocalAdapterRegistry
 from runtime.server.engine_client.ipc_protocol import Abort, Add
-from runtime.server.engine_client.profiler import Profiler
-from runtime.server.metrics import RequestMetrics
+from runtime.server.engine_client.profiler import LocalProfiler, Profiler
+from runtime.server.metrics import Metrics, RequestMetrics
+
+if TYPE_CHECKING:
+    from runtime.server.engine_client.supervisor import Supervisor
 
 CHUNK = 32  # tokens of a prompt that are compared at a time
 TYPICAL_TOKENS = 128.0  # tokens of an answer, before any has been seen
@@ -34,33 +37,14 @@ class Unavailable(RequestError):
         super().__init__(message, status=503, code="no_backend")
 
 
-class OutputQueue:
-    """Outputs of one HTTP request in the order of arrival, for one reader."""
-
-    def __init__(self) -> None:
-        self.items: deque[tuple[int, EngineOutput] | RequestError] = deque()
-        self.waiter: asyncio.Future[None] | None = None
-
-    def put(self, item: tuple[int, EngineOutput] | RequestError) -> None:
-        self.items.append(item)
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
-
-    async def wait(self) -> None:
-        """Return once something is there."""
-        if not self.items:
-            self.waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self.waiter
-            finally:
-                self.waiter = None
+OutputQueue = asyncio.Queue[tuple[int, EngineOutput] | RequestError]  # of one HTTP request, in the order of arrival
 
 
 def fail_queues(queues: Iterable[OutputQueue], error: RequestError) -> int:
     """Puts `error` into each queue once. Returns the number of queues."""
-    each = {id(queue): queue for queue in queues}
-    for queue in each.values():
-        queue.put(error)
+    each = set(queues)
+    for queue in each:
+        queue.put_nowait(error)
     return len(each)
 
 
@@ -157,13 +141,14 @@ class EngineClient(ABC):
     Attributes:
         request_metrics: what this process observes of its requests.
         info: of the first engine that loaded; replicas are equal.
-        backends: set once they exist.
+        backends: the engine processes.
     """
 
     def __init__(
         self,
         config: ServerConfig,
         request_metrics: RequestMetrics,
+        backends: Backends,
         adapters: AdapterRegistry,
         profiler: Profiler,
         defer: Defer | None = None,
@@ -174,6 +159,7 @@ class EngineClient(ABC):
         Args:
             config: of the server.
             request_metrics: of this process.
+            backends: the engine processes.
             adapters: the adapters that requests may name.
             profiler: starts and stops profiles.
             defer: Runs a call in the next iteration of the event loop.
@@ -184,7 +170,7 @@ class EngineClient(ABC):
         self.adapters = adapters
         self.profiler = profiler
         self.info: EngineInfo | None = None
-        self.backends: Backends | None = None
+        self.backends = backends
         self.defer = defer or (lambda work: asyncio.get_running_loop().call_soon(work))
         self.requests: dict[str, RequestState] = {}
         self.pending: dict[int, list[RequestSpec]] = {}  # submitted in this iteration of the loop, by replica
@@ -198,7 +184,7 @@ class EngineClient(ABC):
     @property
     def ready(self) -> list[int]:
         """Indices of the replicas that serve."""
-        return [] if self.backends is None else self.backends.ready
+        return self.backends.ready
 
     @property
     @abstractmethod
@@ -229,7 +215,7 @@ class EngineClient(ABC):
 
         Raises RequestError: 404 for an unloaded adapter, 429 when the queue is full, 503 when no backend serves.
         """
-        queue = OutputQueue()
+        queue: OutputQueue = asyncio.Queue()
         if not specs:
             return queue
         adapter = specs[0].adapter
@@ -262,7 +248,6 @@ class EngineClient(ABC):
         """Sends the requests of one iteration of the event loop to each backend as one message."""
         due, self.pending = self.pending, {}
         for replica, specs in due.items():
-            assert self.backends is not None
             self.backends.send(replica, Add.of(specs))
 
     def abort(self, ids: list[str]) -> None:
@@ -274,7 +259,6 @@ class EngineClient(ABC):
             if live is not None:
                 by_replica.setdefault(live.replica, []).append(request_id)
         for replica, group in by_replica.items():
-            assert self.backends is not None
             self.backends.send(replica, Abort(group))
 
     def fail_all(self, error: RequestError) -> int:
@@ -311,7 +295,7 @@ class EngineClient(ABC):
                 done = min(done, live.work - 1)
                 live.work -= done
                 self.router.work[live.replica] -= done
-            live.queue.put((live.index, output))
+            live.queue.put_nowait((live.index, output))
 
     def fail_replica(self, replica: int, reason: str) -> None:
         """Ends the requests of a backend that exited."""
@@ -382,3 +366,58 @@ class EngineClient(ABC):
                 status=429,
                 code="queue_full",
             )
+
+
+class LocalEngineClient(EngineClient):
+    """Client of the engine processes that this process supervises."""
+
+    adapters: LocalAdapterRegistry
+    profiler: LocalProfiler
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        request_metrics: RequestMetrics,
+        metrics: Metrics,
+        supervisor: Supervisor,
+        defer: Defer | None = None,
+    ) -> None:
+        """Creates the client, which becomes the observer of `supervisor`. `metrics`: of the server."""
+        adapters, profiler = LocalAdapterRegistry(config, supervisor), LocalProfiler(config, supervisor)
+        super().__init__(config, request_metrics, supervisor, adapters, profiler, defer)
+        self.metrics = metrics
+        self.supervisor = supervisor
+        supervisor.observer, supervisor.engine_config = self, adapters.engine_config
+        self.on_change: Callable[[], None] = lambda: None  # called when an engine becomes ready or exits
+        engine_metrics = metrics.engine_metrics
+        engine_metrics.live_by_replica = self.live_by_replica
+        engine_metrics.work_by_replica = self.router.work
+        engine_metrics.live_by_adapter, engine_metrics.adapters = self.live_by_adapter, self.adapters.entries
+
+    @property
+    def complete(self) -> bool:
+        return True
+
+    def progress(self) -> tuple[str, int, int]:
+        loading = max((r.loading for r in self.supervisor.replicas), key=lambda phase: phase.done_bytes)
+        return loading.phase, loading.done_bytes, loading.total_bytes
+
+    async def metrics_text(self) -> bytes:
+        return self.metrics.text()
+
+    # -- calls of the supervisor
+
+    def on_ready(self, replica: int, info: EngineInfo, load_seconds: float) -> None:
+        self.info = info
+        self.metrics.on_loaded(info, load_seconds)
+        self.adapters.on_ready(replica)
+        self.on_change()
+
+    def on_stats(self, replica: int, stats: EngineStats) -> None:
+        self.metrics.record_stats(replica, stats)
+
+    def on_down(self, replica: int, reason: str) -> None:
+        self.metrics.retire_engine(replica)
+        self.profiler.on_down(replica)
+        self.fail_replica(replica, reason)
+        self.on_change()

@@ -24,11 +24,11 @@ class Profiler(Protocol):
 
 
 class LocalProfiler:
-    """`supervisor` is set once it exists."""
+    """Profiles of the backends that this process supervises."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, supervisor: Supervisor) -> None:
         self.config = config
-        self.supervisor: Supervisor | None = None
+        self.supervisor = supervisor
         self.running: set[int] = set()  # replicas with a profile under way
         self._changing = False
 
@@ -36,7 +36,6 @@ class LocalProfiler:
         directory = self._directory("start_profile")
         if self.running or self._changing:
             raise _conflict("start_profile", "a profile is already running; stop it with POST /stop_profile")
-        assert self.supervisor is not None
         replicas = self.supervisor.ready
         if not replicas:
             raise RequestError("no engine process is ready; retry later", status=503, code="no_backend")
@@ -72,7 +71,6 @@ class LocalProfiler:
 
     async def _broadcast(self, replicas: list[int], message: StartProfile | StopProfile) -> dict[int, CallResult]:
         """What each answers; no other change comes between."""
-        assert self.supervisor is not None
         self._changing = True
         try:
             results = await asyncio.gather(*(self.supervisor.call(replica, message) for replica in replicas))

@@ -134,13 +134,15 @@ class Replica(ProcessSlot):
 class Supervisor:
     """The backends of one server.
 
-    `on_give_up(sentence)` is called when the server cannot start: no backend has ever been ready, and one failed.
+    `observer` is set before the start. `on_give_up(sentence)` is called when the server cannot start: no backend has
+    ever been ready, and one failed.
     """
+
+    observer: ReplicaObserver
 
     def __init__(
         self,
         config: ServerConfig,
-        observer: ReplicaObserver,
         command_addr: str,
         event_addr: str,
         on_give_up: Callable[[str], None],
@@ -148,7 +150,6 @@ class Supervisor:
         router_dir: Path | None = None,
     ) -> None:
         self.config = config
-        self.observer = observer
         self.addresses = (command_addr, event_addr)
         self.on_give_up, self.backend_command = on_give_up, backend_command
         self.router_dir = router_dir  # of the sockets for frontend processes, if there are several

@@ -120,10 +120,9 @@ class FrontendEngineClient(EngineClient):
         self, config: ServerConfig, request_metrics: RequestMetrics, rpc: ParentRpc, name: str, index: int
     ) -> None:
         adapters, profiler = RemoteAdapterRegistry(config, rpc), RemoteProfiler(rpc)
-        super().__init__(config, request_metrics, adapters, profiler, index=index)
-        self.rpc = rpc
         self.connections = BackendConnections(name, config.data_parallel_size, self.on_outputs)
-        self.backends = self.connections
+        super().__init__(config, request_metrics, self.connections, adapters, profiler, index=index)
+        self.rpc = rpc
         self.live_requests = LiveRequests()
         self.publishing = False
         self._complete = False

@@ -18,9 +18,9 @@ import zmq
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.server.engine_client import supervisor as supervision
+from runtime.server.engine_client.client import LocalEngineClient
 from runtime.server.engine_client.ipc_protocol import Hello, ReleaseFrontend, Stop, encode
 from runtime.server.engine_client.ipc_sockets import Endpoint, bind_private
-from runtime.server.engine_client.local_client import LocalEngineClient
 from runtime.server.engine_client.supervisor import Supervisor
 from runtime.server.frontend_processes.metrics import FrontendMetrics
 from runtime.server.frontend_processes.protocol import (
