@@ -65,13 +65,6 @@ def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND
         return uvloop.run(server.serve())
 
 
-def _addresses(config: ServerConfig, directory: Path) -> tuple[str, str]:
-    """Returns the addresses of the sockets between frontend and backends."""
-    if config.zmq_command_addr is not None and config.zmq_event_addr is not None:
-        return config.zmq_command_addr, config.zmq_event_addr
-    return f"ipc://{directory}/commands", f"ipc://{directory}/events"
-
-
 class Server:
     """The main process, with the backends and all live requests. It serves HTTP itself or through frontend processes.
 
@@ -96,9 +89,10 @@ class Server:
         self.metrics = Metrics(config.model_names[0], self.frontend_metrics or observed)
         if self.frontend_metrics is not None:
             self.frontend_metrics.attach(self.metrics.engine_metrics)
-        addresses = _addresses(config, socket_directory)
+        command_addr = config.zmq_command_addr or f"ipc://{socket_directory}/commands"
+        event_addr = config.zmq_event_addr or f"ipc://{socket_directory}/events"
         router_dir = socket_directory if several else None
-        self.supervisor = Supervisor(config, *addresses, self._give_up, backend_command, router_dir)
+        self.supervisor = Supervisor(config, command_addr, event_addr, self._give_up, backend_command, router_dir)
         self.engine_client = LocalEngineClient(config, observed, self.metrics, self.supervisor)
         self.metrics.backends.set_function(lambda: len(self.supervisor.ready))
         self.metrics.add_processes(self._others)
@@ -158,8 +152,8 @@ class Server:
     def _log_listening(self) -> None:
         config = self.config
         url, scope = listener_url(config.host, self.listener), describe(self.listener)
-        names = ", ".join(config.model_names)
-        log.info("listening on %s%s, serving %s", url, f" ({scope})" if scope else "", names)
+        where = f"{url} ({scope})" if scope else url
+        log.info("listening on %s, serving %s", where, ", ".join(config.model_names))
         log.info("web page: %s, base URL of the API: %s/v1", url, url)
         if config.engine.model is None:
             log.info("no --model was given: this is the small demo checkpoint shipped with unmask")

@@ -10,7 +10,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -234,40 +234,33 @@ class LocalAdapterRegistry(AdapterRegistry):
 
 
 def read_lora_config(path: str) -> dict[str, str]:
-    """Name -> where it is: a YAML or JSON mapping, or a directory with a file for each name, as ConfigMaps are mounted.
-    ConfigError for what is neither."""
-    if not os.path.isdir(path):
-        return _mapping(path, read_flag_file(path, CONFIG_FLAG, MAX_CONFIG_BYTES))
-    try:
-        names = sorted(name for name in os.listdir(path) if not name.startswith("."))
-    except OSError as error:
-        raise ConfigError(f"{CONFIG_FLAG}: {path} cannot be read: {error.strerror}") from None
-    found: dict[object, object] = {
-        name: read_flag_file(Path(path) / name, CONFIG_FLAG, MAX_CONFIG_BYTES).strip() for name in names
-    }
-    return _checked(path, found)
+    """Returns the URIs of adapters by their names.
 
+    Args:
+        path: A YAML or JSON mapping, or a directory with a file for each name, as ConfigMaps are mounted.
 
-def _mapping(path: str, text: str) -> dict[str, str]:
+    Raises:
+        ConfigError: It cannot be read, or is neither.
+    """
     import yaml
 
+    data: Any
     try:
-        data = yaml.safe_load(text)
+        if os.path.isdir(path):
+            names = sorted(name for name in os.listdir(path) if not name.startswith("."))
+            data = {name: read_flag_file(Path(path) / name, CONFIG_FLAG, MAX_CONFIG_BYTES).strip() for name in names}
+        else:
+            data = yaml.safe_load(read_flag_file(path, CONFIG_FLAG, MAX_CONFIG_BYTES))
+    except OSError as error:
+        raise ConfigError(f"{CONFIG_FLAG}: {path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, RecursionError):
         raise ConfigError(f"{CONFIG_FLAG}: {path} is neither YAML nor JSON") from None
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise ConfigError(f"{CONFIG_FLAG}: {path} must map names of adapters to where they are")
-    return _checked(path, data)
-
-
-def _checked(path: str, data: Mapping[Any, Any]) -> dict[str, str]:
-    found = {}
-    for name, uri in data.items():
+    found: dict[str, str] = {}
+    wrong = f"{CONFIG_FLAG}: {path} must map names of adapters to where they are"
+    if not isinstance(data, dict | None):
+        raise ConfigError(wrong)
+    for name, uri in (data or {}).items():
         if not isinstance(name, str) or not isinstance(uri, str) or not uri:
-            raise ConfigError(
-                f"{CONFIG_FLAG}: {path} must map names of adapters to where they are, and {name!r} does not"
-            )
+            raise ConfigError(f"{wrong}, and {name!r} does not")
         found[check_adapter_name(name)] = uri
     return found
