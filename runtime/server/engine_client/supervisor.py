@@ -65,7 +65,7 @@ class BackOff:
 
 
 class ProcessSlot:
-    """The place of a process that is restarted when it exits. The process changes at every start, and its name with it.
+    """A process that is restarted when it exits. The process changes at every start, and its name with it.
 
     Attributes:
         fatal: Why the current process ends, if it is known before its exit.
@@ -93,11 +93,11 @@ class ProcessSlot:
         _kill(self.process)
 
 
-P = TypeVar("P", bound=ProcessSlot)
+S = TypeVar("S", bound=ProcessSlot)
 
 
-def named(slots: Iterable[P], name: bytes) -> P | None:
-    """Returns the place whose current process has this name; None for those of other and earlier processes."""
+def find_slot(slots: Iterable[S], name: bytes) -> S | None:
+    """Returns the slot whose current process has this name; None for names of other and of earlier processes."""
     return next((slot for slot in slots if slot.name.encode() == name), None)
 
 
@@ -107,7 +107,7 @@ def describe_exit(code: int) -> str:
 
 
 class Replica(ProcessSlot):
-    """One backend's place."""
+    """One of the backends."""
 
     def __init__(self, index: int) -> None:
         super().__init__("backend", index)
@@ -323,7 +323,7 @@ class Supervisor:
 
     def _sender(self, frames: list[bytes]) -> Replica | None:
         """The backend that sent a message; None for other senders and ended processes, which are ignored."""
-        replica = named(self.replicas, frames[0]) if len(frames) == 2 else None
+        replica = find_slot(self.replicas, frames[0]) if len(frames) == 2 else None
         if replica is None or replica.state is ReplicaState.DOWN:
             return None
         replica.last_beat = time.monotonic()

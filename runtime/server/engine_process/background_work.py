@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,17 @@ log = logging.getLogger("unmask.backend")
 POLL_SECONDS = 0.02  # how soon an idle backend sees that a file has been read
 
 
+def _attempt(work: Callable[[], Any], failure: str, advice: str) -> tuple[Any, str | None]:
+    """Returns the result of `work`, or None and why it failed. The log has the traceback of an unexpected error."""
+    try:
+        return work(), None
+    except ConfigError as error:
+        return None, str(error)
+    except Exception as error:
+        log.exception("%s; %s", failure, advice)
+        return None, f"{failure}: {type(error).__name__}: {error}"
+
+
 class AdapterWorker:
     """Loads and unloads adapters. `send` sends results to the frontend; `add` adds requests that have waited."""
 
@@ -27,7 +39,7 @@ class AdapterWorker:
         self.send = send
         self.add = add
         self._loading: dict[str, list[RequestSpec]] = {}  # with the requests that wait for them
-        self._completed_reads: list[tuple[int, str, Any]] = []  # by the threads: an adapter, or what was wrong
+        self._completed_reads: list[tuple[int, str, Any, str | None]] = []  # by threads: an adapter, or what was wrong
         self._unloading: dict[str, int] = {}  # with the numbers of the calls
 
     @property
@@ -54,8 +66,10 @@ class AdapterWorker:
     def poll(self) -> None:
         """Called between steps: activates adapters that have been read, and removes unused ones."""
         while self._completed_reads:
-            number, name, found = self._completed_reads.pop(0)
-            error = found if isinstance(found, str) else self._activate(name, found)
+            number, name, adapter, error = self._completed_reads.pop(0)
+            if error is None:
+                load, failure = self.engine.lora_manager.load, f"failed to load adapter {name!r}"
+                _, error = _attempt(partial(load, name, adapter), failure, "report it with this traceback")
             self.send(CallResult(number, error=error))
             for spec in self._loading.pop(name, []):
                 self.add(spec)
@@ -64,25 +78,8 @@ class AdapterWorker:
                 self.send(CallResult(self._unloading.pop(name)))
 
     def _read_adapter(self, number: int, name: str, uri: str) -> None:
-        found: Any
-        try:
-            found = self.engine.lora_manager.read(uri)
-        except ConfigError as error:
-            found = str(error)
-        except Exception as error:
-            log.exception("failed to read adapter %s; check its files", name)
-            found = f"failed to read adapter {uri}: {type(error).__name__}: {error}"
-        self._completed_reads.append((number, name, found))
-
-    def _activate(self, name: str, adapter: Any) -> str | None:
-        try:
-            self.engine.lora_manager.load(name, adapter)
-        except ConfigError as error:
-            return str(error)
-        except Exception as error:
-            log.exception("failed to load adapter %s; report it with this traceback", name)
-            return f"failed to load adapter {name!r}: {type(error).__name__}: {error}"
-        return None
+        read, failure = self.engine.lora_manager.read, f"failed to read adapter {name!r} from {uri}"
+        self._completed_reads.append((number, name, *_attempt(partial(read, uri), failure, "check its files")))
 
 
 STEP = "engine step"  # each one's name in the trace
@@ -109,23 +106,23 @@ class ProfileWorker:
         return self._writer is not None
 
     def start(self, number: int, directory: str) -> None:
+        self._directory = Path(directory)
+        failure = f"failed to start the profile in {directory}"
+        self._profile, error = _attempt(self._make_profile, failure, "check --torch-profiler-dir")
+        self.recording = error is None
+        self.send(CallResult(number, error=error))
+
+    def _make_profile(self) -> Any:
         import torch
         from torch.profiler import ProfilerActivity, profile
 
+        self._directory.mkdir(parents=True, exist_ok=True)
+        if not os.access(self._directory, os.W_OK):
+            raise PermissionError(f"{self._directory} is not writable")
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
-        try:
-            self._directory = Path(directory)
-            self._directory.mkdir(parents=True, exist_ok=True)
-            if not os.access(self._directory, os.W_OK):
-                raise PermissionError(f"{directory} is not writable")
-            self._profile = profile(activities=activities)
-            self._profile.start()
-        except Exception as error:
-            log.exception("failed to start the profile in %s; check --torch-profiler-dir", directory)
-            self.send(CallResult(number, error=f"failed to start the profile: {type(error).__name__}: {error}"))
-            return
-        self.recording = True
-        self.send(CallResult(number))
+        made = profile(activities=activities)
+        made.start()
+        return made
 
     def step(self, engine: Any) -> None:
         """One of the engine's, under its name in the trace."""
@@ -151,12 +148,9 @@ class ProfileWorker:
         self._writer.start()
 
     def _write(self, number: int, made: Any, file: Path) -> None:
-        try:
-            made.export_chrome_trace(str(file))
-            self._written = CallResult(number, str(file))
-        except Exception as error:
-            log.exception("failed to write the profile %s; check --torch-profiler-dir and its free space", file)
-            self._written = CallResult(number, error=f"failed to write {file}: {type(error).__name__}: {error}")
+        export, advice = partial(made.export_chrome_trace, str(file)), "check --torch-profiler-dir and its free space"
+        _, error = _attempt(export, f"failed to write the profile {file}", advice)
+        self._written = CallResult(number, "" if error else str(file), error)
 
     def poll(self) -> None:
         """Called between steps: reports a file that has been written."""

@@ -29,7 +29,7 @@ from runtime.server.engine_client.ipc_protocol import (
     ReleaseFrontend,
     UnloadAdapter,
 )
-from runtime.server.engine_client.ipc_sockets import bind_private
+from runtime.server.engine_client.ipc_sockets import bind_private, connect
 
 log = logging.getLogger("unmask.backend")
 
@@ -100,15 +100,9 @@ class EngineChannel:
         """Connects to the frontend. `router_addr`: where several frontend processes connect; None with a single one."""
         self.name = name.encode()
         self.event_addr = event_addr
-        self.context = zmq.Context()
-        self.commands = self.context.socket(zmq.DEALER)
-        self.commands.setsockopt(zmq.IDENTITY, self.name)
-        self.events = self.context.socket(zmq.PUSH)
-        for end, addr in ((self.commands, command_addr), (self.events, event_addr)):
-            end.setsockopt(zmq.LINGER, 2000)  # so that the reason for an end still gets out
-            end.setsockopt(zmq.SNDHWM, 0)
-            end.setsockopt(zmq.RCVHWM, 0)
-            end.connect(addr)
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.commands = connect(self.context, self.name.decode(), command_addr)
+        self.events = self._push(self.context)
         self.poller = zmq.Poller()
         self.poller.register(self.commands, zmq.POLLIN)
         self.poller.register(sys.stdin.fileno(), zmq.POLLIN)
@@ -116,6 +110,14 @@ class EngineChannel:
         if self.router is not None:
             self.poller.register(self.router.socket, zmq.POLLIN)
         self.last_received = time.monotonic()
+
+    def _push(self, context: zmq.Context[zmq.Socket[bytes]], high_water_mark: int = 0) -> zmq.Socket[bytes]:
+        """Returns a socket for events. When its context ends, it has `REASON_SECONDS` to send the reason for an end."""
+        socket = context.socket(zmq.PUSH)
+        socket.setsockopt(zmq.LINGER, int(REASON_SECONDS * 1000))
+        socket.setsockopt(zmq.SNDHWM, high_water_mark)
+        socket.connect(self.event_addr)
+        return socket
 
     def send_hello(self) -> None:
         threading.Thread(target=self._send_beats, name="heartbeat", daemon=True).start()
@@ -183,9 +185,7 @@ class EngineChannel:
         Any thread may call it: the main thread may be blocked in a collective.
         """
         context = zmq.Context()  # a separate context: term() waits for this message only
-        end = context.socket(zmq.PUSH)
-        end.setsockopt(zmq.LINGER, int(REASON_SECONDS * 1000))
-        end.connect(self.event_addr)
+        end = self._push(context)
         end.send_multipart([self.name, ipc_protocol.encode(Fatal(sentence))])
         log.error("%s", sentence)
         end.close()
@@ -194,11 +194,7 @@ class EngineChannel:
 
     def _send_beats(self) -> None:
         """Sends heartbeats as long as the process runs. A socket belongs to one thread, so this is another one."""
-        context = zmq.Context()
-        socket = context.socket(zmq.PUSH)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, UNSENT_BEATS)
-        socket.connect(self.event_addr)
+        socket = self._push(zmq.Context(), UNSENT_BEATS)
         beat = [self.name, ipc_protocol.encode(Heartbeat())]
         while True:
             with contextlib.suppress(zmq.Again):

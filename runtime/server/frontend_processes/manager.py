@@ -51,7 +51,7 @@ EXIT_SECONDS = 5.0  # beyond --drain-timeout, until processes are killed
 
 
 class Frontend(supervision.ProcessSlot):
-    """The place of one of the frontend processes."""
+    """One of the frontend processes."""
 
     def __init__(self, index: int) -> None:
         super().__init__("frontend", index)
@@ -270,7 +270,7 @@ class FrontendProcessManager:
             self.endpoint.send(frontend.name.encode(), encode(message))
 
     def _on_frames(self, frames: list[bytes]) -> None:
-        frontend = supervision.named(self.frontends, frames[0])
+        frontend = supervision.find_slot(self.frontends, frames[0])
         if frontend is not None and not frontend.released:
             frontend.last_message = time.monotonic()
             self._on_message(frontend, to_parent.decode(frames[1]))
