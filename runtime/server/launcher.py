@@ -35,7 +35,7 @@ from runtime.server.openai.tools import check_parsers
 from runtime.weights.tokenizer_json import use_temporary_directory
 
 if TYPE_CHECKING:
-    from runtime.server.http_frontend import HttpFrontend
+    from runtime.server.http_server import HttpFrontend
 
 
 log = logging.getLogger("unmask.server")
@@ -145,7 +145,7 @@ class Server:
                 self._give_up,
             )
         # only now, so that the backends load while this process imports; connections wait in the kernel
-        from runtime.server.http_frontend import HttpFrontend
+        from runtime.server.http_server import HttpFrontend
 
         return HttpFrontend(self.config, self.engine_client, self.listener, self._give_up)
 

@@ -142,6 +142,7 @@ class EngineClient(ABC):
         request_metrics: what this process observes of its requests.
         info: of the first engine that loaded; replicas are equal.
         backends: the engine processes.
+        complete: every process that serves HTTP can serve requests, or could once.
     """
 
     def __init__(
@@ -170,6 +171,7 @@ class EngineClient(ABC):
         self.adapters = adapters
         self.profiler = profiler
         self.info: EngineInfo | None = None
+        self.complete = True
         self.backends = backends
         self.defer = defer or (lambda work: asyncio.get_running_loop().call_soon(work))
         self.requests: dict[str, RequestState] = {}
@@ -185,20 +187,6 @@ class EngineClient(ABC):
     def ready(self) -> list[int]:
         """Indices of the replicas that serve."""
         return self.backends.ready
-
-    @property
-    @abstractmethod
-    def complete(self) -> bool:
-        """Whether every process that serves HTTP can serve requests, or could once."""
-
-    @property
-    def live(self) -> int:
-        """Engine requests of this process that have not ended."""
-        return len(self.requests)
-
-    def live_of_key(self, owner: str) -> int:
-        """Of these, those of an owner (key)."""
-        return self.live_by_key[owner]
 
     @abstractmethod
     def progress(self) -> tuple[str, int, int]:
@@ -353,9 +341,9 @@ class EngineClient(ABC):
             count: engine requests to add.
             owner: id of the API key, "" on a server without keys.
         """
-        queue, live = self.config.max_queue, self.live
+        queue, live = self.config.max_queue, len(self.requests)
         left = self._capacity(len(self.ready)) - live
-        held = self.live_of_key(owner) if owner else 0
+        held = self.live_by_key[owner] if owner else 0
         if count > left or (held + count > 1 and held + count > left - count):
             whose = f" ({held} of this API key)" if owner else ""
             processes = self.config.frontend_processes
@@ -393,10 +381,6 @@ class LocalEngineClient(EngineClient):
         engine_metrics.live_by_replica = self.live_by_replica
         engine_metrics.work_by_replica = self.router.work
         engine_metrics.live_by_adapter, engine_metrics.adapters = self.live_by_adapter, self.adapters.entries
-
-    @property
-    def complete(self) -> bool:
-        return True
 
     def progress(self) -> tuple[str, int, int]:
         loading = max((r.loading for r in self.supervisor.replicas), key=lambda phase: phase.done_bytes)

@@ -125,12 +125,8 @@ class FrontendEngineClient(EngineClient):
         self.rpc = rpc
         self.live_requests = LiveRequests()
         self.publishing = False
-        self._complete = False
+        self.complete = False
         self._progress = ("start", 0, 0)
-
-    @property
-    def complete(self) -> bool:
-        return self._complete
 
     def progress(self) -> tuple[str, int, int]:
         return self._progress
@@ -142,7 +138,7 @@ class FrontendEngineClient(EngineClient):
 
     def on_state(self, state: EngineState) -> None:
         """Takes over the state of backends and adapters."""
-        self.info, self._progress, self._complete = state.info, state.progress, state.complete
+        self.info, self._progress, self.complete = state.info, state.progress, state.complete
         self.adapters.entries, self.adapters.settled = state.adapters, state.adapters_settled
         self.connections.ready = state.ready
         for index, replica in enumerate(state.replicas):

@@ -38,8 +38,8 @@ from runtime.server.frontend_processes.protocol import (
     ToParent,
     to_frontend,
 )
-from runtime.server.http_frontend import HttpFrontend
 from runtime.server.http_protocol.malloc_trim import use_one_arena
+from runtime.server.http_server import HttpFrontend
 from runtime.server.metrics import RequestMetrics
 
 log = logging.getLogger("unmask.frontends")

@@ -107,12 +107,7 @@ def eviction_key(connection: GuardedProtocol) -> tuple[int, float]:
 class ConnectionManager:
     """All connections of a process."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        observed: RequestMetrics,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, limits: Limits, observed: RequestMetrics, clock: Callable[[], float] = time.monotonic) -> None:
         """Creates a manager without connections.
 
         Args:
