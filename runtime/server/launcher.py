@@ -135,14 +135,9 @@ class Server:
 
     def _make_frontend(self) -> HttpFrontend | FrontendProcessManager:
         if self.frontend_metrics is not None:
+            client, metrics = self.engine_client, self.frontend_metrics
             return FrontendProcessManager(
-                self.config,
-                self.engine_client,
-                self.supervisor,
-                self.listener,
-                self.socket_directory,
-                self.frontend_metrics,
-                self._give_up,
+                self.config, client, self.listener, self.socket_directory, metrics, self._give_up
             )
         # only now, so that the backends load while this process imports; connections wait in the kernel
         from runtime.server.http_server import HttpFrontend

@@ -46,9 +46,7 @@ class Parent:
         replica = SimpleNamespace(index=0, state=ReplicaState.STARTING, loading=Loading("start", 0, 0), exit_reason="")
         supervisor = cast(Any, SimpleNamespace(replicas=[replica], ready=[], send=lambda index, message: None))
         self.client = LocalEngineClient(CONFIG, RequestMetrics(), Metrics("m", metrics), supervisor)
-        self.manager = FrontendProcessManager(
-            CONFIG, self.client, supervisor, listener, directory, metrics, failures.append
-        )
+        self.manager = FrontendProcessManager(CONFIG, self.client, listener, directory, metrics, failures.append)
         self.sent: list[tuple[int, Any]] = []
         self.manager._send = lambda frontend, message: self.sent.append((frontend.index, message))  # type: ignore[method-assign]
 

@@ -10,6 +10,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.config import ServerConfig
@@ -48,20 +49,18 @@ def fail_queues(queues: Iterable[OutputQueue], error: RequestError) -> int:
     return len(each)
 
 
+@dataclass(slots=True, eq=False)
 class RequestState:
     """One engine request at a backend."""
 
-    __slots__ = ("adapter", "api_key_id", "id", "index", "queue", "replica", "tokens", "work")
-
-    def __init__(self, spec: RequestSpec, index: int, queue: OutputQueue, replica: int, work: int) -> None:
-        self.id = spec.id
-        self.api_key_id = spec.tenant
-        self.adapter = spec.adapter
-        self.index = index  # which choice of the HTTP request
-        self.queue = queue
-        self.replica = replica
-        self.work = work  # estimated tokens left
-        self.tokens = 0  # of its answer so far
+    id: str
+    api_key_id: str
+    adapter: str
+    index: int  # which choice of the HTTP request
+    queue: OutputQueue
+    replica: int
+    work: int  # estimated tokens left
+    tokens: int = 0  # of its answer so far
 
 
 class Router:
@@ -219,7 +218,8 @@ class EngineClient(ABC):
         by_replica: dict[int, list[RequestSpec]] = {}
         for index, spec in enumerate(specs):
             replica, work = self.router.assign(spec, ready, self.live_by_replica, info)
-            self.requests[spec.id] = RequestState(spec, index, queue, replica, work)
+            state = RequestState(spec.id, spec.tenant, spec.adapter, index, queue, replica, work)
+            self.requests[spec.id] = state
             self.live_by_replica[replica] += 1
             self.router.work[replica] += work
             self.live_by_key[spec.tenant] += 1

@@ -21,7 +21,6 @@ from runtime.server.engine_client import supervisor as supervision
 from runtime.server.engine_client.client import LocalEngineClient
 from runtime.server.engine_client.ipc_protocol import Hello, ReleaseFrontend, Stop, encode
 from runtime.server.engine_client.ipc_sockets import Endpoint, bind_private
-from runtime.server.engine_client.supervisor import Supervisor
 from runtime.server.frontend_processes.metrics import FrontendMetrics
 from runtime.server.frontend_processes.protocol import (
     BeginDrain,
@@ -85,14 +84,13 @@ class FrontendProcessManager:
         self,
         config: ServerConfig,
         engine_client: LocalEngineClient,
-        supervisor: Supervisor,
         listener: socket.socket,
         socket_directory: Path,
         metrics: FrontendMetrics,
         give_up: Callable[[str], None],
     ) -> None:
         """Binds the socket to which the processes connect. `give_up` is called with the reason if they cannot start."""
-        self.config, self.engine_client, self.supervisor = config, engine_client, supervisor
+        self.config, self.engine_client, self.supervisor = config, engine_client, engine_client.supervisor
         self.listener = listener
         self.metrics = metrics
         self.give_up = give_up
