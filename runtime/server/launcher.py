@@ -24,7 +24,7 @@ from runtime.plugins import load_plugins
 from runtime.server import env, logs
 from runtime.server.engine_client.client import LocalEngineClient
 from runtime.server.engine_client.ipc_sockets import socket_dir
-from runtime.server.engine_client.supervisor import BACKEND_COMMAND, Supervisor
+from runtime.server.engine_client.supervisor import BACKEND_COMMAND, Supervisor, pids
 from runtime.server.env import raise_open_files_limit
 from runtime.server.frontend_processes.manager import FrontendProcessManager
 from runtime.server.frontend_processes.metrics import FrontendMetrics
@@ -104,9 +104,7 @@ class Server:
 
     def _others(self) -> dict[str, int]:
         """Returns pids of backends and frontend processes by name."""
-        found = ((r.index, r.process) for r in self.supervisor.replicas)
-        backends = {f"backend-{i}": p.pid for i, p in found if p is not None and p.returncode is None}
-        return {**backends, **(self.frontend.pids() if self.frontend is not None else {})}
+        return {**pids(self.supervisor.replicas), **(self.frontend.pids() if self.frontend is not None else {})}
 
     async def serve(self) -> int:
         """Serve to the end. Raises ConfigError with the reason when loading failed."""

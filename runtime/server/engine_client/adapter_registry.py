@@ -159,9 +159,7 @@ class LocalAdapterRegistry(AdapterRegistry):
 
     async def _broadcast(self, name: str, message: LoadAdapter | UnloadAdapter) -> str | None:
         """Sends a message to all ready replicas and returns the first error. Restarted replicas get it again."""
-        replicas = self.supervisor.ready
-        if not replicas:
-            raise RequestError("no engine process is ready; retry later", status=503, code="no_backend")
+        replicas = self.supervisor.require_ready()
         results = await asyncio.gather(*(self.supervisor.call(replica, message) for replica in replicas))
         return next((result.error for result in results if result is not None and result.error is not None), None)
 

@@ -36,16 +36,13 @@ class LocalProfiler:
         directory = self._directory("start_profile")
         if self.running or self._changing:
             raise _conflict("start_profile", "a profile is already running; stop it with POST /stop_profile")
-        replicas = self.supervisor.ready
-        if not replicas:
-            raise RequestError("no engine process is ready; retry later", status=503, code="no_backend")
+        replicas = self.supervisor.require_ready()
         found = await self._broadcast(replicas, StartProfile(directory))
         self.running = {replica for replica, result in found.items() if result.error is None}
-        wrong = [result.error for result in found.values() if result.error is not None]
-        if wrong:
+        if len(self.running) < len(found):
             await self._broadcast(sorted(self.running), StopProfile(keep=False))
             self.running = set()
-            raise RequestError(f"POST /start_profile: {wrong[0]}", status=500, code="profile_failed")
+        _check("start_profile", found)
         return replicas
 
     async def stop(self) -> list[str]:
@@ -54,19 +51,14 @@ class LocalProfiler:
             raise _conflict("stop_profile", "no profile is running; start one with POST /start_profile")
         found = await self._broadcast(sorted(self.running), StopProfile())
         self.running = set()
-        wrong = [result.error for result in found.values() if result.error is not None]
-        if wrong:
-            raise RequestError(f"POST /stop_profile: {wrong[0]}", status=500, code="profile_failed")
+        _check("stop_profile", found)
         return [result.value for _, result in sorted(found.items())]
 
     def _directory(self, route: str) -> str:
         directory = self.config.torch_profiler_dir
         if self.config.profiler is None or directory is None:
-            raise _conflict(
-                route,
-                "profiling is disabled; start the server with --profiler torch --torch-profiler-dir DIR",
-                "profiler_off",
-            )
+            advice = "start the server with --profiler torch --torch-profiler-dir DIR"
+            raise _conflict(route, f"profiling is disabled; {advice}", "profiler_off")
         return directory
 
     async def _broadcast(self, replicas: list[int], message: StartProfile | StopProfile) -> dict[int, CallResult]:
@@ -85,6 +77,12 @@ class LocalProfiler:
 
 def _lost(replica: int) -> CallResult:
     return CallResult(0, error=f"backend {replica} exited during the profile; start a new one")
+
+
+def _check(route: str, results: dict[int, CallResult]) -> None:
+    for result in results.values():
+        if result.error is not None:
+            raise RequestError(f"POST /{route}: {result.error}", status=500, code="profile_failed")
 
 
 def _conflict(route: str, why: str, code: str = "profiler_state") -> RequestError:

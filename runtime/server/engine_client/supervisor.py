@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 import zmq
 
 from runtime.config import EngineConfig, ServerConfig
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, RequestError
 from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats
 from runtime.server.engine_client import ipc_protocol
 from runtime.server.engine_client.ipc_protocol import CallResult, Fatal, Loading, Operation, Outputs, Ready, Stats
@@ -99,6 +99,11 @@ S = TypeVar("S", bound=ProcessSlot)
 def find_slot(slots: Iterable[S], name: bytes) -> S | None:
     """Returns the slot whose current process has this name; None for names of other and of earlier processes."""
     return next((slot for slot in slots if slot.name.encode() == name), None)
+
+
+def pids(slots: Iterable[ProcessSlot]) -> dict[str, int]:
+    """Returns the pids of processes that run, by role and index."""
+    return {f"{slot.role}-{slot.index}": pid for slot in slots if (pid := slot.pid) is not None}
 
 
 def describe_exit(code: int) -> str:
@@ -297,6 +302,12 @@ class Supervisor:
     def router_addr(self, replica: Replica) -> str:
         """Returns the address at which frontend processes reach the current process of a replica."""
         return f"ipc://{self.router_dir}/{replica.index}.{replica.starts}"  # a path of a socket is short
+
+    def require_ready(self) -> list[int]:
+        """Returns the replicas that serve. Raises RequestError if none does."""
+        if not self.ready:
+            raise RequestError("no engine process is ready; retry later", status=503, code="no_backend")
+        return self.ready
 
     def call(self, index: int, operation: Operation) -> asyncio.Future[CallResult | None]:
         """Sends an operation to a ready backend. Its result is None if the backend exits before it answers."""

@@ -120,7 +120,7 @@ class FrontendProcessManager:
         return self.metrics.live()
 
     def pids(self) -> dict[str, int]:
-        return {f"frontend-{f.index}": pid for f in self.frontends if (pid := f.pid) is not None}
+        return supervision.pids(self.frontends)
 
     def begin_drain(self) -> None:
         self.draining = True
