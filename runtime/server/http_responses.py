@@ -247,7 +247,7 @@ async def run_to_completion(request: Request, job: GenerationJob, take: Callable
 
     async def watch() -> None:
         await disconnected(request.receive)
-        job.output_queue.put(ClientGone())
+        job.output_queue.put_nowait(ClientGone())
 
     request.state.job = job  # for the access log
     watcher = asyncio.create_task(watch())

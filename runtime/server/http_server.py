@@ -7,10 +7,14 @@ accepts one per iteration. Under an attack, iterations are long, and probes woul
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import dataclasses
+import gc
+import logging
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator
 from typing import Any, cast
@@ -18,6 +22,8 @@ from typing import Any, cast
 import uvicorn
 
 from runtime.config import ServerConfig
+from runtime.errors import ConfigError, RequestError
+from runtime.plugins import load_plugins
 from runtime.server.app import make_app
 from runtime.server.context import ServerContext
 from runtime.server.engine_client.client import EngineClient
@@ -25,58 +31,24 @@ from runtime.server.http_protocol.connection_manager import ConnectionManager
 from runtime.server.http_protocol.guarded_protocol import GuardedProtocol
 from runtime.server.http_protocol.limits import BACKLOG, DEFAULT_MAX_CONNECTIONS, Limits, accept_batch
 from runtime.server.metrics import RequestMetrics
+from runtime.server.middleware import tracing
 from runtime.server.middleware.auth import ApiKeys
+from runtime.tokenizer import Tokenizer
+from runtime.weights.checkpoint import resolve_text_files
 
+log = logging.getLogger("unmask.server")
+
+IDLE_GRACE = 0.5  # seconds in which kept-alive connections may still bring a request after the listener has closed
+# Objects more than before, and younger collections, after which one of each age follows. Thousands of connections are
+# many objects and no garbage: looking through them all holds the loop for a tenth of a second, so that is done seldom.
+COLLECTED = (2000, 20, 20)
+ERROR_WRITE_SECONDS = 1.0  # seconds to write the error that ends what did not finish in --drain-timeout
 RETRY_SECONDS = 0.02  # after an error, such as a lack of descriptors
 _BACKLOG_OFFSET = 24  # of tcpi_unacked in struct tcp_info: of a listener, the connections that wait
 
 
 class Acceptor:
-    """Accepts connections on the listening socket of the event loop's own server."""
-
-    def __init__(self, listener: socket.socket, make_protocol: Callable[[], asyncio.BaseProtocol], batch: int) -> None:
-        """Creates an acceptor.
-
-        Args:
-            listener: A socket in non-blocking mode.
-            make_protocol: Creates the protocol of a connection.
-            batch: Maximum number of connections that are being registered at the same time.
-        """
-        self.listener = listener
-        self.batch = batch
-        self.make_protocol = make_protocol
-        self.registering: set[asyncio.Task[object]] = set()
-
-    def accept_pending(self) -> None:
-        """Accept the connections that are pending now. Usually none is, which costs one system call."""
-        with contextlib.suppress(OSError):  # none is pending, or no descriptor is free: the loop's server reports that
-            for _ in range(self.batch - len(self.registering)):
-                self._accept()
-
-    def _accept(self) -> None:
-        connection, _ = self.listener.accept()
-        connection.setblocking(False)
-        task = asyncio.get_running_loop().create_task(self._register(connection))
-        self.registering.add(task)
-        task.add_done_callback(self.registering.discard)
-
-    async def _register(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # the client has disconnected
-            await asyncio.get_running_loop().connect_accepted_socket(self.make_protocol, connection)
-
-    async def close(self) -> None:
-        """Accept what the kernel's queue holds, then close the listener."""
-        with contextlib.suppress(OSError):
-            for _ in range(BACKLOG):
-                self._accept()
-        with contextlib.suppress(OSError):
-            self.listener.shutdown(socket.SHUT_RDWR)  # closing alone takes effect in the next loop iteration
-        if self.registering:
-            await asyncio.wait(self.registering)
-
-
-class SharedAcceptor(Acceptor):
-    """Accepts connections on a listening socket on which other processes accept too.
+    """Accepts connections on a listening socket, on which other processes may accept too.
 
     The kernel wakes all of them. A process with more open connections waits longer before it accepts, so that those
     with fewer accept first. No process takes more than its fraction of the connections that wait.
@@ -87,28 +59,37 @@ class SharedAcceptor(Acceptor):
         listener: socket.socket,
         make_protocol: Callable[[], asyncio.BaseProtocol],
         batch: int,
-        processes: int,
-        num_open: Callable[[], int],
+        processes: int = 1,
+        num_open: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Creates an acceptor.
+        """Creates an acceptor that does not accept yet.
 
         Args:
-            listener: A socket in non-blocking mode.
+            listener: A listening socket.
             make_protocol: Creates the protocol of a connection.
             batch: Maximum number of connections that are being registered at the same time.
             processes: Number of processes that accept.
-            num_open: Returns the number of open connections of this process.
+            num_open: Returns the number of open connections of this process, if other processes accept too.
         """
-        super().__init__(listener, make_protocol, batch)
+        listener.setblocking(False)  # for all processes: they share the file description
+        self.listener = listener
+        self.make_protocol = make_protocol
+        self.batch = batch
         self.processes = processes
         self.num_open = num_open
         self.loop = asyncio.get_running_loop()
+        self.registering: set[asyncio.Task[object]] = set()
         self.closed = False
 
     def start(self) -> None:
         """Accept connections from now on."""
         if not self.closed:
             self.loop.add_reader(self.listener.fileno(), self._on_readable)
+
+    def stop(self) -> None:
+        """Accept no further connections."""
+        self.closed = True
+        self.loop.remove_reader(self.listener.fileno())
 
     def _on_readable(self) -> None:
         delay = self.num_open().bit_length() / 1000
@@ -140,10 +121,27 @@ class SharedAcceptor(Acceptor):
             return int.from_bytes(info[_BACKLOG_OFFSET:], sys.byteorder)
         return 1
 
+    def _accept(self) -> None:
+        connection, _ = self.listener.accept()
+        connection.setblocking(False)
+        task = self.loop.create_task(self._register(connection))
+        self.registering.add(task)
+        task.add_done_callback(self.registering.discard)
+
+    async def _register(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # the client has disconnected
+            await self.loop.connect_accepted_socket(self.make_protocol, connection)
+
     async def close(self) -> None:
-        self.closed = True
-        self.loop.remove_reader(self.listener.fileno())
-        await super().close()
+        """Accept what the kernel's queue holds, then close the listener."""
+        self.stop()
+        with contextlib.suppress(OSError):
+            for _ in range(BACKLOG):
+                self._accept()
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)  # closing alone takes effect in the next loop iteration
+        if self.registering:
+            await asyncio.wait(self.registering)
 
 
 class HttpServer(uvicorn.Server):
@@ -172,7 +170,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=cast(Any, self._make_accepted_protocol),
+                http=GuardedProtocol,
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -185,7 +183,6 @@ class HttpServer(uvicorn.Server):
             )
         )
         self.server_state.connections = cast(Any, self.manager.open)
-        self.servers = []  # a signal may arrive before uvicorn has started
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -199,22 +196,22 @@ class HttpServer(uvicorn.Server):
         """Serve on a listening socket."""
         (listener,) = sockets or []
         self.acceptor = self._make_acceptor(listener)
-        if isinstance(self.acceptor, SharedAcceptor):
-            self.acceptor.start()
-            sockets = []
-        await super().serve(sockets)
+        self.acceptor.start()
+        await super().serve([])
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.acceptor is not None:
+            self.acceptor.stop()
+        await super().shutdown(sockets)
 
     async def close_listener(self, listener: socket.socket) -> None:
         """Accept no further connections, and serve those in the kernel's queue."""
         await (self.acceptor or self._make_acceptor(listener)).close()
-        for server in self.servers:
-            server.close()
 
     def _make_acceptor(self, listener: socket.socket) -> Acceptor:
         batch = accept_batch(self.manager.limits.connections)
-        if self.processes == 1:
-            return Acceptor(listener, self.make_protocol, batch)
-        return SharedAcceptor(listener, self.make_protocol, batch, self.processes, lambda: len(self.manager.open))
+        num_open = (lambda: 0) if self.processes == 1 else (lambda: len(self.manager.open))
+        return Acceptor(listener, self.make_protocol, batch, self.processes, num_open)
 
     def num_answering(self) -> int:
         """Number of connections with an unanswered request, whether or not the application has started it."""
@@ -225,14 +222,8 @@ class HttpServer(uvicorn.Server):
         for connection in list(self.manager.open):
             connection.shutdown()
 
-    def _make_accepted_protocol(self, **arguments: Any) -> GuardedProtocol:
-        """uvicorn calls it for each connection that the event loop has accepted."""
-        assert self.acceptor is not None
-        self.acceptor.accept_pending()
-        return GuardedProtocol(self.manager, **arguments)
-
     def make_protocol(self) -> GuardedProtocol:
-        """Creates the protocol of a connection that was accepted by other means."""
+        """Creates the protocol of an accepted connection."""
         return GuardedProtocol(
             self.manager, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
@@ -246,3 +237,109 @@ def make_http(config: ServerConfig, frontend: EngineClient) -> tuple[ServerConte
     limits = Limits(connections=config.max_connections or DEFAULT_MAX_CONNECTIONS)
     limits = dataclasses.replace(limits, buffered_bytes=limits.buffered_bytes // config.frontend_processes)
     return context, HttpServer(make_app(context), limits, frontend.request_metrics, config.frontend_processes)
+
+
+class HttpFrontend:
+    """The HTTP side of a process."""
+
+    def __init__(
+        self, config: ServerConfig, frontend: EngineClient, listener: socket.socket, give_up: Callable[[str], None]
+    ) -> None:
+        """Creates a server that accepts no connections yet. `give_up` is called with the reason if it cannot serve."""
+        load_plugins(config.engine.plugin)  # in a frontend process too
+        self.config = config
+        self.engine_client = frontend
+        self.listener = listener
+        self.give_up = give_up
+        self.context, self.http = make_http(config, frontend)
+        self.context.tracing = tracing.start()
+        self.loaded = asyncio.Event()  # the tokenizer is there
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, after_load: bool = False) -> None:
+        """Accept connections, now or once requests can be served, and load the tokenizer."""
+        self.tasks = [asyncio.create_task(self._load_tokenizer())]
+        if after_load:
+            await self.loaded.wait()
+        self.tasks.append(asyncio.create_task(self.http.serve(sockets=[self.listener])))
+
+    @property
+    def in_flight(self) -> int:
+        """HTTP requests being answered."""
+        return self.context.in_flight
+
+    def pids(self) -> dict[str, int]:
+        """Returns pids of further processes by name."""
+        return {}
+
+    def kill(self) -> None:
+        """End them at once."""
+
+    def begin_drain(self) -> None:
+        """From now on each answer ends its connection, and /ready answers 503."""
+        self.context.draining = True
+
+    async def drain(self) -> None:
+        """Close the listener, and return when all requests have finished, or after --drain-timeout."""
+        config, context, http = self.config, self.context, self.http
+        closed = time.monotonic()
+        await http.close_listener(self.listener)
+
+        def answers() -> bool:
+            return bool(context.in_flight or http.num_answering())
+
+        def unfinished() -> bool:
+            seconds = time.monotonic() - closed
+            if answers():
+                return seconds < config.drain_timeout
+            # on an idle connection a request may be under way, so those get a moment before they are closed
+            return bool(http.server_state.connections) and seconds < min(IDLE_GRACE, config.drain_timeout)
+
+        while unfinished():
+            await asyncio.sleep(0.02)
+        http.close_idle()  # in the same iteration of the loop, so that no request slips in between
+        if answers():
+            error = RequestError(
+                "the server is shutting down and the request did not finish within --drain-timeout; retry", status=504
+            )
+            count = self.engine_client.fail_all(error)
+            log.warning("aborted %d requests that did not finish within --drain-timeout; set a larger value", count)
+            started = time.monotonic()
+            while answers() and time.monotonic() - started < ERROR_WRITE_SECONDS:
+                await asyncio.sleep(0.02)
+
+    async def stop(self) -> None:
+        """Stops serving."""
+        self.http.should_exit = True
+        tokenizer, *http = self.tasks
+        tokenizer.cancel()
+        await asyncio.gather(*http, return_exceptions=True)
+
+    def close(self) -> None:
+        """Have the last traces sent."""
+        if self.context.tracing is not None:
+            self.context.tracing.close()
+
+    async def _load_tokenizer(self) -> None:
+        loaded: concurrent.futures.Future[Tokenizer] = concurrent.futures.Future()
+        loaded.set_running_or_notify_cancel()
+
+        def load() -> None:
+            try:
+                directory = resolve_text_files(self.config.engine.model)
+                loaded.set_result(Tokenizer(directory, self.config.chat_template))
+            except Exception as error:
+                loaded.set_exception(error)
+
+        # a daemon thread, unlike those of the loop: a download must not delay the exit
+        threading.Thread(target=load, daemon=True).start()
+        try:
+            self.context.tokenizer = await asyncio.wrap_future(loaded)
+            gc.freeze()  # what is there now stays; looking through all of it would hold the loop again and again
+            gc.set_threshold(*COLLECTED)
+            self.loaded.set()
+        except ConfigError as error:
+            self.give_up(str(error))
+        except Exception as error:
+            log.exception("failed to load the tokenizer; check the files of --model")
+            self.give_up(f"failed to load the tokenizer: {type(error).__name__}: {error}")

@@ -22,9 +22,9 @@ from runtime.config import ServerConfig
 from runtime.errors import ConfigError
 from runtime.plugins import load_plugins
 from runtime.server import env, logs
+from runtime.server.engine_client.client import LocalEngineClient
 from runtime.server.engine_client.ipc_sockets import socket_dir
-from runtime.server.engine_client.local_client import LocalEngineClient
-from runtime.server.engine_client.supervisor import BACKEND_COMMAND, Supervisor
+from runtime.server.engine_client.supervisor import BACKEND_COMMAND, Supervisor, pids
 from runtime.server.env import raise_open_files_limit
 from runtime.server.frontend_processes.manager import FrontendProcessManager
 from runtime.server.frontend_processes.metrics import FrontendMetrics
@@ -35,7 +35,7 @@ from runtime.server.openai.tools import check_parsers
 from runtime.weights.tokenizer_json import use_temporary_directory
 
 if TYPE_CHECKING:
-    from runtime.server.http_frontend import HttpFrontend
+    from runtime.server.http_server import HttpFrontend
 
 
 log = logging.getLogger("unmask.server")
@@ -65,13 +65,6 @@ def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND
         return uvloop.run(server.serve())
 
 
-def _addresses(config: ServerConfig, directory: Path) -> tuple[str, str]:
-    """Returns the addresses of the sockets between frontend and backends."""
-    if config.zmq_command_addr is not None and config.zmq_event_addr is not None:
-        return config.zmq_command_addr, config.zmq_event_addr
-    return f"ipc://{directory}/commands", f"ipc://{directory}/events"
-
-
 class Server:
     """The main process, with the backends and all live requests. It serves HTTP itself or through frontend processes.
 
@@ -94,13 +87,13 @@ class Server:
         self.frontend_metrics = FrontendMetrics(socket_directory / "metrics") if several else None
         observed = RequestMetrics()
         self.metrics = Metrics(config.model_names[0], self.frontend_metrics or observed)
-        self.engine_client = LocalEngineClient(config, observed, self.metrics)
         if self.frontend_metrics is not None:
             self.frontend_metrics.attach(self.metrics.engine_metrics)
-        addresses = _addresses(config, socket_directory)
+        command_addr = config.zmq_command_addr or f"ipc://{socket_directory}/commands"
+        event_addr = config.zmq_event_addr or f"ipc://{socket_directory}/events"
         router_dir = socket_directory if several else None
-        self.supervisor = Supervisor(config, self.engine_client, *addresses, self._give_up, backend_command, router_dir)
-        self.engine_client.supervise(self.supervisor)
+        self.supervisor = Supervisor(config, command_addr, event_addr, self._give_up, backend_command, router_dir)
+        self.engine_client = LocalEngineClient(config, observed, self.metrics, self.supervisor)
         self.metrics.backends.set_function(lambda: len(self.supervisor.ready))
         self.metrics.add_processes(self._others)
         self.frontend: HttpFrontend | FrontendProcessManager | None = None
@@ -111,9 +104,7 @@ class Server:
 
     def _others(self) -> dict[str, int]:
         """Returns pids of backends and frontend processes by name."""
-        found = ((r.index, r.process) for r in self.supervisor.replicas)
-        backends = {f"backend-{i}": p.pid for i, p in found if p is not None and p.returncode is None}
-        return {**backends, **(self.frontend.pids() if self.frontend is not None else {})}
+        return {**pids(self.supervisor.replicas), **(self.frontend.pids() if self.frontend is not None else {})}
 
     async def serve(self) -> int:
         """Serve to the end. Raises ConfigError with the reason when loading failed."""
@@ -142,25 +133,20 @@ class Server:
 
     def _make_frontend(self) -> HttpFrontend | FrontendProcessManager:
         if self.frontend_metrics is not None:
+            client, metrics = self.engine_client, self.frontend_metrics
             return FrontendProcessManager(
-                self.config,
-                self.engine_client,
-                self.supervisor,
-                self.listener,
-                self.socket_directory,
-                self.frontend_metrics,
-                self._give_up,
+                self.config, client, self.listener, self.socket_directory, metrics, self._give_up
             )
         # only now, so that the backends load while this process imports; connections wait in the kernel
-        from runtime.server.http_frontend import HttpFrontend
+        from runtime.server.http_server import HttpFrontend
 
         return HttpFrontend(self.config, self.engine_client, self.listener, self._give_up)
 
     def _log_listening(self) -> None:
         config = self.config
         url, scope = listener_url(config.host, self.listener), describe(self.listener)
-        names = ", ".join(config.model_names)
-        log.info("listening on %s%s, serving %s", url, f" ({scope})" if scope else "", names)
+        where = f"{url} ({scope})" if scope else url
+        log.info("listening on %s, serving %s", where, ", ".join(config.model_names))
         log.info("web page: %s, base URL of the API: %s/v1", url, url)
         if config.engine.model is None:
             log.info("no --model was given: this is the small demo checkpoint shipped with unmask")

@@ -50,10 +50,7 @@ def redact_queries(record: logging.LogRecord) -> bool:
 
 
 # A quoted text, but no apostrophe within a word. A truncated one ends with the message.
-_QUOTED = re.compile(
-    r"""(?<!\w)(?:'(?:\\.|[^'\\])*(?:'|$)|"(?:\\.|[^"\\])*(?:"|$)|`[^`]*(?:`|$))""",
-    re.DOTALL,
-)
+_QUOTED = re.compile(r"""(?<!\w)(?:'(?:\\.|[^'\\])*(?:'|$)|"(?:\\.|[^"\\])*(?:"|$)|`[^`]*(?:`|$))""", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}(?:\[\d{1,6}\])*")
 
 
@@ -89,11 +86,7 @@ class RateLimitFilter(logging.Filter):
     """
 
     def __init__(
-        self,
-        limit: int = 10,
-        seconds: float = 10.0,
-        kinds: int = 1000,
-        clock: Callable[[], float] = time.monotonic,
+        self, limit: int = 10, seconds: float = 10.0, kinds: int = 1000, clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__()
         self.limit = limit  # records of a kind in `seconds`

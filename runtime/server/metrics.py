@@ -7,7 +7,10 @@ import logging
 import os
 import platform
 import time
+from collections import Counter as Counts
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,14 +19,18 @@ from prometheus_client.registry import Collector
 import runtime
 from runtime.request.engine_messages import EagerReason, EngineInfo, EngineStats
 
+F = TypeVar("F", GaugeMetricFamily, CounterMetricFamily)
+
 stats_log = logging.getLogger("unmask.load")
 
 STATS_SECONDS = 10.0  # between lines of the log with the throughput
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
+TOKEN_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
+
 # reasons for which the server closes a connection; all are exported from the start, so that the first is an increase
-CLOSE_REASONS = (
+CLOSE_REASONS = [
     "slow_head",
     "slow_body",
     "stalled",
@@ -33,7 +40,7 @@ CLOSE_REASONS = (
     "gave_way",
     "no_room",
     "memory",
-)
+]
 
 
 # New name -> old name. This release exports both.
@@ -50,9 +57,7 @@ def with_deprecated_names(metrics: Iterable[Metric]) -> Iterator[Metric]:
         yield metric
         if (old := DEPRECATED_NAMES.get(metric.name)) is not None:
             copy = Metric(old, f"Deprecated, use {metric.name}.", metric.type)
-            copy.samples = [
-                sample._replace(name=old + sample.name.removeprefix(metric.name)) for sample in metric.samples
-            ]
+            copy.samples = [s._replace(name=old + s.name.removeprefix(metric.name)) for s in metric.samples]
             yield copy
 
 
@@ -61,51 +66,33 @@ class RequestMetrics(Collector):
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"unmask_{name}", text, buckets=buckets, registry=self.registry)
-
-        self.requests = Counter(
+        counter, histogram = partial(Counter, registry=self.registry), partial(Histogram, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry, multiprocess_mode="livesum")
+        self.requests = counter(
             "unmask_requests",
             "HTTP requests for generation by outcome: stop, length, max_nfe, repetition, refused, timeout, aborted, "
             "error.",
             ["outcome"],
-            registry=self.registry,
         )
-        self.first_token = histogram("time_to_first_token_seconds", "Time to the first text of streams.", SECONDS)
-        self.first_block = histogram(
-            "time_to_first_block_seconds", "Time until a full block of a stream is final.", SECONDS
-        )
-        self.per_token = histogram(
-            "time_per_output_token_seconds",
-            "Time per output token, without queue time.",
-            (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1),
-        )
-        self.end_to_end = histogram("request_seconds", "Time from arrival to the end of the response.", SECONDS)
-        self.queue = histogram("queue_seconds", "Time until the engine admitted the request.", SECONDS)
-        self.tokens_per_forward = histogram(
-            "tokens_per_forward", "Output tokens, including the end of sequence, per forward.", POWERS
-        )
-        self.connections = Gauge(
-            "unmask_connections", "Open client connections.", registry=self.registry, multiprocess_mode="livesum"
-        )
-        self.max_connections = Gauge(
-            "unmask_max_connections",
-            "Maximum client connections (--max-connections).",
-            registry=self.registry,
-            multiprocess_mode="livesum",
-        )
-        self.closed_by_server = Counter(
-            "unmask_connections_closed_by_server",
-            "Connections closed by the server, by reason (docs/reference/api.md).",
-            ["reason"],
-            registry=self.registry,
-        )
+        text = "Time to the first text of streams."
+        self.first_token = histogram("unmask_time_to_first_token_seconds", text, buckets=SECONDS)
+        text = "Time until a full block of a stream is final."
+        self.first_block = histogram("unmask_time_to_first_block_seconds", text, buckets=SECONDS)
+        text = "Time per output token, without queue time."
+        self.per_token = histogram("unmask_time_per_output_token_seconds", text, buckets=TOKEN_SECONDS)
+        text = "Time from arrival to the end of the response."
+        self.end_to_end = histogram("unmask_request_seconds", text, buckets=SECONDS)
+        text = "Time until the engine admitted the request."
+        self.queue = histogram("unmask_queue_seconds", text, buckets=SECONDS)
+        text = "Output tokens, including the end of sequence, per forward."
+        self.tokens_per_forward = histogram("unmask_tokens_per_forward", text, buckets=POWERS)
+        self.connections = gauge("unmask_connections", "Open client connections.")
+        text = "Maximum client connections (--max-connections)."
+        self.max_connections = gauge("unmask_max_connections", text)
+        text = "Connections closed by the server, by reason (docs/reference/api.md)."
+        self.closed_by_server = counter("unmask_connections_closed_by_server", text, ["reason"])
         for reason in CLOSE_REASONS:
             self.closed_by_server.labels(reason)
-
-    def describe(self) -> list[Metric]:
-        return []
 
     def collect(self) -> Iterable[Metric]:
         return with_deprecated_names(self.registry.collect())
@@ -124,6 +111,10 @@ _TOTALS = {
     "adapter_evictions": ("lora_evictions", "Adapters evicted from device memory."),
     "preemptions": ("preemptions", "Requests preempted because KV pages ran out."),
 }
+_REPLICA_TOTALS = {  # these have the names of their fields
+    "generated_tokens": "Output tokens since the start of the replica.",
+    "prefix_hit_tokens": "Prompt tokens found in the prefix cache since the start of the replica.",
+}
 _KINDS = ("prefill", "denoise", "commit")
 _EVERY_TOTAL = (*_TOTALS, *(f"forwards_{kind}" for kind in _KINDS), *(reason.stats_field for reason in EagerReason))
 _GAUGES = {
@@ -133,6 +124,13 @@ _GAUGES = {
     "graph_bytes": ("graph_memory_bytes", "Device memory of captured CUDA graphs."),
     "graphs_pending": ("graphs_pending", "CUDA graphs that are yet to be captured while no request runs."),
 }
+
+
+def _by_label(family: F, values: Iterable[tuple[object, float]]) -> F:
+    """Returns `family` with a sample for each value of its label."""
+    for label, value in values:
+        family.add_metric([str(label)], value)
+    return family
 
 
 class EngineMetrics(Collector):
@@ -155,9 +153,6 @@ class EngineMetrics(Collector):
         self.live_by_adapter: Mapping[str, int] = {}
         self.adapters: Collection[str] = ()
         self.refresh: Callable[[], None] = lambda: None
-
-    def describe(self) -> list[Metric]:
-        return []
 
     def retire(self, replica: int) -> None:
         stats = self.current.pop(replica, None)
@@ -192,49 +187,29 @@ class EngineMetrics(Collector):
         return running, waiting
 
     def _adapters(self) -> Iterator[Metric]:
+        live = {name: self.live_by_adapter.get(name, 0) for name in sorted(self.adapters)}
+        waiting = Counts[str]()
+        for stats in self.current.values():
+            waiting.update(stats.adapters_waiting)
         run = GaugeMetricFamily("unmask_lora_requests_running", "Running requests of an adapter.", labels=["lora"])
+        yield _by_label(run, ((name, count - min(waiting[name], count)) for name, count in live.items()))
         wait = GaugeMetricFamily("unmask_lora_requests_waiting", "Waiting requests of an adapter.", labels=["lora"])
-        for name in sorted(self.adapters):
-            live = self.live_by_adapter.get(name, 0)
-            reported = sum(stats.adapters_waiting.get(name, 0) for stats in self.current.values())
-            run.add_metric([name], live - min(reported, live))
-            wait.add_metric([name], min(reported, live))
-        yield run
-        yield wait
+        yield _by_label(wait, ((name, min(waiting[name], count)) for name, count in live.items()))
 
     def _replicas(self) -> Iterator[Metric]:
         """Yields metrics per replica."""
-        every = [self.current.get(replica) for replica in range(len(self.live_by_replica))]
-        tokens, hits = (
-            [getattr(s, name) if s else 0 for s in every] for name in ("generated_tokens", "prefix_hit_tokens")
-        )
-        kinds: tuple[tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], str, str, Sequence[float]], ...] = (
-            (GaugeMetricFamily, "up", "1 if the engine of the replica is ready.", [int(s is not None) for s in every]),
-            (
-                GaugeMetricFamily,
-                "requests",
-                "Active requests of the replica.",
-                self.live_by_replica,
-            ),
-            (
-                GaugeMetricFamily,
-                "work_tokens",
-                "Estimated tokens left in the active requests of the replica.",
-                self.work_by_replica,
-            ),
-            (CounterMetricFamily, "generated_tokens", "Output tokens since the start of the replica.", tokens),
-            (
-                CounterMetricFamily,
-                "prefix_hit_tokens",
-                "Prompt tokens found in the prefix cache since the start of the replica.",
-                hits,
-            ),
-        )
-        for kind, name, text, values in kinds:
-            family = kind(f"unmask_replica_{name}", text, labels=["replica"])
-            for replica, value in enumerate(values):
-                family.add_metric([str(replica)], value)
-            yield family
+        label = ["replica"]
+        gauge, counter = partial(GaugeMetricFamily, labels=label), partial(CounterMetricFamily, labels=label)
+        replicas = range(len(self.live_by_replica))
+        up = gauge("unmask_replica_up", "1 if the engine of the replica is ready.")
+        yield _by_label(up, ((replica, int(replica in self.current)) for replica in replicas))
+        requests = gauge("unmask_replica_requests", "Active requests of the replica.")
+        yield _by_label(requests, enumerate(self.live_by_replica))
+        work = gauge("unmask_replica_work_tokens", "Estimated tokens left in the active requests of the replica.")
+        yield _by_label(work, enumerate(self.work_by_replica))
+        for name, text in _REPLICA_TOTALS.items():
+            values = ((r, getattr(self.current[r], name) if r in self.current else 0) for r in replicas)
+            yield _by_label(counter(f"unmask_replica_{name}", text), values)
 
     def collect(self) -> Iterator[Metric]:
         return with_deprecated_names(self._metrics())
@@ -256,18 +231,12 @@ class EngineMetrics(Collector):
         yield GaugeMetricFamily("unmask_kv_usage_ratio", text, value=self.usage())
         for field, (name, text) in _TOTALS.items():
             yield CounterMetricFamily(f"unmask_{name}", text, value=self.total(field))
-        forwards = CounterMetricFamily("unmask_forwards", "Forwards of requests, by kind.", labels=["kind"])
-        for kind in _KINDS:
-            forwards.add_metric([kind], self.total(f"forwards_{kind}"))
-        yield forwards
-        eager = CounterMetricFamily(
-            "unmask_engine_steps_eager",
-            "Engine steps that were not replayed from CUDA graphs, by reason.",
-            labels=["reason"],
-        )
-        for reason in EagerReason:
-            eager.add_metric([reason.value], self.total(reason.stats_field))
-        yield eager
+        text = "Forwards of requests, by kind."
+        forwards = CounterMetricFamily("unmask_forwards", text, labels=["kind"])
+        yield _by_label(forwards, ((kind, self.total(f"forwards_{kind}")) for kind in _KINDS))
+        text = "Engine steps that were not replayed from CUDA graphs, by reason."
+        eager = CounterMetricFamily("unmask_engine_steps_eager", text, labels=["reason"])
+        yield _by_label(eager, ((reason.value, self.total(reason.stats_field)) for reason in EagerReason))
 
 
 class StatsLogger:
@@ -293,23 +262,21 @@ class StatsLogger:
         running, waiting = self._figures.requests()
         if not (any(done.values()) or running or waiting):
             return
-        forwards = done["forwards_denoise"]
+        forwards, usage = done["forwards_denoise"], self._figures.usage()
         fields = {
             "generated_tokens_per_second": round(done["generated_tokens"] / seconds, 1),
             "prompt_tokens_per_second": round(done["prompt_tokens"] / seconds, 1),
             "tokens_per_forward": round(done["generated_tokens"] / forwards, 2) if forwards else None,
             "running": running,
             "waiting": waiting,
-            "kv_usage": round(self._figures.usage(), 3),
+            "kv_usage": round(usage, 3),
         }
+        shown = {**fields, "tokens_per_forward": fields["tokens_per_forward"] or "n/a", "kv_percent": 100 * usage}
         stats_log.info(
-            "%.0f tokens/s, %.0f prompt tokens/s, %s tokens/forward, %d running, %d waiting, %.0f %% of KV pages used",
-            fields["generated_tokens_per_second"],
-            fields["prompt_tokens_per_second"],
-            fields["tokens_per_forward"] or "n/a",
-            running,
-            waiting,
-            100 * self._figures.usage(),
+            "%(generated_tokens_per_second).0f tokens/s, %(prompt_tokens_per_second).0f prompt tokens/s, "
+            "%(tokens_per_forward)s tokens/forward, %(running)d running, %(waiting)d waiting, "
+            "%(kv_percent).0f %% of KV pages used",
+            shown,
             extra={"fields": fields},
         )
 
@@ -337,10 +304,8 @@ class ModelNameLabels(Collector):
     def collect(self) -> Iterator[Metric]:
         for metric in self.registry.collect():
             if metric.name not in UNLABELLED:
-                metric.samples = [
-                    sample._replace(labels={**sample.labels, "model_name": self.model_name})
-                    for sample in metric.samples
-                ]
+                added = {"model_name": self.model_name}
+                metric.samples = [sample._replace(labels={**sample.labels, **added}) for sample in metric.samples]
             yield metric
 
 
@@ -355,9 +320,6 @@ class ProcessMetrics(Collector):
         self._pid = os.getpid()
         self._one = ProcessCollector(pid=lambda: self._pid, registry=None)
 
-    def describe(self) -> list[Metric]:
-        return []
-
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
         for name, pid in {"frontend": os.getpid(), **self.others()}.items():
@@ -371,8 +333,16 @@ class ProcessMetrics(Collector):
 
 _STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _HOST_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+_HISTOGRAMS = {  # lists of EngineStats -> (metric without prefix, help, buckets)
+    "step_seconds": ("step_seconds", "Duration of an engine step.", _STEP_SECONDS),
+    "device_seconds": ("step_device_seconds", "Device time of engine steps with sampling.", _STEP_SECONDS),
+    "host_seconds": ("step_host_seconds", "Host time of engine steps with sampling.", _HOST_SECONDS),
+    "batch_sizes": ("batch_size", "Requests in an engine step.", POWERS),
+    "block_steps": ("steps_per_block", "Steps per finished block.", POWERS),
+}
 _RENDERING = 0.1  # of a processor, in the long run, goes into rendering /metrics
 _RENDERING_AT_ONCE = 0.5  # seconds of a processor that may go into it at once
+_VERSIONS = {"version": runtime.__version__, "python": platform.python_version()}
 
 
 class Metrics:
@@ -404,19 +374,15 @@ class Metrics:
         self.registry.register(self.engine_metrics)
         self.registry.register(observed)
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"unmask_{name}", text, buckets=buckets, registry=self.registry)
-
-        self.step = histogram("step_seconds", "Duration of an engine step.", _STEP_SECONDS)
-        self.device = histogram("step_device_seconds", "Device time of engine steps with sampling.", _STEP_SECONDS)
-        self.host = histogram("step_host_seconds", "Host time of engine steps with sampling.", _HOST_SECONDS)
-        self.batch = histogram("batch_size", "Requests in an engine step.", POWERS)
-        self.block_steps = histogram("steps_per_block", "Steps per finished block.", POWERS)
+        self.histograms = {
+            field: Histogram(f"unmask_{name}", text, buckets=buckets, registry=self.registry)
+            for field, (name, text, buckets) in _HISTOGRAMS.items()
+        }
         self.load = Gauge("unmask_model_load_seconds", "Duration of the last model load.", registry=self.registry)
         self.failures = Counter("unmask_backend_failures", "Backend processes that exited.", registry=self.registry)
         self.backends = Gauge("unmask_backends_ready", "Backend processes that are ready.", registry=self.registry)
         self.build = Info("unmask_build", "Version, model family and device.", registry=self.registry)
-        self.build.info({"version": runtime.__version__, "python": platform.python_version()})
+        self.build.info(_VERSIONS)
 
     def add_processes(self, processes: Callable[[], Mapping[str, int]]) -> None:
         """Adds metrics of this process and of further ones. `processes` is called at each scrape."""
@@ -427,8 +393,7 @@ class Metrics:
         self.load.set(seconds)
         self.build.info(
             {
-                "version": runtime.__version__,
-                "python": platform.python_version(),
+                **_VERSIONS,
                 "family": info.family,
                 "strategy": info.strategy,
                 "device": info.device,
@@ -442,14 +407,8 @@ class Metrics:
     def record_stats(self, replica: int, stats: EngineStats) -> None:
         """Records the statistics of a backend: totals and gauges replace the last ones, observations are added."""
         self.engine_metrics.current[replica] = stats
-        for histogram, values in (
-            (self.step, stats.step_seconds),
-            (self.device, stats.device_seconds),
-            (self.host, stats.host_seconds),
-            (self.batch, stats.batch_sizes),
-            (self.block_steps, stats.block_steps),
-        ):
-            for value in values:
+        for field, histogram in self.histograms.items():
+            for value in getattr(stats, field):
                 histogram.observe(value)
 
     def retire_engine(self, replica: int) -> None:

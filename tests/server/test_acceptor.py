@@ -13,7 +13,7 @@ import uvloop
 
 from runtime.server import http_server as acceptor
 from runtime.server.http_protocol.limits import Limits, accept_batch
-from runtime.server.http_server import Acceptor, HttpServer, SharedAcceptor
+from runtime.server.http_server import Acceptor, HttpServer
 from runtime.server.metrics import RequestMetrics
 from tests.wait import TIMEOUT, wait_until_async
 
@@ -95,7 +95,6 @@ def test_a_door_that_closes_lets_in_no_more_than_the_kernel_may_hold(
             connections.append(asyncio.Protocol())
             return connections[-1]
 
-        listener.setblocking(False)
         with crowd(listener, 8):
             await Acceptor(listener, connection, 8).close()
         return len(connections)
@@ -107,10 +106,9 @@ class Sharing:
     """Two acceptors of one listener, as in two processes: the test decides which of them wakes first."""
 
     def __init__(self, listener: socket.socket) -> None:
-        listener.setblocking(False)
         self.accepted: list[list[asyncio.Protocol]] = [[], []]
         self.acceptors = [
-            SharedAcceptor(listener, self._protocols(each), 100, 2, lambda each=each: len(each))  # type: ignore[misc]
+            Acceptor(listener, self._protocols(each), 100, 2, lambda each=each: len(each))  # type: ignore[misc]
             for each in self.accepted
         ]
 
@@ -162,7 +160,6 @@ def test_a_shared_listener_serves_all_connections(listener: socket.socket) -> No
     """And those that wait when it is closed."""
 
     async def everything() -> int:
-        listener.setblocking(False)
         http = HttpServer(app, Limits(), RequestMetrics(), processes=2)
         serving = asyncio.create_task(http.serve([listener]))
         await wait_until_async(lambda: http.started)

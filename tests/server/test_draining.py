@@ -10,11 +10,10 @@ from typing import Any, cast
 import pytest
 
 from runtime.config import ServerConfig
-from runtime.server import http_frontend
-from runtime.server.http_frontend import HttpFrontend
+from runtime.server import http_server
 from runtime.server.http_protocol.guarded_protocol import GuardedProtocol
 from runtime.server.http_protocol.limits import Limits
-from runtime.server.http_server import HttpServer
+from runtime.server.http_server import HttpFrontend, HttpServer
 from runtime.server.metrics import RequestMetrics
 from tests.server.test_attacks import answers
 from tests.server.wire import Transport, app
@@ -35,7 +34,7 @@ def connection_with(*data: bytes) -> tuple[HttpServer, GuardedProtocol, Transpor
 
 
 def test_a_request_that_has_not_started_is_unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_frontend, "IDLE_GRACE", 0)  # idle connections would be closed at the first look
+    monkeypatch.setattr(http_server, "IDLE_GRACE", 0)  # idle connections would be closed at the first look
 
     async def drain() -> None:
         http, connection, transport = connection_with()

@@ -7,7 +7,7 @@ import json
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -17,7 +17,7 @@ from runtime.errors import RequestError
 from runtime.request.engine_messages import DecodingParams, EngineOutput, RequestSpec
 from runtime.request.resolve import expand_choices
 from runtime.server.engine_client import ipc_protocol
-from runtime.server.engine_client.local_client import LocalEngineClient
+from runtime.server.engine_client.client import LocalEngineClient
 from runtime.server.metrics import Metrics, RequestMetrics
 from runtime.server.middleware.auth import ApiKeys
 from tests.server.harness import FAKE, ServerProcess, serving, sse
@@ -29,8 +29,9 @@ KEYS = ("key-of-the-one-client", "key-of-the-other-client")
 def frontend(sent: list[Any], queue: int = 1024, slots: int = 128) -> LocalEngineClient:
     """A frontend over one backend that only notes what it is sent."""
     observed = RequestMetrics()
-    made = LocalEngineClient(ServerConfig(max_queue=queue), observed, Metrics("m", observed), defer=lambda work: work())
-    made.backends = SimpleNamespace(ready=[0], send=lambda replica, message: sent.append(message))  # type: ignore[assignment]
+    config, metrics = ServerConfig(max_queue=queue), Metrics("m", observed)
+    backend = cast(Any, SimpleNamespace(ready=[0], send=lambda replica, message: sent.append(message)))
+    made = LocalEngineClient(config, observed, metrics, backend, defer=lambda work: work())
     made.info = SimpleNamespace(max_num_reqs=slots)  # type: ignore[assignment]
     return made
 

@@ -5,7 +5,7 @@ import tempfile
 
 import zmq
 
-from runtime.server.frontend_processes.endpoint import Endpoint, connect
+from runtime.server.engine_client.ipc_sockets import Endpoint, connect
 
 
 def test_messages_behind_one_whose_handler_raised_are_passed_on():

@@ -16,8 +16,8 @@ import pytest
 
 from runtime.config import ServerConfig
 from runtime.server.engine_client.adapter_registry import AdapterEntry
+from runtime.server.engine_client.client import LocalEngineClient
 from runtime.server.engine_client.ipc_protocol import Heartbeat, Hello, Loading
-from runtime.server.engine_client.local_client import LocalEngineClient
 from runtime.server.engine_client.supervisor import ReplicaState
 from runtime.server.frontend_processes import manager as managers
 from runtime.server.frontend_processes.manager import Frontend, FrontendProcessManager
@@ -43,13 +43,10 @@ class Parent:
 
     def __init__(self, directory: Path, listener: socket.socket, failures: list[str]) -> None:
         metrics = FrontendMetrics(directory / "metrics")
-        self.client = LocalEngineClient(CONFIG, RequestMetrics(), Metrics("m", metrics))
         replica = SimpleNamespace(index=0, state=ReplicaState.STARTING, loading=Loading("start", 0, 0), exit_reason="")
         supervisor = cast(Any, SimpleNamespace(replicas=[replica], ready=[], send=lambda index, message: None))
-        self.client.backends = self.client.supervisor = supervisor
-        self.manager = FrontendProcessManager(
-            CONFIG, self.client, supervisor, listener, directory, metrics, failures.append
-        )
+        self.client = LocalEngineClient(CONFIG, RequestMetrics(), Metrics("m", metrics), supervisor)
+        self.manager = FrontendProcessManager(CONFIG, self.client, listener, directory, metrics, failures.append)
         self.sent: list[tuple[int, Any]] = []
         self.manager._send = lambda frontend, message: self.sent.append((frontend.index, message))  # type: ignore[method-assign]
 

@@ -14,6 +14,7 @@ from runtime.server.engine_client import ipc_protocol
 from runtime.server.engine_client.ipc_protocol import (
     Abort,
     Add,
+    Call,
     LoadAdapter,
     Outputs,
     Ping,
@@ -139,9 +140,10 @@ def test_adapters_are_loaded_before_requests_and_unloaded_after_them(
                 assert channel.router is not None
                 wait_until(channel.has_command)
                 with monkeypatch.context() as patch:  # three commands of the parent are here too
-                    commands_of_parent = [UnloadAdapter("x"), LoadAdapter("y", "uri"), Ping()]
+                    commands_of_parent = [Call(0, UnloadAdapter("x")), Call(1, LoadAdapter("y", "uri")), Ping()]
                     patch.setattr(channel, "_receive_commands", lambda: iter(commands_of_parent))
-                    assert [type(c) for c in channel.receive(0)] == [LoadAdapter, Ping, Add, UnloadAdapter]
+                    unload, load, ping = commands_of_parent
+                    assert list(channel.receive(0)) == [load, ping, Add.of([spec("a")]), unload]
                 parent.send_multipart([name, encode(ReleaseFrontend(FIRST))])
                 wait_until(channel.has_command)
                 assert list(channel.receive(0)) == [Abort(["a"])]

@@ -64,7 +64,7 @@ class Load:
 def test_sigterm_under_load_fails_nobody(checkpoint: Path, tmp_path: Path, delay: bool) -> None:
     done = tmp_path / "done"
     flags = ("--model", str(checkpoint), "--drain-timeout", "600", "--drain-delay", "5" if delay else "0")
-    grace = {"runtime.server.http_frontend.IDLE_GRACE": 60.0}  # a client may be slow to use its idle connection
+    grace = {"runtime.server.http_server.IDLE_GRACE": 60.0}  # a client may be slow to use its idle connection
     with (
         serving(*flags, module=FAKE, limits=grace) as server,
         concurrent.futures.ThreadPoolExecutor(4) as pool,

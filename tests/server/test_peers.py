@@ -76,7 +76,8 @@ class Stranger:
 
 @contextlib.asynccontextmanager
 async def supervised(addresses: tuple[str, str], log: Log) -> AsyncIterator[Supervisor]:
-    supervisor = Supervisor(ServerConfig(engine=EngineConfig()), log, *addresses, lambda _: None, BACKEND)
+    supervisor = Supervisor(ServerConfig(engine=EngineConfig()), *addresses, lambda _: None, BACKEND)
+    supervisor.observer = log
     await supervisor.start()
     try:
         yield supervisor

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from runtime.server.engine_client.ipc_protocol import CallResult
 from runtime.server.engine_process.background_work import STEP, ProfileWorker
 from tests.server.harness import FAKE, serving
 
@@ -96,8 +97,8 @@ def test_a_backend_that_ends_takes_its_profile_with_it(tmp_path: Path) -> None:
 
 def test_a_backend_without_a_profile_says_so() -> None:
     said: list[Any] = []
-    ProfileWorker("backend-0.1", said.append).stop(keep=True)
-    assert said[0].error == "no profile is running"
+    ProfileWorker("backend-0.1", said.append).stop(7, keep=True)
+    assert said == [CallResult(7, error="no profile is running")]
 
 
 @pytest.mark.parametrize("flags", [["--profiler", "torch"], ["--torch-profiler-dir", "/tmp"]])

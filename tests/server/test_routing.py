@@ -6,8 +6,8 @@ import pytest
 
 from runtime.config import EngineConfig
 from runtime.request.engine_messages import RequestSpec
+from runtime.server.engine_client.client import CHUNK, Router
 from runtime.server.engine_client.ipc_protocol import Configure
-from runtime.server.engine_client.router import CHUNK, Router
 from tests.server.fake_engine import FakeEngine
 
 

@@ -8,7 +8,7 @@ import json
 import socket
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -240,7 +240,7 @@ def test_data_that_was_just_written_has_not_stalled() -> None:
     """The first check finds it unsent since it was written, not since the clock's beginning."""
 
     async def everything() -> None:
-        transport = BufferedTransport(cast(asyncio.Transport, Written()), SimpleNamespace(), lambda: 500.0)
+        transport = BufferedTransport(cast(asyncio.Transport, Written()), cast(Any, SimpleNamespace()), lambda: 500.0)
         transport.write(b"x" * 10)
         assert transport.stalled_seconds(500.0) == 0
         assert transport.stalled_seconds(600.0) == 100
@@ -251,7 +251,7 @@ def test_data_that_was_just_written_has_not_stalled() -> None:
 def test_writes_of_one_iteration_are_joined() -> None:
     async def everything() -> None:
         written = Written()
-        transport = BufferedTransport(cast(asyncio.Transport, written), SimpleNamespace())
+        transport = BufferedTransport(cast(asyncio.Transport, written), cast(Any, SimpleNamespace()))
         transport.write(b"head ")
         transport.write(b"body")
         assert (written.writes, transport.unsent()) == ([], 9)

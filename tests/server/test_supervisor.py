@@ -15,6 +15,7 @@ from runtime.config import EngineConfig, ServerConfig
 from runtime.request.engine_messages import DecodingParams, EngineOutput, RequestSpec
 from runtime.server.engine_client import ipc_protocol
 from runtime.server.engine_client import supervisor as supervisor_module
+from runtime.server.engine_client.ipc_sockets import Endpoint
 from runtime.server.engine_client.supervisor import Supervisor
 from tests.server.harness import ROOT
 from tests.wait import wait_until_async
@@ -62,7 +63,9 @@ def supervise(
     folder: Path, log: Log, failures: list[str], command: tuple[str, ...] = BACKEND, **engine: Any
 ) -> Supervisor:
     config = ServerConfig(engine=EngineConfig(**engine))
-    return Supervisor(config, log, f"ipc://{folder}/c", f"ipc://{folder}/e", failures.append, command)
+    supervisor = Supervisor(config, f"ipc://{folder}/c", f"ipc://{folder}/e", failures.append, command)
+    supervisor.observer = log
+    return supervisor
 
 
 def test_a_backend_that_hangs_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,21 +121,23 @@ def test_a_failed_load_is_told_once_and_not_repeated(folder: Path) -> None:
 def test_a_reason_that_arrives_after_the_end_of_its_process_is_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, calls = Supervisor._read_events, 0
-
-    def read_later(supervisor: Supervisor) -> None:
-        nonlocal calls
-        process = supervisor.replicas[0].process
-        if process is not None and process.returncode is not None:
-            calls += 1
-            if calls > 3:
-                read(supervisor)
-
-    monkeypatch.setattr(Supervisor, "_read_events", read_later)
+    read, calls = Endpoint.read, 0
 
     async def run() -> None:
         log, failures = Log(), []
         supervisor = supervise(folder, log, failures, accept_threshold=0.0)
+
+        def read_later(endpoint: Endpoint) -> None:
+            nonlocal calls
+            process = supervisor.replicas[0].process
+            if endpoint is supervisor.commands:
+                read(endpoint)
+            elif process is not None and process.returncode is not None:
+                calls += 1
+                if calls > 3:
+                    read(endpoint)
+
+        monkeypatch.setattr(Endpoint, "read", read_later)
         await supervisor.start()
         await wait_until_async(lambda: failures)
         await supervisor.stop("done")

@@ -10,15 +10,16 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from runtime.config import EngineConfig, ServerConfig
 from runtime.config.adapters import DEFAULT_MAX_LORAS, check_adapter_name
 from runtime.errors import ConfigError, RequestError
-from runtime.server.engine_client.ipc_protocol import AdapterResult, LoadAdapter, UnloadAdapter
+from runtime.server.engine_client.ipc_protocol import CallResult, LoadAdapter, UnloadAdapter
 from runtime.weights.checkpoint_files import read_flag_file
 
 if TYPE_CHECKING:
@@ -82,18 +83,17 @@ async def _no_wait() -> None:
 
 
 class LocalAdapterRegistry(AdapterRegistry):
-    """`supervisor` is set once it exists."""
+    """Adapters of the backends that this process supervises."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, supervisor: Supervisor) -> None:
         super().__init__(config.lora_config is None)
         self.config = config
-        self.supervisor: Supervisor | None = None
+        self.supervisor = supervisor
         self.on_change: Callable[[], None] = lambda: None  # called when the state of an adapter changes
         self.wait_acknowledged: Callable[[], Awaitable[None]] = _no_wait  # until frontend processes know the state
         self.entries |= {name: AdapterEntry(uri, "flag", "ready") for name, uri in config.engine.adapters.items()}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # one change of a name at a time
         self._changes: set[asyncio.Task[None]] = set()
-        self._awaited: dict[tuple[int, str], asyncio.Future[str | None]] = {}
         self._config_error = ""  # of a --lora-config that cannot be read
 
     async def load(self, name: str, uri: str, by: Source) -> None:
@@ -105,10 +105,9 @@ class LocalAdapterRegistry(AdapterRegistry):
             await self._load(name, uri, by)
 
     async def unload(self, name: str) -> None:
-        if name not in self.entries:
-            return  # unknown names get no lock
-        async with self._locks[name]:
-            await self._unload(name)
+        if name in self.entries:  # unknown names get no lock
+            async with self._locks[name]:
+                await self._unload(name)
 
     async def _load(self, name: str, uri: str, by: Source) -> None:
         if name in self.config.model_names:
@@ -160,35 +159,24 @@ class LocalAdapterRegistry(AdapterRegistry):
 
     async def _broadcast(self, name: str, message: LoadAdapter | UnloadAdapter) -> str | None:
         """Sends a message to all ready replicas and returns the first error. Restarted replicas get it again."""
-        assert self.supervisor is not None
-        replicas = self.supervisor.ready
-        if not replicas:
-            raise RequestError("no engine process is ready; retry later", status=503, code="no_backend")
-        loop = asyncio.get_running_loop()
-        waiting = {(replica, name): loop.create_future() for replica in replicas}
-        self._awaited |= waiting
-        for replica in replicas:
-            self.supervisor.send(replica, message)
-        errors = await asyncio.gather(*waiting.values())
-        return next((error for error in errors if error is not None), None)
+        replicas = self.supervisor.require_ready()
+        results = await asyncio.gather(*(self.supervisor.call(replica, message) for replica in replicas))
+        return next((result.error for result in results if result is not None and result.error is not None), None)
 
     # -- calls of the supervisor
 
-    def on_result(self, replica: int, result: AdapterResult) -> None:
-        awaited = self._awaited.pop((replica, result.name), None)
-        if awaited is not None and not awaited.done():
-            awaited.set_result(result.error)
-        elif result.error is not None and result.name in self.entries:  # of a replica that came back
-            self._fail(result.name, self.entries[result.name], result.error)
-
     def on_ready(self, replica: int) -> None:
         """A replica serves, with what it was started with: have it take what has come since."""
-        assert self.supervisor is not None
         for name, entry in self.entries.items():
-            if (
-                entry.state in ("ready", "loading") and entry.source != "flag"
-            ):  # else it would miss what others just read
-                self.supervisor.send(replica, LoadAdapter(name, entry.uri))
+            # "loading" too: else it would miss what others just read
+            if entry.state in ("ready", "loading") and entry.source != "flag":
+                loaded = self.supervisor.call(replica, LoadAdapter(name, entry.uri))
+                loaded.add_done_callback(partial(self._on_reloaded, name))
+
+    def _on_reloaded(self, name: str, loaded: asyncio.Future[CallResult | None]) -> None:
+        result = loaded.result()
+        if result is not None and result.error is not None and name in self.entries:
+            self._fail(name, self.entries[name], result.error)
 
     def engine_config(self) -> EngineConfig:
         """What a replica is started with: of those that flags name, what is still there."""
@@ -198,17 +186,10 @@ class LocalAdapterRegistry(AdapterRegistry):
         lora = [f"{name}={entry.uri}" for name, entry in self.entries.items() if entry.source == "flag"]
         return dataclasses.replace(engine, lora=tuple(lora), max_loras=engine.max_loras or DEFAULT_MAX_LORAS)
 
-    def on_down(self, replica: int) -> None:
-        for key in [key for key in self._awaited if key[0] == replica]:
-            awaited = self._awaited.pop(key)
-            if not awaited.done():
-                awaited.set_result(None)
-
     # -- --lora-config
 
     async def watch_config(self) -> None:
         """Loads and unloads adapters as --lora-config changes, until cancelled."""
-        assert self.supervisor is not None
         path = self.config.lora_config
         while path is not None:
             if self.supervisor.ready:
@@ -251,40 +232,33 @@ class LocalAdapterRegistry(AdapterRegistry):
 
 
 def read_lora_config(path: str) -> dict[str, str]:
-    """Name -> where it is: a YAML or JSON mapping, or a directory with a file for each name, as ConfigMaps are mounted.
-    ConfigError for what is neither."""
-    if not os.path.isdir(path):
-        return _mapping(path, read_flag_file(path, CONFIG_FLAG, MAX_CONFIG_BYTES))
-    try:
-        names = sorted(name for name in os.listdir(path) if not name.startswith("."))
-    except OSError as error:
-        raise ConfigError(f"{CONFIG_FLAG}: {path} cannot be read: {error.strerror}") from None
-    found: dict[object, object] = {
-        name: read_flag_file(Path(path) / name, CONFIG_FLAG, MAX_CONFIG_BYTES).strip() for name in names
-    }
-    return _checked(path, found)
+    """Returns the URIs of adapters by their names.
 
+    Args:
+        path: A YAML or JSON mapping, or a directory with a file for each name, as ConfigMaps are mounted.
 
-def _mapping(path: str, text: str) -> dict[str, str]:
+    Raises:
+        ConfigError: It cannot be read, or is neither.
+    """
     import yaml
 
+    data: Any
     try:
-        data = yaml.safe_load(text)
+        if os.path.isdir(path):
+            names = sorted(name for name in os.listdir(path) if not name.startswith("."))
+            data = {name: read_flag_file(Path(path) / name, CONFIG_FLAG, MAX_CONFIG_BYTES).strip() for name in names}
+        else:
+            data = yaml.safe_load(read_flag_file(path, CONFIG_FLAG, MAX_CONFIG_BYTES))
+    except OSError as error:
+        raise ConfigError(f"{CONFIG_FLAG}: {path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, RecursionError):
         raise ConfigError(f"{CONFIG_FLAG}: {path} is neither YAML nor JSON") from None
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise ConfigError(f"{CONFIG_FLAG}: {path} must map names of adapters to where they are")
-    return _checked(path, data)
-
-
-def _checked(path: str, data: Mapping[Any, Any]) -> dict[str, str]:
-    found = {}
-    for name, uri in data.items():
+    found: dict[str, str] = {}
+    wrong = f"{CONFIG_FLAG}: {path} must map names of adapters to where they are"
+    if not isinstance(data, dict | None):
+        raise ConfigError(wrong)
+    for name, uri in (data or {}).items():
         if not isinstance(name, str) or not isinstance(uri, str) or not uri:
-            raise ConfigError(
-                f"{CONFIG_FLAG}: {path} must map names of adapters to where they are, and {name!r} does not"
-            )
+            raise ConfigError(f"{wrong}, and {name!r} does not")
         found[check_adapter_name(name)] = uri
     return found

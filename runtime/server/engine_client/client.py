@@ -1,25 +1,34 @@
-"""Interface between routes and engines: readiness, limits, submission of requests and queues of outputs.
+"""Interface between routes and engines: readiness, limits, routing to replicas, and queues of outputs.
 
-One HTTP request may consist of several engine requests (``n`` completions, a list of prompts). They have one
-`OutputQueue`, whose reader wakes up once for all outputs that have arrived.
+One HTTP request may consist of several engine requests (``n`` completions, a list of prompts). They have one queue of
+outputs.
 """
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections import Counter, deque
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
-from runtime.request.engine_messages import EngineInfo, EngineOutput, RequestSpec
-from runtime.server.engine_client.adapter_registry import AdapterRegistry
+from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
+from runtime.server.engine_client.adapter_registry import AdapterRegistry, LocalAdapterRegistry
 from runtime.server.engine_client.ipc_protocol import Abort, Add
-from runtime.server.engine_client.profiler import Profiler
-from runtime.server.engine_client.router import Router
-from runtime.server.metrics import RequestMetrics
+from runtime.server.engine_client.profiler import LocalProfiler, Profiler
+from runtime.server.metrics import Metrics, RequestMetrics
+
+if TYPE_CHECKING:
+    from runtime.server.engine_client.supervisor import Supervisor
+
+CHUNK = 32  # tokens of a prompt that are compared at a time
+TYPICAL_TOKENS = 128.0  # tokens of an answer, before any has been seen
+WEIGHT = 0.05  # of the newest answer in what is typical
+# Fraction of a cached prefix that counts: it may have been evicted, and one replica should not get all requests.
+HIT_DISCOUNT = 0.9
 
 
 class Unavailable(RequestError):
@@ -29,50 +38,89 @@ class Unavailable(RequestError):
         super().__init__(message, status=503, code="no_backend")
 
 
-class OutputQueue:
-    """Outputs of one HTTP request in the order of arrival, for one reader."""
-
-    def __init__(self) -> None:
-        self.items: deque[tuple[int, EngineOutput] | RequestError] = deque()
-        self.waiter: asyncio.Future[None] | None = None
-
-    def put(self, item: tuple[int, EngineOutput] | RequestError) -> None:
-        self.items.append(item)
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
-
-    async def wait(self) -> None:
-        """Return once something is there."""
-        if not self.items:
-            self.waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self.waiter
-            finally:
-                self.waiter = None
+OutputQueue = asyncio.Queue[tuple[int, EngineOutput] | RequestError]  # of one HTTP request, in the order of arrival
 
 
 def fail_queues(queues: Iterable[OutputQueue], error: RequestError) -> int:
     """Puts `error` into each queue once. Returns the number of queues."""
-    each = {id(queue): queue for queue in queues}
-    for queue in each.values():
-        queue.put(error)
+    each = set(queues)
+    for queue in each:
+        queue.put_nowait(error)
     return len(each)
 
 
+@dataclass(slots=True, eq=False)
 class RequestState:
     """One engine request at a backend."""
 
-    __slots__ = ("adapter", "api_key_id", "id", "index", "queue", "replica", "tokens", "work")
+    id: str
+    api_key_id: str
+    adapter: str
+    index: int  # which choice of the HTTP request
+    queue: OutputQueue
+    replica: int
+    work: int  # estimated tokens left
+    tokens: int = 0  # of its answer so far
 
-    def __init__(self, spec: RequestSpec, index: int, queue: OutputQueue, replica: int, work: int) -> None:
-        self.id = spec.id
-        self.api_key_id = spec.tenant
-        self.adapter = spec.adapter
-        self.index = index  # which choice of the HTTP request
-        self.queue = queue
-        self.replica = replica
-        self.work = work  # estimated tokens left
-        self.tokens = 0  # of its answer so far
+
+class Router:
+    """The work of each replica, and the prefixes that it was sent last, as far as its cache has room for them."""
+
+    def __init__(self, replicas: int, first: int = 0) -> None:
+        """`first`: the replica that is chosen if all are equal; it differs between frontend processes."""
+        self.first = first
+        self.work = [0] * replicas
+        self.typical = TYPICAL_TOKENS
+        self._cached_prefixes: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(replicas)]
+        self._last: tuple[Sequence[int], str, list[int]] | None = None  # choices of a request have one prompt
+
+    def assign(self, spec: RequestSpec, ready: Sequence[int], load: Sequence[int], info: EngineInfo) -> tuple[int, int]:
+        """The replica of those that are `ready`, and the work that it is there. `load`: requests of each."""
+        answer = round(min(spec.max_tokens, self.typical))
+        total = len(spec.prompt) + answer
+        if len(ready) == 1 and len(self.work) == 1:
+            return ready[0], total
+        chain = self._chain(spec) if info.prefix_caching else []
+        costs = {
+            replica: max(total - round(HIT_DISCOUNT * self._cached_tokens(replica, chain)), 1) for replica in ready
+        }
+        count = len(self.work)
+        best = min(ready, key=lambda r: (self.work[r] + costs[r], load[r], (r - self.first) % count))
+        cached, capacity = self._cached_prefixes[best], max(info.num_pages * info.page_size // CHUNK, 1)
+        for prefix in chain:
+            cached[prefix] = None
+            cached.move_to_end(prefix)
+        while len(cached) > capacity:
+            cached.popitem(last=False)
+        return best, costs[best]
+
+    def on_answer(self, tokens: int) -> None:
+        """An answer was so long."""
+        self.typical += WEIGHT * (tokens - self.typical)
+
+    def on_lost(self, replica: int) -> None:
+        """Forgets the prefixes of a replica that exited."""
+        self._cached_prefixes[replica].clear()
+
+    def _chain(self, spec: RequestSpec) -> list[int]:
+        """Of each whole chunk of the prompt, a number for it and all before it."""
+        if self._last is not None and self._last[0] is spec.prompt and self._last[1] == spec.cache_salt:
+            return self._last[2]
+        prompt, chain, number = spec.prompt, [], hash(spec.cache_salt)
+        for first in range(0, len(prompt) - CHUNK + 1, CHUNK):
+            number = hash((number, *prompt[first : first + CHUNK]))
+            chain.append(number)
+        self._last = prompt, spec.cache_salt, chain
+        return chain
+
+    def _cached_tokens(self, replica: int, chain: Sequence[int]) -> int:
+        """Tokens of the prompt that the replica should find in its cache."""
+        cached, found = self._cached_prefixes[replica], 0
+        for prefix in chain:
+            if prefix not in cached:
+                break
+            found += CHUNK
+        return found
 
 
 class Backends(Protocol):
@@ -92,13 +140,15 @@ class EngineClient(ABC):
     Attributes:
         request_metrics: what this process observes of its requests.
         info: of the first engine that loaded; replicas are equal.
-        backends: set once they exist.
+        backends: the engine processes.
+        complete: every process that serves HTTP can serve requests, or could once.
     """
 
     def __init__(
         self,
         config: ServerConfig,
         request_metrics: RequestMetrics,
+        backends: Backends,
         adapters: AdapterRegistry,
         profiler: Profiler,
         defer: Defer | None = None,
@@ -109,6 +159,7 @@ class EngineClient(ABC):
         Args:
             config: of the server.
             request_metrics: of this process.
+            backends: the engine processes.
             adapters: the adapters that requests may name.
             profiler: starts and stops profiles.
             defer: Runs a call in the next iteration of the event loop.
@@ -119,7 +170,8 @@ class EngineClient(ABC):
         self.adapters = adapters
         self.profiler = profiler
         self.info: EngineInfo | None = None
-        self.backends: Backends | None = None
+        self.complete = True
+        self.backends = backends
         self.defer = defer or (lambda work: asyncio.get_running_loop().call_soon(work))
         self.requests: dict[str, RequestState] = {}
         self.pending: dict[int, list[RequestSpec]] = {}  # submitted in this iteration of the loop, by replica
@@ -133,21 +185,7 @@ class EngineClient(ABC):
     @property
     def ready(self) -> list[int]:
         """Indices of the replicas that serve."""
-        return [] if self.backends is None else self.backends.ready
-
-    @property
-    @abstractmethod
-    def complete(self) -> bool:
-        """Whether every process that serves HTTP can serve requests, or could once."""
-
-    @property
-    def live(self) -> int:
-        """Engine requests of this process that have not ended."""
-        return len(self.requests)
-
-    def live_of_key(self, owner: str) -> int:
-        """Of these, those of an owner (key)."""
-        return self.live_by_key[owner]
+        return self.backends.ready
 
     @abstractmethod
     def progress(self) -> tuple[str, int, int]:
@@ -164,7 +202,7 @@ class EngineClient(ABC):
 
         Raises RequestError: 404 for an unloaded adapter, 429 when the queue is full, 503 when no backend serves.
         """
-        queue = OutputQueue()
+        queue: OutputQueue = asyncio.Queue()
         if not specs:
             return queue
         adapter = specs[0].adapter
@@ -180,7 +218,8 @@ class EngineClient(ABC):
         by_replica: dict[int, list[RequestSpec]] = {}
         for index, spec in enumerate(specs):
             replica, work = self.router.assign(spec, ready, self.live_by_replica, info)
-            self.requests[spec.id] = RequestState(spec, index, queue, replica, work)
+            state = RequestState(spec.id, spec.tenant, spec.adapter, index, queue, replica, work)
+            self.requests[spec.id] = state
             self.live_by_replica[replica] += 1
             self.router.work[replica] += work
             self.live_by_key[spec.tenant] += 1
@@ -197,7 +236,6 @@ class EngineClient(ABC):
         """Sends the requests of one iteration of the event loop to each backend as one message."""
         due, self.pending = self.pending, {}
         for replica, specs in due.items():
-            assert self.backends is not None
             self.backends.send(replica, Add.of(specs))
 
     def abort(self, ids: list[str]) -> None:
@@ -209,7 +247,6 @@ class EngineClient(ABC):
             if live is not None:
                 by_replica.setdefault(live.replica, []).append(request_id)
         for replica, group in by_replica.items():
-            assert self.backends is not None
             self.backends.send(replica, Abort(group))
 
     def fail_all(self, error: RequestError) -> int:
@@ -246,7 +283,7 @@ class EngineClient(ABC):
                 done = min(done, live.work - 1)
                 live.work -= done
                 self.router.work[live.replica] -= done
-            live.queue.put((live.index, output))
+            live.queue.put_nowait((live.index, output))
 
     def fail_replica(self, replica: int, reason: str) -> None:
         """Ends the requests of a backend that exited."""
@@ -304,9 +341,9 @@ class EngineClient(ABC):
             count: engine requests to add.
             owner: id of the API key, "" on a server without keys.
         """
-        queue, live = self.config.max_queue, self.live
+        queue, live = self.config.max_queue, len(self.requests)
         left = self._capacity(len(self.ready)) - live
-        held = self.live_of_key(owner) if owner else 0
+        held = self.live_by_key[owner] if owner else 0
         if count > left or (held + count > 1 and held + count > left - count):
             whose = f" ({held} of this API key)" if owner else ""
             processes = self.config.frontend_processes
@@ -317,3 +354,54 @@ class EngineClient(ABC):
                 status=429,
                 code="queue_full",
             )
+
+
+class LocalEngineClient(EngineClient):
+    """Client of the engine processes that this process supervises."""
+
+    adapters: LocalAdapterRegistry
+    profiler: LocalProfiler
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        request_metrics: RequestMetrics,
+        metrics: Metrics,
+        supervisor: Supervisor,
+        defer: Defer | None = None,
+    ) -> None:
+        """Creates the client, which becomes the observer of `supervisor`. `metrics`: of the server."""
+        adapters, profiler = LocalAdapterRegistry(config, supervisor), LocalProfiler(config, supervisor)
+        super().__init__(config, request_metrics, supervisor, adapters, profiler, defer)
+        self.metrics = metrics
+        self.supervisor = supervisor
+        supervisor.observer, supervisor.engine_config = self, adapters.engine_config
+        self.on_change: Callable[[], None] = lambda: None  # called when an engine becomes ready or exits
+        engine_metrics = metrics.engine_metrics
+        engine_metrics.live_by_replica = self.live_by_replica
+        engine_metrics.work_by_replica = self.router.work
+        engine_metrics.live_by_adapter, engine_metrics.adapters = self.live_by_adapter, self.adapters.entries
+
+    def progress(self) -> tuple[str, int, int]:
+        loading = max((r.loading for r in self.supervisor.replicas), key=lambda phase: phase.done_bytes)
+        return loading.phase, loading.done_bytes, loading.total_bytes
+
+    async def metrics_text(self) -> bytes:
+        return self.metrics.text()
+
+    # -- calls of the supervisor
+
+    def on_ready(self, replica: int, info: EngineInfo, load_seconds: float) -> None:
+        self.info = info
+        self.metrics.on_loaded(info, load_seconds)
+        self.adapters.on_ready(replica)
+        self.on_change()
+
+    def on_stats(self, replica: int, stats: EngineStats) -> None:
+        self.metrics.record_stats(replica, stats)
+
+    def on_down(self, replica: int, reason: str) -> None:
+        self.metrics.retire_engine(replica)
+        self.profiler.on_down(replica)
+        self.fail_replica(replica, reason)
+        self.on_change()

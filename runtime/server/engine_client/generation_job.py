@@ -83,7 +83,7 @@ class GenerationJob:
             self.frontend.request_metrics.requests.labels(self.outcome).inc()
 
     def _time_out(self, limit: float) -> None:
-        self.output_queue.put(RequestError(f"the request exceeded --request-timeout ({limit:g} s)", status=504))
+        self.output_queue.put_nowait(RequestError(f"the request exceeded --request-timeout ({limit:g} s)", status=504))
 
     @property
     def ended(self) -> bool:
@@ -97,10 +97,10 @@ class GenerationJob:
         """
         inbox = self.output_queue
         while self.open_ids:
-            await inbox.wait()
-            batch = []
-            for _ in range(min(len(inbox.items), MAX_BATCH)):
-                item = inbox.items.popleft()
+            items, batch = [await inbox.get()], []
+            while not inbox.empty() and len(items) < MAX_BATCH:
+                items.append(inbox.get_nowait())
+            for item in items:
                 if isinstance(item, RequestError):
                     self.outcome = _OUTCOMES.get(item.status, "error")
                     raise item
@@ -109,7 +109,7 @@ class GenerationJob:
                     batch.append(update)
             if batch:
                 yield batch
-            if inbox.items:
+            if not inbox.empty():
                 await asyncio.sleep(0)
 
     def _absorb(self, index: int, output: EngineOutput) -> OutputDelta | None:

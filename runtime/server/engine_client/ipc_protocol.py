@@ -19,7 +19,7 @@ import msgspec
 from runtime.config import EngineConfig, ServerConfig
 from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
 
-VERSION = 8  # of this file; raised whenever a struct changes its meaning
+VERSION = 9  # of this file; raised whenever a struct changes its meaning
 
 PING_SECONDS = 1.0  # the frontend's heartbeat; an idle backend answers each ping
 BUSY_STATS_SECONDS = 0.25  # how old the figures of a working backend may grow
@@ -100,10 +100,6 @@ class Ping(msgspec.Struct, tag=True, frozen=True):
     pass
 
 
-class ReportStats(msgspec.Struct, tag=True, frozen=True):
-    """Answered by ``Stats`` before the next step."""
-
-
 class ReleaseFrontend(msgspec.Struct, tag=True, frozen=True):
     """A frontend process has ended: aborts its requests, and ignores what it has sent."""
 
@@ -117,43 +113,45 @@ class Stop(msgspec.Struct, tag=True, frozen=True):
 
 
 class LoadAdapter(msgspec.Struct, tag=True, frozen=True):
-    """Loads an adapter, which requests may then name; answered by ``AdapterResult``."""
+    """Loads an adapter, which requests may name from then on."""
 
     name: str
     uri: str
 
 
 class UnloadAdapter(msgspec.Struct, tag=True, frozen=True):
-    """Unloads an adapter once no request uses it; answered then."""
+    """Unloads an adapter once no request uses it."""
 
     name: str
 
 
 class StartProfile(msgspec.Struct, tag=True, frozen=True):
-    """Records the steps from now on; answered by ``ProfileResult``."""
+    """Records the steps from now on."""
 
     directory: str
 
 
 class StopProfile(msgspec.Struct, tag=True, frozen=True):
-    """Writes the profile into the directory, or discards it; answered then."""
+    """Writes the profile into the directory, or discards it. The result is the path of its file."""
 
     keep: bool = True
 
 
-Command = (
-    Configure
-    | Add
-    | Abort
-    | Ping
-    | ReportStats
-    | ReleaseFrontend
-    | Stop
-    | LoadAdapter
-    | UnloadAdapter
-    | StartProfile
-    | StopProfile
-)
+class ReportStats(msgspec.Struct, tag=True, frozen=True):
+    """Sends ``Stats`` before the next step."""
+
+
+Operation = LoadAdapter | UnloadAdapter | StartProfile | StopProfile | ReportStats
+
+
+class Call(msgspec.Struct, tag=True, frozen=True):
+    """An operation, answered by ``CallResult`` with its number when it is complete."""
+
+    number: int
+    operation: Operation
+
+
+Command = Configure | Add | Abort | Ping | ReleaseFrontend | Stop | Call
 
 
 class Loading(msgspec.Struct, tag=True, frozen=True):
@@ -181,18 +179,11 @@ class Stats(msgspec.Struct, tag=True, frozen=True):
     stats: EngineStats
 
 
-class AdapterResult(msgspec.Struct, tag=True, frozen=True):
-    """Result of loading or unloading an adapter."""
+class CallResult(msgspec.Struct, tag=True, frozen=True):
+    """Result of a ``Call``, or why it failed."""
 
-    name: str
-    loaded: bool
-    error: str | None = None
-
-
-class ProfileResult(msgspec.Struct, tag=True, frozen=True):
-    """Result of a profile request: the error, or the file once it is written."""
-
-    file: str = ""
+    number: int
+    value: str = ""
     error: str | None = None
 
 
@@ -202,7 +193,7 @@ class Fatal(msgspec.Struct, tag=True, frozen=True):
     sentence: str
 
 
-Event = Loading | Heartbeat | Ready | Outputs | Stats | AdapterResult | ProfileResult | Fatal
+Event = Loading | Heartbeat | Ready | Outputs | Stats | CallResult | Fatal
 T = TypeVar("T")
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,13 +1,14 @@
-"""Sockets between the processes of a server: their directory, binding and receiving."""
+"""ZeroMQ sockets between the processes of a server, on their event loops, and the directory of these sockets."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import zmq
@@ -77,14 +78,19 @@ def _locked(path: Path, *, create: bool) -> int | None:
 MAX_FRAME_BYTES = {zmq.ROUTER: 64 << 10, zmq.PULL: 64 << 20}  # of a hello; of the events of one step
 
 
+def _set_unlimited(socket: zmq.Socket[bytes]) -> None:
+    """Sets no high-water marks, and has unsent messages dropped when the socket is closed."""
+    for option in (zmq.LINGER, zmq.SNDHWM, zmq.RCVHWM):
+        socket.setsockopt(option, 0)
+
+
 def bind_private(socket: zmq.Socket[bytes], addr: str) -> None:
     """Binds a socket without high-water marks to a path that other users cannot connect to.
 
     Raises:
         zmq.ZMQError: The address cannot be bound.
     """
-    for option in (zmq.LINGER, zmq.SNDHWM, zmq.RCVHWM):
-        socket.setsockopt(option, 0)
+    _set_unlimited(socket)
     before = os.umask(0o077)
     try:
         socket.bind(addr)
@@ -92,11 +98,45 @@ def bind_private(socket: zmq.Socket[bytes], addr: str) -> None:
         os.umask(before)
 
 
-def receive(socket: zmq.Socket[bytes]) -> tuple[bytes, bytes] | None:
-    """Returns the next message as (name, data), or None for a message that has another form.
+class Endpoint:
+    """A socket whose messages the event loop of this thread passes on."""
 
-    Raises:
-        zmq.Again: No message is there.
-    """
-    message = socket.recv_multipart(zmq.NOBLOCK)
-    return (message[0], message[1]) if len(message) == 2 else None
+    def __init__(self, socket: zmq.Socket[bytes], on_message: Callable[[list[bytes]], None]) -> None:
+        """Starts to receive. `on_message` is called with the frames of each message."""
+        self.socket = socket
+        self.on_message = on_message
+        self.loop = asyncio.get_running_loop()
+        self.loop.add_reader(socket.fileno(), self.read)
+        self.loop.call_soon(self.read)
+
+    def send(self, *frames: bytes) -> None:
+        self.socket.send_multipart(frames, zmq.NOBLOCK)
+        if int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:  # a send may consume the edge of the descriptor
+            self.loop.call_soon(self.read)
+
+    def read(self) -> None:
+        """Pass on all messages that are here."""
+        while not self.socket.closed:
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self.on_message(frames)
+            except BaseException:
+                self.loop.call_soon(self.read)  # the descriptor reports the messages behind this one only once
+                raise
+
+    def close(self) -> None:
+        if not self.socket.closed:
+            self.loop.remove_reader(self.socket.fileno())
+            self.socket.close()
+
+
+def connect(context: zmq.Context[zmq.Socket[bytes]], name: str, addr: str) -> zmq.Socket[bytes]:
+    """Returns a DEALER with this name. Messages wait until it is connected."""
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.IDENTITY, name.encode())
+    _set_unlimited(socket)
+    socket.connect(addr)
+    return socket

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
-from runtime.server.engine_client.ipc_protocol import ProfileResult, StartProfile, StopProfile
+from runtime.server.engine_client.ipc_protocol import CallResult, StartProfile, StopProfile
 
 if TYPE_CHECKING:
     from runtime.server.engine_client.supervisor import Supervisor
@@ -24,30 +24,25 @@ class Profiler(Protocol):
 
 
 class LocalProfiler:
-    """`supervisor` is set once it exists."""
+    """Profiles of the backends that this process supervises."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, supervisor: Supervisor) -> None:
         self.config = config
-        self.supervisor: Supervisor | None = None
+        self.supervisor = supervisor
         self.running: set[int] = set()  # replicas with a profile under way
         self._changing = False
-        self._awaited: dict[int, asyncio.Future[ProfileResult]] = {}
 
     async def start(self) -> list[int]:
         directory = self._directory("start_profile")
         if self.running or self._changing:
             raise _conflict("start_profile", "a profile is already running; stop it with POST /stop_profile")
-        assert self.supervisor is not None
-        replicas = self.supervisor.ready
-        if not replicas:
-            raise RequestError("no engine process is ready; retry later", status=503, code="no_backend")
+        replicas = self.supervisor.require_ready()
         found = await self._broadcast(replicas, StartProfile(directory))
         self.running = {replica for replica, result in found.items() if result.error is None}
-        wrong = [result.error for result in found.values() if result.error is not None]
-        if wrong:
+        if len(self.running) < len(found):
             await self._broadcast(sorted(self.running), StopProfile(keep=False))
             self.running = set()
-            raise RequestError(f"POST /start_profile: {wrong[0]}", status=500, code="profile_failed")
+        _check("start_profile", found)
         return replicas
 
     async def stop(self) -> list[str]:
@@ -56,43 +51,38 @@ class LocalProfiler:
             raise _conflict("stop_profile", "no profile is running; start one with POST /start_profile")
         found = await self._broadcast(sorted(self.running), StopProfile())
         self.running = set()
-        wrong = [result.error for result in found.values() if result.error is not None]
-        if wrong:
-            raise RequestError(f"POST /stop_profile: {wrong[0]}", status=500, code="profile_failed")
-        return [result.file for _, result in sorted(found.items())]
+        _check("stop_profile", found)
+        return [result.value for _, result in sorted(found.items())]
 
     def _directory(self, route: str) -> str:
         directory = self.config.torch_profiler_dir
         if self.config.profiler is None or directory is None:
-            raise _conflict(
-                route,
-                "profiling is disabled; start the server with --profiler torch --torch-profiler-dir DIR",
-                "profiler_off",
-            )
+            advice = "start the server with --profiler torch --torch-profiler-dir DIR"
+            raise _conflict(route, f"profiling is disabled; {advice}", "profiler_off")
         return directory
 
-    async def _broadcast(self, replicas: list[int], message: StartProfile | StopProfile) -> dict[int, ProfileResult]:
+    async def _broadcast(self, replicas: list[int], message: StartProfile | StopProfile) -> dict[int, CallResult]:
         """What each answers; no other change comes between."""
-        assert self.supervisor is not None
-        loop = asyncio.get_running_loop()
-        awaited = self._awaited = {replica: loop.create_future() for replica in replicas}
         self._changing = True
         try:
-            for replica in replicas:
-                self.supervisor.send(replica, message)
-            return {replica: await result for replica, result in awaited.items()}
+            results = await asyncio.gather(*(self.supervisor.call(replica, message) for replica in replicas))
         finally:
             self._changing = False
-
-    def on_result(self, replica: int, result: ProfileResult) -> None:
-        awaited = self._awaited.get(replica)
-        if awaited is not None and not awaited.done():
-            awaited.set_result(result)
+        return {replica: result or _lost(replica) for replica, result in zip(replicas, results, strict=True)}
 
     def on_down(self, replica: int) -> None:
         """Its profile is lost with it."""
         self.running.discard(replica)
-        self.on_result(replica, ProfileResult(error=f"backend {replica} exited during the profile; start a new one"))
+
+
+def _lost(replica: int) -> CallResult:
+    return CallResult(0, error=f"backend {replica} exited during the profile; start a new one")
+
+
+def _check(route: str, results: dict[int, CallResult]) -> None:
+    for result in results.values():
+        if result.error is not None:
+            raise RequestError(f"POST /{route}: {result.error}", status=500, code="profile_failed")
 
 
 def _conflict(route: str, why: str, code: str = "profiler_state") -> RequestError:

@@ -24,17 +24,6 @@ from runtime.plugins import load_plugins
 from runtime.request.engine_messages import EngineOutput
 from runtime.server import logs
 from runtime.server.engine_client import ipc_protocol
-from runtime.server.engine_client.ipc_protocol import (
-    Abort,
-    Add,
-    Command,
-    Configure,
-    Fatal,
-    Loading,
-    Outputs,
-    Ready,
-    Stats,
-)
 from runtime.server.engine_process.background_work import POLL_SECONDS, AdapterWorker, ProfileWorker
 from runtime.server.engine_process.channel import EngineChannel, FrontendGone
 
@@ -42,7 +31,7 @@ log = logging.getLogger("unmask.backend")
 
 Progress = Callable[[str, int, int], None]
 Lost = Callable[[str], None]
-EngineFactory = Callable[[Configure, Progress, Lost], Any]
+EngineFactory = Callable[[ipc_protocol.Configure, Progress, Lost], Any]
 
 
 class Backend:
@@ -93,34 +82,40 @@ class Backend:
         """Sends the outputs of finished steps."""
         outputs = self.engine.take_outputs()
         if outputs:
-            self.link.send(Outputs(outputs))
+            self.link.send(ipc_protocol.Outputs(outputs))
 
-    def handle(self, command: Command) -> None:
+    def handle(self, command: ipc_protocol.Command) -> None:
         match command:
-            case Add():
+            case ipc_protocol.Add():
                 for spec in command.requests():
                     if not spec.adapter or not self.adapters.defer(spec):
                         self.add(spec)
-            case Abort(ids):
+            case ipc_protocol.Abort(ids):
                 for request_id in ids:
                     self.engine.abort(request_id)
                 self.stats_due = True
             case ipc_protocol.Ping():
                 self.stats_due = True
-            case ipc_protocol.ReportStats():
-                self.send_stats()
-            case ipc_protocol.LoadAdapter(name, uri):
-                self.adapters.load(name, uri)
-            case ipc_protocol.UnloadAdapter(name):
-                self.adapters.unload(name)
-            case ipc_protocol.StartProfile(directory):
-                self.profile.start(directory)
-            case ipc_protocol.StopProfile(keep):
-                self.profile.stop(keep)
+            case ipc_protocol.Call(number, operation):
+                self.execute(number, operation)
             case ipc_protocol.Stop():
                 self.stopped = True
             case _:
                 raise TypeError(f"{type(command).__name__} is not for a loaded backend")
+
+    def execute(self, number: int, operation: ipc_protocol.Operation) -> None:
+        match operation:
+            case ipc_protocol.ReportStats():
+                self.send_stats()
+                self.link.send(ipc_protocol.CallResult(number))
+            case ipc_protocol.LoadAdapter(name, uri):
+                self.adapters.load(number, name, uri)
+            case ipc_protocol.UnloadAdapter(name):
+                self.adapters.unload(number, name)
+            case ipc_protocol.StartProfile(directory):
+                self.profile.start(number, directory)
+            case ipc_protocol.StopProfile(keep):
+                self.profile.stop(number, keep)
 
     def add(self, spec: Any) -> None:
         try:
@@ -128,10 +123,10 @@ class Backend:
         except Exception as error:  # one request's fault must not end the others
             log.exception("failed to add request %s; its client gets an error. Report it with this traceback", spec.id)
             failed = EngineOutput(id=spec.id, nfe=0, finish_reason="error", error=f"{type(error).__name__}: {error}")
-            self.link.send(Outputs([failed]))
+            self.link.send(ipc_protocol.Outputs([failed]))
 
     def send_stats(self) -> None:
-        self.link.send(Stats(self.engine.stats()))
+        self.link.send(ipc_protocol.Stats(self.engine.stats()))
         self.stats_sent = time.monotonic()
         self.stats_due = False
 
@@ -141,7 +136,7 @@ def import_engine() -> None:
     import_module("runtime.engine.setup")
 
 
-def take_devices(configure: Configure) -> tuple[int, ...] | None:
+def take_devices(configure: ipc_protocol.Configure) -> tuple[int, ...] | None:
     """The replica's own GPUs, where it runs on some, the first of which is this process's from now on. ConfigError if
     one is not there."""
     import torch
@@ -156,7 +151,7 @@ def take_devices(configure: Configure) -> tuple[int, ...] | None:
     return configure.devices
 
 
-def load_engine(configure: Configure, progress: Progress, lost: Lost) -> Any:
+def load_engine(configure: ipc_protocol.Configure, progress: Progress, lost: Lost) -> Any:
     """The real engine. `lost`: see ``runtime.distributed.executor.MultiprocExecutor``."""
     config, devices = configure.engine, take_devices(configure)
     if config.tensor_parallel_size == 1:
@@ -195,7 +190,7 @@ def serve(link: EngineChannel, make_engine: EngineFactory, prepare: Callable[[],
     started = time.monotonic()
 
     def progress(phase: str, done_bytes: int, total_bytes: int) -> None:
-        link.send(Loading(phase, done_bytes, total_bytes))
+        link.send(ipc_protocol.Loading(phase, done_bytes, total_bytes))
         for command in link.receive(0):
             if isinstance(command, ipc_protocol.Stop):
                 raise FrontendGone(command.reason)
@@ -210,10 +205,10 @@ def serve(link: EngineChannel, make_engine: EngineFactory, prepare: Callable[[],
             log.exception(
                 "failed to load the engine; the process exits. Check --model, or report it with this traceback"
             )
-        link.send(Fatal(_sentence(error)))
+        link.send(ipc_protocol.Fatal(_sentence(error)))
         return 1
     gc.freeze()  # these objects stay; collecting them would delay all requests by a tenth of a second
-    link.send(Ready(engine.info, time.monotonic() - started))
+    link.send(ipc_protocol.Ready(engine.info, time.monotonic() - started))
     Backend(link, engine).run()
     return 0
 
@@ -237,11 +232,11 @@ def main(make_engine: EngineFactory = load_engine, prepare: Callable[[], object]
         return 0
     except ReplicaLost as error:
         log.error("%s", error)
-        link.send(Fatal(str(error)))
+        link.send(ipc_protocol.Fatal(str(error)))
         return 1
     except Exception as error:
         log.exception("the engine loop failed; the process exits and is restarted. Report it with this traceback")
-        link.send(Fatal(f"{type(error).__name__}: {' '.join(str(error).split())}"))
+        link.send(ipc_protocol.Fatal(f"{type(error).__name__}: {' '.join(str(error).split())}"))
         return 1
     finally:
         link.close()

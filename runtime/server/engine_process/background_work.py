@@ -7,40 +7,54 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from runtime.errors import ConfigError
 from runtime.request.engine_messages import RequestSpec
-from runtime.server.engine_client.ipc_protocol import AdapterResult, ProfileResult
+from runtime.server.engine_client.ipc_protocol import CallResult
 
 log = logging.getLogger("unmask.backend")
 
 POLL_SECONDS = 0.02  # how soon an idle backend sees that a file has been read
 
 
+def _attempt(work: Callable[[], Any], failure: str, advice: str) -> tuple[Any, str | None]:
+    """Returns the result of `work`, or None and why it failed. The log has the traceback of an unexpected error."""
+    try:
+        return work(), None
+    except ConfigError as error:
+        return None, str(error)
+    except Exception as error:
+        log.exception("%s; %s", failure, advice)
+        return None, f"{failure}: {type(error).__name__}: {error}"
+
+
 class AdapterWorker:
     """Loads and unloads adapters. `send` sends results to the frontend; `add` adds requests that have waited."""
 
-    def __init__(self, engine: Any, send: Callable[[AdapterResult], None], add: Callable[[RequestSpec], None]) -> None:
+    def __init__(self, engine: Any, send: Callable[[CallResult], None], add: Callable[[RequestSpec], None]) -> None:
         self.engine = engine
         self.send = send
         self.add = add
         self._loading: dict[str, list[RequestSpec]] = {}  # with the requests that wait for them
-        self._completed_reads: list[tuple[str, Any]] = []  # by the threads: an adapter, or what was wrong
-        self._unloading: set[str] = set()
+        self._completed_reads: list[tuple[int, str, Any, str | None]] = []  # by threads: an adapter, or what was wrong
+        self._unloading: dict[str, int] = {}  # with the numbers of the calls
 
     @property
     def pending(self) -> bool:
         return bool(self._loading or self._unloading)
 
-    def load(self, name: str, uri: str) -> None:
+    def load(self, number: int, name: str, uri: str) -> None:
         self._loading.setdefault(name, [])
-        self._unloading.discard(name)
-        threading.Thread(target=self._read_adapter, args=(name, uri), name=f"adapter {name}", daemon=True).start()
+        self._unloading.pop(name, None)
+        threading.Thread(
+            target=self._read_adapter, args=(number, name, uri), name=f"adapter {name}", daemon=True
+        ).start()
 
-    def unload(self, name: str) -> None:
-        self._unloading.add(name)
+    def unload(self, number: int, name: str) -> None:
+        self._unloading[name] = number
 
     def defer(self, spec: RequestSpec) -> bool:
         """Whether a request is kept here until its adapter has come."""
@@ -52,34 +66,20 @@ class AdapterWorker:
     def poll(self) -> None:
         """Called between steps: activates adapters that have been read, and removes unused ones."""
         while self._completed_reads:
-            name, found = self._completed_reads.pop(0)
-            error = found if isinstance(found, str) else self._activate(name, found)
-            self.send(AdapterResult(name, loaded=error is None, error=error))
+            number, name, adapter, error = self._completed_reads.pop(0)
+            if error is None:
+                load, failure = self.engine.lora_manager.load, f"failed to load adapter {name!r}"
+                _, error = _attempt(partial(load, name, adapter), failure, "report it with this traceback")
+            self.send(CallResult(number, error=error))
             for spec in self._loading.pop(name, []):
                 self.add(spec)
         for name in sorted(self._unloading):
             if name not in self._loading and self.engine.unload_adapter(name):
-                self._unloading.discard(name)
-                self.send(AdapterResult(name, loaded=False))
+                self.send(CallResult(self._unloading.pop(name)))
 
-    def _read_adapter(self, name: str, uri: str) -> None:
-        try:
-            self._completed_reads.append((name, self.engine.lora_manager.read(uri)))
-        except ConfigError as error:
-            self._completed_reads.append((name, str(error)))
-        except Exception as error:
-            log.exception("failed to read adapter %s; check its files", name)
-            self._completed_reads.append((name, f"failed to read adapter {uri}: {type(error).__name__}: {error}"))
-
-    def _activate(self, name: str, adapter: Any) -> str | None:
-        try:
-            self.engine.lora_manager.load(name, adapter)
-        except ConfigError as error:
-            return str(error)
-        except Exception as error:
-            log.exception("failed to load adapter %s; report it with this traceback", name)
-            return f"failed to load adapter {name!r}: {type(error).__name__}: {error}"
-        return None
+    def _read_adapter(self, number: int, name: str, uri: str) -> None:
+        read, failure = self.engine.lora_manager.read, f"failed to read adapter {name!r} from {uri}"
+        self._completed_reads.append((number, name, *_attempt(partial(read, uri), failure, "check its files")))
 
 
 STEP = "engine step"  # each one's name in the trace
@@ -92,37 +92,37 @@ class ProfileWorker:
         recording: steps are being recorded. pending: a file is being written.
     """
 
-    def __init__(self, name: str, send: Callable[[ProfileResult], None]) -> None:
+    def __init__(self, name: str, send: Callable[[CallResult], None]) -> None:
         self.name = name
         self.send = send
         self.recording = False
         self._directory = Path()
         self._profile: Any = None
-        self._written: ProfileResult | None = None
+        self._written: CallResult | None = None
         self._writer: threading.Thread | None = None
 
     @property
     def pending(self) -> bool:
         return self._writer is not None
 
-    def start(self, directory: str) -> None:
+    def start(self, number: int, directory: str) -> None:
+        self._directory = Path(directory)
+        failure = f"failed to start the profile in {directory}"
+        self._profile, error = _attempt(self._make_profile, failure, "check --torch-profiler-dir")
+        self.recording = error is None
+        self.send(CallResult(number, error=error))
+
+    def _make_profile(self) -> Any:
         import torch
         from torch.profiler import ProfilerActivity, profile
 
+        self._directory.mkdir(parents=True, exist_ok=True)
+        if not os.access(self._directory, os.W_OK):
+            raise PermissionError(f"{self._directory} is not writable")
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
-        try:
-            self._directory = Path(directory)
-            self._directory.mkdir(parents=True, exist_ok=True)
-            if not os.access(self._directory, os.W_OK):
-                raise PermissionError(f"{directory} is not writable")
-            self._profile = profile(activities=activities)
-            self._profile.start()
-        except Exception as error:
-            log.exception("failed to start the profile in %s; check --torch-profiler-dir", directory)
-            self.send(ProfileResult(error=f"failed to start the profile: {type(error).__name__}: {error}"))
-            return
-        self.recording = True
-        self.send(ProfileResult())
+        made = profile(activities=activities)
+        made.start()
+        return made
 
     def step(self, engine: Any) -> None:
         """One of the engine's, under its name in the trace."""
@@ -131,29 +131,26 @@ class ProfileWorker:
         with record_function(STEP):
             engine.execute_step()
 
-    def stop(self, keep: bool) -> None:
+    def stop(self, number: int, keep: bool) -> None:
         """Stops recording. A thread writes the file."""
         made, self._profile, self.recording = self._profile, None, False
         if made is None:
-            self.send(ProfileResult(error="no profile is running"))
+            self.send(CallResult(number, error="no profile is running"))
             return
         made.stop()
         if not keep:
-            self.send(ProfileResult())
+            self.send(CallResult(number))
             return
         now = time.time_ns()  # two of one second have names of their own
         stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now // 10**9))}.{now % 10**9 // 10**6:03}"
         file = self._directory / f"{self.name}-{stamp}-{os.getpid()}.pt.trace.json.gz"
-        self._writer = threading.Thread(target=self._write, args=(made, file), name="profile", daemon=True)
+        self._writer = threading.Thread(target=self._write, args=(number, made, file), name="profile", daemon=True)
         self._writer.start()
 
-    def _write(self, made: Any, file: Path) -> None:
-        try:
-            made.export_chrome_trace(str(file))
-            self._written = ProfileResult(file=str(file))
-        except Exception as error:
-            log.exception("failed to write the profile %s; check --torch-profiler-dir and its free space", file)
-            self._written = ProfileResult(error=f"failed to write {file}: {type(error).__name__}: {error}")
+    def _write(self, number: int, made: Any, file: Path) -> None:
+        export, advice = partial(made.export_chrome_trace, str(file)), "check --torch-profiler-dir and its free space"
+        _, error = _attempt(export, f"failed to write the profile {file}", advice)
+        self._written = CallResult(number, "" if error else str(file), error)
 
     def poll(self) -> None:
         """Called between steps: reports a file that has been written."""

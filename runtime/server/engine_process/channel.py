@@ -15,20 +15,7 @@ import zmq
 
 from runtime.request.engine_messages import EngineOutput
 from runtime.server.engine_client import ipc_protocol
-from runtime.server.engine_client.ipc_protocol import (
-    Abort,
-    Add,
-    Command,
-    Configure,
-    Event,
-    Fatal,
-    Heartbeat,
-    Hello,
-    Outputs,
-    ReleaseFrontend,
-    UnloadAdapter,
-)
-from runtime.server.engine_client.ipc_sockets import bind_private
+from runtime.server.engine_client.ipc_sockets import bind_private, connect
 
 log = logging.getLogger("unmask.backend")
 
@@ -52,7 +39,7 @@ class FrontendRouter:
     def has_command(self) -> bool:
         return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
-    def receive(self) -> Iterator[Command]:
+    def receive(self) -> Iterator[ipc_protocol.Command]:
         """Yields every command that is here."""
         while True:
             try:
@@ -63,9 +50,9 @@ class FrontendRouter:
                 continue
             command = ipc_protocol.decode_command(data)
             match command:
-                case Add():
+                case ipc_protocol.Add():
                     self.owners.update(dict.fromkeys(command.ids(), name))
-                case Abort(ids):
+                case ipc_protocol.Abort(ids):
                     for id in ids:
                         self.owners.pop(id, None)
             yield command
@@ -80,7 +67,7 @@ class FrontendRouter:
                 del self.owners[output.id]
             by_owner.setdefault(owner, []).append(output)
         for owner, group in by_owner.items():
-            self.socket.send_multipart([owner, ipc_protocol.encode(Outputs(group))])
+            self.socket.send_multipart([owner, ipc_protocol.encode(ipc_protocol.Outputs(group))])
 
     def release(self, name: str) -> list[str]:
         """Forgets a process that has ended. Returns the ids of its requests."""
@@ -99,15 +86,9 @@ class EngineChannel:
         """Connects to the frontend. `router_addr`: where several frontend processes connect; None with a single one."""
         self.name = name.encode()
         self.event_addr = event_addr
-        self.context = zmq.Context()
-        self.commands = self.context.socket(zmq.DEALER)
-        self.commands.setsockopt(zmq.IDENTITY, self.name)
-        self.events = self.context.socket(zmq.PUSH)
-        for end, addr in ((self.commands, command_addr), (self.events, event_addr)):
-            end.setsockopt(zmq.LINGER, 2000)  # so that the reason for an end still gets out
-            end.setsockopt(zmq.SNDHWM, 0)
-            end.setsockopt(zmq.RCVHWM, 0)
-            end.connect(addr)
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.commands = connect(self.context, self.name.decode(), command_addr)
+        self.events = self._push(self.context)
         self.poller = zmq.Poller()
         self.poller.register(self.commands, zmq.POLLIN)
         self.poller.register(sys.stdin.fileno(), zmq.POLLIN)
@@ -116,15 +97,23 @@ class EngineChannel:
             self.poller.register(self.router.socket, zmq.POLLIN)
         self.last_received = time.monotonic()
 
+    def _push(self, context: zmq.Context[zmq.Socket[bytes]], high_water_mark: int = 0) -> zmq.Socket[bytes]:
+        """Returns a socket for events. When its context ends, it has `REASON_SECONDS` to send the reason for an end."""
+        socket = context.socket(zmq.PUSH)
+        socket.setsockopt(zmq.LINGER, int(REASON_SECONDS * 1000))
+        socket.setsockopt(zmq.SNDHWM, high_water_mark)
+        socket.connect(self.event_addr)
+        return socket
+
     def send_hello(self) -> None:
         threading.Thread(target=self._send_beats, name="heartbeat", daemon=True).start()
-        self.commands.send(ipc_protocol.encode(Hello(ipc_protocol.VERSION, os.getpid())))
+        self.commands.send(ipc_protocol.encode(ipc_protocol.Hello(ipc_protocol.VERSION, os.getpid())))
 
-    def configuration(self) -> Configure:
+    def configuration(self) -> ipc_protocol.Configure:
         """Wait for what to load: the answer to the greeting. Raises FrontendGone."""
         while True:
             for command in self.receive(1.0):
-                if isinstance(command, Configure):
+                if isinstance(command, ipc_protocol.Configure):
                     return command
                 if isinstance(command, ipc_protocol.Stop):
                     raise FrontendGone(command.reason)
@@ -135,7 +124,7 @@ class EngineChannel:
             return True
         return self.router is not None and self.router.has_command()
 
-    def receive(self, seconds: float) -> Iterator[Command]:
+    def receive(self, seconds: float) -> Iterator[ipc_protocol.Command]:
         """Every command that is here, after waiting at most `seconds` for the first. Raises FrontendGone."""
         ready = dict(self.poller.poll(int(seconds * 1000)))
         if sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 4096):
@@ -147,7 +136,7 @@ class EngineChannel:
         if time.monotonic() - self.last_received > ipc_protocol.FRONTEND_SILENCE_SECONDS:
             raise FrontendGone(f"no message for {ipc_protocol.FRONTEND_SILENCE_SECONDS:.0f} s")
 
-    def _receive_commands(self) -> Iterator[Command]:
+    def _receive_commands(self) -> Iterator[ipc_protocol.Command]:
         while True:
             try:
                 data = self.commands.recv(zmq.NOBLOCK)
@@ -156,22 +145,22 @@ class EngineChannel:
             self.last_received = time.monotonic()
             yield ipc_protocol.decode_command(data)
 
-    def _receive_all(self, router: FrontendRouter) -> Iterator[Command]:
+    def _receive_all(self, router: FrontendRouter) -> Iterator[ipc_protocol.Command]:
         """Yields commands of all sockets. An adapter is loaded before its requests, and unloaded after them."""
         unloads = []
         for command in self._receive_commands():
             match command:
-                case UnloadAdapter():
+                case ipc_protocol.Call(operation=ipc_protocol.UnloadAdapter()):
                     unloads.append(command)
-                case ReleaseFrontend(name):
-                    yield Abort(router.release(name))
+                case ipc_protocol.ReleaseFrontend(name):
+                    yield ipc_protocol.Abort(router.release(name))
                 case _:
                     yield command
         yield from router.receive()
         yield from unloads
 
-    def send(self, event: Event) -> None:
-        if self.router is not None and isinstance(event, Outputs):
+    def send(self, event: ipc_protocol.Event) -> None:
+        if self.router is not None and isinstance(event, ipc_protocol.Outputs):
             self.router.send(event.outputs)
             return
         self.events.send_multipart([self.name, ipc_protocol.encode(event)])
@@ -182,10 +171,8 @@ class EngineChannel:
         Any thread may call it: the main thread may be blocked in a collective.
         """
         context = zmq.Context()  # a separate context: term() waits for this message only
-        end = context.socket(zmq.PUSH)
-        end.setsockopt(zmq.LINGER, int(REASON_SECONDS * 1000))
-        end.connect(self.event_addr)
-        end.send_multipart([self.name, ipc_protocol.encode(Fatal(sentence))])
+        end = self._push(context)
+        end.send_multipart([self.name, ipc_protocol.encode(ipc_protocol.Fatal(sentence))])
         log.error("%s", sentence)
         end.close()
         context.term()
@@ -193,12 +180,8 @@ class EngineChannel:
 
     def _send_beats(self) -> None:
         """Sends heartbeats as long as the process runs. A socket belongs to one thread, so this is another one."""
-        context = zmq.Context()
-        socket = context.socket(zmq.PUSH)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, UNSENT_BEATS)
-        socket.connect(self.event_addr)
-        beat = [self.name, ipc_protocol.encode(Heartbeat())]
+        socket = self._push(zmq.Context(), UNSENT_BEATS)
+        beat = [self.name, ipc_protocol.encode(ipc_protocol.Heartbeat())]
         while True:
             with contextlib.suppress(zmq.Again):
                 socket.send_multipart(beat, zmq.NOBLOCK)

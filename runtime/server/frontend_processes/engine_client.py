@@ -14,7 +14,7 @@ from runtime.request.engine_messages import EngineOutput, RequestSpec
 from runtime.server.engine_client.adapter_registry import AdapterRegistry, Source
 from runtime.server.engine_client.client import EngineClient, OutputQueue, RequestState
 from runtime.server.engine_client.ipc_protocol import Outputs, decode_event, encode
-from runtime.server.frontend_processes.endpoint import Endpoint, connect
+from runtime.server.engine_client.ipc_sockets import Endpoint, connect
 from runtime.server.frontend_processes.metrics import LiveRequests
 from runtime.server.frontend_processes.protocol import EngineState, Method, RpcRequest, RpcResponse
 from runtime.server.metrics import RequestMetrics
@@ -120,18 +120,13 @@ class FrontendEngineClient(EngineClient):
         self, config: ServerConfig, request_metrics: RequestMetrics, rpc: ParentRpc, name: str, index: int
     ) -> None:
         adapters, profiler = RemoteAdapterRegistry(config, rpc), RemoteProfiler(rpc)
-        super().__init__(config, request_metrics, adapters, profiler, index=index)
-        self.rpc = rpc
         self.connections = BackendConnections(name, config.data_parallel_size, self.on_outputs)
-        self.backends = self.connections
+        super().__init__(config, request_metrics, self.connections, adapters, profiler, index=index)
+        self.rpc = rpc
         self.live_requests = LiveRequests()
         self.publishing = False
-        self._complete = False
+        self.complete = False
         self._progress = ("start", 0, 0)
-
-    @property
-    def complete(self) -> bool:
-        return self._complete
 
     def progress(self) -> tuple[str, int, int]:
         return self._progress
@@ -143,7 +138,7 @@ class FrontendEngineClient(EngineClient):
 
     def on_state(self, state: EngineState) -> None:
         """Takes over the state of backends and adapters."""
-        self.info, self._progress, self._complete = state.info, state.progress, state.complete
+        self.info, self._progress, self.complete = state.info, state.progress, state.complete
         self.adapters.entries, self.adapters.settled = state.adapters, state.adapters_settled
         self.connections.ready = state.ready
         for index, replica in enumerate(state.replicas):

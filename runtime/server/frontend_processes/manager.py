@@ -18,11 +18,9 @@ import zmq
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.server.engine_client import supervisor as supervision
+from runtime.server.engine_client.client import LocalEngineClient
 from runtime.server.engine_client.ipc_protocol import Hello, ReleaseFrontend, Stop, encode
-from runtime.server.engine_client.ipc_sockets import bind_private
-from runtime.server.engine_client.local_client import LocalEngineClient
-from runtime.server.engine_client.supervisor import BackOff, Supervisor
-from runtime.server.frontend_processes.endpoint import Endpoint
+from runtime.server.engine_client.ipc_sockets import Endpoint, bind_private
 from runtime.server.frontend_processes.metrics import FrontendMetrics
 from runtime.server.frontend_processes.protocol import (
     BeginDrain,
@@ -51,13 +49,11 @@ STATS_SECONDS = 0.5  # for the backends to report their stats for a scrape
 EXIT_SECONDS = 5.0  # beyond --drain-timeout, until processes are killed
 
 
-class Frontend:
-    """One of the frontend processes. Its process changes when one exits, and its name with it."""
+class Frontend(supervision.ProcessSlot):
+    """One of the frontend processes."""
 
     def __init__(self, index: int) -> None:
-        self.index = index
-        self.starts = 0
-        self.process: asyncio.subprocess.Process | None = None
+        super().__init__("frontend", index)
         self.reset()
 
     def reset(self) -> None:
@@ -67,18 +63,10 @@ class Frontend:
         self.started = time.monotonic()
         self.listening_since = 0.0
         self.loaded = False
-        self.fatal: str | None = None  # reason that the process sent
+        self.fatal = None
         self.last_message = time.monotonic()
         self.num_sent = self.num_acked = 0  # state updates
         self.acked = asyncio.Event()  # set by each acknowledgment, and by the exit
-
-    @property
-    def name(self) -> str:
-        return f"frontend-{self.index}.{self.starts}"
-
-    @property
-    def pid(self) -> int | None:
-        return None if self.process is None or self.process.returncode is not None else self.process.pid
 
     @property
     def hangs(self) -> bool:
@@ -88,10 +76,6 @@ class Frontend:
         slow = not self.listening_since and now - self.started > START_SECONDS
         return slow or (self.connected and now - self.last_message > SILENCE_SECONDS)
 
-    def kill(self) -> None:
-        if self.pid is not None:
-            os.kill(self.pid, 9)
-
 
 class FrontendProcessManager:
     """All frontend processes. The server uses it like `HttpFrontend`."""
@@ -100,14 +84,13 @@ class FrontendProcessManager:
         self,
         config: ServerConfig,
         engine_client: LocalEngineClient,
-        supervisor: Supervisor,
         listener: socket.socket,
         socket_directory: Path,
         metrics: FrontendMetrics,
         give_up: Callable[[str], None],
     ) -> None:
         """Binds the socket to which the processes connect. `give_up` is called with the reason if they cannot start."""
-        self.config, self.engine_client, self.supervisor = config, engine_client, supervisor
+        self.config, self.engine_client, self.supervisor = config, engine_client, engine_client.supervisor
         self.listener = listener
         self.metrics = metrics
         self.give_up = give_up
@@ -122,7 +105,6 @@ class FrontendProcessManager:
         self.tasks: set[asyncio.Task[Any]] = set()
         self.runs: list[asyncio.Task[None]] = []
         self.sent_state = b""
-        listener.setblocking(False)  # of all processes: they share the file description
         engine_client.on_change = engine_client.adapters.on_change = self._broadcast
         engine_client.adapters.wait_acknowledged = self.wait_acknowledged
 
@@ -138,7 +120,7 @@ class FrontendProcessManager:
         return self.metrics.live()
 
     def pids(self) -> dict[str, int]:
-        return {f"frontend-{f.index}": pid for f in self.frontends if (pid := f.pid) is not None}
+        return supervision.pids(self.frontends)
 
     def begin_drain(self) -> None:
         self.draining = True
@@ -181,7 +163,6 @@ class FrontendProcessManager:
 
     async def _supervise(self, frontend: Frontend) -> None:
         """Runs processes one after another until the server ends."""
-        back_off = BackOff()
         while not self.ending.is_set():
             try:
                 reason = await self._run(frontend)
@@ -194,7 +175,7 @@ class FrontendProcessManager:
             if not self.ever_listened:
                 self.give_up(f"frontend-{frontend.index}: {reason}")
                 return
-            seconds = back_off.after(time.monotonic() - since if since else 0.0)
+            seconds = frontend.back_off.after(time.monotonic() - since if since else 0.0)
             log.error("frontend-%d exited: %s. It is restarted in %.1f s", frontend.index, reason, seconds)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.ending.wait(), seconds)
@@ -287,7 +268,7 @@ class FrontendProcessManager:
             self.endpoint.send(frontend.name.encode(), encode(message))
 
     def _on_frames(self, frames: list[bytes]) -> None:
-        frontend = next((f for f in self.frontends if f.name.encode() == frames[0]), None)
+        frontend = supervision.find_slot(self.frontends, frames[0])
         if frontend is not None and not frontend.released:
             frontend.last_message = time.monotonic()
             self._on_message(frontend, to_parent.decode(frames[1]))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge, values
@@ -23,7 +23,7 @@ from runtime.server.metrics import EngineMetrics, RequestMetrics, with_deprecate
 DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client reads it
 _KINDS = ("counter", "histogram", "gauge_livesum")
 _FILE_BYTES = 1 << 16  # allocated at once, as a write to a mapped file without disk space kills a process
-_REQUESTS, _WORK, _ADAPTERS = "unmask_frontend_requests", "unmask_frontend_work", "unmask_frontend_lora_requests"
+_LIVE = "unmask_frontend_live"
 
 
 def use_files(index: int) -> None:
@@ -35,18 +35,14 @@ class LiveRequests:
     """Publishes the live requests of this process, for the engine metrics of the parent."""
 
     def __init__(self) -> None:
-        gauge = partial(Gauge, documentation="", registry=CollectorRegistry(), multiprocess_mode="livesum")
-        self.requests = gauge(_REQUESTS, labelnames=["replica"])
-        self.work = gauge(_WORK, labelnames=["replica"])
-        self.adapters = gauge(_ADAPTERS, labelnames=["lora"])
+        labels = ["count", "key"]  # what is counted, and the replica or adapter of which
+        self.gauge = Gauge(_LIVE, "", labels, registry=CollectorRegistry(), multiprocess_mode="livesum")
 
     def publish(self, requests: list[int], work: list[int], adapters: Mapping[str, int]) -> None:
-        for gauge, counts in ((self.requests, requests), (self.work, work)):
-            for replica, count in enumerate(counts):
-                gauge.labels(replica).set(count)
-        for name, count in adapters.items():
-            if name:
-                self.adapters.labels(name).set(count)
+        counts = {"requests": enumerate(requests), "work": enumerate(work), "adapters": adapters.items()}
+        for name, values_by_key in counts.items():
+            for key, value in values_by_key:
+                self.gauge.labels(name, key).set(value)
 
 
 class FrontendMetrics(Collector):
@@ -87,28 +83,22 @@ class FrontendMetrics(Collector):
     def refresh(self) -> None:
         """Reads the files."""
         self.found = {metric.name: metric for metric in self._collect_files()}
-        engine = self.engine_metrics
+        engine, live = self.engine_metrics, Counter[tuple[str, str]]()
+        for sample in self.found[_LIVE].samples if _LIVE in self.found else ():
+            live[sample.labels["count"], sample.labels["key"]] = int(sample.value)
         replicas = range(len(engine.live_by_replica))
-        requests, work = self._by_label(_REQUESTS, "replica"), self._by_label(_WORK, "replica")
-        engine.live_by_replica = [requests.get(str(replica), 0) for replica in replicas]
-        engine.work_by_replica = [work.get(str(replica), 0) for replica in replicas]
-        engine.live_by_adapter = self._by_label(_ADAPTERS, "lora")
+        engine.live_by_replica = [live["requests", str(replica)] for replica in replicas]
+        engine.work_by_replica = [live["work", str(replica)] for replica in replicas]
+        engine.live_by_adapter = {key: count for (name, key), count in live.items() if name == "adapters"}
 
     def _collect_files(self) -> Iterable[Metric]:
         found: Iterable[Metric] = self.files.collect()  # type: ignore[no-untyped-call]
         return found
 
-    def _by_label(self, name: str, label: str) -> dict[str, int]:
-        metric = self.found.get(name)
-        return {} if metric is None else {sample.labels[label]: int(sample.value) for sample in metric.samples}
-
     def live(self) -> int:
         """Number of engine requests that have not ended."""
         self.refresh()
         return sum(self.engine_metrics.live_by_replica)
-
-    def describe(self) -> list[Metric]:
-        return []
 
     def collect(self) -> Iterable[Metric]:
         """Yields the metrics as of the last refresh, which a scrape of the engine metrics causes."""

@@ -22,7 +22,7 @@ from runtime.parent_death import exit_with_parent
 from runtime.server import env, logs
 from runtime.server.engine_client import ipc_protocol
 from runtime.server.engine_client.ipc_protocol import Heartbeat, Hello, Stop, encode
-from runtime.server.frontend_processes.endpoint import Endpoint, connect
+from runtime.server.engine_client.ipc_sockets import Endpoint, connect
 from runtime.server.frontend_processes.engine_client import FrontendEngineClient, ParentRpc
 from runtime.server.frontend_processes.metrics import use_files
 from runtime.server.frontend_processes.protocol import (
@@ -38,8 +38,8 @@ from runtime.server.frontend_processes.protocol import (
     ToParent,
     to_frontend,
 )
-from runtime.server.http_frontend import HttpFrontend
 from runtime.server.http_protocol.malloc_trim import use_one_arena
+from runtime.server.http_server import HttpFrontend
 from runtime.server.metrics import RequestMetrics
 
 log = logging.getLogger("unmask.frontends")

@@ -11,7 +11,7 @@ import select
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from enum import Enum
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from runtime.server import logs
@@ -79,19 +79,18 @@ MAX_IDLE_REQUESTS = 8  # with more, the event loop must not stop for the millise
 MIN_EVICTED_BYTES = 4096  # evicting a connection that holds less frees too little memory
 
 
-class Phase(Enum):
+class Phase(IntEnum):
     """What a connection waits for. Connections are evicted in this order, for a new one those before ANSWER."""
 
-    DRAINING = "draining"  # a rejected client reads the response
-    HEAD = "head"  # the first request, or the rest of a head
-    IDLE = "idle"  # the next request
-    BODY = "body"  # the rest of a body
-    CLOSING = "closing"  # the client receives the rest of the last response
-    ANSWER = "answer"  # the application
+    DRAINING = 0  # a rejected client reads the response
+    HEAD = 1  # the first request, or the rest of a head
+    IDLE = 2  # the next request
+    BODY = 3  # the rest of a body
+    CLOSING = 4  # the client receives the rest of the last response
+    ANSWER = 5  # the application
 
 
 _SENDING = (Phase.IDLE, Phase.CLOSING, Phase.ANSWER)  # phases in which a response may be unsent
-_RANK = {phase: rank for rank, phase in enumerate(Phase)}
 
 
 def eviction_key(connection: GuardedProtocol) -> tuple[int, float]:
@@ -100,21 +99,15 @@ def eviction_key(connection: GuardedProtocol) -> tuple[int, float]:
     Connections with an unsent response rank with CLOSING, also if they may bring another request. Among these, the one
     without progress for the longest time goes first.
     """
-    rank = _RANK[connection.phase]
     if connection.phase in _SENDING and connection.transport.unsent():
-        return max(rank, _RANK[Phase.CLOSING]), connection.transport.progressed
-    return rank, connection.since
+        return max(connection.phase, Phase.CLOSING), connection.transport.progressed
+    return connection.phase, connection.since
 
 
 class ConnectionManager:
     """All connections of a process."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        observed: RequestMetrics,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, limits: Limits, observed: RequestMetrics, clock: Callable[[], float] = time.monotonic) -> None:
         """Creates a manager without connections.
 
         Args:
@@ -206,13 +199,13 @@ class ConnectionManager:
         """Evict until an eighth of the limit is free: clients of evicted connections reconnect at the same time."""
         if self.evicting:  # an eviction frees memory, which calls `set_buffered`
             return
-        sizes = [(c.buffered + c.transport.unsent(), c) for c in self.open]
+        sizes = {c: size for c in self.open if (size := c.buffered + c.transport.unsent()) > MIN_EVICTED_BYTES}
         self.evicting = True
         try:
-            for size, connection in sorted((s for s in sizes if s[0] > MIN_EVICTED_BYTES), key=_by_eviction_order):
+            for connection in sorted(sizes, key=eviction_key):
                 if buffered <= self.limits.buffered_bytes * 7 // 8:
                     break
-                buffered -= size
+                buffered -= sizes[connection]
                 if connection.phase is Phase.BODY:
                     rejection = error_responses.overloaded("holds as many unfinished requests as it may", "memory")
                     connection.reject(rejection)
@@ -266,7 +259,3 @@ class ConnectionManager:
             case Phase.DRAINING:
                 if seconds > limits.drain_seconds or now - connection.last_discard > limits.quiet_seconds:
                     transport.abort()
-
-
-def _by_eviction_order(sized: tuple[int, GuardedProtocol]) -> tuple[int, float]:
-    return eviction_key(sized[1])

@@ -37,8 +37,10 @@ class HttpRejection:
         return status_line + defaults + headers.encode() + body
 
 
-def invalid_request() -> HttpRejection:
-    return HttpRejection("invalid", 400, "what was sent is not an HTTP/1.1 request", "invalid_http")
+INVALID_REQUEST = HttpRejection("invalid", 400, "what was sent is not an HTTP/1.1 request", "invalid_http")
+CONNECT_NOT_SUPPORTED = HttpRejection(
+    "invalid", 405, "CONNECT is not possible: this server is no proxy", headers="allow: GET, POST\r\n"
+)
 
 
 def head_too_large(max_bytes: int, max_fields: int) -> HttpRejection:
@@ -49,13 +51,7 @@ def head_too_large(max_bytes: int, max_fields: int) -> HttpRejection:
 
 
 def too_many_chunks(limit: int) -> HttpRejection:
-    message = f"the body has more than {limit} chunks; send larger ones"
-    return HttpRejection("invalid", 400, message, "too_many_chunks")
-
-
-def connect_not_supported() -> HttpRejection:
-    message = "CONNECT is not possible: this server is no proxy"
-    return HttpRejection("invalid", 405, message, headers="allow: GET, POST\r\n")
+    return HttpRejection("invalid", 400, f"the body has more than {limit} chunks; send larger ones", "too_many_chunks")
 
 
 def body_timeout(seconds: float) -> HttpRejection:

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -22,16 +22,6 @@ if TYPE_CHECKING:
 MAX_JOINED_BYTES = 1 << 15  # of writes of one event loop iteration
 
 
-class TransportUser(Protocol):
-    """The protocol of a connection."""
-
-    def finish(self) -> None:
-        """End the connection when all data has been sent."""
-
-    def update_reading(self) -> None:
-        """React to a change of `BufferedTransport.reading_paused`."""
-
-
 class BufferedTransport(asyncio.Transport):
     """Wraps the event loop's transport.
 
@@ -43,11 +33,11 @@ class BufferedTransport(asyncio.Transport):
     """
 
     def __init__(
-        self, transport: asyncio.Transport, user: TransportUser, clock: Callable[[], float] = time.monotonic
+        self, transport: asyncio.Transport, user: GuardedProtocol, clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__()
         self.transport = transport
-        self.user: TransportUser | None = user
+        self.user: GuardedProtocol | None = user
         self.clock = clock
         self.loop = asyncio.get_running_loop()
         self.closing = False
@@ -267,11 +257,11 @@ class GuardedProtocol(HttpToolsProtocol):
         if len(head) > self.limits.head_bytes or head.count(b"\n") > self.limits.headers + 2:
             self.reject(self._head_too_large())
         elif head.startswith(b"CONNECT "):
-            self.reject(error_responses.connect_not_supported())
+            self.reject(error_responses.CONNECT_NOT_SUPPORTED)
         elif not complete and not self.request_line_checked:
             self.request_line_checked = b"\n" in head
             if _is_malformed(head):
-                self.reject(error_responses.invalid_request())
+                self.reject(error_responses.INVALID_REQUEST)
         elif complete:
             self.unparsed, self.request_line_checked = data[end:], False
             # RFC 9110, 7.8: a server may ignore an offer to upgrade. The parser would take the body for that protocol.
@@ -380,7 +370,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls it when parsing has failed."""
-        self.reject(self.rejection or error_responses.invalid_request())
+        self.reject(self.rejection or error_responses.INVALID_REQUEST)
 
     def reject(self, rejection: HttpRejection) -> None:
         """End the connection with this response, or without one if another one has begun."""

@@ -9,6 +9,7 @@ import socket
 from runtime.distributed.address import endpoint, without_brackets
 from runtime.errors import ConfigError
 from runtime.server.http_protocol.limits import BACKLOG, Limits
+from runtime.server.middleware.auth import parse_address
 
 # Errors of a host without the address family: its kernel lacks it, or no interface has it.
 _NO_FAMILY = frozenset({errno.EAFNOSUPPORT, errno.EPFNOSUPPORT, errno.EPROTONOSUPPORT, errno.EADDRNOTAVAIL})
@@ -50,7 +51,7 @@ def listener_url(host: str, listener: socket.socket) -> str:
         listener: The socket that `listen` returned for it.
     """
     address, port = listener.getsockname()[:2]
-    if _parsed(address).is_unspecified:
+    if parse_address(address).is_unspecified:
         return f"http://localhost:{port}"
     return f"http://{endpoint(without_brackets(host), port)}"
 
@@ -59,19 +60,14 @@ def describe(listener: socket.socket) -> str:
     """Returns which clients the listener accepts, for logs; "" for a single address that is not loopback."""
     if not is_reachable(listener):
         return "this machine only; --host :: accepts other machines"
-    if not _parsed(listener.getsockname()[0]).is_unspecified:
+    if not parse_address(listener.getsockname()[0]).is_unspecified:
         return ""
     return "all IPv4 and IPv6 addresses" if listener.family == socket.AF_INET6 else "all IPv4 addresses"
 
 
 def is_reachable(listener: socket.socket) -> bool:
     """Whether other machines may reach the listener: it is not bound to a loopback address."""
-    return not _parsed(listener.getsockname()[0]).is_loopback
-
-
-def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    parsed = ipaddress.ip_address(address)
-    return getattr(parsed, "ipv4_mapped", None) or parsed
+    return not parse_address(listener.getsockname()[0]).is_loopback
 
 
 def _addresses(host: str, port: int) -> list[tuple[int, tuple[object, ...]]]:

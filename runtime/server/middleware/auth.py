@@ -18,6 +18,7 @@ from collections.abc import Collection
 from hashlib import sha256
 from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Scope
 
@@ -121,7 +122,7 @@ def _digest(key: bytes) -> bytes:
     return sha256(key).digest()  # of equal length, so that the time of a comparison does not depend on the key
 
 
-_OWN_SITES = frozenset({b"same-origin", b"none"})  # "none": typed, or from a bookmark
+_OWN_SITES = frozenset({"same-origin", "none"})  # "none": typed, or from a bookmark
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _KEYS = "or let clients send a key (--api-key-file)"
 
@@ -148,16 +149,10 @@ class OriginPolicy:
 
     def check(self, scope: Scope) -> None:
         """Raises RequestError (403) for a request that a page of another origin may have caused."""
-        hosts, origins, sites, navigates = list[str](), list[str](), list[bytes](), False
-        for name, value in scope["headers"]:
-            if name == b"host":
-                hosts.append(value.decode("latin-1"))
-            elif name == b"origin":
-                origins.append(value.decode("latin-1"))
-            elif name == b"sec-fetch-site":
-                sites.append(value.strip().lower())
-            elif name == b"sec-fetch-mode":
-                navigates = value.strip().lower() == b"navigate"
+        headers = Headers(scope=scope)
+        hosts, origins = headers.getlist("host"), headers.getlist("origin")
+        sites = [site.strip().lower() for site in headers.getlist("sec-fetch-site")]
+        navigates = headers.get("sec-fetch-mode", "").strip().lower() == "navigate"
         # Probes name a pod's address.
         if self._checks_host and (self._on_loopback or scope["path"] not in OPEN_PATHS):
             self._check_hosts(hosts)
@@ -178,12 +173,8 @@ class OriginPolicy:
         for host in hosts:
             name = host_name(host)
             if name not in self._hosts and not is_loopback(name):
-                raise RequestError(
-                    f"Host: is not a name of this server; add it with --allowed-hosts, {_KEYS}",
-                    param="Host",
-                    status=403,
-                    code="host_not_allowed",
-                )
+                message = f"Host: is not a name of this server; add it with --allowed-hosts, {_KEYS}"
+                raise RequestError(message, param="Host", status=403, code="host_not_allowed")
 
 
 def host_name(host: str) -> str:
@@ -202,11 +193,15 @@ def is_loopback(host: str) -> bool:
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
-        address = ipaddress.ip_address(host)
+        return parse_address(host).is_loopback
     except ValueError:
         return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
+
+
+def parse_address(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Returns an IP address, of an IPv4-mapped IPv6 address the IPv4 address. Raises ValueError."""
+    parsed = ipaddress.ip_address(address)
+    return getattr(parsed, "ipv4_mapped", None) or parsed
 
 
 def is_own(origin: str, host: str) -> bool:
@@ -221,9 +216,6 @@ def is_own(origin: str, host: str) -> bool:
 
 
 def _refused(header: str) -> RequestError:
-    return RequestError(
-        f"{header}: a page of another origin may not call this server; allow it with --cors-allow-origins, {_KEYS}",
-        param=header,
-        status=403,
-        code="origin_not_allowed",
-    )
+    advice = f"allow it with --cors-allow-origins, {_KEYS}"
+    message = f"{header}: a page of another origin may not call this server; {advice}"
+    return RequestError(message, param=header, status=403, code="origin_not_allowed")

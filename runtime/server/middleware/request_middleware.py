@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("unmask.http")
 access_log = logging.getLogger("unmask.access")
-rejected_log = logging.getLogger(
-    "unmask.refused"
-)  # strangers can cause these lines, so that the log counts and limits them
+rejected_log = logging.getLogger("unmask.refused")  # limited, as any client can cause these lines
 
 MAX_REASON = 300  # characters of a refusal
 
@@ -56,18 +54,10 @@ class RequestMiddleware:
             await self.app(scope, receive, send)
             return
         context = self.context
-        sent_id: bytes | None = None
-        authorization: bytes | None = None
-        api_key: bytes | None = None
-        for name, value in scope["headers"]:
-            if name == b"x-request-id":
-                sent_id = value
-            elif name == b"authorization":
-                authorization = value
-            elif name == b"x-api-key":
-                api_key = value
-        valid = sent_id is not None and _REQUEST_ID.fullmatch(sent_id) is not None
-        request_id = sent_id if sent_id is not None and valid else uuid.uuid4().hex.encode()
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        sent_id = headers.get(b"x-request-id")
+        valid = sent_id is None or _REQUEST_ID.fullmatch(sent_id) is not None
+        request_id = sent_id if sent_id and valid else uuid.uuid4().hex.encode()
 
         state = scope.setdefault("state", {})
         if scope["method"] == "HEAD":  # as GET; the connection sends no body
@@ -76,15 +66,15 @@ class RequestMiddleware:
         status = 0  # of the answer, once it has begun
         arrived = time.monotonic()
 
-        def begin(code: int, headers: list[tuple[bytes, bytes]]) -> None:
-            """Adds the headers of all responses to a response that begins."""
+        def begin(code: int, added: list[tuple[bytes, bytes]]) -> None:
+            """Adds the headers of all responses to those of a response that begins."""
             nonlocal status
             status = code
-            headers.append((b"x-request-id", request_id))
+            added.append((b"x-request-id", request_id))
             if unknown := state.get("ignored"):
-                headers.append((b"x-unmask-ignored", ", ".join(unknown).encode()))
+                added.append((b"x-unmask-ignored", ", ".join(unknown).encode()))
             if context.draining:
-                headers.append((b"connection", b"close"))
+                added.append((b"connection", b"close"))
 
         async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -94,14 +84,14 @@ class RequestMiddleware:
 
         context.in_flight += 1
         try:
-            if sent_id is not None and not valid:
+            if not valid:
                 raise RequestError(
                     "X-Request-Id: must be 1 to 128 printable ASCII characters without spaces", param="X-Request-Id"
                 )
             if not context.keys.required:
                 self.origins.check(scope)
             elif scope["path"] not in self.open:
-                state["owner"] = context.keys.check(authorization, api_key)
+                state["owner"] = context.keys.check(headers.get(b"authorization"), headers.get(b"x-api-key"))
             route = self.fast_routes.get((scope["method"], scope["path"]))
             if route is None:
                 await self.app(scope, receive, send_marked)
@@ -113,12 +103,11 @@ class RequestMiddleware:
             state["refusal"] = redacted(error)
             await error_response(error, scope["path"])(scope, receive, send_marked)
         except Exception:
-            log.exception(
-                "request %s failed with an internal error; report it with this traceback", request_id.decode()
-            )
+            shown_id = request_id.decode()
+            log.exception("request %s failed with an internal error; report it with this traceback", shown_id)
             if status:
                 raise  # the connection is closed in the middle of the answer
-            message = f"internal server error; the server log has details under request id {request_id.decode()}"
+            message = f"internal server error; the server log has details under request id {shown_id}"
             failure = RequestError(message, status=500, code="internal_error")
             await error_response(failure, scope["path"])(scope, receive, send_marked)
         finally:
@@ -147,22 +136,12 @@ def log_request(
     job: GenerationJob | None = state.get("job")
     if job is not None:
         usage = job.usage()
+        prompt_tokens, tokens = usage["prompt_tokens"], usage["completion_tokens"]
         forwards = sum(choice.nfe for choice in job.choices)
         ends = sorted({choice.finish_reason or "unfinished" for choice in job.choices})
-        fields |= {
-            "id": job.id,
-            "prompt_tokens": usage["prompt_tokens"],
-            "tokens": usage["completion_tokens"],
-            "forwards": forwards,
-            "ended_by": ends,
-        }
-        parts = [
-            job.id,
-            f"{usage['prompt_tokens']}+{usage['completion_tokens']} tokens",
-            f"{forwards} forwards",
-            *parts,
-            " ".join(ends),
-        ]
+        fields |= {"id": job.id, "prompt_tokens": prompt_tokens, "tokens": tokens}
+        fields |= {"forwards": forwards, "ended_by": ends}
+        parts = [job.id, f"{prompt_tokens}+{tokens} tokens", f"{forwards} forwards", *parts, " ".join(ends)]
     reason = state.get("refusal")
     if reason:
         fields["reason"] = _printable(reason[:MAX_REASON])
