@@ -346,7 +346,7 @@ def test_limits_of_the_security_page_are_the_codes():
             f"; {request_body.MAX_DIGITS} ",
         ),
         ("bodies of more", f"{preprocessor.MAX_WAITING_BODIES // mib} MiB"),
-        ("messages", f"{protocol.MAX_MESSAGES:,}", f"{protocol.MAX_PARTS:,}"),
+        ("messages", f"{request_body.MAX_MESSAGES:,}", f"{request_body.MAX_PARTS:,}"),
         ("entries", f"{protocol.MAX_ENTRIES}"),
         ("prompts of", f"{preprocessor.MAX_PROMPT_TOKENS:,}"),
         ("characters of long", f"{MAX_WAITING_CHARS // mib} Mi"),

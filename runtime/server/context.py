@@ -164,5 +164,5 @@ def stream_mode(body: GenerateRequest | InfillRequest | OpenAIRequest, default: 
         return body.stream_mode or default
     for field in ("stream_mode", "stream_options"):
         if getattr(body, field, None) is not None:
-            raise RequestError(f"{field}: only with stream true; leave it out", param=field)
+            raise refuse(field, "only with stream true; leave it out")
     return None

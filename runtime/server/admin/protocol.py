@@ -16,7 +16,7 @@ from runtime.server.openai.protocol import (
     TemplateArguments,
 )
 from runtime.server.openai.tools import EXAMPLE_TOOLS, ToolItems
-from runtime.server.preprocessing.request_body import Integers, RequestModel, api_field
+from runtime.server.preprocessing.request_body import Integers, RequestModel, api_field, optional
 
 
 class Health(TypedDict):
@@ -119,30 +119,28 @@ class ProfileStopped(TypedDict):
 class LoadAdapterRequest(RequestModel):
     """`lora_path`: a directory that the server sees, or ``hf://org/name[@revision]``."""
 
-    lora_name: Annotated[str, api_field("name for the field `model` of requests", "roman")]
-    lora_path: Annotated[
-        str, api_field("directory on the server, `hf://org/name[@revision]` or `demo://NAME`", "demo://roman")
-    ]
+    lora_name: str = api_field("name for the field `model` of requests", "roman")
+    lora_path: str = api_field("directory on the server, `hf://org/name[@revision]` or `demo://NAME`", "demo://roman")
 
 
 class UnloadAdapterRequest(RequestModel):
-    lora_name: Annotated[str, api_field("name that requests can no longer use", "roman")]
+    lora_name: str = api_field("name that requests can no longer use", "roman")
 
 
 class TokenizeRequest(RequestModel):
     """Either a prompt or the messages of a chat."""
 
     model: ModelName = None
-    prompt: Annotated[str | None, api_field("text to tokenize", "Solve: 12 + 30.")] = None
-    messages: Annotated[Messages | None, api_field("messages of a chat, instead of `prompt`", EXAMPLE_CHAT)] = None
-    tools: Annotated[ToolItems | None, api_field("functions for the chat template", EXAMPLE_TOOLS)] = None
+    prompt: str | None = optional("text to tokenize", "Solve: 12 + 30.")
+    messages: Messages | None = optional("messages of a chat, instead of `prompt`", EXAMPLE_CHAT)
+    tools: ToolItems | None = optional("functions for the chat template", EXAMPLE_TOOLS)
     chat_template_kwargs: TemplateArguments = None
     add_generation_prompt: GenerationPrompt = None
     continue_final_message: FinalMessage = None
-    add_special_tokens: Annotated[bool | None, api_field("prepend the BOS token; default true", True)] = None
+    add_special_tokens: bool | None = optional("prepend the BOS token; default true", True)
 
 
 class DetokenizeRequest(RequestModel):
     model: ModelName = None
-    tokens: Annotated[Integers, api_field("token ids", [40, 41, 42])]
-    return_bytes: Annotated[bool | None, api_field("also return the bytes of each token", False)] = None
+    tokens: Integers = api_field("token ids", [40, 41, 42])
+    return_bytes: bool | None = optional("also return the bytes of each token", False)

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from runtime.errors import RequestError
+from runtime.request.validation import refuse
 from runtime.server.admin.protocol import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, TokenizerInfo
 from runtime.server.context import ServerContext
 from runtime.server.http_responses import json_response
@@ -33,7 +33,7 @@ async def tokenize(request: Request) -> Response:
     context.model_name(body.model)
     info, _ = context.require()
     if (body.prompt is None) == (body.messages is None):
-        raise RequestError("prompt: give either prompt or messages", param="prompt")
+        raise refuse("prompt", "give either prompt or messages")
     if body.messages is not None:
         chat = ChatContext(context.config, *context.require(), parse_tools(body.tools, None, None))
         messages = template_messages(body.messages)
@@ -43,7 +43,7 @@ async def tokenize(request: Request) -> Response:
     else:
         check_no_chat_fields(body)
         if body.chat_template_kwargs is not None:
-            raise RequestError("chat_template_kwargs: only with messages", param="chat_template_kwargs")
+            raise refuse("chat_template_kwargs", "only with messages")
         ids = await context.preprocessor.encode(
             request, body.prompt or "", add_bos=body.add_special_tokens is not False
         )
@@ -80,8 +80,6 @@ async def detokenize(request: Request) -> Response:
     each: dict[str, Any] = {}
     if body.return_bytes:  # before `decode`, which may empty the list
         if len(body.tokens) > MAX_EACH:
-            raise RequestError(
-                f"tokens: has {len(body.tokens)} ids; at most {MAX_EACH} with return_bytes", param="tokens"
-            )
+            raise refuse("tokens", f"has {len(body.tokens)} ids; at most {MAX_EACH} with return_bytes")
         each["bytes"] = [None if t in tokenizer.special else list(tokenizer.byte_decoder(t)) for t in body.tokens]
     return json_response({"prompt": await context.preprocessor.decode(request, body.tokens), **each})

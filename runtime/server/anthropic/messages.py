@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from runtime.errors import RequestError
 from runtime.parsers import Arguments, CallStart, Delta, Reasoning
+from runtime.request.validation import refuse
 from runtime.server.anthropic.protocol import (
     MESSAGE_EVENTS,
     CountRequest,
@@ -59,7 +60,7 @@ async def _start(context: ServerContext, request: Request) -> MessagesHandler:
     model = context.model_name(body.model)
     body.check_servers()
     if body.stop is not None and body.stop_sequences is not None:
-        raise RequestError("stop: is stop_sequences here; give that alone", param="stop")
+        raise refuse("stop", "is stop_sequences here; give that alone")
     chat = ChatContext(context.config, *context.require(), body.tool_config())
     ids = await _encode(context, request, body, chat)
     job = await context.submit(

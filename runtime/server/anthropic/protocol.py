@@ -7,16 +7,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Tag, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from runtime.errors import RequestError
 from runtime.request.validation import refuse
 from runtime.server.openai.protocol import (
     EXAMPLE_CHAT,
-    MAX_MESSAGES,
-    MAX_PARTS,
     Call,
     Conversation,
     Entries,
@@ -28,14 +25,18 @@ from runtime.server.openai.protocol import (
     check_kind,
     template_variables,
 )
-from runtime.server.openai.tools import MAX_TOOLS, Choice, ToolConfig, check_distinct_names, make_tool, select_tools
+from runtime.server.openai.tools import Choice, ToolConfig, check_distinct_names, make_tool, select_tools
 from runtime.server.preprocessing.request_body import (
     AnyOfUnion,
     Integer,
+    MessageList,
+    PartList,
     RequestModel,
+    TextOrParts,
+    ToolList,
     UnsupportedField,
     api_field,
-    union_tag,
+    optional,
 )
 
 _CHOICES: dict[str, Literal["none", "auto", "required"]] = {
@@ -71,31 +72,24 @@ def _content_arm(content: Any) -> str:
 class Block(RequestModel):
     """A piece of a turn: text, an answer's thinking, a call of a tool, or what one returned."""
 
-    type: Annotated[
-        str,
-        api_field(
-            "text, thinking, redacted_thinking, tool_use or tool_result; blocks of server "
-            "tools are ignored and named in `X-Unmask-Ignored`",
-            "text",
-        ),
-    ]
-    text: Annotated[str | None, api_field("text of a `text` part", "Hello!")] = None
-    thinking: Annotated[
-        str | None, api_field("reasoning of the assistant, for templates that use it", "12 and 30 are 42.")
-    ] = None
-    signature: Annotated[str | None, api_field("accepted for compatibility; ignored", "")] = None
-    data: Annotated[str | None, api_field("accepted for compatibility; ignored", "")] = None
-    id: Annotated[str | None, api_field("of a tool call: its id", "call_1")] = None
-    name: Annotated[str | None, api_field("of a tool call: name of the tool", "calculator")] = None
-    input: Annotated[dict[str, Any] | None, api_field("of a tool call: its arguments", {"expression": "12 + 30"})] = (
-        None
+    type: str = api_field(
+        "text, thinking, redacted_thinking, tool_use or tool_result; blocks of server "
+        "tools are ignored and named in `X-Unmask-Ignored`",
+        "text",
     )
-    tool_use_id: Annotated[str | None, api_field("of a tool result: id of the call", "call_1")] = None
-    content: Annotated[_Content | None, api_field("of a tool result: text, or a list of blocks", "42")] = None
-    is_error: Annotated[bool | None, api_field("of a tool result; accepted for compatibility; ignored", False)] = None
-    caller: Annotated[Any, api_field("accepted for compatibility; ignored", None)] = None
-    citations: Annotated[Any, api_field("accepted for compatibility; ignored", None)] = None
-    cache_control: Annotated[Any, api_field("ignored; every prefix is cached", None)] = None
+    text: str | None = optional("text of a `text` part", "Hello!")
+    thinking: str | None = optional("reasoning of the assistant, for templates that use it", "12 and 30 are 42.")
+    signature: str | None = optional("accepted for compatibility; ignored", "")
+    data: str | None = optional("accepted for compatibility; ignored", "")
+    id: str | None = optional("of a tool call: its id", "call_1")
+    name: str | None = optional("of a tool call: name of the tool", "calculator")
+    input: dict[str, Any] | None = optional("of a tool call: its arguments", {"expression": "12 + 30"})
+    tool_use_id: str | None = optional("of a tool result: id of the call", "call_1")
+    content: _Content | None = optional("of a tool result: text, or a list of blocks", "42")
+    is_error: bool | None = optional("of a tool result; accepted for compatibility; ignored", False)
+    caller: Any = optional("accepted for compatibility; ignored", None)
+    citations: Any = optional("accepted for compatibility; ignored", None)
+    cache_control: Any = optional("ignored; every prefix is cached", None)
 
     @model_validator(mode="after")
     def _is_known(self) -> Block:
@@ -117,58 +111,49 @@ class Block(RequestModel):
         return _text(content, path)
 
 
-_Blocks = Annotated[list[Block], Field(max_length=MAX_PARTS, fail_fast=True)]
 _Content = Annotated[
-    Annotated[str, Tag("str")] | Annotated[_Blocks, Tag("list")] | Annotated[Any, Tag("any")],
+    Annotated[str, Tag("str")] | Annotated[PartList[Block], Tag("list")] | Annotated[Any, Tag("any")],
     Discriminator(_content_arm),
     AnyOfUnion(),
 ]
-BlockText = Annotated[Annotated[str, Tag("str")] | Annotated[_Blocks, Tag("list")], Discriminator(union_tag)]
+BlockText = TextOrParts[Block]
 
 
 class InputMessage(RequestModel):
-    role: Annotated[Literal["user", "assistant", "system"], api_field("role of the author", "user")]
-    content: Annotated[BlockText, api_field("text, or a list of blocks", "Hello!")]
+    role: Literal["user", "assistant", "system"] = api_field("role of the author", "user")
+    content: BlockText = api_field("text, or a list of blocks", "Hello!")
 
 
 class Thinking(RequestModel):
     """Controls `enable_thinking` of the chat template."""
 
-    type: Annotated[
-        Literal["enabled", "disabled", "adaptive"],
-        api_field("sets `enable_thinking` of the chat template to false if `disabled`, else true", "enabled"),
-    ]
-    budget_tokens: Annotated[Integer | None, api_field("accepted for compatibility; ignored", 1024)] = None
-    display: Annotated[str | None, api_field("accepted for compatibility; ignored", "summarized")] = None
+    type: Literal["enabled", "disabled", "adaptive"] = api_field(
+        "sets `enable_thinking` of the chat template to false if `disabled`, else true", "enabled"
+    )
+    budget_tokens: Integer | None = optional("accepted for compatibility; ignored", 1024)
+    display: str | None = optional("accepted for compatibility; ignored", "summarized")
 
 
 class OutputConfig(RequestModel):
     """Format of the output, and `reasoning_effort` for templates that support it."""
 
-    format: Annotated[
-        Any, api_field("`json_schema` with a schema", {"type": "json_schema", "schema": {"type": "object"}})
-    ] = None
-    effort: Annotated[str | None, api_field("sets `reasoning_effort` of the chat template", "low")] = None
+    format: Any = optional("`json_schema` with a schema", {"type": "json_schema", "schema": {"type": "object"}})
+    effort: str | None = optional("sets `reasoning_effort` of the chat template", "low")
 
 
 class MessagesTool(RequestModel):
     """A tool that the model may use."""
 
-    type: Annotated[
-        str | None,
-        api_field(
-            "`custom`, the default; tools of other types are ignored and named in `X-Unmask-Ignored`",
-            "custom",
-        ),
-    ] = None
-    name: Annotated[str | None, api_field("name of the function", "calculator")] = None
-    description: Annotated[str | None, api_field("description for the model", "Works out sums.")] = None
-    input_schema: Annotated[
-        dict[str, Any] | None,
-        api_field("JSON schema of the input", {"type": "object", "properties": {"expression": {"type": "string"}}}),
-    ] = None
-    strict: Annotated[bool | None, api_field("constrain the input to the schema", False)] = None
-    cache_control: Annotated[Any, api_field("ignored; every prefix is cached", None)] = None
+    type: str | None = optional(
+        "`custom`, the default; tools of other types are ignored and named in `X-Unmask-Ignored`", "custom"
+    )
+    name: str | None = optional("name of the function", "calculator")
+    description: str | None = optional("description for the model", "Works out sums.")
+    input_schema: dict[str, Any] | None = optional(
+        "JSON schema of the input", {"type": "object", "properties": {"expression": {"type": "string"}}}
+    )
+    strict: bool | None = optional("constrain the input to the schema", False)
+    cache_control: Any = optional("ignored; every prefix is cached", None)
 
     def unsupported_kind(self) -> str | None:
         return None if self.type in (None, "custom") else self.type
@@ -177,37 +162,30 @@ class MessagesTool(RequestModel):
 class MessagesToolChoice(RequestModel):
     """Whether and which tools are to be used."""
 
-    type: Annotated[
-        Literal["auto", "any", "tool", "none"],
-        api_field("`auto`: the model decides; `any`: any tool; `tool`: the tool `name`; `none`", "auto"),
-    ]
-    name: Annotated[str | None, api_field("name of the tool for `tool`", "calculator")] = None
-    disable_parallel_tool_use: Annotated[bool | None, api_field("allow at most one call", False)] = None
+    type: Literal["auto", "any", "tool", "none"] = api_field(
+        "`auto`: the model decides; `any`: any tool; `tool`: the tool `name`; `none`", "auto"
+    )
+    name: str | None = optional("name of the tool for `tool`", "calculator")
+    disable_parallel_tool_use: bool | None = optional("allow at most one call", False)
 
 
 class CountRequest(RequestModel):
     """A conversation whose tokens are counted."""
 
     model: ModelName = None
-    messages: Annotated[
-        Annotated[list[InputMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)],
-        api_field("messages of the chat; a last message of the assistant is continued", EXAMPLE_CHAT),
-    ]
-    system: Annotated[BlockText | None, api_field("system prompt: text, or a list of blocks", "You are terse.")] = None
-    tools: Annotated[
-        Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None,
-        api_field("tools that the model may call", [{"name": "calculator", "input_schema": {"type": "object"}}]),
-    ] = None
-    tool_choice: Annotated[
-        MessagesToolChoice | None, api_field("whether and which tools are called", {"type": "auto"})
-    ] = None
-    thinking: Annotated[Thinking | None, api_field("whether the model reasons first", {"type": "disabled"})] = None
-    output_config: Annotated[OutputConfig | None, api_field("format and effort of the output", {"effort": "low"})] = (
-        None
+    messages: MessageList[InputMessage] = api_field(
+        "messages of the chat; a last message of the assistant is continued", EXAMPLE_CHAT
     )
+    system: BlockText | None = optional("system prompt: text, or a list of blocks", "You are terse.")
+    tools: ToolList[MessagesTool] | None = optional(
+        "tools that the model may call", [{"name": "calculator", "input_schema": {"type": "object"}}]
+    )
+    tool_choice: MessagesToolChoice | None = optional("whether and which tools are called", {"type": "auto"})
+    thinking: Thinking | None = optional("whether the model reasons first", {"type": "disabled"})
+    output_config: OutputConfig | None = optional("format and effort of the output", {"effort": "low"})
     chat_template_kwargs: TemplateArguments = None
-    cache_control: Annotated[Any, api_field("ignored; every prefix is cached", None)] = None
-    speed: Annotated[str | None, api_field("accepted for compatibility; ignored", "standard")] = None
+    cache_control: Any = optional("ignored; every prefix is cached", None)
+    speed: str | None = optional("accepted for compatibility; ignored", "standard")
 
     def template_kwargs(self) -> dict[str, Any]:
         thinks = None if self.thinking is None else self.thinking.type != "disabled"
@@ -253,21 +231,16 @@ class CountRequest(RequestModel):
 
 
 class MessagesRequest(CountRequest, SingleChoiceRequest):
-    max_tokens: Annotated[
-        Integer | None, api_field("maximum output tokens; default: the rest of max_model_len", 64)
-    ] = None
-    stop_sequences: Annotated[
-        list[str] | None, api_field("stop strings; the output ends before the first one", ["\n\n"])
-    ] = None
-    metadata: Annotated[Entries | None, api_field("accepted for compatibility; ignored", {"user_id": "someone"})] = None
-    service_tier: Annotated[str | None, api_field("accepted for compatibility; ignored", "auto")] = None
-    inference_geo: Annotated[str | None, api_field("accepted for compatibility; ignored", "eu")] = None
+    max_tokens: Integer | None = optional("maximum output tokens; default: the rest of max_model_len", 64)
+    stop_sequences: list[str] | None = optional("stop strings; the output ends before the first one", ["\n\n"])
+    metadata: Entries | None = optional("accepted for compatibility; ignored", {"user_id": "someone"})
+    service_tier: str | None = optional("accepted for compatibility; ignored", "auto")
+    inference_geo: str | None = optional("accepted for compatibility; ignored", "eu")
     response_format: Annotated[Any, UnsupportedField(why="is not supported; use output_config.format")] = None
     container: Annotated[Any, UnsupportedField()] = None
-    mcp_servers: Annotated[
-        list[Any] | None,
-        api_field("ignored with an `mcp_toolset` in `tools`, otherwise rejected unless empty", []),
-    ] = None
+    mcp_servers: list[Any] | None = optional(
+        "ignored with an `mcp_toolset` in `tools`, otherwise rejected unless empty", []
+    )
 
     field_aliases: ClassVar[dict[str, str]] = {"prompt": "messages"}
 
@@ -309,7 +282,7 @@ def _text(content: BlockText | None, path: str) -> str:
     for i, block in enumerate(content):
         if block.type != "text" and block.unsupported_kind() is None:
             at = path + f"[{i}]"
-            raise RequestError(f"{at}: {block.type} blocks are not supported here, only text", param=at)
+            raise refuse(at, f"{block.type} blocks are not supported here, only text")
     return "".join(block.text or "" for block in content if block.type == "text")
 
 
@@ -331,7 +304,7 @@ def _add_assistant(made: Conversation, content: BlockText, path: str) -> None:
             case "text":
                 made.assistant(at, text=block.text or "", begins=begins)
             case _:
-                raise RequestError(f"{at}: only a user's turn has {block.type} blocks; move it", param=at)
+                raise refuse(at, f"only a user's turn has {block.type} blocks; move it")
         begins = False
 
 
@@ -353,7 +326,7 @@ def _add_input(made: Conversation, message: InputMessage, path: str) -> None:
             made.add(at, role="tool", content=block.result_text(f"{at}.content"), tool_call_id=block.tool_use_id)
             added = True
         else:
-            raise RequestError(f"{at}: a {message.role}'s turn has no {block.type} blocks; move it", param=at)
+            raise refuse(at, f"a {message.role}'s turn has no {block.type} blocks; move it")
     if texts or not added:
         made.add(path, role=message.role, content="".join(texts))
 

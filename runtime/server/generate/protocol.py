@@ -21,7 +21,13 @@ from runtime.server.openai.protocol import (
     Timings,
     Usage,
 )
-from runtime.server.preprocessing.request_body import Integer, RequestModel, UnsupportedField, api_field
+from runtime.server.preprocessing.request_body import (
+    Integer,
+    RequestModel,
+    UnsupportedField,
+    api_field,
+    optional,
+)
 
 MAX_SEGMENTS = 1024
 
@@ -30,47 +36,34 @@ class GenerateRequest(GenerationRequest):
     """Either a prompt, continued as it is, or the messages of a chat."""
 
     model: ModelName = None
-    prompt: Annotated[Prompt | None, api_field("prompt to continue: text or token ids", "Solve: 12 + 30.")] = None
-    messages: Annotated[Messages | None, api_field("messages of a chat, instead of `prompt`", EXAMPLE_CHAT)] = None
+    prompt: Prompt | None = optional("prompt to continue: text or token ids", "Solve: 12 + 30.")
+    messages: Messages | None = optional("messages of a chat, instead of `prompt`", EXAMPLE_CHAT)
     chat_template_kwargs: TemplateArguments = None
     add_generation_prompt: GenerationPrompt = None
     continue_final_message: FinalMessage = None
     n: Annotated[Any, UnsupportedField(1)] = None
-    stream_mode: Annotated[
-        Literal["denoise", "block_append"] | None,
-        api_field(
-            "events of a stream: `denoise`, the open blocks after each step; `block_append`, appended text",
-            "denoise",
-        ),
-    ] = None
+    stream_mode: Literal["denoise", "block_append"] | None = optional(
+        "events of a stream: `denoise`, the open blocks after each step; `block_append`, appended text", "denoise"
+    )
 
 
 class Segment(RequestModel):
     """A piece of a text with holes: a text that stays, or a hole."""
 
-    text: Annotated[str | None, api_field("fixed text", "The sky is ")] = None
-    mask: Annotated[Integer | None, api_field("length of a gap in tokens", 8)] = None
+    text: str | None = optional("fixed text", "The sky is ")
+    mask: Integer | None = optional("length of a gap in tokens", 8)
 
 
 class InfillRequest(GenerationRequest):
     model: ModelName = None
-    text: Annotated[
-        str | None, api_field("text with gaps: `<mask:8>` is a gap of eight tokens", "2, 4, <mask:2>8, 10")
-    ] = None
-    segments: Annotated[
-        Annotated[list[Segment], Field(max_length=MAX_SEGMENTS, fail_fast=True)] | None,
-        api_field(
-            "sequence of texts and gaps, instead of `text`", [{"text": "2, 4, "}, {"mask": 2}, {"text": "8, 10"}]
-        ),
-    ] = None
-    messages: Annotated[
-        Messages | None, api_field("messages of a chat; the text is the assistant's response", EXAMPLE_CHAT)
-    ] = None
+    text: str | None = optional("text with gaps: `<mask:8>` is a gap of eight tokens", "2, 4, <mask:2>8, 10")
+    segments: Annotated[list[Segment], Field(max_length=MAX_SEGMENTS, fail_fast=True)] | None = optional(
+        "sequence of texts and gaps, instead of `text`", [{"text": "2, 4, "}, {"mask": 2}, {"text": "8, 10"}]
+    )
+    messages: Messages | None = optional("messages of a chat; the text is the assistant's response", EXAMPLE_CHAT)
     chat_template_kwargs: TemplateArguments = None
     n: Annotated[Any, UnsupportedField(1)] = None
-    stream_mode: Annotated[
-        Literal["denoise"] | None, api_field("events of a stream: the open blocks after each step", "denoise")
-    ] = None
+    stream_mode: Literal["denoise"] | None = optional("events of a stream: the open blocks after each step", "denoise")
 
 
 FinishReason = Literal["stop", "length", "max_nfe", "repetition"]

@@ -93,9 +93,9 @@ async def _start_generate(context: ServerContext, request: Request) -> GenerateH
     mode = stream_mode(body, default="denoise")
     loaded = context.require()
     if (body.prompt is None) == (body.messages is None):
-        raise RequestError("prompt: give either prompt or messages", param="prompt")
+        raise refuse("prompt", "give either prompt or messages")
     if body.prompt is not None and body.chat_template_kwargs is not None:
-        raise RequestError("chat_template_kwargs: only with messages", param="chat_template_kwargs")
+        raise refuse("chat_template_kwargs", "only with messages")
     continued = False
     if body.prompt is not None:
         check_no_chat_fields(body)
@@ -212,7 +212,7 @@ async def _start_infill(context: ServerContext, request: Request) -> InfillHandl
     model = context.model_name(body.model)
     for name in _LENGTH_FIELDS:
         if getattr(body, name) is not None:
-            raise RequestError(f"{name}: the holes say how long the answer is; leave it out", param=name)
+            raise refuse(name, "the holes say how long the answer is; leave it out")
     mode = stream_mode(body, default="denoise")
     _, tokenizer = context.require()
     layout = await _tokenize_segments(context, request, body)
@@ -242,7 +242,7 @@ async def _tokenize_segments(context: ServerContext, request: Request, body: Inf
             request, (info, tokenizer), template_messages(body.messages), body.chat_template_kwargs
         )
     elif body.chat_template_kwargs is not None:
-        raise RequestError("chat_template_kwargs: only with messages", param="chat_template_kwargs")
+        raise refuse("chat_template_kwargs", "only with messages")
     else:
         ids = info.with_bos([])
     limit = info.max_model_len
@@ -266,14 +266,14 @@ async def _tokenize_segments(context: ServerContext, request: Request, body: Inf
         pinned_tokens |= {at + i: token for i, token in enumerate(own)}
         at += len(own)
     if not ids:
-        raise RequestError(f"{param}: begins with a hole; give a text before it, or messages", param=param)
+        raise refuse(param, "begins with a hole; give a text before it, or messages")
     return InfillLayout(segments, ids, pinned_tokens, holes, at)
 
 
 def _segments(body: InfillRequest) -> tuple[list[str | int], str]:
     """Returns texts and lengths of gaps in order, and the field that has them. Raises RequestError."""
     if (body.text is None) == (body.segments is None):
-        raise RequestError("text: give either text or segments", param="text")
+        raise refuse("text", "give either text or segments")
     if body.segments is not None:
         param = "segments"
         found: list[str | int] = []
@@ -285,7 +285,7 @@ def _segments(body: InfillRequest) -> tuple[list[str | int], str]:
                     found.append(mask)
                 case _:
                     path = f"segments[{i}]"
-                    raise RequestError(f"{path}: give it either text or mask, a hole's tokens", param=path)
+                    raise refuse(path, "give it either text or mask, a hole's tokens")
     else:
         param = "text"
         parts = _HOLE.split(body.text or "")
@@ -293,12 +293,12 @@ def _segments(body: InfillRequest) -> tuple[list[str | int], str]:
     found = [part for part in found if part != ""]
     sizes = [part for part in found if isinstance(part, int)]
     if not sizes:
-        raise RequestError(f"{param}: has no hole; write one of eight tokens as <mask:8>", param=param)
+        raise refuse(param, "has no hole; write one of eight tokens as <mask:8>")
     if len(sizes) > MAX_HOLES:
-        raise RequestError(f"{param}: has {len(sizes)} holes; at most {MAX_HOLES}", param=param)
+        raise refuse(param, f"has {len(sizes)} holes; at most {MAX_HOLES}")
     for size in sizes:
         if not 1 <= size <= MAX_HOLE:
-            raise RequestError(f"{param}: a hole of {size} tokens; from 1 to {MAX_HOLE}", param=param)
+            raise refuse(param, f"a hole of {size} tokens; from 1 to {MAX_HOLE}")
     return found, param
 
 

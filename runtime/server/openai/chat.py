@@ -12,6 +12,7 @@ from starlette.responses import Response
 from runtime.errors import RequestError
 from runtime.parsers import Arguments, CallStart, ChatOutputParser, Delta, Reasoning
 from runtime.request.output import CompletionState, denoise_fields
+from runtime.request.validation import refuse
 from runtime.server.context import ServerContext, new_id, stream_mode
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.http_responses import DONE, ErrorResponse, ServingHandler, events, handle_generation, openai_error
@@ -159,9 +160,7 @@ def _limit(body: ChatRequest) -> tuple[int | None, dict[str, str]]:
     if new is None:
         return old, {}
     if old is not None and old != new:
-        raise RequestError(
-            "max_completion_tokens: differs from max_tokens; give one of them", param="max_completion_tokens"
-        )
+        raise refuse("max_completion_tokens", "differs from max_tokens; give one of them")
     return new, {"max_tokens": "max_completion_tokens"}
 
 

@@ -8,10 +8,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from runtime.errors import RequestError
 from runtime.request.output import CompletionState, denoise_fields
 from runtime.request.sampling_params import MAX_COUNT
-from runtime.request.validation import integer
+from runtime.request.validation import integer, refuse
 from runtime.server.context import ServerContext, new_id, stream_mode
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.http_responses import ErrorResponse, PromptWarning, events, handle_generation, template_warning
@@ -91,9 +90,8 @@ async def _tokenize_suffix(
         return None, {}
     for name in ("ignore_eos", "max_nfe", "max_repetition_run"):
         if getattr(body, name) is not None:
-            raise RequestError(
-                f"{name}: cannot be combined with suffix, where max_tokens is the length of the output; leave it out",
-                param=name,
+            raise refuse(
+                name, "cannot be combined with suffix, where max_tokens is the length of the output; leave it out"
             )
     info = context.require()[0]
     requested = context.cap_max_tokens(
@@ -110,7 +108,7 @@ def _list(prompt: Any) -> list[str | list[int]]:
     if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
         return [prompt]
     if len(prompt) > MAX_PROMPTS:
-        raise RequestError(f"prompt: {len(prompt)} prompts; at most {MAX_PROMPTS} in one request", param="prompt")
+        raise refuse("prompt", f"{len(prompt)} prompts; at most {MAX_PROMPTS} in one request")
     return list(prompt)
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from runtime.errors import RequestError
 from runtime.parsers import part_marks
 from runtime.request.engine_messages import EngineInfo, RequestSpec
 from runtime.request.output import CompletionState, IdsOnly, TokenLogprob
 from runtime.request.resolve import score_spec
+from runtime.request.validation import refuse
 from runtime.tokenizer import Tokenizer
 from runtime.tokenizer.detokenizer import OffsetTracker, TokenByteDecoder, TokenOffset
 
@@ -37,10 +37,10 @@ def check_logprobs_limit(spec: RequestSpec, choices: int, param: str) -> None:
     assert spec.logprobs is not None
     count = choices * spec.max_tokens * (1 + spec.logprobs)
     if count > MAX_LOGPROBS:
-        raise RequestError(
-            f"{param}: the response may have {count} log-probabilities: {choices} x {spec.max_tokens} tokens x "
+        raise refuse(
+            param,
+            f"the response may have {count} log-probabilities: {choices} x {spec.max_tokens} tokens x "
             f"{1 + spec.logprobs}; at most {MAX_LOGPROBS} in one answer: give a smaller max_tokens, n or {param}",
-            param=param,
         )
 
 
@@ -171,13 +171,13 @@ def parse_echo(body: CompletionRequest, prompts: Sequence[str | list[int]]) -> P
     scores = bool(body.echo) and body.set_fields().get("logprobs") is not None
     if body.prompt_logprobs_stride is not None and not scores:
         name = "prompt_logprobs_stride"
-        raise RequestError(f"{name}: only with echo true and logprobs; leave it out", param=name)
+        raise refuse(name, "only with echo true and logprobs; leave it out")
     if not body.echo:
         return None
     if body.suffix:
-        raise RequestError("echo: does not go with a suffix; leave one of them out", param="echo")
+        raise refuse("echo", "does not go with a suffix; leave one of them out")
     if scores and body.stream:
-        raise RequestError("echo: cannot be combined with logprobs and stream; leave one of them out", param="echo")
+        raise refuse("echo", "cannot be combined with logprobs and stream; leave one of them out")
     return PromptEcho(prompts, silent=body.max_tokens == 0, stride=body.prompt_logprobs_stride or 1)
 
 
@@ -207,10 +207,11 @@ class PromptEcho:
         self._adds_bos = info.bos_token_id is not None
         count = sum(len(choice.spec.prompt) * (1 + (choice.spec.logprobs or 0)) for choice in choices)
         if choices[0].spec.logprobs is not None and count > MAX_LOGPROBS:
-            raise RequestError(
-                f"echo: the prompts have {count} log-probabilities, n and logprobs counted in; at most "
-                f"{MAX_LOGPROBS} in one answer: send fewer prompts, or a smaller n or logprobs", param="echo",
-            )  # fmt: skip
+            raise refuse(
+                "echo",
+                f"the prompts have {count} log-probabilities, n and logprobs counted in; at most {MAX_LOGPROBS} in one "
+                "answer: send fewer prompts, or a smaller n or logprobs",
+            )
         for number, choice in enumerate(choices[::each]):
             prompt, spec = self._prompts[number], choice.spec
             self._ids.append(spec.prompt)

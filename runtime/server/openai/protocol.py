@@ -14,11 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NotRequired, Protocol
 
 import pydantic
-from pydantic import Discriminator, Field, PlainValidator, Tag, WithJsonSchema, model_validator
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError, from_json
 from typing_extensions import TypedDict
 
-from runtime.errors import RequestError
 from runtime.request.resolve import MAX_TOKENS_PER_STEP
 from runtime.request.sampling_params import PARAMETERS
 from runtime.request.validation import preview, refuse
@@ -27,15 +26,15 @@ from runtime.server.openapi import values_schema
 from runtime.server.preprocessing.request_body import (
     Integer,
     Integers,
+    MessageList,
+    PartList,
     RequestModel,
+    TextOrParts,
     UnsupportedField,
     api_field,
     check_shape,
-    union_tag,
+    optional,
 )
-
-MAX_MESSAGES = 2048
-MAX_PARTS = 2048
 
 TEXT_TYPES = frozenset({"text", "input_text", "output_text", "refusal"})  # kinds of parts that are text
 EXAMPLE_CHAT = [{"role": "user", "content": "Solve: 12 + 30."}]  # an example
@@ -45,11 +44,11 @@ _ROLES = {"developer": "system", "function": "tool"}  # OpenAI's newer and older
 class Part(RequestModel):
     """A part of a message, with its text in the field with the name of its type, or in `text`."""
 
-    type: Annotated[str, api_field("`text`; other types are rejected", "text")]
-    text: Annotated[str | None, api_field("text of a `text` part", "Hello!")] = None
-    refusal: Annotated[str | None, api_field("text of a refusal", "I will not.")] = None
-    cache_control: Annotated[Any, api_field("ignored; every prefix is cached", None)] = None
-    annotations: Annotated[Any, api_field("accepted for compatibility; ignored", [])] = None
+    type: str = api_field("`text`; other types are rejected", "text")
+    text: str | None = optional("text of a `text` part", "Hello!")
+    refusal: str | None = optional("text of a refusal", "I will not.")
+    cache_control: Any = optional("ignored; every prefix is cached", None)
+    annotations: Any = optional("accepted for compatibility; ignored", [])
 
     text_types: ClassVar[frozenset[str]] = TEXT_TYPES
 
@@ -67,27 +66,24 @@ class Part(RequestModel):
 
 
 class Function(RequestModel):
-    name: Annotated[str, api_field("name of the tool", "calculator")]
-    arguments: Annotated[Any, api_field("JSON text, or an object", '{"expression": "12 + 30"}')] = None
+    name: str = api_field("name of the tool", "calculator")
+    arguments: Any = optional("JSON text, or an object", '{"expression": "12 + 30"}')
 
 
 class CustomCall(RequestModel):
     """A call of a tool whose input is text."""
 
-    name: Annotated[str, api_field("name of the tool", "shell")]
-    input: Annotated[str | None, api_field("input text", "ls")] = None
+    name: str = api_field("name of the tool", "shell")
+    input: str | None = optional("input text", "ls")
 
 
 class Call(RequestModel):
-    id: Annotated[str | None, api_field("id of the call", "call_1")] = None
-    type: Annotated[
-        str | None, api_field("`function`, or `custom` in the history of clients with custom tools", "function")
-    ] = None
-    function: Annotated[
-        Function | None,
-        api_field("name and arguments", {"name": "calculator", "arguments": '{"expression": "12 + 30"}'}),
-    ] = None
-    custom: Annotated[CustomCall | None, api_field("of a custom call: tool and input", None)] = None
+    id: str | None = optional("id of the call", "call_1")
+    type: str | None = optional("`function`, or `custom` in the history of clients with custom tools", "function")
+    function: Function | None = optional(
+        "name and arguments", {"name": "calculator", "arguments": '{"expression": "12 + 30"}'}
+    )
+    custom: CustomCall | None = optional("of a custom call: tool and input", None)
 
     @model_validator(mode="after")
     def _has_function(self) -> Call:
@@ -144,7 +140,7 @@ def check_no_chat_fields(body: PromptEnding) -> None:
     """Raises RequestError for fields that only a chat has."""
     for name in ("add_generation_prompt", "continue_final_message"):
         if getattr(body, name) is not None:
-            raise RequestError(f"{name}: only with messages; leave it out", param=name)
+            raise refuse(name, "only with messages; leave it out")
 
 
 def check_continued(message: Mapping[str, Any], path: str) -> None:
@@ -162,35 +158,27 @@ def ending_variables(body: PromptEnding, variables: Mapping[str, Any] | None) ->
     return {"add_generation_prompt": body.add_generation_prompt, **(variables or {})}
 
 
-_Parts = Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]
-Content = Annotated[Annotated[str, Tag("str")] | Annotated[_Parts, Tag("list")], Discriminator(union_tag)]
-
-
 class Message(RequestModel):
-    role: Annotated[
-        Literal["system", "developer", "user", "assistant", "tool", "function"],
-        api_field("role of the author; `developer` means `system`, `function` means `tool`", "user"),
-    ]
-    content: Annotated[Content | None, api_field("text, or a list of parts; null with tool calls", "Hello!")] = None
-    name: Annotated[str | None, api_field("name of the author, for templates that use it", "Ann")] = None
-    tool_calls: Annotated[
-        Annotated[list[Call], Field(max_length=MAX_PARTS, fail_fast=True)] | None,
-        api_field(
-            "tool calls of an assistant message",
-            [{"id": "call_1", "type": "function", "function": {"name": "calculator", "arguments": "{}"}}],
-        ),
-    ] = None
-    tool_call_id: Annotated[str | None, api_field("of a tool result: id of the call", "call_1")] = None
-    function_call: Annotated[
-        Function | None, api_field("deprecated form of `tool_calls`", {"name": "calculator", "arguments": "{}"})
-    ] = None
-    reasoning_content: Annotated[
-        str | None, api_field("reasoning of the assistant, for templates that use it", "12 and 30 are 42.")
-    ] = None
-    reasoning: Annotated[str | None, api_field("alias of `reasoning_content`", "12 and 30 are 42.")] = None
-    refusal: Annotated[str | None, api_field("refusal text of an assistant message", None)] = None
-    audio: Annotated[Any, api_field("accepted for compatibility; ignored", None)] = None
-    annotations: Annotated[Any, api_field("accepted for compatibility; ignored", [])] = None
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"] = api_field(
+        "role of the author; `developer` means `system`, `function` means `tool`", "user"
+    )
+    content: TextOrParts[Part] | None = optional("text, or a list of parts; null with tool calls", "Hello!")
+    name: str | None = optional("name of the author, for templates that use it", "Ann")
+    tool_calls: PartList[Call] | None = optional(
+        "tool calls of an assistant message",
+        [{"id": "call_1", "type": "function", "function": {"name": "calculator", "arguments": "{}"}}],
+    )
+    tool_call_id: str | None = optional("of a tool result: id of the call", "call_1")
+    function_call: Function | None = optional(
+        "deprecated form of `tool_calls`", {"name": "calculator", "arguments": "{}"}
+    )
+    reasoning_content: str | None = optional(
+        "reasoning of the assistant, for templates that use it", "12 and 30 are 42."
+    )
+    reasoning: str | None = optional("alias of `reasoning_content`", "12 and 30 are 42.")
+    refusal: str | None = optional("refusal text of an assistant message", None)
+    audio: Any = optional("accepted for compatibility; ignored", None)
+    annotations: Any = optional("accepted for compatibility; ignored", [])
 
     def text(self) -> str | None:
         if isinstance(self.content, list):
@@ -202,7 +190,7 @@ class Message(RequestModel):
         return (self.tool_calls or []) + legacy
 
 
-Messages = Annotated[list[Message], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+Messages = MessageList[Message]
 
 
 class Conversation:
@@ -275,11 +263,9 @@ def _check_results(messages: Sequence[Message], paths: Sequence[str], result_id:
 def _template_message(message: Message, path: str) -> dict[str, Any]:
     text, calls = message.text(), message.calls()
     if text is None and message.role not in ("assistant", "tool", "function"):
-        raise RequestError(f"{path}.content: is missing; give a text", param=f"{path}.content")
+        raise refuse(f"{path}.content", "is missing; give a text")
     if calls and message.role != "assistant":
-        raise RequestError(
-            f"{path}.tool_calls: is allowed in assistant messages only; leave it out", param=f"{path}.tool_calls"
-        )
+        raise refuse(f"{path}.tool_calls", "is allowed in assistant messages only; leave it out")
     made: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": text or ""}
     for name in ("name", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
@@ -418,7 +404,7 @@ else:
 class GenerationRequest(SamplingFields):
     """Fields of all generation routes."""
 
-    stream: Annotated[bool | None, api_field("return server-sent events", True)] = None
+    stream: bool | None = optional("return server-sent events", True)
     skip_special_tokens: Annotated[Any, UnsupportedField(True)] = None
     spaces_between_special_tokens: Annotated[Any, UnsupportedField(True)] = None
     include_stop_str_in_output: Annotated[Any, UnsupportedField(False)] = None
@@ -430,16 +416,16 @@ class GenerationRequest(SamplingFields):
     logits_processors: Annotated[Any, UnsupportedField([])] = None
     prompt_logprobs: Annotated[Any, UnsupportedField()] = None
     truncate_prompt_tokens: Annotated[Any, UnsupportedField()] = None
-    guided_json: Annotated[Any, api_field("alias of `structured_outputs.json`", '{"type": "object"}')] = None
-    guided_regex: Annotated[Any, api_field("alias of `structured_outputs.regex`", "[a-z]+")] = None
-    guided_choice: Annotated[Any, api_field("alias of `structured_outputs.choice`", ["yes", "no"])] = None
-    guided_grammar: Annotated[Any, api_field("alias of `structured_outputs.grammar`", 'start: "yes" | "no"')] = None
-    regex: Annotated[Any, api_field("alias of `structured_outputs.regex`", "[a-z]+")] = None
-    json_schema: Annotated[Any, api_field("alias of `structured_outputs.json`", '{"type": "object"}')] = None
-    ebnf: Annotated[Any, api_field("alias of `structured_outputs.grammar`", 'root ::= "yes" | "no"')] = None
-    response_format: Annotated[
-        Any, api_field("`text`, `json_object` (with or without a schema) or `json_schema`", {"type": "json_object"})
-    ] = None
+    guided_json: Any = optional("alias of `structured_outputs.json`", '{"type": "object"}')
+    guided_regex: Any = optional("alias of `structured_outputs.regex`", "[a-z]+")
+    guided_choice: Any = optional("alias of `structured_outputs.choice`", ["yes", "no"])
+    guided_grammar: Any = optional("alias of `structured_outputs.grammar`", 'start: "yes" | "no"')
+    regex: Any = optional("alias of `structured_outputs.regex`", "[a-z]+")
+    json_schema: Any = optional("alias of `structured_outputs.json`", '{"type": "object"}')
+    ebnf: Any = optional("alias of `structured_outputs.grammar`", 'root ::= "yes" | "no"')
+    response_format: Any = optional(
+        "`text`, `json_object` (with or without a schema) or `json_schema`", {"type": "json_object"}
+    )
 
     def set_fields(self) -> dict[str, Any]:
         """Returns the declared fields that the request sets, by name."""
@@ -467,8 +453,8 @@ class SingleChoiceRequest(GenerationRequest):
 
 
 class StreamOptions(RequestModel):
-    include_usage: Annotated[bool | None, api_field("add the usage to the last chunk", True)] = None
-    continuous_usage_stats: Annotated[bool | None, api_field("with it: add the usage to each chunk", False)] = None
+    include_usage: bool | None = optional("add the usage to the last chunk", True)
+    continuous_usage_stats: bool | None = optional("with it: add the usage to each chunk", False)
     include_obfuscation: Annotated[Any, UnsupportedField(False)] = None
 
 
@@ -476,52 +462,42 @@ class OpenAIRequest(GenerationRequest):
     """The fields that chat and completions share."""
 
     model: ModelName = None
-    stream_options: Annotated[StreamOptions | None, api_field("options of the stream", {"include_usage": True})] = None
-    stream_mode: Annotated[
-        Literal["denoise", "block_append"] | None,
-        api_field("`denoise`: also return the open blocks after each step; `block_append`: the default", "denoise"),
-    ] = None
-    user: Annotated[str | None, api_field("accepted for compatibility; ignored", "someone")] = None
-    metadata: Annotated[Entries | None, api_field("accepted for compatibility; ignored", {"topic": "sums"})] = None
-    store: Annotated[bool | None, api_field("ignored; responses are not stored", False)] = None
-    service_tier: Annotated[str | None, api_field("accepted for compatibility; ignored", "auto")] = None
-    safety_identifier: Annotated[str | None, api_field("accepted for compatibility; ignored", "someone")] = None
-    prompt_cache_key: Annotated[str | None, api_field("ignored; prefixes are cached without it", "sums")] = None
+    stream_options: StreamOptions | None = optional("options of the stream", {"include_usage": True})
+    stream_mode: Literal["denoise", "block_append"] | None = optional(
+        "`denoise`: also return the open blocks after each step; `block_append`: the default", "denoise"
+    )
+    user: str | None = optional("accepted for compatibility; ignored", "someone")
+    metadata: Entries | None = optional("accepted for compatibility; ignored", {"topic": "sums"})
+    store: bool | None = optional("ignored; responses are not stored", False)
+    service_tier: str | None = optional("accepted for compatibility; ignored", "auto")
+    safety_identifier: str | None = optional("accepted for compatibility; ignored", "someone")
+    prompt_cache_key: str | None = optional("ignored; prefixes are cached without it", "sums")
 
 
 class ChatRequest(OpenAIRequest):
-    messages: Annotated[Messages, api_field("messages of the chat", EXAMPLE_CHAT)]
-    max_completion_tokens: Annotated[Integer | None, api_field("alias of `max_tokens`", 64)] = None
+    messages: Messages = api_field("messages of the chat", EXAMPLE_CHAT)
+    max_completion_tokens: Integer | None = optional("alias of `max_tokens`", 64)
     chat_template_kwargs: TemplateArguments = None
-    parallel_tool_calls: Annotated[bool | None, api_field("allow several tool calls; default true", True)] = None
-    logprobs: Annotated[bool | None, api_field("return the log-probability of each token", True)] = None
-    top_logprobs: Annotated[
-        Integer | None, api_field("alternatives per position with log-probabilities, at most 20", 2)
-    ] = None
-    tools: Annotated[ToolItems | None, api_field("functions that the model may call", EXAMPLE_TOOLS)] = None
+    parallel_tool_calls: bool | None = optional("allow several tool calls; default true", True)
+    logprobs: bool | None = optional("return the log-probability of each token", True)
+    top_logprobs: Integer | None = optional("alternatives per position with log-probabilities, at most 20", 2)
+    tools: ToolItems | None = optional("functions that the model may call", EXAMPLE_TOOLS)
     tool_choice: ToolChoice = None
-    functions: Annotated[
-        list[dict[str, Any]] | None, api_field("deprecated form of `tools`; rejected unless empty", [])
-    ] = None
+    functions: list[dict[str, Any]] | None = optional("deprecated form of `tools`; rejected unless empty", [])
     echo: Annotated[Any, UnsupportedField(False)] = None
     add_generation_prompt: GenerationPrompt = None
     continue_final_message: FinalMessage = None
     chat_template: Annotated[Any, UnsupportedField()] = None
     documents: Annotated[Any, UnsupportedField([])] = None
-    function_call: Annotated[
-        Any, api_field("deprecated form of `tool_choice`; rejected unless `none` or `auto`", "none")
-    ] = None
+    function_call: Any = optional("deprecated form of `tool_choice`; rejected unless `none` or `auto`", "none")
     modalities: Annotated[Any, UnsupportedField(["text"])] = None
     audio: Annotated[Any, UnsupportedField()] = None
-    prediction: Annotated[
-        dict[str, Any] | None,
-        api_field("accepted for compatibility; ignored", {"type": "content", "content": "12 + 30 = 42."}),
-    ] = None
-    reasoning_effort: Annotated[str | None, api_field("sets `reasoning_effort` of the chat template", "low")] = None
-    verbosity: Verbosity = None
-    web_search_options: Annotated[dict[str, Any] | None, api_field("ignored and named in `X-Unmask-Ignored`", {})] = (
-        None
+    prediction: dict[str, Any] | None = optional(
+        "accepted for compatibility; ignored", {"type": "content", "content": "12 + 30 = 42."}
     )
+    reasoning_effort: str | None = optional("sets `reasoning_effort` of the chat template", "low")
+    verbosity: Verbosity = None
+    web_search_options: dict[str, Any] | None = optional("ignored and named in `X-Unmask-Ignored`", {})
 
     def ignored_paths(self) -> Iterator[str]:
         yield from super().ignored_paths()
@@ -535,22 +511,18 @@ class ChatRequest(OpenAIRequest):
         if requested:
             found["logprobs"] = self.top_logprobs or 0
         elif self.top_logprobs:
-            raise RequestError("top_logprobs: only with logprobs true; leave it out", param="top_logprobs")
+            raise refuse("top_logprobs", "only with logprobs true; leave it out")
         return found
 
 
 class CompletionRequest(OpenAIRequest):
-    prompt: Annotated[
-        Prompts, api_field("prompts to continue: text, token ids, or a list of either", "Solve: 12 + 30.")
-    ]
+    prompt: Prompts = api_field("prompts to continue: text, token ids, or a list of either", "Solve: 12 + 30.")
     best_of: Annotated[Any, UnsupportedField(1)] = None
-    echo: Annotated[bool | None, api_field("return the prompt before the output, in `text` and `logprobs`", False)] = (
-        None
+    echo: bool | None = optional("return the prompt before the output, in `text` and `logprobs`", False)
+    prompt_logprobs_stride: Integer | None = optional(
+        "tokens of an echoed prompt scored per forward", 1, ge=1, le=MAX_TOKENS_PER_STEP
     )
-    prompt_logprobs_stride: Annotated[
-        Integer | None, api_field("tokens of an echoed prompt scored per forward", 1, ge=1, le=MAX_TOKENS_PER_STEP)
-    ] = None
-    suffix: Annotated[str | None, api_field("text after the output", " 8, 10")] = None
+    suffix: str | None = optional("text after the output", " 8, 10")
 
 
 class PromptDetails(TypedDict):

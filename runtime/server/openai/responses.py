@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from runtime.errors import RequestError
 from runtime.parsers import Arguments, CallStart, Delta, Reasoning
+from runtime.request.validation import refuse
 from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.http_responses import ServingHandler, handle_generation, named_event
@@ -46,9 +47,9 @@ async def _start(context: ServerContext, request: Request) -> ResponsesHandler:
     body = await context.body(request, ResponsesRequest)
     model = context.model_name(body.model)
     if body.max_output_tokens is not None and body.max_tokens is not None:
-        raise RequestError("max_tokens: is max_output_tokens here; give that alone", param="max_tokens")
+        raise refuse("max_tokens", "is max_output_tokens here; give that alone")
     if body.stream_options is not None and not body.stream:
-        raise RequestError("stream_options: only with stream true; leave it out", param="stream_options")
+        raise refuse("stream_options", "only with stream true; leave it out")
     tools = body.tool_config()
     chat = ChatContext(context.config, *context.require(), tools)
     try:

@@ -7,14 +7,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NotRequired
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Tag, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from runtime.request.validation import preview, refuse
 from runtime.server.openai.protocol import (
-    MAX_MESSAGES,
-    MAX_PARTS,
     TEXT_TYPES,
     Call,
     Conversation,
@@ -29,7 +27,6 @@ from runtime.server.openai.protocol import (
     template_variables,
 )
 from runtime.server.openai.tools import (
-    MAX_TOOLS,
     FunctionDescription,
     ToolChoice,
     ToolConfig,
@@ -40,11 +37,17 @@ from runtime.server.openai.tools import (
     select_tools,
 )
 from runtime.server.preprocessing.request_body import (
+    MAX_TOOLS,
     AnyOfUnion,
     Integer,
+    MessageList,
+    PartList,
     RequestModel,
+    TextOrParts,
+    ToolList,
     UnsupportedField,
     api_field,
+    optional,
     union_tag,
 )
 
@@ -80,10 +83,6 @@ class ItemPart(Part):
     text_types: ClassVar[frozenset[str]] = TEXT_TYPES | {"reasoning_text", "summary_text"}
 
 
-_Parts = Annotated[list[ItemPart], Field(max_length=MAX_PARTS, fail_fast=True)]
-_Text = Annotated[Annotated[str, Tag("str")] | Annotated[_Parts, Tag("list")], Discriminator(union_tag)]
-
-
 def _output_arm(output: Any) -> str:
     """The arm of `Item.output`: results of tools that are not functions have forms of their own."""
     if isinstance(output, list):
@@ -92,7 +91,7 @@ def _output_arm(output: Any) -> str:
 
 
 _Output = Annotated[
-    Annotated[str, Tag("str")] | Annotated[_Parts, Tag("list")] | Annotated[Any, Tag("any")],
+    Annotated[str, Tag("str")] | Annotated[PartList[ItemPart], Tag("list")] | Annotated[Any, Tag("any")],
     Discriminator(_output_arm),
     AnyOfUnion(),
 ]
@@ -106,38 +105,30 @@ def _is_tool_item(kind: str) -> bool:
 class Item(RequestModel):
     """A message, a call of a tool, what one returned, or an answer's reasoning."""
 
-    type: Annotated[
-        str | None,
-        api_field(
-            f"message (the default), {', '.join(list(_REQUIRED_FIELDS)[1:])}; items of other tools are ignored and "
-            "named in `X-Unmask-Ignored`",
-            "message",
-        ),
-    ] = None
-    role: Annotated[
-        Literal["system", "developer", "user", "assistant"] | None,
-        api_field("of a message: role of the author; `developer` means `system`", "user"),
-    ] = None
-    content: Annotated[
-        _Text | None, api_field("of a message or reasoning item: text, or a list of parts", "Hello!")
-    ] = None
-    id: Annotated[str | None, api_field("accepted for compatibility; ignored", "msg_1")] = None
-    status: Annotated[str | None, api_field("accepted for compatibility; ignored", "completed")] = None
-    phase: Annotated[str | None, api_field("accepted for compatibility; ignored", "final_answer")] = None
-    call_id: Annotated[str | None, api_field("id of the call, in calls and results", "call_1")] = None
-    name: Annotated[str | None, api_field("of a call: name of the function", "calculator")] = None
-    namespace: Annotated[str | None, api_field("of a call: namespace of the function", "mcp__files")] = None
-    arguments: Annotated[Any, api_field("of a function call: arguments as JSON text", '{"expression": "12 + 30"}')] = (
-        None
+    type: str | None = optional(
+        f"message (the default), {', '.join(list(_REQUIRED_FIELDS)[1:])}; items of other tools are ignored and "
+        "named in `X-Unmask-Ignored`",
+        "message",
     )
-    input: Annotated[str | None, api_field("of a custom tool call: its input", "ls")] = None
-    action: Annotated[Any, api_field("of a shell call: an object", {"command": ["ls"]})] = None
-    operation: Annotated[
-        Any, api_field("of an apply_patch call: an object", {"type": "delete_file", "path": "a.txt"})
-    ] = None
-    output: Annotated[_Output | None, api_field("of a result: text, or a list of parts", "42")] = None
-    summary: Annotated[_Parts | None, api_field("of a reasoning item without content: list of parts", [])] = None
-    encrypted_content: Annotated[str | None, api_field("accepted for compatibility; ignored", "")] = None
+    role: Literal["system", "developer", "user", "assistant"] | None = optional(
+        "of a message: role of the author; `developer` means `system`", "user"
+    )
+    content: TextOrParts[ItemPart] | None = optional(
+        "of a message or reasoning item: text, or a list of parts", "Hello!"
+    )
+    id: str | None = optional("accepted for compatibility; ignored", "msg_1")
+    status: str | None = optional("accepted for compatibility; ignored", "completed")
+    phase: str | None = optional("accepted for compatibility; ignored", "final_answer")
+    call_id: str | None = optional("id of the call, in calls and results", "call_1")
+    name: str | None = optional("of a call: name of the function", "calculator")
+    namespace: str | None = optional("of a call: namespace of the function", "mcp__files")
+    arguments: Any = optional("of a function call: arguments as JSON text", '{"expression": "12 + 30"}')
+    input: str | None = optional("of a custom tool call: its input", "ls")
+    action: Any = optional("of a shell call: an object", {"command": ["ls"]})
+    operation: Any = optional("of an apply_patch call: an object", {"type": "delete_file", "path": "a.txt"})
+    output: _Output | None = optional("of a result: text, or a list of parts", "42")
+    summary: PartList[ItemPart] | None = optional("of a reasoning item without content: list of parts", [])
+    encrypted_content: str | None = optional("accepted for compatibility; ignored", "")
 
     @property
     def kind(self) -> str:
@@ -187,36 +178,30 @@ class Item(RequestModel):
 class TextConfig(RequestModel):
     """The form of the answer's text."""
 
-    format: Annotated[
-        Any, api_field("`text`, `json_object`, or `json_schema` with a schema", {"type": "json_object"})
-    ] = None
+    format: Any = optional("`text`, `json_object`, or `json_schema` with a schema", {"type": "json_object"})
     verbosity: Verbosity = None
 
 
 class Reasoning(RequestModel):
     """Options of reasoning, for templates that support them."""
 
-    effort: Annotated[str | None, api_field("sets `reasoning_effort` of the chat template", "low")] = None
-    summary: Annotated[str | None, api_field("accepted for compatibility; ignored", "auto")] = None
-    generate_summary: Annotated[str | None, api_field("accepted for compatibility; ignored", "auto")] = None
+    effort: str | None = optional("sets `reasoning_effort` of the chat template", "low")
+    summary: str | None = optional("accepted for compatibility; ignored", "auto")
+    generate_summary: str | None = optional("accepted for compatibility; ignored", "auto")
 
 
 class ResponsesTool(FunctionDescription):
     """A function that the model may call, or a namespace of functions."""
 
-    type: Annotated[
-        str,
-        api_field(
-            "`function` or `namespace` (a group of functions); tools of other types "
-            "are ignored and named in `X-Unmask-Ignored`",
-            "function",
-        ),
-    ]
-    name: Annotated[str | None, api_field("name of the function", "calculator")] = None
-    tools: Annotated[
-        Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None,
-        api_field("of a namespace: its functions", [{"type": "function", "name": "read"}]),
-    ] = None
+    type: str = api_field(
+        "`function` or `namespace` (a group of functions); tools of other types "
+        "are ignored and named in `X-Unmask-Ignored`",
+        "function",
+    )
+    name: str | None = optional("name of the function", "calculator")
+    tools: ToolList[ResponsesTool] | None = optional(
+        "of a namespace: its functions", [{"type": "function", "name": "read"}]
+    )
 
     def unsupported_kind(self) -> str | None:
         return None if self.type in ("function", "namespace") else self.type
@@ -237,49 +222,35 @@ class ResponsesStreamOptions(RequestModel):
 class ResponsesRequest(SingleChoiceRequest):
     model: ModelName = None
     input: Annotated[
-        Annotated[
-            Annotated[str, Tag("str")]
-            | Annotated[list[Item], Field(max_length=MAX_MESSAGES, fail_fast=True), Tag("list")],
-            Discriminator(union_tag),
-        ],
-        api_field("text of the user, or the items of the conversation", "Solve: 12 + 30."),
-    ]
-    instructions: Annotated[str | None, api_field("system prompt", "You are terse.")] = None
-    max_output_tokens: Annotated[
-        Integer | None, api_field("maximum output tokens; default: the rest of max_model_len", 64)
-    ] = None
-    text: Annotated[TextConfig | None, api_field("format of the output text", {"format": {"type": "text"}})] = None
-    reasoning: Annotated[Reasoning | None, api_field("options of reasoning", {"effort": "low"})] = None
-    tools: Annotated[
-        Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None,
-        api_field(
-            "functions that the model may call",
-            [{"type": "function", "name": "calculator", "parameters": {"type": "object"}}],
-        ),
-    ] = None
+        Annotated[str, Tag("str")] | Annotated[MessageList[Item], Tag("list")],
+        Discriminator(union_tag),
+    ] = api_field("text of the user, or the items of the conversation", "Solve: 12 + 30.")
+    instructions: str | None = optional("system prompt", "You are terse.")
+    max_output_tokens: Integer | None = optional("maximum output tokens; default: the rest of max_model_len", 64)
+    text: TextConfig | None = optional("format of the output text", {"format": {"type": "text"}})
+    reasoning: Reasoning | None = optional("options of reasoning", {"effort": "low"})
+    tools: ToolList[ResponsesTool] | None = optional(
+        "functions that the model may call",
+        [{"type": "function", "name": "calculator", "parameters": {"type": "object"}}],
+    )
     tool_choice: ToolChoice = None
-    parallel_tool_calls: Annotated[bool | None, api_field("allow several tool calls; default true", True)] = None
-    max_tool_calls: Annotated[Integer | None, api_field("accepted for compatibility; ignored", 1)] = None
+    parallel_tool_calls: bool | None = optional("allow several tool calls; default true", True)
+    max_tool_calls: Integer | None = optional("accepted for compatibility; ignored", 1)
     chat_template_kwargs: TemplateArguments = None
-    metadata: Annotated[Entries | None, api_field("returned in the response", {"topic": "sums"})] = None
-    store: Annotated[bool | None, api_field("ignored; responses are not stored", False)] = None
-    stream_options: Annotated[ResponsesStreamOptions | None, api_field("options of the stream", {})] = None
-    user: Annotated[str | None, api_field("returned in the response", "someone")] = None
-    service_tier: Annotated[str | None, api_field("accepted for compatibility; ignored", "auto")] = None
-    safety_identifier: Annotated[str | None, api_field("accepted for compatibility; ignored", "someone")] = None
-    prompt_cache_key: Annotated[str | None, api_field("ignored; prefixes are cached without it", "sums")] = None
-    prompt_cache_retention: Annotated[str | None, api_field("accepted for compatibility; ignored", "24h")] = None
-    include: Annotated[
-        list[str] | None,
-        api_field(
-            f"`{_ENCRYPTED}`, which is ignored, and outputs of the hosted tools in `tools`",
-            [_ENCRYPTED],
-        ),
-    ] = None
-    truncation: Annotated[
-        Literal["auto", "disabled"] | None,
-        api_field("ignored; a conversation that is too long is rejected", "auto"),
-    ] = None
+    metadata: Entries | None = optional("returned in the response", {"topic": "sums"})
+    store: bool | None = optional("ignored; responses are not stored", False)
+    stream_options: ResponsesStreamOptions | None = optional("options of the stream", {})
+    user: str | None = optional("returned in the response", "someone")
+    service_tier: str | None = optional("accepted for compatibility; ignored", "auto")
+    safety_identifier: str | None = optional("accepted for compatibility; ignored", "someone")
+    prompt_cache_key: str | None = optional("ignored; prefixes are cached without it", "sums")
+    prompt_cache_retention: str | None = optional("accepted for compatibility; ignored", "24h")
+    include: list[str] | None = optional(
+        f"`{_ENCRYPTED}`, which is ignored, and outputs of the hosted tools in `tools`", [_ENCRYPTED]
+    )
+    truncation: Literal["auto", "disabled"] | None = optional(
+        "ignored; a conversation that is too long is rejected", "auto"
+    )
     previous_response_id: Annotated[Any, UnsupportedField(why=_NOT_STORED)] = None
     conversation: Annotated[Any, UnsupportedField(why=_NOT_STORED)] = None
     prompt: Annotated[

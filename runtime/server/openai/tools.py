@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, WithJsonSchema
+from pydantic import WithJsonSchema
 from starlette.requests import Request
 
 from runtime.config import ServerConfig
 from runtime.config.chat_flags import OFF
-from runtime.errors import ConfigError, RequestError
+from runtime.errors import ConfigError
 from runtime.parsers import (
     ChatOutputParser,
     ReasoningFormat,
@@ -28,7 +28,7 @@ from runtime.parsers.tool_call_grammar import CallMode, ToolCallConstraint, gram
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.structured import grammar_of
 from runtime.request.validation import preview, refuse
-from runtime.server.preprocessing.request_body import RequestModel, api_field
+from runtime.server.preprocessing.request_body import RequestModel, ToolList, api_field, optional
 
 if TYPE_CHECKING:
     from runtime.server.preprocessing.preprocessor import Preprocessor
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 NO_GRAMMAR_MESSAGE = (
     "cannot be combined with a continued last message; leave it out, or end with a message of another role"
 )
-MAX_TOOLS = 256
 MAX_NAME = 128
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]+")
 _CHOICES = ("none", "auto", "required")
@@ -50,16 +49,13 @@ EXAMPLE_TOOLS = [{"type": "function", "function": {"name": "calculator", "parame
 class FunctionDescription(RequestModel):
     """Fields that describe a function."""
 
-    description: Annotated[str | None, api_field("description for the model", "Works out sums.")] = None
-    parameters: Annotated[
-        dict[str, Any] | None,
-        api_field("JSON schema of the arguments", _CALCULATOR),
-    ] = None
-    strict: Annotated[bool | None, api_field("constrain the arguments to the schema", False)] = None
+    description: str | None = optional("description for the model", "Works out sums.")
+    parameters: dict[str, Any] | None = optional("JSON schema of the arguments", _CALCULATOR)
+    strict: bool | None = optional("constrain the arguments to the schema", False)
 
 
 class FunctionItem(FunctionDescription):
-    name: Annotated[str, api_field("name of the function", "calculator")]
+    name: str = api_field("name of the function", "calculator")
 
 
 _TYPE_HELP = "`function`; tools of other types are ignored and named in `X-Unmask-Ignored`"
@@ -68,8 +64,8 @@ _TYPE_HELP = "`function`; tools of other types are ignored and named in `X-Unmas
 class ToolItem(RequestModel):
     """A function that the model may call."""
 
-    type: Annotated[str, api_field(_TYPE_HELP, "function")]
-    function: Annotated[FunctionItem | None, api_field("index of the completion", {"name": "calculator"})] = None
+    type: str = api_field(_TYPE_HELP, "function")
+    function: FunctionItem | None = optional("index of the completion", {"name": "calculator"})
 
     def unsupported_kind(self) -> str | None:
         return None if self.type == "function" else self.type
@@ -77,7 +73,7 @@ class ToolItem(RequestModel):
 
 _FUNCTION = {"type": "object", "properties": {"name": {"type": "string"}}}
 _NAMED = {"type": "object", "properties": {"type": {"const": "function"}, "function": _FUNCTION}}
-ToolItems = Annotated[list[ToolItem], Field(max_length=MAX_TOOLS, fail_fast=True)]
+ToolItems = ToolList[ToolItem]
 ToolChoice = Annotated[
     Any,
     api_field("`none`, `auto`, `required`, or an object with the name of a function", "auto"),
@@ -279,10 +275,9 @@ def make_tool(
 def check_legacy_functions(functions: object, call: object) -> None:
     """Raises RequestError for deprecated fields of OpenAI that request a call."""
     if functions and call != "none":
-        raise RequestError(
-            "functions: the deprecated form of tools is not supported; send tools, and tool_choice instead of "
-            "function_call",
-            param="functions",
+        raise refuse(
+            "functions",
+            "the deprecated form of tools is not supported; send tools, and tool_choice instead of function_call",
         )
     if call not in (None, "none", "auto"):
         raise refuse("function_call", "the deprecated form of tool_choice is not supported; send tools and tool_choice")
@@ -410,10 +405,10 @@ class ChatContext:
                 self.strict_unsupported = True
                 return "", at
             if self._format.wraps is None:
-                raise RequestError(
-                    f"{param}: calls in the format {self._format.key} cannot be constrained to a schema; leave it out, "
+                raise refuse(
+                    param,
+                    f"calls in the format {self._format.key} cannot be constrained to a schema; leave it out, "
                     'with tool_choice "auto" and no strict tools',
-                    param=param,
                 )
             mode: CallMode = "only" if tools.forced else "or_form" if form else "within"
             constraint = ToolCallConstraint(self._format, tools.callable, mode, tools.single, self._any_object)

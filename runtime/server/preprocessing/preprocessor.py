@@ -127,9 +127,8 @@ class Preprocessor:
                 encoded.append(ids)
                 tokens += len(ids)
                 if i and tokens > MAX_PROMPT_TOKENS:
-                    raise RequestError(
-                        f"prompt: these have more than {MAX_PROMPT_TOKENS} tokens together; send several requests",
-                        param="prompt",
+                    raise refuse(
+                        "prompt", f"these have more than {MAX_PROMPT_TOKENS} tokens together; send several requests"
                     )
             return encoded
 
@@ -161,7 +160,7 @@ class Preprocessor:
         for name in ("self", "messages"):
             if name in variables:
                 path = f"chat_template_kwargs.{name}"
-                raise RequestError(f"{path}: this name is the template's own; leave it out", param=path)
+                raise refuse(path, "this name is the template's own; leave it out")
         size = count_characters(variables)
         if tools is not None:
             if "tools" in variables:
@@ -204,7 +203,7 @@ class Preprocessor:
         info, tokenizer = self._require()
         limit = max(2 * info.max_model_len, WINDOW)  # what a text may have to be encoded at all
         if len(ids) > limit:
-            raise RequestError(f"tokens: has {len(ids)} ids; at most {limit}", param="tokens")
+            raise refuse("tokens", f"has {len(ids)} ids; at most {limit}")
         check_ids(ids, info, "tokens")
         if len(ids) <= SMALL_IDS:
             return tokenizer.decode(ids)
@@ -234,7 +233,7 @@ def count_characters(arguments: dict[str, Any], name: str = "chat_template_kwarg
         elif isinstance(value, list):
             left.extend(value)
         if seen + len(left) > limit:
-            raise RequestError(f"{name}: holds more than {limit} values; send fewer", param=name)
+            raise refuse(name, f"holds more than {limit} values; send fewer")
     return total + 4 * seen
 
 

@@ -10,14 +10,23 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Annotated, Any, TypeVar
 
 import pydantic
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Tag,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema, from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from runtime.errors import RequestError
-from runtime.request.validation import integral, preview
+from runtime.request.validation import integral, preview, refuse
 
 
 def integrals(value: Any) -> Any:
@@ -27,6 +36,9 @@ def integrals(value: Any) -> Any:
 
 MAX_IGNORED = 16  # ignored fields that an answer names
 MAX_NAME = 64  # characters of one
+MAX_MESSAGES = 2048
+MAX_PARTS = 2048  # of a message
+MAX_TOOLS = 256
 # JSON knows numbers alone: clients in languages without integers write 20.0 for 20.
 Integer = Annotated[int, BeforeValidator(integral)]
 Integers = Annotated[list[int], Field(fail_fast=True), BeforeValidator(integrals)]
@@ -47,9 +59,14 @@ class RequestModel(BaseModel):
         yield from ()
 
 
-def api_field(description: str, *examples: Any, **limits: Any) -> Any:
-    """Returns description, examples and limits of a field. `limits`: those of pydantic."""
-    return Field(description=description, examples=list(examples) or None, **limits)
+def api_field(description: str, *examples: Any, **options: Any) -> Any:
+    """Returns description and examples of a field. `options`: limits and default as pydantic has them."""
+    return Field(description=description, examples=list(examples) or None, **options)
+
+
+def optional(description: str, *examples: Any, **limits: Any) -> Any:
+    """Returns a field of a `RequestModel` that is None by default."""
+    return api_field(description, *examples, default=None, **limits)
 
 
 class UnsupportedField:
@@ -80,6 +97,14 @@ class UnsupportedField:
 def union_tag(content: Any) -> str:
     """Returns the arm of a union of a list and a string, for pydantic's Discriminator."""
     return "list" if isinstance(content, list) else "str"
+
+
+T = TypeVar("T")
+# Lists of limited length, whose validation ends at the first error.
+MessageList = Annotated[list[T], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+PartList = Annotated[list[T], Field(max_length=MAX_PARTS, fail_fast=True)]
+ToolList = Annotated[list[T], Field(max_length=MAX_TOOLS, fail_fast=True)]
+TextOrParts = Annotated[Annotated[str, Tag("str")] | Annotated[PartList[T], Tag("list")], Discriminator(union_tag)]
 
 
 class AnyOfUnion:
@@ -417,7 +442,7 @@ def validate_body(kind: type[B], value: Any) -> B:
     param = _path(first["loc"])
     if param is None:
         raise RequestError("the body must be a JSON object")
-    raise RequestError(f"{param}: {_JSON_MESSAGES.get(first['type'], first['msg'])}", param=param)
+    raise refuse(param, _JSON_MESSAGES.get(first["type"], first["msg"]))
 
 
 def _path(loc: tuple[int | str, ...]) -> str | None:
