@@ -74,7 +74,7 @@ def make_app(context: ServerContext) -> App:
     )
     app.state.context = context
     modules = (serving, chat, completions, responses, messages, tokenize, routes, docs)
-    routers = [module.router for module in modules]
+    routers = [*(module.router for module in modules), routes.adapter_router]
     for router in routers:
         app.include_router(router)
     app.add_middleware(RequestMiddleware, context=context, fast_routes=fast_routes(routers))

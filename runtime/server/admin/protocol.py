@@ -7,14 +7,7 @@ from typing import Annotated, Literal, NotRequired
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
-from runtime.server.openai.protocol import (
-    EXAMPLE_CHAT,
-    FinalMessage,
-    GenerationPrompt,
-    Messages,
-    ModelName,
-    TemplateArguments,
-)
+from runtime.server.openai.protocol import ChatFields, ModelName
 from runtime.server.openai.tools import EXAMPLE_TOOLS, ToolItems
 from runtime.server.preprocessing.request_body import Integers, RequestModel, api_field, optional
 
@@ -127,16 +120,12 @@ class UnloadAdapterRequest(RequestModel):
     lora_name: str = api_field("name that requests can no longer use", "roman")
 
 
-class TokenizeRequest(RequestModel):
+class TokenizeRequest(ChatFields):
     """Either a prompt or the messages of a chat."""
 
     model: ModelName = None
     prompt: str | None = optional("text to tokenize", "Solve: 12 + 30.")
-    messages: Messages | None = optional("messages of a chat, instead of `prompt`", EXAMPLE_CHAT)
     tools: ToolItems | None = optional("functions for the chat template", EXAMPLE_TOOLS)
-    chat_template_kwargs: TemplateArguments = None
-    add_generation_prompt: GenerationPrompt = None
-    continue_final_message: FinalMessage = None
     add_special_tokens: bool | None = optional("prepend the BOS token; default true", True)
 
 

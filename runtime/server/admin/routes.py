@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -126,45 +126,35 @@ def _model(context: ServerContext, name: str) -> Model:
     return found
 
 
-def _context(request: Request) -> ServerContext:
-    context: ServerContext = request.app.state.context
-    if not context.config.lora_routes:
+async def _check_lora_routes(request: Request) -> None:
+    if not request.app.state.context.config.lora_routes:
         raise RequestError(
             f"POST {request.url.path}: loading adapters is disabled; start the server with --lora-routes",
             status=403,
             code="lora_routes_off",
         )
-    return context
 
 
-@router.post(
-    "/v1/load_lora_adapter",
-    tags=["Adapters"],
-    summary="Load an adapter",
-    **json_route(LoadAdapterRequest, AdapterLoaded),
-)
-async def load_lora_adapter(request: Request) -> Response:
+# the dependency is called before a body is read
+adapter_router = APIRouter(tags=["Adapters"], dependencies=[Depends(_check_lora_routes)])
+
+
+@json_route(adapter_router, "/v1/load_lora_adapter", LoadAdapterRequest, AdapterLoaded, summary="Load an adapter")
+async def load_lora_adapter(context: ServerContext, request: Request, body: LoadAdapterRequest) -> AdapterLoaded:
     """Loads an adapter under a name. Loading the same content again has no effect."""
-    context = _context(request)
-    body = await context.body(request, LoadAdapterRequest)
     context.require()
     await context.adapters.load(body.lora_name, body.lora_path, "route")
-    return json_response(AdapterLoaded(status="loaded", lora_name=body.lora_name))
+    return {"status": "loaded", "lora_name": body.lora_name}
 
 
-@router.post(
-    "/v1/unload_lora_adapter",
-    tags=["Adapters"],
-    summary="Unload an adapter",
-    **json_route(UnloadAdapterRequest, AdapterUnloaded),
+@json_route(
+    adapter_router, "/v1/unload_lora_adapter", UnloadAdapterRequest, AdapterUnloaded, summary="Unload an adapter"
 )
-async def unload_lora_adapter(request: Request) -> Response:
+async def unload_lora_adapter(context: ServerContext, request: Request, body: UnloadAdapterRequest) -> AdapterUnloaded:
     """Unloads an adapter; responds after its last request. Succeeds if the adapter is not loaded."""
-    context = _context(request)
-    body = await context.body(request, UnloadAdapterRequest)
     context.require()
     await context.adapters.unload(body.lora_name)
-    return json_response(AdapterUnloaded(status="unloaded", lora_name=body.lora_name))
+    return {"status": "unloaded", "lora_name": body.lora_name}
 
 
 def _profiler(request: Request) -> Profiler:

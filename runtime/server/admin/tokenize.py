@@ -12,12 +12,6 @@ from runtime.request.validation import refuse
 from runtime.server.admin.protocol import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, TokenizerInfo
 from runtime.server.context import ServerContext
 from runtime.server.http_responses import json_response
-from runtime.server.openai.protocol import (
-    check_no_chat_fields,
-    continues_last_message,
-    ending_variables,
-    template_messages,
-)
 from runtime.server.openai.tools import ChatContext, parse_tools
 from runtime.server.openapi import error_docs, json_route, response_doc
 
@@ -25,29 +19,24 @@ router = APIRouter(tags=["Tokens"])
 MAX_EACH = 4096  # tokens with `return_bytes`
 
 
-@router.post("/tokenize", summary="Tokenize a prompt or a chat", **json_route(TokenizeRequest, Tokenized))
-async def tokenize(request: Request) -> Response:
+@json_route(router, "/tokenize", TokenizeRequest, Tokenized, summary="Tokenize a prompt or a chat")
+async def tokenize(context: ServerContext, request: Request, body: TokenizeRequest) -> Tokenized:
     """Returns the token ids of a prompt, or of messages with the chat template."""
-    context: ServerContext = request.app.state.context
-    body = await context.body(request, TokenizeRequest)
     context.model_name(body.model)
     info, _ = context.require()
     if (body.prompt is None) == (body.messages is None):
         raise refuse("prompt", "give either prompt or messages")
     if body.messages is not None:
         chat = ChatContext(context.config, *context.require(), parse_tools(body.tools, None, None))
-        messages = template_messages(body.messages)
-        variables = ending_variables(body, body.chat_template_kwargs)
-        continued = continues_last_message(body, messages)
-        ids = await chat.prompt(request, context.preprocessor, messages, variables, continued=continued)
+        ids = await chat.prompt(request, context.preprocessor, body.to_chat())
     else:
-        check_no_chat_fields(body)
+        body.check_no_chat()
         if body.chat_template_kwargs is not None:
             raise refuse("chat_template_kwargs", "only with messages")
         ids = await context.preprocessor.encode(
             request, body.prompt or "", add_bos=body.add_special_tokens is not False
         )
-    return json_response(Tokenized(tokens=ids, count=len(ids), max_model_len=info.max_model_len))
+    return {"tokens": ids, "count": len(ids), "max_model_len": info.max_model_len}
 
 
 @router.get(
@@ -70,11 +59,9 @@ async def tokenizer_info(request: Request) -> Response:
     )
 
 
-@router.post("/detokenize", summary="Convert token ids to text", **json_route(DetokenizeRequest, Detokenized))
-async def detokenize(request: Request) -> Response:
+@json_route(router, "/detokenize", DetokenizeRequest, Detokenized, summary="Convert token ids to text")
+async def detokenize(context: ServerContext, request: Request, body: DetokenizeRequest) -> dict[str, Any]:
     """Returns the text of token ids, including special tokens; with `return_bytes` also the bytes of each."""
-    context: ServerContext = request.app.state.context
-    body = await context.body(request, DetokenizeRequest)
     context.model_name(body.model)
     _, tokenizer = context.require()
     each: dict[str, Any] = {}
@@ -82,4 +69,4 @@ async def detokenize(request: Request) -> Response:
         if len(body.tokens) > MAX_EACH:
             raise refuse("tokens", f"has {len(body.tokens)} ids; at most {MAX_EACH} with return_bytes")
         each["bytes"] = [None if t in tokenizer.special else list(tokenizer.byte_decoder(t)) for t in body.tokens]
-    return json_response({"prompt": await context.preprocessor.decode(request, body.tokens), **each})
+    return {"prompt": await context.preprocessor.decode(request, body.tokens), **each}

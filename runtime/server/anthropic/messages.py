@@ -8,7 +8,6 @@ from typing import Any, Literal
 import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
 
 from runtime.errors import RequestError
 from runtime.parsers import Arguments, CallStart, Delta, Reasoning
@@ -25,38 +24,20 @@ from runtime.server.anthropic.protocol import (
 )
 from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.http_responses import ServingHandler, anthropic_error, handle_generation, json_response, named_event
+from runtime.server.http_responses import ServingHandler, anthropic_error, named_event
 from runtime.server.openai.tools import ChatContext
-from runtime.server.openapi import RawBodyRoute, json_route
+from runtime.server.openapi import RawBodyRoute, Stream, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
 
 router = APIRouter(route_class=RawBodyRoute, tags=["Anthropic"])
 
 
-@router.post(
-    "/v1/messages",
-    summary="Create a message",
-    **json_route(MessagesRequest, MessagesAnswer, MESSAGE_EVENTS, done=False, error=MessagesError),
-)
-async def messages(request: Request) -> Response:
+@json_route(
+    router, "/v1/messages", MessagesRequest, MessagesAnswer,
+    summary="Create a message", stream=Stream(MESSAGE_EVENTS, done=False), error=MessagesError,
+)  # fmt: skip
+async def messages(context: ServerContext, request: Request, body: MessagesRequest) -> MessagesHandler:
     """Creates a message in response to a conversation."""
-    return await handle_generation(request, _start)
-
-
-@router.post(
-    "/v1/messages/count_tokens", summary="Count tokens", **json_route(CountRequest, TokenCount, error=MessagesError)
-)
-async def count_tokens(request: Request) -> Response:
-    """Counts the prompt tokens of a conversation, including the chat template."""
-    context: ServerContext = request.app.state.context
-    body = await context.body(request, CountRequest)
-    context.model_name(body.model)
-    chat = ChatContext(context.config, *context.require(), body.tool_config())
-    return json_response(TokenCount(input_tokens=len(await _encode(context, request, body, chat))))
-
-
-async def _start(context: ServerContext, request: Request) -> MessagesHandler:
-    body = await context.body(request, MessagesRequest)
     model = context.model_name(body.model)
     body.check_servers()
     if body.stop is not None and body.stop_sequences is not None:
@@ -78,10 +59,16 @@ async def _start(context: ServerContext, request: Request) -> MessagesHandler:
     return MessagesHandler(job, model, streams=bool(body.stream))
 
 
+@json_route(router, "/v1/messages/count_tokens", CountRequest, TokenCount, summary="Count tokens", error=MessagesError)
+async def count_tokens(context: ServerContext, request: Request, body: CountRequest) -> TokenCount:
+    """Counts the prompt tokens of a conversation, including the chat template."""
+    context.model_name(body.model)
+    chat = ChatContext(context.config, *context.require(), body.tool_config())
+    return {"input_tokens": len(await _encode(context, request, body, chat))}
+
+
 async def _encode(context: ServerContext, request: Request, body: CountRequest, chat: ChatContext) -> list[int]:
-    messages = body.to_chat().to_template()
-    continued = bool(body.messages) and body.continued(messages)
-    return await chat.prompt(request, context.preprocessor, messages, body.template_kwargs(), continued=continued)
+    return await chat.prompt(request, context.preprocessor, body.to_chat())
 
 
 _STOP_REASONS: dict[str, Literal["end_turn", "tool_use", "max_tokens"]] = {

@@ -15,6 +15,7 @@ from runtime.request.validation import refuse
 from runtime.server.openai.protocol import (
     EXAMPLE_CHAT,
     Call,
+    ChatPrompt,
     Conversation,
     Entries,
     Function,
@@ -187,11 +188,6 @@ class CountRequest(RequestModel):
     cache_control: Any = optional("ignored; every prefix is cached", None)
     speed: str | None = optional("accepted for compatibility; ignored", "standard")
 
-    def template_kwargs(self) -> dict[str, Any]:
-        thinks = None if self.thinking is None else self.thinking.type != "disabled"
-        effort = None if self.output_config is None else self.output_config.effort
-        return template_variables(self.chat_template_kwargs, enable_thinking=thinks, reasoning_effort=effort)
-
     def tool_config(self) -> ToolConfig:
         """Returns the tools. Raises RequestError for an invalid tool or an impossible choice."""
         tools = [
@@ -207,8 +203,11 @@ class CountRequest(RequestModel):
         single = choice.disable_parallel_tool_use is True
         return select_tools(tools, Choice(_CHOICES[choice.type], named), single=single)
 
-    def to_chat(self) -> Conversation:
-        """System and turns as a chat's messages. Raises RequestError for blocks that their turn cannot have."""
+    def to_chat(self) -> ChatPrompt:
+        """Returns the chat of system prompt and turns. A last turn of the assistant is continued.
+
+        Raises RequestError for blocks that their turn cannot have, or a turn that cannot be continued.
+        """
         made = Conversation("tool_use_id")
         if self.system is not None:
             made.add("system", role="system", content=_system(self.system, "system"))
@@ -218,10 +217,16 @@ class CountRequest(RequestModel):
                 _add_assistant(made, message.content, path)
             else:
                 _add_input(made, message, path)
-        return made
+        thinks = None if self.thinking is None else self.thinking.type != "disabled"
+        effort = None if self.output_config is None else self.output_config.effort
+        variables = template_variables(self.chat_template_kwargs, enable_thinking=thinks, reasoning_effort=effort)
+        messages = made.to_template()
+        return ChatPrompt(messages, variables, self._continues(messages))
 
-    def continued(self, messages: Sequence[Mapping[str, Any]]) -> bool:
+    def _continues(self, messages: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the answer continues the last turn, an assistant's. Raises RequestError if it cannot."""
+        if not self.messages:
+            return False
         if not messages:
             raise refuse("messages", "has no text, call or result that the server supports; add one")
         if self.messages[-1].role != "assistant" or messages[-1]["role"] != "assistant":

@@ -10,9 +10,8 @@ from typing_extensions import TypedDict
 from runtime.server.http_responses import ErrorResponse
 from runtime.server.openai.protocol import (
     EXAMPLE_CHAT,
+    ChatFields,
     DenoiseStep,
-    FinalMessage,
-    GenerationPrompt,
     GenerationRequest,
     Messages,
     ModelName,
@@ -32,15 +31,11 @@ from runtime.server.preprocessing.request_body import (
 MAX_SEGMENTS = 1024
 
 
-class GenerateRequest(GenerationRequest):
+class GenerateRequest(GenerationRequest, ChatFields):
     """Either a prompt, continued as it is, or the messages of a chat."""
 
     model: ModelName = None
     prompt: Prompt | None = optional("prompt to continue: text or token ids", "Solve: 12 + 30.")
-    messages: Messages | None = optional("messages of a chat, instead of `prompt`", EXAMPLE_CHAT)
-    chat_template_kwargs: TemplateArguments = None
-    add_generation_prompt: GenerationPrompt = None
-    continue_final_message: FinalMessage = None
     n: Annotated[Any, UnsupportedField(1)] = None
     stream_mode: Literal["denoise", "block_append"] | None = optional(
         "events of a stream: `denoise`, the open blocks after each step; `block_append`, appended text", "denoise"

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, cast
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from runtime.errors import RequestError
@@ -33,19 +32,13 @@ from runtime.server.http_responses import (
     DONE,
     ServingHandler,
     events,
-    handle_generation,
     openai_error,
     template_warning,
 )
 from runtime.server.openai.logprobs import LogprobStreamer, encoded, generate_logprobs, in_chunks
-from runtime.server.openai.protocol import (
-    check_no_chat_fields,
-    continues_last_message,
-    ending_variables,
-    template_messages,
-)
+from runtime.server.openai.protocol import ChatPrompt, template_messages
 from runtime.server.openai.tools import NO_GRAMMAR_MESSAGE
-from runtime.server.openapi import RawBodyRoute, json_route
+from runtime.server.openapi import RawBodyRoute, Stream, json_route
 from runtime.server.preprocessing.preprocessor import context_length_error
 from runtime.server.preprocessing.request_specs import GenerationInputs, parse_response_format
 from runtime.tokenizer import Tokenizer
@@ -78,17 +71,14 @@ class GenerateEvents(ServingHandler):
 
 router = APIRouter(route_class=RawBodyRoute, tags=["Denoising"])
 DEFAULT_MAX_TOKENS = 512
-EVENTS = (DenoiseEvent, AppendEvent, GenerateFinal, ErrorEvent)
 
 
-@router.post("/generate", summary="Complete a prompt or a chat", **json_route(GenerateRequest, GenerateAnswer, EVENTS))
-async def generate(request: Request) -> Response:
+@json_route(
+    router, "/generate", GenerateRequest, GenerateAnswer,
+    summary="Complete a prompt or a chat", stream=Stream((DenoiseEvent, AppendEvent, GenerateFinal, ErrorEvent)),
+)  # fmt: skip
+async def generate(context: ServerContext, request: Request, body: GenerateRequest) -> GenerateHandler:
     """Completes a prompt (text or token ids) or responds to a chat."""
-    return await handle_generation(request, _start_generate)
-
-
-async def _start_generate(context: ServerContext, request: Request) -> GenerateHandler:
-    body = await context.body(request, GenerateRequest)
     model = context.model_name(body.model)
     mode = stream_mode(body, default="denoise")
     loaded = context.require()
@@ -98,12 +88,12 @@ async def _start_generate(context: ServerContext, request: Request) -> GenerateH
         raise refuse("chat_template_kwargs", "only with messages")
     continued = False
     if body.prompt is not None:
-        check_no_chat_fields(body)
+        body.check_no_chat()
         ids = (await context.preprocessor.encode_each(request, [body.prompt]))[0]
     else:
-        messages = template_messages(body.messages or [])
-        variables, continued = ending_variables(body, body.chat_template_kwargs), continues_last_message(body, messages)
-        ids = await context.preprocessor.encode_chat(request, loaded, messages, variables, continued=continued)
+        chat = body.to_chat()
+        continued = chat.continued
+        ids = await context.preprocessor.encode_chat(request, loaded, chat)
         requested, name = parse_response_format(body)
         if continued and requested is not None:
             raise refuse(name, NO_GRAMMAR_MESSAGE)
@@ -197,18 +187,12 @@ class InfillLayout(NamedTuple):
     length: int
 
 
-@router.post(
-    "/v1/infill",
-    summary="Fill gaps in a text",
-    **json_route(InfillRequest, InfillAnswer, (DenoiseEvent, InfillFinal, ErrorEvent)),
-)
-async def infill(request: Request) -> Response:
+@json_route(
+    router, "/v1/infill", InfillRequest, InfillAnswer,
+    summary="Fill gaps in a text", stream=Stream((DenoiseEvent, InfillFinal, ErrorEvent)),
+)  # fmt: skip
+async def infill(context: ServerContext, request: Request, body: InfillRequest) -> InfillHandler:
     """Fills gaps in a text: ``<mask:8>`` is a gap of eight tokens."""
-    return await handle_generation(request, _start_infill)
-
-
-async def _start_infill(context: ServerContext, request: Request) -> InfillHandler:
-    body = await context.body(request, InfillRequest)
     model = context.model_name(body.model)
     for name in _LENGTH_FIELDS:
         if getattr(body, name) is not None:
@@ -238,9 +222,8 @@ async def _tokenize_segments(context: ServerContext, request: Request, body: Inf
     info, tokenizer = context.require()
     ids: list[int] = []
     if body.messages is not None:
-        ids = await preparer.encode_chat(
-            request, (info, tokenizer), template_messages(body.messages), body.chat_template_kwargs
-        )
+        chat = ChatPrompt(template_messages(body.messages), body.chat_template_kwargs or {})
+        ids = await preparer.encode_chat(request, (info, tokenizer), chat)
     elif body.chat_template_kwargs is not None:
         raise refuse("chat_template_kwargs", "only with messages")
     else:

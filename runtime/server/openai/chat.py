@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
 
 from runtime.errors import RequestError
 from runtime.parsers import Arguments, CallStart, ChatOutputParser, Delta, Reasoning
@@ -15,7 +14,7 @@ from runtime.request.output import CompletionState, denoise_fields
 from runtime.request.validation import refuse
 from runtime.server.context import ServerContext, new_id, stream_mode
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.http_responses import DONE, ErrorResponse, ServingHandler, events, handle_generation, openai_error
+from runtime.server.http_responses import DONE, ErrorResponse, ServingHandler, events, openai_error
 from runtime.server.openai.logprobs import logprob_streamers
 from runtime.server.openai.protocol import (
     AnswerMessage,
@@ -31,13 +30,9 @@ from runtime.server.openai.protocol import (
     OpenAIRequest,
     Reason,
     ResponseHead,
-    continues_last_message,
-    ending_variables,
-    template_messages,
-    template_variables,
 )
 from runtime.server.openai.tools import ChatContext, check_legacy_functions, parse_tools
-from runtime.server.openapi import RawBodyRoute, json_route
+from runtime.server.openapi import RawBodyRoute, Stream, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
 from runtime.tokenizer.detokenizer import TokenByteDecoder
 
@@ -111,19 +106,12 @@ def chat_delta(grown: Delta) -> ChatDelta:
 router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
 
 
-@router.post("/chat/completions", include_in_schema=False, response_model=None)  # a base URL without /v1
-@router.post(
-    "/v1/chat/completions",
-    summary="Create a chat completion",
-    **json_route(ChatRequest, ChatAnswer, (ChatChunk, ErrorResponse)),
-)
-async def chat_completions(request: Request) -> Response:
+@json_route(
+    router, "/v1/chat/completions", ChatRequest, ChatAnswer,
+    summary="Create a chat completion", stream=Stream((ChatChunk, ErrorResponse)),
+)  # fmt: skip
+async def chat_completions(context: ServerContext, request: Request, body: ChatRequest) -> ChatHandler:
     """Creates a chat completion."""
-    return await handle_generation(request, _start)
-
-
-async def _start(context: ServerContext, request: Request) -> ChatHandler:
-    body = await context.body(request, ChatRequest)
     model = context.model_name(body.model)
     mode = stream_mode(body)
     info, tokenizer = context.require()
@@ -131,12 +119,7 @@ async def _start(context: ServerContext, request: Request) -> ChatHandler:
     check_legacy_functions(body.functions, body.function_call)
     tools = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     chat = ChatContext(context.config, info, tokenizer, tools)
-    arguments = template_variables(body.chat_template_kwargs, reasoning_effort=body.reasoning_effort)
-    messages = template_messages(body.messages)
-    variables = ending_variables(body, arguments)
-    ids = await chat.prompt(
-        request, context.preprocessor, messages, variables, continued=continues_last_message(body, messages)
-    )
+    ids = await chat.prompt(request, context.preprocessor, body.to_chat(reasoning_effort=body.reasoning_effort))
     job = await context.submit(
         GenerationInputs(
             request,

@@ -6,14 +6,13 @@ from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
 
 from runtime.request.output import CompletionState, denoise_fields
 from runtime.request.sampling_params import MAX_COUNT
 from runtime.request.validation import integer, refuse
 from runtime.server.context import ServerContext, new_id, stream_mode
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.http_responses import ErrorResponse, PromptWarning, events, handle_generation, template_warning
+from runtime.server.http_responses import ErrorResponse, PromptWarning, events, template_warning
 from runtime.server.openai.chat import OpenAIHandler
 from runtime.server.openai.logprobs import (
     PromptEcho,
@@ -33,7 +32,7 @@ from runtime.server.openai.protocol import (
     CompletionLogprobs,
     CompletionRequest,
 )
-from runtime.server.openapi import RawBodyRoute, json_route
+from runtime.server.openapi import RawBodyRoute, Stream, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
 
 router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
@@ -41,19 +40,12 @@ MAX_PROMPTS = 1024
 DEFAULT_GAP = 16  # default length of the output between prompt and suffix, as in the OpenAI API
 
 
-@router.post("/completions", include_in_schema=False, response_model=None)  # a base URL without /v1
-@router.post(
-    "/v1/completions",
-    summary="Complete prompts",
-    **json_route(CompletionRequest, CompletionAnswer, (CompletionChunk, ErrorResponse)),
-)
-async def completions(request: Request) -> Response:
+@json_route(
+    router, "/v1/completions", CompletionRequest, CompletionAnswer,
+    summary="Complete prompts", stream=Stream((CompletionChunk, ErrorResponse)),
+)  # fmt: skip
+async def completions(context: ServerContext, request: Request, body: CompletionRequest) -> CompletionHandler:
     """Completes prompts."""
-    return await handle_generation(request, _start)
-
-
-async def _start(context: ServerContext, request: Request) -> CompletionHandler:
-    body = await context.body(request, CompletionRequest)
     model = context.model_name(body.model)
     mode = stream_mode(body)
     context.require()

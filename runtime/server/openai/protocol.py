@@ -11,7 +11,7 @@ that may be missing are `NotRequired`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NotRequired, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, NotRequired
 
 import pydantic
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
@@ -116,46 +116,12 @@ def template_variables(extra: Mapping[str, Any] | None, **known: Any) -> dict[st
     return {**{name: value for name, value in known.items() if value is not None}, **(extra or {})}
 
 
-class PromptEnding(Protocol):
-    """A body with the fields that say how the prompt of its chat ends."""
-
-    add_generation_prompt: bool | None
-    continue_final_message: bool | None
-
-
-def continues_last_message(body: PromptEnding, messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the answer continues the last of the messages. Raises RequestError if it cannot."""
-    if not body.continue_final_message:
-        return False
-    name = "continue_final_message"
-    if body.add_generation_prompt:
-        raise refuse(name, "cannot be combined with add_generation_prompt true; leave one of them out")
-    if not messages or messages[-1]["role"] != "assistant":
-        raise refuse(name, "needs a last message of the role assistant; add one, or leave it out")
-    check_continued(messages[-1], f"messages[{len(messages) - 1}]")
-    return True
-
-
-def check_no_chat_fields(body: PromptEnding) -> None:
-    """Raises RequestError for fields that only a chat has."""
-    for name in ("add_generation_prompt", "continue_final_message"):
-        if getattr(body, name) is not None:
-            raise refuse(name, "only with messages; leave it out")
-
-
 def check_continued(message: Mapping[str, Any], path: str) -> None:
     """Raises RequestError for an assistant's message of which no text can be continued."""
     if message.get("tool_calls"):
         raise refuse(path, "has tool calls and cannot be continued; add their results")
     if message.get("reasoning_content") and not message["content"]:
         raise refuse(path, "has only reasoning and cannot be continued; add text")
-
-
-def ending_variables(body: PromptEnding, variables: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """A chat template's variables with `add_generation_prompt`, if the body sets it."""
-    if body.add_generation_prompt is None:
-        return variables
-    return {"add_generation_prompt": body.add_generation_prompt, **(variables or {})}
 
 
 class Message(RequestModel):
@@ -191,6 +157,20 @@ class Message(RequestModel):
 
 
 Messages = MessageList[Message]
+
+
+class ChatPrompt(NamedTuple):
+    """A chat as a template gets it.
+
+    Attributes:
+        messages: messages, as `template_messages` returns them.
+        variables: further variables of the template.
+        continued: the answer continues the last message, an assistant's.
+    """
+
+    messages: list[dict[str, Any]]
+    variables: Mapping[str, Any]
+    continued: bool = False
 
 
 class Conversation:
@@ -340,12 +320,6 @@ Entries = Annotated[dict[str, Any], Field(max_length=MAX_ENTRIES)]
 ModelName = Annotated[
     str | None, api_field("name of the model or of an adapter; default: the first model name", "unmask-demo")
 ]
-GenerationPrompt = Annotated[
-    bool | None, api_field("end the prompt with the start of an assistant message; default true", True)
-]
-FinalMessage = Annotated[
-    bool | None, api_field("continue the last message, which must be an assistant message; default false", False)
-]
 Verbosity = Annotated[Literal["low", "medium", "high"] | None, api_field("accepted for compatibility; ignored", "low")]
 TemplateArguments = Annotated[Entries | None, api_field("variables of the chat template", {"enable_thinking": False})]
 Stop = Annotated[Any, PlainValidator(_stop), WithJsonSchema({"anyOf": [_STRING, _STRINGS, {"type": "null"}]})]
@@ -399,6 +373,48 @@ else:
     SamplingFields = pydantic.create_model(
         "SamplingFields", __base__=RequestModel, **{name: (declared_type(name), None) for name in _DECLARED}
     )
+
+
+class ChatFields(RequestModel):
+    """Fields of routes that accept a chat of OpenAI's messages."""
+
+    messages: Messages | None = optional("messages of a chat, instead of `prompt`", EXAMPLE_CHAT)
+    chat_template_kwargs: TemplateArguments = None
+    add_generation_prompt: bool | None = optional(
+        "end the prompt with the start of an assistant message; default true", True
+    )
+    continue_final_message: bool | None = optional(
+        "continue the last message, which must be an assistant message; default false", False
+    )
+
+    def to_chat(self, **variables: Any) -> ChatPrompt:
+        """Returns the chat. Raises RequestError for messages that are invalid, or cannot be continued.
+
+        `variables`: further variables of the template; those that are None are left out.
+        """
+        messages = template_messages(self.messages or ())
+        known = template_variables(
+            self.chat_template_kwargs, add_generation_prompt=self.add_generation_prompt, **variables
+        )
+        return ChatPrompt(messages, known, self._continues(messages))
+
+    def _continues(self, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the answer continues the last of the messages. Raises RequestError if it cannot."""
+        if not self.continue_final_message:
+            return False
+        name = "continue_final_message"
+        if self.add_generation_prompt:
+            raise refuse(name, "cannot be combined with add_generation_prompt true; leave one of them out")
+        if not messages or messages[-1]["role"] != "assistant":
+            raise refuse(name, "needs a last message of the role assistant; add one, or leave it out")
+        check_continued(messages[-1], f"messages[{len(messages) - 1}]")
+        return True
+
+    def check_no_chat(self) -> None:
+        """Raises RequestError for fields that only a chat has."""
+        for name in ("add_generation_prompt", "continue_final_message"):
+            if getattr(self, name) is not None:
+                raise refuse(name, "only with messages; leave it out")
 
 
 class GenerationRequest(SamplingFields):
@@ -474,10 +490,9 @@ class OpenAIRequest(GenerationRequest):
     prompt_cache_key: str | None = optional("ignored; prefixes are cached without it", "sums")
 
 
-class ChatRequest(OpenAIRequest):
+class ChatRequest(OpenAIRequest, ChatFields):
     messages: Messages = api_field("messages of the chat", EXAMPLE_CHAT)
     max_completion_tokens: Integer | None = optional("alias of `max_tokens`", 64)
-    chat_template_kwargs: TemplateArguments = None
     parallel_tool_calls: bool | None = optional("allow several tool calls; default true", True)
     logprobs: bool | None = optional("return the log-probability of each token", True)
     top_logprobs: Integer | None = optional("alternatives per position with log-probabilities, at most 20", 2)
@@ -485,8 +500,6 @@ class ChatRequest(OpenAIRequest):
     tool_choice: ToolChoice = None
     functions: list[dict[str, Any]] | None = optional("deprecated form of `tools`; rejected unless empty", [])
     echo: Annotated[Any, UnsupportedField(False)] = None
-    add_generation_prompt: GenerationPrompt = None
-    continue_final_message: FinalMessage = None
     chat_template: Annotated[Any, UnsupportedField()] = None
     documents: Annotated[Any, UnsupportedField([])] = None
     function_call: Any = optional("deprecated form of `tool_choice`; rejected unless `none` or `auto`", "none")

@@ -9,14 +9,13 @@ from typing import Any, Literal
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
 
 from runtime.errors import RequestError
 from runtime.parsers import Arguments, CallStart, Delta, Reasoning
 from runtime.request.validation import refuse
 from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.http_responses import ServingHandler, handle_generation, named_event
+from runtime.server.http_responses import ServingHandler, named_event
 from runtime.server.openai.responses_protocol import (
     RESPONSE_EVENTS,
     ResponseError,
@@ -26,25 +25,18 @@ from runtime.server.openai.responses_protocol import (
     ResponseStatus,
 )
 from runtime.server.openai.tools import ChatContext, ToolConfig
-from runtime.server.openapi import RawBodyRoute, json_route
+from runtime.server.openapi import RawBodyRoute, Stream, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
 
 router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
 
 
-@router.post("/responses", include_in_schema=False, response_model=None)  # a base URL without /v1
-@router.post(
-    "/v1/responses",
-    summary="Create a response",
-    **json_route(ResponsesRequest, ResponsesAnswer, RESPONSE_EVENTS, done=False),
-)
-async def responses(request: Request) -> Response:
+@json_route(
+    router, "/v1/responses", ResponsesRequest, ResponsesAnswer,
+    summary="Create a response", stream=Stream(RESPONSE_EVENTS, done=False),
+)  # fmt: skip
+async def responses(context: ServerContext, request: Request, body: ResponsesRequest) -> ResponsesHandler:
     """Creates a response to a conversation of items."""
-    return await handle_generation(request, _start)
-
-
-async def _start(context: ServerContext, request: Request) -> ResponsesHandler:
-    body = await context.body(request, ResponsesRequest)
     model = context.model_name(body.model)
     if body.max_output_tokens is not None and body.max_tokens is not None:
         raise refuse("max_tokens", "is max_output_tokens here; give that alone")
@@ -53,8 +45,7 @@ async def _start(context: ServerContext, request: Request) -> ResponsesHandler:
     tools = body.tool_config()
     chat = ChatContext(context.config, *context.require(), tools)
     try:
-        messages = body.to_chat(tools.origins).to_template()
-        ids = await chat.prompt(request, context.preprocessor, messages, body.template_kwargs())
+        ids = await chat.prompt(request, context.preprocessor, body.to_chat(tools.origins))
     except RequestError as error:
         raise error.renamed("messages", "input") from None
     job = await context.submit(

@@ -15,6 +15,7 @@ from runtime.request.validation import preview, refuse
 from runtime.server.openai.protocol import (
     TEXT_TYPES,
     Call,
+    ChatPrompt,
     Conversation,
     Entries,
     Function,
@@ -270,10 +271,6 @@ class ResponsesRequest(SingleChoiceRequest):
     def format(self) -> tuple[str, Any]:
         return "text.format", None if self.text is None else self.text.format
 
-    def template_kwargs(self) -> dict[str, Any]:
-        effort = None if self.reasoning is None else self.reasoning.effort
-        return template_variables(self.chat_template_kwargs, reasoning_effort=effort)
-
     def tool_config(self) -> ToolConfig:
         """Returns the functions, those of namespaces among them. Raises RequestError for one that is malformed.
 
@@ -328,12 +325,18 @@ class ResponsesRequest(SingleChoiceRequest):
             raise refuse("tools", f"defines {len(found)} functions, those of namespaces included; at most {MAX_TOOLS}")
         return found
 
-    def to_chat(self, origins: Mapping[str, tuple[str, str]]) -> Conversation:
-        """Returns instructions and items as messages of a chat. Items of one answer become one message.
+    def to_chat(self, origins: Mapping[str, tuple[str, str]]) -> ChatPrompt:
+        """Returns the chat of instructions and items. Raises RequestError for results without their calls.
 
         Args:
             origins: As in `ToolConfig`; calls in the history get the names that are offered to the model.
         """
+        effort = None if self.reasoning is None else self.reasoning.effort
+        variables = template_variables(self.chat_template_kwargs, reasoning_effort=effort)
+        return ChatPrompt(self._conversation(origins).to_template(), variables)
+
+    def _conversation(self, origins: Mapping[str, tuple[str, str]]) -> Conversation:
+        """Returns instructions and items as messages. Items of one answer become one message."""
         names = {found: flat for flat, found in origins.items()}
         made = Conversation("call_id")
         if self.instructions is not None:

@@ -31,6 +31,7 @@ from runtime.request.validation import preview, refuse
 from runtime.server.preprocessing.request_body import RequestModel, ToolList, api_field, optional
 
 if TYPE_CHECKING:
+    from runtime.server.openai.protocol import ChatPrompt
     from runtime.server.preprocessing.preprocessor import Preprocessor
     from runtime.tokenizer import Tokenizer
 
@@ -331,37 +332,20 @@ class ChatContext:
                 "prompt; start the server with another --chat-template or --tool-call-parser",
             )
 
-    async def prompt(
-        self,
-        request: Request,
-        preparer: Preprocessor,
-        messages: list[dict[str, Any]],
-        kwargs: Mapping[str, Any] | None,
-        *,
-        continued: bool = False,
-    ) -> list[int]:
-        """Returns the ids of a chat with its tools. Raises RequestError.
-
-        Args:
-            request: HTTP request.
-            preparer: Encodes the chat.
-            messages: Messages for the template.
-            kwargs: Variables of the template.
-            continued: The answer continues the last message.
-        """
-        text = str(messages[-1]["content"]) if continued else ""
-        self.continued = continued
+    async def prompt(self, request: Request, preprocessor: Preprocessor, chat: ChatPrompt) -> list[int]:
+        """Returns the ids of a chat with its tools. Raises RequestError."""
+        text = str(chat.messages[-1]["content"]) if chat.continued else ""
+        self.continued = chat.continued
         if self._format is not None and text.rfind(self._format.opens) > text.rfind(self._format.closes):
             raise refuse(
                 "tools", "cannot continue a message that ends within a tool call; complete the call or leave tools out"
             )
-        if self._format is None:
-            items = None
-        elif self._tokenizer.supports_tools:
+        items = None
+        if self._format is not None and self._tokenizer.supports_tools:
             items = [tool.item for _, tool in self._tools.tools]
-        else:
-            items, messages = None, self._with_tool_instructions(self._format, messages)
-        ids = await preparer.encode_chat(request, self.loaded, messages, kwargs, items, continued=continued)
+        elif self._format is not None:
+            chat = chat._replace(messages=self._with_tool_instructions(self._format, chat.messages))
+        ids = await preprocessor.encode_chat(request, self.loaded, chat, items)
         if self._reasoning is not None:
             tail = self._tokenizer.decode(ids[-_TAIL_TOKENS - len(text) :]).removesuffix(text).rstrip()
             begun = ReasoningParser(self._reasoning, tail.endswith(self._reasoning.opens))

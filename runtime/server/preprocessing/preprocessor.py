@@ -11,7 +11,7 @@ import asyncio
 import secrets
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
@@ -35,6 +35,9 @@ from runtime.server.preprocessing.request_body import (
 from runtime.tokenizer import Tokenizer
 from runtime.tokenizer.template_sandbox import RenderBudget
 from runtime.tokenizer.tokenizer import WINDOW
+
+if TYPE_CHECKING:
+    from runtime.server.openai.protocol import ChatPrompt
 
 SMALL_BODY = 2**13  # bytes that are parsed in a millisecond or two, whatever they hold
 MAX_WAITING_BODIES = 8 * 2**20  # bytes of large bodies that wait to be parsed, together
@@ -138,25 +141,20 @@ class Preprocessor:
         self,
         request: Request,
         loaded: tuple[EngineInfo, Tokenizer],
-        messages: list[dict[str, Any]],
-        kwargs: Mapping[str, Any] | None,
+        chat: ChatPrompt,
         tools: list[Mapping[str, Any]] | None = None,
-        *,
-        continued: bool = False,
     ) -> list[int]:
         """Returns the ids of a chat, rendered with the chat template.
 
         Args:
             request: HTTP request.
             loaded: Engine info and tokenizer.
-            messages: The chat.
-            kwargs: Further variables of the template.
+            chat: The chat. If it is continued, the ids end with the content of the last message, and nothing that the
+                template writes after it.
             tools: Given to the template.
-            continued: The ids end with the content of the last message, an assistant's, and nothing that the template
-                writes after it.
         """
         info, tokenizer = loaded
-        variables = dict(kwargs or {})
+        messages, variables = chat.messages, dict(chat.variables)
         for name in ("self", "messages"):
             if name in variables:
                 path = f"chat_template_kwargs.{name}"
@@ -169,17 +167,16 @@ class Preprocessor:
         simple = all(value is None or isinstance(value, bool | str) for value in variables.values())
         if tools is not None:
             variables["tools"] = tools
-
         size += sum(MESSAGE_CHARS + len(str(value)) for message in messages for value in message.values())
-        begun = ""
-        mark = secrets.token_hex(16) if continued else ""  # no template changes it, and no message has it
-        if continued:
-            begun, variables = str(messages[-1]["content"]), {**variables, "add_generation_prompt": False}
+        begun = mark = ""
+        if chat.continued:
+            mark = secrets.token_hex(16)  # no template changes it, and no message has it
+            begun, variables["add_generation_prompt"] = str(messages[-1]["content"]), False
             messages = [*messages[:-1], {**messages[-1], "content": mark}]
 
         def render(budget: RenderBudget) -> str:
             text = tokenizer.render(messages, variables, budget)
-            if not continued:
+            if not chat.continued:
                 return text
             before, found, _ = text.rpartition(mark)
             if not found:
