@@ -12,16 +12,7 @@ from starlette.requests import Request
 from runtime.errors import RequestError
 from runtime.parsers import Arguments, CallStart, Delta, Reasoning
 from runtime.request.validation import refuse
-from runtime.server.anthropic.protocol import (
-    MESSAGE_EVENTS,
-    CountRequest,
-    MessageEnd,
-    MessagesAnswer,
-    MessagesError,
-    MessagesRequest,
-    MessagesUsage,
-    TokenCount,
-)
+from runtime.server.anthropic import protocol
 from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.http_responses import ServingHandler, anthropic_error, named_event
@@ -33,17 +24,17 @@ router = APIRouter(route_class=RawBodyRoute, tags=["Anthropic"])
 
 
 @json_route(
-    router, "/v1/messages", MessagesRequest, MessagesAnswer,
-    summary="Create a message", stream=Stream(MESSAGE_EVENTS, done=False), error=MessagesError,
+    router, "/v1/messages", protocol.MessagesRequest, protocol.MessagesAnswer,
+    summary="Create a message", stream=Stream(protocol.MESSAGE_EVENTS, done=False), error=protocol.MessagesError,
 )  # fmt: skip
-async def messages(context: ServerContext, request: Request, body: MessagesRequest) -> MessagesHandler:
+async def messages(context: ServerContext, request: Request, body: protocol.MessagesRequest) -> MessagesHandler:
     """Creates a message in response to a conversation."""
     model = context.model_name(body.model)
     body.check_servers()
     if body.stop is not None and body.stop_sequences is not None:
         raise refuse("stop", "is stop_sequences here; give that alone")
     chat = ChatContext(context.config, *context.require(), body.tool_config())
-    ids = await _encode(context, request, body, chat)
+    ids = await chat.prompt(request, context.preprocessor, body.to_chat())
     job = await context.submit(
         GenerationInputs(
             request,
@@ -59,16 +50,19 @@ async def messages(context: ServerContext, request: Request, body: MessagesReque
     return MessagesHandler(job, model, streams=bool(body.stream))
 
 
-@json_route(router, "/v1/messages/count_tokens", CountRequest, TokenCount, summary="Count tokens", error=MessagesError)
-async def count_tokens(context: ServerContext, request: Request, body: CountRequest) -> TokenCount:
+@json_route(
+    router,
+    "/v1/messages/count_tokens",
+    protocol.CountRequest,
+    protocol.TokenCount,
+    summary="Count tokens",
+    error=protocol.MessagesError,
+)
+async def count_tokens(context: ServerContext, request: Request, body: protocol.CountRequest) -> protocol.TokenCount:
     """Counts the prompt tokens of a conversation, including the chat template."""
     context.model_name(body.model)
     chat = ChatContext(context.config, *context.require(), body.tool_config())
-    return {"input_tokens": len(await _encode(context, request, body, chat))}
-
-
-async def _encode(context: ServerContext, request: Request, body: CountRequest, chat: ChatContext) -> list[int]:
-    return await chat.prompt(request, context.preprocessor, body.to_chat())
+    return {"input_tokens": len(await chat.prompt(request, context.preprocessor, body.to_chat()))}
 
 
 _STOP_REASONS: dict[str, Literal["end_turn", "tool_use", "max_tokens"]] = {
@@ -89,7 +83,7 @@ class MessagesHandler(ServingHandler):
         self._pieces: list[str] = []
         self._begun = False
 
-    def full_response(self) -> MessagesAnswer:
+    def full_response(self) -> protocol.MessagesAnswer:
         self._end()
         return self._message(self._blocks, self._stop_fields(), self._usage())
 
@@ -112,7 +106,7 @@ class MessagesHandler(ServingHandler):
         if self._begun:
             return b""
         self._begun = True
-        usage: MessagesUsage = {**self._usage(), "output_tokens": 0}
+        usage: protocol.MessagesUsage = {**self._usage(), "output_tokens": 0}
         return named_event("message_start", message=self._message([], None, usage))
 
     def _append(self, delta: Delta) -> bytes:
@@ -147,13 +141,13 @@ class MessagesHandler(ServingHandler):
         self._pieces = []
         return data
 
-    def _stop_fields(self) -> MessageEnd:
+    def _stop_fields(self) -> protocol.MessageEnd:
         choice = self.job.choices[0]
         if choice.stopped_by is not None:
             return {"stop_reason": "stop_sequence", "stop_sequence": choice.stopped_by}
         return {"stop_reason": _STOP_REASONS[choice.openai_reason], "stop_sequence": None}
 
-    def _usage(self) -> MessagesUsage:
+    def _usage(self) -> protocol.MessagesUsage:
         """Returns token counts. Cached prompt tokens are counted separately."""
         usage = self.job.usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
@@ -164,7 +158,9 @@ class MessagesHandler(ServingHandler):
             "cache_read_input_tokens": cached,
         }
 
-    def _message(self, content: list[Any], end: MessageEnd | None, usage: MessagesUsage) -> MessagesAnswer:
+    def _message(
+        self, content: list[Any], end: protocol.MessageEnd | None, usage: protocol.MessagesUsage
+    ) -> protocol.MessagesAnswer:
         return {
             "id": self.job.id,
             "type": "message",

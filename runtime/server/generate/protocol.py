@@ -155,3 +155,7 @@ class InfillFinal(InfillAnswer):
     """The last event of a stream: the whole answer."""
 
     event: Annotated[Literal["final"], api_field("always `final`")]
+
+
+GENERATE_EVENTS = (DenoiseEvent, AppendEvent, GenerateFinal, ErrorEvent)
+INFILL_EVENTS = (DenoiseEvent, InfillFinal, ErrorEvent)

@@ -15,19 +15,7 @@ from runtime.request.output import append_event, denoise_event
 from runtime.request.validation import refuse
 from runtime.server.context import ServerContext, new_id, stream_mode
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.generate.protocol import (
-    AppendEvent,
-    DenoiseEvent,
-    ErrorEvent,
-    FinishReason,
-    GenerateAnswer,
-    GenerateFinal,
-    GenerateRequest,
-    InfillAnswer,
-    InfillFinal,
-    InfillRequest,
-    OwnLogprob,
-)
+from runtime.server.generate import protocol
 from runtime.server.http_responses import (
     DONE,
     ServingHandler,
@@ -35,7 +23,7 @@ from runtime.server.http_responses import (
     openai_error,
     template_warning,
 )
-from runtime.server.openai.logprobs import LogprobStreamer, encoded, generate_logprobs, in_chunks
+from runtime.server.openai.logprobs import GenerateLogprobStreamer
 from runtime.server.openai.protocol import ChatPrompt, template_messages
 from runtime.server.openai.tools import NO_GRAMMAR_MESSAGE
 from runtime.server.openapi import RawBodyRoute, Stream, json_route
@@ -52,7 +40,7 @@ class GenerateEvents(ServingHandler):
         self._make = denoise_event if mode == "denoise" else append_event
 
     @abstractmethod
-    def full_response(self) -> GenerateAnswer | InfillAnswer: ...
+    def full_response(self) -> protocol.GenerateAnswer | protocol.InfillAnswer: ...
 
     def event_fields(self, update: OutputDelta) -> dict[str, Any] | None:
         """Returns the fields of the event of a step; None without an event."""
@@ -74,10 +62,10 @@ DEFAULT_MAX_TOKENS = 512
 
 
 @json_route(
-    router, "/generate", GenerateRequest, GenerateAnswer,
-    summary="Complete a prompt or a chat", stream=Stream((DenoiseEvent, AppendEvent, GenerateFinal, ErrorEvent)),
+    router, "/generate", protocol.GenerateRequest, protocol.GenerateAnswer,
+    summary="Complete a prompt or a chat", stream=Stream(protocol.GENERATE_EVENTS),
 )  # fmt: skip
-async def generate(context: ServerContext, request: Request, body: GenerateRequest) -> GenerateHandler:
+async def generate(context: ServerContext, request: Request, body: protocol.GenerateRequest) -> GenerateHandler:
     """Completes a prompt (text or token ids) or responds to a chat."""
     model = context.model_name(body.model)
     mode = stream_mode(body, default="denoise")
@@ -124,7 +112,7 @@ class GenerateHandler(GenerateEvents):
         super().__init__(job, mode)
         self._info, self._tokenizer = context.require()
         self._text = text
-        self._logprobs = LogprobStreamer(job.choices[0], self._tokenizer.byte_decoder)
+        self._logprobs = GenerateLogprobStreamer(job.choices[0], self._tokenizer.byte_decoder)
         self._full_logprobs: _Logprobs = {}
 
     def event_fields(self, update: OutputDelta) -> dict[str, Any] | None:
@@ -132,19 +120,13 @@ class GenerateHandler(GenerateEvents):
         fields = super().event_fields(update)
         if update.choice.spec.logprobs is None or fields is None:
             return fields
-        entries = [entry for entry, _ in self._logprobs.take_new(update)]
-        return {**fields, "logprobs": generate_logprobs(entries, self._tokenizer.byte_decoder)}
+        return {**fields, "logprobs": self._logprobs.delta(update)}
 
     async def finalize(self) -> None:
-        choice = self.job.choices[0]
-        if choice.spec.logprobs is None:
-            return
-        entries: list[OwnLogprob] = []
-        async for some in in_chunks(choice.token_logprobs or [], 1 + choice.spec.logprobs):
-            entries += generate_logprobs(some, self._tokenizer.byte_decoder)
-        self._full_logprobs = {"logprobs": encoded(entries)}
+        if self.job.choices[0].spec.logprobs is not None:
+            self._full_logprobs = {"logprobs": await self._logprobs.full()}
 
-    def full_response(self) -> GenerateAnswer:
+    def full_response(self) -> protocol.GenerateAnswer:
         choice = self.job.choices[0]
         ids = choice.spec.prompt
         prompt = self._tokenizer.decode(ids) if self._text is None else self._text
@@ -153,7 +135,7 @@ class GenerateHandler(GenerateEvents):
             "text": choice.text or "",
             "token_ids": choice.token_ids,
             "nfe": choice.nfe,
-            "finish_reason": cast(FinishReason, choice.finish_reason),
+            "finish_reason": cast(protocol.FinishReason, choice.finish_reason),
             **self._full_logprobs,
             "full_text": prompt + (choice.text or ""),
             "full_token_ids": ids + choice.token_ids,
@@ -188,10 +170,10 @@ class InfillLayout(NamedTuple):
 
 
 @json_route(
-    router, "/v1/infill", InfillRequest, InfillAnswer,
-    summary="Fill gaps in a text", stream=Stream((DenoiseEvent, InfillFinal, ErrorEvent)),
+    router, "/v1/infill", protocol.InfillRequest, protocol.InfillAnswer,
+    summary="Fill gaps in a text", stream=Stream(protocol.INFILL_EVENTS),
 )  # fmt: skip
-async def infill(context: ServerContext, request: Request, body: InfillRequest) -> InfillHandler:
+async def infill(context: ServerContext, request: Request, body: protocol.InfillRequest) -> InfillHandler:
     """Fills gaps in a text: ``<mask:8>`` is a gap of eight tokens."""
     model = context.model_name(body.model)
     for name in _LENGTH_FIELDS:
@@ -216,7 +198,7 @@ async def infill(context: ServerContext, request: Request, body: InfillRequest) 
     return InfillHandler(job, mode, tokenizer, model, layout)
 
 
-async def _tokenize_segments(context: ServerContext, request: Request, body: InfillRequest) -> InfillLayout:
+async def _tokenize_segments(context: ServerContext, request: Request, body: protocol.InfillRequest) -> InfillLayout:
     segments, param = _segments(body)
     preparer = context.preprocessor
     info, tokenizer = context.require()
@@ -253,7 +235,7 @@ async def _tokenize_segments(context: ServerContext, request: Request, body: Inf
     return InfillLayout(segments, ids, pinned_tokens, holes, at)
 
 
-def _segments(body: InfillRequest) -> tuple[list[str | int], str]:
+def _segments(body: protocol.InfillRequest) -> tuple[list[str | int], str]:
     """Returns texts and lengths of gaps in order, and the field that has them. Raises RequestError."""
     if (body.text is None) == (body.segments is None):
         raise refuse("text", "give either text or segments")
@@ -296,7 +278,7 @@ class InfillHandler(GenerateEvents):
         self._model = model
         self._layout = layout
 
-    def full_response(self) -> InfillAnswer:
+    def full_response(self) -> protocol.InfillAnswer:
         choice = self.job.choices[0]
         each = [choice.token_ids[first:end] for first, end in self._layout.holes]
         special = self._tokenizer.special  # these have no text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from fastapi import APIRouter
@@ -15,22 +16,8 @@ from runtime.request.validation import refuse
 from runtime.server.context import ServerContext, new_id, stream_mode
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.http_responses import DONE, ErrorResponse, ServingHandler, events, openai_error
-from runtime.server.openai.logprobs import logprob_streamers
-from runtime.server.openai.protocol import (
-    AnswerMessage,
-    ChatAnswer,
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatDelta,
-    ChatLogprobs,
-    ChatRequest,
-    CompletionChunkChoice,
-    FunctionDelta,
-    OpenAIRequest,
-    Reason,
-    ResponseHead,
-)
+from runtime.server.openai import protocol
+from runtime.server.openai.logprobs import ChatLogprobStreamer, LogprobStreamer
 from runtime.server.openai.tools import ChatContext, check_legacy_functions, parse_tools
 from runtime.server.openapi import RawBodyRoute, Stream, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
@@ -42,19 +29,25 @@ class OpenAIHandler(ServingHandler):
 
     chunk_object: ClassVar[str]
 
-    def __init__(self, job: GenerationJob, body: OpenAIRequest, model: str, mode: str | None) -> None:
+    def __init__(self, job: GenerationJob, body: protocol.OpenAIRequest, model: str, mode: str | None) -> None:
         """`mode`: as in `stream_mode`. The body is not kept."""
         super().__init__(job, streams=mode is not None)
         options = body.stream_options
         self._include_usage = options is not None and bool(options.include_usage)
         self._continuous_usage = self._include_usage and bool(options and options.continuous_usage_stats)
         self._denoise = mode == "denoise"  # a chunk per step
-        self._head: ResponseHead = {"id": job.id, "created": int(time.time()), "model": model}
+        self._head: protocol.ResponseHead = {"id": job.id, "created": int(time.time()), "model": model}
         self._base: dict[str, Any] = {**self._head, "object": self.chunk_object}
         if self._include_usage:
             self._base["usage"] = None  # all chunks but the last, as OpenAI has it
+        self._streamers: Sequence[LogprobStreamer] = ()  # of all completions, if log-probabilities are requested
+        self._full_logprobs: list[Any] = []
 
-    def chunk(self, choice: ChatChunkChoice | CompletionChunkChoice, **more: Any) -> dict[str, Any]:
+    async def finalize(self) -> None:
+        if not self.streams:
+            self._full_logprobs = [await streamer.full() for streamer in self._streamers]
+
+    def chunk(self, choice: protocol.ChatChunkChoice | protocol.CompletionChunkChoice, **more: Any) -> dict[str, Any]:
         if self._continuous_usage:
             more["usage"] = self.job.usage()
         return {**self._base, "choices": [choice], **more}
@@ -68,15 +61,19 @@ class OpenAIHandler(ServingHandler):
         return events(openai_error(error)) + DONE
 
 
+def requests_logprobs(job: GenerationJob) -> bool:
+    return any(choice.spec.logprobs is not None for choice in job.choices)
+
+
 def output_parser(choice: CompletionState) -> ChatOutputParser:
     """Returns the parser of a chat completion."""
     assert isinstance(choice.parts, ChatOutputParser)
     return choice.parts
 
 
-def assistant_message(parts: ChatOutputParser) -> AnswerMessage:
+def assistant_message(parts: ChatOutputParser) -> protocol.AnswerMessage:
     """Returns the full message. Its content is null with tool calls and no text."""
-    made: AnswerMessage = {
+    made: protocol.AnswerMessage = {
         "role": "assistant",
         "content": parts.content if parts.content or not parts.calls else None,
         "refusal": None,
@@ -91,12 +88,12 @@ def assistant_message(parts: ChatOutputParser) -> AnswerMessage:
     return made
 
 
-def chat_delta(grown: Delta) -> ChatDelta:
+def chat_delta(grown: Delta) -> protocol.ChatDelta:
     """Returns the delta of a chunk."""
     if isinstance(grown, Reasoning):
         return {"reasoning_content": grown.text}
     if isinstance(grown, CallStart):
-        function: FunctionDelta = {"name": grown.name, "arguments": ""}
+        function: protocol.FunctionDelta = {"name": grown.name, "arguments": ""}
         return {"tool_calls": [{"index": grown.index, "id": grown.id, "type": "function", "function": function}]}
     if isinstance(grown, Arguments):
         return {"tool_calls": [{"index": grown.index, "function": {"arguments": grown.text}}]}
@@ -107,10 +104,10 @@ router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
 
 
 @json_route(
-    router, "/v1/chat/completions", ChatRequest, ChatAnswer,
-    summary="Create a chat completion", stream=Stream((ChatChunk, ErrorResponse)),
+    router, "/v1/chat/completions", protocol.ChatRequest, protocol.ChatAnswer,
+    summary="Create a chat completion", stream=Stream((protocol.ChatChunk, ErrorResponse)),
 )  # fmt: skip
-async def chat_completions(context: ServerContext, request: Request, body: ChatRequest) -> ChatHandler:
+async def chat_completions(context: ServerContext, request: Request, body: protocol.ChatRequest) -> ChatHandler:
     """Creates a chat completion."""
     model = context.model_name(body.model)
     mode = stream_mode(body)
@@ -137,7 +134,7 @@ async def chat_completions(context: ServerContext, request: Request, body: ChatR
     return ChatHandler(job, body, model, mode, tokenizer.byte_decoder)
 
 
-def _limit(body: ChatRequest) -> tuple[int | None, dict[str, str]]:
+def _limit(body: protocol.ChatRequest) -> tuple[int | None, dict[str, str]]:
     """`max_tokens` under either of its names, and the name that was used."""
     new, old = body.max_completion_tokens, body.max_tokens
     if new is None:
@@ -153,19 +150,14 @@ class ChatHandler(OpenAIHandler):
     chunk_object = "chat.completion.chunk"
 
     def __init__(
-        self, job: GenerationJob, body: OpenAIRequest, model: str, mode: str | None, pieces: TokenByteDecoder
+        self, job: GenerationJob, body: protocol.OpenAIRequest, model: str, mode: str | None, pieces: TokenByteDecoder
     ) -> None:
         super().__init__(job, body, model, mode)
-        requested = any(choice.spec.logprobs is not None for choice in job.choices)
-        self._streamers = logprob_streamers(job.choices, pieces) if requested else []
-        self._full_logprobs: list[Any] = []
+        if requests_logprobs(job):
+            self._streamers = [ChatLogprobStreamer(choice, pieces) for choice in job.choices]
 
-    async def finalize(self) -> None:
-        if not self.streams:
-            self._full_logprobs = [await streamer.full_chat() for streamer in self._streamers]
-
-    def full_response(self) -> ChatAnswer:
-        choices: list[ChatChoice] = [
+    def full_response(self) -> protocol.ChatAnswer:
+        choices: list[protocol.ChatChoice] = [
             {
                 "index": choice.index,
                 "message": assistant_message(output_parser(choice)),
@@ -177,13 +169,13 @@ class ChatHandler(OpenAIHandler):
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": self.job.usage()}
 
     def on_start(self) -> bytes:
-        role: ChatDelta = {"role": "assistant", "content": "", "refusal": None}
+        role: protocol.ChatDelta = {"role": "assistant", "content": "", "refusal": None}
         return events(*[self._chunk(choice.index, role) for choice in self.job.choices])
 
     def on_output(self, update: OutputDelta) -> bytes:
         index = update.choice.index
-        deltas: list[ChatDelta] = [chat_delta(grown) for grown in update.deltas]
-        logprobs = self._streamers[index].chat_delta(update) if self._streamers else None
+        deltas: list[protocol.ChatDelta] = [chat_delta(grown) for grown in update.deltas]
+        logprobs = self._streamers[index].delta(update) if self._streamers else None
         if logprobs is not None and logprobs["content"] and not deltas:
             deltas.append({"content": ""})  # tokens that no text belongs to
         chunks = []
@@ -204,10 +196,10 @@ class ChatHandler(OpenAIHandler):
     def _chunk(
         self,
         index: int,
-        delta: ChatDelta,
-        reason: Reason | None = None,
+        delta: protocol.ChatDelta,
+        reason: protocol.Reason | None = None,
         *,
-        logprobs: ChatLogprobs | None = None,
+        logprobs: protocol.ChatLogprobs | None = None,
         **more: Any,
     ) -> dict[str, Any]:
         return self.chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}, **more)

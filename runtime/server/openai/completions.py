@@ -13,25 +13,9 @@ from runtime.request.validation import integer, refuse
 from runtime.server.context import ServerContext, new_id, stream_mode
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.http_responses import ErrorResponse, PromptWarning, events, template_warning
-from runtime.server.openai.chat import OpenAIHandler
-from runtime.server.openai.logprobs import (
-    PromptEcho,
-    append_logprobs,
-    completion_logprobs,
-    encoded,
-    end_token_entry,
-    in_chunks,
-    logprob_streamers,
-    parse_echo,
-)
-from runtime.server.openai.protocol import (
-    CompletionAnswer,
-    CompletionChoice,
-    CompletionChunk,
-    CompletionChunkChoice,
-    CompletionLogprobs,
-    CompletionRequest,
-)
+from runtime.server.openai import protocol
+from runtime.server.openai.chat import OpenAIHandler, requests_logprobs
+from runtime.server.openai.logprobs import CompletionLogprobStreamer, PromptEcho, parse_echo
 from runtime.server.openapi import RawBodyRoute, Stream, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
 
@@ -41,10 +25,10 @@ DEFAULT_GAP = 16  # default length of the output between prompt and suffix, as i
 
 
 @json_route(
-    router, "/v1/completions", CompletionRequest, CompletionAnswer,
-    summary="Complete prompts", stream=Stream((CompletionChunk, ErrorResponse)),
+    router, "/v1/completions", protocol.CompletionRequest, protocol.CompletionAnswer,
+    summary="Complete prompts", stream=Stream((protocol.CompletionChunk, ErrorResponse)),
 )  # fmt: skip
-async def completions(context: ServerContext, request: Request, body: CompletionRequest) -> CompletionHandler:
+async def completions(context: ServerContext, request: Request, body: protocol.CompletionRequest) -> CompletionHandler:
     """Completes prompts."""
     model = context.model_name(body.model)
     mode = stream_mode(body)
@@ -72,7 +56,7 @@ async def completions(context: ServerContext, request: Request, body: Completion
 
 
 async def _tokenize_suffix(
-    context: ServerContext, request: Request, body: CompletionRequest, prompt: int
+    context: ServerContext, request: Request, body: protocol.CompletionRequest, prompt: int
 ) -> tuple[int | None, dict[int, int]]:
     """Returns the length of the gap between prompt and suffix, and the suffix's ids by offset from the prompt's end.
 
@@ -112,7 +96,7 @@ class CompletionHandler(OpenAIHandler):
     def __init__(
         self,
         job: GenerationJob,
-        body: CompletionRequest,
+        body: protocol.CompletionRequest,
         model: str,
         mode: str | None,
         context: ServerContext,
@@ -121,10 +105,11 @@ class CompletionHandler(OpenAIHandler):
         super().__init__(job, body, model, mode)
         self._info, self._tokenizer = context.require()
         self._echo = echo
-        self._streamers = logprob_streamers(job.choices, self._tokenizer.byte_decoder)
-        self._full_logprobs: list[Any] = []
+        pieces = self._tokenizer.byte_decoder
+        if requests_logprobs(job):
+            self._streamers = [CompletionLogprobStreamer(choice, pieces, echo) for choice in job.choices]
 
-    def full_response(self) -> CompletionAnswer:
+    def full_response(self) -> protocol.CompletionAnswer:
         return {
             **self._head,
             "object": "text_completion",
@@ -133,40 +118,14 @@ class CompletionHandler(OpenAIHandler):
             **template_warning(self.job.choices, self._info, self._tokenizer),
         }
 
-    async def finalize(self) -> None:
-        if not self.streams:
-            self._full_logprobs = [await self._all_logprobs(choice) for choice in self.job.choices]
-
-    def _choice(self, choice: CompletionState) -> CompletionChoice:
-        logprobs = self._full_logprobs[choice.index]
+    def _choice(self, choice: CompletionState) -> protocol.CompletionChoice:
+        logprobs = self._full_logprobs[choice.index] if self._full_logprobs else None
         text = self._echoed_text(choice) + (choice.text or "")
         return {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": choice.openai_reason}
-
-    async def _all_logprobs(self, choice: CompletionState) -> Any:
-        """Returns log-probabilities of the echoed prompt and the output; None if not requested."""
-        if choice.spec.logprobs is None:
-            return None
-        prompt = [] if self._echo is None else self._echo.entries(choice)
-        answer = [*self._streamers[choice.index].take_new(), *end_token_entry(choice)]
-        logprobs = completion_logprobs([], self._tokenizer.byte_decoder)
-        for entries, base in ((prompt, 0), (answer, len(self._echoed_text(choice)))):
-            async for some in in_chunks(entries, 1 + choice.spec.logprobs):
-                append_logprobs(logprobs, some, self._tokenizer.byte_decoder, base)
-        return encoded(logprobs)
 
     def _echoed_text(self, choice: CompletionState) -> str:
         """Returns the echoed prompt, "" without echo."""
         return "" if self._echo is None else self._echo.text(choice)
-
-    def _new_logprobs(self, update: OutputDelta) -> CompletionLogprobs | None:
-        """Returns log-probabilities of new tokens; None if not requested."""
-        choice = update.choice
-        if choice.spec.logprobs is None:
-            return None
-        logprobs = self._streamers[choice.index].take_new(update)
-        if update.ended:
-            logprobs += end_token_entry(choice)
-        return completion_logprobs(logprobs, self._tokenizer.byte_decoder, len(self._echoed_text(choice)))
 
     def on_start(self) -> bytes:
         """Returns chunks with the echoed prompts, and the ends of completions of no tokens."""
@@ -189,11 +148,11 @@ class CompletionHandler(OpenAIHandler):
     def on_output(self, update: OutputDelta) -> bytes:
         choice = update.choice
         reason = choice.openai_reason if update.ended else None
-        logprobs = self._new_logprobs(update)
+        logprobs = self._streamers[choice.index].delta(update) if self._streamers else None
         if not (update.text or reason or self._denoise or (logprobs and logprobs["tokens"])):
             return b""
         fields = denoise_fields(update.output, update.text)
-        piece: CompletionChunkChoice = {
+        piece: protocol.CompletionChunkChoice = {
             "index": choice.index,
             "text": fields.pop("text"),
             "logprobs": logprobs,

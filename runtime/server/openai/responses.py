@@ -16,14 +16,7 @@ from runtime.request.validation import refuse
 from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.http_responses import ServingHandler, named_event
-from runtime.server.openai.responses_protocol import (
-    RESPONSE_EVENTS,
-    ResponseError,
-    ResponsesAnswer,
-    ResponseSettings,
-    ResponsesRequest,
-    ResponseStatus,
-)
+from runtime.server.openai import responses_protocol as protocol
 from runtime.server.openai.tools import ChatContext, ToolConfig
 from runtime.server.openapi import RawBodyRoute, Stream, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
@@ -32,10 +25,10 @@ router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
 
 
 @json_route(
-    router, "/v1/responses", ResponsesRequest, ResponsesAnswer,
-    summary="Create a response", stream=Stream(RESPONSE_EVENTS, done=False),
+    router, "/v1/responses", protocol.ResponsesRequest, protocol.ResponsesAnswer,
+    summary="Create a response", stream=Stream(protocol.RESPONSE_EVENTS, done=False),
 )  # fmt: skip
-async def responses(context: ServerContext, request: Request, body: ResponsesRequest) -> ResponsesHandler:
+async def responses(context: ServerContext, request: Request, body: protocol.ResponsesRequest) -> ResponsesHandler:
     """Creates a response to a conversation of items."""
     model = context.model_name(body.model)
     if body.max_output_tokens is not None and body.max_tokens is not None:
@@ -66,14 +59,14 @@ async def responses(context: ServerContext, request: Request, body: ResponsesReq
 class ResponsesHandler(ServingHandler):
     """OpenAI's response object and its events."""
 
-    def __init__(self, job: GenerationJob, body: ResponsesRequest, model: str, tools: ToolConfig) -> None:
+    def __init__(self, job: GenerationJob, body: protocol.ResponsesRequest, model: str, tools: ToolConfig) -> None:
         super().__init__(job, streams=bool(body.stream))
         self._sequence_number = 0
         self._items = ResponseItems(job.id.removeprefix("resp_"), self._event, tools.origins)
         spec = job.choices[0].spec
         reasoning = body.reasoning
         self._created, self._model = int(time.time()), model
-        self._settings: ResponseSettings = {
+        self._settings: protocol.ResponseSettings = {
             "instructions": body.instructions,
             "metadata": body.metadata or {},
             "max_output_tokens": body.set_fields().get("max_tokens"),
@@ -91,7 +84,7 @@ class ResponsesHandler(ServingHandler):
             "user": body.user,
         }
 
-    def full_response(self) -> ResponsesAnswer:
+    def full_response(self) -> protocol.ResponsesAnswer:
         self._items.close(self._status())
         return self._final_object()
 
@@ -118,7 +111,7 @@ class ResponsesHandler(ServingHandler):
     def _status(self) -> Literal["completed", "incomplete"]:
         return "completed" if self.job.choices[0].finish_reason == "stop" else "incomplete"
 
-    def _final_object(self) -> ResponsesAnswer:
+    def _final_object(self) -> protocol.ResponsesAnswer:
         usage, final = self.job.usage(), self._object(self._status())
         final["incomplete_details"] = None if final["status"] == "completed" else {"reason": "max_output_tokens"}
         final["output"] = self._items.items
@@ -134,7 +127,9 @@ class ResponsesHandler(ServingHandler):
         }
         return final
 
-    def _object(self, status: ResponseStatus, error: ResponseError | None = None) -> ResponsesAnswer:
+    def _object(
+        self, status: protocol.ResponseStatus, error: protocol.ResponseError | None = None
+    ) -> protocol.ResponsesAnswer:
         return {
             "id": self.job.id,
             "object": "response",
