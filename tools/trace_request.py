@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 from tools.call_trace import Trace, run_tool
 
-MAX_FILES = 33
+MAX_FILES = 32
 MAX_SWITCHES = 140
 TRACES = 30
 # Of heartbeats, statistics and the regular check of connections, which no request causes.

@@ -151,14 +151,20 @@ def schema_ref(kind: type) -> dict[str, str]:
 
 
 def type_schemas() -> dict[str, Any]:
-    """Returns the schemas of the bodies, responses and events of all routes, and of what they consist of."""
+    """Returns the schemas of the bodies, responses and events of all routes, and of what they consist of.
+
+    Fields with one value need no description of their own.
+    """
     kinds: list[Any] = [(name, "validation", TypeAdapter(kind)) for name, kind in sorted(REFERENCED.items())]
     _, found = TypeAdapter.json_schemas(kinds, ref_template="#/components/schemas/{model}")
     schemas: dict[str, Any] = found["$defs"]
     for schema in schemas.values():
-        if "decoding" in schema.get("properties", {}):
-            field = schema["properties"]["decoding"]
-            schema["properties"]["decoding"] = {**field, "anyOf": [{"$ref": DECODING}, {"type": "null"}]}
+        properties = schema.get("properties", {})
+        for field in properties.values():
+            if "const" in field or field.get("type") == "null":
+                field.setdefault("description", f"always `{field['const']}`" if "const" in field else "always null")
+        if "decoding" in properties:
+            properties["decoding"]["anyOf"] = [{"$ref": DECODING}, {"type": "null"}]
     return schemas
 
 

@@ -31,7 +31,7 @@ class AdapterState(TypedDict):
 class Started(TypedDict):
     """The model is loaded."""
 
-    status: Annotated[Literal["started"], api_field("always `started`")]
+    status: Literal["started"]
     model_revision: Annotated[NotRequired[str], api_field("commit of the model's hub repository")]
     adapters: Annotated[NotRequired[dict[str, AdapterState]], api_field("adapters by name, if any")]
 
@@ -39,7 +39,7 @@ class Started(TypedDict):
 class Starting(TypedDict):
     """How far loading is."""
 
-    status: Annotated[Literal["loading"], api_field("always `loading`")]
+    status: Literal["loading"]
     phase: Annotated[str, api_field("current phase")]
     bytes: Annotated[int, api_field("bytes done in this phase")]
     total_bytes: Annotated[int, api_field("bytes of this phase; 0 if unknown")]
@@ -50,16 +50,16 @@ class Model(TypedDict):
     """What requests may name as `model`."""
 
     id: Annotated[str, api_field("name for the field `model`")]
-    object: Annotated[Literal["model"], api_field("always `model`")]
+    object: Literal["model"]
     created: Annotated[int, api_field("start time of the server, Unix seconds")]
-    owned_by: Annotated[Literal["unmask"], api_field("always `unmask`")]
+    owned_by: Literal["unmask"]
     max_model_len: Annotated[int, api_field("maximum tokens of prompt and output")]
     parent: Annotated[NotRequired[str], api_field("of an adapter: its base model")]
     root: Annotated[NotRequired[str], api_field("of an adapter: its URI")]
 
 
 class ModelList(TypedDict):
-    object: Annotated[Literal["list"], api_field("always `list`")]
+    object: Literal["list"]
     data: Annotated[list[Model], api_field("the model under each of its names, and the adapters")]
 
 
@@ -90,22 +90,22 @@ class TokenizerInfo(TypedDict):
 
 
 class AdapterLoaded(TypedDict):
-    status: Annotated[Literal["loaded"], api_field("always `loaded`")]
+    status: Literal["loaded"]
     lora_name: Annotated[str, api_field("name for the field `model` of requests")]
 
 
 class AdapterUnloaded(TypedDict):
-    status: Annotated[Literal["unloaded"], api_field("always `unloaded`")]
+    status: Literal["unloaded"]
     lora_name: Annotated[str, api_field("name that requests can no longer use")]
 
 
 class ProfileStarted(TypedDict):
-    status: Annotated[Literal["started"], api_field("always `started`")]
+    status: Literal["started"]
     backends: Annotated[list[int], api_field("indices of the recording engine processes")]
 
 
 class ProfileStopped(TypedDict):
-    status: Annotated[Literal["stopped"], api_field("always `stopped`")]
+    status: Literal["stopped"]
     files: Annotated[list[str], api_field("paths of the written files on the server")]
 
 

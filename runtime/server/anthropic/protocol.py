@@ -347,23 +347,23 @@ class MessagesErrorDetail(TypedDict):
 class MessagesError(TypedDict):
     """A refusal or failure of `/v1/messages`, in an answer or a stream."""
 
-    type: Annotated[Literal["error"], api_field("always `error`")]
+    type: Literal["error"]
     error: Annotated[MessagesErrorDetail, api_field("details")]
 
 
 class TextBlock(TypedDict):
-    type: Annotated[Literal["text"], api_field("always `text`")]
+    type: Literal["text"]
     text: Annotated[str, api_field("generated text")]
 
 
 class ThinkingBlock(TypedDict):
-    type: Annotated[Literal["thinking"], api_field("always `thinking`")]
+    type: Literal["thinking"]
     thinking: Annotated[str, api_field("reasoning, if the model marks it")]
     signature: Annotated[str, api_field("always empty")]
 
 
 class ToolUseBlock(TypedDict):
-    type: Annotated[Literal["tool_use"], api_field("always `tool_use`")]
+    type: Literal["tool_use"]
     id: Annotated[str, api_field("id for the block with the result")]
     name: Annotated[str, api_field("name of the tool")]
     input: Annotated[Json, api_field("arguments; in a stream they follow as deltas of JSON")]
@@ -385,8 +385,8 @@ class MessagesAnswer(TypedDict):
     """The answer of `/v1/messages`."""
 
     id: Annotated[str, api_field("id of this request")]
-    type: Annotated[Literal["message"], api_field("always `message`")]
-    role: Annotated[Literal["assistant"], api_field("always `assistant`")]
+    type: Literal["message"]
+    role: Literal["assistant"]
     model: Annotated[str, api_field("requested model name")]
     content: Annotated[list[AnswerBlock], api_field("reasoning, text and tool calls")]
     stop_reason: Annotated[
@@ -404,39 +404,39 @@ class TokenCount(TypedDict):
 class MessageStart(TypedDict):
     """The first event of a stream."""
 
-    type: Annotated[Literal["message_start"], api_field("always `message_start`")]
+    type: Literal["message_start"]
     message: Annotated[MessagesAnswer, api_field("the message, without content")]
 
 
 class BlockStart(TypedDict):
-    type: Annotated[Literal["content_block_start"], api_field("always `content_block_start`")]
+    type: Literal["content_block_start"]
     index: Annotated[int, api_field("index of the block")]
     content_block: Annotated[AnswerBlock, api_field("the block, empty")]
 
 
 class TextDelta(TypedDict):
-    type: Annotated[Literal["text_delta"], api_field("always `text_delta`")]
+    type: Literal["text_delta"]
     text: Annotated[str, api_field("new text")]
 
 
 class ThinkingDelta(TypedDict):
-    type: Annotated[Literal["thinking_delta"], api_field("always `thinking_delta`")]
+    type: Literal["thinking_delta"]
     thinking: Annotated[str, api_field("new text")]
 
 
 class InputDelta(TypedDict):
-    type: Annotated[Literal["input_json_delta"], api_field("always `input_json_delta`")]
+    type: Literal["input_json_delta"]
     partial_json: Annotated[str, api_field("new part of the JSON of `input`")]
 
 
 class BlockDelta(TypedDict):
-    type: Annotated[Literal["content_block_delta"], api_field("always `content_block_delta`")]
+    type: Literal["content_block_delta"]
     index: Annotated[int, api_field("index of the block")]
     delta: Annotated[TextDelta | ThinkingDelta | InputDelta, api_field("new part")]
 
 
 class BlockStop(TypedDict):
-    type: Annotated[Literal["content_block_stop"], api_field("always `content_block_stop`")]
+    type: Literal["content_block_stop"]
     index: Annotated[int, api_field("index of the block")]
 
 
@@ -448,7 +448,7 @@ class MessageEnd(TypedDict):
 
 
 class MessageDelta(TypedDict):
-    type: Annotated[Literal["message_delta"], api_field("always `message_delta`")]
+    type: Literal["message_delta"]
     delta: Annotated[MessageEnd, api_field("how the message ended")]
     usage: Annotated[MessagesUsage, api_field("token counts")]
 
@@ -456,7 +456,7 @@ class MessageDelta(TypedDict):
 class MessageStop(TypedDict):
     """The last event of a stream."""
 
-    type: Annotated[Literal["message_stop"], api_field("always `message_stop`")]
+    type: Literal["message_stop"]
 
 
 MESSAGE_EVENTS = (MessageStart, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop, MessagesError)

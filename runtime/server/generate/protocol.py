@@ -100,13 +100,13 @@ class GenerateAnswer(TypedDict):
 class GenerateFinal(GenerateAnswer):
     """The last event of a stream: the whole answer."""
 
-    event: Annotated[Literal["final"], api_field("always `final`")]
+    event: Literal["final"]
 
 
 class DenoiseEvent(DenoiseStep):
     """A step, with `stream_mode` `denoise`."""
 
-    event: Annotated[Literal["denoise"], api_field("always `denoise`")]
+    event: Literal["denoise"]
     id: Annotated[str, api_field("id of this request")]
     text: Annotated[str, api_field("text that became final; the output is the concatenation")]
     logprobs: Annotated[
@@ -117,7 +117,7 @@ class DenoiseEvent(DenoiseStep):
 class AppendEvent(TypedDict):
     """More text, with `stream_mode` `block_append`."""
 
-    event: Annotated[Literal["block_append"], api_field("always `block_append`")]
+    event: Literal["block_append"]
     id: Annotated[str, api_field("id of this request")]
     text: Annotated[str, api_field("appended text")]
     nfe: Annotated[int, api_field("denoising steps so far")]
@@ -129,7 +129,7 @@ class AppendEvent(TypedDict):
 class ErrorEvent(ErrorResponse):
     """In place of the rest of a stream."""
 
-    event: Annotated[Literal["error"], api_field("always `error`")]
+    event: Literal["error"]
     id: Annotated[str, api_field("id of this request")]
 
 
@@ -142,7 +142,7 @@ class InfillAnswer(TypedDict):
     """The answer of `/v1/infill`."""
 
     id: Annotated[str, api_field("id of this request")]
-    object: Annotated[Literal["infill"], api_field("always `infill`")]
+    object: Literal["infill"]
     model: Annotated[str, api_field("requested model name")]
     text: Annotated[str, api_field("text with filled gaps")]
     holes: Annotated[list[FilledHole], api_field("gaps in order")]
@@ -154,7 +154,7 @@ class InfillAnswer(TypedDict):
 class InfillFinal(InfillAnswer):
     """The last event of a stream: the whole answer."""
 
-    event: Annotated[Literal["final"], api_field("always `final`")]
+    event: Literal["final"]
 
 
 GENERATE_EVENTS = (DenoiseEvent, AppendEvent, GenerateFinal, ErrorEvent)

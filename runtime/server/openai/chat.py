@@ -126,7 +126,6 @@ async def chat_completions(context: ServerContext, request: Request, body: proto
             stream_mode=mode,
             names={"prompt": "messages", "logprobs": "top_logprobs", **names},
             max_tokens=max_tokens,
-            n=1 if body.n is None else body.n,
             model=model,
             chat=chat,
         )

@@ -45,7 +45,6 @@ async def completions(context: ServerContext, request: Request, body: protocol.C
             id=new_id("cmpl"),
             stream_mode=mode,
             max_tokens=hole + len(pinned_tokens) if hole is not None else 1 if echo and echo.silent else None,
-            n=1 if body.n is None else body.n,
             model=model,
             pinned_tokens=pinned_tokens or None,
             text_limit=hole,

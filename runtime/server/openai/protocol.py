@@ -10,7 +10,7 @@ that may be missing are `NotRequired`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, NotRequired
 
 import pydantic
@@ -281,39 +281,40 @@ def _arguments(arguments: Any) -> Any:
 MAX_ENTRIES = 64  # of metadata and of chat_template_kwargs; `request_body` has the limits of a body
 
 
-def _prompt(value: Any) -> Any:
-    if isinstance(value, str) or (isinstance(value, list) and set(map(type, value)) <= {int}):
+def _checked(is_valid: Callable[[Any], bool], message: str) -> PlainValidator:
+    """Returns a validator of values without a type of their own."""
+
+    def check(value: Any) -> Any:
+        if not is_valid(value):
+            raise PydanticCustomError("value_type", "{message}", {"message": message})
         return value
-    raise PydanticCustomError("prompt_type", "must be a string or a list of token ids")
+
+    return PlainValidator(check)
 
 
-def _prompts(value: Any) -> Any:
-    items = value if isinstance(value, list) and value and type(value[0]) is not int else [value]
-    for item in items:
-        try:
-            _prompt(item)
-        except PydanticCustomError:
-            raise PydanticCustomError(
-                "prompt_type", "must be a string, a list of token ids, or a list of strings or of such lists"
-            ) from None
-    return value
+def _is_prompt(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and set(map(type, value)) <= {int})
 
 
-def _stop(value: Any) -> Any:
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(isinstance(v, str) for v in value):
-        return value
-    raise PydanticCustomError("stop_type", "must be a string or a list of strings")
+def _are_prompts(value: Any) -> bool:
+    return _is_prompt(value) or (isinstance(value, list) and all(map(_is_prompt, value)))
+
+
+def _is_stop(value: Any) -> bool:
+    return value is None or isinstance(value, str) or (isinstance(value, list) and set(map(type, value)) <= {str})
 
 
 _IDS = {"type": "array", "items": {"type": "integer"}}
 _STRING = {"type": "string"}
 _STRINGS = {"type": "array", "items": _STRING}
-Prompt = Annotated[Any, PlainValidator(_prompt), WithJsonSchema({"anyOf": [_STRING, _IDS]})]
+Prompt = Annotated[
+    Any,
+    _checked(_is_prompt, "must be a string or a list of token ids"),
+    WithJsonSchema({"anyOf": [_STRING, _IDS]}),
+]
 Prompts = Annotated[
     Any,
-    PlainValidator(_prompts),
+    _checked(_are_prompts, "must be a string, a list of token ids, or a list of strings or of such lists"),
     WithJsonSchema({"anyOf": [_STRING, _IDS, _STRINGS, {"type": "array", "items": _IDS}]}),
 ]
 Entries = Annotated[dict[str, Any], Field(max_length=MAX_ENTRIES)]
@@ -322,7 +323,11 @@ ModelName = Annotated[
 ]
 Verbosity = Annotated[Literal["low", "medium", "high"] | None, api_field("accepted for compatibility; ignored", "low")]
 TemplateArguments = Annotated[Entries | None, api_field("variables of the chat template", {"enable_thinking": False})]
-Stop = Annotated[Any, PlainValidator(_stop), WithJsonSchema({"anyOf": [_STRING, _STRINGS, {"type": "null"}]})]
+Stop = Annotated[
+    Any,
+    _checked(_is_stop, "must be a string or a list of strings"),
+    WithJsonSchema({"anyOf": [_STRING, _STRINGS, {"type": "null"}]}),
+]
 
 
 _TYPES: dict[str, Any] = {
@@ -343,6 +348,16 @@ def declared_type(name: str) -> Any:
     return Annotated[kind | None, api_field(field.refused or field.help, field.example)]
 
 
+# Other servers' names for the kinds of `structured_outputs`, with an example.
+FORMAT_ALIASES: dict[str, tuple[str, Any]] = {
+    "guided_json": ("json", '{"type": "object"}'),
+    "guided_regex": ("regex", "[a-z]+"),
+    "guided_choice": ("choice", ["yes", "no"]),
+    "guided_grammar": ("grammar", 'start: "yes" | "no"'),
+    "regex": ("regex", "[a-z]+"),
+    "json_schema": ("json", '{"type": "object"}'),
+    "ebnf": ("grammar", 'root ::= "yes" | "no"'),
+}
 _DESCRIBED = frozenset({"name", "description", "schema", "strict"})  # of a JSON schema
 _FORMATS: dict[Any, frozenset[str]] = {"json_object": frozenset({"schema"}), "json_schema": _DESCRIBED}
 
@@ -371,8 +386,12 @@ if TYPE_CHECKING:
 
 else:
     SamplingFields = pydantic.create_model(
-        "SamplingFields", __base__=RequestModel, **{name: (declared_type(name), None) for name in _DECLARED}
-    )
+        "SamplingFields", __base__=RequestModel, **{name: (declared_type(name), None) for name in _DECLARED},
+        **{
+            name: (Any, optional(f"alias of `structured_outputs.{kind}`", example))
+            for name, (kind, example) in FORMAT_ALIASES.items()
+        },
+    )  # fmt: skip
 
 
 class ChatFields(RequestModel):
@@ -432,13 +451,6 @@ class GenerationRequest(SamplingFields):
     logits_processors: Annotated[Any, UnsupportedField([])] = None
     prompt_logprobs: Annotated[Any, UnsupportedField()] = None
     truncate_prompt_tokens: Annotated[Any, UnsupportedField()] = None
-    guided_json: Any = optional("alias of `structured_outputs.json`", '{"type": "object"}')
-    guided_regex: Any = optional("alias of `structured_outputs.regex`", "[a-z]+")
-    guided_choice: Any = optional("alias of `structured_outputs.choice`", ["yes", "no"])
-    guided_grammar: Any = optional("alias of `structured_outputs.grammar`", 'start: "yes" | "no"')
-    regex: Any = optional("alias of `structured_outputs.regex`", "[a-z]+")
-    json_schema: Any = optional("alias of `structured_outputs.json`", '{"type": "object"}')
-    ebnf: Any = optional("alias of `structured_outputs.grammar`", 'root ::= "yes" | "no"')
     response_format: Any = optional(
         "`text`, `json_object` (with or without a schema) or `json_schema`", {"type": "json_object"}
     )
@@ -608,7 +620,7 @@ class TokenLogprob(TopLogprob):
 
 class ChatLogprobs(TypedDict):
     content: Annotated[list[TokenLogprob], api_field("tokens in order")]
-    refusal: Annotated[None, api_field("always null")]
+    refusal: None
 
 
 class CalledFunction(TypedDict):
@@ -620,14 +632,14 @@ class AnswerCall(TypedDict):
     """A call of a tool."""
 
     id: Annotated[str, api_field("id for the message with the result")]
-    type: Annotated[Literal["function"], api_field("always `function`")]
+    type: Literal["function"]
     function: Annotated[CalledFunction, api_field("name and arguments")]
 
 
 class AnswerMessage(TypedDict):
-    role: Annotated[Literal["assistant"], api_field("always `assistant`")]
+    role: Literal["assistant"]
     content: Annotated[str | None, api_field("text; null with tool calls and no text")]
-    refusal: Annotated[None, api_field("always null")]
+    refusal: None
     reasoning_content: Annotated[NotRequired[str], api_field("reasoning, if the model marks it")]
     tool_calls: Annotated[NotRequired[list[AnswerCall]], api_field("tool calls")]
 
@@ -646,7 +658,7 @@ class ChatChoice(TypedDict):
 class ChatAnswer(ResponseHead):
     """The answer of `/v1/chat/completions`."""
 
-    object: Annotated[Literal["chat.completion"], api_field("always `chat.completion`")]
+    object: Literal["chat.completion"]
     choices: Annotated[list[ChatChoice], api_field("`n` completions")]
     usage: Annotated[Usage, api_field("token counts")]
 
@@ -661,7 +673,7 @@ class CallDelta(TypedDict):
 
     index: Annotated[int, api_field("index of the call")]
     id: Annotated[NotRequired[str], api_field("id for the message with the result")]
-    type: Annotated[NotRequired[Literal["function"]], api_field("always `function`")]
+    type: NotRequired[Literal["function"]]
     function: Annotated[FunctionDelta, api_field("new part of the call")]
 
 
@@ -670,7 +682,7 @@ class ChatDelta(TypedDict):
 
     role: Annotated[NotRequired[Literal["assistant"]], api_field("role, in the first chunk")]
     content: Annotated[NotRequired[str], api_field("new text")]
-    refusal: Annotated[NotRequired[None], api_field("always null")]
+    refusal: NotRequired[None]
     reasoning_content: Annotated[NotRequired[str], api_field("new reasoning")]
     tool_calls: Annotated[NotRequired[list[CallDelta]], api_field("new part of a tool call")]
 
@@ -685,7 +697,7 @@ class ChatChunkChoice(TypedDict):
 class ChatChunk(_Chunk):
     """An event of a chat's stream."""
 
-    object: Annotated[Literal["chat.completion.chunk"], api_field("always `chat.completion.chunk`")]
+    object: Literal["chat.completion.chunk"]
     choices: Annotated[list[ChatChunkChoice], api_field("one completion; none in the last chunk with the usage")]
 
 
@@ -714,7 +726,7 @@ class CompletionChoice(TypedDict):
 class CompletionAnswer(ResponseHead):
     """The answer of `/v1/completions`."""
 
-    object: Annotated[Literal["text_completion"], api_field("always `text_completion`")]
+    object: Literal["text_completion"]
     choices: Annotated[list[CompletionChoice], api_field("`n` completions per prompt")]
     usage: Annotated[Usage, api_field("token counts")]
     warning: Annotated[NotRequired[str], api_field("probable mistake in the prompt")]
@@ -732,6 +744,6 @@ class CompletionChunkChoice(TypedDict):
 class CompletionChunk(_Chunk):
     """An event of a completion's stream."""
 
-    object: Annotated[Literal["text_completion"], api_field("always `text_completion`")]
+    object: Literal["text_completion"]
     choices: Annotated[list[CompletionChunkChoice], api_field("one completion; none in the last chunk with the usage")]
     warning: Annotated[NotRequired[str], api_field("probable mistake in the prompt")]

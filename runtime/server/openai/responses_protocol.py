@@ -41,7 +41,6 @@ from runtime.server.preprocessing.request_body import (
     MAX_TOOLS,
     AnyOfUnion,
     Integer,
-    MessageList,
     PartList,
     RequestModel,
     TextOrParts,
@@ -49,7 +48,6 @@ from runtime.server.preprocessing.request_body import (
     UnsupportedField,
     api_field,
     optional,
-    union_tag,
 )
 
 _NOT_STORED = "is not supported, as responses are not stored; send the full conversation in input"
@@ -222,10 +220,7 @@ class ResponsesStreamOptions(RequestModel):
 
 class ResponsesRequest(SingleChoiceRequest):
     model: ModelName = None
-    input: Annotated[
-        Annotated[str, Tag("str")] | Annotated[MessageList[Item], Tag("list")],
-        Discriminator(union_tag),
-    ] = api_field("text of the user, or the items of the conversation", "Solve: 12 + 30.")
+    input: TextOrParts[Item] = api_field("text of the user, or the items of the conversation", "Solve: 12 + 30.")
     instructions: str | None = optional("system prompt", "You are terse.")
     max_output_tokens: Integer | None = optional("maximum output tokens; default: the rest of max_model_len", 64)
     text: TextConfig | None = optional("format of the output text", {"format": {"type": "text"}})
@@ -376,22 +371,22 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class OutputText(TypedDict):
-    type: Annotated[Literal["output_text"], api_field("always `output_text`")]
+    type: Literal["output_text"]
     text: Annotated[str, api_field("generated text")]
     annotations: Annotated[list[Json], api_field("always empty")]
     logprobs: Annotated[list[Json], api_field("always empty")]
 
 
 class ReasoningText(TypedDict):
-    type: Annotated[Literal["reasoning_text"], api_field("always `reasoning_text`")]
+    type: Literal["reasoning_text"]
     text: Annotated[str, api_field("reasoning text")]
 
 
 class MessageItem(TypedDict):
     id: Annotated[str, api_field("id of the item")]
-    type: Annotated[Literal["message"], api_field("always `message`")]
+    type: Literal["message"]
     status: Annotated[ItemStatus, api_field("status of the item")]
-    role: Annotated[Literal["assistant"], api_field("always `assistant`")]
+    role: Literal["assistant"]
     content: Annotated[list[OutputText], api_field("one text; empty in the first event of the item")]
 
 
@@ -399,7 +394,7 @@ class CallItem(TypedDict):
     """A call of a function."""
 
     id: Annotated[str, api_field("id of the item")]
-    type: Annotated[Literal["function_call"], api_field("always `function_call`")]
+    type: Literal["function_call"]
     status: Annotated[ItemStatus, api_field("status of the item")]
     call_id: Annotated[str, api_field("id for the item with the result")]
     name: Annotated[str, api_field("name of the function")]
@@ -409,7 +404,7 @@ class CallItem(TypedDict):
 
 class ReasoningItem(TypedDict):
     id: Annotated[str, api_field("id of the item")]
-    type: Annotated[Literal["reasoning"], api_field("always `reasoning`")]
+    type: Literal["reasoning"]
     status: Annotated[ItemStatus, api_field("status of the item")]
     summary: Annotated[list[Json], api_field("always empty")]
     content: Annotated[list[ReasoningText], api_field("one text; empty in the first event of the item")]
@@ -448,7 +443,7 @@ class ResponsesUsage(TypedDict):
 
 class ReasoningSettings(TypedDict):
     effort: Annotated[str | None, api_field("as requested")]
-    summary: Annotated[None, api_field("always null")]
+    summary: None
 
 
 class TextSettings(TypedDict):
@@ -482,7 +477,7 @@ class ResponsesAnswer(ResponseSettings):
     """The answer of `/v1/responses`."""
 
     id: Annotated[str, api_field("id of this request")]
-    object: Annotated[Literal["response"], api_field("always `response`")]
+    object: Literal["response"]
     created_at: Annotated[int, api_field("creation time, Unix seconds")]
     status: Annotated[
         ResponseStatus,
@@ -540,7 +535,7 @@ class PartEvent(_Within):
 class TextEvent(_Within):
     """More text."""
 
-    type: Annotated[Literal["response.output_text.delta"], api_field("always `response.output_text.delta`")]
+    type: Literal["response.output_text.delta"]
     delta: Annotated[str, api_field("new part")]
     logprobs: Annotated[list[Json], api_field("always empty")]
 
@@ -548,7 +543,7 @@ class TextEvent(_Within):
 class TextDone(_Within):
     """All of a text."""
 
-    type: Annotated[Literal["response.output_text.done"], api_field("always `response.output_text.done`")]
+    type: Literal["response.output_text.done"]
     text: Annotated[str, api_field("complete text")]
     logprobs: Annotated[list[Json], api_field("always empty")]
 
@@ -556,32 +551,28 @@ class TextDone(_Within):
 class ReasoningEvent(_Within):
     """More reasoning."""
 
-    type: Annotated[Literal["response.reasoning_text.delta"], api_field("always `response.reasoning_text.delta`")]
+    type: Literal["response.reasoning_text.delta"]
     delta: Annotated[str, api_field("new part")]
 
 
 class ReasoningDone(_Within):
     """All of a reasoning."""
 
-    type: Annotated[Literal["response.reasoning_text.done"], api_field("always `response.reasoning_text.done`")]
+    type: Literal["response.reasoning_text.done"]
     text: Annotated[str, api_field("complete text")]
 
 
 class ArgumentsEvent(_Placed):
     """More of a call's arguments."""
 
-    type: Annotated[
-        Literal["response.function_call_arguments.delta"], api_field("always `response.function_call_arguments.delta`")
-    ]
+    type: Literal["response.function_call_arguments.delta"]
     delta: Annotated[str, api_field("new part of the JSON")]
 
 
 class ArgumentsDone(_Placed):
     """All of a call's arguments."""
 
-    type: Annotated[
-        Literal["response.function_call_arguments.done"], api_field("always `response.function_call_arguments.done`")
-    ]
+    type: Literal["response.function_call_arguments.done"]
     arguments: Annotated[str, api_field("complete JSON")]
     name: Annotated[str, api_field("name of the function")]
 

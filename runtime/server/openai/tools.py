@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -297,6 +298,12 @@ def check_parsers(config: ServerConfig) -> None:
             )
 
 
+@functools.cache
+def _formats(tool_calls: str, reasoning: str) -> tuple[ToolFormat | None, ReasoningFormat | None]:
+    """Returns the formats of these names, which all chats of a server have."""
+    return tool_format(tool_calls), reasoning_format(reasoning)
+
+
 class ChatContext:
     """Tools, reasoning and grammar of one chat.
 
@@ -317,8 +324,9 @@ class ChatContext:
         self._tokenizer = tokenizer
         self._tools = tools
         self.single = bool(tools.tools) and tools.single
-        self._format: ToolFormat | None = tool_format(config.tool_call_parser or info.tool_calls)
-        self._reasoning: ReasoningFormat | None = reasoning_format(config.reasoning_parser or info.reasoning)
+        self._format, self._reasoning = _formats(
+            config.tool_call_parser or info.tool_calls, config.reasoning_parser or info.reasoning
+        )
         self._in_reasoning = self.continued = self.optional = self.strict_unsupported = False
         self._any_object: frozenset[int] = frozenset()  # tools whose schemas the grammar leaves out
         if not tools.tools:

@@ -236,11 +236,8 @@ def count_characters(arguments: dict[str, Any], name: str = "chat_template_kwarg
 
 def context_length_error(param: str, info: EngineInfo, what: str = "far more than") -> RequestError:
     """Returns the error for a text that is too long, without its exact number of tokens."""
-    return RequestError(
-        f"{param}: has {what} the {info.max_model_len} tokens of the model's length; shorten it",
-        param=param,
-        code="context_length_exceeded",
-    )
+    sentence = f"has {what} the {info.max_model_len} tokens of the model's length; shorten it"
+    return refuse(param, sentence, code="context_length_exceeded")
 
 
 def _encode(tokenizer: Tokenizer, text: str, info: EngineInfo, param: str, is_needed: Callable[[], bool]) -> list[int]:

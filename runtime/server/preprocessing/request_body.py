@@ -7,6 +7,7 @@ import re
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import pydantic
@@ -169,7 +170,6 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-SUPPORTED_ENCODINGS = ("gzip", "deflate", "zstd")
 CONTENT_ENCODING = "Content-Encoding"
 MAX_CODINGS = 4  # of one body
 MAX_FRAMES = 128  # gzip members or zstd frames of one body: each has to set up a decoder
@@ -214,12 +214,8 @@ def decoding(data: bytes, coding: str) -> Iterator[bytes]:
         yield from DECODERS[coding](data)
     except (ValueError, zlib.error) as error:
         reason = " ".join(str(error).split())[:200]
-        message = f"{CONTENT_ENCODING}: the body cannot be decoded as {coding}: {reason}"
-        raise RequestError(message, param=CONTENT_ENCODING, code="invalid_encoding") from None
-
-
-def _gzip(data: bytes) -> Iterator[bytes]:
-    return _frames(data, lambda view: _inflate(view, 31))
+        sentence = f"the body cannot be decoded as {coding}: {reason}"
+        raise refuse(CONTENT_ENCODING, sentence, code="invalid_encoding") from None
 
 
 def _deflate(data: bytes) -> Iterator[bytes]:
@@ -229,10 +225,6 @@ def _deflate(data: bytes) -> Iterator[bytes]:
     size = yield from _inflate(memoryview(data), 15 if wrapped else -15)
     if size < len(data):
         raise ValueError("other data follows it")
-
-
-def _zstd(data: bytes) -> Iterator[bytes]:
-    return _frames(data, _decompress)
 
 
 def _frames(data: bytes, stream: _Stream) -> Iterator[bytes]:
@@ -286,14 +278,15 @@ def _decompress(data: memoryview) -> Generator[bytes, None, int]:
 
 
 def _unsupported(sentence: str) -> RequestError:
-    return RequestError(
-        f"{CONTENT_ENCODING}: {sentence}", status=415, param=CONTENT_ENCODING, code="unsupported_encoding"
-    )
+    return refuse(CONTENT_ENCODING, sentence, status=415, code="unsupported_encoding")
 
 
-DECODERS: dict[str, Callable[[bytes], Iterator[bytes]]] = dict(
-    zip(SUPPORTED_ENCODINGS, (_gzip, _deflate, _zstd), strict=True)
-)
+DECODERS: dict[str, Callable[[bytes], Iterator[bytes]]] = {
+    "gzip": lambda data: _frames(data, partial(_inflate, wbits=31)),
+    "deflate": _deflate,
+    "zstd": lambda data: _frames(data, _decompress),
+}
+SUPPORTED_ENCODINGS = tuple(DECODERS)
 
 
 MAX_VALUES = 2**17  # in lists and objects together; of a prompt given as ids these are the ids

@@ -20,7 +20,7 @@ from runtime.request.validation import preview, refuse
 from runtime.server.env import backend_environment
 from runtime.server.middleware.auth import api_key_id
 from runtime.server.openai.logprobs import PromptEcho, check_logprobs_limit
-from runtime.server.openai.protocol import GenerationRequest
+from runtime.server.openai.protocol import FORMAT_ALIASES, GenerationRequest
 from runtime.server.openai.tools import ChatContext
 from runtime.server.preprocessing.executors import SingleThreadExecutor, cancel_on_disconnect
 from runtime.structured_output.grammar_cache import GrammarError
@@ -50,7 +50,6 @@ class GenerationInputs:
         names: names of fields as the client spelled them, by the names of `SamplingParams`.
         max_tokens: limit of the route; None for that of the body.
         default_max_tokens: limit of a request without one.
-        n: completions per prompt.
         pinned_tokens: fixed token ids by offset in the completion; see `RequestContext.prefilled_tokens`.
         text_limit: number of first tokens that are returned; the completion ends with them.
         chat: context of a chat, whose completions have parts.
@@ -67,12 +66,16 @@ class GenerationInputs:
     names: Mapping[str, str] = field(default_factory=dict)
     max_tokens: int | None = None
     default_max_tokens: int | None = None
-    n: int = 1
     pinned_tokens: Mapping[int, int] | None = None
     text_limit: int | None = None
     chat: ChatContext | None = None
     echo: PromptEcho | None = None
     continued: bool = False
+
+    @property
+    def n(self) -> int:
+        """Completions per prompt."""
+        return 1 if self.body.n is None else int(self.body.n)  # 1.0 where other numbers are not supported
 
     @property
     def count(self) -> int:
@@ -236,16 +239,6 @@ class RequestSpecBuilder:
 # Keywords that determine the type of a value. Schemas with one of them get no type.
 _TYPED = {"type", "enum", "const", "$ref", "$dynamicRef", "allOf", "anyOf", "oneOf"}
 MAX_WAITING_GRAMMARS = 128  # of one API key, or of all clients of a server without keys
-# Other servers' names for the same.
-ALIASES = {
-    "guided_json": "json",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
-    "json_schema": "json",
-    "regex": "regex",
-    "ebnf": "grammar",
-}
 
 
 def parse_response_format(body: GenerationRequest) -> tuple[dict[str, Any] | None, str]:
@@ -253,7 +246,9 @@ def parse_response_format(body: GenerationRequest) -> tuple[dict[str, Any] | Non
 
     Raises RequestError for conflicting or invalid formats.
     """
-    found = {name: {kind: value} for name, kind in ALIASES.items() if (value := getattr(body, name)) is not None}
+    found = {
+        name: {kind: value} for name, (kind, _) in FORMAT_ALIASES.items() if (value := getattr(body, name)) is not None
+    }
     asked = getattr(body, FIELD)
     if asked is not None:
         found[FIELD] = asked
