@@ -67,10 +67,7 @@ def make_app(context: ServerContext) -> App:
         docs_url=None,  # FastAPI's page loads files of another host
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,  # the name in generated clients
-        exception_handlers={
-            RequestError: _request_error,
-            HTTPException: _http_error,
-        },
+        exception_handlers={RequestError: _request_error, HTTPException: _http_error},
     )
     app.state.context = context
     modules = (serving, chat, completions, responses, messages, tokenize, routes, docs)

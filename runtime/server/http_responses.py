@@ -34,12 +34,7 @@ _TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
-_ANTHROPIC_TYPES = _TYPES | {
-    413: "request_too_large",
-    500: "api_error",
-    501: "api_error",
-    503: "overloaded_error",
-}
+_ANTHROPIC_TYPES = _TYPES | {413: "request_too_large", 500: "api_error", 501: "api_error", 503: "overloaded_error"}
 _ANTHROPIC = "/v1/messages"  # the route, and those below it
 RETRY_AFTER_SECONDS = 1  # for a full queue (429) and a server without backend (503)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any, Literal
 
 import msgspec
@@ -13,7 +12,7 @@ from runtime.errors import RequestError
 from runtime.parsers import Arguments, CallStart, Delta, Reasoning
 from runtime.request.validation import refuse
 from runtime.server.anthropic import protocol
-from runtime.server.context import ServerContext
+from runtime.server.context import ServerContext, new_id
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.http_responses import ServingHandler, anthropic_error, named_event
 from runtime.server.openai.tools import ChatContext
@@ -35,29 +34,15 @@ async def messages(context: ServerContext, request: Request, body: protocol.Mess
         raise refuse("stop", "is stop_sequences here; give that alone")
     chat = ChatContext(context.config, *context.require(), body.tool_config())
     ids = await chat.prompt(request, context.preprocessor, body.to_chat())
-    job = await context.submit(
-        GenerationInputs(
-            request,
-            body,
-            [ids],
-            id=f"msg_{uuid.uuid4().hex}",
-            stream_mode="block_append" if body.stream else None,
-            names=body.names(),
-            model=model,
-            chat=chat,
-        )
-    )
+    mode = "block_append" if body.stream else None
+    job = await context.submit(GenerationInputs(request, body, [ids], new_id("msg_"), model, mode, chat=chat))
     return MessagesHandler(job, model, streams=bool(body.stream))
 
 
 @json_route(
-    router,
-    "/v1/messages/count_tokens",
-    protocol.CountRequest,
-    protocol.TokenCount,
-    summary="Count tokens",
-    error=protocol.MessagesError,
-)
+    router, "/v1/messages/count_tokens", protocol.CountRequest, protocol.TokenCount,
+    summary="Count tokens", error=protocol.MessagesError,
+)  # fmt: skip
 async def count_tokens(context: ServerContext, request: Request, body: protocol.CountRequest) -> protocol.TokenCount:
     """Counts the prompt tokens of a conversation, including the chat template."""
     context.model_name(body.model)

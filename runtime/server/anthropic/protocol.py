@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -247,8 +247,6 @@ class MessagesRequest(CountRequest, SingleChoiceRequest):
         "ignored with an `mcp_toolset` in `tools`, otherwise rejected unless empty", []
     )
 
-    field_aliases: ClassVar[dict[str, str]] = {"prompt": "messages"}
-
     def ignored_paths(self) -> Iterator[str]:
         yield from super().ignored_paths()
         if self.mcp_servers:
@@ -263,7 +261,7 @@ class MessagesRequest(CountRequest, SingleChoiceRequest):
         return super().set_fields() | ({} if self.stop_sequences is None else {"stop": self.stop_sequences})
 
     def names(self) -> dict[str, str]:
-        return self.field_aliases | ({} if self.stop_sequences is None else {"stop": "stop_sequences"})
+        return {"prompt": "messages", **({} if self.stop_sequences is None else {"stop": "stop_sequences"})}
 
     def format(self) -> tuple[str, Any]:
         return "output_config.format", None if self.output_config is None else self.output_config.format

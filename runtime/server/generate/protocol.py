@@ -20,13 +20,7 @@ from runtime.server.openai.protocol import (
     Timings,
     Usage,
 )
-from runtime.server.preprocessing.request_body import (
-    Integer,
-    RequestModel,
-    UnsupportedField,
-    api_field,
-    optional,
-)
+from runtime.server.preprocessing.request_body import Integer, RequestModel, UnsupportedField, api_field, optional
 
 MAX_SEGMENTS = 1024
 
@@ -40,6 +34,9 @@ class GenerateRequest(GenerationRequest, ChatFields):
     stream_mode: Literal["denoise", "block_append"] | None = optional(
         "events of a stream: `denoise`, the open blocks after each step; `block_append`, appended text", "denoise"
     )
+
+    def names(self) -> dict[str, str]:
+        return {} if self.messages is None else {"prompt": "messages"}
 
 
 class Segment(RequestModel):
@@ -59,6 +56,9 @@ class InfillRequest(GenerationRequest):
     chat_template_kwargs: TemplateArguments = None
     n: Annotated[Any, UnsupportedField(1)] = None
     stream_mode: Literal["denoise"] | None = optional("events of a stream: the open blocks after each step", "denoise")
+
+    def names(self) -> dict[str, str]:
+        return {"prompt": "text" if self.segments is None else "segments"}
 
 
 FinishReason = Literal["stop", "length", "max_nfe", "repetition"]
@@ -85,10 +85,7 @@ class GenerateAnswer(TypedDict):
     text: Annotated[str, api_field("output without end-of-sequence tokens and stop strings")]
     token_ids: Annotated[list[int], api_field("token ids of the output")]
     nfe: Annotated[int, api_field("denoising steps of all blocks")]
-    finish_reason: Annotated[
-        FinishReason,
-        api_field("`stop`: end of sequence or a stop string; otherwise the limit"),
-    ]
+    finish_reason: Annotated[FinishReason, api_field("`stop`: end of sequence or a stop string; otherwise the limit")]
     logprobs: Annotated[NotRequired[list[OwnLogprob]], api_field("log-probabilities of `token_ids`, if requested")]
     full_text: Annotated[str, api_field("prompt and output")]
     full_token_ids: Annotated[list[int], api_field("token ids of prompt and output")]

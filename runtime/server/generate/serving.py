@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from fastapi import APIRouter
@@ -16,13 +17,7 @@ from runtime.request.validation import refuse
 from runtime.server.context import ServerContext, new_id, stream_mode
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.generate import protocol
-from runtime.server.http_responses import (
-    DONE,
-    ServingHandler,
-    events,
-    openai_error,
-    template_warning,
-)
+from runtime.server.http_responses import DONE, ServingHandler, events, openai_error, template_warning
 from runtime.server.openai.logprobs import GenerateLogprobStreamer
 from runtime.server.openai.protocol import ChatPrompt, template_messages
 from runtime.server.openai.tools import NO_GRAMMAR_MESSAGE
@@ -85,19 +80,10 @@ async def generate(context: ServerContext, request: Request, body: protocol.Gene
         requested, name = parse_response_format(body)
         if continued and requested is not None:
             raise refuse(name, NO_GRAMMAR_MESSAGE)
-    job = await context.submit(
-        GenerationInputs(
-            request,
-            body,
-            [ids],
-            id=new_id("gen"),
-            stream_mode=mode,
-            names={} if body.messages is None else {"prompt": "messages"},
-            default_max_tokens=DEFAULT_MAX_TOKENS,
-            model=model,
-            continued=continued,
-        )
+    inputs = GenerationInputs(
+        request, body, [ids], new_id("gen-"), model, mode, default_max_tokens=DEFAULT_MAX_TOKENS, continued=continued
     )
+    job = await context.submit(inputs)
     return GenerateHandler(job, mode, context, body.prompt if isinstance(body.prompt, str) else None)
 
 
@@ -182,19 +168,9 @@ async def infill(context: ServerContext, request: Request, body: protocol.Infill
     mode = stream_mode(body, default="denoise")
     _, tokenizer = context.require()
     layout = await _tokenize_segments(context, request, body)
-    job = await context.submit(
-        GenerationInputs(
-            request,
-            body,
-            [layout.prompt],
-            id=new_id("infill"),
-            stream_mode=mode,
-            names={"prompt": "text" if body.segments is None else "segments"},
-            max_tokens=layout.length,
-            pinned_tokens=layout.pinned_tokens,
-            model=model,
-        )
-    )
+    inputs = GenerationInputs(request, body, [layout.prompt], new_id("infill-"), model, mode)
+    inputs = replace(inputs, max_tokens=layout.length, pinned_tokens=layout.pinned_tokens)
+    job = await context.submit(inputs)
     return InfillHandler(job, mode, tokenizer, model, layout)
 
 

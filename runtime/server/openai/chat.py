@@ -12,7 +12,6 @@ from starlette.requests import Request
 from runtime.errors import RequestError
 from runtime.parsers import Arguments, CallStart, ChatOutputParser, Delta, Reasoning
 from runtime.request.output import CompletionState, denoise_fields
-from runtime.request.validation import refuse
 from runtime.server.context import ServerContext, new_id, stream_mode
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.http_responses import DONE, ErrorResponse, ServingHandler, events, openai_error
@@ -112,35 +111,13 @@ async def chat_completions(context: ServerContext, request: Request, body: proto
     model = context.model_name(body.model)
     mode = stream_mode(body)
     info, tokenizer = context.require()
-    max_tokens, names = _limit(body)
     check_legacy_functions(body.functions, body.function_call)
     tools = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     chat = ChatContext(context.config, info, tokenizer, tools)
     ids = await chat.prompt(request, context.preprocessor, body.to_chat(reasoning_effort=body.reasoning_effort))
-    job = await context.submit(
-        GenerationInputs(
-            request,
-            body,
-            [ids],
-            id=new_id("chatcmpl"),
-            stream_mode=mode,
-            names={"prompt": "messages", "logprobs": "top_logprobs", **names},
-            max_tokens=max_tokens,
-            model=model,
-            chat=chat,
-        )
-    )
+    inputs = GenerationInputs(request, body, [ids], new_id("chatcmpl-"), model, mode, chat=chat)
+    job = await context.submit(inputs)
     return ChatHandler(job, body, model, mode, tokenizer.byte_decoder)
-
-
-def _limit(body: protocol.ChatRequest) -> tuple[int | None, dict[str, str]]:
-    """`max_tokens` under either of its names, and the name that was used."""
-    new, old = body.max_completion_tokens, body.max_tokens
-    if new is None:
-        return old, {}
-    if old is not None and old != new:
-        raise refuse("max_completion_tokens", "differs from max_tokens; give one of them")
-    return new, {"max_tokens": "max_completion_tokens"}
 
 
 class ChatHandler(OpenAIHandler):

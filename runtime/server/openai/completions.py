@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -37,20 +38,13 @@ async def completions(context: ServerContext, request: Request, body: protocol.C
     echo = parse_echo(body, asked)
     prompts = await context.preprocessor.encode_each(request, asked)
     hole, pinned_tokens = await _tokenize_suffix(context, request, body, max(map(len, prompts)))
-    job = await context.submit(
-        GenerationInputs(
-            request,
-            body,
-            prompts,
-            id=new_id("cmpl"),
-            stream_mode=mode,
-            max_tokens=hole + len(pinned_tokens) if hole is not None else 1 if echo and echo.silent else None,
-            model=model,
-            pinned_tokens=pinned_tokens or None,
-            text_limit=hole,
-            echo=echo,
-        )
-    )
+    inputs = GenerationInputs(request, body, prompts, new_id("cmpl-"), model, mode, echo=echo)
+    if hole is not None:
+        length = hole + len(pinned_tokens)
+        inputs = replace(inputs, max_tokens=length, pinned_tokens=pinned_tokens or None, text_limit=hole)
+    elif echo is not None and echo.silent:
+        inputs = replace(inputs, max_tokens=1)
+    job = await context.submit(inputs)
     return CompletionHandler(job, body, model, mode, context, echo)
 
 

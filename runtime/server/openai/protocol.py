@@ -308,9 +308,7 @@ _IDS = {"type": "array", "items": {"type": "integer"}}
 _STRING = {"type": "string"}
 _STRINGS = {"type": "array", "items": _STRING}
 Prompt = Annotated[
-    Any,
-    _checked(_is_prompt, "must be a string or a list of token ids"),
-    WithJsonSchema({"anyOf": [_STRING, _IDS]}),
+    Any, _checked(_is_prompt, "must be a string or a list of token ids"), WithJsonSchema({"anyOf": [_STRING, _IDS]})
 ]
 Prompts = Annotated[
     Any,
@@ -462,6 +460,10 @@ class GenerationRequest(SamplingFields):
         values = ((name, getattr(self, name)) for name in names)
         return {name: value for name, value in values if value is not None}
 
+    def names(self) -> dict[str, str]:
+        """Returns names of fields as the client spelled them, by the names of `SamplingParams`."""
+        return {}
+
     def format(self) -> tuple[str, Any]:
         """Returns path and value of the field, other than `structured_outputs`, that sets the format of the output."""
         return "response_format", self.response_format
@@ -529,9 +531,16 @@ class ChatRequest(OpenAIRequest, ChatFields):
         if self.web_search_options is not None:
             yield "web_search_options"
 
+    def names(self) -> dict[str, str]:
+        limit = {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
+        return {"prompt": "messages", "logprobs": "top_logprobs", **limit}
+
     def set_fields(self) -> dict[str, Any]:
-        """With `logprobs` as a number. Raises RequestError for `top_logprobs` without it."""
+        """With `logprobs` as a number, and `max_tokens` under either of its names. Raises RequestError."""
         found = super().set_fields()
+        limit = self.max_completion_tokens
+        if limit is not None and found.setdefault("max_tokens", limit) != limit:
+            raise refuse("max_completion_tokens", "differs from max_tokens; give one of them")
         requested = found.pop("logprobs", False)
         if requested:
             found["logprobs"] = self.top_logprobs or 0

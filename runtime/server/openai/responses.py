@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ from starlette.requests import Request
 from runtime.errors import RequestError
 from runtime.parsers import Arguments, CallStart, Delta, Reasoning
 from runtime.request.validation import refuse
-from runtime.server.context import ServerContext
+from runtime.server.context import ServerContext, new_id
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.http_responses import ServingHandler, named_event
 from runtime.server.openai import responses_protocol as protocol
@@ -41,18 +40,8 @@ async def responses(context: ServerContext, request: Request, body: protocol.Res
         ids = await chat.prompt(request, context.preprocessor, body.to_chat(tools.origins))
     except RequestError as error:
         raise error.renamed("messages", "input") from None
-    job = await context.submit(
-        GenerationInputs(
-            request,
-            body,
-            [ids],
-            id=f"resp_{uuid.uuid4().hex}",
-            stream_mode="block_append" if body.stream else None,
-            names=body.field_aliases,
-            model=model,
-            chat=chat,
-        )
-    )
+    mode = "block_append" if body.stream else None
+    job = await context.submit(GenerationInputs(request, body, [ids], new_id("resp_"), model, mode, chat=chat))
     return ResponsesHandler(job, body, model, tools)
 
 

@@ -257,7 +257,8 @@ class ResponsesRequest(SingleChoiceRequest):
     context_management: Annotated[Any, UnsupportedField([])] = None
     moderation: Annotated[Any, UnsupportedField()] = None
 
-    field_aliases: ClassVar[dict[str, str]] = {"prompt": "input", "max_tokens": "max_output_tokens"}
+    def names(self) -> dict[str, str]:
+        return {"prompt": "input", "max_tokens": "max_output_tokens"}
 
     def set_fields(self) -> dict[str, Any]:
         limit = {} if self.max_output_tokens is None else {"max_tokens": self.max_output_tokens}
@@ -479,10 +480,7 @@ class ResponsesAnswer(ResponseSettings):
     id: Annotated[str, api_field("id of this request")]
     object: Literal["response"]
     created_at: Annotated[int, api_field("creation time, Unix seconds")]
-    status: Annotated[
-        ResponseStatus,
-        api_field("`in_progress` and `failed` occur in streams only"),
-    ]
+    status: Annotated[ResponseStatus, api_field("`in_progress` and `failed` occur in streams only")]
     model: Annotated[str, api_field("requested model name")]
     output: Annotated[list[OutputItem], api_field("reasoning, text and function calls")]
     usage: Annotated[ResponsesUsage | None, api_field("token counts, after the end")]

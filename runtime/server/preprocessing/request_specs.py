@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,6 @@ class GenerationInputs:
         id: id of the response.
         model: name as `ServerContext.model_name` returned it.
         stream_mode: None for a response in one piece, "denoise" for an event per step, else text as it grows.
-        names: names of fields as the client spelled them, by the names of `SamplingParams`.
         max_tokens: limit of the route; None for that of the body.
         default_max_tokens: limit of a request without one.
         pinned_tokens: fixed token ids by offset in the completion; see `RequestContext.prefilled_tokens`.
@@ -63,7 +62,6 @@ class GenerationInputs:
     id: str
     model: str | None = None
     stream_mode: str | None = None
-    names: Mapping[str, str] = field(default_factory=dict)
     max_tokens: int | None = None
     default_max_tokens: int | None = None
     pinned_tokens: Mapping[int, int] | None = None
@@ -95,21 +93,21 @@ class RequestSpecBuilder:
         self._inputs = inputs
         self._info, self._tokenizer = context.require() if inputs.chat is None else inputs.chat.loaded
         self._tenant = api_key_id(inputs.request)
-        values = inputs.body.set_fields() | {"n": inputs.n}
+        values, names = inputs.body.set_fields() | {"n": inputs.n}, inputs.body.names()
         scored = inputs.echo is not None and values.get("logprobs") is not None
         if inputs.count + scored > 1:  # before the rest is built
             context.engine_client.check_count(len(inputs.prompts), inputs.n + scored)
         if inputs.max_tokens is not None:
             values["max_tokens"] = inputs.max_tokens
         if values.get("max_tokens") is not None:
-            name = inputs.names.get("max_tokens", "max_tokens")
+            name = names.get("max_tokens", "max_tokens")
             values["max_tokens"] = context.cap_max_tokens(inputs.request, values["max_tokens"], self._info, name)
         self._format, self._format_field = parse_response_format(inputs.body)
         values[FIELD] = self._format
         self.grammar, self._grammar_field = self._make_grammar()
         if inputs.chat is not None and inputs.chat.strict_unsupported:
             context.ignore_field(inputs.request, STRICT)
-        self._names = {FIELD: self._grammar_field, **inputs.names}
+        self._names = {FIELD: self._grammar_field, **names}
         self._params = SamplingParams(**values)
         self._stops: tuple[str, ...] = ()
         if self._params.stop is not None:
