@@ -26,7 +26,7 @@ from runtime.server.openai.protocol import (
     check_kind,
     template_variables,
 )
-from runtime.server.openai.tools import Choice, ToolConfig, check_distinct_names, make_tool, select_tools
+from runtime.server.openai.tools import Choice, FunctionDescription, ToolConfig, make_tool, select_tools
 from runtime.server.preprocessing.request_body import (
     AnyOfUnion,
     Integer,
@@ -159,6 +159,9 @@ class MessagesTool(RequestModel):
     def unsupported_kind(self) -> str | None:
         return None if self.type in (None, "custom") else self.type
 
+    def function(self) -> FunctionDescription:
+        return FunctionDescription(description=self.description, parameters=self.input_schema, strict=self.strict)
+
 
 class MessagesToolChoice(RequestModel):
     """Whether and which tools are to be used."""
@@ -191,11 +194,10 @@ class CountRequest(RequestModel):
     def tool_config(self) -> ToolConfig:
         """Returns the tools. Raises RequestError for an invalid tool or an impossible choice."""
         tools = [
-            make_tool(f"tools[{i}]", "input_schema", item.name or "", item.description, item.input_schema, item.strict)
+            make_tool(f"tools[{i}]", item.name or "", item.function(), "input_schema")
             for i, item in enumerate(self.tools or ())
             if item.unsupported_kind() is None
         ]
-        check_distinct_names(tools)
         choice = self.tool_choice or MessagesToolChoice(type="auto")
         named = choice.name or "" if choice.type == "tool" else ""
         if choice.type == "tool" and not named:

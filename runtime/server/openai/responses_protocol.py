@@ -31,10 +31,8 @@ from runtime.server.openai.tools import (
     FunctionDescription,
     ToolChoice,
     ToolConfig,
-    check_distinct_names,
     make_tool,
     parse_tool_choice,
-    qualified_name,
     select_tools,
 )
 from runtime.server.preprocessing.request_body import (
@@ -278,18 +276,16 @@ class ResponsesRequest(SingleChoiceRequest):
         origins: dict[str, tuple[str, str]] = {}
         tools = []
         for path, item, namespace in defined:
-            name, description = item.name or "", item.description
+            name = item.name or ""
             if namespace is not None:
-                space = namespace.name or ""
-                flat = qualified_name(space, name) if uses[name] > 1 else name
-                origins[flat] = (name, space)
-                name, description = flat, namespace.description if description is None else description
-            tools.append(
-                make_tool(path, "parameters", name, description, item.parameters, item.strict, item.model_extra)
-            )
-        check_distinct_names(tools)
+                origin = (name, namespace.name or "")
+                name = f"{origin[1].removesuffix('__')}__{name}" if uses[name] > 1 else name
+                origins[name] = origin
+                if item.description is None:
+                    item = item.model_copy(update={"description": namespace.description})
+            tools.append(make_tool(path, name, item))
         choice = parse_tool_choice(self.tool_choice, origins)
-        return select_tools(tools, choice, single=self.parallel_tool_calls is False, origins=origins)
+        return select_tools(tools, choice, single=self.parallel_tool_calls is False)
 
     def _check_include(self) -> None:
         """Raises RequestError for additional output that no response can have.

@@ -6,6 +6,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import WithJsonSchema
@@ -123,51 +124,47 @@ class Choice(NamedTuple):
         mode: Whether the model may or has to call.
         name: The only function that it may call; "" for any.
         allowed: Names of the functions that stay available; None for all.
-        param: The path of the field, for error messages.
+        origins: As in `ToolConfig`.
     """
 
     mode: Literal["none", "auto", "required"] = "auto"
     name: str = ""
     allowed: frozenset[str] | None = None
-    param: str = "tool_choice"
+    origins: Mapping[str, tuple[str, str]] = MappingProxyType({})
 
 
 def parse_tools(items: Sequence[ToolItem] | None, choice: object, parallel: bool | None) -> ToolConfig:
     """Returns the tools of a chat completion. Raises RequestError."""
     chosen = parse_tool_choice(choice)
     tools = [_tool(item, f"tools[{i}]") for i, item in enumerate(items or ()) if item.unsupported_kind() is None]
-    check_distinct_names(tools)
     return select_tools(tools, chosen, single=parallel is False)
 
 
-def select_tools(
-    tools: Sequence[tuple[str, Tool]],
-    choice: Choice,
-    *,
-    single: bool = False,
-    origins: Mapping[str, tuple[str, str]] | None = None,
-) -> ToolConfig:
-    """Returns the checked tools restricted to the choice. Raises RequestError for a choice that they cannot satisfy."""
+def select_tools(tools: Sequence[tuple[str, Tool]], choice: Choice, *, single: bool) -> ToolConfig:
+    """Returns the tools restricted to the choice, which may be to call at most one (`single`).
+
+    Raises RequestError for two tools of one name, or a choice that the tools cannot satisfy.
+    """
+    _check_distinct_names(tools)
     if choice.mode == "none":
         return NO_TOOLS
-    param, functions = choice.param, dict(origins or {})
+    param = "tool_choice"
     names = [tool.name for _, tool in tools]
     listed = ", ".join(map(preview, names))[:200]
     if choice.allowed is not None:
         tools = [found for found in tools if found[1].name in choice.allowed]
         if not tools:
             raise refuse(param, f"allows no function among the tools: {listed or 'there are none'}")
-    if choice.mode == "required":
-        if not tools:
-            raise refuse(param, "requires a call, but there are no tools; send tools, or leave it out")
-        if choice.name and choice.name not in names:
-            raise refuse(param, f"{preview(choice.name)} is not among the tools: {listed}")
-        return ToolConfig(tools, True, choice.name, single or bool(choice.name), param, functions)
-    return ToolConfig(tools, single=single, origins=functions)
+    if choice.mode == "auto":
+        return ToolConfig(tools, single=single, origins=choice.origins)
+    if not tools:
+        raise refuse(param, "requires a call, but there are no tools; send tools, or leave it out")
+    if choice.name and choice.name not in names:
+        raise refuse(param, f"{preview(choice.name)} is not among the tools: {listed}")
+    return ToolConfig(tools, True, choice.name, single or bool(choice.name), param, choice.origins)
 
 
-def check_distinct_names(tools: Sequence[tuple[str, Tool]]) -> None:
-    """Raises RequestError where two tools have one name."""
+def _check_distinct_names(tools: Sequence[tuple[str, Tool]]) -> None:
     paths: dict[str, str] = {}
     for where, tool in tools:
         path = where.rpartition(".")[0]  # of the object with name and schema
@@ -177,7 +174,7 @@ def check_distinct_names(tools: Sequence[tuple[str, Tool]]) -> None:
         paths[tool.name] = path
 
 
-def parse_tool_choice(choice: object, origins: Mapping[str, tuple[str, str]] | None = None) -> Choice:
+def parse_tool_choice(choice: object, origins: Mapping[str, tuple[str, str]] = MappingProxyType({})) -> Choice:
     """Parses OpenAI's `tool_choice`.
 
     Args:
@@ -189,27 +186,24 @@ def parse_tool_choice(choice: object, origins: Mapping[str, tuple[str, str]] | N
     """
     match choice:
         case None:
-            return Choice()
+            return Choice(origins=origins)
         case "none" | "auto" | "required":
-            return Choice(choice)
+            return Choice(choice, origins=origins)
         case dict() if choice.get("type") == "allowed_tools":
             inner = choice.get("allowed_tools", choice)
             mode, tools = (inner.get("mode"), inner.get("tools")) if isinstance(inner, dict) else (None, None)
             if mode not in ("auto", "required") or not isinstance(tools, list):
                 raise refuse("tool_choice", "allowed_tools needs a mode, auto or required, and a list of tools")
             functions = [tool for tool in tools if isinstance(tool, dict) and tool.get("type") == "function"]
-            names = (_function_name(tool, origins or {}) for tool in functions)
-            return Choice(mode, allowed=frozenset(filter(None, names)))
+            names = (_function_name(tool, origins) for tool in functions)
+            return Choice(mode, allowed=frozenset(filter(None, names)), origins=origins)
         case dict() if choice.get("type", "function") == "function":
-            name = _function_name(choice, origins or {})
+            name = _function_name(choice, origins)
             if not name:
                 raise refuse("tool_choice.function.name", "is missing; name one of the tools")
-            return Choice("required", name)
-    raise refuse(
-        "tool_choice",
-        f'{preview(choice)} is not supported; use none, auto, required or {{"type": "function", '
-        '"function": {"name": ...}}',
-    )
+            return Choice("required", name, origins=origins)
+    known = 'none, auto, required or {"type": "function", "function": {"name": ...}}'
+    raise refuse("tool_choice", f"{preview(choice)} is not supported; use {known}")
 
 
 def _function_name(selector: Mapping[str, Any], origins: Mapping[str, tuple[str, str]]) -> str:
@@ -222,56 +216,29 @@ def _function_name(selector: Mapping[str, Any], origins: Mapping[str, tuple[str,
     return next((flat for flat, found in origins.items() if found == (name, namespace)), name)
 
 
-def qualified_name(namespace: str, name: str) -> str:
-    """The name of a namespace's function where another tool has its own name."""
-    return f"{namespace.removesuffix('__')}__{name}"
-
-
 def _tool(item: ToolItem, path: str) -> tuple[str, Tool]:
-    function = item.function
-    if function is None:
+    if item.function is None:
         raise refuse(f"{path}.function", "is missing; describe the function")
-    return make_tool(
-        f"{path}.function", "parameters", function.name, function.description, function.parameters, function.strict,
-        function.model_extra,
-    )  # fmt: skip
+    return make_tool(f"{path}.function", item.function.name, item.function)
 
 
-def make_tool(
-    path: str,
-    field: str,
-    name: str,
-    description: str | None,
-    parameters: dict[str, Any] | None,
-    strict: bool | None,
-    extra: dict[str, Any] | None = None,
-) -> tuple[str, Tool]:
+def make_tool(path: str, name: str, function: FunctionDescription, schema: str = "parameters") -> tuple[str, Tool]:
     """Returns a checked tool, and the path of the schema of its parameters.
 
-    `path`: path of the object with the name, and with the schema in `field`.
+    `path`: path of the object with the name, and with the schema in the field `schema`.
     """
     if not name or len(name) > MAX_NAME or not _NAME.fullmatch(name):
-        raise refuse(
-            f"{path}.name", f"{preview(name)} is not a name of 1 to {MAX_NAME} letters, digits, and any of _ - . : /"
-        )
+        kinds = "letters, digits, and any of _ - . : /"
+        raise refuse(f"{path}.name", f"{preview(name)} is not a name of 1 to {MAX_NAME} {kinds}")
+    description, parameters = function.description, function.parameters
     if parameters and parameters.get("type", "object") != "object":
-        raise refuse(
-            f"{path}.{field}", f"the schema is of {preview(parameters['type'])}; arguments are always an object"
-        )
-    described: dict[str, Any] = {"name": name}
-    if description is not None:
-        described["description"] = description
-    if parameters is not None:
-        described["parameters"] = parameters
-    described |= {key: value for key, value in (extra or {}).items() if value is not None}
-    tool = Tool(
-        name=name,
-        description=description or "",
-        parameters=parameters or NO_ARGUMENTS,
-        strict=bool(strict),
-        item={"type": "function", "function": described},
-    )
-    return f"{path}.{field}", tool
+        kind = preview(parameters["type"])
+        raise refuse(f"{path}.{schema}", f"the schema is of {kind}; arguments are always an object")
+    known = {"description": description, "parameters": parameters, **(function.model_extra or {})}
+    described = {"name": name, **{key: value for key, value in known.items() if value is not None}}
+    item = {"type": "function", "function": described}
+    tool = Tool(name, description or "", parameters or NO_ARGUMENTS, strict=bool(function.strict), item=item)
+    return f"{path}.{schema}", tool
 
 
 def check_legacy_functions(functions: object, call: object) -> None:
