@@ -173,9 +173,21 @@ def error_docs(*statuses: int, kind: type = ErrorResponse) -> dict[int | str, di
     return {status: {**_json(_MEANINGS[status], kind), **_HEADERS.get(status, {})} for status in statuses}
 
 
-def response_doc(kind: type, refusals: dict[int | str, dict[str, Any]] | None = None) -> dict[str, Any]:
-    """Returns keyword arguments of a route with responses of type `kind`."""
-    return {"responses": {200: _json("the answer", kind), **(refusals or {})}, "response_model": None}
+def response_doc(
+    kind: type, *statuses: int, error: type = ErrorResponse, unready: type | None = None
+) -> dict[str, Any]:
+    """Returns keyword arguments of a route with responses of type `kind`.
+
+    Args:
+        kind: type of the response with status 200.
+        statuses: further statuses, with responses of type `error`.
+        error: type of errors.
+        unready: type of the response with status 503, if it is no error.
+    """
+    responses = {200: _json("the answer", kind), **error_docs(*statuses, kind=error)}
+    if unready is not None:
+        responses |= error_docs(503, kind=unready)
+    return {"responses": responses, "response_model": None}
 
 
 class Stream(NamedTuple):
@@ -209,7 +221,7 @@ def json_route(
         error: type of errors.
     """
     statuses = (400, 401, 403, 404, 408, 413, 415, 429, *((500, 503, 504) if stream else (503,)))
-    docs = response_doc(answer, refusals=error_docs(*statuses, kind=error))
+    docs = response_doc(answer, *statuses, error=error)
     if stream is not None:
         docs["responses"][200]["content"]["text/event-stream"] = _stream_doc(stream)
     required = {"required": True, "content": {"application/json": {"schema": schema_ref(body)}}}

@@ -29,12 +29,7 @@ from runtime.server.openapi import error_docs, json_route, response_doc
 router = APIRouter()
 
 
-@router.get(
-    "/health",
-    tags=["State"],
-    summary="Check that the process is alive",
-    **response_doc(Health, refusals=error_docs(403)),
-)
+@router.get("/health", tags=["State"], summary="Check that the process is alive", **response_doc(Health, 403))
 async def health() -> Response:
     """Liveness: 200 while the process runs."""
     return json_response(Health(status="ok"))
@@ -44,7 +39,7 @@ async def health() -> Response:
     "/ready",
     tags=["State"],
     summary="Check that requests are accepted",
-    **response_doc(Readiness, refusals=error_docs(403) | error_docs(503, kind=Readiness)),
+    **response_doc(Readiness, 403, unready=Readiness),
 )
 async def ready(request: Request) -> Response:
     """Readiness: 200 if the model is loaded and the server is not draining, otherwise 503."""
@@ -54,12 +49,7 @@ async def ready(request: Request) -> Response:
     return json_response(Readiness(status="draining" if context.draining else "not ready"), 503)
 
 
-@router.get(
-    "/startup",
-    tags=["State"],
-    summary="Progress of the start",
-    **response_doc(Started, refusals=error_docs(403) | error_docs(503, kind=Starting)),
-)
+@router.get("/startup", tags=["State"], summary="Progress of the start", **response_doc(Started, 403, unready=Starting))
 async def startup(request: Request) -> Response:
     """Progress of the start: 503 with phase and bytes until the model is loaded, then 200 with commit and adapters."""
     context: ServerContext = request.app.state.context
@@ -87,12 +77,7 @@ async def metrics(request: Request) -> Response:
 
 
 @router.get("/models", include_in_schema=False, response_model=None)  # a base URL without /v1
-@router.get(
-    "/v1/models",
-    tags=["Models"],
-    summary="List models and adapters",
-    **response_doc(ModelList, refusals=error_docs(401, 403, 503)),
-)
+@router.get("/v1/models", tags=["Models"], summary="List models and adapters", **response_doc(ModelList, 401, 403, 503))
 async def models(request: Request) -> Response:
     """Lists the names of the model, and the adapters."""
     context: ServerContext = request.app.state.context
@@ -102,10 +87,7 @@ async def models(request: Request) -> Response:
 
 @router.get("/models/{name:path}", include_in_schema=False, response_model=None)
 @router.get(
-    "/v1/models/{name:path}",
-    tags=["Models"],
-    summary="Describe a model",
-    **response_doc(Model, refusals=error_docs(401, 403, 404, 503)),
+    "/v1/models/{name:path}", tags=["Models"], summary="Describe a model", **response_doc(Model, 401, 403, 404, 503)
 )
 async def model(request: Request, name: str) -> Response:
     """Returns one model or adapter."""
@@ -166,7 +148,7 @@ def _profiler(request: Request) -> Profiler:
     "/start_profile",
     tags=["Profiles"],
     summary="Start a profile",
-    **response_doc(ProfileStarted, refusals=error_docs(401, 403, 409, 500, 503)),
+    **response_doc(ProfileStarted, 401, 403, 409, 500, 503),
 )
 async def start_profile(request: Request) -> Response:
     """Starts a profile of the steps of all ready backends."""
@@ -174,10 +156,7 @@ async def start_profile(request: Request) -> Response:
 
 
 @router.post(
-    "/stop_profile",
-    tags=["Profiles"],
-    summary="Stop the profile",
-    **response_doc(ProfileStopped, refusals=error_docs(401, 403, 409, 500)),
+    "/stop_profile", tags=["Profiles"], summary="Stop the profile", **response_doc(ProfileStopped, 401, 403, 409, 500)
 )
 async def stop_profile(request: Request) -> Response:
     """Stops the profile and returns the paths of the written files."""

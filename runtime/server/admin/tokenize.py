@@ -13,7 +13,7 @@ from runtime.server.admin.protocol import Detokenized, DetokenizeRequest, Tokeni
 from runtime.server.context import ServerContext
 from runtime.server.http_responses import json_response
 from runtime.server.openai.tools import ChatContext, parse_tools
-from runtime.server.openapi import error_docs, json_route, response_doc
+from runtime.server.openapi import json_route, response_doc
 
 router = APIRouter(tags=["Tokens"])
 MAX_EACH = 4096  # tokens with `return_bytes`
@@ -39,11 +39,7 @@ async def tokenize(context: ServerContext, request: Request, body: TokenizeReque
     return {"tokens": ids, "count": len(ids), "max_model_len": info.max_model_len}
 
 
-@router.get(
-    "/tokenizer_info",
-    summary="Describe the tokenizer",
-    **response_doc(TokenizerInfo, refusals=error_docs(401, 403, 503)),
-)
+@router.get("/tokenizer_info", summary="Describe the tokenizer", **response_doc(TokenizerInfo, 401, 403, 503))
 async def tokenizer_info(request: Request) -> Response:
     """Returns the texts of special tokens, null for missing ones, and the chat template.
 

@@ -156,11 +156,8 @@ class ChatHandler(OpenAIHandler):
             deltas.append({"content": ""})  # tokens that no text belongs to
         chunks = []
         if self._denoise:
-            fields = denoise_fields(update.output, "")
-            del fields["text"]
-            chunks.append(
-                self._chunk(index, deltas.pop(0) if deltas else {"content": ""}, logprobs=logprobs, denoise=fields)
-            )
+            first: protocol.ChatDelta = deltas.pop(0) if deltas else {"content": ""}
+            chunks.append(self._chunk(index, first, logprobs=logprobs, denoise=denoise_fields(update.output)))
             logprobs = None
         for each in deltas:
             chunks.append(self._chunk(index, each, logprobs=logprobs))

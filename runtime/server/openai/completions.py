@@ -13,7 +13,7 @@ from runtime.request.sampling_params import MAX_COUNT
 from runtime.request.validation import integer, refuse
 from runtime.server.context import ServerContext, new_id, stream_mode
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.http_responses import ErrorResponse, PromptWarning, events, template_warning
+from runtime.server.http_responses import ErrorResponse, events, template_warning
 from runtime.server.openai import protocol
 from runtime.server.openai.chat import OpenAIHandler, requests_logprobs
 from runtime.server.openai.logprobs import CompletionLogprobStreamer, PromptEcho, parse_echo
@@ -124,18 +124,9 @@ class CompletionHandler(OpenAIHandler):
         """Returns chunks with the echoed prompts, and the ends of completions of no tokens."""
         if self._echo is None:
             return b""
+        ended = {choice.index: choice.openai_reason for choice in self.job.choices if choice.finish_reason is not None}
         return events(
-            *(
-                self.chunk(
-                    {
-                        "index": choice.index,
-                        "text": self._echoed_text(choice),
-                        "logprobs": None,
-                        "finish_reason": None if choice.finish_reason is None else choice.openai_reason,
-                    }
-                )
-                for choice in self.job.choices
-            )
+            *(self._chunk(one, self._echoed_text(one), ended.get(one.index), None) for one in self.job.choices)
         )
 
     def on_output(self, update: OutputDelta) -> bytes:
@@ -144,13 +135,14 @@ class CompletionHandler(OpenAIHandler):
         logprobs = self._streamers[choice.index].delta(update) if self._streamers else None
         if not (update.text or reason or self._denoise or (logprobs and logprobs["tokens"])):
             return b""
-        fields = denoise_fields(update.output, update.text)
-        piece: protocol.CompletionChunkChoice = {
-            "index": choice.index,
-            "text": fields.pop("text"),
-            "logprobs": logprobs,
-            "finish_reason": reason,
-        }
-        more = {"denoise": fields} if self._denoise else {}
-        warning: PromptWarning = template_warning([choice], self._info, self._tokenizer) if reason else {}
-        return events(self.chunk(piece, **more, **warning))
+        more: dict[str, Any] = {}
+        if self._denoise:
+            more["denoise"] = denoise_fields(update.output)
+        if reason:
+            more |= template_warning([choice], self._info, self._tokenizer)
+        return events(self._chunk(choice, update.text, reason, logprobs, **more))
+
+    def _chunk(
+        self, choice: CompletionState, text: str, reason: protocol.Reason | None, logprobs: Any, **more: Any
+    ) -> dict[str, Any]:
+        return self.chunk({"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": reason}, **more)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from fastapi import APIRouter
@@ -46,12 +45,15 @@ async def responses(context: ServerContext, request: Request, body: protocol.Res
 
 
 class ResponsesHandler(ServingHandler):
-    """OpenAI's response object and its events."""
+    """OpenAI's response object and its events. Methods that change an item return the events of the changes."""
 
     def __init__(self, job: GenerationJob, body: protocol.ResponsesRequest, model: str, tools: ToolConfig) -> None:
         super().__init__(job, streams=bool(body.stream))
         self._sequence_number = 0
-        self._items = ResponseItems(job.id.removeprefix("resp_"), self._event, tools.origins)
+        self._items: list[Any] = []  # OutputItem, finished ones
+        self._open: dict[str, Any] = {}  # the open item; empty if none
+        self._pieces: list[str] = []
+        self._origins = tools.origins
         spec = job.choices[0].spec
         reasoning = body.reasoning
         self._created, self._model = int(time.time()), model
@@ -74,7 +76,7 @@ class ResponsesHandler(ServingHandler):
         }
 
     def full_response(self) -> protocol.ResponsesAnswer:
-        self._items.close(self._status())
+        self._close(self._status())
         return self._final_object()
 
     def accumulate(self, update: OutputDelta) -> None:
@@ -85,10 +87,10 @@ class ResponsesHandler(ServingHandler):
         return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
 
     def on_output(self, update: OutputDelta) -> bytes:
-        return b"".join(map(self._items.append, update.deltas))
+        return b"".join(map(self._append, update.deltas))
 
     def on_finish(self) -> bytes:
-        data = self._items.close(self._status())
+        data = self._close(self._status())
         ended = self._final_object()
         return data + self._event(f"response.{ended['status']}", response=ended)
 
@@ -103,7 +105,7 @@ class ResponsesHandler(ServingHandler):
     def _final_object(self) -> protocol.ResponsesAnswer:
         usage, final = self.job.usage(), self._object(self._status())
         final["incomplete_details"] = None if final["status"] == "completed" else {"reason": "max_output_tokens"}
-        final["output"] = self._items.items
+        final["output"] = self._items
         final["usage"] = {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {
@@ -137,24 +139,7 @@ class ResponsesHandler(ServingHandler):
         self._sequence_number += 1
         return data
 
-
-class ResponseItems:
-    """Items of a response, the last of which may be open. Every method returns the events of its changes.
-
-    Attributes:
-        items: finished items in the form of the response object.
-    """
-
-    def __init__(self, name: str, event: Callable[..., bytes], origins: Mapping[str, tuple[str, str]]) -> None:
-        """`name`: part of the ids of items. `origins`: functions of namespaces, as in `ToolConfig`."""
-        self.items: list[Any] = []  # OutputItem
-        self._name = name
-        self._event = event
-        self._origins = origins
-        self._open: dict[str, Any] = {}  # the open item; empty if none
-        self._pieces: list[str] = []
-
-    def append(self, delta: Delta) -> bytes:
+    def _append(self, delta: Delta) -> bytes:
         """Extends the open item, or begins another one."""
         if isinstance(delta, CallStart):
             name, namespace = self._origins.get(delta.name, (delta.name, ""))
@@ -162,8 +147,7 @@ class ResponseItems:
             return self._begin("function_call", call_id=delta.id, name=name, **scope, arguments="")
         if isinstance(delta, Arguments):
             self._pieces.append(delta.text)
-            position = {"item_id": self._open["id"], "output_index": len(self.items)}
-            return self._event("response.function_call_arguments.delta", **position, delta=delta.text)
+            return self._event("response.function_call_arguments.delta", **self._position(), delta=delta.text)
         if isinstance(delta, Reasoning):
             data = b"" if self._is("reasoning") else self._begin("reasoning", summary=[], content=[])
             delta_event = self._event("response.reasoning_text.delta", **self._position(), delta=delta.text)
@@ -173,10 +157,10 @@ class ResponseItems:
         self._pieces.append(delta.text)
         return data + delta_event
 
-    def close(self, status: str) -> bytes:
+    def _close(self, status: str) -> bytes:
         """Closes the last item with `status`. A response without text has an empty message."""
         data = self._end(status)
-        if all(item["type"] == "reasoning" for item in self.items):
+        if all(item["type"] == "reasoning" for item in self._items):
             data += self._begin("message", role="assistant", content=[]) + self._end(status)
         return data
 
@@ -186,10 +170,10 @@ class ResponseItems:
     def _begin(self, kind: str, **fields: Any) -> bytes:
         data = self._end("completed")
         prefix = {"message": "msg", "function_call": "fc", "reasoning": "rs"}[kind]
-        name = f"{prefix}_{self._name}{len(self.items)}"
+        name = f"{prefix}_{self.job.id.removeprefix('resp_')}{len(self._items)}"
         self._open = {"id": name, "type": kind, "status": "in_progress", **fields}
         self._pieces = []
-        data += self._event("response.output_item.added", output_index=len(self.items), item=self._open)
+        data += self._event("response.output_item.added", output_index=len(self._items), item=self._open)
         if kind != "function_call":
             data += self._event("response.content_part.added", **self._position(), part=self._part(""))
         return data
@@ -201,7 +185,6 @@ class ResponseItems:
         item = {**self._open, "status": status}
         if self._is("function_call"):
             item["arguments"] = text
-            del position["content_index"]
             data = self._event("response.function_call_arguments.done", **position, arguments=text, name=item["name"])
         else:
             part = self._part(text)
@@ -211,13 +194,14 @@ class ResponseItems:
             else:
                 data = self._event("response.output_text.done", **position, text=text, logprobs=[])
             data += self._event("response.content_part.done", **position, part=part)
-        data += self._event("response.output_item.done", output_index=len(self.items), item=item)
-        self.items.append(item)
+        data += self._event("response.output_item.done", output_index=len(self._items), item=item)
+        self._items.append(item)
         self._open = {}
         return data
 
     def _position(self) -> dict[str, Any]:
-        return {"item_id": self._open["id"], "output_index": len(self.items), "content_index": 0}
+        within = {} if self._is("function_call") else {"content_index": 0}
+        return {"item_id": self._open["id"], "output_index": len(self._items), **within}
 
     def _part(self, text: str) -> dict[str, Any]:
         if self._is("reasoning"):

@@ -268,20 +268,19 @@ def _parse_openai_format(name: str, requested: object) -> dict[str, Any] | None:
     A JSON schema is one level higher in `text.format` and `output_config.format`; some clients write it there in
     `response_format` too.
     """
-    kind = requested.get("type") if isinstance(requested, dict) else None
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        assert isinstance(requested, dict)
-        schema = requested.get("schema")
-        return {"json_object": True} if schema is None or schema is True else {"json": _object_schema(schema)}
-    if kind == "json_schema":
-        assert isinstance(requested, dict)
-        described = requested.get("json_schema") or requested
-        schema = described.get("schema") if isinstance(described, dict) else None
-        if schema is None:
-            raise refuse(name, "json_schema must be an object with a schema")
-        return {"json": schema}
+    fields = requested if isinstance(requested, dict) else {}
+    match fields.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            schema = fields.get("schema")
+            return {"json_object": True} if schema is None or schema is True else {"json": _object_schema(schema)}
+        case "json_schema":
+            described = fields.get("json_schema") or fields
+            schema = described.get("schema") if isinstance(described, dict) else None
+            if schema is None:
+                raise refuse(name, "json_schema must be an object with a schema")
+            return {"json": schema}
     raise refuse(name, f"{preview(requested)} is not supported; its type must be text, json_object or json_schema")
 
 
