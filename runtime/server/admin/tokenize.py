@@ -24,15 +24,11 @@ async def tokenize(context: ServerContext, request: Request, body: TokenizeReque
     """Returns the token ids of a prompt, or of messages with the chat template."""
     context.model_name(body.model)
     info, _ = context.require()
-    if (body.prompt is None) == (body.messages is None):
-        raise refuse("prompt", "give either prompt or messages")
+    body.check_input(body.prompt)
     if body.messages is not None:
         chat = ChatContext(context.config, *context.require(), parse_tools(body.tools, None, None))
         ids = await chat.prompt(request, context.preprocessor, body.to_chat())
     else:
-        body.check_no_chat()
-        if body.chat_template_kwargs is not None:
-            raise refuse("chat_template_kwargs", "only with messages")
         ids = await context.preprocessor.encode(
             request, body.prompt or "", add_bos=body.add_special_tokens is not False
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from runtime.server.http_responses import ErrorResponse
@@ -44,6 +45,12 @@ class Segment(RequestModel):
 
     text: str | None = optional("fixed text", "The sky is ")
     mask: Integer | None = optional("length of a gap in tokens", 8)
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Segment:
+        if (self.text is None) == (self.mask is None):
+            raise PydanticCustomError("one_of", "give it either text or mask, a hole's tokens")
+        return self
 
 
 class InfillRequest(GenerationRequest):

@@ -65,13 +65,9 @@ async def generate(context: ServerContext, request: Request, body: protocol.Gene
     model = context.model_name(body.model)
     mode = stream_mode(body, default="denoise")
     loaded = context.require()
-    if (body.prompt is None) == (body.messages is None):
-        raise refuse("prompt", "give either prompt or messages")
-    if body.prompt is not None and body.chat_template_kwargs is not None:
-        raise refuse("chat_template_kwargs", "only with messages")
+    body.check_input(body.prompt)
     continued = False
     if body.prompt is not None:
-        body.check_no_chat()
         ids = (await context.preprocessor.encode_each(request, [body.prompt]))[0]
     else:
         chat = body.to_chat()
@@ -176,22 +172,19 @@ async def infill(context: ServerContext, request: Request, body: protocol.Infill
 
 async def _tokenize_segments(context: ServerContext, request: Request, body: protocol.InfillRequest) -> InfillLayout:
     segments, param = _segments(body)
-    preparer = context.preprocessor
     info, tokenizer = context.require()
-    ids: list[int] = []
     if body.messages is not None:
         chat = ChatPrompt(template_messages(body.messages), body.chat_template_kwargs or {})
-        ids = await preparer.encode_chat(request, (info, tokenizer), chat)
+        ids = await context.preprocessor.encode_chat(request, (info, tokenizer), chat)
     elif body.chat_template_kwargs is not None:
         raise refuse("chat_template_kwargs", "only with messages")
     else:
         ids = info.with_bos([])
-    limit = info.max_model_len
     texts = [segment for segment in segments if isinstance(segment, str)]
-    free_tokens = limit - len(ids) - sum(segment for segment in segments if isinstance(segment, int))
+    free_tokens = info.max_model_len - len(ids) - sum(segment for segment in segments if isinstance(segment, int))
     if free_tokens < 0:
         raise context_length_error(param, info, "more than")
-    pieces = iter(await preparer.encode_pieces(request, texts, param, free_tokens))
+    pieces = iter(await context.preprocessor.encode_pieces(request, texts, param, free_tokens))
     pinned_tokens: dict[int, int] = {}
     holes: list[tuple[int, int]] = []
     at = 0
@@ -201,11 +194,11 @@ async def _tokenize_segments(context: ServerContext, request: Request, body: pro
             at += segment
             continue
         own = next(pieces)
-        if not holes:
+        if holes:
+            pinned_tokens |= {at + i: token for i, token in enumerate(own)}
+            at += len(own)
+        else:
             ids += own
-            continue
-        pinned_tokens |= {at + i: token for i, token in enumerate(own)}
-        at += len(own)
     if not ids:
         raise refuse(param, "begins with a hole; give a text before it, or messages")
     return InfillLayout(segments, ids, pinned_tokens, holes, at)
@@ -216,22 +209,11 @@ def _segments(body: protocol.InfillRequest) -> tuple[list[str | int], str]:
     if (body.text is None) == (body.segments is None):
         raise refuse("text", "give either text or segments")
     if body.segments is not None:
-        param = "segments"
-        found: list[str | int] = []
-        for i, segment in enumerate(body.segments):
-            match (segment.text, segment.mask):
-                case (str(text), None):
-                    found.append(text)
-                case (None, int(mask)):
-                    found.append(mask)
-                case _:
-                    path = f"segments[{i}]"
-                    raise refuse(path, "give it either text or mask, a hole's tokens")
+        param, every = "segments", [segment.text if segment.mask is None else segment.mask for segment in body.segments]
     else:
-        param = "text"
-        parts = _HOLE.split(body.text or "")
-        found = [int(part) if i % 2 else part for i, part in enumerate(parts)]
-    found = [part for part in found if part != ""]
+        param, parts = "text", _HOLE.split(body.text or "")
+        every = [int(part) if i % 2 else part for i, part in enumerate(parts)]
+    found = [part for part in every if part is not None and part != ""]
     sizes = [part for part in found if isinstance(part, int)]
     if not sizes:
         raise refuse(param, "has no hole; write one of eight tokens as <mask:8>")

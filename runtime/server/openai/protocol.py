@@ -427,8 +427,14 @@ class ChatFields(RequestModel):
         check_continued(messages[-1], f"messages[{len(messages) - 1}]")
         return True
 
-    def check_no_chat(self) -> None:
-        """Raises RequestError for fields that only a chat has."""
+    def check_input(self, prompt: object) -> None:
+        """Raises RequestError unless there is either a prompt or messages, and for fields that only a chat has."""
+        if (prompt is None) == (self.messages is None):
+            raise refuse("prompt", "give either prompt or messages")
+        if self.messages is not None:
+            return
+        if self.chat_template_kwargs is not None:
+            raise refuse("chat_template_kwargs", "only with messages")
         for name in ("add_generation_prompt", "continue_final_message"):
             if getattr(self, name) is not None:
                 raise refuse(name, "only with messages; leave it out")

@@ -72,13 +72,13 @@ class Preprocessor:
             return parse_body(kind, data)
         return await cancel_on_disconnect(request, self._parse(kind, data, api_key_id(request), names))
 
-    async def _parse(self, kind: type[B], data: bytes, owner: str, codings: Sequence[str] = ()) -> B:
+    async def _parse(self, kind: type[B], data: bytes, owner: str, names: Sequence[str] = ()) -> B:
         """Decodes and parses one large body at a time, and serves other requests between steps.
 
         Decoding waits in the same queue, so that only one body at a time takes more memory than was sent.
         """
         async with self._parse_queue.slot(len(data), owner):
-            data = await decode_body(data, codings)
+            data = await decode_body(data, names)
             for _ in check_shape_in_steps(data):
                 await asyncio.sleep(0)
             value = parse_json(data)
@@ -123,16 +123,14 @@ class Preprocessor:
             tokens = 0
             for i, prompt in enumerate(prompts):
                 param = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
-                ids = (
-                    prompt if isinstance(prompt, list) else _encode_with_bos(tokenizer, prompt, info, param, is_needed)
-                )
-                check_length(ids, info, param)  # the first that is too long ends it
-                encoded.append(ids)
-                tokens += len(ids)
+                if isinstance(prompt, str):
+                    prompt = _encode_with_bos(tokenizer, prompt, info, param, is_needed)
+                check_length(prompt, info, param)  # the first that is too long ends it
+                encoded.append(prompt)
+                tokens += len(prompt)
                 if i and tokens > MAX_PROMPT_TOKENS:
-                    raise refuse(
-                        "prompt", f"these have more than {MAX_PROMPT_TOKENS} tokens together; send several requests"
-                    )
+                    sentence = f"these have more than {MAX_PROMPT_TOKENS} tokens together; send several requests"
+                    raise refuse("prompt", sentence)
             return encoded
 
         return await self._run(request, sum(len(prompt) for prompt in prompts if isinstance(prompt, str)), work)
@@ -157,8 +155,7 @@ class Preprocessor:
         messages, variables = chat.messages, dict(chat.variables)
         for name in ("self", "messages"):
             if name in variables:
-                path = f"chat_template_kwargs.{name}"
-                raise refuse(path, "this name is the template's own; leave it out")
+                raise refuse(f"chat_template_kwargs.{name}", "this name is the template's own; leave it out")
         size = count_characters(variables)
         if tools is not None:
             if "tools" in variables:
