@@ -12,20 +12,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from runtime.request.validation import refuse
-from runtime.server.openai.protocol import (
-    EXAMPLE_CHAT,
-    Call,
-    ChatPrompt,
-    Conversation,
-    Entries,
-    Function,
-    ModelName,
-    SingleChoiceRequest,
-    TemplateArguments,
-    check_continued,
-    check_kind,
-    template_variables,
-)
+from runtime.server.openai import protocol as openai
 from runtime.server.openai.tools import Choice, FunctionDescription, ToolConfig, make_tool, select_tools
 from runtime.server.preprocessing.request_body import (
     AnyOfUnion,
@@ -96,7 +83,7 @@ class Block(RequestModel):
     def _is_known(self) -> Block:
         if self.unsupported_kind() is not None:
             return self
-        check_kind(self, self.type, _REQUIRED_FIELDS, "blocks")
+        openai.check_kind(self, self.type, _REQUIRED_FIELDS, "blocks")
         if self.type == "tool_result" and not isinstance(self.content, str | list | None):
             raise PydanticCustomError("content_type", "tool_result blocks have a content that is text or blocks")
         return self
@@ -176,9 +163,9 @@ class MessagesToolChoice(RequestModel):
 class CountRequest(RequestModel):
     """A conversation whose tokens are counted."""
 
-    model: ModelName = None
+    model: openai.ModelName = None
     messages: MessageList[InputMessage] = api_field(
-        "messages of the chat; a last message of the assistant is continued", EXAMPLE_CHAT
+        "messages of the chat; a last message of the assistant is continued", openai.EXAMPLE_CHAT
     )
     system: BlockText | None = optional("system prompt: text, or a list of blocks", "You are terse.")
     tools: ToolList[MessagesTool] | None = optional(
@@ -187,7 +174,7 @@ class CountRequest(RequestModel):
     tool_choice: MessagesToolChoice | None = optional("whether and which tools are called", {"type": "auto"})
     thinking: Thinking | None = optional("whether the model reasons first", {"type": "disabled"})
     output_config: OutputConfig | None = optional("format and effort of the output", {"effort": "low"})
-    chat_template_kwargs: TemplateArguments = None
+    chat_template_kwargs: openai.TemplateArguments = None
     cache_control: Any = optional("ignored; every prefix is cached", None)
     speed: str | None = optional("accepted for compatibility; ignored", "standard")
 
@@ -205,12 +192,12 @@ class CountRequest(RequestModel):
         single = choice.disable_parallel_tool_use is True
         return select_tools(tools, Choice(_CHOICES[choice.type], named), single=single)
 
-    def to_chat(self) -> ChatPrompt:
+    def to_chat(self) -> openai.ChatPrompt:
         """Returns the chat of system prompt and turns. A last turn of the assistant is continued.
 
         Raises RequestError for blocks that their turn cannot have, or a turn that cannot be continued.
         """
-        made = Conversation("tool_use_id")
+        made = openai.Conversation("tool_use_id")
         if self.system is not None:
             made.add("system", role="system", content=_system(self.system, "system"))
         for i, message in enumerate(self.messages):
@@ -221,9 +208,11 @@ class CountRequest(RequestModel):
                 _add_input(made, message, path)
         thinks = None if self.thinking is None else self.thinking.type != "disabled"
         effort = None if self.output_config is None else self.output_config.effort
-        variables = template_variables(self.chat_template_kwargs, enable_thinking=thinks, reasoning_effort=effort)
+        variables = openai.template_variables(
+            self.chat_template_kwargs, enable_thinking=thinks, reasoning_effort=effort
+        )
         messages = made.to_template()
-        return ChatPrompt(messages, variables, self._continues(messages))
+        return openai.ChatPrompt(messages, variables, self._continues(messages))
 
     def _continues(self, messages: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the answer continues the last turn, an assistant's. Raises RequestError if it cannot."""
@@ -233,14 +222,14 @@ class CountRequest(RequestModel):
             raise refuse("messages", "has no text, call or result that the server supports; add one")
         if self.messages[-1].role != "assistant" or messages[-1]["role"] != "assistant":
             return False
-        check_continued(messages[-1], f"messages[{len(self.messages) - 1}]")
+        openai.check_continued(messages[-1], f"messages[{len(self.messages) - 1}]")
         return True
 
 
-class MessagesRequest(CountRequest, SingleChoiceRequest):
+class MessagesRequest(CountRequest, openai.SingleChoiceRequest):
     max_tokens: Integer | None = optional("maximum output tokens; default: the rest of max_model_len", 64)
     stop_sequences: list[str] | None = optional("stop strings; the output ends before the first one", ["\n\n"])
-    metadata: Entries | None = optional("accepted for compatibility; ignored", {"user_id": "someone"})
+    metadata: openai.Entries | None = optional("accepted for compatibility; ignored", {"user_id": "someone"})
     service_tier: str | None = optional("accepted for compatibility; ignored", "auto")
     inference_geo: str | None = optional("accepted for compatibility; ignored", "eu")
     response_format: Annotated[Any, UnsupportedField(why="is not supported; use output_config.format")] = None
@@ -291,7 +280,7 @@ def _text(content: BlockText | None, path: str) -> str:
     return "".join(block.text or "" for block in content if block.type == "text")
 
 
-def _add_assistant(made: Conversation, content: BlockText, path: str) -> None:
+def _add_assistant(made: openai.Conversation, content: BlockText, path: str) -> None:
     if isinstance(content, str):
         made.assistant(path, text=content, begins=True)
         return
@@ -302,8 +291,8 @@ def _add_assistant(made: Conversation, content: BlockText, path: str) -> None:
             continue
         match block.type:
             case "tool_use":
-                function = Function(name=block.name or "", arguments=block.input or {})
-                made.assistant(at, call=Call(id=block.id, type="function", function=function), begins=begins)
+                function = openai.Function(name=block.name or "", arguments=block.input or {})
+                made.assistant(at, call=openai.Call(id=block.id, type="function", function=function), begins=begins)
             case "thinking" | "redacted_thinking":  # redacted_thinking has no readable text
                 made.assistant(at, reasoning=block.thinking or "", begins=begins)
             case "text":
@@ -313,7 +302,7 @@ def _add_assistant(made: Conversation, content: BlockText, path: str) -> None:
         begins = False
 
 
-def _add_input(made: Conversation, message: InputMessage, path: str) -> None:
+def _add_input(made: openai.Conversation, message: InputMessage, path: str) -> None:
     """Adds a message of the user or the system. Results of tools become separate messages in the same order."""
     blocks = [Block(type="text", text=message.content)] if isinstance(message.content, str) else message.content
     texts: list[str] = []

@@ -9,28 +9,17 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from runtime.server.http_responses import ErrorResponse
-from runtime.server.openai.protocol import (
-    EXAMPLE_CHAT,
-    ChatFields,
-    DenoiseStep,
-    GenerationRequest,
-    Messages,
-    ModelName,
-    Prompt,
-    TemplateArguments,
-    Timings,
-    Usage,
-)
+from runtime.server.openai import protocol as openai
 from runtime.server.preprocessing.request_body import Integer, RequestModel, UnsupportedField, api_field, optional
 
 MAX_SEGMENTS = 1024
 
 
-class GenerateRequest(GenerationRequest, ChatFields):
+class GenerateRequest(openai.GenerationRequest, openai.ChatFields):
     """Either a prompt, continued as it is, or the messages of a chat."""
 
-    model: ModelName = None
-    prompt: Prompt | None = optional("prompt to continue: text or token ids", "Solve: 12 + 30.")
+    model: openai.ModelName = None
+    prompt: openai.Prompt | None = optional("prompt to continue: text or token ids", "Solve: 12 + 30.")
     n: Annotated[Any, UnsupportedField(1)] = None
     stream_mode: Literal["denoise", "block_append"] | None = optional(
         "events of a stream: `denoise`, the open blocks after each step; `block_append`, appended text", "denoise"
@@ -53,14 +42,16 @@ class Segment(RequestModel):
         return self
 
 
-class InfillRequest(GenerationRequest):
-    model: ModelName = None
+class InfillRequest(openai.GenerationRequest):
+    model: openai.ModelName = None
     text: str | None = optional("text with gaps: `<mask:8>` is a gap of eight tokens", "2, 4, <mask:2>8, 10")
     segments: Annotated[list[Segment], Field(max_length=MAX_SEGMENTS, fail_fast=True)] | None = optional(
         "sequence of texts and gaps, instead of `text`", [{"text": "2, 4, "}, {"mask": 2}, {"text": "8, 10"}]
     )
-    messages: Messages | None = optional("messages of a chat; the text is the assistant's response", EXAMPLE_CHAT)
-    chat_template_kwargs: TemplateArguments = None
+    messages: openai.Messages | None = optional(
+        "messages of a chat; the text is the assistant's response", openai.EXAMPLE_CHAT
+    )
+    chat_template_kwargs: openai.TemplateArguments = None
     n: Annotated[Any, UnsupportedField(1)] = None
     stream_mode: Literal["denoise"] | None = optional("events of a stream: the open blocks after each step", "denoise")
 
@@ -96,8 +87,8 @@ class GenerateAnswer(TypedDict):
     logprobs: Annotated[NotRequired[list[OwnLogprob]], api_field("log-probabilities of `token_ids`, if requested")]
     full_text: Annotated[str, api_field("prompt and output")]
     full_token_ids: Annotated[list[int], api_field("token ids of prompt and output")]
-    usage: Annotated[Usage, api_field("token counts")]
-    timings: Annotated[Timings, api_field("seconds")]
+    usage: Annotated[openai.Usage, api_field("token counts")]
+    timings: Annotated[openai.Timings, api_field("seconds")]
     warning: Annotated[NotRequired[str], api_field("probable mistake in the prompt")]
 
 
@@ -107,7 +98,7 @@ class GenerateFinal(GenerateAnswer):
     event: Literal["final"]
 
 
-class DenoiseEvent(DenoiseStep):
+class DenoiseEvent(openai.DenoiseStep):
     """A step, with `stream_mode` `denoise`."""
 
     event: Literal["denoise"]
@@ -151,8 +142,8 @@ class InfillAnswer(TypedDict):
     text: Annotated[str, api_field("text with filled gaps")]
     holes: Annotated[list[FilledHole], api_field("gaps in order")]
     nfe: Annotated[int, api_field("denoising steps, of all blocks")]
-    usage: Annotated[Usage, api_field("token counts")]
-    timings: Annotated[Timings, api_field("seconds")]
+    usage: Annotated[openai.Usage, api_field("token counts")]
+    timings: Annotated[openai.Timings, api_field("seconds")]
 
 
 class InfillFinal(InfillAnswer):

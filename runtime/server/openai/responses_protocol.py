@@ -1,4 +1,4 @@
-"""Models of ``/v1/responses``: requests, responses and events; and conversion of items to messages of a chat."""
+"""Models of ``/v1/responses``: requests, responses and events; and conversion of items to messages of a openai."""
 
 from __future__ import annotations
 
@@ -12,21 +12,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from runtime.request.validation import preview, refuse
-from runtime.server.openai.protocol import (
-    TEXT_TYPES,
-    Call,
-    ChatPrompt,
-    Conversation,
-    Entries,
-    Function,
-    ModelName,
-    Part,
-    SingleChoiceRequest,
-    TemplateArguments,
-    Verbosity,
-    check_kind,
-    template_variables,
-)
+from runtime.server.openai import protocol as openai
 from runtime.server.openai.tools import (
     FunctionDescription,
     ToolChoice,
@@ -74,10 +60,10 @@ _ARGUMENTS = {
 _RESULTS = frozenset({"function_call_output", *(f"{kind}_output" for kind in _ARGUMENTS)})
 
 
-class ItemPart(Part):
+class ItemPart(openai.Part):
     """A piece of an item."""
 
-    text_types: ClassVar[frozenset[str]] = TEXT_TYPES | {"reasoning_text", "summary_text"}
+    text_types: ClassVar[frozenset[str]] = openai.TEXT_TYPES | {"reasoning_text", "summary_text"}
 
 
 def _output_arm(output: Any) -> str:
@@ -139,7 +125,7 @@ class Item(RequestModel):
             )
         if self.unsupported_kind() is not None:
             return self
-        check_kind(self, self.kind, _REQUIRED_FIELDS, "items")
+        openai.check_kind(self, self.kind, _REQUIRED_FIELDS, "items")
         if self.kind == "function_call" and not isinstance(self.arguments, str | None):
             raise PydanticCustomError("arguments_type", "function_call items have arguments that are text; give JSON")
         if self.kind == "function_call_output" and not isinstance(self.output, str | list):
@@ -158,25 +144,27 @@ class Item(RequestModel):
             return _text(output)
         return json.dumps(output, ensure_ascii=False)
 
-    def call(self, names: Mapping[tuple[str, str], str]) -> Call:
+    def call(self, names: Mapping[tuple[str, str], str]) -> openai.Call:
         """The call as a chat has it. `names`: functions of namespaces, as they are offered to the model."""
         if self.kind == "function_call":
             name, namespace = self.name or "", self.namespace or ""
-            return Call(
+            return openai.Call(
                 id=self.call_id,
                 type="function",
-                function=Function(name=names.get((name, namespace), name), arguments=self.arguments),
+                function=openai.Function(name=names.get((name, namespace), name), arguments=self.arguments),
             )
         arguments = {field: getattr(self, field) for field in _ARGUMENTS[self.kind]}
         name = self.name or self.kind.removesuffix("_call")
-        return Call(id=self.call_id or self.id, type="function", function=Function(name=name, arguments=arguments))
+        return openai.Call(
+            id=self.call_id or self.id, type="function", function=openai.Function(name=name, arguments=arguments)
+        )
 
 
 class TextConfig(RequestModel):
     """The form of the answer's text."""
 
     format: Any = optional("`text`, `json_object`, or `json_schema` with a schema", {"type": "json_object"})
-    verbosity: Verbosity = None
+    verbosity: openai.Verbosity = None
 
 
 class Reasoning(RequestModel):
@@ -216,8 +204,8 @@ class ResponsesStreamOptions(RequestModel):
     include_obfuscation: Annotated[Any, UnsupportedField(False)] = None
 
 
-class ResponsesRequest(SingleChoiceRequest):
-    model: ModelName = None
+class ResponsesRequest(openai.SingleChoiceRequest):
+    model: openai.ModelName = None
     input: TextOrParts[Item] = api_field("text of the user, or the items of the conversation", "Solve: 12 + 30.")
     instructions: str | None = optional("system prompt", "You are terse.")
     max_output_tokens: Integer | None = optional("maximum output tokens; default: the rest of max_model_len", 64)
@@ -230,8 +218,8 @@ class ResponsesRequest(SingleChoiceRequest):
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = optional("allow several tool calls; default true", True)
     max_tool_calls: Integer | None = optional("accepted for compatibility; ignored", 1)
-    chat_template_kwargs: TemplateArguments = None
-    metadata: Entries | None = optional("returned in the response", {"topic": "sums"})
+    chat_template_kwargs: openai.TemplateArguments = None
+    metadata: openai.Entries | None = optional("returned in the response", {"topic": "sums"})
     store: bool | None = optional("ignored; responses are not stored", False)
     stream_options: ResponsesStreamOptions | None = optional("options of the stream", {})
     user: str | None = optional("returned in the response", "someone")
@@ -317,20 +305,20 @@ class ResponsesRequest(SingleChoiceRequest):
             raise refuse("tools", f"defines {len(found)} functions, those of namespaces included; at most {MAX_TOOLS}")
         return found
 
-    def to_chat(self, origins: Mapping[str, tuple[str, str]]) -> ChatPrompt:
+    def to_chat(self, origins: Mapping[str, tuple[str, str]]) -> openai.ChatPrompt:
         """Returns the chat of instructions and items. Raises RequestError for results without their calls.
 
         Args:
             origins: As in `ToolConfig`; calls in the history get the names that are offered to the model.
         """
         effort = None if self.reasoning is None else self.reasoning.effort
-        variables = template_variables(self.chat_template_kwargs, reasoning_effort=effort)
-        return ChatPrompt(self._conversation(origins).to_template(), variables)
+        variables = openai.template_variables(self.chat_template_kwargs, reasoning_effort=effort)
+        return openai.ChatPrompt(self._conversation(origins).to_template(), variables)
 
-    def _conversation(self, origins: Mapping[str, tuple[str, str]]) -> Conversation:
+    def _conversation(self, origins: Mapping[str, tuple[str, str]]) -> openai.Conversation:
         """Returns instructions and items as messages. Items of one answer become one message."""
         names = {found: flat for flat, found in origins.items()}
-        made = Conversation("call_id")
+        made = openai.Conversation("call_id")
         if self.instructions is not None:
             made.add("instructions", role="system", content=self.instructions)
         if isinstance(self.input, str):
@@ -359,7 +347,7 @@ class ResponsesRequest(SingleChoiceRequest):
 
 
 def _text(content: str | list[ItemPart] | None) -> str:
-    return "".join(map(Part.as_text, content)) if isinstance(content, list) else content or ""
+    return "".join(map(openai.Part.as_text, content)) if isinstance(content, list) else content or ""
 
 
 Json = dict[str, Any]
