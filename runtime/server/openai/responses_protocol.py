@@ -1,4 +1,4 @@
-"""Models of ``/v1/responses``: requests, responses and events; and conversion of items to messages of a openai."""
+"""Models of ``/v1/responses``: requests, responses and events; and conversion of items to messages of a chat."""
 
 from __future__ import annotations
 

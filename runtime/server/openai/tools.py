@@ -12,18 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from pydantic import WithJsonSchema
 from starlette.requests import Request
 
+from runtime import parsers
 from runtime.config import ServerConfig
 from runtime.config.chat_flags import OFF
 from runtime.errors import ConfigError
-from runtime.parsers import (
-    ChatOutputParser,
-    ReasoningFormat,
-    ToolFormat,
-    reasoning_format,
-    reasoning_formats,
-    tool_format,
-    tool_formats,
-)
 from runtime.parsers.chat_output import ReasoningParser
 from runtime.parsers.formats import NO_ARGUMENTS, Tool
 from runtime.parsers.tool_call_grammar import CallMode, ToolCallConstraint, grammar, part_name
@@ -257,7 +249,10 @@ _TAIL_TOKENS = 32  # last tokens of a prompt that are searched for the start of 
 
 def check_parsers(config: ServerConfig) -> None:
     """Raises ConfigError for a parser that is not there."""
-    for name, known in (("tool_call_parser", tool_formats()), ("reasoning_parser", reasoning_formats())):
+    for name, known in (
+        ("tool_call_parser", parsers.tool_formats()),
+        ("reasoning_parser", parsers.reasoning_formats()),
+    ):
         value = getattr(config, name)
         if value is not None and value not in (OFF, *known):
             raise ConfigError(
@@ -266,9 +261,9 @@ def check_parsers(config: ServerConfig) -> None:
 
 
 @functools.cache
-def _formats(tool_calls: str, reasoning: str) -> tuple[ToolFormat | None, ReasoningFormat | None]:
+def _formats(tool_calls: str, reasoning: str) -> tuple[parsers.ToolFormat | None, parsers.ReasoningFormat | None]:
     """Returns the formats of these names, which all chats of a server have."""
-    return tool_format(tool_calls), reasoning_format(reasoning)
+    return parsers.tool_format(tool_calls), parsers.reasoning_format(reasoning)
 
 
 class ChatContext:
@@ -330,7 +325,7 @@ class ChatContext:
                 self._reasoning = None
         return ids
 
-    def _with_tool_instructions(self, made: ToolFormat, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _with_tool_instructions(self, made: parsers.ToolFormat, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Returns the messages with a description of the tools, for templates without support of tools."""
         assert made.instructs is not None
         instructions = made.instructs([tool for _, tool in self._tools.tools])
@@ -394,11 +389,11 @@ class ChatContext:
         strict = [tools.callable[i] for i in numbers if tools.callable[i][1].strict]
         return [f"{path.rpartition('.')[0]}.strict" for path, _ in strict]
 
-    def parts(self, *, exact: bool, streamed: bool) -> ChatOutputParser:
+    def parts(self, *, exact: bool, streamed: bool) -> parsers.ChatOutputParser:
         """Returns the parser of the output. `exact`: a grammar constrains all calls to their schema, and no stop
         string cuts one."""
         tools = self._tools
-        return ChatOutputParser(
+        return parsers.ChatOutputParser(
             reasoning=self._reasoning,
             opened=self._in_reasoning,
             tools=self._format,

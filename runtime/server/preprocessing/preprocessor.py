@@ -20,18 +20,9 @@ from runtime.request.engine_messages import EngineInfo
 from runtime.request.resolve import check_ids, check_length
 from runtime.request.validation import refuse
 from runtime.server.middleware.auth import api_key_id
+from runtime.server.preprocessing import request_body
 from runtime.server.preprocessing.executors import AdmissionQueue, PreprocessingExecutors, T, Work, cancel_on_disconnect
-from runtime.server.preprocessing.request_body import (
-    CONTENT_ENCODING,
-    B,
-    check_shape_in_steps,
-    codings,
-    decode_body,
-    parse_body,
-    parse_json,
-    read_body,
-    validate_body,
-)
+from runtime.server.preprocessing.request_body import B
 from runtime.tokenizer import Tokenizer
 from runtime.tokenizer.template_sandbox import RenderBudget
 from runtime.tokenizer.tokenizer import WINDOW
@@ -66,10 +57,10 @@ class Preprocessor:
             RequestError: 400; 408; 413 for a body that is too large, also once decoded; 415; 429 if too much waits.
             ClientGone: The client closed the connection.
         """
-        names = codings(request.headers.getlist(CONTENT_ENCODING))
-        data = await read_body(request)
+        names = request_body.codings(request.headers.getlist(request_body.CONTENT_ENCODING))
+        data = await request_body.read_body(request)
         if len(data) <= SMALL_BODY and not names:
-            return parse_body(kind, data)
+            return request_body.parse_body(kind, data)
         return await cancel_on_disconnect(request, self._parse(kind, data, api_key_id(request), names))
 
     async def _parse(self, kind: type[B], data: bytes, owner: str, names: Sequence[str] = ()) -> B:
@@ -78,12 +69,12 @@ class Preprocessor:
         Decoding waits in the same queue, so that only one body at a time takes more memory than was sent.
         """
         async with self._parse_queue.slot(len(data), owner):
-            data = await decode_body(data, names)
-            for _ in check_shape_in_steps(data):
+            data = await request_body.decode_body(data, names)
+            for _ in request_body.check_shape_in_steps(data):
                 await asyncio.sleep(0)
-            value = parse_json(data)
+            value = request_body.parse_json(data)
             await asyncio.sleep(0)
-            return validate_body(kind, value)
+            return request_body.validate_body(kind, value)
 
     async def encode(self, request: Request, text: str, *, add_bos: bool = True) -> list[int]:
         """Encodes a text, which may be longer than a prompt. Special tokens in it are ordinary text.
