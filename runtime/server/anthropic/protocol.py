@@ -96,7 +96,7 @@ class Block(RequestModel):
         content = self.content
         if isinstance(content, list) and not all(isinstance(block, Block) for block in content):
             return json.dumps(content, ensure_ascii=False)
-        return _text(content, path)
+        return "".join(_texts(content, path))
 
 
 _Content = Annotated[
@@ -199,7 +199,9 @@ class CountRequest(RequestModel):
         """
         made = openai.Conversation("tool_use_id")
         if self.system is not None:
-            made.add("system", role="system", content=_system(self.system, "system"))
+            # Claude Code's billing line differs per request, so that nothing after it could be in the prefix cache
+            texts = (_BILLING.sub("", text) for text in _texts(self.system, "system"))
+            made.add("system", role="system", content="".join(texts))
         for i, message in enumerate(self.messages):
             path = f"messages[{i}]"
             if message.role == "assistant":
@@ -258,37 +260,28 @@ class MessagesRequest(CountRequest, openai.SingleChoiceRequest):
         return "output_config.format", None if self.output_config is None else self.output_config.format
 
 
-def _system(content: BlockText, path: str) -> str:
-    """Returns the text of a system prompt without the billing line of Claude Code.
-
-    Its value differs in every request, so that nothing after it could be found in the prefix cache.
-    """
-    text = _text(content, path)
+def _blocks(content: BlockText | None, path: str) -> Iterator[tuple[str, Block]]:
+    """Yields the supported blocks with their paths; a text is one block."""
     if not isinstance(content, list):
-        return _BILLING.sub("", text)
-    return "".join(_BILLING.sub("", block.text or "") for block in content if block.type == "text")
-
-
-def _text(content: BlockText | None, path: str) -> str:
-    """Returns the text of content that may have only text. Raises RequestError."""
-    if not isinstance(content, list):
-        return content or ""
+        yield path, Block(type="text", text=content or "")
+        return
     for i, block in enumerate(content):
-        if block.type != "text" and block.unsupported_kind() is None:
-            at = path + f"[{i}]"
+        if block.unsupported_kind() is None:
+            yield f"{path}[{i}]", block
+
+
+def _texts(content: BlockText | None, path: str) -> list[str]:
+    """Returns the texts of content that may have only text. Raises RequestError."""
+    blocks = list(_blocks(content, path))
+    for at, block in blocks:
+        if block.type != "text":
             raise refuse(at, f"{block.type} blocks are not supported here, only text")
-    return "".join(block.text or "" for block in content if block.type == "text")
+    return [block.text or "" for _, block in blocks]
 
 
 def _add_assistant(made: openai.Conversation, content: BlockText, path: str) -> None:
-    if isinstance(content, str):
-        made.assistant(path, text=content, begins=True)
-        return
     begins = True
-    for i, block in enumerate(content):
-        at = f"{path}.content[{i}]"
-        if block.unsupported_kind() is not None:
-            continue
+    for at, block in _blocks(content, f"{path}.content"):
         match block.type:
             case "tool_use":
                 function = openai.Function(name=block.name or "", arguments=block.input or {})
@@ -304,13 +297,9 @@ def _add_assistant(made: openai.Conversation, content: BlockText, path: str) -> 
 
 def _add_input(made: openai.Conversation, message: InputMessage, path: str) -> None:
     """Adds a message of the user or the system. Results of tools become separate messages in the same order."""
-    blocks = [Block(type="text", text=message.content)] if isinstance(message.content, str) else message.content
     texts: list[str] = []
     added = False
-    for i, block in enumerate(blocks):
-        at = f"{path}.content[{i}]"
-        if block.unsupported_kind() is not None:
-            continue
+    for at, block in _blocks(message.content, f"{path}.content"):
         if block.type == "text":
             texts.append(block.text or "")
         elif block.type == "tool_result" and message.role == "user":

@@ -246,23 +246,20 @@ def _template_message(message: Message, path: str) -> dict[str, Any]:
         raise refuse(f"{path}.content", "is missing; give a text")
     if calls and message.role != "assistant":
         raise refuse(f"{path}.tool_calls", "is allowed in assistant messages only; leave it out")
-    made: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": text or ""}
-    for name in ("name", "tool_call_id"):
-        if (value := getattr(message, name)) is not None:
-            made[name] = value
     reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
-    if reasoning is not None:
-        made["reasoning_content"] = reasoning
-    if calls:
-        made["tool_calls"] = [
-            {
-                "type": "function",
-                "function": {"name": call.called.name, "arguments": _arguments(call.called.arguments)},
-                **({} if call.id is None else {"id": call.id}),
-            }
-            for call in calls
-        ]
-    return made
+    optional_fields = {
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "reasoning_content": reasoning,
+        "tool_calls": [_template_call(call) for call in calls] or None,
+    }
+    made = {"role": _ROLES.get(message.role, message.role), "content": text or ""}
+    return made | {name: value for name, value in optional_fields.items() if value is not None}
+
+
+def _template_call(call: Call) -> dict[str, Any]:
+    function = {"name": call.called.name, "arguments": _arguments(call.called.arguments)}
+    return {"type": "function", "function": function, **({} if call.id is None else {"id": call.id})}
 
 
 def _arguments(arguments: Any) -> Any:
