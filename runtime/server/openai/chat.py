@@ -152,16 +152,15 @@ class ChatHandler(OpenAIHandler):
         index = update.choice.index
         deltas: list[protocol.ChatDelta] = [chat_delta(grown) for grown in update.deltas]
         logprobs = self._streamers[index].delta(update) if self._streamers else None
-        if logprobs is not None and logprobs["content"] and not deltas:
-            deltas.append({"content": ""})  # tokens that no text belongs to
-        chunks = []
+        first: dict[str, Any] = {"logprobs": logprobs}  # with the first chunk: once per token, and per step
         if self._denoise:
-            first: protocol.ChatDelta = deltas.pop(0) if deltas else {"content": ""}
-            chunks.append(self._chunk(index, first, logprobs=logprobs, denoise=denoise_fields(update.output)))
-            logprobs = None
+            first["denoise"] = denoise_fields(update.output)
+        if not deltas and (self._denoise or (logprobs is not None and logprobs["content"])):
+            deltas.append({"content": ""})  # of a step, or tokens, that no text belongs to
+        chunks = []
         for each in deltas:
-            chunks.append(self._chunk(index, each, logprobs=logprobs))
-            logprobs = None  # once per token
+            chunks.append(self._chunk(index, each, **first))
+            first = {}
         if update.ended:
             chunks.append(self._chunk(index, {}, update.choice.openai_reason))
         return events(*chunks)

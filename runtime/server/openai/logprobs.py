@@ -187,8 +187,7 @@ def parse_echo(body: CompletionRequest, prompts: Sequence[str | list[int]]) -> P
     """Returns the echo, None if not requested. Raises RequestError for fields that conflict with it or require it."""
     scores = bool(body.echo) and body.set_fields().get("logprobs") is not None
     if body.prompt_logprobs_stride is not None and not scores:
-        name = "prompt_logprobs_stride"
-        raise refuse(name, "only with echo true and logprobs; leave it out")
+        raise refuse("prompt_logprobs_stride", "only with echo true and logprobs; leave it out")
     if not body.echo:
         return None
     if body.suffix:

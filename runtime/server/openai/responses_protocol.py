@@ -146,18 +146,13 @@ class Item(RequestModel):
 
     def call(self, names: Mapping[tuple[str, str], str]) -> openai.Call:
         """The call as a chat has it. `names`: functions of namespaces, as they are offered to the model."""
+        call_id, name, arguments = self.call_id, self.name or "", self.arguments
         if self.kind == "function_call":
-            name, namespace = self.name or "", self.namespace or ""
-            return openai.Call(
-                id=self.call_id,
-                type="function",
-                function=openai.Function(name=names.get((name, namespace), name), arguments=self.arguments),
-            )
-        arguments = {field: getattr(self, field) for field in _ARGUMENTS[self.kind]}
-        name = self.name or self.kind.removesuffix("_call")
-        return openai.Call(
-            id=self.call_id or self.id, type="function", function=openai.Function(name=name, arguments=arguments)
-        )
+            name = names.get((name, self.namespace or ""), name)
+        else:
+            call_id, name = call_id or self.id, name or self.kind.removesuffix("_call")
+            arguments = {field: getattr(self, field) for field in _ARGUMENTS[self.kind]}
+        return openai.Call(id=call_id, type="function", function=openai.Function(name=name, arguments=arguments))
 
 
 class TextConfig(RequestModel):
