@@ -113,14 +113,16 @@ _MEANINGS = {
     503: "no engine process is ready; see Retry-After",
     504: "timeout",
 }
-_SECONDS = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}
-_BEARER = {"WWW-Authenticate": {"description": "which keys there are", "schema": {"type": "string"}}}
-_CODINGS = {"Accept-Encoding": {"description": "supported codings", "schema": {"type": "string"}}}
+
+
+def _header(name: str, description: str, kind: str = "string") -> dict[str, Any]:
+    return {"headers": {name: {"description": description, "schema": {"type": kind}}}}
+
+
 _HEADERS = {
-    401: {"headers": _BEARER},
-    415: {"headers": _CODINGS},
-    429: {"headers": _SECONDS},
-    503: {"headers": _SECONDS},
+    401: _header("WWW-Authenticate", "which keys there are"),
+    415: _header("Accept-Encoding", "supported codings"),
+    **dict.fromkeys((429, 503), _header("Retry-After", "seconds", "integer")),
 }
 
 

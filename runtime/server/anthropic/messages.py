@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter
@@ -50,11 +50,7 @@ async def count_tokens(context: ServerContext, request: Request, body: protocol.
     return {"input_tokens": len(await chat.prompt(request, context.preprocessor, body.to_chat()))}
 
 
-_STOP_REASONS: dict[str, Literal["end_turn", "tool_use", "max_tokens"]] = {
-    "stop": "end_turn",
-    "tool_calls": "tool_use",
-    "length": "max_tokens",
-}
+_STOP_REASONS: dict[str, protocol.StopReason] = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 
 
 class MessagesHandler(ServingHandler):

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from runtime.request.validation import refuse
 from runtime.server.openai import protocol as openai
-from runtime.server.openai.tools import Choice, FunctionDescription, ToolConfig, make_tool, select_tools
+from runtime.server.openai.tools import Choice, ChoiceMode, FunctionDescription, ToolConfig, make_tool, select_tools
 from runtime.server.preprocessing.request_body import (
     AnyOfUnion,
     Integer,
@@ -27,12 +27,7 @@ from runtime.server.preprocessing.request_body import (
     optional,
 )
 
-_CHOICES: dict[str, Literal["none", "auto", "required"]] = {
-    "auto": "auto",
-    "any": "required",
-    "tool": "required",
-    "none": "none",
-}
+_CHOICES: dict[str, ChoiceMode] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 _BILLING = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")
 _REQUIRED_FIELDS = {
     "text": ("text",),
@@ -347,6 +342,7 @@ class ToolUseBlock(TypedDict):
     input: Annotated[Json, api_field("arguments; in a stream they follow as deltas of JSON")]
 
 
+StopReason = Literal["end_turn", "tool_use", "max_tokens", "stop_sequence"]
 AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
@@ -367,10 +363,7 @@ class MessagesAnswer(TypedDict):
     role: Literal["assistant"]
     model: Annotated[str, api_field("requested model name")]
     content: Annotated[list[AnswerBlock], api_field("reasoning, text and tool calls")]
-    stop_reason: Annotated[
-        Literal["end_turn", "tool_use", "max_tokens", "stop_sequence"] | None,
-        api_field("reason for the end; null in the first event of a stream"),
-    ]
+    stop_reason: Annotated[StopReason | None, api_field("reason for the end; null in the first event of a stream")]
     stop_sequence: Annotated[str | None, api_field("the stop sequence that ended the output, if any")]
     usage: Annotated[MessagesUsage, api_field("token counts")]
 
@@ -419,9 +412,7 @@ class BlockStop(TypedDict):
 
 
 class MessageEnd(TypedDict):
-    stop_reason: Annotated[
-        Literal["end_turn", "tool_use", "max_tokens", "stop_sequence"], api_field("reason for the end")
-    ]
+    stop_reason: Annotated[StopReason, api_field("reason for the end")]
     stop_sequence: Annotated[str | None, api_field("the stop sequence that ended the output, if any")]
 
 

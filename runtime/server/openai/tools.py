@@ -109,6 +109,9 @@ class ToolConfig:
 NO_TOOLS = ToolConfig()
 
 
+ChoiceMode = Literal["none", "auto", "required"]
+
+
 class Choice(NamedTuple):
     """A parsed `tool_choice`.
 
@@ -119,7 +122,7 @@ class Choice(NamedTuple):
         origins: As in `ToolConfig`.
     """
 
-    mode: Literal["none", "auto", "required"] = "auto"
+    mode: ChoiceMode = "auto"
     name: str = ""
     allowed: frozenset[str] | None = None
     origins: Mapping[str, tuple[str, str]] = MappingProxyType({})
