@@ -278,9 +278,9 @@ def test_routes_and_fields_are_documented():
     from runtime.server.openai.protocol import GenerationRequest
 
     text = "".join(page(name) for name in PAGES if name.startswith(("docs/reference/", "docs/guide/")))
-    for module in (chat, completions, serving, routes, tokenize):
-        for route in module.router.routes:
-            assert route.path.replace("/{name:path}", "") in text, route.path
+    routers = [routes.adapter_router, *(module.router for module in (chat, completions, serving, routes, tokenize))]
+    for route in (route for router in routers for route in router.routes):
+        assert route.path.replace("/{name:path}", "") in text, route.path
     for field in set(GenerationRequest.model_fields) - {"stop_token_ids", "min_tokens"}:
         assert f"`{field}`" in text, field
 
@@ -346,7 +346,7 @@ def test_limits_of_the_security_page_are_the_codes():
             f"; {request_body.MAX_DIGITS} ",
         ),
         ("bodies of more", f"{preprocessor.MAX_WAITING_BODIES // mib} MiB"),
-        ("messages", f"{protocol.MAX_MESSAGES:,}", f"{protocol.MAX_PARTS:,}"),
+        ("messages", f"{request_body.MAX_MESSAGES:,}", f"{request_body.MAX_PARTS:,}"),
         ("entries", f"{protocol.MAX_ENTRIES}"),
         ("prompts of", f"{preprocessor.MAX_PROMPT_TOKENS:,}"),
         ("characters of long", f"{MAX_WAITING_CHARS // mib} Mi"),

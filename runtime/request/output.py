@@ -195,20 +195,15 @@ class CompletionState:
         }
 
 
-def denoise_fields(output: EngineOutput, text: str) -> dict[str, Any]:
-    """Returns the fields of a denoise event (docs/guide/streaming.md)."""
-    return {
-        "start": output.start,
-        "tokens": output.tokens or [],
-        "masked": output.masked or [],
-        "text": text,
-        "nfe": output.nfe,
-    }
+def denoise_fields(output: EngineOutput, **text: str) -> dict[str, Any]:
+    """Returns the fields of a denoise event (docs/guide/streaming.md). `text`: the field `text`, if there is one."""
+    tokens, masked = output.tokens or [], output.masked or []
+    return {"start": output.start, "tokens": tokens, "masked": masked, **text, "nfe": output.nfe}
 
 
 def denoise_event(completion: CompletionState, output: EngineOutput, text: str) -> dict[str, Any]:
     """Returns the complete event for one step of the request."""
-    return {"event": "denoise", "id": completion.spec.id, **denoise_fields(output, text)}
+    return {"event": "denoise", "id": completion.spec.id, **denoise_fields(output, text=text)}
 
 
 def append_event(completion: CompletionState, output: EngineOutput, text: str) -> dict[str, Any] | None:

@@ -10,9 +10,9 @@ from runtime.errors import RequestError
 from runtime.request.field_spec import Limits, Value
 
 
-def refuse(param: str, sentence: str) -> RequestError:
-    """Returns a RequestError for the field `param`."""
-    return RequestError(f"{param}: {sentence}", param=param)
+def refuse(param: str, sentence: str, *, status: int = 400, code: str | None = None) -> RequestError:
+    """Returns a RequestError for the field `param`. `code`: machine-readable code, as in `RequestError`."""
+    return RequestError(f"{param}: {sentence}", param=param, status=status, code=code)
 
 
 def integral(value: Any) -> Any:

@@ -67,14 +67,11 @@ def make_app(context: ServerContext) -> App:
         docs_url=None,  # FastAPI's page loads files of another host
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,  # the name in generated clients
-        exception_handlers={
-            RequestError: _request_error,
-            HTTPException: _http_error,
-        },
+        exception_handlers={RequestError: _request_error, HTTPException: _http_error},
     )
     app.state.context = context
     modules = (serving, chat, completions, responses, messages, tokenize, routes, docs)
-    routers = [module.router for module in modules]
+    routers = [*(module.router for module in modules), routes.adapter_router]
     for router in routers:
         app.include_router(router)
     app.add_middleware(RequestMiddleware, context=context, fast_routes=fast_routes(routers))

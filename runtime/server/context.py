@@ -9,7 +9,6 @@ import uuid
 from starlette.requests import Request
 
 from runtime.config import ServerConfig
-from runtime.errors import RequestError
 from runtime.parsers.formats import part_marks
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.sampling_params import MAX_COUNT
@@ -73,12 +72,7 @@ class ServerContext:
             more = f" and {len(every) - MAX_LISTED_MODELS} more" if len(every) > MAX_LISTED_MODELS else ""
             known = ", ".join(every[:MAX_LISTED_MODELS]) + more
             shown = name if len(name) <= 80 else name[:77] + "..."
-            raise RequestError(
-                f"model: {shown!r} is not served; available: {known}",
-                param="model",
-                status=404,
-                code="model_not_found",
-            )
+            raise refuse("model", f"{shown!r} is not served; available: {known}", status=404, code="model_not_found")
         return name
 
     async def body(self, request: Request, kind: type[B]) -> B:
@@ -86,11 +80,8 @@ class ServerContext:
         body = await self.preprocessor.parse(request, kind)
         unknown = ignored_fields(body)
         if unknown and self.config.strict_fields:
-            raise RequestError(
-                f"{unknown[0]}: is not supported by this route and rejected by --strict-fields; leave it out",
-                param=unknown[0],
-                code="unknown_field",
-            )
+            sentence = "is not supported by this route and rejected by --strict-fields; leave it out"
+            raise refuse(unknown[0], sentence, code="unknown_field")
         if unknown:
             request.state.ignored = unknown  # RequestMiddleware adds them to the response header
             self._log_ignored(unknown)
@@ -111,12 +102,8 @@ class ServerContext:
         if not info.max_model_len < max_tokens <= MAX_COUNT:
             return max_tokens
         if self.config.strict_fields:
-            raise RequestError(
-                f"{name}: {max_tokens} exceeds max_model_len {info.max_model_len} and is rejected by --strict-fields; "
-                "send a smaller value",
-                param=name,
-                code="context_length_exceeded",
-            )
+            limit = f"max_model_len {info.max_model_len} and is rejected by --strict-fields"
+            raise refuse(name, f"{max_tokens} exceeds {limit}; send a smaller value", code="context_length_exceeded")
         self._add_ignored(request, name)
         return info.max_model_len
 
@@ -155,7 +142,7 @@ class ServerContext:
 
 
 def new_id(prefix: str) -> str:
-    return f"{prefix}-{uuid.uuid4().hex}"
+    return prefix + uuid.uuid4().hex
 
 
 def stream_mode(body: GenerateRequest | InfillRequest | OpenAIRequest, default: str = "block_append") -> str | None:
@@ -164,5 +151,5 @@ def stream_mode(body: GenerateRequest | InfillRequest | OpenAIRequest, default: 
         return body.stream_mode or default
     for field in ("stream_mode", "stream_options"):
         if getattr(body, field, None) is not None:
-            raise RequestError(f"{field}: only with stream true; leave it out", param=field)
+            raise refuse(field, "only with stream true; leave it out")
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import TypedDict
 
 from runtime.errors import RequestError
-from runtime.server.preprocessing.request_body import SUPPORTED_ENCODINGS, ClientGone, api_field, disconnected
+from runtime.server.preprocessing.request_body import SUPPORTED_ENCODINGS, B, ClientGone, api_field, disconnected
 
 if TYPE_CHECKING:
     from runtime.request.engine_messages import EngineInfo
@@ -34,12 +34,7 @@ _TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
-_ANTHROPIC_TYPES = _TYPES | {
-    413: "request_too_large",
-    500: "api_error",
-    501: "api_error",
-    503: "overloaded_error",
-}
+_ANTHROPIC_TYPES = _TYPES | {413: "request_too_large", 500: "api_error", 501: "api_error", 503: "overloaded_error"}
 _ANTHROPIC = "/v1/messages"  # the route, and those below it
 RETRY_AFTER_SECONDS = 1  # for a full queue (429) and a server without backend (503)
 
@@ -259,22 +254,41 @@ async def run_to_completion(request: Request, job: GenerationJob, take: Callable
         watcher.cancel()
 
 
-async def handle_generation(
-    request: Request, start: Callable[[ServerContext, Request], Awaitable[ServingHandler]]
-) -> Response:
-    """Returns the response to a request that `start` parses, validates and submits. The body is freed then."""
-    context: ServerContext = request.app.state.context
-    try:
-        handler = await start(context, request)
-    except RequestError as error:  # rejected before it reached an engine
-        context.request_metrics.requests.labels("aborted" if error.status == 499 else "refused").inc()
-        raise
-    if handler.streams:
-        return EventStream(handler.job, handler.events())
-    with handler.job:
-        await run_to_completion(request, handler.job, handler.accumulate)
-        await handler.finalize()
-    return json_response(handler.full_response())
+RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+def generation_endpoint(
+    kind: type[B], start: Callable[[ServerContext, Request, B], Awaitable[ServingHandler]]
+) -> RouteHandler:
+    """Returns the endpoint of a route for generation. `start` validates and submits a request, and frees its body."""
+
+    async def endpoint(request: Request) -> Response:
+        context: ServerContext = request.app.state.context
+        try:
+            handler = await start(context, request, await context.body(request, kind))
+        except RequestError as error:  # rejected before it reached an engine
+            context.request_metrics.requests.labels("aborted" if error.status == 499 else "refused").inc()
+            raise
+        if handler.streams:
+            return EventStream(handler.job, handler.events())
+        with handler.job:
+            await run_to_completion(request, handler.job, handler.accumulate)
+            await handler.finalize()
+        return json_response(handler.full_response())
+
+    return endpoint
+
+
+def json_endpoint(
+    kind: type[B], answer: Callable[[ServerContext, Request, B], Awaitable[Mapping[str, object]]]
+) -> RouteHandler:
+    """Returns the endpoint of a route with a JSON body. `answer` returns its response."""
+
+    async def endpoint(request: Request) -> Response:
+        context: ServerContext = request.app.state.context
+        return json_response(await answer(context, request, await context.body(request, kind)))
+
+    return endpoint
 
 
 WARNING = (

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, TypeAdapter
-from starlette.requests import Request
-from starlette.responses import Response
+from pydantic import TypeAdapter
 
 from runtime.request.decoding import engine_fields
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.field_spec import Field, Limits
-from runtime.server.http_responses import ErrorResponse
+from runtime.server.http_responses import ErrorResponse, RouteHandler, generation_endpoint, json_endpoint
+from runtime.server.preprocessing.request_body import RequestModel
 
 _TYPES = {"number": "number", "integer": "integer", "flag": "boolean", "choice": "string", "text": "string"}
 
@@ -113,17 +113,17 @@ _MEANINGS = {
     503: "no engine process is ready; see Retry-After",
     504: "timeout",
 }
-_SECONDS = {"Retry-After": {"description": "seconds", "schema": {"type": "integer"}}}
-_BEARER = {"WWW-Authenticate": {"description": "which keys there are", "schema": {"type": "string"}}}
-_CODINGS = {"Accept-Encoding": {"description": "supported codings", "schema": {"type": "string"}}}
-_HEADERS = {
-    401: {"headers": _BEARER},
-    415: {"headers": _CODINGS},
-    429: {"headers": _SECONDS},
-    503: {"headers": _SECONDS},
-}
 
-RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+def _header(name: str, description: str, kind: str = "string") -> dict[str, Any]:
+    return {"headers": {name: {"description": description, "schema": {"type": kind}}}}
+
+
+_HEADERS = {
+    401: _header("WWW-Authenticate", "which keys there are"),
+    415: _header("Accept-Encoding", "supported codings"),
+    **dict.fromkeys((429, 503), _header("Retry-After", "seconds", "integer")),
+}
 
 
 class RawBodyRoute(APIRoute):
@@ -153,14 +153,20 @@ def schema_ref(kind: type) -> dict[str, str]:
 
 
 def type_schemas() -> dict[str, Any]:
-    """Returns the schemas of the bodies, responses and events of all routes, and of what they consist of."""
+    """Returns the schemas of the bodies, responses and events of all routes, and of what they consist of.
+
+    Fields with one value need no description of their own.
+    """
     kinds: list[Any] = [(name, "validation", TypeAdapter(kind)) for name, kind in sorted(REFERENCED.items())]
     _, found = TypeAdapter.json_schemas(kinds, ref_template="#/components/schemas/{model}")
     schemas: dict[str, Any] = found["$defs"]
     for schema in schemas.values():
-        if "decoding" in schema.get("properties", {}):
-            field = schema["properties"]["decoding"]
-            schema["properties"]["decoding"] = {**field, "anyOf": [{"$ref": DECODING}, {"type": "null"}]}
+        properties = schema.get("properties", {})
+        for field in properties.values():
+            if "const" in field or field.get("type") == "null":
+                field.setdefault("description", f"always `{field['const']}`" if "const" in field else "always null")
+        if "decoding" in properties:
+            properties["decoding"]["anyOf"] = [{"$ref": DECODING}, {"type": "null"}]
     return schemas
 
 
@@ -169,46 +175,87 @@ def error_docs(*statuses: int, kind: type = ErrorResponse) -> dict[int | str, di
     return {status: {**_json(_MEANINGS[status], kind), **_HEADERS.get(status, {})} for status in statuses}
 
 
-def response_doc(kind: type, refusals: dict[int | str, dict[str, Any]] | None = None) -> dict[str, Any]:
-    """Returns keyword arguments of a route with responses of type `kind`."""
-    return {"responses": {200: _json("the answer", kind), **(refusals or {})}, "response_model": None}
+def response_doc(
+    kind: type, *statuses: int, error: type = ErrorResponse, unready: type | None = None
+) -> dict[str, Any]:
+    """Returns keyword arguments of a route with responses of type `kind`.
+
+    Args:
+        kind: type of the response with status 200.
+        statuses: further statuses, with responses of type `error`.
+        error: type of errors.
+        unready: type of the response with status 503, if it is no error.
+    """
+    responses = {200: _json("the answer", kind), **error_docs(*statuses, kind=error)}
+    if unready is not None:
+        responses |= error_docs(503, kind=unready)
+    return {"responses": responses, "response_model": None}
+
+
+class Stream(NamedTuple):
+    """The stream of a route for generation.
+
+    Attributes:
+        events: types of the data of events.
+        done: the last event is ``[DONE]``.
+    """
+
+    events: Sequence[type]
+    done: bool = True
+
+
+F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
 def json_route(
-    body: type[BaseModel], answer: type, events: Sequence[type] = (), *, done: bool = True,
-    error: type = ErrorResponse,
-) -> dict[str, Any]:  # fmt: skip
-    """Returns keyword arguments of a route with a JSON body of type `body`.
+    router: APIRouter, path: str, body: type[RequestModel], answer: type, *, summary: str,
+    stream: Stream | None = None, error: type = ErrorResponse,
+) -> Callable[[F], F]:  # fmt: skip
+    """Returns a decorator that registers a function as a route with a JSON body.
 
     Args:
-        answer: type of the response.
-        events: types of the data of events, if the route streams.
-        done: the last event is ``[DONE]``.
+        router: gets the route. OpenAI's routes are also served without /v1, for clients with such a base URL.
+        path: path of the route.
+        body: type of the body, the last argument of the function after `ServerContext` and request.
+        answer: type of the response, which the function returns; if the route streams, it returns a `ServingHandler`.
+        summary: title in the API docs, whose text is the docstring of the function.
+        stream: events of a route for generation.
         error: type of errors.
     """
-    statuses = (400, 401, 403, 404, 408, 413, 415, 429, *((500,) if events else ()), 503, *((504,) if events else ()))
-    found = response_doc(answer, refusals=error_docs(*statuses, kind=error))
-    if events:
-        found["responses"][200]["content"]["text/event-stream"] = _stream(events, done=done)
+    statuses = (400, 401, 403, 404, 408, 413, 415, 429, *((500, 503, 504) if stream else (503,)))
+    docs = response_doc(answer, *statuses, error=error)
+    if stream is not None:
+        docs["responses"][200]["content"]["text/event-stream"] = _stream_doc(stream)
     required = {"required": True, "content": {"application/json": {"schema": schema_ref(body)}}}
-    return {**found, "openapi_extra": {"requestBody": required}}
+    docs["openapi_extra"] = {"requestBody": required}
+
+    def register(function: F) -> F:
+        endpoint = json_endpoint(body, function) if stream is None else generation_endpoint(body, function)
+        endpoint.__doc__ = function.__doc__
+        add = functools.partial(router.add_api_route, endpoint=endpoint, methods=["POST"], name=function.__name__)
+        if "OpenAI" in router.tags:
+            add(path.removeprefix("/v1"), include_in_schema=False, response_model=None)
+        add(path, summary=summary, **docs)
+        return function
+
+    return register
 
 
 def _json(text: str, kind: type) -> dict[str, Any]:
     return {"description": text, "content": {"application/json": {"schema": schema_ref(kind)}}}
 
 
-def _stream(events: Sequence[type], *, done: bool) -> dict[str, Any]:
+def _stream_doc(stream: Stream) -> dict[str, Any]:
     """Returns the content of server-sent events.
 
     `itemSchema` (OpenAPI 3.2) has the type of the data of an event. Readers of OpenAPI 3.1 ignore it and see a text.
     """
-    names = ", ".join(kind.__name__ for kind in events)
-    end = " The last says [DONE]." if done else ""
+    names = ", ".join(kind.__name__ for kind in stream.events)
+    end = " The last says [DONE]." if stream.done else ""
     data = {
         "type": "string",
         "contentMediaType": "application/json",
-        "contentSchema": {"anyOf": [schema_ref(kind) for kind in events]},
+        "contentSchema": {"anyOf": [schema_ref(kind) for kind in stream.events]},
     }
     item = {"type": "object", "properties": {"event": {"type": "string"}, "data": data}, "required": ["data"]}
     text = f"Server-sent events, with `stream` true: the data of each is JSON, one of {names}.{end}"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from runtime.server.openai.protocol import MAX_MESSAGES
 from runtime.server.preprocessing.request_body import (
     MAX_BODY,
     MAX_CONTAINERS,
     MAX_DIGITS,
     MAX_FIELDS,
+    MAX_MESSAGES,
     MAX_STRINGS,
     MAX_VALUES,
 )

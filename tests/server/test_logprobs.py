@@ -16,7 +16,7 @@ import pytest
 from runtime import LLM, SamplingParams
 from runtime.request.output import TokenLogprob
 from runtime.server.openai import logprobs
-from runtime.server.openai.logprobs import LogprobStreamer, in_chunks
+from runtime.server.openai.logprobs import ChatLogprobStreamer, in_chunks
 from runtime.tokenizer import Tokenizer
 from tests.server.harness import ServerProcess
 from tests.server.pings import pinging
@@ -61,7 +61,7 @@ def test_tokens_are_told_with_the_text_that_they_belong_to(checkpoint: Path) -> 
     told = [TokenLogprob(id, -1.0, []) for id in ids]
     spec = SimpleNamespace(logprobs=0)
     choice: Any = SimpleNamespace(token_logprobs=told, text="abcdef", finish_reason="length", spec=spec)
-    revealed = LogprobStreamer(choice, tokenizer.byte_decoder)
+    revealed = ChatLogprobStreamer(choice, tokenizer.byte_decoder)
     for length, ended, expected in ((2, False, ids[:2]), (2, False, []), (5, False, ids[2:5]), (5, True, ids[5:])):
         update: Any = SimpleNamespace(length=length, ended=ended)
         assert [entry.id for entry, _ in revealed.take_new(update)] == expected

@@ -20,11 +20,11 @@ import runtime.server.app  # noqa: F401 (declares the routes)
 from runtime.errors import RequestError
 from runtime.server.admin.protocol import DetokenizeRequest
 from runtime.server.generate.protocol import GenerateRequest
-from runtime.server.openai.protocol import MAX_ENTRIES, MAX_MESSAGES, MAX_PARTS, ChatRequest, CompletionRequest
+from runtime.server.openai.protocol import MAX_ENTRIES, ChatRequest, CompletionRequest
 from runtime.server.openapi import REFERENCED
 from runtime.server.preprocessing import request_body
 from runtime.server.preprocessing.preprocessor import SMALL_TEXT, Preprocessor
-from runtime.server.preprocessing.request_body import parse_body
+from runtime.server.preprocessing.request_body import MAX_MESSAGES, MAX_PARTS, parse_body
 from runtime.tokenizer import Tokenizer
 from tests.server.bombs import CHAT, IDS, LARGEST, OWN, SHAPES, TEXT
 

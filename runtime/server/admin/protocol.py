@@ -7,16 +7,9 @@ from typing import Annotated, Literal, NotRequired
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
-from runtime.server.openai.protocol import (
-    EXAMPLE_CHAT,
-    FinalMessage,
-    GenerationPrompt,
-    Messages,
-    ModelName,
-    TemplateArguments,
-)
+from runtime.server.openai.protocol import ChatFields, ModelName
 from runtime.server.openai.tools import EXAMPLE_TOOLS, ToolItems
-from runtime.server.preprocessing.request_body import Integers, RequestModel, api_field
+from runtime.server.preprocessing.request_body import Integers, RequestModel, api_field, optional
 
 
 class Health(TypedDict):
@@ -38,7 +31,7 @@ class AdapterState(TypedDict):
 class Started(TypedDict):
     """The model is loaded."""
 
-    status: Annotated[Literal["started"], api_field("always `started`")]
+    status: Literal["started"]
     model_revision: Annotated[NotRequired[str], api_field("commit of the model's hub repository")]
     adapters: Annotated[NotRequired[dict[str, AdapterState]], api_field("adapters by name, if any")]
 
@@ -46,7 +39,7 @@ class Started(TypedDict):
 class Starting(TypedDict):
     """How far loading is."""
 
-    status: Annotated[Literal["loading"], api_field("always `loading`")]
+    status: Literal["loading"]
     phase: Annotated[str, api_field("current phase")]
     bytes: Annotated[int, api_field("bytes done in this phase")]
     total_bytes: Annotated[int, api_field("bytes of this phase; 0 if unknown")]
@@ -57,16 +50,16 @@ class Model(TypedDict):
     """What requests may name as `model`."""
 
     id: Annotated[str, api_field("name for the field `model`")]
-    object: Annotated[Literal["model"], api_field("always `model`")]
+    object: Literal["model"]
     created: Annotated[int, api_field("start time of the server, Unix seconds")]
-    owned_by: Annotated[Literal["unmask"], api_field("always `unmask`")]
+    owned_by: Literal["unmask"]
     max_model_len: Annotated[int, api_field("maximum tokens of prompt and output")]
     parent: Annotated[NotRequired[str], api_field("of an adapter: its base model")]
     root: Annotated[NotRequired[str], api_field("of an adapter: its URI")]
 
 
 class ModelList(TypedDict):
-    object: Annotated[Literal["list"], api_field("always `list`")]
+    object: Literal["list"]
     data: Annotated[list[Model], api_field("the model under each of its names, and the adapters")]
 
 
@@ -97,52 +90,46 @@ class TokenizerInfo(TypedDict):
 
 
 class AdapterLoaded(TypedDict):
-    status: Annotated[Literal["loaded"], api_field("always `loaded`")]
+    status: Literal["loaded"]
     lora_name: Annotated[str, api_field("name for the field `model` of requests")]
 
 
 class AdapterUnloaded(TypedDict):
-    status: Annotated[Literal["unloaded"], api_field("always `unloaded`")]
+    status: Literal["unloaded"]
     lora_name: Annotated[str, api_field("name that requests can no longer use")]
 
 
 class ProfileStarted(TypedDict):
-    status: Annotated[Literal["started"], api_field("always `started`")]
+    status: Literal["started"]
     backends: Annotated[list[int], api_field("indices of the recording engine processes")]
 
 
 class ProfileStopped(TypedDict):
-    status: Annotated[Literal["stopped"], api_field("always `stopped`")]
+    status: Literal["stopped"]
     files: Annotated[list[str], api_field("paths of the written files on the server")]
 
 
 class LoadAdapterRequest(RequestModel):
     """`lora_path`: a directory that the server sees, or ``hf://org/name[@revision]``."""
 
-    lora_name: Annotated[str, api_field("name for the field `model` of requests", "roman")]
-    lora_path: Annotated[
-        str, api_field("directory on the server, `hf://org/name[@revision]` or `demo://NAME`", "demo://roman")
-    ]
+    lora_name: str = api_field("name for the field `model` of requests", "roman")
+    lora_path: str = api_field("directory on the server, `hf://org/name[@revision]` or `demo://NAME`", "demo://roman")
 
 
 class UnloadAdapterRequest(RequestModel):
-    lora_name: Annotated[str, api_field("name that requests can no longer use", "roman")]
+    lora_name: str = api_field("name that requests can no longer use", "roman")
 
 
-class TokenizeRequest(RequestModel):
+class TokenizeRequest(ChatFields):
     """Either a prompt or the messages of a chat."""
 
     model: ModelName = None
-    prompt: Annotated[str | None, api_field("text to tokenize", "Solve: 12 + 30.")] = None
-    messages: Annotated[Messages | None, api_field("messages of a chat, instead of `prompt`", EXAMPLE_CHAT)] = None
-    tools: Annotated[ToolItems | None, api_field("functions for the chat template", EXAMPLE_TOOLS)] = None
-    chat_template_kwargs: TemplateArguments = None
-    add_generation_prompt: GenerationPrompt = None
-    continue_final_message: FinalMessage = None
-    add_special_tokens: Annotated[bool | None, api_field("prepend the BOS token; default true", True)] = None
+    prompt: str | None = optional("text to tokenize", "Solve: 12 + 30.")
+    tools: ToolItems | None = optional("functions for the chat template", EXAMPLE_TOOLS)
+    add_special_tokens: bool | None = optional("prepend the BOS token; default true", True)
 
 
 class DetokenizeRequest(RequestModel):
     model: ModelName = None
-    tokens: Annotated[Integers, api_field("token ids", [40, 41, 42])]
-    return_bytes: Annotated[bool | None, api_field("also return the bytes of each token", False)] = None
+    tokens: Integers = api_field("token ids", [40, 41, 42])
+    return_bytes: bool | None = optional("also return the bytes of each token", False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -29,12 +29,7 @@ from runtime.server.openapi import error_docs, json_route, response_doc
 router = APIRouter()
 
 
-@router.get(
-    "/health",
-    tags=["State"],
-    summary="Check that the process is alive",
-    **response_doc(Health, refusals=error_docs(403)),
-)
+@router.get("/health", tags=["State"], summary="Check that the process is alive", **response_doc(Health, 403))
 async def health() -> Response:
     """Liveness: 200 while the process runs."""
     return json_response(Health(status="ok"))
@@ -44,7 +39,7 @@ async def health() -> Response:
     "/ready",
     tags=["State"],
     summary="Check that requests are accepted",
-    **response_doc(Readiness, refusals=error_docs(403) | error_docs(503, kind=Readiness)),
+    **response_doc(Readiness, 403, unready=Readiness),
 )
 async def ready(request: Request) -> Response:
     """Readiness: 200 if the model is loaded and the server is not draining, otherwise 503."""
@@ -54,12 +49,7 @@ async def ready(request: Request) -> Response:
     return json_response(Readiness(status="draining" if context.draining else "not ready"), 503)
 
 
-@router.get(
-    "/startup",
-    tags=["State"],
-    summary="Progress of the start",
-    **response_doc(Started, refusals=error_docs(403) | error_docs(503, kind=Starting)),
-)
+@router.get("/startup", tags=["State"], summary="Progress of the start", **response_doc(Started, 403, unready=Starting))
 async def startup(request: Request) -> Response:
     """Progress of the start: 503 with phase and bytes until the model is loaded, then 200 with commit and adapters."""
     context: ServerContext = request.app.state.context
@@ -87,12 +77,7 @@ async def metrics(request: Request) -> Response:
 
 
 @router.get("/models", include_in_schema=False, response_model=None)  # a base URL without /v1
-@router.get(
-    "/v1/models",
-    tags=["Models"],
-    summary="List models and adapters",
-    **response_doc(ModelList, refusals=error_docs(401, 403, 503)),
-)
+@router.get("/v1/models", tags=["Models"], summary="List models and adapters", **response_doc(ModelList, 401, 403, 503))
 async def models(request: Request) -> Response:
     """Lists the names of the model, and the adapters."""
     context: ServerContext = request.app.state.context
@@ -102,10 +87,7 @@ async def models(request: Request) -> Response:
 
 @router.get("/models/{name:path}", include_in_schema=False, response_model=None)
 @router.get(
-    "/v1/models/{name:path}",
-    tags=["Models"],
-    summary="Describe a model",
-    **response_doc(Model, refusals=error_docs(401, 403, 404, 503)),
+    "/v1/models/{name:path}", tags=["Models"], summary="Describe a model", **response_doc(Model, 401, 403, 404, 503)
 )
 async def model(request: Request, name: str) -> Response:
     """Returns one model or adapter."""
@@ -126,45 +108,35 @@ def _model(context: ServerContext, name: str) -> Model:
     return found
 
 
-def _context(request: Request) -> ServerContext:
-    context: ServerContext = request.app.state.context
-    if not context.config.lora_routes:
+async def _check_lora_routes(request: Request) -> None:
+    if not request.app.state.context.config.lora_routes:
         raise RequestError(
             f"POST {request.url.path}: loading adapters is disabled; start the server with --lora-routes",
             status=403,
             code="lora_routes_off",
         )
-    return context
 
 
-@router.post(
-    "/v1/load_lora_adapter",
-    tags=["Adapters"],
-    summary="Load an adapter",
-    **json_route(LoadAdapterRequest, AdapterLoaded),
-)
-async def load_lora_adapter(request: Request) -> Response:
+# the dependency is called before a body is read
+adapter_router = APIRouter(tags=["Adapters"], dependencies=[Depends(_check_lora_routes)])
+
+
+@json_route(adapter_router, "/v1/load_lora_adapter", LoadAdapterRequest, AdapterLoaded, summary="Load an adapter")
+async def load_lora_adapter(context: ServerContext, request: Request, body: LoadAdapterRequest) -> AdapterLoaded:
     """Loads an adapter under a name. Loading the same content again has no effect."""
-    context = _context(request)
-    body = await context.body(request, LoadAdapterRequest)
     context.require()
     await context.adapters.load(body.lora_name, body.lora_path, "route")
-    return json_response(AdapterLoaded(status="loaded", lora_name=body.lora_name))
+    return {"status": "loaded", "lora_name": body.lora_name}
 
 
-@router.post(
-    "/v1/unload_lora_adapter",
-    tags=["Adapters"],
-    summary="Unload an adapter",
-    **json_route(UnloadAdapterRequest, AdapterUnloaded),
+@json_route(
+    adapter_router, "/v1/unload_lora_adapter", UnloadAdapterRequest, AdapterUnloaded, summary="Unload an adapter"
 )
-async def unload_lora_adapter(request: Request) -> Response:
+async def unload_lora_adapter(context: ServerContext, request: Request, body: UnloadAdapterRequest) -> AdapterUnloaded:
     """Unloads an adapter; responds after its last request. Succeeds if the adapter is not loaded."""
-    context = _context(request)
-    body = await context.body(request, UnloadAdapterRequest)
     context.require()
     await context.adapters.unload(body.lora_name)
-    return json_response(AdapterUnloaded(status="unloaded", lora_name=body.lora_name))
+    return {"status": "unloaded", "lora_name": body.lora_name}
 
 
 def _profiler(request: Request) -> Profiler:
@@ -176,7 +148,7 @@ def _profiler(request: Request) -> Profiler:
     "/start_profile",
     tags=["Profiles"],
     summary="Start a profile",
-    **response_doc(ProfileStarted, refusals=error_docs(401, 403, 409, 500, 503)),
+    **response_doc(ProfileStarted, 401, 403, 409, 500, 503),
 )
 async def start_profile(request: Request) -> Response:
     """Starts a profile of the steps of all ready backends."""
@@ -184,10 +156,7 @@ async def start_profile(request: Request) -> Response:
 
 
 @router.post(
-    "/stop_profile",
-    tags=["Profiles"],
-    summary="Stop the profile",
-    **response_doc(ProfileStopped, refusals=error_docs(401, 403, 409, 500)),
+    "/stop_profile", tags=["Profiles"], summary="Stop the profile", **response_doc(ProfileStopped, 401, 403, 409, 500)
 )
 async def stop_profile(request: Request) -> Response:
     """Stops the profile and returns the paths of the written files."""

@@ -8,53 +8,34 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from runtime.errors import RequestError
+from runtime.request.validation import refuse
 from runtime.server.admin.protocol import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, TokenizerInfo
 from runtime.server.context import ServerContext
 from runtime.server.http_responses import json_response
-from runtime.server.openai.protocol import (
-    check_no_chat_fields,
-    continues_last_message,
-    ending_variables,
-    template_messages,
-)
 from runtime.server.openai.tools import ChatContext, parse_tools
-from runtime.server.openapi import error_docs, json_route, response_doc
+from runtime.server.openapi import json_route, response_doc
 
 router = APIRouter(tags=["Tokens"])
 MAX_EACH = 4096  # tokens with `return_bytes`
 
 
-@router.post("/tokenize", summary="Tokenize a prompt or a chat", **json_route(TokenizeRequest, Tokenized))
-async def tokenize(request: Request) -> Response:
+@json_route(router, "/tokenize", TokenizeRequest, Tokenized, summary="Tokenize a prompt or a chat")
+async def tokenize(context: ServerContext, request: Request, body: TokenizeRequest) -> Tokenized:
     """Returns the token ids of a prompt, or of messages with the chat template."""
-    context: ServerContext = request.app.state.context
-    body = await context.body(request, TokenizeRequest)
     context.model_name(body.model)
     info, _ = context.require()
-    if (body.prompt is None) == (body.messages is None):
-        raise RequestError("prompt: give either prompt or messages", param="prompt")
+    body.check_input(body.prompt)
     if body.messages is not None:
         chat = ChatContext(context.config, *context.require(), parse_tools(body.tools, None, None))
-        messages = template_messages(body.messages)
-        variables = ending_variables(body, body.chat_template_kwargs)
-        continued = continues_last_message(body, messages)
-        ids = await chat.prompt(request, context.preprocessor, messages, variables, continued=continued)
+        ids = await chat.prompt(request, context.preprocessor, body.to_chat())
     else:
-        check_no_chat_fields(body)
-        if body.chat_template_kwargs is not None:
-            raise RequestError("chat_template_kwargs: only with messages", param="chat_template_kwargs")
         ids = await context.preprocessor.encode(
             request, body.prompt or "", add_bos=body.add_special_tokens is not False
         )
-    return json_response(Tokenized(tokens=ids, count=len(ids), max_model_len=info.max_model_len))
+    return {"tokens": ids, "count": len(ids), "max_model_len": info.max_model_len}
 
 
-@router.get(
-    "/tokenizer_info",
-    summary="Describe the tokenizer",
-    **response_doc(TokenizerInfo, refusals=error_docs(401, 403, 503)),
-)
+@router.get("/tokenizer_info", summary="Describe the tokenizer", **response_doc(TokenizerInfo, 401, 403, 503))
 async def tokenizer_info(request: Request) -> Response:
     """Returns the texts of special tokens, null for missing ones, and the chat template.
 
@@ -70,18 +51,14 @@ async def tokenizer_info(request: Request) -> Response:
     )
 
 
-@router.post("/detokenize", summary="Convert token ids to text", **json_route(DetokenizeRequest, Detokenized))
-async def detokenize(request: Request) -> Response:
+@json_route(router, "/detokenize", DetokenizeRequest, Detokenized, summary="Convert token ids to text")
+async def detokenize(context: ServerContext, request: Request, body: DetokenizeRequest) -> dict[str, Any]:
     """Returns the text of token ids, including special tokens; with `return_bytes` also the bytes of each."""
-    context: ServerContext = request.app.state.context
-    body = await context.body(request, DetokenizeRequest)
     context.model_name(body.model)
     _, tokenizer = context.require()
     each: dict[str, Any] = {}
     if body.return_bytes:  # before `decode`, which may empty the list
         if len(body.tokens) > MAX_EACH:
-            raise RequestError(
-                f"tokens: has {len(body.tokens)} ids; at most {MAX_EACH} with return_bytes", param="tokens"
-            )
+            raise refuse("tokens", f"has {len(body.tokens)} ids; at most {MAX_EACH} with return_bytes")
         each["bytes"] = [None if t in tokenizer.special else list(tokenizer.byte_decoder(t)) for t in body.tokens]
-    return json_response({"prompt": await context.preprocessor.decode(request, body.tokens), **each})
+    return {"prompt": await context.preprocessor.decode(request, body.tokens), **each}

@@ -2,92 +2,55 @@
 
 from __future__ import annotations
 
-import uuid
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
 
 from runtime.errors import RequestError
 from runtime.parsers.formats import Arguments, CallStart, Delta, Reasoning
-from runtime.server.anthropic.protocol import (
-    MESSAGE_EVENTS,
-    CountRequest,
-    MessageEnd,
-    MessagesAnswer,
-    MessagesError,
-    MessagesRequest,
-    MessagesUsage,
-    TokenCount,
-)
-from runtime.server.context import ServerContext
+from runtime.request.validation import refuse
+from runtime.server.anthropic import protocol
+from runtime.server.context import ServerContext, new_id
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.http_responses import ServingHandler, anthropic_error, handle_generation, json_response, named_event
+from runtime.server.http_responses import ServingHandler, anthropic_error, named_event
 from runtime.server.openai.tools import ChatContext
-from runtime.server.openapi import RawBodyRoute, json_route
+from runtime.server.openapi import RawBodyRoute, Stream, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
 
 router = APIRouter(route_class=RawBodyRoute, tags=["Anthropic"])
 
 
-@router.post(
-    "/v1/messages",
-    summary="Create a message",
-    **json_route(MessagesRequest, MessagesAnswer, MESSAGE_EVENTS, done=False, error=MessagesError),
-)
-async def messages(request: Request) -> Response:
+@json_route(
+    router, "/v1/messages", protocol.MessagesRequest, protocol.MessagesAnswer,
+    summary="Create a message", stream=Stream(protocol.MESSAGE_EVENTS, done=False), error=protocol.MessagesError,
+)  # fmt: skip
+async def messages(context: ServerContext, request: Request, body: protocol.MessagesRequest) -> MessagesHandler:
     """Creates a message in response to a conversation."""
-    return await handle_generation(request, _start)
-
-
-@router.post(
-    "/v1/messages/count_tokens", summary="Count tokens", **json_route(CountRequest, TokenCount, error=MessagesError)
-)
-async def count_tokens(request: Request) -> Response:
-    """Counts the prompt tokens of a conversation, including the chat template."""
-    context: ServerContext = request.app.state.context
-    body = await context.body(request, CountRequest)
-    context.model_name(body.model)
-    chat = ChatContext(context.config, *context.require(), body.tool_config())
-    return json_response(TokenCount(input_tokens=len(await _encode(context, request, body, chat))))
-
-
-async def _start(context: ServerContext, request: Request) -> MessagesHandler:
-    body = await context.body(request, MessagesRequest)
     model = context.model_name(body.model)
     body.check_servers()
     if body.stop is not None and body.stop_sequences is not None:
-        raise RequestError("stop: is stop_sequences here; give that alone", param="stop")
+        raise refuse("stop", "is stop_sequences here; give that alone")
     chat = ChatContext(context.config, *context.require(), body.tool_config())
-    ids = await _encode(context, request, body, chat)
-    job = await context.submit(
-        GenerationInputs(
-            request,
-            body,
-            [ids],
-            id=f"msg_{uuid.uuid4().hex}",
-            stream_mode="block_append" if body.stream else None,
-            names=body.names(),
-            model=model,
-            chat=chat,
-        )
-    )
+    ids = await chat.prompt(request, context.preprocessor, body.to_chat())
+    mode = "block_append" if body.stream else None
+    job = await context.submit(GenerationInputs(request, body, [ids], new_id("msg_"), model, mode, chat=chat))
     return MessagesHandler(job, model, streams=bool(body.stream))
 
 
-async def _encode(context: ServerContext, request: Request, body: CountRequest, chat: ChatContext) -> list[int]:
-    messages = body.to_chat().to_template()
-    continued = bool(body.messages) and body.continued(messages)
-    return await chat.prompt(request, context.preprocessor, messages, body.template_kwargs(), continued=continued)
+@json_route(
+    router, "/v1/messages/count_tokens", protocol.CountRequest, protocol.TokenCount,
+    summary="Count tokens", error=protocol.MessagesError,
+)  # fmt: skip
+async def count_tokens(context: ServerContext, request: Request, body: protocol.CountRequest) -> protocol.TokenCount:
+    """Counts the prompt tokens of a conversation, including the chat template."""
+    context.model_name(body.model)
+    chat = ChatContext(context.config, *context.require(), body.tool_config())
+    return {"input_tokens": len(await chat.prompt(request, context.preprocessor, body.to_chat()))}
 
 
-_STOP_REASONS: dict[str, Literal["end_turn", "tool_use", "max_tokens"]] = {
-    "stop": "end_turn",
-    "tool_calls": "tool_use",
-    "length": "max_tokens",
-}
+_STOP_REASONS: dict[str, protocol.StopReason] = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
 
 
 class MessagesHandler(ServingHandler):
@@ -101,7 +64,7 @@ class MessagesHandler(ServingHandler):
         self._pieces: list[str] = []
         self._begun = False
 
-    def full_response(self) -> MessagesAnswer:
+    def full_response(self) -> protocol.MessagesAnswer:
         self._end()
         return self._message(self._blocks, self._stop_fields(), self._usage())
 
@@ -124,7 +87,7 @@ class MessagesHandler(ServingHandler):
         if self._begun:
             return b""
         self._begun = True
-        usage: MessagesUsage = {**self._usage(), "output_tokens": 0}
+        usage: protocol.MessagesUsage = {**self._usage(), "output_tokens": 0}
         return named_event("message_start", message=self._message([], None, usage))
 
     def _append(self, delta: Delta) -> bytes:
@@ -159,13 +122,13 @@ class MessagesHandler(ServingHandler):
         self._pieces = []
         return data
 
-    def _stop_fields(self) -> MessageEnd:
+    def _stop_fields(self) -> protocol.MessageEnd:
         choice = self.job.choices[0]
         if choice.stopped_by is not None:
             return {"stop_reason": "stop_sequence", "stop_sequence": choice.stopped_by}
         return {"stop_reason": _STOP_REASONS[choice.openai_reason], "stop_sequence": None}
 
-    def _usage(self) -> MessagesUsage:
+    def _usage(self) -> protocol.MessagesUsage:
         """Returns token counts. Cached prompt tokens are counted separately."""
         usage = self.job.usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
@@ -176,7 +139,9 @@ class MessagesHandler(ServingHandler):
             "cache_read_input_tokens": cached,
         }
 
-    def _message(self, content: list[Any], end: MessageEnd | None, usage: MessagesUsage) -> MessagesAnswer:
+    def _message(
+        self, content: list[Any], end: protocol.MessageEnd | None, usage: protocol.MessagesUsage
+    ) -> protocol.MessagesAnswer:
         return {
             "id": self.job.id,
             "type": "message",

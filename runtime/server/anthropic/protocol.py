@@ -5,45 +5,29 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Tag, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from runtime.errors import RequestError
 from runtime.request.validation import refuse
-from runtime.server.openai.protocol import (
-    EXAMPLE_CHAT,
-    MAX_MESSAGES,
-    MAX_PARTS,
-    Call,
-    Conversation,
-    Entries,
-    Function,
-    ModelName,
-    SingleChoiceRequest,
-    TemplateArguments,
-    check_continued,
-    check_kind,
-    template_variables,
-)
-from runtime.server.openai.tools import MAX_TOOLS, Choice, ToolConfig, check_distinct_names, make_tool, select_tools
+from runtime.server.openai import protocol as openai
+from runtime.server.openai.tools import Choice, ChoiceMode, FunctionDescription, ToolConfig, make_tool, select_tools
 from runtime.server.preprocessing.request_body import (
     AnyOfUnion,
     Integer,
+    MessageList,
+    PartList,
     RequestModel,
+    TextOrParts,
+    ToolList,
     UnsupportedField,
     api_field,
-    union_tag,
+    optional,
 )
 
-_CHOICES: dict[str, Literal["none", "auto", "required"]] = {
-    "auto": "auto",
-    "any": "required",
-    "tool": "required",
-    "none": "none",
-}
+_CHOICES: dict[str, ChoiceMode] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 _BILLING = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")
 _REQUIRED_FIELDS = {
     "text": ("text",),
@@ -71,37 +55,30 @@ def _content_arm(content: Any) -> str:
 class Block(RequestModel):
     """A piece of a turn: text, an answer's thinking, a call of a tool, or what one returned."""
 
-    type: Annotated[
-        str,
-        api_field(
-            "text, thinking, redacted_thinking, tool_use or tool_result; blocks of server "
-            "tools are ignored and named in `X-Unmask-Ignored`",
-            "text",
-        ),
-    ]
-    text: Annotated[str | None, api_field("text of a `text` part", "Hello!")] = None
-    thinking: Annotated[
-        str | None, api_field("reasoning of the assistant, for templates that use it", "12 and 30 are 42.")
-    ] = None
-    signature: Annotated[str | None, api_field("accepted for compatibility; ignored", "")] = None
-    data: Annotated[str | None, api_field("accepted for compatibility; ignored", "")] = None
-    id: Annotated[str | None, api_field("of a tool call: its id", "call_1")] = None
-    name: Annotated[str | None, api_field("of a tool call: name of the tool", "calculator")] = None
-    input: Annotated[dict[str, Any] | None, api_field("of a tool call: its arguments", {"expression": "12 + 30"})] = (
-        None
+    type: str = api_field(
+        "text, thinking, redacted_thinking, tool_use or tool_result; blocks of server "
+        "tools are ignored and named in `X-Unmask-Ignored`",
+        "text",
     )
-    tool_use_id: Annotated[str | None, api_field("of a tool result: id of the call", "call_1")] = None
-    content: Annotated[_Content | None, api_field("of a tool result: text, or a list of blocks", "42")] = None
-    is_error: Annotated[bool | None, api_field("of a tool result; accepted for compatibility; ignored", False)] = None
-    caller: Annotated[Any, api_field("accepted for compatibility; ignored", None)] = None
-    citations: Annotated[Any, api_field("accepted for compatibility; ignored", None)] = None
-    cache_control: Annotated[Any, api_field("ignored; every prefix is cached", None)] = None
+    text: str | None = optional("text of a `text` part", "Hello!")
+    thinking: str | None = optional("reasoning of the assistant, for templates that use it", "12 and 30 are 42.")
+    signature: str | None = optional("accepted for compatibility; ignored", "")
+    data: str | None = optional("accepted for compatibility; ignored", "")
+    id: str | None = optional("of a tool call: its id", "call_1")
+    name: str | None = optional("of a tool call: name of the tool", "calculator")
+    input: dict[str, Any] | None = optional("of a tool call: its arguments", {"expression": "12 + 30"})
+    tool_use_id: str | None = optional("of a tool result: id of the call", "call_1")
+    content: _Content | None = optional("of a tool result: text, or a list of blocks", "42")
+    is_error: bool | None = optional("of a tool result; accepted for compatibility; ignored", False)
+    caller: Any = optional("accepted for compatibility; ignored", None)
+    citations: Any = optional("accepted for compatibility; ignored", None)
+    cache_control: Any = optional("ignored; every prefix is cached", None)
 
     @model_validator(mode="after")
     def _is_known(self) -> Block:
         if self.unsupported_kind() is not None:
             return self
-        check_kind(self, self.type, _REQUIRED_FIELDS, "blocks")
+        openai.check_kind(self, self.type, _REQUIRED_FIELDS, "blocks")
         if self.type == "tool_result" and not isinstance(self.content, str | list | None):
             raise PydanticCustomError("content_type", "tool_result blocks have a content that is text or blocks")
         return self
@@ -114,114 +91,95 @@ class Block(RequestModel):
         content = self.content
         if isinstance(content, list) and not all(isinstance(block, Block) for block in content):
             return json.dumps(content, ensure_ascii=False)
-        return _text(content, path)
+        return "".join(_texts(content, path))
 
 
-_Blocks = Annotated[list[Block], Field(max_length=MAX_PARTS, fail_fast=True)]
 _Content = Annotated[
-    Annotated[str, Tag("str")] | Annotated[_Blocks, Tag("list")] | Annotated[Any, Tag("any")],
+    Annotated[str, Tag("str")] | Annotated[PartList[Block], Tag("list")] | Annotated[Any, Tag("any")],
     Discriminator(_content_arm),
     AnyOfUnion(),
 ]
-BlockText = Annotated[Annotated[str, Tag("str")] | Annotated[_Blocks, Tag("list")], Discriminator(union_tag)]
+BlockText = TextOrParts[Block]
 
 
 class InputMessage(RequestModel):
-    role: Annotated[Literal["user", "assistant", "system"], api_field("role of the author", "user")]
-    content: Annotated[BlockText, api_field("text, or a list of blocks", "Hello!")]
+    role: Literal["user", "assistant", "system"] = api_field("role of the author", "user")
+    content: BlockText = api_field("text, or a list of blocks", "Hello!")
 
 
 class Thinking(RequestModel):
     """Controls `enable_thinking` of the chat template."""
 
-    type: Annotated[
-        Literal["enabled", "disabled", "adaptive"],
-        api_field("sets `enable_thinking` of the chat template to false if `disabled`, else true", "enabled"),
-    ]
-    budget_tokens: Annotated[Integer | None, api_field("accepted for compatibility; ignored", 1024)] = None
-    display: Annotated[str | None, api_field("accepted for compatibility; ignored", "summarized")] = None
+    type: Literal["enabled", "disabled", "adaptive"] = api_field(
+        "sets `enable_thinking` of the chat template to false if `disabled`, else true", "enabled"
+    )
+    budget_tokens: Integer | None = optional("accepted for compatibility; ignored", 1024)
+    display: str | None = optional("accepted for compatibility; ignored", "summarized")
 
 
 class OutputConfig(RequestModel):
     """Format of the output, and `reasoning_effort` for templates that support it."""
 
-    format: Annotated[
-        Any, api_field("`json_schema` with a schema", {"type": "json_schema", "schema": {"type": "object"}})
-    ] = None
-    effort: Annotated[str | None, api_field("sets `reasoning_effort` of the chat template", "low")] = None
+    format: Any = optional("`json_schema` with a schema", {"type": "json_schema", "schema": {"type": "object"}})
+    effort: str | None = optional("sets `reasoning_effort` of the chat template", "low")
 
 
 class MessagesTool(RequestModel):
     """A tool that the model may use."""
 
-    type: Annotated[
-        str | None,
-        api_field(
-            "`custom`, the default; tools of other types are ignored and named in `X-Unmask-Ignored`",
-            "custom",
-        ),
-    ] = None
-    name: Annotated[str | None, api_field("name of the function", "calculator")] = None
-    description: Annotated[str | None, api_field("description for the model", "Works out sums.")] = None
-    input_schema: Annotated[
-        dict[str, Any] | None,
-        api_field("JSON schema of the input", {"type": "object", "properties": {"expression": {"type": "string"}}}),
-    ] = None
-    strict: Annotated[bool | None, api_field("constrain the input to the schema", False)] = None
-    cache_control: Annotated[Any, api_field("ignored; every prefix is cached", None)] = None
+    type: str | None = optional(
+        "`custom`, the default; tools of other types are ignored and named in `X-Unmask-Ignored`", "custom"
+    )
+    name: str | None = optional("name of the function", "calculator")
+    description: str | None = optional("description for the model", "Works out sums.")
+    input_schema: dict[str, Any] | None = optional(
+        "JSON schema of the input", {"type": "object", "properties": {"expression": {"type": "string"}}}
+    )
+    strict: bool | None = optional("constrain the input to the schema", False)
+    cache_control: Any = optional("ignored; every prefix is cached", None)
 
     def unsupported_kind(self) -> str | None:
         return None if self.type in (None, "custom") else self.type
+
+    def function(self) -> FunctionDescription:
+        return FunctionDescription(description=self.description, parameters=self.input_schema, strict=self.strict)
 
 
 class MessagesToolChoice(RequestModel):
     """Whether and which tools are to be used."""
 
-    type: Annotated[
-        Literal["auto", "any", "tool", "none"],
-        api_field("`auto`: the model decides; `any`: any tool; `tool`: the tool `name`; `none`", "auto"),
-    ]
-    name: Annotated[str | None, api_field("name of the tool for `tool`", "calculator")] = None
-    disable_parallel_tool_use: Annotated[bool | None, api_field("allow at most one call", False)] = None
+    type: Literal["auto", "any", "tool", "none"] = api_field(
+        "`auto`: the model decides; `any`: any tool; `tool`: the tool `name`; `none`", "auto"
+    )
+    name: str | None = optional("name of the tool for `tool`", "calculator")
+    disable_parallel_tool_use: bool | None = optional("allow at most one call", False)
 
 
 class CountRequest(RequestModel):
     """A conversation whose tokens are counted."""
 
-    model: ModelName = None
-    messages: Annotated[
-        Annotated[list[InputMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)],
-        api_field("messages of the chat; a last message of the assistant is continued", EXAMPLE_CHAT),
-    ]
-    system: Annotated[BlockText | None, api_field("system prompt: text, or a list of blocks", "You are terse.")] = None
-    tools: Annotated[
-        Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None,
-        api_field("tools that the model may call", [{"name": "calculator", "input_schema": {"type": "object"}}]),
-    ] = None
-    tool_choice: Annotated[
-        MessagesToolChoice | None, api_field("whether and which tools are called", {"type": "auto"})
-    ] = None
-    thinking: Annotated[Thinking | None, api_field("whether the model reasons first", {"type": "disabled"})] = None
-    output_config: Annotated[OutputConfig | None, api_field("format and effort of the output", {"effort": "low"})] = (
-        None
+    model: openai.ModelName = None
+    messages: MessageList[InputMessage] = api_field(
+        "messages of the chat; a last message of the assistant is continued", openai.EXAMPLE_CHAT
     )
-    chat_template_kwargs: TemplateArguments = None
-    cache_control: Annotated[Any, api_field("ignored; every prefix is cached", None)] = None
-    speed: Annotated[str | None, api_field("accepted for compatibility; ignored", "standard")] = None
-
-    def template_kwargs(self) -> dict[str, Any]:
-        thinks = None if self.thinking is None else self.thinking.type != "disabled"
-        effort = None if self.output_config is None else self.output_config.effort
-        return template_variables(self.chat_template_kwargs, enable_thinking=thinks, reasoning_effort=effort)
+    system: BlockText | None = optional("system prompt: text, or a list of blocks", "You are terse.")
+    tools: ToolList[MessagesTool] | None = optional(
+        "tools that the model may call", [{"name": "calculator", "input_schema": {"type": "object"}}]
+    )
+    tool_choice: MessagesToolChoice | None = optional("whether and which tools are called", {"type": "auto"})
+    thinking: Thinking | None = optional("whether the model reasons first", {"type": "disabled"})
+    output_config: OutputConfig | None = optional("format and effort of the output", {"effort": "low"})
+    chat_template_kwargs: openai.TemplateArguments = None
+    cache_control: Any = optional("ignored; every prefix is cached", None)
+    speed: str | None = optional("accepted for compatibility; ignored", "standard")
 
     def tool_config(self) -> ToolConfig:
         """Returns the tools. Raises RequestError for an invalid tool or an impossible choice."""
         tools = [
-            make_tool(f"tools[{i}]", "input_schema", item.name or "", item.description, item.input_schema, item.strict)
+            make_tool(f"tools[{i}]", item.name or "", item.function(), "input_schema")
             for i, item in enumerate(self.tools or ())
             if item.unsupported_kind() is None
         ]
-        check_distinct_names(tools)
         choice = self.tool_choice or MessagesToolChoice(type="auto")
         named = choice.name or "" if choice.type == "tool" else ""
         if choice.type == "tool" and not named:
@@ -229,47 +187,53 @@ class CountRequest(RequestModel):
         single = choice.disable_parallel_tool_use is True
         return select_tools(tools, Choice(_CHOICES[choice.type], named), single=single)
 
-    def to_chat(self) -> Conversation:
-        """System and turns as a chat's messages. Raises RequestError for blocks that their turn cannot have."""
-        made = Conversation("tool_use_id")
+    def to_chat(self) -> openai.ChatPrompt:
+        """Returns the chat of system prompt and turns. A last turn of the assistant is continued.
+
+        Raises RequestError for blocks that their turn cannot have, or a turn that cannot be continued.
+        """
+        made = openai.Conversation("tool_use_id")
         if self.system is not None:
-            made.add("system", role="system", content=_system(self.system, "system"))
+            # Claude Code's billing line differs per request, so that nothing after it could be in the prefix cache
+            texts = (_BILLING.sub("", text) for text in _texts(self.system, "system"))
+            made.add("system", role="system", content="".join(texts))
         for i, message in enumerate(self.messages):
             path = f"messages[{i}]"
             if message.role == "assistant":
                 _add_assistant(made, message.content, path)
             else:
                 _add_input(made, message, path)
-        return made
+        thinks = None if self.thinking is None else self.thinking.type != "disabled"
+        effort = None if self.output_config is None else self.output_config.effort
+        variables = openai.template_variables(
+            self.chat_template_kwargs, enable_thinking=thinks, reasoning_effort=effort
+        )
+        messages = made.to_template()
+        return openai.ChatPrompt(messages, variables, self._continues(messages))
 
-    def continued(self, messages: Sequence[Mapping[str, Any]]) -> bool:
+    def _continues(self, messages: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the answer continues the last turn, an assistant's. Raises RequestError if it cannot."""
+        if not self.messages:
+            return False
         if not messages:
             raise refuse("messages", "has no text, call or result that the server supports; add one")
         if self.messages[-1].role != "assistant" or messages[-1]["role"] != "assistant":
             return False
-        check_continued(messages[-1], f"messages[{len(self.messages) - 1}]")
+        openai.check_continued(messages[-1], f"messages[{len(self.messages) - 1}]")
         return True
 
 
-class MessagesRequest(CountRequest, SingleChoiceRequest):
-    max_tokens: Annotated[
-        Integer | None, api_field("maximum output tokens; default: the rest of max_model_len", 64)
-    ] = None
-    stop_sequences: Annotated[
-        list[str] | None, api_field("stop strings; the output ends before the first one", ["\n\n"])
-    ] = None
-    metadata: Annotated[Entries | None, api_field("accepted for compatibility; ignored", {"user_id": "someone"})] = None
-    service_tier: Annotated[str | None, api_field("accepted for compatibility; ignored", "auto")] = None
-    inference_geo: Annotated[str | None, api_field("accepted for compatibility; ignored", "eu")] = None
+class MessagesRequest(CountRequest, openai.SingleChoiceRequest):
+    max_tokens: Integer | None = optional("maximum output tokens; default: the rest of max_model_len", 64)
+    stop_sequences: list[str] | None = optional("stop strings; the output ends before the first one", ["\n\n"])
+    metadata: openai.Entries | None = optional("accepted for compatibility; ignored", {"user_id": "someone"})
+    service_tier: str | None = optional("accepted for compatibility; ignored", "auto")
+    inference_geo: str | None = optional("accepted for compatibility; ignored", "eu")
     response_format: Annotated[Any, UnsupportedField(why="is not supported; use output_config.format")] = None
     container: Annotated[Any, UnsupportedField()] = None
-    mcp_servers: Annotated[
-        list[Any] | None,
-        api_field("ignored with an `mcp_toolset` in `tools`, otherwise rejected unless empty", []),
-    ] = None
-
-    field_aliases: ClassVar[dict[str, str]] = {"prompt": "messages"}
+    mcp_servers: list[Any] | None = optional(
+        "ignored with an `mcp_toolset` in `tools`, otherwise rejected unless empty", []
+    )
 
     def ignored_paths(self) -> Iterator[str]:
         yield from super().ignored_paths()
@@ -285,65 +249,52 @@ class MessagesRequest(CountRequest, SingleChoiceRequest):
         return super().set_fields() | ({} if self.stop_sequences is None else {"stop": self.stop_sequences})
 
     def names(self) -> dict[str, str]:
-        return self.field_aliases | ({} if self.stop_sequences is None else {"stop": "stop_sequences"})
+        return {"prompt": "messages", **({} if self.stop_sequences is None else {"stop": "stop_sequences"})}
 
     def format(self) -> tuple[str, Any]:
         return "output_config.format", None if self.output_config is None else self.output_config.format
 
 
-def _system(content: BlockText, path: str) -> str:
-    """Returns the text of a system prompt without the billing line of Claude Code.
-
-    Its value differs in every request, so that nothing after it could be found in the prefix cache.
-    """
-    text = _text(content, path)
+def _blocks(content: BlockText | None, path: str) -> Iterator[tuple[str, Block]]:
+    """Yields the supported blocks with their paths; a text is one block."""
     if not isinstance(content, list):
-        return _BILLING.sub("", text)
-    return "".join(_BILLING.sub("", block.text or "") for block in content if block.type == "text")
-
-
-def _text(content: BlockText | None, path: str) -> str:
-    """Returns the text of content that may have only text. Raises RequestError."""
-    if not isinstance(content, list):
-        return content or ""
-    for i, block in enumerate(content):
-        if block.type != "text" and block.unsupported_kind() is None:
-            at = path + f"[{i}]"
-            raise RequestError(f"{at}: {block.type} blocks are not supported here, only text", param=at)
-    return "".join(block.text or "" for block in content if block.type == "text")
-
-
-def _add_assistant(made: Conversation, content: BlockText, path: str) -> None:
-    if isinstance(content, str):
-        made.assistant(path, text=content, begins=True)
+        yield path, Block(type="text", text=content or "")
         return
-    begins = True
     for i, block in enumerate(content):
-        at = f"{path}.content[{i}]"
-        if block.unsupported_kind() is not None:
-            continue
+        if block.unsupported_kind() is None:
+            yield f"{path}[{i}]", block
+
+
+def _texts(content: BlockText | None, path: str) -> list[str]:
+    """Returns the texts of content that may have only text. Raises RequestError."""
+    blocks = list(_blocks(content, path))
+    for at, block in blocks:
+        if block.type != "text":
+            raise refuse(at, f"{block.type} blocks are not supported here, only text")
+    return [block.text or "" for _, block in blocks]
+
+
+def _add_assistant(made: openai.Conversation, content: BlockText, path: str) -> None:
+    begins = True
+    for at, block in _blocks(content, f"{path}.content"):
         match block.type:
             case "tool_use":
-                function = Function(name=block.name or "", arguments=block.input or {})
-                made.assistant(at, call=Call(id=block.id, type="function", function=function), begins=begins)
+                function = openai.Function(name=block.name or "", arguments=block.input or {})
+                made.assistant(at, call=openai.Call(id=block.id, type="function", function=function), begins=begins)
             case "thinking" | "redacted_thinking":  # redacted_thinking has no readable text
                 made.assistant(at, reasoning=block.thinking or "", begins=begins)
             case "text":
                 made.assistant(at, text=block.text or "", begins=begins)
             case _:
-                raise RequestError(f"{at}: only a user's turn has {block.type} blocks; move it", param=at)
+                raise refuse(at, f"only a user's turn has {block.type} blocks; move it")
         begins = False
 
 
-def _add_input(made: Conversation, message: InputMessage, path: str) -> None:
+def _add_input(made: openai.Conversation, message: InputMessage, path: str) -> None:
     """Adds a message of the user or the system. Results of tools become separate messages in the same order."""
-    blocks = [Block(type="text", text=message.content)] if isinstance(message.content, str) else message.content
     texts: list[str] = []
     added = False
-    for i, block in enumerate(blocks):
-        at = f"{path}.content[{i}]"
-        if block.unsupported_kind() is not None:
-            continue
+    for at, block in _blocks(message.content, f"{path}.content"):
         if block.type == "text":
             texts.append(block.text or "")
         elif block.type == "tool_result" and message.role == "user":
@@ -353,7 +304,7 @@ def _add_input(made: Conversation, message: InputMessage, path: str) -> None:
             made.add(at, role="tool", content=block.result_text(f"{at}.content"), tool_call_id=block.tool_use_id)
             added = True
         else:
-            raise RequestError(f"{at}: a {message.role}'s turn has no {block.type} blocks; move it", param=at)
+            raise refuse(at, f"a {message.role}'s turn has no {block.type} blocks; move it")
     if texts or not added:
         made.add(path, role=message.role, content="".join(texts))
 
@@ -369,28 +320,29 @@ class MessagesErrorDetail(TypedDict):
 class MessagesError(TypedDict):
     """A refusal or failure of `/v1/messages`, in an answer or a stream."""
 
-    type: Annotated[Literal["error"], api_field("always `error`")]
+    type: Literal["error"]
     error: Annotated[MessagesErrorDetail, api_field("details")]
 
 
 class TextBlock(TypedDict):
-    type: Annotated[Literal["text"], api_field("always `text`")]
+    type: Literal["text"]
     text: Annotated[str, api_field("generated text")]
 
 
 class ThinkingBlock(TypedDict):
-    type: Annotated[Literal["thinking"], api_field("always `thinking`")]
+    type: Literal["thinking"]
     thinking: Annotated[str, api_field("reasoning, if the model marks it")]
     signature: Annotated[str, api_field("always empty")]
 
 
 class ToolUseBlock(TypedDict):
-    type: Annotated[Literal["tool_use"], api_field("always `tool_use`")]
+    type: Literal["tool_use"]
     id: Annotated[str, api_field("id for the block with the result")]
     name: Annotated[str, api_field("name of the tool")]
     input: Annotated[Json, api_field("arguments; in a stream they follow as deltas of JSON")]
 
 
+StopReason = Literal["end_turn", "tool_use", "max_tokens", "stop_sequence"]
 AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
@@ -407,14 +359,11 @@ class MessagesAnswer(TypedDict):
     """The answer of `/v1/messages`."""
 
     id: Annotated[str, api_field("id of this request")]
-    type: Annotated[Literal["message"], api_field("always `message`")]
-    role: Annotated[Literal["assistant"], api_field("always `assistant`")]
+    type: Literal["message"]
+    role: Literal["assistant"]
     model: Annotated[str, api_field("requested model name")]
     content: Annotated[list[AnswerBlock], api_field("reasoning, text and tool calls")]
-    stop_reason: Annotated[
-        Literal["end_turn", "tool_use", "max_tokens", "stop_sequence"] | None,
-        api_field("reason for the end; null in the first event of a stream"),
-    ]
+    stop_reason: Annotated[StopReason | None, api_field("reason for the end; null in the first event of a stream")]
     stop_sequence: Annotated[str | None, api_field("the stop sequence that ended the output, if any")]
     usage: Annotated[MessagesUsage, api_field("token counts")]
 
@@ -426,51 +375,49 @@ class TokenCount(TypedDict):
 class MessageStart(TypedDict):
     """The first event of a stream."""
 
-    type: Annotated[Literal["message_start"], api_field("always `message_start`")]
+    type: Literal["message_start"]
     message: Annotated[MessagesAnswer, api_field("the message, without content")]
 
 
 class BlockStart(TypedDict):
-    type: Annotated[Literal["content_block_start"], api_field("always `content_block_start`")]
+    type: Literal["content_block_start"]
     index: Annotated[int, api_field("index of the block")]
     content_block: Annotated[AnswerBlock, api_field("the block, empty")]
 
 
 class TextDelta(TypedDict):
-    type: Annotated[Literal["text_delta"], api_field("always `text_delta`")]
+    type: Literal["text_delta"]
     text: Annotated[str, api_field("new text")]
 
 
 class ThinkingDelta(TypedDict):
-    type: Annotated[Literal["thinking_delta"], api_field("always `thinking_delta`")]
+    type: Literal["thinking_delta"]
     thinking: Annotated[str, api_field("new text")]
 
 
 class InputDelta(TypedDict):
-    type: Annotated[Literal["input_json_delta"], api_field("always `input_json_delta`")]
+    type: Literal["input_json_delta"]
     partial_json: Annotated[str, api_field("new part of the JSON of `input`")]
 
 
 class BlockDelta(TypedDict):
-    type: Annotated[Literal["content_block_delta"], api_field("always `content_block_delta`")]
+    type: Literal["content_block_delta"]
     index: Annotated[int, api_field("index of the block")]
     delta: Annotated[TextDelta | ThinkingDelta | InputDelta, api_field("new part")]
 
 
 class BlockStop(TypedDict):
-    type: Annotated[Literal["content_block_stop"], api_field("always `content_block_stop`")]
+    type: Literal["content_block_stop"]
     index: Annotated[int, api_field("index of the block")]
 
 
 class MessageEnd(TypedDict):
-    stop_reason: Annotated[
-        Literal["end_turn", "tool_use", "max_tokens", "stop_sequence"], api_field("reason for the end")
-    ]
+    stop_reason: Annotated[StopReason, api_field("reason for the end")]
     stop_sequence: Annotated[str | None, api_field("the stop sequence that ended the output, if any")]
 
 
 class MessageDelta(TypedDict):
-    type: Annotated[Literal["message_delta"], api_field("always `message_delta`")]
+    type: Literal["message_delta"]
     delta: Annotated[MessageEnd, api_field("how the message ended")]
     usage: Annotated[MessagesUsage, api_field("token counts")]
 
@@ -478,7 +425,7 @@ class MessageDelta(TypedDict):
 class MessageStop(TypedDict):
     """The last event of a stream."""
 
-    type: Annotated[Literal["message_stop"], api_field("always `message_stop`")]
+    type: Literal["message_stop"]
 
 
 MESSAGE_EVENTS = (MessageStart, BlockStart, BlockDelta, BlockStop, MessageDelta, MessageStop, MessagesError)

@@ -4,73 +4,59 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from runtime.server.http_responses import ErrorResponse
-from runtime.server.openai.protocol import (
-    EXAMPLE_CHAT,
-    DenoiseStep,
-    FinalMessage,
-    GenerationPrompt,
-    GenerationRequest,
-    Messages,
-    ModelName,
-    Prompt,
-    TemplateArguments,
-    Timings,
-    Usage,
-)
-from runtime.server.preprocessing.request_body import Integer, RequestModel, UnsupportedField, api_field
+from runtime.server.openai import protocol as openai
+from runtime.server.preprocessing.request_body import Integer, RequestModel, UnsupportedField, api_field, optional
 
 MAX_SEGMENTS = 1024
 
 
-class GenerateRequest(GenerationRequest):
+class GenerateRequest(openai.GenerationRequest, openai.ChatFields):
     """Either a prompt, continued as it is, or the messages of a chat."""
 
-    model: ModelName = None
-    prompt: Annotated[Prompt | None, api_field("prompt to continue: text or token ids", "Solve: 12 + 30.")] = None
-    messages: Annotated[Messages | None, api_field("messages of a chat, instead of `prompt`", EXAMPLE_CHAT)] = None
-    chat_template_kwargs: TemplateArguments = None
-    add_generation_prompt: GenerationPrompt = None
-    continue_final_message: FinalMessage = None
+    model: openai.ModelName = None
+    prompt: openai.Prompt | None = optional("prompt to continue: text or token ids", "Solve: 12 + 30.")
     n: Annotated[Any, UnsupportedField(1)] = None
-    stream_mode: Annotated[
-        Literal["denoise", "block_append"] | None,
-        api_field(
-            "events of a stream: `denoise`, the open blocks after each step; `block_append`, appended text",
-            "denoise",
-        ),
-    ] = None
+    stream_mode: Literal["denoise", "block_append"] | None = optional(
+        "events of a stream: `denoise`, the open blocks after each step; `block_append`, appended text", "denoise"
+    )
+
+    def names(self) -> dict[str, str]:
+        return {} if self.messages is None else {"prompt": "messages"}
 
 
 class Segment(RequestModel):
     """A piece of a text with holes: a text that stays, or a hole."""
 
-    text: Annotated[str | None, api_field("fixed text", "The sky is ")] = None
-    mask: Annotated[Integer | None, api_field("length of a gap in tokens", 8)] = None
+    text: str | None = optional("fixed text", "The sky is ")
+    mask: Integer | None = optional("length of a gap in tokens", 8)
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Segment:
+        if (self.text is None) == (self.mask is None):
+            raise PydanticCustomError("one_of", "give it either text or mask, a hole's tokens")
+        return self
 
 
-class InfillRequest(GenerationRequest):
-    model: ModelName = None
-    text: Annotated[
-        str | None, api_field("text with gaps: `<mask:8>` is a gap of eight tokens", "2, 4, <mask:2>8, 10")
-    ] = None
-    segments: Annotated[
-        Annotated[list[Segment], Field(max_length=MAX_SEGMENTS, fail_fast=True)] | None,
-        api_field(
-            "sequence of texts and gaps, instead of `text`", [{"text": "2, 4, "}, {"mask": 2}, {"text": "8, 10"}]
-        ),
-    ] = None
-    messages: Annotated[
-        Messages | None, api_field("messages of a chat; the text is the assistant's response", EXAMPLE_CHAT)
-    ] = None
-    chat_template_kwargs: TemplateArguments = None
+class InfillRequest(openai.GenerationRequest):
+    model: openai.ModelName = None
+    text: str | None = optional("text with gaps: `<mask:8>` is a gap of eight tokens", "2, 4, <mask:2>8, 10")
+    segments: Annotated[list[Segment], Field(max_length=MAX_SEGMENTS, fail_fast=True)] | None = optional(
+        "sequence of texts and gaps, instead of `text`", [{"text": "2, 4, "}, {"mask": 2}, {"text": "8, 10"}]
+    )
+    messages: openai.Messages | None = optional(
+        "messages of a chat; the text is the assistant's response", openai.EXAMPLE_CHAT
+    )
+    chat_template_kwargs: openai.TemplateArguments = None
     n: Annotated[Any, UnsupportedField(1)] = None
-    stream_mode: Annotated[
-        Literal["denoise"] | None, api_field("events of a stream: the open blocks after each step", "denoise")
-    ] = None
+    stream_mode: Literal["denoise"] | None = optional("events of a stream: the open blocks after each step", "denoise")
+
+    def names(self) -> dict[str, str]:
+        return {"prompt": "text" if self.segments is None else "segments"}
 
 
 FinishReason = Literal["stop", "length", "max_nfe", "repetition"]
@@ -97,28 +83,25 @@ class GenerateAnswer(TypedDict):
     text: Annotated[str, api_field("output without end-of-sequence tokens and stop strings")]
     token_ids: Annotated[list[int], api_field("token ids of the output")]
     nfe: Annotated[int, api_field("denoising steps of all blocks")]
-    finish_reason: Annotated[
-        FinishReason,
-        api_field("`stop`: end of sequence or a stop string; otherwise the limit"),
-    ]
+    finish_reason: Annotated[FinishReason, api_field("`stop`: end of sequence or a stop string; otherwise the limit")]
     logprobs: Annotated[NotRequired[list[OwnLogprob]], api_field("log-probabilities of `token_ids`, if requested")]
     full_text: Annotated[str, api_field("prompt and output")]
     full_token_ids: Annotated[list[int], api_field("token ids of prompt and output")]
-    usage: Annotated[Usage, api_field("token counts")]
-    timings: Annotated[Timings, api_field("seconds")]
+    usage: Annotated[openai.Usage, api_field("token counts")]
+    timings: Annotated[openai.Timings, api_field("seconds")]
     warning: Annotated[NotRequired[str], api_field("probable mistake in the prompt")]
 
 
 class GenerateFinal(GenerateAnswer):
     """The last event of a stream: the whole answer."""
 
-    event: Annotated[Literal["final"], api_field("always `final`")]
+    event: Literal["final"]
 
 
-class DenoiseEvent(DenoiseStep):
+class DenoiseEvent(openai.DenoiseStep):
     """A step, with `stream_mode` `denoise`."""
 
-    event: Annotated[Literal["denoise"], api_field("always `denoise`")]
+    event: Literal["denoise"]
     id: Annotated[str, api_field("id of this request")]
     text: Annotated[str, api_field("text that became final; the output is the concatenation")]
     logprobs: Annotated[
@@ -129,7 +112,7 @@ class DenoiseEvent(DenoiseStep):
 class AppendEvent(TypedDict):
     """More text, with `stream_mode` `block_append`."""
 
-    event: Annotated[Literal["block_append"], api_field("always `block_append`")]
+    event: Literal["block_append"]
     id: Annotated[str, api_field("id of this request")]
     text: Annotated[str, api_field("appended text")]
     nfe: Annotated[int, api_field("denoising steps so far")]
@@ -141,7 +124,7 @@ class AppendEvent(TypedDict):
 class ErrorEvent(ErrorResponse):
     """In place of the rest of a stream."""
 
-    event: Annotated[Literal["error"], api_field("always `error`")]
+    event: Literal["error"]
     id: Annotated[str, api_field("id of this request")]
 
 
@@ -154,16 +137,20 @@ class InfillAnswer(TypedDict):
     """The answer of `/v1/infill`."""
 
     id: Annotated[str, api_field("id of this request")]
-    object: Annotated[Literal["infill"], api_field("always `infill`")]
+    object: Literal["infill"]
     model: Annotated[str, api_field("requested model name")]
     text: Annotated[str, api_field("text with filled gaps")]
     holes: Annotated[list[FilledHole], api_field("gaps in order")]
     nfe: Annotated[int, api_field("denoising steps, of all blocks")]
-    usage: Annotated[Usage, api_field("token counts")]
-    timings: Annotated[Timings, api_field("seconds")]
+    usage: Annotated[openai.Usage, api_field("token counts")]
+    timings: Annotated[openai.Timings, api_field("seconds")]
 
 
 class InfillFinal(InfillAnswer):
     """The last event of a stream: the whole answer."""
 
-    event: Annotated[Literal["final"], api_field("always `final`")]
+    event: Literal["final"]
+
+
+GENERATE_EVENTS = (DenoiseEvent, AppendEvent, GenerateFinal, ErrorEvent)
+INFILL_EVENTS = (DenoiseEvent, InfillFinal, ErrorEvent)

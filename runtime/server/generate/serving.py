@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from runtime.errors import RequestError
@@ -16,36 +16,12 @@ from runtime.request.output import append_event, denoise_event
 from runtime.request.validation import refuse
 from runtime.server.context import ServerContext, new_id, stream_mode
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.generate.protocol import (
-    AppendEvent,
-    DenoiseEvent,
-    ErrorEvent,
-    FinishReason,
-    GenerateAnswer,
-    GenerateFinal,
-    GenerateRequest,
-    InfillAnswer,
-    InfillFinal,
-    InfillRequest,
-    OwnLogprob,
-)
-from runtime.server.http_responses import (
-    DONE,
-    ServingHandler,
-    events,
-    handle_generation,
-    openai_error,
-    template_warning,
-)
-from runtime.server.openai.logprobs import LogprobStreamer, encoded, generate_logprobs, in_chunks
-from runtime.server.openai.protocol import (
-    check_no_chat_fields,
-    continues_last_message,
-    ending_variables,
-    template_messages,
-)
+from runtime.server.generate import protocol
+from runtime.server.http_responses import DONE, ServingHandler, events, openai_error, template_warning
+from runtime.server.openai.logprobs import GenerateLogprobStreamer
+from runtime.server.openai.protocol import ChatPrompt, template_messages
 from runtime.server.openai.tools import NO_GRAMMAR_MESSAGE
-from runtime.server.openapi import RawBodyRoute, json_route
+from runtime.server.openapi import RawBodyRoute, Stream, json_route
 from runtime.server.preprocessing.preprocessor import context_length_error
 from runtime.server.preprocessing.request_specs import GenerationInputs, parse_response_format
 from runtime.tokenizer import Tokenizer
@@ -59,7 +35,7 @@ class GenerateEvents(ServingHandler):
         self._make = denoise_event if mode == "denoise" else append_event
 
     @abstractmethod
-    def full_response(self) -> GenerateAnswer | InfillAnswer: ...
+    def full_response(self) -> protocol.GenerateAnswer | protocol.InfillAnswer: ...
 
     def event_fields(self, update: OutputDelta) -> dict[str, Any] | None:
         """Returns the fields of the event of a step; None without an event."""
@@ -78,48 +54,32 @@ class GenerateEvents(ServingHandler):
 
 router = APIRouter(route_class=RawBodyRoute, tags=["Denoising"])
 DEFAULT_MAX_TOKENS = 512
-EVENTS = (DenoiseEvent, AppendEvent, GenerateFinal, ErrorEvent)
 
 
-@router.post("/generate", summary="Complete a prompt or a chat", **json_route(GenerateRequest, GenerateAnswer, EVENTS))
-async def generate(request: Request) -> Response:
+@json_route(
+    router, "/generate", protocol.GenerateRequest, protocol.GenerateAnswer,
+    summary="Complete a prompt or a chat", stream=Stream(protocol.GENERATE_EVENTS),
+)  # fmt: skip
+async def generate(context: ServerContext, request: Request, body: protocol.GenerateRequest) -> GenerateHandler:
     """Completes a prompt (text or token ids) or responds to a chat."""
-    return await handle_generation(request, _start_generate)
-
-
-async def _start_generate(context: ServerContext, request: Request) -> GenerateHandler:
-    body = await context.body(request, GenerateRequest)
     model = context.model_name(body.model)
     mode = stream_mode(body, default="denoise")
     loaded = context.require()
-    if (body.prompt is None) == (body.messages is None):
-        raise RequestError("prompt: give either prompt or messages", param="prompt")
-    if body.prompt is not None and body.chat_template_kwargs is not None:
-        raise RequestError("chat_template_kwargs: only with messages", param="chat_template_kwargs")
+    body.check_input(body.prompt)
     continued = False
     if body.prompt is not None:
-        check_no_chat_fields(body)
         ids = (await context.preprocessor.encode_each(request, [body.prompt]))[0]
     else:
-        messages = template_messages(body.messages or [])
-        variables, continued = ending_variables(body, body.chat_template_kwargs), continues_last_message(body, messages)
-        ids = await context.preprocessor.encode_chat(request, loaded, messages, variables, continued=continued)
+        chat = body.to_chat()
+        continued = chat.continued
+        ids = await context.preprocessor.encode_chat(request, loaded, chat)
         requested, name = parse_response_format(body)
         if continued and requested is not None:
             raise refuse(name, NO_GRAMMAR_MESSAGE)
-    job = await context.submit(
-        GenerationInputs(
-            request,
-            body,
-            [ids],
-            id=new_id("gen"),
-            stream_mode=mode,
-            names={} if body.messages is None else {"prompt": "messages"},
-            default_max_tokens=DEFAULT_MAX_TOKENS,
-            model=model,
-            continued=continued,
-        )
+    inputs = GenerationInputs(
+        request, body, [ids], new_id("gen-"), model, mode, default_max_tokens=DEFAULT_MAX_TOKENS, continued=continued
     )
+    job = await context.submit(inputs)
     return GenerateHandler(job, mode, context, body.prompt if isinstance(body.prompt, str) else None)
 
 
@@ -134,7 +94,7 @@ class GenerateHandler(GenerateEvents):
         super().__init__(job, mode)
         self._info, self._tokenizer = context.require()
         self._text = text
-        self._logprobs = LogprobStreamer(job.choices[0], self._tokenizer.byte_decoder)
+        self._logprobs = GenerateLogprobStreamer(job.choices[0], self._tokenizer.byte_decoder)
         self._full_logprobs: _Logprobs = {}
 
     def event_fields(self, update: OutputDelta) -> dict[str, Any] | None:
@@ -142,19 +102,13 @@ class GenerateHandler(GenerateEvents):
         fields = super().event_fields(update)
         if update.choice.spec.logprobs is None or fields is None:
             return fields
-        entries = [entry for entry, _ in self._logprobs.take_new(update)]
-        return {**fields, "logprobs": generate_logprobs(entries, self._tokenizer.byte_decoder)}
+        return {**fields, "logprobs": self._logprobs.delta(update)}
 
     async def finalize(self) -> None:
-        choice = self.job.choices[0]
-        if choice.spec.logprobs is None:
-            return
-        entries: list[OwnLogprob] = []
-        async for some in in_chunks(choice.token_logprobs or [], 1 + choice.spec.logprobs):
-            entries += generate_logprobs(some, self._tokenizer.byte_decoder)
-        self._full_logprobs = {"logprobs": encoded(entries)}
+        if self.job.choices[0].spec.logprobs is not None:
+            self._full_logprobs = {"logprobs": await self._logprobs.full()}
 
-    def full_response(self) -> GenerateAnswer:
+    def full_response(self) -> protocol.GenerateAnswer:
         choice = self.job.choices[0]
         ids = choice.spec.prompt
         prompt = self._tokenizer.decode(ids) if self._text is None else self._text
@@ -163,7 +117,7 @@ class GenerateHandler(GenerateEvents):
             "text": choice.text or "",
             "token_ids": choice.token_ids,
             "nfe": choice.nfe,
-            "finish_reason": cast(FinishReason, choice.finish_reason),
+            "finish_reason": cast(protocol.FinishReason, choice.finish_reason),
             **self._full_logprobs,
             "full_text": prompt + (choice.text or ""),
             "full_token_ids": ids + choice.token_ids,
@@ -197,60 +151,40 @@ class InfillLayout(NamedTuple):
     length: int
 
 
-@router.post(
-    "/v1/infill",
-    summary="Fill gaps in a text",
-    **json_route(InfillRequest, InfillAnswer, (DenoiseEvent, InfillFinal, ErrorEvent)),
-)
-async def infill(request: Request) -> Response:
+@json_route(
+    router, "/v1/infill", protocol.InfillRequest, protocol.InfillAnswer,
+    summary="Fill gaps in a text", stream=Stream(protocol.INFILL_EVENTS),
+)  # fmt: skip
+async def infill(context: ServerContext, request: Request, body: protocol.InfillRequest) -> InfillHandler:
     """Fills gaps in a text: ``<mask:8>`` is a gap of eight tokens."""
-    return await handle_generation(request, _start_infill)
-
-
-async def _start_infill(context: ServerContext, request: Request) -> InfillHandler:
-    body = await context.body(request, InfillRequest)
     model = context.model_name(body.model)
     for name in _LENGTH_FIELDS:
         if getattr(body, name) is not None:
-            raise RequestError(f"{name}: the holes say how long the answer is; leave it out", param=name)
+            raise refuse(name, "the holes say how long the answer is; leave it out")
     mode = stream_mode(body, default="denoise")
     _, tokenizer = context.require()
     layout = await _tokenize_segments(context, request, body)
-    job = await context.submit(
-        GenerationInputs(
-            request,
-            body,
-            [layout.prompt],
-            id=new_id("infill"),
-            stream_mode=mode,
-            names={"prompt": "text" if body.segments is None else "segments"},
-            max_tokens=layout.length,
-            pinned_tokens=layout.pinned_tokens,
-            model=model,
-        )
-    )
+    inputs = GenerationInputs(request, body, [layout.prompt], new_id("infill-"), model, mode)
+    inputs = replace(inputs, max_tokens=layout.length, pinned_tokens=layout.pinned_tokens)
+    job = await context.submit(inputs)
     return InfillHandler(job, mode, tokenizer, model, layout)
 
 
-async def _tokenize_segments(context: ServerContext, request: Request, body: InfillRequest) -> InfillLayout:
+async def _tokenize_segments(context: ServerContext, request: Request, body: protocol.InfillRequest) -> InfillLayout:
     segments, param = _segments(body)
-    preparer = context.preprocessor
     info, tokenizer = context.require()
-    ids: list[int] = []
     if body.messages is not None:
-        ids = await preparer.encode_chat(
-            request, (info, tokenizer), template_messages(body.messages), body.chat_template_kwargs
-        )
+        chat = ChatPrompt(template_messages(body.messages), body.chat_template_kwargs or {})
+        ids = await context.preprocessor.encode_chat(request, (info, tokenizer), chat)
     elif body.chat_template_kwargs is not None:
-        raise RequestError("chat_template_kwargs: only with messages", param="chat_template_kwargs")
+        raise refuse("chat_template_kwargs", "only with messages")
     else:
         ids = info.with_bos([])
-    limit = info.max_model_len
     texts = [segment for segment in segments if isinstance(segment, str)]
-    free_tokens = limit - len(ids) - sum(segment for segment in segments if isinstance(segment, int))
+    free_tokens = info.max_model_len - len(ids) - sum(segment for segment in segments if isinstance(segment, int))
     if free_tokens < 0:
         raise context_length_error(param, info, "more than")
-    pieces = iter(await preparer.encode_pieces(request, texts, param, free_tokens))
+    pieces = iter(await context.preprocessor.encode_pieces(request, texts, param, free_tokens))
     pinned_tokens: dict[int, int] = {}
     holes: list[tuple[int, int]] = []
     at = 0
@@ -260,45 +194,34 @@ async def _tokenize_segments(context: ServerContext, request: Request, body: Inf
             at += segment
             continue
         own = next(pieces)
-        if not holes:
+        if holes:
+            pinned_tokens |= {at + i: token for i, token in enumerate(own)}
+            at += len(own)
+        else:
             ids += own
-            continue
-        pinned_tokens |= {at + i: token for i, token in enumerate(own)}
-        at += len(own)
     if not ids:
-        raise RequestError(f"{param}: begins with a hole; give a text before it, or messages", param=param)
+        raise refuse(param, "begins with a hole; give a text before it, or messages")
     return InfillLayout(segments, ids, pinned_tokens, holes, at)
 
 
-def _segments(body: InfillRequest) -> tuple[list[str | int], str]:
+def _segments(body: protocol.InfillRequest) -> tuple[list[str | int], str]:
     """Returns texts and lengths of gaps in order, and the field that has them. Raises RequestError."""
     if (body.text is None) == (body.segments is None):
-        raise RequestError("text: give either text or segments", param="text")
+        raise refuse("text", "give either text or segments")
     if body.segments is not None:
-        param = "segments"
-        found: list[str | int] = []
-        for i, segment in enumerate(body.segments):
-            match (segment.text, segment.mask):
-                case (str(text), None):
-                    found.append(text)
-                case (None, int(mask)):
-                    found.append(mask)
-                case _:
-                    path = f"segments[{i}]"
-                    raise RequestError(f"{path}: give it either text or mask, a hole's tokens", param=path)
+        param, every = "segments", [segment.text if segment.mask is None else segment.mask for segment in body.segments]
     else:
-        param = "text"
-        parts = _HOLE.split(body.text or "")
-        found = [int(part) if i % 2 else part for i, part in enumerate(parts)]
-    found = [part for part in found if part != ""]
+        param, parts = "text", _HOLE.split(body.text or "")
+        every = [int(part) if i % 2 else part for i, part in enumerate(parts)]
+    found = [part for part in every if part is not None and part != ""]
     sizes = [part for part in found if isinstance(part, int)]
     if not sizes:
-        raise RequestError(f"{param}: has no hole; write one of eight tokens as <mask:8>", param=param)
+        raise refuse(param, "has no hole; write one of eight tokens as <mask:8>")
     if len(sizes) > MAX_HOLES:
-        raise RequestError(f"{param}: has {len(sizes)} holes; at most {MAX_HOLES}", param=param)
+        raise refuse(param, f"has {len(sizes)} holes; at most {MAX_HOLES}")
     for size in sizes:
         if not 1 <= size <= MAX_HOLE:
-            raise RequestError(f"{param}: a hole of {size} tokens; from 1 to {MAX_HOLE}", param=param)
+            raise refuse(param, f"a hole of {size} tokens; from 1 to {MAX_HOLE}")
     return found, param
 
 
@@ -313,7 +236,7 @@ class InfillHandler(GenerateEvents):
         self._model = model
         self._layout = layout
 
-    def full_response(self) -> InfillAnswer:
+    def full_response(self) -> protocol.InfillAnswer:
         choice = self.job.choices[0]
         each = [choice.token_ids[first:end] for first, end in self._layout.holes]
         special = self._tokenizer.special  # these have no text

@@ -21,7 +21,7 @@ from runtime.server.middleware.auth import OPEN_PATHS, OriginPolicy
 if TYPE_CHECKING:
     from runtime.server.context import ServerContext
     from runtime.server.engine_client.generation_job import GenerationJob
-    from runtime.server.openapi import RouteHandler
+    from runtime.server.http_responses import RouteHandler
 
 log = logging.getLogger("unmask.http")
 access_log = logging.getLogger("unmask.access")

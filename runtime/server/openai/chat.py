@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
 
 from runtime.errors import RequestError
 from runtime.parsers.chat_output import ChatOutputParser
@@ -15,29 +15,11 @@ from runtime.parsers.formats import Arguments, CallStart, Delta, Reasoning
 from runtime.request.output import CompletionState, denoise_fields
 from runtime.server.context import ServerContext, new_id, stream_mode
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.http_responses import DONE, ErrorResponse, ServingHandler, events, handle_generation, openai_error
-from runtime.server.openai.logprobs import logprob_streamers
-from runtime.server.openai.protocol import (
-    AnswerMessage,
-    ChatAnswer,
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatDelta,
-    ChatLogprobs,
-    ChatRequest,
-    CompletionChunkChoice,
-    FunctionDelta,
-    OpenAIRequest,
-    Reason,
-    ResponseHead,
-    continues_last_message,
-    ending_variables,
-    template_messages,
-    template_variables,
-)
+from runtime.server.http_responses import DONE, ErrorResponse, ServingHandler, events, openai_error
+from runtime.server.openai import protocol
+from runtime.server.openai.logprobs import ChatLogprobStreamer, LogprobStreamer
 from runtime.server.openai.tools import ChatContext, check_legacy_functions, parse_tools
-from runtime.server.openapi import RawBodyRoute, json_route
+from runtime.server.openapi import RawBodyRoute, Stream, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
 from runtime.tokenizer.detokenizer import TokenByteDecoder
 
@@ -47,19 +29,25 @@ class OpenAIHandler(ServingHandler):
 
     chunk_object: ClassVar[str]
 
-    def __init__(self, job: GenerationJob, body: OpenAIRequest, model: str, mode: str | None) -> None:
+    def __init__(self, job: GenerationJob, body: protocol.OpenAIRequest, model: str, mode: str | None) -> None:
         """`mode`: as in `stream_mode`. The body is not kept."""
         super().__init__(job, streams=mode is not None)
         options = body.stream_options
         self._include_usage = options is not None and bool(options.include_usage)
         self._continuous_usage = self._include_usage and bool(options and options.continuous_usage_stats)
         self._denoise = mode == "denoise"  # a chunk per step
-        self._head: ResponseHead = {"id": job.id, "created": int(time.time()), "model": model}
+        self._head: protocol.ResponseHead = {"id": job.id, "created": int(time.time()), "model": model}
         self._base: dict[str, Any] = {**self._head, "object": self.chunk_object}
         if self._include_usage:
             self._base["usage"] = None  # all chunks but the last, as OpenAI has it
+        self._streamers: Sequence[LogprobStreamer] = ()  # of all completions, if log-probabilities are requested
+        self._full_logprobs: list[Any] = []
 
-    def chunk(self, choice: ChatChunkChoice | CompletionChunkChoice, **more: Any) -> dict[str, Any]:
+    async def finalize(self) -> None:
+        if not self.streams:
+            self._full_logprobs = [await streamer.full() for streamer in self._streamers]
+
+    def chunk(self, choice: protocol.ChatChunkChoice | protocol.CompletionChunkChoice, **more: Any) -> dict[str, Any]:
         if self._continuous_usage:
             more["usage"] = self.job.usage()
         return {**self._base, "choices": [choice], **more}
@@ -73,15 +61,19 @@ class OpenAIHandler(ServingHandler):
         return events(openai_error(error)) + DONE
 
 
+def requests_logprobs(job: GenerationJob) -> bool:
+    return any(choice.spec.logprobs is not None for choice in job.choices)
+
+
 def output_parser(choice: CompletionState) -> ChatOutputParser:
     """Returns the parser of a chat completion."""
     assert isinstance(choice.parts, ChatOutputParser)
     return choice.parts
 
 
-def assistant_message(parts: ChatOutputParser) -> AnswerMessage:
+def assistant_message(parts: ChatOutputParser) -> protocol.AnswerMessage:
     """Returns the full message. Its content is null with tool calls and no text."""
-    made: AnswerMessage = {
+    made: protocol.AnswerMessage = {
         "role": "assistant",
         "content": parts.content if parts.content or not parts.calls else None,
         "refusal": None,
@@ -96,12 +88,12 @@ def assistant_message(parts: ChatOutputParser) -> AnswerMessage:
     return made
 
 
-def chat_delta(grown: Delta) -> ChatDelta:
+def chat_delta(grown: Delta) -> protocol.ChatDelta:
     """Returns the delta of a chunk."""
     if isinstance(grown, Reasoning):
         return {"reasoning_content": grown.text}
     if isinstance(grown, CallStart):
-        function: FunctionDelta = {"name": grown.name, "arguments": ""}
+        function: protocol.FunctionDelta = {"name": grown.name, "arguments": ""}
         return {"tool_calls": [{"index": grown.index, "id": grown.id, "type": "function", "function": function}]}
     if isinstance(grown, Arguments):
         return {"tool_calls": [{"index": grown.index, "function": {"arguments": grown.text}}]}
@@ -111,59 +103,22 @@ def chat_delta(grown: Delta) -> ChatDelta:
 router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
 
 
-@router.post("/chat/completions", include_in_schema=False, response_model=None)  # a base URL without /v1
-@router.post(
-    "/v1/chat/completions",
-    summary="Create a chat completion",
-    **json_route(ChatRequest, ChatAnswer, (ChatChunk, ErrorResponse)),
-)
-async def chat_completions(request: Request) -> Response:
+@json_route(
+    router, "/v1/chat/completions", protocol.ChatRequest, protocol.ChatAnswer,
+    summary="Create a chat completion", stream=Stream((protocol.ChatChunk, ErrorResponse)),
+)  # fmt: skip
+async def chat_completions(context: ServerContext, request: Request, body: protocol.ChatRequest) -> ChatHandler:
     """Creates a chat completion."""
-    return await handle_generation(request, _start)
-
-
-async def _start(context: ServerContext, request: Request) -> ChatHandler:
-    body = await context.body(request, ChatRequest)
     model = context.model_name(body.model)
     mode = stream_mode(body)
     info, tokenizer = context.require()
-    max_tokens, names = _limit(body)
     check_legacy_functions(body.functions, body.function_call)
     tools = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     chat = ChatContext(context.config, info, tokenizer, tools)
-    arguments = template_variables(body.chat_template_kwargs, reasoning_effort=body.reasoning_effort)
-    messages = template_messages(body.messages)
-    variables = ending_variables(body, arguments)
-    ids = await chat.prompt(
-        request, context.preprocessor, messages, variables, continued=continues_last_message(body, messages)
-    )
-    job = await context.submit(
-        GenerationInputs(
-            request,
-            body,
-            [ids],
-            id=new_id("chatcmpl"),
-            stream_mode=mode,
-            names={"prompt": "messages", "logprobs": "top_logprobs", **names},
-            max_tokens=max_tokens,
-            n=1 if body.n is None else body.n,
-            model=model,
-            chat=chat,
-        )
-    )
+    ids = await chat.prompt(request, context.preprocessor, body.to_chat(reasoning_effort=body.reasoning_effort))
+    inputs = GenerationInputs(request, body, [ids], new_id("chatcmpl-"), model, mode, chat=chat)
+    job = await context.submit(inputs)
     return ChatHandler(job, body, model, mode, tokenizer.byte_decoder)
-
-
-def _limit(body: ChatRequest) -> tuple[int | None, dict[str, str]]:
-    """`max_tokens` under either of its names, and the name that was used."""
-    new, old = body.max_completion_tokens, body.max_tokens
-    if new is None:
-        return old, {}
-    if old is not None and old != new:
-        raise RequestError(
-            "max_completion_tokens: differs from max_tokens; give one of them", param="max_completion_tokens"
-        )
-    return new, {"max_tokens": "max_completion_tokens"}
 
 
 class ChatHandler(OpenAIHandler):
@@ -172,19 +127,14 @@ class ChatHandler(OpenAIHandler):
     chunk_object = "chat.completion.chunk"
 
     def __init__(
-        self, job: GenerationJob, body: OpenAIRequest, model: str, mode: str | None, pieces: TokenByteDecoder
+        self, job: GenerationJob, body: protocol.OpenAIRequest, model: str, mode: str | None, pieces: TokenByteDecoder
     ) -> None:
         super().__init__(job, body, model, mode)
-        requested = any(choice.spec.logprobs is not None for choice in job.choices)
-        self._streamers = logprob_streamers(job.choices, pieces) if requested else []
-        self._full_logprobs: list[Any] = []
+        if requests_logprobs(job):
+            self._streamers = [ChatLogprobStreamer(choice, pieces) for choice in job.choices]
 
-    async def finalize(self) -> None:
-        if not self.streams:
-            self._full_logprobs = [await streamer.full_chat() for streamer in self._streamers]
-
-    def full_response(self) -> ChatAnswer:
-        choices: list[ChatChoice] = [
+    def full_response(self) -> protocol.ChatAnswer:
+        choices: list[protocol.ChatChoice] = [
             {
                 "index": choice.index,
                 "message": assistant_message(output_parser(choice)),
@@ -196,26 +146,22 @@ class ChatHandler(OpenAIHandler):
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": self.job.usage()}
 
     def on_start(self) -> bytes:
-        role: ChatDelta = {"role": "assistant", "content": "", "refusal": None}
+        role: protocol.ChatDelta = {"role": "assistant", "content": "", "refusal": None}
         return events(*[self._chunk(choice.index, role) for choice in self.job.choices])
 
     def on_output(self, update: OutputDelta) -> bytes:
         index = update.choice.index
-        deltas: list[ChatDelta] = [chat_delta(grown) for grown in update.deltas]
-        logprobs = self._streamers[index].chat_delta(update) if self._streamers else None
-        if logprobs is not None and logprobs["content"] and not deltas:
-            deltas.append({"content": ""})  # tokens that no text belongs to
-        chunks = []
+        deltas: list[protocol.ChatDelta] = [chat_delta(grown) for grown in update.deltas]
+        logprobs = self._streamers[index].delta(update) if self._streamers else None
+        first: dict[str, Any] = {"logprobs": logprobs}  # with the first chunk: once per token, and per step
         if self._denoise:
-            fields = denoise_fields(update.output, "")
-            del fields["text"]
-            chunks.append(
-                self._chunk(index, deltas.pop(0) if deltas else {"content": ""}, logprobs=logprobs, denoise=fields)
-            )
-            logprobs = None
+            first["denoise"] = denoise_fields(update.output)
+        if not deltas and (self._denoise or (logprobs is not None and logprobs["content"])):
+            deltas.append({"content": ""})  # of a step, or tokens, that no text belongs to
+        chunks = []
         for each in deltas:
-            chunks.append(self._chunk(index, each, logprobs=logprobs))
-            logprobs = None  # once per token
+            chunks.append(self._chunk(index, each, **first))
+            first = {}
         if update.ended:
             chunks.append(self._chunk(index, {}, update.choice.openai_reason))
         return events(*chunks)
@@ -223,10 +169,10 @@ class ChatHandler(OpenAIHandler):
     def _chunk(
         self,
         index: int,
-        delta: ChatDelta,
-        reason: Reason | None = None,
+        delta: protocol.ChatDelta,
+        reason: protocol.Reason | None = None,
         *,
-        logprobs: ChatLogprobs | None = None,
+        logprobs: protocol.ChatLogprobs | None = None,
         **more: Any,
     ) -> dict[str, Any]:
         return self.chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}, **more)

@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
 
-from runtime.errors import RequestError
 from runtime.request.output import CompletionState, denoise_fields
 from runtime.request.sampling_params import MAX_COUNT
-from runtime.request.validation import integer
+from runtime.request.validation import integer, refuse
 from runtime.server.context import ServerContext, new_id, stream_mode
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.http_responses import ErrorResponse, PromptWarning, events, handle_generation, template_warning
-from runtime.server.openai.chat import OpenAIHandler
-from runtime.server.openai.logprobs import (
-    PromptEcho,
-    append_logprobs,
-    completion_logprobs,
-    encoded,
-    end_token_entry,
-    in_chunks,
-    logprob_streamers,
-    parse_echo,
-)
-from runtime.server.openai.protocol import (
-    CompletionAnswer,
-    CompletionChoice,
-    CompletionChunk,
-    CompletionChunkChoice,
-    CompletionLogprobs,
-    CompletionRequest,
-)
-from runtime.server.openapi import RawBodyRoute, json_route
+from runtime.server.http_responses import ErrorResponse, events, template_warning
+from runtime.server.openai import protocol
+from runtime.server.openai.chat import OpenAIHandler, requests_logprobs
+from runtime.server.openai.logprobs import CompletionLogprobStreamer, PromptEcho, parse_echo
+from runtime.server.openapi import RawBodyRoute, Stream, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
 
 router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
@@ -42,19 +25,12 @@ MAX_PROMPTS = 1024
 DEFAULT_GAP = 16  # default length of the output between prompt and suffix, as in the OpenAI API
 
 
-@router.post("/completions", include_in_schema=False, response_model=None)  # a base URL without /v1
-@router.post(
-    "/v1/completions",
-    summary="Complete prompts",
-    **json_route(CompletionRequest, CompletionAnswer, (CompletionChunk, ErrorResponse)),
-)
-async def completions(request: Request) -> Response:
+@json_route(
+    router, "/v1/completions", protocol.CompletionRequest, protocol.CompletionAnswer,
+    summary="Complete prompts", stream=Stream((protocol.CompletionChunk, ErrorResponse)),
+)  # fmt: skip
+async def completions(context: ServerContext, request: Request, body: protocol.CompletionRequest) -> CompletionHandler:
     """Completes prompts."""
-    return await handle_generation(request, _start)
-
-
-async def _start(context: ServerContext, request: Request) -> CompletionHandler:
-    body = await context.body(request, CompletionRequest)
     model = context.model_name(body.model)
     mode = stream_mode(body)
     context.require()
@@ -62,26 +38,18 @@ async def _start(context: ServerContext, request: Request) -> CompletionHandler:
     echo = parse_echo(body, asked)
     prompts = await context.preprocessor.encode_each(request, asked)
     hole, pinned_tokens = await _tokenize_suffix(context, request, body, max(map(len, prompts)))
-    job = await context.submit(
-        GenerationInputs(
-            request,
-            body,
-            prompts,
-            id=new_id("cmpl"),
-            stream_mode=mode,
-            max_tokens=hole + len(pinned_tokens) if hole is not None else 1 if echo and echo.silent else None,
-            n=1 if body.n is None else body.n,
-            model=model,
-            pinned_tokens=pinned_tokens or None,
-            text_limit=hole,
-            echo=echo,
-        )
-    )
+    inputs = GenerationInputs(request, body, prompts, new_id("cmpl-"), model, mode, echo=echo)
+    if hole is not None:
+        length = hole + len(pinned_tokens)
+        inputs = replace(inputs, max_tokens=length, pinned_tokens=pinned_tokens or None, text_limit=hole)
+    elif echo is not None and echo.silent:
+        inputs = replace(inputs, max_tokens=1)
+    job = await context.submit(inputs)
     return CompletionHandler(job, body, model, mode, context, echo)
 
 
 async def _tokenize_suffix(
-    context: ServerContext, request: Request, body: CompletionRequest, prompt: int
+    context: ServerContext, request: Request, body: protocol.CompletionRequest, prompt: int
 ) -> tuple[int | None, dict[int, int]]:
     """Returns the length of the gap between prompt and suffix, and the suffix's ids by offset from the prompt's end.
 
@@ -91,9 +59,8 @@ async def _tokenize_suffix(
         return None, {}
     for name in ("ignore_eos", "max_nfe", "max_repetition_run"):
         if getattr(body, name) is not None:
-            raise RequestError(
-                f"{name}: cannot be combined with suffix, where max_tokens is the length of the output; leave it out",
-                param=name,
+            raise refuse(
+                name, "cannot be combined with suffix, where max_tokens is the length of the output; leave it out"
             )
     info = context.require()[0]
     max_tokens = DEFAULT_GAP if body.max_tokens is None else integer("max_tokens", body.max_tokens, 1, MAX_COUNT)
@@ -109,7 +76,7 @@ def _list(prompt: Any) -> list[str | list[int]]:
     if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
         return [prompt]
     if len(prompt) > MAX_PROMPTS:
-        raise RequestError(f"prompt: {len(prompt)} prompts; at most {MAX_PROMPTS} in one request", param="prompt")
+        raise refuse("prompt", f"{len(prompt)} prompts; at most {MAX_PROMPTS} in one request")
     return list(prompt)
 
 
@@ -121,7 +88,7 @@ class CompletionHandler(OpenAIHandler):
     def __init__(
         self,
         job: GenerationJob,
-        body: CompletionRequest,
+        body: protocol.CompletionRequest,
         model: str,
         mode: str | None,
         context: ServerContext,
@@ -130,10 +97,11 @@ class CompletionHandler(OpenAIHandler):
         super().__init__(job, body, model, mode)
         self._info, self._tokenizer = context.require()
         self._echo = echo
-        self._streamers = logprob_streamers(job.choices, self._tokenizer.byte_decoder)
-        self._full_logprobs: list[Any] = []
+        pieces = self._tokenizer.byte_decoder
+        if requests_logprobs(job):
+            self._streamers = [CompletionLogprobStreamer(choice, pieces, echo) for choice in job.choices]
 
-    def full_response(self) -> CompletionAnswer:
+    def full_response(self) -> protocol.CompletionAnswer:
         return {
             **self._head,
             "object": "text_completion",
@@ -142,72 +110,38 @@ class CompletionHandler(OpenAIHandler):
             **template_warning(self.job.choices, self._info, self._tokenizer),
         }
 
-    async def finalize(self) -> None:
-        if not self.streams:
-            self._full_logprobs = [await self._all_logprobs(choice) for choice in self.job.choices]
-
-    def _choice(self, choice: CompletionState) -> CompletionChoice:
-        logprobs = self._full_logprobs[choice.index]
+    def _choice(self, choice: CompletionState) -> protocol.CompletionChoice:
+        logprobs = self._full_logprobs[choice.index] if self._full_logprobs else None
         text = self._echoed_text(choice) + (choice.text or "")
         return {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": choice.openai_reason}
-
-    async def _all_logprobs(self, choice: CompletionState) -> Any:
-        """Returns log-probabilities of the echoed prompt and the output; None if not requested."""
-        if choice.spec.logprobs is None:
-            return None
-        prompt = [] if self._echo is None else self._echo.entries(choice)
-        answer = [*self._streamers[choice.index].take_new(), *end_token_entry(choice)]
-        logprobs = completion_logprobs([], self._tokenizer.byte_decoder)
-        for entries, base in ((prompt, 0), (answer, len(self._echoed_text(choice)))):
-            async for some in in_chunks(entries, 1 + choice.spec.logprobs):
-                append_logprobs(logprobs, some, self._tokenizer.byte_decoder, base)
-        return encoded(logprobs)
 
     def _echoed_text(self, choice: CompletionState) -> str:
         """Returns the echoed prompt, "" without echo."""
         return "" if self._echo is None else self._echo.text(choice)
 
-    def _new_logprobs(self, update: OutputDelta) -> CompletionLogprobs | None:
-        """Returns log-probabilities of new tokens; None if not requested."""
-        choice = update.choice
-        if choice.spec.logprobs is None:
-            return None
-        logprobs = self._streamers[choice.index].take_new(update)
-        if update.ended:
-            logprobs += end_token_entry(choice)
-        return completion_logprobs(logprobs, self._tokenizer.byte_decoder, len(self._echoed_text(choice)))
-
     def on_start(self) -> bytes:
         """Returns chunks with the echoed prompts, and the ends of completions of no tokens."""
         if self._echo is None:
             return b""
+        ended = {choice.index: choice.openai_reason for choice in self.job.choices if choice.finish_reason is not None}
         return events(
-            *(
-                self.chunk(
-                    {
-                        "index": choice.index,
-                        "text": self._echoed_text(choice),
-                        "logprobs": None,
-                        "finish_reason": None if choice.finish_reason is None else choice.openai_reason,
-                    }
-                )
-                for choice in self.job.choices
-            )
+            *(self._chunk(one, self._echoed_text(one), ended.get(one.index), None) for one in self.job.choices)
         )
 
     def on_output(self, update: OutputDelta) -> bytes:
         choice = update.choice
         reason = choice.openai_reason if update.ended else None
-        logprobs = self._new_logprobs(update)
+        logprobs = self._streamers[choice.index].delta(update) if self._streamers else None
         if not (update.text or reason or self._denoise or (logprobs and logprobs["tokens"])):
             return b""
-        fields = denoise_fields(update.output, update.text)
-        piece: CompletionChunkChoice = {
-            "index": choice.index,
-            "text": fields.pop("text"),
-            "logprobs": logprobs,
-            "finish_reason": reason,
-        }
-        more = {"denoise": fields} if self._denoise else {}
-        warning: PromptWarning = template_warning([choice], self._info, self._tokenizer) if reason else {}
-        return events(self.chunk(piece, **more, **warning))
+        more: dict[str, Any] = {}
+        if self._denoise:
+            more["denoise"] = denoise_fields(update.output)
+        if reason:
+            more |= template_warning([choice], self._info, self._tokenizer)
+        return events(self._chunk(choice, update.text, reason, logprobs, **more))
+
+    def _chunk(
+        self, choice: CompletionState, text: str, reason: protocol.Reason | None, logprobs: Any, **more: Any
+    ) -> dict[str, Any]:
+        return self.chunk({"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": reason}, **more)

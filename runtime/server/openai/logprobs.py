@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from runtime.errors import RequestError
 from runtime.parsers.formats import part_marks
 from runtime.request.engine_messages import EngineInfo, RequestSpec
 from runtime.request.output import CompletionState, IdsOnly, TokenLogprob
 from runtime.request.resolve import RequestContext, score_spec
+from runtime.request.validation import refuse
 from runtime.tokenizer import Tokenizer
 from runtime.tokenizer.detokenizer import OffsetTracker, TokenByteDecoder, TokenOffset
 
@@ -21,13 +22,12 @@ if TYPE_CHECKING:
     from runtime.server.engine_client.generation_job import OutputDelta
     from runtime.server.generate.protocol import OwnLogprob
     from runtime.server.openai.protocol import ChatLogprobs, CompletionLogprobs, CompletionRequest
-    from runtime.server.openai.protocol import TokenLogprob as ChatTokenLogprob
 
 
 MAX_LOGPROBS = 2**18  # log-probabilities in one answer
 LOGPROBS_PER_STEP = 2**11  # encoded before other requests are served
 
-TokenEntry = tuple[TokenLogprob, TokenOffset]
+TokenEntry = tuple[TokenLogprob, int]  # with the offset of its text in the text of the response
 T = TypeVar("T")
 _encode = msgspec.json.Encoder().encode
 
@@ -37,10 +37,10 @@ def check_logprobs_limit(spec: RequestSpec, choices: int, param: str) -> None:
     assert spec.logprobs is not None
     count = choices * spec.max_tokens * (1 + spec.logprobs)
     if count > MAX_LOGPROBS:
-        raise RequestError(
-            f"{param}: the response may have {count} log-probabilities: {choices} x {spec.max_tokens} tokens x "
+        raise refuse(
+            param,
+            f"the response may have {count} log-probabilities: {choices} x {spec.max_tokens} tokens x "
             f"{1 + spec.logprobs}; at most {MAX_LOGPROBS} in one answer: give a smaller max_tokens, n or {param}",
-            param=param,
         )
 
 
@@ -52,11 +52,6 @@ async def in_chunks(entries: Sequence[T], each: int) -> AsyncIterator[Sequence[T
         await asyncio.sleep(0)
 
 
-def encoded(value: Any) -> msgspec.Raw:
-    """Encodes a value now, which takes a fraction of its memory."""
-    return msgspec.Raw(_encode(value))
-
-
 def token_text(data: bytes) -> str:
     """Returns the bytes of a token as text; incomplete characters as ``bytes:\\xe2\\x82``."""
     try:
@@ -65,8 +60,8 @@ def token_text(data: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-class LogprobStreamer:
-    """Tracks which tokens of a completion still have to be returned with the text that has been returned."""
+class LogprobStreamer(ABC):
+    """The log-probabilities of a completion in the form of an API: in full, or with the text that has been returned."""
 
     def __init__(self, choice: CompletionState, pieces: TokenByteDecoder) -> None:
         self._choice = choice
@@ -74,8 +69,33 @@ class LogprobStreamer:
         self._positions: list[TokenOffset] = []
         self._sent = 0
 
+    @abstractmethod
+    def empty(self) -> Any:
+        """Returns the field `logprobs` of no tokens."""
+
+    @abstractmethod
+    def append(self, field: Any, entries: Iterable[TokenEntry]) -> None:
+        """Appends tokens to the field `logprobs`."""
+
+    def entries(self) -> Sequence[TokenEntry]:
+        """Returns the tokens of the full response."""
+        return self.take_new()
+
+    def delta(self, update: OutputDelta) -> Any:
+        """Returns the field `logprobs` of the tokens up to the text of `update`."""
+        field = self.empty()
+        self.append(field, self.take_new(update))
+        return field
+
+    async def full(self) -> msgspec.Raw:
+        """Returns the field `logprobs` of the full response, built in chunks."""
+        field = self.empty()
+        async for some in in_chunks(self.entries(), 1 + (self._choice.spec.logprobs or 0)):
+            self.append(field, some)
+        return msgspec.Raw(_encode(field))  # encoded now, which takes a fraction of its memory
+
     @cached_property
-    def _offsets(self) -> OffsetTracker:  # most requests ask for no log-probabilities
+    def _offsets(self) -> OffsetTracker:
         return OffsetTracker(self._pieces.visible(part_marks()))
 
     def take_new(self, update: OutputDelta | None = None) -> list[TokenEntry]:
@@ -88,96 +108,92 @@ class LogprobStreamer:
         while last < len(entries) and (ended or positions[last].end <= length):
             last += 1
         self._sent = last
-        return list(zip(entries[first:last], positions[first:last], strict=True))
+        return [(entry, at.start) for entry, at in zip(entries[first:last], positions[first:last], strict=True)]
 
-    def chat_delta(self, update: OutputDelta) -> ChatLogprobs:
-        """Returns `take_new` for a chunk of a chat."""
-        return chat_logprobs(self.take_new(update), self._pieces)
+    def _with_top(self, entry: TokenLogprob) -> dict[str, Any]:
+        """Returns a token in the form of `_token`, with the most probable tokens of its position."""
+        top = [self._token(token, value) for token, value in entry.top]
+        return {**self._token(entry.id, entry.logprob), "top_logprobs": top}
 
-    async def full_chat(self) -> msgspec.Raw:
-        """Returns the field `logprobs` of the full chat completion, built in chunks."""
-        content: list[ChatTokenLogprob] = []
-        async for some in in_chunks(self.take_new(), 1 + (self._choice.spec.logprobs or 0)):
-            content += chat_logprobs(some, self._pieces)["content"]
-        return encoded({"content": content, "refusal": None})
-
-
-def logprob_streamers(choices: Iterable[CompletionState], pieces: TokenByteDecoder) -> list[LogprobStreamer]:
-    """Returns a streamer per completion."""
-    return [LogprobStreamer(choice, pieces) for choice in choices]
-
-
-def generate_logprobs(entries: Iterable[TokenLogprob], pieces: TokenByteDecoder) -> list[OwnLogprob]:
-    """Returns the field `logprobs` of ``/generate``, one entry per token id."""
-
-    def one(token: int, logprob: float | None) -> dict[str, Any]:
-        return {"id": token, "token": token_text(pieces(token)), "logprob": logprob}
-
-    found: list[OwnLogprob] = _entries(entries, one)
-    return found
-
-
-def end_token_entry(choice: CompletionState) -> list[TokenEntry]:
-    """Returns the end-of-sequence token, if known. It is not part of the output; only completions return it."""
-    if choice.end_logprob is None or not choice.eos:
-        return []
-    length = len(choice.text or "")
-    return [(choice.end_logprob, TokenOffset(length, length))]
-
-
-def chat_logprobs(entries: Iterable[TokenEntry], pieces: TokenByteDecoder) -> ChatLogprobs:
-    """Returns the field `logprobs` of chat completions."""
-
-    def one(token: int, logprob: float | None) -> dict[str, Any]:
-        data = pieces(token)
+    def _token(self, token: int, logprob: float | None) -> dict[str, Any]:
+        data = self._pieces(token)
         return {"token": token_text(data), "logprob": logprob, "bytes": list(data)}
 
-    return {"content": _entries((entry for entry, _ in entries), one), "refusal": None}
+
+class ChatLogprobStreamer(LogprobStreamer):
+    """The form of chat completions."""
+
+    def empty(self) -> ChatLogprobs:
+        return {"content": [], "refusal": None}
+
+    def append(self, field: ChatLogprobs, entries: Iterable[TokenEntry]) -> None:
+        content: list[Any] = field["content"]
+        content += (self._with_top(entry) for entry, _ in entries)
 
 
-def _entries(entries: Iterable[TokenLogprob], one: Callable[[int, float | None], dict[str, Any]]) -> list[Any]:
-    """Returns each token in the form of `one`, with the most probable tokens of its position."""
-    return [
-        {**one(entry.id, entry.logprob), "top_logprobs": [one(token, value) for token, value in entry.top]}
-        for entry in entries
-    ]
+class GenerateLogprobStreamer(LogprobStreamer):
+    """The form of ``/generate``: an entry per token id. The full response has those of a stream's events again."""
+
+    def empty(self) -> list[OwnLogprob]:
+        return []
+
+    def append(self, field: list[Any], entries: Iterable[TokenEntry]) -> None:
+        field += (self._with_top(entry) for entry, _ in entries)
+
+    def entries(self) -> Sequence[TokenEntry]:
+        return [(entry, 0) for entry in self._choice.token_logprobs or ()]
+
+    def _token(self, token: int, logprob: float | None) -> dict[str, Any]:
+        return {"id": token, "token": token_text(self._pieces(token)), "logprob": logprob}
 
 
-def completion_logprobs(entries: Iterable[TokenEntry], pieces: TokenByteDecoder, base: int = 0) -> CompletionLogprobs:
-    """Returns the field `logprobs` of completions. `base`: number of characters before the text of these tokens."""
-    made: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    append_logprobs(made, entries, pieces, base)
-    return made
+class CompletionLogprobStreamer(LogprobStreamer):
+    """The form of completions. Only they return the end-of-sequence token, and tokens of an echoed prompt."""
 
+    def __init__(self, choice: CompletionState, pieces: TokenByteDecoder, echo: PromptEcho | None) -> None:
+        super().__init__(choice, pieces)
+        self._echo = echo
 
-def append_logprobs(
-    logprobs: CompletionLogprobs, entries: Iterable[TokenEntry], pieces: TokenByteDecoder, base: int
-) -> None:
-    """Appends tokens to the field `logprobs` of completions. Top tokens always include the token of the position."""
-    for entry, offset in entries:
-        top: dict[str, float] | None = None
-        if entry.logprob is not None:
-            top = {}
-            for token, value in (*entry.top, (entry.id, entry.logprob)):
-                top.setdefault(token_text(pieces(token)), value)
-        logprobs["tokens"].append(token_text(pieces(entry.id)))
-        logprobs["token_logprobs"].append(entry.logprob)
-        logprobs["top_logprobs"].append(top)
-        logprobs["text_offset"].append(base + offset.start)
+    def empty(self) -> CompletionLogprobs:
+        return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+
+    def append(self, field: CompletionLogprobs, entries: Iterable[TokenEntry]) -> None:
+        """Appends tokens. Top tokens always include the token of the position."""
+        for entry, offset in entries:
+            top: dict[str, float] | None = None
+            if entry.logprob is not None:
+                top = {}
+                for token, value in (*entry.top, (entry.id, entry.logprob)):
+                    top.setdefault(token_text(self._pieces(token)), value)
+            field["tokens"].append(token_text(self._pieces(entry.id)))
+            field["token_logprobs"].append(entry.logprob)
+            field["top_logprobs"].append(top)
+            field["text_offset"].append(offset)
+
+    def entries(self) -> Sequence[TokenEntry]:
+        prompt = [] if self._echo is None else self._echo.entries(self._choice)
+        return prompt + self.take_new()
+
+    def take_new(self, update: OutputDelta | None = None) -> list[TokenEntry]:
+        """Adds the end-of-sequence token, if known, and counts offsets from the start of an echoed prompt."""
+        choice, found = self._choice, super().take_new(update)
+        if (update is None or update.ended) and choice.end_logprob is not None and choice.eos:
+            found.append((choice.end_logprob, len(choice.text or "")))
+        base = 0 if self._echo is None else len(self._echo.text(choice))
+        return [(entry, base + offset) for entry, offset in found]
 
 
 def parse_echo(body: CompletionRequest, prompts: Sequence[str | list[int]]) -> PromptEcho | None:
     """Returns the echo, None if not requested. Raises RequestError for fields that conflict with it or require it."""
     scores = bool(body.echo) and body.set_fields().get("logprobs") is not None
     if body.prompt_logprobs_stride is not None and not scores:
-        name = "prompt_logprobs_stride"
-        raise RequestError(f"{name}: only with echo true and logprobs; leave it out", param=name)
+        raise refuse("prompt_logprobs_stride", "only with echo true and logprobs; leave it out")
     if not body.echo:
         return None
     if body.suffix:
-        raise RequestError("echo: does not go with a suffix; leave one of them out", param="echo")
+        raise refuse("echo", "does not go with a suffix; leave one of them out")
     if scores and body.stream:
-        raise RequestError("echo: cannot be combined with logprobs and stream; leave one of them out", param="echo")
+        raise refuse("echo", "cannot be combined with logprobs and stream; leave one of them out")
     return PromptEcho(prompts, silent=body.max_tokens == 0, stride=body.prompt_logprobs_stride or 1)
 
 
@@ -207,10 +223,11 @@ class PromptEcho:
         self._adds_bos = info.bos_token_id is not None
         count = sum(len(choice.spec.prompt) * (1 + (choice.spec.logprobs or 0)) for choice in choices)
         if choices[0].spec.logprobs is not None and count > MAX_LOGPROBS:
-            raise RequestError(
-                f"echo: the prompts have {count} log-probabilities, n and logprobs counted in; at most "
-                f"{MAX_LOGPROBS} in one answer: send fewer prompts, or a smaller n or logprobs", param="echo",
-            )  # fmt: skip
+            raise refuse(
+                "echo",
+                f"the prompts have {count} log-probabilities, n and logprobs counted in; at most {MAX_LOGPROBS} in one "
+                "answer: send fewer prompts, or a smaller n or logprobs",
+            )
         for number, choice in enumerate(choices[::each]):
             prompt, spec = self._prompts[number], choice.spec
             self._ids.append(spec.prompt)
@@ -236,12 +253,12 @@ class PromptEcho:
         """Returns the text of the prompt of a completion."""
         return self.texts[choice.index // self._choices_per_prompt]
 
-    def entries(self, choice: CompletionState) -> list[tuple[TokenLogprob, TokenOffset]]:
+    def entries(self, choice: CompletionState) -> list[TokenEntry]:
         """Returns the scored tokens of the prompt of a completion; the first token has no log-probability."""
         number = choice.index // self._choices_per_prompt
         ids = self._ids[number]
         scored = self._scored.get(number)
         known: list[TokenLogprob] = [] if scored is None else scored.token_logprobs or []
         before = int(self._adds_bos and isinstance(self._prompts[number], str))  # not part of the text
-        offsets = [TokenOffset(0, 0)] * before + OffsetTracker(self._pieces).push(ids[before:])
+        offsets = [0] * before + [offset.start for offset in OffsetTracker(self._pieces).push(ids[before:])]
         return list(zip([TokenLogprob(ids[0], None, []), *known], offsets, strict=True))

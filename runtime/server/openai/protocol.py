@@ -10,15 +10,14 @@ that may be missing are `NotRequired`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NotRequired, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, NotRequired
 
 import pydantic
-from pydantic import Discriminator, Field, PlainValidator, Tag, WithJsonSchema, model_validator
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError, from_json
 from typing_extensions import TypedDict
 
-from runtime.errors import RequestError
 from runtime.request.resolve import MAX_TOKENS_PER_STEP
 from runtime.request.sampling_params import PARAMETERS
 from runtime.request.validation import preview, refuse
@@ -27,15 +26,15 @@ from runtime.server.openapi import values_schema
 from runtime.server.preprocessing.request_body import (
     Integer,
     Integers,
+    MessageList,
+    PartList,
     RequestModel,
+    TextOrParts,
     UnsupportedField,
     api_field,
     check_shape,
-    union_tag,
+    optional,
 )
-
-MAX_MESSAGES = 2048
-MAX_PARTS = 2048
 
 TEXT_TYPES = frozenset({"text", "input_text", "output_text", "refusal"})  # kinds of parts that are text
 EXAMPLE_CHAT = [{"role": "user", "content": "Solve: 12 + 30."}]  # an example
@@ -45,11 +44,11 @@ _ROLES = {"developer": "system", "function": "tool"}  # OpenAI's newer and older
 class Part(RequestModel):
     """A part of a message, with its text in the field with the name of its type, or in `text`."""
 
-    type: Annotated[str, api_field("`text`; other types are rejected", "text")]
-    text: Annotated[str | None, api_field("text of a `text` part", "Hello!")] = None
-    refusal: Annotated[str | None, api_field("text of a refusal", "I will not.")] = None
-    cache_control: Annotated[Any, api_field("ignored; every prefix is cached", None)] = None
-    annotations: Annotated[Any, api_field("accepted for compatibility; ignored", [])] = None
+    type: str = api_field("`text`; other types are rejected", "text")
+    text: str | None = optional("text of a `text` part", "Hello!")
+    refusal: str | None = optional("text of a refusal", "I will not.")
+    cache_control: Any = optional("ignored; every prefix is cached", None)
+    annotations: Any = optional("accepted for compatibility; ignored", [])
 
     text_types: ClassVar[frozenset[str]] = TEXT_TYPES
 
@@ -67,27 +66,24 @@ class Part(RequestModel):
 
 
 class Function(RequestModel):
-    name: Annotated[str, api_field("name of the tool", "calculator")]
-    arguments: Annotated[Any, api_field("JSON text, or an object", '{"expression": "12 + 30"}')] = None
+    name: str = api_field("name of the tool", "calculator")
+    arguments: Any = optional("JSON text, or an object", '{"expression": "12 + 30"}')
 
 
 class CustomCall(RequestModel):
     """A call of a tool whose input is text."""
 
-    name: Annotated[str, api_field("name of the tool", "shell")]
-    input: Annotated[str | None, api_field("input text", "ls")] = None
+    name: str = api_field("name of the tool", "shell")
+    input: str | None = optional("input text", "ls")
 
 
 class Call(RequestModel):
-    id: Annotated[str | None, api_field("id of the call", "call_1")] = None
-    type: Annotated[
-        str | None, api_field("`function`, or `custom` in the history of clients with custom tools", "function")
-    ] = None
-    function: Annotated[
-        Function | None,
-        api_field("name and arguments", {"name": "calculator", "arguments": '{"expression": "12 + 30"}'}),
-    ] = None
-    custom: Annotated[CustomCall | None, api_field("of a custom call: tool and input", None)] = None
+    id: str | None = optional("id of the call", "call_1")
+    type: str | None = optional("`function`, or `custom` in the history of clients with custom tools", "function")
+    function: Function | None = optional(
+        "name and arguments", {"name": "calculator", "arguments": '{"expression": "12 + 30"}'}
+    )
+    custom: CustomCall | None = optional("of a custom call: tool and input", None)
 
     @model_validator(mode="after")
     def _has_function(self) -> Call:
@@ -120,33 +116,6 @@ def template_variables(extra: Mapping[str, Any] | None, **known: Any) -> dict[st
     return {**{name: value for name, value in known.items() if value is not None}, **(extra or {})}
 
 
-class PromptEnding(Protocol):
-    """A body with the fields that say how the prompt of its chat ends."""
-
-    add_generation_prompt: bool | None
-    continue_final_message: bool | None
-
-
-def continues_last_message(body: PromptEnding, messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the answer continues the last of the messages. Raises RequestError if it cannot."""
-    if not body.continue_final_message:
-        return False
-    name = "continue_final_message"
-    if body.add_generation_prompt:
-        raise refuse(name, "cannot be combined with add_generation_prompt true; leave one of them out")
-    if not messages or messages[-1]["role"] != "assistant":
-        raise refuse(name, "needs a last message of the role assistant; add one, or leave it out")
-    check_continued(messages[-1], f"messages[{len(messages) - 1}]")
-    return True
-
-
-def check_no_chat_fields(body: PromptEnding) -> None:
-    """Raises RequestError for fields that only a chat has."""
-    for name in ("add_generation_prompt", "continue_final_message"):
-        if getattr(body, name) is not None:
-            raise RequestError(f"{name}: only with messages; leave it out", param=name)
-
-
 def check_continued(message: Mapping[str, Any], path: str) -> None:
     """Raises RequestError for an assistant's message of which no text can be continued."""
     if message.get("tool_calls"):
@@ -155,42 +124,27 @@ def check_continued(message: Mapping[str, Any], path: str) -> None:
         raise refuse(path, "has only reasoning and cannot be continued; add text")
 
 
-def ending_variables(body: PromptEnding, variables: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """A chat template's variables with `add_generation_prompt`, if the body sets it."""
-    if body.add_generation_prompt is None:
-        return variables
-    return {"add_generation_prompt": body.add_generation_prompt, **(variables or {})}
-
-
-_Parts = Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]
-Content = Annotated[Annotated[str, Tag("str")] | Annotated[_Parts, Tag("list")], Discriminator(union_tag)]
-
-
 class Message(RequestModel):
-    role: Annotated[
-        Literal["system", "developer", "user", "assistant", "tool", "function"],
-        api_field("role of the author; `developer` means `system`, `function` means `tool`", "user"),
-    ]
-    content: Annotated[Content | None, api_field("text, or a list of parts; null with tool calls", "Hello!")] = None
-    name: Annotated[str | None, api_field("name of the author, for templates that use it", "Ann")] = None
-    tool_calls: Annotated[
-        Annotated[list[Call], Field(max_length=MAX_PARTS, fail_fast=True)] | None,
-        api_field(
-            "tool calls of an assistant message",
-            [{"id": "call_1", "type": "function", "function": {"name": "calculator", "arguments": "{}"}}],
-        ),
-    ] = None
-    tool_call_id: Annotated[str | None, api_field("of a tool result: id of the call", "call_1")] = None
-    function_call: Annotated[
-        Function | None, api_field("deprecated form of `tool_calls`", {"name": "calculator", "arguments": "{}"})
-    ] = None
-    reasoning_content: Annotated[
-        str | None, api_field("reasoning of the assistant, for templates that use it", "12 and 30 are 42.")
-    ] = None
-    reasoning: Annotated[str | None, api_field("alias of `reasoning_content`", "12 and 30 are 42.")] = None
-    refusal: Annotated[str | None, api_field("refusal text of an assistant message", None)] = None
-    audio: Annotated[Any, api_field("accepted for compatibility; ignored", None)] = None
-    annotations: Annotated[Any, api_field("accepted for compatibility; ignored", [])] = None
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"] = api_field(
+        "role of the author; `developer` means `system`, `function` means `tool`", "user"
+    )
+    content: TextOrParts[Part] | None = optional("text, or a list of parts; null with tool calls", "Hello!")
+    name: str | None = optional("name of the author, for templates that use it", "Ann")
+    tool_calls: PartList[Call] | None = optional(
+        "tool calls of an assistant message",
+        [{"id": "call_1", "type": "function", "function": {"name": "calculator", "arguments": "{}"}}],
+    )
+    tool_call_id: str | None = optional("of a tool result: id of the call", "call_1")
+    function_call: Function | None = optional(
+        "deprecated form of `tool_calls`", {"name": "calculator", "arguments": "{}"}
+    )
+    reasoning_content: str | None = optional(
+        "reasoning of the assistant, for templates that use it", "12 and 30 are 42."
+    )
+    reasoning: str | None = optional("alias of `reasoning_content`", "12 and 30 are 42.")
+    refusal: str | None = optional("refusal text of an assistant message", None)
+    audio: Any = optional("accepted for compatibility; ignored", None)
+    annotations: Any = optional("accepted for compatibility; ignored", [])
 
     def text(self) -> str | None:
         if isinstance(self.content, list):
@@ -202,7 +156,21 @@ class Message(RequestModel):
         return (self.tool_calls or []) + legacy
 
 
-Messages = Annotated[list[Message], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+Messages = MessageList[Message]
+
+
+class ChatPrompt(NamedTuple):
+    """A chat as a template gets it.
+
+    Attributes:
+        messages: messages, as `template_messages` returns them.
+        variables: further variables of the template.
+        continued: the answer continues the last message, an assistant's.
+    """
+
+    messages: list[dict[str, Any]]
+    variables: Mapping[str, Any]
+    continued: bool = False
 
 
 class Conversation:
@@ -275,28 +243,23 @@ def _check_results(messages: Sequence[Message], paths: Sequence[str], result_id:
 def _template_message(message: Message, path: str) -> dict[str, Any]:
     text, calls = message.text(), message.calls()
     if text is None and message.role not in ("assistant", "tool", "function"):
-        raise RequestError(f"{path}.content: is missing; give a text", param=f"{path}.content")
+        raise refuse(f"{path}.content", "is missing; give a text")
     if calls and message.role != "assistant":
-        raise RequestError(
-            f"{path}.tool_calls: is allowed in assistant messages only; leave it out", param=f"{path}.tool_calls"
-        )
-    made: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": text or ""}
-    for name in ("name", "tool_call_id"):
-        if (value := getattr(message, name)) is not None:
-            made[name] = value
+        raise refuse(f"{path}.tool_calls", "is allowed in assistant messages only; leave it out")
     reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
-    if reasoning is not None:
-        made["reasoning_content"] = reasoning
-    if calls:
-        made["tool_calls"] = [
-            {
-                "type": "function",
-                "function": {"name": call.called.name, "arguments": _arguments(call.called.arguments)},
-                **({} if call.id is None else {"id": call.id}),
-            }
-            for call in calls
-        ]
-    return made
+    optional_fields = {
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "reasoning_content": reasoning,
+        "tool_calls": [_template_call(call) for call in calls] or None,
+    }
+    made = {"role": _ROLES.get(message.role, message.role), "content": text or ""}
+    return made | {name: value for name, value in optional_fields.items() if value is not None}
+
+
+def _template_call(call: Call) -> dict[str, Any]:
+    function = {"name": call.called.name, "arguments": _arguments(call.called.arguments)}
+    return {"type": "function", "function": function, **({} if call.id is None else {"id": call.id})}
 
 
 def _arguments(arguments: Any) -> Any:
@@ -315,54 +278,51 @@ def _arguments(arguments: Any) -> Any:
 MAX_ENTRIES = 64  # of metadata and of chat_template_kwargs; `request_body` has the limits of a body
 
 
-def _prompt(value: Any) -> Any:
-    if isinstance(value, str) or (isinstance(value, list) and set(map(type, value)) <= {int}):
+def _checked(is_valid: Callable[[Any], bool], message: str) -> PlainValidator:
+    """Returns a validator of values without a type of their own."""
+
+    def check(value: Any) -> Any:
+        if not is_valid(value):
+            raise PydanticCustomError("value_type", "{message}", {"message": message})
         return value
-    raise PydanticCustomError("prompt_type", "must be a string or a list of token ids")
+
+    return PlainValidator(check)
 
 
-def _prompts(value: Any) -> Any:
-    items = value if isinstance(value, list) and value and type(value[0]) is not int else [value]
-    for item in items:
-        try:
-            _prompt(item)
-        except PydanticCustomError:
-            raise PydanticCustomError(
-                "prompt_type", "must be a string, a list of token ids, or a list of strings or of such lists"
-            ) from None
-    return value
+def _is_prompt(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and set(map(type, value)) <= {int})
 
 
-def _stop(value: Any) -> Any:
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(isinstance(v, str) for v in value):
-        return value
-    raise PydanticCustomError("stop_type", "must be a string or a list of strings")
+def _are_prompts(value: Any) -> bool:
+    return _is_prompt(value) or (isinstance(value, list) and all(map(_is_prompt, value)))
+
+
+def _is_stop(value: Any) -> bool:
+    return value is None or isinstance(value, str) or (isinstance(value, list) and set(map(type, value)) <= {str})
 
 
 _IDS = {"type": "array", "items": {"type": "integer"}}
 _STRING = {"type": "string"}
 _STRINGS = {"type": "array", "items": _STRING}
-Prompt = Annotated[Any, PlainValidator(_prompt), WithJsonSchema({"anyOf": [_STRING, _IDS]})]
+Prompt = Annotated[
+    Any, _checked(_is_prompt, "must be a string or a list of token ids"), WithJsonSchema({"anyOf": [_STRING, _IDS]})
+]
 Prompts = Annotated[
     Any,
-    PlainValidator(_prompts),
+    _checked(_are_prompts, "must be a string, a list of token ids, or a list of strings or of such lists"),
     WithJsonSchema({"anyOf": [_STRING, _IDS, _STRINGS, {"type": "array", "items": _IDS}]}),
 ]
 Entries = Annotated[dict[str, Any], Field(max_length=MAX_ENTRIES)]
 ModelName = Annotated[
     str | None, api_field("name of the model or of an adapter; default: the first model name", "unmask-demo")
 ]
-GenerationPrompt = Annotated[
-    bool | None, api_field("end the prompt with the start of an assistant message; default true", True)
-]
-FinalMessage = Annotated[
-    bool | None, api_field("continue the last message, which must be an assistant message; default false", False)
-]
 Verbosity = Annotated[Literal["low", "medium", "high"] | None, api_field("accepted for compatibility; ignored", "low")]
 TemplateArguments = Annotated[Entries | None, api_field("variables of the chat template", {"enable_thinking": False})]
-Stop = Annotated[Any, PlainValidator(_stop), WithJsonSchema({"anyOf": [_STRING, _STRINGS, {"type": "null"}]})]
+Stop = Annotated[
+    Any,
+    _checked(_is_stop, "must be a string or a list of strings"),
+    WithJsonSchema({"anyOf": [_STRING, _STRINGS, {"type": "null"}]}),
+]
 
 
 _TYPES: dict[str, Any] = {
@@ -383,6 +343,16 @@ def declared_type(name: str) -> Any:
     return Annotated[kind | None, api_field(field.refused or field.help, field.example)]
 
 
+# Other servers' names for the kinds of `structured_outputs`, with an example.
+FORMAT_ALIASES: dict[str, tuple[str, Any]] = {
+    "guided_json": ("json", '{"type": "object"}'),
+    "guided_regex": ("regex", "[a-z]+"),
+    "guided_choice": ("choice", ["yes", "no"]),
+    "guided_grammar": ("grammar", 'start: "yes" | "no"'),
+    "regex": ("regex", "[a-z]+"),
+    "json_schema": ("json", '{"type": "object"}'),
+    "ebnf": ("grammar", 'root ::= "yes" | "no"'),
+}
 _DESCRIBED = frozenset({"name", "description", "schema", "strict"})  # of a JSON schema
 _FORMATS: dict[Any, frozenset[str]] = {"json_object": frozenset({"schema"}), "json_schema": _DESCRIBED}
 
@@ -411,14 +381,66 @@ if TYPE_CHECKING:
 
 else:
     SamplingFields = pydantic.create_model(
-        "SamplingFields", __base__=RequestModel, **{name: (declared_type(name), None) for name in _DECLARED}
+        "SamplingFields", __base__=RequestModel, **{name: (declared_type(name), None) for name in _DECLARED},
+        **{
+            name: (Any, optional(f"alias of `structured_outputs.{kind}`", example))
+            for name, (kind, example) in FORMAT_ALIASES.items()
+        },
+    )  # fmt: skip
+
+
+class ChatFields(RequestModel):
+    """Fields of routes that accept a chat of OpenAI's messages."""
+
+    messages: Messages | None = optional("messages of a chat, instead of `prompt`", EXAMPLE_CHAT)
+    chat_template_kwargs: TemplateArguments = None
+    add_generation_prompt: bool | None = optional(
+        "end the prompt with the start of an assistant message; default true", True
     )
+    continue_final_message: bool | None = optional(
+        "continue the last message, which must be an assistant message; default false", False
+    )
+
+    def to_chat(self, **variables: Any) -> ChatPrompt:
+        """Returns the chat. Raises RequestError for messages that are invalid, or cannot be continued.
+
+        `variables`: further variables of the template; those that are None are left out.
+        """
+        messages = template_messages(self.messages or ())
+        known = template_variables(
+            self.chat_template_kwargs, add_generation_prompt=self.add_generation_prompt, **variables
+        )
+        return ChatPrompt(messages, known, self._continues(messages))
+
+    def _continues(self, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the answer continues the last of the messages. Raises RequestError if it cannot."""
+        if not self.continue_final_message:
+            return False
+        name = "continue_final_message"
+        if self.add_generation_prompt:
+            raise refuse(name, "cannot be combined with add_generation_prompt true; leave one of them out")
+        if not messages or messages[-1]["role"] != "assistant":
+            raise refuse(name, "needs a last message of the role assistant; add one, or leave it out")
+        check_continued(messages[-1], f"messages[{len(messages) - 1}]")
+        return True
+
+    def check_input(self, prompt: object) -> None:
+        """Raises RequestError unless there is either a prompt or messages, and for fields that only a chat has."""
+        if (prompt is None) == (self.messages is None):
+            raise refuse("prompt", "give either prompt or messages")
+        if self.messages is not None:
+            return
+        if self.chat_template_kwargs is not None:
+            raise refuse("chat_template_kwargs", "only with messages")
+        for name in ("add_generation_prompt", "continue_final_message"):
+            if getattr(self, name) is not None:
+                raise refuse(name, "only with messages; leave it out")
 
 
 class GenerationRequest(SamplingFields):
     """Fields of all generation routes."""
 
-    stream: Annotated[bool | None, api_field("return server-sent events", True)] = None
+    stream: bool | None = optional("return server-sent events", True)
     skip_special_tokens: Annotated[Any, UnsupportedField(True)] = None
     spaces_between_special_tokens: Annotated[Any, UnsupportedField(True)] = None
     include_stop_str_in_output: Annotated[Any, UnsupportedField(False)] = None
@@ -430,16 +452,9 @@ class GenerationRequest(SamplingFields):
     logits_processors: Annotated[Any, UnsupportedField([])] = None
     prompt_logprobs: Annotated[Any, UnsupportedField()] = None
     truncate_prompt_tokens: Annotated[Any, UnsupportedField()] = None
-    guided_json: Annotated[Any, api_field("alias of `structured_outputs.json`", '{"type": "object"}')] = None
-    guided_regex: Annotated[Any, api_field("alias of `structured_outputs.regex`", "[a-z]+")] = None
-    guided_choice: Annotated[Any, api_field("alias of `structured_outputs.choice`", ["yes", "no"])] = None
-    guided_grammar: Annotated[Any, api_field("alias of `structured_outputs.grammar`", 'start: "yes" | "no"')] = None
-    regex: Annotated[Any, api_field("alias of `structured_outputs.regex`", "[a-z]+")] = None
-    json_schema: Annotated[Any, api_field("alias of `structured_outputs.json`", '{"type": "object"}')] = None
-    ebnf: Annotated[Any, api_field("alias of `structured_outputs.grammar`", 'root ::= "yes" | "no"')] = None
-    response_format: Annotated[
-        Any, api_field("`text`, `json_object` (with or without a schema) or `json_schema`", {"type": "json_object"})
-    ] = None
+    response_format: Any = optional(
+        "`text`, `json_object` (with or without a schema) or `json_schema`", {"type": "json_object"}
+    )
 
     def set_fields(self) -> dict[str, Any]:
         """Returns the declared fields that the request sets, by name."""
@@ -447,6 +462,10 @@ class GenerationRequest(SamplingFields):
         names = (name for name in self.model_fields_set if name in _DECLARED and name not in unknown)
         values = ((name, getattr(self, name)) for name in names)
         return {name: value for name, value in values if value is not None}
+
+    def names(self) -> dict[str, str]:
+        """Returns names of fields as the client spelled them, by the names of `SamplingParams`."""
+        return {}
 
     def format(self) -> tuple[str, Any]:
         """Returns path and value of the field, other than `structured_outputs`, that sets the format of the output."""
@@ -467,8 +486,8 @@ class SingleChoiceRequest(GenerationRequest):
 
 
 class StreamOptions(RequestModel):
-    include_usage: Annotated[bool | None, api_field("add the usage to the last chunk", True)] = None
-    continuous_usage_stats: Annotated[bool | None, api_field("with it: add the usage to each chunk", False)] = None
+    include_usage: bool | None = optional("add the usage to the last chunk", True)
+    continuous_usage_stats: bool | None = optional("with it: add the usage to each chunk", False)
     include_obfuscation: Annotated[Any, UnsupportedField(False)] = None
 
 
@@ -476,81 +495,71 @@ class OpenAIRequest(GenerationRequest):
     """The fields that chat and completions share."""
 
     model: ModelName = None
-    stream_options: Annotated[StreamOptions | None, api_field("options of the stream", {"include_usage": True})] = None
-    stream_mode: Annotated[
-        Literal["denoise", "block_append"] | None,
-        api_field("`denoise`: also return the open blocks after each step; `block_append`: the default", "denoise"),
-    ] = None
-    user: Annotated[str | None, api_field("accepted for compatibility; ignored", "someone")] = None
-    metadata: Annotated[Entries | None, api_field("accepted for compatibility; ignored", {"topic": "sums"})] = None
-    store: Annotated[bool | None, api_field("ignored; responses are not stored", False)] = None
-    service_tier: Annotated[str | None, api_field("accepted for compatibility; ignored", "auto")] = None
-    safety_identifier: Annotated[str | None, api_field("accepted for compatibility; ignored", "someone")] = None
-    prompt_cache_key: Annotated[str | None, api_field("ignored; prefixes are cached without it", "sums")] = None
+    stream_options: StreamOptions | None = optional("options of the stream", {"include_usage": True})
+    stream_mode: Literal["denoise", "block_append"] | None = optional(
+        "`denoise`: also return the open blocks after each step; `block_append`: the default", "denoise"
+    )
+    user: str | None = optional("accepted for compatibility; ignored", "someone")
+    metadata: Entries | None = optional("accepted for compatibility; ignored", {"topic": "sums"})
+    store: bool | None = optional("ignored; responses are not stored", False)
+    service_tier: str | None = optional("accepted for compatibility; ignored", "auto")
+    safety_identifier: str | None = optional("accepted for compatibility; ignored", "someone")
+    prompt_cache_key: str | None = optional("ignored; prefixes are cached without it", "sums")
 
 
-class ChatRequest(OpenAIRequest):
-    messages: Annotated[Messages, api_field("messages of the chat", EXAMPLE_CHAT)]
-    max_completion_tokens: Annotated[Integer | None, api_field("alias of `max_tokens`", 64)] = None
-    chat_template_kwargs: TemplateArguments = None
-    parallel_tool_calls: Annotated[bool | None, api_field("allow several tool calls; default true", True)] = None
-    logprobs: Annotated[bool | None, api_field("return the log-probability of each token", True)] = None
-    top_logprobs: Annotated[
-        Integer | None, api_field("alternatives per position with log-probabilities, at most 20", 2)
-    ] = None
-    tools: Annotated[ToolItems | None, api_field("functions that the model may call", EXAMPLE_TOOLS)] = None
+class ChatRequest(OpenAIRequest, ChatFields):
+    messages: Messages = api_field("messages of the chat", EXAMPLE_CHAT)
+    max_completion_tokens: Integer | None = optional("alias of `max_tokens`", 64)
+    parallel_tool_calls: bool | None = optional("allow several tool calls; default true", True)
+    logprobs: bool | None = optional("return the log-probability of each token", True)
+    top_logprobs: Integer | None = optional("alternatives per position with log-probabilities, at most 20", 2)
+    tools: ToolItems | None = optional("functions that the model may call", EXAMPLE_TOOLS)
     tool_choice: ToolChoice = None
-    functions: Annotated[
-        list[dict[str, Any]] | None, api_field("deprecated form of `tools`; rejected unless empty", [])
-    ] = None
+    functions: list[dict[str, Any]] | None = optional("deprecated form of `tools`; rejected unless empty", [])
     echo: Annotated[Any, UnsupportedField(False)] = None
-    add_generation_prompt: GenerationPrompt = None
-    continue_final_message: FinalMessage = None
     chat_template: Annotated[Any, UnsupportedField()] = None
     documents: Annotated[Any, UnsupportedField([])] = None
-    function_call: Annotated[
-        Any, api_field("deprecated form of `tool_choice`; rejected unless `none` or `auto`", "none")
-    ] = None
+    function_call: Any = optional("deprecated form of `tool_choice`; rejected unless `none` or `auto`", "none")
     modalities: Annotated[Any, UnsupportedField(["text"])] = None
     audio: Annotated[Any, UnsupportedField()] = None
-    prediction: Annotated[
-        dict[str, Any] | None,
-        api_field("accepted for compatibility; ignored", {"type": "content", "content": "12 + 30 = 42."}),
-    ] = None
-    reasoning_effort: Annotated[str | None, api_field("sets `reasoning_effort` of the chat template", "low")] = None
-    verbosity: Verbosity = None
-    web_search_options: Annotated[dict[str, Any] | None, api_field("ignored and named in `X-Unmask-Ignored`", {})] = (
-        None
+    prediction: dict[str, Any] | None = optional(
+        "accepted for compatibility; ignored", {"type": "content", "content": "12 + 30 = 42."}
     )
+    reasoning_effort: str | None = optional("sets `reasoning_effort` of the chat template", "low")
+    verbosity: Verbosity = None
+    web_search_options: dict[str, Any] | None = optional("ignored and named in `X-Unmask-Ignored`", {})
 
     def ignored_paths(self) -> Iterator[str]:
         yield from super().ignored_paths()
         if self.web_search_options is not None:
             yield "web_search_options"
 
+    def names(self) -> dict[str, str]:
+        limit = {} if self.max_completion_tokens is None else {"max_tokens": "max_completion_tokens"}
+        return {"prompt": "messages", "logprobs": "top_logprobs", **limit}
+
     def set_fields(self) -> dict[str, Any]:
-        """With `logprobs` as a number. Raises RequestError for `top_logprobs` without it."""
+        """With `logprobs` as a number, and `max_tokens` under either of its names. Raises RequestError."""
         found = super().set_fields()
+        limit = self.max_completion_tokens
+        if limit is not None and found.setdefault("max_tokens", limit) != limit:
+            raise refuse("max_completion_tokens", "differs from max_tokens; give one of them")
         requested = found.pop("logprobs", False)
         if requested:
             found["logprobs"] = self.top_logprobs or 0
         elif self.top_logprobs:
-            raise RequestError("top_logprobs: only with logprobs true; leave it out", param="top_logprobs")
+            raise refuse("top_logprobs", "only with logprobs true; leave it out")
         return found
 
 
 class CompletionRequest(OpenAIRequest):
-    prompt: Annotated[
-        Prompts, api_field("prompts to continue: text, token ids, or a list of either", "Solve: 12 + 30.")
-    ]
+    prompt: Prompts = api_field("prompts to continue: text, token ids, or a list of either", "Solve: 12 + 30.")
     best_of: Annotated[Any, UnsupportedField(1)] = None
-    echo: Annotated[bool | None, api_field("return the prompt before the output, in `text` and `logprobs`", False)] = (
-        None
+    echo: bool | None = optional("return the prompt before the output, in `text` and `logprobs`", False)
+    prompt_logprobs_stride: Integer | None = optional(
+        "tokens of an echoed prompt scored per forward", 1, ge=1, le=MAX_TOKENS_PER_STEP
     )
-    prompt_logprobs_stride: Annotated[
-        Integer | None, api_field("tokens of an echoed prompt scored per forward", 1, ge=1, le=MAX_TOKENS_PER_STEP)
-    ] = None
-    suffix: Annotated[str | None, api_field("text after the output", " 8, 10")] = None
+    suffix: str | None = optional("text after the output", " 8, 10")
 
 
 class PromptDetails(TypedDict):
@@ -623,7 +632,7 @@ class TokenLogprob(TopLogprob):
 
 class ChatLogprobs(TypedDict):
     content: Annotated[list[TokenLogprob], api_field("tokens in order")]
-    refusal: Annotated[None, api_field("always null")]
+    refusal: None
 
 
 class CalledFunction(TypedDict):
@@ -635,14 +644,14 @@ class AnswerCall(TypedDict):
     """A call of a tool."""
 
     id: Annotated[str, api_field("id for the message with the result")]
-    type: Annotated[Literal["function"], api_field("always `function`")]
+    type: Literal["function"]
     function: Annotated[CalledFunction, api_field("name and arguments")]
 
 
 class AnswerMessage(TypedDict):
-    role: Annotated[Literal["assistant"], api_field("always `assistant`")]
+    role: Literal["assistant"]
     content: Annotated[str | None, api_field("text; null with tool calls and no text")]
-    refusal: Annotated[None, api_field("always null")]
+    refusal: None
     reasoning_content: Annotated[NotRequired[str], api_field("reasoning, if the model marks it")]
     tool_calls: Annotated[NotRequired[list[AnswerCall]], api_field("tool calls")]
 
@@ -661,7 +670,7 @@ class ChatChoice(TypedDict):
 class ChatAnswer(ResponseHead):
     """The answer of `/v1/chat/completions`."""
 
-    object: Annotated[Literal["chat.completion"], api_field("always `chat.completion`")]
+    object: Literal["chat.completion"]
     choices: Annotated[list[ChatChoice], api_field("`n` completions")]
     usage: Annotated[Usage, api_field("token counts")]
 
@@ -676,7 +685,7 @@ class CallDelta(TypedDict):
 
     index: Annotated[int, api_field("index of the call")]
     id: Annotated[NotRequired[str], api_field("id for the message with the result")]
-    type: Annotated[NotRequired[Literal["function"]], api_field("always `function`")]
+    type: NotRequired[Literal["function"]]
     function: Annotated[FunctionDelta, api_field("new part of the call")]
 
 
@@ -685,7 +694,7 @@ class ChatDelta(TypedDict):
 
     role: Annotated[NotRequired[Literal["assistant"]], api_field("role, in the first chunk")]
     content: Annotated[NotRequired[str], api_field("new text")]
-    refusal: Annotated[NotRequired[None], api_field("always null")]
+    refusal: NotRequired[None]
     reasoning_content: Annotated[NotRequired[str], api_field("new reasoning")]
     tool_calls: Annotated[NotRequired[list[CallDelta]], api_field("new part of a tool call")]
 
@@ -700,7 +709,7 @@ class ChatChunkChoice(TypedDict):
 class ChatChunk(_Chunk):
     """An event of a chat's stream."""
 
-    object: Annotated[Literal["chat.completion.chunk"], api_field("always `chat.completion.chunk`")]
+    object: Literal["chat.completion.chunk"]
     choices: Annotated[list[ChatChunkChoice], api_field("one completion; none in the last chunk with the usage")]
 
 
@@ -729,7 +738,7 @@ class CompletionChoice(TypedDict):
 class CompletionAnswer(ResponseHead):
     """The answer of `/v1/completions`."""
 
-    object: Annotated[Literal["text_completion"], api_field("always `text_completion`")]
+    object: Literal["text_completion"]
     choices: Annotated[list[CompletionChoice], api_field("`n` completions per prompt")]
     usage: Annotated[Usage, api_field("token counts")]
     warning: Annotated[NotRequired[str], api_field("probable mistake in the prompt")]
@@ -747,6 +756,6 @@ class CompletionChunkChoice(TypedDict):
 class CompletionChunk(_Chunk):
     """An event of a completion's stream."""
 
-    object: Annotated[Literal["text_completion"], api_field("always `text_completion`")]
+    object: Literal["text_completion"]
     choices: Annotated[list[CompletionChunkChoice], api_field("one completion; none in the last chunk with the usage")]
     warning: Annotated[NotRequired[str], api_field("probable mistake in the prompt")]

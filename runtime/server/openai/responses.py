@@ -3,85 +3,61 @@
 from __future__ import annotations
 
 import time
-import uuid
-from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
 
 from runtime.errors import RequestError
 from runtime.parsers.formats import Arguments, CallStart, Delta, Reasoning
-from runtime.server.context import ServerContext
+from runtime.request.validation import refuse
+from runtime.server.context import ServerContext, new_id
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.http_responses import ServingHandler, handle_generation, named_event
-from runtime.server.openai.responses_protocol import (
-    RESPONSE_EVENTS,
-    ResponseError,
-    ResponsesAnswer,
-    ResponseSettings,
-    ResponsesRequest,
-    ResponseStatus,
-)
+from runtime.server.http_responses import ServingHandler, named_event
+from runtime.server.openai import responses_protocol as protocol
 from runtime.server.openai.tools import ChatContext, ToolConfig
-from runtime.server.openapi import RawBodyRoute, json_route
+from runtime.server.openapi import RawBodyRoute, Stream, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
 
 router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
 
 
-@router.post("/responses", include_in_schema=False, response_model=None)  # a base URL without /v1
-@router.post(
-    "/v1/responses",
-    summary="Create a response",
-    **json_route(ResponsesRequest, ResponsesAnswer, RESPONSE_EVENTS, done=False),
-)
-async def responses(request: Request) -> Response:
+@json_route(
+    router, "/v1/responses", protocol.ResponsesRequest, protocol.ResponsesAnswer,
+    summary="Create a response", stream=Stream(protocol.RESPONSE_EVENTS, done=False),
+)  # fmt: skip
+async def responses(context: ServerContext, request: Request, body: protocol.ResponsesRequest) -> ResponsesHandler:
     """Creates a response to a conversation of items."""
-    return await handle_generation(request, _start)
-
-
-async def _start(context: ServerContext, request: Request) -> ResponsesHandler:
-    body = await context.body(request, ResponsesRequest)
     model = context.model_name(body.model)
     if body.max_output_tokens is not None and body.max_tokens is not None:
-        raise RequestError("max_tokens: is max_output_tokens here; give that alone", param="max_tokens")
+        raise refuse("max_tokens", "is max_output_tokens here; give that alone")
     if body.stream_options is not None and not body.stream:
-        raise RequestError("stream_options: only with stream true; leave it out", param="stream_options")
+        raise refuse("stream_options", "only with stream true; leave it out")
     tools = body.tool_config()
     chat = ChatContext(context.config, *context.require(), tools)
     try:
-        messages = body.to_chat(tools.origins).to_template()
-        ids = await chat.prompt(request, context.preprocessor, messages, body.template_kwargs())
+        ids = await chat.prompt(request, context.preprocessor, body.to_chat(tools.origins))
     except RequestError as error:
         raise error.renamed("messages", "input") from None
-    job = await context.submit(
-        GenerationInputs(
-            request,
-            body,
-            [ids],
-            id=f"resp_{uuid.uuid4().hex}",
-            stream_mode="block_append" if body.stream else None,
-            names=body.field_aliases,
-            model=model,
-            chat=chat,
-        )
-    )
+    mode = "block_append" if body.stream else None
+    job = await context.submit(GenerationInputs(request, body, [ids], new_id("resp_"), model, mode, chat=chat))
     return ResponsesHandler(job, body, model, tools)
 
 
 class ResponsesHandler(ServingHandler):
-    """OpenAI's response object and its events."""
+    """OpenAI's response object and its events. Methods that change an item return the events of the changes."""
 
-    def __init__(self, job: GenerationJob, body: ResponsesRequest, model: str, tools: ToolConfig) -> None:
+    def __init__(self, job: GenerationJob, body: protocol.ResponsesRequest, model: str, tools: ToolConfig) -> None:
         super().__init__(job, streams=bool(body.stream))
         self._sequence_number = 0
-        self._items = ResponseItems(job.id.removeprefix("resp_"), self._event, tools.origins)
+        self._items: list[Any] = []  # OutputItem, finished ones
+        self._open: dict[str, Any] = {}  # the open item; empty if none
+        self._pieces: list[str] = []
+        self._origins = tools.origins
         spec = job.choices[0].spec
         reasoning = body.reasoning
         self._created, self._model = int(time.time()), model
-        self._settings: ResponseSettings = {
+        self._settings: protocol.ResponseSettings = {
             "instructions": body.instructions,
             "metadata": body.metadata or {},
             "max_output_tokens": body.set_fields().get("max_tokens"),
@@ -99,8 +75,8 @@ class ResponsesHandler(ServingHandler):
             "user": body.user,
         }
 
-    def full_response(self) -> ResponsesAnswer:
-        self._items.close(self._status())
+    def full_response(self) -> protocol.ResponsesAnswer:
+        self._close(self._status())
         return self._final_object()
 
     def accumulate(self, update: OutputDelta) -> None:
@@ -111,10 +87,10 @@ class ResponsesHandler(ServingHandler):
         return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
 
     def on_output(self, update: OutputDelta) -> bytes:
-        return b"".join(map(self._items.append, update.deltas))
+        return b"".join(map(self._append, update.deltas))
 
     def on_finish(self) -> bytes:
-        data = self._items.close(self._status())
+        data = self._close(self._status())
         ended = self._final_object()
         return data + self._event(f"response.{ended['status']}", response=ended)
 
@@ -126,10 +102,10 @@ class ResponsesHandler(ServingHandler):
     def _status(self) -> Literal["completed", "incomplete"]:
         return "completed" if self.job.choices[0].finish_reason == "stop" else "incomplete"
 
-    def _final_object(self) -> ResponsesAnswer:
+    def _final_object(self) -> protocol.ResponsesAnswer:
         usage, final = self.job.usage(), self._object(self._status())
         final["incomplete_details"] = None if final["status"] == "completed" else {"reason": "max_output_tokens"}
-        final["output"] = self._items.items
+        final["output"] = self._items
         final["usage"] = {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {
@@ -142,7 +118,9 @@ class ResponsesHandler(ServingHandler):
         }
         return final
 
-    def _object(self, status: ResponseStatus, error: ResponseError | None = None) -> ResponsesAnswer:
+    def _object(
+        self, status: protocol.ResponseStatus, error: protocol.ResponseError | None = None
+    ) -> protocol.ResponsesAnswer:
         return {
             "id": self.job.id,
             "object": "response",
@@ -161,24 +139,7 @@ class ResponsesHandler(ServingHandler):
         self._sequence_number += 1
         return data
 
-
-class ResponseItems:
-    """Items of a response, the last of which may be open. Every method returns the events of its changes.
-
-    Attributes:
-        items: finished items in the form of the response object.
-    """
-
-    def __init__(self, name: str, event: Callable[..., bytes], origins: Mapping[str, tuple[str, str]]) -> None:
-        """`name`: part of the ids of items. `origins`: functions of namespaces, as in `ToolConfig`."""
-        self.items: list[Any] = []  # OutputItem
-        self._name = name
-        self._event = event
-        self._origins = origins
-        self._open: dict[str, Any] = {}  # the open item; empty if none
-        self._pieces: list[str] = []
-
-    def append(self, delta: Delta) -> bytes:
+    def _append(self, delta: Delta) -> bytes:
         """Extends the open item, or begins another one."""
         if isinstance(delta, CallStart):
             name, namespace = self._origins.get(delta.name, (delta.name, ""))
@@ -186,8 +147,7 @@ class ResponseItems:
             return self._begin("function_call", call_id=delta.id, name=name, **scope, arguments="")
         if isinstance(delta, Arguments):
             self._pieces.append(delta.text)
-            position = {"item_id": self._open["id"], "output_index": len(self.items)}
-            return self._event("response.function_call_arguments.delta", **position, delta=delta.text)
+            return self._event("response.function_call_arguments.delta", **self._position(), delta=delta.text)
         if isinstance(delta, Reasoning):
             data = b"" if self._is("reasoning") else self._begin("reasoning", summary=[], content=[])
             delta_event = self._event("response.reasoning_text.delta", **self._position(), delta=delta.text)
@@ -197,10 +157,10 @@ class ResponseItems:
         self._pieces.append(delta.text)
         return data + delta_event
 
-    def close(self, status: str) -> bytes:
+    def _close(self, status: str) -> bytes:
         """Closes the last item with `status`. A response without text has an empty message."""
         data = self._end(status)
-        if all(item["type"] == "reasoning" for item in self.items):
+        if all(item["type"] == "reasoning" for item in self._items):
             data += self._begin("message", role="assistant", content=[]) + self._end(status)
         return data
 
@@ -210,10 +170,10 @@ class ResponseItems:
     def _begin(self, kind: str, **fields: Any) -> bytes:
         data = self._end("completed")
         prefix = {"message": "msg", "function_call": "fc", "reasoning": "rs"}[kind]
-        name = f"{prefix}_{self._name}{len(self.items)}"
+        name = f"{prefix}_{self.job.id.removeprefix('resp_')}{len(self._items)}"
         self._open = {"id": name, "type": kind, "status": "in_progress", **fields}
         self._pieces = []
-        data += self._event("response.output_item.added", output_index=len(self.items), item=self._open)
+        data += self._event("response.output_item.added", output_index=len(self._items), item=self._open)
         if kind != "function_call":
             data += self._event("response.content_part.added", **self._position(), part=self._part(""))
         return data
@@ -225,7 +185,6 @@ class ResponseItems:
         item = {**self._open, "status": status}
         if self._is("function_call"):
             item["arguments"] = text
-            del position["content_index"]
             data = self._event("response.function_call_arguments.done", **position, arguments=text, name=item["name"])
         else:
             part = self._part(text)
@@ -235,13 +194,14 @@ class ResponseItems:
             else:
                 data = self._event("response.output_text.done", **position, text=text, logprobs=[])
             data += self._event("response.content_part.done", **position, part=part)
-        data += self._event("response.output_item.done", output_index=len(self.items), item=item)
-        self.items.append(item)
+        data += self._event("response.output_item.done", output_index=len(self._items), item=item)
+        self._items.append(item)
         self._open = {}
         return data
 
     def _position(self) -> dict[str, Any]:
-        return {"item_id": self._open["id"], "output_index": len(self.items), "content_index": 0}
+        within = {} if self._is("function_call") else {"content_index": 0}
+        return {"item_id": self._open["id"], "output_index": len(self._items), **within}
 
     def _part(self, text: str) -> dict[str, Any]:
         if self._is("reasoning"):

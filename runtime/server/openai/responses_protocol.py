@@ -7,45 +7,31 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NotRequired
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Tag, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from runtime.request.validation import preview, refuse
-from runtime.server.openai.protocol import (
-    MAX_MESSAGES,
-    MAX_PARTS,
-    TEXT_TYPES,
-    Call,
-    Conversation,
-    Entries,
-    Function,
-    ModelName,
-    Part,
-    SingleChoiceRequest,
-    TemplateArguments,
-    Verbosity,
-    check_kind,
-    template_variables,
-)
+from runtime.server.openai import protocol as openai
 from runtime.server.openai.tools import (
-    MAX_TOOLS,
     FunctionDescription,
     ToolChoice,
     ToolConfig,
-    check_distinct_names,
     make_tool,
     parse_tool_choice,
-    qualified_name,
     select_tools,
 )
 from runtime.server.preprocessing.request_body import (
+    MAX_TOOLS,
     AnyOfUnion,
     Integer,
+    PartList,
     RequestModel,
+    TextOrParts,
+    ToolList,
     UnsupportedField,
     api_field,
-    union_tag,
+    optional,
 )
 
 _NOT_STORED = "is not supported, as responses are not stored; send the full conversation in input"
@@ -74,14 +60,10 @@ _ARGUMENTS = {
 _RESULTS = frozenset({"function_call_output", *(f"{kind}_output" for kind in _ARGUMENTS)})
 
 
-class ItemPart(Part):
+class ItemPart(openai.Part):
     """A piece of an item."""
 
-    text_types: ClassVar[frozenset[str]] = TEXT_TYPES | {"reasoning_text", "summary_text"}
-
-
-_Parts = Annotated[list[ItemPart], Field(max_length=MAX_PARTS, fail_fast=True)]
-_Text = Annotated[Annotated[str, Tag("str")] | Annotated[_Parts, Tag("list")], Discriminator(union_tag)]
+    text_types: ClassVar[frozenset[str]] = openai.TEXT_TYPES | {"reasoning_text", "summary_text"}
 
 
 def _output_arm(output: Any) -> str:
@@ -92,7 +74,7 @@ def _output_arm(output: Any) -> str:
 
 
 _Output = Annotated[
-    Annotated[str, Tag("str")] | Annotated[_Parts, Tag("list")] | Annotated[Any, Tag("any")],
+    Annotated[str, Tag("str")] | Annotated[PartList[ItemPart], Tag("list")] | Annotated[Any, Tag("any")],
     Discriminator(_output_arm),
     AnyOfUnion(),
 ]
@@ -106,38 +88,30 @@ def _is_tool_item(kind: str) -> bool:
 class Item(RequestModel):
     """A message, a call of a tool, what one returned, or an answer's reasoning."""
 
-    type: Annotated[
-        str | None,
-        api_field(
-            f"message (the default), {', '.join(list(_REQUIRED_FIELDS)[1:])}; items of other tools are ignored and "
-            "named in `X-Unmask-Ignored`",
-            "message",
-        ),
-    ] = None
-    role: Annotated[
-        Literal["system", "developer", "user", "assistant"] | None,
-        api_field("of a message: role of the author; `developer` means `system`", "user"),
-    ] = None
-    content: Annotated[
-        _Text | None, api_field("of a message or reasoning item: text, or a list of parts", "Hello!")
-    ] = None
-    id: Annotated[str | None, api_field("accepted for compatibility; ignored", "msg_1")] = None
-    status: Annotated[str | None, api_field("accepted for compatibility; ignored", "completed")] = None
-    phase: Annotated[str | None, api_field("accepted for compatibility; ignored", "final_answer")] = None
-    call_id: Annotated[str | None, api_field("id of the call, in calls and results", "call_1")] = None
-    name: Annotated[str | None, api_field("of a call: name of the function", "calculator")] = None
-    namespace: Annotated[str | None, api_field("of a call: namespace of the function", "mcp__files")] = None
-    arguments: Annotated[Any, api_field("of a function call: arguments as JSON text", '{"expression": "12 + 30"}')] = (
-        None
+    type: str | None = optional(
+        f"message (the default), {', '.join(list(_REQUIRED_FIELDS)[1:])}; items of other tools are ignored and "
+        "named in `X-Unmask-Ignored`",
+        "message",
     )
-    input: Annotated[str | None, api_field("of a custom tool call: its input", "ls")] = None
-    action: Annotated[Any, api_field("of a shell call: an object", {"command": ["ls"]})] = None
-    operation: Annotated[
-        Any, api_field("of an apply_patch call: an object", {"type": "delete_file", "path": "a.txt"})
-    ] = None
-    output: Annotated[_Output | None, api_field("of a result: text, or a list of parts", "42")] = None
-    summary: Annotated[_Parts | None, api_field("of a reasoning item without content: list of parts", [])] = None
-    encrypted_content: Annotated[str | None, api_field("accepted for compatibility; ignored", "")] = None
+    role: Literal["system", "developer", "user", "assistant"] | None = optional(
+        "of a message: role of the author; `developer` means `system`", "user"
+    )
+    content: TextOrParts[ItemPart] | None = optional(
+        "of a message or reasoning item: text, or a list of parts", "Hello!"
+    )
+    id: str | None = optional("accepted for compatibility; ignored", "msg_1")
+    status: str | None = optional("accepted for compatibility; ignored", "completed")
+    phase: str | None = optional("accepted for compatibility; ignored", "final_answer")
+    call_id: str | None = optional("id of the call, in calls and results", "call_1")
+    name: str | None = optional("of a call: name of the function", "calculator")
+    namespace: str | None = optional("of a call: namespace of the function", "mcp__files")
+    arguments: Any = optional("of a function call: arguments as JSON text", '{"expression": "12 + 30"}')
+    input: str | None = optional("of a custom tool call: its input", "ls")
+    action: Any = optional("of a shell call: an object", {"command": ["ls"]})
+    operation: Any = optional("of an apply_patch call: an object", {"type": "delete_file", "path": "a.txt"})
+    output: _Output | None = optional("of a result: text, or a list of parts", "42")
+    summary: PartList[ItemPart] | None = optional("of a reasoning item without content: list of parts", [])
+    encrypted_content: str | None = optional("accepted for compatibility; ignored", "")
 
     @property
     def kind(self) -> str:
@@ -151,7 +125,7 @@ class Item(RequestModel):
             )
         if self.unsupported_kind() is not None:
             return self
-        check_kind(self, self.kind, _REQUIRED_FIELDS, "items")
+        openai.check_kind(self, self.kind, _REQUIRED_FIELDS, "items")
         if self.kind == "function_call" and not isinstance(self.arguments, str | None):
             raise PydanticCustomError("arguments_type", "function_call items have arguments that are text; give JSON")
         if self.kind == "function_call_output" and not isinstance(self.output, str | list):
@@ -170,53 +144,44 @@ class Item(RequestModel):
             return _text(output)
         return json.dumps(output, ensure_ascii=False)
 
-    def call(self, names: Mapping[tuple[str, str], str]) -> Call:
+    def call(self, names: Mapping[tuple[str, str], str]) -> openai.Call:
         """The call as a chat has it. `names`: functions of namespaces, as they are offered to the model."""
+        call_id, name, arguments = self.call_id, self.name or "", self.arguments
         if self.kind == "function_call":
-            name, namespace = self.name or "", self.namespace or ""
-            return Call(
-                id=self.call_id,
-                type="function",
-                function=Function(name=names.get((name, namespace), name), arguments=self.arguments),
-            )
-        arguments = {field: getattr(self, field) for field in _ARGUMENTS[self.kind]}
-        name = self.name or self.kind.removesuffix("_call")
-        return Call(id=self.call_id or self.id, type="function", function=Function(name=name, arguments=arguments))
+            name = names.get((name, self.namespace or ""), name)
+        else:
+            call_id, name = call_id or self.id, name or self.kind.removesuffix("_call")
+            arguments = {field: getattr(self, field) for field in _ARGUMENTS[self.kind]}
+        return openai.Call(id=call_id, type="function", function=openai.Function(name=name, arguments=arguments))
 
 
 class TextConfig(RequestModel):
     """The form of the answer's text."""
 
-    format: Annotated[
-        Any, api_field("`text`, `json_object`, or `json_schema` with a schema", {"type": "json_object"})
-    ] = None
-    verbosity: Verbosity = None
+    format: Any = optional("`text`, `json_object`, or `json_schema` with a schema", {"type": "json_object"})
+    verbosity: openai.Verbosity = None
 
 
 class Reasoning(RequestModel):
     """Options of reasoning, for templates that support them."""
 
-    effort: Annotated[str | None, api_field("sets `reasoning_effort` of the chat template", "low")] = None
-    summary: Annotated[str | None, api_field("accepted for compatibility; ignored", "auto")] = None
-    generate_summary: Annotated[str | None, api_field("accepted for compatibility; ignored", "auto")] = None
+    effort: str | None = optional("sets `reasoning_effort` of the chat template", "low")
+    summary: str | None = optional("accepted for compatibility; ignored", "auto")
+    generate_summary: str | None = optional("accepted for compatibility; ignored", "auto")
 
 
 class ResponsesTool(FunctionDescription):
     """A function that the model may call, or a namespace of functions."""
 
-    type: Annotated[
-        str,
-        api_field(
-            "`function` or `namespace` (a group of functions); tools of other types "
-            "are ignored and named in `X-Unmask-Ignored`",
-            "function",
-        ),
-    ]
-    name: Annotated[str | None, api_field("name of the function", "calculator")] = None
-    tools: Annotated[
-        Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None,
-        api_field("of a namespace: its functions", [{"type": "function", "name": "read"}]),
-    ] = None
+    type: str = api_field(
+        "`function` or `namespace` (a group of functions); tools of other types "
+        "are ignored and named in `X-Unmask-Ignored`",
+        "function",
+    )
+    name: str | None = optional("name of the function", "calculator")
+    tools: ToolList[ResponsesTool] | None = optional(
+        "of a namespace: its functions", [{"type": "function", "name": "read"}]
+    )
 
     def unsupported_kind(self) -> str | None:
         return None if self.type in ("function", "namespace") else self.type
@@ -234,52 +199,35 @@ class ResponsesStreamOptions(RequestModel):
     include_obfuscation: Annotated[Any, UnsupportedField(False)] = None
 
 
-class ResponsesRequest(SingleChoiceRequest):
-    model: ModelName = None
-    input: Annotated[
-        Annotated[
-            Annotated[str, Tag("str")]
-            | Annotated[list[Item], Field(max_length=MAX_MESSAGES, fail_fast=True), Tag("list")],
-            Discriminator(union_tag),
-        ],
-        api_field("text of the user, or the items of the conversation", "Solve: 12 + 30."),
-    ]
-    instructions: Annotated[str | None, api_field("system prompt", "You are terse.")] = None
-    max_output_tokens: Annotated[
-        Integer | None, api_field("maximum output tokens; default: the rest of max_model_len", 64)
-    ] = None
-    text: Annotated[TextConfig | None, api_field("format of the output text", {"format": {"type": "text"}})] = None
-    reasoning: Annotated[Reasoning | None, api_field("options of reasoning", {"effort": "low"})] = None
-    tools: Annotated[
-        Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None,
-        api_field(
-            "functions that the model may call",
-            [{"type": "function", "name": "calculator", "parameters": {"type": "object"}}],
-        ),
-    ] = None
+class ResponsesRequest(openai.SingleChoiceRequest):
+    model: openai.ModelName = None
+    input: TextOrParts[Item] = api_field("text of the user, or the items of the conversation", "Solve: 12 + 30.")
+    instructions: str | None = optional("system prompt", "You are terse.")
+    max_output_tokens: Integer | None = optional("maximum output tokens; default: the rest of max_model_len", 64)
+    text: TextConfig | None = optional("format of the output text", {"format": {"type": "text"}})
+    reasoning: Reasoning | None = optional("options of reasoning", {"effort": "low"})
+    tools: ToolList[ResponsesTool] | None = optional(
+        "functions that the model may call",
+        [{"type": "function", "name": "calculator", "parameters": {"type": "object"}}],
+    )
     tool_choice: ToolChoice = None
-    parallel_tool_calls: Annotated[bool | None, api_field("allow several tool calls; default true", True)] = None
-    max_tool_calls: Annotated[Integer | None, api_field("accepted for compatibility; ignored", 1)] = None
-    chat_template_kwargs: TemplateArguments = None
-    metadata: Annotated[Entries | None, api_field("returned in the response", {"topic": "sums"})] = None
-    store: Annotated[bool | None, api_field("ignored; responses are not stored", False)] = None
-    stream_options: Annotated[ResponsesStreamOptions | None, api_field("options of the stream", {})] = None
-    user: Annotated[str | None, api_field("returned in the response", "someone")] = None
-    service_tier: Annotated[str | None, api_field("accepted for compatibility; ignored", "auto")] = None
-    safety_identifier: Annotated[str | None, api_field("accepted for compatibility; ignored", "someone")] = None
-    prompt_cache_key: Annotated[str | None, api_field("ignored; prefixes are cached without it", "sums")] = None
-    prompt_cache_retention: Annotated[str | None, api_field("accepted for compatibility; ignored", "24h")] = None
-    include: Annotated[
-        list[str] | None,
-        api_field(
-            f"`{_ENCRYPTED}`, which is ignored, and outputs of the hosted tools in `tools`",
-            [_ENCRYPTED],
-        ),
-    ] = None
-    truncation: Annotated[
-        Literal["auto", "disabled"] | None,
-        api_field("ignored; a conversation that is too long is rejected", "auto"),
-    ] = None
+    parallel_tool_calls: bool | None = optional("allow several tool calls; default true", True)
+    max_tool_calls: Integer | None = optional("accepted for compatibility; ignored", 1)
+    chat_template_kwargs: openai.TemplateArguments = None
+    metadata: openai.Entries | None = optional("returned in the response", {"topic": "sums"})
+    store: bool | None = optional("ignored; responses are not stored", False)
+    stream_options: ResponsesStreamOptions | None = optional("options of the stream", {})
+    user: str | None = optional("returned in the response", "someone")
+    service_tier: str | None = optional("accepted for compatibility; ignored", "auto")
+    safety_identifier: str | None = optional("accepted for compatibility; ignored", "someone")
+    prompt_cache_key: str | None = optional("ignored; prefixes are cached without it", "sums")
+    prompt_cache_retention: str | None = optional("accepted for compatibility; ignored", "24h")
+    include: list[str] | None = optional(
+        f"`{_ENCRYPTED}`, which is ignored, and outputs of the hosted tools in `tools`", [_ENCRYPTED]
+    )
+    truncation: Literal["auto", "disabled"] | None = optional(
+        "ignored; a conversation that is too long is rejected", "auto"
+    )
     previous_response_id: Annotated[Any, UnsupportedField(why=_NOT_STORED)] = None
     conversation: Annotated[Any, UnsupportedField(why=_NOT_STORED)] = None
     prompt: Annotated[
@@ -290,7 +238,8 @@ class ResponsesRequest(SingleChoiceRequest):
     context_management: Annotated[Any, UnsupportedField([])] = None
     moderation: Annotated[Any, UnsupportedField()] = None
 
-    field_aliases: ClassVar[dict[str, str]] = {"prompt": "input", "max_tokens": "max_output_tokens"}
+    def names(self) -> dict[str, str]:
+        return {"prompt": "input", "max_tokens": "max_output_tokens"}
 
     def set_fields(self) -> dict[str, Any]:
         limit = {} if self.max_output_tokens is None else {"max_tokens": self.max_output_tokens}
@@ -298,10 +247,6 @@ class ResponsesRequest(SingleChoiceRequest):
 
     def format(self) -> tuple[str, Any]:
         return "text.format", None if self.text is None else self.text.format
-
-    def template_kwargs(self) -> dict[str, Any]:
-        effort = None if self.reasoning is None else self.reasoning.effort
-        return template_variables(self.chat_template_kwargs, reasoning_effort=effort)
 
     def tool_config(self) -> ToolConfig:
         """Returns the functions, those of namespaces among them. Raises RequestError for one that is malformed.
@@ -314,18 +259,16 @@ class ResponsesRequest(SingleChoiceRequest):
         origins: dict[str, tuple[str, str]] = {}
         tools = []
         for path, item, namespace in defined:
-            name, description = item.name or "", item.description
+            name = item.name or ""
             if namespace is not None:
-                space = namespace.name or ""
-                flat = qualified_name(space, name) if uses[name] > 1 else name
-                origins[flat] = (name, space)
-                name, description = flat, namespace.description if description is None else description
-            tools.append(
-                make_tool(path, "parameters", name, description, item.parameters, item.strict, item.model_extra)
-            )
-        check_distinct_names(tools)
+                origin = (name, namespace.name or "")
+                name = f"{origin[1].removesuffix('__')}__{name}" if uses[name] > 1 else name
+                origins[name] = origin
+                if item.description is None:
+                    item = item.model_copy(update={"description": namespace.description})
+            tools.append(make_tool(path, name, item))
         choice = parse_tool_choice(self.tool_choice, origins)
-        return select_tools(tools, choice, single=self.parallel_tool_calls is False, origins=origins)
+        return select_tools(tools, choice, single=self.parallel_tool_calls is False)
 
     def _check_include(self) -> None:
         """Raises RequestError for additional output that no response can have.
@@ -357,14 +300,20 @@ class ResponsesRequest(SingleChoiceRequest):
             raise refuse("tools", f"defines {len(found)} functions, those of namespaces included; at most {MAX_TOOLS}")
         return found
 
-    def to_chat(self, origins: Mapping[str, tuple[str, str]]) -> Conversation:
-        """Returns instructions and items as messages of a chat. Items of one answer become one message.
+    def to_chat(self, origins: Mapping[str, tuple[str, str]]) -> openai.ChatPrompt:
+        """Returns the chat of instructions and items. Raises RequestError for results without their calls.
 
         Args:
             origins: As in `ToolConfig`; calls in the history get the names that are offered to the model.
         """
+        effort = None if self.reasoning is None else self.reasoning.effort
+        variables = openai.template_variables(self.chat_template_kwargs, reasoning_effort=effort)
+        return openai.ChatPrompt(self._conversation(origins).to_template(), variables)
+
+    def _conversation(self, origins: Mapping[str, tuple[str, str]]) -> openai.Conversation:
+        """Returns instructions and items as messages. Items of one answer become one message."""
         names = {found: flat for flat, found in origins.items()}
-        made = Conversation("call_id")
+        made = openai.Conversation("call_id")
         if self.instructions is not None:
             made.add("instructions", role="system", content=self.instructions)
         if isinstance(self.input, str):
@@ -393,7 +342,7 @@ class ResponsesRequest(SingleChoiceRequest):
 
 
 def _text(content: str | list[ItemPart] | None) -> str:
-    return "".join(map(Part.as_text, content)) if isinstance(content, list) else content or ""
+    return "".join(map(openai.Part.as_text, content)) if isinstance(content, list) else content or ""
 
 
 Json = dict[str, Any]
@@ -402,22 +351,22 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class OutputText(TypedDict):
-    type: Annotated[Literal["output_text"], api_field("always `output_text`")]
+    type: Literal["output_text"]
     text: Annotated[str, api_field("generated text")]
     annotations: Annotated[list[Json], api_field("always empty")]
     logprobs: Annotated[list[Json], api_field("always empty")]
 
 
 class ReasoningText(TypedDict):
-    type: Annotated[Literal["reasoning_text"], api_field("always `reasoning_text`")]
+    type: Literal["reasoning_text"]
     text: Annotated[str, api_field("reasoning text")]
 
 
 class MessageItem(TypedDict):
     id: Annotated[str, api_field("id of the item")]
-    type: Annotated[Literal["message"], api_field("always `message`")]
+    type: Literal["message"]
     status: Annotated[ItemStatus, api_field("status of the item")]
-    role: Annotated[Literal["assistant"], api_field("always `assistant`")]
+    role: Literal["assistant"]
     content: Annotated[list[OutputText], api_field("one text; empty in the first event of the item")]
 
 
@@ -425,7 +374,7 @@ class CallItem(TypedDict):
     """A call of a function."""
 
     id: Annotated[str, api_field("id of the item")]
-    type: Annotated[Literal["function_call"], api_field("always `function_call`")]
+    type: Literal["function_call"]
     status: Annotated[ItemStatus, api_field("status of the item")]
     call_id: Annotated[str, api_field("id for the item with the result")]
     name: Annotated[str, api_field("name of the function")]
@@ -435,7 +384,7 @@ class CallItem(TypedDict):
 
 class ReasoningItem(TypedDict):
     id: Annotated[str, api_field("id of the item")]
-    type: Annotated[Literal["reasoning"], api_field("always `reasoning`")]
+    type: Literal["reasoning"]
     status: Annotated[ItemStatus, api_field("status of the item")]
     summary: Annotated[list[Json], api_field("always empty")]
     content: Annotated[list[ReasoningText], api_field("one text; empty in the first event of the item")]
@@ -474,7 +423,7 @@ class ResponsesUsage(TypedDict):
 
 class ReasoningSettings(TypedDict):
     effort: Annotated[str | None, api_field("as requested")]
-    summary: Annotated[None, api_field("always null")]
+    summary: None
 
 
 class TextSettings(TypedDict):
@@ -508,12 +457,9 @@ class ResponsesAnswer(ResponseSettings):
     """The answer of `/v1/responses`."""
 
     id: Annotated[str, api_field("id of this request")]
-    object: Annotated[Literal["response"], api_field("always `response`")]
+    object: Literal["response"]
     created_at: Annotated[int, api_field("creation time, Unix seconds")]
-    status: Annotated[
-        ResponseStatus,
-        api_field("`in_progress` and `failed` occur in streams only"),
-    ]
+    status: Annotated[ResponseStatus, api_field("`in_progress` and `failed` occur in streams only")]
     model: Annotated[str, api_field("requested model name")]
     output: Annotated[list[OutputItem], api_field("reasoning, text and function calls")]
     usage: Annotated[ResponsesUsage | None, api_field("token counts, after the end")]
@@ -566,7 +512,7 @@ class PartEvent(_Within):
 class TextEvent(_Within):
     """More text."""
 
-    type: Annotated[Literal["response.output_text.delta"], api_field("always `response.output_text.delta`")]
+    type: Literal["response.output_text.delta"]
     delta: Annotated[str, api_field("new part")]
     logprobs: Annotated[list[Json], api_field("always empty")]
 
@@ -574,7 +520,7 @@ class TextEvent(_Within):
 class TextDone(_Within):
     """All of a text."""
 
-    type: Annotated[Literal["response.output_text.done"], api_field("always `response.output_text.done`")]
+    type: Literal["response.output_text.done"]
     text: Annotated[str, api_field("complete text")]
     logprobs: Annotated[list[Json], api_field("always empty")]
 
@@ -582,32 +528,28 @@ class TextDone(_Within):
 class ReasoningEvent(_Within):
     """More reasoning."""
 
-    type: Annotated[Literal["response.reasoning_text.delta"], api_field("always `response.reasoning_text.delta`")]
+    type: Literal["response.reasoning_text.delta"]
     delta: Annotated[str, api_field("new part")]
 
 
 class ReasoningDone(_Within):
     """All of a reasoning."""
 
-    type: Annotated[Literal["response.reasoning_text.done"], api_field("always `response.reasoning_text.done`")]
+    type: Literal["response.reasoning_text.done"]
     text: Annotated[str, api_field("complete text")]
 
 
 class ArgumentsEvent(_Placed):
     """More of a call's arguments."""
 
-    type: Annotated[
-        Literal["response.function_call_arguments.delta"], api_field("always `response.function_call_arguments.delta`")
-    ]
+    type: Literal["response.function_call_arguments.delta"]
     delta: Annotated[str, api_field("new part of the JSON")]
 
 
 class ArgumentsDone(_Placed):
     """All of a call's arguments."""
 
-    type: Annotated[
-        Literal["response.function_call_arguments.done"], api_field("always `response.function_call_arguments.done`")
-    ]
+    type: Literal["response.function_call_arguments.done"]
     arguments: Annotated[str, api_field("complete JSON")]
     name: Annotated[str, api_field("name of the function")]
 

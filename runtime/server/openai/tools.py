@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, WithJsonSchema
+from pydantic import WithJsonSchema
 from starlette.requests import Request
 
 from runtime.config import ServerConfig
-from runtime.errors import ConfigError, RequestError
+from runtime.errors import ConfigError
+from runtime.parsers import formats
 from runtime.parsers.chat_output import ChatOutputParser, ReasoningParser, ToolCallOptions
-from runtime.parsers.formats import (
-    NO_ARGUMENTS,
-    ReasoningFormat,
-    Tool,
-    ToolFormat,
-    reasoning_format,
-    reasoning_formats,
-    tool_format,
-    tool_formats,
-)
+from runtime.parsers.formats import NO_ARGUMENTS, Tool
 from runtime.parsers.tool_call_grammar import CallMode, ToolCallConstraint, grammar, part_name
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.structured import grammar_of
 from runtime.request.validation import preview, refuse
-from runtime.server.preprocessing.request_body import RequestModel, api_field
+from runtime.server.preprocessing.request_body import RequestModel, ToolList, api_field, optional
 
 if TYPE_CHECKING:
+    from runtime.server.openai.protocol import ChatPrompt
     from runtime.server.preprocessing.preprocessor import Preprocessor
     from runtime.tokenizer import Tokenizer
 
@@ -38,7 +33,6 @@ if TYPE_CHECKING:
 NO_GRAMMAR_MESSAGE = (
     "cannot be combined with a continued last message; leave it out, or end with a message of another role"
 )
-MAX_TOOLS = 256
 MAX_NAME = 128
 OFF = "off"  # value of --tool-call-parser and --reasoning-parser
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]+")
@@ -50,16 +44,13 @@ EXAMPLE_TOOLS = [{"type": "function", "function": {"name": "calculator", "parame
 class FunctionDescription(RequestModel):
     """Fields that describe a function."""
 
-    description: Annotated[str | None, api_field("description for the model", "Works out sums.")] = None
-    parameters: Annotated[
-        dict[str, Any] | None,
-        api_field("JSON schema of the arguments", _CALCULATOR),
-    ] = None
-    strict: Annotated[bool | None, api_field("constrain the arguments to the schema", False)] = None
+    description: str | None = optional("description for the model", "Works out sums.")
+    parameters: dict[str, Any] | None = optional("JSON schema of the arguments", _CALCULATOR)
+    strict: bool | None = optional("constrain the arguments to the schema", False)
 
 
 class FunctionItem(FunctionDescription):
-    name: Annotated[str, api_field("name of the function", "calculator")]
+    name: str = api_field("name of the function", "calculator")
 
 
 _TYPE_HELP = "`function`; tools of other types are ignored and named in `X-Unmask-Ignored`"
@@ -68,8 +59,8 @@ _TYPE_HELP = "`function`; tools of other types are ignored and named in `X-Unmas
 class ToolItem(RequestModel):
     """A function that the model may call."""
 
-    type: Annotated[str, api_field(_TYPE_HELP, "function")]
-    function: Annotated[FunctionItem | None, api_field("index of the completion", {"name": "calculator"})] = None
+    type: str = api_field(_TYPE_HELP, "function")
+    function: FunctionItem | None = optional("index of the completion", {"name": "calculator"})
 
     def unsupported_kind(self) -> str | None:
         return None if self.type == "function" else self.type
@@ -77,7 +68,7 @@ class ToolItem(RequestModel):
 
 _FUNCTION = {"type": "object", "properties": {"name": {"type": "string"}}}
 _NAMED = {"type": "object", "properties": {"type": {"const": "function"}, "function": _FUNCTION}}
-ToolItems = Annotated[list[ToolItem], Field(max_length=MAX_TOOLS, fail_fast=True)]
+ToolItems = ToolList[ToolItem]
 ToolChoice = Annotated[
     Any,
     api_field("`none`, `auto`, `required`, or an object with the name of a function", "auto"),
@@ -118,6 +109,9 @@ class ToolConfig:
 NO_TOOLS = ToolConfig()
 
 
+ChoiceMode = Literal["none", "auto", "required"]
+
+
 class Choice(NamedTuple):
     """A parsed `tool_choice`.
 
@@ -125,51 +119,47 @@ class Choice(NamedTuple):
         mode: Whether the model may or has to call.
         name: The only function that it may call; "" for any.
         allowed: Names of the functions that stay available; None for all.
-        param: The path of the field, for error messages.
+        origins: As in `ToolConfig`.
     """
 
-    mode: Literal["none", "auto", "required"] = "auto"
+    mode: ChoiceMode = "auto"
     name: str = ""
     allowed: frozenset[str] | None = None
-    param: str = "tool_choice"
+    origins: Mapping[str, tuple[str, str]] = MappingProxyType({})
 
 
 def parse_tools(items: Sequence[ToolItem] | None, choice: object, parallel: bool | None) -> ToolConfig:
     """Returns the tools of a chat completion. Raises RequestError."""
     chosen = parse_tool_choice(choice)
     tools = [_tool(item, f"tools[{i}]") for i, item in enumerate(items or ()) if item.unsupported_kind() is None]
-    check_distinct_names(tools)
     return select_tools(tools, chosen, single=parallel is False)
 
 
-def select_tools(
-    tools: Sequence[tuple[str, Tool]],
-    choice: Choice,
-    *,
-    single: bool = False,
-    origins: Mapping[str, tuple[str, str]] | None = None,
-) -> ToolConfig:
-    """Returns the checked tools restricted to the choice. Raises RequestError for a choice that they cannot satisfy."""
+def select_tools(tools: Sequence[tuple[str, Tool]], choice: Choice, *, single: bool) -> ToolConfig:
+    """Returns the tools restricted to the choice, which may be to call at most one (`single`).
+
+    Raises RequestError for two tools of one name, or a choice that the tools cannot satisfy.
+    """
+    _check_distinct_names(tools)
     if choice.mode == "none":
         return NO_TOOLS
-    param, functions = choice.param, dict(origins or {})
+    param = "tool_choice"
     names = [tool.name for _, tool in tools]
     listed = ", ".join(map(preview, names))[:200]
     if choice.allowed is not None:
         tools = [found for found in tools if found[1].name in choice.allowed]
         if not tools:
             raise refuse(param, f"allows no function among the tools: {listed or 'there are none'}")
-    if choice.mode == "required":
-        if not tools:
-            raise refuse(param, "requires a call, but there are no tools; send tools, or leave it out")
-        if choice.name and choice.name not in names:
-            raise refuse(param, f"{preview(choice.name)} is not among the tools: {listed}")
-        return ToolConfig(tools, True, choice.name, single or bool(choice.name), param, functions)
-    return ToolConfig(tools, single=single, origins=functions)
+    if choice.mode == "auto":
+        return ToolConfig(tools, single=single, origins=choice.origins)
+    if not tools:
+        raise refuse(param, "requires a call, but there are no tools; send tools, or leave it out")
+    if choice.name and choice.name not in names:
+        raise refuse(param, f"{preview(choice.name)} is not among the tools: {listed}")
+    return ToolConfig(tools, True, choice.name, single or bool(choice.name), param, choice.origins)
 
 
-def check_distinct_names(tools: Sequence[tuple[str, Tool]]) -> None:
-    """Raises RequestError where two tools have one name."""
+def _check_distinct_names(tools: Sequence[tuple[str, Tool]]) -> None:
     paths: dict[str, str] = {}
     for where, tool in tools:
         path = where.rpartition(".")[0]  # of the object with name and schema
@@ -179,7 +169,7 @@ def check_distinct_names(tools: Sequence[tuple[str, Tool]]) -> None:
         paths[tool.name] = path
 
 
-def parse_tool_choice(choice: object, origins: Mapping[str, tuple[str, str]] | None = None) -> Choice:
+def parse_tool_choice(choice: object, origins: Mapping[str, tuple[str, str]] = MappingProxyType({})) -> Choice:
     """Parses OpenAI's `tool_choice`.
 
     Args:
@@ -191,27 +181,24 @@ def parse_tool_choice(choice: object, origins: Mapping[str, tuple[str, str]] | N
     """
     match choice:
         case None:
-            return Choice()
+            return Choice(origins=origins)
         case "none" | "auto" | "required":
-            return Choice(choice)
+            return Choice(choice, origins=origins)
         case dict() if choice.get("type") == "allowed_tools":
             inner = choice.get("allowed_tools", choice)
             mode, tools = (inner.get("mode"), inner.get("tools")) if isinstance(inner, dict) else (None, None)
             if mode not in ("auto", "required") or not isinstance(tools, list):
                 raise refuse("tool_choice", "allowed_tools needs a mode, auto or required, and a list of tools")
             functions = [tool for tool in tools if isinstance(tool, dict) and tool.get("type") == "function"]
-            names = (_function_name(tool, origins or {}) for tool in functions)
-            return Choice(mode, allowed=frozenset(filter(None, names)))
+            names = (_function_name(tool, origins) for tool in functions)
+            return Choice(mode, allowed=frozenset(filter(None, names)), origins=origins)
         case dict() if choice.get("type", "function") == "function":
-            name = _function_name(choice, origins or {})
+            name = _function_name(choice, origins)
             if not name:
                 raise refuse("tool_choice.function.name", "is missing; name one of the tools")
-            return Choice("required", name)
-    raise refuse(
-        "tool_choice",
-        f'{preview(choice)} is not supported; use none, auto, required or {{"type": "function", '
-        '"function": {"name": ...}}',
-    )
+            return Choice("required", name, origins=origins)
+    known = 'none, auto, required or {"type": "function", "function": {"name": ...}}'
+    raise refuse("tool_choice", f"{preview(choice)} is not supported; use {known}")
 
 
 def _function_name(selector: Mapping[str, Any], origins: Mapping[str, tuple[str, str]]) -> str:
@@ -224,65 +211,37 @@ def _function_name(selector: Mapping[str, Any], origins: Mapping[str, tuple[str,
     return next((flat for flat, found in origins.items() if found == (name, namespace)), name)
 
 
-def qualified_name(namespace: str, name: str) -> str:
-    """The name of a namespace's function where another tool has its own name."""
-    return f"{namespace.removesuffix('__')}__{name}"
-
-
 def _tool(item: ToolItem, path: str) -> tuple[str, Tool]:
-    function = item.function
-    if function is None:
+    if item.function is None:
         raise refuse(f"{path}.function", "is missing; describe the function")
-    return make_tool(
-        f"{path}.function", "parameters", function.name, function.description, function.parameters, function.strict,
-        function.model_extra,
-    )  # fmt: skip
+    return make_tool(f"{path}.function", item.function.name, item.function)
 
 
-def make_tool(
-    path: str,
-    field: str,
-    name: str,
-    description: str | None,
-    parameters: dict[str, Any] | None,
-    strict: bool | None,
-    extra: dict[str, Any] | None = None,
-) -> tuple[str, Tool]:
+def make_tool(path: str, name: str, function: FunctionDescription, schema: str = "parameters") -> tuple[str, Tool]:
     """Returns a checked tool, and the path of the schema of its parameters.
 
-    `path`: path of the object with the name, and with the schema in `field`.
+    `path`: path of the object with the name, and with the schema in the field `schema`.
     """
     if not name or len(name) > MAX_NAME or not _NAME.fullmatch(name):
-        raise refuse(
-            f"{path}.name", f"{preview(name)} is not a name of 1 to {MAX_NAME} letters, digits, and any of _ - . : /"
-        )
+        kinds = "letters, digits, and any of _ - . : /"
+        raise refuse(f"{path}.name", f"{preview(name)} is not a name of 1 to {MAX_NAME} {kinds}")
+    description, parameters = function.description, function.parameters
     if parameters and parameters.get("type", "object") != "object":
-        raise refuse(
-            f"{path}.{field}", f"the schema is of {preview(parameters['type'])}; arguments are always an object"
-        )
-    described: dict[str, Any] = {"name": name}
-    if description is not None:
-        described["description"] = description
-    if parameters is not None:
-        described["parameters"] = parameters
-    described |= {key: value for key, value in (extra or {}).items() if value is not None}
-    tool = Tool(
-        name=name,
-        description=description or "",
-        parameters=parameters or NO_ARGUMENTS,
-        strict=bool(strict),
-        item={"type": "function", "function": described},
-    )
-    return f"{path}.{field}", tool
+        kind = preview(parameters["type"])
+        raise refuse(f"{path}.{schema}", f"the schema is of {kind}; arguments are always an object")
+    known = {"description": description, "parameters": parameters, **(function.model_extra or {})}
+    described = {"name": name, **{key: value for key, value in known.items() if value is not None}}
+    item = {"type": "function", "function": described}
+    tool = Tool(name, description or "", parameters or NO_ARGUMENTS, strict=bool(function.strict), item=item)
+    return f"{path}.{schema}", tool
 
 
 def check_legacy_functions(functions: object, call: object) -> None:
     """Raises RequestError for deprecated fields of OpenAI that request a call."""
     if functions and call != "none":
-        raise RequestError(
-            "functions: the deprecated form of tools is not supported; send tools, and tool_choice instead of "
-            "function_call",
-            param="functions",
+        raise refuse(
+            "functions",
+            "the deprecated form of tools is not supported; send tools, and tool_choice instead of function_call",
         )
     if call not in (None, "none", "auto"):
         raise refuse("function_call", "the deprecated form of tool_choice is not supported; send tools and tool_choice")
@@ -293,12 +252,21 @@ _TAIL_TOKENS = 32  # last tokens of a prompt that are searched for the start of 
 
 def check_parsers(config: ServerConfig) -> None:
     """Raises ConfigError for a parser that is not there."""
-    for name, known in (("tool_call_parser", tool_formats()), ("reasoning_parser", reasoning_formats())):
+    for name, known in (
+        ("tool_call_parser", formats.tool_formats()),
+        ("reasoning_parser", formats.reasoning_formats()),
+    ):
         value = getattr(config, name)
         if value is not None and value not in (OFF, *known):
             raise ConfigError(
                 f"--{name.replace('_', '-')}: unknown parser {value!r}; available: {', '.join(known)}, {OFF}"
             )
+
+
+@functools.cache
+def _formats(tool_calls: str, reasoning: str) -> tuple[formats.ToolFormat | None, formats.ReasoningFormat | None]:
+    """Returns the formats of these names, which all chats of a server have."""
+    return formats.tool_format(tool_calls), formats.reasoning_format(reasoning)
 
 
 class ChatContext:
@@ -321,8 +289,9 @@ class ChatContext:
         self._tokenizer = tokenizer
         self._tools = tools
         self.single = bool(tools.tools) and tools.single
-        self._format: ToolFormat | None = tool_format(config.tool_call_parser or info.tool_calls)
-        self._reasoning: ReasoningFormat | None = reasoning_format(config.reasoning_parser or info.reasoning)
+        self._format, self._reasoning = _formats(
+            config.tool_call_parser or info.tool_calls, config.reasoning_parser or info.reasoning
+        )
         self._in_reasoning = self.continued = self.optional = self.strict_unsupported = False
         self._any_object: frozenset[int] = frozenset()  # tools whose schemas the grammar leaves out
         if not tools.tools:
@@ -336,37 +305,20 @@ class ChatContext:
                 "prompt; start the server with another --chat-template or --tool-call-parser",
             )
 
-    async def prompt(
-        self,
-        request: Request,
-        preparer: Preprocessor,
-        messages: list[dict[str, Any]],
-        kwargs: Mapping[str, Any] | None,
-        *,
-        continued: bool = False,
-    ) -> list[int]:
-        """Returns the ids of a chat with its tools. Raises RequestError.
-
-        Args:
-            request: HTTP request.
-            preparer: Encodes the chat.
-            messages: Messages for the template.
-            kwargs: Variables of the template.
-            continued: The answer continues the last message.
-        """
-        text = str(messages[-1]["content"]) if continued else ""
-        self.continued = continued
+    async def prompt(self, request: Request, preprocessor: Preprocessor, chat: ChatPrompt) -> list[int]:
+        """Returns the ids of a chat with its tools. Raises RequestError."""
+        text = str(chat.messages[-1]["content"]) if chat.continued else ""
+        self.continued = chat.continued
         if self._format is not None and text.rfind(self._format.opens) > text.rfind(self._format.closes):
             raise refuse(
                 "tools", "cannot continue a message that ends within a tool call; complete the call or leave tools out"
             )
-        if self._format is None:
-            items = None
-        elif self._tokenizer.supports_tools:
+        items = None
+        if self._format is not None and self._tokenizer.supports_tools:
             items = [tool.item for _, tool in self._tools.tools]
-        else:
-            items, messages = None, self._with_tool_instructions(self._format, messages)
-        ids = await preparer.encode_chat(request, self.loaded, messages, kwargs, items, continued=continued)
+        elif self._format is not None:
+            chat = chat._replace(messages=self._with_tool_instructions(self._format, chat.messages))
+        ids = await preprocessor.encode_chat(request, self.loaded, chat, items)
         if self._reasoning is not None:
             tail = self._tokenizer.decode(ids[-_TAIL_TOKENS - len(text) :]).removesuffix(text).rstrip()
             begun = ReasoningParser(self._reasoning, tail.endswith(self._reasoning.opens))
@@ -376,7 +328,7 @@ class ChatContext:
                 self._reasoning = None
         return ids
 
-    def _with_tool_instructions(self, made: ToolFormat, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _with_tool_instructions(self, made: formats.ToolFormat, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Returns the messages with a description of the tools, for templates without support of tools."""
         assert made.instructs is not None
         instructions = made.instructs([tool for _, tool in self._tools.tools])
@@ -410,10 +362,10 @@ class ChatContext:
                 self.strict_unsupported = True
                 return "", at
             if self._format.wraps is None:
-                raise RequestError(
-                    f"{param}: calls in the format {self._format.key} cannot be constrained to a schema; leave it out, "
+                raise refuse(
+                    param,
+                    f"calls in the format {self._format.key} cannot be constrained to a schema; leave it out, "
                     'with tool_choice "auto" and no strict tools',
-                    param=param,
                 )
             mode: CallMode = "only" if tools.forced else "or_form" if form else "within"
             constraint = ToolCallConstraint(self._format, tools.callable, mode, tools.single, self._any_object)

@@ -11,7 +11,7 @@ import asyncio
 import secrets
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
@@ -20,21 +20,15 @@ from runtime.request.engine_messages import EngineInfo
 from runtime.request.resolve import check_ids, check_length
 from runtime.request.validation import refuse
 from runtime.server.middleware.auth import api_key_id
+from runtime.server.preprocessing import request_body
 from runtime.server.preprocessing.executors import AdmissionQueue, PreprocessingExecutors, T, Work, cancel_on_disconnect
-from runtime.server.preprocessing.request_body import (
-    CONTENT_ENCODING,
-    B,
-    check_shape_in_steps,
-    codings,
-    decode_body,
-    parse_body,
-    parse_json,
-    read_body,
-    validate_body,
-)
+from runtime.server.preprocessing.request_body import B
 from runtime.tokenizer import Tokenizer
 from runtime.tokenizer.template_sandbox import RenderBudget
 from runtime.tokenizer.tokenizer import WINDOW
+
+if TYPE_CHECKING:
+    from runtime.server.openai.protocol import ChatPrompt
 
 SMALL_BODY = 2**13  # bytes that are parsed in a millisecond or two, whatever they hold
 MAX_WAITING_BODIES = 8 * 2**20  # bytes of large bodies that wait to be parsed, together
@@ -63,24 +57,24 @@ class Preprocessor:
             RequestError: 400; 408; 413 for a body that is too large, also once decoded; 415; 429 if too much waits.
             ClientGone: The client closed the connection.
         """
-        names = codings(request.headers.getlist(CONTENT_ENCODING))
-        data = await read_body(request)
+        names = request_body.codings(request.headers.getlist(request_body.CONTENT_ENCODING))
+        data = await request_body.read_body(request)
         if len(data) <= SMALL_BODY and not names:
-            return parse_body(kind, data)
+            return request_body.parse_body(kind, data)
         return await cancel_on_disconnect(request, self._parse(kind, data, api_key_id(request), names))
 
-    async def _parse(self, kind: type[B], data: bytes, owner: str, codings: Sequence[str] = ()) -> B:
+    async def _parse(self, kind: type[B], data: bytes, owner: str, names: Sequence[str] = ()) -> B:
         """Decodes and parses one large body at a time, and serves other requests between steps.
 
         Decoding waits in the same queue, so that only one body at a time takes more memory than was sent.
         """
         async with self._parse_queue.slot(len(data), owner):
-            data = await decode_body(data, codings)
-            for _ in check_shape_in_steps(data):
+            data = await request_body.decode_body(data, names)
+            for _ in request_body.check_shape_in_steps(data):
                 await asyncio.sleep(0)
-            value = parse_json(data)
+            value = request_body.parse_json(data)
             await asyncio.sleep(0)
-            return validate_body(kind, value)
+            return request_body.validate_body(kind, value)
 
     async def encode(self, request: Request, text: str, *, add_bos: bool = True) -> list[int]:
         """Encodes a text, which may be longer than a prompt. Special tokens in it are ordinary text.
@@ -120,17 +114,14 @@ class Preprocessor:
             tokens = 0
             for i, prompt in enumerate(prompts):
                 param = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
-                ids = (
-                    prompt if isinstance(prompt, list) else _encode_with_bos(tokenizer, prompt, info, param, is_needed)
-                )
-                check_length(ids, info, param)  # the first that is too long ends it
-                encoded.append(ids)
-                tokens += len(ids)
+                if isinstance(prompt, str):
+                    prompt = _encode_with_bos(tokenizer, prompt, info, param, is_needed)
+                check_length(prompt, info, param)  # the first that is too long ends it
+                encoded.append(prompt)
+                tokens += len(prompt)
                 if i and tokens > MAX_PROMPT_TOKENS:
-                    raise RequestError(
-                        f"prompt: these have more than {MAX_PROMPT_TOKENS} tokens together; send several requests",
-                        param="prompt",
-                    )
+                    sentence = f"these have more than {MAX_PROMPT_TOKENS} tokens together; send several requests"
+                    raise refuse("prompt", sentence)
             return encoded
 
         return await self._run(request, sum(len(prompt) for prompt in prompts if isinstance(prompt, str)), work)
@@ -139,29 +130,23 @@ class Preprocessor:
         self,
         request: Request,
         loaded: tuple[EngineInfo, Tokenizer],
-        messages: list[dict[str, Any]],
-        kwargs: Mapping[str, Any] | None,
+        chat: ChatPrompt,
         tools: list[Mapping[str, Any]] | None = None,
-        *,
-        continued: bool = False,
     ) -> list[int]:
         """Returns the ids of a chat, rendered with the chat template.
 
         Args:
             request: HTTP request.
             loaded: Engine info and tokenizer.
-            messages: The chat.
-            kwargs: Further variables of the template.
+            chat: The chat. If it is continued, the ids end with the content of the last message, and nothing that the
+                template writes after it.
             tools: Given to the template.
-            continued: The ids end with the content of the last message, an assistant's, and nothing that the template
-                writes after it.
         """
         info, tokenizer = loaded
-        variables = dict(kwargs or {})
+        messages, variables = chat.messages, dict(chat.variables)
         for name in ("self", "messages"):
             if name in variables:
-                path = f"chat_template_kwargs.{name}"
-                raise RequestError(f"{path}: this name is the template's own; leave it out", param=path)
+                raise refuse(f"chat_template_kwargs.{name}", "this name is the template's own; leave it out")
         size = count_characters(variables)
         if tools is not None:
             if "tools" in variables:
@@ -170,17 +155,16 @@ class Preprocessor:
         simple = all(value is None or isinstance(value, bool | str) for value in variables.values())
         if tools is not None:
             variables["tools"] = tools
-
         size += sum(MESSAGE_CHARS + len(str(value)) for message in messages for value in message.values())
-        begun = ""
-        mark = secrets.token_hex(16) if continued else ""  # no template changes it, and no message has it
-        if continued:
-            begun, variables = str(messages[-1]["content"]), {**variables, "add_generation_prompt": False}
+        begun = mark = ""
+        if chat.continued:
+            mark = secrets.token_hex(16)  # no template changes it, and no message has it
+            begun, variables["add_generation_prompt"] = str(messages[-1]["content"]), False
             messages = [*messages[:-1], {**messages[-1], "content": mark}]
 
         def render(budget: RenderBudget) -> str:
             text = tokenizer.render(messages, variables, budget)
-            if not continued:
+            if not chat.continued:
                 return text
             before, found, _ = text.rpartition(mark)
             if not found:
@@ -204,7 +188,7 @@ class Preprocessor:
         info, tokenizer = self._require()
         limit = max(2 * info.max_model_len, WINDOW)  # what a text may have to be encoded at all
         if len(ids) > limit:
-            raise RequestError(f"tokens: has {len(ids)} ids; at most {limit}", param="tokens")
+            raise refuse("tokens", f"has {len(ids)} ids; at most {limit}")
         check_ids(ids, info, "tokens")
         if len(ids) <= SMALL_IDS:
             return tokenizer.decode(ids)
@@ -234,17 +218,14 @@ def count_characters(arguments: dict[str, Any], name: str = "chat_template_kwarg
         elif isinstance(value, list):
             left.extend(value)
         if seen + len(left) > limit:
-            raise RequestError(f"{name}: holds more than {limit} values; send fewer", param=name)
+            raise refuse(name, f"holds more than {limit} values; send fewer")
     return total + 4 * seen
 
 
 def context_length_error(param: str, info: EngineInfo, what: str = "far more than") -> RequestError:
     """Returns the error for a text that is too long, without its exact number of tokens."""
-    return RequestError(
-        f"{param}: has {what} the {info.max_model_len} tokens of the model's length; shorten it",
-        param=param,
-        code="context_length_exceeded",
-    )
+    sentence = f"has {what} the {info.max_model_len} tokens of the model's length; shorten it"
+    return refuse(param, sentence, code="context_length_exceeded")
 
 
 def _encode(tokenizer: Tokenizer, text: str, info: EngineInfo, param: str, is_needed: Callable[[], bool]) -> list[int]:

@@ -7,17 +7,18 @@ import re
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import pydantic
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema, from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from runtime.errors import RequestError
-from runtime.request.validation import integral, preview
+from runtime.request.validation import integral, preview, refuse
 
 
 def integrals(value: Any) -> Any:
@@ -27,6 +28,9 @@ def integrals(value: Any) -> Any:
 
 MAX_IGNORED = 16  # ignored fields that an answer names
 MAX_NAME = 64  # characters of one
+MAX_MESSAGES = 2048
+MAX_PARTS = 2048  # of a message
+MAX_TOOLS = 256
 # JSON knows numbers alone: clients in languages without integers write 20.0 for 20.
 Integer = Annotated[int, BeforeValidator(integral)]
 Integers = Annotated[list[int], Field(fail_fast=True), BeforeValidator(integrals)]
@@ -47,9 +51,14 @@ class RequestModel(BaseModel):
         yield from ()
 
 
-def api_field(description: str, *examples: Any, **limits: Any) -> Any:
-    """Returns description, examples and limits of a field. `limits`: those of pydantic."""
-    return Field(description=description, examples=list(examples) or None, **limits)
+def api_field(description: str, *examples: Any, **options: Any) -> Any:
+    """Returns description and examples of a field. `options`: limits and default as pydantic has them."""
+    return Field(description=description, examples=list(examples) or None, **options)
+
+
+def optional(description: str, *examples: Any, **limits: Any) -> Any:
+    """Returns a field of a `RequestModel` that is None by default."""
+    return api_field(description, *examples, default=None, **limits)
 
 
 class UnsupportedField:
@@ -68,10 +77,12 @@ class UnsupportedField:
             raise PydanticCustomError("not_built", "{why}", {"why": self.why})
         return value
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: Any, handler: pydantic.GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: pydantic.GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         example = self.neutral[0] if self.neutral else None
         kinds = [*map(_only, self.neutral), {"type": "null"}]
         return {"anyOf": kinds, "description": f"any other value {self.why}", "examples": [example]}
@@ -82,10 +93,20 @@ def union_tag(content: Any) -> str:
     return "list" if isinstance(content, list) else "str"
 
 
+T = TypeVar("T")
+# Lists of limited length, whose validation ends at the first error.
+MessageList = Annotated[list[T], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+PartList = Annotated[list[T], Field(max_length=MAX_PARTS, fail_fast=True)]
+ToolList = Annotated[list[T], Field(max_length=MAX_TOOLS, fail_fast=True)]
+TextOrParts = Annotated[Annotated[str, Tag("str")] | Annotated[PartList[T], Tag("list")], Discriminator(union_tag)]
+
+
 class AnyOfUnion:
     """Marks a union whose arm is selected by a function: its JSON schema is `anyOf`, as a value may match several."""
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: pydantic.GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         described = handler(schema)
         return {**{name: value for name, value in described.items() if name != "oneOf"}, "anyOf": described["oneOf"]}
 
@@ -144,7 +165,6 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-SUPPORTED_ENCODINGS = ("gzip", "deflate", "zstd")
 CONTENT_ENCODING = "Content-Encoding"
 MAX_CODINGS = 4  # of one body
 MAX_FRAMES = 128  # gzip members or zstd frames of one body: each has to set up a decoder
@@ -189,12 +209,8 @@ def decoding(data: bytes, coding: str) -> Iterator[bytes]:
         yield from DECODERS[coding](data)
     except (ValueError, zlib.error) as error:
         reason = " ".join(str(error).split())[:200]
-        message = f"{CONTENT_ENCODING}: the body cannot be decoded as {coding}: {reason}"
-        raise RequestError(message, param=CONTENT_ENCODING, code="invalid_encoding") from None
-
-
-def _gzip(data: bytes) -> Iterator[bytes]:
-    return _frames(data, lambda view: _inflate(view, 31))
+        sentence = f"the body cannot be decoded as {coding}: {reason}"
+        raise refuse(CONTENT_ENCODING, sentence, code="invalid_encoding") from None
 
 
 def _deflate(data: bytes) -> Iterator[bytes]:
@@ -204,10 +220,6 @@ def _deflate(data: bytes) -> Iterator[bytes]:
     size = yield from _inflate(memoryview(data), 15 if wrapped else -15)
     if size < len(data):
         raise ValueError("other data follows it")
-
-
-def _zstd(data: bytes) -> Iterator[bytes]:
-    return _frames(data, _decompress)
 
 
 def _frames(data: bytes, stream: _Stream) -> Iterator[bytes]:
@@ -261,14 +273,15 @@ def _decompress(data: memoryview) -> Generator[bytes, None, int]:
 
 
 def _unsupported(sentence: str) -> RequestError:
-    return RequestError(
-        f"{CONTENT_ENCODING}: {sentence}", status=415, param=CONTENT_ENCODING, code="unsupported_encoding"
-    )
+    return refuse(CONTENT_ENCODING, sentence, status=415, code="unsupported_encoding")
 
 
-DECODERS: dict[str, Callable[[bytes], Iterator[bytes]]] = dict(
-    zip(SUPPORTED_ENCODINGS, (_gzip, _deflate, _zstd), strict=True)
-)
+DECODERS: dict[str, Callable[[bytes], Iterator[bytes]]] = {
+    "gzip": lambda data: _frames(data, partial(_inflate, wbits=31)),
+    "deflate": _deflate,
+    "zstd": lambda data: _frames(data, _decompress),
+}
+SUPPORTED_ENCODINGS = tuple(DECODERS)
 
 
 MAX_VALUES = 2**17  # in lists and objects together; of a prompt given as ids these are the ids
@@ -417,7 +430,7 @@ def validate_body(kind: type[B], value: Any) -> B:
     param = _path(first["loc"])
     if param is None:
         raise RequestError("the body must be a JSON object")
-    raise RequestError(f"{param}: {_JSON_MESSAGES.get(first['type'], first['msg'])}", param=param)
+    raise refuse(param, _JSON_MESSAGES.get(first["type"], first["msg"]))
 
 
 def _path(loc: tuple[int | str, ...]) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from runtime.request.validation import preview, refuse
 from runtime.server.env import backend_environment
 from runtime.server.middleware.auth import api_key_id
 from runtime.server.openai.logprobs import PromptEcho, check_logprobs_limit
-from runtime.server.openai.protocol import GenerationRequest
+from runtime.server.openai.protocol import FORMAT_ALIASES, GenerationRequest
 from runtime.server.openai.tools import ChatContext
 from runtime.server.preprocessing.executors import SingleThreadExecutor, cancel_on_disconnect
 from runtime.structured_output.gbnf import CheckResult
@@ -48,10 +48,8 @@ class GenerationInputs:
         id: id of the response.
         model: name as `ServerContext.model_name` returned it.
         stream_mode: None for a response in one piece, "denoise" for an event per step, else text as it grows.
-        names: names of fields as the client spelled them, by the names of `SamplingParams`.
         max_tokens: limit of the route; None for that of the body.
         default_max_tokens: limit of a request without one.
-        n: completions per prompt.
         pinned_tokens: fixed token ids by offset in the completion; see `RequestContext.prefilled_tokens`.
         text_limit: number of first tokens that are returned; the completion ends with them.
         chat: context of a chat, whose completions have parts.
@@ -65,15 +63,18 @@ class GenerationInputs:
     id: str
     model: str | None = None
     stream_mode: str | None = None
-    names: Mapping[str, str] = field(default_factory=dict)
     max_tokens: int | None = None
     default_max_tokens: int | None = None
-    n: int = 1
     pinned_tokens: Mapping[int, int] | None = None
     text_limit: int | None = None
     chat: ChatContext | None = None
     echo: PromptEcho | None = None
     continued: bool = False
+
+    @property
+    def n(self) -> int:
+        """Completions per prompt."""
+        return 1 if self.body.n is None else int(self.body.n)  # 1.0 where other numbers are not supported
 
     @property
     def count(self) -> int:
@@ -93,21 +94,21 @@ class RequestSpecBuilder:
         self._inputs = inputs
         self._info, self._tokenizer = context.require() if inputs.chat is None else inputs.chat.loaded
         self._tenant = api_key_id(inputs.request)
-        values = inputs.body.set_fields() | {"n": inputs.n}
+        values, names = inputs.body.set_fields() | {"n": inputs.n}, inputs.body.names()
         scored = inputs.echo is not None and values.get("logprobs") is not None
         if inputs.count + scored > 1:  # before the rest is built
             context.engine_client.check_count(len(inputs.prompts), inputs.n + scored)
         if inputs.max_tokens is not None:
             values["max_tokens"] = inputs.max_tokens
         if values.get("max_tokens") is not None:
-            name = inputs.names.get("max_tokens", "max_tokens")
+            name = names.get("max_tokens", "max_tokens")
             values["max_tokens"] = context.cap_max_tokens(inputs.request, values["max_tokens"], self._info, name)
         self._format, self._format_field = parse_response_format(inputs.body)
         values[FIELD] = self._format
         self.grammar, self._grammar_field = self._make_grammar()
         if inputs.chat is not None and inputs.chat.strict_unsupported:
             context.ignore_field(inputs.request, STRICT)
-        self._names = {FIELD: self._grammar_field, **inputs.names}
+        self._names = {FIELD: self._grammar_field, **names}
         self._params = SamplingParams(**values)
         self._stops: tuple[str, ...] = ()
         if self._params.stop is not None:
@@ -237,16 +238,6 @@ class RequestSpecBuilder:
 # Keywords that determine the type of a value. Schemas with one of them get no type.
 _TYPED = {"type", "enum", "const", "$ref", "$dynamicRef", "allOf", "anyOf", "oneOf"}
 MAX_WAITING_GRAMMARS = 128  # of one API key, or of all clients of a server without keys
-# Other servers' names for the same.
-ALIASES = {
-    "guided_json": "json",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
-    "json_schema": "json",
-    "regex": "regex",
-    "ebnf": "grammar",
-}
 
 
 def parse_response_format(body: GenerationRequest) -> tuple[dict[str, Any] | None, str]:
@@ -254,7 +245,9 @@ def parse_response_format(body: GenerationRequest) -> tuple[dict[str, Any] | Non
 
     Raises RequestError for conflicting or invalid formats.
     """
-    found = {name: {kind: value} for name, kind in ALIASES.items() if (value := getattr(body, name)) is not None}
+    found = {
+        name: {kind: value} for name, (kind, _) in FORMAT_ALIASES.items() if (value := getattr(body, name)) is not None
+    }
     asked = getattr(body, FIELD)
     if asked is not None:
         found[FIELD] = asked
@@ -276,20 +269,19 @@ def _parse_openai_format(name: str, requested: object) -> dict[str, Any] | None:
     A JSON schema is one level higher in `text.format` and `output_config.format`; some clients write it there in
     `response_format` too.
     """
-    kind = requested.get("type") if isinstance(requested, dict) else None
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        assert isinstance(requested, dict)
-        schema = requested.get("schema")
-        return {"json_object": True} if schema is None or schema is True else {"json": _object_schema(schema)}
-    if kind == "json_schema":
-        assert isinstance(requested, dict)
-        described = requested.get("json_schema") or requested
-        schema = described.get("schema") if isinstance(described, dict) else None
-        if schema is None:
-            raise refuse(name, "json_schema must be an object with a schema")
-        return {"json": schema}
+    fields = requested if isinstance(requested, dict) else {}
+    match fields.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            schema = fields.get("schema")
+            return {"json_object": True} if schema is None or schema is True else {"json": _object_schema(schema)}
+        case "json_schema":
+            described = fields.get("json_schema") or fields
+            schema = described.get("schema") if isinstance(described, dict) else None
+            if schema is None:
+                raise refuse(name, "json_schema must be an object with a schema")
+            return {"json": schema}
     raise refuse(name, f"{preview(requested)} is not supported; its type must be text, json_object or json_schema")
 
 
