@@ -7,13 +7,17 @@ kernels are read from the cache.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import multiprocessing
 import os
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -46,22 +50,48 @@ class CompileResult(msgspec.Struct, frozen=True):
 
 
 def compile_all(job: CompileJob) -> CompileResult:
-    """Compiles all specializations of a job into the cache. Call it in a process without other threads."""
+    """Compiles all specializations of a job into the cache. Call it in a process without other threads.
+
+    Several ranks or replicas of a host may share a cache. One of them compiles at a time, and the next one finds its
+    kernels in the cache.
+    """
     from triton.backends.compiler import GPUTarget
 
     import_kernels()
-    began = time.monotonic()
     compile_one = partial(_compile_one, target=GPUTarget("cuda", job.arch, 32), launcher=job.launcher)
     processes = min(job.processes, len(job.specializations))
-    if processes > 1:
-        context = multiprocessing.get_context("fork")
-        with ProcessPoolExecutor(processes, context, initializer=exit_with_parent) as pool:
-            futures = {pool.submit(compile_one, text): text for text in job.specializations}
-            failed = [_result(future, futures[future]) for future in as_completed(futures)]
-    else:
-        failed = list(map(compile_one, job.specializations))
+    with _cache_lock():
+        began = time.monotonic()
+        if processes > 1:
+            context = multiprocessing.get_context("fork")
+            with ProcessPoolExecutor(processes, context, initializer=exit_with_parent) as pool:
+                futures = {pool.submit(compile_one, text): text for text in job.specializations}
+                failed = [_result(future, futures[future]) for future in as_completed(futures)]
+        else:
+            failed = list(map(compile_one, job.specializations))
+        seconds = time.monotonic() - began
     errors = [error for error in failed if error]
-    return CompileResult(len(failed) - len(errors), time.monotonic() - began, errors)
+    return CompileResult(len(failed) - len(errors), seconds, errors)
+
+
+@contextmanager
+def _cache_lock() -> Iterator[None]:
+    """Holds the lock of the cache directory. The system releases it when this process and its children have exited.
+
+    On a file system without locks, it is not held.
+    """
+    from triton import knobs
+
+    descriptor = None
+    with contextlib.suppress(OSError):
+        os.makedirs(knobs.cache.dir, exist_ok=True)
+        descriptor = os.open(knobs.cache.dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def _result(future: Future[str], text: str) -> str:

@@ -12,6 +12,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -34,15 +35,12 @@ CACHE_MANAGER = "runtime.kernels.cache_manager:LayeredCacheManager"
 
 
 class KernelCompiler:
-    """Compiles kernels for one device. From its creation on, Triton reads UNMASK_KERNEL_CACHE if that is set.
+    """Compiles kernels for one device. From its creation on, Triton reads UNMASK_KERNEL_CACHE if that is set."""
 
-    Args:
-        ranks: processes of this replica on this host, which compile at the same time.
-    """
-
-    def __init__(self, device: torch.device, ranks: int = 1) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.processes = max(1, min(available_cores() // ranks, MAX_PROCESSES))
+        self.processes = min(available_cores(), MAX_PROCESSES)
+        self._hashing: threading.Thread | None = None
         self._worker: subprocess.Popen[bytes] | None = None
         self._submitted: dict[str, None] = {}
         self._num_jobs = 0  # jobs without a result
@@ -50,13 +48,25 @@ class KernelCompiler:
             os.environ.setdefault("TRITON_CACHE_MANAGER", CACHE_MANAGER)
 
     def start(self) -> None:
-        """Starts the worker if no kernel is cached, so that it imports Triton while weights are loaded."""
-        if self.device.type == "cuda" and self.processes > 1 and not any(map(_has_entries, cache_directories())):
+        """Does what does not depend on the kernels, while weights are loaded.
+
+        It hashes Triton's files, which are part of the cache's keys. If no kernel is cached, it also starts the worker.
+        """
+        if self.device.type != "cuda":
+            return
+        self._hashing = threading.Thread(target=_hash_triton, name="hash-triton", daemon=True)
+        self._hashing.start()
+        if self.processes > 1 and not any(map(_has_entries, cache_directories())):
             self._start()
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "runtime.kernels.compile_worker"]
         self._worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def wait_until_hashed(self) -> None:
+        """Waits for the hash that `start` computes, so that no launch computes it a second time."""
+        if self._hashing is not None:
+            self._hashing.join()
 
     def close(self) -> None:
         """Ends the worker."""
@@ -148,6 +158,12 @@ def cache_directories() -> list[Path]:
     """Returns the directories that compiled kernels are read from."""
     shipped = os.environ.get(KERNEL_CACHE)
     return [Path(directory) for directory in (shipped, str(triton.knobs.cache.dir)) if directory]
+
+
+def _hash_triton() -> None:
+    from triton.runtime.cache import triton_key
+
+    triton_key()  # it keeps the result; hashing 400 MB does not hold the GIL
 
 
 def _has_entries(directory: Path) -> bool:

@@ -27,6 +27,10 @@ DERIVED_OPTIONS = {
 }  # fmt: skip
 
 
+class KernelNotCached(Exception):
+    """The cache has no compiled kernel for a launch."""
+
+
 class _ZeroAllocations(TorchFunctionMode):
     """Fills allocated memory with zeros, because a kernel that is not launched does not write its outputs.
 
@@ -79,6 +83,23 @@ def record_specializations() -> Iterator[dict[str, None]]:
         triton.knobs.runtime.jit_cache_hook = previous
         for kernels, key in replaced:
             del kernels[key]
+
+
+@contextmanager
+def require_cached_kernels() -> Iterator[None]:
+    """Launches only kernels that are compiled. The first launch of another one raises KernelNotCached."""
+
+    def check(*, compile: dict[str, Any], **_: Any) -> bool:
+        text = compile["specialization_data"]
+        if missing_from_cache([text], triton.runtime.driver.active.get_current_target()):
+            raise KernelNotCached(json.loads(text)["name"])
+        return False  # Triton loads it from the cache and launches it
+
+    previous, triton.knobs.runtime.jit_cache_hook = triton.knobs.runtime.jit_cache_hook, check
+    try:
+        yield
+    finally:
+        triton.knobs.runtime.jit_cache_hook = previous
 
 
 def read_specialization(text: str) -> tuple[Any, dict[str, Any]]:
