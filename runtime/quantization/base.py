@@ -44,7 +44,10 @@ class QuantizedWeight(Weight):
 
     @abstractmethod
     def pack(self, x: torch.Tensor) -> Any:
-        """Quantizes float32 [rows, inputs] to this format; scales are not finite where `x` is not."""
+        """Quantizes [rows, inputs] of any float dtype to this format; scales are not finite where `x` is not.
+
+        It computes in float32.
+        """
 
     @property
     @abstractmethod
@@ -88,8 +91,8 @@ class QuantizedWeight(Weight):
             stored = self.kernel_arg.values[at][:, codes], self.kernel_arg.scales[at][..., scales]
             for first in range(0, len(outputs), step):
                 piece = source[first : first + step]
-                result = self.pack(piece.to(stored[0].device, torch.float32))
-                require_finite((result.scales.abs() * self.max_code).to(self.dtype), piece)
+                result = self.pack(piece.to(stored[0].device))
+                require_finite((result.scales * self.max_code).to(self.dtype), piece)
                 self._store_rows(outputs[first : first + step], stored, result)
         return tensor.numel()
 
@@ -109,7 +112,7 @@ class QuantizedWeight(Weight):
             raise AssertionError(f"{type(packed).__name__} of {packed.values.dtype} is no such format")
         if packed.scales.shape[1:] != self.kernel_arg.scales.shape[len(self.shape) - 1 :]:
             raise AssertionError("its scales belong to other groups")
-        require_finite((packed.scales.abs() * self.max_code).to(self.dtype), packed.scales)
+        require_finite((packed.scales * self.max_code).to(self.dtype), packed.scales)
         *stack_dims, outputs, _ = part.ranges
         at = tuple(each.start for each in stack_dims)
         self._store_rows(outputs, (self.kernel_arg.values[at], self.kernel_arg.scales[at]), packed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -50,7 +50,7 @@ class StoredTensor:
             ending: (TensorInMemory(name, data), name) if at == (handle, name) else at
             for ending, at in self.parts.items()
         }
-        return replace(self, parts=parts)
+        return StoredTensor(self.name, parts, self.scheme, self.file)
 
     @property
     def sort_key(self) -> tuple[str, str]:
