@@ -1,13 +1,16 @@
 """Measures the time from process start to ready, by phase.
 
 Each run starts a server. With ``--arch`` it serves random weights that are written to files first. The kernel cache is
-empty in the first run and filled afterwards, unless ``--kernels`` is set.
+empty in the first run and filled afterwards, unless ``--kernels`` is set. With ``--clients``, requests arrive from the
+moment of /ready on, while CUDA graphs are left to capture: two periods of the same load are compared.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import http.client
+import itertools
 import json
 import os
 import statistics
@@ -20,12 +23,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
+from runtime.bench.load import send, session
 from runtime.bench.output import add_json
+from runtime.bench.serve import bodies
 from runtime.bench.started import launched
 from runtime.errors import ConfigError
 
 POLL_SECONDS = 0.02
 LIMIT_SECONDS = 1800.0
+ANSWER_TOKENS = 128  # per answer of --clients
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,27 @@ class StartTimes:
     weight_bytes: int
 
 
+@dataclass(frozen=True)
+class FirstLoad:
+    """Load from the moment of /ready on, in two periods of the same length.
+
+    Attributes:
+        clients: number of clients, each of which waits for its answer.
+        seconds: length of a period.
+        first: tokens per second of the first period.
+        second: tokens per second of the second period.
+        graphs_left: CUDA graphs left to capture at /ready, after the first period and after the second.
+        failures: requests that failed.
+    """
+
+    clients: int
+    seconds: float
+    first: float
+    second: float
+    graphs_left: tuple[int, int, int]
+    failures: int
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="checkpoint directory (default: the demo)")
     parser.add_argument("--arch", help="named shape: write a checkpoint of random weights first, and serve it")
@@ -62,6 +91,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--drop-page-cache", action="store_true", help="remove the checkpoint's files from the page cache before a run"
+    )
+    parser.add_argument("--clients", type=int, metavar="N", help="also load a started server from /ready on")
+    parser.add_argument(
+        "--period",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds of each period of --clients (%(default)s)",
     )
     add_json(parser)
 
@@ -85,7 +122,15 @@ def main(args: argparse.Namespace) -> int:
         for state in dict.fromkeys(row["kernel_cache"] for row in rows):
             own = [row for row in rows if row["kernel_cache"] == state]
             columns = {name: statistics.median(row[name] for row in own) for name in asdict(times)}
-            print(_row(f"{state}, median of {len(own)}", StartTimes(**columns)))
+            print(_row(f"{state}, median of {len(own)}", StartTimes(**columns)), flush=True)
+        if args.clients:
+            load = _measure_load(args, model, filled)
+            rows.append(asdict(load))
+            print(
+                f"{load.clients} clients from /ready on: {load.first:.0f} tokens/s in {load.seconds:.0f} s, then "
+                f"{load.second:.0f} tokens/s ({load.first / load.second:.1%}); graphs left "
+                f"{' > '.join(map(str, load.graphs_left))}; {load.failures} requests failed"
+            )
     if args.json:
         args.json.write_text(json.dumps(rows))
     return 0
@@ -150,6 +195,58 @@ def _poll(server: subprocess.Popen[bytes], port: int, began: float) -> StartTime
             return StartTimes(health, first - health, last - first, now - last, now, graphs, weight_bytes)
         time.sleep(POLL_SECONDS)
     raise ConfigError(f"the server was not ready after {LIMIT_SECONDS:.0f} s")
+
+
+def _measure_load(args: argparse.Namespace, model: str | None, kernel_cache: str) -> FirstLoad:
+    """Starts a server, and loads it for two periods as soon as it is ready."""
+    with launched(model, args.server_args, TRITON_CACHE_DIR=kernel_cache) as (server, port):
+        began = time.monotonic()
+        while _get(port, "/ready")[0] != 200:
+            if server.poll() is not None or time.monotonic() - began > LIMIT_SECONDS:
+                raise ConfigError("the server was not ready")
+            time.sleep(POLL_SECONDS)
+        return uvloop.run(_load(port, args.clients, args.period))
+
+
+async def _load(port: int, clients: int, seconds: float) -> FirstLoad:
+    settings = argparse.Namespace(
+        seed=0, requests=256, max_tokens=ANSWER_TOKENS, ignore_eos=True, mode=None, accept_threshold=None
+    )
+    stream = {"stream": True, "stream_options": {"include_usage": True}}
+    queue = (json.dumps(body | stream).encode() for number in itertools.count() for body in bodies(settings, number))
+    answers: list[tuple[float, float, int]] = []  # begin, end, tokens
+    failures = 0
+
+    async with session(f"http://127.0.0.1:{port}", None, LIMIT_SECONDS) as http:
+        start = time.perf_counter()
+
+        async def client() -> None:
+            nonlocal failures
+            while (begin := time.perf_counter() - start) < 2 * seconds:
+                sent = await send(http, next(queue))
+                failures += sent.failure is not None
+                answers.append((begin, begin + sent.latency, sent.tokens))
+
+        async def graphs_left(after: float) -> int:
+            await asyncio.sleep(after)
+            while not await asyncio.to_thread(_metric, port, "unmask_kv_pages"):  # the engine has not reported yet
+                await asyncio.sleep(POLL_SECONDS)
+            return int(await asyncio.to_thread(_metric, port, "unmask_graphs_pending"))
+
+        left = [asyncio.create_task(graphs_left(after)) for after in (0, seconds, 2 * seconds)]
+        await asyncio.gather(*(client() for _ in range(clients)))
+        first, middle, last = await asyncio.gather(*left)
+    rates = [tokens_between(answers, at, at + seconds) / seconds for at in (0, seconds)]
+    return FirstLoad(clients, seconds, rates[0], rates[1], (first, middle, last), failures)
+
+
+def tokens_between(answers: list[tuple[float, float, int]], start: float, stop: float) -> float:
+    """Returns the tokens of a period. An answer at its border counts in proportion to its time.
+
+    Args:
+        answers: begin and end in seconds, and the number of tokens.
+    """
+    return sum(tokens * max(min(end, stop) - max(begin, start), 0.0) / (end - begin) for begin, end, tokens in answers)
 
 
 def _poll_graphs(port: int) -> float:

@@ -71,7 +71,7 @@ def load_engine(
         skip_tokenizer=config.skip_tokenizer,
     )
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    with contextlib.closing(KernelCompiler(device, group.size)) as compiler:
+    with contextlib.closing(KernelCompiler(device)) as compiler:
         if config.compile_mode is None:  # else `build_model_runner` does not use it
             compiler.start()
         rank = RankDevice(device, dtype, group, free_at_start, compiler)

@@ -15,6 +15,7 @@ standard input. It has no CUDA context, so forking is safe. Compiled kernels are
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import importlib
 import itertools
@@ -24,6 +25,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -53,6 +55,10 @@ ALLOCATIONS = (torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.
 DERIVED_OPTIONS = {
     "arch", "supported_fp8_dtypes", "deprecated_fp8_dot_operand_dtypes", "max_num_imprecise_acc_default", "extern_libs",
 }  # fmt: skip
+
+
+class KernelNotCached(Exception):
+    """The cache has no compiled kernel for a launch."""
 
 
 class _ZeroAllocations(TorchFunctionMode):
@@ -107,6 +113,23 @@ def record_specializations() -> Iterator[dict[str, None]]:
         triton.knobs.runtime.jit_cache_hook = previous
         for kernels, key in replaced:
             del kernels[key]
+
+
+@contextmanager
+def require_cached_kernels() -> Iterator[None]:
+    """Launches only kernels that are compiled. The first launch of another one raises KernelNotCached."""
+
+    def check(*, compile: dict[str, Any], **_: Any) -> bool:
+        text = compile["specialization_data"]
+        if missing_from_cache([text], triton.runtime.driver.active.get_current_target()):
+            raise KernelNotCached(json.loads(text)["name"])
+        return False  # Triton loads it from the cache and launches it
+
+    previous, triton.knobs.runtime.jit_cache_hook = triton.knobs.runtime.jit_cache_hook, check
+    try:
+        yield
+    finally:
+        triton.knobs.runtime.jit_cache_hook = previous
 
 
 def read_specialization(text: str) -> tuple[Any, dict[str, Any]]:
@@ -208,22 +231,48 @@ class CompileResult(msgspec.Struct, frozen=True):
 
 
 def compile_all(job: CompileJob) -> CompileResult:
-    """Compiles all specializations of a job into the cache. Call it in a process without other threads."""
+    """Compiles all specializations of a job into the cache. Call it in a process without other threads.
+
+    Several ranks or replicas of a host may share a cache. One of them compiles at a time, and the next one finds its
+    kernels in the cache.
+    """
     from triton.backends.compiler import GPUTarget
 
     import_kernels()
-    began = time.monotonic()
     compile_one = partial(_compile_one, target=GPUTarget("cuda", job.arch, 32), launcher=job.launcher)
     processes = min(job.processes, len(job.specializations))
-    if processes > 1:
-        context = multiprocessing.get_context("fork")
-        with ProcessPoolExecutor(processes, context, initializer=exit_with_parent) as pool:
-            futures = {pool.submit(compile_one, text): text for text in job.specializations}
-            failed = [_result(future, futures[future]) for future in as_completed(futures)]
-    else:
-        failed = list(map(compile_one, job.specializations))
+    with _cache_lock():
+        began = time.monotonic()
+        if processes > 1:
+            context = multiprocessing.get_context("fork")
+            with ProcessPoolExecutor(processes, context, initializer=exit_with_parent) as pool:
+                futures = {pool.submit(compile_one, text): text for text in job.specializations}
+                failed = [_result(future, futures[future]) for future in as_completed(futures)]
+        else:
+            failed = list(map(compile_one, job.specializations))
+        seconds = time.monotonic() - began
     errors = [error for error in failed if error]
-    return CompileResult(len(failed) - len(errors), time.monotonic() - began, errors)
+    return CompileResult(len(failed) - len(errors), seconds, errors)
+
+
+@contextmanager
+def _cache_lock() -> Iterator[None]:
+    """Holds the lock of the cache directory. The system releases it when this process and its children have exited.
+
+    On a file system without locks, it is not held.
+    """
+    from triton import knobs
+
+    descriptor = None
+    with contextlib.suppress(OSError):
+        os.makedirs(knobs.cache.dir, exist_ok=True)
+        descriptor = os.open(knobs.cache.dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def _result(future: Future[str], text: str) -> str:
@@ -257,15 +306,12 @@ def import_kernels() -> None:
 
 
 class KernelCompiler:
-    """Compiles kernels for one device. From its creation on, Triton reads UNMASK_KERNEL_CACHE if that is set.
+    """Compiles kernels for one device. From its creation on, Triton reads UNMASK_KERNEL_CACHE if that is set."""
 
-    Args:
-        ranks: processes of this replica on this host, which compile at the same time.
-    """
-
-    def __init__(self, device: torch.device, ranks: int = 1) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.processes = max(1, min(available_cores() // ranks, MAX_PROCESSES))
+        self.processes = min(available_cores(), MAX_PROCESSES)
+        self._hashing: threading.Thread | None = None
         self._worker: subprocess.Popen[bytes] | None = None
         self._submitted: dict[str, None] = {}
         self._num_jobs = 0  # jobs without a result
@@ -273,13 +319,25 @@ class KernelCompiler:
             os.environ.setdefault("TRITON_CACHE_MANAGER", CACHE_MANAGER)
 
     def start(self) -> None:
-        """Starts the worker if no kernel is cached, so that it imports Triton while weights are loaded."""
-        if self.device.type == "cuda" and self.processes > 1 and not any(map(_has_entries, cache_directories())):
+        """Does what does not depend on the kernels, while weights are loaded.
+
+        It hashes Triton's files, which are part of the cache's keys. If no kernel is cached, it also starts the worker.
+        """
+        if self.device.type != "cuda":
+            return
+        self._hashing = threading.Thread(target=_hash_triton, name="hash-triton", daemon=True)
+        self._hashing.start()
+        if self.processes > 1 and not any(map(_has_entries, cache_directories())):
             self._start()
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "runtime.kernels.compiler"]
         self._worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def wait_until_hashed(self) -> None:
+        """Waits for the hash that `start` computes, so that no launch computes it a second time."""
+        if self._hashing is not None:
+            self._hashing.join()
 
     def close(self) -> None:
         """Ends the worker."""
@@ -369,6 +427,12 @@ def cache_directories() -> list[Path]:
     """Returns the directories that compiled kernels are read from."""
     shipped = os.environ.get(KERNEL_CACHE)
     return [Path(directory) for directory in (shipped, str(triton.knobs.cache.dir)) if directory]
+
+
+def _hash_triton() -> None:
+    from triton.runtime.cache import triton_key
+
+    triton_key()  # it keeps the result; hashing 400 MB does not hold the GIL
 
 
 def _has_entries(directory: Path) -> bool:

@@ -6,6 +6,7 @@ consecutive values of a row. fp8 models quantize rows too: the kernel before a G
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Self
@@ -89,8 +90,10 @@ def quantize_fp8_reference(x: torch.Tensor) -> Fp8:
 
     The largest absolute value of a row maps to the largest e4m3 value. Non-finite values become NaN.
     """
-    x = x.float()
-    scales = (x.abs().amax(-1) / FP8_MAX).clamp(min=MIN_SCALE)
+    if x.dtype == torch.float64:
+        x = x.float()  # others are converted by the division
+    largest = torch.linalg.vector_norm(x, ord=math.inf, dim=-1).float()
+    scales = (largest / FP8_MAX).clamp(min=MIN_SCALE)
     return Fp8((x / scales[..., None]).to(E4M3), scales)
 
 

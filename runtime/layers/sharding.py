@@ -32,17 +32,21 @@ class WeightSlice:
         Raises:
             ValueError: the index is out of range, empty or has a step.
         """
-        full_index = (*index, *(slice(None),) * (len(shape) - len(index)))
-        ranges = tuple(
-            range(at, at + 1) if isinstance(at, int) else range(at.start or 0, size if at.stop is None else at.stop)
-            for at, size in zip(full_index, shape, strict=False)
-        )
-        steps = {at.step for at in full_index if isinstance(at, slice)}
-        inside = all(0 <= r.start < r.stop <= size for r, size in zip(ranges, shape, strict=True))
-        if len(full_index) > len(shape) or not inside or not steps <= {None, 1}:
+        ranges, indexed = [], []
+        valid = len(index) <= len(shape)
+        for n, size in enumerate(shape):
+            at = index[n] if n < len(index) else slice(None)
+            if isinstance(at, int):
+                taken = range(at, at + 1)
+                indexed.append(n)
+            else:
+                taken = range(at.start or 0, size if at.stop is None else at.stop)
+                valid = valid and at.step in (None, 1)
+            valid = valid and 0 <= taken.start < taken.stop <= size
+            ranges.append(taken)
+        if not valid:
             raise ValueError(f"{index} is no part of a weight {list(shape)}")
-        indexed = frozenset(n for n, at in enumerate(full_index) if isinstance(at, int))
-        return cls(ranges, indexed)
+        return cls(tuple(ranges), frozenset(indexed))
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -46,7 +46,10 @@ class QuantizedWeight(Weight):
 
     @abstractmethod
     def pack(self, x: torch.Tensor) -> Any:
-        """Quantizes float32 [rows, inputs] to this format; scales are not finite where `x` is not."""
+        """Quantizes [rows, inputs] of any float dtype to this format; scales are not finite where `x` is not.
+
+        It computes in float32.
+        """
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Returns outputs in the order of a checkpoint; the format's kernels keep interleaved outputs interleaved."""
@@ -66,7 +69,7 @@ class QuantizedWeight(Weight):
             stored = self.kernel_arg.values[at][:, codes], self.kernel_arg.scales[at][..., scales]
             for first in range(0, len(outputs), step):
                 piece = source[first : first + step]
-                result = self.pack(piece.to(stored[0].device, torch.float32))
+                result = self.pack(piece.to(stored[0].device))
                 require_finite(result.max_values.to(self.dtype), piece)
                 self._store_rows(outputs[first : first + step], stored, result)
         return tensor.numel()

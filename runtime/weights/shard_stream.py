@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,8 +29,7 @@ DTYPES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class TensorRange:
+class TensorRange(NamedTuple):
     """Where a tensor lies in its file: bytes [start, stop)."""
 
     name: str

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import torch
 
@@ -16,7 +19,13 @@ from runtime.distributed.process_group import TensorParallelGroup
 from runtime.engine.lora_manager import LoRAManager
 from runtime.engine.request_defaults import edit_tokens_of
 from runtime.errors import ConfigError
-from runtime.kernels.compiler import KernelCompiler, log_compilations, record_specializations
+from runtime.kernels.compiler import (
+    KernelCompiler,
+    KernelNotCached,
+    log_compilations,
+    record_specializations,
+    require_cached_kernels,
+)
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.models.base import Model
 from runtime.request.engine_messages import EngineInfo
@@ -28,6 +37,7 @@ from runtime.worker.sampler import SamplerConfig
 from runtime.worker.warmup import capture_graphs, estimate_graph_bytes, run_captures_eagerly, warm_up
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 CPU_POOL_BYTES = 1 << 30
 MIN_CAPTURE_ROWS = 2048  # captured with few requests too, as prefill chunks have many rows
@@ -95,25 +105,32 @@ def build_model_runner(
             capture_sampling=not config.disable_full_static_runner,
         )  # fmt: skip
 
-    def run_warm_up(runner: ModelRunner, rows: int) -> None:
+    def run_warm_up(runner: ModelRunner, rows: int = info.max_num_batched_tokens) -> None:
         warm_up(runner, rows=rows, max_seq_len=info.max_model_len, active_lora_modules=lora_manager.graph_modules)
 
-    pages, on_cuda, max_rows = config.num_pages, device.type == "cuda", info.max_num_batched_tokens
-    if on_cuda and rank.compiler is not None and config.compile_mode is None:  # torch would compile twice
-        _compile_kernels(make(needed), info, rank.group, rank.compiler, lambda runner: run_warm_up(runner, max_rows))
-    if pages is None and on_cuda:
+    def measure_memory() -> int:
+        """Returns the device memory in bytes of the largest step and of all CUDA graphs."""
         torch.cuda.reset_peak_memory_stats()
         allocated_before = torch.cuda.memory_allocated()
         runner = make(needed)
-        run_warm_up(runner, max_rows)
-        pool = runner.pool.nbytes
-        largest_step = torch.cuda.max_memory_allocated() - allocated_before - pool
-        graph_bytes = estimate_graph_bytes(runner, info) if isinstance(runner, CudaGraphRunner) else 0
-        del runner
-        gc.collect()
-        torch.cuda.empty_cache()
+        run_warm_up(runner)
+        largest_step = torch.cuda.max_memory_allocated() - allocated_before - runner.pool.nbytes
+        return largest_step + (estimate_graph_bytes(runner, info) if isinstance(runner, CudaGraphRunner) else 0)
+
+    def warmed_up(pages: int) -> ModelRunner:
+        runner = make(pages)
+        run_warm_up(runner)
+        return runner
+
+    pages, on_cuda = config.num_pages, device.type == "cuda"
+    # torch.compile compiles in the warm-up itself, and would do so once more
+    compiler = rank.compiler if on_cuda and config.compile_mode is None else None
+    kernels = _Kernels(lambda: make(needed), run_warm_up, info, rank.group, compiler)
+    if pages is None and on_cuda:
+        needed_bytes = kernels.compiled_before(measure_memory)
+        _free_runners()
         used = rank.free_at_start - torch.cuda.mem_get_info()[0]
-        free_bytes = rank.free_at_start * config.gpu_memory_utilization - used - largest_step - graph_bytes
+        free_bytes = rank.free_at_start * config.gpu_memory_utilization - used - needed_bytes
         pages = int(free_bytes // bytes_of_page)
     elif pages is None:
         enough = max(-(-info.max_num_reqs * info.max_model_len // page_size), needed)
@@ -125,36 +142,75 @@ def build_model_runner(
             f"{found} pages of {page_size} tokens, fewer than the {needed} that one request of --max-model-len "
             f"{info.max_model_len} needs; lower --max-model-len or provide more memory"
         )
-    runner = make(pages)
-    if config.num_pages is not None or not on_cuda:  # otherwise profiling has warmed up the kernels
-        run_warm_up(runner, max_rows if on_cuda else runner.block_size)
+    if on_cuda and config.num_pages is not None:  # otherwise profiling has warmed up the kernels
+        runner = kernels.compiled_before(partial(warmed_up, pages))
+    else:
+        runner = make(pages)
+    if not on_cuda:
+        run_warm_up(runner, runner.block_size)
     if isinstance(runner, CudaGraphRunner):
         capture_graphs(runner, info)
     return runner, pages
 
 
-def _compile_kernels(
-    runner: ModelRunner, info: EngineInfo, group: TensorParallelGroup, compiler: KernelCompiler,
-    run_warm_up: Callable[[ModelRunner], None],
-) -> None:  # fmt: skip
+@dataclass(frozen=True)
+class _Kernels:
     """Compiles the kernels of all steps in parallel, as far as the cache does not have them.
 
-    If the cache has all kernels of the warm-up, it is from an earlier start and has those of the graphs too.
+    Attributes:
+        make_runner: makes a runner with the smallest KV pool.
+        warm_up: runs its steps.
+        compiler: None: each launch compiles its own kernel.
     """
-    began = time.monotonic()
-    with record_specializations() as found:
-        run_warm_up(runner)
-    missing = compiler.missing(found)
-    # Steps have collective operations, so all ranks record the same ones.
-    if isinstance(runner, CudaGraphRunner) and group.min_across_ranks(-len(missing), runner.device):
-        compiler.submit(missing)  # meanwhile
+
+    make_runner: Callable[[], ModelRunner]
+    warm_up: Callable[[ModelRunner], None]
+    info: EngineInfo
+    group: TensorParallelGroup
+    compiler: KernelCompiler | None
+
+    def compiled_before(self, work: Callable[[], T]) -> T:
+        """Returns the result of `work`, which warms up a runner, when the kernels are compiled.
+
+        If the cache has all kernels of `work`, it is from an earlier start and has those of the graphs too.
+        """
+        if self.compiler is None:
+            return work()
+        self.compiler.wait_until_hashed()
+        if self.group.size == 1:  # a rank that stopped alone would leave others in a collective operation
+            began = time.monotonic()
+            with contextlib.suppress(KernelNotCached), require_cached_kernels():
+                result = work()
+                log.info("0 kernels are not in the cache (warmed up in %.1f s)", time.monotonic() - began)
+                return result
+        _free_runners()
+        self._compile(self.compiler)
+        _free_runners()
+        return work()
+
+    def _compile(self, compiler: KernelCompiler) -> None:
+        """Records the kernels of all steps, and compiles those that the cache does not have."""
+        began = time.monotonic()
+        runner = self.make_runner()
         with record_specializations() as found:
-            run_captures_eagerly(runner, info)
-        missing = list(dict.fromkeys([*missing, *compiler.missing(found)]))
-    torch.cuda.synchronize(runner.device)
-    log.info("%d kernels are not in the cache (recorded in %.1f s)", len(missing), time.monotonic() - began)
-    compiler.submit(missing)
-    compiler.wait()
+            self.warm_up(runner)
+        missing = compiler.missing(found)
+        # Steps have collective operations, so all ranks record the same ones.
+        if isinstance(runner, CudaGraphRunner) and self.group.min_across_ranks(-len(missing), runner.device):
+            compiler.submit(missing)  # meanwhile
+            with record_specializations() as found:
+                run_captures_eagerly(runner, self.info)
+            missing = list(dict.fromkeys([*missing, *compiler.missing(found)]))
+        torch.cuda.synchronize(runner.device)
+        log.info("%d kernels are not in the cache (recorded in %.1f s)", len(missing), time.monotonic() - began)
+        compiler.submit(missing)
+        compiler.wait()
+
+
+def _free_runners() -> None:
+    """Frees the device memory of runners that are not used any more. They are part of reference cycles."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def capture_sizes_for(info: EngineInfo, strategy: Strategy, pages: int, lora_manager: LoRAManager) -> CaptureSizes:

@@ -5,18 +5,28 @@ import json
 import pytest
 
 from runtime.bench.__main__ import main
+from runtime.bench.start import tokens_between
 
 
 @pytest.mark.matrix
 def test_the_phases_of_a_start_add_up(tmp_path, capsys):
     command = ["start", "--arch", "llada2-tiny", "--directory", str(tmp_path), "--runs", "1", "--kernels", "cold"]
+    command += ["--clients", "2", "--period", "1"]
     assert main([*command, "--server-args", "--device cpu", "--json", str(tmp_path / "out.json")]) == 0
-    (row,) = json.loads((tmp_path / "out.json").read_text())
+    row, load = json.loads((tmp_path / "out.json").read_text())
     assert row["kernel_cache"] == "cold"
     assert row["ready"] == pytest.approx(row["health"] + row["engine"] + row["weights"] + row["kernels"])
     assert row["weight_bytes"] > 0 or row["weights"] == 0  # loaded between two polls
-    assert "ready" in capsys.readouterr().out
+    assert load["first"] > 0
+    assert load["second"] > 0
+    assert (load["clients"], load["graphs_left"], load["failures"]) == (2, [0, 0, 0], 0)
+    assert "2 clients from /ready on" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_an_answer_counts_in_both_periods():
+    answers = [(0.0, 1.0, 10), (1.0, 3.0, 8), (3.5, 4.0, 5)]
+    assert [tokens_between(answers, at, at + 2) for at in (0, 2)] == [14, 9]
 
 
 @pytest.mark.parametrize(

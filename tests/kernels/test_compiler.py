@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,11 +24,14 @@ from runtime.kernels import compiler, layernorm  # noqa: E402
 from runtime.kernels.compiler import (  # noqa: E402
     CompileJob,
     KernelCompiler,
+    KernelNotCached,
     available_cores,
     compile_all,
+    import_kernels,
     missing_from_cache,
     read_specialization,
     record_specializations,
+    require_cached_kernels,
 )
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -125,6 +132,50 @@ def test_launches_are_recorded_and_not_made(cache: Path, hopper: None, monkeypat
     kernel.device_caches.clear()
 
 
+@pytest.mark.usefixtures("hopper")
+def test_a_launch_of_a_kernel_that_is_not_cached_is_refused(cache: Path) -> None:
+    x, weight = torch.ones(4, 64, dtype=torch.bfloat16), torch.ones(64, dtype=torch.bfloat16)
+    kernel = layernorm._rms_norm
+    with pytest.raises(KernelNotCached, match=r"^runtime\.kernels\.layernorm\._rms_norm$"), require_cached_kernels():
+        kernel[(1,)](x, x, weight, x, x, 1e-6, 1, 64, 64, False, True, 1)
+    assert not list(cache.rglob("*.cubin"))
+    assert triton.knobs.runtime.jit_cache_hook is None
+    text, _ = rms_norm(64)
+    assert compile_all(CompileJob([text], 90, processes=1, launcher=False)).errors == []
+    with require_cached_kernels():
+        assert not triton.knobs.runtime.jit_cache_hook(compile={"specialization_data": text})
+    kernel.device_caches.clear()
+
+
+def test_one_process_compiles_into_a_cache_at_a_time(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lock_again(*_: object, **options: object) -> None:
+        with open_directory(cache) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    import_kernels()
+    monkeypatch.setattr(compiler, "compile_specialization", lock_again)
+    (error,) = compile_all(CompileJob([rms_norm(64)[0]], 90, processes=1, launcher=False)).errors
+    assert "BlockingIOError" in error
+    lock_again()  # free again
+
+
+def test_kernels_are_compiled_without_a_lock_where_there_is_none(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert compile_all(CompileJob([rms_norm(64)[0]], 90, processes=1, launcher=False)).compiled == 1
+
+
+@contextmanager
+def open_directory(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def test_memory_of_kernels_that_are_not_launched_is_zero() -> None:
     with record_specializations() as found:
         for made in (torch.empty(64), torch.empty_like(torch.ones(64)), torch.ones(1).new_empty(64)):
@@ -172,9 +223,14 @@ def test_a_worker_starts_early_only_if_nothing_is_cached(cache: Path, monkeypatc
     started: list[str] = []
     monkeypatch.setattr(KernelCompiler, "_start", lambda self: started.append(str(self.device)))
     monkeypatch.setattr(compiler, "available_cores", lambda: 4)
+    hashed: list[str] = []
+    monkeypatch.setattr(compiler, "_hash_triton", lambda: hashed.append("hashed"))
     KernelCompiler(torch.device("cpu")).start()
-    assert started == []
-    KernelCompiler(torch.device("cuda")).start()
+    assert started == hashed == []
+    made = KernelCompiler(torch.device("cuda"))
+    made.start()
+    made.wait_until_hashed()
+    assert hashed == ["hashed"]
     assert started == ["cuda"]
     (cache / "KEY").mkdir(parents=True)
     KernelCompiler(torch.device("cuda")).start()
@@ -189,4 +245,4 @@ def test_the_cpu_limit_of_the_container_bounds_the_processes(
     monkeypatch.setattr(compiler, "CGROUP_CPU_LIMIT", tmp_path / "cpu.max")
     (tmp_path / "cpu.max").write_text(limit)
     assert available_cores() == cores
-    assert KernelCompiler(torch.device("cuda"), ranks=2).processes == max(cores // 2, 1)
+    assert KernelCompiler(torch.device("cuda")).processes == cores

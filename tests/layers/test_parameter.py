@@ -12,7 +12,7 @@ from runtime.kernels.activation import interleave_gate_up, interleave_group
 from runtime.kernels.ops import TRITON
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.linear import Linear
-from runtime.layers.parameter import Weight, named_weights, tensor_of
+from runtime.layers.parameter import DeferredChecks, Weight, named_weights, require_finite, tensor_of
 from runtime.layers.sharding import WeightSlice
 
 
@@ -135,3 +135,34 @@ def test_weights_have_the_names_of_where_they_are():
     found = named_weights(module)
     assert list(found) == ["top", "inner.0.weight", "inner.0.bias", "inner.1.weight"]
     assert found["inner.0.bias"] is module.inner[0].bias
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_one_value_that_is_not_finite_is_found(dtype: torch.dtype) -> None:
+    values = torch.full((37, 3), -torch.finfo(dtype).max, dtype=dtype)
+    require_finite(values, values)
+    for value in (float("nan"), float("inf"), -float("inf")):
+        for at in (0, 55, 110):
+            wrong = values.clone()
+            wrong.view(-1)[at] = value
+            with pytest.raises(ConfigError, match="holds NaN or infinite values"):
+                require_finite(wrong, wrong)
+    large = torch.full((2,), 1e300, dtype=torch.float64)
+    if dtype != torch.float64:
+        with pytest.raises(ConfigError, match=f"holds values too large for {dtype}"):
+            require_finite(large.to(dtype), large)
+
+
+def test_deferred_checks_name_the_first_tensor_that_is_not_finite() -> None:
+    checks = DeferredChecks()
+    for name, largest in (("a", torch.tensor(1.0, dtype=torch.bfloat16)), ("b", torch.tensor(2.0))):
+        checks.name = name
+        checks.add(largest)
+    assert checks.failed(wait=False) is None
+    assert checks.failed() is None
+    for name, value in (("a", 1.0), ("b", float("nan")), ("c", float("inf"))):
+        checks.name = name
+        checks.add(torch.tensor(value))
+    assert checks.failed(wait=False) is None
+    assert checks.failed() == "b"
+    assert checks.failed() is None

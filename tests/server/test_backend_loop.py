@@ -121,9 +121,12 @@ def test_what_was_loaded_is_no_longer_looked_through_for_garbage(monkeypatch: py
             return EngineStats()
 
     before = gc.get_freeze_count()
+    gc.disable()  # as the process does while it loads
     try:
         assert serve(Link(), lambda *_: Engine(), lambda: None) == 0  # type: ignore[arg-type]
+        assert gc.isenabled()
     finally:
+        gc.enable()
         gc.unfreeze()
     assert frozen[0] > before
 

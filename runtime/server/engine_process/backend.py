@@ -207,6 +207,7 @@ def serve(link: EngineChannel, make_engine: EngineFactory, prepare: Callable[[],
             )
         link.send(ipc_protocol.Fatal(_sentence(error)))
         return 1
+    gc.enable()
     gc.freeze()  # these objects stay; collecting them would delay all requests by a tenth of a second
     link.send(ipc_protocol.Ready(engine.info, time.monotonic() - started))
     Backend(link, engine).run()
@@ -224,6 +225,7 @@ def main(make_engine: EngineFactory = load_engine, prepare: Callable[[], object]
     parser.add_argument("--router-addr")
     args = parser.parse_args()
     exit_with_parent()
+    gc.disable()  # until the engine is loaded: its modules and weights stay, so scanning them only takes time
     link = EngineChannel(args.name, args.command_addr, args.event_addr, args.router_addr)
     try:
         return serve(link, make_engine, prepare)
