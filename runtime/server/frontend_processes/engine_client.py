@@ -39,6 +39,7 @@ class ParentRpc:
             return await pending
         finally:
             del self._pending[number]
+            del pending  # the frames of an error would form a reference cycle with it
 
     def on_response(self, response: RpcResponse) -> None:
         pending = self._pending.get(response.number)
