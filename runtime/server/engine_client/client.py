@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineInfo, EngineOutput, RequestSpec
-from runtime.server.engine_client.adapter_registry import AdapterRegistry
+from runtime.server.engine_client.adapter_registry import AdapterRegistry, no_longer_served
 from runtime.server.engine_client.ipc_protocol import Abort, Add
 from runtime.server.engine_client.profiler import Profiler
 from runtime.server.engine_client.router import Router
@@ -169,12 +169,7 @@ class EngineClient(ABC):
             return queue
         adapter = specs[0].adapter
         if adapter and not self.adapters.is_available(adapter):  # unloaded while the request was prepared
-            raise RequestError(
-                f"model: {adapter!r} is no longer served; GET /v1/models lists those that are",
-                param="model",
-                status=404,
-                code="model_not_found",
-            )
+            raise no_longer_served(adapter)
         self.check_capacity(len(specs), specs[0].tenant)
         ready, info = self.ready, self.require()
         by_replica: dict[int, list[RequestSpec]] = {}

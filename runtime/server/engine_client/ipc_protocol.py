@@ -19,7 +19,7 @@ import msgspec
 from runtime.config import EngineConfig, ServerConfig
 from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
 
-VERSION = 8  # of this file; raised whenever a struct changes its meaning
+VERSION = 9  # of this file; raised whenever a struct changes its meaning
 
 PING_SECONDS = 1.0  # the frontend's heartbeat; an idle backend answers each ping
 BUSY_STATS_SECONDS = 0.25  # how old the figures of a working backend may grow

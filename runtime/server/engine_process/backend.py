@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import Any
 
 from runtime.distributed.address import loopback, resolve
-from runtime.errors import ConfigError, ReplicaLost
+from runtime.errors import AdapterNotLoadedError, ConfigError, ReplicaLost
 from runtime.parent_death import exit_with_parent
 from runtime.plugins import load_plugins
 from runtime.request.engine_messages import EngineOutput
@@ -125,6 +125,9 @@ class Backend:
     def add(self, spec: Any) -> None:
         try:
             self.engine.add(spec)
+        except AdapterNotLoadedError as error:  # its unload came by another socket, and was faster
+            output = EngineOutput(id=spec.id, nfe=0, finish_reason="error", error=str(error), adapter_unloaded=True)
+            self.link.send(Outputs([output]))
         except Exception as error:  # one request's fault must not end the others
             log.exception("failed to add request %s; its client gets an error. Report it with this traceback", spec.id)
             failed = EngineOutput(id=spec.id, nfe=0, finish_reason="error", error=f"{type(error).__name__}: {error}")

@@ -17,6 +17,7 @@ import zmq
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
+from runtime.server.engine_client import ipc_protocol
 from runtime.server.engine_client import supervisor as supervision
 from runtime.server.engine_client.ipc_protocol import Hello, ReleaseFrontend, Stop, encode
 from runtime.server.engine_client.ipc_sockets import bind_private
@@ -70,6 +71,7 @@ class Frontend:
         self.fatal: str | None = None  # reason that the process sent
         self.last_message = time.monotonic()
         self.num_sent = self.num_acked = 0  # state updates
+        self.state_error = ""  # why the last acknowledged one could not be applied
         self.acked = asyncio.Event()  # set by each acknowledgment, and by the exit
 
     @property
@@ -272,13 +274,18 @@ class FrontendProcessManager:
             self._send(frontend, StateUpdate(frontend.num_sent, state))
 
     async def wait_acknowledged(self) -> None:
-        """Returns once each process has the current state: the next request of a client may reach any of them."""
+        """Returns once each process has the current state: the next request of a client may reach any of them.
+
+        Raises RequestError 500 if one could not take it over. That process is replaced.
+        """
         self._broadcast()
         for frontend, number in [(frontend, frontend.num_sent) for frontend in self.frontends]:
             name = frontend.name
             while frontend.connected and frontend.name == name and frontend.num_acked < number:
                 frontend.acked.clear()
                 await frontend.acked.wait()
+            if frontend.name == name and frontend.num_acked >= number and frontend.state_error:
+                raise RequestError(f"{frontend.state_error}; retry", status=500, code="internal_error")
 
     # -- messages
 
@@ -294,6 +301,12 @@ class FrontendProcessManager:
 
     def _on_message(self, frontend: Frontend, message: Any) -> None:
         match message:
+            case Hello(version) if version != ipc_protocol.VERSION:
+                frontend.fatal = (
+                    f"the process is of another build: it has version {version} of the messages between processes, and "
+                    f"the server has {ipc_protocol.VERSION}; install one version of unmask"
+                )
+                frontend.kill()
             case Hello():
                 frontend.connected = True
                 self._send(frontend, FrontendConfig(self.config, frontend.index, self.complete))
@@ -307,8 +320,8 @@ class FrontendProcessManager:
                 frontend.loaded = True
                 self.complete = self.complete or all(other.loaded for other in self.frontends)
                 self._broadcast()
-            case StateAck(number):
-                frontend.num_acked = number
+            case StateAck(number, error):
+                frontend.num_acked, frontend.state_error = number, error
                 frontend.acked.set()
             case RpcRequest():
                 self._start_task(self._answer(frontend, frontend.name, message))
