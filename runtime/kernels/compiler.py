@@ -11,7 +11,6 @@ import itertools
 import logging
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -22,6 +21,7 @@ from typing import Any
 import msgspec
 import torch
 
+from runtime.child_process import module_command
 from runtime.config.flags import KERNEL_CACHE
 from runtime.kernels.common import triton
 from runtime.kernels.compile_worker import CompileJob, CompileResult
@@ -32,7 +32,7 @@ MAX_PROCESSES = 16  # a process takes 0.3 GB of host memory at most
 MIN_KERNELS = 6  # fewer are compiled faster by this process than by another one that has to import Triton first
 WAIT_SECONDS = 600.0  # after the last submission: the kernels of a model take about a minute on one core
 CGROUP_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
-WORKER_COMMAND = (sys.executable, "-m", "runtime.kernels.compile_worker")
+WORKER_COMMAND = module_command("runtime.kernels.compile_worker")
 CACHE_MANAGER = "runtime.kernels.cache_manager:LayeredCacheManager"
 
 

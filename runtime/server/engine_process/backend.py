@@ -17,6 +17,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from runtime.child_process import module_command
 from runtime.distributed.address import loopback, resolve
 from runtime.errors import AdapterNotLoadedError, ConfigError, ReplicaLost
 from runtime.parent_death import exit_with_parent
@@ -169,7 +170,7 @@ def load_engine(configure: Configure, progress: Progress, lost: Lost) -> Any:
     from runtime.distributed.executor import MultiprocExecutor
     from runtime.distributed.rank_launcher import WorkerPlacement
 
-    command = (sys.executable, "-m", "runtime.server.engine_process.rank", configure.log_level, configure.log_format)
+    command = (*module_command("runtime.server.engine_process.rank"), configure.log_level, configure.log_format)
     address = resolve(configure.address) if configure.nodes > 1 else loopback()
     placement = WorkerPlacement(devices, configure.nodes, address, configure.port, command)
     return MultiprocExecutor(config.tensor_parallel_size, placement, config.distributed_timeout_seconds, lost).load(

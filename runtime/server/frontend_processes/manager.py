@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import zmq
 
+from runtime.child_process import module_command
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.server.engine_client import ipc_protocol
@@ -44,7 +44,7 @@ from runtime.server.frontend_processes.protocol import (
 
 log = logging.getLogger("unmask.frontends")
 
-COMMAND = (sys.executable, "-m", "runtime.server.frontend_processes.process")
+COMMAND = module_command("runtime.server.frontend_processes.process")
 CHECK_SECONDS = 0.2  # between two checks for changes of the state and for silent processes
 SILENCE_SECONDS = 60.0  # without a message, after which a process is killed
 START_SECONDS = 300.0  # until a process listens, after which it is killed
