@@ -46,3 +46,7 @@ class ReplicaLost(Exception):
 
     The message is one sentence that names the process and the cause.
     """
+
+
+class AdapterNotLoadedError(ValueError):
+    """A request names an adapter that the engine does not have, or that is being unloaded."""

@@ -6,10 +6,11 @@ from __future__ import annotations
 import os
 import sys
 
+from runtime.child_process import module_command
 from runtime.config import parse
 from runtime.errors import ConfigError
 
-BACKEND = (sys.executable, "-m", "runtime.bench.random_backend")
+BACKEND = module_command("runtime.bench.random_backend")
 
 if __name__ == "__main__":
     try:

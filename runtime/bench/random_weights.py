@@ -8,7 +8,6 @@ import json
 import math
 import shutil
 import string
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import nn
 
 from runtime.bench.model_shapes import architecture, random_model
 from runtime.bench.sizes import check_memory, check_weights
+from runtime.child_process import module_command
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
@@ -136,7 +136,7 @@ def random_llm(model: str | None, **flags: Any) -> LLM:
     config = EngineConfig.from_flags(model=model, **flags)
     load = partial(load_random, pages=config.num_pages or 0)
     if config.tensor_parallel_size > 1:
-        command = (sys.executable, "-m", "runtime.bench.random_rank")
+        command = module_command("runtime.bench.random_rank")
         made = LLM.from_engine(*local_engine(config, load, command))
     else:
         made = LLM.from_engine(load_engine(config, load=load))

@@ -7,12 +7,13 @@ import http.client
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+
+from runtime.child_process import module_command
 
 START_SECONDS = 300.0
 
@@ -79,7 +80,7 @@ def launched(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", module, "--host", "127.0.0.1", "--port", str(port)]
+    command = [*module_command(module), "--host", "127.0.0.1", "--port", str(port)]
     command += ["--log-level", "warning", *server_args.split()]
     if model:
         command += ["--model", model]

@@ -8,17 +8,17 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 
+from runtime.child_process import module_command
 from runtime.config import ServerConfig
 from runtime.distributed.address import create_listener, endpoint, loopback, without_brackets
 from runtime.distributed.monitor import WorkerHandle
 from runtime.distributed.rpc import VERSION, ConnectionClosed, Hello, RpcConnection
 from runtime.errors import ConfigError
 
-RANK_COMMAND = (sys.executable, "-m", "runtime.distributed.rank_worker")
+RANK_COMMAND = module_command("runtime.distributed.rank_worker")
 
 
 log = logging.getLogger("unmask.node")

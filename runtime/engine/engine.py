@@ -17,7 +17,7 @@ from runtime.engine.request import Request, ScheduledRequest, Status
 from runtime.engine.request_defaults import edit_tokens_of
 from runtime.engine.request_queue import ConstraintError, GrammarQueue, error_message
 from runtime.engine.scheduler import Scheduler, SchedulingError
-from runtime.errors import ReplicaLost
+from runtime.errors import AdapterNotLoadedError, ReplicaLost
 from runtime.request.engine_messages import EagerReason, EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.strategies.base import Strategy, max_request_len
 from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
@@ -86,7 +86,8 @@ class Engine:
         """Adds a request that ``runtime.request.resolve`` has validated.
 
         Raises:
-            ValueError: the id is in use, or the adapter is not loaded.
+            AdapterNotLoadedError: the adapter is not loaded, or is being unloaded.
+            ValueError: the id is in use.
             RuntimeError: the engine is closed.
         """
         if self._closed:
@@ -94,7 +95,7 @@ class Engine:
         if spec.id in self._requests:
             raise ValueError(f"request id {spec.id!r} is in use")
         if spec.adapter and not self.lora_manager.is_available(spec.adapter):
-            raise ValueError(f"adapter {spec.adapter!r} is not loaded")
+            raise AdapterNotLoadedError(f"adapter {spec.adapter!r} is not loaded")
         request = Request(
             spec,
             size=self.strategy.total_len(len(spec.prompt), spec.max_tokens),

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from runtime.algorithms.sampling import LogitsOps
-from runtime.engine.step_plan import UNMASKED, Floats, Ints, LogitsProcessorBatch
+from runtime.engine.step_plan import UNMASKED, Bools, Floats, Ints, LogitsProcessorBatch
 
 if TYPE_CHECKING:
     from runtime.engine.request import Block, Request
@@ -44,7 +44,9 @@ class TokenAdjustments(NamedTuple):
 
 
 class LogitsProcessorState:
-    """Computes the adjustments of one request from its current output.
+    """Keeps the adjustments of one request up to date with its output.
+
+    The cost of a step depends on the positions that changed since the last call, not on the length of the output.
 
     End-of-sequence ids and stop tokens are not counted: they are not part of the output, and the positions after one in
     a block often hold the same id.
@@ -63,38 +65,68 @@ class LogitsProcessorState:
         self._counts_output = self.penalties != (1.0, 0.0, 0.0)
         self._counts_prompt = params.repetition != 1.0
         self._end_ids = np.array(sorted({*eos_ids, *spec.stop_ids}), dtype=np.int64)
-        self._min_tokens = params.min_tokens
-        none = np.zeros(0, dtype=np.int64)
-        self._prompt = self._count(np.array(spec.prompt, dtype=np.int64)) if self._counts_prompt else (none, none)
+        prompt_ids, occurrences = self._count(np.array(spec.prompt if self._counts_prompt else [], dtype=np.int64))
         always = {*params.bias, *(self._end_ids.tolist() if params.min_tokens else ())}
-        self._always = np.array(sorted(always), dtype=np.int64)
-        self._bias_ids = np.array(list(params.bias), dtype=np.int64)
-        self._bias = np.array(list(params.bias.values()), dtype=np.float64)
+        ids = np.unique(np.concatenate([np.array(sorted(always), dtype=np.int64), prompt_ids]))
+        repetition_counts, output_counts, min_tokens = (np.zeros(len(ids), dtype=np.int64) for _ in range(3))
+        repetition_counts[ids.searchsorted(prompt_ids)] = occurrences
+        bias = np.zeros(len(ids))
+        bias[ids.searchsorted(np.array(list(params.bias), dtype=np.int64))] = list(params.bias.values())
+        if params.min_tokens:
+            min_tokens[ids.searchsorted(self._end_ids)] = params.min_tokens
+        self._adjustments = TokenAdjustments(ids, repetition_counts, output_counts, bias, min_tokens)
+        self._is_static = np.ones(len(ids), dtype=np.bool_)  # [ids], of the prompt, the bias or min_tokens
+        self._output = ids[:0]  # of the last call
 
     def adjustments(self, output: Ints) -> TokenAdjustments:
-        """Returns the adjustments for a step.
+        """Returns the adjustments for a step. Later calls do not change them.
 
         Args:
-            output: ids of the output that are not MASKED, in any order.
+            output: the token id at each position of the output; -1 where it is MASKED.
         """
-        output_ids, occurrences = self._count(output) if self._counts_output else (output[:0], output[:0])
-        prompt_ids, prompt_occurrences = self._prompt
-        ids = np.unique(np.concatenate([self._always, output_ids, prompt_ids]))
-        output_counts, repetition_counts, min_tokens = (np.zeros(len(ids), dtype=np.int64) for _ in range(3))
-        output_counts[ids.searchsorted(output_ids)] = occurrences
-        if self._counts_prompt:
-            repetition_counts += output_counts
-            repetition_counts[ids.searchsorted(prompt_ids)] += prompt_occurrences
-        bias = np.zeros(len(ids))
-        bias[ids.searchsorted(self._bias_ids)] = self._bias
-        if self._min_tokens:
-            min_tokens[ids.searchsorted(self._end_ids)] = self._min_tokens
-        return TokenAdjustments(ids, repetition_counts, output_counts, bias, min_tokens)
+        if not self._counts_output:
+            return self._adjustments
+        size = max(len(output), len(self._output))
+        before, after = _pad(self._output, size, -1), _pad(output, size, -1)
+        changed = np.flatnonzero(before != after)
+        if len(changed):
+            self._update(self._count(before[changed]), self._count(after[changed]))
+            self._output = output.copy()
+        return self._adjustments
+
+    def _update(self, removed: tuple[Ints, Ints], added: tuple[Ints, Ints]) -> None:
+        """Replaces the adjustments. Each argument has unique ids and their occurrences."""
+        current = self._adjustments
+        new_ids = added[0][~_contains(current.ids, added[0])]
+        if len(new_ids):
+            at = current.ids.searchsorted(new_ids)
+            current = TokenAdjustments._make(np.insert(values, at, 0) for values in current)
+            current.ids[at + np.arange(len(at))] = new_ids
+            self._is_static = np.insert(self._is_static, at, False)
+        change = np.zeros(len(current.ids), dtype=np.int64)
+        change[current.ids.searchsorted(added[0])] += added[1]
+        change[current.ids.searchsorted(removed[0])] -= removed[1]
+        output_counts = current.output_counts + change
+        repetition_counts = current.repetition_counts + change if self._counts_prompt else current.repetition_counts
+        current = current._replace(output_counts=output_counts, repetition_counts=repetition_counts)
+        used = self._is_static | (output_counts > 0)
+        if not used.all():
+            current = TokenAdjustments._make(values[used] for values in current)
+            self._is_static = self._is_static[used]
+        self._adjustments = current
 
     def _count(self, ids: Ints) -> tuple[Ints, Ints]:
-        """Returns the unique ids without `_end_ids`, and the occurrences of each."""
-        found, counts = np.unique(ids[~np.isin(ids, self._end_ids)], return_counts=True)
+        """Returns the unique ids without `_end_ids` and -1, and the occurrences of each."""
+        found, counts = np.unique(ids[(ids >= 0) & ~_contains(self._end_ids, ids)], return_counts=True)
         return found, counts.astype(np.int64)
+
+
+def _contains(ids: Ints, values: Ints) -> Bools:
+    """Returns which of `values` are in the sorted `ids`, bool [values]."""
+    if not len(ids):
+        return np.zeros(len(values), dtype=np.bool_)
+    found: Bools = ids[np.minimum(ids.searchsorted(values), len(ids) - 1)] == values
+    return found
 
 
 def make_logits_processor_batch(
@@ -118,7 +150,7 @@ def make_logits_processor_batch(
             continue
         if request.arrival_index not in indices:
             indices[request.arrival_index] = len(adjustments)
-            adjustments.append((processors.penalties, processors.adjustments(request.output_tokens())))
+            adjustments.append((processors.penalties, processors.adjustments(request.output_by_position())))
         request_index[i] = indices[request.arrival_index]
         output_offset[i] = block.start - request.prompt_len
         inside = block.start + np.arange(block.size) < request.end
@@ -128,7 +160,9 @@ def make_logits_processor_batch(
     max_ids = max(max(len(each.ids) for _, each in adjustments), 1)
 
     def stacked(name: str) -> np.ndarray:
-        return np.stack([_padded(getattr(each, name), max_ids) for _, each in adjustments])
+        parts = [getattr(each, name) for _, each in adjustments]
+        # a repeated id has the same effect as once; without any id, 0 has no effect
+        return np.stack([_pad(part, max_ids, part[-1] if len(part) else 0) for part in parts])
 
     return LogitsProcessorBatch(
         request_index=request_index,
@@ -176,9 +210,11 @@ def apply_logits_processors(
         logits[rows] = chunk
 
 
-def _padded(values: np.ndarray, size: int) -> np.ndarray:
-    """Repeats the last value, which has the same effect as once. Without values, pads with 0, which has no effect."""
-    return np.pad(values, (0, size - len(values)), mode="edge" if len(values) else "constant")
+def _pad(values: np.ndarray, size: int, fill: float) -> np.ndarray:
+    """Returns `values` [n] with `fill` up to `size`. ``np.pad`` takes ten times as long."""
+    padded = np.full(size, fill, dtype=values.dtype)
+    padded[: len(values)] = values
+    return padded
 
 
 @dataclass(frozen=True)

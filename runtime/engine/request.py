@@ -234,11 +234,11 @@ class Request:
         """Whether the output is complete; at most K/V of its last blocks for the prefix cache is left to compute."""
         return self.reason is not None
 
-    def output_tokens(self) -> npt.NDArray[np.int64]:
-        """Returns the ids of all positions of the output that are not MASKED, prefilled ones included."""
+    def output_by_position(self) -> npt.NDArray[np.int64]:
+        """Returns the id at each position of the output, prefilled ones included; -1 where it is MASKED."""
         here = slice(self.prompt_len, self.end)
-        answer: npt.NDArray[np.int64] = self.tokens[here][self.state[here] != MASKED]
-        return answer
+        output: npt.NDArray[np.int64] = np.where(self.state[here] == MASKED, -1, self.tokens[here])
+        return output
 
     def first_stop_offset(self, block: Block, first_eos: int) -> int:
         """Returns the offset of the first UNMASKED token that ends the output, the size of the block if there is none.

@@ -39,6 +39,7 @@ import msgspec
 import torch
 from torch.overrides import TorchFunctionMode
 
+from runtime.child_process import module_command
 from runtime.config.flags import KERNEL_CACHE
 from runtime.kernels.common import tl, triton
 from runtime.parent_death import exit_with_parent
@@ -47,7 +48,9 @@ log = logging.getLogger(__name__)
 
 MAX_PROCESSES = 16  # a process takes 0.3 GB of host memory at most
 MIN_KERNELS = 6  # fewer are compiled faster by this process than by another one that has to import Triton first
+WAIT_SECONDS = 600.0  # after the last submission: the kernels of a model take about a minute on one core
 CGROUP_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+WORKER_COMMAND = module_command("runtime.kernels.compiler")
 CACHE_MANAGER = "runtime.kernels.cache_manager:LayeredCacheManager"
 ALLOCATIONS = (torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty)
 
@@ -315,6 +318,8 @@ class KernelCompiler:
         self._worker: subprocess.Popen[bytes] | None = None
         self._submitted: dict[str, None] = {}
         self._num_jobs = 0  # jobs without a result
+        self._deadline: threading.Timer | None = None
+        self._expired = threading.Event()
         if os.environ.get(KERNEL_CACHE):
             os.environ.setdefault("TRITON_CACHE_MANAGER", CACHE_MANAGER)
 
@@ -331,8 +336,7 @@ class KernelCompiler:
             self._start()
 
     def _start(self) -> None:
-        command = [sys.executable, "-m", "runtime.kernels.compiler"]
-        self._worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._worker = subprocess.Popen(WORKER_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def wait_until_hashed(self) -> None:
         """Waits for the hash that `start` computes, so that no launch computes it a second time."""
@@ -342,6 +346,8 @@ class KernelCompiler:
     def close(self) -> None:
         """Ends the worker."""
         worker, self._worker, self._num_jobs = self._worker, None, 0
+        if self._deadline is not None:
+            self._deadline.cancel()
         if worker is not None:
             with worker:
                 worker.kill()
@@ -365,7 +371,10 @@ class KernelCompiler:
             self._send(CompileJob(new, arch, self.processes))
 
     def wait(self) -> None:
-        """Waits for submitted specializations. Kernels that fail are left to their first launch."""
+        """Waits for submitted specializations, up to `WAIT_SECONDS` after the last submission.
+
+        Kernels that fail are left to their first launch, and so are those of a worker that exits or hangs.
+        """
         worker = self._worker
         if worker is None or worker.stdout is None:
             return
@@ -375,7 +384,14 @@ class KernelCompiler:
             for _ in range(self._num_jobs):
                 results.append(msgspec.json.decode(worker.stdout.readline(), type=CompileResult))
         except (OSError, msgspec.DecodeError):
-            log.warning("Kernels are compiled one after the other: the compile worker has exited")
+            if self._expired.is_set():
+                log.error(
+                    "Kernels are compiled one after the other: the compile worker had no result after %.0f s and was "
+                    "killed; give the container more CPU and memory, or fill a cache with python -m runtime.bench warm",
+                    WAIT_SECONDS,
+                )
+            else:
+                log.warning("Kernels are compiled one after the other: the compile worker has exited")
         self.close()
         for error in itertools.chain.from_iterable(result.errors for result in results):
             log.warning("A kernel was not compiled in parallel: %s", error)
@@ -391,9 +407,23 @@ class KernelCompiler:
             self._start()
         assert self._worker is not None
         assert self._worker.stdin is not None
+        self._set_deadline(self._worker)
         with contextlib.suppress(OSError):  # `wait` reports a worker that has exited
             self._worker.stdin.write(msgspec.json.encode(job) + b"\n")
             self._worker.stdin.flush()
+
+    def _set_deadline(self, worker: subprocess.Popen[bytes]) -> None:
+        """Kills the worker `WAIT_SECONDS` from now, which ends a read or write that waits for it."""
+
+        def expire() -> None:
+            self._expired.set()
+            worker.kill()
+
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = threading.Timer(WAIT_SECONDS, expire)
+        self._deadline.daemon = True
+        self._deadline.start()
 
 
 @contextmanager

@@ -97,6 +97,7 @@ class EngineOutput(msgspec.Struct, kw_only=True):
     finish_reason: FinishReason | None = None
     error: str | None = None
     refused: bool = False  # the request caused the error: its grammar has no solution
+    adapter_unloaded: bool = False  # the error: its adapter was unloaded before the request arrived
     # only for stream_mode="denoise": the open blocks, from absolute position `start`
     start: int = 0
     tokens: list[int] | None = None  # the mask id where masked; noise, in a family without a mask

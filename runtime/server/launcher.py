@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from runtime.child_process import module_command
 from runtime.config import ServerConfig
 from runtime.errors import ConfigError
 from runtime.plugins import load_plugins
@@ -54,7 +55,7 @@ def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND
         from runtime.distributed.rank_launcher import run_node  # and arrays with it, which a frontend has no use for
 
         return run_node(
-            config, (sys.executable, "-m", "runtime.server.engine_process.rank", config.log_level, config.log_format)
+            config, (*module_command("runtime.server.engine_process.rank"), config.log_level, config.log_format)
         )
     config = config.replace(max_connections=raise_open_files_limit(config.max_connections, config.data_parallel_size))
     with contextlib.ExitStack() as stack:

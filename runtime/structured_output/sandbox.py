@@ -6,7 +6,6 @@ import contextlib
 import selectors
 import signal
 import subprocess
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import IO
 
 import msgspec
 
+from runtime.child_process import module_command
 from runtime.errors import ConfigError
 from runtime.request.engine_messages import EngineInfo
 from runtime.structured_output.gbnf import CheckResult
@@ -22,7 +22,7 @@ from runtime.structured_output.grammar_cache import digest
 from runtime.structured_output.limits import SandboxLimits
 from runtime.structured_output.sandbox_process import READY, SandboxSetup
 
-COMMAND = (sys.executable, "-m", "runtime.structured_output.sandbox_process")
+COMMAND = module_command("runtime.structured_output.sandbox_process")
 MAX_RESULTS = 4096  # results, a few hundred bytes each
 
 OUT_OF_MEMORY = "it takes too much memory to compile; send a smaller or simpler one"

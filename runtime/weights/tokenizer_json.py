@@ -19,13 +19,13 @@ import re
 import shutil
 import stat
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runtime.child_process import module_command
 from runtime.errors import ConfigError
 from runtime.weights import checkpoint_files
 
@@ -427,7 +427,7 @@ def _run(directory: Path, inputs: Mapping[str, bytes]) -> str:
             code: int | None
             try:
                 code = subprocess.run(
-                    [sys.executable, "-m", "runtime.weights.tokenizer_conversion", str(workspace)],
+                    [*module_command("runtime.weights.tokenizer_conversion"), str(workspace)],
                     stdin=subprocess.DEVNULL,
                     stdout=log_file,
                     stderr=subprocess.STDOUT,

@@ -80,3 +80,30 @@ def test_counts_of_a_history_of_any_length_are_right(size: int) -> None:
     assert found.repetition_counts.tolist() == [known[token] for token in ids]
     assert found.bias.tolist() == [bias.get(token, 0.0) for token in ids]
     assert found.min_tokens.tolist() == [7 * (token in ends) for token in ids]
+
+
+@pytest.mark.parametrize("repetition", [1.0, 1.2])
+def test_counts_that_follow_an_output_equal_those_of_the_output_alone(repetition: float) -> None:
+    """Positions are unmasked, edited and masked again, and the end moves."""
+    rng = np.random.default_rng(5)
+    prompt, stop_ids = rng.integers(0, 60, 40).tolist(), [3, 4]
+
+    def new_state() -> LogitsProcessorState:
+        bias = {5: 1.5, 70: -2.0}
+        return state_of(prompt, stop_ids, repetition=repetition, frequency=0.5, bias=bias, min_tokens=7)
+
+    state, output = new_state(), np.full(50, -1)
+    for step in range(200):
+        at = rng.integers(0, 50, rng.integers(0, 6))
+        output[at] = np.where(rng.random(len(at)) < 0.3, -1, rng.integers(0, 80, len(at)))
+        part = output[: rng.integers(0, 51)] if step % 7 == 0 else output
+        found = state.adjustments(part)
+        before = [values.copy() for values in found]
+        expected = new_state().adjustments(part)
+        for mine, right in zip(found, expected, strict=True):
+            assert mine.dtype == right.dtype
+            np.testing.assert_array_equal(mine, right)
+        state.adjustments(output)
+        for mine, copy in zip(found, before, strict=True):
+            np.testing.assert_array_equal(mine, copy)
+    assert len(state.adjustments(np.full(50, -1)).ids) == len(new_state().adjustments(np.full(50, -1)).ids)

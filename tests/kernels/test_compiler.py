@@ -211,12 +211,28 @@ def test_a_worker_compiles_each_specialization_once(cache: Path, caplog: pytest.
 def test_a_worker_that_exits_leaves_kernels_to_their_launch(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(compiler.sys, "executable", "/bin/false")
+    monkeypatch.setattr(compiler, "WORKER_COMMAND", ("false",))
     made = KernelCompiler(torch.device("cuda"))
     made.processes = 2
     made.submit([rms_norm(16 << n)[0] for n in range(compiler.MIN_KERNELS)])
     made.wait()
     assert "the compile worker has exited" in caplog.text
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("names", ["_rms_norm", "_rms_norm" * 20_000])
+def test_a_worker_that_hangs_is_killed_and_reported(
+    names: str, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It neither answers nor reads: a job that does not fit into the pipe ends too."""
+    monkeypatch.setattr(compiler, "WORKER_COMMAND", ("sleep", "3600"))
+    monkeypatch.setattr(compiler, "WAIT_SECONDS", 0.2)
+    made = KernelCompiler(torch.device("cuda"))
+    made.processes = 2
+    made.submit([rms_norm(16 << n, name=names)[0] for n in range(compiler.MIN_KERNELS)])
+    made.wait()
+    assert "the compile worker had no result after 0 s and was killed" in caplog.text
+    assert "python -m runtime.bench warm" in caplog.text
 
 
 def test_a_worker_starts_early_only_if_nothing_is_cached(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,8 @@ class ServerProcess:
         env: dict[str, str] | None = None,
         files: int | None = None,
         limits: dict[str, float] | None = None,
+        program: tuple[str, ...] = (),
+        cwd: Path = ROOT,
     ) -> None:
         """Starts the process.
 
@@ -51,16 +53,18 @@ class ServerProcess:
             env: Variables beside those of this process.
             files: The process's limit of open files.
             limits: Limits by their dotted names, in place of those of `tests/server/limits.py`.
+            program: The arguments of Python, in place of those that run `module`.
+            cwd: The process's current directory.
         """
         self.log_file = tempfile.TemporaryFile()  # noqa: SIM115 (closed in stop)
-        program = RAISED if module is None else (module,)
-        command = [sys.executable, "-m", *program, "--host", "127.0.0.1", "--port", "0", *MORE_ARGS, *args]
+        program = program or ("-m", *(RAISED if module is None else (module,)))
+        command = [sys.executable, *program, "--host", "127.0.0.1", "--port", "0", *MORE_ARGS, *args]
         if files is not None:
             command = ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command]
         clean = {k: v for k, v in os.environ.items() if not k.startswith("UNMASK_")}
         self.process = subprocess.Popen(
             command,
-            cwd=ROOT,
+            cwd=cwd,
             stderr=self.log_file,
             stdout=self.log_file,
             env={**clean, VARIABLE: json.dumps(limits or {}), **(env or {})},
@@ -171,8 +175,10 @@ def serving(
     env: dict[str, str] | None = None,
     files: int | None = None,
     limits: dict[str, float] | None = None,
+    program: tuple[str, ...] = (),
+    cwd: Path = ROOT,
 ) -> Iterator[Any]:
-    server = ServerProcess(*args, module=module, env=env, files=files, limits=limits)
+    server = ServerProcess(*args, module=module, env=env, files=files, limits=limits, program=program, cwd=cwd)
     try:
         yield server.until_ready() if ready else server
     except BaseException:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from runtime.config import EngineConfig
-from runtime.request.engine_messages import EngineOutput, EngineStats
-from runtime.server.engine_client.ipc_protocol import Configure, Outputs, Ready, Stats, Stop
+from runtime.config import EngineConfig, ServerConfig
+from runtime.errors import AdapterNotLoadedError, RequestError
+from runtime.request.engine_messages import EngineOutput, EngineStats, RequestSpec
+from runtime.request.output import CompletionState, IdsOnly
+from runtime.server.engine_client.adapter_registry import AdapterEntry
+from runtime.server.engine_client.generation_job import GenerationJob
+from runtime.server.engine_client.ipc_protocol import Add, Configure, Outputs, Ready, Stats, Stop
 from runtime.server.engine_process.backend import Backend, serve
+from runtime.server.frontend_processes.engine_client import FrontendEngineClient, ParentRpc
+from runtime.server.frontend_processes.protocol import EngineState
+from runtime.server.metrics import RequestMetrics
+from tests.request.test_sampling_params import INFO
 
 
 class Recording:
@@ -154,3 +163,41 @@ def test_graphs_are_captured_one_at_a_time_while_no_request_runs() -> None:
     each.backend.run()
     assert each.sent == ["capture", "capture", "step 0", "end 0", "news 0", "capture", "capture"]
     assert not each.backend.capturing
+
+
+class Forgetful(Recording):
+    """An engine whose adapter was unloaded."""
+
+    def __init__(self) -> None:
+        super().__init__(1, overlaps=False)
+        self.outputs: list[EngineOutput] = []
+
+    def add(self, spec: RequestSpec) -> None:
+        raise AdapterNotLoadedError(f"adapter {spec.adapter!r} is not loaded")
+
+    def send(self, event: Any) -> None:
+        self.outputs += event.outputs
+
+
+def test_a_request_that_its_adapters_unload_overtook_ends_as_not_found() -> None:
+    """They arrive over sockets of their own, in any order."""
+    spec = RequestSpec(id="r", prompt=[1], max_tokens=1, adapter="a", decoding=INFO.defaults())
+    engine = Forgetful()
+    engine.backend.handle(Add.of([spec]))
+    (output,) = engine.outputs
+    assert (output.id, output.finish_reason, output.adapter_unloaded) == ("r", "error", True)
+
+    async def answer() -> None:
+        client = FrontendEngineClient(
+            ServerConfig(frontend_processes=2), RequestMetrics(), ParentRpc(lambda message: None), "frontend-0.1", 0
+        )
+        adapters = {"a": AdapterEntry("uri", "route", "ready")}
+        client.on_state(EngineState(INFO, [], [0], ("start", 0, 0), adapters, True, True))
+        with GenerationJob("j", client, [CompletionState(0, spec, IdsOnly())], streamed=False) as job:
+            client.on_outputs(0, [output])
+            with pytest.raises(RequestError, match="model: 'a' is no longer served") as error:
+                async for _ in job.updates():
+                    pass
+        assert (error.value.status, error.value.code, job.outcome) == (404, "model_not_found", "refused")
+
+    asyncio.run(answer())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -196,6 +198,37 @@ def test_an_error_of_the_work_is_its_clients() -> None:
         assert await lane.run(1, lambda _: 1) == 1
 
     asyncio.run(everything())
+
+
+class Body(str):
+    """Text that can be seen to be gone."""
+
+
+@pytest.mark.parametrize("size", [1, LONG + 1])
+def test_an_error_of_the_work_keeps_no_body(size: int) -> None:
+    """No reference cycle keeps it until the collector's next long run."""
+
+    async def fails(body: Body) -> None:
+        def work(_: Any) -> None:
+            raise RequestError(f"prompt: has {len(body)} characters")
+
+        with pytest.raises(RequestError):
+            await PreprocessingExecutors().run(Client(), size, work)  # type: ignore[arg-type]
+
+    async def all_of_it() -> None:
+        body = Body("x" * 100)
+        held = weakref.ref(body)
+        await fails(body)
+        del body
+        await settle()
+        assert held() is None
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(all_of_it())
+    finally:
+        gc.enable()
 
 
 def test_who_fills_a_line_gives_way_to_other_owners() -> None:

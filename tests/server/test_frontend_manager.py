@@ -12,17 +12,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from runtime.config import ServerConfig
+from runtime.errors import RequestError
+from runtime.request.engine_messages import RequestSpec
+from runtime.server.engine_client import ipc_protocol
 from runtime.server.engine_client.adapter_registry import AdapterEntry
 from runtime.server.engine_client.client import LocalEngineClient
 from runtime.server.engine_client.ipc_protocol import Heartbeat, Hello, Loading
 from runtime.server.engine_client.supervisor import ReplicaState
 from runtime.server.frontend_processes import manager as managers
+from runtime.server.frontend_processes.engine_client import FrontendEngineClient, ParentRpc
 from runtime.server.frontend_processes.manager import Frontend, FrontendProcessManager
 from runtime.server.frontend_processes.metrics import FrontendMetrics
+from runtime.server.frontend_processes.process import FrontendProcess
 from runtime.server.frontend_processes.protocol import (
+    EngineState,
     FrontendConfig,
     Loaded,
     RpcRequest,
@@ -32,6 +39,7 @@ from runtime.server.frontend_processes.protocol import (
     StateUpdate,
 )
 from runtime.server.metrics import Metrics, RequestMetrics
+from tests.request.test_sampling_params import INFO
 from tests.wait import TIMEOUT, wait_until_async
 
 HANGS = (sys.executable, "-c", "import time; time.sleep(3600)")  # and sends nothing
@@ -95,14 +103,14 @@ def test_heartbeats_do_not_excuse_a_process_that_never_listens() -> None:
 def test_a_new_process_receives_configuration_and_state() -> None:
     async def greet() -> None:
         async with parent() as made:
-            made.receive(1, Hello(1, 1))
+            made.receive(1, Hello(ipc_protocol.VERSION, 1))
             assert [index for index, _ in made.sent] == [1, 1]
             configured, state = (message for _, message in made.sent)
             assert configured == FrontendConfig(CONFIG, 1, replaces=False)
             assert isinstance(state, StateUpdate)
             for index in range(2):
                 made.receive(index, Loaded())
-            made.receive(0, Hello(1, 1))
+            made.receive(0, Hello(ipc_protocol.VERSION, 1))
             assert FrontendConfig(CONFIG, 0, replaces=True) in [message for _, message in made.sent]
 
     asyncio.run(greet())
@@ -130,7 +138,7 @@ def test_a_change_is_complete_when_every_process_has_acknowledged_it() -> None:
     async def change() -> None:
         async with asyncio.timeout(TIMEOUT), parent() as made:
             for index in range(2):
-                made.receive(index, Hello(1, 1))
+                made.receive(index, Hello(ipc_protocol.VERSION, 1))
             made.client.adapters.entries["a"] = AdapterEntry("uri", "route", "ready")
             waiting = asyncio.create_task(made.manager.wait_acknowledged())
             await asyncio.sleep(0)
@@ -146,6 +154,80 @@ def test_a_change_is_complete_when_every_process_has_acknowledged_it() -> None:
             await waiting
 
     asyncio.run(change())
+
+
+def test_a_process_of_another_build_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def greet() -> None:
+        async with parent() as made:
+            killed: list[int] = []
+            monkeypatch.setattr(Frontend, "kill", lambda self: killed.append(self.index))
+            made.receive(1, Hello(ipc_protocol.VERSION - 1, 1))
+            frontend = made.manager.frontends[1]
+            assert killed == [1]
+            assert not frontend.connected
+            assert made.sent == []
+            assert "install one version of unmask" in (frontend.fatal or "")
+
+    asyncio.run(greet())
+
+
+def test_a_state_that_a_process_cannot_take_over_ends_the_change_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def change() -> None:
+        async with asyncio.timeout(TIMEOUT), parent() as made:
+            killed: list[int] = []
+            monkeypatch.setattr(Frontend, "kill", lambda self: killed.append(self.index))
+            for index in range(2):
+                made.receive(index, Hello(ipc_protocol.VERSION, 1))
+                made.receive(index, Loaded())
+            made.client.adapters.entries["a"] = AdapterEntry("uri", "route", "ready")
+            waiting = asyncio.create_task(made.manager.wait_acknowledged())
+            await asyncio.sleep(0)
+            sent = [frontend.num_sent for frontend in made.manager.frontends]
+            made.receive(0, StateAck(sent[0]))
+            made.receive(1, StateAck(sent[1], "KeyError: 'x'"))
+            made.receive(1, StartupFailed("KeyError: 'x'"))
+            with pytest.raises(RequestError, match="KeyError: 'x'; retry") as error:
+                await waiting
+            assert error.value.status == 500
+            assert killed == [1]  # another process replaces it
+
+    asyncio.run(change())
+
+
+def test_a_process_reports_a_state_that_it_cannot_take_over() -> None:
+    """The parent would wait for its acknowledgment."""
+    process = FrontendProcess("frontend-0.1", cast(Any, None))
+    sent: list[Any] = []
+    process._send = sent.append  # type: ignore[method-assign]
+
+    class Broken:
+        def on_state(self, state: Any) -> None:
+            raise KeyError("x")
+
+    process.engine_client = cast(Any, Broken())
+    state = EngineState(None, [], [], ("start", 0, 0), {}, True, True)
+    process._on_message([ipc_protocol.encode(StateUpdate(3, state))])
+    acknowledged, failed = sent
+    assert acknowledged.number == 3
+    assert "KeyError: 'x'" in acknowledged.error
+    assert failed == StartupFailed(acknowledged.error)
+
+
+def test_requests_of_before_a_state_are_sent_before_it_is_acknowledged() -> None:
+    """They may name an adapter that is unloaded after the acknowledgment."""
+
+    async def submit() -> None:
+        client = FrontendEngineClient(CONFIG, RequestMetrics(), ParentRpc(lambda message: None), "frontend-0.1", 0)
+        sent: list[Any] = []
+        client.connections.send = lambda index, message: sent.append(message)  # type: ignore[method-assign]
+        ready = EngineState(INFO, [], [0], ("start", 0, 0), {"a": AdapterEntry("uri", "route", "ready")}, True, True)
+        client.on_state(ready)
+        client.submit([RequestSpec(id="r", prompt=[1], max_tokens=1, adapter="a", decoding=INFO.defaults())])
+        assert sent == []
+        client.on_state(msgspec.structs.replace(ready, adapters={}))
+        assert [list(message.ids()) for message in sent] == [["r"]]
+
+    asyncio.run(submit())
 
 
 def test_a_failed_start_ends_the_server_only_until_all_could_serve() -> None:

@@ -15,12 +15,18 @@ class Process:
         self.resident = 100 * MB
         self.in_use = 0
         self.trims: list[float] = []
-        self.trimmer = MallocTrimmer(lambda: self.resident, lambda: self.now, self.trim)
+        self.cycles = 0  # bytes in use until they are collected
+        self.trimmer = MallocTrimmer(lambda: self.resident, lambda: self.now, self.trim, self.collect)
         self.look(5)
 
     def trim(self, pad: int) -> int:
         self.trims.append(self.now)
         self.resident = max(102 * MB, self.in_use)
+        return 1
+
+    def collect(self) -> int:
+        self.in_use -= self.cycles
+        self.cycles = 0
         return 1
 
     def look(self, seconds: int, busy: bool = False) -> None:
@@ -69,4 +75,13 @@ def test_memory_in_use_at_the_first_trim_is_returned_later() -> None:
     assert 1 < len(process.trims) < 5  # seldom while it is of no use
     process.in_use = 0  # freed, but not given back: the process is as large as before
     process.look(60)
+    assert process.resident == 102 * MB
+
+
+def test_reference_cycles_are_collected_before_a_trim() -> None:
+    process = Process()
+    process.resident = process.in_use = 200 * MB
+    process.cycles = process.in_use
+    process.look(int(STABLE_SECONDS) + 1)
+    assert len(process.trims) == 1
     assert process.resident == 102 * MB

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tests.siege.registry import ATTACKS, Attack
+from tests.siege.registry import Attack, by_name
 from tests.siege.target import Target
 
 EXIT_SECONDS = 45.0  # seconds beyond its time in which an attack may end by itself
@@ -30,7 +30,7 @@ def attacker(
     importlib.import_module(module)  # registers the attack
     report("attacking")
     target = Target(port, key, time.monotonic() + seconds, stopped, pause_factor)
-    asyncio.run(_run(ATTACKS[name], target))
+    asyncio.run(_run(by_name(name), target))
     return {"did": dict(target.did), "broken": target.broken}
 
 

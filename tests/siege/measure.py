@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.siege import clients, observers, verdict
 from tests.siege.attacker import EXIT_SECONDS, attacker
 from tests.siege.meter import Meter
 from tests.siege.processes import Child
-from tests.siege.registry import Attack
+from tests.siege.registry import CONTROLS, Attack
 from tests.siege.server import MODULE, Besieged, SiegeError, besieged
 
 NICE = 19  # of attackers: some thirty of them together give way to the server, as if they had machines of their own
@@ -51,9 +51,13 @@ def one(attack: Attack, options: Options) -> dict[str, Any]:
     args = (*attack.server_args, *options.server_args)
     with besieged(options.module, args, attack.descriptors, attack.one_key) as server:
         seconds = options.seconds or attack.seconds
+        control_median = None
+        if attack.name in CONTROLS:
+            control = siege(server, [CONTROLS[attack.name]], seconds, replace(options, settle=0.0))
+            control_median = control["innocent"]["median_times_usual"]
         measured = siege(server, [attack], seconds, options, schema=attack.schemas)
     measured |= {"attack": attack.name, "rate": attack.rate, "keyed": attack.keyed, "full": attack.full}
-    measured |= {"slowdown": attack.slowdown}
+    measured |= {"slowdown": attack.slowdown, "control_median_times_usual": control_median}
     return measured | {"missed": verdict.alone(measured)}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.siege.target import Target
@@ -23,10 +23,12 @@ class Attack:
     server_args: tuple[str, ...]  # the server's further flags, alone
     full: bool  # whether, alone, the server may turn innocents away with 503: it has no room by its flags
     schemas: bool = False  # whether, alone, innocents' short chats bring a JSON schema that the server has not seen
-    slowdown: float | None = None  # most that, alone, the median of innocents' requests may be of their usual time
+    # most that, alone, the median of innocents' requests may be of their usual time, or of that beside its control
+    slowdown: float | None = None
 
 
 ATTACKS: dict[str, Attack] = {}
+CONTROLS: dict[str, Attack] = {}  # by the name of the attack
 
 
 def attack(
@@ -51,3 +53,18 @@ def attack(
         return function
 
     return register
+
+
+def control(name: str) -> Callable[[AttackFunction], AttackFunction]:
+    """Registers the same load without what the attack `name` is about. Others' slowdown is then relative to it."""
+
+    def register(function: AttackFunction) -> AttackFunction:
+        CONTROLS[name] = replace(ATTACKS[name], name=f"control of {name}", run=function)
+        return function
+
+    return register
+
+
+def by_name(name: str) -> Attack:
+    """Returns the attack or control of this name."""
+    return ATTACKS.get(name) or next(each for each in CONTROLS.values() if each.name == name)

@@ -36,8 +36,10 @@ def alone(m: dict[str, Any]) -> list[str]:
         when = f", {innocent['worst'][0]['at']:.0f} s in" if innocent["worst"] else ""
         missed.append(f"an innocent request took {slow_by:.1f} s longer than usual{when} (bar {SLOW_SECONDS:.0f})")
     slowdown, median = m.get("slowdown"), innocent.get("median_times_usual")
-    if slowdown is not None and (median is None or median > slowdown):
-        missed.append(f"the median of innocent requests took {median} times as long as usual (bar {slowdown:g})")
+    control = m.get("control_median_times_usual")
+    if slowdown is not None and (median is None or median > slowdown * (control or 1.0)):
+        than = "usual" if control is None else f"usual, and {control} beside the control"
+        missed.append(f"the median of innocent requests took {median} times as long as {than} (bar {slowdown:g})")
     return missed
 
 

@@ -9,10 +9,8 @@ import pytest
 
 pytest.importorskip("triton")
 
-from runtime.kernels.compiler import KernelNotCached
-
 from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
-from runtime.kernels.compiler import KernelCompiler
+from runtime.kernels.compiler import KernelCompiler, KernelNotCached
 from runtime.request.engine_messages import EngineInfo
 from runtime.worker.memory import _Kernels
 from runtime.worker.model_runner import ModelRunner

@@ -78,6 +78,16 @@ class AdapterRegistry(ABC):
         """No new request may have it; returns once the last one that has it has ended."""
 
 
+def no_longer_served(name: str) -> RequestError:
+    """Returns the error of a request whose adapter was unloaded while it was prepared."""
+    return RequestError(
+        f"model: {name!r} is no longer served; GET /v1/models lists those that are",
+        param="model",
+        status=404,
+        code="model_not_found",
+    )
+
+
 async def _no_wait() -> None:
     pass
 

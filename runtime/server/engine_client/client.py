@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
-from runtime.server.engine_client.adapter_registry import AdapterRegistry, LocalAdapterRegistry
+from runtime.server.engine_client.adapter_registry import AdapterRegistry, LocalAdapterRegistry, no_longer_served
 from runtime.server.engine_client.ipc_protocol import Abort, Add
 from runtime.server.engine_client.profiler import LocalProfiler, Profiler
 from runtime.server.metrics import Metrics, RequestMetrics
@@ -207,12 +207,7 @@ class EngineClient(ABC):
             return queue
         adapter = specs[0].adapter
         if adapter and not self.adapters.is_available(adapter):  # unloaded while the request was prepared
-            raise RequestError(
-                f"model: {adapter!r} is no longer served; GET /v1/models lists those that are",
-                param="model",
-                status=404,
-                code="model_not_found",
-            )
+            raise no_longer_served(adapter)
         self.check_capacity(len(specs), specs[0].tenant)
         ready, info = self.ready, self.require()
         by_replica: dict[int, list[RequestSpec]] = {}

@@ -12,6 +12,7 @@ from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineOutput
 from runtime.request.output import CompletionState
 from runtime.request.structured import FIELD
+from runtime.server.engine_client.adapter_registry import no_longer_served
 from runtime.server.engine_client.client import EngineClient
 from runtime.structured_output.grammar_cache import GrammarError
 
@@ -122,6 +123,9 @@ class GenerationJob:
             if output.refused:
                 self.outcome = "refused"
                 raise GrammarError(self._form, what)
+            if output.adapter_unloaded:
+                self.outcome = "refused"
+                raise no_longer_served(choice.spec.adapter)
             raise RequestError(f"request {choice.spec.id} failed: {what}", status=500, code="engine_error")
         text = choice.update(output)
         if choice.spec.id not in self.choice_ids:

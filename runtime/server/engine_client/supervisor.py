@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterable
 from enum import Enum
@@ -17,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import zmq
 
+from runtime.child_process import module_command
 from runtime.config import EngineConfig, ServerConfig
 from runtime.errors import ConfigError, RequestError
 from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats
@@ -29,7 +29,7 @@ log = logging.getLogger("unmask.supervisor")
 
 STOP_SECONDS = 5.0  # what a backend has to end after Stop
 EXIT_REASON_SECONDS = 1.0  # to wait for the reason of a backend that exited with code 1
-BACKEND_COMMAND = (sys.executable, "-m", "runtime.server.engine_process.backend")
+BACKEND_COMMAND = module_command("runtime.server.engine_process.backend")
 
 
 class ReplicaState(Enum):

@@ -17,8 +17,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from runtime.child_process import module_command
 from runtime.distributed.address import loopback, resolve
-from runtime.errors import ConfigError, ReplicaLost
+from runtime.errors import AdapterNotLoadedError, ConfigError, ReplicaLost
 from runtime.parent_death import exit_with_parent
 from runtime.plugins import load_plugins
 from runtime.request.engine_messages import EngineOutput
@@ -120,6 +121,9 @@ class Backend:
     def add(self, spec: Any) -> None:
         try:
             self.engine.add(spec)
+        except AdapterNotLoadedError as error:  # its unload came by another socket, and was faster
+            output = EngineOutput(id=spec.id, nfe=0, finish_reason="error", error=str(error), adapter_unloaded=True)
+            self.link.send(ipc_protocol.Outputs([output]))
         except Exception as error:  # one request's fault must not end the others
             log.exception("failed to add request %s; its client gets an error. Report it with this traceback", spec.id)
             failed = EngineOutput(id=spec.id, nfe=0, finish_reason="error", error=f"{type(error).__name__}: {error}")
@@ -161,7 +165,7 @@ def load_engine(configure: ipc_protocol.Configure, progress: Progress, lost: Los
     from runtime.distributed.executor import MultiprocExecutor
     from runtime.distributed.rank_launcher import WorkerPlacement
 
-    command = (sys.executable, "-m", "runtime.server.engine_process.rank", configure.log_level, configure.log_format)
+    command = (*module_command("runtime.server.engine_process.rank"), configure.log_level, configure.log_format)
     address = resolve(configure.address) if configure.nodes > 1 else loopback()
     placement = WorkerPlacement(devices, configure.nodes, address, configure.port, command)
     return MultiprocExecutor(config.tensor_parallel_size, placement, config.distributed_timeout_seconds, lost).load(

@@ -39,6 +39,7 @@ class ParentRpc:
             return await pending
         finally:
             del self._pending[number]
+            del pending  # the frames of an error would form a reference cycle with it
 
     def on_response(self, response: RpcResponse) -> None:
         pending = self._pending.get(response.number)
@@ -137,7 +138,9 @@ class FrontendEngineClient(EngineClient):
         return text
 
     def on_state(self, state: EngineState) -> None:
-        """Takes over the state of backends and adapters."""
+        """Takes over the state of backends and adapters. Requests of before are sent first: they may name an adapter
+        that is unloaded once this process has acknowledged the state."""
+        self.flush()
         self.info, self._progress, self.complete = state.info, state.progress, state.complete
         self.adapters.entries, self.adapters.settled = state.adapters, state.adapters_settled
         self.connections.ready = state.ready

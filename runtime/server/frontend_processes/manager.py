@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -15,8 +14,10 @@ from typing import Any
 
 import zmq
 
+from runtime.child_process import module_command
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
+from runtime.server.engine_client import ipc_protocol
 from runtime.server.engine_client import supervisor as supervision
 from runtime.server.engine_client.client import LocalEngineClient
 from runtime.server.engine_client.ipc_protocol import Hello, ReleaseFrontend, Stop, encode
@@ -41,7 +42,7 @@ from runtime.server.frontend_processes.protocol import (
 
 log = logging.getLogger("unmask.frontends")
 
-COMMAND = (sys.executable, "-m", "runtime.server.frontend_processes.process")
+COMMAND = module_command("runtime.server.frontend_processes.process")
 CHECK_SECONDS = 0.2  # between two checks for changes of the state and for silent processes
 SILENCE_SECONDS = 60.0  # without a message, after which a process is killed
 START_SECONDS = 300.0  # until a process listens, after which it is killed
@@ -66,6 +67,7 @@ class Frontend(supervision.ProcessSlot):
         self.fatal = None
         self.last_message = time.monotonic()
         self.num_sent = self.num_acked = 0  # state updates
+        self.state_error = ""  # why the last acknowledged one could not be applied
         self.acked = asyncio.Event()  # set by each acknowledgment, and by the exit
 
     @property
@@ -253,13 +255,18 @@ class FrontendProcessManager:
             self._send(frontend, StateUpdate(frontend.num_sent, state))
 
     async def wait_acknowledged(self) -> None:
-        """Returns once each process has the current state: the next request of a client may reach any of them."""
+        """Returns once each process has the current state: the next request of a client may reach any of them.
+
+        Raises RequestError 500 if one could not take it over. That process is replaced.
+        """
         self._broadcast()
         for frontend, number in [(frontend, frontend.num_sent) for frontend in self.frontends]:
             name = frontend.name
             while frontend.connected and frontend.name == name and frontend.num_acked < number:
                 frontend.acked.clear()
                 await frontend.acked.wait()
+            if frontend.name == name and frontend.num_acked >= number and frontend.state_error:
+                raise RequestError(f"{frontend.state_error}; retry", status=500, code="internal_error")
 
     # -- messages
 
@@ -275,6 +282,12 @@ class FrontendProcessManager:
 
     def _on_message(self, frontend: Frontend, message: Any) -> None:
         match message:
+            case Hello(version) if version != ipc_protocol.VERSION:
+                frontend.fatal = (
+                    f"the process is of another build: it has version {version} of the messages between processes, and "
+                    f"the server has {ipc_protocol.VERSION}; install one version of unmask"
+                )
+                frontend.kill()
             case Hello():
                 frontend.connected = True
                 self._send(frontend, FrontendConfig(self.config, frontend.index, self.complete))
@@ -288,8 +301,8 @@ class FrontendProcessManager:
                 frontend.loaded = True
                 self.complete = self.complete or all(other.loaded for other in self.frontends)
                 self._broadcast()
-            case StateAck(number):
-                frontend.num_acked = number
+            case StateAck(number, error):
+                frontend.num_acked, frontend.state_error = number, error
                 frontend.acked.set()
             case RpcRequest():
                 self._start_task(self._answer(frontend, frontend.name, message))

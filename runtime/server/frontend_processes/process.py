@@ -28,6 +28,7 @@ from runtime.server.frontend_processes.metrics import use_files
 from runtime.server.frontend_processes.protocol import (
     BeginDrain,
     Drain,
+    EngineState,
     FrontendConfig,
     Listening,
     Loaded,
@@ -95,8 +96,7 @@ class FrontendProcess:
             case FrontendConfig():
                 self._configure(message)
             case StateUpdate(number, state) if self.engine_client is not None:
-                self.engine_client.on_state(state)
-                self._send(StateAck(number))
+                self._apply(self.engine_client, number, state)
             case RpcResponse():
                 self.rpc.on_response(message)
             case BeginDrain() if self.http is not None:
@@ -105,6 +105,17 @@ class FrontendProcess:
                 self._start_task(self._drain())
             case Stop():
                 self.ended.set()
+
+    def _apply(self, client: FrontendEngineClient, number: int, state: EngineState) -> None:
+        error = ""
+        try:
+            client.on_state(state)
+        except Exception as failure:
+            log.exception("failed to take over the server's state; report it with this traceback")
+            error = f"a frontend process failed to take over the state: {type(failure).__name__}: {failure}"
+        self._send(StateAck(number, error))
+        if error:
+            self._give_up(error)  # what it serves is out of date: another process replaces it
 
     def _configure(self, message: FrontendConfig) -> None:
         index = message.index

@@ -98,7 +98,10 @@ class Loaded(msgspec.Struct, tag=True, frozen=True):
 
 
 class StateAck(msgspec.Struct, tag=True, frozen=True):
+    """`error`: why the process could not take over the state; it sends `StartupFailed` too."""
+
     number: int
+    error: str = ""
 
 
 class RpcRequest(msgspec.Struct, tag=True, frozen=True):

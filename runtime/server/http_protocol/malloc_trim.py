@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -46,10 +47,12 @@ class MallocTrimmer:
         resident: Callable[[], int] = _resident_bytes,
         clock: Callable[[], float] = time.monotonic,
         trim: Callable[[int], int] | None = None,
+        collect: Callable[[], int] = gc.collect,
     ) -> None:
         self.resident = resident
         self.clock = clock
         self.trim = trim or _malloc_trim()
+        self.collect = collect
         self.min_resident = 0  # bytes, since the start
         self.last_resident = 0  # bytes, at the last check
         self.stable_since = 0.0
@@ -74,6 +77,7 @@ class MallocTrimmer:
         if not stable or now - self.last_trim < self.interval or resident - self.min_resident < MIN_GROWTH:
             return
         self.last_trim = now
+        self.collect()  # its thresholds count allocations: an idle process would keep reference cycles for hours
         if self.trim is not None:
             self.trim(0)
         self.last_resident = self.resident()

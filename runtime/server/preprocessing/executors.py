@@ -171,6 +171,7 @@ class SingleThreadExecutor:
             return await asyncio.shield(done)
         finally:
             needed = False
+            del done  # the frames of an error would form a reference cycle with it, and keep the body
 
     def _ended(self, done: asyncio.Future[Any]) -> None:
         if not done.cancelled():

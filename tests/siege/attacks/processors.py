@@ -1,9 +1,10 @@
 """Legal requests with as much work per step as their fields allow: logits processors, stop strings and logprobs."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
-from tests.siege.registry import attack
+from tests.siege.registry import attack, control
 from tests.siege.target import Target
 
 REQUESTS = 8
@@ -18,14 +19,28 @@ def body(number: int) -> dict[str, Any]:
     return asked | PENALTIES | {"logit_bias": BIASED, "stop_token_ids": list(range(100)), "logprobs": 5}
 
 
+def control_body(number: int) -> dict[str, Any]:
+    """As many tokens without the fields. The batch alone slows others down: each of its requests takes a share."""
+    return {"prompt": f"{number}: " + "a" * 500, "max_tokens": LONG, "temperature": 1.0, "ignore_eos": True}
+
+
 @attack(
     "logits-processors",
     f"{REQUESTS} long answers at once with all penalties, 1,000 biased ids, 100 stop ids, 32 stop strings and logprobs",
     keyed=True,
     seconds=30,
-    slowdown=3.0,
+    slowdown=2.0,
 )
 async def logits_processors(target: Target) -> None:
+    await _answers(target, body)
+
+
+@control("logits-processors")
+async def long_answers(target: Target) -> None:
+    await _answers(target, control_body)
+
+
+async def _answers(target: Target, body: Callable[[int], dict[str, Any]]) -> None:
     async def one(number: int) -> None:
         while target.on():
             await target.ask(target.post("/v1/completions", body(number)))
