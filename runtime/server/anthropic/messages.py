@@ -58,6 +58,7 @@ async def _start(context: ServerContext, request: Request) -> MessagesHandler:
     body = await context.body(request, MessagesRequest)
     model = context.model_name(body.model)
     body.check_servers()
+    body.check_formats()
     if body.stop is not None and body.stop_sequences is not None:
         raise RequestError("stop: is stop_sequences here; give that alone", param="stop")
     chat = ChatContext(context.config, *context.require(), body.tool_config())

@@ -91,7 +91,12 @@ class Block(RequestModel):
         None
     )
     tool_use_id: Annotated[str | None, api_field("of a tool result: id of the call", "call_1")] = None
-    content: Annotated[_Content | None, api_field("of a tool result: text, or a list of blocks", "42")] = None
+    content: Annotated[
+        _Content | None,
+        api_field(
+            "of a tool result: text, or a list of blocks; images are ignored and named in `X-Unmask-Ignored`", "42"
+        ),
+    ] = None
     is_error: Annotated[bool | None, api_field("of a tool result; accepted for compatibility; ignored", False)] = None
     caller: Annotated[Any, api_field("accepted for compatibility; ignored", None)] = None
     citations: Annotated[Any, api_field("accepted for compatibility; ignored", None)] = None
@@ -117,9 +122,17 @@ class Block(RequestModel):
         return _text(content, path)
 
 
+class ResultBlock(Block):
+    """A piece of a tool's result: agents send images there that no request of a user asks for."""
+
+    def unsupported_kind(self) -> str | None:
+        return self.type if self.type == "image" else super().unsupported_kind()
+
+
 _Blocks = Annotated[list[Block], Field(max_length=MAX_PARTS, fail_fast=True)]
+_ResultBlocks = Annotated[list[ResultBlock], Field(max_length=MAX_PARTS, fail_fast=True)]
 _Content = Annotated[
-    Annotated[str, Tag("str")] | Annotated[_Blocks, Tag("list")] | Annotated[Any, Tag("any")],
+    Annotated[str, Tag("str")] | Annotated[_ResultBlocks, Tag("list")] | Annotated[Any, Tag("any")],
     Discriminator(_content_arm),
     AnyOfUnion(),
 ]
@@ -205,6 +218,9 @@ class CountRequest(RequestModel):
     output_config: Annotated[OutputConfig | None, api_field("format and effort of the output", {"effort": "low"})] = (
         None
     )
+    output_format: Annotated[
+        Any, api_field("earlier name of `output_config.format`", {"type": "json_schema", "schema": {"type": "object"}})
+    ] = None
     chat_template_kwargs: TemplateArguments = None
     cache_control: Annotated[Any, api_field("ignored; every prefix is cached", None)] = None
     speed: Annotated[str | None, api_field("accepted for compatibility; ignored", "standard")] = None
@@ -281,6 +297,12 @@ class MessagesRequest(CountRequest, SingleChoiceRequest):
         if self.mcp_servers and not any(tool.type == "mcp_toolset" for tool in self.tools or ()):
             raise refuse("mcp_servers", "is not supported; leave it out")
 
+    def check_formats(self) -> None:
+        """Raises RequestError for two different formats."""
+        name, found = self.format()
+        if self.output_format is not None and self.output_format != found:
+            raise refuse("output_format", f"conflicts with {name}; send one of them")
+
     def set_fields(self) -> dict[str, Any]:
         return super().set_fields() | ({} if self.stop_sequences is None else {"stop": self.stop_sequences})
 
@@ -288,7 +310,10 @@ class MessagesRequest(CountRequest, SingleChoiceRequest):
         return self.field_aliases | ({} if self.stop_sequences is None else {"stop": "stop_sequences"})
 
     def format(self) -> tuple[str, Any]:
-        return "output_config.format", None if self.output_config is None else self.output_config.format
+        current = None if self.output_config is None else self.output_config.format
+        if current is None and self.output_format is not None:
+            return "output_format", self.output_format
+        return "output_config.format", current
 
 
 def _system(content: BlockText, path: str) -> str:
@@ -302,9 +327,9 @@ def _system(content: BlockText, path: str) -> str:
     return "".join(_BILLING.sub("", block.text or "") for block in content if block.type == "text")
 
 
-def _text(content: BlockText | None, path: str) -> str:
+def _text(content: str | Sequence[Block] | None, path: str) -> str:
     """Returns the text of content that may have only text. Raises RequestError."""
-    if not isinstance(content, list):
+    if content is None or isinstance(content, str):
         return content or ""
     for i, block in enumerate(content):
         if block.type != "text" and block.unsupported_kind() is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NotRequired
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -80,7 +80,14 @@ class ItemPart(Part):
     text_types: ClassVar[frozenset[str]] = TEXT_TYPES | {"reasoning_text", "summary_text"}
 
 
+class ResultPart(ItemPart):
+    """A piece of a tool's result: agents send images there that no request of a user asks for."""
+
+    ignored_types: ClassVar[frozenset[str]] = frozenset({"input_image"})
+
+
 _Parts = Annotated[list[ItemPart], Field(max_length=MAX_PARTS, fail_fast=True)]
+_ResultParts = Annotated[list[ResultPart], Field(max_length=MAX_PARTS, fail_fast=True)]
 _Text = Annotated[Annotated[str, Tag("str")] | Annotated[_Parts, Tag("list")], Discriminator(union_tag)]
 
 
@@ -92,7 +99,7 @@ def _output_arm(output: Any) -> str:
 
 
 _Output = Annotated[
-    Annotated[str, Tag("str")] | Annotated[_Parts, Tag("list")] | Annotated[Any, Tag("any")],
+    Annotated[str, Tag("str")] | Annotated[_ResultParts, Tag("list")] | Annotated[Any, Tag("any")],
     Discriminator(_output_arm),
     AnyOfUnion(),
 ]
@@ -135,7 +142,10 @@ class Item(RequestModel):
     operation: Annotated[
         Any, api_field("of an apply_patch call: an object", {"type": "delete_file", "path": "a.txt"})
     ] = None
-    output: Annotated[_Output | None, api_field("of a result: text, or a list of parts", "42")] = None
+    output: Annotated[
+        _Output | None,
+        api_field("of a result: text, or a list of parts; images are ignored and named in `X-Unmask-Ignored`", "42"),
+    ] = None
     summary: Annotated[_Parts | None, api_field("of a reasoning item without content: list of parts", [])] = None
     encrypted_content: Annotated[str | None, api_field("accepted for compatibility; ignored", "")] = None
 
@@ -392,8 +402,8 @@ class ResponsesRequest(SingleChoiceRequest):
         return made
 
 
-def _text(content: str | list[ItemPart] | None) -> str:
-    return "".join(map(Part.as_text, content)) if isinstance(content, list) else content or ""
+def _text(content: str | Sequence[ItemPart] | None) -> str:
+    return content or "" if content is None or isinstance(content, str) else "".join(map(Part.as_text, content))
 
 
 Json = dict[str, Any]
