@@ -448,11 +448,11 @@ def test_published_expressions_with_lookaround_accept_the_same(count: int) -> No
     rng = random.Random(3)
     for pattern, letters in ((EMAIL, "a.'@-b"), (ISO_DURATION, "P1YMDTHS.W"), (HOSTNAME, "aB-.9"), (EMOJI, EMOJIS)):
         before = {"type": "string", "pattern": pattern}
-        after = simplified(before)
+        original, rewritten = map(jsonschema_rs.validator_for, (before, simplified(before)))
         samples = ["".join(rng.choices(letters, k=rng.randint(1, 12))) for _ in range(count)]
         samples += [f"{'a' * 60}.{'b' * n}" + "." * dot for n in range(1, 64) for dot in (0, 1)]
         samples += [".".join(["a" * 61] * 4) + "a" * n + "." * dot for n in range(9) for dot in (0, 1)]
-        assert [accepts(before, each) for each in samples] == [accepts(after, each) for each in samples]
+        assert [*map(original.is_valid, samples)] == [*map(rewritten.is_valid, samples)]
 
 
 KEYWORDS = [
