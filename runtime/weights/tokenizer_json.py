@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -247,7 +248,10 @@ def _find(key: str) -> dict[str, Any] | None:
 
 
 def _content(directory: Path, name: str) -> bytes | None:
-    """Reads an input file. Raises ConfigError if it is larger than a JSON file may be."""
+    """Reads an input file, without what text editors add to it: a byte order mark, and empty lines of merges.txt.
+
+    Raises ConfigError if it is larger than a JSON file may be.
+    """
     with checkpoint_files.opened(directory, name) as descriptor:
         if descriptor is None:
             return None
@@ -257,6 +261,9 @@ def _content(directory: Path, name: str) -> bytes | None:
         raise ConfigError(
             f"{directory / name} is larger than {checkpoint_files.JSON_BYTES} bytes, the limit for such a file"
         )
+    data = data.removeprefix(BOM_UTF8)
+    if name == BPE_FILES[1]:
+        data = b"".join(line + b"\n" for line in data.replace(b"\r\n", b"\n").split(b"\n") if line)
     return data
 
 
