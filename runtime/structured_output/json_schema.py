@@ -34,6 +34,7 @@ from runtime.structured_output.patterns import (
     Unsupported,
     matches,
     to_engine,
+    without_wider,
 )
 
 Schema = bool | dict[str, Any]
@@ -44,6 +45,12 @@ FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname
 _APPLICATORS = frozenset(
     ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas")
 )  # keywords whose subschemas apply to the same value
+# Keywords of a subschema with which the properties that it evaluates depend on the object, or are not listed.
+_EVALUATES_OTHERS = (_APPLICATORS - {"$ref", "allOf"}) | {
+    "patternProperties",
+    "additionalProperties",
+    "unevaluatedProperties",
+}
 # Keywords unknown to a dialect. They are applied anyway, except in documents with a oneOf: a stricter alternative would
 # make it accept more values.
 _UNKNOWN_IN_2020 = frozenset(("$recursiveRef",))
@@ -185,7 +192,7 @@ class _Simplifier:
         if "array" in types:
             self._array(value, path, made)
         if "object" in types:
-            self._object(value, path, made)
+            self._object(value, origin, path, made)
         self._combine(value, path, made, extra)
         if False in extra:
             return False
@@ -324,6 +331,31 @@ class _Simplifier:
         bounds = [each for each in (highest, bound) if each is not None]
         return max(lowest, fewest), min(bounds, default=None)
 
+    def _evaluated_names(
+        self, origin: Any, path: Path, seen: tuple[int, ...] = (), ignored: str = ""
+    ) -> frozenset[str] | None:
+        """Returns the properties that a subschema evaluates in every object; None if they cannot be listed.
+
+        Args:
+            origin: The subschema.
+            path: Its path.
+            seen: Ids of schemas on the path of references.
+            ignored: A keyword of `origin` that does not count.
+        """
+        if not isinstance(origin, Mapping) or id(origin) in seen:
+            return None
+        value = self._keywords(origin)
+        if value.keys() & _EVALUATES_OTHERS - {ignored}:
+            return None
+        parts = [*value.get("allOf", ()), *(target for target, _ in self._targets(value, origin, path))]
+        found = frozenset(value.get("properties", ()))
+        for part in parts:
+            names = self._evaluated_names(part, path, (*seen, id(origin)))
+            if names is None:
+                return None
+            found |= names
+        return found
+
     def _unevaluated(self, value: Mapping[str, Any], path: Path, keyword: str) -> Schema:
         """Rewrites ``unevaluatedItems`` and ``unevaluatedProperties`` without subschemas of the same value."""
         found = self.schema(value[keyword], (*path, keyword))
@@ -335,12 +367,17 @@ class _Simplifier:
             )
         return found
 
-    def _object(self, value: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
+    def _object(self, value: Mapping[str, Any], origin: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
         properties = self._properties(value, "properties", path)
         patterned = self._properties(value, "patternProperties", path)
         others = self.schema(value.get("additionalProperties", True), (*path, "additionalProperties"))
         if "additionalProperties" not in value and "unevaluatedProperties" in value:
-            others = self._unevaluated(value, path, "unevaluatedProperties")
+            evaluated = self._evaluated_names(origin, path, ignored="unevaluatedProperties")
+            if evaluated is None:
+                others = self._unevaluated(value, path, "unevaluatedProperties")
+            else:
+                others = self.schema(value["unevaluatedProperties"], (*path, "unevaluatedProperties"))
+                properties |= dict.fromkeys(sorted(evaluated - properties.keys()), True)
         required = value.get("required", [])
         required = [] if isinstance(required, bool) else list(dict.fromkeys(required))  # draft 3: of a property
         self._dependent(value, path, set(required))
@@ -480,12 +517,14 @@ class _Simplifier:
         if properties and others is not True:
             raise UnsupportedSchema(path, "is not supported next to properties and additionalProperties; give an enum")
         chosen_properties = {name: each for name, each in properties.items() if _fits(name, names, path)}
-        patterns = list(names.patterns)
+        patterns = without_wider(names.patterns)
         if names.shortest or names.longest is not None:
             bound = "" if names.longest is None else names.longest
             patterns.append(f"^[\\s\\S]{{{names.shortest},{bound}}}$")
         if len(patterns) > 1:
-            raise UnsupportedSchema(path, "more than one pattern or length is not supported; join them in one pattern")
+            raise UnsupportedSchema(
+                path, "more than one pattern, format or length is not supported; join them in one pattern"
+            )
         return chosen_properties, {patterns[0]: others}, False
 
     def _shared(self, schema: dict[str, Any]) -> str:

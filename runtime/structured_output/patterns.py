@@ -7,6 +7,7 @@ of Rust's ``regex`` crate. Some expressions are valid in both and match differen
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 # Published expressions with look-ahead (of zod and pydantic), and those without it that match the same texts.
 _EMAIL = r"^(?:[A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+\-]@(?:[A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
@@ -14,6 +15,8 @@ _DATE_PART = r"(?:\d+Y(?:\d+M)?(?:\d+D)?|\d+M(?:\d+D)?|\d+D)"
 _SECONDS = r"\d+(?:[.,]\d+)?S"
 _TIME_PART = rf"T(?:\d+H(?:\d+M)?(?:{_SECONDS})?|\d+M(?:{_SECONDS})?|{_SECONDS})"
 _LABELS = r"^[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?(?:\.[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?)*"
+_EMOJI_BASE = r"\p{Extended_Pictographic}\p{Regional_Indicator}\u20E3"
+_EMOJI = r"\p{Extended_Pictographic}\p{Emoji_Component}"
 EQUIVALENTS = {
     r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": _EMAIL,
     r"^(?!\.)(?!.*\.\.)([a-zA-Z0-9_'+\-\.]*)[a-zA-Z0-9_+-]@([a-zA-Z0-9][a-zA-Z0-9\-]*\.)+[a-zA-Z]{2,}$": _EMAIL,
@@ -21,6 +24,7 @@ EQUIVALENTS = {
         rf"^P(?:\d+W|{_DATE_PART}(?:{_TIME_PART})?|{_TIME_PART})$"
     ),
     r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(?:\d+\.?\d*|\.\d+)$",
+    rf"^(?=[\s\S]*[{_EMOJI_BASE}])[{_EMOJI}]+$": rf"^[{_EMOJI}]*[{_EMOJI_BASE}][{_EMOJI}]*$",
 }
 # An expression that also bounds the length, as alternatives with the largest length of each in characters.
 BOUNDED = {
@@ -70,6 +74,40 @@ NAME_PATTERNS = {
         f"(?:/{_URI}+)*/?(?:[?](?:{_URI}|[/?:])*)?(?:#(?:{_URI}|[/?:])*)?$"
     ),
 }
+
+# Expressions that zod 4 writes next to a `format`. In each pair, the second matches all texts of the first, so that a
+# property name with both needs the first alone.
+_ZOD_EMAIL = r"^(?:[A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+-]@(?:[A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+_ZOD_DATE = (
+    r"(?:(?:\d\d[2468][048]|\d\d[13579][26]|\d\d0[48]|[02468][048]00|[13579][26]00)-02-29|\d{4}-(?:(?:0[13578]|1[02])-"
+    r"(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|(?:02)-(?:0[1-9]|1\d|2[0-8])))"
+)
+_ZOD_TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d+)?"
+_ZOD_ZONES = ("Z", r"Z|([+-](?:[01]\d|2[0-3]):[0-5]\d)")
+_ZOD_BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9][0-9]|[0-9])"
+_ZOD_UUIDS = tuple(
+    f"[0-9a-fA-F]{{8}}-[0-9a-fA-F]{{4}}-{third}-{fourth}-[0-9a-fA-F]{{12}}"
+    for third, fourth in (
+        ("[0-9a-fA-F]{4}", "[0-9a-fA-F]{4}"),
+        *((f"{version}[0-9a-fA-F]{{3}}", "[89abAB][0-9a-fA-F]{3}") for version in ("[1-8]", *"12345678")),
+    )
+)
+_ZOD_ZERO_UUID = "00000000-0000-0000-0000-000000000000"
+_ZOD_UUID_ENDS = ("", f"|{_ZOD_ZERO_UUID}", f"|{_ZOD_ZERO_UUID}|ffffffff-ffff-ffff-ffff-ffffffffffff")
+_NARROWER_AND_WIDER = frozenset(
+    (
+        *(
+            (NAME_PATTERNS["email"], wide)
+            for wide in (_ZOD_EMAIL, *EQUIVALENTS)
+            if EQUIVALENTS.get(wide, _EMAIL) == _EMAIL
+        ),
+        *((NAME_PATTERNS["duration"], wide) for wide in EQUIVALENTS if wide.startswith("^P")),
+        (f"^{_ZOD_DATE}$", NAME_PATTERNS["date"]),
+        *((f"^{_ZOD_DATE}T(?:{_ZOD_TIME}(?:{zone}))$", NAME_PATTERNS["date-time"]) for zone in _ZOD_ZONES),
+        (rf"^(?:{_ZOD_BYTE}\.){{3}}{_ZOD_BYTE}$", NAME_PATTERNS["ipv4"]),
+        *((f"^({uuid}{end})$", NAME_PATTERNS["uuid"]) for uuid in _ZOD_UUIDS for end in _ZOD_UUID_ENDS),
+    )
+)
 
 _QUANTIFIER = re.compile(r"\{[0-9]+(?:,[0-9]*)?\}")
 _GROUP = re.compile(r"\(\?(?::|P?<[A-Za-z_][A-Za-z0-9_]*>|[a-z-]+[:)])")
@@ -125,6 +163,11 @@ def matches(pattern: str, name: str) -> bool | None:
         return re.search(EQUIVALENTS.get(pattern, pattern), name, re.ASCII) is not None
     except re.error:
         return None
+
+
+def without_wider(patterns: Sequence[str]) -> list[str]:
+    """Returns expressions without those that match all texts of another one. Only published pairs are known."""
+    return [wide for wide in patterns if not any((each, wide) in _NARROWER_AND_WIDER for each in patterns)]
 
 
 def _group(pattern: str, at: int) -> tuple[str, int]:

@@ -34,6 +34,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".tiktoken")
 SAMPLE_BYTES = 1 << 16  # bytes per sample
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # the start of what Git has in place of a large file
 NUM_SAMPLES = 16  # samples per file, including its beginning and end
 
 
@@ -46,7 +47,7 @@ def opened(directory: Path, name: str) -> Iterator[int | None]:
     """Yields a descriptor of the checkpoint's file `name`; None if it has none.
 
     Raises:
-        ConfigError: It is not a regular file, or is outside of the checkpoint.
+        ConfigError: It is not a regular file, is outside of the checkpoint, or is a pointer of Git LFS.
     """
     try:
         descriptor = _open_inside(directory, name)
@@ -55,10 +56,21 @@ def opened(directory: Path, name: str) -> Iterator[int | None]:
     except OSError as error:
         raise ConfigError(f"{directory / name} cannot be read: {error.strerror}") from None
     try:
+        if descriptor is not None and _is_lfs_pointer(descriptor):
+            raise ConfigError(
+                f"{directory / name} is a Git LFS pointer in place of the file; run `git lfs pull` in its repository"
+            )
         yield descriptor
     finally:
         if descriptor is not None:
             os.close(descriptor)
+
+
+def _is_lfs_pointer(descriptor: int) -> bool:
+    """Returns whether Git has not fetched the file; False if it cannot be read, which its reader reports."""
+    with contextlib.suppress(OSError):
+        return os.pread(descriptor, len(LFS_POINTER), 0) == LFS_POINTER
+    return False
 
 
 @contextlib.contextmanager

@@ -243,9 +243,10 @@ def _class(name: str) -> Any:
 def _from_bpe(directory: Path, settings: _Settings) -> dict[str, Any]:
     """Converts vocab.json, merges.txt and added_tokens.json with transformers' class."""
     if settings.published not in BYTE_LEVEL_CLASSES:
+        kind = f"its class {settings.own_class!r} is not known" if settings.own_class else "its class is not named"
         raise Unconvertible(
-            f"the class {settings.own_class or 'of the tokenizer'!r} is not known, and vocab.json and merges.txt do "
-            "not state how text is split; name a class of transformers as tokenizer_class in tokenizer_config.json"
+            f"{kind}, and vocab.json and merges.txt do not state how text is split; name a class of transformers as "
+            "tokenizer_class in tokenizer_config.json"
         )
     vocabulary = _object(directory / "vocab.json")
     data = _by_transformers(directory, settings)

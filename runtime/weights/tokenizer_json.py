@@ -21,6 +21,7 @@ import stat
 import subprocess
 import tempfile
 import threading
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -240,11 +241,7 @@ def converted(directory: Path, vocabularies: Sequence[str]) -> dict[str, Any]:
 
     ConfigError if a file cannot be read or the tokenizer cannot be converted.
     """
-    files = {
-        name: checkpoint_files.read_bytes(directory, name, checkpoint_files.JSON_BYTES)
-        for name in (*vocabularies, *SETTING_FILES)
-    }
-    inputs = {name: data for name, data in files.items() if data is not None}
+    inputs = {name: data for name in (*vocabularies, *SETTING_FILES) if (data := _content(directory, name)) is not None}
     key = _key(inputs)
     with _lock:
         return _find(key) or _convert_once(directory, inputs, key)
@@ -257,6 +254,20 @@ def _find(key: str) -> dict[str, Any] | None:
         if found is not None:
             return found
     return None
+
+
+def _content(directory: Path, name: str) -> bytes | None:
+    """Reads an input file, without what text editors add to it: a byte order mark, and empty lines of merges.txt.
+
+    Raises ConfigError if it is larger than a JSON file may be.
+    """
+    data = checkpoint_files.read_bytes(directory, name, checkpoint_files.JSON_BYTES)
+    if data is None:
+        return None
+    data = data.removeprefix(BOM_UTF8)
+    if name == BPE_FILES[1]:
+        data = b"".join(line + b"\n" for line in data.replace(b"\r\n", b"\n").split(b"\n") if line)
+    return data
 
 
 def _key(inputs: Mapping[str, bytes]) -> str:

@@ -120,3 +120,22 @@ def test_strict_fields_refuse_unknown_keys() -> None:
                 assert refused.status_code == 400
                 assert refused.json()["error"]["message"].startswith(f"{path}.{name}: is not supported")
             assert client.post(route, json=body(route, {"type": "json_object", "schema": SCHEMA})).status_code == 200
+
+
+def test_the_earlier_name_of_a_messages_format_is_read(client: httpx.Client) -> None:
+    form = {"type": "json_schema", "schema": SCHEMA}
+    answer = client.post("/v1/messages", json=body("/v1/messages", None, output_format=form))
+    assert answer.status_code == 200, answer.text
+    assert "x-unmask-ignored" not in answer.headers
+    assert list(json.loads(text(answer.json()))) == ["zip"]
+    assert client.post("/v1/messages", json=body("/v1/messages", form, output_format=form)).status_code == 200
+    for sent, says in (
+        ({"output_format": {"type": "xml"}}, "output_format: "),
+        ({"output_format": form, "output_config": {"format": {"type": "text"}}}, "output_format: conflicts with "),
+        ({"output_format": {**form, "x": 1}, "output_config": {"format": form}}, "output_format: conflicts with "),
+    ):
+        refused = client.post("/v1/messages", json=body("/v1/messages", None) | sent)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"].startswith(says)
+    extended = body("/v1/messages", None, output_format={**form, "x": 1})
+    assert client.post("/v1/messages", json=extended).headers["x-unmask-ignored"] == "output_format.x"

@@ -400,6 +400,52 @@ def test_a_result_of_other_blocks_is_their_json(client: httpx.Client) -> None:
     assert counts[0] == counts[1]
 
 
+IMAGE = {"type": "image", "source": SOURCE}
+INPUT_IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,aGVsbG8=", "detail": "auto"}
+
+
+def viewed(route: str, texts: list[str]) -> dict[str, Any]:
+    """A request with an image among the texts in a tool's result."""
+    if route == "messages":
+        parts = [IMAGE, *({"type": "text", "text": text} for text in texts)]
+        return {"model": "tiny", "max_tokens": 50, "messages": called(parts)}
+    parts = [INPUT_IMAGE, *({"type": "input_text", "text": text} for text in texts)]
+    call = {"type": "function_call", "call_id": "c1", "name": "view_image", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c1", "output": parts}
+    user = {"role": "user", "content": say("fine")}
+    return {"model": "tiny", "input": [{"role": "user", "content": "hello"}, call, result, user]}
+
+
+@pytest.mark.parametrize("texts", [[], ["An entry."]], ids=["alone", "text"])
+@pytest.mark.parametrize(
+    ("route", "ignored"), [("messages", "messages.content.content.image"), ("responses", "input.output.input_image")]
+)
+def test_images_in_a_tools_result_do_not_end_a_request(
+    client: httpx.Client, strict: httpx.Client, route: str, ignored: str, texts: list[str]
+) -> None:
+    for stream in (False, True):
+        answer = client.post(f"/v1/{route}", json={**viewed(route, texts), "stream": stream})
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-unmask-ignored"] == ignored
+        assert stream or "fine" in answer.text
+    refused = strict.post(f"/v1/{route}", json=viewed(route, texts))
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith(f"{ignored}: is not supported")
+
+
+@pytest.mark.parametrize("content", [[IMAGE], [{"type": "text", "text": "What is this?"}, IMAGE]])
+def test_an_image_of_the_user_is_refused(client: httpx.Client, content: list[Any]) -> None:
+    body = {"model": "tiny", "max_tokens": 50, "messages": [{"role": "user", "content": content}]}
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        refused = client.post(path, json=body)
+        assert refused.status_code == 400
+        assert "image blocks are not supported" in refused.json()["error"]["message"]
+    parts = [INPUT_IMAGE if part is IMAGE else {**part, "type": "input_text"} for part in content]
+    refused = client.post("/v1/responses", json={"model": "tiny", "input": [{"role": "user", "content": parts}]})
+    assert refused.status_code == 400
+    assert "input_image parts are not supported, only text" in refused.json()["error"]["message"]
+
+
 def test_messages_without_any_supported_block_are_refused(client: httpx.Client) -> None:
     for path in ("/v1/messages", "/v1/messages/count_tokens"):
         body = {"model": "tiny", "max_tokens": 8, "messages": [{"role": "assistant", "content": BLOCKS[:2]}]}

@@ -25,8 +25,21 @@ _DAY = (
 )
 _BYTE = r"(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9][0-9]|[0-9])"
 _UUID = r"^([0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[1-8][0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}|0{8}-0{4}-0{12})$"
+UUID_OF_ANY_VERSION = (
+    "^([0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[1-8][0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12}|"
+    "00000000-0000-0000-0000-000000000000|ffffffff-ffff-ffff-ffff-ffffffffffff)$"
+)
+UUID_4 = "^([0-9a-fA-F]{8}-[0-9a-fA-F]{4}-4[0-9a-fA-F]{3}-[89abAB][0-9a-fA-F]{3}-[0-9a-fA-F]{12})$"
+EMAIL_OF_4_6 = r"^(?:[A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+-]@(?:[A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+EMOJI = (
+    r"^(?=[\s\S]*[\p{Extended_Pictographic}\p{Regional_Indicator}\u20E3])"
+    r"[\p{Extended_Pictographic}\p{Emoji_Component}]+$"
+)
 _BASE64 = r"^$|^(?:[0-9a-zA-Z+/]{4})*(?:(?:[0-9a-zA-Z+/]{2}==)|(?:[0-9a-zA-Z+/]{3}=))?$"
 _SAFE = 2**53 - 1
+DATE = f"^{_DAY}$"
+DATE_TIME = rf"^{_DAY}T(?:(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d+)?(?:Z))$"
+IPV4 = rf"^(?:{_BYTE}\.){{3}}{_BYTE}$"
 
 
 def _text(format: str, pattern: str = "", **more: Any) -> dict[str, Any]:
@@ -74,14 +87,28 @@ ZOD: dict[str, dict[str, Any]] = {
         "required": ["a", "b"],
     },
     "partialRecord": {"type": "object", "propertyNames": KEYS, "additionalProperties": FLOAT},
+    **{
+        f"record of {format} names": {
+            "type": "object",
+            "propertyNames": _text(format, pattern),
+            "additionalProperties": FLOAT,
+        }
+        for format, pattern in (
+            ("uuid", UUID_OF_ANY_VERSION),
+            ("email", EMAIL_OF_4_6),
+            ("date", DATE),
+            ("date-time", DATE_TIME),
+        )
+    },
     "email": _text("email", EMAIL),
+    "emoji": _text("emoji", EMOJI),
     "url": _text("uri"),
     "uuid": _text("uuid", _UUID),
     "datetime": _text("date-time", rf"^(?:{_DAY}T(?:(?:[01]\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:\.\d+)?)?(?:Z)))$"),
-    "date": _text("date", f"^{_DAY}$"),
+    "date": _text("date", DATE),
     "duration": _text("duration", ISO_DURATION),
     "hostname": _text("hostname", HOSTNAME),
-    "ipv4": _text("ipv4", rf"^(?:{_BYTE}\.){{3}}{_BYTE}$"),
+    "ipv4": _text("ipv4", IPV4),
     "cidrv4": _text("cidrv4", rf"^({_BYTE}\.){{3}}{_BYTE}\/([0-9]|[1-2][0-9]|3[0-2])$"),
     "base64": _text("base64", _BASE64, contentEncoding="base64"),
     "jwt": _text("jwt"),

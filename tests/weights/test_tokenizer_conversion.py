@@ -140,6 +140,34 @@ def test_normalization_rules_of_sentencepiece_are_applied(tmp_path: Path) -> Non
         assert [text for text in texts if tokenizer.encode(text) != reference(text)] == []
 
 
+def test_what_text_editors_add_to_files_does_not_change_a_tokenizer(tmp_path: Path) -> None:
+    write_bpe(tmp_path)
+    texts = random_texts()[:200]
+    expected = [Tokenizer(tmp_path).encode(text) for text in texts]
+    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
+        path = tmp_path / name
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    merges = tmp_path / "merges.txt"
+    merges.write_bytes(merges.read_bytes().replace(b"\n", b"\r\n") + b"\r\n\n")
+    tokenizer = Tokenizer(tmp_path)
+    assert [tokenizer.encode(text) for text in texts] == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["code.OwnTokenizer", None]}},
+         "its class 'OwnTokenizer' is not known"),
+        ({}, "its class is not named"),
+    ],
+)  # fmt: skip
+def test_a_vocabulary_without_a_known_class_says_what_to_name(tmp_path: Path, config: Any, says: str) -> None:
+    write_bpe(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=f"{says}.*name a class of transformers as tokenizer_class"):
+        Tokenizer(tmp_path)
+
+
 def test_added_tokens_keep_the_ids_that_are_declared_for_them(tmp_path: Path) -> None:
     write_bpe(tmp_path)
     size = len(json.loads((tmp_path / "vocab.json").read_text()))

@@ -30,6 +30,7 @@ async def messages(context: ServerContext, request: Request, body: protocol.Mess
     """Creates a message in response to a conversation."""
     model = context.model_name(body.model)
     body.check_servers()
+    body.check_formats()
     if body.stop is not None and body.stop_sequences is not None:
         raise refuse("stop", "is stop_sequences here; give that alone")
     chat = ChatContext(context.config, *context.require(), body.tool_config())

@@ -68,7 +68,9 @@ class Block(RequestModel):
     name: str | None = optional("of a tool call: name of the tool", "calculator")
     input: dict[str, Any] | None = optional("of a tool call: its arguments", {"expression": "12 + 30"})
     tool_use_id: str | None = optional("of a tool result: id of the call", "call_1")
-    content: _Content | None = optional("of a tool result: text, or a list of blocks", "42")
+    content: _Content | None = optional(
+        "of a tool result: text, or a list of blocks; images are ignored and named in `X-Unmask-Ignored`", "42"
+    )
     is_error: bool | None = optional("of a tool result; accepted for compatibility; ignored", False)
     caller: Any = optional("accepted for compatibility; ignored", None)
     citations: Any = optional("accepted for compatibility; ignored", None)
@@ -94,8 +96,15 @@ class Block(RequestModel):
         return "".join(_texts(content, path))
 
 
+class ResultBlock(Block):
+    """A piece of a tool's result: agents send images there that no request of a user asks for."""
+
+    def unsupported_kind(self) -> str | None:
+        return self.type if self.type == "image" else super().unsupported_kind()
+
+
 _Content = Annotated[
-    Annotated[str, Tag("str")] | Annotated[PartList[Block], Tag("list")] | Annotated[Any, Tag("any")],
+    Annotated[str, Tag("str")] | Annotated[PartList[ResultBlock], Tag("list")] | Annotated[Any, Tag("any")],
     Discriminator(_content_arm),
     AnyOfUnion(),
 ]
@@ -169,6 +178,9 @@ class CountRequest(RequestModel):
     tool_choice: MessagesToolChoice | None = optional("whether and which tools are called", {"type": "auto"})
     thinking: Thinking | None = optional("whether the model reasons first", {"type": "disabled"})
     output_config: OutputConfig | None = optional("format and effort of the output", {"effort": "low"})
+    output_format: Any = optional(
+        "earlier name of `output_config.format`", {"type": "json_schema", "schema": {"type": "object"}}
+    )
     chat_template_kwargs: openai.TemplateArguments = None
     cache_control: Any = optional("ignored; every prefix is cached", None)
     speed: str | None = optional("accepted for compatibility; ignored", "standard")
@@ -245,6 +257,12 @@ class MessagesRequest(CountRequest, openai.SingleChoiceRequest):
         if self.mcp_servers and not any(tool.type == "mcp_toolset" for tool in self.tools or ()):
             raise refuse("mcp_servers", "is not supported; leave it out")
 
+    def check_formats(self) -> None:
+        """Raises RequestError for two different formats."""
+        name, found = self.format()
+        if self.output_format is not None and self.output_format != found:
+            raise refuse("output_format", f"conflicts with {name}; send one of them")
+
     def set_fields(self) -> dict[str, Any]:
         return super().set_fields() | ({} if self.stop_sequences is None else {"stop": self.stop_sequences})
 
@@ -252,12 +270,15 @@ class MessagesRequest(CountRequest, openai.SingleChoiceRequest):
         return {"prompt": "messages", **({} if self.stop_sequences is None else {"stop": "stop_sequences"})}
 
     def format(self) -> tuple[str, Any]:
-        return "output_config.format", None if self.output_config is None else self.output_config.format
+        current = None if self.output_config is None else self.output_config.format
+        if current is None and self.output_format is not None:
+            return "output_format", self.output_format
+        return "output_config.format", current
 
 
-def _blocks(content: BlockText | None, path: str) -> Iterator[tuple[str, Block]]:
+def _blocks(content: str | Sequence[Block] | None, path: str) -> Iterator[tuple[str, Block]]:
     """Yields the supported blocks with their paths; a text is one block."""
-    if not isinstance(content, list):
+    if content is None or isinstance(content, str):
         yield path, Block(type="text", text=content or "")
         return
     for i, block in enumerate(content):
@@ -265,7 +286,7 @@ def _blocks(content: BlockText | None, path: str) -> Iterator[tuple[str, Block]]
             yield f"{path}[{i}]", block
 
 
-def _texts(content: BlockText | None, path: str) -> list[str]:
+def _texts(content: str | Sequence[Block] | None, path: str) -> list[str]:
     """Returns the texts of content that may have only text. Raises RequestError."""
     blocks = list(_blocks(content, path))
     for at, block in blocks:

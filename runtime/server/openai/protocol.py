@@ -51,9 +51,15 @@ class Part(RequestModel):
     annotations: Any = optional("accepted for compatibility; ignored", [])
 
     text_types: ClassVar[frozenset[str]] = TEXT_TYPES
+    ignored_types: ClassVar[frozenset[str]] = frozenset()
+
+    def unsupported_kind(self) -> str | None:
+        return self.type if self.type in self.ignored_types else None
 
     @model_validator(mode="after")
     def _is_text(self) -> Part:
+        if self.unsupported_kind() is not None:
+            return self
         if self.type not in self.text_types:
             kind = self.type[:40]
             raise PydanticCustomError("not_built", "{kind} parts are not supported, only text", {"kind": kind})

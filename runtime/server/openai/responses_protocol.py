@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NotRequired
 
 from pydantic import Discriminator, Tag, model_validator
@@ -66,6 +66,12 @@ class ItemPart(openai.Part):
     text_types: ClassVar[frozenset[str]] = openai.TEXT_TYPES | {"reasoning_text", "summary_text"}
 
 
+class ResultPart(ItemPart):
+    """A piece of a tool's result: agents send images there that no request of a user asks for."""
+
+    ignored_types: ClassVar[frozenset[str]] = frozenset({"input_image"})
+
+
 def _output_arm(output: Any) -> str:
     """The arm of `Item.output`: results of tools that are not functions have forms of their own."""
     if isinstance(output, list):
@@ -74,7 +80,7 @@ def _output_arm(output: Any) -> str:
 
 
 _Output = Annotated[
-    Annotated[str, Tag("str")] | Annotated[PartList[ItemPart], Tag("list")] | Annotated[Any, Tag("any")],
+    Annotated[str, Tag("str")] | Annotated[PartList[ResultPart], Tag("list")] | Annotated[Any, Tag("any")],
     Discriminator(_output_arm),
     AnyOfUnion(),
 ]
@@ -109,7 +115,9 @@ class Item(RequestModel):
     input: str | None = optional("of a custom tool call: its input", "ls")
     action: Any = optional("of a shell call: an object", {"command": ["ls"]})
     operation: Any = optional("of an apply_patch call: an object", {"type": "delete_file", "path": "a.txt"})
-    output: _Output | None = optional("of a result: text, or a list of parts", "42")
+    output: _Output | None = optional(
+        "of a result: text, or a list of parts; images are ignored and named in `X-Unmask-Ignored`", "42"
+    )
     summary: PartList[ItemPart] | None = optional("of a reasoning item without content: list of parts", [])
     encrypted_content: str | None = optional("accepted for compatibility; ignored", "")
 
@@ -341,8 +349,10 @@ class ResponsesRequest(openai.SingleChoiceRequest):
         return made
 
 
-def _text(content: str | list[ItemPart] | None) -> str:
-    return "".join(map(openai.Part.as_text, content)) if isinstance(content, list) else content or ""
+def _text(content: str | Sequence[ItemPart] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(map(openai.Part.as_text, content))
 
 
 Json = dict[str, Any]
