@@ -27,6 +27,9 @@ COPIES = "repository"  # folder of the pages that show files outside docs/
 LINK = re.compile(r"(\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)\s]+)\)")
 FENCE = re.compile(r"^([ \t]*)(```|~~~).*?^[ \t]*\2[ \t]*$", re.MULTILINE | re.DOTALL)
 
+CELL = re.compile(r"<td\b.*?</td>", re.DOTALL)
+CODE = re.compile(r"<code\b.*?</code>", re.DOTALL)
+PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s#]+)\.png\)")
 MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -44,6 +47,28 @@ def with_diagrams(markdown: str, uri: str) -> str:
         return f"![Diagram]({os.path.relpath(picture, os.path.dirname(uri) or '.')})" if drawn else found[0]
 
     return MERMAID.sub(replace, markdown)
+
+
+def with_dark_pictures(markdown: str, uri: str) -> str:
+    """Adds `NAME-dark.png` to each picture `NAME.png` of the page `uri`, if it exists. The theme shows one of both.
+
+    A page that shows the dark picture itself is not changed.
+    """
+
+    def replace(found: re.Match[str]) -> str:
+        text, name = found.groups()
+        dark = f"{name}-dark.png"
+        there = Path(os.path.normpath(ROOT / "docs" / os.path.dirname(uri) / dark)).is_file()
+        if not there or dark in markdown:
+            return found[0]
+        return f"![{text}]({name}.png#only-light)![{text}]({dark}#only-dark)"
+
+    return PICTURE.sub(replace, markdown)
+
+
+def without_escapes(page: str) -> str:
+    """Replaces an escaped bar by a bar in code of table cells. The parser keeps the escape, which Markdown requires."""
+    return CELL.sub(lambda cell: CODE.sub(lambda code: code[0].replace("\\|", "|"), cell[0]), page)
 
 
 def slug(heading: str, separator: str = "-") -> str:
@@ -146,7 +171,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Rewrites the links of a page for the site."""
     uri = page.file.src_uri
     path = uri.removeprefix(f"{COPIES}/") if uri.startswith(f"{COPIES}/") else f"docs/{uri}"
-    return with_site_links(with_diagrams(markdown, uri), path if (ROOT / path).exists() else path.removesuffix(".md"))
+    markdown = with_dark_pictures(with_diagrams(markdown, uri), uri)
+    return with_site_links(markdown, path if (ROOT / path).exists() else path.removesuffix(".md"))
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Corrects the code in tables of a page."""
+    return without_escapes(html)
 
 
 class _Requests(HTMLParser):
@@ -178,7 +209,17 @@ def foreign_requests(site: Path) -> list[str]:
     return found
 
 
+def escaped_cells(site: Path) -> list[str]:
+    """Returns the table cells of the built pages whose code has an escaped bar."""
+    found = []
+    for file in sorted(site.rglob("*.html")):
+        for cell in CELL.findall(file.read_text(encoding="utf-8")):
+            found += [f"{file}: {code}" for code in CODE.findall(cell) if "\\|" in code]
+    return found
+
+
 if __name__ == "__main__":
-    requests = foreign_requests(Path(sys.argv[1]))
-    print(*requests, sep="\n", end="\n" if requests else "")
-    sys.exit(bool(requests))
+    folder = Path(sys.argv[1])
+    faults = foreign_requests(folder) + escaped_cells(folder)
+    print(*(faults or [f"open {folder / 'index.html'}"]), sep="\n")
+    sys.exit(bool(faults))
