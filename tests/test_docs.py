@@ -146,7 +146,7 @@ def test_tools_and_targets_exist():
 def test_the_picture_of_the_algorithms_is_the_commands(monkeypatch):
     monkeypatch.chdir(ROOT)
     text = page(DECODING_PAGE)
-    (command,) = re.findall(r"python -m runtime\.bench sweep (.*)", text)
+    (command,) = re.findall(r"python -m runtime\.bench sweep (.*)", text.replace("\\\n", ""))
     parser = argparse.ArgumentParser()
     sweep.add_arguments(parser)
     picture = parser.parse_args(shlex.split(command)).plot

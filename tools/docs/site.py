@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
+ICON = "runtime/server/playground/icon.svg"
 COPIES = "repository"  # folder of the pages that show files outside docs/
 LINK = re.compile(r"(\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)\s]+)\)")
 FENCE = re.compile(r"^([ \t]*)(```|~~~).*?^[ \t]*\2[ \t]*$", re.MULTILINE | re.DOTALL)
@@ -136,34 +137,36 @@ def copied_text(path: str) -> str:
     return f"# {path}\n\n```{path.rpartition('.')[2]}\n{text.rstrip()}\n```\n"
 
 
-def benchmarks() -> list[dict[str, str]]:
-    """Returns the entries of the navigation for records of measurements, the newest first."""
-    pages = sorted((ROOT / "docs" / "benchmarks").glob("*.md"), reverse=True)
-    titles = [re.search(r"^# (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE) for page in pages]
-    return [{title[1]: f"benchmarks/{page.name}"} for page, title in zip(pages, titles, strict=True) if title]
+def benchmarks() -> str:
+    """Returns the Markdown of a page with links to all records of measurements, the newest first."""
+    lines = ["# Benchmarks", "", "Records of measurements, the newest first.", ""]
+    for page in sorted((ROOT / "docs" / "benchmarks").glob("*.md"), reverse=True):
+        title = re.search(r"^# (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+        lines.append(f"* [{title[1] if title else page.stem}]({page.name})")
+    return "\n".join([*lines, ""])
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Sets what mkdocs.yml cannot: anchors as on GitHub, lists that are indented by two spaces, all benchmarks."""
+    """Sets what mkdocs.yml cannot: anchors as on GitHub, lists that are indented by two spaces."""
     from markdown import Extension, Markdown
 
     class TwoSpaces(Extension):  # type: ignore[misc]
         def extendMarkdown(self, md: Markdown) -> None:
             md.tab_length = 2
 
-    (reference,) = (section["Reference"] for section in config.nav or () if "Reference" in section)
-    reference[-1]["Benchmarks"] = benchmarks()
     config.mdx_configs.setdefault("toc", {})["slugify"] = slug
     config.markdown_extensions.append(TwoSpaces())
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds a page for every file outside docs/ to which a page links."""
+    """Adds a page for every file outside docs/ to which a page links, the list of benchmarks, and the icon."""
     from mkdocs.structure.files import File
 
     for path in outside(f"docs/{file.src_uri}" for file in files.documentation_pages()):
         files.append(File.generated(config, copy_of(path), content=copied_text(path)))
+    files.append(File.generated(config, "benchmarks/index.md", content=benchmarks()))
+    files.append(File.generated(config, "images/icon.svg", abs_src_path=str(ROOT / ICON)))
     return files
 
 
