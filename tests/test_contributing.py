@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,10 +19,26 @@ from runtime.parsers.chat_output import ChatOutputParser, ToolCallOptions
 from runtime.parsers.formats import reasoning_format, tool_format
 from runtime.strategies import base as strategies
 from runtime.weights.checkpoint import resolve_checkpoint
+from tests.algorithms import test_rules
 from tests.golden import GOLDEN
+from tests.oracle import rules
 
-TEXT = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+EXAMPLES = [
+    "runtime/strategies/single_bd.py",
+    "runtime/algorithms/best_few.py",
+    "runtime/models/twin.py",
+    "runtime/parsers/bracketed.py",
+]
 PROMPTS = [list(range(40, 61)), list(range(100, 132)), [7]]  # the second ends with a block
+
+
+def example(path: str) -> str:
+    """Returns the example of a file."""
+    found = re.search(rf"`{re.escape(path)}`.*?```python\n(.*?)```", TEXT, re.DOTALL)
+    assert found, f"CONTRIBUTING.md has no example of {path}"
+    return found[1]
 
 
 @pytest.fixture
@@ -37,8 +55,7 @@ def run(monkeypatch):
         monkeypatch.setattr(module, name, dict(getattr(module, name)))
 
     def execute(path: str) -> None:
-        example = re.search(rf"`{re.escape(path)}`.*?```python\n(.*?)```", TEXT, re.DOTALL)
-        exec(compile(example[1], path, "exec"), {"__name__": path})
+        exec(compile(example(path), path, "exec"), {"__name__": path})
 
     return execute
 
@@ -46,6 +63,33 @@ def run(monkeypatch):
 def answers(params: SamplingParams, model: str = str(GOLDEN / "llada2_tiny"), **flags):
     with LLM(model, device="cpu", dtype="float64", skip_tokenizer=True, max_model_len=256, **flags) as llm:
         return llm.generate(PROMPTS, params)
+
+
+@pytest.mark.parametrize("path", EXAMPLES)
+def test_ruff_accepts_the_examples(path):
+    for command in (["check"], ["format", "--diff"]):
+        arguments = [sys.executable, "-m", "ruff", *command, "--no-cache", "--stdin-filename", path, "-"]
+        found = subprocess.run(arguments, input=example(path), capture_output=True, text=True, cwd=ROOT)
+        assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_the_tutorial_has_the_same_algorithm():
+    page = (ROOT / "docs" / "research" / "experiments.md").read_text(encoding="utf-8")
+    assert re.findall(r'```python title="best_few.py"\n(.*?)```', page, re.DOTALL) == [
+        example("runtime/algorithms/best_few.py")
+    ]
+
+
+def test_the_naive_function_decides_as_the_algorithm(run, monkeypatch):
+    run("runtime/algorithms/best_few.py")
+    (naive,) = re.findall(r"```python\n(def best_few.*?)```", TEXT, re.DOTALL)
+    found = dict(vars(rules))
+    exec(naive, found)
+    monkeypatch.setitem(rules.FILLING, "best_few", found["best_few"])
+    test_rules.test_a_rule_decides_as_the_oracle("best_few")
+    monkeypatch.setitem(rules.FILLING, "best_few", rules.FILLING["threshold"])
+    with pytest.raises(AssertionError):
+        test_rules.test_a_rule_decides_as_the_oracle("best_few")
 
 
 def test_a_strategy(run):
@@ -74,7 +118,7 @@ def test_an_acceptance_rule(run, tmp_path):
     file = tmp_path / "sweep.json"
     arguments = ["--device", "cpu", "--tasks", "add", "--n", "1", "--algorithm", "best_few", "--json", str(file)]
     assert bench.main(["sweep", *arguments]) == 0
-    (swept,) = json.loads(file.read_text())["rules"]
+    (swept,) = json.loads(file.read_text())["algorithms"]
     assert [(point["value"], point["tasks"][0]["nfe"] >= 1) for point in swept["points"]] == [
         (few, True) for few in (1, 2, 4, 8)
     ]

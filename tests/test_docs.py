@@ -146,7 +146,7 @@ def test_tools_and_targets_exist():
 def test_the_picture_of_the_algorithms_is_the_commands(monkeypatch):
     monkeypatch.chdir(ROOT)
     text = page(DECODING_PAGE)
-    (command,) = re.findall(r"python -m runtime\.bench sweep (.*)", text)
+    (command,) = re.findall(r"python -m runtime\.bench sweep (.*)", text.replace("\\\n", ""))
     parser = argparse.ArgumentParser()
     sweep.add_arguments(parser)
     picture = parser.parse_args(shlex.split(command)).plot
@@ -188,8 +188,12 @@ def described(section: str) -> dict[str, set[str]]:
     """Of each paragraph of a section of docs/guide/decoding.md: the fields that it names at its end."""
     text = re.search(rf"\n## {section}\n(.*?)(?=\n## )", page(DECODING_PAGE), re.DOTALL)[1]
     paragraphs = dict(re.findall(r"### (\w+)\n\n(.*?)(?=\n###|\Z)", text, re.DOTALL))
-    fields = {key: re.search(r"\nFields: (.*)\.$", sentence.strip(), re.DOTALL) for key, sentence in paragraphs.items()}
-    return {key: set(re.findall(r"`(.*?)`", found[1])) for key, found in fields.items()}
+    fields = {}
+    for key, paragraph in paragraphs.items():
+        found = re.search(r"\nFields: (.*)\.$", paragraph.strip(), re.DOTALL)
+        assert found, f"docs/guide/decoding.md, {key}: end the paragraph with 'Fields: `NAME`.' or 'Fields: none.'"
+        fields[key] = set(re.findall(r"`(.*?)`", found[1]))
+    return fields
 
 
 def test_a_requests_fields_are_the_table():
@@ -206,33 +210,38 @@ def made(key: str) -> Strategy:
 
 
 def test_every_entry_is_described():
-    assert set(algorithm_keys()) <= ALGORITHMS.keys()
-    assert set(strategies()) <= STRATEGIES.keys()
+    missing = set(algorithm_keys()) - ALGORITHMS.keys()
+    assert not missing, f"docs/guide/decoding.md, section Algorithms: add paragraphs for {missing}"
+    missing = set(strategies()) - STRATEGIES.keys()
+    assert not missing, f"docs/guide/decoding.md, section Strategies: add paragraphs for {missing}"
     recipes = page(RECIPES_PAGE)
-    for key in {resolve_family(key, {}).key for key in families()}:
-        assert f"`{key}`" in recipes, key
+    missing = {key for key in {resolve_family(key, {}).key for key in families()} if f"`{key}`" not in recipes}
+    assert not missing, f"docs/models/recipes.md: add sections for {missing}"
 
 
 def test_every_entry_is_defined():
-    titles = headings(page(DEFINITIONS_PAGE))
-    assert {f"Algorithm `{key}`" for key in algorithm_keys()} <= set(titles)
-    assert {f"Strategy `{key}`" for key in strategies()} <= set(titles)
+    titles = {*(f"Algorithm `{key}`" for key in algorithm_keys()), *(f"Strategy `{key}`" for key in strategies())}
+    missing = titles - set(headings(page(DEFINITIONS_PAGE)))
+    assert not missing, f"docs/research/decoding-rules.md: add headings {missing}"
 
 
 def test_the_contents_of_the_decoding_rules_are_its_headings():
     text = page(DEFINITIONS_PAGE)
     listed = set(re.findall(r"\(#([\w-]+)\)", text.split("Contents:")[1].split("\n## ")[0]))
-    assert listed == {slug for slug in slugs(text) if slug != "decoding-rules" and not slug.startswith("invariant-")}
+    expected = {slug for slug in slugs(text) if slug != "decoding-rules" and not slug.startswith("invariant-")}
+    assert listed == expected, f"correct the list after 'Contents:' in {DEFINITIONS_PAGE}"
 
 
 @pytest.mark.parametrize("key", ALGORITHMS)
 def test_the_paragraph_of_an_algorithm_names_its_fields(key):
-    assert ALGORITHMS[key] == {field.name for field in get_algorithm(key).fields if field not in COMMON}
+    declared = {field.name for field in get_algorithm(key).fields if field not in COMMON}
+    assert ALGORITHMS[key] == declared, f"docs/guide/decoding.md, {key}: correct the line 'Fields:'"
 
 
 @pytest.mark.parametrize("key", STRATEGIES)
 def test_a_strategys_paragraph_and_the_table_name_its_fields(key):
-    assert STRATEGIES[key] == {field.name for field in made(key).fields}
+    declared = {field.name for field in made(key).fields}
+    assert STRATEGIES[key] == declared, f"docs/guide/decoding.md, {key}: correct the line 'Fields:'"
     for field in STRATEGIES[key]:
         assert f"| `{field}` |" in page(DECODING_PAGE), field
 

@@ -60,7 +60,7 @@ def test_every_command_has_a_known_treatment():
 
 
 def test_commands_are_split_at_lines_that_end_them():
-    block = "a \\\n  b  # c\n\nd 'e\nf'\nfor g in h; do\n  i\ndone\nj \"k\nl\"\n"
+    block = "# of a\na \\\n  b  # c\n# of d\nd 'e\nf'\nfor g in h; do\n  i\ndone\nj \"k\nl\"\n"
     assert list(split_commands(block)) == ["a b", "d 'e\nf'", "for g in h; do\n  i\ndone", 'j "k\nl"']
 
 

@@ -8,6 +8,7 @@ import yaml
 
 from tests.layout.pages import slugs
 from tools.docs import site
+from tools.docs.diagrams import on_white
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,8 +22,11 @@ def pages_of(nav) -> list[str]:
 
 def test_every_page_is_in_the_navigation_once():
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    index = "benchmarks/index.md"
     pages = [page for page in pages_of(config["nav"]) if not page.startswith(site.COPIES)]
-    pages += pages_of(site.benchmarks())
+    assert index in pages
+    pages.remove(index)
+    pages += [f"benchmarks/{page}" for page in re.findall(r"^\* \[.+\]\((.+)\)$", site.benchmarks(), re.MULTILINE)]
     assert sorted(pages) == sorted(f"{page.relative_to(ROOT / 'docs')}" for page in (ROOT / "docs").rglob("*.md"))
 
 
@@ -86,3 +90,30 @@ def test_every_picture_belongs_to_a_page():
     diagrams = {Path(site.diagram_of(source)).name for source in site.MERMAID.findall(texts)}
     pictures = {path.name for path in (ROOT / "docs" / "images").iterdir()}
     assert {name for name in pictures - diagrams if f"images/{name}" not in texts} == set()
+
+
+def test_every_diagram_has_a_background():
+    for picture in (ROOT / "docs" / "images").glob("diagram-*.svg"):
+        assert "background-color: white" in picture.read_text(encoding="utf-8")[:1000], picture.name
+    drawn = '<svg id="a" style="max-width: 9px;"><g style="b"/></svg>'
+    assert on_white(drawn) == '<svg id="a" style="background-color: white; max-width: 9px;"><g style="b"/></svg>'
+
+
+def test_a_picture_has_a_dark_one_if_there_is_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(site, "ROOT", tmp_path)
+    (tmp_path / "docs" / "images").mkdir(parents=True)
+    text = "![A page](../images/page.png) and ![other](../images/other.png)"
+    assert site.with_dark_pictures(text, "guide/a.md") == text
+    (tmp_path / "docs" / "images" / "page-dark.png").touch()
+    both = "![A page](../images/page.png#only-light)![A page](../images/page-dark.png#only-dark)"
+    assert site.with_dark_pictures(text, "guide/a.md") == f"{both} and ![other](../images/other.png)"
+    shown = f"{text} ![Dark](../images/page-dark.png)"
+    assert site.with_dark_pictures(shown, "guide/a.md") == shown
+
+
+def test_code_in_tables_has_no_escapes(tmp_path):
+    cell = r'<td>a \| <code class="x">&lt;\|im_end\|&gt;</code></td>'
+    outside = r"<p><code>a\|b</code></p>"
+    assert site.without_escapes(cell + outside) == r'<td>a \| <code class="x">&lt;|im_end|&gt;</code></td>' + outside
+    (tmp_path / "page.html").write_text(cell + outside)
+    assert site.escaped_cells(tmp_path) == [rf'{tmp_path}/page.html: <code class="x">&lt;\|im_end\|&gt;</code>']

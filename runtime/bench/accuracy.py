@@ -122,13 +122,15 @@ def run_tasks(
     llm: Any, tasks: Sequence[Task], args: argparse.Namespace, decoding: dict[str, Any], title: str
 ) -> list[Result]:
     """All tasks, with a progress bar on a terminal."""
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     results = []
     if args.n < 1:
         raise ConfigError("--n: must be at least 1")
-    with Progress(*columns, transient=True) as progress:
+    console = Console()  # without a terminal, a finished bar would leave an empty line
+    with Progress(*columns, transient=True, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task(title, total=args.n * len(tasks))
         for task in tasks:
             progress.update(bar, description=f"{title}: {task.name}")

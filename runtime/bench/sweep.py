@@ -89,11 +89,11 @@ def main(args: argparse.Namespace) -> int:
     title = f"{named}; held-out prompts of each: {args.n}"
     _print(title, tasks, found)
     if args.json:
-        rules = [
+        algorithms = [
             {"algorithm": walk.algorithm, "field": walk.field, "points": [point.row() for point in points]}
             for walk, points in found
         ]
-        args.json.write_text(json.dumps({"n": args.n, "seed": args.seed, "rules": rules}, indent=1) + "\n")
+        args.json.write_text(json.dumps({"n": args.n, "seed": args.seed, "algorithms": algorithms}, indent=1) + "\n")
     if args.plot:
         plot.draw(args.plot, title, AXES, curves(found), log_x=True)
     return 0

@@ -157,12 +157,12 @@ def _sample(
 def topk_topp_sample(
     logits: torch.Tensor, limits: torch.Tensor, uniform: torch.Tensor, *, free: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`distribution` and `pick` of ``algorithms.sampling`` for float32 logits [rows, vocab] with contiguous rows on a
-    GPU.
+    """`filtered_probs` and `multinomial` of ``algorithms.sampling`` for float32 logits [rows, vocab] with contiguous
+    rows on a GPU.
 
     Args:
         limits: float64 [rows, 4]: temperature, top-p, top-k, min-p. uniform: float64 [rows].
-        free: as in ``algorithms.sampling``.
+        free: `num_unfiltered` of ``algorithms.sampling``.
 
     Returns:
         Token int64 [rows], and its probability [rows].

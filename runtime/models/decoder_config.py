@@ -220,7 +220,7 @@ def llama_like(
         yarn=rope.yarn,
         query_scaling=rope.query_scaling,
     )
-    fields.warn_unread(family, known)
+    fields.warn_unread(family, known | {width_field})  # unread if all layers are sparse
     return parsed
 
 

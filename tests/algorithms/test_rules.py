@@ -32,7 +32,7 @@ from runtime.request.field_spec import Field
 from runtime.worker import sampler as heads
 from runtime.worker.input_batch import _history
 from runtime.worker.sampler import Sampler, SamplerConfig, nonzero_records
-from tests.engine.samples import examples
+from tests.engine.samples import examples, other_fields
 from tests.oracle import block as oracle
 from tests.oracle import dmax
 from tests.oracle.draws import choose, filtered, softmax, uniform
@@ -94,6 +94,7 @@ def parameters(draw: st.DrawFn, algorithm: str) -> oracle.Params:
         credit_power=draw(st.sampled_from([0.2, 1.0])),
         suppress_eos=draw(st.sampled_from(["none", "confidence", "logits"])),
         token_merge_top_k=draw(st.sampled_from([1, 2, 3, 20])),
+        others=draw(other_fields(algorithm, SHAPE.block)),
     )
 
 
@@ -225,13 +226,16 @@ def test_threshold_accepts_what_is_above_it_or_the_best_position() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [*FILLING, "edit"])
-@given(blocks(SHAPE.block), st.integers(0, 10**6))
+@given(blocks(SHAPE.block), st.integers(0, 10**6), st.data())
 def test_a_block_that_may_not_force_takes_nothing_that_passes_no_threshold(
-    algorithm: str, block: oracle.Block, seed: int
+    algorithm: str, block: oracle.Block, seed: int, data: st.DataObject
 ) -> None:
     """Nothing passes here: a block that may not force stays as it is, one that may fills a position at least."""
     strict = {"accept_threshold": 1.0, "low_threshold": 1.0, "local_leap_anchor": 1.0, "factor": 0.0}
-    p = oracle.Params(max_tokens=1, algorithm=algorithm, entropy_bound=0.0, edit_threshold=1.0, steps=2, **strict)
+    others = data.draw(other_fields(algorithm, SHAPE.block))
+    p = oracle.Params(
+        max_tokens=1, algorithm=algorithm, entropy_bound=0.0, edit_threshold=1.0, steps=2, others=others, **strict
+    )
     logits = np.random.default_rng(seed).uniform(0, 2, (SHAPE.block, VOCAB))
     head = Sampler(torch.clone, SamplerConfig(4, MASK, MAX_TOKEN, eos_ids=(2,)))
     for force in (False, True):
@@ -363,7 +367,8 @@ def test_probabilities_stay_in_the_logits_precision() -> None:
 
 def test_registry() -> None:
     # tests/oracle/canvas.py is noise's
-    assert set(algorithm_keys()) <= {*COMPARED, "noise"}, "a rule without an oracle"
+    missing = set(algorithm_keys()) - {*COMPARED, "noise"}
+    assert not missing, f"write the naive functions {missing} in tests/oracle/rules.py, and list them in FILLING"
     with pytest.raises(ConfigError, match="'nope' is not known"):
         get_algorithm("nope")
     with pytest.raises(ValueError, match="twice"):

@@ -150,3 +150,10 @@ def test_unknown_tasks_and_tools_are_refused(engines, capsys) -> None:
     assert "poetry is no demo task" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         run("nothing")
+
+
+def test_without_a_terminal_only_the_table_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["eval", "--device", "cpu", "--tasks", "add", "--n", "1"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed
+    assert all(line.strip() for line in printed)

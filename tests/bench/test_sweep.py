@@ -47,7 +47,7 @@ def figures(llm, monkeypatch, tmp_path):
     def run(*arguments: str) -> list[dict]:
         file = tmp_path / "sweep.json"
         assert bench.main(["sweep", *arguments, "--json", str(file)]) == 0
-        return json.loads(file.read_text())["rules"]
+        return json.loads(file.read_text())["algorithms"]
 
     monkeypatch.setattr(sweep, "open_llm", lambda *_: Recorder())
     return run

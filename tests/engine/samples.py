@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from runtime.algorithms.base import algorithm_keys
+from runtime.algorithms.base import algorithm_keys, get_algorithm
+from runtime.request.field_spec import Field
 from tests.engine.harness import Ask, Setup
 from tests.oracle.block import Params
 from tests.oracle.rules import FILLING
@@ -27,6 +29,33 @@ def examples(n: int) -> settings:
 ALGORITHMS = [key for key in (*FILLING, "edit") if key in algorithm_keys()]
 # None is 1/n: equal logits have that probability, but for the last bit, which is not the same for everybody.
 THRESHOLDS = st.sampled_from([0.0, 0.11, 0.3, 0.51, 0.7, 0.9, 1.0])
+
+
+PARAMS = frozenset(field.name for field in fields(Params))
+
+
+def values_in_range(field: Field, block: int) -> st.SearchStrategy[Any]:
+    """Values that the declaration of a field allows: its default, its limits, and some between them."""
+    if field.kind == "flag":
+        return st.booleans()
+    if field.kind == "choice":
+        return st.sampled_from(field.choices)
+    default = int(field.default * block) if field.per_block else field.default
+    if field.kind == "integer":
+        low = int(field.low) + field.above_low
+        high = low + 2 * block if field.high is None else min(int(field.high), low + 2 * block)
+        allowed = [n for n in range(low, high + 1) if field.divides is None or field.divides % n == 0]
+        return st.sampled_from([default, *allowed])
+    span = 4.0 if field.high is None else field.high - field.low
+    parts = (0.25, 0.5, 0.75, 1.0) if field.above_low else (0.0, 0.25, 0.5, 0.75, 1.0)
+    return st.sampled_from([default, *(field.low + part * span for part in parts)])
+
+
+@st.composite
+def other_fields(draw: st.DrawFn, algorithm: str, block: int) -> tuple[tuple[str, Any], ...]:
+    """Values of the fields that the algorithm declares and `Params` does not have: `Params.others`."""
+    named = [(field.name.replace(".", "_"), field) for field in get_algorithm(algorithm).fields]
+    return tuple((name, draw(values_in_range(field, block))) for name, field in named if name not in PARAMS)
 
 
 @st.composite
@@ -72,6 +101,7 @@ def params(draw: st.DrawFn, growing: bool, max_tokens: int, setup: Setup) -> Par
         credit_decay=draw(st.sampled_from([0.0, 0.8, 1.0])),
         credit_power=draw(st.sampled_from([0.2, 1.0])),
         suppress_eos=draw(st.sampled_from(["none", "none", "confidence", "logits"])),
+        others=draw(other_fields(algorithm, setup.block)),
         **draw(own_fields(setup)),
     )
 

@@ -80,7 +80,8 @@ def test_no_family_is_left_out(tmp_path):
     for key in EVERY:
         with suppress(ConfigError):  # of a family that is not there: the test above
             found.add(family_of(key, tmp_path / key))
-    assert found == {family.key for family in _FAMILIES.values()}
+    missing = {family.key for family in _FAMILIES.values()} - found
+    assert not missing, f"no tiny checkpoint of {missing}: add them to KINDS in tests/oracle/spelling.py"
 
 
 HUGE = ("hidden_size", "d_model", "num_hidden_layers", "n_layers", "num_experts", "head_dim", "max_position_embeddings",

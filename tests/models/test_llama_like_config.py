@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from runtime.bench.model_shapes import ARCHITECTURES
 from runtime.errors import ConfigError
 from runtime.kernels.moe_router import RoutingConfig
 from runtime.models import llada, llada2
@@ -231,3 +232,14 @@ def test_experts_are_no_field_of_sdar(caplog):
     with caplog.at_level(logging.WARNING):
         parse("sdar", num_experts=8)
         assert "num_experts" in caplog.text
+
+
+def test_the_width_of_dense_layers_is_known_if_there_are_none(caplog):
+    """LLaDA-MoE's published config has it, although all layers are sparse."""
+    family, config = resolve_family("llada_moe", {}), ARCHITECTURES["llada-moe-7b"]
+    assert "dense_intermediate_size" in config
+    family.parse(config)
+    assert caplog.text == ""
+    family.parse(config | {"dense_width": 8})
+    assert "dense_width" in caplog.text
+    assert "dense_intermediate_size" not in caplog.text

@@ -8,6 +8,7 @@ Position by position, in plain Python. The numbers in brackets are the readings 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -70,6 +71,17 @@ class Params:
     token_merge_top_k: int = 1
     token_merge_renormalize: bool = True
     token_merge_weight: float = 1.0
+
+    others: tuple[tuple[str, Any], ...] = ()  # names and values of all other fields of the algorithm
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Returns a value of `others`, for the function of the algorithm in `tests.oracle.rules`."""
+            for key, value in self.__dict__.get("others", ()):
+                if key == name:
+                    return value
+            raise AttributeError(f"Params has no {name!r}, and neither has `others`")
 
     @property
     def edits(self) -> bool:

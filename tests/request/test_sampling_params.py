@@ -50,7 +50,8 @@ def refused(params: dict, param: str, message: str | None = None, prompt=(1, 2, 
     error = caught.value
     assert (error.param, error.status) == (param, 400)
     assert param.split("[")[0].split(".")[0] in error.message
-    assert len(error.message) < 400
+    listed = sum(len(name) + 2 for name in FIELDS if name in error.message)
+    assert len(error.message) - listed < 200  # a long value is shortened; known fields may be listed
 
 
 def spec(prompt=(1, 2, 3), facts=INFO, **params) -> RequestSpec:

@@ -2,7 +2,7 @@
 
 Pages of the site load no script that draws diagrams. The argument is `dist/mermaid.min.js` of the npm package mermaid,
 which is not part of this repository. Chromium runs it. The name of a picture has a digest of its diagram. A diagram
-without a picture is shown as text (`tools.docs.site`).
+without a picture is shown as text (`tools.docs.site`). Pictures have a white background, also in dark mode.
 """
 
 from __future__ import annotations
@@ -43,7 +43,12 @@ def draw(source: str, script: Path) -> str:
     picture = re.search(r'<div id="picture">(<svg.*</svg>)</div>', dom, re.DOTALL)
     if picture is None:
         raise ValueError(f"Mermaid drew nothing: {source}")
-    return picture[1]
+    return on_white(picture[1])
+
+
+def on_white(picture: str) -> str:
+    """Returns an SVG with a white background, because its edges are dark and the site has a dark mode."""
+    return re.sub(r'(<svg [^>]*?\bstyle=")', r"\1background-color: white; ", picture, count=1)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Generates the table of docs/reference/flags.md: ``python -m tools.docs.flags``. Has helpers of tables."""
+"""Generates the tables of docs/reference/flags.md: ``python -m tools.docs.flags``. Has helpers of tables."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ BEGIN, END = "<!-- flags: python -m tools.docs.flags -->", "<!-- end of flags --
 
 
 def flag_table() -> str:
-    """Returns the table of all flags by group."""
+    """Returns a heading and a table for each group of flags."""
     lines = []
     for group in dict.fromkeys(flag.group for flag in FLAGS):
-        lines += ["", f"**{group[0].upper()}{group[1:]}**", "", "| Flag | Default | Meaning |", "|---|---|---|"]
+        lines += ["", f"## {group[0].upper()}{group[1:]}", "", "| Flag | Default | Meaning |", "|---|---|---|"]
         lines += [_row(flag) for flag in FLAGS if flag.group == group]
     return "\n".join(lines[1:])
 
 
 def _row(flag: Flag) -> str:
     names = ", ".join(f"`--{name}`" for name in flag.spellings)
-    default = "" if flag.default in (None, ()) else f"`{str(flag.default).lower()}`"
+    meaning, _, described = flag.help.replace("|", "/").partition("; default: ")
+    default = described if flag.default in (None, ()) else f"`{str(flag.default).lower()}`"
     choices = f" ({', '.join(f'`{c}`' for c in flag.choices)})" if flag.choices else ""
-    return f"| {names} | {default} | {flag.help.replace('|', '/')}{choices} |"
+    return f"| {names} | {default} | {meaning}{choices} |"
 
 
 def with_table(page: str) -> str:

@@ -24,7 +24,8 @@ TINY = 10**8  # parameters below which a named shape is for tests
 
 def family_table() -> str:
     """Returns the table of families, with their strategies and the defaults without flags."""
-    head = "| Family | Strategies | Rules | `accept_threshold` | Mask id | Ends an answer |\n|---|---|---|---|---|---|"
+    columns = ("Family", "Strategies", "Algorithms", "`accept_threshold`", "Mask id", "Ends an answer")
+    head = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
     rows: dict[tuple[str, str], list[str]] = {}
     for family, strategy, key in fits():
         rows.setdefault((family.key, _defaults(family, strategy, key)), []).append(f"`{key}`")
@@ -43,14 +44,14 @@ def fits() -> list[tuple[ModelFamily[Any], Strategy, str]]:
 def _defaults(family: ModelFamily[Any], strategy: Strategy, key: str) -> str:
     """Returns the cells after those of the strategies."""
     threshold = strategy.defaults.get("accept_threshold", family.accept_threshold)
-    mask = "none" if not family.masks else "the files'" if family.mask_id is None else f"{family.mask_id}"
+    mask = "none" if not family.masks else "from the checkpoint" if family.mask_id is None else f"{family.mask_id}"
     turn_ends = [f"`{word}`".replace("|", "\\|") for word in family.turn_end_tokens]
-    ends = ", ".join([*map(str, family.eos_ids), *turn_ends]) or "the files'"
-    return " | ".join([_rules(family, key), "-" if strategy.uniform_noise else f"{threshold}", mask, ends])
+    ends = ", ".join([*map(str, family.eos_ids), *turn_ends]) or "from the checkpoint"
+    return " | ".join([_algorithms(family, key), "-" if strategy.uniform_noise else f"{threshold}", mask, ends])
 
 
-def _rules(family: ModelFamily[Any], key: str) -> str:
-    fitting = {rule.key for rule in supported_algorithms(family, key)}
+def _algorithms(family: ModelFamily[Any], key: str) -> str:
+    fitting = {algorithm.key for algorithm in supported_algorithms(family, key)}
     others = [key for key in algorithm_keys() if key not in fitting]
     if len(others) < len(fitting):
         return "all but " + ", ".join(f"`{key}`" for key in others) if others else "all"

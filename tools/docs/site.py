@@ -23,10 +23,14 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
+ICON = "runtime/server/playground/icon.svg"
 COPIES = "repository"  # folder of the pages that show files outside docs/
 LINK = re.compile(r"(\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)\s]+)\)")
 FENCE = re.compile(r"^([ \t]*)(```|~~~).*?^[ \t]*\2[ \t]*$", re.MULTILINE | re.DOTALL)
 
+CELL = re.compile(r"<td\b.*?</td>", re.DOTALL)
+CODE = re.compile(r"<code\b.*?</code>", re.DOTALL)
+PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s#]+)\.png\)")
 MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -44,6 +48,28 @@ def with_diagrams(markdown: str, uri: str) -> str:
         return f"![Diagram]({os.path.relpath(picture, os.path.dirname(uri) or '.')})" if drawn else found[0]
 
     return MERMAID.sub(replace, markdown)
+
+
+def with_dark_pictures(markdown: str, uri: str) -> str:
+    """Adds `NAME-dark.png` to each picture `NAME.png` of the page `uri`, if it exists. The theme shows one of both.
+
+    A page that shows the dark picture itself is not changed.
+    """
+
+    def replace(found: re.Match[str]) -> str:
+        text, name = found.groups()
+        dark = f"{name}-dark.png"
+        there = Path(os.path.normpath(ROOT / "docs" / os.path.dirname(uri) / dark)).is_file()
+        if not there or dark in markdown:
+            return found[0]
+        return f"![{text}]({name}.png#only-light)![{text}]({dark}#only-dark)"
+
+    return PICTURE.sub(replace, markdown)
+
+
+def without_escapes(page: str) -> str:
+    """Replaces an escaped bar by a bar in code of table cells. The parser keeps the escape, which Markdown requires."""
+    return CELL.sub(lambda cell: CODE.sub(lambda code: code[0].replace("\\|", "|"), cell[0]), page)
 
 
 def slug(heading: str, separator: str = "-") -> str:
@@ -111,34 +137,36 @@ def copied_text(path: str) -> str:
     return f"# {path}\n\n```{path.rpartition('.')[2]}\n{text.rstrip()}\n```\n"
 
 
-def benchmarks() -> list[dict[str, str]]:
-    """Returns the entries of the navigation for records of measurements, the newest first."""
-    pages = sorted((ROOT / "docs" / "benchmarks").glob("*.md"), reverse=True)
-    titles = [re.search(r"^# (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE) for page in pages]
-    return [{title[1]: f"benchmarks/{page.name}"} for page, title in zip(pages, titles, strict=True) if title]
+def benchmarks() -> str:
+    """Returns the Markdown of a page with links to all records of measurements, the newest first."""
+    lines = ["# Benchmarks", "", "Records of measurements, the newest first.", ""]
+    for page in sorted((ROOT / "docs" / "benchmarks").glob("*.md"), reverse=True):
+        title = re.search(r"^# (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+        lines.append(f"* [{title[1] if title else page.stem}]({page.name})")
+    return "\n".join([*lines, ""])
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Sets what mkdocs.yml cannot: anchors as on GitHub, lists that are indented by two spaces, all benchmarks."""
+    """Sets what mkdocs.yml cannot: anchors as on GitHub, lists that are indented by two spaces."""
     from markdown import Extension, Markdown
 
     class TwoSpaces(Extension):  # type: ignore[misc]
         def extendMarkdown(self, md: Markdown) -> None:
             md.tab_length = 2
 
-    (reference,) = (section["Reference"] for section in config.nav or () if "Reference" in section)
-    reference[-1]["Benchmarks"] = benchmarks()
     config.mdx_configs.setdefault("toc", {})["slugify"] = slug
     config.markdown_extensions.append(TwoSpaces())
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds a page for every file outside docs/ to which a page links."""
+    """Adds a page for every file outside docs/ to which a page links, the list of benchmarks, and the icon."""
     from mkdocs.structure.files import File
 
     for path in outside(f"docs/{file.src_uri}" for file in files.documentation_pages()):
         files.append(File.generated(config, copy_of(path), content=copied_text(path)))
+    files.append(File.generated(config, "benchmarks/index.md", content=benchmarks()))
+    files.append(File.generated(config, "images/icon.svg", abs_src_path=str(ROOT / ICON)))
     return files
 
 
@@ -146,7 +174,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Rewrites the links of a page for the site."""
     uri = page.file.src_uri
     path = uri.removeprefix(f"{COPIES}/") if uri.startswith(f"{COPIES}/") else f"docs/{uri}"
-    return with_site_links(with_diagrams(markdown, uri), path if (ROOT / path).exists() else path.removesuffix(".md"))
+    markdown = with_dark_pictures(with_diagrams(markdown, uri), uri)
+    return with_site_links(markdown, path if (ROOT / path).exists() else path.removesuffix(".md"))
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Corrects the code in tables of a page."""
+    return without_escapes(html)
 
 
 class _Requests(HTMLParser):
@@ -178,7 +212,17 @@ def foreign_requests(site: Path) -> list[str]:
     return found
 
 
+def escaped_cells(site: Path) -> list[str]:
+    """Returns the table cells of the built pages whose code has an escaped bar."""
+    found = []
+    for file in sorted(site.rglob("*.html")):
+        for cell in CELL.findall(file.read_text(encoding="utf-8")):
+            found += [f"{file}: {code}" for code in CODE.findall(cell) if "\\|" in code]
+    return found
+
+
 if __name__ == "__main__":
-    requests = foreign_requests(Path(sys.argv[1]))
-    print(*requests, sep="\n", end="\n" if requests else "")
-    sys.exit(bool(requests))
+    folder = Path(sys.argv[1])
+    faults = foreign_requests(folder) + escaped_cells(folder)
+    print(*(faults or [f"open {folder / 'index.html'}"]), sep="\n")
+    sys.exit(bool(faults))
