@@ -106,15 +106,14 @@ class GrammarSandbox:
             raise
         except SandboxExited:
             self.close()
-            return CheckResult(self._too_slow if process.returncode == -signal.SIGPROF else OUT_OF_MEMORY)
+            if process.returncode != -signal.SIGPROF:
+                return CheckResult(OUT_OF_MEMORY)
+            limit = f"{self.limits.compile_seconds:g} s"
+            return CheckResult(f"it takes more than {limit} to compile; send a smaller or simpler one")
         result = msgspec.json.decode(reply, type=CheckResult)
         if result.large:
             self.close()
         return result
-
-    @property
-    def _too_slow(self) -> str:
-        return f"it takes more than {self.limits.compile_seconds:g} s to compile; send a smaller or simpler one"
 
     def _start(self) -> subprocess.Popen[bytes]:
         self.close()
