@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from runtime.config import ServerConfig
 from runtime.distributed.address import create_listener, endpoint, loopback, without_brackets
@@ -143,21 +142,13 @@ def _handshake(
     return WorkerHandle(hello.node * ranks_per_node + hello.local, connection, hello, process)
 
 
-class Terminated(Exception):
-    """SIGTERM was received."""
-
-
 def run_node(config: ServerConfig, command: tuple[str, ...] = RANK_COMMAND) -> int:
     """Runs the ranks of this node until SIGTERM; returns the exit code.
 
     Raises:
         ConfigError: Node 0 cannot be reached in time.
     """
-
-    def on_sigterm(number: int, frame: Any) -> None:
-        raise Terminated
-
-    signal.signal(signal.SIGTERM, on_sigterm)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises KeyboardInterrupt
     ranks: list[subprocess.Popen[bytes]] = []
     try:
         while True:
@@ -170,7 +161,7 @@ def run_node(config: ServerConfig, command: tuple[str, ...] = RANK_COMMAND) -> i
             log.warning("Replica exited; restarting local ranks")
             _end(ranks)
             time.sleep(RETRY_SECONDS)
-    except (Terminated, KeyboardInterrupt):
+    except KeyboardInterrupt:
         return 0
     finally:
         _end(ranks)
