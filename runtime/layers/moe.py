@@ -52,6 +52,8 @@ class ExpertWeights(NamedTuple):
 def make_experts(factory: LayerFactory, experts: int, hidden: int, width: int) -> ExpertWeights:
     """Creates uninitialized weights. Ranks sum their partial results with all-reduce."""
     expert_shard = None
+    rows: Shard | None
+    columns: Shard | None
     if factory.expert_parallel and not factory.group.is_single:
         expert_shard = factory.local_range(experts, "experts")
         rows = columns = Shard(-3, experts, (expert_shard,))
