@@ -32,10 +32,9 @@ def server():
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
 def test_the_curl_command(server):
-    command = re.search(r"^curl .*$", README, re.MULTILINE)[0].replace("http://127.0.0.1:8000", server.url)
-    done = subprocess.run(
-        [*shlex.split(command), "--silent", "--noproxy", "*"], capture_output=True, text=True, check=True
-    )
+    command = re.search(r"^curl (?:.*\\\n)*.*$", README, re.MULTILINE)[0].replace("http://127.0.0.1:8000", server.url)
+    command = shlex.split(command.replace("\\\n", " "))
+    done = subprocess.run([*command, "--silent", "--noproxy", "*"], capture_output=True, text=True, check=True)
     answer = json.loads(done.stdout)
     assert answer["model"] == "unmask-demo"
     assert answer["choices"][0]["finish_reason"] == "stop"

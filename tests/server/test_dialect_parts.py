@@ -197,7 +197,7 @@ def test_tools_that_cannot_be(client: httpx.Client, path: str, body: dict[str, A
     assert refused.json()["error"]["message"].startswith(says)
 
 
-@pytest.mark.parametrize("value", ['"\\ud800"', "[" * 205 + "]" * 205])
+@pytest.mark.parametrize("value", ['"\\ud800"', "[" * 62 + "]" * 62])
 @pytest.mark.parametrize("stream", [False, True])
 def test_arguments_that_are_json_but_hard_to_read(client: httpx.Client, value: str, stream: bool) -> None:
     arguments = f'{{"city": {value}}}'
