@@ -80,6 +80,7 @@ class Acceptor:
         self.loop = asyncio.get_running_loop()
         self.registering: set[asyncio.Task[object]] = set()
         self.closed = False
+        self.failing = False
 
     def start(self) -> None:
         """Accept connections from now on."""
@@ -92,7 +93,7 @@ class Acceptor:
         self.loop.remove_reader(self.listener.fileno())
 
     def _on_readable(self) -> None:
-        delay = self.num_open().bit_length() / 1000
+        delay = self.num_open().bit_length() / 1000 if self.processes > 1 else 0
         if not delay:
             self._accept_fraction()
             return
@@ -110,19 +111,23 @@ class Acceptor:
                 self._accept()
         except BlockingIOError:  # other processes have accepted them
             pass
-        except OSError:
+        except OSError as error:
+            if not self.failing:
+                log.warning("cannot accept connections: %s; raise the limit of open files", error.strerror)
+            self.failing = True
             self.loop.remove_reader(self.listener.fileno())
             self.loop.call_later(RETRY_SECONDS, self._accept_and_restart)
 
     def _num_waiting(self) -> int:
-        """Number of connections in the kernel's queue, 1 where the system does not report it."""
+        """Number of connections in the kernel's queue, at least 1: some systems report none."""
         with contextlib.suppress(OSError, AttributeError):
             info = self.listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BACKLOG_OFFSET + 4)
-            return int.from_bytes(info[_BACKLOG_OFFSET:], sys.byteorder)
+            return max(1, int.from_bytes(info[_BACKLOG_OFFSET:], sys.byteorder))
         return 1
 
     def _accept(self) -> None:
         connection, _ = self.listener.accept()
+        self.failing = False
         connection.setblocking(False)
         task = self.loop.create_task(self._register(connection))
         self.registering.add(task)

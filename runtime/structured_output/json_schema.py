@@ -332,28 +332,33 @@ class _Simplifier:
         return max(lowest, fewest), min(bounds, default=None)
 
     def _evaluated_names(
-        self, origin: Any, path: Path, seen: tuple[int, ...] = (), ignored: str = ""
+        self, origin: Any, path: Path, known: dict[int, frozenset[str] | None] | None = None, ignored: str = ""
     ) -> frozenset[str] | None:
         """Returns the properties that a subschema evaluates in every object; None if they cannot be listed.
 
         Args:
             origin: The subschema.
             path: Its path.
-            seen: Ids of schemas on the path of references.
+            known: Results by the ids of subschemas. It has None for a subschema in progress, as in a cycle.
             ignored: A keyword of `origin` that does not count.
         """
-        if not isinstance(origin, Mapping) or id(origin) in seen:
+        known = {} if known is None else known
+        if not isinstance(origin, Mapping):
             return None
+        if id(origin) in known:
+            return known[id(origin)]
+        known[id(origin)] = None
         value = self._keywords(origin)
         if value.keys() & _EVALUATES_OTHERS - {ignored}:
             return None
         parts = [*value.get("allOf", ()), *(target for target, _ in self._targets(value, origin, path))]
         found = frozenset(value.get("properties", ()))
         for part in parts:
-            names = self._evaluated_names(part, path, (*seen, id(origin)))
+            names = self._evaluated_names(part, path, known)
             if names is None:
                 return None
             found |= names
+        known[id(origin)] = found
         return found
 
     def _unevaluated(self, value: Mapping[str, Any], path: Path, keyword: str) -> Schema:

@@ -102,6 +102,52 @@ def test_a_door_that_closes_lets_in_no_more_than_the_kernel_may_hold(
     assert uvloop.run(everything()) == 5
 
 
+def test_connections_are_accepted_where_the_system_reports_no_queue(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some sandboxes answer TCP_INFO with zeros."""
+    monkeypatch.setattr(acceptor, "_BACKLOG_OFFSET", 4096)  # beyond the structure
+
+    async def accept() -> None:
+        connections: list[asyncio.Protocol] = []
+
+        def connection() -> asyncio.Protocol:
+            connections.append(asyncio.Protocol())
+            return connections[-1]
+
+        accepting = Acceptor(listener, connection, 8)
+        accepting.start()
+        with crowd(listener, 3):
+            await wait_until_async(lambda: len(connections) == 3)
+        accepting.stop()
+
+    uvloop.run(accept())
+
+
+def test_a_lack_of_descriptors_is_logged_once(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def accept() -> int:
+        accepting = Acceptor(listener, asyncio.Protocol, 8)
+        failures = 0
+
+        def fail() -> None:
+            nonlocal failures
+            failures += 1
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(accepting, "_accept", fail)
+        accepting.start()
+        with crowd(listener, 1):
+            await wait_until_async(lambda: failures > 2)
+        accepting.stop()
+        return failures
+
+    uvloop.run(accept())
+    (record,) = [each for each in caplog.records if "cannot accept connections" in each.message]
+    assert "raise the limit of open files" in record.message
+
+
 class Sharing:
     """Two acceptors of one listener, as in two processes: the test decides which of them wakes first."""
 

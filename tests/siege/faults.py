@@ -133,7 +133,7 @@ class Server(Besieged):
             file.write(f"{offset:<40}")
 
     def rank(self) -> psutil.Process:
-        found = [process for process in self._family() if "runtime.server.rank" in process.cmdline()]
+        found = [process for process in self._family() if "runtime.server.engine_process.rank" in process.cmdline()]
         if not found:
             raise SiegeError("the server has no rank process")
         return found[0]

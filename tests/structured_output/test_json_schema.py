@@ -316,6 +316,16 @@ def test_unevaluated_properties_are_those_that_no_combined_schema_names(combined
     assert accepts(made, {"a": 1, "b": 1})
 
 
+def test_each_combined_schema_is_read_once_for_unevaluated_properties() -> None:
+    """Each of 60 definitions combines the next one twice: 2 ** 60 paths lead to the last."""
+    definitions: dict[str, Any] = {f"a{n}": {"allOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(60)}
+    definitions["a60"] = A
+    schema = {**OPEN, "$ref": "#/$defs/a0", "unevaluatedProperties": False, "$defs": definitions}
+    made = simplify_schema(json.loads(json.dumps(schema)))
+    assert made["properties"] == {"a": True}
+    assert made["additionalProperties"] is False
+
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"not": {"type": "string"}}, "not", "not supported"),
     ({"not": {"required": ["a"]}}, "not", "not supported"),

@@ -128,7 +128,7 @@ class LocalAdapterRegistry(AdapterRegistry):
         before = self.entries.get(name)
         if before is None or before.state == "failed":
             self.entries[name] = AdapterEntry(uri, by, last_attempt=time.monotonic())
-        wrong = await self._broadcast(name, LoadAdapter(name, uri))
+        wrong = await self._broadcast(LoadAdapter(name, uri))
         if wrong is None:
             self.entries[name].state, self.entries[name].message = "ready", ""
             self.on_change()
@@ -136,7 +136,7 @@ class LocalAdapterRegistry(AdapterRegistry):
             return
         if before is not None and before.state == "ready":
             raise RequestError(wrong, param="lora_path")  # what is loaded under this name stays
-        await self._broadcast(name, UnloadAdapter(name))  # of those replicas that took it
+        await self._broadcast(UnloadAdapter(name))  # of those replicas that took it
         if before is None and by == "route":
             del self.entries[name]
         else:
@@ -159,15 +159,20 @@ class LocalAdapterRegistry(AdapterRegistry):
             raise RequestError(
                 f"lora_name: {name!r} is the default adapter (--use-lora) and cannot be unloaded", param="lora_name"
             )
-        entry.state = "leaving"
+        before, entry.state = entry.state, "leaving"
         self.on_change()
-        await self.wait_acknowledged()  # from then on no request names it
-        await self._broadcast(name, UnloadAdapter(name))
+        try:
+            await self.wait_acknowledged()  # from then on no request names it
+            await self._broadcast(UnloadAdapter(name))
+        except RequestError:
+            entry.state = before
+            self.on_change()
+            raise
         del self.entries[name]
         self.on_change()
         log.info("LoRA adapter %s unloaded", name)
 
-    async def _broadcast(self, name: str, message: LoadAdapter | UnloadAdapter) -> str | None:
+    async def _broadcast(self, message: LoadAdapter | UnloadAdapter) -> str | None:
         """Sends a message to all ready replicas and returns the first error. Restarted replicas get it again."""
         replicas = self.supervisor.require_ready()
         results = await asyncio.gather(*(self.supervisor.call(replica, message) for replica in replicas))

@@ -310,9 +310,13 @@ class Supervisor:
         return self.ready
 
     def call(self, index: int, operation: Operation) -> asyncio.Future[CallResult | None]:
-        """Sends an operation to a ready backend. Its result is None if the backend exits before it answers."""
+        """Sends an operation to a backend. The result is None if it is not ready, or exits before it answers."""
         replica, number = self.replicas[index], next(self.numbers)
-        result = replica.calls[number] = asyncio.get_running_loop().create_future()
+        result: asyncio.Future[CallResult | None] = asyncio.get_running_loop().create_future()
+        if replica.state is not ReplicaState.READY:  # no process would answer
+            result.set_result(None)
+            return result
+        replica.calls[number] = result
         self._send(replica, ipc_protocol.Call(number, operation))
         return result
 

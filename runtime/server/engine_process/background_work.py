@@ -48,13 +48,19 @@ class AdapterWorker:
 
     def load(self, number: int, name: str, uri: str) -> None:
         self._loading.setdefault(name, [])
-        self._unloading.pop(name, None)
+        self._end_unload(name)
         threading.Thread(
             target=self._read_adapter, args=(number, name, uri), name=f"adapter {name}", daemon=True
         ).start()
 
     def unload(self, number: int, name: str) -> None:
+        self._end_unload(name)
         self._unloading[name] = number
+
+    def _end_unload(self, name: str) -> None:
+        """Answers the call of an unload that a later call replaces."""
+        if (number := self._unloading.pop(name, None)) is not None:
+            self.send(CallResult(number))
 
     def defer(self, spec: RequestSpec) -> bool:
         """Whether a request is kept here until its adapter has come."""

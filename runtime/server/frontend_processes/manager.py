@@ -304,6 +304,9 @@ class FrontendProcessManager:
             case StateAck(number, error):
                 frontend.num_acked, frontend.state_error = number, error
                 frontend.acked.set()
+                if error:  # it would serve with an old state: another process replaces it
+                    frontend.fatal = error
+                    frontend.kill()
             case RpcRequest():
                 self._start_task(self._answer(frontend, frontend.name, message))
             case StartupFailed(sentence):

@@ -111,11 +111,9 @@ class FrontendProcess:
         try:
             client.on_state(state)
         except Exception as failure:
-            log.exception("failed to take over the server's state; report it with this traceback")
-            error = f"a frontend process failed to take over the state: {type(failure).__name__}: {failure}"
+            log.exception("failed to apply the server's state; report it with this traceback")
+            error = f"a frontend process failed to apply the state: {type(failure).__name__}: {failure}"
         self._send(StateAck(number, error))
-        if error:
-            self._give_up(error)  # what it serves is out of date: another process replaces it
 
     def _configure(self, message: FrontendConfig) -> None:
         index = message.index

@@ -98,7 +98,7 @@ class Loaded(msgspec.Struct, tag=True, frozen=True):
 
 
 class StateAck(msgspec.Struct, tag=True, frozen=True):
-    """`error`: why the process could not take over the state; it sends `StartupFailed` too."""
+    """Acknowledges a state. `error`: why the process could not apply it."""
 
     number: int
     error: str = ""
