@@ -260,7 +260,10 @@ RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
 def generation_endpoint(
     kind: type[B], start: Callable[[ServerContext, Request, B], Awaitable[ServingHandler]]
 ) -> RouteHandler:
-    """Returns the endpoint of a route for generation. `start` validates and submits a request, and frees its body."""
+    """Returns the endpoint of a route for generation.
+
+    `start` validates and submits a request. The body is not referenced afterwards.
+    """
 
     async def endpoint(request: Request) -> Response:
         context: ServerContext = request.app.state.context

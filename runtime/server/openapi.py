@@ -155,7 +155,7 @@ def schema_ref(kind: type) -> dict[str, str]:
 def type_schemas() -> dict[str, Any]:
     """Returns the schemas of the bodies, responses and events of all routes, and of what they consist of.
 
-    Fields with one value need no description of their own.
+    Fields with a constant value get a generated description.
     """
     kinds: list[Any] = [(name, "validation", TypeAdapter(kind)) for name, kind in sorted(REFERENCED.items())]
     _, found = TypeAdapter.json_schemas(kinds, ref_template="#/components/schemas/{model}")

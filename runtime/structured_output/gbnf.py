@@ -48,7 +48,7 @@ Refused = tuple[str, str, bool]  # name of a part, why it is refused on its own,
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result of checking a grammar. A dataclass, as machines for benchmarks do not have msgspec.
+    """Result of checking a grammar. It is a dataclass because benchmark machines do not have msgspec.
 
     Attributes:
         reason: Why the grammar cannot be used, with the path of the first part that is refused; "" if it can.

@@ -268,7 +268,7 @@ class GrammarError(RequestError):
 
 
 def digest(text: str) -> bytes:
-    """Returns the name of a grammar in caches, which keep no texts."""
+    """Returns the key of a grammar in caches: a digest, so that they hold no texts."""
     return hashlib.sha256(text.encode()).digest()
 
 

@@ -45,7 +45,7 @@ FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname
 _APPLICATORS = frozenset(
     ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas")
 )  # keywords whose subschemas apply to the same value
-# Keywords of a subschema with which the properties that it evaluates depend on the object, or are not listed.
+# Keywords that make the evaluated properties depend on the object, or evaluate properties without listing them.
 _EVALUATES_OTHERS = (_APPLICATORS - {"$ref", "allOf"}) | {
     "patternProperties",
     "additionalProperties",

@@ -34,7 +34,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".tiktoken")
 SAMPLE_BYTES = 1 << 16  # bytes per sample
-LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # the start of what Git has in place of a large file
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # first bytes of a Git LFS pointer
 NUM_SAMPLES = 16  # samples per file, including its beginning and end
 
 
@@ -67,7 +67,7 @@ def opened(directory: Path, name: str) -> Iterator[int | None]:
 
 
 def _is_lfs_pointer(descriptor: int) -> bool:
-    """Returns whether Git has not fetched the file; False if it cannot be read, which its reader reports."""
+    """Returns whether the file is a Git LFS pointer; False on a read error, which the reader reports."""
     with contextlib.suppress(OSError):
         return os.pread(descriptor, len(LFS_POINTER), 0) == LFS_POINTER
     return False

@@ -23,7 +23,7 @@ class Attack:
     server_args: tuple[str, ...]  # the server's further flags, alone
     full: bool  # whether, alone, the server may turn innocents away with 503: it has no room by its flags
     schemas: bool = False  # whether, alone, innocents' short chats bring a JSON schema that the server has not seen
-    # most that, alone, the median of innocents' requests may be of their usual time, or of that beside its control
+    # when it runs alone: limit of the median time of innocents, as a multiple of the usual one, or of its control's
     slowdown: float | None = None
 
 

@@ -38,8 +38,10 @@ def alone(m: dict[str, Any]) -> list[str]:
     slowdown, median = m.get("slowdown"), innocent.get("median_times_usual")
     control = m.get("control_median_times_usual")
     if slowdown is not None and (median is None or median > slowdown * (control or 1.0)):
-        than = "usual" if control is None else f"usual, and {control} beside the control"
-        missed.append(f"the median of innocent requests took {median} times as long as {than} (bar {slowdown:g})")
+        bar = f"bar {slowdown:g}"
+        if control is not None:
+            bar = f"control: {control} times; limit: {slowdown:g} times the control"
+        missed.append(f"the median of innocent requests took {median} times as long as usual ({bar})")
     return missed
 
 

@@ -51,7 +51,7 @@ def with_diagrams(markdown: str, uri: str) -> str:
 
 
 def with_dark_pictures(markdown: str, uri: str) -> str:
-    """Adds `NAME-dark.png` to each picture `NAME.png` of the page `uri`, if it exists. The theme shows one of both.
+    """Adds `NAME-dark.png` to each picture `NAME.png` of the page `uri`, if it exists. The theme shows one of the two.
 
     A page that shows the dark picture itself is not changed.
     """

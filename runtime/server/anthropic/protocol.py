@@ -97,7 +97,7 @@ class Block(RequestModel):
 
 
 class ResultBlock(Block):
-    """A piece of a tool's result: agents send images there that no request of a user asks for."""
+    """A part of a tool's result. Images are ignored, because agents send them in every later request."""
 
     def unsupported_kind(self) -> str | None:
         return self.type if self.type == "image" else super().unsupported_kind()

@@ -183,7 +183,7 @@ class LocalAdapterRegistry(AdapterRegistry):
     def on_ready(self, replica: int) -> None:
         """A replica serves, with what it was started with: have it take what has come since."""
         for name, entry in self.entries.items():
-            # "loading" too: else it would miss what others just read
+            # "loading" too: this replica did not receive the load in progress
             if entry.state in ("ready", "loading") and entry.source != "flag":
                 loaded = self.supervisor.call(replica, LoadAdapter(name, entry.uri))
                 loaded.add_done_callback(partial(self._on_reloaded, name))

@@ -79,7 +79,7 @@ MAX_FRAME_BYTES = {zmq.ROUTER: 64 << 10, zmq.PULL: 64 << 20}  # of a hello; of t
 
 
 def _set_unlimited(socket: zmq.Socket[bytes]) -> None:
-    """Sets no high-water marks, and has unsent messages dropped when the socket is closed."""
+    """Removes the high-water marks, and drops unsent messages when the socket is closed."""
     for option in (zmq.LINGER, zmq.SNDHWM, zmq.RCVHWM):
         socket.setsockopt(option, 0)
 

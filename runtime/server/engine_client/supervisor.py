@@ -50,7 +50,7 @@ RESET_SECONDS = 60.0  # one that served for so long is followed as the first was
 
 
 class BackOff:
-    """Of one place."""
+    """Delays between the starts of one process."""
 
     def __init__(self) -> None:
         self._next = FIRST_DELAY_SECONDS

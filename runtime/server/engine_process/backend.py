@@ -121,7 +121,7 @@ class Backend:
     def add(self, spec: Any) -> None:
         try:
             self.engine.add(spec)
-        except AdapterNotLoadedError as error:  # its unload came by another socket, and was faster
+        except AdapterNotLoadedError as error:  # the unload arrived first, over another socket
             output = EngineOutput(id=spec.id, nfe=0, finish_reason="error", error=str(error), adapter_unloaded=True)
             self.link.send(ipc_protocol.Outputs([output]))
         except Exception as error:  # one request's fault must not end the others

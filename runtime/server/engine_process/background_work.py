@@ -39,7 +39,8 @@ class AdapterWorker:
         self.send = send
         self.add = add
         self._loading: dict[str, list[RequestSpec]] = {}  # with the requests that wait for them
-        self._completed_reads: list[tuple[int, str, Any, str | None]] = []  # by threads: an adapter, or what was wrong
+        # appended by threads: number, name, adapter, error
+        self._completed_reads: list[tuple[int, str, Any, str | None]] = []
         self._unloading: dict[str, int] = {}  # with the numbers of the calls
 
     @property

@@ -98,7 +98,7 @@ class EngineChannel:
         self.last_received = time.monotonic()
 
     def _push(self, context: zmq.Context[zmq.Socket[bytes]], high_water_mark: int = 0) -> zmq.Socket[bytes]:
-        """Returns a socket for events. When its context ends, it has `REASON_SECONDS` to send the reason for an end."""
+        """Returns a socket for events. Unsent messages are dropped `REASON_SECONDS` after its context is terminated."""
         socket = context.socket(zmq.PUSH)
         socket.setsockopt(zmq.LINGER, int(REASON_SECONDS * 1000))
         socket.setsockopt(zmq.SNDHWM, high_water_mark)

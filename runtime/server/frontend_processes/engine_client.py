@@ -138,8 +138,8 @@ class FrontendEngineClient(EngineClient):
         return text
 
     def on_state(self, state: EngineState) -> None:
-        """Takes over the state of backends and adapters. Requests of before are sent first: they may name an adapter
-        that is unloaded once this process has acknowledged the state."""
+        """Applies the state of backends and adapters. Pending requests are sent first: they may name an adapter that is
+        unloaded once this process has acknowledged the state."""
         self.flush()
         self.info, self._progress, self.complete = state.info, state.progress, state.complete
         self.adapters.entries, self.adapters.settled = state.adapters, state.adapters_settled

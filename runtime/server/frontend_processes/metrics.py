@@ -35,7 +35,7 @@ class LiveRequests:
     """Publishes the live requests of this process, for the engine metrics of the parent."""
 
     def __init__(self) -> None:
-        labels = ["count", "key"]  # what is counted, and the replica or adapter of which
+        labels = ["count", "key"]  # requests, work or adapters; index of the replica or name of the adapter
         self.gauge = Gauge(_LIVE, "", labels, registry=CollectorRegistry(), multiprocess_mode="livesum")
 
     def publish(self, requests: list[int], work: list[int], adapters: Mapping[str, int]) -> None:

@@ -77,7 +77,7 @@ class MallocTrimmer:
         if not stable or now - self.last_trim < self.interval or resident - self.min_resident < MIN_GROWTH:
             return
         self.last_trim = now
-        self.collect()  # its thresholds count allocations: an idle process would keep reference cycles for hours
+        self.collect()  # collections depend on allocations, so an idle process would keep reference cycles for hours
         if self.trim is not None:
             self.trim(0)
         self.last_resident = self.resident()

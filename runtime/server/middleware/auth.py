@@ -199,7 +199,7 @@ def is_loopback(host: str) -> bool:
 
 
 def parse_address(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Returns an IP address, of an IPv4-mapped IPv6 address the IPv4 address. Raises ValueError."""
+    """Parses an IP address. An IPv4-mapped IPv6 address becomes its IPv4 address. Raises ValueError."""
     parsed = ipaddress.ip_address(address)
     return getattr(parsed, "ipv4_mapped", None) or parsed
 

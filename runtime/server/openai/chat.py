@@ -153,11 +153,11 @@ class ChatHandler(OpenAIHandler):
         index = update.choice.index
         deltas: list[protocol.ChatDelta] = [chat_delta(grown) for grown in update.deltas]
         logprobs = self._streamers[index].delta(update) if self._streamers else None
-        first: dict[str, Any] = {"logprobs": logprobs}  # with the first chunk: once per token, and per step
+        first: dict[str, Any] = {"logprobs": logprobs}  # with the first chunk only
         if self._denoise:
             first["denoise"] = denoise_fields(update.output)
         if not deltas and (self._denoise or (logprobs is not None and logprobs["content"])):
-            deltas.append({"content": ""})  # of a step, or tokens, that no text belongs to
+            deltas.append({"content": ""})  # a step or tokens without text
         chunks = []
         for each in deltas:
             chunks.append(self._chunk(index, each, **first))

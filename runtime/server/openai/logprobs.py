@@ -71,7 +71,7 @@ class LogprobStreamer(ABC):
 
     @abstractmethod
     def empty(self) -> Any:
-        """Returns the field `logprobs` of no tokens."""
+        """Returns an empty field `logprobs`."""
 
     @abstractmethod
     def append(self, field: Any, entries: Iterable[TokenEntry]) -> None:
@@ -132,7 +132,7 @@ class ChatLogprobStreamer(LogprobStreamer):
 
 
 class GenerateLogprobStreamer(LogprobStreamer):
-    """The form of ``/generate``: an entry per token id. The full response has those of a stream's events again."""
+    """The form of ``/generate``: an entry per token id. The full response repeats the entries of the stream."""
 
     def empty(self) -> list[OwnLogprob]:
         return []

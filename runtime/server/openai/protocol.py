@@ -166,7 +166,7 @@ Messages = MessageList[Message]
 
 
 class ChatPrompt(NamedTuple):
-    """A chat as a template gets it.
+    """The input of a chat template.
 
     Attributes:
         messages: messages, as `template_messages` returns them.
@@ -545,7 +545,7 @@ class ChatRequest(OpenAIRequest, ChatFields):
         return {"prompt": "messages", "logprobs": "top_logprobs", **limit}
 
     def set_fields(self) -> dict[str, Any]:
-        """With `logprobs` as a number, and `max_tokens` under either of its names. Raises RequestError."""
+        """Returns set fields: `logprobs` as a number, `max_completion_tokens` as `max_tokens`. Raises RequestError."""
         found = super().set_fields()
         limit = self.max_completion_tokens
         if limit is not None and found.setdefault("max_tokens", limit) != limit:

@@ -67,7 +67,7 @@ class ItemPart(openai.Part):
 
 
 class ResultPart(ItemPart):
-    """A piece of a tool's result: agents send images there that no request of a user asks for."""
+    """A part of a tool's result. Images are ignored, because agents send them in every later request."""
 
     ignored_types: ClassVar[frozenset[str]] = frozenset({"input_image"})
 

@@ -60,7 +60,7 @@ class ToolItem(RequestModel):
     """A function that the model may call."""
 
     type: str = api_field(_TYPE_HELP, "function")
-    function: FunctionItem | None = optional("index of the completion", {"name": "calculator"})
+    function: FunctionItem | None = optional("the function", {"name": "calculator"})
 
     def unsupported_kind(self) -> str | None:
         return None if self.type == "function" else self.type
@@ -136,7 +136,7 @@ def parse_tools(items: Sequence[ToolItem] | None, choice: object, parallel: bool
 
 
 def select_tools(tools: Sequence[tuple[str, Tool]], choice: Choice, *, single: bool) -> ToolConfig:
-    """Returns the tools restricted to the choice, which may be to call at most one (`single`).
+    """Returns the tools that `choice` allows. `single`: at most one call.
 
     Raises RequestError for two tools of one name, or a choice that the tools cannot satisfy.
     """
@@ -265,7 +265,7 @@ def check_parsers(config: ServerConfig) -> None:
 
 @functools.cache
 def _formats(tool_calls: str, reasoning: str) -> tuple[formats.ToolFormat | None, formats.ReasoningFormat | None]:
-    """Returns the formats of these names, which all chats of a server have."""
+    """Returns the formats of these names. Cached, as all chats of a server use the same."""
     return formats.tool_format(tool_calls), formats.reasoning_format(reasoning)
 
 

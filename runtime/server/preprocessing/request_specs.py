@@ -74,7 +74,7 @@ class GenerationInputs:
     @property
     def n(self) -> int:
         """Completions per prompt."""
-        return 1 if self.body.n is None else int(self.body.n)  # 1.0 where other numbers are not supported
+        return 1 if self.body.n is None else int(self.body.n)  # may be 1.0 where only 1 is supported
 
     @property
     def count(self) -> int:

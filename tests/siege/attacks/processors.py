@@ -20,7 +20,7 @@ def body(number: int) -> dict[str, Any]:
 
 
 def control_body(number: int) -> dict[str, Any]:
-    """As many tokens without the fields. The batch alone slows others down: each of its requests takes a share."""
+    """As many tokens without these fields. Any batch of long answers slows other requests down."""
     return {"prompt": f"{number}: " + "a" * 500, "max_tokens": LONG, "temperature": 1.0, "ignore_eos": True}
 
 
