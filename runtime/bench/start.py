@@ -12,6 +12,7 @@ import asyncio
 import http.client
 import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -125,10 +126,11 @@ def main(args: argparse.Namespace) -> int:
             print(_row(f"{state}, median of {len(own)}", StartTimes(**columns)), flush=True)
         if args.clients:
             load = _measure_load(args, model, filled)
+            fraction = load.first / load.second if load.second else math.nan
             rows.append(asdict(load))
             print(
                 f"{load.clients} clients from /ready on: {load.first:.0f} tokens/s in {load.seconds:.0f} s, then "
-                f"{load.second:.0f} tokens/s ({load.first / load.second:.1%}); graphs left "
+                f"{load.second:.0f} tokens/s ({fraction:.1%}); graphs left "
                 f"{' > '.join(map(str, load.graphs_left))}; {load.failures} requests failed"
             )
     if args.json:

@@ -48,7 +48,9 @@ log = logging.getLogger(__name__)
 
 MAX_PROCESSES = 16  # a process takes 0.3 GB of host memory at most
 MIN_KERNELS = 6  # fewer are compiled faster by this process than by another one that has to import Triton first
-WAIT_SECONDS = 600.0  # after the last submission: the kernels of a model take about a minute on one core
+# After the last submission: the kernels of a model take about a minute on one core. Other ranks wait meanwhile, so it
+# is less than the default of --distributed-timeout-seconds.
+WAIT_SECONDS = 300.0
 CGROUP_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 WORKER_COMMAND = module_command("runtime.kernels.compiler")
 CACHE_MANAGER = "runtime.kernels.cache_manager:LayeredCacheManager"
@@ -349,7 +351,8 @@ class KernelCompiler:
         if self._deadline is not None:
             self._deadline.cancel()
         if worker is not None:
-            with worker:
+            # closing the pipe flushes again what an exited worker has not read
+            with contextlib.suppress(BrokenPipeError), worker:
                 worker.kill()
 
     def missing(self, specializations: Iterable[str]) -> list[str]:

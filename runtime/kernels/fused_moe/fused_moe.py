@@ -139,7 +139,8 @@ def grouped_gemm(x: torch.Tensor, counts: torch.Tensor, stack: torch.Tensor) -> 
     """Returns [rows, outputs]: the first ``counts[0]`` rows of `x` [rows, inputs] times ``stack[0]`` [outputs, inputs],
     and so on.
     """
-    if x.is_cuda and x.dtype == torch.bfloat16:
+    aligned = x.shape[1] % 8 == stack.shape[1] % 8 == 0  # grouped_mm needs strides of 16 bytes
+    if x.is_cuda and x.dtype == torch.bfloat16 and aligned:
         return F.grouped_mm(x, stack.transpose(1, 2), offs=counts.cumsum(0).int())
     sizes = counts.tolist()
     out = x.new_empty(len(x), stack.shape[1])
