@@ -476,7 +476,7 @@ class ServerConfig:
 
 
 SERVER_FLAGS = declared_flags(ServerConfig)
-# In the order of ``--help`` within each group. The last two select and print values, and are no fields.
+# In the order of ``--help`` within each group. ``--config`` and ``--print-config`` are not fields.
 FLAGS: tuple[Flag, ...] = (
     *ENGINE_FLAGS,
     *SERVER_FLAGS,

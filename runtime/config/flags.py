@@ -74,11 +74,11 @@ def declare_flag(group: str, help: str, *, default: Any = None, secret: bool = F
     """Declares a field of a configuration, which is a dataclass, as a flag.
 
     Args:
-        group: See `Flag`, as for the other arguments.
+        group: See `Flag`.
         help: One line without a period.
-        default: Of the field too.
-        secret: The value is not part of the `repr` of the configuration either.
-        declaration: Other attributes of `Flag` that `declared_flags` cannot derive from the field.
+        default: Default of the flag and of the field.
+        secret: See `Flag`; the `repr` of the configuration omits the value.
+        declaration: Attributes of `Flag` that do not follow from the field.
     """
     metadata = {"group": group, "help": help, "secret": secret, **declaration}
     return field(default=default, repr=not secret, metadata=metadata)
@@ -116,7 +116,7 @@ def _type_attributes(hint: Any) -> dict[str, Any]:
 
 
 def check_fields(config: Any, flags: Iterable[Flag]) -> None:
-    """Checks and converts the fields of a new configuration that are these flags."""
+    """Checks and converts, in place, the fields that `flags` declare."""
     for flag in flags:
         object.__setattr__(config, flag.dest, check(flag, getattr(config, flag.dest)))
 

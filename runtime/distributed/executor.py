@@ -181,7 +181,8 @@ class DistributedLoRABackend:
     Adapters of the flags are on every rank from the start. Adapters that are loaded later, and slot assignments, are
     broadcast.
 
-    A step guard guards each broadcast, so that an incomplete one loses the replica and leaves no wrong weights.
+    Each broadcast runs in a step guard: if it is incomplete, the replica is lost, and no rank computes with wrong
+    weights.
 
     Args:
         local: Adapter weights of this rank.

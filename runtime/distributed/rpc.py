@@ -81,13 +81,13 @@ class EngineLoaded(msgspec.Struct, tag=True, frozen=True):
 
 
 class Step(msgspec.Struct, tag=True, frozen=True):
-    """Rows of a step: an encoded ``serialization.ForwardPlan``. A `Sample` follows."""
+    """Rows of a step: an encoded ``serialization._ForwardPlan``. A `Sample` follows."""
 
     plan: bytes
 
 
 class Sample(msgspec.Struct, tag=True, frozen=True):
-    """Blocks of the step: an encoded ``DenoiseBlocks``; b"": it samples none."""
+    """Blocks of the step: an encoded ``DenoiseBlocks``; b"" if the step samples no blocks."""
 
     blocks: bytes
 
@@ -171,7 +171,7 @@ def encode_array(value: object) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def decode_array(kind: object, value: Any) -> np.ndarray:
-    """Hook of msgspec that decodes arrays, which are writable."""
+    """msgspec ``dec_hook``: decodes an array, which is writable."""
     dtype, shape, data = value
     return np.frombuffer(bytearray(data), np.dtype(dtype)).reshape(shape)
 

@@ -161,7 +161,7 @@ def make_logits_processor_batch(
 
     def stacked(name: str) -> np.ndarray:
         parts = [getattr(each, name) for _, each in adjustments]
-        # a repeated id has the same effect as once; without any id, 0 has no effect
+        # a repeated id changes nothing; nor does id 0 with zero adjustments
         return np.stack([_pad(part, max_ids, part[-1] if len(part) else 0) for part in parts])
 
     return LogitsProcessorBatch(

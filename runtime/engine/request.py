@@ -326,7 +326,7 @@ class ScheduledRequest:
     Attributes:
         span: the part in open blocks. None: all rows are final tokens, or they are recomputed.
         recompute: rows of open blocks to recompute after a preemption, with the ids that they had.
-        stable_layout: the span has one block, and ``Strategy.steady`` returned true for it.
+        stable_layout: the span has one block, and ``Strategy.is_layout_stable`` returned true for it.
         blocks: blocks to sample.
         is_denoise_step: whether this is a denoising step of the request.
         tokens: [rows], a view of the current tokens of the request, or the tokens of `recompute`.

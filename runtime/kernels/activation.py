@@ -245,7 +245,7 @@ def fused_gate_up(
     """`fused_gate_up_reference` for contiguous rows on a GPU.
 
     Args:
-        tile: overrides `select_tile`, which may select the library GEMM.
+        tile: overrides `select_gate_up_tile`, which may select the library GEMM.
     """
     (rows, inputs), outputs = x.shape, len(weight)
     width = outputs // 2

@@ -115,7 +115,7 @@ def add_residual(x, residual_ptr, sum_ptr, at, ok):
 
 @triton.jit
 def normed_row(x, weight_ptr, column, ok, eps, SIZE: tl.constexpr, WEIGHTED: tl.constexpr):
-    """RMSNorm of a float32 row, which is 0 where not `ok`."""
+    """Returns the RMSNorm of a float32 row; `x` must be 0 where `ok` is false."""
     x = x * (1.0 / tl.sqrt(tl.sum(x * x, 0) / SIZE + eps))
     if WEIGHTED:
         x = x * tl.load(weight_ptr + column, mask=ok, other=0.0).to(tl.float32)

@@ -3,9 +3,8 @@
 A step compiles its kernels one after the other, at their first launch. Therefore the start records which kernels the
 warm-up launches, compiles those that the cache does not have in other processes, and then warms up.
 
-A specialization is what Triton compiles a kernel for, as text that another process can compile from. The text is
-Triton's own: ``JITFunction.preload`` reads the same format. It has the name of the kernel, the types and alignment of
-its arguments, its constants and its options.
+A specialization is the text of one compilation: kernel name, types and alignment of arguments, constants, options.
+Another process can compile it. The format is that of ``JITFunction.preload``.
 
 ``python -m runtime.kernels.compiler`` is the compile worker, which `KernelCompiler` starts because Triton holds the GIL
 while it compiles. It imports torch and Triton once, and forks a process per core for each job that it reads from
@@ -122,7 +121,7 @@ def record_specializations() -> Iterator[dict[str, None]]:
 
 @contextmanager
 def require_cached_kernels() -> Iterator[None]:
-    """Launches only kernels that are compiled. The first launch of another one raises KernelNotCached."""
+    """Raises KernelNotCached at the first launch of a kernel that the cache does not have."""
 
     def check(*, compile: dict[str, Any], **_: Any) -> bool:
         text = compile["specialization_data"]
@@ -326,9 +325,10 @@ class KernelCompiler:
             os.environ.setdefault("TRITON_CACHE_MANAGER", CACHE_MANAGER)
 
     def start(self) -> None:
-        """Does what does not depend on the kernels, while weights are loaded.
+        """Starts work that runs while weights are loaded.
 
-        It hashes Triton's files, which are part of the cache's keys. If no kernel is cached, it also starts the worker.
+        A thread hashes Triton's files, which are part of the cache keys. If no kernel is cached, the worker is started
+        too.
         """
         if self.device.type != "cuda":
             return

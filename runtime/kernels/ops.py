@@ -125,7 +125,7 @@ class KernelSet:
     linear: LinearKernel = F.linear  # of unquantized weights
     fp8_linear: QuantizedLinearKernel
     group_quantized_linear: QuantizedLinearKernel
-    quantizing: QuantizingKernels | None = None  # of fp8 models; None: `fp8_linear` quantizes its input, if at all
+    quantizing: QuantizingKernels | None = None  # for fp8 models; None: no kernel attaches the fp8 form
     soft_embedding: SoftEmbeddingKernel = soft_embedding_reference
     head_logits: TableKernel | None = None  # of a soft-capped lm_head; None: ``layers.lm_head.head_logits``
     batch_invariant: bool = False  # the bits of a row do not depend on the other rows: `--deterministic`

@@ -63,7 +63,7 @@ class QuantizedTensor(ABC):
 
     @property
     def max_values(self) -> torch.Tensor:
-        """The largest value that codes can have with each scale, like `scales`."""
+        """Largest absolute value that each scale can represent, in the shape of `scales`."""
         return self.scales.abs() * MAX_CODE[self.values.dtype]
 
 
@@ -91,7 +91,7 @@ def quantize_fp8_reference(x: torch.Tensor) -> Fp8:
     The largest absolute value of a row maps to the largest e4m3 value. Non-finite values become NaN.
     """
     if x.dtype == torch.float64:
-        x = x.float()  # others are converted by the division
+        x = x.float()  # the division promotes other dtypes to float32
     largest = torch.linalg.vector_norm(x, ord=math.inf, dim=-1).float()
     scales = (largest / FP8_MAX).clamp(min=MIN_SCALE)
     return Fp8((x / scales[..., None]).to(E4M3), scales)

@@ -174,7 +174,7 @@ def _tiles(batch: ForwardBatch, window: int | None) -> list[_Tile]:
 @dataclass(frozen=True)
 class _RowwiseBatchAttention:
     shape: AttentionShape
-    row_groups: list[tuple[list[int], torch.Tensor]]  # rows with the same visible keys, and the slots of these
+    row_groups: list[tuple[list[int], torch.Tensor]]  # rows with the same visible keys, and the slots of these keys
 
     def run(self, q: torch.Tensor, kv: LayerKV) -> torch.Tensor:
         kv_heads, group, dim = self.shape.kv_heads, self.shape.group, self.shape.head_dim

@@ -80,7 +80,7 @@ class Weight(ABC):
         return device
 
     def select(self, index: int | slice) -> Self:
-        """Returns a weight that shares the memory of these matrices of a stack."""
+        """Returns a weight of the matrices at `index` of a stack; it shares their memory."""
         result, part = copy.copy(self), self.kernel_arg[index]
         setattr(result, self._stored, part)
         result.shape = tuple(part.shape)

@@ -414,6 +414,6 @@ def _unit_columns(head: torch.Tensor) -> torch.Tensor:
 class DecoderFamily(ModelFamily[DecoderConfig]):
     """A family over `Decoder`, by default with the tensor names of Llama."""
 
-    facts: Callable[[DecoderConfig], ModelInfo] = lambda config: config  # it is a `ModelInfo`
+    facts: Callable[[DecoderConfig], ModelInfo] = lambda config: config  # a `DecoderConfig` is a `ModelInfo`
     make: Callable[[DecoderConfig, LayerFactory], Model] = Decoder
     weights: Callable[[DecoderConfig], WeightMap] = llama_weights

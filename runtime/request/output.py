@@ -196,7 +196,10 @@ class CompletionState:
 
 
 def denoise_fields(output: EngineOutput, **text: str) -> dict[str, Any]:
-    """Returns the fields of a denoise event (docs/guide/streaming.md). `text`: the field `text`, if there is one."""
+    """Returns the fields of a denoise event (docs/guide/streaming.md).
+
+    `text`: the value of the field ``text``, which is omitted if not given.
+    """
     tokens, masked = output.tokens or [], output.masked or []
     return {"start": output.start, "tokens": tokens, "masked": masked, **text, "nfe": output.nfe}
 

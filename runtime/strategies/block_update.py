@@ -100,7 +100,7 @@ def finish_request(request: Request, reason: FinishReason, end: int, *, committe
     """Finishes the request at `end`.
 
     Args:
-        committed: final blocks of this layout are still to be forwarded for the prefix cache. None: no tokens are.
+        committed: layout of the blocks whose final tokens are still forwarded for the prefix cache. None: none are.
     """
     keep = 0 if committed is None else cacheable_len(request, reason, end, block_layout=committed)
     request.reason = reason

@@ -61,7 +61,7 @@ class CaptureSizes:
         max_tokens: rows of the largest forward that is padded block by block.
         max_num_reqs: maximum number of requests per step.
         max_sampled_blocks: maximum number of blocks that a step samples. None: as many as its rows hold.
-        lora_modules: modules that the adapters loaded at start may change (``ForwardBatch.adapted``).
+        lora_modules: modules that the adapters loaded at start may change (``ForwardBatch.active_lora_modules``).
         eager_lora_modules: modules that prevent capture if adapters change them.
         self_conditioning: the model uses self-conditioning.
         max_prefill_tokens: one additional size for full prefill steps; sizes between `max_tokens` and

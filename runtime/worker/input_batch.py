@@ -59,7 +59,7 @@ class ForwardDescriptor:
         tile_rows, reach: see ForwardBatch; upper bounds in a CUDA graph.
         soft_embedding_shape: number of rows with soft embeddings, and tokens per row.
         num_self_conditioned: blocks with the self-conditioning of their last step.
-        active_lora_modules: ``ForwardBatch.adapted``.
+        active_lora_modules: ``ForwardBatch.active_lora_modules``.
     """
 
     rows: int
@@ -78,13 +78,13 @@ class AlgorithmShape:
     """The part of a step that uses one unmasking algorithm.
 
     Attributes:
-        required_stats: a ``Stat`` mask.
+        required_stats: a ``LogitStat`` mask.
         blocks: number of blocks.
         rows: number of sampled positions.
         num_sampled: rows at the end that have a temperature; the others are greedy.
         num_filtered: of these, rows at the end under min-p, top-k or top-p.
         history_len: records per position (``BlockBatch.history``).
-        top_k: maximum number of tokens in a soft embedding (``algorithms.base.MERGED``).
+        top_k: maximum number of tokens in a soft embedding (``algorithms.base.BlockUpdate.soft_tokens``).
     """
 
     algorithm: UnmaskingAlgorithm

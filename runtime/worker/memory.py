@@ -123,7 +123,7 @@ def build_model_runner(
         return runner
 
     pages, on_cuda = config.num_pages, device.type == "cuda"
-    # torch.compile compiles in the warm-up itself, and would do so once more
+    # a recording would run torch.compile a second time
     compiler = rank.compiler if on_cuda and config.compile_mode is None else None
     kernels = _Kernels(lambda: make(needed), run_warm_up, info, rank.group, compiler)
     if pages is None and on_cuda:
@@ -170,18 +170,18 @@ class _Kernels:
     compiler: KernelCompiler | None
 
     def compiled_before(self, work: Callable[[], T]) -> T:
-        """Returns the result of `work`, which warms up a runner, when the kernels are compiled.
+        """Compiles missing kernels, runs `work`, which warms up a runner, and returns its result.
 
-        If the cache has all kernels of `work`, it is from an earlier start and has those of the graphs too.
+        A start compiles the kernels of `work` and of the graphs. A cache with all of the former has the latter too.
         """
         if self.compiler is None:
             return work()
         self.compiler.wait_until_hashed()
-        if self.group.size == 1:  # a rank that stopped alone would leave others in a collective operation
+        if self.group.size == 1:  # if one rank raised, the others would wait in a collective operation
             began = time.monotonic()
             with contextlib.suppress(KernelNotCached), require_cached_kernels():
                 result = work()
-                log.info("0 kernels are not in the cache (warmed up in %.1f s)", time.monotonic() - began)
+                log.info("All kernels are in the cache (warm-up: %.1f s)", time.monotonic() - began)
                 return result
         _free_runners()
         self._compile(self.compiler)

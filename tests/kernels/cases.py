@@ -417,7 +417,7 @@ def check_sandwich(rows: int, size: int, dtype: torch.dtype, device: str) -> Non
 
 
 def check_sandwich_of_choices(rows: int, size: int, top_k: int, dtype: torch.dtype, device: str) -> None:
-    """The sum that `after` makes has the bits of `sum_up`'s. Dead choices hold nothing that may be looked at."""
+    """The sum that `after` makes has the bits of `moe_sum`'s. Dead choices hold nothing that may be looked at."""
     x, dense = (random(rows, size, dtype=dtype, device=device, seed=s) for s in (83, 84))
     weights = tuple(1 + random(size, dtype=dtype, device=device, seed=s, scale=0.2) for s in range(85, 89))
     scale = random(rows, 1, dtype=dtype, device=device, seed=89)

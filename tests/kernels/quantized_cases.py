@@ -49,7 +49,7 @@ def check_quantize_fp8(rows: int, size: int, dtype: torch.dtype, device: str) ->
 
 
 def check_attached_fp8(rows: int, size: int, activation: Activation, dtype: torch.dtype, device: str) -> None:
-    """Norms and gates as the plain ones, and beside them what `quantise` makes of them."""
+    """Norms and gates as the plain ones, and beside them what `quantize_fp8` makes of them."""
     x, residual = (random(rows, size, dtype=dtype, device=device, seed=s) for s in (40, 41))
     weight = 1 + random(size, dtype=dtype, device=device, seed=42, scale=0.2)
     gates = random(rows, 2 * size, dtype=dtype, device=device, seed=43, scale=3.0)

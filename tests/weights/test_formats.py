@@ -1,5 +1,5 @@
-"""The seam: another format, a share of the whole, or an adapter comes in through `Build`, and neither the loader nor a
-family nor a layer knows."""
+"""The seam: another format, a share of the whole, or an adapter comes in through `LayerFactory`, and neither the
+loader nor a family nor a layer knows."""
 
 from dataclasses import replace
 

@@ -80,7 +80,7 @@ def moe_reference(
     """
     up = wide(x.dtype)
     total = torch.zeros_like(x, dtype=up) if shared is None else shared.to(up).clone()
-    for expert in ids[ids >= 0].unique().tolist():  # one at a time, so that one is dequantized at a time
+    for expert in ids[ids >= 0].unique().tolist():  # per expert, so that only one is dequantized at a time
         row, choice = (ids == expert).nonzero(as_tuple=True)
         hidden = act_and_mul_reference(expert_linear(x[row], gate_up, expert), activation)
         total.index_add_(0, row, weights[row, choice, None].to(up) * expert_linear(hidden, down, expert).to(up))
@@ -136,8 +136,8 @@ def _batched(
 
 
 def grouped_gemm(x: torch.Tensor, counts: torch.Tensor, stack: torch.Tensor) -> torch.Tensor:
-    """Returns [rows, outputs]: the first ``counts[0]`` rows of `x` [rows, inputs] times ``stack[0]`` [outputs, inputs],
-    and so on.
+    """Multiplies the first ``counts[0]`` rows of `x` [rows, inputs] by ``stack[0]`` [outputs, inputs], the next
+    ``counts[1]`` by ``stack[1]``, and so on. Returns [rows, outputs].
     """
     aligned = x.shape[1] % 8 == stack.shape[1] % 8 == 0  # grouped_mm needs strides of 16 bytes
     if x.is_cuda and x.dtype == torch.bfloat16 and aligned:
@@ -157,7 +157,7 @@ def sum_choices(
 
     Args:
         outputs: [pairs, hidden], of the token-expert pairs `order`; pair p is choice ``p % top_k`` of row
-            ``p // top_k``. Pairs that are left out count as 0.
+            ``p // top_k``. Pairs that `order` does not list count as 0.
         weights: [rows, top_k].
     """
     (rows, top_k), up = weights.shape, wide(outputs.dtype)
@@ -294,7 +294,9 @@ def run_gate_up(
 
 
 def _weight_args(weights: Matrices, columns: int, depth: int) -> tuple[Any, torch.Tensor | None, str, int]:
-    """Returns what `tma_load` loads tiles of [columns, depth] from, the scales, and FORMAT and GROUP of the kernels."""
+    """Returns kernel arguments of weights: the source of `tma_load` for tiles [columns, depth], the scales, FORMAT and
+    GROUP.
+    """
     if isinstance(weights, torch.Tensor):
         return make_descriptor(weights.flatten(0, 1), columns, depth), None, "float", 0
     codes, format, group = weights.values.flatten(0, 1), "fp8", 0
