@@ -27,10 +27,12 @@ class Flag:
 
     Attributes:
         name: Its name without leading dashes.
+        group: Heading of ``--help`` under which it is listed.
         default: ``None`` means "decided at start".
         many: The value is a tuple, and the flag may be repeated. With `comma` one value may have several elements.
         low, high: Inclusive bounds of a number; `above_low` makes the lower bound exclusive.
         synonyms: Other spellings of values, each with the value that it stands for.
+        secret: The value is not printed.
     """
 
     name: str
