@@ -24,6 +24,7 @@ from runtime.server.preprocessing.request_body import (
     ToolList,
     UnsupportedField,
     api_field,
+    ignored_field,
     optional,
 )
 
@@ -62,8 +63,8 @@ class Block(RequestModel):
     )
     text: str | None = optional("text of a `text` part", "Hello!")
     thinking: str | None = optional("reasoning of the assistant, for templates that use it", "12 and 30 are 42.")
-    signature: str | None = optional("accepted for compatibility; ignored", "")
-    data: str | None = optional("accepted for compatibility; ignored", "")
+    signature: str | None = ignored_field("")
+    data: str | None = ignored_field("")
     id: str | None = optional("of a tool call: its id", "call_1")
     name: str | None = optional("of a tool call: name of the tool", "calculator")
     input: dict[str, Any] | None = optional("of a tool call: its arguments", {"expression": "12 + 30"})
@@ -72,8 +73,8 @@ class Block(RequestModel):
         "of a tool result: text, or a list of blocks; images are ignored and named in `X-Unmask-Ignored`", "42"
     )
     is_error: bool | None = optional("of a tool result; accepted for compatibility; ignored", False)
-    caller: Any = optional("accepted for compatibility; ignored", None)
-    citations: Any = optional("accepted for compatibility; ignored", None)
+    caller: Any = ignored_field(None)
+    citations: Any = ignored_field(None)
     cache_control: Any = optional("ignored; every prefix is cached", None)
 
     @model_validator(mode="after")
@@ -122,8 +123,8 @@ class Thinking(RequestModel):
     type: Literal["enabled", "disabled", "adaptive"] = api_field(
         "sets `enable_thinking` of the chat template to false if `disabled`, else true", "enabled"
     )
-    budget_tokens: Integer | None = optional("accepted for compatibility; ignored", 1024)
-    display: str | None = optional("accepted for compatibility; ignored", "summarized")
+    budget_tokens: Integer | None = ignored_field(1024)
+    display: str | None = ignored_field("summarized")
 
 
 class OutputConfig(RequestModel):
@@ -183,7 +184,7 @@ class CountRequest(RequestModel):
     )
     chat_template_kwargs: openai.TemplateArguments = None
     cache_control: Any = optional("ignored; every prefix is cached", None)
-    speed: str | None = optional("accepted for compatibility; ignored", "standard")
+    speed: str | None = ignored_field("standard")
 
     def tool_config(self) -> ToolConfig:
         """Returns the tools. Raises RequestError for an invalid tool or an impossible choice."""
@@ -238,9 +239,9 @@ class CountRequest(RequestModel):
 class MessagesRequest(CountRequest, openai.SingleChoiceRequest):
     max_tokens: Integer | None = optional("maximum output tokens; default: the rest of max_model_len", 64)
     stop_sequences: list[str] | None = optional("stop strings; the output ends before the first one", ["\n\n"])
-    metadata: openai.Entries | None = optional("accepted for compatibility; ignored", {"user_id": "someone"})
-    service_tier: str | None = optional("accepted for compatibility; ignored", "auto")
-    inference_geo: str | None = optional("accepted for compatibility; ignored", "eu")
+    metadata: openai.Entries | None = ignored_field({"user_id": "someone"})
+    service_tier: str | None = ignored_field("auto")
+    inference_geo: str | None = ignored_field("eu")
     response_format: Annotated[Any, UnsupportedField(why="is not supported; use output_config.format")] = None
     container: Annotated[Any, UnsupportedField()] = None
     mcp_servers: list[Any] | None = optional(

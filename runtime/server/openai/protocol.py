@@ -33,6 +33,7 @@ from runtime.server.preprocessing.request_body import (
     UnsupportedField,
     api_field,
     check_shape,
+    ignored_field,
     optional,
 )
 
@@ -48,7 +49,7 @@ class Part(RequestModel):
     text: str | None = optional("text of a `text` part", "Hello!")
     refusal: str | None = optional("text of a refusal", "I will not.")
     cache_control: Any = optional("ignored; every prefix is cached", None)
-    annotations: Any = optional("accepted for compatibility; ignored", [])
+    annotations: Any = ignored_field([])
 
     text_types: ClassVar[frozenset[str]] = TEXT_TYPES
     ignored_types: ClassVar[frozenset[str]] = frozenset()
@@ -149,8 +150,8 @@ class Message(RequestModel):
     )
     reasoning: str | None = optional("alias of `reasoning_content`", "12 and 30 are 42.")
     refusal: str | None = optional("refusal text of an assistant message", None)
-    audio: Any = optional("accepted for compatibility; ignored", None)
-    annotations: Any = optional("accepted for compatibility; ignored", [])
+    audio: Any = ignored_field(None)
+    annotations: Any = ignored_field([])
 
     def text(self) -> str | None:
         if isinstance(self.content, list):
@@ -505,11 +506,11 @@ class OpenAIRequest(GenerationRequest):
     stream_mode: Literal["denoise", "block_append"] | None = optional(
         "`denoise`: also return the open blocks after each step; `block_append`: the default", "denoise"
     )
-    user: str | None = optional("accepted for compatibility; ignored", "someone")
-    metadata: Entries | None = optional("accepted for compatibility; ignored", {"topic": "sums"})
+    user: str | None = ignored_field("someone")
+    metadata: Entries | None = ignored_field({"topic": "sums"})
     store: bool | None = optional("ignored; responses are not stored", False)
-    service_tier: str | None = optional("accepted for compatibility; ignored", "auto")
-    safety_identifier: str | None = optional("accepted for compatibility; ignored", "someone")
+    service_tier: str | None = ignored_field("auto")
+    safety_identifier: str | None = ignored_field("someone")
     prompt_cache_key: str | None = optional("ignored; prefixes are cached without it", "sums")
 
 
@@ -528,9 +529,7 @@ class ChatRequest(OpenAIRequest, ChatFields):
     function_call: Any = optional("deprecated form of `tool_choice`; rejected unless `none` or `auto`", "none")
     modalities: Annotated[Any, UnsupportedField(["text"])] = None
     audio: Annotated[Any, UnsupportedField()] = None
-    prediction: dict[str, Any] | None = optional(
-        "accepted for compatibility; ignored", {"type": "content", "content": "12 + 30 = 42."}
-    )
+    prediction: dict[str, Any] | None = ignored_field({"type": "content", "content": "12 + 30 = 42."})
     reasoning_effort: str | None = optional("sets `reasoning_effort` of the chat template", "low")
     verbosity: Verbosity = None
     web_search_options: dict[str, Any] | None = optional("ignored and named in `X-Unmask-Ignored`", {})

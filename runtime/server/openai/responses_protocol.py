@@ -31,6 +31,7 @@ from runtime.server.preprocessing.request_body import (
     ToolList,
     UnsupportedField,
     api_field,
+    ignored_field,
     optional,
 )
 
@@ -105,9 +106,9 @@ class Item(RequestModel):
     content: TextOrParts[ItemPart] | None = optional(
         "of a message or reasoning item: text, or a list of parts", "Hello!"
     )
-    id: str | None = optional("accepted for compatibility; ignored", "msg_1")
-    status: str | None = optional("accepted for compatibility; ignored", "completed")
-    phase: str | None = optional("accepted for compatibility; ignored", "final_answer")
+    id: str | None = ignored_field("msg_1")
+    status: str | None = ignored_field("completed")
+    phase: str | None = ignored_field("final_answer")
     call_id: str | None = optional("id of the call, in calls and results", "call_1")
     name: str | None = optional("of a call: name of the function", "calculator")
     namespace: str | None = optional("of a call: namespace of the function", "mcp__files")
@@ -119,7 +120,7 @@ class Item(RequestModel):
         "of a result: text, or a list of parts; images are ignored and named in `X-Unmask-Ignored`", "42"
     )
     summary: PartList[ItemPart] | None = optional("of a reasoning item without content: list of parts", [])
-    encrypted_content: str | None = optional("accepted for compatibility; ignored", "")
+    encrypted_content: str | None = ignored_field("")
 
     @property
     def kind(self) -> str:
@@ -174,8 +175,8 @@ class Reasoning(RequestModel):
     """Options of reasoning, for templates that support them."""
 
     effort: str | None = optional("sets `reasoning_effort` of the chat template", "low")
-    summary: str | None = optional("accepted for compatibility; ignored", "auto")
-    generate_summary: str | None = optional("accepted for compatibility; ignored", "auto")
+    summary: str | None = ignored_field("auto")
+    generate_summary: str | None = ignored_field("auto")
 
 
 class ResponsesTool(FunctionDescription):
@@ -220,16 +221,16 @@ class ResponsesRequest(openai.SingleChoiceRequest):
     )
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = optional("allow several tool calls; default true", True)
-    max_tool_calls: Integer | None = optional("accepted for compatibility; ignored", 1)
+    max_tool_calls: Integer | None = ignored_field(1)
     chat_template_kwargs: openai.TemplateArguments = None
     metadata: openai.Entries | None = optional("returned in the response", {"topic": "sums"})
     store: bool | None = optional("ignored; responses are not stored", False)
     stream_options: ResponsesStreamOptions | None = optional("options of the stream", {})
     user: str | None = optional("returned in the response", "someone")
-    service_tier: str | None = optional("accepted for compatibility; ignored", "auto")
-    safety_identifier: str | None = optional("accepted for compatibility; ignored", "someone")
+    service_tier: str | None = ignored_field("auto")
+    safety_identifier: str | None = ignored_field("someone")
     prompt_cache_key: str | None = optional("ignored; prefixes are cached without it", "sums")
-    prompt_cache_retention: str | None = optional("accepted for compatibility; ignored", "24h")
+    prompt_cache_retention: str | None = ignored_field("24h")
     include: list[str] | None = optional(
         f"`{_ENCRYPTED}`, which is ignored, and outputs of the hosted tools in `tools`", [_ENCRYPTED]
     )

@@ -61,6 +61,11 @@ def optional(description: str, *examples: Any, **limits: Any) -> Any:
     return api_field(description, *examples, default=None, **limits)
 
 
+def ignored_field(*examples: Any) -> Any:
+    """Returns a field of a `RequestModel` that clients send and nothing reads."""
+    return optional("accepted for compatibility; ignored", *examples)
+
+
 class UnsupportedField:
     """Marks a field as unsupported: only null and neutral values are valid."""
 
