@@ -92,6 +92,11 @@ class ProcessSlot:
     def kill(self) -> None:
         _kill(self.process)
 
+    def kill_because(self, reason: str) -> None:
+        """Kills the current process and keeps the reason, which its exit reports."""
+        self.fatal = reason
+        self.kill()
+
 
 S = TypeVar("S", bound=ProcessSlot)
 
@@ -285,8 +290,9 @@ class Supervisor:
                 self._log_responsiveness(replica)
                 silence = time.monotonic() - replica.last_message
                 if replica.state is ReplicaState.READY and silence > ipc_protocol.BACKEND_SILENCE_SECONDS:
-                    replica.fatal = f"the backend process was unresponsive for {silence:.0f} s and was killed (SIGKILL)"
-                    replica.kill()
+                    replica.kill_because(
+                        f"the backend process was unresponsive for {silence:.0f} s and was killed (SIGKILL)"
+                    )
 
     def _log_responsiveness(self, replica: Replica) -> None:
         unresponsive = replica.state is ReplicaState.READY and not replica.responds

@@ -223,8 +223,7 @@ class FrontendProcessManager:
                 if frontend.hangs:
                     since = frontend.last_message if frontend.listening_since else frontend.started
                     seconds = time.monotonic() - since
-                    frontend.fatal = f"the process was unresponsive for {seconds:.0f} s and was killed (SIGKILL)"
-                    frontend.kill()
+                    frontend.kill_because(f"the process was unresponsive for {seconds:.0f} s and was killed (SIGKILL)")
 
     # -- state
 
@@ -283,11 +282,10 @@ class FrontendProcessManager:
     def _on_message(self, frontend: Frontend, message: Any) -> None:
         match message:
             case Hello(version) if version != ipc_protocol.VERSION:
-                frontend.fatal = (
+                frontend.kill_because(
                     f"the process is of another build: it has version {version} of the messages between processes, and "
                     f"the server has {ipc_protocol.VERSION}; install one version of unmask"
                 )
-                frontend.kill()
             case Hello():
                 frontend.connected = True
                 self._send(frontend, FrontendConfig(self.config, frontend.index, self.complete))
@@ -305,8 +303,7 @@ class FrontendProcessManager:
                 frontend.num_acked, frontend.state_error = number, error
                 frontend.acked.set()
                 if error:  # it would serve with an old state: another process replaces it
-                    frontend.fatal = error
-                    frontend.kill()
+                    frontend.kill_because(error)
             case RpcRequest():
                 self._start_task(self._answer(frontend, frontend.name, message))
             case StartupFailed(sentence):
