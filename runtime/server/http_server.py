@@ -69,7 +69,7 @@ class Acceptor:
             make_protocol: Creates the protocol of a connection.
             batch: Maximum number of connections that are being registered at the same time.
             processes: Number of processes that accept.
-            num_open: Returns the number of open connections of this process, if other processes accept too.
+            num_open: Returns the number of open connections of this process. It matters if other processes accept too.
         """
         listener.setblocking(False)  # for all processes: they share the file description
         self.listener = listener
@@ -215,8 +215,7 @@ class HttpServer(uvicorn.Server):
 
     def _make_acceptor(self, listener: socket.socket) -> Acceptor:
         batch = accept_batch(self.manager.limits.connections)
-        num_open = (lambda: 0) if self.processes == 1 else (lambda: len(self.manager.open))
-        return Acceptor(listener, self.make_protocol, batch, self.processes, num_open)
+        return Acceptor(listener, self.make_protocol, batch, self.processes, lambda: len(self.manager.open))
 
     def num_answering(self) -> int:
         """Number of connections with an unanswered request, whether or not the application has started it."""
