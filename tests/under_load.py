@@ -163,8 +163,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.repeat and not options.path:
         parser.error("--repeat: name the directories, test files or tests to repeat")
-    if not 1 <= options.jobs <= max(1, len(os.sched_getaffinity(0)) // CPUS):
-        parser.error(f"--jobs: this machine has processors for 1 to {len(os.sched_getaffinity(0)) // CPUS}")
+    max_jobs = max(1, len(os.sched_getaffinity(0)) // CPUS)
+    if not 1 <= options.jobs <= max_jobs:
+        parser.error(f"--jobs: this machine has processors for 1 to {max_jobs}")
     chosen = [[path] for path in options.path] or slices()
     commit = current_commit()
     # A dirty tree has the same name whatever it contains.

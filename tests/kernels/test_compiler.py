@@ -208,29 +208,19 @@ def test_a_worker_compiles_each_specialization_once(cache: Path, caplog: pytest.
 
 
 @pytest.mark.usefixtures("hopper")
-def test_a_worker_that_has_exited_before_a_small_job_leaves_kernels_to_their_launch(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A small job fits into the buffer of the pipe, which is flushed again when the pipe is closed."""
-    monkeypatch.setattr(compiler, "WORKER_COMMAND", ("false",))
-    made = KernelCompiler(torch.device("cuda"))
-    made.processes = 2
-    made._start()
-    assert made._worker is not None
-    made._worker.wait()
-    made.submit([rms_norm(16)[0]])
-    made.wait()
-    assert "the compile worker has exited" in caplog.text
-
-
-@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(("kernels", "exited"), [(compiler.MIN_KERNELS, False), (1, True)])
 def test_a_worker_that_exits_leaves_kernels_to_their_launch(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    kernels: int, exited: bool, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """It exits after or before a job is submitted. A small job stays in the pipe's buffer until the pipe is closed."""
     monkeypatch.setattr(compiler, "WORKER_COMMAND", ("false",))
     made = KernelCompiler(torch.device("cuda"))
     made.processes = 2
-    made.submit([rms_norm(16 << n)[0] for n in range(compiler.MIN_KERNELS)])
+    if exited:
+        made._start()
+        assert made._worker is not None
+        made._worker.wait()
+    made.submit([rms_norm(16 << n)[0] for n in range(kernels)])
     made.wait()
     assert "the compile worker has exited" in caplog.text
 
