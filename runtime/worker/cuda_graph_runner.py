@@ -17,6 +17,7 @@ import torch
 
 from runtime.algorithms.base import UnmaskingAlgorithm
 from runtime.engine.step_plan import BatchLayout, DenoiseBlocks, Ints, SelfConditioningRows, StepPlan
+from runtime.errors import ReplicaLost
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model
 from runtime.worker.capture_sizes import (
@@ -87,6 +88,35 @@ class GraphCapturer:
 def run_eagerly(work: Work) -> Work:
     """Replaces a `GraphCapturer` where capture is impossible: each replay runs the work again."""
     return work
+
+
+class LockstepCapturer:
+    """Captures work that has collective operations, which all ranks have to launch equally often and at equal sizes.
+
+    If a rank cannot capture work that it can run, its replays run the work instead. Other ranks replay their graphs.
+
+    Raises:
+        ReplicaLost: The work itself fails. The other ranks wait in one of its collective operations.
+    """
+
+    def __init__(self, capture: Callable[[Work], Work]) -> None:
+        self._capture = capture
+
+    def __call__(self, work: Work) -> Work:
+        num_runs = 0
+
+        def counted() -> None:
+            nonlocal num_runs
+            work()
+            num_runs += 1
+
+        try:
+            return self._capture(counted)
+        except RuntimeError as error:
+            if not num_runs:
+                raise ReplicaLost(f"a rank failed while it ran work for a CUDA graph: {error}") from error
+            log.warning("CUDA graph capture failed on this rank, which runs this shape eagerly", exc_info=True)
+            return work
 
 
 @dataclass
