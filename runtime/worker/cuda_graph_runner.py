@@ -376,15 +376,14 @@ class CudaGraphRunner(ModelRunner):
         if shape is None:
             return 0
         self._last_layout = self._last_graph = self._launched_tokens = None  # the capture uses the same input buffers
-        free = self._free_bytes()
+        before = used_outside_allocator(self.device)
         self.capture_shape(shape)
         self._pending.pop(shape, None)
         self.stats.graphs_pending = len(self._pending)
-        self.stats.graph_bytes += max(free - self._free_bytes(), 0)
+        # Memory of the allocator does not count: the graph's results reuse those of the largest graph, and the run
+        # before the capture leaves its memory in the allocator's cache.
+        self.stats.graph_bytes += max(used_outside_allocator(self.device) - before, 0)
         return len(self._pending)
-
-    def _free_bytes(self) -> int:
-        return int(torch.cuda.mem_get_info(self.device)[0]) if self.device.type == "cuda" else 0
 
     @torch.inference_mode()
     def capture_shape(self, shape: ForwardDescriptor | SampleDescriptor) -> None:
@@ -440,6 +439,14 @@ class CudaGraphRunner(ModelRunner):
     @property
     def num_graphs(self) -> int:
         return len(self._graphs)
+
+
+def used_outside_allocator(device: torch.device) -> int:
+    """Returns the bytes of used device memory that torch's allocator does not manage; 0 without CUDA."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return int(total - free - torch.cuda.memory_reserved(device))
 
 
 def _same_conditioning(one: SelfConditioningRows | None, other: SelfConditioningRows | None) -> bool:
