@@ -50,7 +50,11 @@ class MultiprocExecutor:
         self.on_lost = on_lost
         self.group = groups.SINGLE_RANK
         self.workers = start_workers(size, placement, seconds)
-        self.monitor = WorkerMonitor(self.workers, seconds, self._on_lost)
+        try:
+            self.monitor = WorkerMonitor(self.workers, seconds, self._on_lost)
+        except BaseException:
+            self._end_workers()
+            raise
         try:
             store = groups.make_store(placement.address, seconds)
             near = placement.nodes == 1
@@ -140,14 +144,17 @@ class MultiprocExecutor:
     def close(self) -> None:
         """Ends the other ranks. Closing again does nothing."""
         self.monitor.closed = True
+        self._end_workers()
+        self.group.close()
+        self.group = groups.SINGLE_RANK
+
+    def _end_workers(self) -> None:
         for worker in self.workers:
             worker.connection.close()
         self._kill()
         for worker in self.workers:
             if worker.process is not None:
                 worker.process.wait()
-        self.group.close()
-        self.group = groups.SINGLE_RANK
 
 
 class StepGuard:

@@ -62,18 +62,14 @@ def load_engine(
     facts = family.facts(arch)
     context = _context(config, facts)
     strategy = _strategy(config, family, context)
-    ids = resolve_token_ids(
-        checkpoint,
-        family,
-        facts,
-        mask_token_id=config.mask_token_id,
-        eos_token_ids=config.eos_token_ids,
-        skip_tokenizer=config.skip_tokenizer,
-    )
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     with contextlib.closing(KernelCompiler(device)) as compiler:
         if config.compile_mode is None:  # else `build_model_runner` does not use it
             compiler.start()
+        ids = resolve_token_ids(
+            checkpoint, family, facts, mask_token_id=config.mask_token_id, eos_token_ids=config.eos_token_ids,
+            skip_tokenizer=config.skip_tokenizer,
+        )  # fmt: skip
         rank = RankDevice(device, dtype, group, free_at_start, compiler)
         info = _info(config, _Source(checkpoint, family, facts, ids), context, strategy, rank)
         lora = make_lora_setup(config, family, arch, dtype, device)

@@ -6,9 +6,9 @@ warm-up launches, compiles those that the cache does not have in other processes
 A specialization is the text of one compilation: kernel name, types and alignment of arguments, constants, options.
 Another process can compile it. The format is that of ``JITFunction.preload``.
 
-``python -m runtime.kernels.compiler`` is the compile worker, which `KernelCompiler` starts because Triton holds the GIL
-while it compiles. It imports torch and Triton once, and forks a process per core for each job that it reads from
-standard input. It has no CUDA context, so forking is safe. Compiled kernels are read from the cache.
+`KernelCompiler` starts the compile worker (``compile_worker.py``), because Triton holds the GIL while it compiles. The
+worker imports torch and Triton once, and forks a process per core for each job that it reads from standard input. It
+has no CUDA context, so forking is safe. Compiled kernels are read from the cache.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import logging
 import multiprocessing
 import os
 import subprocess
-import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import torch
@@ -51,8 +51,9 @@ MIN_KERNELS = 6  # fewer are compiled faster by this process than by another one
 # is less than the default of --distributed-timeout-seconds.
 WAIT_SECONDS = 300.0
 CGROUP_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
-WORKER_COMMAND = module_command("runtime.kernels.compiler")
+WORKER_COMMAND = module_command("runtime.kernels.compile_worker")
 CACHE_MANAGER = "runtime.kernels.cache_manager:LayeredCacheManager"
+STDERR = 2  # of the compile worker too: whatever its imports print is no result
 ALLOCATIONS = (torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty)
 
 # Triton computes these from the target, or they name files of the machine where the specialization was recorded.
@@ -263,20 +264,35 @@ def compile_all(job: CompileJob) -> CompileResult:
 def _cache_lock() -> Iterator[None]:
     """Holds the lock of the cache directory. The system releases it when this process and its children have exited.
 
-    On a file system without locks, it is not held.
+    On a file system without locks, such as some network file systems, it is the lock of the directory for temporary
+    files, so that at least the processes of one container or host compile one after the other. Without that one too,
+    no lock is held.
     """
     from triton import knobs
 
-    descriptor = None
     with contextlib.suppress(OSError):
         os.makedirs(knobs.cache.dir, exist_ok=True)
-        descriptor = os.open(knobs.cache.dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    descriptor = _lock_directory(knobs.cache.dir)
+    if descriptor is None:
+        descriptor = _lock_directory(tempfile.gettempdir())
     try:
         yield
     finally:
         if descriptor is not None:
             os.close(descriptor)
+
+
+def _lock_directory(path: str) -> int | None:
+    """Locks a directory. Returns its descriptor, which holds the lock; None if it cannot be locked."""
+    descriptor = None
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError:
+        if descriptor is not None:
+            os.close(descriptor)
+        return None
+    return descriptor
 
 
 def _result(future: Future[str], text: str) -> str:
@@ -317,6 +333,7 @@ class KernelCompiler:
         self.processes = min(available_cores(), MAX_PROCESSES)
         self._hashing: threading.Thread | None = None
         self._worker: subprocess.Popen[bytes] | None = None
+        self._results: IO[bytes] | None = None
         self._submitted: dict[str, None] = {}
         self._num_jobs = 0  # jobs without a result
         self._deadline: threading.Timer | None = None
@@ -338,7 +355,17 @@ class KernelCompiler:
             self._start()
 
     def _start(self) -> None:
-        self._worker = subprocess.Popen(WORKER_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        read_end, write_end = os.pipe()
+        try:
+            self._worker = subprocess.Popen(
+                (*WORKER_COMMAND, str(write_end)), stdin=subprocess.PIPE, stdout=STDERR, pass_fds=(write_end,)
+            )
+        except BaseException:
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
+        self._results = os.fdopen(read_end, "rb")
 
     def wait_until_hashed(self) -> None:
         """Waits for the hash that `start` computes, so that no launch computes it a second time."""
@@ -354,6 +381,9 @@ class KernelCompiler:
             # closing the pipe flushes again what an exited worker has not read
             with contextlib.suppress(BrokenPipeError), worker:
                 worker.kill()
+        if self._results is not None:
+            self._results.close()
+            self._results = None
 
     def missing(self, specializations: Iterable[str]) -> list[str]:
         """Returns the specializations without a compiled kernel in the cache."""
@@ -378,14 +408,13 @@ class KernelCompiler:
 
         Kernels that fail are left to their first launch, and so are those of a worker that exits or hangs.
         """
-        worker = self._worker
-        if worker is None or worker.stdout is None:
+        if self._results is None:
             return
         began = time.monotonic()
         results = []
         try:
             for _ in range(self._num_jobs):
-                results.append(msgspec.json.decode(worker.stdout.readline(), type=CompileResult))
+                results.append(msgspec.json.decode(self._results.readline(), type=CompileResult))
         except (OSError, msgspec.DecodeError):
             if self._expired.is_set():
                 log.error(
@@ -485,16 +514,9 @@ def available_cores() -> int:
         return cores
 
 
-def main() -> int:
-    exit_with_parent()
-    answer = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # compilers may print
+def run_jobs(jobs: IO[bytes], results: IO[bytes]) -> None:
+    """Compiles a `CompileJob` per line of `jobs`, and writes a `CompileResult` per line."""
     import_kernels()
-    for line in sys.stdin.buffer:
-        answer.write(msgspec.json.encode(compile_all(msgspec.json.decode(line, type=CompileJob))) + b"\n")
-        answer.flush()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    for line in jobs:
+        results.write(msgspec.json.encode(compile_all(msgspec.json.decode(line, type=CompileJob))) + b"\n")
+        results.flush()

@@ -36,6 +36,7 @@ from runtime.kernels.moe_router import (
     select_experts,
     select_experts_reference,
 )
+from runtime.kernels.quantized_tensor import Fp8, quantize_fp8_weight
 from runtime.kernels.rotary_and_cache import (
     QKNormRopeConfig,
     qk_norm_rope_and_cache,
@@ -50,6 +51,7 @@ TensorPair = tuple[torch.Tensor, torch.Tensor]
 LinearKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor], torch.Tensor]  # the signature of ``F.linear``
 QuantizedLinearKernel = Callable[[torch.Tensor, Any, OptTensor], torch.Tensor]  # with ``Weight.kernel_arg``
 TableKernel = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # rows [n, size], table [ids, size] -> [n, ids]
+QuantizeFp8WeightKernel = Callable[[torch.Tensor, Fp8, int, range, int, torch.dtype, torch.Tensor], None]
 SoftEmbeddingKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor], torch.Tensor]
 RMSNormKernel = Callable[[torch.Tensor, OptTensor, float], torch.Tensor]
 AddRMSNormKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor, float], TensorPair]
@@ -125,6 +127,7 @@ class KernelSet:
     linear: LinearKernel = F.linear  # of unquantized weights
     fp8_linear: QuantizedLinearKernel
     group_quantized_linear: QuantizedLinearKernel
+    quantize_fp8_weight: QuantizeFp8WeightKernel | None = None  # None: ``quantized_tensor.quantize_fp8_reference``
     quantizing: QuantizingKernels | None = None  # for fp8 models; None: no kernel attaches the fp8 form
     soft_embedding: SoftEmbeddingKernel = soft_embedding_reference
     head_logits: TableKernel | None = None  # of a soft-capped lm_head; None: ``layers.lm_head.head_logits``
@@ -183,6 +186,7 @@ TRITON = KernelSet(
     add_lora=add_lora,
     fp8_linear=fp8_linear,
     group_quantized_linear=group_quantized_linear,
+    quantize_fp8_weight=quantize_fp8_weight,
     quantizing=QuantizingKernels(rms_norm_quant, add_rms_norm_quant, act_and_mul_quant),
 )
 

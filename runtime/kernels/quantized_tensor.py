@@ -19,6 +19,7 @@ from runtime.kernels.common import tl, triton
 
 E4M3 = torch.float8_e4m3fn
 FP8_MAX = 448.0  # largest e4m3 value
+INVERSE_FP8_MAX = 1 / FP8_MAX  # a product has the same bits everywhere; torch divides by a number differently on a GPU
 MIN_SCALE = 2.0**-120  # of scales: zeros must not get scale 0
 FEW_ROWS = 1024  # up to this number, one program per row
 MAX_CODE = {torch.int8: 127.0, torch.uint8: 8.0, E4M3: FP8_MAX}  # largest absolute code, by storage dtype
@@ -93,7 +94,7 @@ def quantize_fp8_reference(x: torch.Tensor) -> Fp8:
     if x.dtype == torch.float64:
         x = x.float()  # the division promotes other dtypes to float32
     largest = torch.linalg.vector_norm(x, ord=math.inf, dim=-1).float()
-    scales = (largest / FP8_MAX).clamp(min=MIN_SCALE)
+    scales = (largest * INVERSE_FP8_MAX).clamp(min=MIN_SCALE)
     return Fp8((x / scales[..., None]).to(E4M3), scales)
 
 
@@ -132,6 +133,65 @@ def quantize_fp8(x: torch.Tensor) -> Fp8:
         MIN_SCALE=MIN_SCALE, num_warps=max(1, min(8, rows_per_program * size_p2 // 512)),
     )  # fmt: skip
     return result
+
+
+@triton.jit(
+    do_not_specialize=["row_stride", "size", "first_row", "first", "width", "group"],
+    do_not_specialize_on_alignment=["x_ptr", "values_ptr", "scales_ptr", "overflow_ptr"],
+)  # one compilation for all weights
+def _quantize_fp8_weight(
+    x_ptr, values_ptr, scales_ptr, overflow_ptr, row_stride, size, first_row, first, width, group,
+    DTYPE: tl.constexpr, COLUMNS: tl.constexpr, FP8_MAX: tl.constexpr, INVERSE: tl.constexpr, MIN_SCALE: tl.constexpr,
+):  # fmt: skip
+    """One program per row. `group` 0: rows are not interleaved."""
+    row = tl.program_id(0)
+    source = x_ptr + row.to(tl.int64) * row_stride
+    row += first
+    if group > 0:
+        half_row = row % width
+        row = half_row // group * 2 * group + row // width * group + half_row % group
+    stored_row = first_row.to(tl.int64) + row
+    # Bits of absolute values are ordered like the values, with infinity and then NaN last.
+    bits = tl.zeros([COLUMNS], dtype=tl.int32)
+    for start in range(0, size, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        x = tl.load(source + column, mask=column < size, other=0.0).to(tl.float32)
+        bits = tl.maximum(bits, x.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+    scale = tl.max(bits, 0).to(tl.float32, bitcast=True) * INVERSE
+    scale = tl.where(scale < MIN_SCALE, MIN_SCALE, scale)
+    tl.store(scales_ptr + stored_row, scale)
+    largest = (scale * FP8_MAX).to(DTYPE).to(tl.float32)
+    if not (largest < float("inf")):
+        tl.store(overflow_ptr, float("nan"))
+    for start in range(0, size, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        x = tl.load(source + column, mask=column < size, other=0.0).to(tl.float32)
+        value = tl.div_rn(x, scale).to(values_ptr.dtype.element_ty)
+        tl.store(values_ptr + stored_row * size + column, value, mask=column < size)
+
+
+def quantize_fp8_weight(
+    x: torch.Tensor, stored: Fp8, matrix: int, rows: range, group: int, dtype: torch.dtype, overflow: torch.Tensor
+) -> None:
+    """Quantizes rows of a weight on a GPU to their place, with the bits of `quantize_fp8_reference`.
+
+    Args:
+        x: [len(rows), size], float32, bfloat16 or float16.
+        stored: [..., all rows, size], contiguous.
+        matrix: index of the matrix in `stored`, whose leading dimensions count as one.
+        rows: rows of the matrix that `x` has, in the order of a checkpoint: all gate rows first.
+        group: number of consecutive gate rows if gate and up rows are interleaved; 0 if they are not.
+        dtype: dtype of the model.
+        overflow: float32 []; NaN is stored to it if a row has values that are not finite in `dtype`.
+    """
+    all_rows, size = stored.values.shape[-2:]
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    _quantize_fp8_weight[(len(rows),)](
+        x, stored.values, stored.scales, overflow, x.stride(0), size, matrix * all_rows, rows.start, all_rows // 2,
+        group, DTYPE=getattr(tl, str(dtype).removeprefix("torch.")), COLUMNS=1024, FP8_MAX=FP8_MAX,
+        INVERSE=INVERSE_FP8_MAX, MIN_SCALE=MIN_SCALE, num_warps=4,
+    )  # fmt: skip
 
 
 def empty_fp8(x: torch.Tensor) -> Fp8:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 import torch.nn.functional as F
@@ -240,11 +240,19 @@ class DeferredChecks:
         self.name = ""
         self._results: list[torch.Tensor] = []
         self._names: list[str] = []
+        self._zeros: list[torch.Tensor] = []
 
     def add(self, largest: torch.Tensor) -> None:
         """Adds the largest absolute value of a tensor, [] on the GPU."""
         self._results.append(largest)
         self._names.append(self.name)
+
+    def new_result(self, device: torch.device) -> torch.Tensor:
+        """Adds and returns a float32 zero [] on `device`, to which a kernel stores NaN if a value is not finite."""
+        if not self._zeros:
+            self._zeros = list(torch.zeros(self.BATCH, device=device).unbind())
+        self.add(result := self._zeros.pop())
+        return result
 
     def failed(self, *, wait: bool = True) -> str | None:
         """Returns the first tensor with values that are not finite; None if there is none.
@@ -280,9 +288,32 @@ def require_finite(stored: torch.Tensor, source: torch.Tensor) -> None:
     if checks is not None and largest.is_cuda:
         checks.add(largest)
     elif not bool(torch.isfinite(largest)):
-        if not bool(torch.isfinite(source).all()):
-            raise ConfigError("holds NaN or infinite values")
-        raise ConfigError(f"holds values too large for {stored.dtype}; choose another --dtype")
+        _raise_not_finite(source, stored.dtype)
+
+
+def require_no_overflow(
+    store: Callable[[torch.Tensor], None], source: torch.Tensor, dtype: torch.dtype, device: torch.device
+) -> None:
+    """As `require_finite`, for a kernel that checks what it stores.
+
+    Args:
+        store: launches the kernel; its argument is a float32 zero [] on `device`, to which the kernel stores NaN if
+            `source` has values that are not finite in `dtype`.
+    """
+    checks = _deferred.get()
+    if checks is not None and device.type == "cuda":
+        store(checks.new_result(device))
+        return
+    result = torch.zeros((), device=device)
+    store(result)
+    if not bool(torch.isfinite(result)):
+        _raise_not_finite(source, dtype)
+
+
+def _raise_not_finite(source: torch.Tensor, dtype: torch.dtype) -> NoReturn:
+    if not bool(torch.isfinite(source).all()):
+        raise ConfigError("holds NaN or infinite values")
+    raise ConfigError(f"holds values too large for {dtype}; choose another --dtype")
 
 
 def tensor_of(weight: Weight | None) -> torch.Tensor | None:

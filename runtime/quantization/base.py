@@ -62,17 +62,20 @@ class QuantizedWeight(Weight):
 
     def load_slice(self, part: WeightSlice, tensor: torch.Tensor) -> int:
         *stack_dims, outputs, inputs = part.ranges
-        codes, scales = self.columns(inputs)
         step = max(1, CHUNK_ELEMENTS // len(inputs))
         for at in itertools.product(*stack_dims):
             source = tensor[tuple(position - ends.start for position, ends in zip(at, stack_dims, strict=True))]
-            stored = self.kernel_arg.values[at][:, codes], self.kernel_arg.scales[at][..., scales]
             for first in range(0, len(outputs), step):
-                piece = source[first : first + step]
-                result = self.pack(piece.to(stored[0].device))
-                require_finite(result.max_values.to(self.dtype), piece)
-                self._store_rows(outputs[first : first + step], stored, result)
+                self._load_rows(at, outputs[first : first + step], inputs, source[first : first + step])
         return tensor.numel()
+
+    def _load_rows(self, at: tuple[int, ...], rows: range, inputs: range, source: torch.Tensor) -> None:
+        """Quantizes `source` [len(rows), len(inputs)] to its place in the matrix `at` of the stack."""
+        codes, scales = self.columns(inputs)
+        stored = self.kernel_arg.values[at][:, codes], self.kernel_arg.scales[at][..., scales]
+        result = self.pack(source.to(stored[0].device))
+        require_finite(result.max_values.to(self.dtype), source)
+        self._store_rows(rows, stored, result)
 
     def load_quantized(self, index: Index, packed: QuantizedTensor) -> int:
         """Stores the local part of a quantized matrix, or of a range of its rows, without requantization."""

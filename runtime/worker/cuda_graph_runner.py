@@ -17,6 +17,7 @@ import torch
 
 from runtime.algorithms.base import UnmaskingAlgorithm
 from runtime.engine.step_plan import BatchLayout, DenoiseBlocks, Ints, SelfConditioningRows, StepPlan
+from runtime.errors import ReplicaLost
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model
 from runtime.worker.capture_sizes import (
@@ -87,6 +88,35 @@ class GraphCapturer:
 def run_eagerly(work: Work) -> Work:
     """Replaces a `GraphCapturer` where capture is impossible: each replay runs the work again."""
     return work
+
+
+class LockstepCapturer:
+    """Captures work that has collective operations, which all ranks have to launch equally often and at equal sizes.
+
+    If a rank cannot capture work that it can run, its replays run the work instead. Other ranks replay their graphs.
+
+    Raises:
+        ReplicaLost: The work itself fails. The other ranks wait in one of its collective operations.
+    """
+
+    def __init__(self, capture: Callable[[Work], Work]) -> None:
+        self._capture = capture
+
+    def __call__(self, work: Work) -> Work:
+        num_runs = 0
+
+        def counted() -> None:
+            nonlocal num_runs
+            work()
+            num_runs += 1
+
+        try:
+            return self._capture(counted)
+        except RuntimeError as error:
+            if not num_runs:
+                raise ReplicaLost(f"a rank failed while it ran work for a CUDA graph: {error}") from error
+            log.warning("CUDA graph capture failed on this rank, which runs this shape eagerly", exc_info=True)
+            return work
 
 
 @dataclass
@@ -346,15 +376,14 @@ class CudaGraphRunner(ModelRunner):
         if shape is None:
             return 0
         self._last_layout = self._last_graph = self._launched_tokens = None  # the capture uses the same input buffers
-        free = self._free_bytes()
+        before = used_outside_allocator(self.device)
         self.capture_shape(shape)
         self._pending.pop(shape, None)
         self.stats.graphs_pending = len(self._pending)
-        self.stats.graph_bytes += max(free - self._free_bytes(), 0)
+        # Memory of the allocator does not count: the graph's results reuse those of the largest graph, and the run
+        # before the capture leaves its memory in the allocator's cache.
+        self.stats.graph_bytes += max(used_outside_allocator(self.device) - before, 0)
         return len(self._pending)
-
-    def _free_bytes(self) -> int:
-        return int(torch.cuda.mem_get_info(self.device)[0]) if self.device.type == "cuda" else 0
 
     @torch.inference_mode()
     def capture_shape(self, shape: ForwardDescriptor | SampleDescriptor) -> None:
@@ -410,6 +439,14 @@ class CudaGraphRunner(ModelRunner):
     @property
     def num_graphs(self) -> int:
         return len(self._graphs)
+
+
+def used_outside_allocator(device: torch.device) -> int:
+    """Returns the bytes of used device memory that torch's allocator does not manage; 0 without CUDA."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return int(total - free - torch.cuda.memory_reserved(device))
 
 
 def _same_conditioning(one: SelfConditioningRows | None, other: SelfConditioningRows | None) -> bool:

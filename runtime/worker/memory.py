@@ -31,7 +31,7 @@ from runtime.models.base import Model
 from runtime.request.engine_messages import EngineInfo
 from runtime.strategies.base import Strategy, max_request_len
 from runtime.worker.capture_sizes import CaptureSizes
-from runtime.worker.cuda_graph_runner import CudaGraphRunner, GraphCapturer
+from runtime.worker.cuda_graph_runner import CudaGraphRunner, GraphCapturer, LockstepCapturer, Work
 from runtime.worker.model_runner import ModelRunner
 from runtime.worker.sampler import SamplerConfig
 from runtime.worker.warmup import capture_graphs, estimate_graph_bytes, run_captures_eagerly, warm_up
@@ -100,10 +100,12 @@ def build_model_runner(
         pool = layout(model.kv_shapes, num_pages=pages, page_size=page_size, dtype=dtype, device=device)
         if not use_cuda_graphs:
             return ModelRunner(model, pool, sampler_config)
+        capture: Callable[[Work], Work] = GraphCapturer(device)
+        if rank.group.size > 1:
+            capture = LockstepCapturer(capture)
         return CudaGraphRunner(
-            model, pool, sampler_config, sizes, GraphCapturer(device),
-            capture_sampling=not config.disable_full_static_runner,
-        )  # fmt: skip
+            model, pool, sampler_config, sizes, capture, capture_sampling=not config.disable_full_static_runner
+        )
 
     def run_warm_up(runner: ModelRunner, rows: int = info.max_num_batched_tokens) -> None:
         warm_up(runner, rows=rows, max_seq_len=info.max_model_len, active_lora_modules=lora_manager.graph_modules)

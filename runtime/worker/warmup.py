@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 LOG_SECONDS = 5.0
 UNEVEN_ROWS = 320  # partly fills the tiles of kernels, so that some use the vendor's library
 MEASURED_CAPTURES = 4  # captures of each kind whose memory is measured
+CHUNK_BYTES = 2 << 20  # the driver allocates device memory of launches in chunks of this size
 READY_REQUESTS = 8  # graphs for steps of so many requests are captured at start
 
 Shape = ForwardDescriptor | SampleDescriptor
@@ -154,7 +155,8 @@ def run_captures_eagerly(runner: CudaGraphRunner, info: EngineInfo) -> None:
 def estimate_graph_bytes(runner: CudaGraphRunner, info: EngineInfo) -> int:
     """Estimates the device memory of `capture_graphs` in bytes.
 
-    Graphs share memory, so the largest one is measured, and a few others for the memory of the launches themselves.
+    Graphs share memory, so the largest one is measured, and a few others for the memory of the launches themselves. The
+    latter are counted as one chunk at least: they may fit into a chunk that was allocated before.
     """
     forwards, samples = _descriptors(runner, info)
     before = _used_bytes(runner.device)
@@ -165,10 +167,11 @@ def estimate_graph_bytes(runner: CudaGraphRunner, info: EngineInfo) -> int:
     others = 0
     kinds: tuple[Sequence[Shape], ...] = (forwards[1:], samples[1:])
     for some in kinds:
-        before = _used_bytes(runner.device)
-        for shape in some[:MEASURED_CAPTURES]:
+        before, measured = _used_bytes(runner.device), some[:MEASURED_CAPTURES]
+        for shape in measured:
             runner.capture_shape(shape)
-        others += _used_since(before, runner.device) * len(some) // MEASURED_CAPTURES
+        used = max(_used_since(before, runner.device), CHUNK_BYTES)
+        others += used * len(some) // max(len(measured), 1)
     return largest + others
 
 

@@ -47,6 +47,24 @@ def test_a_killed_rank_ends_a_step_that_waits_for_it():
             pytest.fail("it went on without the rank")
 
 
+def test_ranks_end_if_their_monitor_cannot_start(monkeypatch):
+    started, start_workers = [], executor.start_workers
+
+    def start(*arguments):
+        started.extend(start_workers(*arguments))
+        return started
+
+    def refuse(*_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(executor, "start_workers", start)
+    monkeypatch.setattr(executor, "WorkerMonitor", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        MultiprocExecutor(2, WorkerPlacement(), HOUR)
+    (worker,) = started
+    assert worker.process.poll() is not None
+
+
 def test_a_step_that_is_interrupted(monkeypatch):
     with LLM(str(GOLDEN / "llada2_tiny"), **FLAGS) as llm:
 

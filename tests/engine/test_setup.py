@@ -6,11 +6,13 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runtime import LLM, SamplingParams
 from runtime.config import EngineConfig
+from runtime.engine import setup
 from runtime.engine.setup import load_engine
 from runtime.errors import ConfigError
 from runtime.kernels.compiler import KernelCompiler
@@ -19,6 +21,7 @@ from runtime.models.base import Model
 from runtime.models.llada2 import LLADA2
 from runtime.server.metrics import Metrics, RequestMetrics
 from runtime.strategies.base import strategies
+from runtime.weights.special_tokens import TokenIds
 from tests.golden import GOLDEN
 
 
@@ -45,8 +48,17 @@ def test_the_format_of_the_weights_is_told() -> None:
         LLM(device="cpu", dtype="float64", quantization="fp8")
 
 
-def test_a_compile_worker_ends_if_the_model_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiler_starts_before_all_reads_and_ends_if_the_model_cannot_be_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     events: list[str] = []
+    resolve_token_ids = setup.resolve_token_ids
+
+    def resolve(*arguments: Any, **options: Any) -> TokenIds:
+        events.append("tokenizer")
+        return resolve_token_ids(*arguments, **options)
+
+    monkeypatch.setattr(setup, "resolve_token_ids", resolve)
     monkeypatch.setattr(KernelCompiler, "start", lambda self: events.append("start"))
     monkeypatch.setattr(KernelCompiler, "close", lambda self: events.append("close"))
 
@@ -56,7 +68,7 @@ def test_a_compile_worker_ends_if_the_model_cannot_be_loaded(monkeypatch: pytest
 
     with pytest.raises(ConfigError, match="a tensor is missing"):
         load_engine(EngineConfig(device="cpu"), load=load)
-    assert events == ["start", "load", "close"]
+    assert events == ["start", "tokenizer", "load", "close"]
 
 
 def test_limits_blocks_and_first_tokens_are_the_familys_to_say(monkeypatch: pytest.MonkeyPatch) -> None:

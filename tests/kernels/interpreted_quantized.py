@@ -23,12 +23,19 @@ from tests.oracle.tiny import write_tiny
 _convert = interpreter._convert_float
 
 
+CONVERTED = {  # what the interpreter rounds or overflows wrongly, and bfloat16 of which it misreads subnormal numbers
+    (tl.float32, tl.float8e4nv): (torch.float32, torch.float8_e4m3fn),
+    (tl.float32, tl.bfloat16): (torch.float32, torch.bfloat16),
+    (tl.bfloat16, tl.float32): (torch.bfloat16, torch.float32),
+}
+
+
 def _convert_exactly(given, kind, wanted, rounding):
-    """The interpreter carries no rounded mantissa over into the exponent of e4m3."""
-    if wanted == tl.float8e4nv and kind == tl.float32:
-        made = torch.from_numpy(given.view(np.float32).copy()).to(torch.float8_e4m3fn)
-        return made.view(torch.uint8).numpy().reshape(given.shape)
-    return _convert(given, kind, wanted, rounding)
+    if (kind, wanted) not in CONVERTED:
+        return _convert(given, kind, wanted, rounding)
+    source, target = CONVERTED[kind, wanted]
+    made = torch.from_numpy(np.frombuffer(given.tobytes(), np.uint8).copy()).view(source).to(target)
+    return made.view(torch.uint8).numpy().view(f"uint{8 * target.itemsize}").reshape(given.shape)
 
 
 interpreter._convert_float = _convert_exactly
@@ -38,6 +45,24 @@ interpreter._convert_float = _convert_exactly
 @pytest.mark.parametrize(("rows", "size"), [(1, 16), (5, 100), (9, 32), (1100, 8)])
 def test_fp8_quantize(rows, size, dtype):
     quantized_cases.check_quantize_fp8(rows, size, dtype, "cpu")
+
+
+@dtypes
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("rows", "size"), [(8, 64), (24, 1030), (3, 100), (1, 1), (4, 2048)])
+def test_fp8_weight(rows, size, dtype, interleaved):
+    quantized_cases.check_fp8_weight(rows, size, dtype, "cpu", interleaved)
+
+
+@dtypes
+@pytest.mark.parametrize(("rows", "size"), [(5, 1030), (2, 1)])
+def test_fp8_weight_that_is_not_finite(rows, size, dtype):
+    quantized_cases.check_fp8_weight_that_is_not_finite(rows, size, dtype, "cpu")
+
+
+@dtypes
+def test_fp8_weight_that_overflows(dtype):
+    quantized_cases.check_fp8_weight_overflow(dtype, "cpu")
 
 
 @dtypes

@@ -3,25 +3,31 @@ the float64 GEMM of the dequantized values, within what eight bits cost."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
+import pytest
 import torch
 
+from runtime.errors import ConfigError
 from runtime.kernels import linear
 from runtime.kernels.activation import Activation, act_and_mul_reference, interleave_gate_up
 from runtime.kernels.fused_moe import fused_moe
 from runtime.kernels.fused_moe.fused_moe import moe_reference
 from runtime.kernels.linear import dequantize
-from runtime.kernels.ops import BATCH_INVARIANT_TRITON, TRITON
+from runtime.kernels.ops import BATCH_INVARIANT_TRITON, TORCH, TRITON
 from runtime.kernels.quantized_tensor import (
     GroupQuantized,
+    empty_fp8,
     quantize_blocks,
     quantize_fp8,
     quantize_fp8_reference,
+    quantize_fp8_weight,
     quantize_groups,
     quantize_rows,
     quantized_of,
 )
+from runtime.quantization.fp8 import Fp8Weight
 from tests.kernels.cases import TOLERANCE, assert_near, random, random_ids
 
 MANY = 1000  # numbers whose mean error is what it is of any
@@ -46,6 +52,63 @@ def check_quantize_fp8(rows: int, size: int, dtype: torch.dtype, device: str) ->
     # those that lie between two may go to the other one
     torch.testing.assert_close(values, wanted, rtol=0.13, atol=0.002)
     assert not values[rows // 2].any()
+
+
+def extreme_rows(rows: int, size: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """[rows, size] of all magnitudes of the dtype, with rows of zeros and of subnormal numbers."""
+    limits = torch.finfo(dtype)
+    exponents = torch.linspace(math.log10(limits.tiny), math.log10(limits.max) - 1, rows, dtype=torch.float64)
+    x = random(rows, size, dtype=torch.float32, device=device, seed=rows + size).double()
+    x = (x.clamp(-9, 9) * 10.0 ** exponents[:, None].to(device)).to(dtype)
+    x[rows // 2] = 0
+    x[rows // 3] = limits.tiny / 2
+    return x
+
+
+def check_fp8_weight(rows: int, size: int, dtype: torch.dtype, device: str, interleaved: bool) -> None:
+    """Weights that one kernel quantizes have the bits of those of the reference, in any part of a stack."""
+    shape, values = (3, 2 * rows, size), extreme_rows(6 * rows, size, dtype, device).view(3, 2 * rows, size)
+    kernel, reference = (
+        Fp8Weight(shape, torch.float32, torch.device(device), kernels, interleaved=interleaved)
+        for kernels in (TRITON, TORCH)
+    )
+    columns = torch.empty(rows, 2 * size, dtype=dtype, device=device)[:, ::2]  # not contiguous
+    for weight in (kernel, reference):
+        for index in ((0,), (1, slice(0, rows)), (1, slice(rows, 2 * rows)), (2, slice(rows, 2 * rows))):
+            assert weight.load(index, values[index]) == values[index].numel()
+        assert weight.load((2, slice(0, rows)), columns.copy_(values[2, :rows])) == rows * size
+    assert torch.equal(kernel.kernel_arg.values.view(torch.uint8), reference.kernel_arg.values.view(torch.uint8))
+    assert torch.equal(kernel.kernel_arg.scales, reference.kernel_arg.scales)
+
+
+def check_fp8_weight_that_is_not_finite(rows: int, size: int, dtype: torch.dtype, device: str) -> None:
+    for bad in (math.nan, -math.nan, math.inf, -math.inf):
+        for position in (0, rows * size // 2, rows * size - 1):
+            x = random(rows, size, dtype=dtype, device=device, seed=7)
+            x.view(-1)[position] = bad
+            stored, overflow = empty_fp8(x), torch.zeros((), device=device)
+            quantize_fp8_weight(x, stored, 0, range(rows), 0, torch.float32, overflow)
+            expected = quantize_fp8_reference(x)
+            assert overflow.isnan()
+            torch.testing.assert_close(stored.scales, expected.scales, rtol=0, atol=0, equal_nan=True)
+            mine, other = stored.values.float(), expected.values.float()
+            torch.testing.assert_close(mine, other, rtol=0, atol=0, equal_nan=True)
+            with pytest.raises(ConfigError, match=r"^holds NaN or infinite values$"):
+                Fp8Weight((rows, size), dtype, torch.device(device), TRITON).load((), x)
+
+
+def check_fp8_weight_overflow(dtype: torch.dtype, device: str) -> None:
+    """The largest value of a row decides, as it is after quantization."""
+    limit = torch.finfo(dtype).max
+    fitting = [[1.0, limit * (1 - 2.0**-12)], [0.0, -1.0]]
+    weights = [Fp8Weight((2, 2), dtype, torch.device(device), kernels) for kernels in (TRITON, TORCH)]
+    for weight in weights:
+        assert weight.load((), torch.tensor(fitting, dtype=torch.float64, device=device)) == 4
+    too_large = {torch.float16: (65536.0, 1e6), torch.bfloat16: (3.4e38,), torch.float32: ()}
+    for large in too_large[dtype]:
+        for weight in weights:
+            with pytest.raises(ConfigError, match=f"^holds values too large for {dtype}; choose another --dtype$"):
+                weight.load((), torch.tensor([[1.0, 0.0], [2.0, -large]], device=device))
 
 
 def check_attached_fp8(rows: int, size: int, activation: Activation, dtype: torch.dtype, device: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-import pytest
+import triton.language as tl
 
 from runtime.kernels import activation, layernorm, linear, quantized_tensor
 from runtime.kernels.activation import interleave_group
@@ -164,6 +164,12 @@ def test_fp8_quantize():
     made = {"values_ptr": "*fp8e4nv", "scales_ptr": "*fp32"}
     shape = limits | {"SIZE": 512, "SIZE_P2": 512, "ROWS": 4}
     assert spilled(build(quantized_tensor._quantize, made | {"x_ptr": "*bf16", "rows": "i32"}, shape, num_warps=4)) == 0
+    numbers = ("row_stride", "size", "first_row", "first", "width", "group")
+    types = made | {"x_ptr": "*bf16", "overflow_ptr": "*fp32"} | dict.fromkeys(numbers, "i32")
+    shape = limits | {"INVERSE": quantized_tensor.INVERSE_FP8_MAX, "DTYPE": tl.bfloat16, "COLUMNS": 1024}
+    compiled = build(quantized_tensor._quantize_fp8_weight, types, shape, num_warps=4)
+    assert spilled(compiled) == 0
+    assert "div.rn.f32" in compiled.asm["ptx"]  # the bits of the reference
     types = made | dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "out_ptr", "sum_ptr"), "*bf16")
     shape = limits | {"SIZE": 4096, "SIZE_P2": 4096, "ADD": True, "WEIGHTED": True}
     assert spilled(build(layernorm._rms_norm_quant, types | {"eps": "fp32"}, shape, num_warps=8)) == 0

@@ -5,11 +5,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -33,6 +37,7 @@ from runtime.kernels.compiler import (  # noqa: E402
     record_specializations,
     require_cached_kernels,
 )
+from tests.wait import wait_until  # noqa: E402
 
 HOPPER = GPUTarget("cuda", 90, 32)
 
@@ -167,6 +172,30 @@ def test_kernels_are_compiled_without_a_lock_where_there_is_none(cache: Path, mo
     assert compile_all(CompileJob([rms_norm(64)[0]], 90, processes=1, launcher=False)).compiled == 1
 
 
+def test_temporary_files_have_the_lock_where_the_cache_has_none(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock, temporary = fcntl.flock, tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
+    def refuse(descriptor: int, operation: int) -> None:
+        if os.path.samestat(os.fstat(descriptor), cache.stat()):
+            raise OSError(errno.ENOLCK, "No locks available")
+        flock(descriptor, operation)
+
+    def lock_again(*_: object, **options: object) -> None:
+        with open_directory(temporary) as descriptor:
+            flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    import_kernels()
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(compiler, "compile_specialization", lock_again)
+    (error,) = compile_all(CompileJob([rms_norm(64)[0]], 90, processes=1, launcher=False)).errors
+    assert "BlockingIOError" in error
+    lock_again()  # free again
+
+
 @contextmanager
 def open_directory(path: Path) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -205,6 +234,41 @@ def test_a_worker_compiles_each_specialization_once(cache: Path, caplog: pytest.
     made.wait()
     assert "Compiled 7 kernels" in caplog.text
     assert made.missing(texts) == []
+
+
+@pytest.mark.usefixtures("hopper")
+def test_packages_that_print_when_they_are_imported_do_not_spoil_results(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('loaded', flush=True)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    made = KernelCompiler(torch.device("cuda"))
+    made.processes = 2
+    caplog.set_level("INFO", logger=compiler.__name__)
+    made.submit([rms_norm(16 << n)[0] for n in range(compiler.MIN_KERNELS)])
+    made.wait()
+    assert f"Compiled {compiler.MIN_KERNELS} kernels" in caplog.text
+
+
+WORKER_PARENT = """
+import subprocess, sys
+worker = subprocess.Popen([sys.executable, "-m", "runtime.kernels.compile_worker", "2"], stdin=subprocess.PIPE)
+print(worker.pid, flush=True)
+worker.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the signal is Linux's")
+def test_a_worker_ends_with_its_parent_while_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = tmp_path / "started"
+    (tmp_path / "torch.py").write_text(f"import time\nopen({str(started)!r}, 'w').close()\ntime.sleep(3600)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    with subprocess.Popen([sys.executable, "-c", WORKER_PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        worker = psutil.Process(int(parent.stdout.readline()))
+        wait_until(started.exists)
+        parent.kill()
+        wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
 
 
 @pytest.mark.usefixtures("hopper")

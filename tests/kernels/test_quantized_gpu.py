@@ -22,6 +22,24 @@ def test_fp8_quantize(rows, size, dtype):
 
 
 @dtypes
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("rows", "size"), [(512, 2048), (1024, 512), (24, 5120), (4, 14336), (3, 100), (1, 1), (6, 3)])
+def test_fp8_weight(rows, size, dtype, interleaved):
+    quantized_cases.check_fp8_weight(rows, size, dtype, "cuda", interleaved)
+
+
+@dtypes
+@pytest.mark.parametrize(("rows", "size"), [(64, 2048), (5, 1030), (2, 1)])
+def test_fp8_weight_that_is_not_finite(rows, size, dtype):
+    quantized_cases.check_fp8_weight_that_is_not_finite(rows, size, dtype, "cuda")
+
+
+@dtypes
+def test_fp8_weight_that_overflows(dtype):
+    quantized_cases.check_fp8_weight_overflow(dtype, "cuda")
+
+
+@dtypes
 @pytest.mark.parametrize(("rows", "size"), [(1, 2048), (2048, 512), (33, 5120), (7, 100), (40, 14336)])
 def test_fp8_attached(rows, size, dtype):
     quantized_cases.check_attached_fp8(rows, size, "silu", dtype, "cuda")

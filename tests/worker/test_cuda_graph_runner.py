@@ -21,7 +21,7 @@ from runtime.engine.setup import load_engine
 from runtime.kernels.forward_batch import MAX_TILE_ROWS, make_query_tiles
 from runtime.request.engine_messages import DecodingParams, RequestSpec
 from runtime.strategies.base import DecodingContext, make_strategy
-from runtime.worker import warmup
+from runtime.worker import cuda_graph_runner, warmup
 from runtime.worker.capture_sizes import (
     CaptureSizes,
     Views,
@@ -32,7 +32,7 @@ from runtime.worker.capture_sizes import (
     pad_sampled_rows,
     sample_buffer_specs,
 )
-from runtime.worker.cuda_graph_runner import CudaGraphRunner
+from runtime.worker.cuda_graph_runner import CudaGraphRunner, used_outside_allocator
 from runtime.worker.input_batch import AlgorithmShape, ForwardDescriptor, SampleDescriptor
 from runtime.worker.memory import capture_sizes_for
 from runtime.worker.model_runner import RunnerStats
@@ -260,6 +260,44 @@ def test_graphs_of_few_requests_are_captured_at_start_and_the_others_while_idle(
         assert order == sorted(order)
         assert set(forwards) <= set(runner._graphs)
         assert not engine.capture_next()
+        engine.close()
+
+
+def test_the_estimate_of_graph_memory_extrapolates_a_few_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs of a kind that fit into memory which the driver had already count as one chunk per measured captures."""
+    with pretending(monkeypatch):
+        engine = load()
+        runner = engine.runner
+        assert isinstance(runner, CudaGraphRunner)
+        num_samples = len(warmup._descriptors(runner, engine.info)[1])
+        num_forwards = len(runner.sizes.forward_descriptors())
+        runner.discard_graphs()
+        used, chunk = [0, 0], warmup.CHUNK_BYTES
+
+        def capture(shape: object) -> None:
+            if isinstance(shape, ForwardDescriptor):
+                used[0] += 4 * chunk
+
+        monkeypatch.setattr(runner, "capture_shape", capture)
+        monkeypatch.setattr(warmup, "_used_bytes", lambda device: tuple(used))
+        expected = 4 * chunk + 4 * chunk * (num_forwards - 1) + chunk * (num_samples - 1) // warmup.MEASURED_CAPTURES
+        assert warmup.estimate_graph_bytes(runner, engine.info) == expected
+        engine.close()
+
+
+def test_memory_of_later_graphs_excludes_the_cache_of_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (30, 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 50)
+    assert used_outside_allocator(torch.device("cuda")) == 20
+    assert used_outside_allocator(torch.device("cpu")) == 0
+    used = iter([100, 130, 130, 125])
+    monkeypatch.setattr(cuda_graph_runner, "used_outside_allocator", lambda device: next(used))
+    with pretending(monkeypatch):
+        engine = load()
+        before = engine.runner.stats.graph_bytes
+        for more in (30, 30):
+            engine.capture_next()
+            assert engine.runner.stats.graph_bytes - before == more
         engine.close()
 
 
