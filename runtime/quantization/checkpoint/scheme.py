@@ -60,7 +60,7 @@ def get_scheme(config: Mapping[str, Any]) -> QuantScheme | None:
     field = config.get(FIELD)
     if field is None:
         return None
-    method = field.get("quant_method") if isinstance(field, Mapping) else None
+    method: Any = field.get("quant_method") if isinstance(field, Mapping) else None
     if not isinstance(field, Mapping) or method not in _METHODS:
         raise ConfigError(
             f"config.json: {FIELD} names the method {method!r}, but {' and '.join(sorted(_METHODS))} alone are read; "
