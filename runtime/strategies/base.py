@@ -84,13 +84,13 @@ class Strategy:
 
     def required_tokens(self, request: Request) -> int:
         """Returns how many positions need pages before the first step, including prefill."""
-        raise NotImplementedError
+        return request.num_final_tokens + self.block_layout.size
 
     def prefill_chunk_size(self, request: Request, budget: int) -> int:
         """Returns how many rows after ``request.num_computed_tokens`` to forward if final tokens exceed `budget`
-        rows.
+        rows. By default these are complete blocks, if blocks are aligned (docs/research/decoding-rules.md#prefill).
         """
-        raise NotImplementedError
+        return budget // self.block_layout.alignment * self.block_layout.alignment
 
     def plan_forward(self, request: Request) -> ForwardSpan:
         """Opens blocks, marks blocks without masks as final, and returns the rows of this step.

@@ -35,12 +35,6 @@ class Canvas(Strategy):
     def max_rows(self) -> int:
         return 2 * self.size  # the first step of a canvas commits the previous one
 
-    def required_tokens(self, request: Request) -> int:
-        return request.num_final_tokens + self.size
-
-    def prefill_chunk_size(self, request: Request, budget: int) -> int:
-        return budget
-
     def plan_forward(self, request: Request) -> ForwardSpan:
         while not request.blocks and request.next_start < request.end:
             self._open(request)

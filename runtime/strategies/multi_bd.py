@@ -48,9 +48,6 @@ class MultiBlock(Strategy):
     def required_tokens(self, request: Request) -> int:
         return request.num_final_tokens + max(len(request.blocks), 1) * self.block_size
 
-    def prefill_chunk_size(self, request: Request, budget: int) -> int:
-        return budget // self.block_size * self.block_size  # docs/research/decoding-rules.md#prefill
-
     def plan_forward(self, request: Request) -> ForwardSpan:
         """See docs/research/decoding-rules.md#opening-blocks and docs/research/decoding-rules.md#unaligned-prompts."""
         if self.buffer_size == 1 and request.blocks and request.last_scheduled is not None:

@@ -35,12 +35,6 @@ class ShiftedBlockStrategy(Strategy):
     def uncacheable_tail(self, request: Request) -> int:
         return int(self._needs_first_token(request))
 
-    def required_tokens(self, request: Request) -> int:
-        return request.num_final_tokens + self.block_size
-
-    def prefill_chunk_size(self, request: Request, budget: int) -> int:
-        return budget // self.block_size * self.block_size
-
     def part_size(self, request: Request) -> int:
         """Returns the positions per part. The block size is a multiple of it."""
         return self.block_size
