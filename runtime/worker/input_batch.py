@@ -49,6 +49,7 @@ from runtime.strategies.base import Strategy
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 LAYOUT_ARRAYS = ("positions", "slots", "visible_end", "window_origin", "is_editable", "tiles", "page_table")
+BLOCK_ARRAYS = ("may_force", "num_steps_forcing", "initial_masks", "step_budget", "post_edit_steps")  # [blocks] each
 
 
 @dataclass(frozen=True)
@@ -166,23 +167,15 @@ def sample_inputs(plan: DenoiseBlocks) -> tuple[SampleDescriptor, Arrays]:
         "num_valid": np.array([len(at)], dtype=np.int32),
         "block_tokens": plan.tokens,
         "block_state": plan.state,
-        "may_force": plan.may_force,
-        "num_steps_forcing": plan.num_steps_forcing,
-        "initial_masks": plan.initial_masks,
-        "step_budget": plan.step_budget,
-        "post_edit_steps": plan.post_edit_steps,
+        **{name: getattr(plan, name) for name in BLOCK_ARRAYS},
     }
     if several:
         block_in_group = np.empty(len(plan.tokens), dtype=np.int64)  # index of each block in its group
         for group in plan.groups:
             block_in_group[group.members] = np.arange(len(group.members))
         arrays["block_in_group"] = block_in_group[block]
-    if plan.remasked is not None:
-        arrays["remasked"] = plan.remasked
-    if plan.noise_uniforms is not None:
-        arrays["noise_uniforms"] = plan.noise_uniforms
-    if plan.req_slot is not None:
-        arrays["req_slot"] = plan.req_slot
+    optional = {"remasked": plan.remasked, "noise_uniforms": plan.noise_uniforms, "req_slot": plan.req_slot}
+    arrays |= {name: array for name, array in optional.items() if array is not None}
     if plan.logits_processors is not None:
         arrays |= logits_processor_arrays(plan.logits_processors)
     if plan.sampling is not None:
