@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from runtime.algorithms.vocab_parallel import VocabParallelLogitsOps
-from runtime.engine.step_plan import NO_RESULTS, BlockResults, DenoiseBlocks, StepPlan
+from runtime.engine.step_plan import LAYOUT_ARRAYS, NO_RESULTS, BlockResults, DenoiseBlocks, StepPlan
 from runtime.kernels.forward_batch import ForwardBatch
 from runtime.kernels.unmask import BlockInputs, SampledRows
 from runtime.layers.embedding import soft_token_embeddings
@@ -269,19 +269,12 @@ class ModelStep:
 
     def batch(self, descriptor: ForwardDescriptor, inputs: Tensors) -> ForwardBatch:
         return ForwardBatch(
-            tokens=inputs["tokens"],
-            positions=inputs["positions"],
-            slots=inputs["slots"],
-            visible_end=inputs["visible_end"],
-            window_pos=inputs["window_origin"],
-            is_editable=inputs["is_editable"],
-            query_tiles=inputs["tiles"],
-            page_table=inputs["page_table"],
+            **{name: inputs[name] for name in ("tokens", *LAYOUT_ARRAYS)},
             page_size=self.pool.page_size,
             tile_rows=descriptor.tile_rows,
             max_seq_len=descriptor.reach,
             self_conditioning=self._self_conditioning_rows(descriptor, inputs),
-            lora_slots=inputs.get("adapters"),
+            lora_slots=inputs.get("lora_slots"),
             active_lora_modules=descriptor.active_lora_modules,
         )
 

@@ -47,7 +47,7 @@ class Listening(ModelRunner):
 
     def launch(self, plan: StepPlan) -> BlockResults:
         assert plan.blocks is not None
-        rows = np.bincount(plan.layout.tiles[:, 0], plan.layout.tiles[:, 2]).max()
+        rows = np.bincount(plan.layout.query_tiles[:, 0], plan.layout.query_tiles[:, 2]).max()
         self.received.append((len(plan.tokens), int(rows), int(plan.blocks.sampled.sum())))
         return super().launch(plan)
 
