@@ -10,13 +10,7 @@ from runtime.engine.request import Block, ForwardSpan, Request
 from runtime.engine.step_plan import FIXED, MASKED, BlockResults
 from runtime.request.block_layout import BlockLayout
 from runtime.strategies.base import DecodingContext, Strategy, require_single_block
-from runtime.strategies.block_update import (
-    finish_request,
-    is_final,
-    split_steps,
-    update_progress,
-    write_block,
-)
+from runtime.strategies.block_update import finish_request, is_final, split_steps, update_progress, write_block
 
 
 class ShiftedBlockStrategy(Strategy):
