@@ -98,6 +98,7 @@ class Model(Protocol):
     """A built model."""
 
     kv_shapes: tuple[KVShape, ...]  # K/V shape of each layer
+    ids: VocabShard | None  # the local part of the vocabulary; None if it is not sharded
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """int64 ids [rows] -> [rows, hidden], the input of `forward`."""
@@ -123,13 +124,6 @@ class Model(Protocol):
         the local ids.
         """
         ...
-
-
-@runtime_checkable
-class SupportsTensorParallel(Protocol):
-    """A model whose vocabulary may be sharded. `ids`: the local part; None if not sharded."""
-
-    ids: VocabShard | None
 
 
 @runtime_checkable

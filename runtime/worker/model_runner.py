@@ -17,7 +17,7 @@ from runtime.kernels.forward_batch import ForwardBatch
 from runtime.kernels.unmask import BlockInputs, SampledRows
 from runtime.layers.embedding import soft_token_embeddings
 from runtime.layers.kv_pool import KVPool
-from runtime.models.base import Model, SelfConditioned, SupportsTensorParallel
+from runtime.models.base import Model, SelfConditioned
 from runtime.worker.constrained_decoding import apply_grammar, force_tokens
 from runtime.worker.host_buffers import PinnedBuffer
 from runtime.worker.input_batch import Arrays, ForwardDescriptor, SampleDescriptor, forward_inputs, sample_inputs
@@ -261,7 +261,7 @@ class ModelStep:
             self_conditioning_fn = model.compute_self_conditioning
             shape = (config.max_num_reqs + 1, config.block_size, model.self_conditioning_size)
             self.self_conditioning = torch.zeros(shape, dtype=pool.dtype, device=pool.device)
-        if isinstance(model, SupportsTensorParallel) and model.ids is not None:
+        if model.ids is not None:
             config = replace(config, logits_ops=VocabParallelLogitsOps(model.ids))
         self.logits_ops = config.logits_ops
         self.sampler = Sampler(model.lm_head, config, pool.device, self_conditioning_fn)
