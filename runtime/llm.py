@@ -24,7 +24,6 @@ from runtime.request.engine_messages import EngineInfo, EngineOutput, RequestSpe
 from runtime.request.output import (
     CompletionState,
     GenerationOutput,
-    IdsOnly,
     TextBuilder,
     TokenLogprob,
     append_event,
@@ -269,7 +268,7 @@ class LLM:
             spec = score_spec(
                 ids, self.engine.info, context, param="text", prompt_len=first, logprobs=top, tokens_per_step=stride
             )
-            scored.append(CompletionState(n, spec, IdsOnly()))
+            scored.append(CompletionState(n, spec, TextBuilder()))
         self._finish(scored)
         return [choice.token_logprobs or [] for choice in scored]
 
@@ -355,7 +354,7 @@ class LLM:
 
     def _detokenizer(self, stop: tuple[str, ...]) -> TextBuilder:
         if self.tokenizer is None:
-            return IdsOnly()
+            return TextBuilder()
         from runtime.tokenizer import IncrementalDetokenizer
 
         return IncrementalDetokenizer(self.tokenizer, stop, marks=part_marks())
