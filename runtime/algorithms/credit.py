@@ -15,11 +15,9 @@ WEIGHT = Field(
 )
 DECAY = fraction_field("credit.decay", 0.8, "factor of the credit of earlier steps")
 POWER = Field(
-    name="credit.power",
-    default=0.2,
-    high=100,
+    name="credit.power", default=0.2, high=100,
     help="the credit of a step is the probability of the candidate to this power",
-)
+)  # fmt: skip
 
 
 @base.register_algorithm

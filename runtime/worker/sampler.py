@@ -553,11 +553,8 @@ def to_block_results(shape: SampleDescriptor, output: HostOutput, members: list[
     for i, (group, mine) in enumerate(zip(shape.groups, members, strict=True)):
         if group.history_len:
             histories = output[f"history{i}"]
-            history |= zip(
-                mine.tolist(),
-                histories.copy() if group.algorithm.static_history else map(nonzero_records, histories),
-                strict=False,
-            )
+            records = histories.copy() if group.algorithm.static_history else map(nonzero_records, histories)
+            history |= zip(mine.tolist(), records, strict=False)
         if f"ids{i}" in output:
             pairs = zip(output[f"ids{i}"].copy(), output[f"probs{i}"].copy(), strict=True)
             soft_tokens |= zip(mine.tolist(), pairs, strict=False)
