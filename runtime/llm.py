@@ -24,7 +24,6 @@ from runtime.request.engine_messages import EngineInfo, EngineOutput, RequestSpe
 from runtime.request.output import (
     CompletionState,
     GenerationOutput,
-    IdsOnly,
     TextBuilder,
     TokenLogprob,
     append_event,
@@ -67,7 +66,7 @@ def forward_logits(engine: Engine, ids: list[int], block_size: int | None = None
     if not isinstance(runner, SupportsLogits):
         raise TypeError("the runner has no model")
     if not ids:
-        raise RequestError("prompt: is empty; give at least one token", param="prompt")
+        raise refuse("prompt", "is empty; give at least one token")
     last = engine.info.vocab_size - 1
     for i, token in enumerate(ids):
         integer(f"prompt[{i}]", token, 0, last)
@@ -94,7 +93,7 @@ def forward_logits(engine: Engine, ids: list[int], block_size: int | None = None
     if adapter:
         engine.drain()
         if not engine.lora_manager.can_activate(adapter):
-            raise RequestError("adapter: all of --max-loras are in use by running requests", param="adapter")
+            raise refuse("adapter", "all of --max-loras are in use by running requests")
         slots = np.full(len(ids), engine.lora_manager.activate(adapter), dtype=np.int32)
         modules = engine.lora_manager.affected_modules([adapter])
         layout = replace(layout, lora_slots=slots, active_lora_modules=modules)
@@ -264,12 +263,12 @@ class LLM:
             ids += self._tokenizer("text").encode(text) if isinstance(text, str) else list(text)
             check_ids(ids, self.engine.info, "text")
             if first == len(ids):
-                raise RequestError(f"text: the one of pair {n} is empty; give at least one token", param="text")
+                raise refuse("text", f"the one of pair {n} is empty; give at least one token")
             context = RequestContext(id=f"llm-{next(self._ids)}", adapter=self.engine.lora_manager.resolve(adapter))
             spec = score_spec(
                 ids, self.engine.info, context, param="text", prompt_len=first, logprobs=top, tokens_per_step=stride
             )
-            scored.append(CompletionState(n, spec, IdsOnly()))
+            scored.append(CompletionState(n, spec, TextBuilder()))
         self._finish(scored)
         return [choice.token_logprobs or [] for choice in scored]
 
@@ -299,7 +298,7 @@ class LLM:
         self.engine.drain()
         if not self.engine.unload_adapter(name):
             self.engine.lora_manager.unloading.discard(name)
-            raise RequestError(f"adapter: answers with {name!r} are under way", param="adapter", status=409)
+            raise refuse("adapter", f"answers with {name!r} are under way", status=409)
 
     def close(self) -> None:
         """Frees the model and the cache; the object cannot be used afterwards. Closing again does nothing."""
@@ -336,16 +335,10 @@ class LLM:
         stop = stop_strings(params.stop)
         if stop:
             self._tokenizer("a stop string")
-        spec = resolve(
-            params,
-            self._encode(prompt),
-            self.engine.info,
-            RequestContext(
-                id=f"llm-{next(self._ids)}",
-                stream_mode=report or ("stable" if stop else "final"),
-                adapter=self.engine.lora_manager.resolve(adapter),
-            ),
-        )
+        ids, name = self._encode(prompt), self.engine.lora_manager.resolve(adapter)
+        mode: StreamMode = report or ("stable" if stop else "final")
+        context = RequestContext(id=f"llm-{next(self._ids)}", stream_mode=mode, adapter=name)
+        spec = resolve(params, ids, self.engine.info, context)
         if spec.grammar:
             assert self.engine.grammars is not None  # otherwise it was refused
             self.engine.grammars.compile(spec.grammar, path_of(params.structured_outputs, FIELD))
@@ -355,7 +348,7 @@ class LLM:
 
     def _detokenizer(self, stop: tuple[str, ...]) -> TextBuilder:
         if self.tokenizer is None:
-            return IdsOnly()
+            return TextBuilder()
         from runtime.tokenizer import IncrementalDetokenizer
 
         return IncrementalDetokenizer(self.tokenizer, stop, marks=part_marks())

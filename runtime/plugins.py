@@ -16,22 +16,39 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from runtime.errors import ConfigError, RegisteredTwiceError
 
 log = logging.getLogger("unmask.plugins")
 
 ENTRY_POINT_GROUP = "unmask.plugins"
-_REGISTRIES = {  # module -> its registries
-    "runtime.algorithms.base": ("_ALGORITHMS", "_INDEL_VARIANTS"),
-    "runtime.models.base": ("_FAMILIES",),
-    "runtime.parsers.formats": ("_TOOLS", "_REASONING"),
-    "runtime.quantization.base": ("_FORMATS",),
-    "runtime.strategies.base": ("_STRATEGIES", "_SUPPORTED_FAMILIES"),
-}
+T = TypeVar("T")
 _loaded: dict[str, str] = {}  # path of a file, or name of an entry point -> digest of its content, or its value
 _lock = threading.Lock()
+
+
+class Registry(dict[str, T]):
+    """Entries of one kind by key, to which plugins add theirs.
+
+    Args:
+        kind: what the entries are, for messages.
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        _registries.append(self)
+
+    def add(self, key: str, entry: T) -> T:
+        """Adds and returns an entry. Raises RegisteredTwiceError if the key is taken."""
+        if key in self:
+            raise RegisteredTwiceError(f"{self.kind} {key!r} is registered twice")
+        self[key] = entry
+        return entry
+
+
+_registries: list[Registry[Any]] = []
 
 
 def load_plugins(files: Iterable[str]) -> None:
@@ -100,7 +117,7 @@ def _naming(name: str, where: str) -> Iterator[None]:
         name: Name of the plugin in messages.
         where: Its file, whose line the message names.
     """
-    before = _registries()
+    before = [(registry, dict(registry)) for registry in _registries]
     try:
         yield
     except RegisteredTwiceError as error:
@@ -116,18 +133,7 @@ def _naming(name: str, where: str) -> Iterator[None]:
         raise ConfigError(f"{name}: {at}raised {type(error).__name__}: {reason}; correct the file") from None
 
 
-def _registries() -> dict[tuple[str, str], dict[str, Any]]:
-    """Returns copies of the registries of loaded modules."""
-    return {
-        (module, name): dict(getattr(sys.modules[module], name))
-        for module, names in _REGISTRIES.items()
-        if module in sys.modules
-        for name in names
-    }
-
-
-def _restore(copies: dict[tuple[str, str], dict[str, Any]]) -> None:
-    for (module, name), content in copies.items():
-        registry = getattr(sys.modules[module], name)
+def _restore(copies: list[tuple[Registry[Any], dict[str, Any]]]) -> None:
+    for registry, content in copies:
         registry.clear()
         registry.update(content)

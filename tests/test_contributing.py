@@ -1,5 +1,6 @@
 """The examples of CONTRIBUTING.md do what it says: one file and one import each."""
 
+import copy
 import json
 import re
 import shutil
@@ -48,11 +49,10 @@ def run(monkeypatch):
         (models, "_FAMILIES"),
         (algorithms, "_ALGORITHMS"),
         (strategies, "_STRATEGIES"),
-        (strategies, "_SUPPORTED_FAMILIES"),
         (formats, "_TOOLS"),
         (formats, "_REASONING"),
     ):
-        monkeypatch.setattr(module, name, dict(getattr(module, name)))
+        monkeypatch.setattr(module, name, copy.copy(getattr(module, name)))
 
     def execute(path: str) -> None:
         exec(compile(example(path), path, "exec"), {"__name__": path})

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,10 +37,12 @@ def page_plugin(name: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _restore_registries(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, names in (*plugins._REGISTRIES.items(), ("runtime.plugins", ("_loaded",))):
-        for name in names:
-            monkeypatch.setattr(f"{module}.{name}", dict(getattr(importlib.import_module(module), name)))
+def _restore_registries() -> Iterator[None]:
+    copies = [(entries, dict(entries)) for entries in (*plugins._registries, plugins._loaded)]
+    yield
+    for entries, content in copies:
+        entries.clear()
+        entries.update(content)
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 
 from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS, LogitsOps, TopTokens
-from runtime.errors import ConfigError, RegisteredTwiceError
+from runtime.errors import ConfigError
+from runtime.plugins import Registry
 from runtime.request.field_spec import Field, Value, fraction_field
 
 # The first columns of every parameter row: the sampling parameters, which do not depend on the algorithm.
@@ -251,8 +252,8 @@ class UnmaskingAlgorithm:
 
 A = TypeVar("A", bound=type[UnmaskingAlgorithm])
 V = TypeVar("V", bound=Callable[[EditTokens], UnmaskingAlgorithm])
-_ALGORITHMS: dict[str, UnmaskingAlgorithm] = {}
-_INDEL_VARIANTS: dict[str, Callable[[EditTokens], UnmaskingAlgorithm]] = {}
+_ALGORITHMS: Registry[UnmaskingAlgorithm] = Registry("unmasking algorithm")
+_INDEL_VARIANTS: Registry[Callable[[EditTokens], UnmaskingAlgorithm]] = Registry("variant for edit tokens of")
 
 
 def register_algorithm(algorithm: A) -> A:
@@ -261,8 +262,6 @@ def register_algorithm(algorithm: A) -> A:
     Raises:
         ValueError: the key is taken, a field has another kind in another algorithm, or the knob is not a field.
     """
-    if algorithm.key in _ALGORITHMS:
-        raise RegisteredTwiceError(f"unmasking algorithm {algorithm.key!r} is registered twice")
     known = {field.name: field for other in _ALGORITHMS.values() for field in other.fields}
     for field in algorithm.fields:
         if known.get(field.name, field).kind != field.kind:
@@ -270,7 +269,7 @@ def register_algorithm(algorithm: A) -> A:
     knob = algorithm.speed_accuracy_knob
     if knob is not None and knob.field not in algorithm.fields:
         raise ValueError(f"{algorithm.key}: speed_accuracy_knob {knob.field.name!r} is not one of its fields")
-    _ALGORITHMS[algorithm.key] = algorithm()
+    _ALGORITHMS.add(algorithm.key, algorithm())
     return algorithm
 
 
@@ -278,9 +277,7 @@ def register_indel_variant(key: str) -> Callable[[V], V]:
     """Registers the variant of the algorithm `key` for models with edit tokens (insertions and deletions)."""
 
     def add(make: V) -> V:
-        if key in _INDEL_VARIANTS:
-            raise RegisteredTwiceError(f"the variant of {key!r} for edit tokens is registered twice")
-        _INDEL_VARIANTS[key] = make
+        _INDEL_VARIANTS.add(key, make)
         return make
 
     return add

@@ -7,20 +7,7 @@ from typing import Any
 
 import torch
 
-from runtime.algorithms.base import (
-    ACCEPT,
-    COMMON,
-    METRIC,
-    THRESHOLD_KNOB,
-    BlockBatch,
-    BlockUpdate,
-    LogitStat,
-    RankedAlgorithm,
-    SampledRows,
-    register_algorithm,
-    threshold_with_fallback,
-    unmask,
-)
+from runtime.algorithms import base
 from runtime.request.field_spec import Field, fraction_field
 
 WEIGHT = Field(
@@ -28,24 +15,22 @@ WEIGHT = Field(
 )
 DECAY = fraction_field("credit.decay", 0.8, "factor of the credit of earlier steps")
 POWER = Field(
-    name="credit.power",
-    default=0.2,
-    high=100,
+    name="credit.power", default=0.2, high=100,
     help="the credit of a step is the probability of the candidate to this power",
-)
+)  # fmt: skip
 
 
-@register_algorithm
-class Credit(RankedAlgorithm):
+@base.register_algorithm
+class Credit(base.RankedAlgorithm):
     key = "credit"
-    fields = (ACCEPT, WEIGHT, DECAY, POWER, METRIC, *COMMON)
-    speed_accuracy_knob = THRESHOLD_KNOB
+    fields = (base.ACCEPT, WEIGHT, DECAY, POWER, base.METRIC, *base.COMMON)
+    speed_accuracy_knob = base.THRESHOLD_KNOB
     history_fields = ("token", "credit")
 
-    def algorithm_stats(self, values: Mapping[str, Any]) -> LogitStat:
-        return super().algorithm_stats(values) | LogitStat.PROCESS_LOGITS
+    def algorithm_stats(self, values: Mapping[str, Any]) -> base.LogitStat:
+        return super().algorithm_stats(values) | base.LogitStat.PROCESS_LOGITS
 
-    def process_logits(self, logits: torch.Tensor, rows: SampledRows) -> None:
+    def process_logits(self, logits: torch.Tensor, rows: base.SampledRows) -> None:
         """Gives credit to the argmax of each position, and adds the credit of all tokens to their logits.
 
         A position has one record for each token that was its argmax in some step.
@@ -65,5 +50,5 @@ class Credit(RankedAlgorithm):
         bonus = rows.value(WEIGHT.name)[:, None] * credit.log1p()
         rows.logits_ops.scatter_add(logits, token.long(), bonus.to(logits.dtype))  # empty records add 0 to token 0
 
-    def decide(self, blocks: BlockBatch) -> BlockUpdate:
-        return unmask(blocks, *threshold_with_fallback(blocks))
+    def decide(self, blocks: base.BlockBatch) -> base.BlockUpdate:
+        return base.unmask(blocks, *base.threshold_with_fallback(blocks))

@@ -12,19 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from runtime.algorithms.base import (
-    MAX_STEPS,
-    SUPPRESS_EOS,
-    TOKEN_MERGE_TOP_K,
-    BlockBatch,
-    BlockUpdate,
-    LogitStat,
-    SoftEmbeddingParams,
-    SpeedAccuracyKnob,
-    UnmaskingAlgorithm,
-    is_suppressed,
-    register_algorithm,
-)
+from runtime.algorithms import base
 from runtime.request.field_spec import Field, Value, fraction_field
 
 STABLE_PROB = 0.9  # a block is finished if all positions have an argmax with at least this probability
@@ -45,41 +33,32 @@ WEIGHT = Field(
     name="token_merge_weight", default=1.0, high=100, only=(MODE.name, "iter_smooth_topk"),
     help="factor of the mixture that is added to the embedding of the token",
 )  # fmt: skip
+MAX_STEPS = replace(
+    base.MAX_STEPS, default=1, help="steps after which all positions of a block are unmasked; default one per position"
+)
 
 
-@register_algorithm
-class DMax(UnmaskingAlgorithm):
+@base.register_algorithm
+class DMax(base.UnmaskingAlgorithm):
     key = "dmax"
     strategies = ("dmax",)
-    fields = (
-        ACCEPT,
-        MODE,
-        TOKEN_MERGE_TOP_K,
-        RENORMALIZE,
-        WEIGHT,
-        replace(
-            MAX_STEPS,
-            default=1,
-            help="steps after which all positions of a block are unmasked; default one per position",
-        ),
-        SUPPRESS_EOS,
-    )
-    speed_accuracy_knob = SpeedAccuracyKnob(ACCEPT, (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.3))
+    fields = (ACCEPT, MODE, base.TOKEN_MERGE_TOP_K, RENORMALIZE, WEIGHT, MAX_STEPS, base.SUPPRESS_EOS)
+    speed_accuracy_knob = base.SpeedAccuracyKnob(ACCEPT, (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.3))
     edits = True
 
-    def algorithm_stats(self, values: Mapping[str, Value]) -> LogitStat:
-        return LogitStat.TOP_K
+    def algorithm_stats(self, values: Mapping[str, Value]) -> base.LogitStat:
+        return base.LogitStat.TOP_K
 
-    def soft_embedding_params(self, values: Mapping[str, Value]) -> SoftEmbeddingParams:
-        return SoftEmbeddingParams(
+    def soft_embedding_params(self, values: Mapping[str, Value]) -> base.SoftEmbeddingParams:
+        return base.SoftEmbeddingParams(
             smooth=values[MODE.name] == "iter_smooth_topk",
             weight=float(values[WEIGHT.name]),
             renormalize=bool(values[RENORMALIZE.name]),
         )
 
-    def decide(self, blocks: BlockBatch) -> BlockUpdate:
+    def decide(self, blocks: base.BlockBatch) -> base.BlockUpdate:
         assert blocks.top_k is not None
-        masked, suppressed, at_step_limit = blocks.masked, is_suppressed(blocks), blocks.at_step_limit()
+        masked, suppressed, at_step_limit = blocks.masked, base.is_suppressed(blocks), blocks.at_step_limit()
         unsure = masked & (blocks.confidence < blocks.param(ACCEPT.name))
         passed = masked & (unsure.cumsum(1) == 0)
         forced = blocks.may_force & masked.any(1) & ~passed.any(1)
@@ -90,7 +69,7 @@ class DMax(UnmaskingAlgorithm):
         not_editable = ~(masked | blocks.unmasked)
         stable = (((blocks.top_k.probs[:, :, 0] >= STABLE_PROB) & ~suppressed) | not_editable).all(1)
         left = masked & ~accepted
-        return BlockUpdate(
+        return base.BlockUpdate(
             tokens=torch.where(accepted | edited, blocks.candidates, blocks.tokens),
             masked=left,
             forced=forced,

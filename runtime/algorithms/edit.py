@@ -10,18 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from runtime.algorithms.base import (
-    ACCEPT,
-    COMMON,
-    THRESHOLD_KNOB,
-    BlockBatch,
-    BlockUpdate,
-    LogitStat,
-    SampledRows,
-    UnmaskingAlgorithm,
-    register_algorithm,
-    threshold_with_fallback,
-)
+from runtime.algorithms import base
 from runtime.request.field_spec import Field, Value, fraction_field
 
 EDIT = fraction_field("edit_threshold", 0.0, "confidence above which an unmasked token is replaced")
@@ -38,18 +27,18 @@ MODES: dict[str, dict[str, Value]] = {
 }
 
 
-@register_algorithm
-class Edit(UnmaskingAlgorithm):
+@base.register_algorithm
+class Edit(base.UnmaskingAlgorithm):
     key = "edit"
-    fields: ClassVar[tuple[Field, ...]] = (ACCEPT, EDIT, MAX_POST_EDIT, PENALTY, *COMMON)
-    speed_accuracy_knob = THRESHOLD_KNOB
+    fields: ClassVar[tuple[Field, ...]] = (base.ACCEPT, EDIT, MAX_POST_EDIT, PENALTY, *base.COMMON)
+    speed_accuracy_knob = base.THRESHOLD_KNOB
     modes = MODES
     edits = True
 
-    def algorithm_stats(self, values: Mapping[str, Any]) -> LogitStat:
-        return LogitStat.PROCESS_LOGITS if values["penalty_lambda"] > 0 else LogitStat.NONE
+    def algorithm_stats(self, values: Mapping[str, Any]) -> base.LogitStat:
+        return base.LogitStat.PROCESS_LOGITS if values["penalty_lambda"] > 0 else base.LogitStat.NONE
 
-    def process_logits(self, logits: torch.Tensor, rows: SampledRows) -> None:
+    def process_logits(self, logits: torch.Tensor, rows: base.SampledRows) -> None:
         """Subtracts the penalty from the logit of the previous token of the block, unless that position is masked."""
         penalty = rows.value("penalty_lambda")
         previous = (rows.offset - 1).clamp(min=0)
@@ -58,8 +47,8 @@ class Edit(UnmaskingAlgorithm):
         decrease = torch.where(applies, penalty, 0).to(logits.dtype)
         rows.logits_ops.scatter_add(logits, ids[:, None], -decrease[:, None])
 
-    def decide(self, blocks: BlockBatch) -> BlockUpdate:
-        accepted, forced = threshold_with_fallback(blocks)
+    def decide(self, blocks: base.BlockBatch) -> base.BlockUpdate:
+        accepted, forced = base.threshold_with_fallback(blocks)
         began_full = ~blocks.masked.any(1)
         out_of_steps = began_full & (blocks.post_edit_steps >= blocks.value("max_post_edit_steps"))
         edited = (
@@ -68,7 +57,7 @@ class Edit(UnmaskingAlgorithm):
             & (blocks.candidates != blocks.tokens)
             & ~out_of_steps[:, None]
         )
-        return BlockUpdate(
+        return base.BlockUpdate(
             tokens=torch.where(accepted | edited, blocks.candidates, blocks.tokens),
             masked=blocks.masked & ~accepted,
             forced=forced,

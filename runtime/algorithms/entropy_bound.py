@@ -7,18 +7,7 @@ from typing import Any
 
 import torch
 
-from runtime.algorithms.base import (
-    COMMON,
-    BlockBatch,
-    BlockUpdate,
-    LogitStat,
-    SpeedAccuracyKnob,
-    UnmaskingAlgorithm,
-    rank,
-    register_algorithm,
-    unmask,
-    with_fallback,
-)
+from runtime.algorithms import base
 from runtime.request.field_spec import Field
 
 BOUND = Field(
@@ -27,19 +16,19 @@ BOUND = Field(
 )  # fmt: skip
 
 
-@register_algorithm
-class EntropyBound(UnmaskingAlgorithm):
+@base.register_algorithm
+class EntropyBound(base.UnmaskingAlgorithm):
     key = "entropy_bound"
-    fields = (BOUND, *COMMON)
-    speed_accuracy_knob = SpeedAccuracyKnob(BOUND, (0.1, 0.3, 1, 1.5, 2, 4))
+    fields = (BOUND, *base.COMMON)
+    speed_accuracy_knob = base.SpeedAccuracyKnob(BOUND, (0.1, 0.3, 1, 1.5, 2, 4))
 
-    def algorithm_stats(self, values: Mapping[str, Any]) -> LogitStat:
-        return LogitStat.ENTROPY
+    def algorithm_stats(self, values: Mapping[str, Any]) -> base.LogitStat:
+        return base.LogitStat.ENTROPY
 
-    def decide(self, blocks: BlockBatch) -> BlockUpdate:
+    def decide(self, blocks: base.BlockBatch) -> base.BlockUpdate:
         assert blocks.entropy is not None
-        position = rank(-blocks.entropy, blocks.masked)
+        position = base.rank(-blocks.entropy, blocks.masked)
         entropy = blocks.entropy.double().masked_fill(~blocks.masked, float("inf"))
         ascending = torch.empty_like(entropy).scatter_(1, position, entropy)
         count = (ascending.cumsum(1) <= blocks.param("entropy_bound")).sum(1, keepdim=True)
-        return unmask(blocks, *with_fallback(blocks, blocks.masked & (position < count), -blocks.entropy))
+        return base.unmask(blocks, *base.with_fallback(blocks, blocks.masked & (position < count), -blocks.entropy))

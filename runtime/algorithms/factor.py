@@ -7,19 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from runtime.algorithms.base import (
-    COMMON,
-    METRIC,
-    BlockBatch,
-    BlockUpdate,
-    RankedAlgorithm,
-    SpeedAccuracyKnob,
-    confidence_metric,
-    rank,
-    register_algorithm,
-    unmask,
-    with_fallback,
-)
+from runtime.algorithms import base
 from runtime.request.field_spec import Field
 
 FACTOR = Field(
@@ -28,18 +16,18 @@ FACTOR = Field(
 )  # fmt: skip
 
 
-@register_algorithm
-class Factor(RankedAlgorithm):
+@base.register_algorithm
+class Factor(base.RankedAlgorithm):
     key = "factor"
-    fields = (FACTOR, METRIC, *COMMON)
-    speed_accuracy_knob = SpeedAccuracyKnob(FACTOR, (0.5, 1, 1.25, 1.5, 2, 4))
+    fields = (FACTOR, base.METRIC, *base.COMMON)
+    speed_accuracy_knob = base.SpeedAccuracyKnob(FACTOR, (0.5, 1, 1.25, 1.5, 2, 4))
 
-    def decide(self, blocks: BlockBatch) -> BlockUpdate:
+    def decide(self, blocks: base.BlockBatch) -> base.BlockUpdate:
         """Unmasks positions in the order of METRIC, up to the first with less confidence than its rank requires."""
-        scores = confidence_metric(blocks)
-        position = rank(scores, blocks.masked)
+        scores = base.confidence_metric(blocks)
+        position = base.rank(scores, blocks.masked)
         conf = torch.empty_like(blocks.confidence).scatter_(1, position, blocks.confidence)  # in the order of the ranks
         n = torch.arange(1, position.shape[1] + 1, device=position.device)
         sure = (conf >= 1 - blocks.param("factor") / (n + 1)) & (n <= blocks.masked.sum(1, keepdim=True))
         count = sure.int().cumprod(1).sum(1, keepdim=True)
-        return unmask(blocks, *with_fallback(blocks, blocks.masked & (position < count), scores))
+        return base.unmask(blocks, *base.with_fallback(blocks, blocks.masked & (position < count), scores))

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from runtime.algorithms.base import (
-    COMMON,
-    METRIC,
-    STEPS,
-    STEPS_KNOB,
-    BlockBatch,
-    BlockUpdate,
-    RankedAlgorithm,
-    confidence_metric,
-    rank,
-    register_algorithm,
-    tokens_per_step,
-    unmask,
-)
+from runtime.algorithms import base
 
 
-@register_algorithm
-class Fixed(RankedAlgorithm):
+@base.register_algorithm
+class Fixed(base.RankedAlgorithm):
     key = "fixed"
-    fields = (STEPS, METRIC, *COMMON)
-    speed_accuracy_knob = STEPS_KNOB
+    fields = (base.STEPS, base.METRIC, *base.COMMON)
+    speed_accuracy_knob = base.STEPS_KNOB
 
-    def decide(self, blocks: BlockBatch) -> BlockUpdate:
-        best = rank(confidence_metric(blocks), blocks.masked) < tokens_per_step(blocks)[:, None]
-        return unmask(blocks, blocks.masked & (best | blocks.at_step_limit()))
+    def decide(self, blocks: base.BlockBatch) -> base.BlockUpdate:
+        best = base.rank(base.confidence_metric(blocks), blocks.masked) < base.tokens_per_step(blocks)[:, None]
+        return base.unmask(blocks, blocks.masked & (best | blocks.at_step_limit()))

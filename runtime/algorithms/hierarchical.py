@@ -7,35 +7,23 @@ from __future__ import annotations
 
 import torch
 
-from runtime.algorithms.base import (
-    ACCEPT,
-    COMMON,
-    METRIC,
-    BlockBatch,
-    BlockUpdate,
-    RankedAlgorithm,
-    SpeedAccuracyKnob,
-    confidence_metric,
-    register_algorithm,
-    unmask,
-    with_fallback,
-)
+from runtime.algorithms import base
 from runtime.request.field_spec import fraction_field
 
 LOW = fraction_field("low_threshold", 0.4, "confidence above which the best position of a run of masks is unmasked")
 
 
-@register_algorithm
-class Hierarchical(RankedAlgorithm):
+@base.register_algorithm
+class Hierarchical(base.RankedAlgorithm):
     key = "hierarchical"
-    fields = (ACCEPT, LOW, METRIC, *COMMON)
-    speed_accuracy_knob = SpeedAccuracyKnob(LOW, (0.9, 0.7, 0.6, 0.5, 0.3, 0.1))
+    fields = (base.ACCEPT, LOW, base.METRIC, *base.COMMON)
+    speed_accuracy_knob = base.SpeedAccuracyKnob(LOW, (0.9, 0.7, 0.6, 0.5, 0.3, 0.1))
 
-    def decide(self, blocks: BlockBatch) -> BlockUpdate:
-        scores = confidence_metric(blocks)
+    def decide(self, blocks: base.BlockBatch) -> base.BlockUpdate:
+        scores = base.confidence_metric(blocks)
         best = _best_of_runs(blocks.masked, scores) & (blocks.confidence > blocks.param(LOW.name))
-        confident = blocks.masked & (blocks.confidence > blocks.param(ACCEPT.name))
-        return unmask(blocks, *with_fallback(blocks, best | confident, scores))
+        confident = blocks.masked & (blocks.confidence > blocks.param(base.ACCEPT.name))
+        return base.unmask(blocks, *base.with_fallback(blocks, best | confident, scores))
 
 
 def _best_of_runs(masked: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

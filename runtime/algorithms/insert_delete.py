@@ -14,16 +14,7 @@ from typing import Any
 
 import torch
 
-from runtime.algorithms.base import (
-    ACCEPT,
-    BlockBatch,
-    BlockUpdate,
-    EditTokens,
-    LogitStat,
-    SampledRows,
-    rank,
-    register_indel_variant,
-)
+from runtime.algorithms import base
 from runtime.algorithms.edit import EDIT, MAX_POST_EDIT, Edit
 
 MAX_POST_EDITS = 256  # a block has one record per step, and every step reads all of them
@@ -34,20 +25,20 @@ ORIGINAL_MASK, INTRODUCED_MASK = -1, -2  # values of CONTENT
 UNUSED_ARGMAX, TEXT_ARGMAX = TAKEN, ORIGINAL  # argmax without tokens of earlier steps; argmax without edit tokens
 
 
-@register_indel_variant("edit")
+@base.register_indel_variant("edit")
 class InsertDelete(Edit):
     fields = tuple(replace(f, high=MAX_POST_EDITS) if f is MAX_POST_EDIT else f for f in Edit.fields)
     history_fields = ("content", "taken", "original")
     reorders_tokens = True
 
-    def __init__(self, edit_tokens: EditTokens) -> None:
+    def __init__(self, edit_tokens: base.EditTokens) -> None:
         super().__init__()
         self.edit_tokens = edit_tokens
 
-    def algorithm_stats(self, values: Mapping[str, Any]) -> LogitStat:
-        return super().algorithm_stats(values) | LogitStat.PROCESS_LOGITS
+    def algorithm_stats(self, values: Mapping[str, Any]) -> base.LogitStat:
+        return super().algorithm_stats(values) | base.LogitStat.PROCESS_LOGITS
 
-    def process_logits(self, logits: torch.Tensor, rows: SampledRows) -> None:
+    def process_logits(self, logits: torch.Tensor, rows: base.SampledRows) -> None:
         """Applies the penalty, and records the alternatives to the candidate if this step may need them."""
         assert rows.history is not None
         super().process_logits(logits, rows)
@@ -65,7 +56,7 @@ class InsertDelete(Edit):
             record[:, UNUSED_ARGMAX] = torch.where(found, argmax + 1, 0).double()
         rows.history[rows.block, rows.offset, -1] = record
 
-    def decide(self, blocks: BlockBatch) -> BlockUpdate:
+    def decide(self, blocks: base.BlockBatch) -> base.BlockUpdate:
         assert blocks.history is not None
         masked, size = blocks.masked, blocks.tokens.shape[1]
         past = _past(blocks.history, blocks.tokens, masked)
@@ -73,10 +64,10 @@ class InsertDelete(Edit):
         last = _is_last_step(past, torch.arange(len(masked), device=masked.device), limit, size)
 
         has_original = past.original.any(1)
-        confident = masked & (blocks.confidence > blocks.param(ACCEPT.name))
+        confident = masked & (blocks.confidence > blocks.param(base.ACCEPT.name))
         min_tokens = 1 + (masked & ~past.original).sum(1)
         too_few = blocks.may_force & has_original & (confident.sum(1) < min_tokens)
-        best = masked & (rank(blocks.confidence, masked) < min_tokens[:, None])
+        best = masked & (base.rank(blocks.confidence, masked) < min_tokens[:, None])
         accepted = torch.where(too_few[:, None], best, confident)
         accepted |= masked & (blocks.at_step_limit() | ~has_original[:, None])
         last |= (limit == 0) & ~(past.original & ~accepted).any(1)
@@ -100,7 +91,7 @@ class InsertDelete(Edit):
         taken = torch.where(written, token + 1, 0)
         blocks.history[:, :, -1] = torch.stack([content, taken, after.original.long()], 2).double()
         unchanged = ~(masked | after.masked | (after.tokens != blocks.tokens)).any(1)
-        return BlockUpdate(
+        return base.BlockUpdate(
             tokens=after.tokens,
             masked=after.masked,
             forced=too_few & ~confident.any(1),
@@ -110,7 +101,7 @@ class InsertDelete(Edit):
         )
 
     def _tokens(
-        self, blocks: BlockBatch, written: torch.Tensor, last: torch.Tensor, repeats: torch.Tensor
+        self, blocks: base.BlockBatch, written: torch.Tensor, last: torch.Tensor, repeats: torch.Tensor
     ) -> torch.Tensor:
         """Returns the token of each position if it is written, int64 [n, B].
 
@@ -173,7 +164,7 @@ class _Content:
 
 
 def _shifted(
-    blocks: BlockBatch,
+    blocks: base.BlockBatch,
     *,
     tokens: torch.Tensor,
     masked: torch.Tensor,

@@ -7,18 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from runtime.algorithms.base import (
-    COMMON,
-    METRIC,
-    BlockBatch,
-    BlockUpdate,
-    RankedAlgorithm,
-    SpeedAccuracyKnob,
-    confidence_metric,
-    register_algorithm,
-    unmask,
-    with_fallback,
-)
+from runtime.algorithms import base
 from runtime.request.field_spec import Field, fraction_field
 
 ANCHOR = fraction_field(
@@ -32,17 +21,17 @@ RADIUS = Field(
 )
 
 
-@register_algorithm
-class LocalLeap(RankedAlgorithm):
+@base.register_algorithm
+class LocalLeap(base.RankedAlgorithm):
     key = "local_leap"
-    fields = (ANCHOR, NEIGHBOR, RADIUS, METRIC, *COMMON)
-    speed_accuracy_knob = SpeedAccuracyKnob(NEIGHBOR, (0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.1))
+    fields = (ANCHOR, NEIGHBOR, RADIUS, base.METRIC, *base.COMMON)
+    speed_accuracy_knob = base.SpeedAccuracyKnob(NEIGHBOR, (0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.1))
 
-    def decide(self, blocks: BlockBatch) -> BlockUpdate:
+    def decide(self, blocks: base.BlockBatch) -> base.BlockUpdate:
         anchors = blocks.masked & (blocks.confidence >= blocks.param(ANCHOR.name))
         at = torch.arange(anchors.shape[1], device=anchors.device)
         distance = (at[:, None] - at).abs()  # [B, B]
         reach = distance <= blocks.param(RADIUS.name)[:, :, None]  # [n, B, B]
         near = (reach & anchors[:, None, :]).any(2)
         neighbors = blocks.masked & near & (blocks.confidence >= blocks.param(NEIGHBOR.name))
-        return unmask(blocks, *with_fallback(blocks, anchors | neighbors, confidence_metric(blocks)))
+        return base.unmask(blocks, *base.with_fallback(blocks, anchors | neighbors, base.confidence_metric(blocks)))

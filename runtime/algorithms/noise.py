@@ -6,16 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from runtime.algorithms.base import (
-    TEMPERATURE,
-    BlockBatch,
-    BlockUpdate,
-    LogitStat,
-    SampledRows,
-    SpeedAccuracyKnob,
-    UnmaskingAlgorithm,
-    register_algorithm,
-)
+from runtime.algorithms import base
 from runtime.request.field_spec import Field, Value
 
 STEPS = Field(
@@ -44,33 +35,34 @@ ENTROPY = Field(
 )  # fmt: skip
 
 
-@register_algorithm
-class Noise(UnmaskingAlgorithm):
+@base.register_algorithm
+class Noise(base.UnmaskingAlgorithm):
     key = "noise"
     strategies = ("diffusion_gemma",)
     uniform_noise = True
     fields = (STEPS, BOUND, T_MIN, T_MAX, STABLE, ENTROPY)
-    speed_accuracy_knob = SpeedAccuracyKnob(STEPS, (48, 32, 24, 16, 8, 4))
+    speed_accuracy_knob = base.SpeedAccuracyKnob(STEPS, (48, 32, 24, 16, 8, 4))
     history_fields = ("argmax", "steps")  # the argmax of a position, and the number of steps since it last changed
     static_history = True
 
-    def algorithm_stats(self, values: Mapping[str, Value]) -> LogitStat:
-        return LogitStat.PROCESS_LOGITS | LogitStat.ENTROPY | LogitStat.ARGMAX | LogitStat.SELF_CONDITIONING
+    def algorithm_stats(self, values: Mapping[str, Value]) -> base.LogitStat:
+        stat = base.LogitStat
+        return stat.PROCESS_LOGITS | stat.ENTROPY | stat.ARGMAX | stat.SELF_CONDITIONING
 
     def may_revise(self, values: Mapping[str, Value]) -> bool:
         return True
 
-    def process_logits(self, logits: torch.Tensor, rows: SampledRows) -> None:
+    def process_logits(self, logits: torch.Tensor, rows: base.SampledRows) -> None:
         logits /= self.temperature(rows)[:, None].to(logits.dtype)
 
-    def temperature(self, rows: SampledRows) -> torch.Tensor:
+    def temperature(self, rows: base.SampledRows) -> torch.Tensor:
         """Returns the temperature of the step, multiplied by that of the request if it is not 0."""
         steps, low, high = (rows.value(field.name) for field in (STEPS, T_MIN, T_MAX))
         temperature = low + (high - low) * ((steps - rows.num_steps) / steps)
-        own = rows.params[:, TEMPERATURE]
+        own = rows.params[:, base.TEMPERATURE]
         return torch.where(own > 0, temperature * own, temperature)
 
-    def decide(self, blocks: BlockBatch) -> BlockUpdate:
+    def decide(self, blocks: base.BlockBatch) -> base.BlockUpdate:
         """Returns the update. A finished canvas contains the argmax of each position, not the sampled token."""
         assert blocks.entropy is not None
         assert blocks.argmax is not None
@@ -81,7 +73,7 @@ class Noise(UnmaskingAlgorithm):
         taken = blocks.masked & torch.zeros_like(blocks.masked).scatter_(1, order, within_bound)
         tokens = torch.where(taken, blocks.candidates, torch.where(blocks.masked, blocks.noise_tokens, blocks.tokens))
         none = torch.zeros_like(taken)
-        return BlockUpdate(
+        return base.BlockUpdate(
             tokens=torch.where(finished, blocks.argmax, tokens),
             masked=blocks.masked & ~taken & ~finished,
             forced=none.any(1),
@@ -91,7 +83,7 @@ class Noise(UnmaskingAlgorithm):
         )
 
 
-def _is_stable(blocks: BlockBatch, argmax: torch.Tensor) -> torch.Tensor:
+def _is_stable(blocks: base.BlockBatch, argmax: torch.Tensor) -> torch.Tensor:
     """Returns a bool [n]: the argmax of all positions is unchanged for long enough, and the entropy is low enough."""
     assert blocks.entropy is not None
     assert blocks.history is not None

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from runtime.algorithms.base import (
-    COMMON,
-    STEPS,
-    STEPS_KNOB,
-    BlockBatch,
-    BlockUpdate,
-    UnmaskingAlgorithm,
-    is_suppressed,
-    rank,
-    register_algorithm,
-    tokens_per_step,
-    unmask,
-)
+from runtime.algorithms import base
 
 
-@register_algorithm
-class Sequential(UnmaskingAlgorithm):
+@base.register_algorithm
+class Sequential(base.UnmaskingAlgorithm):
     key = "sequential"
-    fields = (STEPS, *COMMON)
-    speed_accuracy_knob = STEPS_KNOB
+    fields = (base.STEPS, *base.COMMON)
+    speed_accuracy_knob = base.STEPS_KNOB
 
-    def decide(self, blocks: BlockBatch) -> BlockUpdate:
-        first = rank(-is_suppressed(blocks).float(), blocks.masked) < tokens_per_step(blocks)[:, None]
-        return unmask(blocks, blocks.masked & (first | blocks.at_step_limit()))
+    def decide(self, blocks: base.BlockBatch) -> base.BlockUpdate:
+        first = base.rank(-base.is_suppressed(blocks).float(), blocks.masked) < base.tokens_per_step(blocks)[:, None]
+        return base.unmask(blocks, blocks.masked & (first | blocks.at_step_limit()))

@@ -9,20 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from runtime.algorithms.base import (
-    ACCEPT,
-    COMMON,
-    MAX_STEPS,
-    METRIC,
-    THRESHOLD_KNOB,
-    BlockBatch,
-    BlockUpdate,
-    LogitStat,
-    RankedAlgorithm,
-    register_algorithm,
-    threshold_with_fallback,
-    unmask,
-)
+from runtime.algorithms import base
 from runtime.request.field_spec import Value, fraction_field
 
 REMASK = fraction_field(
@@ -36,25 +23,26 @@ MODES: dict[str, dict[str, Value]] = {
 }
 
 
-@register_algorithm
-class Threshold(RankedAlgorithm):
+@base.register_algorithm
+class Threshold(base.RankedAlgorithm):
     key = "threshold"
-    fields = (ACCEPT, REMASK, METRIC, *COMMON)
-    speed_accuracy_knob = THRESHOLD_KNOB
+    fields = (base.ACCEPT, REMASK, base.METRIC, *base.COMMON)
+    speed_accuracy_knob = base.THRESHOLD_KNOB
     modes = MODES
     supports_grammar = True
-    fused_threshold = ACCEPT, MAX_STEPS
+    fused_threshold = base.ACCEPT, base.MAX_STEPS
 
-    def algorithm_stats(self, values: Mapping[str, Any]) -> LogitStat:
-        return super().algorithm_stats(values) | (LogitStat.TOKEN_PROB if self.may_revise(values) else LogitStat.NONE)
+    def algorithm_stats(self, values: Mapping[str, Any]) -> base.LogitStat:
+        stats = super().algorithm_stats(values)
+        return stats | base.LogitStat.TOKEN_PROB if self.may_revise(values) else stats
 
     def may_revise(self, values: Mapping[str, Any]) -> bool:
         return bool(values["remask_threshold"] > 0)
 
-    def decide(self, blocks: BlockBatch) -> BlockUpdate:
-        accepted, forced = threshold_with_fallback(blocks)
+    def decide(self, blocks: base.BlockBatch) -> base.BlockUpdate:
+        accepted, forced = base.threshold_with_fallback(blocks)
         if blocks.token_prob is None:
-            return unmask(blocks, accepted, forced)
+            return base.unmask(blocks, accepted, forced)
         remask_below = blocks.param("remask_threshold")
         past_limit = blocks.num_steps[:, None] >= blocks.param("max_steps_per_block")
         remasked = (
@@ -64,6 +52,6 @@ class Threshold(RankedAlgorithm):
             & ~blocks.at_step_limit()
             & ~past_limit
         )
-        update = unmask(blocks, accepted, forced)
+        update = base.unmask(blocks, accepted, forced)
         masked = update.masked | remasked
         return replace(update, masked=masked, remasked=remasked, finished=~masked.any(1) & (remask_below[:, 0] <= 0))

@@ -135,10 +135,10 @@ def _name(path: str, weights: Container[str]) -> str:
 
 def _read(plan: StepPlan, window: int | None) -> tuple[int, int]:
     """Of a layer with this window: keys that the step's requests see, and pairs of a row and a key that it sees."""
-    back = 0 if window is None else plan.layout.window_origin - window + 1
+    back = 0 if window is None else plan.layout.window_pos - window + 1
     first = np.broadcast_to(np.maximum(back, 0), plan.layout.visible_end.shape)
     seen: dict[int, tuple[int, int]] = {}
-    for request, start, count in plan.layout.tiles.tolist():
+    for request, start, count in plan.layout.query_tiles.tolist():
         if count:
             own = slice(start, start + count)
             low, high = int(first[own].min()), int(plan.layout.visible_end[own].max())

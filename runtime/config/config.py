@@ -45,15 +45,13 @@ class EngineConfig:
     )
     model_name: str | None = _model(
         "key of the model family; default: the family that config.json names",
-        aliases=("model-family",),
-        metavar="FAMILY",
-    )
+        aliases=("model-family",), metavar="FAMILY",
+    )  # fmt: skip
     plugin: tuple[str, ...] = _model(
         "Python file that registers a decoding strategy, an unmasking algorithm or a model family, repeatable; it "
         "is executed in every process",
-        default=(),
-        metavar="FILE.py",
-    )
+        default=(), metavar="FILE.py",
+    )  # fmt: skip
     decoding_strategy: str | None = _model(
         "decoding strategy: multi_bd, dmax, full, d2f, fast_dllm_v2, nemotron_diffusion, diffusion_gemma; "
         "default: that of the family",
@@ -68,10 +66,8 @@ class EngineConfig:
     )
     eos_token_ids: tuple[int, ...] | None = _model(
         "ids that end an output; default: all that the checkpoint's files name, else those of the family",
-        low=0,
-        comma=True,
-        metavar="ID,...",
-    )
+        low=0, comma=True, metavar="ID,...",
+    )  # fmt: skip
     tensor_parallel_size: int = _parallel(
         "devices per replica; weights are sharded over them, one process per device", default=1, common=True, low=1
     )
@@ -80,10 +76,8 @@ class EngineConfig:
     )
     distributed_timeout_seconds: float = _parallel(
         "maximum seconds that the processes of a replica wait for each other, at start and in a step",
-        default=600.0,
-        low=0,
-        above_low=True,
-    )
+        default=600.0, low=0, above_low=True,
+    )  # fmt: skip
     device: Literal["cuda", "cpu"] | None = _parallel(
         "device of the model; default: cuda if a GPU is usable, else cpu", common=True
     )
@@ -107,21 +101,16 @@ class EngineConfig:
     max_model_len: int | None = _memory(
         "maximum number of prompt and output tokens of a request; default: 4096, or the checkpoint's limit if "
         "that is lower",
-        common=True,
-        low=1,
-    )
+        common=True, low=1,
+    )  # fmt: skip
     max_num_batched_tokens: int = _memory(
         "maximum number of tokens per forward; longer prompts are prefilled in chunks", default=8192, low=1
     )
     max_num_reqs: int = _memory("maximum number of requests that run at the same time", default=128, common=True, low=1)
     gpu_memory_utilization: float = _memory(
         "fraction of the GPU memory free at start that may be used",
-        default=0.9,
-        common=True,
-        low=0,
-        high=1,
-        above_low=True,
-    )
+        default=0.9, common=True, low=0, high=1, above_low=True,
+    )  # fmt: skip
     num_pages: int | None = _memory("pages of the KV cache; default: as many as the memory allows", low=1)
     kv_cache_layout: Literal["unified", "distinct"] = _memory(
         "layout of a page of the KV cache; unified: one token after another; distinct: one head after another, "
@@ -155,14 +144,12 @@ class EngineConfig:
     )
     lora: tuple[str, ...] = _adapters(
         "adapter that requests select as their model, repeatable; demo://roman is the demo model's",
-        default=(),
-        metavar="NAME=DIR|NAME=hf://ORG/NAME[@REV]|NAME=demo://NAME",
-    )
+        default=(), metavar="NAME=DIR|NAME=hf://ORG/NAME[@REV]|NAME=demo://NAME",
+    )  # fmt: skip
     max_loras: int | None = _adapters(
         "maximum number of adapters in device memory, others stay in host memory; default: 8 if there are any",
-        low=1,
-        high=256,
-    )
+        low=1, high=256,
+    )  # fmt: skip
     max_lora_rank: int | None = _adapters(
         "maximum rank of an adapter; default: the largest of --lora, at least 16", low=1, high=512
     )
@@ -285,10 +272,8 @@ class ServerConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     served_model_name: tuple[str, ...] = _model(
         "model id that requests name, repeatable; default: the directory's or repository's name",
-        default=(),
-        common=True,
-        metavar="NAME",
-    )
+        default=(), common=True, metavar="NAME",
+    )  # fmt: skip
     chat_template: str | None = _model(
         "Jinja file of at most 1 MiB that replaces the checkpoint's chat template", metavar="FILE"
     )
@@ -303,9 +288,8 @@ class ServerConfig:
     node_rank: int = _parallel("index of this host; host 0 serves HTTP, the others only run ranks", default=0, low=0)
     master_addr: str = _parallel(
         "address of node 0; connections are not authenticated, so use trusted networks only",
-        default="localhost",
-        metavar="HOST",
-    )
+        default="localhost", metavar="HOST",
+    )  # fmt: skip
     master_port: int | None = _parallel("port of node 0; required with --num-nodes", low=1, high=65535)
     device_ids: tuple[int, ...] | None = _parallel(
         "indices of the GPUs to use, first those of replica 0; default: 0, 1, ...", low=0, comma=True, metavar="ID,..."
@@ -323,9 +307,8 @@ class ServerConfig:
     host: str = _server(
         "address or name to listen on; :: accepts other machines, over IPv6 and IPv4; UNMASK_DEFAULT_HOST, which "
         "the container image sets to ::, replaces the default",
-        default="127.0.0.1",
-        common=True,
-    )
+        default="127.0.0.1", common=True,
+    )  # fmt: skip
     port: int = _server("port to listen on; 0 selects a free port", default=8000, common=True, low=0, high=65535)
     log_level: Literal["critical", "error", "warning", "info", "debug"] = _server(
         "log level of all processes", default="info"
@@ -340,41 +323,30 @@ class ServerConfig:
     api_key: tuple[str, ...] = _server(
         "bearer keys that clients must present, of at least 16 characters; every user of the machine sees them in "
         "the process list, so prefer --api-key-file or UNMASK_API_KEY",
-        default=(),
-        comma=True,
-        secret=True,
-        metavar="KEY,...",
-    )
+        default=(), comma=True, secret=True, metavar="KEY,...",
+    )  # fmt: skip
     api_key_file: str | None = _server(
         "file of API keys, one per line or comma-separated; read again when it changes", common=True, metavar="FILE"
     )
     cors_allow_origins: tuple[str, ...] = _server(
         "origins whose pages may send requests from a browser, or *; default: none",
-        default=(),
-        comma=True,
-        metavar="ORIGIN,...",
-    )
+        default=(), comma=True, metavar="ORIGIN,...",
+    )  # fmt: skip
     allowed_hosts: tuple[str, ...] = _server(
         "further host names, without port, that clients without a key may use, or *; default: localhost and "
         "loopback addresses if --host is a loopback address, else any",
-        default=(),
-        comma=True,
-        metavar="HOST,...",
-    )
+        default=(), comma=True, metavar="HOST,...",
+    )  # fmt: skip
     strict_fields: bool = _server("reject unknown fields of requests instead of ignoring them", default=False)
     max_queue: int = _server(
         "maximum number of waiting requests, 429 beyond; one HTTP request with several completions (with several "
         "keys: one key) gets at most half of --max-queue and --max-num-reqs",
-        default=1024,
-        low=1,
-    )
+        default=1024, low=1,
+    )  # fmt: skip
     frontend_processes: int = _server(
         "processes that serve HTTP for the same backends, for many short requests per second",
-        default=1,
-        low=1,
-        high=64,
-        aliases=("api-server-count",),
-    )
+        default=1, low=1, high=64, aliases=("api-server-count",),
+    )  # fmt: skip
     max_connections: int | None = _server(
         "maximum number of open connections; default: 4096, or what the limit of open files allows", low=1
     )

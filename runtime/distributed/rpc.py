@@ -17,7 +17,7 @@ import numpy as np
 
 from runtime.config import EngineConfig
 
-VERSION = 7  # of the protocol; raised whenever a message changes its name or meaning
+VERSION = 8  # of the protocol; raised whenever a message changes its name or meaning
 HEARTBEAT_SECONDS = 1.0
 UNACKNOWLEDGED_SECONDS = 30.0  # without acknowledgment from another host, after which the connection is closed
 _HEAD = struct.Struct("<Q")  # bytes of the message

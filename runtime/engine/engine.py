@@ -10,7 +10,6 @@ from collections.abc import Callable
 import torch
 
 from runtime.algorithms.base import algorithms_with_edit_tokens
-from runtime.engine.kv_cache_manager import KVCacheManager, PageTable
 from runtime.engine.lora_manager import LoRAManager
 from runtime.engine.output_processor import OutputProcessor, make_output
 from runtime.engine.request import Request, ScheduledRequest, Status
@@ -19,7 +18,7 @@ from runtime.engine.request_queue import ConstraintError, GrammarQueue, error_me
 from runtime.engine.scheduler import Scheduler, SchedulingError
 from runtime.errors import AdapterNotLoadedError, ReplicaLost
 from runtime.request.engine_messages import EagerReason, EngineInfo, EngineOutput, EngineStats, RequestSpec
-from runtime.strategies.base import Strategy, max_request_len
+from runtime.strategies.base import Strategy
 from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
 from runtime.worker.input_batch import InputBuilder
 from runtime.worker.model_runner import OBSERVATIONS, Runner
@@ -44,28 +43,10 @@ class Engine:
         self.runner = runner
         self.strategy = strategy
         self.get_algorithm = algorithms_with_edit_tokens(edit_tokens_of(info))
-        self.cache = KVCacheManager(
-            num_pages=info.num_pages,
-            page_size=info.page_size,
-            block_size=info.block_layout.alignment,
-            prefix_caching=info.prefix_caching,
-        )
-        self.table = PageTable(
-            rows=info.max_num_reqs,
-            page_groups=self.cache.page_groups_for(max_request_len(strategy, info.max_model_len)),
-            pages_per_group=self.cache.pages_per_group,
-            page_size=info.page_size,
-        )
         self.lora_manager = lora_manager or LoRAManager()
+        self.scheduler = Scheduler(info, strategy, self.lora_manager)
+        self.cache, self.table = self.scheduler.cache, self.scheduler.table
         self.input_builder = InputBuilder(self.table, strategy, self.lora_manager)
-        self.scheduler = Scheduler(
-            cache=self.cache,
-            table=self.table,
-            strategy=strategy,
-            token_budget=info.max_num_batched_tokens,
-            max_num_reqs=info.max_num_reqs,
-            lora_manager=self.lora_manager,
-        )
         self.grammars = grammars
         self.grammar_queue = GrammarQueue(self.scheduler, grammars)
         self._launched: list[ScheduledRequest] | None = None  # the batch of a step whose forward was launched early

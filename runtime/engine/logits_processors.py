@@ -7,7 +7,7 @@ applies them to the logits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -168,12 +168,8 @@ def make_logits_processor_batch(
         request_index=request_index,
         output_offset=output_offset,
         current_token=current_token,
-        ids=stacked("ids"),
-        repetition_counts=stacked("repetition_counts"),
-        output_counts=stacked("output_counts"),
-        bias=stacked("bias"),
-        min_tokens=stacked("min_tokens"),
         penalties=np.array([penalties for penalties, _ in adjustments]),
+        **{name: stacked(name) for name in TokenAdjustments._fields},
     )
 
 
@@ -196,15 +192,9 @@ def apply_logits_processors(
     """
     request = inputs[PREFIX + "request_index"][block]
     for rows in torch.split((request >= 0).nonzero()[:, 0], CHUNK_ROWS):
-        chunk_request, chunk_at, chunk_block = request[rows], at[rows], block[rows]
-        chunk_inputs = LogitsProcessorInputs(
-            **{
-                name: inputs[PREFIX + name][chunk_request]
-                for name in ("ids", "repetition_counts", "output_counts", "bias", "min_tokens", "penalties")
-            },
-            position=inputs[PREFIX + "output_offset"][chunk_block] + chunk_at,
-            current_token=inputs[PREFIX + "current_token"][chunk_block, chunk_at],
-        )
+        chunk_inputs = {name: inputs[PREFIX + name][request[rows]] for name in (*TokenAdjustments._fields, "penalties")}
+        chunk_inputs["position"] = inputs[PREFIX + "output_offset"][block[rows]] + at[rows]
+        chunk_inputs["current_token"] = inputs[PREFIX + "current_token"][block[rows], at[rows]]
         chunk = logits[rows]
         process_logits(chunk, chunk_inputs, logits_ops)
         logits[rows] = chunk
@@ -217,43 +207,23 @@ def _pad(values: np.ndarray, size: int, fill: float) -> np.ndarray:
     return padded
 
 
-@dataclass(frozen=True)
-class LogitsProcessorInputs:
-    """Inputs for some rows of logits. A row of `ids` may repeat an id with the same values.
-
-    Attributes:
-        ids: int64 [rows, n].
-        repetition_counts: int64 [rows, n], occurrences in the prompt and the output.
-        output_counts: int64 [rows, n], occurrences in the output.
-        bias: float64 [rows, n].
-        min_tokens: int64 [rows, n], the id is forbidden at output positions below this one.
-        penalties: float64 [rows, 3], repetition, presence and frequency.
-        position: int64 [rows], position in the output.
-        current_token: int64 [rows], the token at the row's own position if it is counted; -1 otherwise.
-    """
-
-    ids: torch.Tensor
-    repetition_counts: torch.Tensor
-    output_counts: torch.Tensor
-    bias: torch.Tensor
-    min_tokens: torch.Tensor
-    penalties: torch.Tensor
-    position: torch.Tensor
-    current_token: torch.Tensor
-
-
-def process_logits(logits: torch.Tensor, inputs: LogitsProcessorInputs, logits_ops: LogitsOps) -> None:
+def process_logits(logits: torch.Tensor, inputs: Mapping[str, torch.Tensor], logits_ops: LogitsOps) -> None:
     """Changes `logits` [rows, vocab] in place: adds the bias, then applies the repetition penalty, then the others.
 
     The token at a row's own position does not count for the penalties of that row.
+
+    Args:
+        inputs: the fields of `TokenAdjustments`, [rows, n] each, where a row of `ids` may repeat an id with the same
+            values; float64 `penalties` [rows, 3]; int64 [rows] `position` in the output, and `current_token` at the
+            row's own position if it is counted, else -1.
     """
-    dtype = logits.dtype
-    repetition, presence, frequency = (column[:, None].to(dtype) for column in inputs.penalties.unbind(1))
-    own = (inputs.ids == inputs.current_token[:, None]).long()
-    counts = (inputs.output_counts - own).clamp(min=0)
-    values = logits_ops.gather(logits, inputs.ids) + inputs.bias.to(dtype)
+    dtype, ids = logits.dtype, inputs["ids"]
+    repetition, presence, frequency = (column[:, None].to(dtype) for column in inputs["penalties"].unbind(1))
+    own = (ids == inputs["current_token"][:, None]).long()
+    counts = (inputs["output_counts"] - own).clamp(min=0)
+    values = logits_ops.gather(logits, ids) + inputs["bias"].to(dtype)
     repeated = torch.where(values > 0, values / repetition, values * repetition)
-    values = torch.where(inputs.repetition_counts > own, repeated, values)
+    values = torch.where(inputs["repetition_counts"] > own, repeated, values)
     values = values - frequency * counts.to(dtype) - presence * (counts > 0).to(dtype)
-    values = values.masked_fill(inputs.position[:, None] < inputs.min_tokens, float("-inf"))
-    logits_ops.scatter(logits, inputs.ids, values)
+    values = values.masked_fill(inputs["position"][:, None] < inputs["min_tokens"], float("-inf"))
+    logits_ops.scatter(logits, ids, values)

@@ -16,12 +16,13 @@ from runtime.config import EngineConfig
 from runtime.config.adapters import DEFAULT_MAX_LORAS, check_adapter_name
 from runtime.engine.request import Request
 from runtime.engine.request_queue import FairQueue
-from runtime.errors import ConfigError, RequestError
+from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.lora import LoRAConfig
 from runtime.lora.adapter_checkpoint import Adapter, BaseModelInfo, LoRAMerge, read_adapter, resolve_adapter
 from runtime.lora.adapter_weights import LoRAWeights
 from runtime.models.base import Model, ModelFamily
+from runtime.request.validation import refuse
 from runtime.weights.loader import WeightTransform
 
 LORA_DISABLED = "LoRA is disabled; start the server with --max-loras"
@@ -115,12 +116,8 @@ class LoRAManager:
         """Returns the adapter that a caller selects. Raises RequestError 404 if it is not available."""
         if name and not self.is_available(name):
             known = ", ".join(self.available) or "none"
-            raise RequestError(
-                f"adapter: {name!r} is not loaded; available: {known}",
-                param="adapter",
-                status=404,
-                code="model_not_found",
-            )
+            why = f"{name!r} is not loaded; available: {known}"
+            raise refuse("adapter", why, status=404, code="model_not_found")
         return name or default
 
     @property

@@ -92,11 +92,8 @@ def request_defaults(
             f"--decoding-strategy {key} of the {family.key} family supports no unmasking algorithm of this version; "
             f"available: {', '.join(algorithm_keys())}"
         )
-    _check_used(
-        config,
-        f"{key} of the {family.key} family",
-        [*strategy.fields, *(field for rule in supported for field in rule.fields)],
-    )
+    fields = [*strategy.fields, *(field for rule in supported for field in rule.fields)]
+    _check_used(config, f"{key} of the {family.key} family", fields)
     preferred = "edit" if mode == "edit" else "threshold"
     return {
         "temperature": _generation(generation, "temperature", 0, 100, greedy=1.0 if strategy.uniform_noise else 0.0),

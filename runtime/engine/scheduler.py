@@ -16,7 +16,8 @@ from runtime.engine.kv_cache_manager import InBatchPrefixCache, KVCacheManager, 
 from runtime.engine.lora_manager import LoRAManager
 from runtime.engine.request import Request, ScheduledRequest, Status
 from runtime.engine.request_queue import FairQueue, round_robin, served_longest_ago
-from runtime.strategies.base import Strategy
+from runtime.request.engine_messages import EngineInfo
+from runtime.strategies.base import Strategy, max_request_len
 
 SHARED_STEP_SECONDS = 0.1  # target if one tenant has several requests in a step with other tenants
 DECAY = 0.8  # weight of earlier steps, per step
@@ -33,34 +34,33 @@ class SchedulingError(Exception):
 class Scheduler:
     """Selects the rows of each step and allocates KV pages. It does not access device tensors.
 
-    Args:
+    Attributes:
         token_budget: maximum number of rows of one forward.
         max_num_reqs: maximum number of running requests.
-
-    Attributes:
         min_tokens: rows that suffice for any request that is not prefilling.
         running: running requests in the order of their arrival.
     """
 
-    def __init__(
-        self,
-        *,
-        cache: KVCacheManager,
-        table: PageTable,
-        strategy: Strategy,
-        token_budget: int,
-        max_num_reqs: int,
-        lora_manager: LoRAManager | None = None,
-    ) -> None:
-        self.cache = cache
-        self.table = table
+    def __init__(self, info: EngineInfo, strategy: Strategy, lora_manager: LoRAManager) -> None:
+        self.cache = KVCacheManager(
+            num_pages=info.num_pages,
+            page_size=info.page_size,
+            block_size=info.block_layout.alignment,
+            prefix_caching=info.prefix_caching,
+        )
+        self.table = PageTable(
+            rows=info.max_num_reqs,
+            page_groups=self.cache.page_groups_for(max_request_len(strategy, info.max_model_len)),
+            pages_per_group=self.cache.pages_per_group,
+            page_size=info.page_size,
+        )
         self.strategy = strategy
-        self.token_budget = token_budget
-        self.max_num_reqs = max_num_reqs
-        self.lora_manager = lora_manager or LoRAManager()
+        self.token_budget = info.max_num_batched_tokens
+        self.max_num_reqs = info.max_num_reqs
+        self.lora_manager = lora_manager
         self.min_tokens = strategy.max_rows()
         self.step_time = StepTimeEstimator(2 * self.min_tokens)
-        self.in_batch_prefix_cache = InBatchPrefixCache(cache, table, strategy.uncacheable_tail)
+        self.in_batch_prefix_cache = InBatchPrefixCache(self.cache, self.table, strategy.uncacheable_tail)
         self.waiting = FairQueue()
         self.running: list[Request] = []
         self.preemptions = 0

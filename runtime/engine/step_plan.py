@@ -213,9 +213,9 @@ class BatchLayout:
         positions: [rows].
         slots: [rows], index of each row's token in the KV pool.
         visible_end: [rows].
-        window_origin: [rows].
+        window_pos: [rows].
         is_editable: [rows].
-        tiles: [tiles, 3].
+        query_tiles: [tiles, 3].
         page_table: [requests, pages].
         lora_slots: [rows], LoRA slot of each row; -1: base model. None: no row has an adapter.
         active_lora_modules: mask of the modules that these adapters may change, see ``ForwardBatch``.
@@ -224,12 +224,16 @@ class BatchLayout:
     positions: Ints
     slots: Ints
     visible_end: Ints32
-    window_origin: Ints
+    window_pos: Ints
     is_editable: Bools
-    tiles: Ints32
+    query_tiles: Ints32
     page_table: Ints32
     lora_slots: Ints32 | None = None
     active_lora_modules: int = 0
+
+
+# The fields of BatchLayout that every forward has. Inputs on the device and ``ForwardBatch`` have them by these names.
+LAYOUT_ARRAYS = ("positions", "slots", "visible_end", "window_pos", "is_editable", "query_tiles", "page_table")
 
 
 @dataclass(frozen=True)
@@ -359,9 +363,9 @@ def block_causal_plan(
         positions=positions,
         slots=page_table[request_index, page] * np.int64(page_size) + offset,
         visible_end=np.minimum(block_ends, (first + counts)[request_index]).astype(np.int32),
-        window_origin=positions,
+        window_pos=positions,
         is_editable=np.ones(len(positions), dtype=np.bool_),
-        tiles=layout.tiles,
+        query_tiles=layout.tiles,
         page_table=page_table,
     )
     return StepPlan(tokens, batch_layout, blocks=blocks)

@@ -10,23 +10,11 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
-from runtime.kernels import batch_invariant_torch
+from runtime.kernels import batch_invariant_torch, layernorm
 from runtime.kernels.activation import Activation, act_and_mul, act_and_mul_quant, act_and_mul_reference, fused_gate_up
 from runtime.kernels.fused_argmax import ArgmaxOutput, lm_head_argmax, lm_head_argmax_reference
 from runtime.kernels.fused_moe.fused_moe import fused_experts, fused_moe, fused_moe_add_norm, moe_torch
 from runtime.kernels.fused_softmax_stats import SoftmaxStats, StatsRequest, softmax_stats
-from runtime.kernels.layernorm import (
-    SandwichNormOps,
-    add_rms_norm,
-    add_rms_norm_quant,
-    add_rms_norm_reference,
-    gemm_add_norm,
-    post_mlp_norms,
-    pre_mlp_norms,
-    rms_norm,
-    rms_norm_quant,
-    rms_norm_reference,
-)
 from runtime.kernels.linear import batch_invariant_gemm, fp8_linear, group_quantized_linear, quantized_linear_torch
 from runtime.kernels.lora import LoRAKernel, add_lora, add_lora_reference
 from runtime.kernels.moe_router import (
@@ -55,6 +43,7 @@ QuantizeFp8WeightKernel = Callable[[torch.Tensor, Fp8, int, range, int, torch.dt
 SoftEmbeddingKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor], torch.Tensor]
 RMSNormKernel = Callable[[torch.Tensor, OptTensor, float], torch.Tensor]
 AddRMSNormKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor, float], TensorPair]
+ReduceAddNormKernel = Callable[[tuple[torch.Tensor, ...], slice, torch.Tensor, OptTensor, float, torch.Tensor], None]
 GemmAddNormKernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, OptTensor, float], TensorPair]
 QKNormRopeAndCacheKernel = Callable[
     [
@@ -109,6 +98,7 @@ class KernelSet:
     split_router_weight: bool = False  # `router_logits` accepts, for bfloat16 models, a weight from `split_bf16x3`
     rms_norm: RMSNormKernel
     add_rms_norm: AddRMSNormKernel
+    reduce_add_norm: ReduceAddNormKernel | None = None  # a reduce-scatter, `add_rms_norm` and an all-gather of rows
     gemm_add_norm: GemmAddNormKernel | None = None  # GEMM of an unquantized weight, then `add_rms_norm`
     qk_norm_rope_and_cache: QKNormRopeAndCacheKernel
     act_and_mul: ActAndMulKernel
@@ -122,7 +112,7 @@ class KernelSet:
     threshold_unmask: UnmaskKernel | None = None
     softmax_stats: SoftmaxStatsKernel | None = None  # what `worker.sampler` computes for renoising algorithms
     topk_topp_sample: TopKTopPSampleKernel | None = None  # `algorithms.sampling` without sorting
-    sandwich_norms: SandwichNormOps | None = None  # fused norms between sublayers
+    sandwich_norms: layernorm.SandwichNormOps | None = None  # fused norms between sublayers
     add_lora: LoRAKernel
     linear: LinearKernel = F.linear  # of unquantized weights
     fp8_linear: QuantizedLinearKernel
@@ -142,15 +132,17 @@ class KernelSet:
             rms_norm=self.quantizing.rms_norm,
             add_rms_norm=self.quantizing.add_rms_norm,
             act_and_mul=self.quantizing.act_and_mul,
-            gemm_add_norm=None,  # the separate norms quantize their output
+            reduce_add_norm=None,  # the separate norms quantize their output
+            gemm_add_norm=None,
             sandwich_norms=None,
         )
 
 
 TORCH = KernelSet(
     name="torch",
-    rms_norm=rms_norm_reference,
-    add_rms_norm=add_rms_norm_reference,
+    rms_norm=layernorm.rms_norm_reference,
+    add_rms_norm=layernorm.add_rms_norm_reference,
+    reduce_add_norm=layernorm.reduce_add_norm_reference,
     qk_norm_rope_and_cache=qk_norm_rope_and_cache_reference,
     act_and_mul=act_and_mul_reference,
     router_logits=router_logits_reference,
@@ -163,14 +155,15 @@ TORCH = KernelSet(
 )
 
 
-SANDWICH_NORMS = SandwichNormOps(pre_mlp_norms, post_mlp_norms, fused_experts)
+SANDWICH_NORMS = layernorm.SandwichNormOps(layernorm.pre_mlp_norms, layernorm.post_mlp_norms, fused_experts)
 TRITON = KernelSet(
     name="triton",
     interleaved_gate_up=True,
     split_router_weight=True,
-    rms_norm=rms_norm,
-    add_rms_norm=add_rms_norm,
-    gemm_add_norm=gemm_add_norm,
+    rms_norm=layernorm.rms_norm,
+    add_rms_norm=layernorm.add_rms_norm,
+    reduce_add_norm=layernorm.reduce_add_norm,
+    gemm_add_norm=layernorm.gemm_add_norm,
     qk_norm_rope_and_cache=qk_norm_rope_and_cache,
     act_and_mul=act_and_mul,
     fused_gate_up=fused_gate_up,
@@ -187,7 +180,7 @@ TRITON = KernelSet(
     fp8_linear=fp8_linear,
     group_quantized_linear=group_quantized_linear,
     quantize_fp8_weight=quantize_fp8_weight,
-    quantizing=QuantizingKernels(rms_norm_quant, add_rms_norm_quant, act_and_mul_quant),
+    quantizing=QuantizingKernels(layernorm.rms_norm_quant, layernorm.add_rms_norm_quant, act_and_mul_quant),
 )
 
 

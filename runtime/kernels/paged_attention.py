@@ -181,7 +181,7 @@ def paged_attention_reference(
     Args:
         q: [rows, heads, head_dim]; k_cache, v_cache: one layer's pages, which hold the
             batch's own rows already. Query heads h * group to (h + 1) * group - 1 read key head h.
-        window: a query sees only the keys k with window_origin - k < window.
+        window: a query sees only the keys k with window_pos - k < window.
 
     Returns:
         Like q; softmax and sums in float32 (float64 for float64). Rows that are in no tile, or that see no key, are 0.

@@ -8,12 +8,13 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 
-from runtime.errors import ConfigError, RegisteredTwiceError
+from runtime.errors import ConfigError
 from runtime.kernels.forward_batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool, KVShape
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.sharding import Index, VocabShard
 from runtime.models.config_reader import ConfigReader, canonical
+from runtime.plugins import Registry
 from runtime.request.field_spec import Value
 
 
@@ -97,6 +98,7 @@ class Model(Protocol):
     """A built model."""
 
     kv_shapes: tuple[KVShape, ...]  # K/V shape of each layer
+    ids: VocabShard | None  # the local part of the vocabulary; None if it is not sharded
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """int64 ids [rows] -> [rows, hidden], the input of `forward`."""
@@ -122,13 +124,6 @@ class Model(Protocol):
         the local ids.
         """
         ...
-
-
-@runtime_checkable
-class SupportsTensorParallel(Protocol):
-    """A model whose vocabulary may be sharded. `ids`: the local part; None if not sharded."""
-
-    ids: VocabShard | None
 
 
 @runtime_checkable
@@ -207,7 +202,7 @@ class ModelFamily(Generic[Arch]):
     same_config_as: str = ""
 
 
-_FAMILIES: dict[str, ModelFamily[Any]] = {}
+_FAMILIES: Registry[ModelFamily[Any]] = Registry("model family")
 
 
 def register_family(family: ModelFamily[Arch]) -> ModelFamily[Arch]:
@@ -215,9 +210,7 @@ def register_family(family: ModelFamily[Arch]) -> ModelFamily[Arch]:
     parse = family.parse
     family = replace(family, parse=lambda config: parse(canonical(config)))
     for key in (family.key, *family.aliases):
-        if key in _FAMILIES:
-            raise RegisteredTwiceError(f"model family {key!r} is registered twice")
-        _FAMILIES[key] = family
+        _FAMILIES.add(key, family)
     return family
 
 

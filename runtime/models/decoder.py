@@ -63,6 +63,16 @@ class QueryLengthScaling:
         return (1 + self.beta * torch.log1p((positions // self.original_positions).double())).to(dtype)[:, None, None]
 
 
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary embedding of a model."""
+
+    theta: float
+    dim: int  # number of rotated dimensions, the first of each head
+    yarn: Yarn | None = None
+    query_scaling: QueryLengthScaling | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig(ModelInfo):
     """Architecture of a decoder, read from config.json."""
@@ -72,8 +82,7 @@ class DecoderConfig(ModelInfo):
     heads: int
     kv_heads: int
     head_dim: int
-    rotary_dim: int  # the first dimensions of each head are rotated
-    rope_theta: float
+    rope: RopeConfig
     eps: float
     qk_norm: bool  # RMSNorm of each query and key head before the rotary embedding
     qkv_bias: bool
@@ -84,8 +93,6 @@ class DecoderConfig(ModelInfo):
     padding: int = 0  # rows of the embedding and lm_head behind the vocabulary
     norm_head: bool = False  # columns of the lm_head are normalized to length 1 at load
     clip: float | None = None  # clips queries and keys before the rotary embedding, and values
-    yarn: Yarn | None = None
-    query_scaling: QueryLengthScaling | None = None
 
 
 @dataclass(frozen=True)
@@ -218,7 +225,8 @@ class Decoder(nn.Module):
         self.kv_shapes = (KVShape(kv_heads, config.head_dim, config.head_dim),) * config.layers
         shape = AttentionShape(heads, kv_heads, config.head_dim, config.head_dim**-0.5)
         self.attention = make_attention(shape, factory)
-        self.rotary = RotaryTable(factory, config.rotary_dim, config.rope_theta, config.max_positions, config.yarn)
+        rope = config.rope
+        self.rotary = RotaryTable(factory, rope.dim, rope.theta, config.max_positions, rope.yarn)
         self.embed_tokens = Embedding(factory, config.vocab_size + config.padding, config.hidden)
         self.layers = nn.ModuleList(DecoderLayer(factory, config, index) for index in range(config.layers))
         self.norm = RMSNorm(factory, config.hidden, config.eps)
@@ -236,7 +244,7 @@ class Decoder(nn.Module):
         if self.lora is not None:
             self.lora.set_batch(batch)
         table, attention = self.rotary.cover(batch.max_seq_len), self.attention.prepare_metadata(batch)
-        query_scaling = self.config.query_scaling
+        query_scaling = self.config.rope.query_scaling
         query_scale = (
             None if query_scaling is None else query_scaling.of(batch.positions, x.dtype, per_row=self.per_row)
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +13,7 @@ from runtime.errors import ConfigError
 from runtime.kernels.moe_router import RoutingConfig
 from runtime.layers.rotary import Yarn
 from runtime.models.config_reader import ConfigReader
-from runtime.models.decoder import DecoderConfig, MoEConfig, QueryLengthScaling
+from runtime.models.decoder import DecoderConfig, MoEConfig, QueryLengthScaling, RopeConfig
 
 log = logging.getLogger(__name__)
 
@@ -33,16 +33,6 @@ LLAMA_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_sliding_window": (False,),
     "pretraining_tp": (1, None),
 }
-
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """Rotary embedding of a model."""
-
-    theta: float
-    dim: int  # number of rotated dimensions, the first of each head
-    yarn: Yarn | None = None
-    query_scaling: QueryLengthScaling | None = None
 
 
 def rotary(config: Mapping[str, Any], head_dim: int, *, yarn: bool = False) -> RopeConfig:
@@ -190,7 +180,6 @@ def llama_like(
     layers = fields.layers("num_hidden_layers")
     require_full_attention(fields)
     experts = None if mixture is None else mixture(fields, layers)
-    rope = rotary(config, head_dim, yarn=yarn)
     bias = False if qkv_bias else fields.flag("attention_bias", False)
     positions = fields.positions("max_position_embeddings", max_positions)
     bos_id = fields.id("bos_token_id")
@@ -201,8 +190,7 @@ def llama_like(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        rotary_dim=rope.dim,
-        rope_theta=rope.theta,
+        rope=rotary(config, head_dim, yarn=yarn),
         max_positions=positions,
         eps=fields.number("rms_norm_eps"),
         qk_norm=qk_norm,
@@ -217,8 +205,6 @@ def llama_like(
         bos_id=bos_id if begins_with_bos else None,
         shift=shift,
         max_model_len=max_model_len,
-        yarn=rope.yarn,
-        query_scaling=rope.query_scaling,
     )
     fields.warn_unread(family, known | {width_field})  # unread if all layers are sparse
     return parsed

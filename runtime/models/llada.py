@@ -73,7 +73,6 @@ def parse(config: Mapping[str, Any]) -> DecoderConfig:
         raise ConfigError(f"config.json: embedding_size {rows} is less than vocab_size {vocab}")
     bias = fields.flag("include_qkv_bias", False)
     require_full_attention(fields)
-    rope = rotary(config, hidden // heads)
     parsed = DecoderConfig(
         vocab_size=vocab,
         hidden=hidden,
@@ -81,8 +80,7 @@ def parse(config: Mapping[str, Any]) -> DecoderConfig:
         heads=heads,
         kv_heads=_kv_heads(fields, heads),
         head_dim=hidden // heads,
-        rotary_dim=rope.dim,
-        rope_theta=rope.theta,
+        rope=rotary(config, hidden // heads),
         max_positions=fields.positions("max_sequence_length", 4096),
         eps=fields.number("rms_norm_eps"),
         qk_norm=False,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.errors import RegisteredTwiceError
+from runtime.plugins import Registry
 
 # Nesting of a call's arguments. Chat templates refuse values that are nested more deeply in a later request.
 MAX_DEPTH = 64
@@ -101,22 +101,16 @@ class ReasoningFormat:
     closes: str
 
 
-_TOOLS: dict[str, ToolFormat] = {}
-_REASONING: dict[str, ReasoningFormat] = {}
+_TOOLS: Registry[ToolFormat] = Registry("tool format")
+_REASONING: Registry[ReasoningFormat] = Registry("reasoning format")
 
 
 def register_tool_format(made: ToolFormat) -> ToolFormat:
-    if made.key in _TOOLS:
-        raise RegisteredTwiceError(f"tool format {made.key!r} is registered twice")
-    _TOOLS[made.key] = made
-    return made
+    return _TOOLS.add(made.key, made)
 
 
 def register_reasoning_format(made: ReasoningFormat) -> ReasoningFormat:
-    if made.key in _REASONING:
-        raise RegisteredTwiceError(f"reasoning format {made.key!r} is registered twice")
-    _REASONING[made.key] = made
-    return made
+    return _REASONING.add(made.key, made)
 
 
 def tool_formats() -> list[str]:

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from runtime.errors import ConfigError, RegisteredTwiceError
+from runtime.errors import ConfigError
 from runtime.kernels.activation import deinterleave, interleaved_index
 from runtime.kernels.ops import KernelSet, QuantizedLinearKernel
 from runtime.kernels.quantized_tensor import QuantizedTensor
 from runtime.layers.parameter import Weight, require_finite
 from runtime.layers.sharding import Index, WeightSlice
+from runtime.plugins import Registry
 
 CHUNK_ELEMENTS = 1 << 22  # float32 elements at once during quantization
 
@@ -135,13 +136,11 @@ class WeightFormat:
     check: Callable[[torch.device, torch.dtype], None]
 
 
-_FORMATS: dict[str, WeightFormat] = {}
+_FORMATS: Registry[WeightFormat] = Registry("weight format")
 
 
 def register_format(format: WeightFormat) -> None:
-    if format.key in _FORMATS:
-        raise RegisteredTwiceError(f"weight format {format.key!r} is registered twice")
-    _FORMATS[format.key] = format
+    _FORMATS.add(format.key, format)
 
 
 def get_format(key: str) -> WeightFormat:

@@ -69,15 +69,10 @@ def engine_fields(info: EngineInfo) -> tuple[Field, ...]:
     """Returns the declarations of `SELECTORS` and `ENGINE_FIELDS` for this engine."""
     modes = tuple(dict.fromkeys(mode for algorithm in info.algorithms for mode in algorithm.modes))
     keys = tuple(algorithm.key for algorithm in info.algorithms)
+    chosen = info.default_algorithm
     return (
         Field(name="mode", kind="choice", choices=modes, default="", help="a preset of several fields"),
-        Field(
-            name="algorithm",
-            kind="choice",
-            choices=keys,
-            default=info.default_algorithm,
-            help="the unmasking algorithm",
-        ),
+        Field(name="algorithm", kind="choice", choices=keys, default=chosen, help="the unmasking algorithm"),
         Field(
             name=BLOCK_LENGTH, kind="integer", low=1, default=info.block_size, help="only the block size of the server"
         ),

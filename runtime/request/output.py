@@ -9,22 +9,43 @@ from typing import Any, Literal, NamedTuple, Protocol
 from runtime.request.engine_messages import MIN_LOGPROB, EngineOutput, RequestSpec, TokenLogprobs
 
 
-class TextBuilder(Protocol):
-    """Interface of detokenizers: ``runtime.tokenizer.IncrementalDetokenizer``, or `IdsOnly` without a tokenizer."""
+class TextBuilder:
+    """Collects the ids of an output, without text. ``runtime.tokenizer.IncrementalDetokenizer`` adds the text.
+
+    Attributes:
+        stopped_by: the stop string that ended the text.
+    """
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.stopped_by: str | None = None
 
     @property
-    def stopped(self) -> bool: ...
+    def stopped(self) -> bool:
+        return self.stopped_by is not None
+
     @property
-    def stopped_by(self) -> str | None: ...
+    def full(self) -> bool:
+        """Whether the maximum number of tokens is reached."""
+        return False
+
     @property
-    def full(self) -> bool: ...
-    @property
-    def token_ids(self) -> list[int]: ...
-    @property
-    def text(self) -> str | None: ...
-    def push(self, ids: list[int]) -> str: ...
-    def finish(self) -> str: ...
-    def tokens_within(self, length: int) -> int: ...
+    def text(self) -> str | None:
+        """The text returned so far."""
+        return None
+
+    def push(self, ids: list[int]) -> str:
+        """Adds stable ids; returns the text that is now certain."""
+        self.token_ids += ids
+        return ""
+
+    def finish(self) -> str:
+        """Returns the withheld rest of the text, at the end of generation."""
+        return ""
+
+    def tokens_within(self, length: int) -> int:
+        """Returns how many ids have text that ends within the first `length` characters; there are more characters."""
+        return 0
 
 
 class PartsParser(Protocol):
@@ -38,28 +59,6 @@ class PartsParser(Protocol):
     def reasoning_chars(self) -> int: ...
     def push(self, text: str) -> Sequence[Any]: ...
     def finish(self, cut: bool) -> Sequence[Any]: ...
-
-
-class IdsOnly:
-    """Collects ids without text, for ``skip_tokenizer``."""
-
-    stopped = False
-    stopped_by = None
-    full = False
-    text = None
-
-    def __init__(self) -> None:
-        self.token_ids: list[int] = []
-
-    def push(self, ids: list[int]) -> str:
-        self.token_ids.extend(ids)
-        return ""
-
-    def finish(self) -> str:
-        return ""
-
-    def tokens_within(self, length: int) -> int:
-        return 0
 
 
 class TokenLogprob(NamedTuple):

@@ -31,6 +31,7 @@ GREEDY_BELOW = 1e-6  # lower temperatures are treated as 0: dividing logits by t
 
 
 MAX_TOKENS_PER_STEP = 4096
+TOO_LONG = "context_length_exceeded"  # OpenAI's code
 # Values that override defaults of the server: forced tokens stay, and every step forwards the complete context.
 SCORING_VALUES: dict[str, Value] = {"remask_threshold": 0.0, "cache": "none", "block_cache": False}
 
@@ -270,12 +271,8 @@ def check_prompt(prompt: Sequence[int], info: EngineInfo, param: str = "prompt")
 def check_length(ids: Sequence[int], info: EngineInfo, param: str) -> None:
     """Raises RequestError if the context length leaves no space for an output token."""
     if len(ids) >= info.max_model_len:
-        raise RequestError(
-            f"{param}: has {len(ids)} tokens, and the model's length is {info.max_model_len}, the answer included; "
-            "shorten it",
-            param=param,
-            code="context_length_exceeded",
-        )
+        why = f"has {len(ids)} tokens, and the model's length is {info.max_model_len}, the answer included; shorten it"
+        raise refuse(param, why, code=TOO_LONG)
 
 
 def check_ids(ids: Sequence[int], info: EngineInfo, param: str) -> None:
@@ -299,11 +296,8 @@ def _max_tokens(requested: int | None, length: int, info: EngineInfo, default: i
         default = info.default_max_tokens or default
         return left if default is None else min(default, left)
     if requested > info.max_model_len:
-        raise RequestError(
-            f"{param}: {requested} is more than the model's length, {info.max_model_len}; ask for less",
-            param=param,
-            code="context_length_exceeded",
-        )
+        why = f"{requested} is more than the model's length, {info.max_model_len}; ask for less"
+        raise refuse(param, why, code=TOO_LONG)
     return min(requested, left)  # many clients send a round number, independent of the prompt
 
 
@@ -311,12 +305,8 @@ def _check_pages(positions: int, info: EngineInfo, param: str) -> None:
     """Raises RequestError if the request needs more pages than the engine has."""
     pages = math.ceil(positions / info.page_size)
     if pages > info.num_pages:
-        raise RequestError(
-            f"{param}: prompt and answer need {pages} cache pages of {info.page_size} tokens and the server has "
-            f"{info.num_pages}; ask for fewer tokens",
-            param=param,
-            code="context_length_exceeded",
-        )
+        need = f"prompt and answer need {pages} cache pages of {info.page_size} tokens"
+        raise refuse(param, f"{need} and the server has {info.num_pages}; ask for fewer tokens", code=TOO_LONG)
 
 
 def score_spec(
@@ -336,10 +326,8 @@ def score_spec(
         RequestError: the text is too long, or the engine cannot score.
     """
     if len(ids) > info.max_model_len:
-        raise RequestError(
-            f"{param}: {len(ids)} tokens to score are more than the model's length, {info.max_model_len}; shorten them",
-            param=param, code="context_length_exceeded",
-        )  # fmt: skip
+        why = f"{len(ids)} tokens to score are more than the model's length, {info.max_model_len}; shorten them"
+        raise refuse(param, why, code=TOO_LONG)
     algorithm = _scoring_algorithm(info, param)
     values = info.defaults(algorithm.key).values
     values |= {name: value for name, value in SCORING_VALUES.items() if name in values}
@@ -366,7 +354,5 @@ def _scoring_algorithm(info: EngineInfo, param: str) -> AlgorithmInfo:
     for algorithm in info.algorithms:
         if algorithm.supports_grammar:
             return algorithm
-    raise refuse(
-        param, f"prompts cannot be scored with --decoding-strategy {info.strategy}, which revises all positions of a "
-        "block; leave it out",
-    )  # fmt: skip
+    why = f"prompts cannot be scored with --decoding-strategy {info.strategy}, which revises all positions of a block"
+    raise refuse(param, f"{why}; leave it out")

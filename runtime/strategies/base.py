@@ -9,7 +9,8 @@ import numpy as np
 
 from runtime.engine.request import Block, ForwardSpan, Request
 from runtime.engine.step_plan import BlockResults, Ints
-from runtime.errors import ConfigError, RegisteredTwiceError
+from runtime.errors import ConfigError
+from runtime.plugins import Registry
 from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import Field, Value
 
@@ -83,13 +84,13 @@ class Strategy:
 
     def required_tokens(self, request: Request) -> int:
         """Returns how many positions need pages before the first step, including prefill."""
-        raise NotImplementedError
+        return request.num_final_tokens + self.block_layout.size
 
     def prefill_chunk_size(self, request: Request, budget: int) -> int:
         """Returns how many rows after ``request.num_computed_tokens`` to forward if final tokens exceed `budget`
-        rows.
+        rows. By default these are complete blocks, if blocks are aligned (docs/research/decoding-rules.md#prefill).
         """
-        raise NotImplementedError
+        return budget // self.block_layout.alignment * self.block_layout.alignment
 
     def plan_forward(self, request: Request) -> ForwardSpan:
         """Opens blocks, marks blocks without masks as final, and returns the rows of this step.
@@ -149,19 +150,15 @@ def max_request_len(strategy: Strategy, max_model_len: int) -> int:
 
 
 StrategyFactory = Callable[[DecodingContext], Strategy]
-_STRATEGIES: dict[str, StrategyFactory] = {}
-_SUPPORTED_FAMILIES: dict[str, tuple[str, ...]] = {}  # key -> families that do not list the strategy
+# each with families that do not list it
+_STRATEGIES: Registry[tuple[StrategyFactory, tuple[str, ...]]] = Registry("decoding strategy")
 
 
 def register_strategy(key: str, families: tuple[str, ...] = ()) -> Callable[[StrategyFactory], StrategyFactory]:
     """Registers a strategy as ``--decoding-strategy KEY``, for families that list it and for `families`."""
 
     def add(make: StrategyFactory) -> StrategyFactory:
-        if key in _STRATEGIES:
-            raise RegisteredTwiceError(f"decoding strategy {key!r} is registered twice")
-        _STRATEGIES[key] = make
-        _SUPPORTED_FAMILIES[key] = families
-        return make
+        return _STRATEGIES.add(key, (make, families))[0]
 
     return add
 
@@ -173,7 +170,7 @@ def strategies() -> list[str]:
 
 def strategies_supporting(family: str) -> tuple[str, ...]:
     """Returns the keys of the strategies that were registered for this family."""
-    return tuple(key for key in strategies() if family in _SUPPORTED_FAMILIES[key])
+    return tuple(key for key in strategies() if family in _STRATEGIES[key][1])
 
 
 def make_strategy(key: str, fits: tuple[str, ...], context: DecodingContext) -> Strategy:
@@ -193,4 +190,4 @@ def make_strategy(key: str, fits: tuple[str, ...], context: DecodingContext) -> 
         )
     if key not in usable:
         raise ConfigError(f"--decoding-strategy {key!r} does not fit this model; it can be: {', '.join(usable)}")
-    return _STRATEGIES[key](context)
+    return _STRATEGIES[key][0](context)

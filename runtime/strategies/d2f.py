@@ -39,4 +39,4 @@ class DiscreteDiffusionForcing(MultiBlock):
     def prefill_chunk_size(self, request: Request, budget: int) -> int:
         """Returns the full prompt and complete blocks; 0 if the prompt exceeds the budget."""
         prompt = max(request.prompt_len - request.num_computed_tokens, 0)
-        return prompt + super().prefill_chunk_size(request, budget - prompt) if prompt <= budget else 0
+        return prompt + (budget - prompt) // self.block_size * self.block_size if prompt <= budget else 0

@@ -15,8 +15,8 @@ from runtime.algorithms.sampling import CANVAS, uniforms
 from runtime.engine.request import Block, ForwardSpan, Request
 from runtime.engine.step_plan import MASKED, UNMASKED, BlockResults, Ints
 from runtime.request.block_layout import BlockLayout
+from runtime.strategies import block_update
 from runtime.strategies.base import DecodingContext, Strategy, register_strategy, require_single_block
-from runtime.strategies.block_update import finish_request, update_progress, write_block
 
 
 @register_strategy("diffusion_gemma")
@@ -34,12 +34,6 @@ class Canvas(Strategy):
 
     def max_rows(self) -> int:
         return 2 * self.size  # the first step of a canvas commits the previous one
-
-    def required_tokens(self, request: Request) -> int:
-        return request.num_final_tokens + self.size
-
-    def prefill_chunk_size(self, request: Request, budget: int) -> int:
-        return budget
 
     def plan_forward(self, request: Request) -> ForwardSpan:
         while not request.blocks and request.next_start < request.end:
@@ -87,14 +81,14 @@ class Canvas(Strategy):
             return  # a preemption has restarted the canvas
         for block in sampled:
             if results.finished[first]:
-                write_block(request, block, results, first)
+                block_update.write_block(request, block, results, first)
                 request.num_final_tokens = request.next_start
             else:
                 self._write_open(request, block, results, first)
             request.nfe += 1
-        end = update_progress(request, shown=shown, final=request.num_final_tokens)
+        end = block_update.update_progress(request, shown=shown, final=request.num_final_tokens)
         if end is not None:
-            finish_request(request, *end, committed=BlockLayout(1) if self.prefix_caching else None)
+            block_update.finish_request(request, *end, committed=BlockLayout(1) if self.prefix_caching else None)
         elif request.num_final_tokens == request.next_start:
             request.blocks = []
         else:

@@ -12,8 +12,8 @@ from runtime.engine.request import Block, KVSpan, Request
 from runtime.engine.step_plan import MASKED, BlockResults
 from runtime.errors import ConfigError
 from runtime.request.field_spec import SUB_BLOCK, Field
+from runtime.strategies import block_update
 from runtime.strategies.base import DecodingContext, register_strategy
-from runtime.strategies.block_update import write_block
 from runtime.strategies.shifted import ShiftedBlockStrategy, first_open_part
 
 SUB_BLOCK_SIZE = 8
@@ -51,7 +51,7 @@ class FastDLLMv2(ShiftedBlockStrategy):
     def write_result(self, request: Request, part: Block, results: BlockResults, i: int) -> None:
         first, last = self.forward_range(request, part)
         forwarded = request.tokens[first:last].copy()
-        write_block(request, part, results, i)
+        block_update.write_block(request, part, results, i)
         following = first_open_part(request)
         if not request.values["block_cache"] or following is None or request.state[following.start] == MASKED:
             request.reused_kv_spans = []  # the next step forwards everything

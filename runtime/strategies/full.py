@@ -18,15 +18,8 @@ from runtime.engine.request import Block, ForwardSpan, KVSpan, Request
 from runtime.engine.step_plan import FIXED, BlockResults, Ints
 from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import BLOCK_LENGTH, Field
+from runtime.strategies import block_update
 from runtime.strategies.base import DecodingContext, Strategy, register_strategy, require_single_block
-from runtime.strategies.block_update import (
-    finish_request,
-    is_final,
-    needs_host_update,
-    split_steps,
-    update_progress,
-    write_block,
-)
 
 VICINITY = 16  # rows on either side of a block that the cache mode of this name forwards again with it
 CACHE = "cache"
@@ -77,12 +70,12 @@ class FullCanvas(Strategy):
         if request.reused_kv_spans:
             part = request.blocks[-1]
             first, last = self._refreshed_range(request)
-        return ForwardSpan(first, last, [] if is_final(request, part) else [part])
+        return ForwardSpan(first, last, [] if block_update.is_final(request, part) else [part])
 
     def is_layout_stable(self, request: Request, span: ForwardSpan) -> bool:
         # with a cache, the first step of a block forwards more rows than the others
         same_rows = bool(request.reused_kv_spans) or request.values[CACHE] == "none"
-        return same_rows and span.blocks == request.blocks[-1:] and not needs_host_update(request)
+        return same_rows and span.blocks == request.blocks[-1:] and not block_update.needs_host_update(request)
 
     def _refreshed_range(self, request: Request) -> tuple[int, int]:
         """Returns the first position and the end of the rows that later steps of the open block forward."""
@@ -115,7 +108,7 @@ class FullCanvas(Strategy):
         """Returns the steps of the block at `start` out of the total of the request."""
         first = request.prompt_len
         masks = np.add.reduceat(request.state[first : request.end] != FIXED, range(0, request.end - first, length))
-        return split_steps(total, masks.tolist())[(start - first) // length]
+        return block_update.split_steps(total, masks.tolist())[(start - first) // length]
 
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
         """Returns the end of the canvas."""
@@ -126,15 +119,15 @@ class FullCanvas(Strategy):
             request.reused_kv_spans = [KVSpan(0, request.tokens[: request.end].copy())]
         request.nfe += bool(sampled)
         for i, part in enumerate(sampled, first):
-            write_block(request, part, results, i)
+            block_update.write_block(request, part, results, i)
         is_complete, start, last = _is_block_final(request), request.blocks[0].start, request.blocks[-1]
         for part in sampled:
             if part is not last:  # the last part counts the steps of the block
                 part.finished = is_complete
                 last.steps = part.steps
-        end = update_progress(request, shown=start, final=request.next_start if is_complete else start)
+        end = block_update.update_progress(request, shown=start, final=request.next_start if is_complete else start)
         if end is not None:
-            finish_request(request, *end)
+            block_update.finish_request(request, *end)
         elif is_complete:
             request.blocks = []
         if is_complete:
@@ -143,4 +136,4 @@ class FullCanvas(Strategy):
 
 def _is_block_final(request: Request) -> bool:
     """Returns whether the open block is final. A first part of one position does not change once it is unmasked."""
-    return is_final(request, request.blocks[-1]) and not request.blocks[0].masks
+    return block_update.is_final(request, request.blocks[-1]) and not request.blocks[0].masks

@@ -10,15 +10,8 @@ from runtime.engine.request import Block, ForwardSpan, Request
 from runtime.engine.step_plan import FIXED, BlockResults
 from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import Field, fraction_field
+from runtime.strategies import block_update
 from runtime.strategies.base import DecodingContext, Strategy, register_strategy
-from runtime.strategies.block_update import (
-    finish_request,
-    is_final,
-    needs_host_update,
-    split_steps,
-    update_progress,
-    write_block,
-)
 
 
 @register_strategy("multi_bd")
@@ -48,9 +41,6 @@ class MultiBlock(Strategy):
     def required_tokens(self, request: Request) -> int:
         return request.num_final_tokens + max(len(request.blocks), 1) * self.block_size
 
-    def prefill_chunk_size(self, request: Request, budget: int) -> int:
-        return budget // self.block_size * self.block_size  # docs/research/decoding-rules.md#prefill
-
     def plan_forward(self, request: Request) -> ForwardSpan:
         """See docs/research/decoding-rules.md#opening-blocks and docs/research/decoding-rules.md#unaligned-prompts."""
         if self.buffer_size == 1 and request.blocks and request.last_scheduled is not None:
@@ -70,7 +60,7 @@ class MultiBlock(Strategy):
     def is_layout_stable(self, request: Request, span: ForwardSpan) -> bool:
         if self.buffer_size > 1 or len(span.blocks) != 1 or span.blocks != request.blocks:
             return False
-        return not needs_host_update(request) and span.blocks[0].start + span.blocks[0].size <= request.end
+        return not block_update.needs_host_update(request) and span.blocks[0].start + span.blocks[0].size <= request.end
 
     def _max_open_blocks(self, request: Request) -> int:
         """Returns the limit of ACTIVE blocks: 1 if a grammar or forced tokens unmask from left to right."""
@@ -91,7 +81,8 @@ class MultiBlock(Strategy):
         assert request.spec.decoding.total_steps is not None
         first = self.block_layout.block_start(request.prompt_len, request.prompt_len)
         masks = (request.state[first:] != FIXED).reshape(-1, self.block_size).sum(axis=1)
-        return split_steps(request.spec.decoding.total_steps, masks.tolist())[(start - first) // self.block_size]
+        steps = block_update.split_steps(request.spec.decoding.total_steps, masks.tolist())
+        return steps[(start - first) // self.block_size]
 
     def _may_open(self, request: Request) -> bool:
         if request.next_start >= request.end:
@@ -110,7 +101,7 @@ class MultiBlock(Strategy):
         """Marks the first blocks that are final, and returns their number. The caller removes them."""
         n = 0
         for block in request.blocks:
-            if not is_final(request, block):
+            if not block_update.is_final(request, block):
                 break
             block.finished = True
             request.num_final_tokens = block.start + block.size
@@ -137,11 +128,11 @@ class MultiBlock(Strategy):
         if sampled:
             request.nfe += 1
         for i, block in enumerate(sampled, first):
-            write_block(request, block, results, i)
+            block_update.write_block(request, block, results, i)
         shown, blocks = request.num_final_tokens, request.blocks
-        num_final = self._mark_final(request) if blocks and is_final(request, blocks[0]) else 0
-        end = update_progress(request, shown=shown, final=request.num_final_tokens)
+        num_final = self._mark_final(request) if blocks and block_update.is_final(request, blocks[0]) else 0
+        end = block_update.update_progress(request, shown=shown, final=request.num_final_tokens)
         if end is not None:
-            finish_request(request, *end, committed=self.block_layout if self.prefix_caching else None)
+            block_update.finish_request(request, *end, committed=self.block_layout if self.prefix_caching else None)
         if num_final:
             del request.blocks[:num_final]

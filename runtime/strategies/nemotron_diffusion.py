@@ -19,9 +19,6 @@ from runtime.strategies.shifted import ShiftedBlockStrategy
 class NemotronDiffusion(ShiftedBlockStrategy):
     from_prompt = True
 
-    def prefill_chunk_size(self, request: Request, budget: int) -> int:
-        return budget
-
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
         num_final = np.array([request.num_final_tokens for request in requests], dtype=np.int64)[owner]
         return np.where(positions < num_final, positions + 1, super().visible_end(requests, owner, positions))

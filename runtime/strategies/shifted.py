@@ -9,14 +9,8 @@ from __future__ import annotations
 from runtime.engine.request import Block, ForwardSpan, Request
 from runtime.engine.step_plan import FIXED, MASKED, BlockResults
 from runtime.request.block_layout import BlockLayout
+from runtime.strategies import block_update
 from runtime.strategies.base import DecodingContext, Strategy, require_single_block
-from runtime.strategies.block_update import (
-    finish_request,
-    is_final,
-    split_steps,
-    update_progress,
-    write_block,
-)
 
 
 class ShiftedBlockStrategy(Strategy):
@@ -35,12 +29,6 @@ class ShiftedBlockStrategy(Strategy):
     def uncacheable_tail(self, request: Request) -> int:
         return int(self._needs_first_token(request))
 
-    def required_tokens(self, request: Request) -> int:
-        return request.num_final_tokens + self.block_size
-
-    def prefill_chunk_size(self, request: Request, budget: int) -> int:
-        return budget // self.block_size * self.block_size
-
     def part_size(self, request: Request) -> int:
         """Returns the positions per part. The block size is a multiple of it."""
         return self.block_size
@@ -50,7 +38,7 @@ class ShiftedBlockStrategy(Strategy):
         return request.num_final_tokens, request.next_start
 
     def write_result(self, request: Request, part: Block, results: BlockResults, i: int) -> None:
-        write_block(request, part, results, i)
+        block_update.write_block(request, part, results, i)
 
     def plan_forward(self, request: Request) -> ForwardSpan:
         while not request.blocks and request.next_start < request.end:
@@ -91,7 +79,7 @@ class ShiftedBlockStrategy(Strategy):
         masks = editable.reshape(-1, size).sum(axis=1).tolist()
         editable[request.end - first :] = False
         parts = editable.reshape(-1, size).any(axis=1)
-        steps = split_steps(total, [masks[n] for n in parts.nonzero()[0]])
+        steps = block_update.split_steps(total, [masks[n] for n in parts.nonzero()[0]])
         return {first + n * size: count for n, count in zip(parts.nonzero()[0].tolist(), steps, strict=True)}
 
     def _mark_final(self, request: Request) -> bool:
@@ -115,15 +103,15 @@ class ShiftedBlockStrategy(Strategy):
             else:
                 self._write_first_token(request, block, results, first)
         finished = self._mark_final(request)
-        end = update_progress(request, shown=shown, final=self._final(request))
+        end = block_update.update_progress(request, shown=shown, final=self._final(request))
         if end is not None:
-            finish_request(request, *end, committed=self.block_layout if self.prefix_caching else None)
+            block_update.finish_request(request, *end, committed=self.block_layout if self.prefix_caching else None)
         elif finished:
             request.blocks = []
 
     def _write_first_token(self, request: Request, first_token: Block, results: BlockResults, i: int) -> None:
         """Writes the first token, and opens its block."""
-        write_block(request, first_token, results, i)
+        block_update.write_block(request, first_token, results, i)
         self._open(request)
         if first_token.has_eos:
             request.blocks[0].first_eos, request.blocks[0].has_eos = 0, True
@@ -132,6 +120,6 @@ class ShiftedBlockStrategy(Strategy):
 def first_open_part(request: Request) -> Block | None:
     """Returns the first part of the open block that can still change; None if there is none."""
     for part in request.blocks:
-        if not is_final(request, part):
+        if not block_update.is_final(request, part):
             return part
     return None

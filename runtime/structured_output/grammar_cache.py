@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from runtime.errors import ConfigError, RequestError
 from runtime.structured_output.gbnf import Refused, explain, separate_parts, translate_grammar
-from runtime.structured_output.grammar_matcher import GrammarFacts, GrammarMatcher, summarize_error
-from runtime.structured_output.limits import MaskLimits
+from runtime.structured_output.grammar_matcher import GrammarFacts, GrammarMatcher, MaskLimits, summarize_error
 from runtime.weights import tokenizer_json
 
 if TYPE_CHECKING:
@@ -275,10 +274,7 @@ def digest(text: str) -> bytes:
 def create_grammar_cache(directory: Path, info: EngineInfo) -> GrammarCache:
     """Returns a cache for the checkpoint in `directory`. The tokenizer is loaded with the first grammar."""
     facts = GrammarFacts.of(
-        vocab_size=info.vocab_size,
-        max_token_id=info.max_token_id,
-        mask_id=info.mask_token_id,
-        eos=info.eos_token_ids,
+        vocab_size=info.vocab_size, max_token_id=info.max_token_id, mask_id=info.mask_token_id, eos=info.eos_token_ids
     )
     return GrammarCache(
         lambda: load_llguidance_tokenizer(directory, size=info.vocab_size, eos=info.eos_token_ids), facts

@@ -46,22 +46,15 @@ _APPLICATORS = frozenset(
     ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas")
 )  # keywords whose subschemas apply to the same value
 # Keywords that make the evaluated properties depend on the object, or evaluate properties without listing them.
-_EVALUATES_OTHERS = (_APPLICATORS - {"$ref", "allOf"}) | {
-    "patternProperties",
-    "additionalProperties",
-    "unevaluatedProperties",
-}
+_EVALUATES_OTHERS = _APPLICATORS - {"$ref", "allOf"}
+_EVALUATES_OTHERS |= {"patternProperties", "additionalProperties", "unevaluatedProperties"}
 # Keywords unknown to a dialect. They are applied anyway, except in documents with a oneOf: a stricter alternative would
 # make it accept more values.
 _UNKNOWN_IN_2020 = frozenset(("$recursiveRef",))
 _UNKNOWN_IN_2019 = frozenset(("prefixItems", "$dynamicRef"))
-_UNKNOWN_BEFORE = _UNKNOWN_IN_2019 | {
-    "unevaluatedItems",
-    "unevaluatedProperties",
-    "dependentRequired",
-    "dependentSchemas",
-    "$recursiveRef",
-}
+_UNKNOWN_BEFORE = _UNKNOWN_IN_2019 | frozenset(
+    ("unevaluatedItems", "unevaluatedProperties", "dependentRequired", "dependentSchemas", "$recursiveRef")
+)
 OVERLAP = (
     'two alternatives may fit at once; write anyOf, or put "x-guidance": {"coerce_one_of": true} at the top of the '
     "schema, which treats oneOf as anyOf"

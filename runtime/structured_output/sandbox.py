@@ -19,8 +19,7 @@ from runtime.errors import ConfigError
 from runtime.request.engine_messages import EngineInfo
 from runtime.structured_output.gbnf import CheckResult
 from runtime.structured_output.grammar_cache import digest
-from runtime.structured_output.limits import SandboxLimits
-from runtime.structured_output.sandbox_process import READY, SandboxSetup
+from runtime.structured_output.sandbox_process import READY, SandboxLimits, SandboxSetup
 
 COMMAND = module_command("runtime.structured_output.sandbox_process")
 MAX_RESULTS = 4096  # results, a few hundred bytes each

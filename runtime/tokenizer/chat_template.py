@@ -19,6 +19,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 
 from runtime.errors import ConfigError, RequestError
+from runtime.request.validation import refuse
 from runtime.tokenizer.template_sandbox import (
     BudgetExceeded,
     CheckedIterable,
@@ -116,10 +117,7 @@ class ChatTemplate:
         reserved = {"messages", "raise_exception", "strftime_now", *self._variables}
         if clash := reserved & kwargs.keys():
             name = min(clash)
-            raise RequestError(
-                f"chat_template_kwargs.{name}: this name is the template's own; leave it out",
-                param=f"chat_template_kwargs.{name}",
-            )
+            raise refuse(f"chat_template_kwargs.{name}", "this name is the template's own; leave it out")
         values = {"add_generation_prompt": True, "tools": None, "documents": None, **kwargs, **self._variables}
         try:
             adapted = [dict(m) if self._writes_calls else _with_calls(m) for m in messages]
@@ -129,13 +127,9 @@ class ChatTemplate:
             pieces = self._template.generate(values, messages=adapted)
             return (budget or RenderBudget()).gather(pieces)
         except BudgetExceeded as spent:
-            raise RequestError(
-                f"messages: the model's chat template {spent} on them; send less", param="messages"
-            ) from None
+            raise refuse("messages", f"the model's chat template {spent} on them; send less") from None
         except MemoryError:
-            raise RequestError(
-                "messages: the model's chat template takes too much memory on them; send less", param="messages"
-            ) from None
+            raise refuse("messages", "the model's chat template takes too much memory on them; send less") from None
         except RENDERING_ERRORS as e:
             reason = self.unmarked(" ".join(str(e).split()))[:300]
             raise RequestError(

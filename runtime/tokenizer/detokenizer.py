@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from runtime.errors import ConfigError
+from runtime.request.output import TextBuilder
 
 if TYPE_CHECKING:
     from runtime.tokenizer.tokenizer import Tokenizer
@@ -213,7 +214,7 @@ class ReasoningSplitter(Protocol):
     def finish(self) -> tuple[str, str]: ...
 
 
-class IncrementalDetokenizer:
+class IncrementalDetokenizer(TextBuilder):
     """Converts stable token ids to stable text, and ends it before a stop string.
 
     Text is withheld while it is an incomplete UTF-8 sequence, or may be the beginning of a stop string
@@ -240,6 +241,7 @@ class IncrementalDetokenizer:
             preamble: Splits off the reasoning, in which stop strings are not searched. None: all text is searched.
             continues: The text continues that of the prompt.
         """
+        super().__init__()
         self._preamble = preamble
         self._pending = ""  # text that may still be reasoning
         pieces = tokenizer.byte_decoder.visible(marks)
@@ -248,26 +250,18 @@ class IncrementalDetokenizer:
         self._stop = tuple(stop)
         self._longest = max((len(s) for s in self._stop), default=0)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self.token_ids: list[int] = []
         self._max_tokens = max_tokens
         self._first = True
         self._parts: list[str] = []  # returned text
         self._held = ""
         self._done = False
-        self.stopped_by: str | None = None  # the stop string that ended the text
-
-    @property
-    def stopped(self) -> bool:
-        return self.stopped_by is not None
 
     @property
     def full(self) -> bool:
-        """Whether the maximum number of tokens is reached."""
         return len(self.token_ids) == self._max_tokens
 
     @property
     def text(self) -> str:
-        """The text returned so far."""
         if len(self._parts) > 1:
             self._parts = ["".join(self._parts)]
         return self._parts[0] if self._parts else ""

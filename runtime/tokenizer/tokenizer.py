@@ -12,6 +12,7 @@ from typing import Any
 import tokenizers
 
 from runtime.errors import ConfigError, RequestError
+from runtime.request.validation import refuse
 from runtime.tokenizer.chat_template import ChatTemplate
 from runtime.tokenizer.detokenizer import TokenByteDecoder
 from runtime.tokenizer.template_sandbox import Cancelled, RenderBudget
@@ -147,10 +148,8 @@ class Tokenizer:
     ) -> str:
         """Renders a conversation through the chat template, as text for `encode`; see `encode_chat`."""
         if not self.has_template:
-            raise RequestError(
-                "messages: this model has no chat template; use /v1/completions, or start with --chat-template",
-                param="messages",
-            )
+            why = "this model has no chat template; use /v1/completions, or start with --chat-template"
+            raise refuse("messages", why)
         _check_messages(messages)
         name = "tool_use" if kwargs.get("tools") and "tool_use" in self._templates else "default"
         return self._templates[name].render(messages, kwargs, budget)
@@ -225,7 +224,7 @@ def _check_unicode(text: str, param: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise RequestError(f"{param}: holds a lone surrogate, which is no character", param=param) from None
+        raise refuse(param, "holds a lone surrogate, which is no character") from None
 
 
 def _tokens(data: Mapping[str, Any]) -> dict[int, str]:
@@ -321,10 +320,10 @@ def _config_templates(value: Any, file: Path) -> dict[str, str]:
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
-        raise RequestError("messages: must be a list of at least one message", param="messages")
+        raise refuse("messages", "must be a list of at least one message")
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise RequestError(f"messages[{i}]: must be an object", param=f"messages[{i}]")
+            raise refuse(f"messages[{i}]", "must be an object")
         for name in ("role", "content"):
             if not isinstance(message.get(name), str):
-                raise RequestError(f"messages[{i}].{name}: must be text", param=f"messages[{i}].{name}")
+                raise refuse(f"messages[{i}].{name}", "must be text")

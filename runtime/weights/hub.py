@@ -95,26 +95,19 @@ def _present(repository: str, files: Mapping[str, int]) -> int:
 
 def _why(error: BaseException, revision: str | None) -> str:
     """Returns the reason of a failed download, in one line."""
-    from huggingface_hub import get_token
+    from huggingface_hub import errors, get_token
     from huggingface_hub.constants import ENDPOINT
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RevisionNotFoundError,
-    )
 
-    if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
+    if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ is not None:
         error = error.__cause__  # the cause: why the hub could not be reached
-    if isinstance(error, OfflineModeIsEnabled):
+    if isinstance(error, errors.OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE is set, and the cache does not have the repository; unset it, or give a directory"
-    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
-    if isinstance(error, RevisionNotFoundError):
+    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
+    if isinstance(error, errors.RevisionNotFoundError):
         return f"the repository has no revision {revision or 'main'!r}"
     if status in (401, 403, 404) and get_token() is None:
         return f"the repository does not exist, or it needs a token; check its name, or set {_TOKEN}"
-    if isinstance(error, GatedRepoError) or status == 403:
+    if isinstance(error, errors.GatedRepoError) or status == 403:
         return f"the token in {_TOKEN} may not read it; ask the repository's owner for access"
     if status == 401:
         return f"the hub does not accept the token in {_TOKEN}"

@@ -51,16 +51,9 @@ HIDDEN = ("torch", "tensorflow", "jax", "flax")  # frameworks that transformers 
 # Classes that repositories define themselves, and the class of transformers with the same tokenization.
 REMOTE_CLASSES = {"DreamTokenizer": "Qwen2Tokenizer", "DiffuCoderTokenizer": "Qwen2Tokenizer"}
 # The class of a family's tokenizer, by `model_type`, where the checkpoint names no class that transformers has.
-FAMILY_CLASSES = {
-    "Dream": "Qwen2Tokenizer",
-    "Fast_dLLM_Qwen": "Qwen2Tokenizer",
-    "sdar": "Qwen2Tokenizer",
-    "sdar_moe": "Qwen2Tokenizer",
-    "qwen2": "Qwen2Tokenizer",
-    "qwen3": "Qwen2Tokenizer",
-    "qwen3_moe": "Qwen2Tokenizer",
-    "gpt2": "GPT2Tokenizer",
-}
+FAMILY_CLASSES = {"gpt2": "GPT2Tokenizer"} | dict.fromkeys(
+    ("Dream", "Fast_dLLM_Qwen", "sdar", "sdar_moe", "qwen2", "qwen3", "qwen3_moe"), "Qwen2Tokenizer"
+)
 GENERIC_CLASSES = {"PreTrainedTokenizer", "TokenizersBackend", "PythonBackend", "SentencePieceBackend"}
 # Classes that load vocab.json and merges.txt.
 BYTE_LEVEL_CLASSES = {

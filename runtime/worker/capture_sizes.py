@@ -34,7 +34,7 @@ ROWS = {  # dtype of the value per row, and its value for padding tokens
     "positions": (I64, 0),
     "slots": (I64, -1),
     "visible_end": (I32, 1),
-    "window_origin": (I64, 0),
+    "window_pos": (I64, 0),
     "is_editable": (BOOL, False),
 }
 BLOCKS = {"may_force": BOOL, "num_steps_forcing": I64, "initial_masks": I64, "step_budget": I64, "post_edit_steps": I64}
@@ -237,8 +237,8 @@ def forward_buffer_specs(shape: ForwardDescriptor, block_size: int) -> ArraySpec
         name: (dtype, (shape.rows,)) for name, (dtype, _) in ROWS.items()
     }
     if shape.active_lora_modules:
-        found["adapters"] = I32, (shape.rows,)
-    found["tiles"] = I32, (shape.tiles, 3)
+        found["lora_slots"] = I32, (shape.rows,)
+    found["query_tiles"] = I32, (shape.tiles, 3)
     found["page_table"] = I32, (shape.requests, shape.pages)
     if rows:
         found["soft_embedding_rows"] = I64, (rows,)
@@ -261,10 +261,10 @@ def pad_forward_inputs(
         view[:rows] = arrays[name]
         view[rows:] = padding
     if padded.active_lora_modules:
-        into["adapters"][:rows] = arrays["adapters"]
-        into["adapters"][rows:] = -1
-    tiles, at = into["tiles"], shape.tiles
-    tiles[:at] = arrays["tiles"]
+        into["lora_slots"][:rows] = arrays["lora_slots"]
+        into["lora_slots"][rows:] = -1
+    tiles, at = into["query_tiles"], shape.tiles
+    tiles[:at] = arrays["query_tiles"]
     for first in range(rows, padded.rows, padded.tile_rows):
         tiles[at] = 0, first, min(padded.tile_rows, padded.rows - first)
         at += 1

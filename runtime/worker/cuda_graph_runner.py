@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from runtime.algorithms.base import UnmaskingAlgorithm
 from runtime.engine.step_plan import BatchLayout, DenoiseBlocks, Ints, SelfConditioningRows, StepPlan
 from runtime.errors import ReplicaLost
 from runtime.layers.kv_pool import KVPool
@@ -26,13 +25,10 @@ from runtime.worker.capture_sizes import (
     forward_buffer_specs,
     pad_forward_inputs,
     pad_sample_inputs,
-    padded_history_len,
     sample_buffer_specs,
-    sampled_rows_step,
 )
 from runtime.worker.host_buffers import ArraySpecs, BufferLayout, BufferView, StaticBuffer, pack, tensor_specs
 from runtime.worker.input_batch import (
-    AlgorithmShape,
     ForwardDescriptor,
     SampleDescriptor,
     forward_inputs,
@@ -399,37 +395,6 @@ class CudaGraphRunner(ModelRunner):
         groups = tuple(replace(group, blocks=0, rows=0, num_sampled=0, num_filtered=0) for group in shape.groups)
         no_blocks = SampleDescriptor(0, shape.size, groups)
         self._launch_sample_graph(shape, lambda into: pad_sample_inputs(into, no_blocks, empty, shape, self.sizes))
-
-    def sample_descriptors(
-        self,
-        algorithm: UnmaskingAlgorithm,
-        required_stats: int,
-        *,
-        top_k: int = 0,
-        sampled: bool = False,
-        filtered: bool = False,
-    ) -> list[SampleDescriptor]:
-        """Returns descriptors for all numbers of blocks with one unmasking algorithm, largest first.
-
-        Args:
-            sampled: all rows have a temperature.
-            filtered: and top-k or top-p.
-        """
-        found = []
-        for n in reversed(self.sizes.sampled_blocks):
-            step = sampled_rows_step(n * self.sizes.block_size)
-            for rows in reversed(range(step, n * self.sizes.block_size + step, step)):
-                history_len = padded_history_len(int(bool(algorithm.history_fields)), static=algorithm.static_history)
-                group = AlgorithmShape(
-                    algorithm, required_stats, n + 1, rows, rows if sampled else 0,
-                    rows if sampled and filtered else 0, history_len, top_k,
-                )  # fmt: skip
-                descriptor = SampleDescriptor(
-                    n + 1, self.sizes.block_size, (group,), remasked=True, uniform_noise=algorithm.uniform_noise,
-                    self_conditioned=self.self_conditioning,
-                )  # fmt: skip
-                found.append(descriptor)
-        return found
 
     def discard_graphs(self) -> None:
         """Forgets all graphs. Call it before the first step."""

@@ -30,6 +30,7 @@ from runtime.engine.logits_processors import logits_processor_arrays, make_logit
 from runtime.engine.lora_manager import LoRAManager
 from runtime.engine.request import Block, Request, ScheduledRequest
 from runtime.engine.step_plan import (
+    LAYOUT_ARRAYS,
     MASKED,
     NO_LOGPROBS,
     UNMASKED,
@@ -48,7 +49,7 @@ from runtime.engine.step_plan import (
 from runtime.strategies.base import Strategy
 
 Arrays = dict[str, npt.NDArray[np.generic]]
-LAYOUT_ARRAYS = ("positions", "slots", "visible_end", "window_origin", "is_editable", "tiles", "page_table")
+BLOCK_ARRAYS = ("may_force", "num_steps_forcing", "initial_masks", "step_budget", "post_edit_steps")  # [blocks] each
 
 
 @dataclass(frozen=True)
@@ -134,13 +135,13 @@ def forward_inputs(plan: StepPlan, *, self_conditioning: bool, block_size: int) 
         arrays["self_conditioning_slots"] = plan.self_conditioning.req_slot
     if layout.active_lora_modules:
         assert layout.lora_slots is not None
-        arrays["adapters"] = layout.lora_slots
+        arrays["lora_slots"] = layout.lora_slots
     shape = ForwardDescriptor(
         rows=len(plan.tokens),
-        tiles=len(layout.tiles),
+        tiles=len(layout.query_tiles),
         requests=layout.page_table.shape[0],
         pages=layout.page_table.shape[1],
-        tile_rows=int(layout.tiles[:, 2].max()),
+        tile_rows=int(layout.query_tiles[:, 2].max()),
         reach=int(layout.positions.max()) + 1,
         soft_embedding_shape=soft_embedding_shape,
         num_self_conditioned=num_self_conditioned,
@@ -166,23 +167,15 @@ def sample_inputs(plan: DenoiseBlocks) -> tuple[SampleDescriptor, Arrays]:
         "num_valid": np.array([len(at)], dtype=np.int32),
         "block_tokens": plan.tokens,
         "block_state": plan.state,
-        "may_force": plan.may_force,
-        "num_steps_forcing": plan.num_steps_forcing,
-        "initial_masks": plan.initial_masks,
-        "step_budget": plan.step_budget,
-        "post_edit_steps": plan.post_edit_steps,
+        **{name: getattr(plan, name) for name in BLOCK_ARRAYS},
     }
     if several:
         block_in_group = np.empty(len(plan.tokens), dtype=np.int64)  # index of each block in its group
         for group in plan.groups:
             block_in_group[group.members] = np.arange(len(group.members))
         arrays["block_in_group"] = block_in_group[block]
-    if plan.remasked is not None:
-        arrays["remasked"] = plan.remasked
-    if plan.noise_uniforms is not None:
-        arrays["noise_uniforms"] = plan.noise_uniforms
-    if plan.req_slot is not None:
-        arrays["req_slot"] = plan.req_slot
+    optional = {"remasked": plan.remasked, "noise_uniforms": plan.noise_uniforms, "req_slot": plan.req_slot}
+    arrays |= {name: array for name, array in optional.items() if array is not None}
     if plan.logits_processors is not None:
         arrays |= logits_processor_arrays(plan.logits_processors)
     if plan.sampling is not None:
@@ -331,9 +324,9 @@ class InputBuilder:
             positions=positions,
             slots=positions + (at - page) * page_size,
             visible_end=visible_end.astype(np.int32),
-            window_origin=np.minimum(positions, boundary) if self.strategy.shared_window else positions,
+            window_pos=np.minimum(positions, boundary) if self.strategy.shared_window else positions,
             is_editable=positions >= boundary,
-            tiles=layout.tiles,
+            query_tiles=layout.tiles,
             page_table=pages,
             lora_slots=slot[owner].astype(np.int32) if cache_key[1] else None,
             active_lora_modules=cache_key[1],

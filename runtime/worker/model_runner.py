@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from runtime.algorithms.vocab_parallel import VocabParallelLogitsOps
-from runtime.engine.step_plan import NO_RESULTS, BlockResults, DenoiseBlocks, StepPlan
+from runtime.engine.step_plan import LAYOUT_ARRAYS, NO_RESULTS, BlockResults, DenoiseBlocks, StepPlan
 from runtime.kernels.forward_batch import ForwardBatch
 from runtime.kernels.unmask import BlockInputs, SampledRows
 from runtime.layers.embedding import soft_token_embeddings
 from runtime.layers.kv_pool import KVPool
-from runtime.models.base import Model, SelfConditioned, SupportsTensorParallel
+from runtime.models.base import Model, SelfConditioned
 from runtime.worker.constrained_decoding import apply_grammar, force_tokens
 from runtime.worker.host_buffers import PinnedBuffer
 from runtime.worker.input_batch import Arrays, ForwardDescriptor, SampleDescriptor, forward_inputs, sample_inputs
@@ -261,7 +261,7 @@ class ModelStep:
             self_conditioning_fn = model.compute_self_conditioning
             shape = (config.max_num_reqs + 1, config.block_size, model.self_conditioning_size)
             self.self_conditioning = torch.zeros(shape, dtype=pool.dtype, device=pool.device)
-        if isinstance(model, SupportsTensorParallel) and model.ids is not None:
+        if model.ids is not None:
             config = replace(config, logits_ops=VocabParallelLogitsOps(model.ids))
         self.logits_ops = config.logits_ops
         self.sampler = Sampler(model.lm_head, config, pool.device, self_conditioning_fn)
@@ -269,19 +269,12 @@ class ModelStep:
 
     def batch(self, descriptor: ForwardDescriptor, inputs: Tensors) -> ForwardBatch:
         return ForwardBatch(
-            tokens=inputs["tokens"],
-            positions=inputs["positions"],
-            slots=inputs["slots"],
-            visible_end=inputs["visible_end"],
-            window_pos=inputs["window_origin"],
-            is_editable=inputs["is_editable"],
-            query_tiles=inputs["tiles"],
-            page_table=inputs["page_table"],
+            **{name: inputs[name] for name in ("tokens", *LAYOUT_ARRAYS)},
             page_size=self.pool.page_size,
             tile_rows=descriptor.tile_rows,
             max_seq_len=descriptor.reach,
             self_conditioning=self._self_conditioning_rows(descriptor, inputs),
-            lora_slots=inputs.get("adapters"),
+            lora_slots=inputs.get("lora_slots"),
             active_lora_modules=descriptor.active_lora_modules,
         )
 

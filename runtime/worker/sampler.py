@@ -40,7 +40,7 @@ from runtime.engine.step_plan import FIXED, MASKED, UNMASKED, BlockResults, Bool
 from runtime.kernels.fused_softmax_stats import SoftmaxStats, StatsRequest
 from runtime.kernels.ops import KernelSet
 from runtime.layers.lm_head import LMHead, SoftcapLMHead
-from runtime.worker.input_batch import AlgorithmShape, SampleDescriptor, sample_inputs
+from runtime.worker.input_batch import AlgorithmShape, SampleDescriptor
 
 RowIndex = tuple[torch.Tensor, torch.Tensor]  # int64 [rows] each: block of a row, and its offset in the block
 Tensors = Mapping[str, torch.Tensor]  # the arrays of ``worker.input_batch`` on the device
@@ -261,20 +261,6 @@ class Sampler:
             return True
         has_temperature = blocks.sampling.limits[:, TEMPERATURE] > 0
         return not (has_temperature[:, None] & blocks.sampled & (blocks.state == MASKED)).any()
-
-    def sample_plan(
-        self,
-        plan: DenoiseBlocks,
-        hidden: torch.Tensor,
-        tokens: torch.Tensor,
-        state: torch.Tensor,
-        self_conditioning: torch.Tensor | None = None,
-    ) -> Iterator[tuple[UnmaskingAlgorithm, torch.Tensor | None, BlockBatch]]:
-        """Runs `sample` for a plan. `tokens` and `state`: those of the plan, on the device."""
-        shape, arrays = sample_inputs(plan)
-        inputs = {name: torch.from_numpy(array).to(hidden.device) for name, array in arrays.items()}
-        inputs |= {"block_tokens": tokens, "block_state": state}
-        return self.sample(shape, inputs, hidden[inputs["rows"]], self_conditioning)
 
     def sample(  # noqa: C901 - all steps of sampling, whose order matters, in one place
         self,
@@ -567,11 +553,8 @@ def to_block_results(shape: SampleDescriptor, output: HostOutput, members: list[
     for i, (group, mine) in enumerate(zip(shape.groups, members, strict=True)):
         if group.history_len:
             histories = output[f"history{i}"]
-            history |= zip(
-                mine.tolist(),
-                histories.copy() if group.algorithm.static_history else map(nonzero_records, histories),
-                strict=False,
-            )
+            records = histories.copy() if group.algorithm.static_history else map(nonzero_records, histories)
+            history |= zip(mine.tolist(), records, strict=False)
         if f"ids{i}" in output:
             pairs = zip(output[f"ids{i}"].copy(), output[f"probs{i}"].copy(), strict=True)
             soft_tokens |= zip(mine.tolist(), pairs, strict=False)

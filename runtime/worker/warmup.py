@@ -13,8 +13,9 @@ import torch
 from runtime.algorithms.base import TOKEN_MERGE_TOP_K, LogitStat, get_algorithm
 from runtime.engine.step_plan import MASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs, block_causal_plan
 from runtime.request.engine_messages import EngineInfo
+from runtime.worker.capture_sizes import padded_history_len, sampled_rows_step
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
-from runtime.worker.input_batch import ForwardDescriptor, SampleDescriptor
+from runtime.worker.input_batch import AlgorithmShape, ForwardDescriptor, SampleDescriptor
 from runtime.worker.model_runner import ModelRunner
 
 log = logging.getLogger(__name__)
@@ -176,16 +177,28 @@ def estimate_graph_bytes(runner: CudaGraphRunner, info: EngineInfo) -> int:
 
 
 def _descriptors(runner: CudaGraphRunner, info: EngineInfo) -> tuple[list[ForwardDescriptor], list[SampleDescriptor]]:
-    forwards = runner.sizes.forward_descriptors()
+    """Returns the descriptors of forwards, and of sampling with the default algorithm and sampling parameters, for all
+    numbers of blocks; largest first."""
+    sizes, samples = runner.sizes, []
     if not runner.capture_sampling:
-        return forwards, []
+        return sizes.forward_descriptors(), []
     defaults = info.defaults()
     rule = runner.step.sampler.get_algorithm(defaults.algorithm)
     wants = rule.required_stats(defaults.values)
-    top = int(str(defaults.values[TOKEN_MERGE_TOP_K.name])) if wants & LogitStat.TOP_K else 0
-    limited = info.top_p < 1 or info.top_k > 0
-    samples = runner.sample_descriptors(rule, int(wants), top_k=top, sampled=info.temperature > 0, filtered=limited)
-    return forwards, samples
+    top_k = int(str(defaults.values[TOKEN_MERGE_TOP_K.name])) if wants & LogitStat.TOP_K else 0
+    history_len = padded_history_len(int(bool(rule.history_fields)), static=rule.static_history)
+    for n in reversed(sizes.sampled_blocks):
+        step = sampled_rows_step(n * sizes.block_size)
+        for rows in reversed(range(step, n * sizes.block_size + step, step)):
+            num_sampled = rows if info.temperature > 0 else 0
+            num_filtered = num_sampled if info.top_p < 1 or info.top_k > 0 else 0
+            group = AlgorithmShape(rule, int(wants), n + 1, rows, num_sampled, num_filtered, history_len, top_k)
+            descriptor = SampleDescriptor(
+                n + 1, sizes.block_size, (group,), remasked=True, uniform_noise=rule.uniform_noise,
+                self_conditioned=runner.self_conditioning,
+            )  # fmt: skip
+            samples.append(descriptor)
+    return sizes.forward_descriptors(), samples
 
 
 def _used_bytes(device: torch.device) -> tuple[int, int]:

@@ -27,6 +27,7 @@ from tests.algorithms.test_rules import LEVELS, MASK, MAX_TOKEN, SHAPE, History,
 from tests.engine.samples import examples
 from tests.oracle import block as oracle
 from tests.oracle.rules import FILLING
+from tests.worker.sampling import sample_plan
 
 DELETE, SPLIT = 1, 7
 VOCAB = 11
@@ -57,7 +58,7 @@ class Blocks:
         n, size = logits.shape[:2]
         plan = plan_of(self.several, self.params, force, self.histories, RULE)
         hidden = torch.from_numpy(logits.reshape(n * size, VOCAB).copy())
-        found = list(self.head.sample_plan(plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)))
+        found = list(sample_plan(self.head, plan, hidden))
         for group, (rule, _, batch) in zip(plan.groups, found, strict=True):
             got = rule.decide(batch)
             for row, i in enumerate(group.members.tolist()):
@@ -214,8 +215,7 @@ def test_orders_above_the_largest_id_can_be_chosen() -> None:
         head = Sampler(torch.clone, SamplerConfig(4, mask_id=4, max_token_id=8, eos_ids=(2,), edit_tokens=orders))
         block, _ = one([MASK] * 1)
         plan = plan_of([block], [replace(QUIET, algorithm="threshold")], [True], [None])
-        tokens, state = torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)
-        ((_, _, batch),) = head.sample_plan(plan, logits.clone(), tokens, state)
+        ((_, _, batch),) = sample_plan(head, plan, logits.clone())
         assert batch.candidates.tolist() == [[best]]
 
 

@@ -37,6 +37,7 @@ from tests.oracle import block as oracle
 from tests.oracle import dmax
 from tests.oracle.draws import choose, filtered, softmax, uniform
 from tests.oracle.rules import FILLING
+from tests.worker.sampling import sample_plan
 
 VOCAB, MASK, MAX_TOKEN = 11, 9, 9
 SHAPE = oracle.Shape(block=4, buffer=1, mask_id=MASK, eos_ids=frozenset({2, 5}), max_token_id=MAX_TOKEN)
@@ -163,9 +164,7 @@ def test_only_the_argmax_is_computed_where_no_algorithm_needs_more() -> None:
             with mock.patch.object(
                 LogitsOps, "mask_forbidden", autospec=True, side_effect=LogitsOps.mask_forbidden
             ) as banned:
-                ((_, _, batch),) = head.sample_plan(
-                    plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)
-                )
+                ((_, _, batch),) = sample_plan(head, plan, hidden)
             ways.append((batch, banned.called))
         assert [called for _, called in ways] == [True, not bare]
         assert torch.equal(ways[0][0].candidates, ways[1][0].candidates)
@@ -194,7 +193,7 @@ def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> No
         plan = plan_of(several, params, force, histories)
         hidden = torch.from_numpy(logits.reshape(n * size, VOCAB).copy())
         with mock.patch.object(heads, "LOGITS_CHUNK_ROWS", data.draw(st.sampled_from([3, 2048]))):
-            found = list(head.sample_plan(plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)))
+            found = list(sample_plan(head, plan, hidden))
         for group, (rule, _, batch) in zip(plan.groups, found, strict=True):
             got = rule.decide(batch)
             for row, i in enumerate(group.members.tolist()):
@@ -212,8 +211,7 @@ def test_threshold_accepts_what_is_above_it_or_the_best_position() -> None:
         """Returns the positions that stay masked, and the confidence of each position."""
         p = oracle.Params(max_tokens=1, algorithm="threshold", accept_threshold=threshold)
         plan = plan_of([block], [p], [force], [None])
-        ids, state = torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)
-        ((rule, _, batch),) = head.sample_plan(plan, hidden.clone(), ids, state)
+        ((rule, _, batch),) = sample_plan(head, plan, hidden.clone())
         return rule.decide(batch).masked[0].nonzero().flatten().tolist(), batch.confidence[0].tolist()
 
     _, conf = decide(0.0, force=False)
@@ -241,9 +239,7 @@ def test_a_block_that_may_not_force_takes_nothing_that_passes_no_threshold(
     for force in (False, True):
         plan = plan_of([block], [p], [force], [None])
         hidden = torch.from_numpy(logits.copy())
-        ((rule, _, batch),) = head.sample_plan(
-            plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state)
-        )
+        ((rule, _, batch),) = sample_plan(head, plan, hidden)
         decision = rule.decide(batch)
         filled = int((batch.masked & ~decision.masked).sum())
         assert filled == 0 if not force else filled >= min(len(block.masked), 1)

@@ -7,6 +7,7 @@ import torch
 from runtime.algorithms.base import EditTokens, LogitStat, algorithm_keys, algorithms_with_edit_tokens
 from runtime.engine.step_plan import FIXED, MASKED, UNMASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs
 from runtime.worker.sampler import Sampler, SamplerConfig
+from tests.worker.sampling import sample_plan
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
 VOCAB, SIZE, EACH, STEPS = 50, 16, 6, 4
@@ -63,9 +64,8 @@ def trace(device: str, orders: EditTokens | None) -> list[torch.Tensor]:
             noise_uniforms=random.random((n, SIZE)),
         )
         hidden = torch.from_numpy(random.normal(0, 1.5, (n * SIZE, VOCAB))).to(device)
-        on_device = torch.from_numpy(tokens).to(device), torch.from_numpy(state).to(device)
         after, masked = tokens.copy(), state == MASKED
-        for rule, members, blocks in head.sample_plan(plan, hidden, *on_device):
+        for rule, members, blocks in sample_plan(head, plan, hidden):
             decision = rule.decide(blocks)
             mine = members.cpu().numpy()
             after[mine], masked[mine] = decision.tokens.cpu().numpy(), decision.masked.cpu().numpy()

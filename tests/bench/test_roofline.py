@@ -167,7 +167,7 @@ def test_keys_are_read_once_by_all_tiles_of_a_request():
     """A request in two tiles, one without rows, and one in one."""
     model, pool, plan = a_step(architecture("llada2-tiny"))
     tiles = torch.tensor([[0, 0, 20], [0, 20, 12], [1, 32, 0], [2, 64, 32]]).numpy()
-    plan = replace(plan, layout=replace(plan.layout, tiles=tiles))
+    plan = replace(plan, layout=replace(plan.layout, query_tiles=tiles))
     read = work_of(model, pool, plan, [4, 4]).parts["layers.0.attention"]
     assert read.nbytes == 2 * (CONTEXT + 32) * 2 * 2 * 32 * 4
 

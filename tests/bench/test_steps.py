@@ -91,7 +91,7 @@ def test_plans_use_each_slot_once_and_read_what_is_there(strategy):
     steps += [(plan, 0) for plan in made.prefill(5, 40, budget=80)]
     assert len(steps) == 5
     for plan, cached in steps:
-        slots, tiles = plan.layout.slots, plan.layout.tiles
+        slots, tiles = plan.layout.slots, plan.layout.query_tiles
         assert len(set(slots.tolist())) == len(slots) == len(plan.tokens) == tiles[:, 2].sum()
         assert plan.layout.slots.max() < 20 * 16
         assert plan.layout.positions.min() == cached
@@ -118,7 +118,7 @@ def test_a_canvas_of_diffusion_gemma_is_a_second_step_behind_a_causal_prompt():
     step = made.decode(2, 41)
     assert step.layout.is_editable.all()
     assert set(step.layout.visible_end.tolist()) == {49}
-    assert set(step.layout.window_origin.tolist()) == {41}
+    assert set(step.layout.window_pos.tolist()) == {41}
     assert step.blocks.num_steps_forcing.tolist() == [1, 1]
     assert sorted(step.blocks.req_slot.tolist()) == [0, 1]
     assert step.blocks.noise_uniforms.shape == (2, 8)
@@ -126,7 +126,7 @@ def test_a_canvas_of_diffusion_gemma_is_a_second_step_behind_a_causal_prompt():
     (prompt,) = made.prefill(1, 41, budget=80)
     assert not prompt.layout.is_editable.any()
     assert np.array_equal(prompt.layout.visible_end, prompt.layout.positions + 1)
-    assert np.array_equal(prompt.layout.window_origin, prompt.layout.positions)
+    assert np.array_equal(prompt.layout.window_pos, prompt.layout.positions)
 
 
 def test_diffusion_gemma_gets_the_distributions_of_the_last_step():

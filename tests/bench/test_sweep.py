@@ -1,5 +1,6 @@
 """`sweep` draws a curve for every rule that fits the served model, from what the rules declare."""
 
+import copy
 import json
 
 import pytest
@@ -135,7 +136,7 @@ def test_a_rule_without_a_tradeoff_as_fixed_could_be_is_one_point_at_its_default
 
 
 def test_a_tradeoff_of_another_rules_field_is_refused(monkeypatch) -> None:
-    monkeypatch.setattr(algorithms, "_ALGORITHMS", {})
+    monkeypatch.setattr(algorithms, "_ALGORITHMS", copy.copy(algorithms._ALGORITHMS))
 
     class Wrong(UnmaskingAlgorithm):
         key, fields, speed_accuracy_knob = "wrong", (ACCEPT, *COMMON), STEPS_KNOB

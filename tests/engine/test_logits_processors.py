@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from runtime.algorithms import sampling
-from runtime.engine.logits_processors import LogitsProcessorInputs, LogitsProcessorState, process_logits
+from runtime.engine.logits_processors import LogitsProcessorState, process_logits
 from tests.algorithms.test_vocab_parallel import ROWS, VOCAB, same, some_logits
 from tests.engine.harness import Ask, Run, Setup
 from tests.oracle.block import Params
@@ -81,9 +81,8 @@ def some_shapes(random):
     bias = torch.randn(ROWS, VOCAB, generator=random, dtype=torch.float64).gather(1, ids)
     penalties = torch.tensor([1.3, 0.4, -0.2], dtype=torch.float64).expand(ROWS, 3)
     own = torch.where(torch.arange(ROWS) % 3 == 0, ids[:, 1], -1)
-    return LogitsProcessorInputs(
-        ids=ids, **numbers, bias=bias, penalties=penalties, position=torch.arange(ROWS) % 4, current_token=own
-    )
+    position = torch.arange(ROWS) % 4
+    return numbers | {"ids": ids, "bias": bias, "penalties": penalties, "position": position, "current_token": own}
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from dataclasses import replace
@@ -72,7 +73,7 @@ def test_the_compiler_starts_before_all_reads_and_ends_if_the_model_cannot_be_lo
 
 
 def test_limits_blocks_and_first_tokens_are_the_familys_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "_FAMILIES", dict(base._FAMILIES))
+    monkeypatch.setattr(base, "_FAMILIES", copy.copy(base._FAMILIES))
     said = {"max_model_len": 96, "block_size": 16, "bos_id": 5}
     base.register_family(
         replace(LLADA2, key="twin", aliases=(), facts=lambda arch: replace(LLADA2.facts(arch), **said))
@@ -90,7 +91,7 @@ def test_limits_blocks_and_first_tokens_are_the_familys_to_say(monkeypatch: pyte
 
 
 def test_a_family_whose_strategies_are_not_there_is_refused_with_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "_FAMILIES", dict(base._FAMILIES))
+    monkeypatch.setattr(base, "_FAMILIES", copy.copy(base._FAMILIES))
     base.register_family(replace(LLADA2, key="twin", aliases=(), strategies=("ahead", "aside")))
     for flags in ({}, {"decoding_strategy": "ahead"}, {"decoding_strategy": "multi_bd"}):
         with pytest.raises(ConfigError) as error:
@@ -102,7 +103,7 @@ def test_a_family_whose_strategies_are_not_there_is_refused_with_their_names(mon
 
 
 def test_what_a_checkpoint_computes_together_is_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "_FAMILIES", dict(base._FAMILIES))
+    monkeypatch.setattr(base, "_FAMILIES", copy.copy(base._FAMILIES))
     said = {"block_size": 8, "block_multiple": 8}
     base.register_family(
         replace(LLADA2, key="twin", aliases=(), facts=lambda arch: replace(LLADA2.facts(arch), **said))

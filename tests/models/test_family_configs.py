@@ -97,11 +97,11 @@ def test_llada_moe():
 
 def test_nemotron_diffusion():
     arch = parse("nemotron_diffusion")
-    assert (arch.yarn, arch.query_scaling) == (Yarn(8.0, 16, 4.0, 1.0, 1.0), QueryLengthScaling(0.1, 16))
+    assert (arch.rope.yarn, arch.rope.query_scaling) == (Yarn(8.0, 16, 4.0, 1.0, 1.0), QueryLengthScaling(0.1, 16))
     bare = {name: YARN[name] for name in ("rope_type", "rope_theta", "factor", "original_max_position_embeddings")}
     arch = parse("nemotron_diffusion", rope_parameters=bare)
-    assert arch.query_scaling is None
-    assert arch.yarn.magnitude == pytest.approx(1.2079441541679836)  # 1 + ln(8)/10
-    assert (arch.yarn.beta_fast, arch.yarn.beta_slow) == (32.0, 1.0)
-    assert parse("nemotron_diffusion", rope_parameters=bare | {"attention_factor": 1.5}).yarn.magnitude == 1.5
-    assert parse("nemotron_diffusion", rope_parameters={"rope_theta": 1e6}).yarn is None
+    assert arch.rope.query_scaling is None
+    assert arch.rope.yarn.magnitude == pytest.approx(1.2079441541679836)  # 1 + ln(8)/10
+    assert (arch.rope.yarn.beta_fast, arch.rope.yarn.beta_slow) == (32.0, 1.0)
+    assert parse("nemotron_diffusion", rope_parameters=bare | {"attention_factor": 1.5}).rope.yarn.magnitude == 1.5
+    assert parse("nemotron_diffusion", rope_parameters={"rope_theta": 1e6}).rope.yarn is None

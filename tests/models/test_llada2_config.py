@@ -71,7 +71,7 @@ def test_defaults_and_alternatives():
     rope = {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5}
     newer = {"rope_parameters": rope, "rope_theta": None, "partial_rotary_factor": None}
     arch = parse(tiny_config(num_key_value_heads=0, head_dim=None, **newer))
-    assert (arch.kv_heads, arch.head_dim, arch.rope_theta, arch.rotary_dim) == (4, 4, 5e5, 2)
+    assert (arch.kv_heads, arch.head_dim, arch.rope.theta, arch.rope.dim) == (4, 4, 5e5, 2)
     assert parse(tiny_config(moe_router_enable_expert_bias=False)).mixture.router_bias is False
     assert parse(tiny_config(moe_router_enable_shared_expert=False)).mixture.shared_width == 0
     dense = {k: v for k, v in tiny_config(first_k_dense_replace=9).items() if "expert" not in k}
@@ -83,7 +83,7 @@ def test_defaults_and_alternatives():
 
 def test_parsed_shapes():
     mini = parse(architecture("llada2-mini"))
-    assert (mini.rotary_dim, mini.mixture.experts, mini.mixture.shared_width) == (64, 256, 512)
+    assert (mini.rope.dim, mini.mixture.experts, mini.mixture.shared_width) == (64, 256, 512)
     assert mini.mixture.layers == frozenset(range(1, 20))
     assert mini.mixture.routing == RoutingConfig(8, 8, 4, True, 2.5, "sigmoid")
     assert parse(architecture("llada2-flash")).hidden == 4096

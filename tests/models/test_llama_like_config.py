@@ -211,7 +211,7 @@ def test_the_token_that_begins_text_of_llada(tmp_path):
 
 def test_newer_configs_of_sdar_keep_the_rotation_in_one_object():
     arch = parse("sdar", rope_theta=None, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
-    assert arch.rope_theta == 1e6
+    assert arch.rope.theta == 1e6
 
 
 def test_no_supported_field_counts_as_unread():

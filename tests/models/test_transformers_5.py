@@ -107,7 +107,7 @@ def test_scaling_that_a_family_supports_is_read_from_either_field() -> None:
     older = changed(config, ("rope_parameters",), rope_theta=theta, rope_scaling=rope)
     arch = parse("nemotron_diffusion", older)
     assert arch == parse("nemotron_diffusion", config)
-    assert arch.yarn is not None
+    assert arch.rope.yarn is not None
     both = config | {"rope_theta": theta, "rope_scaling": {"type": "yarn", "factor": rope["factor"]}}
     assert parse("nemotron_diffusion", both) == arch
     with pytest.raises(ConfigError, match=r"rope_parameters says factor 8\.0, and rope_scaling 4"):

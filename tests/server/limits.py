@@ -19,8 +19,8 @@ from runtime.errors import ConfigError
 
 VARIABLE = "TEST_SERVER_LIMITS"  # JSON: limits by their dotted names; they take the place of those below
 HOUR = 3600.0
-TRIAL_LIMITS = "runtime.structured_output.limits.SandboxLimits"
-MASK_LIMITS = "runtime.structured_output.limits.MaskLimits"
+TRIAL_LIMITS = "runtime.structured_output.sandbox_process.SandboxLimits"
+MASK_LIMITS = "runtime.structured_output.grammar_matcher.MaskLimits"
 
 # By the process that has them; "frontend" serves HTTP: the server itself, or each frontend process.
 RAISED: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ import pytest
 from runtime.config import EngineConfig, ServerConfig
 from runtime.errors import AdapterNotLoadedError, RequestError
 from runtime.request.engine_messages import EngineOutput, EngineStats, RequestSpec
-from runtime.request.output import CompletionState, IdsOnly
+from runtime.request.output import CompletionState, TextBuilder
 from runtime.server.engine_client.adapter_registry import AdapterEntry
 from runtime.server.engine_client.generation_job import GenerationJob
 from runtime.server.engine_client.ipc_protocol import Add, Configure, Outputs, Ready, Stats, Stop
@@ -193,7 +193,7 @@ def test_a_request_that_its_adapters_unload_overtook_ends_as_not_found() -> None
         )
         adapters = {"a": AdapterEntry("uri", "route", "ready")}
         client.on_state(EngineState(INFO, [], [0], ("start", 0, 0), adapters, True, True))
-        with GenerationJob("j", client, [CompletionState(0, spec, IdsOnly())], streamed=False) as job:
+        with GenerationJob("j", client, [CompletionState(0, spec, TextBuilder())], streamed=False) as job:
             client.on_outputs(0, [output])
             with pytest.raises(RequestError, match="model: 'a' is no longer served") as error:
                 async for _ in job.updates():

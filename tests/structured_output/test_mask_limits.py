@@ -13,8 +13,7 @@ from runtime.request.structured import grammar_of
 from runtime.structured_output import grammar_cache as module
 from runtime.structured_output import grammar_matcher
 from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
-from runtime.structured_output.grammar_matcher import GrammarMatcher
-from runtime.structured_output.limits import MaskLimits
+from runtime.structured_output.grammar_matcher import GrammarMatcher, MaskLimits
 
 CHAT = [{"role": "user", "content": "Anna, 34, lives in Rome. Write this as JSON."}]
 AMBIGUOUS = {

@@ -21,9 +21,8 @@ from runtime.structured_output import sandbox as trials_module
 from runtime.structured_output import sandbox_process as trial_module
 from runtime.structured_output.gbnf import CheckResult
 from runtime.structured_output.grammar_cache import GrammarCache
-from runtime.structured_output.limits import SandboxLimits
 from runtime.structured_output.sandbox import OUT_OF_MEMORY, GrammarSandbox
-from runtime.structured_output.sandbox_process import READY
+from runtime.structured_output.sandbox_process import READY, SandboxLimits
 
 # An automaton of ten million states: at any speed, the limit of time ends its compilation.
 ENDLESS: dict[str, Any] = {"json": {"type": "integer", "multipleOf": 9999991}}

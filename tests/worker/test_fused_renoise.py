@@ -13,6 +13,7 @@ from runtime.kernels.fused_softmax_stats import softmax_stats_reference
 from runtime.kernels.ops import TORCH
 from runtime.layers.lm_head import SoftcapLMHead
 from runtime.worker.sampler import Sampler, SamplerConfig
+from tests.worker.sampling import sample_plan
 
 VOCAB, SIZE, BLOCKS, WIDTH = 30, 6, 4, 5
 
@@ -56,9 +57,7 @@ def test_statistics_are_the_same(monkeypatch: pytest.MonkeyPatch, top_k: int, al
             self_conditioning_fn=lambda probs, by: (probs if by is None else probs / by[:, None])[:, :WIDTH],
         )  # fmt: skip
         signal = torch.zeros(BLOCKS, SIZE, WIDTH)
-        ((_, _, blocks),) = head.sample_plan(
-            asked, hidden, torch.from_numpy(asked.tokens), torch.from_numpy(asked.state), signal
-        )
+        ((_, _, blocks),) = sample_plan(head, asked, hidden, signal)
         found.append((blocks, signal))
     assert bool(seen) == alone
     assert all(rows <= 7 for rows in seen)

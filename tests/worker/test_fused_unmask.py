@@ -22,6 +22,8 @@ PLAIN = [key for key in algorithm_keys() if get_algorithm(key).fused_threshold i
 class Model:
     """As much of one as deciding needs: hidden states are logits."""
 
+    ids = None
+
     @staticmethod
     def final_hidden_states(left):
         return left

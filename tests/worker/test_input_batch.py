@@ -14,7 +14,7 @@ from tests.engine.harness import Ask, Run, Setup
 from tests.engine.samples import asks, setups
 from tests.oracle.block import Params
 
-WHERE = ("positions", "slots", "visible_end", "window_origin", "is_editable", "tiles", "page_table")
+WHERE = ("positions", "slots", "visible_end", "window_pos", "is_editable", "query_tiles", "page_table")
 
 
 class Comparing(InputBuilder):

@@ -22,6 +22,7 @@ from runtime.worker.warmup import warm_up
 from tests.engine.harness import Run, Setup
 from tests.engine.hash_model import HashModel
 from tests.engine.samples import asks, setups
+from tests.worker.sampling import sample_plan
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -46,7 +47,7 @@ class Listening(ModelRunner):
 
     def launch(self, plan: StepPlan) -> BlockResults:
         assert plan.blocks is not None
-        rows = np.bincount(plan.layout.tiles[:, 0], plan.layout.tiles[:, 2]).max()
+        rows = np.bincount(plan.layout.query_tiles[:, 0], plan.layout.query_tiles[:, 2]).max()
         self.received.append((len(plan.tokens), int(rows), int(plan.blocks.sampled.sum())))
         return super().launch(plan)
 
@@ -114,7 +115,7 @@ def test_no_logits_are_made_where_the_likeliest_is_all_that_is_wanted(wants: int
     found = []
     for logits in (Bare(), torch.clone):
         made = Sampler(logits, SamplerConfig(4, mask_id=9, max_token_id=8, eos_ids=(2,)))
-        ((_, _, blocks),) = made.sample_plan(plan, hidden, torch.from_numpy(plan.tokens), torch.from_numpy(plan.state))
+        ((_, _, blocks),) = sample_plan(made, plan, hidden)
         found.append(blocks)
         if isinstance(logits, Bare):
             assert logits.asked == [asked]

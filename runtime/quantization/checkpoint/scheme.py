@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from runtime.errors import ConfigError, RegisteredTwiceError
+from runtime.errors import ConfigError
 from runtime.kernels.quantized_tensor import QuantizedTensor
+from runtime.plugins import Registry
 
 FIELD = "quantization_config"
 WEIGHT = ".weight"
@@ -41,14 +42,12 @@ class QuantScheme(ABC):
 
 
 MakeScheme = Callable[[Mapping[str, Any]], QuantScheme]
-_METHODS: dict[str, MakeScheme] = {}
+_METHODS: Registry[MakeScheme] = Registry("quantization method")
 
 
 def register_method(name: str, make: MakeScheme) -> None:
     """Registers a method; `make` maps its config to the scheme and raises ConfigError for unsupported values."""
-    if name in _METHODS:
-        raise RegisteredTwiceError(f"quantization method {name!r} is registered twice")
-    _METHODS[name] = make
+    _METHODS.add(name, make)
 
 
 def get_scheme(config: Mapping[str, Any]) -> QuantScheme | None:
@@ -60,7 +59,7 @@ def get_scheme(config: Mapping[str, Any]) -> QuantScheme | None:
     field = config.get(FIELD)
     if field is None:
         return None
-    method = field.get("quant_method") if isinstance(field, Mapping) else None
+    method: Any = field.get("quant_method") if isinstance(field, Mapping) else None
     if not isinstance(field, Mapping) or method not in _METHODS:
         raise ConfigError(
             f"config.json: {FIELD} names the method {method!r}, but {' and '.join(sorted(_METHODS))} alone are read; "

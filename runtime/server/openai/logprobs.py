@@ -12,7 +12,7 @@ import msgspec
 
 from runtime.parsers.formats import part_marks
 from runtime.request.engine_messages import EngineInfo, RequestSpec
-from runtime.request.output import CompletionState, IdsOnly, TokenLogprob
+from runtime.request.output import CompletionState, TextBuilder, TokenLogprob
 from runtime.request.resolve import RequestContext, score_spec
 from runtime.request.validation import refuse
 from runtime.tokenizer import Tokenizer
@@ -240,7 +240,7 @@ class PromptEcho:
                     spec.prompt, info, context, param="echo", logprobs=spec.logprobs, tokens_per_step=self._stride,
                     cache_salt=spec.cache_salt,
                 )  # fmt: skip
-                self._scored[number] = CompletionState(number, scored, IdsOnly())
+                self._scored[number] = CompletionState(number, scored, TextBuilder())
         if self.silent:
             for choice in choices:
                 choice.finish_reason = "length"

@@ -1,0 +1,21 @@
+"""Runs a sampler on a plan, without a model runner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from runtime.algorithms.base import BlockBatch, UnmaskingAlgorithm
+from runtime.engine.step_plan import DenoiseBlocks
+from runtime.worker.input_batch import sample_inputs
+from runtime.worker.sampler import Sampler
+
+
+def sample_plan(
+    sampler: Sampler, plan: DenoiseBlocks, hidden: torch.Tensor, self_conditioning: torch.Tensor | None = None
+) -> Iterator[tuple[UnmaskingAlgorithm, torch.Tensor | None, BlockBatch]]:
+    """Returns the results of ``Sampler.sample``. `hidden`: [rows, hidden] of all rows of the step."""
+    shape, arrays = sample_inputs(plan)
+    inputs = {name: torch.from_numpy(array).to(hidden.device) for name, array in arrays.items()}
+    return sampler.sample(shape, inputs, hidden[inputs["rows"]], self_conditioning)
