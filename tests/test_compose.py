@@ -30,7 +30,10 @@ def content(name: str):
 
 def test_the_server_has_the_image_of_this_version_and_valid_flags():
     assert default(SERVICES["server"]["image"]) == f"unmask-runtime:{VERSION}"
-    parse(shlex.split(default(SERVICES["server"]["command"])), {})
+    config = parse(shlex.split(default(SERVICES["server"]["command"])), {})
+    (published,) = SERVICES["server"]["ports"]
+    assert published.endswith(f":{config.port}")
+    assert f"http://127.0.0.1:{config.port}/ready" in SERVICES["server"]["healthcheck"]["test"][-1]
 
 
 def test_ports_are_open_on_this_machine_only():
