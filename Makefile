@@ -51,7 +51,8 @@ define INSTALL_cpu
 @mkdir -p build
 $(PYTHON) -m tools.cpu_lock constraints/lock.txt > build/lock-cpu.txt
 $(LOCKED) build/lock-cpu.txt
-$(BIN)/uv pip install $(QUIET) --compile-bytecode --no-deps --torch-backend cpu --python $(BIN)/python $(shell grep -o '^torch==[0-9.]*' constraints/lock.txt)
+$(BIN)/uv pip install $(QUIET) --compile-bytecode --no-deps --torch-backend cpu --python $(BIN)/python $(shell grep -o '^torch==[0-9.]*' constraints/lock.txt) \
+  || { echo "TORCH=cpu needs the index of torch, see above. Without TORCH, make setup installs the default build of constraints/lock.txt"; exit 1; }
 endef
 
 # uv alone is what images need of the environment

@@ -148,8 +148,12 @@ def draw(frame: Frame) -> Text:
         else:
             text.append(piece.text, "bold green" if piece.fresh else "green")
     if frame.nfe:
-        text.append(f"\n{frame.nfe} steps", "dim")
+        text.append(f"\n{_steps(frame.nfe)}", "dim")
     return text
+
+
+def _steps(number: int) -> str:
+    return f"{number} step{'' if number == 1 else 's'}"
 
 
 class Terminal:
@@ -211,7 +215,7 @@ class Terminal:
         else:
             self.console.print(frame.text, markup=False, highlight=False)
             cut = " (cut: no room left)" if self.conversation.finish_reason == "length" else ""
-            self.console.print(f"[dim]{frame.nfe} steps{cut}[/dim]")
+            self.console.print(f"[dim]{_steps(frame.nfe)}{cut}[/dim]")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

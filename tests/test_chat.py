@@ -68,6 +68,8 @@ def test_frames_show_blocks_being_denoised(server):
     assert frames[2] == Frame("Hello", (Piece(None), Piece("<|end|>", fresh=True), Piece(None), Piece(None)), 3)
     assert frames[-1] == Frame("Hello!", (), 4)
     assert draw(frames[2]).plain.startswith("Hello░·░░")
+    assert draw(frames[0]).plain.endswith("\n1 step")
+    assert draw(frames[2]).plain.endswith("\n3 steps")
 
 
 def test_an_edited_token_is_fresh_again_and_open_text_is_shown():

@@ -1,10 +1,19 @@
-"""The dashboard's JSON is generated, and its picture shows the results of its queries."""
+"""The dashboard's JSON is generated, a server has the series of its queries, and its picture shows their results."""
 
 import json
 import re
 
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.server.harness import serving
 from tools import dashboard
 from tools.docs import dashboard_picture
+
+TARGET_LABELS = {"namespace", "job", "pod"}  # which Prometheus adds: compose.yaml, or a PodMonitor
+ENGINES, OPERATOR = yaml.safe_load(dashboard.PANELS.read_text(encoding="utf-8"))
+QUERIES = [query for panel in ENGINES["panels"] for query in panel["queries"].items()]
 
 
 def test_the_dashboard_is_that_of_the_panels():
@@ -18,6 +27,36 @@ def test_panels_have_positions_of_their_own_and_complete_queries():
     queries = [target["expr"] for panel in panels for target in panel.get("targets", ())]
     assert queries
     assert not any(re.search(r"\$scope|\$rate\b", query) for query in queries)
+
+
+@pytest.fixture(scope="module")
+def labels_of_series():
+    """Returns the label names of each series of a server that has answered a request."""
+    found: dict[str, set[str]] = {}
+    with serving("--device", "cpu", "--lora", "roman=demo://roman") as server:
+        message = {"role": "user", "content": "What is 7 x 8?"}
+        with server.client() as client:
+            request = {"model": "roman", "messages": [message], "stream": True}
+            answer = client.post("/v1/chat/completions", json=request)
+            assert answer.status_code == 200, answer.text
+            text = client.get("/metrics").text
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+@pytest.mark.parametrize(("legend", "query"), QUERIES, ids=[query for _, query in QUERIES])
+def test_a_server_has_the_series_and_labels_of_each_query(labels_of_series, legend, query):
+    names = re.findall(r"\bunmask_\w+", query)
+    assert names
+    assert set(names) <= labels_of_series.keys()
+    grouped = {label for labels in re.findall(r"\bby \((.*?)\)", query) for label in labels.split(", ")}
+    shown = set(re.findall(r"{{(\w+)}}", legend))
+    for name in names:
+        assert grouped | shown <= labels_of_series[name] | TARGET_LABELS
+    if "sum" in query or "max" in query:
+        assert shown <= grouped, "an aggregation keeps only the labels that it groups by"
 
 
 def result(expression, **labels):

@@ -74,6 +74,27 @@ def test_requests_to_other_hosts_are_found(tmp_path):
     assert found == ["//d.e/f.js", "https://g.h", "https://k.l/m.png"]
 
 
+def table(*headers: str) -> str:
+    cells = "".join(f"<td>{number}</td>\n" for number, _ in enumerate(headers))
+    heads = "".join(f"<th>{header}</th>\n" for header in headers)
+    return f"<table>\n<thead>\n<tr>\n{heads}</tr>\n</thead>\n<tbody>\n<tr>\n{cells}</tr>\n</tbody>\n</table>"
+
+
+def test_cells_of_wide_tables_of_fields_have_the_labels_of_their_columns():
+    numbers, narrow = table("a", "b", "c", "d"), table("Field", "Description")
+    fields = table("Field", "Type", "Default", "Meaning")
+    found = site.with_labels(f"{numbers}{fields}{narrow}")
+    assert found.startswith(numbers)
+    assert found.endswith(narrow)
+    labels = re.findall(r'<td data-label="(\w+)">(\d)</td>', found)
+    assert labels == [("Field", "0"), ("Type", "1"), ("Default", "2"), ("Meaning", "3")]
+
+
+def test_logs_have_a_class():
+    text = "```log\na\n```\n\n```text\nb\n```\n"
+    assert site.with_log_class(text) == text.replace("```log", "``` {.text .log}")
+
+
 def test_a_diagram_is_a_picture_if_it_was_drawn(tmp_path, monkeypatch):
     monkeypatch.setattr(site, "ROOT", tmp_path)
     text = "a\n\n```mermaid\nflowchart TB\n```\n"

@@ -61,7 +61,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plugin", action="append", default=[], metavar="FILE.py", help="register what it defines")
     parser.add_argument("--quantization", help="format of linear layers and experts: fp8, int8, int4")
     parser.add_argument("--batch", type=int, default=32, help="requests decoded at a time (32)")
-    parser.add_argument("--n", type=int, default=500, help="held-out prompts a task (500)")
+    parser.add_argument("--n", type=int, default=500, help="held-out prompts per task (500)")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of held-out prompts (0)")
     output.add_json(parser)
 

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min-short", type=float, metavar="SHARE", help="least accuracy of each short task")
     parser.add_argument("--min-long", type=float, metavar="SHARE", help="least accuracy of each long task")
     parser.add_argument("--min-tokens-per-forward", type=float, metavar="N", help="least pooled tokens per forward")
-    parser.add_argument("--show-wrong", type=int, default=0, metavar="N", help="print N wrong answers a task")
+    parser.add_argument("--show-wrong", type=int, default=0, metavar="N", help="print N wrong answers per task")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -70,7 +70,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     with open_llm(args, args.batch) as llm:
         results = run_tasks(llm, tasks, args, decoding, f"batch {args.batch}")
     console = Console()
-    console.print(_table(results, f"{args.n} held-out prompts a task, {decoding}, batch {args.batch}"))
+    console.print(_table(results, f"{args.n} held-out prompts per task, {decoding}, batch {args.batch}"))
     if args.show_wrong:
         _show_wrong(console, results, args)
     faults = _below(results, args)

@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     started.add_arguments(parser)
     parser.add_argument("--api-key", metavar="KEY")
     parser.add_argument("--clients", type=int, nargs="+", metavar="N", help="closed loop; default: 1 32")
-    parser.add_argument("--rate", type=float, nargs="+", metavar="R", help="open loop: requests a second, Poisson")
+    parser.add_argument("--rate", type=float, nargs="+", metavar="R", help="open loop: requests per second, Poisson")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="that the clients are in; default: 1")
-    parser.add_argument("--requests", type=int, default=128, metavar="N", help="of a round; default: 128")
+    parser.add_argument("--requests", type=int, default=128, metavar="N", help="requests per round; default: 128")
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="of each load; default: 1")
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of an answer; default: 64")
     parser.add_argument("--ignore-eos", action="store_true", help="every answer takes all of --max-tokens")
@@ -111,7 +111,7 @@ def bodies(args: argparse.Namespace, round_number: int) -> list[Body]:
 async def _measure(
     args: argparse.Namespace, url: str, loads: list[tuple[str, float]]
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """What was measured of each load; and requests a second, by clients, of a route that answers at once."""
+    """What was measured of each load; and requests per second, by clients, of a route that answers at once."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -220,7 +220,7 @@ def _show(report: dict[str, Any]) -> None:
 
     rounds = report["settings"]["rounds"]
     number = report["settings"]["requests"]
-    table = Table(title=f"{number} requests a round, medians of {rounds} round(s); times in ms")
+    table = Table(title=f"{number} requests per round, medians of {rounds} round(s); times in ms")
     for name in ("load", "ok", "failed", "req/s", "tokens/s", "ttft p50", "p90", "p99", "latency p50", "p90", "p99"):
         table.add_column(name, justify="left" if name == "load" else "right")
 

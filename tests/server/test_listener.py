@@ -166,6 +166,14 @@ def test_a_value_that_is_no_address_here_is_refused_by_the_flags_name(host: str,
     assert ("the port with --port" in str(refusal.value)) is advice
 
 
+def test_a_port_in_use_is_refused_with_the_fix() -> None:
+    with (
+        listening("127.0.0.1") as listener,
+        pytest.raises(ConfigError, match="already in use; give another port with --port"),
+    ):
+        listen("127.0.0.1", listener.getsockname()[1])
+
+
 @pytest.mark.parametrize(
     ("host", "url", "reachable"),
     [

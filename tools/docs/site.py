@@ -29,6 +29,9 @@ LINK = re.compile(r"(\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)\s]+)\)")
 FENCE = re.compile(r"^([ \t]*)(```|~~~).*?^[ \t]*\2[ \t]*$", re.MULTILINE | re.DOTALL)
 
 CELL = re.compile(r"<td\b.*?</td>", re.DOTALL)
+TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+HEADER = re.compile(r"<th\b[^>]*>(.*?)</th>", re.DOTALL)
+ROW = re.compile(r"<tr>.*?</tr>", re.DOTALL)
 CODE = re.compile(r"<code\b.*?</code>", re.DOTALL)
 PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)\s#]+)\.png\)")
 MERMAID = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -67,9 +70,34 @@ def with_dark_pictures(markdown: str, uri: str) -> str:
     return PICTURE.sub(replace, markdown)
 
 
+def with_log_class(markdown: str) -> str:
+    """Gives blocks of the language `log` the class `log`. The highlighter drops the names of languages."""
+    return re.sub(r"^```log$", "``` {.text .log}", markdown, flags=re.MULTILINE)
+
+
 def without_escapes(page: str) -> str:
     """Replaces an escaped bar by a bar in code of table cells. The parser keeps the escape, which Markdown requires."""
     return CELL.sub(lambda cell: CODE.sub(lambda code: code[0].replace("\\|", "|"), cell[0]), page)
+
+
+def with_labels(page: str) -> str:
+    """Gives cells of wide tables of fields the label of their column. On phones each row becomes a list of cells.
+
+    These tables have four columns or more. Their last column, which describes the field, would be off the screen.
+    """
+
+    def labelled(table: re.Match[str]) -> str:
+        headers = HEADER.findall(table[0])
+        if len(headers) < 4 or headers[-1] not in ("Description", "Meaning"):
+            return table[0]
+
+        def row(found: re.Match[str]) -> str:
+            labels = iter(headers)
+            return re.sub(r"<td\b", lambda cell: f'{cell[0]} data-label="{next(labels)}"', found[0])
+
+        return ROW.sub(row, table[0])
+
+    return TABLE.sub(labelled, page)
 
 
 def slug(heading: str, separator: str = "-") -> str:
@@ -171,16 +199,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrites the links of a page for the site."""
+    """Rewrites the links, pictures and logs of a page for the site."""
     uri = page.file.src_uri
     path = uri.removeprefix(f"{COPIES}/") if uri.startswith(f"{COPIES}/") else f"docs/{uri}"
-    markdown = with_dark_pictures(with_diagrams(markdown, uri), uri)
+    markdown = with_log_class(with_dark_pictures(with_diagrams(markdown, uri), uri))
     return with_site_links(markdown, path if (ROOT / path).exists() else path.removesuffix(".md"))
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Corrects the code in tables of a page."""
-    return without_escapes(html)
+    """Corrects the code in tables of a page, and labels the cells of tables of fields."""
+    return with_labels(without_escapes(html))
 
 
 class _Requests(HTMLParser):

@@ -40,7 +40,7 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:  # of the name
         refused = error
     reason = getattr(refused, "strerror", None) or refused
-    raise ConfigError(f"--host {host} --port {port}: cannot be listened on: {reason}{_advice(host)}") from None
+    raise ConfigError(f"--host {host} --port {port}: cannot be listened on: {reason}{_advice(host, refused)}") from None
 
 
 def listener_url(host: str, listener: socket.socket) -> str:
@@ -97,8 +97,10 @@ def _listen_at(family: int, address: tuple[object, ...]) -> socket.socket:
     return listener
 
 
-def _advice(host: str) -> str:
-    """What to change about a value that is no host at all, but a URL or an address with its port."""
+def _advice(host: str, refused: OSError | UnicodeError | None) -> str:
+    """Returns the fix for a port in use, and for a value that is no host, but a URL or an address with its port."""
+    if getattr(refused, "errno", None) == errno.EADDRINUSE:
+        return "; give another port with --port, or end the program that uses this one"
     name = host.rpartition("://")[2]
     if name != host or "/" in name or "]:" in name or name.count(":") == 1:
         return "; give a name or an IP address alone, and the port with --port"
