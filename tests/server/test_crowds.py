@@ -260,7 +260,7 @@ def test_lines_of_strangers_are_counted_and_not_written(caplog: pytest.LogCaptur
     now = 100.0
     sparse = RateLimitFilter(limit=3, seconds=10, kinds=2, clock=lambda: now)
     log.addFilter(sparse)
-    with caplog.at_level(logging.INFO, "test.strangers"):
+    with caplog.at_level(logging.INFO):
         for i in range(1000):
             log.info("stranger %d", i)
         for i in range(100):
@@ -268,9 +268,35 @@ def test_lines_of_strangers_are_counted_and_not_written(caplog: pytest.LogCaptur
         assert len(caplog.records) == 3 + 1 + 3
         now += 11
         sparse.report_dropped()
-    told = [record.getMessage() for record in caplog.records]
-    assert "suppressed 96 more lines in 10 s: other lines" in told
-    assert "suppressed 997 more lines in 10 s: stranger %d" in told
+    *_, summary = [record.getMessage() for record in caplog.records]
+    assert summary == "suppressed 1093 more lines in 10 s: 997 of 'stranger %d', 96 of 'other lines'"
+    log.removeFilter(sparse)
+
+
+def test_lines_of_many_kinds_are_limited_per_second(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("test.kinds")
+    now = 100.0
+    sparse = RateLimitFilter(clock=lambda: now)
+    log.addFilter(sparse)
+
+    def lines_in_this_second() -> int:
+        before = len(caplog.records)
+        for i in range(30 * 15):
+            log.info(f"kind {i % 30:02} " + "x" * 100)
+        return len(caplog.records) - before
+
+    with caplog.at_level(logging.INFO):
+        counts = [lines_in_this_second()]
+        for _ in range(9):
+            now += 1
+            counts.append(lines_in_this_second())
+        assert counts == [20] * 10
+        now += 1
+        assert lines_in_this_second() == 20 + 1  # and the summary of the interval
+    (summary,) = [message for message in caplog.messages if message.startswith("suppressed")]
+    assert summary.startswith("suppressed 4300 more lines in 10 s: ")
+    assert summary.endswith(" others")
+    assert len(summary) < 1200
     log.removeFilter(sparse)
 
 
