@@ -110,6 +110,10 @@ class RateLimitFilter(logging.Filter):
         self.dropped: dict[tuple[str, str], int] = {}
         self.passed_in_second = 0
 
+    def divide(self, processes: int) -> None:
+        """Reduces the limit per second to that of one of several processes that write to the same log."""
+        self.limit_per_second = max(self.limit_per_second // processes, 1)
+
     def filter(self, record: logging.LogRecord) -> bool:
         self.report_dropped()
         kind = (record.name, str(record.msg))

@@ -309,10 +309,14 @@ def test_lines_of_strangers_are_counted_and_not_written(caplog: pytest.LogCaptur
     log.removeFilter(sparse)
 
 
-def test_lines_of_many_kinds_are_limited_per_second(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("processes", "lines"), [(1, 20), (4, 5), (64, 1)])
+def test_lines_of_many_kinds_are_limited_per_second(
+    caplog: pytest.LogCaptureFixture, processes: int, lines: int
+) -> None:
     log = logging.getLogger("test.kinds")
     now = 100.0
     sparse = RateLimitFilter(clock=lambda: now)
+    sparse.divide(processes)
     log.addFilter(sparse)
 
     def lines_in_this_second() -> int:
@@ -326,11 +330,11 @@ def test_lines_of_many_kinds_are_limited_per_second(caplog: pytest.LogCaptureFix
         for _ in range(9):
             now += 1
             counts.append(lines_in_this_second())
-        assert counts == [20] * 10
+        assert counts == [lines] * 10
         now += 1
-        assert lines_in_this_second() == 20 + 1  # and the summary of the interval
+        assert lines_in_this_second() == lines + 1  # and the summary of the interval
     (summary,) = [message for message in caplog.messages if message.startswith("suppressed")]
-    assert summary.startswith("suppressed 4300 more lines in 10 s: ")
+    assert summary.startswith(f"suppressed {4500 - 10 * lines} more lines in 10 s: ")
     assert summary.endswith(" others")
     assert len(summary) < 1200
     log.removeFilter(sparse)
