@@ -10,6 +10,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
+import errno
 import gc
 import logging
 import socket
@@ -37,6 +38,7 @@ from runtime.tokenizer import Tokenizer
 from runtime.weights.checkpoint import resolve_text_files
 
 log = logging.getLogger("unmask.server")
+wire_log = logging.getLogger("unmask.wire")  # limited, as clients can cause its lines
 
 IDLE_GRACE = 0.5  # seconds in which kept-alive connections may still bring a request after the listener has closed
 # Objects more than before, and younger collections, after which one of each age follows. Thousands of connections are
@@ -44,7 +46,36 @@ IDLE_GRACE = 0.5  # seconds in which kept-alive connections may still bring a re
 COLLECTED = (2000, 20, 20)
 ERROR_WRITE_SECONDS = 1.0  # seconds to write the error that ends what did not finish in --drain-timeout
 RETRY_SECONDS = 0.02  # after an error, such as a lack of descriptors
+# Errors of the accepted connection, not of the listener (accept(2), "Error handling"). Some systems lack some of them.
+_LOST_CONNECTION = frozenset(
+    getattr(errno, name)
+    for name in (
+        "ECONNABORTED",
+        "EPROTO",
+        "ENETDOWN",
+        "ENETUNREACH",
+        "EHOSTDOWN",
+        "EHOSTUNREACH",
+        "ENONET",
+        "ENOPROTOOPT",
+    )
+    if hasattr(errno, name)
+)
+_OPEN_FILES = "raise the limit of open files (ulimit -n) or set a lower --max-connections"
+_KERNEL_MEMORY = "the kernel has no memory for sockets; raise the memory limit of the container or net.ipv4.tcp_mem"
+_ACCEPT_ADVICE = {
+    errno.EMFILE: _OPEN_FILES,
+    errno.ENFILE: "the machine has as many open files as it may; raise the kernel's limit fs.file-max",
+    errno.ENOBUFS: _KERNEL_MEMORY,
+    errno.ENOMEM: _KERNEL_MEMORY,
+    errno.EPERM: "a firewall or security policy of this machine forbids them; change its rules",
+}
 _BACKLOG_OFFSET = 24  # of tcpi_unacked in struct tcp_info: of a listener, the connections that wait
+
+
+def accept_advice(error: OSError) -> str:
+    """Returns how to solve an error of accept(2)."""
+    return _ACCEPT_ADVICE.get(error.errno or 0, f"they wait until it succeeds; see errno {error.errno} in accept(2)")
 
 
 class Acceptor:
@@ -113,7 +144,7 @@ class Acceptor:
             pass
         except OSError as error:
             if not self.failing:
-                log.warning("cannot accept connections: %s; raise the limit of open files", error.strerror)
+                wire_log.warning("cannot accept connections: %s; %s", error.strerror or error, accept_advice(error))
             self.failing = True
             self.loop.remove_reader(self.listener.fileno())
             self.loop.call_later(RETRY_SECONDS, self._accept_and_restart)
@@ -126,7 +157,12 @@ class Acceptor:
         return 1
 
     def _accept(self) -> None:
-        connection, _ = self.listener.accept()
+        try:
+            connection, _ = self.listener.accept()
+        except OSError as error:
+            if error.errno in _LOST_CONNECTION:
+                return
+            raise
         self.failing = False
         connection.setblocking(False)
         task = self.loop.create_task(self._register(connection))

@@ -13,6 +13,11 @@ import msgspec
 from runtime.errors import RequestError
 from runtime.weights.hub import without_queries
 
+log = logging.getLogger("unmask.server")
+
+MAX_REPORTED_KINDS = 10  # kinds of dropped lines that are named; a client may cause many kinds
+MAX_KIND_CHARS = 80
+
 
 class JsonFormatter(logging.Formatter):
     """``{"time", "level", "logger", "process", "message"}``, structured fields, and ``"traceback"`` of an exception."""
@@ -80,40 +85,64 @@ def _length(text: str) -> str:
 
 
 class RateLimitFilter(logging.Filter):
-    """Passes a limited number of records of each kind per interval, and logs later how many it dropped.
+    """Passes a limited number of records of each kind per interval and of all kinds per second; counts the others.
 
-    For loggers whose lines any client can cause. The kind of a record is its message without arguments.
+    For loggers whose lines any client can cause. The kind of a record is its message without arguments. All intervals
+    begin at the same time, so the limit per second is what bounds the lines when many kinds arrive at once.
     """
 
     def __init__(
-        self, limit: int = 10, seconds: float = 10.0, kinds: int = 1000, clock: Callable[[], float] = time.monotonic
+        self,
+        limit: int = 10,
+        seconds: float = 10.0,
+        kinds: int = 1000,
+        limit_per_second: int = 20,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
         self.limit = limit  # records of a kind in `seconds`
         self.seconds = seconds
         self.kinds = kinds  # counted separately; further kinds are counted together
+        self.limit_per_second = limit_per_second  # records of all kinds
         self.clock = clock
-        self.since = 0.0
-        self.seen: dict[tuple[str, str], int] = {}
+        self.since = self.second_since = clock()
+        self.passed: dict[tuple[str, str], int] = {}
+        self.dropped: dict[tuple[str, str], int] = {}
+        self.passed_in_second = 0
+
+    def divide(self, processes: int) -> None:
+        """Reduces the limit per second to that of one of several processes that write to the same log."""
+        self.limit_per_second = max(self.limit_per_second // processes, 1)
 
     def filter(self, record: logging.LogRecord) -> bool:
         self.report_dropped()
         kind = (record.name, str(record.msg))
-        if kind not in self.seen and len(self.seen) >= self.kinds:
+        if kind not in self.passed and len(self.passed) >= self.kinds:
             kind = (record.name, "other lines")
-        self.seen[kind] = self.seen.get(kind, 0) + 1
-        return self.seen[kind] <= self.limit
+        passed = self.passed.setdefault(kind, 0)
+        now = self.clock()
+        if now - self.second_since >= 1.0:
+            self.second_since, self.passed_in_second = now, 0
+        if passed >= self.limit or self.passed_in_second >= self.limit_per_second:
+            self.dropped[kind] = self.dropped.get(kind, 0) + 1
+            return False
+        self.passed[kind] = passed + 1
+        self.passed_in_second += 1
+        return True
 
     def report_dropped(self) -> None:
-        """Logs what was dropped in an interval that has ended."""
+        """Logs in one line what was dropped in an interval that has ended."""
         now = self.clock()
         if now - self.since < self.seconds:
             return
-        seen, self.seen, self.since = self.seen, {}, now
-        for (name, message), count in seen.items():
-            if count > self.limit:
-                left = count - self.limit
-                logging.getLogger(name).warning("suppressed %d more lines in %.0f s: %s", left, self.seconds, message)
+        dropped, self.passed, self.dropped, self.since = self.dropped, {}, {}, now
+        if not dropped:
+            return
+        largest = sorted(dropped.items(), key=lambda entry: -entry[1])[:MAX_REPORTED_KINDS]
+        counts = [f"{count} of {message[:MAX_KIND_CHARS]!r}" for (_, message), count in largest]
+        if others := sum(dropped.values()) - sum(count for _, count in largest):
+            counts.append(f"{others} others")
+        log.warning("suppressed %d more lines in %.0f s: %s", sum(dropped.values()), self.seconds, ", ".join(counts))
 
 
 rate_limiter = RateLimitFilter()

@@ -37,6 +37,7 @@ RAISED: dict[str, dict[str, Any]] = {
     },
     "frontend": {
         "runtime.server.logs.rate_limiter.seconds": HOUR,
+        "runtime.server.logs.rate_limiter.limit_per_second": 10_000,
         "runtime.server.http_server.IDLE_GRACE": 0.5,  # as it is: each server's end waits for it
         "runtime.server.http_server.ERROR_WRITE_SECONDS": 60.0,
         "runtime.server.middleware.tracing.CLOSING_SECONDS": 60.0,

@@ -124,28 +124,76 @@ def test_connections_are_accepted_where_the_system_reports_no_queue(
     uvloop.run(accept())
 
 
-def test_a_lack_of_descriptors_is_logged_once(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.EMFILE, "raise the limit of open files (ulimit -n)"),
+        (errno.ENFILE, "fs.file-max"),
+        (errno.ENOBUFS, "the kernel has no memory for sockets"),
+        (errno.ENOMEM, "the kernel has no memory for sockets"),
+        (errno.EPERM, "a firewall"),
+        (errno.EINVAL, f"see errno {errno.EINVAL}"),
+    ],
+)
+def test_an_error_of_accept_is_logged_once_with_its_cause(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int, advice: str
 ) -> None:
-    async def accept() -> int:
+    async def accept() -> None:
         accepting = Acceptor(listener, asyncio.Protocol, 8)
         failures = 0
 
         def fail() -> None:
             nonlocal failures
             failures += 1
-            raise OSError(errno.EMFILE, "Too many open files")
+            raise OSError(number, "the cause")
 
         monkeypatch.setattr(accepting, "_accept", fail)
         accepting.start()
         with crowd(listener, 1):
             await wait_until_async(lambda: failures > 2)
         accepting.stop()
-        return failures
 
     uvloop.run(accept())
-    (record,) = [each for each in caplog.records if "cannot accept connections" in each.message]
-    assert "raise the limit of open files" in record.message
+    (record,) = [each for each in caplog.records if "cannot accept connections: the cause" in each.message]
+    assert advice in record.message
+    assert ("open files" in record.message) == (number in (errno.EMFILE, errno.ENFILE))
+
+
+class FirstLost(socket.socket):
+    """A listener whose first connection is lost before it is accepted."""
+
+    is_lost = False
+
+    def accept(self) -> tuple[socket.socket, object]:
+        connection, address = super().accept()
+        if not self.is_lost:
+            self.is_lost = True
+            connection.close()
+            raise ConnectionAbortedError(errno.ECONNABORTED, "lost")
+        return connection, address
+
+
+def test_a_lost_connection_does_not_delay_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
+    async def accept() -> int:
+        accepted: list[asyncio.Protocol] = []
+
+        def connection() -> asyncio.Protocol:
+            accepted.append(asyncio.Protocol())
+            return accepted[-1]
+
+        with FirstLost() as listener:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            accepting = Acceptor(listener, connection, 8)
+            with crowd(listener, 3):
+                accepting.start()
+                await wait_until_async(lambda: len(accepted) == 2)
+                assert not accepting.failing
+                accepting.stop()
+        return len(accepted)
+
+    assert uvloop.run(accept()) == 2
+    assert "cannot accept" not in caplog.text
 
 
 class Sharing:

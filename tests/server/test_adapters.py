@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import shutil
 import subprocess
@@ -9,13 +11,18 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from runtime.config import EngineConfig, ServerConfig
+from runtime.errors import RequestError
+from runtime.server.engine_client.adapter_registry import LocalAdapterRegistry
+from runtime.server.engine_client.ipc_protocol import CallResult
 from tests.server.checkpoint import CONFIG
 from tests.server.harness import ROOT, ServerProcess, serving
 from tests.server.test_frontends import clients
@@ -123,6 +130,27 @@ def test_the_file_is_followed_and_a_broken_one_is_told(server: ServerProcess, co
         wait_until(lambda: names(client) == {"base", "one", "two", "fromfile"})
 
 
+def test_a_failed_load_leaves_nothing_of_its_name() -> None:
+    """Clients choose the names, so what is held per name must have a limit."""
+
+    async def call(replica: object, message: object) -> CallResult:
+        return CallResult(0, error="no adapter")
+
+    async def fail_to_load() -> None:
+        supervisor = SimpleNamespace(require_ready=lambda: [None], call=call)
+        registry = LocalAdapterRegistry(ServerConfig(engine=EngineConfig(model="demo://")), cast(Any, supervisor))
+        results = await asyncio.gather(
+            *(registry.load(f"name{i % 50}", "/adapters", "route") for i in range(100)), return_exceptions=True
+        )
+        assert all(isinstance(result, RequestError) and result.message == "no adapter" for result in results)
+        assert not registry.entries
+        del results  # their tracebacks have the frames
+        gc.collect()
+        assert not registry._locks
+
+    asyncio.run(fail_to_load())
+
+
 def test_loading_and_unloading_by_clients(server: ServerProcess, places: Path, tmp_path: Path) -> None:
     with server.client() as client:
         for _ in range(2):  # the same again changes nothing
@@ -137,6 +165,7 @@ def test_loading_and_unloading_by_clients(server: ServerProcess, places: Path, t
             ({"lora_name": "new", "lora_path": "/nowhere"}, "is not a directory"),
             ({"lora_name": "new", "lora_path": str(broken)}, "tensor 'x' is not half"),
             ({"lora_name": "new", "lora_path": str(write_adapter(tmp_path / "r", 1, 17))}, "more than --max-lora-rank"),
+            ({"lora_name": "new", "lora_path": "/" + "a/" * 3000}, "lora_path: String should have at most 4096"),
             ({"lora_name": "new"}, "lora_path"),
         ):
             answer = change(client, "load", **body)

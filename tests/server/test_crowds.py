@@ -13,7 +13,7 @@ import pytest
 
 from runtime.server.env import BACKEND_FILES, OWN_FILES, open_files
 from runtime.server.http_protocol.connection_manager import MIN_EVICTED_BYTES, Phase, eviction_key
-from runtime.server.http_protocol.limits import DEFAULT_MAX_CONNECTIONS, PROBE_SLOTS
+from runtime.server.http_protocol.limits import DEFAULT_MAX_CONNECTIONS, PROBE_SLOTS, Limits
 from runtime.server.logs import RateLimitFilter
 from tests.server.harness import ROOT
 from tests.server.test_attacks import answers, read_all
@@ -24,6 +24,7 @@ GET = b"GET /x HTTP/1.1\r\nConnection: close\r\n\r\n"
 BIG_KEPT = b"GET /big HTTP/1.1\r\n\r\n"
 KEPT = b"GET /x HTTP/1.1\r\n\r\n"
 WAIT = b"GET /wait HTTP/1.1\r\n\r\n"
+HEALTH_KEEP_ALIVE = b"GET /health HTTP/1.1\r\n\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n"
 
 
@@ -88,6 +89,41 @@ def test_probes_do_not_push_each_other_out() -> None:
             probe.sendall(HEALTH)
         assert [answers(read_all(probe))[0][0] for probe in probes] == [200] * 3
         assert server.given_up("gave_way") == 0
+
+
+def test_a_probe_that_has_not_been_read_is_not_reset_for_another_connection() -> None:
+    with wired(connections=1, probe_slots=2) as server, contextlib.ExitStack() as stack:
+        probe = stack.enter_context(server.connect())  # its request is on its way
+        server.until_open(1)
+        stack.enter_context(server.connect(WAIT))
+        server.until_requests(1)
+        probe.sendall(HEALTH)
+        assert answers(read_all(probe))[0][0] == 200
+        assert server.given_up("gave_way") == 0
+
+
+def test_a_silent_connection_gives_way_once_its_request_is_overdue() -> None:
+    with wired(connections=1) as server, contextlib.ExitStack() as stack:
+        silent = stack.enter_context(server.connect())
+        server.until_open(1)
+        server.pass_time(Limits.arrival_seconds)
+        stack.enter_context(server.connect(WAIT))
+        server.until_requests(1)
+        assert silent.recv(10) == b""
+        assert server.given_up("gave_way") == 1
+
+
+def test_idle_connections_leave_probe_slots_before_new_ones_do() -> None:
+    with wired(connections=1, probe_slots=3) as server, contextlib.ExitStack() as stack:
+        stack.enter_context(server.connect(WAIT))
+        server.until_requests(1)
+        idle = [stack.enter_context(server.connect(HEALTH_KEEP_ALIVE)) for _ in range(3)]
+        assert [answers(connection.recv(1000))[0][0] for connection in idle] == [200] * 3
+        probes = [stack.enter_context(server.connect()) for _ in range(3)]
+        wait_until(lambda: server.given_up("gave_way") == 3)
+        for probe in probes:
+            probe.sendall(HEALTH)
+        assert [answers(read_all(probe))[0][0] for probe in probes] == [200] * 3
 
 
 def test_spares_leave_the_places_of_others_alone() -> None:
@@ -260,7 +296,7 @@ def test_lines_of_strangers_are_counted_and_not_written(caplog: pytest.LogCaptur
     now = 100.0
     sparse = RateLimitFilter(limit=3, seconds=10, kinds=2, clock=lambda: now)
     log.addFilter(sparse)
-    with caplog.at_level(logging.INFO, "test.strangers"):
+    with caplog.at_level(logging.INFO):
         for i in range(1000):
             log.info("stranger %d", i)
         for i in range(100):
@@ -268,9 +304,39 @@ def test_lines_of_strangers_are_counted_and_not_written(caplog: pytest.LogCaptur
         assert len(caplog.records) == 3 + 1 + 3
         now += 11
         sparse.report_dropped()
-    told = [record.getMessage() for record in caplog.records]
-    assert "suppressed 96 more lines in 10 s: other lines" in told
-    assert "suppressed 997 more lines in 10 s: stranger %d" in told
+    *_, summary = [record.getMessage() for record in caplog.records]
+    assert summary == "suppressed 1093 more lines in 10 s: 997 of 'stranger %d', 96 of 'other lines'"
+    log.removeFilter(sparse)
+
+
+@pytest.mark.parametrize(("processes", "lines"), [(1, 20), (4, 5), (64, 1)])
+def test_lines_of_many_kinds_are_limited_per_second(
+    caplog: pytest.LogCaptureFixture, processes: int, lines: int
+) -> None:
+    log = logging.getLogger("test.kinds")
+    now = 100.0
+    sparse = RateLimitFilter(clock=lambda: now)
+    sparse.divide(processes)
+    log.addFilter(sparse)
+
+    def lines_in_this_second() -> int:
+        before = len(caplog.records)
+        for i in range(30 * 15):
+            log.info(f"kind {i % 30:02} " + "x" * 100)
+        return len(caplog.records) - before
+
+    with caplog.at_level(logging.INFO):
+        counts = [lines_in_this_second()]
+        for _ in range(9):
+            now += 1
+            counts.append(lines_in_this_second())
+        assert counts == [lines] * 10
+        now += 1
+        assert lines_in_this_second() == lines + 1  # and the summary of the interval
+    (summary,) = [message for message in caplog.messages if message.startswith("suppressed")]
+    assert summary.startswith(f"suppressed {4500 - 10 * lines} more lines in 10 s: ")
+    assert summary.endswith(" others")
+    assert len(summary) < 1200
     log.removeFilter(sparse)
 
 

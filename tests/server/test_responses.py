@@ -171,6 +171,7 @@ def test_what_changes_nothing_is_taken(client: httpx.Client) -> None:
         ({"background": True}, "background", "is not supported"),
         ({"truncation": "sometimes"}, "truncation", "'auto' or 'disabled'"),
         ({"include": ["file_search_call.results"]}, "include[0]", "reasoning.encrypted_content"),
+        ({"include": ["reasoning.encrypted_content"] * 65}, "include", "at most 64 items"),
         ({"input": []}, "input", "at least one message"),
         ({"input": 3}, "input", "string"),
         ({"input": [{"role": "user"}]}, "input[0]", "message items need content"),

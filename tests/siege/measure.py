@@ -17,7 +17,7 @@ from tests.siege.server import MODULE, Besieged, SiegeError, besieged
 
 NICE = 19  # of attackers: some thirty of them together give way to the server, as if they had machines of their own
 IDLE_REQUESTS = 8
-MARGIN = 90.0  # seconds in which a child that was told to stop has to end
+MARGIN = 90.0  # seconds in which a child has to start, or to end after the signal to stop
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def siege(
                 start(attacker, *_order(attack, server, seconds, options), nice=options.nice) for attack in attacks
             ]
             for child in attackers:
-                child.ready()
+                child.ready(MARGIN)  # some forty start at once, and give way to the server
             end = time.monotonic() + seconds + EXIT_SECONDS
             while any(child.alive for child in attackers) and time.monotonic() < end and not meter.spent.is_set():
                 time.sleep(0.1)

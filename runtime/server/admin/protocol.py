@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NotRequired
 
-from pydantic import ConfigDict, with_config
+from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from runtime.server.openai.protocol import ChatFields, ModelName
@@ -109,11 +109,16 @@ class ProfileStopped(TypedDict):
     files: Annotated[list[str], api_field("paths of the written files on the server")]
 
 
+MAX_PATH = 4096  # characters; Linux allows no longer one
+
+
 class LoadAdapterRequest(RequestModel):
     """`lora_path`: a directory that the server sees, or ``hf://org/name[@revision]``."""
 
     lora_name: str = api_field("name for the field `model` of requests", "roman")
-    lora_path: str = api_field("directory on the server, `hf://org/name[@revision]` or `demo://NAME`", "demo://roman")
+    lora_path: Annotated[str, Field(max_length=MAX_PATH)] = api_field(
+        "directory on the server, `hf://org/name[@revision]` or `demo://NAME`", "demo://roman"
+    )
 
 
 class UnloadAdapterRequest(RequestModel):

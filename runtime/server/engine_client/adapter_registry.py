@@ -9,12 +9,12 @@ import logging
 import os
 import time
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakValueDictionary
 
 from runtime.config import EngineConfig, ServerConfig
 from runtime.config.adapters import DEFAULT_MAX_LORAS, check_adapter_name
@@ -102,7 +102,8 @@ class LocalAdapterRegistry(AdapterRegistry):
         self.on_change: Callable[[], None] = lambda: None  # called when the state of an adapter changes
         self.wait_acknowledged: Callable[[], Awaitable[None]] = _no_wait  # until frontend processes know the state
         self.entries |= {name: AdapterEntry(uri, "flag", "ready") for name, uri in config.engine.adapters.items()}
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # one change of a name at a time
+        # One change of a name at a time. A lock exists as long as a change uses it: clients choose the names.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._changes: set[asyncio.Task[None]] = set()
         self._config_error = ""  # of a --lora-config that cannot be read
 
@@ -111,13 +112,16 @@ class LocalAdapterRegistry(AdapterRegistry):
             check_adapter_name(name)
         except ConfigError as error:
             raise RequestError(f"lora_name: {error}", param="lora_name") from None
-        async with self._locks[name]:
+        async with self._lock(name):
             await self._load(name, uri, by)
 
     async def unload(self, name: str) -> None:
         if name in self.entries:  # unknown names get no lock
-            async with self._locks[name]:
+            async with self._lock(name):
                 await self._unload(name)
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())
 
     async def _load(self, name: str, uri: str, by: Source) -> None:
         if name in self.config.model_names:
@@ -224,7 +228,7 @@ class LocalAdapterRegistry(AdapterRegistry):
         """Starts one task per change: an unload waits for running requests."""
         mine = {name for name, entry in self.entries.items() if entry.source == "config"}
         for name in mine | requested.keys():
-            if not self._locks[name].locked() and self._needs_change(name, requested.get(name)):
+            if not self._lock(name).locked() and self._needs_change(name, requested.get(name)):
                 change = asyncio.create_task(self._apply(name, requested.get(name)))
                 self._changes.add(change)
                 change.add_done_callback(self._changes.discard)

@@ -120,6 +120,7 @@ class FrontendProcess:
         try:
             config = divide_limits(message.config, index)
             logs.configure_logging(config.log_level, config.log_format, f"frontend-{index}")
+            logs.rate_limiter.divide(config.frontend_processes)
             use_files(index)
             client = FrontendEngineClient(config, RequestMetrics(), self.rpc, self.name, index)
             self.engine_client = client

@@ -134,32 +134,54 @@ class ConnectionManager:
     def add(self, connection: GuardedProtocol) -> None:
         """Register a new connection.
 
-        If there are too many, another one is evicted. If none can be, the new one gets a probe slot. A connection in a
-        probe slot is evicted only if all slots are in use and another connection needs one.
+        If there are too many, another one gives way: it is evicted, or moved to a probe slot if its request may be on
+        its way, as it may be a probe. If none can give way, the new one gets a probe slot. A connection in a probe slot
+        is evicted only if all slots are in use and another connection needs one.
         """
         self.open.add(connection)
         self.num_open.set(len(self.open))
-        if self._at_capacity() and (victim := self._eviction_candidate(probe=False)) is not None:
-            self.evict(victim, "gave_way")
-        if not self._at_capacity():
-            return
+        if self._at_capacity() and (victim := self._eviction_candidate()) is not None:
+            if self._is_expected(victim, self.clock()):
+                self._use_probe_slot(victim)
+            else:
+                self.evict(victim, "gave_way")
+        if self._at_capacity():
+            self._use_probe_slot(connection)
+
+    def _use_probe_slot(self, connection: GuardedProtocol) -> None:
         if len(self.probes) >= self.limits.probe_slots:
-            victim = self._eviction_candidate(probe=True)
+            victim = self._probe_slot_candidate()
             self.evict(victim or connection, "no_room" if victim is None else "gave_way")
         if connection in self.open:
             self.probes.add(connection)
 
-    def _eviction_candidate(self, probe: bool) -> GuardedProtocol | None:
+    def _eviction_candidate(self) -> GuardedProtocol | None:
+        """Returns the connection outside the probe slots that is evicted first."""
         now = self.clock()
         for phase, waiting in self.waiting.items():
             for connection in waiting:
                 if phase is Phase.BODY and now - connection.since < self.limits.upload_seconds:
                     break  # the following ones are newer
-                out = connection.transport
-                progresses = phase in _SENDING and now - out.progressed < self.limits.progress_seconds
-                if (connection in self.probes) is probe and not (progresses and out.unsent()):
+                if connection not in self.probes and self._may_give_way(connection, now):
                     return connection
         return None
+
+    def _probe_slot_candidate(self) -> GuardedProtocol | None:
+        """Returns the connection in a probe slot that is evicted first. Those that may be probes are the last."""
+        now = self.clock()
+        candidates = [connection for connection in self.probes if self._may_give_way(connection, now)]
+        return min(candidates, key=lambda c: (self._is_expected(c, now), c.phase, c.since), default=None)
+
+    def _may_give_way(self, connection: GuardedProtocol, now: float) -> bool:
+        phase, out = connection.phase, connection.transport
+        if phase is Phase.ANSWER or (phase is Phase.BODY and now - connection.since < self.limits.upload_seconds):
+            return False
+        progresses = phase in _SENDING and now - out.progressed < self.limits.progress_seconds
+        return not (progresses and out.unsent())
+
+    def _is_expected(self, connection: GuardedProtocol, now: float) -> bool:
+        """Whether the first request of a new connection may be on its way, or may not have been read yet."""
+        return connection.is_silent and now - connection.since < self.limits.arrival_seconds
 
     def _at_capacity(self) -> bool:
         return len(self.open) - len(self.probes) > self.limits.connections

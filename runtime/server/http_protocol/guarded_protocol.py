@@ -185,6 +185,11 @@ class GuardedProtocol(HttpToolsProtocol):
         return self.cycle is not None and not (self.cycle.response_complete or self.cycle.disconnected)
 
     @property
+    def is_silent(self) -> bool:
+        """Whether nothing has been received yet."""
+        return self.phase is Phase.HEAD and self.cycle is None and not self.unparsed
+
+    @property
     def awaits_disconnect(self) -> bool:
         """Whether reading is paused, so that the end of the connection would not be noticed."""
         return self.socket_paused and not self.transport.is_closing()

@@ -45,6 +45,7 @@ class Limits:
     stall_seconds: float = 60.0  # without progress of an unsent response
     drain_seconds: float = 30.0  # for a rejected client to finish its request and read the response
     quiet_seconds: float = 5.0  # without data from a rejected client, after which it has read the response
+    arrival_seconds: float = 1.0  # from accepting until the first bytes, in which a new connection may be a probe's
     upload_seconds: float = 2.0  # after which an incomplete body may be evicted for a new connection
     progress_seconds: float = 5.0  # since the last progress of a response, in which it is not evicted
     check_seconds: float = 1.0  # interval of the checks of these times

@@ -147,7 +147,7 @@ def log_request(
         fields["reason"] = _printable(reason[:MAX_REASON])
         parts.append(fields["reason"])
     line = f"{method} {shown_path} {status} {', '.join(parts)}"
-    if 400 <= status < 500:
+    if 400 <= status < 500 or status == 503:
         rejected_log.log(level, f"rejected with {status}: %s", line, extra={"fields": fields})
     else:
         access_log.log(level, "%s", line, extra={"fields": fields})

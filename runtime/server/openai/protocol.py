@@ -183,37 +183,50 @@ class ChatPrompt(NamedTuple):
 class Conversation:
     """Messages of a chat that are converted from the items of another API.
 
-    Attributes:
-        paths: path in the request of each message, for errors.
+    Pieces of an answer are joined once, when the answer is complete: a request may have thousands of them.
     """
 
     def __init__(self, result_id: str) -> None:
         """`result_id`: name of the field of a tool result with the id of the call."""
         self._result_id = result_id
-        self.messages: list[Message] = []
-        self.paths: list[str] = []
+        self._messages: list[Message] = []
+        self._paths: list[str] = []  # in the request, of each message
+        self._texts: list[str] = []  # pieces of the last message, if that is an assistant message
+        self._reasonings: list[str] = []
+        self._calls: list[Call] = []
 
     def add(self, path: str, **fields: Any) -> None:
-        self.messages.append(Message(**fields))
-        self.paths.append(path)
+        self._complete()
+        self._messages.append(Message(**fields))
+        self._paths.append(path)
 
     def assistant(
         self, path: str, *, text: str = "", reasoning: str = "", call: Call | None = None, begins: bool = False
     ) -> None:
         """Adds a piece of an answer to the last message if that is an assistant message, unless a new one `begins`."""
-        if begins or not self.messages or self.messages[-1].role != "assistant":
+        if begins or not self._messages or self._messages[-1].role != "assistant":
             self.add(path, role="assistant", content=None)
-        message = self.messages[-1]
         if text:
-            message.content = (message.text() or "") + text
+            self._texts.append(text)
         if reasoning:
-            message.reasoning_content = (message.reasoning_content or "") + reasoning
+            self._reasonings.append(reasoning)
         if call is not None:
-            message.tool_calls = [*(message.tool_calls or ()), call]
+            self._calls.append(call)
 
     def to_template(self) -> list[dict[str, Any]]:
         """Returns the messages as `template_messages`."""
-        return template_messages(self.messages, self.paths, self._result_id)
+        self._complete()
+        return template_messages(self._messages, self._paths, self._result_id)
+
+    def _complete(self) -> None:
+        """Adds the pieces to the last message."""
+        if self._texts:
+            self._messages[-1].content = "".join(self._texts)
+        if self._reasonings:
+            self._messages[-1].reasoning_content = "".join(self._reasonings)
+        if self._calls:
+            self._messages[-1].tool_calls = self._calls
+        self._texts, self._reasonings, self._calls = [], [], []
 
 
 def template_messages(
@@ -282,7 +295,7 @@ def _arguments(arguments: Any) -> Any:
     return value if isinstance(value, dict) else arguments
 
 
-MAX_ENTRIES = 64  # of metadata and of chat_template_kwargs; `request_body` has the limits of a body
+MAX_ENTRIES = 64  # of metadata, of chat_template_kwargs and of include; `request_body` has the limits of a body
 
 
 def _checked(is_valid: Callable[[Any], bool], message: str) -> PlainValidator:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NotRequired
 
-from pydantic import Discriminator, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
@@ -231,7 +231,7 @@ class ResponsesRequest(openai.SingleChoiceRequest):
     safety_identifier: str | None = ignored_field("someone")
     prompt_cache_key: str | None = optional("ignored; prefixes are cached without it", "sums")
     prompt_cache_retention: str | None = ignored_field("24h")
-    include: list[str] | None = optional(
+    include: Annotated[list[str], Field(max_length=openai.MAX_ENTRIES, fail_fast=True)] | None = optional(
         f"`{_ENCRYPTED}`, which is ignored, and outputs of the hosted tools in `tools`", [_ENCRYPTED]
     )
     truncation: Literal["auto", "disabled"] | None = optional(

@@ -179,6 +179,7 @@ def parse_tool_choice(choice: object, origins: Mapping[str, tuple[str, str]] = M
     Raises:
         RequestError: The value is no choice, or selects only tools that are not functions.
     """
+    offered = {origin: name for name, origin in origins.items()}
     match choice:
         case None:
             return Choice(origins=origins)
@@ -190,10 +191,10 @@ def parse_tool_choice(choice: object, origins: Mapping[str, tuple[str, str]] = M
             if mode not in ("auto", "required") or not isinstance(tools, list):
                 raise refuse("tool_choice", "allowed_tools needs a mode, auto or required, and a list of tools")
             functions = [tool for tool in tools if isinstance(tool, dict) and tool.get("type") == "function"]
-            names = (_function_name(tool, origins) for tool in functions)
+            names = (_function_name(tool, offered) for tool in functions)
             return Choice(mode, allowed=frozenset(filter(None, names)), origins=origins)
         case dict() if choice.get("type", "function") == "function":
-            name = _function_name(choice, origins)
+            name = _function_name(choice, offered)
             if not name:
                 raise refuse("tool_choice.function.name", "is missing; name one of the tools")
             return Choice("required", name, origins=origins)
@@ -201,14 +202,22 @@ def parse_tool_choice(choice: object, origins: Mapping[str, tuple[str, str]] = M
     raise refuse("tool_choice", f"{preview(choice)} is not supported; use {known}")
 
 
-def _function_name(selector: Mapping[str, Any], origins: Mapping[str, tuple[str, str]]) -> str:
-    """The name, as offered to the model, of the function that an entry of `tool_choice` selects; "" if it has none."""
+def _function_name(selector: Mapping[str, Any], offered: Mapping[tuple[str, str], str]) -> str:
+    """Returns the name, as offered to the model, of the function that an entry of `tool_choice` selects.
+
+    Args:
+        selector: The entry.
+        offered: The offered name of each function of a namespace, by its own name and its namespace.
+
+    Returns:
+        The name; "" if the entry has none.
+    """
     function = selector.get("function")
     described = function if isinstance(function, dict) else selector
     name, namespace = described.get("name"), described.get("namespace")
     if not isinstance(name, str):
         return ""
-    return next((flat for flat, found in origins.items() if found == (name, namespace)), name)
+    return offered.get((name, namespace), name) if isinstance(namespace, str) else name
 
 
 def _tool(item: ToolItem, path: str) -> tuple[str, Tool]:

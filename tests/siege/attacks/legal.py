@@ -4,9 +4,10 @@ import asyncio
 import json
 import random
 import time
+from itertools import cycle
 from typing import Any
 
-from tests.siege.attacks.bodies import CHAT, SIZE
+from tests.siege.attacks.bodies import CHAT, SIZE, at_once
 from tests.siege.registry import attack
 from tests.siege.target import REBUFFED, Target
 
@@ -94,6 +95,34 @@ async def still_answered(target: Target, request: bytes, name: str) -> None:
         await asyncio.sleep(0.5)
     if not target.stopped():
         target.says(f"{name} got no answer for {AFTERWARDS:.0f} s after others were given up: {found}")
+
+
+def answers_in_pieces() -> list[tuple[str, bytes]]:
+    """Earlier answers in as many pieces as a body may hold, of which each API makes one message: path and body."""
+    user = {"role": "user", "content": "x"}
+    # a first piece of wide characters: all that is joined to it is as wide
+    texts = ["\U0001f600", *["a" * 920] * MESSAGES]
+    items = [{"role": "assistant", "content": text} for text in texts]
+    reasoning = [{"type": "reasoning", "content": text} for text in texts]
+    blocks = [{"type": "text", "text": text} for text in texts]
+    thinking = [{"type": "thinking", "thinking": text, "signature": ""} for text in texts]
+    named = {"tools": [{"type": "x"}] * 255 + [{"type": "web_search"}], "include": ["web_search_call.sources"] * 15_000}
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/responses", {"input": [*items, user], "max_output_tokens": 4}),
+        ("/v1/responses", {"input": [*reasoning, user], "max_output_tokens": 4}),
+        ("/v1/messages", {"messages": [user, {"role": "assistant", "content": blocks}, user], "max_tokens": 4}),
+        ("/v1/messages", {"messages": [user, {"role": "assistant", "content": thinking}, user], "max_tokens": 4}),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 4, **named}),
+    ]
+    return [(path, json.dumps(body, ensure_ascii=False).encode()) for path, body in bodies]
+
+
+@attack("answers-in-pieces", "earlier answers of 2,000 pieces in turn, four at once, every second", keyed=True)
+async def many_pieces(target: Target) -> None:
+    requests = cycle([target.post(path, body) for path, body in answers_in_pieces()])
+    while target.on():
+        await at_once(target, next(requests), 4)
+        await target.pause(1)
 
 
 @attack("aborted-prompts", "long legal prompts given up after 1 to 200 ms, 20 a second", keyed=True)
