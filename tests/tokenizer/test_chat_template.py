@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runtime.errors import ConfigError, RequestError
+from runtime.parsers import formats
 from runtime.tokenizer import Tokenizer, template_sandbox
 from runtime.tokenizer.chat_template import ChatTemplate
 from tests.tokenizer.conftest import SPECIALS, byte_level, save
@@ -113,6 +115,31 @@ def test_indented_json_is_limited_as_it_is_written(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(template_sandbox, "MAX_CHARS", 1000)
     with pytest.raises(RequestError, match="writes more than 1000 characters"):
         ChatTemplate("{% set x = values | tojson(indent=50) %}", {}, {}).render(USER, {"values": [[1]] * 20})
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "messages[1].tool_calls[0].function.arguments | tojson",
+        "messages[1].tool_calls[0].function.arguments | string",
+        "messages[1].tool_calls[0] | tojson",
+        "messages[1].tool_calls | tojson",
+        "messages[1] | tojson",
+        "messages | tojson",
+        "messages",
+    ],
+)
+@pytest.mark.parametrize("innermost", [1, "a", [], {}])
+def test_calls_with_the_deepest_arguments_can_be_sent_back(expression: str, innermost: Any) -> None:
+    has_brackets = isinstance(innermost, list | dict)
+    arguments: Any = innermost
+    for _ in range(formats.MAX_DEPTH - has_brackets):
+        arguments = {"x": arguments}
+    function = {"name": "deep", "arguments": json.loads(formats.dump_json(arguments))}
+    call = {"id": "call_1", "type": "function", "function": function}
+    messages = [*USER, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    text = ChatTemplate("{# writes tool_calls #}{{ " + expression + " }}", {}, {}).render(messages, {})
+    assert len(re.findall("['\"]x['\"]:", text)) == formats.MAX_DEPTH - has_brackets
 
 
 @pytest.fixture
