@@ -25,6 +25,7 @@ from runtime.structured_output.keywords import (
     check_keywords,
     effective_keywords,
     named_types,
+    nullable_type,
 )
 from runtime.structured_output.patterns import (
     BASE64,
@@ -128,6 +129,7 @@ class _Simplifier:
         self._root = root
         self._references = References(root)
         dialect = str(root.get("$schema", ""))
+        self._is_json_schema = "json-schema.org" in dialect  # where `nullable` is an annotation
         # Drafts 4 to 7 ignore the keywords next to a reference.
         self._is_ref_exclusive = any(f"draft-0{number}" in dialect for number in (4, 5, 6, 7))
         self._old_items = self._is_ref_exclusive or "2019-09" in dialect  # `items` applies to the first items, too
@@ -166,6 +168,8 @@ class _Simplifier:
     def _keywords(self, origin: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the keywords of a subschema that apply in this document."""
         value = effective_keywords(origin, is_ref_exclusive=self._is_ref_exclusive)
+        if not self._is_json_schema and value.get("nullable") is True and "type" in value:
+            value["type"] = nullable_type(value["type"])
         if self._references.has_one_of:
             value = {name: found for name, found in value.items() if name not in self._unknown}
         return value

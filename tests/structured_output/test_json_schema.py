@@ -422,6 +422,54 @@ def test_spellings_of_older_drafts_are_read() -> None:
     assert accepts(simplified({**alone, "$ref": "#/definitions/t", "maxLength": 1}), "long")
 
 
+REFERRED = {"$defs": {"t": {"type": "string", "nullable": True}}}
+NULLABLE: list[tuple[Any, list[Any], list[Any]]] = [  # a schema of OpenAPI 3.0, what fits, and what does not
+    ({"type": "string", "nullable": True}, ["a", None], [1]),
+    ({"type": "string", "nullable": False}, ["a"], [None]),
+    ({"type": ["string", "integer"], "nullable": True}, ["a", 1, None], [True]),
+    ({"type": ["string", "null"], "nullable": True}, ["a", None], [1]),
+    ({"type": "null", "nullable": True}, [None], ["a"]),
+    ({"type": "integer", "nullable": True, "minimum": 3}, [3, None], [2]),
+    ({"type": "string", "nullable": True, "maxLength": 1, "format": "date"}, [None], ["ab"]),
+    ({"type": "string", "nullable": True, "enum": ["a", None]}, ["a", None], ["b"]),
+    ({"type": "string", "nullable": True, "enum": ["a"]}, ["a"], [None]),
+    ({"type": "string", "nullable": True, "enum": [None]}, [None], ["a", ""]),
+    ({"type": "string", "nullable": True, "const": None}, [None], ["a"]),
+    ({"type": "array", "nullable": True, "items": NUMBER, "maxItems": 1}, [[1], None], [["a"], [1, 2], {}]),
+    ({"type": "array", "items": {"type": "object", "nullable": True}}, [[{}, None]], [[1], None]),
+    ({**OPEN, "nullable": True, "required": ["a"]}, [{"a": 1}, None], [{}, []]),
+    ({**OPEN, "properties": {"a": {"type": "boolean", "nullable": True}}}, [{"a": None}], [{"a": 1}, None]),
+    ({**OPEN, "additionalProperties": {"type": "integer", "nullable": True}}, [{"b": None}], [{"b": "c"}]),
+    ({"anyOf": [{"type": "string", "nullable": True}, NUMBER]}, ["a", 1, None], [True]),
+    ({"oneOf": [{"type": "string", "nullable": True}, NUMBER]}, ["a", 1, None], [True]),
+    ({**REFERRED, "$ref": "#/$defs/t"}, ["a", None], [1]),
+    ({**REFERRED, "allOf": [{"$ref": "#/$defs/t"}]}, ["a", None], [1]),
+    ({"$defs": {"t": {"type": "string"}}, "allOf": [{"$ref": "#/$defs/t"}], "nullable": True}, ["a"], [None]),
+    ({"type": "string", "nullable": "true"}, ["a"], [None]),
+    ({"$schema": "https://spec.openapis.org/oas/3.0/schema", "type": "string", "nullable": True}, [None], [1]),
+    ({"$schema": "http://json-schema.org/draft-07/schema#", "type": "string", "nullable": True}, ["a"], [None]),
+    ({"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "string", "nullable": True}, ["a"], [None]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "fitting", "others"), NULLABLE, ids=[json.dumps(each[0]) for each in NULLABLE])
+def test_nullable_adds_null_to_the_type_next_to_it(schema: Any, fitting: list[Any], others: list[Any]) -> None:
+    made = simplified(schema)
+    assert all(accepts(made, value) for value in fitting), made
+    assert not any(accepts(made, value) for value in others), made
+    if not {"$schema", "$defs"} & schema.keys():
+        inside = simplified({"anyOf": [{"items": schema, "minItems": 1, **LIST}]})
+        assert all(accepts(inside, [value]) for value in fitting), inside
+        assert not any(accepts(inside, [value]) for value in others), inside
+
+
+def test_nullable_schemas_of_names_allow_the_same_names() -> None:
+    names = {"type": "string", "nullable": True, "enum": ["a", None]}
+    made = simplified({**OPEN, "propertyNames": names, "additionalProperties": NUMBER})
+    assert accepts(made, {"a": 1})
+    assert not accepts(made, {"null": 1})
+
+
 def test_listed_names_do_not_multiply_a_schema() -> None:
     names = [f"name{i}" for i in range(1000)]
     large = {"enum": [f"value {i}" for i in range(1000)]}

@@ -226,9 +226,9 @@ def make_tool(path: str, name: str, function: FunctionDescription, schema: str =
         kinds = "letters, digits, and any of _ - . : /"
         raise refuse(f"{path}.name", f"{preview(name)} is not a name of 1 to {MAX_NAME} {kinds}")
     description, parameters = function.description, function.parameters
-    if parameters and parameters.get("type", "object") != "object":
-        kind = preview(parameters["type"])
-        raise refuse(f"{path}.{schema}", f"the schema is of {kind}; arguments are always an object")
+    kind = parameters.get("type") if parameters else None
+    if kind is not None and kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise refuse(f"{path}.{schema}", f"the schema is of {preview(kind)}; arguments are always an object")
     known = {"description": description, "parameters": parameters, **(function.model_extra or {})}
     described = {"name": name, **{key: value for key, value in known.items() if value is not None}}
     item = {"type": "function", "function": described}
