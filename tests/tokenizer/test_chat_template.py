@@ -188,6 +188,44 @@ def test_files_take_precedence_over_the_config(make: Any) -> None:
     assert text_of(directory) == "file"
 
 
+@pytest.mark.parametrize("name", ["chat_template.json", "processor_config.json"])
+@pytest.mark.parametrize("form", FORMS)
+def test_templates_of_processors_are_read_in_every_form(name: str, form: str, make: Any) -> None:
+    directory = make(chat_template=None)
+    (directory / name).write_text(json.dumps({"chat_template": FORMS[form], "processor_class": "X"}))
+    assert text_of(directory) == "D"
+    assert text_of(directory, tools=[{"a": 1}]) == ("T" if "tool_use" in json.dumps(FORMS[form]) else "D")
+
+
+def test_templates_of_processors_come_after_those_of_the_tokenizer(make: Any) -> None:
+    directory = make()
+    (directory / "processor_config.json").write_text(json.dumps({"chat_template": "older"}))
+    assert text_of(directory) == "older"
+    (directory / "chat_template.json").write_text(json.dumps({"chat_template": "processor"}))
+    assert text_of(directory) == "processor"
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": "tokenizer"}))
+    assert text_of(directory) == "tokenizer"
+    (directory / "chat_template.jinja").write_text("file")
+    assert text_of(directory) == "file"
+    (directory / "other.jinja").write_text("named")
+    assert Tokenizer(directory, directory / "other.jinja").chat_template == "named"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "is not readable JSON"),
+        ('"D"', "must hold a JSON object"),
+        ('{"chat_template": 7}', "chat_template must be a text, an object or a list; use --chat-template or mend it"),
+    ],
+)
+def test_a_file_of_a_processor_that_holds_no_template_is_named(content: str, reason: str, make: Any) -> None:
+    directory = make()
+    (directory / "chat_template.json").write_text(content)
+    with pytest.raises(ConfigError, match=rf"chat_template\.json:? {reason}"):
+        Tokenizer(directory)
+
+
 @pytest.mark.parametrize("value", [7, True, {"default": 7}, {"default": None}, [7], [{"name": "default"}], [["a"]]])
 def test_a_template_of_another_type_is_refused_by_name(value: Any, make: Any) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer_config\.json: chat_template must"):
