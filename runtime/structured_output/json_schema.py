@@ -33,6 +33,7 @@ from runtime.structured_output.patterns import (
     FORMAT_PATTERNS,
     NAME_PATTERNS,
     Unsupported,
+    excludes_format,
     matches,
     to_engine,
     without_wider,
@@ -170,6 +171,8 @@ class _Simplifier:
         value = effective_keywords(origin, is_ref_exclusive=self._is_ref_exclusive)
         if not self._is_json_schema and value.get("nullable") is True and "type" in value:
             value["type"] = nullable_type(value["type"])
+        if "pattern" in value and excludes_format(value["pattern"], value.get("format")):
+            del value["format"]
         if self._references.has_one_of:
             value = {name: found for name, found in value.items() if name not in self._unknown}
         return value

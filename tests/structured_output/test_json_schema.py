@@ -15,7 +15,7 @@ import pytest
 
 from runtime.structured_output.json_schema import simplify_schema
 from runtime.structured_output.keywords import SchemaError, UnsupportedSchema
-from runtime.structured_output.patterns import matches, to_engine
+from runtime.structured_output.patterns import excludes_format, matches, to_engine
 from tests.structured_output import json_schemas
 from tests.structured_output.client_types import (
     DATE,
@@ -26,6 +26,7 @@ from tests.structured_output.client_types import (
     HOSTNAME,
     IPV4,
     ISO_DURATION,
+    TIME,
     UUID_4,
     UUID_OF_ANY_VERSION,
 )
@@ -271,6 +272,46 @@ def test_property_names_with_a_format_and_its_published_expression_have_both(goo
     assert good in fitting
     assert len(fitting) > 50
     assert all(checked.is_valid({text: 1}) for text in fitting)
+
+
+HOUR, TIME_OF_DAY = r"(?:[01]\d|2[0-3])", r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d"
+TIMES = [  # a format, an expression next to it, and whether some text fits both
+    ("time", TIME, False),
+    ("time", rf"^{HOUR}:[0-5]\d$", False),
+    ("time", rf"^{TIME_OF_DAY}$", False),
+    ("time", rf"^{TIME_OF_DAY}\.\d{{3}}$", False),
+    ("time", rf"^{TIME_OF_DAY}\.\d{{3}}Z$", True),
+    ("time", rf"^{TIME_OF_DAY}(?:Z|[+-]{HOUR}:[0-5]\d)$", True),
+    ("time", rf"^{HOUR}:[0-5]\d", True),
+    ("time", "^1[0-2]", True),
+    ("time", "(?=a)", True),
+    ("time", "[", True),
+    ("date-time", rf"{DATE[:-1]}T{HOUR}:[0-5]\dZ$", False),
+    ("date-time", rf"{DATE[:-1]}T{TIME_OF_DAY}$", False),
+    ("date-time", rf"{DATE[:-1]}T(?:{TIME_OF_DAY}Z|{HOUR}:[0-5]\d)$", True),
+    ("date-time", DATE_TIME, True),
+    ("date-time", "^2025-", True),
+    ("date", TIME, True),
+    ("email", "^a$", True),
+]
+
+
+@pytest.mark.parametrize(("format", "pattern", "both"), TIMES)
+def test_a_format_of_times_is_an_annotation_next_to_an_expression_of_shorter_times(
+    format: str, pattern: str, both: bool
+) -> None:
+    assert excludes_format(pattern, format) is not both
+    if not both:
+        reduced = simplified({"pattern": pattern})
+        assert simplified({"pattern": pattern, "format": format}) == reduced
+        names = {**OPEN, "propertyNames": {"pattern": pattern, "format": format}, "additionalProperties": NUMBER}
+        assert list(simplified(names)["patternProperties"]) == [reduced["pattern"]]
+
+
+@pytest.mark.parametrize(("pattern", "anchor"), [(r"\Aa", "^"), (r"a\Z", "$"), (r"a\z", "$")])
+def test_anchors_of_other_dialects_are_refused_with_those_of_ecmascript(pattern: str, anchor: str) -> None:
+    with pytest.raises(SchemaError, match=rf"is not an anchor of ECMAScript; write {re.escape(anchor)}$"):
+        simplified({"pattern": pattern})
 
 
 def test_listed_names_have_their_format_too() -> None:
