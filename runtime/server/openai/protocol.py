@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, NotRequired
 
 import pydantic
-from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import Field, PlainValidator, ValidationInfo, WithJsonSchema, field_validator, model_validator
 from pydantic_core import PydanticCustomError, from_json
 from typing_extensions import TypedDict
 
@@ -70,6 +70,14 @@ class Part(RequestModel):
 
     def as_text(self) -> str:
         return self.text or self.refusal or ""
+
+
+class ResultPart(Part):
+    """A part of a tool's result. Images, audio and files are ignored: agents send them in every later request."""
+
+    ignored_types: ClassVar[frozenset[str]] = frozenset(
+        {"image_url", "image", "input_image", "input_audio", "file", "input_file", "video_url"}
+    )
 
 
 class Function(RequestModel):
@@ -135,7 +143,11 @@ class Message(RequestModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"] = api_field(
         "role of the author; `developer` means `system`, `function` means `tool`", "user"
     )
-    content: TextOrParts[Part] | None = optional("text, or a list of parts; null with tool calls", "Hello!")
+    content: TextOrParts[Part] | None = optional(
+        "text, or a list of parts; null with tool calls; other parts of a tool's result are ignored and named in "
+        "`X-Unmask-Ignored`",
+        "Hello!",
+    )
     name: str | None = optional("name of the author, for templates that use it", "Ann")
     tool_calls: PartList[Call] | None = optional(
         "tool calls of an assistant message",
@@ -152,6 +164,18 @@ class Message(RequestModel):
     refusal: str | None = optional("refusal text of an assistant message", None)
     audio: Any = ignored_field(None)
     annotations: Any = ignored_field([])
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _read_results(cls, content: Any, info: ValidationInfo) -> Any:
+        """Reads the parts of a tool's result that are ignored as `ResultPart`."""
+        if not isinstance(content, list) or info.data.get("role") not in ("tool", "function"):
+            return content
+        kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
+        return [
+            ResultPart(type=kind) if isinstance(kind, str) and kind in ResultPart.ignored_types else part
+            for kind, part in zip(kinds, content, strict=True)
+        ]
 
     def text(self) -> str | None:
         if isinstance(self.content, list):

@@ -64,13 +64,15 @@ _RESULTS = frozenset({"function_call_output", *(f"{kind}_output" for kind in _AR
 class ItemPart(openai.Part):
     """A piece of an item."""
 
+    logprobs: Any = ignored_field([])
+
     text_types: ClassVar[frozenset[str]] = openai.TEXT_TYPES | {"reasoning_text", "summary_text"}
 
 
 class ResultPart(ItemPart):
-    """A part of a tool's result. Images are ignored, because agents send them in every later request."""
+    """A part of a tool's result. Images and files are ignored, because agents send them in every later request."""
 
-    ignored_types: ClassVar[frozenset[str]] = frozenset({"input_image"})
+    ignored_types: ClassVar[frozenset[str]] = openai.ResultPart.ignored_types
 
 
 def _output_arm(output: Any) -> str:
@@ -117,7 +119,7 @@ class Item(RequestModel):
     action: Any = optional("of a shell call: an object", {"command": ["ls"]})
     operation: Any = optional("of an apply_patch call: an object", {"type": "delete_file", "path": "a.txt"})
     output: _Output | None = optional(
-        "of a result: text, or a list of parts; images are ignored and named in `X-Unmask-Ignored`", "42"
+        "of a result: text, or a list of parts; images and files are ignored and named in `X-Unmask-Ignored`", "42"
     )
     summary: PartList[ItemPart] | None = optional("of a reasoning item without content: list of parts", [])
     encrypted_content: str | None = ignored_field("")

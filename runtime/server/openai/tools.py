@@ -53,17 +53,17 @@ class FunctionItem(FunctionDescription):
     name: str = api_field("name of the function", "calculator")
 
 
-_TYPE_HELP = "`function`; tools of other types are ignored and named in `X-Unmask-Ignored`"
+_TYPE_HELP = "`function`, the default; tools of other types are ignored and named in `X-Unmask-Ignored`"
 
 
 class ToolItem(RequestModel):
     """A function that the model may call."""
 
-    type: str = api_field(_TYPE_HELP, "function")
+    type: str | None = optional(_TYPE_HELP, "function")
     function: FunctionItem | None = optional("the function", {"name": "calculator"})
 
     def unsupported_kind(self) -> str | None:
-        return None if self.type == "function" else self.type
+        return None if self.type in (None, "function") else self.type
 
 
 _FUNCTION = {"type": "object", "properties": {"name": {"type": "string"}}}
@@ -222,7 +222,9 @@ def make_tool(path: str, name: str, function: FunctionDescription, schema: str =
 
     `path`: path of the object with the name, and with the schema in the field `schema`.
     """
-    if not name or len(name) > MAX_NAME or not _NAME.fullmatch(name):
+    if not name:
+        raise refuse(f"{path}.name", "is missing; name the function")
+    if len(name) > MAX_NAME or not _NAME.fullmatch(name):
         kinds = "letters, digits, and any of _ - . : /"
         raise refuse(f"{path}.name", f"{preview(name)} is not a name of 1 to {MAX_NAME} {kinds}")
     description, parameters = function.description, function.parameters
