@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from runtime.request.validation import preview, refuse
+from runtime.server.openai import message_parts
 from runtime.server.openai import protocol as openai
 from runtime.server.openai.tools import (
     FunctionDescription,
@@ -61,18 +62,18 @@ _ARGUMENTS = {
 _RESULTS = frozenset({"function_call_output", *(f"{kind}_output" for kind in _ARGUMENTS)})
 
 
-class ItemPart(openai.Part):
+class ItemPart(message_parts.Part):
     """A piece of an item."""
 
     logprobs: Any = ignored_field([])
 
-    text_types: ClassVar[frozenset[str]] = openai.TEXT_TYPES | {"reasoning_text", "summary_text"}
+    text_types: ClassVar[frozenset[str]] = message_parts.TEXT_TYPES | {"reasoning_text", "summary_text"}
 
 
 class ResultPart(ItemPart):
     """A part of a tool's result. Images and files are ignored, because agents send them in every later request."""
 
-    ignored_types: ClassVar[frozenset[str]] = openai.ResultPart.ignored_types
+    ignored_types: ClassVar[frozenset[str]] = message_parts.ResultPart.ignored_types
 
 
 def _output_arm(output: Any) -> str:
@@ -355,7 +356,7 @@ class ResponsesRequest(openai.SingleChoiceRequest):
 def _text(content: str | Sequence[ItemPart] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(map(openai.Part.as_text, content))
+    return "".join(part.as_text() for part in content)
 
 
 Json = dict[str, Any]
