@@ -216,6 +216,8 @@ DROPPED: list[dict[str, Any]] = [
     {"type": "tool_search_call", "call_id": "t", "execution": "client", "arguments": {"query": "x"}},
     {"type": "tool_search_output", "call_id": "t", "execution": "client", "status": "completed", "tools": []},
     {"type": "compaction", "encrypted_content": "x"},
+    {"type": "program", "id": "pr_1", "call_id": "p", "code": "f()", "fingerprint": "x"},
+    {"type": "program_output", "id": "po_1", "call_id": "p", "result": "1", "status": "completed"},
 ]  # fmt: skip
 
 
@@ -293,6 +295,8 @@ BLOCKS: list[dict[str, Any]] = [
     {"type": "mcp_tool_use", "id": "mt_1", "name": "a", "server_name": "files", "input": {}},
     {"type": "mcp_tool_result", "tool_use_id": "mt_1", "is_error": False, "content": [{"type": "text", "text": "x"}]},
     {"type": "container_upload", "file_id": "f"},
+    {"type": "mcp_tool_listing", "mcp_server_name": "files", "tools": [{"name": "a", "input_schema": {}}]},
+    {"type": "fallback", "from": {"model": "a"}, "to": {"model": "b"}, "trigger": None},
 ]  # fmt: skip
 
 
@@ -551,6 +555,8 @@ def test_the_openai_client_reads_a_namespaced_call(scripted: ServerProcess) -> N
     [
         ({"type": "item_reference", "id": "x"}, "input[0]"),
         ({"type": "mesage", "role": "user", "content": "x"}, "input[0]"),
+        ({"type": "additional_tools", "role": "developer", "tools": []}, "input[0]: additional_tools items are not"),
+        ({"type": "configuration_update", "text": {}}, "input[0]: configuration_update items are not supported"),
         ({"type": "custom_tool_call", "name": "patch"}, "input[0]: custom_tool_call items need call_id"),
         ({"type": "function_call", "name": "f", "call_id": "c", "arguments": {}}, "input[0]: function_call items have"),
         ({"type": "function_call_output", "call_id": "c", "output": {}}, "input[0]: function_call_output items have"),

@@ -30,6 +30,7 @@ from runtime.server.preprocessing.request_body import (
 
 _CHOICES: dict[str, ChoiceMode] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 _BILLING = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")
+_SERVER_BLOCKS = frozenset({"container_upload", "tool_reference", "compaction", "mcp_tool_listing", "fallback"})
 _REQUIRED_FIELDS = {
     "text": ("text",),
     "thinking": ("thinking",),
@@ -42,7 +43,7 @@ _REQUIRED_FIELDS = {
 
 def _is_tool_block(kind: str) -> bool:
     """Whether a block type is one that servers with tools of their own write."""
-    return kind.endswith(("_tool_use", "_tool_result")) or kind in ("container_upload", "tool_reference", "compaction")
+    return kind.endswith(("_tool_use", "_tool_result")) or kind in _SERVER_BLOCKS
 
 
 def _listed(value: Any) -> list[Any]:

@@ -92,7 +92,9 @@ _Output = Annotated[
 
 def _is_tool_item(kind: str) -> bool:
     """Whether an item type is one that servers with tools of their own write."""
-    return kind.endswith(("_call", "_output")) or kind.startswith(("mcp_", "tool_search_")) or "compaction" in kind
+    if kind == "program" or "compaction" in kind:
+        return True
+    return kind.endswith(("_call", "_output")) or kind.startswith(("mcp_", "tool_search_"))
 
 
 class Item(RequestModel):
