@@ -88,7 +88,10 @@ def simplify_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
         UnsupportedSchema: A keyword is not supported; the message begins with its path.
         SchemaError: A keyword is invalid.
     """
-    return _Simplifier(schema).run()
+    simplifier = _Simplifier(schema)
+    made = simplifier.run()
+    # A oneOf that remains would accept more with a stricter alternative.
+    return _Simplifier(schema, has_name_formats=False).run() if simplifier.one_of else made
 
 
 def remaining_one_of(schema: Mapping[str, Any]) -> list[str]:
@@ -126,8 +129,10 @@ class _Names:
 
 
 class _Simplifier:
-    def __init__(self, root: Mapping[str, Any]) -> None:
+    def __init__(self, root: Mapping[str, Any], *, has_name_formats: bool = True) -> None:
+        """`has_name_formats`: whether formats of property names hold, which are annotations for some validators."""
         self._root = root
+        self._has_name_formats = has_name_formats
         self._references = References(root)
         dialect = str(root.get("$schema", ""))
         self._is_json_schema = "json-schema.org" in dialect  # where `nullable` is an annotation
@@ -499,7 +504,7 @@ class _Simplifier:
         format = str(value.get("format"))
         made: dict[str, Any] = {}
         self._described_format(value, made)
-        if format in FORMATS:
+        if format in FORMATS and self._has_name_formats:
             if format not in NAME_PATTERNS:
                 raise UnsupportedSchema((*path, "format"), f"{format} is not supported for names; give a pattern")
             made["pattern"] = NAME_PATTERNS[format]

@@ -246,6 +246,17 @@ def test_formats_hold_for_property_names(format: str) -> None:
     assert simplified({**schema, "propertyNames": {"allOf": [names, names]}}) == made
 
 
+def test_formats_of_property_names_hold_unless_a_one_of_remains() -> None:
+    names = {**OPEN, "propertyNames": {"format": "uuid"}}
+    for disjoint in ([names, {"type": "string"}], [names, False]):
+        made = simplified({"oneOf": disjoint})
+        assert "oneOf" not in made
+        assert not accepts(made, {"a": 1})
+    made = simplified({"oneOf": [names, True]})
+    assert len(made["oneOf"]) == 2
+    assert not accepts(made, {"a": 1})  # fits both alternatives, where a format is an annotation
+
+
 WITH_PATTERNS = {
     "2EB8AA08-aa98-11ea-b4aa-73b441d16380": ("uuid", UUID_OF_ANY_VERSION),
     "2EB8AA08-aa98-41ea-b4aa-73b441d16380": ("uuid", UUID_4),
