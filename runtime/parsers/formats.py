@@ -11,7 +11,7 @@ from typing import Any
 
 from runtime.plugins import Registry
 
-# Nesting of a call's arguments. Chat templates refuse values that are nested more deeply in a later request.
+# Levels of objects and lists in a call's arguments, which are the first. Chat templates can write a history with them.
 MAX_DEPTH = 64
 
 
@@ -216,36 +216,43 @@ class BracketCounter:
         return None
 
 
+class NestedTooDeeplyError(ValueError):
+    """A value has too many levels of objects and lists."""
+
+
 def parse_json(text: str) -> Any:
     """Parses JSON.
 
     Raises:
-        ValueError: It is no JSON, has NaN or infinities, or is nested more than `MAX_DEPTH` levels.
+        NestedTooDeeplyError: It has more levels than Python can parse.
+        ValueError: It is no JSON, or has NaN or infinities.
     """
 
     def wrong(name: str) -> Any:
         raise ValueError(name)
 
     try:
-        value = json.loads(text, parse_constant=wrong)
+        return json.loads(text, parse_constant=wrong)
     except RecursionError:  # Python's limit differs between versions
-        raise ValueError("nested too deeply") from None
+        raise NestedTooDeeplyError(MAX_DEPTH) from None
+
+
+def dump_json(value: Any) -> str:
+    """Serializes the arguments of a call to JSON.
+
+    Raises:
+        NestedTooDeeplyError: They have more than `MAX_DEPTH` levels.
+        ValueError: They have a number that JSON does not have.
+    """
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         containers = [item for item in level if isinstance(item, dict | list)]
         level = [child for item in containers for child in (item.values() if isinstance(item, dict) else item)]
-    if level:
-        raise ValueError("nested too deeply")
-    return value
-
-
-def dump_json(value: Any) -> str:
-    """Serializes a value to JSON. Raises ValueError for a number that JSON does not have."""
+    if containers:
+        raise NestedTooDeeplyError(MAX_DEPTH)
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()
     except UnicodeEncodeError:  # a lone surrogate must be escaped
         return json.dumps(value, allow_nan=False)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
     return text

@@ -12,6 +12,7 @@ from typing import Any
 from runtime.parsers.formats import (
     MAX_DEPTH,
     CallReader,
+    NestedTooDeeplyError,
     NotACall,
     ParsedCall,
     ReasoningFormat,
@@ -68,7 +69,7 @@ def _call(text: str) -> tuple[str, str] | None:
 def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
     """Returns the value that begins at `at`, and the offset after it. Raises ValueError, IndexError."""
     if depth > MAX_DEPTH:
-        raise ValueError("nested too deeply")
+        raise NestedTooDeeplyError(MAX_DEPTH)
     at = _space(text, at)
     if text.startswith(QUOTE, at):
         return _string(text, at)

@@ -13,6 +13,7 @@ from typing import Any
 
 from runtime.parsers.formats import (
     CallReader,
+    NestedTooDeeplyError,
     NotACall,
     ParsedCall,
     Tool,
@@ -66,13 +67,19 @@ class TaggedReader(CallReader):
 
 
 def _value(raw: str, schema: Any) -> Any:
-    """Returns a parameter's value: text, unless its schema has another type and it can be parsed."""
+    """Returns a parameter's value: text, unless its schema has another type and it can be parsed.
+
+    Raises:
+        NestedTooDeeplyError: It is JSON with more levels than Python can parse.
+    """
     text = raw.removeprefix("\n").removesuffix("\n")
     kind = schema.get("type") if isinstance(schema, dict) else None
     if kind == "string" or (isinstance(kind, list) and "string" in kind):
         return text
     try:
         return parse_json(text)
+    except NestedTooDeeplyError:
+        raise
     except ValueError:
         return {"True": True, "False": False, "None": None}.get(text.strip(), text)
 

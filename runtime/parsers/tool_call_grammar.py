@@ -110,7 +110,9 @@ def _calls(
     for i, (where, tool) in enumerate(held.tools):
         before, after = held.format.wraps(tool.name)
         each.append(f"{_literal(before)} @{part_name(i)} {_literal(after)}")
-        schema = _closed({**tool.parameters, "type": "object"}) if i not in held.any_object else {"type": "object"}
+        # Arguments are never null, also if their schema is nullable.
+        parameters = {**tool.parameters, "type": "object", "nullable": False}
+        schema = _closed(parameters) if i not in held.any_object else {"type": "object"}
         (made,) = json.loads(grammar_of({"json": schema}, where))["grammars"]
         parts.append({"name": part_name(i), FIELD_PATH: where, **made})
     rules += [f"written: one {_mark(held.format.closes, control)}", f"one: {' | '.join(each)}"]

@@ -25,6 +25,7 @@ from runtime.structured_output.keywords import (
     check_keywords,
     effective_keywords,
     named_types,
+    nullable_type,
 )
 from runtime.structured_output.patterns import (
     BASE64,
@@ -32,6 +33,7 @@ from runtime.structured_output.patterns import (
     FORMAT_PATTERNS,
     NAME_PATTERNS,
     Unsupported,
+    excludes_format,
     matches,
     to_engine,
     without_wider,
@@ -79,7 +81,10 @@ def simplify_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
         UnsupportedSchema: A keyword is not supported; the message begins with its path.
         SchemaError: A keyword is invalid.
     """
-    return _Simplifier(schema).run()
+    simplifier = _Simplifier(schema)
+    made = simplifier.run()
+    # A oneOf that remains would accept more with a stricter alternative.
+    return _Simplifier(schema, has_name_formats=False).run() if simplifier.one_of else made
 
 
 def remaining_one_of(schema: Mapping[str, Any]) -> list[str]:
@@ -117,10 +122,13 @@ class _Names:
 
 
 class _Simplifier:
-    def __init__(self, root: Mapping[str, Any]) -> None:
+    def __init__(self, root: Mapping[str, Any], *, has_name_formats: bool = True) -> None:
+        """`has_name_formats`: whether formats of property names hold, which are annotations for some validators."""
         self._root = root
+        self._has_name_formats = has_name_formats
         self._references = References(root)
         dialect = str(root.get("$schema", ""))
+        self._is_json_schema = "json-schema.org" in dialect  # where `nullable` is an annotation
         # Drafts 4 to 7 ignore the keywords next to a reference.
         self._is_ref_exclusive = any(f"draft-0{number}" in dialect for number in (4, 5, 6, 7))
         self._old_items = self._is_ref_exclusive or "2019-09" in dialect  # `items` applies to the first items, too
@@ -159,6 +167,10 @@ class _Simplifier:
     def _keywords(self, origin: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the keywords of a subschema that apply in this document."""
         value = effective_keywords(origin, is_ref_exclusive=self._is_ref_exclusive)
+        if not self._is_json_schema and value.get("nullable") is True and "type" in value:
+            value["type"] = nullable_type(value["type"])
+        if "pattern" in value and excludes_format(value["pattern"], value.get("format")):
+            del value["format"]
         if self._references.has_one_of:
             value = {name: found for name, found in value.items() if name not in self._unknown}
         return value
@@ -485,7 +497,7 @@ class _Simplifier:
         format = str(value.get("format"))
         made: dict[str, Any] = {}
         self._described_format(value, made)
-        if format in FORMATS:
+        if format in FORMATS and self._has_name_formats:
             if format not in NAME_PATTERNS:
                 raise UnsupportedSchema((*path, "format"), f"{format} is not supported for names; give a pattern")
             made["pattern"] = NAME_PATTERNS[format]

@@ -134,6 +134,15 @@ def named_types(schema: Mapping[str, Any]) -> frozenset[str]:
     return frozenset("number" if name == "integer" else name for name in ([named] if isinstance(named, str) else named))
 
 
+def nullable_type(named: str | list[str]) -> list[str]:
+    """Returns the value of ``type`` next to ``nullable: true``.
+
+    The keyword adds null to ``type`` of the same subschema, and to nothing else: an ``enum`` has to list null (OpenAPI
+    3.0.3, Schema Object; the validator Ajv reads it in the same way).
+    """
+    return list(dict.fromkeys([*([named] if isinstance(named, str) else named), "null"]))
+
+
 class SchemaError(ValueError):
     """An invalid schema."""
 

@@ -165,6 +165,30 @@ def matches(pattern: str, name: str) -> bool | None:
         return None
 
 
+# Times with seconds and an offset, as RFC 3339 requires, and those of zod's expressions without one of both.
+_CLOCKS = ("12:30:45", *(f"12:30:45.{'1' * digits}" for digits in range(1, 10)))
+_FULL_TIMES = tuple(clock + offset for clock in _CLOCKS for offset in ("Z", "+01:00"))
+_SHORT_TIMES = (*_CLOCKS, *("12:30" + offset for offset in ("", "Z", "+01:00")))
+_BEFORE_TIME = {"time": "", "date-time": "2024-02-29T"}
+
+
+def excludes_format(pattern: str, format: object) -> bool:
+    """Returns whether an expression is of local or shorter times, next to a format that requires RFC 3339's.
+
+    zod 4.0 writes both for ``z.iso.time()`` and for times without seconds. No text fits both.
+    """
+    before = _BEFORE_TIME.get(str(format))
+    if before is None:
+        return False
+    try:
+        to_engine(pattern)
+        found = re.compile(pattern, re.ASCII)
+    except (ValueError, re.error):
+        return False
+    short, full = (any(found.search(before + time) for time in times) for times in (_SHORT_TIMES, _FULL_TIMES))
+    return short and not full
+
+
 def without_wider(patterns: Sequence[str]) -> list[str]:
     """Returns expressions without those that match all texts of another one. Only published pairs are known."""
     return [wide for wide in patterns if not any((each, wide) in _NARROWER_AND_WIDER for each in patterns)]
@@ -181,6 +205,9 @@ def _group(pattern: str, at: int) -> tuple[str, int]:
     if found is None:
         raise ValueError(f"{pattern[at : at + 4]} does not begin a group; escape the parenthesis")
     return found[0], found.end()
+
+
+_ANCHORS = {"A": "^", "Z": "$", "z": "$"}  # escapes of other dialects, and the anchors of ECMAScript
 
 
 def _escape(pattern: str, at: int, *, in_class: bool) -> tuple[str, int]:
@@ -206,6 +233,8 @@ def _escape(pattern: str, at: int, *, in_class: bool) -> tuple[str, int]:
             return f"\\{found[0]}", found.end()
     if character in "dDwWsSnrtvf":
         return f"\\{character}", at + 1
+    if character in _ANCHORS:
+        raise ValueError(f"\\{character} is not an anchor of ECMAScript; write {_ANCHORS[character]}")
     if character.isascii() and character.isalpha():
         raise ValueError(f"\\{character} is not an escape of ECMAScript; write {character}")
     return (f"\\{character}" if character in _META else character), at + 1

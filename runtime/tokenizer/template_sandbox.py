@@ -39,7 +39,8 @@ MAX_NODES = 300_000  # values in lists and mappings that are converted to text; 
 MAX_BITS = 4096  # of an integer
 MAX_DIGITS = 400  # of rounding; a float has fewer
 MAX_SLOW_CHARS = 65_536  # of a string for filters that take seconds for megabytes
-MAX_DEPTH = 64  # nesting of lists and mappings that are converted to text
+# Nesting of lists and mappings that are converted to text: 64 levels of a call's arguments, inside of a conversation.
+MAX_DEPTH = 72
 CONCATENATED = "concatenated"  # the filter that replaces ``a ~ b``
 SLICED = "sliced"  # the filter that replaces ``a[b:c:d]``
 # Filters that turn any value into text.

@@ -21,6 +21,7 @@ from runtime.weights import checkpoint_files, tokenizer_json
 log = logging.getLogger(__name__)
 
 TEMPLATE_FILES = {"default": "chat_template.jinja", "tool_use": "additional_chat_templates/tool_use.jinja"}
+PROCESSOR_FILES = ("chat_template.json", "processor_config.json")  # where processors of transformers 4 had the template
 WINDOW = 2**16  # characters per step when the tokens of a long text are counted
 _MARK_LENGTH = 12  # characters of a private-use area, about 150 random bits
 
@@ -35,7 +36,7 @@ class Tokenizer:
     """
 
     def __init__(self, directory: str | Path, chat_template: str | Path | None = None) -> None:
-        """Reads ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja`` of `directory`.
+        """Reads the tokenizer, its configuration and the chat templates of `directory`.
 
         Args:
             directory: The checkpoint.
@@ -278,7 +279,8 @@ def _new_mark() -> str:
 def _template_sources(directory: Path, config: Mapping[str, Any], override: str | Path | None) -> dict[str, str]:
     """Returns templates by name: `default`, and `tool_use` for conversations with tools, as in transformers.
 
-    Files take precedence over tokenizer_config.json. Raises ConfigError for a template that is not text.
+    Jinja files take precedence over tokenizer_config.json, as for AutoTokenizer. Without either, the template is the
+    processor's, in `PROCESSOR_FILES`. Raises ConfigError for a template that is not text.
     """
     if override is not None:
         return {
@@ -289,11 +291,16 @@ def _template_sources(directory: Path, config: Mapping[str, Any], override: str 
         for name, file in TEMPLATE_FILES.items()
         if (text := checkpoint_files.read_text(directory, file, checkpoint_files.TEMPLATE_BYTES)) is not None
     }
-    return from_files or _config_templates(config.get("chat_template"), directory / tokenizer_json.CONFIG_FILE)
+    found = from_files or _json_templates(config.get("chat_template"), directory / tokenizer_json.CONFIG_FILE)
+    for name in PROCESSOR_FILES:
+        if not found:
+            settings = checkpoint_files.read_json(directory, name) or {}
+            found = _json_templates(settings.get("chat_template"), directory / name)
+    return found
 
 
-def _config_templates(value: Any, file: Path) -> dict[str, str]:
-    """Returns the templates of tokenizer_config.json: a text, an object of texts, or a list of objects."""
+def _json_templates(value: Any, file: Path) -> dict[str, str]:
+    """Returns the templates of a JSON file: a text, an object of texts, or a list of objects with name and template."""
     if value is None:
         return {}
     if isinstance(value, str):

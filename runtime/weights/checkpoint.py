@@ -6,6 +6,7 @@ All files are read as data, through ``runtime.weights.checkpoint_files``.
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -101,13 +102,17 @@ class Checkpoint:
             for name in names:
                 if listed is not None and listed.get(name) != file:
                     raise ConfigError(
-                        f"{self.path / file} holds tensor {name!r}, which {INDEX_FILE} does not list there"
+                        f"{self.path / file} holds tensor {name!r}, which {INDEX_FILE} does not list there; "
+                        "download the checkpoint again, or correct the index"
                     )
                 if name in found:
                     raise ConfigError(f"tensor {name!r} is in both {found[name]} and {file} of {self.path}")
                 found[name] = file
         if listed is not None and (lost := [n for n in listed if n not in found]):
-            raise ConfigError(f"{self.path / INDEX_FILE} lists {summary(lost)}, which its shards do not hold")
+            raise ConfigError(
+                f"{self.path / INDEX_FILE} lists {summary(lost)}, which its shards do not hold; "
+                "download the checkpoint again, or correct the index"
+            )
         return found
 
     def _weight_files(self) -> tuple[list[str], dict[str, str] | None]:
@@ -117,6 +122,7 @@ class Checkpoint:
             listed = self.read_json(INDEX_FILE).get("weight_map")
             if not isinstance(listed, dict) or not all(isinstance(v, str) for v in listed.values()):
                 raise ConfigError(f"{self.path / INDEX_FILE} has no weight_map of tensor names to files")
+            listed = {name: os.path.normpath(file) for name, file in listed.items()}  # without ./
             shards, lost = sorted(set(listed.values())), []
             for file in shards:
                 with checkpoint_files.opened(self.path, file) as descriptor:

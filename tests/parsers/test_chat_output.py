@@ -223,16 +223,42 @@ def test_what_is_no_call_is_text(text: str) -> None:
     assert read(text, []) == {"reasoning": "", "content": text, "calls": []}
 
 
-@pytest.mark.parametrize("brackets", [('{"x": ', "}"), ("[", "]")], ids=["objects", "lists"])
-@pytest.mark.parametrize(
-    ("levels", "called"), [(MAX_DEPTH - 1, True), (MAX_DEPTH, False), (2000, False), (200_000, False)]
-)
-def test_a_call_that_is_nested_too_deeply_is_text(brackets: tuple[str, str], levels: int, called: bool) -> None:
+DEEP_CALLS = {  # text of a call, around an argument that is not in quotes
+    "hermes": ('<tool_call>\n{"name": "deep", "arguments": {"x": ', "}}\n</tool_call>"),
+    "gemma4": ("<|tool_call>call:deep{x:", "}<tool_call|>"),
+    "qwen3_coder": ("<tool_call>\n<function=deep>\n<parameter=x>\n", "\n</parameter>\n</function>\n</tool_call>"),
+}
+
+
+@pytest.mark.parametrize("key", tool_formats())
+@pytest.mark.parametrize("brackets", [('{"x":', "}"), ("[", "]")], ids=["objects", "lists"])
+@pytest.mark.parametrize("innermost", ["1", ""], ids=["value", "empty"])
+@pytest.mark.parametrize("levels", [MAX_DEPTH - 1, MAX_DEPTH, MAX_DEPTH + 1, 2000, 200_000])
+def test_a_call_whose_arguments_are_nested_too_deeply_is_text(
+    key: str, brackets: tuple[str, str], innermost: str, levels: int
+) -> None:
     opening, closing = brackets
-    value = opening * (levels - 1) + "1" + closing * (levels - 1)
-    text = f'<tool_call>\n{{"name": "weather", "arguments": {{"x": {value}}}}}\n</tool_call>'
-    found = read(text, [])
-    assert (found["content"], len(found["calls"])) == (("", 1) if levels < MAX_DEPTH else (text, 0))
+    opening = opening if key != "gemma4" else opening.replace('"', "")
+    inner = levels - 1  # the arguments are the first level
+    value = (
+        opening * inner + "1" + closing * inner if innermost else opening * (inner - 1) + "[]" + closing * (inner - 1)
+    )
+    before, after = DEEP_CALLS[key]
+    text = before + value + after
+    found = read(text, [], key)
+    if levels > MAX_DEPTH:
+        assert (found["content"], found["calls"]) == (text, [])
+    else:
+        ((name, arguments),) = found["calls"]
+        assert (found["content"], name) == ("", "deep")
+        assert json.loads(arguments) == {"x": json.loads(value.replace("{x:", '{"x":'))}
+
+
+def test_arguments_in_quotes_have_the_same_levels() -> None:
+    for levels, called in ((MAX_DEPTH, True), (MAX_DEPTH + 1, False), (200_000, False)):
+        arguments = '{"x":' * levels + "1" + "}" * levels
+        text = f"<tool_call>{json.dumps({'name': 'deep', 'arguments': arguments})}</tool_call>"
+        assert len(read(text, [])["calls"]) == called
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,22 @@ def test_a_schema_holds_wherever_it_is(client: httpx.Client, route: str, form: d
     assert type(value["zip"]) is int
 
 
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_nullable_field_may_be_null_wherever_the_schema_is(client: httpx.Client, route: str) -> None:
+    nothing = {"type": "string", "nullable": True, "enum": [None]}  # as OpenAPI 3.0 spells the type null
+    schema = {**SCHEMA, "properties": {"zip": nothing}}
+    answer = client.post(
+        route, json=body(route, {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}})
+    )
+    assert answer.status_code == 200, answer.text
+    assert json.loads(text(answer.json())) == {"zip": None}
+    if route != "/v1/messages":
+        asked = {"structured_outputs": {"json": schema}}
+        held = client.post(route, json={**body(route, {"type": "text"}), **asked})
+        assert held.status_code == 200, held.text
+        assert json.loads(text(held.json())) == {"zip": None}
+
+
 def test_a_streamed_answer_keeps_to_it(client: httpx.Client) -> None:
     asked = body("/v1/chat/completions", {"type": "json_object", "schema": SCHEMA}, stream=True)
     events = map(json.loads, sse(client.post("/v1/chat/completions", json=asked).text)[:-1])

@@ -175,6 +175,24 @@ def test_harmless_keywords_of_a_tool_are_no_matter(client: httpx.Client) -> None
     fits(found["calls"][0][1], parameters)
 
 
+NOTE = {"type": "string", "nullable": True, "enum": [None]}  # as OpenAPI 3.0 spells the type null
+NULLABLE_ROOTS = [{"type": "object", "nullable": True}, {"type": ["object", "null"]}, {"type": None}]
+
+
+@pytest.mark.parametrize("root", NULLABLE_ROOTS, ids=[json.dumps(root) for root in NULLABLE_ROOTS])
+def test_arguments_may_have_nullable_fields_and_are_never_null(client: httpx.Client, root: dict[str, Any]) -> None:
+    schema = {**root, "properties": {"note": NOTE}, "required": ["note"]}
+    function = {"name": "keep", "parameters": schema}
+    found = whole(client, {**BODY, "tools": [{"type": "function", "function": function}], "tool_choice": "required"})
+    name, arguments = found["calls"][0]
+    assert (name, json.loads(arguments)) == ("keep", {"note": None})
+    tool = {"name": "keep", "input_schema": schema}
+    body = {**BODY, "max_tokens": 64, "tools": [tool], "tool_choice": {"type": "any"}}
+    message = client.post("/v1/messages", json=body)
+    assert message.status_code == 200, message.text
+    assert message.json()["content"][0]["input"] == {"note": None}
+
+
 def test_a_model_whose_template_knows_no_tools_is_told_of_them(client: httpx.Client) -> None:
     asked = {"messages": BODY["messages"], "tools": [BOOK]}
     told = client.post("/tokenize", json=asked).json()["tokens"]

@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from runtime.server.openai.protocol import Message, template_messages
 from runtime.tokenizer import Tokenizer
 from tests.server.harness import SCRIPTED, ServerProcess, serving, sse
 
@@ -234,6 +235,39 @@ def test_what_is_wrong_is_said_in_a_sentence(client: httpx.Client, more: dict[st
     assert refused.status_code == 400, refused.text
     assert refused.json()["error"]["param"] == param
     assert refused.json()["error"]["message"] == f"{param}: {said}"
+
+
+REASONING_PARTS: list[list[dict[str, Any]]] = [
+    [{"type": "thinking", "thinking": "hm", "signature": "x"}],
+    [{"type": "thinking", "thinking": [{"type": "text", "text": "h"}, {"type": "text", "text": "m"}]}],
+    [{"type": "reasoning", "reasoning": "hm"}],
+    [{"type": "reasoning", "text": "h"}, {"type": "redacted_thinking", "data": "x"}, {"type": "thinking", "text": "m"}],
+]
+
+
+@pytest.mark.parametrize("parts", REASONING_PARTS, ids=json.dumps)
+def test_reasoning_parts_of_an_assistant_are_its_reasoning(client: httpx.Client, parts: list[Any]) -> None:
+    user = {"role": "user", "content": "x"}
+    message = {"role": "assistant", "content": [*parts, {"type": "text", "text": "ho"}]}
+    (made,) = template_messages([Message.model_validate(message)])
+    assert made == {"role": "assistant", "content": "ho", "reasoning_content": "hm"}
+    (made,) = template_messages([Message.model_validate({**message, "reasoning": "no"})])
+    assert made["reasoning_content"] == "no"
+    taken = client.post(CHAT, json={**say("fine"), "messages": [user, message, *say("fine")["messages"]]})
+    assert taken.json()["choices"][0]["message"]["content"] == "fine"
+    assert "x-unmask-ignored" not in taken.headers
+
+
+@pytest.mark.parametrize("part", [{"type": "thinking", "thinking": 5}, {"type": ["thinking"]}, {"type": "reasoned"}])
+def test_other_parts_of_an_assistant_are_refused(client: httpx.Client, part: dict[str, Any]) -> None:
+    body = say("x")
+    messages = [*body["messages"], {"role": "assistant", "content": [part]}, *body["messages"]]
+    refused = client.post(CHAT, json={**body, "messages": messages})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"].startswith("messages[1].content[0]")
+    user = {"role": "user", "content": [{"type": "thinking", "thinking": "hm"}]}
+    refused = client.post(CHAT, json={**body, "messages": [user]})
+    assert refused.json()["error"]["message"] == "messages[0].content[0]: thinking parts are not supported, only text"
 
 
 def test_strict_tools_where_there_are_no_grammars(client: httpx.Client, tagged: Path) -> None:

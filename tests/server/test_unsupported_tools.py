@@ -216,6 +216,8 @@ DROPPED: list[dict[str, Any]] = [
     {"type": "tool_search_call", "call_id": "t", "execution": "client", "arguments": {"query": "x"}},
     {"type": "tool_search_output", "call_id": "t", "execution": "client", "status": "completed", "tools": []},
     {"type": "compaction", "encrypted_content": "x"},
+    {"type": "program", "id": "pr_1", "call_id": "p", "code": "f()", "fingerprint": "x"},
+    {"type": "program_output", "id": "po_1", "call_id": "p", "result": "1", "status": "completed"},
 ]  # fmt: skip
 
 
@@ -293,6 +295,8 @@ BLOCKS: list[dict[str, Any]] = [
     {"type": "mcp_tool_use", "id": "mt_1", "name": "a", "server_name": "files", "input": {}},
     {"type": "mcp_tool_result", "tool_use_id": "mt_1", "is_error": False, "content": [{"type": "text", "text": "x"}]},
     {"type": "container_upload", "file_id": "f"},
+    {"type": "mcp_tool_listing", "mcp_server_name": "files", "tools": [{"name": "a", "input_schema": {}}]},
+    {"type": "fallback", "from": {"model": "a"}, "to": {"model": "b"}, "trigger": None},
 ]  # fmt: skip
 
 
@@ -401,15 +405,26 @@ def test_a_result_of_other_blocks_is_their_json(client: httpx.Client) -> None:
 
 
 IMAGE = {"type": "image", "source": SOURCE}
+FILE = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "aGVsbG8="}}
 INPUT_IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,aGVsbG8=", "detail": "auto"}
 
 
-def viewed(route: str, texts: list[str]) -> dict[str, Any]:
-    """A request with an image among the texts in a tool's result."""
+def viewed(route: str, part: dict[str, Any], texts: list[str]) -> dict[str, Any]:
+    """A request with an image or a file among the texts in a tool's result."""
     if route == "messages":
-        parts = [IMAGE, *({"type": "text", "text": text} for text in texts)]
+        parts = [part, *({"type": "text", "text": text} for text in texts)]
         return {"model": "tiny", "max_tokens": 50, "messages": called(parts)}
-    parts = [INPUT_IMAGE, *({"type": "input_text", "text": text} for text in texts)]
+    if route == "chat/completions":
+        content = [part, *({"type": "text", "text": text} for text in texts)]
+        made = {"id": "c1", "type": "function", "function": {"name": "view_image", "arguments": "{}"}}
+        history = [
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": None, "tool_calls": [made]},
+            {"role": "tool", "tool_call_id": "c1", "content": content},
+            {"role": "user", "content": say("fine")},
+        ]
+        return {"model": "tiny", "messages": history}
+    parts = [part, *({"type": "input_text", "text": text} for text in texts)]
     call = {"type": "function_call", "call_id": "c1", "name": "view_image", "arguments": "{}"}
     result = {"type": "function_call_output", "call_id": "c1", "output": parts}
     user = {"role": "user", "content": say("fine")}
@@ -418,19 +433,91 @@ def viewed(route: str, texts: list[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("texts", [[], ["An entry."]], ids=["alone", "text"])
 @pytest.mark.parametrize(
-    ("route", "ignored"), [("messages", "messages.content.content.image"), ("responses", "input.output.input_image")]
+    ("route", "part", "path"),
+    [
+        ("messages", IMAGE, "messages.content.content"),
+        ("messages", FILE, "messages.content.content"),
+        ("responses", INPUT_IMAGE, "input.output"),
+        ("responses", {"type": "input_file", "file_data": "data:application/pdf;base64,aGVsbG8="}, "input.output"),
+        ("chat/completions", {"type": "image_url", "image_url": {"url": "data:"}}, "messages.content"),
+        ("chat/completions", {"type": "image_url", "image_url": 5, "text": 5}, "messages.content"),
+        ("chat/completions", {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "messages.content"),
+        ("chat/completions", {"type": "file", "file": {"file_data": "data:"}}, "messages.content"),
+    ],
 )
-def test_images_in_a_tools_result_do_not_end_a_request(
-    client: httpx.Client, strict: httpx.Client, route: str, ignored: str, texts: list[str]
+def test_images_and_files_in_a_tools_result_do_not_end_a_request(
+    client: httpx.Client, strict: httpx.Client, route: str, part: dict[str, Any], path: str, texts: list[str]
 ) -> None:
+    ignored = f"{path}.{part['type']}"
     for stream in (False, True):
-        answer = client.post(f"/v1/{route}", json={**viewed(route, texts), "stream": stream})
+        answer = client.post(f"/v1/{route}", json={**viewed(route, part, texts), "stream": stream})
         assert answer.status_code == 200, answer.text
         assert answer.headers["x-unmask-ignored"] == ignored
         assert stream or "fine" in answer.text
-    refused = strict.post(f"/v1/{route}", json=viewed(route, texts))
+    refused = strict.post(f"/v1/{route}", json=viewed(route, part, texts))
     assert refused.status_code == 400
     assert refused.json()["error"]["message"].startswith(f"{ignored}: is not supported")
+
+
+DOCUMENTS: list[dict[str, Any]] = [
+    {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "An entry."}},
+    {"type": "document", "source": {"type": "content", "content": [TEXT_BLOCK]}, "citations": {"enabled": True}},
+    {"type": "document", "source": {"type": "content", "content": "An entry."}, "cache_control": {"type": "ephemeral"}},
+]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: json.dumps(document["source"]))
+def test_documents_of_text_are_their_text(client: httpx.Client, document: dict[str, Any]) -> None:
+    def count(history: list[Any]) -> int:
+        answer = client.post("/v1/messages", json={"model": "tiny", "max_tokens": 50, "messages": history})
+        assert answer.status_code == 200, answer.text
+        assert "x-unmask-ignored" not in answer.headers
+        assert answer.json()["content"][0]["text"] == "fine"
+        tokens: int = answer.json()["usage"]["input_tokens"]
+        return tokens
+
+    user = {"type": "text", "text": say("fine")}
+    assert count([{"role": "user", "content": [document, user]}]) == count(
+        [{"role": "user", "content": [TEXT_BLOCK, user]}]
+    )
+    assert count(called([document])) == count(called([TEXT_BLOCK]))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [FILE["source"], {"type": "url", "url": "u"}, {"type": "content", "content": [IMAGE]}, {"type": "text", "data": 5},
+     {"type": "content", "content": []}, "x", {}, []],
+)  # fmt: skip
+def test_other_documents_of_the_user_are_refused(client: httpx.Client, source: Any) -> None:
+    content = [{"type": "document", "source": source}]
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        body = {"model": "tiny", "max_tokens": 8, "messages": [{"role": "user", "content": content}]}
+        refused = client.post(path, json=body)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"] == (
+            "messages[0].content[0]: documents other than text are not supported; send their text"
+        )
+    system = {"model": "tiny", "max_tokens": 8, "messages": [{"role": "user", "content": "x"}], "system": DOCUMENTS[:1]}
+    assert client.post("/v1/messages", json=system).json()["error"]["message"].startswith("system[0]: document blocks")
+
+
+def test_items_of_an_answer_are_sent_back_with_strict_fields(strict: httpx.Client) -> None:
+    first = strict.post("/v1/responses", json=respond("fine"))
+    history = [{"role": "user", "content": "hello"}, *first.json()["output"], {"role": "user", "content": say("again")}]
+    again = strict.post("/v1/responses", json={"model": "tiny", "input": history})
+    assert again.status_code == 200, again.text
+    assert again.json()["output"][0]["content"][0]["text"] == "again"
+
+
+def test_a_tool_without_a_type_is_a_function(client: httpx.Client, strict: httpx.Client) -> None:
+    tools = [{"function": CHAT_TOOL["function"]}]
+    for used in (client, strict):
+        answer = used.post("/v1/chat/completions", json=request("chat/completions", []) | {"tools": tools})
+        assert answer.json()["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "weather"
+    refused = client.post("/v1/chat/completions", json=request("chat/completions", [{"name": "weather"}]))
+    assert refused.json()["error"]["message"] == "tools[0].function: is missing; describe the function"
+    refused = client.post("/v1/responses", json=respond("x", tools=[CHAT_TOOL]))
+    assert refused.json()["error"]["message"] == "tools[0].name: is missing; name the function"
 
 
 @pytest.mark.parametrize("content", [[IMAGE], [{"type": "text", "text": "What is this?"}, IMAGE]])
@@ -468,6 +555,8 @@ def test_the_openai_client_reads_a_namespaced_call(scripted: ServerProcess) -> N
     [
         ({"type": "item_reference", "id": "x"}, "input[0]"),
         ({"type": "mesage", "role": "user", "content": "x"}, "input[0]"),
+        ({"type": "additional_tools", "role": "developer", "tools": []}, "input[0]: additional_tools items are not"),
+        ({"type": "configuration_update", "text": {}}, "input[0]: configuration_update items are not supported"),
         ({"type": "custom_tool_call", "name": "patch"}, "input[0]: custom_tool_call items need call_id"),
         ({"type": "function_call", "name": "f", "call_id": "c", "arguments": {}}, "input[0]: function_call items have"),
         ({"type": "function_call_output", "call_id": "c", "output": {}}, "input[0]: function_call_output items have"),

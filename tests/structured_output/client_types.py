@@ -39,6 +39,7 @@ _BASE64 = r"^$|^(?:[0-9a-zA-Z+/]{4})*(?:(?:[0-9a-zA-Z+/]{2}==)|(?:[0-9a-zA-Z+/]{
 _SAFE = 2**53 - 1
 DATE = f"^{_DAY}$"
 DATE_TIME = rf"^{_DAY}T(?:(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d+)?(?:Z))$"
+TIME = r"^(?:[01]\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:\.\d+)?)?$"
 IPV4 = rf"^(?:{_BYTE}\.){{3}}{_BYTE}$"
 
 
@@ -106,6 +107,8 @@ ZOD: dict[str, dict[str, Any]] = {
     "uuid": _text("uuid", _UUID),
     "datetime": _text("date-time", rf"^(?:{_DAY}T(?:(?:[01]\d|2[0-3]):[0-5]\d(?::[0-5]\d(?:\.\d+)?)?(?:Z)))$"),
     "date": _text("date", DATE),
+    "time, zod 4.0": _text("time", TIME),
+    "datetime without seconds, zod 4.0": _text("date-time", rf"^{_DAY}T(?:(?:[01]\d|2[0-3]):[0-5]\d(?:Z))$"),
     "duration": _text("duration", ISO_DURATION),
     "hostname": _text("hostname", HOSTNAME),
     "ipv4": _text("ipv4", IPV4),

@@ -38,8 +38,8 @@ def params(i: int, **asked: Any) -> SamplingParams:
     )
 
 
-def check_schemas(llm: LLM, count: int) -> None:
-    rng = random.Random(count)
+def check_schemas(llm: LLM, count: int, part: int = 0) -> None:
+    rng = random.Random(count + part)
     schemas = [forms.schema(rng) for _ in range(count)]
     outs = llm.generate([CHAT] * count, [params(i, json=schema) for i, schema in enumerate(schemas)])
     complete = 0
@@ -52,8 +52,8 @@ def check_schemas(llm: LLM, count: int) -> None:
     assert complete > count / 2
 
 
-def check_regexes(llm: LLM, count: int) -> None:
-    rng = random.Random(count)
+def check_regexes(llm: LLM, count: int, part: int = 0) -> None:
+    rng = random.Random(count + part)
     regexes = [forms.regex(rng) for _ in range(count)]
     outs = llm.generate([CHAT] * count, [params(i, regex=regex) for i, regex in enumerate(regexes)])
     for regex, out in zip(regexes, outs, strict=True):
@@ -71,13 +71,15 @@ def test_regexes(llm: LLM) -> None:
 
 
 @pytest.mark.slow
-def test_many_schemas(llm: LLM) -> None:
-    check_schemas(llm, 2000)
+@pytest.mark.parametrize("part", range(20))
+def test_many_schemas(llm: LLM, part: int) -> None:
+    check_schemas(llm, 100, part)
 
 
 @pytest.mark.slow
-def test_many_regexes(llm: LLM) -> None:
-    check_regexes(llm, 200)
+@pytest.mark.parametrize("part", range(4))
+def test_many_regexes(llm: LLM, part: int) -> None:
+    check_regexes(llm, 50, part)
 
 
 def test_several_tokens_go_per_forward(llm: LLM) -> None:

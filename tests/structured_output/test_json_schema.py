@@ -15,7 +15,7 @@ import pytest
 
 from runtime.structured_output.json_schema import simplify_schema
 from runtime.structured_output.keywords import SchemaError, UnsupportedSchema
-from runtime.structured_output.patterns import matches, to_engine
+from runtime.structured_output.patterns import excludes_format, matches, to_engine
 from tests.structured_output import json_schemas
 from tests.structured_output.client_types import (
     DATE,
@@ -26,6 +26,7 @@ from tests.structured_output.client_types import (
     HOSTNAME,
     IPV4,
     ISO_DURATION,
+    TIME,
     UUID_4,
     UUID_OF_ANY_VERSION,
 )
@@ -245,6 +246,17 @@ def test_formats_hold_for_property_names(format: str) -> None:
     assert simplified({**schema, "propertyNames": {"allOf": [names, names]}}) == made
 
 
+def test_formats_of_property_names_hold_unless_a_one_of_remains() -> None:
+    names = {**OPEN, "propertyNames": {"format": "uuid"}}
+    for disjoint in ([names, {"type": "string"}], [names, False]):
+        made = simplified({"oneOf": disjoint})
+        assert "oneOf" not in made
+        assert not accepts(made, {"a": 1})
+    made = simplified({"oneOf": [names, True]})
+    assert len(made["oneOf"]) == 2
+    assert not accepts(made, {"a": 1})  # fits both alternatives, where a format is an annotation
+
+
 WITH_PATTERNS = {
     "2EB8AA08-aa98-11ea-b4aa-73b441d16380": ("uuid", UUID_OF_ANY_VERSION),
     "2EB8AA08-aa98-41ea-b4aa-73b441d16380": ("uuid", UUID_4),
@@ -271,6 +283,46 @@ def test_property_names_with_a_format_and_its_published_expression_have_both(goo
     assert good in fitting
     assert len(fitting) > 50
     assert all(checked.is_valid({text: 1}) for text in fitting)
+
+
+HOUR, TIME_OF_DAY = r"(?:[01]\d|2[0-3])", r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d"
+TIMES = [  # a format, an expression next to it, and whether some text fits both
+    ("time", TIME, False),
+    ("time", rf"^{HOUR}:[0-5]\d$", False),
+    ("time", rf"^{TIME_OF_DAY}$", False),
+    ("time", rf"^{TIME_OF_DAY}\.\d{{3}}$", False),
+    ("time", rf"^{TIME_OF_DAY}\.\d{{3}}Z$", True),
+    ("time", rf"^{TIME_OF_DAY}(?:Z|[+-]{HOUR}:[0-5]\d)$", True),
+    ("time", rf"^{HOUR}:[0-5]\d", True),
+    ("time", "^1[0-2]", True),
+    ("time", "(?=a)", True),
+    ("time", "[", True),
+    ("date-time", rf"{DATE[:-1]}T{HOUR}:[0-5]\dZ$", False),
+    ("date-time", rf"{DATE[:-1]}T{TIME_OF_DAY}$", False),
+    ("date-time", rf"{DATE[:-1]}T(?:{TIME_OF_DAY}Z|{HOUR}:[0-5]\d)$", True),
+    ("date-time", DATE_TIME, True),
+    ("date-time", "^2025-", True),
+    ("date", TIME, True),
+    ("email", "^a$", True),
+]
+
+
+@pytest.mark.parametrize(("format", "pattern", "both"), TIMES)
+def test_a_format_of_times_is_an_annotation_next_to_an_expression_of_shorter_times(
+    format: str, pattern: str, both: bool
+) -> None:
+    assert excludes_format(pattern, format) is not both
+    if not both:
+        reduced = simplified({"pattern": pattern})
+        assert simplified({"pattern": pattern, "format": format}) == reduced
+        names = {**OPEN, "propertyNames": {"pattern": pattern, "format": format}, "additionalProperties": NUMBER}
+        assert list(simplified(names)["patternProperties"]) == [reduced["pattern"]]
+
+
+@pytest.mark.parametrize(("pattern", "anchor"), [(r"\Aa", "^"), (r"a\Z", "$"), (r"a\z", "$")])
+def test_anchors_of_other_dialects_are_refused_with_those_of_ecmascript(pattern: str, anchor: str) -> None:
+    with pytest.raises(SchemaError, match=rf"is not an anchor of ECMAScript; write {re.escape(anchor)}$"):
+        simplified({"pattern": pattern})
 
 
 def test_listed_names_have_their_format_too() -> None:
@@ -420,6 +472,54 @@ def test_spellings_of_older_drafts_are_read() -> None:
     assert simplified({"maximum": 3, "exclusiveMaximum": False}) == {"maximum": 3}
     alone = {"$schema": "http://json-schema.org/draft-07/schema#", "definitions": {"t": {"type": "string"}}}
     assert accepts(simplified({**alone, "$ref": "#/definitions/t", "maxLength": 1}), "long")
+
+
+REFERRED = {"$defs": {"t": {"type": "string", "nullable": True}}}
+NULLABLE: list[tuple[Any, list[Any], list[Any]]] = [  # a schema of OpenAPI 3.0, what fits, and what does not
+    ({"type": "string", "nullable": True}, ["a", None], [1]),
+    ({"type": "string", "nullable": False}, ["a"], [None]),
+    ({"type": ["string", "integer"], "nullable": True}, ["a", 1, None], [True]),
+    ({"type": ["string", "null"], "nullable": True}, ["a", None], [1]),
+    ({"type": "null", "nullable": True}, [None], ["a"]),
+    ({"type": "integer", "nullable": True, "minimum": 3}, [3, None], [2]),
+    ({"type": "string", "nullable": True, "maxLength": 1, "format": "date"}, [None], ["ab"]),
+    ({"type": "string", "nullable": True, "enum": ["a", None]}, ["a", None], ["b"]),
+    ({"type": "string", "nullable": True, "enum": ["a"]}, ["a"], [None]),
+    ({"type": "string", "nullable": True, "enum": [None]}, [None], ["a", ""]),
+    ({"type": "string", "nullable": True, "const": None}, [None], ["a"]),
+    ({"type": "array", "nullable": True, "items": NUMBER, "maxItems": 1}, [[1], None], [["a"], [1, 2], {}]),
+    ({"type": "array", "items": {"type": "object", "nullable": True}}, [[{}, None]], [[1], None]),
+    ({**OPEN, "nullable": True, "required": ["a"]}, [{"a": 1}, None], [{}, []]),
+    ({**OPEN, "properties": {"a": {"type": "boolean", "nullable": True}}}, [{"a": None}], [{"a": 1}, None]),
+    ({**OPEN, "additionalProperties": {"type": "integer", "nullable": True}}, [{"b": None}], [{"b": "c"}]),
+    ({"anyOf": [{"type": "string", "nullable": True}, NUMBER]}, ["a", 1, None], [True]),
+    ({"oneOf": [{"type": "string", "nullable": True}, NUMBER]}, ["a", 1, None], [True]),
+    ({**REFERRED, "$ref": "#/$defs/t"}, ["a", None], [1]),
+    ({**REFERRED, "allOf": [{"$ref": "#/$defs/t"}]}, ["a", None], [1]),
+    ({"$defs": {"t": {"type": "string"}}, "allOf": [{"$ref": "#/$defs/t"}], "nullable": True}, ["a"], [None]),
+    ({"type": "string", "nullable": "true"}, ["a"], [None]),
+    ({"$schema": "https://spec.openapis.org/oas/3.0/schema", "type": "string", "nullable": True}, [None], [1]),
+    ({"$schema": "http://json-schema.org/draft-07/schema#", "type": "string", "nullable": True}, ["a"], [None]),
+    ({"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "string", "nullable": True}, ["a"], [None]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "fitting", "others"), NULLABLE, ids=[json.dumps(each[0]) for each in NULLABLE])
+def test_nullable_adds_null_to_the_type_next_to_it(schema: Any, fitting: list[Any], others: list[Any]) -> None:
+    made = simplified(schema)
+    assert all(accepts(made, value) for value in fitting), made
+    assert not any(accepts(made, value) for value in others), made
+    if not {"$schema", "$defs"} & schema.keys():
+        inside = simplified({"anyOf": [{"items": schema, "minItems": 1, **LIST}]})
+        assert all(accepts(inside, [value]) for value in fitting), inside
+        assert not any(accepts(inside, [value]) for value in others), inside
+
+
+def test_nullable_schemas_of_names_allow_the_same_names() -> None:
+    names = {"type": "string", "nullable": True, "enum": ["a", None]}
+    made = simplified({**OPEN, "propertyNames": names, "additionalProperties": NUMBER})
+    assert accepts(made, {"a": 1})
+    assert not accepts(made, {"null": 1})
 
 
 def test_listed_names_do_not_multiply_a_schema() -> None:

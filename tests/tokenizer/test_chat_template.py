@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runtime.errors import ConfigError, RequestError
+from runtime.parsers import formats
 from runtime.tokenizer import Tokenizer, template_sandbox
 from runtime.tokenizer.chat_template import ChatTemplate
 from tests.tokenizer.conftest import SPECIALS, byte_level, save
@@ -115,6 +117,31 @@ def test_indented_json_is_limited_as_it_is_written(monkeypatch: pytest.MonkeyPat
         ChatTemplate("{% set x = values | tojson(indent=50) %}", {}, {}).render(USER, {"values": [[1]] * 20})
 
 
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "messages[1].tool_calls[0].function.arguments | tojson",
+        "messages[1].tool_calls[0].function.arguments | string",
+        "messages[1].tool_calls[0] | tojson",
+        "messages[1].tool_calls | tojson",
+        "messages[1] | tojson",
+        "messages | tojson",
+        "messages",
+    ],
+)
+@pytest.mark.parametrize("innermost", [1, "a", [], {}])
+def test_calls_with_the_deepest_arguments_can_be_sent_back(expression: str, innermost: Any) -> None:
+    has_brackets = isinstance(innermost, list | dict)
+    arguments: Any = innermost
+    for _ in range(formats.MAX_DEPTH - has_brackets):
+        arguments = {"x": arguments}
+    function = {"name": "deep", "arguments": json.loads(formats.dump_json(arguments))}
+    call = {"id": "call_1", "type": "function", "function": function}
+    messages = [*USER, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    text = ChatTemplate("{# writes tool_calls #}{{ " + expression + " }}", {}, {}).render(messages, {})
+    assert len(re.findall("['\"]x['\"]:", text)) == formats.MAX_DEPTH - has_brackets
+
+
 @pytest.fixture
 def make(tmp_path: Path) -> Any:
     """Writes a tokenizer whose tokenizer_config.json has these fields, and returns its directory."""
@@ -159,6 +186,44 @@ def test_files_take_precedence_over_the_config(make: Any) -> None:
     assert text_of(directory, tools=[{"a": 1}]) == "1 tools"
     assert Tokenizer(directory).supports_tools
     assert text_of(directory) == "file"
+
+
+@pytest.mark.parametrize("name", ["chat_template.json", "processor_config.json"])
+@pytest.mark.parametrize("form", FORMS)
+def test_templates_of_processors_are_read_in_every_form(name: str, form: str, make: Any) -> None:
+    directory = make(chat_template=None)
+    (directory / name).write_text(json.dumps({"chat_template": FORMS[form], "processor_class": "X"}))
+    assert text_of(directory) == "D"
+    assert text_of(directory, tools=[{"a": 1}]) == ("T" if "tool_use" in json.dumps(FORMS[form]) else "D")
+
+
+def test_templates_of_processors_come_after_those_of_the_tokenizer(make: Any) -> None:
+    directory = make()
+    (directory / "processor_config.json").write_text(json.dumps({"chat_template": "older"}))
+    assert text_of(directory) == "older"
+    (directory / "chat_template.json").write_text(json.dumps({"chat_template": "processor"}))
+    assert text_of(directory) == "processor"
+    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": "tokenizer"}))
+    assert text_of(directory) == "tokenizer"
+    (directory / "chat_template.jinja").write_text("file")
+    assert text_of(directory) == "file"
+    (directory / "other.jinja").write_text("named")
+    assert Tokenizer(directory, directory / "other.jinja").chat_template == "named"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "is not readable JSON"),
+        ('"D"', "must hold a JSON object"),
+        ('{"chat_template": 7}', "chat_template must be a text, an object or a list; use --chat-template or mend it"),
+    ],
+)
+def test_a_file_of_a_processor_that_holds_no_template_is_named(content: str, reason: str, make: Any) -> None:
+    directory = make()
+    (directory / "chat_template.json").write_text(content)
+    with pytest.raises(ConfigError, match=rf"chat_template\.json:? {reason}"):
+        Tokenizer(directory)
 
 
 @pytest.mark.parametrize("value", [7, True, {"default": 7}, {"default": None}, [7], [{"name": "default"}], [["a"]]])

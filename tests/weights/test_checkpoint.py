@@ -69,6 +69,22 @@ def test_shards_load_like_one_file(tiny):
     assert torch.equal(logits(load(path)), expected)
 
 
+def test_an_index_may_name_files_as_paths_of_the_checkpoint(tiny):
+    path = tiny()
+    expected = logits(load(path))
+    (path / "parts").mkdir()
+    for file in shard(path):
+        (path / file).rename(path / "parts" / file)
+    index = path / "model.safetensors.index.json"
+    names = json.loads(index.read_text())["weight_map"]
+    for before in ("parts/", "./parts/", "parts/../parts/"):
+        index.write_text(json.dumps({"weight_map": {name: before + file for name, file in names.items()}}))
+        assert torch.equal(logits(load(path)), expected)
+    index.write_text(json.dumps({"weight_map": {name: "../parts/" + file for name, file in names.items()}}))
+    with pytest.raises(ConfigError, match="is not a name inside the checkpoint"):
+        load(path)
+
+
 def test_an_index_takes_precedence_over_a_single_file(tiny, caplog):
     path = tiny()
     expected = logits(load(path))

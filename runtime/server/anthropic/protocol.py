@@ -30,18 +30,24 @@ from runtime.server.preprocessing.request_body import (
 
 _CHOICES: dict[str, ChoiceMode] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 _BILLING = re.compile(r"\A\s*x-anthropic-billing-header:[^\n]*\n*")
+_SERVER_BLOCKS = frozenset({"container_upload", "tool_reference", "compaction", "mcp_tool_listing", "fallback"})
 _REQUIRED_FIELDS = {
     "text": ("text",),
     "thinking": ("thinking",),
     "redacted_thinking": (),
     "tool_use": ("id", "name"),
     "tool_result": ("tool_use_id",),
+    "document": ("source",),
 }
 
 
 def _is_tool_block(kind: str) -> bool:
     """Whether a block type is one that servers with tools of their own write."""
-    return kind.endswith(("_tool_use", "_tool_result")) or kind in ("container_upload", "tool_reference", "compaction")
+    return kind.endswith(("_tool_use", "_tool_result")) or kind in _SERVER_BLOCKS
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _content_arm(content: Any) -> str:
@@ -57,7 +63,7 @@ class Block(RequestModel):
     """A piece of a turn: text, an answer's thinking, a call of a tool, or what one returned."""
 
     type: str = api_field(
-        "text, thinking, redacted_thinking, tool_use or tool_result; blocks of server "
+        "text, document, thinking, redacted_thinking, tool_use or tool_result; blocks of server "
         "tools are ignored and named in `X-Unmask-Ignored`",
         "text",
     )
@@ -65,12 +71,17 @@ class Block(RequestModel):
     thinking: str | None = optional("reasoning of the assistant, for templates that use it", "12 and 30 are 42.")
     signature: str | None = ignored_field("")
     data: str | None = ignored_field("")
+    source: Any = optional(
+        "of a `document`: its text; other documents are rejected, and ignored in results of tools",
+        {"type": "text", "media_type": "text/plain", "data": "Hello!"},
+    )
     id: str | None = optional("of a tool call: its id", "call_1")
     name: str | None = optional("of a tool call: name of the tool", "calculator")
     input: dict[str, Any] | None = optional("of a tool call: its arguments", {"expression": "12 + 30"})
     tool_use_id: str | None = optional("of a tool result: id of the call", "call_1")
     content: _Content | None = optional(
-        "of a tool result: text, or a list of blocks; images are ignored and named in `X-Unmask-Ignored`", "42"
+        "of a tool result: text, or a list of blocks; images and files are ignored and named in `X-Unmask-Ignored`",
+        "42",
     )
     is_error: bool | None = optional("of a tool result; accepted for compatibility; ignored", False)
     caller: Any = ignored_field(None)
@@ -84,7 +95,22 @@ class Block(RequestModel):
         openai.check_kind(self, self.type, _REQUIRED_FIELDS, "blocks")
         if self.type == "tool_result" and not isinstance(self.content, str | list | None):
             raise PydanticCustomError("content_type", "tool_result blocks have a content that is text or blocks")
+        if self.as_text() is None:
+            raise PydanticCustomError("not_built", "documents other than text are not supported; send their text")
         return self
+
+    def as_text(self) -> str | None:
+        """The text of a text block or document; None for a document whose source is no text."""
+        if self.type != "document":
+            return self.text or ""
+        source = self.source if isinstance(self.source, dict) else {}
+        if source.get("type") == "text" and isinstance(source.get("data"), str):
+            return str(source["data"])
+        content = source.get("content") if source.get("type") == "content" else None
+        if isinstance(content, str):
+            return content
+        texts = [part.get("text") if isinstance(part, dict) else None for part in _listed(content)]
+        return None if None in texts or not texts else "".join(map(str, texts))
 
     def unsupported_kind(self) -> str | None:
         return self.type if self.type not in _REQUIRED_FIELDS and _is_tool_block(self.type) else None
@@ -94,14 +120,16 @@ class Block(RequestModel):
         content = self.content
         if isinstance(content, list) and not all(isinstance(block, Block) for block in content):
             return json.dumps(content, ensure_ascii=False)
-        return "".join(_texts(content, path))
+        return "".join(_texts(content, path, has_documents=True))
 
 
 class ResultBlock(Block):
-    """A part of a tool's result. Images are ignored, because agents send them in every later request."""
+    """A part of a tool's result. Images and files are ignored, because agents send them in every later request."""
 
     def unsupported_kind(self) -> str | None:
-        return self.type if self.type == "image" else super().unsupported_kind()
+        if self.type == "image" or self.as_text() is None:
+            return self.type
+        return super().unsupported_kind()
 
 
 _Content = Annotated[
@@ -287,13 +315,13 @@ def _blocks(content: str | Sequence[Block] | None, path: str) -> Iterator[tuple[
             yield f"{path}[{i}]", block
 
 
-def _texts(content: str | Sequence[Block] | None, path: str) -> list[str]:
-    """Returns the texts of content that may have only text. Raises RequestError."""
+def _texts(content: str | Sequence[Block] | None, path: str, *, has_documents: bool = False) -> list[str]:
+    """Returns the texts of content that may have only text, and documents if allowed. Raises RequestError."""
     blocks = list(_blocks(content, path))
     for at, block in blocks:
-        if block.type != "text":
+        if block.type != "text" and not (has_documents and block.type == "document"):
             raise refuse(at, f"{block.type} blocks are not supported here, only text")
-    return [block.text or "" for _, block in blocks]
+    return [block.as_text() or "" for _, block in blocks]
 
 
 def _add_assistant(made: openai.Conversation, content: BlockText, path: str) -> None:
@@ -317,8 +345,8 @@ def _add_input(made: openai.Conversation, message: InputMessage, path: str) -> N
     texts: list[str] = []
     added = False
     for at, block in _blocks(message.content, f"{path}.content"):
-        if block.type == "text":
-            texts.append(block.text or "")
+        if block.type == "text" or (block.type == "document" and message.role == "user"):
+            texts.append(block.as_text() or "")
         elif block.type == "tool_result" and message.role == "user":
             if texts:
                 made.add(path, role="user", content="".join(texts))

@@ -11,16 +11,17 @@ that may be missing are `NotRequired`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, NotRequired
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NotRequired
 
 import pydantic
-from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import Field, PlainValidator, ValidationInfo, WithJsonSchema, field_validator, model_validator
 from pydantic_core import PydanticCustomError, from_json
 from typing_extensions import TypedDict
 
 from runtime.request.resolve import MAX_TOKENS_PER_STEP
 from runtime.request.sampling_params import PARAMETERS
 from runtime.request.validation import preview, refuse
+from runtime.server.openai.message_parts import Part, ReasoningPart, special_part
 from runtime.server.openai.tools import EXAMPLE_TOOLS, ToolChoice, ToolItems
 from runtime.server.openapi import values_schema
 from runtime.server.preprocessing.request_body import (
@@ -37,39 +38,8 @@ from runtime.server.preprocessing.request_body import (
     optional,
 )
 
-TEXT_TYPES = frozenset({"text", "input_text", "output_text", "refusal"})  # kinds of parts that are text
 EXAMPLE_CHAT = [{"role": "user", "content": "Solve: 12 + 30."}]  # an example
 _ROLES = {"developer": "system", "function": "tool"}  # OpenAI's newer and older names
-
-
-class Part(RequestModel):
-    """A part of a message, with its text in the field with the name of its type, or in `text`."""
-
-    type: str = api_field("`text`; other types are rejected", "text")
-    text: str | None = optional("text of a `text` part", "Hello!")
-    refusal: str | None = optional("text of a refusal", "I will not.")
-    cache_control: Any = optional("ignored; every prefix is cached", None)
-    annotations: Any = ignored_field([])
-
-    text_types: ClassVar[frozenset[str]] = TEXT_TYPES
-    ignored_types: ClassVar[frozenset[str]] = frozenset()
-
-    def unsupported_kind(self) -> str | None:
-        return self.type if self.type in self.ignored_types else None
-
-    @model_validator(mode="after")
-    def _is_text(self) -> Part:
-        if self.unsupported_kind() is not None:
-            return self
-        if self.type not in self.text_types:
-            kind = self.type[:40]
-            raise PydanticCustomError("not_built", "{kind} parts are not supported, only text", {"kind": kind})
-        if self.text is None and self.refusal is None:
-            raise PydanticCustomError("no_text", "this part has no text; add it")
-        return self
-
-    def as_text(self) -> str:
-        return self.text or self.refusal or ""
 
 
 class Function(RequestModel):
@@ -135,7 +105,11 @@ class Message(RequestModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"] = api_field(
         "role of the author; `developer` means `system`, `function` means `tool`", "user"
     )
-    content: TextOrParts[Part] | None = optional("text, or a list of parts; null with tool calls", "Hello!")
+    content: TextOrParts[Part] | None = optional(
+        "text, or a list of parts; null with tool calls; reasoning is allowed in parts of an assistant message; "
+        "images and files in a tool's result are ignored and named in `X-Unmask-Ignored`",
+        "Hello!",
+    )
     name: str | None = optional("name of the author, for templates that use it", "Ann")
     tool_calls: PartList[Call] | None = optional(
         "tool calls of an assistant message",
@@ -153,10 +127,26 @@ class Message(RequestModel):
     audio: Any = ignored_field(None)
     annotations: Any = ignored_field([])
 
+    @field_validator("content", mode="before")
+    @classmethod
+    def _convert_parts(cls, content: Any, info: ValidationInfo) -> Any:
+        if not isinstance(content, list):
+            return content
+        return [special_part(info.data.get("role"), part) for part in content]
+
     def text(self) -> str | None:
         if isinstance(self.content, list):
-            return "".join(map(Part.as_text, self.content))
+            return "".join(part.as_text() for part in self.content)
         return self.content if self.content is not None else self.refusal
+
+    def reasoning_text(self) -> str | None:
+        for found in (self.reasoning_content, self.reasoning):
+            if found is not None:
+                return found
+        if not isinstance(self.content, list):
+            return None
+        parts = [part.text or "" for part in self.content if isinstance(part, ReasoningPart)]
+        return "".join(parts) or None
 
     def calls(self) -> list[Call]:
         legacy = [Call(function=self.function_call)] if self.function_call else []
@@ -266,11 +256,10 @@ def _template_message(message: Message, path: str) -> dict[str, Any]:
         raise refuse(f"{path}.content", "is missing; give a text")
     if calls and message.role != "assistant":
         raise refuse(f"{path}.tool_calls", "is allowed in assistant messages only; leave it out")
-    reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
     optional_fields = {
         "name": message.name,
         "tool_call_id": message.tool_call_id,
-        "reasoning_content": reasoning,
+        "reasoning_content": message.reasoning_text(),
         "tool_calls": [_template_call(call) for call in calls] or None,
     }
     made = {"role": _ROLES.get(message.role, message.role), "content": text or ""}

@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from runtime.request.validation import preview, refuse
+from runtime.server.openai import message_parts
 from runtime.server.openai import protocol as openai
 from runtime.server.openai.tools import (
     FunctionDescription,
@@ -61,16 +62,18 @@ _ARGUMENTS = {
 _RESULTS = frozenset({"function_call_output", *(f"{kind}_output" for kind in _ARGUMENTS)})
 
 
-class ItemPart(openai.Part):
+class ItemPart(message_parts.Part):
     """A piece of an item."""
 
-    text_types: ClassVar[frozenset[str]] = openai.TEXT_TYPES | {"reasoning_text", "summary_text"}
+    logprobs: Any = ignored_field([])
+
+    text_types: ClassVar[frozenset[str]] = message_parts.TEXT_TYPES | {"reasoning_text", "summary_text"}
 
 
 class ResultPart(ItemPart):
-    """A part of a tool's result. Images are ignored, because agents send them in every later request."""
+    """A part of a tool's result. Images and files are ignored, because agents send them in every later request."""
 
-    ignored_types: ClassVar[frozenset[str]] = frozenset({"input_image"})
+    ignored_types: ClassVar[frozenset[str]] = message_parts.ResultPart.ignored_types
 
 
 def _output_arm(output: Any) -> str:
@@ -89,7 +92,9 @@ _Output = Annotated[
 
 def _is_tool_item(kind: str) -> bool:
     """Whether an item type is one that servers with tools of their own write."""
-    return kind.endswith(("_call", "_output")) or kind.startswith(("mcp_", "tool_search_")) or "compaction" in kind
+    if kind == "program" or "compaction" in kind:
+        return True
+    return kind.endswith(("_call", "_output")) or kind.startswith(("mcp_", "tool_search_"))
 
 
 class Item(RequestModel):
@@ -117,7 +122,7 @@ class Item(RequestModel):
     action: Any = optional("of a shell call: an object", {"command": ["ls"]})
     operation: Any = optional("of an apply_patch call: an object", {"type": "delete_file", "path": "a.txt"})
     output: _Output | None = optional(
-        "of a result: text, or a list of parts; images are ignored and named in `X-Unmask-Ignored`", "42"
+        "of a result: text, or a list of parts; images and files are ignored and named in `X-Unmask-Ignored`", "42"
     )
     summary: PartList[ItemPart] | None = optional("of a reasoning item without content: list of parts", [])
     encrypted_content: str | None = ignored_field("")
@@ -353,7 +358,7 @@ class ResponsesRequest(openai.SingleChoiceRequest):
 def _text(content: str | Sequence[ItemPart] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(map(openai.Part.as_text, content))
+    return "".join(part.as_text() for part in content)
 
 
 Json = dict[str, Any]

@@ -53,17 +53,17 @@ class FunctionItem(FunctionDescription):
     name: str = api_field("name of the function", "calculator")
 
 
-_TYPE_HELP = "`function`; tools of other types are ignored and named in `X-Unmask-Ignored`"
+_TYPE_HELP = "`function`, the default; tools of other types are ignored and named in `X-Unmask-Ignored`"
 
 
 class ToolItem(RequestModel):
     """A function that the model may call."""
 
-    type: str = api_field(_TYPE_HELP, "function")
+    type: str | None = optional(_TYPE_HELP, "function")
     function: FunctionItem | None = optional("the function", {"name": "calculator"})
 
     def unsupported_kind(self) -> str | None:
-        return None if self.type == "function" else self.type
+        return None if self.type in (None, "function") else self.type
 
 
 _FUNCTION = {"type": "object", "properties": {"name": {"type": "string"}}}
@@ -231,13 +231,15 @@ def make_tool(path: str, name: str, function: FunctionDescription, schema: str =
 
     `path`: path of the object with the name, and with the schema in the field `schema`.
     """
-    if not name or len(name) > MAX_NAME or not _NAME.fullmatch(name):
+    if not name:
+        raise refuse(f"{path}.name", "is missing; name the function")
+    if len(name) > MAX_NAME or not _NAME.fullmatch(name):
         kinds = "letters, digits, and any of _ - . : /"
         raise refuse(f"{path}.name", f"{preview(name)} is not a name of 1 to {MAX_NAME} {kinds}")
     description, parameters = function.description, function.parameters
-    if parameters and parameters.get("type", "object") != "object":
-        kind = preview(parameters["type"])
-        raise refuse(f"{path}.{schema}", f"the schema is of {kind}; arguments are always an object")
+    kind = parameters.get("type") if parameters else None
+    if kind is not None and kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise refuse(f"{path}.{schema}", f"the schema is of {preview(kind)}; arguments are always an object")
     known = {"description": description, "parameters": parameters, **(function.model_extra or {})}
     described = {"name": name, **{key: value for key, value in known.items() if value is not None}}
     item = {"type": "function", "function": described}
