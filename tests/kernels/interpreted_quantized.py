@@ -23,12 +23,12 @@ from tests.oracle.tiny import write_tiny
 _convert = interpreter._convert_float
 
 
-def _convert_exactly(given, kind, wanted, rounding):
+def _convert_exactly(values, kind, target, rounding):
     """The interpreter carries no rounded mantissa over into the exponent of e4m3."""
-    if wanted == tl.float8e4nv and kind == tl.float32:
-        made = torch.from_numpy(given.view(np.float32).copy()).to(torch.float8_e4m3fn)
-        return made.view(torch.uint8).numpy().reshape(given.shape)
-    return _convert(given, kind, wanted, rounding)
+    if target == tl.float8e4nv and kind == tl.float32:
+        made = torch.from_numpy(values.view(np.float32).copy()).to(torch.float8_e4m3fn)
+        return made.view(torch.uint8).numpy().reshape(values.shape)
+    return _convert(values, kind, target, rounding)
 
 
 interpreter._convert_float = _convert_exactly
@@ -163,7 +163,7 @@ def test_moe_gelu():
     [("fp8", 1), ("fp8", 2), ("int4", 1), ("int8", 2)],
     ids=["fp8_an_expert_more", "fp8_pair_stride", "int4_an_expert_more", "int8_pair_stride"],
 )
-def test_whole_model(tmp_path, shared, quantization):
+def test_full_model(tmp_path, shared, quantization):
     """Every kernel in its place: a tiny model as with the torch ones, but for what rounding rows to fp8 costs; its
     shared expert among the others, or wider than they are."""
     write_tiny(tmp_path, seed=4, num_hidden_layers=3, head_dim=16, hidden_size=64, num_shared_experts=shared)
