@@ -2,8 +2,9 @@
 
 ``python -m tests.under_load`` runs every slice of the suite once, on two processors. A slice has at most 12 files of
 a directory, or of small directories. Results are appended to a log. A slice that passed at this commit is skipped, so
-one pass can be spread over several runs. ``--jobs 8`` runs eight slices at once, each on two processors of its own.
-``--repeat 20 tests/server/test_api.py`` runs some tests many times instead.
+one pass can be spread over several runs. ``--jobs 8`` runs eight slices at once, of one pass or of several, each on two
+processors of its own; those that took longest in the log are first. ``--repeat 20 tests/server/test_api.py`` runs some
+tests many times instead.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import queue
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -89,9 +91,11 @@ def busy_loops(count: int) -> Iterator[None]:
 
 def run(commit: str, paths: list[str], number: int, loops: int, repeated: bool) -> Result:
     """Runs the CPU tests below `paths` once and prints the output if one fails, or if there are none."""
-    command = [sys.executable, "-m", "pytest", "-n", "3", "--dist", "worksteal", "-m", CPU_TESTS, "-rfE", *paths]
+    command = [sys.executable, "-m", "pytest", "-n", "3", "--dist", "worksteal", "-m", CPU_TESTS, "-rfE"]
     start = time.monotonic()
-    with busy_loops(loops):
+    # Runs that start at the same time would compete for the next number of pytest's usual directory.
+    with busy_loops(loops), tempfile.TemporaryDirectory(prefix="load-", ignore_cleanup_errors=True) as directory:
+        command += [f"--basetemp={directory}/t", *paths]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     failures = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
     if done.returncode != 0:
@@ -110,6 +114,11 @@ def read_log(log: Path) -> list[Result]:
     if not log.exists():
         return []
     return [Result(**json.loads(row)) for row in log.read_text(encoding="utf-8").splitlines()]
+
+
+def seconds_per_file(results: list[Result]) -> dict[str, float]:
+    """Returns the mean time of a path in the latest run that contained it."""
+    return {path: result.seconds / len(result.paths) for result in results for path in result.paths}
 
 
 def append(log: Path, result: Result) -> None:
@@ -168,12 +177,16 @@ def main() -> int:
         parser.error(f"--jobs: this machine has processors for 1 to {max_jobs}")
     chosen = [[path] for path in options.path] or slices()
     commit = current_commit()
+    results = read_log(options.log)
     # A dirty tree has the same name whatever it contains.
-    known = [] if options.repeat or commit.endswith("-dirty") else read_log(options.log)
+    known = [] if options.repeat or commit.endswith("-dirty") else results
     known = [result for result in known if (result.commit, result.loops) == (commit, options.loops)]
     done = {(result.number, *result.paths) for result in known if result.passed_all and not result.repeated}
     numbers = range(1, (options.repeat or options.passes) + 1)
     runs = [(number, paths) for number in numbers for paths in chosen if (number, *paths) not in done]
+    times = seconds_per_file(results)
+    # The longest first, so that none is left alone at the end. A path without a time may be long.
+    runs.sort(key=lambda item: sum(times.get(path, math.inf) for path in item[1]), reverse=True)
     if skipped := len(numbers) * len(chosen) - len(runs):
         print(f"skipped {skipped} slices that passed at {commit}", flush=True)
     failed = run_all(runs, options.log, commit, options.loops, bool(options.repeat), options.jobs)

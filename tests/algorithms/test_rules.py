@@ -64,7 +64,7 @@ def blocks(draw: st.DrawFn, size: int) -> oracle.Block:
     tokens = [MASK if s == oracle.MASKED else draw(st.integers(0, 8)) for s in states]
     b = oracle.Block(start=8, tokens=tokens, state=states)
     b.force_steps = draw(st.integers(0, 6))
-    b.given_steps = draw(st.sampled_from([None, 1, 2, 3]))
+    b.step_budget = draw(st.sampled_from([None, 1, 2, 3]))
     b.post_steps = draw(st.integers(0, 3))
     b.remasked = {i for i in b.filled if draw(st.booleans())}
     return b
@@ -135,7 +135,7 @@ def plan_of(
         may_force=np.array(force),
         num_steps_forcing=np.array([b.force_steps for b in several]),
         initial_masks=np.array([len(b.free) for b in several]),
-        step_budget=np.array([b.given_steps or 0 for b in several]),
+        step_budget=np.array([b.step_budget or 0 for b in several]),
         post_edit_steps=np.array([b.post_steps for b in several]),
         remasked=np.array([[i in b.remasked for i in range(size)] for b in several]),
         sampling=None,
@@ -262,7 +262,7 @@ def check(
     decide = dmax.decide if p.algorithm == "dmax" else oracle.decide
     expected = decide(b, logits, p, shape, force=force, step=0)
     if p.algorithm == "dmax":
-        check_mixture(got, row, b, expected.likeliest)
+        check_mixture(got, row, b, expected.top_tokens)
     assert set(torch.nonzero(got.edited[row]).flatten().tolist()) == set(expected.edit)
     assert set(torch.nonzero(got.remasked[row]).flatten().tolist()) == expected.remask
     before = list(b.masked)
@@ -283,9 +283,9 @@ def check_mixture(got: BlockUpdate, row: int, b: oracle.Block, expected: dict[in
     for i in range(len(b.tokens)):
         ids, probs = got.soft_tokens.ids[row, i].tolist(), got.soft_tokens.probs[row, i].tolist()
         found = [(id, prob) for id, prob in zip(ids, probs, strict=True) if prob > 0]
-        likeliest = [(id, prob) for id, prob in expected.get(i, []) if prob > 0]
-        assert [id for id, _ in found] == [id for id, _ in likeliest]
-        assert [prob for _, prob in found] == pytest.approx([prob for _, prob in likeliest], rel=1e-9)
+        top_tokens = [(id, prob) for id, prob in expected.get(i, []) if prob > 0]
+        assert [id for id, _ in found] == [id for id, _ in top_tokens]
+        assert [prob for _, prob in found] == pytest.approx([prob for _, prob in top_tokens], rel=1e-9)
 
 
 @given(

@@ -82,11 +82,11 @@ def answers(
     settings = {"num_pages": 1024, "max_model_len": 96, "max_num_batched_tokens": 128, "max_num_reqs": 8}
     settings |= dict(each.flags) | flags | {"deterministic": deterministic}
     with LLM(str(GOLDEN / each.folder), skip_tokenizer=True, **settings) as llm:
-        said = []
+        outputs = []
         for group in groups:
             outs = llm.generate([list(q.prompt) for q in group], [q.params for q in group])
-            said += [(out.token_ids, out.nfe) for out in outs]
-        return said
+            outputs += [(out.token_ids, out.nfe) for out in outs]
+        return outputs
 
 
 def check(each: Served, asked: list[Question], received: Bits, *schedules: dict[str, Any], **flags: Any) -> None:

@@ -60,7 +60,7 @@ class Setup:
     max_token: int = 14
     orders: tuple[int, int] | None = None  # the model's DELETE and SPLIT
     replayed: bool = False  # steps are filled up to recorded sizes, as on a GPU
-    pace: int = 10**6  # rows of a step in which somebody has several turns while others have turns too
+    shared_rows: int = 10**6  # rows of a step in which somebody has several turns while others have turns too
 
     @property
     def oracle(self) -> OracleShape:
@@ -90,7 +90,7 @@ class Ask:
     prompt: tuple[int, ...]
     params: Params
     report: str = "denoise"
-    given: tuple[tuple[int, int], ...] = ()  # offsets of the answer and their ids
+    prefilled: tuple[tuple[int, int], ...] = ()  # offsets of the answer and their ids
     logprobs: int | None = None
     salt: str = ""
     group: str = ""
@@ -98,12 +98,12 @@ class Ask:
     alone: bool = False
 
     @property
-    def fixed(self) -> dict[int, int]:
-        """What of `given` is in the answer."""
-        return {offset: token for offset, token in self.given if offset < self.params.max_tokens}
+    def prefilled_by_offset(self) -> dict[int, int]:
+        """What of `prefilled` is in the answer."""
+        return {offset: token for offset, token in self.prefilled if offset < self.params.max_tokens}
 
 
-class FixedPace(StepTimeEstimator):
+class ConstantStepTime(StepTimeEstimator):
     """Says the same whatever the steps took, so that a run can be repeated."""
 
     def __init__(self, rows: int) -> None:
@@ -203,7 +203,7 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
     else:
         runner = CheckedRunner(model, pool, config)
     runner.engine = Engine(info=info, runner=runner, strategy=strategy)
-    runner.engine.scheduler.step_time = FixedPace(setup.pace)
+    runner.engine.scheduler.step_time = ConstantStepTime(setup.shared_rows)
     return runner.engine
 
 
@@ -213,7 +213,7 @@ def decoding_of(p: Params) -> dict[str, Any]:
     return {name: getattr(p, name.replace(".", "_")) for name in names}
 
 
-def shaping_of(p: Params) -> LogitsProcessorParams | None:
+def logits_processor_params(p: Params) -> LogitsProcessorParams | None:
     """What `runtime.request.resolve` would make of it."""
     found = LogitsProcessorParams(
         bias=dict(p.logit_bias), repetition=p.repetition_penalty, presence=p.presence_penalty,
@@ -235,7 +235,7 @@ def spec_of(id: str, ask: Ask) -> RequestSpec:
         top_k=p.top_k,
         min_p=p.min_p,
         stop_ids=list(p.stop_token_ids),
-        logits_processors=shaping_of(p),
+        logits_processors=logits_processor_params(p),
         seed=p.seed % 2**64,
         ignore_eos=p.ignore_eos,
         max_nfe=p.max_nfe,
@@ -246,7 +246,7 @@ def spec_of(id: str, ask: Ask) -> RequestSpec:
             total_steps=p.total_steps,
             force_single_batch=ask.alone,
         ),
-        prefilled_tokens=ask.fixed,
+        prefilled_tokens=ask.prefilled_by_offset,
         logprobs=ask.logprobs,
         stream_mode=ask.report,  # type: ignore[arg-type]
         cache_salt=ask.salt,
@@ -258,14 +258,16 @@ def spec_of(id: str, ask: Ask) -> RequestSpec:
 def expected(setup: Setup, ask: Ask, logits_of: LogitsOf | None = None, embedded: Embedded | None = None) -> Result:
     """The oracle's answer, on the hash model unless `logits_of` (multi_bd's) or `embedded` (dmax's) is another's."""
     if setup.strategy == "full":
-        return decode_full(HashMemory(setup.vocab), ask.prompt, ask.params, setup.oracle, ask.fixed)
+        return decode_full(HashMemory(setup.vocab), ask.prompt, ask.params, setup.oracle, ask.prefilled_by_offset)
     if setup.strategy == "dmax":
         model = embedded or HashedEmbeddings(setup.vocab, setup.block)
-        return decode_dmax(model, ask.prompt, ask.params, setup.oracle, ask.fixed)
+        return decode_dmax(model, ask.prompt, ask.params, setup.oracle, ask.prefilled_by_offset)
     if setup.seeded:
-        return decode_seeded(lambda: HashMemory(setup.vocab), ask.prompt, ask.params, setup.oracle, ask.fixed)
+        return decode_seeded(
+            lambda: HashMemory(setup.vocab), ask.prompt, ask.params, setup.oracle, ask.prefilled_by_offset
+        )
     logits_of = logits_of or hash_logits(setup.vocab, lambda length: setup.ends(len(ask.prompt), length))
-    return decode(logits_of, ask.prompt, ask.params, setup.oracle, ask.fixed)
+    return decode(logits_of, ask.prompt, ask.params, setup.oracle, ask.prefilled_by_offset)
 
 
 @dataclass
@@ -283,25 +285,25 @@ class Received:
         return bool(self.outputs) and self.outputs[-1].finish_reason is not None
 
 
-def check_received(received: Received, result: Result, report: str, *, whole: bool) -> None:
-    """The outputs equal the oracle's trace, as far as they go (`whole`: to the end)."""
+def check_received(received: Received, result: Result, report: str, *, complete: bool) -> None:
+    """The outputs equal the oracle's trace, as far as they go (`complete`: to the end)."""
     outputs, events = received.outputs, result.events
     assert all(o.finish_reason is None and not o.eos for o in outputs[:-1])
     assert all(o.error is None for o in outputs), outputs[-1].error
     if report == "final":
-        shown = events[-1:] if whole else []
+        shown = events[-1:] if complete else []
     elif report == "stable":
         shown = [e for e in events if e.new_tokens or e is events[-1]]
     else:
         shown = events
-    assert len(outputs) == len(shown) if whole else len(outputs) <= len(shown)
+    assert len(outputs) == len(shown) if complete else len(outputs) <= len(shown)
     for o, e in zip(outputs, shown, strict=False):
         assert o.nfe == e.nfe
         if report != "final":
             assert o.new_tokens == e.new_tokens
         if report == "denoise":
             assert (o.start, o.tokens, o.masked) == (e.start, e.tokens, e.masked)
-    if whole:
+    if complete:
         last = outputs[-1]
         assert (received.tokens, last.nfe, last.finish_reason) == (result.tokens, result.nfe, result.finish_reason)
         assert last.eos == (result.finish_reason == "stop")
@@ -327,19 +329,19 @@ def check_logprobs(received: Received, setup: Setup, ask: Ask, logits_of: Logits
         looks.append((list(ids), banned(logits_of(ids), setup.oracle)))
         return looks[-1][1]
 
-    result = decode(seen, ask.prompt, ask.params, setup.oracle, ask.fixed)
+    result = decode(seen, ask.prompt, ask.params, setup.oracle, ask.prefilled_by_offset)
     looks.append((result.sequence, np.empty(0)))
     rows: dict[int, tuple[int, np.ndarray]] = {}
     for (before, logits), (after, _) in itertools.pairwise(looks):
         for at in range(prompt, len(before)):
-            if after[at] != before[at] and after[at] != setup.mask and at - prompt not in ask.fixed:
+            if after[at] != before[at] and after[at] != setup.mask and at - prompt not in ask.prefilled_by_offset:
                 rows[at] = after[at], logits[at - setup.oracle.shift]
     tokens = [*received.tokens, *(one.end for one in logprobs if one.end is not None)]
     tops = [
         list(zip(*pair, strict=True))[: setup.vocab] for one in logprobs for pair in zip(one.ids, one.tops, strict=True)
     ]
     for at, (token, value, top) in enumerate(zip(tokens, values, tops, strict=True), prompt):
-        if at - prompt in ask.fixed:
+        if at - prompt in ask.prefilled_by_offset:
             assert value == -9999.0
             continue
         written, row = rows[at]
@@ -389,27 +391,27 @@ def check_queue(engine: Engine) -> None:
     counts = Counter((r.spec.tenant, r.spec.parent_id) for r in running)
     owners = Counter(r.spec.tenant for r in running)
     for request in (*running, *queue):
-        place = (request.spec.tenant, request.spec.parent_id)
-        assert queue.running(request) == (owners[place[0]], counts[place])
+        group = (request.spec.tenant, request.spec.parent_id)
+        assert queue.running(request) == (owners[group[0]], counts[group])
     assert queue.num_tenants == (len(owners) if len(owners) > 1 else len(counts))
-    for place, members in waiting.items():
-        order = [r.arrival_index for r in running if (r.spec.tenant, r.spec.parent_id) == place] + [
+    for group, members in waiting.items():
+        order = [r.arrival_index for r in running if (r.spec.tenant, r.spec.parent_id) == group] + [
             r.arrival_index for r in members
         ]
         assert order == sorted(order)
     if waiting:
         first = queue.first()
-        place = (first.spec.tenant, first.spec.parent_id)
-        assert first is waiting[place][0]
-        assert owners[place[0]] == min(owners[owner] for owner, _ in waiting)
-        assert counts[place] == min(n for (owner, _), n in _counts(waiting, counts) if owner == place[0])
+        group = (first.spec.tenant, first.spec.parent_id)
+        assert first is waiting[group][0]
+        assert owners[group[0]] == min(owners[owner] for owner, _ in waiting)
+        assert counts[group] == min(n for (owner, _), n in _counts(waiting, counts) if owner == group[0])
     else:
         assert not queue._tenants.waiting
     assert set(queue._groups) == {owner for owner, _ in waiting} | set(owners)
 
 
 def _counts(waiting: Iterable[tuple[str, str]], counts: Counter[tuple[str, str]]) -> list[tuple[tuple[str, str], int]]:
-    return [(place, counts[place]) for place in waiting]
+    return [(group, counts[group]) for group in waiting]
 
 
 def check_cached(engine: Engine, request: Request, setup: Setup) -> None:
@@ -504,7 +506,7 @@ class Run:
         """Everything received equals the oracle's."""
         for id, ask in self.asks.items():
             result = expected(self.setup, ask, self.logits_of, self.embedded)
-            check_received(self.received[id], result, ask.report, whole=self.received[id].ended)
+            check_received(self.received[id], result, ask.report, complete=self.received[id].ended)
             if ask.logprobs is not None:
                 check_logprobs(self.received[id], self.setup, ask, self.logits_of)
 

@@ -175,7 +175,7 @@ def setups(
         budget=draw(st.one_of(st.integers(least, least + 2 * block), st.just(256))),
         max_reqs=draw(st.sampled_from([1, 4, 8, 8])),
         max_len=max_len,
-        pace=draw(st.sampled_from([10**6, least, 3 * least])),
+        shared_rows=draw(st.sampled_from([10**6, least, 3 * least])),
         prefix_caching=draw(st.booleans()),
         eos=draw(st.sampled_from([(3,), (3, 7), (0, 2, 5, 9)])),
         replayed=draw(st.booleans()),
@@ -198,7 +198,7 @@ def asks(draw: st.DrawFn, setup: Setup) -> Ask:
     return Ask(
         prompt=tuple(prompt),
         params=draw(params(growing, max_tokens=max_tokens, setup=setup)),
-        given=tuple(draw(st.one_of(st.just({}), st.just({}), some, run)).items()),
+        prefilled=tuple(draw(st.one_of(st.just({}), st.just({}), some, run)).items()),
         report=draw(st.sampled_from(["final", "stable", "denoise", "denoise"])),
         logprobs=draw(st.sampled_from([None, None, 0, 3, 20])),
         salt=draw(st.sampled_from(["", "", "other"])),

@@ -29,7 +29,7 @@ from tests.oracle.block import Params
 from tests.worker.replays import PROMPTS, SMALL, pretending
 
 SETUP = Setup(block=8, replayed=True, eos=(15,))  # which it never says
-WHOLE = replace(SETUP, strategy="full", budget=192)
+FULL_SEQUENCE = replace(SETUP, strategy="full", budget=192)
 SLOW = {"accept_threshold": 1.0, "ignore_eos": True}  # a token a step
 
 
@@ -91,8 +91,10 @@ class Watched:
     ("setup", "own", "early"),
     [
         pytest.param(SETUP, {}, True, id="blocks"),
-        pytest.param(WHOLE, {"cache": "dual", "block_length": 5}, True, id="blocks of a request's own length"),
-        pytest.param(WHOLE, {"cache": "none", "block_length": 5}, False, id="forwards of more rows than the block's"),
+        pytest.param(FULL_SEQUENCE, {"cache": "dual", "block_length": 5}, True, id="blocks of a request's own length"),
+        pytest.param(
+            FULL_SEQUENCE, {"cache": "none", "block_length": 5}, False, id="forwards of more rows than the block's"
+        ),
     ],
 )
 def test_a_batch_that_goes_on_begins_its_next_step_early(
@@ -147,9 +149,9 @@ def test_who_leaves_meanwhile_is_not_written(monkeypatch: pytest.MonkeyPatch) ->
     while not watched.step():
         pass
     watched.engine.abort("r1")
-    said = len(watched.received["r1"])
+    emitted = len(watched.received["r1"])
     watched.drain()
-    assert len(watched.received["r1"]) == said
+    assert len(watched.received["r1"]) == emitted
     assert watched.tokens("r0") == run_all(SETUP, several).received["r0"].tokens
 
 
@@ -184,7 +186,7 @@ def test_a_step_that_fails_after_it_began_ends_its_requests_alone(monkeypatch: p
 
 
 @pytest.mark.matrix
-def test_canvases_that_are_told_of_their_last_steps_begin_early_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_canvases_whose_last_steps_are_reported_begin_early_too(monkeypatch: pytest.MonkeyPatch) -> None:
     noted = noting(monkeypatch)
     with (
         pretending(monkeypatch),
@@ -226,7 +228,7 @@ def test_a_batch_of_unlike_blocks_does_not(monkeypatch: pytest.MonkeyPatch) -> N
     several = [
         Ask((1, 2, 3, 4), Params(max_tokens=32, **SLOW, **own[0])), Ask((5,), Params(max_tokens=7, **SLOW, **own[1])),
     ]  # fmt: skip
-    watched = Watched(WHOLE, several, monkeypatch)
+    watched = Watched(FULL_SEQUENCE, several, monkeypatch)
     forwards = Mock(wraps=watched.engine.runner.step.forward)
     monkeypatch.setattr(watched.engine.runner.step, "forward", forwards)
     watched.drain()
@@ -274,7 +276,7 @@ def test_what_lies_between_two_steps_is_no_step(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("strategy", ["multi_bd", "full"])
-def test_whoever_comes_and_goes_between_steps_changes_nothing_for_others(
+def test_requests_added_and_aborted_between_steps_change_nothing_for_others(
     strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where most steps begin early, and their news are told while the next one runs."""
@@ -308,10 +310,10 @@ def test_whoever_comes_and_goes_between_steps_changes_nothing_for_others(
         check_idle(engine)
         for id, other in expected.received.items():
             mine = [output for output in received if output.id == id]
-            said = [token for output in mine for token in output.new_tokens]
-            assert said == other.tokens[: len(said)]
+            emitted = [token for output in mine for token in output.new_tokens]
+            assert emitted == other.tokens[: len(emitted)]
             if id not in aborted:
-                assert (said, mine[-1].nfe) == (other.tokens, other.outputs[-1].nfe)
+                assert (emitted, mine[-1].nfe) == (other.tokens, other.outputs[-1].nfe)
 
     check()
     assert sum(begun for _, begun in noted) > 60, "it was tried"

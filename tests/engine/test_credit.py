@@ -10,7 +10,7 @@ from tests.engine.harness import Ask, Run, Setup
 from tests.oracle.block import Params
 
 CREDIT = Params(max_tokens=24, ignore_eos=True, algorithm="credit", accept_threshold=1.0, credit_weight=3.0)
-PLAIN = replace(CREDIT, algorithm="threshold", accept_threshold=0.7)
+THRESHOLD = replace(CREDIT, algorithm="threshold", accept_threshold=0.7)
 OTHER = next(rule.key for rule in algorithms_for("multi_bd") if not rule.history_fields and not rule.edits)
 
 
@@ -37,11 +37,11 @@ def test_others_have_none_of_it() -> None:
     def watch_results() -> BlockResults:
         results = make_results()
         assert list(results.history) == mine
-        records.extend(kept.shape[1] for kept in results.history.values())
+        records.extend(history.shape[1] for history in results.history.values())
         return results
 
     runner.launch_sampling, runner.results = watch, watch_results  # type: ignore[method-assign]
-    for n, p in enumerate((CREDIT, PLAIN, replace(CREDIT, seed=1), replace(PLAIN, algorithm=OTHER))):
+    for n, p in enumerate((CREDIT, THRESHOLD, replace(CREDIT, seed=1), replace(THRESHOLD, algorithm=OTHER))):
         run.add(Ask(tuple(range(n, n + 9)), p))
     run.drain()
     run.compare()
@@ -57,9 +57,9 @@ def test_it_survives_a_preemption() -> None:
     crowded.drain()
     assert crowded.engine.scheduler.preemptions > 0
     crowded.compare()
-    plain = Run(Setup(block=8, page=8, pages=8, max_len=32))
+    baseline = Run(Setup(block=8, page=8, pages=8, max_len=32))
     for ask in asks:
-        plain.add(replace(ask, params=replace(ask.params, algorithm="threshold")))
-    plain.drain()
-    outputs = [[run.received[id].tokens for id in run.received] for run in (crowded, plain)]
+        baseline.add(replace(ask, params=replace(ask.params, algorithm="threshold")))
+    baseline.drain()
+    outputs = [[run.received[id].tokens for id in run.received] for run in (crowded, baseline)]
     assert outputs[0] != outputs[1], "credit decides nothing here"

@@ -43,7 +43,7 @@ def test_without_it_they_do(received):
 
 
 @pytest.mark.parametrize("folder", marked(["llada2_tiny", "sdar_moe", "dmax"], quick=["llada2_tiny"]))
-def test_it_answers_as_plain_steps_do(folder):
+def test_it_answers_as_other_steps_do(folder):
     asked = [questions(4, 5, tokens=8)]
     assert answers(Served(folder), asked) == answers(Served(folder), asked, deterministic=False)
 

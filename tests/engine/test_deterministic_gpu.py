@@ -52,7 +52,7 @@ def test_what_the_host_looks_at_is_one_requests(tmp_path, monkeypatch, dtype):
 
 
 @pytest.mark.parametrize("folder", ["llada2_tiny", "sdar_moe", "dmax", "diffusion_gemma"])
-def test_it_answers_as_plain_steps_do_in_float32(folder):
+def test_it_answers_as_other_steps_do_in_float32(folder):
     asked, flags = [questions(8, 5)], {"device": "cuda", "dtype": "float32"}
     expected = answers(Served(folder), asked, deterministic=False, **flags)
     assert answers(Served(folder), asked, **flags) == expected

@@ -215,7 +215,7 @@ def test_committed_kv_equals_a_prefill_of_the_same_tokens(llm):
     assert found.token_ids == fresh.token_ids
 
 
-def test_a_first_step_that_has_nothing_else_to_forward_is_told_of(llm, monkeypatch):
+def test_a_first_step_that_has_nothing_else_to_forward_is_reported(llm, monkeypatch):
     """Of a prompt that is cached whole; what became of the step is written while the next one runs."""
     _, params = asked(0)
     prompt, sent = list(range(50, 82)), []
@@ -240,29 +240,29 @@ def test_exactly_as_many_tokens_as_asked_for_and_no_more_steps(llm):
     assert (out.token_ids, out.finish_reason) == ([], "max_nfe")
 
 
-def test_given_positions_stay_and_a_given_canvas_costs_no_step(llm):
+def test_prefilled_positions_stay_and_a_prefilled_canvas_costs_no_step(llm):
     prompt, params = asked(0)
-    given = {3: 7, 9: 11} | {offset: offset for offset in range(16, 32)}
+    prefilled = {3: 7, 9: 11} | {offset: offset for offset in range(16, 32)}
     for length, nfe in ((40, 8), (32, 4)):  # the given canvas lies between two, and last
         spec = resolve(replace(params, max_tokens=length), prompt, llm.info, RequestContext(id="given"))
-        llm.engine.add(msgspec.structs.replace(spec, prefilled_tokens=given))
+        llm.engine.add(msgspec.structs.replace(spec, prefilled_tokens=prefilled))
         outputs = []
         while llm.engine.has_work():
             outputs += llm.engine.step()
         (out,) = outputs
         assert (len(out.new_tokens), out.nfe, out.finish_reason) == (length, nfe, "length")
-        assert {offset: out.new_tokens[offset] for offset in given} == given
+        assert {offset: out.new_tokens[offset] for offset in prefilled} == prefilled
 
 
 def test_an_end_token_counts_only_when_it_is_committed(llm):
     """The first one of what was committed ends the answer; those that canvases held before do not."""
     prompt, params = asked(0)
-    (whole,) = llm.generate([prompt], params)
-    end = whole.token_ids[20]
-    stop = whole.token_ids.index(end)
+    (full,) = llm.generate([prompt], params)
+    end = full.token_ids[20]
+    stop = full.token_ids.index(end)
     with LLM(str(FOLDER), device="cpu", skip_tokenizer=True, eos_token_ids=[end]) as other:
         (out,) = other.generate([prompt], replace(params, ignore_eos=False))
-    assert (out.token_ids, out.finish_reason) == (whole.token_ids[:stop], "stop")
+    assert (out.token_ids, out.finish_reason) == (full.token_ids[:stop], "stop")
     assert out.nfe == 4 * (stop // 16 + 1)
 
 
@@ -279,11 +279,11 @@ def test_temperature_scales_the_schedule(llm):
     assert answer(temperature=2) == answer(t_min=0.8, t_max=1.6)
     assert answer(temperature=2) != answer() != answer(seed=6)
     # all are accepted at once: only the canvas's first noise is left to chance
-    plain = answer(temperature=0, entropy_bound=1000, max_denoising_steps=1)
-    assert plain == answer(temperature=3, entropy_bound=1000, max_denoising_steps=1), "the answer is the likeliest"
+    greedy = answer(temperature=0, entropy_bound=1000, max_denoising_steps=1)
+    assert greedy == answer(temperature=3, entropy_bound=1000, max_denoising_steps=1), "the answer is the likeliest"
 
 
-def test_every_step_is_told(llm):
+def test_every_step_is_reported(llm):
     """A denoise event shows the canvas as the next step finds it; what is not accepted is noise, and called open."""
     prompt, params = asked(0)
     spec = resolve(replace(params, max_tokens=16), prompt, llm.info, RequestContext(id="sent", stream_mode="denoise"))

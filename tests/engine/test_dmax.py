@@ -103,7 +103,7 @@ def test_rows_that_are_mixed() -> None:
     run.compare()
 
 
-def test_plain_rows_share_its_steps_and_carry_nothing() -> None:
+def test_other_rows_run_in_its_steps_and_carry_nothing() -> None:
     """A prompt in the same forward, and a step of first forwards alone."""
     run = Watched(replace(SERVER, pages=20, prefix_caching=False))
     run.add(Ask((1, 2, 4), SLOW))

@@ -47,7 +47,7 @@ def drain(engine: Engine, received: list[EngineOutput]) -> None:
 @STRATEGIES
 @examples(5)
 @given(data=st.data())
-def test_told_a_step_later_it_is_the_same(strategy: str, data: st.DataObject) -> None:
+def test_outputs_a_step_later_are_the_same(strategy: str, data: st.DataObject) -> None:
     setup = data.draw(setups(strategy=strategy))
     several = data.draw(st.lists(asks(setup), min_size=1, max_size=5))
     expected = run_all(setup, several)
@@ -65,7 +65,7 @@ def test_told_a_step_later_it_is_the_same(strategy: str, data: st.DataObject) ->
 
 @examples(12)
 @given(data=st.data())
-def test_whoever_is_aborted_between_steps_changes_nothing_for_others(data: st.DataObject) -> None:
+def test_a_request_aborted_between_steps_changes_nothing_for_others(data: st.DataObject) -> None:
     """What a step leaves to the next one's time is of requests that may be gone, or preempted, by then."""
     setup = data.draw(setups(buffer=1))
     several = data.draw(st.lists(asks(setup), min_size=2, max_size=5))
@@ -87,26 +87,26 @@ def test_whoever_is_aborted_between_steps_changes_nothing_for_others(data: st.Da
     check_idle(engine)
     for id, other in expected.received.items():
         mine = [output for output in received[: aborted.get(id)] if output.id == id]
-        said = [token for output in mine for token in output.new_tokens]
-        assert said == other.tokens[: len(said)]
+        emitted = [token for output in mine for token in output.new_tokens]
+        assert emitted == other.tokens[: len(emitted)]
         if id not in aborted:
-            assert (said, mine[-1].nfe) == (other.tokens, other.outputs[-1].nfe)
+            assert (emitted, mine[-1].nfe) == (other.tokens, other.outputs[-1].nfe)
 
 
-def test_most_of_what_a_step_did_is_written_while_the_next_one_runs() -> None:
+def test_outputs_of_a_step_are_processed_while_the_next_one_runs() -> None:
     engine = make_engine(Setup(block=8))
     engine.add(spec_of("r0", Ask((1, 2, 3), Params(max_tokens=16, accept_threshold=1.0, ignore_eos=True))))
     request = engine.grammar_queue.scheduler.waiting.first()
-    late = 0
+    deferred = 0
     while engine.has_work():
         engine.execute_step()
-        late += request.output_deferred
+        deferred += request.output_deferred
         if request.blocks and request.output_deferred:
             (block,) = request.blocks
             assert (block.tokens != engine.info.mask_token_id).sum() == block.steps + 1 + (
                 block.size - block.num_editable
             )
-    assert late >= 8
+    assert deferred >= 8
 
 
 @pytest.mark.parametrize("at", range(1, 6))
@@ -141,7 +141,7 @@ def test_a_strategy_that_fails_on_what_was_left_ends_its_request_alone(
         assert [t for output in received if output.id == id for t in output.new_tokens] == expected.received[id].tokens
 
 
-def test_errors_are_told_though_every_step_fails() -> None:
+def test_errors_are_reported_though_every_step_fails() -> None:
     logging.getLogger("runtime.engine.engine").setLevel(logging.CRITICAL)
     received: list[EngineOutput] = []
     engine = overlapping(Setup(max_reqs=1), received)
@@ -155,7 +155,7 @@ def test_errors_are_told_though_every_step_fails() -> None:
     assert counts == [1, 2, 3]
 
 
-def test_a_step_that_nobody_has_a_turn_in_tells_too() -> None:
+def test_a_step_without_requests_reports_too() -> None:
     """As long as a grammar is compiled there is work, but no turn."""
     received: list[EngineOutput] = []
     engine = overlapping(Setup(), received)
@@ -167,7 +167,7 @@ def test_a_step_that_nobody_has_a_turn_in_tells_too() -> None:
     assert received[-1].finish_reason == "length"
 
 
-def test_of_an_aborted_request_nothing_more_is_told() -> None:
+def test_nothing_more_is_reported_of_an_aborted_request() -> None:
     engine = make_engine(Setup())
     ask = Ask((1, 2, 3), Params(max_tokens=12, accept_threshold=0.0, ignore_eos=True))
     for id in ("kept", "aborted"):
@@ -183,7 +183,7 @@ def test_of_an_aborted_request_nothing_more_is_told() -> None:
     assert engine.take_outputs() == []
 
 
-def test_whoever_comes_in_between_finds_what_the_last_step_made_final() -> None:
+def test_a_request_added_in_between_finds_what_the_last_step_made_final() -> None:
     """Blocks that a step finished are shared when its news are asked for, or their request lets go of them."""
     setup = Setup(pages=64, max_len=40, max_reqs=2)
     ask = Ask((1, 2, 3, 4), Params(max_tokens=16, accept_threshold=0.0, ignore_eos=True))

@@ -47,7 +47,7 @@ def test_one_among_eight_crowds_is_served_at_once() -> None:
     ask = Ask(prompt(9, 6), ANSWER, group="single")
     alone = Run(Setup())
     usual = steps_until(alone, alone.add(ask))
-    run = Run(Setup(pages=256, pace=8, max_reqs=16))
+    run = Run(Setup(pages=256, shared_rows=8, max_reqs=16))
     crowd(run, size=4)
     for _ in range(5):
         run.step()
@@ -57,7 +57,7 @@ def test_one_among_eight_crowds_is_served_at_once() -> None:
     finish(run)
 
 
-def test_where_all_have_one_place_who_has_none_gets_the_next() -> None:
+def test_where_all_have_one_slot_a_request_without_gets_the_next() -> None:
     run = Run(Setup(pages=256, max_reqs=8))
     crowd(run, size=3)
     for _ in range(5):
@@ -88,7 +88,7 @@ def test_a_key_with_many_requests_does_not_push_back_another_key() -> None:
     ask = Ask(prompt(9, 6), ANSWER, owner="polite", group="single")
     alone = Run(Setup())
     usual = steps_until(alone, alone.add(ask))
-    run = Run(Setup(pages=256, pace=8))
+    run = Run(Setup(pages=256, shared_rows=8))
     crowd(run, groups=20, size=1, owner="greedy")  # one answer each: only the key tells that they are one crowd
     for _ in range(5):
         run.step()
@@ -101,40 +101,40 @@ def test_single_requests_of_one_owner_are_first_come_first_served() -> None:
     for n in range(9):
         run.add(Ask(prompt(n, 4), ANSWER, group=str(n)))
     run.drain()
-    firsts = [next(n for n, turns in enumerate(run.turns) if own in {o for o, _, _ in turns}) for own in range(9)]
+    firsts = [next(n for n, entries in enumerate(run.entries) if own in {o for o, _, _ in entries}) for own in range(9)]
     assert firsts == sorted(firsts)
     assert run.engine.scheduler.preemptions == 0
 
 
 def test_a_crowd_alone_is_neither_held_back_nor_preempted() -> None:
-    run = Watched(Setup(pages=256, pace=4))
+    run = Watched(Setup(pages=256, shared_rows=4))
     crowd(run, groups=1, size=24, params=ANSWER)
     run.drain()
-    assert all(len(turns) == 8 for turns in run.turns[1:16])
+    assert all(len(entries) == 8 for entries in run.entries[1:16])
     assert run.engine.scheduler.preemptions == 0
 
 
-def test_those_who_have_one_turn_each_are_not_held_back() -> None:
-    run = Watched(Setup(pages=256, pace=4))
+def test_requests_with_one_step_each_are_not_held_back() -> None:
+    run = Watched(Setup(pages=256, shared_rows=4))
     for n in range(8):
         run.add(Ask(prompt(n, 4), ANSWER, group=str(n)))
     run.step()
     run.step()
-    assert len(run.turns[1]) == 8
+    assert len(run.entries[1]) == 8
     finish(run)
 
 
-def test_beyond_first_turns_a_shared_step_keeps_its_pace() -> None:
-    """Two crowds and one: each a turn a step, and no more rows than the pace allows."""
-    run = Watched(Setup(pages=256, pace=16))
+def test_beyond_first_entries_a_shared_step_has_limited_rows() -> None:
+    """Two crowds and one: each a turn a step, and no more rows than `shared_rows` allows."""
+    run = Watched(Setup(pages=256, shared_rows=16))
     crowd(run, groups=2, size=3)
     run.add(Ask(prompt(9, 4), SLOW, group="single"))
     for _ in range(14):
         run.step()
-    for turns in run.turns[2:]:
-        assert len(turns) == 3 or sum(prefill + decode for _, prefill, decode in turns) <= 16
-        assert {own if own == 6 else own // 3 for own, _, _ in turns} == {0, 1, 6}
-    served = Counter(own for turns in run.turns for own, _, _ in turns)
+    for entries in run.entries[2:]:
+        assert len(entries) == 3 or sum(prefill + decode for _, prefill, decode in entries) <= 16
+        assert {own if own == 6 else own // 3 for own, _, _ in entries} == {0, 1, 6}
+    served = Counter(own for entries in run.entries for own, _, _ in entries)
     assert max(served[n] for n in range(6)) - min(served[n] for n in range(6)) <= 3
     finish(run)
 
@@ -145,7 +145,7 @@ def test_nobody_waits_for_ever_behind_those_who_keep_coming(slots: int, groups: 
     """New singles come faster than they can be served. As the n-th of its group, whoever waits sees at most so many
     first admissions of others before its own: (n + 1) * (the requests in line + twice the places)."""
     line = groups * size + 8  # as many as the room lets in
-    engine = make_engine(Setup(max_reqs=slots, pages=16 if tight else 256, max_len=48, pace=8))
+    engine = make_engine(Setup(max_reqs=slots, pages=16 if tight else 256, max_len=48, shared_rows=8))
     waiting = engine.scheduler.waiting
     crowds = [f"{group}-{n}" for group in range(groups) for n in range(size)]
     for id in crowds:
@@ -174,7 +174,7 @@ def test_nobody_waits_for_ever_behind_those_who_keep_coming(slots: int, groups: 
 
 @examples(12)
 @given(st.data())
-def test_shares_change_no_answer(data: st.DataObject) -> None:
+def test_fairness_changes_no_answer(data: st.DataObject) -> None:
     """Random arrivals by owners and groups, few pages and places, aborts: every answer the oracle's, every page back.
 
     `Run` checks the queue's books, the order within groups, and who is next after every step.
@@ -198,8 +198,8 @@ def request(seq: int, owner: str, group: str) -> Request:
 
 def test_who_is_first_in_line() -> None:
     queue = FairQueue()
-    places = [("a", "1"), ("a", "1"), ("a", "1"), ("a", "2"), ("b", "3"), ("b", "3")]
-    waiting = [request(seq, *place) for seq, place in enumerate(places)]
+    groups = [("a", "1"), ("a", "1"), ("a", "1"), ("a", "2"), ("b", "3"), ("b", "3")]
+    waiting = [request(seq, *group) for seq, group in enumerate(groups)]
     for one in waiting:
         queue.add(one)
     order = []
@@ -209,13 +209,13 @@ def test_who_is_first_in_line() -> None:
     # owners in turn, within an owner its groups; when b has no more, a has all
     assert [one.arrival_index for one in order] == [0, 4, 3, 5, 1, 2]
     queue.requeue(waiting[2])
-    late = request(9, "a", "2")
-    queue.add(late)
-    assert queue.first() is late  # of its group fewer run
-    queue.admit(late)
+    last = request(9, "a", "2")
+    queue.add(last)
+    assert queue.first() is last  # of its group fewer run
+    queue.admit(last)
     assert queue.first() is waiting[2]
     queue.remove(waiting[2])
-    for one in (*waiting[:2], *waiting[3:], late):
+    for one in (*waiting[:2], *waiting[3:], last):
         queue.end(one)
     assert not queue
     assert queue.num_tenants == 0
@@ -250,9 +250,9 @@ def test_who_has_nothing_running_may_displace_who_has_several() -> None:
     assert not queue.may_preempt(same, runs[1])
 
 
-def test_rounds_of_turns() -> None:
-    def dealt(*places: tuple[str, str]) -> list[list[int]]:
-        requests = [request(seq, *place) for seq, place in enumerate(places)]
+def test_round_robin() -> None:
+    def dealt(*groups: tuple[str, str]) -> list[list[int]]:
+        requests = [request(seq, *group) for seq, group in enumerate(groups)]
         for one in requests:
             one.status = Status.RUNNING
         return [[one.arrival_index for one in round] for round in round_robin(requests)]
@@ -261,22 +261,22 @@ def test_rounds_of_turns() -> None:
     assert dealt(("a", "x"), ("a", "x"), ("a", "y"), ("b", "x")) == [[0, 3], [2], [1]]
 
 
-def test_a_pace_is_learnt_from_steps() -> None:
-    pace = StepTimeEstimator(64, 0.1)
-    assert pace.max_tokens(8192) == 8192
+def test_a_step_time_is_learnt_from_steps() -> None:
+    step_time = StepTimeEstimator(64, 0.1)
+    assert step_time.max_tokens(8192) == 8192
     for _ in range(20):
-        pace.update(1000, 1.0)
-    assert 95 <= pace.max_tokens(8192) <= 105
+        step_time.update(1000, 1.0)
+    assert 95 <= step_time.max_tokens(8192) <= 105
     for _ in range(20):
-        pace.update(4096, 0.02)  # where rows cost next to nothing the budget is what binds
-    assert pace.max_tokens(8192) == 8192
+        step_time.update(4096, 0.02)  # where rows cost next to nothing the budget is what binds
+    assert step_time.max_tokens(8192) == 8192
 
 
 def test_where_the_smallest_step_is_long_others_may_be_twice_as_long() -> None:
     """Weights that take 0.3 s to read, whatever the rows, and 1 ms a row: 300 more rows double a step, no fewer."""
-    pace = StepTimeEstimator(64, 0.1)
+    step_time = StepTimeEstimator(64, 0.1)
     rows = 32
     for _ in range(60):
-        pace.update(rows, 0.3 + rows / 1000)
-        rows = pace.max_tokens(8192)
+        step_time.update(rows, 0.3 + rows / 1000)
+        rows = step_time.max_tokens(8192)
     assert 300 <= rows <= 400

@@ -33,16 +33,16 @@ class Watched(Run):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        self.turns: list[tuple[int, int, int, int]] = []
+        self.entries: list[tuple[int, int, int, int]] = []
         self.steady: list[bool] = []
         schedule = self.engine.scheduler.schedule
 
         def watched() -> list[ScheduledRequest]:
-            turns = schedule()
-            for t in turns:
-                self.turns.append((t.request.arrival_index, t.first, t.last, len(t.span.blocks) if t.span else 0))
+            entries = schedule()
+            for t in entries:
+                self.entries.append((t.request.arrival_index, t.first, t.last, len(t.span.blocks) if t.span else 0))
                 self.steady.append(t.stable_layout)
-            return turns
+            return entries
 
         self.engine.scheduler.schedule = watched  # type: ignore[method-assign]
 
@@ -72,7 +72,7 @@ def test_what_is_forwarded(cache: str, rows: list[tuple[int, int]], shift: bool)
     run.drain()
     run.compare()
     assert run.received["r0"].outputs[-1].nfe == 60
-    assert run.turns == [turn for part in rows for turn in [(0, 0, 70, 1), *[(0, *part, 1)] * 19]]
+    assert run.entries == [entry for part in rows for entry in [(0, 0, 70, 1), *[(0, *part, 1)] * 19]]
     stats = run.engine.stats()
     assert (stats.forwards_denoise, stats.forwards_prefill, stats.forwards_commit) == (60, 0, 0)
 
@@ -90,7 +90,7 @@ def test_who_makes_way_writes_its_canvas_again_and_goes_on(cache: str, shift: bo
     run.drain()
     run.compare()
     assert run.engine.scheduler.preemptions == 1
-    again = [turn for turn in run.turns if not turn[3]]
+    again = [entry for entry in run.entries if not entry[3]]
     assert again == ([] if cache == "none" else [(1, 0, 70, 0)])
     assert run.engine.stats().forwards_prefill == len(again)
     assert [o.nfe for o in run.received["r1"].outputs] == list(range(1, 61))
@@ -105,12 +105,12 @@ def test_a_canvas_waits_for_all_its_pages_and_nobody_slips_past() -> None:
     assert [r.arrival_index for r in run.engine.scheduler.running] == [0]
     run.drain()
     run.compare()
-    served = [turn[0] for turn in run.turns]
+    served = [entry[0] for entry in run.entries]
     assert sorted(range(3), key=served.index) == [0, 1, 2]
     check_idle(run.engine)
 
 
-def test_canvases_take_turns_when_the_budget_is_one_canvas() -> None:
+def test_canvases_alternate_when_the_budget_is_one_canvas() -> None:
     """Large and small ones together: between two turns of one, no other has more than two."""
     run = Watched(replace(SERVER, pages=100))
     for length in (80, 30, 50, 20):
@@ -118,9 +118,9 @@ def test_canvases_take_turns_when_the_budget_is_one_canvas() -> None:
     run.drain()
     run.compare()
     for own in range(4):
-        at = [n for n, turn in enumerate(run.turns) if turn[0] == own]
+        at = [n for n, entry in enumerate(run.entries) if entry[0] == own]
         for a, b in pairwise(at):
-            between = [turn[0] for turn in run.turns[a + 1 : b]]
+            between = [entry[0] for entry in run.entries[a + 1 : b]]
             assert all(between.count(other) <= 2 for other in between)
 
 
@@ -187,7 +187,7 @@ def test_of_a_total_of_steps_blocks_of_dream_take_two_at_least_by_fixed() -> Non
 
 
 @pytest.mark.parametrize(
-    ("fields", "param", "words"),
+    ("fields", "param", "message"),
     [
         ({"decoding": {"cache": "both"}}, "decoding.cache", "'both' is not one of none, prefix, dual, vicinity"),
         ({"decoding": {"cache": True}}, "decoding.cache", "True is not one of"),
@@ -207,14 +207,14 @@ def test_of_a_total_of_steps_blocks_of_dream_take_two_at_least_by_fixed() -> Non
         ({"decoding": {"add_block_threshold": 0.1}}, "decoding.add_block_threshold", "is no decoding field"),
     ],
 )
-def test_wrong_values_are_one_clear_400(llada: LLM, fields: dict[str, object], param: str, words: str) -> None:
-    with pytest.raises(RequestError, match=words) as caught:
+def test_wrong_values_are_one_clear_400(llada: LLM, fields: dict[str, object], param: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
         ask(llada, **fields)
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
 @pytest.mark.parametrize(
-    ("folder", "flags", "words"),
+    ("folder", "flags", "message"),
     [
         (
             "llada",
@@ -229,12 +229,12 @@ def test_wrong_values_are_one_clear_400(llada: LLM, fields: dict[str, object], p
         ("sdar", {"block_size": 32, "page_size": 48}, "--page-size 48 is neither a multiple nor a divisor"),
     ],
 )
-def test_flags_that_cannot_be_honoured(folder: str, flags: dict[str, object], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+def test_flags_that_cannot_be_honoured(folder: str, flags: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         LLM(str(GOLDEN / folder), **CHEAP, **flags)
 
 
-def test_logits_are_those_of_the_whole_canvas(llada: LLM) -> None:
+def test_logits_are_those_of_the_full_canvas(llada: LLM) -> None:
     cases = json.loads((GOLDEN / "llada" / "cases.json").read_text())
     case = next(case for case in cases if case["kind"] == "logits" and case["attention"] == "full")
     expected = load_file(GOLDEN / "llada" / "expected.safetensors")

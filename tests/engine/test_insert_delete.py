@@ -72,18 +72,18 @@ def test_any_schedule(data: st.DataObject) -> None:
 
 @examples(8)
 @given(data=st.data())
-def test_turns_of_a_conversation(data: st.DataObject) -> None:
+def test_prompts_of_a_conversation(data: st.DataObject) -> None:
     """Each turn's prompt begins with all of the turn before, and finds it in the cache."""
     setup = data.draw(servers(max_len=64))
     run = Run(setup)
     prompt: tuple[int, ...] = (1, DELETE, 4)
     for _ in range(3):
-        room = setup.max_len - len(prompt)
-        if room < 8:
+        remaining = setup.max_len - len(prompt)
+        if remaining < 8:
             break
         ask = data.draw(editing(setup))
-        fitting = replace(ask.params, max_tokens=min(ask.params.max_tokens, room))
-        id = run.add(replace(ask, prompt=prompt, params=fitting, given=()))
+        fitting = replace(ask.params, max_tokens=min(ask.params.max_tokens, remaining))
+        id = run.add(replace(ask, prompt=prompt, params=fitting, prefilled=()))
         run.drain()
         prompt = (*prompt, *run.received[id].tokens, SPLIT, 5)
     with clear():
@@ -130,7 +130,7 @@ def test_what_holds_whatever_the_logits(data: st.DataObject) -> None:
         ask.params, algorithm="edit", total_steps=None, ignore_eos=True, max_nfe=None, max_repetition_run=None,
         max_post_edit_steps=limit, max_steps_per_block=10**6, stop_token_ids=(), min_tokens=0,
     )  # fmt: skip
-    ask = replace(ask, params=p, report="denoise", given=())
+    ask = replace(ask, params=p, report="denoise", prefilled=())
     model = NoiseModel(setup.vocab, seed=data.draw(st.integers(0, 999)), scale=data.draw(st.sampled_from([0.3, 3.0])))
     run = Run(setup, engine=make_engine(setup, model))
     run.add(ask)

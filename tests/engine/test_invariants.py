@@ -129,9 +129,9 @@ def test_4_deltas_add_up_to_the_answer(strategy: str, data: st.DataObject) -> No
     assert all(o.new_tokens for o in stable.outputs[:-1])
     # a step that settles nothing but given positions is told too, and samples nothing; so is a seed, one a block
     seeds = (ask.params.max_tokens - 1) // setup.block + 2 if setup.seeded else 0
-    assert 0 <= len(denoise.outputs) - final.outputs[0].nfe <= seeds + bool(ask.fixed)
+    assert 0 <= len(denoise.outputs) - final.outputs[0].nfe <= seeds + bool(ask.prefilled_by_offset)
     if not ask.params.ignore_eos:
-        filled = {token for offset, token in enumerate(final.tokens) if offset not in ask.fixed}
+        filled = {token for offset, token in enumerate(final.tokens) if offset not in ask.prefilled_by_offset}
         assert not filled & set(setup.eos)
     # what a denoise stream shows as settled text was shown in the blocks, at its place
     shown = list(ask.prompt)
@@ -154,8 +154,12 @@ def test_5_a_block_always_ends(strategy: str, data: st.DataObject, seed: int, sc
         engine.add(spec_of(f"r{n}", ask))
         size = {"full": ask.params.block_length, "fast_dllm_v2": ask.params.sub_block_size}.get(strategy, setup.block)
         blocks = (ask.params.max_tokens - 1) // size + 2
-        most = ask.params.max_steps_per_block
-        fills = most if strategy == "dmax" else min(most, size * (1 + (ask.params.remask_threshold > 0))) + setup.shift
+        max_steps = ask.params.max_steps_per_block
+        fills = (
+            max_steps
+            if strategy == "dmax"
+            else min(max_steps, size * (1 + (ask.params.remask_threshold > 0))) + setup.shift
+        )
         editing = (ask.params.max_post_edit_steps + 1) * (ask.params.algorithm == "edit")
         bounds[f"r{n}"] = blocks * (fills + editing)
     ended = {}

@@ -83,7 +83,7 @@ SETUP = {"block": 32, "pages": 1200, "budget": 4096, "max_len": 1100, "max_reqs"
 
 def prefilled(run: Watched) -> int:
     """Rows of prompts that were computed."""
-    return sum(rows for turns in run.turns for _, rows, _ in turns)
+    return sum(rows for entries in run.entries for _, rows, _ in entries)
 
 
 @pytest.mark.parametrize(("page", "budget"), [(8, 4096), (32, 200)])
@@ -109,7 +109,7 @@ def test_only_the_equal_beginning_is_shared() -> None:
     assert prefilled(run) == 1024 + 512
 
 
-def test_other_salts_share_nothing() -> None:
+def test_other_salts_have_no_common_pages() -> None:
     setup = Setup(**SETUP | {"page": 32})
     run = watch(setup, [Ask(PROMPT, Params(max_tokens=8), "final", salt=salt) for salt in "ab"])
     assert prefilled(run) == 2 * len(PROMPT)

@@ -133,7 +133,7 @@ def test_any_schedule(case: Case, llm: LLM, data: st.DataObject) -> None:
     run_schedule(Run(setup, llm.engine, case.oracle), arrivals, data.draw(ABORTS))
 
 
-def plain(case: Case) -> list[Params]:
+def params_of_kinds(case: Case) -> list[Params]:
     """One request of each kind; `sure` is passed by some of the model's confidences and not by most."""
     sure = 0.018 if case.setup.vocab == 256 else 0.25
     kinds = [
@@ -179,7 +179,7 @@ def sampling(p: Params) -> SamplingParams:
 
 def test_generate_and_stream(case: Case, llm: LLM) -> None:
     random = np.random.default_rng(1)
-    kinds = plain(case)
+    kinds = params_of_kinds(case)
     lengths = (5, 8, 16, 1, 11, 2, 9, 13, 4, 12, 7, 6, 3)
     prompts = [random.integers(0, case.setup.vocab - 1, n).tolist() for n in lengths[: len(kinds)]]
     outs = llm.generate(prompts, [sampling(p) for p in kinds])
@@ -198,14 +198,14 @@ def test_the_cases_are_worth_comparing(case: Case) -> None:
     random = np.random.default_rng(2)
     results = [
         decode(case.oracle, random.integers(0, case.setup.vocab - 1, 7).tolist(), replace(p, seed=n), case.setup.oracle)
-        for n, p in enumerate(2 * plain(case)[:4])
+        for n, p in enumerate(2 * params_of_kinds(case)[:4])
     ]
     assert any(len(r.tokens) >= 2 * r.nfe for r in results)
     assert any(r.finish_reason == "stop" for r in results)
     assert any(r.finish_reason == "length" for r in results)
 
 
-def kept(llm: LLM, tokens: list[int]) -> torch.Tensor:
+def cached_kv(llm: LLM, tokens: list[int]) -> torch.Tensor:
     """The K/V that the prefix cache knows for `tokens`: [2, layers, positions, heads, dim]."""
     engine = llm.engine
     while engine.has_work():  # the last block's commit
@@ -230,6 +230,6 @@ def test_committed_kv_is_a_fresh_prefills(case: Case, algorithm: str) -> None:
         (out,) = one.generate([prompt], sampling(p))
         tokens = prompt + out.token_ids
         two.generate([tokens], SamplingParams(max_tokens=1))
-        mine, fresh = kept(one, tokens), kept(two, tokens)
+        mine, fresh = cached_kv(one, tokens), cached_kv(two, tokens)
         assert mine.shape[2] >= 16
         torch.testing.assert_close(mine, fresh[:, :, : mine.shape[2]], atol=1e-10, rtol=1e-10)

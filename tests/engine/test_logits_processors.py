@@ -15,7 +15,7 @@ from tests.engine.harness import Ask, Run, Setup
 from tests.oracle.block import Params
 from tests.oracle.draws import filtered
 
-PLAIN = Ask((1, 2, 4, 5, 6), Params(max_tokens=9, ignore_eos=True))
+BASE = Ask((1, 2, 4, 5, 6), Params(max_tokens=9, ignore_eos=True))
 
 
 def run(setup: Setup, *asks: Ask) -> Run:
@@ -29,11 +29,11 @@ def run(setup: Setup, *asks: Ask) -> Run:
 
 def test_steps_without_any_are_replayed_and_those_with_one_are_counted() -> None:
     setup = Setup(replayed=True, max_len=40)
-    shaped = replace(PLAIN, params=replace(PLAIN.params, presence_penalty=1.3))
-    runner_stats = run(setup, PLAIN, PLAIN, PLAIN).engine.runner.stats
+    shaped = replace(BASE, params=replace(BASE.params, presence_penalty=1.3))
+    runner_stats = run(setup, BASE, BASE, BASE).engine.runner.stats
     assert runner_stats.replayed
     assert not runner_stats.eager["shaped"]
-    for asks in ((shaped,), (PLAIN, shaped)):
+    for asks in ((shaped,), (BASE, shaped)):
         engine = run(setup, *asks).engine
         assert engine.runner.stats.eager["shaped"]
         assert engine.stats().steps_eager_logits_processors == engine.runner.stats.eager["shaped"]
@@ -41,8 +41,8 @@ def test_steps_without_any_are_replayed_and_those_with_one_are_counted() -> None
 
 def test_what_asks_for_nothing_is_replayed() -> None:
     """min-p and stop tokens are no matter of it."""
-    params = replace(PLAIN.params, temperature=1.0, min_p=0.2, stop_token_ids=(12,))
-    asked = replace(PLAIN, params=params)
+    params = replace(BASE.params, temperature=1.0, min_p=0.2, stop_token_ids=(12,))
+    asked = replace(BASE, params=params)
     runner_stats = run(Setup(replayed=True, max_len=40), asked, asked, asked).engine.runner.stats
     assert runner_stats.replayed
     assert not runner_stats.eager["shaped"]
@@ -50,21 +50,21 @@ def test_what_asks_for_nothing_is_replayed() -> None:
 
 def test_a_bias_decides() -> None:
     for token in (0, 11):
-        biased = replace(PLAIN, params=replace(PLAIN.params, logit_bias=((token, 100.0),)))
+        biased = replace(BASE, params=replace(BASE.params, logit_bias=((token, 100.0),)))
         assert run(Setup(), biased).received["r0"].tokens == [token] * 9
 
 
 def test_no_token_comes_again_where_steps_take_one_and_the_penalty_is_high() -> None:
-    params = replace(PLAIN.params, max_tokens=8, accept_threshold=1.0, logit_bias=((3, -100.0),))
+    params = replace(BASE.params, max_tokens=8, accept_threshold=1.0, logit_bias=((3, -100.0),))
     for penalty in ({"presence_penalty": 90.0}, {"frequency_penalty": 90.0}):
-        tokens = run(Setup(), replace(PLAIN, params=replace(params, **penalty))).received["r0"].tokens
+        tokens = run(Setup(), replace(BASE, params=replace(params, **penalty))).received["r0"].tokens
         assert len(set(tokens)) == len(tokens) == 8
 
 
 def test_stop_tokens_end_an_answer_though_ends_of_sequence_do_not() -> None:
-    params = replace(PLAIN.params, logit_bias=((7, 100.0),), stop_token_ids=(7,), max_tokens=9)
+    params = replace(BASE.params, logit_bias=((7, 100.0),), stop_token_ids=(7,), max_tokens=9)
     for least in (0, 5):
-        received = run(Setup(), replace(PLAIN, params=replace(params, min_tokens=least))).received["r0"]
+        received = run(Setup(), replace(BASE, params=replace(params, min_tokens=least))).received["r0"]
         assert received.outputs[-1].finish_reason == "stop"
         assert len(received.tokens) == least
         assert 7 not in received.tokens
@@ -87,7 +87,7 @@ def some_shapes(random):
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("seed", range(3))
-def test_where_processes_share_a_vocabulary(size, seed):
+def test_where_processes_have_shards_of_a_vocabulary(size, seed):
     logits, random = some_logits(seed, torch.float64)
     shapes = some_shapes(random)
 
@@ -100,7 +100,7 @@ def test_where_processes_share_a_vocabulary(size, seed):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_min_p_where_processes_share_a_vocabulary(size):
+def test_min_p_where_processes_have_shards_of_a_vocabulary(size):
     logits, random = some_logits(1, torch.float64)
     limits = {
         "temperature": torch.rand(ROWS, generator=random, dtype=torch.float64) + 0.3,

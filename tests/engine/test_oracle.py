@@ -34,18 +34,18 @@ def test_any_schedule(strategy: str, data: st.DataObject) -> None:
 @STRATEGIES
 @examples(6)
 @given(data=st.data())
-def test_turns_of_a_conversation(strategy: str, data: st.DataObject) -> None:
+def test_prompts_of_a_conversation(strategy: str, data: st.DataObject) -> None:
     """Each turn's prompt begins with all of the turn before: whatever of it is found in the cache is right."""
     setup = data.draw(setups(max_len=64, strategy=strategy))
     run = Run(setup)
     prompt: tuple[int, ...] = (1, 2, 4)
     for _ in range(3):
-        room = setup.max_len - len(prompt)
-        if room < 8:
+        remaining = setup.max_len - len(prompt)
+        if remaining < 8:
             break
         ask = data.draw(asks(setup))
-        fitting = replace(ask.params, max_tokens=min(ask.params.max_tokens, room))
-        id = run.add(replace(ask, prompt=prompt, params=fitting, given=()))
+        fitting = replace(ask.params, max_tokens=min(ask.params.max_tokens, remaining))
+        id = run.add(replace(ask, prompt=prompt, params=fitting, prefilled=()))
         run.drain()
         prompt = (*prompt, *run.received[id].tokens, 5, 6)
     run.compare()

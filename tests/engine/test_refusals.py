@@ -101,14 +101,14 @@ def test_a_strategy_that_does_not_fit_the_family(key: str, directory: Path) -> N
     mine = [name for name in strategies() if name in (*family.strategies, *strategies_supporting(key))]
     for name in [*strategies(), "nonesuch"]:
         if name not in mine:
-            said = start(flags_of(family, name, directory))
-            assert said == f"--decoding-strategy {name!r} does not fit this model; it can be: {', '.join(mine)}"
+            message = start(flags_of(family, name, directory))
+            assert message == f"--decoding-strategy {name!r} does not fit this model; it can be: {', '.join(mine)}"
 
 
 def test_a_budget_below_a_requests_step(pair: tuple[ModelFamily[Any], str], directory: Path) -> None:
     flags = flags_of(*pair, directory)
-    said = start(flags | {"max_num_batched_tokens": 1})
-    least = int(said.removeprefix("--max-num-batched-tokens: 1 is less than the ").split()[0])
+    message = start(flags | {"max_num_batched_tokens": 1})
+    least = int(message.removeprefix("--max-num-batched-tokens: 1 is less than the ").split()[0])
     assert f"{least - 1} is less than the {least} rows" in start(flags | {"max_num_batched_tokens": least - 1})
     with LLM(**flags, max_num_batched_tokens=least) as llm:
         assert llm.info.max_num_batched_tokens == least
@@ -122,18 +122,19 @@ def test_defaults_that_no_request_of_the_server_has(pair: tuple[ModelFamily[Any]
         read |= {field.flag or field.name for rule in llm.info.algorithms for field in rule.fields}
     others = {field.flag or field.name for field in every_field().values()} - read
     for flag in [flag for flag in FLAGS if flag.group == DECODING and flag.dest in others]:
-        said = start(flags | {flag.dest: flag.choices[0] if flag.choices else flag.type == "bool" or 1})
-        assert said.startswith(f"--{flag.name}")
-        assert said.endswith("; leave it out")
+        message = start(flags | {flag.dest: flag.choices[0] if flag.choices else flag.type == "bool" or 1})
+        assert message.startswith(f"--{flag.name}")
+        assert message.endswith("; leave it out")
 
 
 def test_a_rule_that_does_not_fit(info: EngineInfo) -> None:
     there = ", ".join(rule.key for rule in info.algorithms)
     for key in [*algorithm_keys(), "nonesuch"]:
         if info.algorithm(key) is None:
-            said = refused(info, "decoding.algorithm", decoding={"algorithm": key})
+            message = refused(info, "decoding.algorithm", decoding={"algorithm": key})
             assert (
-                said == f"decoding.algorithm: {key!r} is not an unmasking algorithm of this server; available: {there}"
+                message
+                == f"decoding.algorithm: {key!r} is not an unmasking algorithm of this server; available: {there}"
             )
 
 
@@ -143,8 +144,8 @@ def test_a_field_that_does_not_fit(info: EngineInfo) -> None:
     outer = {name.split(".")[0] for name in own}
     for name, field in every_field().items():
         if name not in own and name not in ENGINE_FIELDS and name.split(".")[0] not in outer:
-            said = refused(info, f"decoding.{name.split('.')[0]}", decoding=spelt(name, field.default))
-            assert f"{name.split('.')[0]!r} is no decoding field; there are mode, algorithm" in said
+            message = refused(info, f"decoding.{name.split('.')[0]}", decoding=spelt(name, field.default))
+            assert f"{name.split('.')[0]!r} is no decoding field; there are mode, algorithm" in message
 
 
 def test_values_out_of_range(info: EngineInfo) -> None:
@@ -152,20 +153,26 @@ def test_values_out_of_range(info: EngineInfo) -> None:
         for field in (*info.strategy_fields, *rule.fields):
             for value in out_of_range(field):
                 asked = {"algorithm": rule.key, **spelt(field.name, value)}
-                said = refused(info, f"decoding.{field.name}", decoding=asked)
-                assert said.startswith(f"decoding.{field.name}: {preview(value)} is "), said
-        said = refused(info, "decoding.mode", decoding={"algorithm": rule.key, "mode": "nonesuch"})
-        assert f"'nonesuch' is not one of {', '.join(rule.modes)}" in said if rule.modes else "leave it out" in said
+                message = refused(info, f"decoding.{field.name}", decoding=asked)
+                assert message.startswith(f"decoding.{field.name}: {preview(value)} is "), message
+        message = refused(info, "decoding.mode", decoding={"algorithm": rule.key, "mode": "nonesuch"})
+        assert (
+            f"'nonesuch' is not one of {', '.join(rule.modes)}" in message if rule.modes else "leave it out" in message
+        )
 
 
 def test_prompts_and_answers_that_are_too_long(info: EngineInfo) -> None:
-    most = info.max_model_len
-    said = refused(info, "prompt", prompt=(1,) * most)
-    assert said == (f"prompt: has {most} tokens, and the model's length is {most}, the answer included; shorten it")
-    said = refused(info, "max_tokens", prompt=(1,) * 9, max_tokens=most + 1)
-    assert said == f"max_tokens: {most + 1} is more than the model's length, {most}; ask for less"
-    for wanted in (most - 9, most - 8, most):  # what the prompt leaves is all there is
-        assert resolve(SamplingParams(max_tokens=wanted), (1,) * 9, info, RequestContext(id="r")).max_tokens == most - 9
+    limit = info.max_model_len
+    message = refused(info, "prompt", prompt=(1,) * limit)
+    expected = f"prompt: has {limit} tokens, and the model's length is {limit}, the answer included; shorten it"
+    assert message == expected
+    message = refused(info, "max_tokens", prompt=(1,) * 9, max_tokens=limit + 1)
+    assert message == f"max_tokens: {limit + 1} is more than the model's length, {limit}; ask for less"
+    for requested in (limit - 9, limit - 8, limit):  # what the prompt leaves is all there is
+        assert (
+            resolve(SamplingParams(max_tokens=requested), (1,) * 9, info, RequestContext(id="r")).max_tokens
+            == limit - 9
+        )
 
 
 @pytest.mark.parametrize("key", [key for key in FAMILIES if key not in KINDS or not KINDS[key].named])
@@ -175,13 +182,13 @@ def test_a_config_that_two_families_claim(key: str, directory: Path) -> None:
         for name in set(other.architectures) - set(config.get("architectures", [])):
             with pytest.raises(ConfigError) as error:
                 resolve_family(None, config | {"architectures": [*config.get("architectures", []), name]})
-            said = str(error.value)
-            assert "\n" not in said
-            assert said.startswith("config.json's model_type ")
-            assert repr(name) in said
-            assert "name the family with --model-name" in said
-            assert other.key in said
-            assert key in said
+            message = str(error.value)
+            assert "\n" not in message
+            assert message.startswith("config.json's model_type ")
+            assert repr(name) in message
+            assert "name the family with --model-name" in message
+            assert other.key in message
+            assert key in message
 
 
 def config_of(family: ModelFamily[Any], directory: Path) -> dict[str, Any]:
@@ -192,13 +199,13 @@ def config_of(family: ModelFamily[Any], directory: Path) -> dict[str, Any]:
 def wrong_configs(config: dict[str, Any]) -> Iterator[tuple[set[str], object, dict[str, Any]]]:
     """The config with one field, or a field of an object in it, absent or of another value; and its name, or those of
     the fields that went with it."""
-    for name, said in config.items():
-        names = {name, *(said if isinstance(said, dict) else ())}
+    for name, entry in config.items():
+        names = {name, *(entry if isinstance(entry, dict) else ())}
         others = {other: config[other] for other in config if other != name}
         yield names, None, others
         for value in VALUES:
             yield names, value, others | {name: value}
-        for inner, value, other in wrong_configs(said) if isinstance(said, dict) else ():
+        for inner, value, other in wrong_configs(entry) if isinstance(entry, dict) else ():
             yield inner, value, config | {name: other}
 
 

@@ -29,18 +29,18 @@ class Watched(Run):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        self.turns: list[list[tuple[int, int, int]]] = []
+        self.entries: list[list[tuple[int, int, int]]] = []
         schedule = self.engine.scheduler.schedule
 
         def watched() -> list[ScheduledRequest]:
-            turns = schedule()
+            entries = schedule()
             prefills = [
-                max(0, min(scheduled.last, scheduled.request.prefill_len) - scheduled.first) for scheduled in turns
+                max(0, min(scheduled.last, scheduled.request.prefill_len) - scheduled.first) for scheduled in entries
             ]
-            self.turns.append(
-                [(t.request.arrival_index, n, t.last - t.first - n) for t, n in zip(turns, prefills, strict=True)]
+            self.entries.append(
+                [(t.request.arrival_index, n, t.last - t.first - n) for t, n in zip(entries, prefills, strict=True)]
             )
-            return turns
+            return entries
 
         self.engine.scheduler.schedule = watched  # type: ignore[method-assign]
 
@@ -54,7 +54,7 @@ def watch(setup: Setup, several: list[Ask]) -> Watched:
     return run
 
 
-def test_long_prompts_are_chunked_beside_decoding_requests() -> None:
+def test_long_prompts_are_chunked_next_to_decoding_requests() -> None:
     run = Watched(Setup(budget=14, max_len=64))
     run.add(Ask(prompt(0, 4), SLOW))
     run.step()
@@ -62,22 +62,22 @@ def test_long_prompts_are_chunked_beside_decoding_requests() -> None:
     run.drain()
     run.compare()
     rest = 36  # of its prompt, in whole blocks
-    for turns in run.turns[1:]:
-        rows = {own: (prefill, decode) for own, prefill, decode in turns}
+    for entries in run.entries[1:]:
+        rows = {own: (prefill, decode) for own, prefill, decode in entries}
         if rest:  # what the decoding request leaves, in whole blocks; the first step of its own where that fits as well
             left = 14 - sum(rows.get(0, ()))
             chunk = min(rest, left // 4 * 4)
             rest -= chunk
             assert rows[1] == (chunk, 4 if rest == 0 and left - chunk >= 4 else 0)
-    mixed = [turns for turns in run.turns if {own for own, _, _ in turns} == {0, 1}]
+    mixed = [entries for entries in run.entries if {own for own, _, _ in entries} == {0, 1}]
     assert len(mixed) >= 5
 
 
 def test_a_steps_rows_are_all_or_none() -> None:
     run = watch(Setup(budget=12, buffer=2), [Ask(prompt(n, 5), SLOW) for n in range(3)])
-    for turns in run.turns:
-        assert sum(prefill + decode for _, prefill, decode in turns) <= 12
-        assert all(prefill % 4 == 0 and decode % 4 == 0 for _, prefill, decode in turns)
+    for entries in run.entries:
+        assert sum(prefill + decode for _, prefill, decode in entries) <= 12
+        assert all(prefill % 4 == 0 and decode % 4 == 0 for _, prefill, decode in entries)
 
 
 @pytest.mark.parametrize(("count", "budget"), [(5, 8), (7, 16), (3, 8)])
@@ -86,8 +86,8 @@ def test_round_robin_when_the_budget_binds(count: int, budget: int) -> None:
     several = [Ask(prompt(n, 4), replace(SLOW, max_tokens=4)) for n in range(count)]
     run = watch(Setup(budget=budget, prefix_caching=False), several)
     served = dict.fromkeys(range(count), 0)
-    for turns in run.turns[1:]:
-        for own, _, decode in turns:
+    for entries in run.entries[1:]:
+        for own, _, decode in entries:
             served[own] += decode > 0
         assert max(served.values()) - min(served.values()) <= 1
     nfe = [received.outputs[-1].nfe for received in run.received.values()]
@@ -102,9 +102,9 @@ def test_nobody_starves(data: st.DataObject) -> None:
     setup = replace(data.draw(setups()), pages=500, max_reqs=8)
     several = data.draw(st.lists(asks(setup), min_size=2, max_size=5))
     run = watch(setup, several)
-    live = {own for turns in run.turns for own, _, _ in turns}
+    live = {own for entries in run.entries for own, _, _ in entries}
     for own in live:
-        at = [n for n, turns in enumerate(run.turns) if own in {o for o, _, _ in turns}]
+        at = [n for n, entries in enumerate(run.entries) if own in {o for o, _, _ in entries}]
         assert max((b - a for a, b in pairwise(at)), default=0) <= 3 * len(several)
 
 
@@ -121,7 +121,7 @@ def test_first_come_first_served_for_pages() -> None:
     assert [r.arrival_index for r in run.engine.scheduler.waiting] == [1, 2]
     run.drain()
     run.compare()
-    first = [next(n for n, turns in enumerate(run.turns) if own in {o for o, _, _ in turns}) for own in range(3)]
+    first = [next(n for n, entries in enumerate(run.entries) if own in {o for o, _, _ in entries}) for own in range(3)]
     assert first == sorted(first)
 
 
@@ -153,7 +153,7 @@ def test_the_newest_makes_way_and_the_oldest_never_does() -> None:
     assert ended == [0, 1, 2, 3]
     run.compare()
     # the oldest was served at every step until it ended, as if alone
-    steps = [n for n, turns in enumerate(run.turns) if 0 in {own for own, _, _ in turns}]
+    steps = [n for n, entries in enumerate(run.entries) if 0 in {own for own, _, _ in entries}]
     assert steps[:40] == list(range(40))
 
 
@@ -247,29 +247,29 @@ def test_the_reply_does_not_wait_for_the_commit() -> None:
 
 
 @pytest.mark.parametrize("owners", [("", "", "", "", ""), ("a", "b", "b", "b", "c")])
-def test_forwards_of_ones_own_are_shared_out_like_turns(owners: tuple[str, ...]) -> None:
+def test_forwards_of_one_request_alternate_like_others(owners: tuple[str, ...]) -> None:
     """Two requests that want no company and three that take each other's: all get on, none in another's forward."""
     several = [
         Ask(prompt(n, 4 + 3 * n), SLOW, owner=owner, alone=n in (1, 3), salt=str(n)) for n, owner in enumerate(owners)
     ]
     run = watch(Setup(max_len=64), several)
-    served = [[own for own, _, _ in turns] for turns in run.turns if turns]
-    assert all(turns in ([1], [3]) for turns in served if {1, 3} & set(turns))
-    while_all_run = served[: min(max(i for i, turns in enumerate(served) if own in turns) for own in range(5))]
-    assert sum(len(turns) == 3 for turns in while_all_run) >= 5
+    served = [[own for own, _, _ in entries] for entries in run.entries if entries]
+    assert all(entries in ([1], [3]) for entries in served if {1, 3} & set(entries))
+    while_all_run = served[: min(max(i for i, entries in enumerate(served) if own in entries) for own in range(5))]
+    assert sum(len(entries) == 3 for entries in while_all_run) >= 5
     for own in range(5):
-        waits = [i for i, turns in enumerate(while_all_run) if own in turns]
+        waits = [i for i, entries in enumerate(while_all_run) if own in entries]
         assert max(later - earlier for earlier, later in pairwise(waits)) <= 4
 
 
-def test_whoever_wants_forwards_of_its_own_does_not_wait_for_those_who_come() -> None:
+def test_a_request_with_forwards_of_its_own_does_not_wait_for_later_ones() -> None:
     """Somebody new comes with every step, and new ones go first: every second step is the older one's all the same."""
     run = Watched(Setup(pages=256, max_len=32))
     run.add(Ask(prompt(0, 5), replace(SLOW, max_tokens=20), alone=True))
     for n in range(1, 40):
         run.add(Ask(prompt(n, 4), replace(SLOW, max_tokens=3), salt=str(n)))
         run.step()
-    mine = [n for n, turns in enumerate(run.turns) if [own for own, _, _ in turns] == [0]]
+    mine = [n for n, entries in enumerate(run.entries) if [own for own, _, _ in entries] == [0]]
     assert len(mine) >= 18
     assert max(later - earlier for earlier, later in pairwise(mine)) == 2
     run.drain()

@@ -26,22 +26,22 @@ from runtime.weights.special_tokens import TokenIds
 from tests.golden import GOLDEN
 
 
-def test_the_share_that_is_loaded_only_grows() -> None:
-    told: list[tuple[str, int, int]] = []
-    load_engine(EngineConfig(device="cpu"), lambda phase, done, total: told.append((phase, done, total)))
-    shares = [done / total for _, done, total in told]
-    assert shares == sorted(shares)
-    assert [phase for phase, _, _ in told][-2:] == ["weights", "warmup"]
-    assert shares[-1] == 1
+def test_the_loaded_fraction_only_grows() -> None:
+    progress: list[tuple[str, int, int]] = []
+    load_engine(EngineConfig(device="cpu"), lambda phase, done, total: progress.append((phase, done, total)))
+    fractions = [done / total for _, done, total in progress]
+    assert fractions == sorted(fractions)
+    assert [phase for phase, _, _ in progress][-2:] == ["weights", "warmup"]
+    assert fractions[-1] == 1
 
 
-def test_the_format_of_the_weights_is_told() -> None:
-    load, told = EngineConfig(device="cpu", quantization="fp8"), []
-    engine = load_engine(load, lambda phase, done, total: told.append(total))
-    plain = load_engine(EngineConfig(device="cpu"), lambda phase, done, total: told.append(total))
-    assert (engine.info.quantization, plain.info.quantization) == ("fp8", None)
-    assert told[0] < 0.4 * told[-1], "bytes of the weights, in eight bits and in float32"
-    for info, name in ((engine.info, "fp8"), (plain.info, "none")):
+def test_the_format_of_the_weights_is_reported() -> None:
+    load, progress = EngineConfig(device="cpu", quantization="fp8"), []
+    engine = load_engine(load, lambda phase, done, total: progress.append(total))
+    unquantized = load_engine(EngineConfig(device="cpu"), lambda phase, done, total: progress.append(total))
+    assert (engine.info.quantization, unquantized.info.quantization) == ("fp8", None)
+    assert progress[0] < 0.4 * progress[-1], "bytes of the weights, in eight bits and in float32"
+    for info, name in ((engine.info, "fp8"), (unquantized.info, "none")):
         metrics = Metrics("m", RequestMetrics())
         metrics.on_loaded(info, 1.0)
         assert f'quantization="{name}"' in metrics.text().decode()
@@ -74,17 +74,17 @@ def test_the_compiler_starts_before_all_reads_and_ends_if_the_model_cannot_be_lo
 
 def test_limits_blocks_and_first_tokens_are_the_familys_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "_FAMILIES", copy.copy(base._FAMILIES))
-    said = {"max_model_len": 96, "block_size": 16, "bos_id": 5}
+    facts = {"max_model_len": 96, "block_size": 16, "bos_id": 5}
     base.register_family(
-        replace(LLADA2, key="twin", aliases=(), facts=lambda arch: replace(LLADA2.facts(arch), **said))
+        replace(LLADA2, key="twin", aliases=(), facts=lambda arch: replace(LLADA2.facts(arch), **facts))
     )
     with LLM(model_name="twin", device="cpu") as llm:
         assert (llm.info.max_model_len, llm.info.block_size, llm.info.bos_token_id) == (96, 16, 5)
         assert llm.tokenizer is not None
         ids = llm.tokenizer.encode("a + b")
         greedy = SamplingParams(temperature=0.0)
-        text, plain = llm.generate(["a + b", ids], greedy)
-        assert text.usage["prompt_tokens"] == plain.usage["prompt_tokens"] + 1
+        text, from_ids = llm.generate(["a + b", ids], greedy)
+        assert text.usage["prompt_tokens"] == from_ids.usage["prompt_tokens"] + 1
         assert text.token_ids == llm.generate([[5, *ids]], greedy)[0].token_ids
     with LLM(model_name="twin", device="cpu", max_model_len=160, block_size=8) as llm:
         assert (llm.info.max_model_len, llm.info.block_size) == (160, 8)
@@ -104,9 +104,9 @@ def test_a_family_whose_strategies_are_not_there_is_refused_with_their_names(mon
 
 def test_what_a_checkpoint_computes_together_is_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "_FAMILIES", copy.copy(base._FAMILIES))
-    said = {"block_size": 8, "block_multiple": 8}
+    facts = {"block_size": 8, "block_multiple": 8}
     base.register_family(
-        replace(LLADA2, key="twin", aliases=(), facts=lambda arch: replace(LLADA2.facts(arch), **said))
+        replace(LLADA2, key="twin", aliases=(), facts=lambda arch: replace(LLADA2.facts(arch), **facts))
     )
     assert load_engine(EngineConfig(model_name="twin", device="cpu", block_size=16)).info.block_size == 16
     with pytest.raises(ConfigError, match="--block-size 12 is no multiple of 8, the positions that this checkpoint"):

@@ -16,8 +16,8 @@ def test_preemption_at_any_step_changes_nothing(strategy: str, block_cache: bool
     at the beginnings of sub-blocks make REFINE follow REFINE."""
     setup = Setup(strategy=strategy, block=16, page=8, pages=8, max_len=32, buffer=1 if strategy != "d2f" else 2)
     p = Params(max_tokens=15, ignore_eos=True, accept_threshold=0.95, sub_block_size=4, block_cache=block_cache)
-    ask = Ask((1, 2, 4), p, given=((1, 5), (5, 6), (9, 6)))
-    steps, kept = 0, 0
+    ask = Ask((1, 2, 4), p, prefilled=((1, 5), (5, 6), (9, 6)))
+    steps, reused = 0, 0
     while True:
         run = Run(setup)
         run.add(ask)
@@ -26,14 +26,14 @@ def test_preemption_at_any_step_changes_nothing(strategy: str, block_cache: bool
             run.step()
         if request.answered:
             break
-        kept = max(kept, len(request.reused_kv_spans))
+        reused = max(reused, len(request.reused_kv_spans))
         if steps:
             run.engine.scheduler._preempt(request)
         run.drain()
         run.compare()
         steps += 1
     assert steps > 4
-    assert kept == (3 if block_cache and strategy == "fast_dllm_v2" else 0)
+    assert reused == (3 if block_cache and strategy == "fast_dllm_v2" else 0)
 
 
 def test_fast_dllm_v2_forwards_again_what_a_preemption_drops() -> None:
@@ -45,10 +45,10 @@ def test_fast_dllm_v2_forwards_again_what_a_preemption_drops() -> None:
     (request,) = run.engine.scheduler.waiting
     while not request.reused_kv_spans:
         run.step()
-    (kept,) = request.reused_kv_spans
+    (reused,) = request.reused_kv_spans
     nfe = request.nfe
-    assert (kept.start, len(kept.tokens)) == (request.num_final_tokens, 8)
-    assert kept.tokens.tolist() != request.tokens[kept.start : kept.start + 8].tolist()
+    assert (reused.start, len(reused.tokens)) == (request.num_final_tokens, 8)
+    assert reused.tokens.tolist() != request.tokens[reused.start : reused.start + 8].tolist()
     run.engine.scheduler._preempt(request)
     run.step()
     assert (request.num_computed_tokens, len(request.recompute_spans)) == (8, 1)

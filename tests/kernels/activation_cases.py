@@ -22,7 +22,7 @@ SMALL = [
 ]  # of what the interpreter does in little time
 
 
-def check_gated_product(
+def check_gate_up_gemm(
     rows: int, inputs: int, width: int, activation: Activation, tile: GateUpTile | None, dtype: torch.dtype, device: str
 ) -> None:
     """`tile` None: the one that is chosen, or the library and the gate by itself."""

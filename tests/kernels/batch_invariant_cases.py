@@ -55,7 +55,7 @@ def sandwiches(rows: int, size: int, dtype: torch.dtype, device: str) -> Kernel:
     mixed, x, dense, chosen = (random(rows, size, dtype=dtype, device=device, seed=n) for n in range(95, 99))
     pairs = random(rows, 3, size, dtype=dtype, device=device, seed=110)
     ids = torch.randint(-1, 5, (rows, 3), generator=torch.Generator().manual_seed(rows)).int().to(device)
-    shares, scales = (random(*of, dtype=torch.float32, device=device, seed=111) for of in ((rows, 3), (5,)))
+    routing_weights, scales = (random(*of, dtype=torch.float32, device=device, seed=111) for of in ((rows, 3), (5,)))
     weights = [1 + random(size, dtype=dtype, device=device, seed=n, scale=0.2) for n in range(99, 106)]
     scale = random(rows, dtype=dtype, device=device, seed=107)
 
@@ -63,7 +63,7 @@ def sandwiches(rows: int, size: int, dtype: torch.dtype, device: str) -> Kernel:
         assert BATCH_INVARIANT_TRITON.sandwich_norms is not None
         before, after, _ = BATCH_INVARIANT_TRITON.sandwich_norms
         own = torch.stack([scale[some]] * 3)[1][:, None]
-        choices = TopKOutputs(pairs[some].flatten(0, 1), ids[some], shares[some], scales)
+        choices = TopKOutputs(pairs[some].flatten(0, 1), ids[some], routing_weights[some], scales)
         made = before(mixed[some], x[some], *weights[:3], 1e-6)
         for each in (chosen[some], choices):
             made = (*made, *after(dense[some], each, x[some], own, tuple(weights[3:]), 1e-6))
@@ -84,7 +84,7 @@ def gates(rows: int, width: int, dtype: torch.dtype, device: str) -> Kernel:
     return lambda some: (BATCH_INVARIANT_TRITON.act_and_mul(gate_up[some], "gelu_tanh"),)
 
 
-def check_product(rows: int, inputs: int, outputs: int, dtype: torch.dtype, device: str) -> None:
+def check_gemm(rows: int, inputs: int, outputs: int, dtype: torch.dtype, device: str) -> None:
     x, weight = (random(n, inputs, dtype=dtype, device=device, seed=s) for n, s in ((rows, 5), (outputs, 6)))
     bias = random(outputs, dtype=dtype, device=device, seed=7)
     expected = F.linear(x.double(), weight.double())

@@ -76,22 +76,22 @@ def check_rms_norm(rows: int, size: int, dtype: torch.dtype, device: str) -> Non
     assert_near(rms_norm(x, weight, 1e-6), rms_norm_reference(x.double(), weight.double(), 1e-6), dtype)
     assert_near(rms_norm(x, None, 1e-6), rms_norm_reference(x.double(), None, 1e-6), dtype)
     out, total = add_rms_norm(x, residual, weight, 1e-6)
-    _, kept = add_rms_norm_reference(x.double(), residual.double(), weight.double(), 1e-6)
-    assert_near(total, kept, dtype)
+    _, expected_total = add_rms_norm_reference(x.double(), residual.double(), weight.double(), 1e-6)
+    assert_near(total, expected_total, dtype)
     assert_near(out, rms_norm_reference(total.double(), weight.double(), 1e-6), dtype)
-    shares = random(3, rows, size, dtype=torch.float32, device=device, seed=4)
-    out, total = add_rms_norm(shares, residual, weight, 1e-6)
-    assert_near(total, shares.double().sum(0) + residual.double(), dtype)
+    splits = random(3, rows, size, dtype=torch.float32, device=device, seed=4)
+    out, total = add_rms_norm(splits, residual, weight, 1e-6)
+    assert_near(total, splits.double().sum(0) + residual.double(), dtype)
     assert_near(out, rms_norm_reference(total.double(), weight.double(), 1e-6), dtype)
 
 
-def check_product_add_norm(rows: int, inputs: int, size: int, dtype: torch.dtype, device: str) -> None:
+def check_gemm_add_norm(rows: int, inputs: int, size: int, dtype: torch.dtype, device: str) -> None:
     x, weight = (random(n, inputs, dtype=dtype, device=device, seed=s) for n, s in ((rows, 1), (size, 2)))
     residual = random(rows, size, dtype=dtype, device=device, seed=3, scale=inputs**0.5)
     norm = 1 + random(size, dtype=dtype, device=device, seed=4, scale=0.2)
-    given = x, weight, residual, norm
-    expected = gemm_add_norm_reference(*(each.double() for each in given), 1e-6)
-    for made, reference in zip(gemm_add_norm(*given, 1e-6), expected, strict=True):
+    arguments = x, weight, residual, norm
+    expected = gemm_add_norm_reference(*(each.double() for each in arguments), 1e-6)
+    for made, reference in zip(gemm_add_norm(*arguments, 1e-6), expected, strict=True):
         assert_near(made, reference, dtype)
 
 
@@ -149,8 +149,8 @@ def check_route(rows: int, experts: int, rule: RoutingConfig, biased: bool, devi
     if rule.capacity:  # whole blocks, then one that is shorter, as sequences end
         first = torch.arange(rows, device=device) // rule.block * rule.block
     if rows % 2 == 0:  # in shares, as the router's product gives them
-        shares = random(3, rows, experts, dtype=torch.float32, device=device, seed=11)
-        logits = torch.cat([shares, (logits - shares.sum(0))[None]])
+        splits = random(3, rows, experts, dtype=torch.float32, device=device, seed=11)
+        logits = torch.cat([splits, (logits - splits.sum(0))[None]])
     ids, weights = select_experts(logits, bias, rule, first)
     # in the order of the shares: where they are summed otherwise, near ties fall otherwise
     summed = logits if logits.dim() == 2 else ((logits[0] + logits[1]) + logits[2]) + logits[3]
@@ -172,11 +172,11 @@ def check_router(rows: int, inputs: int, experts: int, dtype: torch.dtype, devic
     expected = x.double() @ weight.double().T
     wide = x.float() + random(rows, inputs, dtype=torch.float32, device=device, seed=42, scale=1e-3)
     factor = 0.1 + random(rows, dtype=torch.float32, device=device, seed=43).abs()
-    for given, product in ((x, expected), (wide, wide.double() @ weight.double().T)):
+    for states, scores in ((x, expected), (wide, wide.double() @ weight.double().T)):
         for times in (None, factor):
-            scaled = product if times is None else product * times.double()[:, None]
-            got = router_logits(given, parts, times)
-            assert got.shape[1:] == product.shape
+            scaled = scores if times is None else scores * times.double()[:, None]
+            got = router_logits(states, parts, times)
+            assert got.shape[1:] == scores.shape
             assert (got.sum(0).double() - scaled).norm() / scaled.norm() < 2e-6
     torch.testing.assert_close(router_logits(x, weight).double(), expected, rtol=1e-4, atol=1e-5)
     own = router_logits(x, weight, factor, batch_invariant=True)
@@ -221,8 +221,8 @@ def check_moe(
     extra = random(rows, hidden, dtype=dtype, device=device, seed=18) if shared else None
     weights = torch.rand(rows, top_k, generator=torch.Generator().manual_seed(19)).to(device)
     ids = random_ids(rows, experts, top_k, device, crowded, dead)
-    turns = interleave_gate_up(gate_up)
-    out = fused_moe.fused_moe(x, ids, weights, turns, down, extra, activation)
+    interleaved = interleave_gate_up(gate_up)
+    out = fused_moe.fused_moe(x, ids, weights, interleaved, down, extra, activation)
     reference = moe_reference(
         x.double(), ids, weights.double(), gate_up.double(), down.double(), None if extra is None else extra.double(),
         activation,
@@ -232,37 +232,39 @@ def check_moe(
         residual = random(rows, hidden, dtype=dtype, device=device, seed=42)
         norm = 1 + random(hidden, dtype=dtype, device=device, seed=43, scale=0.2)
         for weight in (norm, None):
-            normed, total = fused_moe_add_norm(x, ids, weights, turns, down, extra, residual, weight, 1e-6)
+            normed, total = fused_moe_add_norm(x, ids, weights, interleaved, down, extra, residual, weight, 1e-6)
             assert_near(total, reference + residual.double(), dtype)
             wide = None if weight is None else weight.double()
             assert_near(normed, rms_norm_reference(total.double(), wide, 1e-6), dtype)
     if device != "cpu":
-        assert torch.equal(out, fused_moe.fused_moe(x, ids, weights, turns, down, extra, activation)), "two runs differ"
+        assert torch.equal(out, fused_moe.fused_moe(x, ids, weights, interleaved, down, extra, activation)), (
+            "two runs differ"
+        )
 
 
 def check_moe_with_a_rest(monkeypatch, rows: int, experts: int, dtype: torch.dtype, device: str) -> None:
     """Weights first, whatever the number of pairs: some experts have a few more than whole tiles."""
     sides = 40, 24
-    products = GemmConfig(64, 64, (4, 3, 3), 4), GemmConfig(128, 64, (5, 4, 3), 4)
-    how = FusedMoEConfig(128, clamp_to_shape(products[0], sides[1], sides[0]), clamp_to_shape(products[1], *sides))
+    gemms = GemmConfig(64, 64, (4, 3, 3), 4), GemmConfig(128, 64, (5, 4, 3), 4)
+    how = FusedMoEConfig(128, clamp_to_shape(gemms[0], sides[1], sides[0]), clamp_to_shape(gemms[1], *sides))
     monkeypatch.setattr(fused_moe, "get_config", lambda *args: how)
     check_moe(rows, *sides, experts, 1, False, False, dtype, device, dead=0.05)
 
 
-def check_likeliest(
+def check_argmax(
     rows: int, inputs: int, vocab: int, mask_id: int | None, max_token_id: int, allowed_ids: tuple[int, ...],
     dtype: torch.dtype, device: str, dead: int | None = None,
 ) -> None:  # fmt: skip
     """`dead`: so many rows more, which the kernel is told of."""
     hidden = random(rows, inputs, dtype=dtype, device=device, seed=30)
     weight = random(vocab, inputs, dtype=dtype, device=device, seed=31, scale=3 * inputs**-0.5)
-    whole = random(inputs, dtype=dtype, device=device, seed=32).sign() * 3  # products are exact in whatever order
-    weight[vocab // 2] = weight[vocab // 3] = whole  # of equals the lowest
+    signs = random(inputs, dtype=dtype, device=device, seed=32).sign() * 3  # products are exact in whatever order
+    weight[vocab // 2] = weight[vocab // 3] = signs  # of equals the lowest
     weight[vocab - 1] = weight[1] * 2
     for token in (mask_id, vocab - 1):
         if token is not None:
             hidden[token % rows] = weight[token]  # what is banned would be the likeliest
-    hidden[0] = whole
+    hidden[0] = signs
     own = {"mask_id": mask_id, "max_token_id": max_token_id, "allowed_ids": allowed_ids}
     if dead is None:
         token, conf, logit = lm_head_argmax(hidden, weight, **own)
@@ -322,10 +324,10 @@ def with_any_sight(batch: ForwardBatch, ends: list[int], seed: int = 21) -> Forw
     generator = torch.Generator().manual_seed(seed)
     device, rows = batch.tokens.device, len(batch.tokens)
     request = torch.repeat_interleave(batch.query_tiles[:, 0].long(), batch.query_tiles[:, 2].long()).cpu()
-    share = torch.rand(2, rows, generator=generator)
+    fraction = torch.rand(2, rows, generator=generator)
     positions = batch.positions.cpu()
-    visible_end = positions + 1 + ((torch.tensor(ends)[request] - positions) * share[0]).long()
-    origin = ((positions + 1) * share[1]).long()
+    visible_end = positions + 1 + ((torch.tensor(ends)[request] - positions) * fraction[0]).long()
+    origin = ((positions + 1) * fraction[1]).long()
 
     def longer(values: torch.Tensor, dead: int) -> torch.Tensor:
         return torch.cat([values.to(device), torch.full((2,), dead, dtype=values.dtype, device=device)])
@@ -409,10 +411,10 @@ def check_sandwich(rows: int, size: int, dtype: torch.dtype, device: str) -> Non
         assert_near(getattr(made, name), getattr(own, name), dtype)
     assert_near(made.factor, pre_mlp_norms_reference(mixed * 0, made.total, *weights[:3], 1e-6).factor, torch.float32)
     normed, total = post_mlp_norms(dense, chosen, x, scale, tuple(weights[3:]), 1e-6)
-    expected, kept = post_mlp_norms_reference(
+    expected, expected_total = post_mlp_norms_reference(
         dense.double(), chosen.double(), x.double(), scale.double(), tuple(wide[3:]), 1e-6
     )
-    assert_near(total, kept, dtype)
+    assert_near(total, expected_total, dtype)
     assert_near(normed, expected, dtype)
 
 
@@ -426,17 +428,19 @@ def check_sandwich_of_choices(rows: int, size: int, top_k: int, dtype: torch.dty
     ids[0, 0], ids[1:2] = 4, -1  # a row of dead ones alone
     pairs = random(rows * top_k, size, dtype=dtype, device=device, seed=90)
     pairs[(ids.flatten() < 0).to(device)] = float("nan")
-    shares = torch.rand(rows, top_k, generator=generator).to(device)
-    chosen = TopKOutputs(pairs, ids.to(device), shares, random(11, dtype=torch.float32, device=device, seed=91))
+    routing_weights = torch.rand(rows, top_k, generator=generator).to(device)
+    chosen = TopKOutputs(
+        pairs, ids.to(device), routing_weights, random(11, dtype=torch.float32, device=device, seed=91)
+    )
     made = post_mlp_norms(dense, chosen, x, scale, weights, 1e-6)
-    summed = moe_sum(pairs, chosen.ids, shares * chosen.scale[chosen.ids.clamp(min=0)], None)
+    summed = moe_sum(pairs, chosen.ids, routing_weights * chosen.scale[chosen.ids.clamp(min=0)], None)
     for got, before_it in zip(made, post_mlp_norms(dense, summed, x, scale, weights, 1e-6), strict=True):
         assert torch.equal(got, before_it)
-    own = TopKOutputs(pairs.double(), chosen.ids, shares.double(), chosen.scale.double())
+    own = TopKOutputs(pairs.double(), chosen.ids, routing_weights.double(), chosen.scale.double())
     assert_near(summed, moe_sum_reference(own), dtype)
     wide = tuple(weight.double() for weight in weights)
-    expected, kept = post_mlp_norms_reference(dense.double(), own, x.double(), scale.double(), wide, 1e-6)
-    assert_near(made[1], kept, dtype)
+    expected, expected_total = post_mlp_norms_reference(dense.double(), own, x.double(), scale.double(), wide, 1e-6)
+    assert_near(made[1], expected_total, dtype)
     assert_near(made[0], expected, dtype)
 
 
@@ -444,14 +448,14 @@ def check_lora(
     counts: list[int], slots: list[int], inputs: int, parts: list[int], rank: int, dtype: torch.dtype, device: str
 ) -> None:
     """`counts`: rows of each request; `slots`: of its adapter; `parts`: outputs of each. Tiles of no rows follow."""
-    rows, outputs, most = sum(counts), sum(parts), max(slots) + 1
+    rows, outputs, num_slots = sum(counts), sum(parts), max(slots) + 1
     cut = torch.from_numpy(make_query_tiles(np.array(counts, dtype=np.int64)))
     tiles = torch.cat([cut, torch.zeros(2, 3, dtype=torch.int32)]).to(device)
     owner = torch.repeat_interleave(torch.tensor(slots, dtype=torch.int32), torch.tensor(counts)).to(device)
     which = LoRARows(owner, tiles, max(int(cut[:, 2].max()), 16))
     x = random(rows, inputs, dtype=dtype, device=device, seed=1)
-    down = random(most, len(parts) * rank, inputs, dtype=dtype, device=device, seed=2, scale=inputs**-0.5)
-    up = random(most, outputs, rank, dtype=dtype, device=device, seed=3, scale=rank**-0.5)
+    down = random(num_slots, len(parts) * rank, inputs, dtype=dtype, device=device, seed=2, scale=inputs**-0.5)
+    up = random(num_slots, outputs, rank, dtype=dtype, device=device, seed=3, scale=rank**-0.5)
     out = random(rows, outputs, dtype=dtype, device=device, seed=4)
     cuts = [0, *np.cumsum(parts).tolist()]
     expected = out.double()

@@ -27,12 +27,12 @@ def _dot(self, a, b, d, input_precision, max_num_imprecise_acc):
 def check_alike(kernel: Kernel, rows: int, seed: int) -> None:
     """All of `rows`, each of some of them alone, and runs and random choices of any number have the same bits."""
     numbers = random.Random(seed)
-    whole = kernel(torch.arange(rows))
+    full = kernel(torch.arange(rows))
     chosen = [[numbers.randrange(rows)] for _ in range(2)]
     for count in (3, rows // 5, rows):
         first = numbers.randrange(rows - count + 1)
         chosen += [list(range(first, first + count)), numbers.sample(range(rows), count)]
     for some in chosen:
         at = torch.tensor(some)
-        for one, other in zip(kernel(at), whole, strict=True):
+        for one, other in zip(kernel(at), full, strict=True):
             assert torch.equal(one, other[at]), (len(some), int((one != other[at]).sum()))

@@ -20,8 +20,8 @@ from runtime.kernels.moe_router import RoutingConfig
 from runtime.kernels.paged_attention import paged_attention, paged_attention_reference
 from runtime.layers.kv_pool import LAYOUTS
 from tests.kernels import batch_invariant_cases, cases, in_order, interpreting  # noqa: F401
-from tests.kernels.activation_cases import SMALL, check_gated_product
-from tests.kernels.batch_invariant_cases import check_product
+from tests.kernels.activation_cases import SMALL, check_gate_up_gemm
+from tests.kernels.batch_invariant_cases import check_gemm
 from tests.kernels.softmax_stats_cases import check_describe, check_hot, check_sure
 from tests.kernels.topk_topp_sampling_cases import check_draw
 from tests.kernels.watch import watch
@@ -72,13 +72,13 @@ def test_elementwise_gate(dtype, activation):
 
 @matrix_dtypes
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 8, 3), (70, 48, 40), (5, 200, 130)])
-def test_elementwise_product(rows, inputs, outputs, dtype):
-    check_product(rows, inputs, outputs, dtype, "cpu")
+def test_elementwise_gemm(rows, inputs, outputs, dtype):
+    check_gemm(rows, inputs, outputs, dtype, "cpu")
 
 
 @dtypes
-def test_elementwise_product_and_norm(dtype):
-    cases.check_product_add_norm(3, 40, 24, dtype, "cpu")
+def test_elementwise_gemm_and_norm(dtype):
+    cases.check_gemm_add_norm(3, 40, 24, dtype, "cpu")
 
 
 @matrix_dtypes
@@ -86,8 +86,8 @@ def test_elementwise_product_and_norm(dtype):
 @pytest.mark.parametrize(
     ("rows", "inputs", "width", "activation"), [(1, 8, 8, "silu"), (40, 72, 56, "gelu_tanh"), (5, 40, 12, "silu")]
 )
-def test_elementwise_gated_product(rows, inputs, width, activation, tile, dtype):
-    check_gated_product(rows, inputs, width, activation, tile, dtype, "cpu")
+def test_elementwise_gate_up_gemm(rows, inputs, width, activation, tile, dtype):
+    check_gate_up_gemm(rows, inputs, width, activation, tile, dtype, "cpu")
 
 
 @matrix_dtypes
@@ -100,17 +100,17 @@ def test_elementwise_mean(monkeypatch, rows, ids, size, dtype):
 
 
 @pytest.mark.parametrize("made", ["means", "heads", "sandwiches", "routers", "gates"])
-def test_elementwise_alike_beside_any_rows(monkeypatch, made):
+def test_elementwise_alike_with_any_other_rows(monkeypatch, made):
     """What a model that conditions itself uses."""
     in_order.patch(monkeypatch)
     monkeypatch.setattr(weighted_embedding, "SPLIT_SIZE", 128)
     monkeypatch.setattr(fused_softmax_stats, "PIECE", 128)
     half, rows = torch.float16, 256 if made == "means" else 64
-    given = {
+    arguments = {
         "means": (300, 40, half), "heads": (300, 40, half), "sandwiches": (48, half), "routers": (6,),
         "gates": (24, half),
     }  # fmt: skip
-    in_order.check_alike(getattr(batch_invariant_cases, made)(rows, *given[made], "cpu"), rows, 3)
+    in_order.check_alike(getattr(batch_invariant_cases, made)(rows, *arguments[made], "cpu"), rows, 3)
 
 
 @dtypes
@@ -338,7 +338,7 @@ def test_elementwise_distribution_of_sure_rows(dtype):
 )
 def test_elementwise_head(monkeypatch, rows, inputs, vocab, mask_id, max_token_id, allowed_ids, described, dtype):
     monkeypatch.setattr(common, "supports_tma", lambda matrix: described)
-    cases.check_likeliest(rows, inputs, vocab, mask_id, max_token_id, allowed_ids, dtype, "cpu")
+    cases.check_argmax(rows, inputs, vocab, mask_id, max_token_id, allowed_ids, dtype, "cpu")
 
 
 @KINDS_OF_LOADS
@@ -346,7 +346,7 @@ def test_elementwise_head(monkeypatch, rows, inputs, vocab, mask_id, max_token_i
 def test_elementwise_head_with_dead_rows(monkeypatch, rows, dead, described, dtype):
     """Also a program that does the last rows beside a whole tile, and tiles that are dead."""
     monkeypatch.setattr(common, "supports_tma", lambda matrix: described)
-    cases.check_likeliest(rows, 24, 300, 7, 250, (299,), dtype, "cpu", dead)
+    cases.check_argmax(rows, 24, 300, 7, 250, (299,), dtype, "cpu", dead)
 
 
 @pytest.mark.parametrize(
@@ -409,7 +409,7 @@ def test_attention_of_rounds_in_pages(page_size, window, dtype, layout):
 
 @layouts
 @pages_of_rounds
-def test_attention_in_shares_of_one_length(monkeypatch, page_size, window, dtype, layout):
+def test_attention_in_splits_of_one_length(monkeypatch, page_size, window, dtype, layout):
     """With a window the first share is empty, and in float32 the next one begins inside."""
     monkeypatch.setattr("runtime.kernels.paged_attention.SPLIT_SIZE", 64)
     q, k, v, batch = cases.attention_case([(200, 20)], 2, 1, 16, 1, page_size, dtype, "cpu", layout=layout)
@@ -448,10 +448,10 @@ def test_attention_reads_only_tiles_that_a_window_reaches(watched, cached, windo
     paged_attention(q, k, v, batch, scale=0.25, window=window)
     memory = torch.arange(k.untyped_storage().nbytes() // 4)
     for cache, exact in ((k, True), (v, layout == "unified")):
-        touched, places = watched.touched(cache), memory.as_strided(cache.shape, cache.stride())
+        touched, offsets = watched.touched(cache), memory.as_strided(cache.shape, cache.stride())
         read = set()
         for position in range(-(-(cached + 8) // 16) * 16):
-            of_token = places[int(batch.page_table[0, position // 16]), position % 16].flatten().tolist()
+            of_token = offsets[int(batch.page_table[0, position // 16]), position % 16].flatten().tolist()
             if touched.intersection(of_token):
                 read.add(position)
         end = cached + 8 if exact else -(-(cached + 8) // 16) * 16  # of transposed values whole runs are read

@@ -68,8 +68,8 @@ def test_wide_weights_of_a_few_tiles_at_a_time(monkeypatch):
     scores_config, values_config = SMALL[0]
     each = -(-33 // 8) * 2 * 16 * 96 * 2  # programs of 16 lanes, and three rounds of 32 keys
     outs = []
-    for most, together in ((1 << 30, 6), (2 * each, 2), (4 * each, 3), (1, 0)):
-        monkeypatch.setattr("runtime.kernels.paged_attention.MAX_WORKSPACE", most)
+    for limit, together in ((1 << 30, 6), (2 * each, 2), (4 * each, 3), (1, 0)):
+        monkeypatch.setattr("runtime.kernels.paged_attention.MAX_WORKSPACE", limit)
         assert _tiles_per_pass(q, 2, batch, scores_config) == (together, 10)
         outs.append(
             two_pass_attention(q, k, v, batch, scale=0.25, scores_config=scores_config, values_config=values_config)[

@@ -27,7 +27,7 @@ MODELS = ("llada2", "llada2dot2", "sdar_moe", "stable_diffcoder", "dream", "llad
 
 
 @pytest.mark.parametrize("key", [key for key in MODELS if key in families()])
-def test_a_whole_model(tmp_path, key):
+def test_a_full_model(tmp_path, key):
     """Every kernel in its place: a tiny model on the Triton path equals itself on the torch path."""
     if key.startswith("llada2"):
         own = {"expert_capacity": 2} if key == "llada2dot2" else {}
@@ -51,7 +51,7 @@ def test_a_whole_model(tmp_path, key):
 
 
 @pytest.mark.parametrize(("key", "deals"), [("llada2", False), ("llada2", True), ("sdar_moe", False), ("dream", False)])
-def test_a_model_that_ranks_share(tmp_path, key, deals):
+def test_a_model_in_shards(tmp_path, key, deals):
     """Kernels on what two ranks keep of a model; and the likeliest tokens, which neither has the logits of."""
     if key not in families():
         pytest.skip("another family")
@@ -64,19 +64,21 @@ def test_a_model_that_ranks_share(tmp_path, key, deals):
     arch, build = family.parse(checkpoint.config), LayerFactory.create("cpu", torch.float32)
     ids, plan = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]], {"block_size": 4, "page_size": 4}
     plan["chunk_blocks"] = [2, 1]
-    whole = load_model(checkpoint, family, arch, build)
+    full_model = load_model(checkpoint, family, arch, build)
     hidden = torch.randn(5, arch.hidden, generator=torch.Generator().manual_seed(3))
     bans = {"mask_id": 39, "max_token_id": 30, "allowed_ids": [33]}
 
-    def share(group):
+    def shard(group):
         model = load_model(checkpoint, family, arch, replace(build, kernels=TRITON, group=group, expert_parallel=deals))
         model.attention = TritonAttention(model.attention.shape, grouped=True)
         return logits_in_chunks(model, ids, **plan), model.lm_head.argmax(hidden, **bans)
 
-    parts = together(2, share)
-    for *ours, expected in zip(*(logits for logits, _ in parts), logits_in_chunks(whole, ids, **plan), strict=True):
+    parts = together(2, shard)
+    for *ours, expected in zip(
+        *(logits for logits, _ in parts), logits_in_chunks(full_model, ids, **plan), strict=True
+    ):
         torch.testing.assert_close(torch.cat(ours, 1), expected, rtol=1e-4, atol=1e-4)
-    token, conf = whole.lm_head.argmax(hidden, **bans)
+    token, conf = full_model.lm_head.argmax(hidden, **bans)
     for _, (ours, sure) in parts:
         assert torch.equal(ours, token)
         torch.testing.assert_close(sure, conf)
@@ -130,7 +132,7 @@ def test_a_canvas_model(kernels, parts):
 
 @CANVASES
 @pytest.mark.parametrize("deals", [False, True])
-def test_a_canvas_model_that_ranks_share(deals):
+def test_a_canvas_model_in_shards(deals):
     """What experts gave is summed before it is added up between them."""
     both = together(
         2, lambda group: canvas_logits(canvas_model(TRITON, group=group, expert_parallel=deals), "distinct")
@@ -140,7 +142,7 @@ def test_a_canvas_model_that_ranks_share(deals):
 
 
 @CANVASES
-def test_a_canvas_model_beside_others(monkeypatch):
+def test_a_canvas_model_with_concurrent_requests(monkeypatch):
     """With deterministic kernels a canvas, and what is before it, have the same bits alone and among others, however
     that was cut."""
     in_order.patch(monkeypatch)
@@ -152,7 +154,7 @@ def test_a_canvas_model_beside_others(monkeypatch):
         driver = Driver(model, 3, 48, 8, torch.float32)
         driver.commit(0, list(range(24)), chunk)
         signal = model.compute_self_conditioning(torch.eye(224)[:16])
-        beside = [Run(n, list(range(3 * n, 8 * n)), 0) for n in range(1, others + 1)]
-        results.append(driver.step(Run(0, canvas, 24, open=True, signal=signal), *beside)[0])
+        concurrent = [Run(n, list(range(3 * n, 8 * n)), 0) for n in range(1, others + 1)]
+        results.append(driver.step(Run(0, canvas, 24, open=True, signal=signal), *concurrent)[0])
     alone, among = results
     assert torch.equal(alone, among), int((alone != among).any(1).sum())

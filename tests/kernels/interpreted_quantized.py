@@ -30,12 +30,12 @@ CONVERTED = {  # what the interpreter rounds or overflows wrongly, and bfloat16 
 }
 
 
-def _convert_exactly(given, kind, wanted, rounding):
-    if (kind, wanted) not in CONVERTED:
-        return _convert(given, kind, wanted, rounding)
-    source, target = CONVERTED[kind, wanted]
-    made = torch.from_numpy(np.frombuffer(given.tobytes(), np.uint8).copy()).view(source).to(target)
-    return made.view(torch.uint8).numpy().view(f"uint{8 * target.itemsize}").reshape(given.shape)
+def _convert_exactly(values, kind, target, rounding):
+    if (kind, target) not in CONVERTED:
+        return _convert(values, kind, target, rounding)
+    source, result = CONVERTED[kind, target]
+    made = torch.from_numpy(np.frombuffer(values.tobytes(), np.uint8).copy()).view(source).to(result)
+    return made.view(torch.uint8).numpy().view(f"uint{8 * result.itemsize}").reshape(values.shape)
 
 
 interpreter._convert_float = _convert_exactly
@@ -188,7 +188,7 @@ def test_moe_gelu():
     [("fp8", 1), ("fp8", 2), ("int4", 1), ("int8", 2)],
     ids=["fp8_an_expert_more", "fp8_pair_stride", "int4_an_expert_more", "int8_pair_stride"],
 )
-def test_whole_model(tmp_path, shared, quantization):
+def test_full_model(tmp_path, shared, quantization):
     """Every kernel in its place: a tiny model as with the torch ones, but for what rounding rows to fp8 costs; its
     shared expert among the others, or wider than they are."""
     write_tiny(tmp_path, seed=4, num_hidden_layers=3, head_dim=16, hidden_size=64, num_shared_experts=shared)

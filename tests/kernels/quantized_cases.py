@@ -47,10 +47,10 @@ def check_quantize_fp8(rows: int, size: int, dtype: torch.dtype, device: str) ->
     x[rows // 2] = 0
     got, expected = quantize_fp8(x), quantize_fp8_reference(x)
     torch.testing.assert_close(got.scales, expected.scales)
-    values, wanted = got.values.float(), expected.values.float()
-    assert float((values != wanted).float().mean()) < 1e-3
+    values, expected_values = got.values.float(), expected.values.float()
+    assert float((values != expected_values).float().mean()) < 1e-3
     # those that lie between two may go to the other one
-    torch.testing.assert_close(values, wanted, rtol=0.13, atol=0.002)
+    torch.testing.assert_close(values, expected_values, rtol=0.13, atol=0.002)
     assert not values[rows // 2].any()
 
 
@@ -112,16 +112,16 @@ def check_fp8_weight_overflow(dtype: torch.dtype, device: str) -> None:
 
 
 def check_attached_fp8(rows: int, size: int, activation: Activation, dtype: torch.dtype, device: str) -> None:
-    """Norms and gates as the plain ones, and beside them what `quantize_fp8` makes of them."""
+    """Norms and gates as the plain ones, and what `quantize_fp8` makes of them."""
     x, residual = (random(rows, size, dtype=dtype, device=device, seed=s) for s in (40, 41))
     weight = 1 + random(size, dtype=dtype, device=device, seed=42, scale=0.2)
     gates = random(rows, 2 * size, dtype=dtype, device=device, seed=43, scale=3.0)
-    plain, own = TRITON, TRITON.for_quantization("fp8")
+    base, own = TRITON, TRITON.for_quantization("fp8")
     for out, expected in (
-        (own.rms_norm(x, weight, 1e-6), plain.rms_norm(x, weight, 1e-6)),
-        (own.rms_norm(x, None, 1e-6), plain.rms_norm(x, None, 1e-6)),
-        (own.add_rms_norm(x, residual, weight, 1e-6)[0], plain.add_rms_norm(x, residual, weight, 1e-6)[0]),
-        (own.act_and_mul(gates, activation), plain.act_and_mul(gates, activation)),
+        (own.rms_norm(x, weight, 1e-6), base.rms_norm(x, weight, 1e-6)),
+        (own.rms_norm(x, None, 1e-6), base.rms_norm(x, None, 1e-6)),
+        (own.add_rms_norm(x, residual, weight, 1e-6)[0], base.add_rms_norm(x, residual, weight, 1e-6)[0]),
+        (own.act_and_mul(gates, activation), base.act_and_mul(gates, activation)),
     ):
         assert_near(out, expected, dtype)
         attached, again = quantized_of(out), quantize_fp8(out)
@@ -129,7 +129,7 @@ def check_attached_fp8(rows: int, size: int, activation: Activation, dtype: torc
         assert float((attached.values.float() != again.values.float()).float().mean()) < 1e-3
         assert quantized_of(out) is attached
         assert quantized_of(out.clone()) is not attached
-    totals = (kernel(x, residual, weight, 1e-6)[1] for kernel in (own.add_rms_norm, plain.add_rms_norm))
+    totals = (kernel(x, residual, weight, 1e-6)[1] for kernel in (own.add_rms_norm, base.add_rms_norm))
     assert torch.equal(*totals)
 
 
@@ -137,15 +137,15 @@ def check_fp8_linear(rows: int, inputs: int, outputs: int, biased: bool, dtype: 
     x = random(rows, inputs, dtype=dtype, device=device, seed=31)
     weight = random(outputs, inputs, dtype=dtype, device=device, seed=32, scale=inputs**-0.5)
     bias = random(outputs, dtype=dtype, device=device, seed=33) if biased else None
-    kept = quantize_fp8_reference(weight)
-    out = linear.fp8_linear(x, kept, bias)
+    quantized_weight = quantize_fp8_reference(weight)
+    out = linear.fp8_linear(x, quantized_weight, bias)
     added = 0 if bias is None else bias.double()
     assert out.dtype == dtype
-    same = quantize_fp8_reference(x).dequantize(torch.float64) @ kept.dequantize(torch.float64).T + added
+    same = quantize_fp8_reference(x).dequantize(torch.float64) @ quantized_weight.dequantize(torch.float64).T + added
     assert distance(out, same) < TOLERANCE[dtype] + ALIKE
     if out.numel() >= MANY:
         assert distance(out, x.double() @ weight.double().T + added) < LINEAR
-    assert torch.equal(out, linear.fp8_linear(x, kept, bias)), "two runs differ"
+    assert torch.equal(out, linear.fp8_linear(x, quantized_weight, bias)), "two runs differ"
 
 
 def check_fp8_moe(
@@ -158,15 +158,20 @@ def check_fp8_moe(
     extra = random(rows, hidden, dtype=dtype, device=device, seed=37) if shared else None
     weights = torch.rand(rows, top_k, generator=torch.Generator().manual_seed(38)).to(device)
     ids = random_ids(rows, experts, top_k, device, crowded, dead)
-    given, kept = quantize_fp8_reference(interleave_gate_up(gate_up)), quantize_fp8_reference(down)
-    out = fused_moe.fused_moe(x, ids, weights, given, kept, extra, activation)
+    quantized_gate_up, quantized_down = (
+        quantize_fp8_reference(interleave_gate_up(gate_up)),
+        quantize_fp8_reference(down),
+    )
+    out = fused_moe.fused_moe(x, ids, weights, quantized_gate_up, quantized_down, extra, activation)
     assert out.dtype == dtype
-    again = fused_moe.fused_moe(x, ids, weights, given, kept, extra, activation)
+    again = fused_moe.fused_moe(x, ids, weights, quantized_gate_up, quantized_down, extra, activation)
     assert torch.equal(out, again), "two runs differ"
     if activation == "silu":
         residual = random(rows, hidden, dtype=dtype, device=device, seed=39)
         scale = 1 + random(hidden, dtype=dtype, device=device, seed=44, scale=0.2)
-        normed, total = fused_moe.fused_moe_add_norm(x, ids, weights, given, kept, extra, residual, scale, 1e-6)
+        normed, total = fused_moe.fused_moe_add_norm(
+            x, ids, weights, quantized_gate_up, quantized_down, extra, residual, scale, 1e-6
+        )
         expected = TRITON.add_rms_norm(out, residual, scale, 1e-6)
         assert_near(total, expected[1], dtype)
         assert_near(normed, expected[0], dtype, slack=2)
@@ -176,8 +181,10 @@ def check_fp8_moe(
     same = fp8_moe_expected(x, ids, weights, gate_up, down, activation) + added.double()
     assert distance(out, same) < TOLERANCE[dtype] + 2 * ALIKE
     if out.numel() >= MANY:
-        plain = moe_reference(x.double(), ids, weights.double(), gate_up.double(), down.double(), None, activation)
-        assert distance(out - added, plain) < MOE + TOLERANCE[dtype]
+        unquantized = moe_reference(
+            x.double(), ids, weights.double(), gate_up.double(), down.double(), None, activation
+        )
+        assert distance(out - added, unquantized) < MOE + TOLERANCE[dtype]
 
 
 def fp8_moe_expected(
@@ -190,8 +197,8 @@ def fp8_moe_expected(
     for expert in range(len(gate_up)):
         row, choice = (ids == expert).nonzero(as_tuple=True)
         if len(row):
-            products = quantized_of[row] @ quantize_fp8_reference(gate_up[expert]).dequantize(torch.float64).T
-            hidden = quantize_fp8_reference(act_and_mul_reference(products, activation).to(x.dtype)).dequantize(
+            gate_up_out = quantized_of[row] @ quantize_fp8_reference(gate_up[expert]).dequantize(torch.float64).T
+            hidden = quantize_fp8_reference(act_and_mul_reference(gate_up_out, activation).to(x.dtype)).dequantize(
                 torch.float64
             )
             out = hidden @ quantize_fp8_reference(down[expert]).dequantize(torch.float64).T
@@ -240,18 +247,22 @@ def check_group_quantized_moe(
     extra = random(rows, hidden, dtype=dtype, device=device, seed=56) if shared else None
     weights = torch.rand(rows, top_k, generator=torch.Generator().manual_seed(57)).to(device)
     ids = random_ids(rows, experts, top_k, device, crowded, dead)
-    swap_ab, kept = quantized(interleave_gate_up(gate_up), kind), quantized(down, kind)
-    out = fused_moe.fused_moe(x, ids, weights, swap_ab, kept, extra, activation)
+    swap_ab, quantized_down = quantized(interleave_gate_up(gate_up), kind), quantized(down, kind)
+    out = fused_moe.fused_moe(x, ids, weights, swap_ab, quantized_down, extra, activation)
     expected = moe_reference(
         x.double(), ids, weights.double(), quantized(gate_up, kind).dequantize(torch.float64),
-        kept.dequantize(torch.float64), None if extra is None else extra.double(), activation,
+        quantized_down.dequantize(torch.float64), None if extra is None else extra.double(), activation,
     )  # fmt: skip
     assert_near(out, expected, dtype)
-    assert torch.equal(out, fused_moe.fused_moe(x, ids, weights, swap_ab, kept, extra, activation)), "two runs differ"
+    assert torch.equal(out, fused_moe.fused_moe(x, ids, weights, swap_ab, quantized_down, extra, activation)), (
+        "two runs differ"
+    )
     if activation == "silu":
         residual = random(rows, hidden, dtype=dtype, device=device, seed=58)
         scale = 1 + random(hidden, dtype=dtype, device=device, seed=59, scale=0.2)
-        normed, total = fused_moe.fused_moe_add_norm(x, ids, weights, swap_ab, kept, extra, residual, scale, 1e-6)
+        normed, total = fused_moe.fused_moe_add_norm(
+            x, ids, weights, swap_ab, quantized_down, extra, residual, scale, 1e-6
+        )
         normal, sums = TRITON.add_rms_norm(out, residual, scale, 1e-6)
         assert_near(total, sums, dtype)
         assert_near(normed, normal, dtype, slack=2)
@@ -283,11 +294,11 @@ def batch_invariant_moe(
     kernels = BATCH_INVARIANT_TRITON.for_quantization("int4")  # as all of these
 
     def computed(some: Some) -> tuple[torch.Tensor, ...]:
-        given = x[some], ids[some], weights[some], swap_ab, down
+        arguments = x[some], ids[some], weights[some], swap_ab, down
         assert kernels.moe_add_norm is not None
         return (
-            kernels.moe(*given, residual[some], "gelu_tanh"),
-            *kernels.moe_add_norm(*given, None, residual[some], norm, 1e-6),
+            kernels.moe(*arguments, residual[some], "gelu_tanh"),
+            *kernels.moe_add_norm(*arguments, None, residual[some], norm, 1e-6),
         )
 
     return computed

@@ -13,7 +13,7 @@ from runtime.kernels.ops import BATCH_INVARIANT_TRITON as FIXED
 from runtime.kernels.paged_attention import paged_attention
 from runtime.kernels.quantized_tensor import Fp8, quantize_fp8
 from tests.kernels import batch_invariant_cases, quantized_cases
-from tests.kernels.batch_invariant_cases import check_product
+from tests.kernels.batch_invariant_cases import check_gemm
 from tests.kernels.cases import attention_case, random, random_ids
 from tests.kernels.weighted_embedding_cases import check_mean
 
@@ -28,10 +28,10 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=[
 
 def same(kernel, rows=ROWS):
     """`kernel` takes which of the rows it is to compute, in one tensor or several."""
-    whole = kernel(slice(0, rows))
+    full = kernel(slice(0, rows))
     for part in PARTS:
         found = kernel(part)
-        for one, other in zip(found, whole, strict=True) if isinstance(whole, tuple) else [(found, whole)]:
+        for one, other in zip(found, full, strict=True) if isinstance(full, tuple) else [(found, full)]:
             assert torch.equal(one, other[part]), (part, int((one != other[part]).sum()))
 
 
@@ -41,8 +41,8 @@ def made(*shape, dtype=torch.bfloat16, seed=0, scale=1.0):
 
 @DTYPES
 @SHAPES
-def test_product(inputs, outputs, dtype):
-    check_product(77, inputs, outputs, dtype, "cuda")
+def test_gemm(inputs, outputs, dtype):
+    check_gemm(77, inputs, outputs, dtype, "cuda")
     x, weight = made(ROWS, inputs, dtype=dtype), made(outputs, inputs, dtype=dtype, seed=1)
     bias = made(outputs, dtype=dtype, seed=2)
     same(lambda part: batch_invariant_gemm(x[part], weight, bias))
@@ -58,7 +58,7 @@ def test_all_tiles_sum_alike(dtype):
 
 
 @SHAPES
-def test_fp8_product(inputs, outputs):
+def test_fp8_gemm(inputs, outputs):
     x, weight = made(ROWS, inputs), quantize_fp8(made(outputs, inputs, seed=1))
     same(lambda part: FIXED.fp8_linear(x[part], weight, None))
 
@@ -66,7 +66,7 @@ def test_fp8_product(inputs, outputs):
 @FEW_BITS
 @DTYPES
 @SHAPES
-def test_product_of_few_bits(inputs, outputs, kind, dtype):
+def test_gemm_of_few_bits(inputs, outputs, kind, dtype):
     rows = ROWS if dtype == torch.bfloat16 else 2100
     same(quantized_cases.batch_invariant_linear(rows, inputs, outputs, kind, dtype, "cuda"), rows)
 
@@ -131,11 +131,11 @@ def test_router(experts, inputs):
     weight, x = made(experts, inputs, dtype=torch.float32, seed=1, scale=0.1), made(ROWS, inputs)
     parts, factor = split_bf16x3(weight), made(ROWS, dtype=torch.float32, seed=2)
 
-    for given, times in ((x, None), (x.float() * 1.1, None), (x, factor)):
+    for states, times in ((x, None), (x.float() * 1.1, None), (x, factor)):
 
-        def scores(part, given=given, times=times):
-            shares = FIXED.router_logits(given[part], parts, None if times is None else times[part])
-            return tuple(shares.unbind(0))
+        def scores(part, states=states, times=times):
+            splits = FIXED.router_logits(states[part], parts, None if times is None else times[part])
+            return tuple(splits.unbind(0))
 
         same(scores)
     same(lambda part: FIXED.router_logits(x[part], weight))
@@ -191,7 +191,7 @@ def test_attention(heads, kv_heads, dim, grouped, dtype, window):
     runs = [(512, 32), (0, 544), (96, 64), (1024, 1), (64, 300)]
     q, k, v, batch = attention_case(runs, heads, kv_heads, dim, 32, 32, dtype, "cuda", 1)
     attend = partial(paged_attention, scale=0.1, window=window, grouped=grouped, batch_invariant=True)
-    whole, row = attend(q, k, v, batch), 0
+    full, row = attend(q, k, v, batch), 0
     for request, (cached, new) in enumerate(runs):
         for first in range(0, new, 32):
             rows = slice(row + first, row + min(first + 32, new))
@@ -203,5 +203,5 @@ def test_attention(heads, kv_heads, dim, grouped, dtype, window):
                 **own, query_tiles=tiles, page_table=batch.page_table[request : request + 1, :pages],
                 page_size=batch.page_size, tile_rows=count, max_seq_len=cached + new,
             )  # fmt: skip
-            assert torch.equal(attend(q[rows].contiguous(), k, v, piece), whole[rows]), (request, first)
+            assert torch.equal(attend(q[rows].contiguous(), k, v, piece), full[rows]), (request, first)
         row += new

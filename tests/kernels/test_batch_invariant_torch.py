@@ -43,20 +43,20 @@ def kernels(own, seed):
 def test_rows(name):
     x = make(ROWS, SIZE, seed=9)
     kernel = kernels(BATCH_INVARIANT_TORCH, 1)[name]
-    whole = kernel(x, slice(None))
-    torch.testing.assert_close(whole, kernels(TORCH, 1)[name](x, slice(None)), rtol=2e-5, atol=2e-5)
+    full = kernel(x, slice(None))
+    torch.testing.assert_close(full, kernels(TORCH, 1)[name](x, slice(None)), rtol=2e-5, atol=2e-5)
     for part in (slice(0, 1), slice(3, 20), slice(5, 37), slice(36, 37)):
-        assert torch.equal(kernel(x[part], part), whole[part]), part
+        assert torch.equal(kernel(x[part], part), full[part]), part
 
 
 def test_a_pool_of_experts_is_its_blocks():
     rule = RoutingConfig(2, 1, 1, True, 1.0, capacity=3, block=4)
     logits, first = make(12, EXPERTS, seed=3), torch.arange(12) // 4 * 4
-    whole = batch_invariant_torch.select_experts(logits, None, rule, first)
+    full = batch_invariant_torch.select_experts(logits, None, rule, first)
     expected = TORCH.select_experts(logits, None, rule, first)
-    assert torch.equal(whole[0], expected[0])
+    assert torch.equal(full[0], expected[0])
     part = batch_invariant_torch.select_experts(logits[4:8], None, rule, first[:4])
-    assert all(torch.equal(one[4:8], other) for one, other in zip(whole, part, strict=True))
+    assert all(torch.equal(one[4:8], other) for one, other in zip(full, part, strict=True))
 
 
 @pytest.mark.parametrize("window", [None, 9])
@@ -67,6 +67,6 @@ def test_attention(window):
     batch = with_any_sight(batch, [cached + new for cached, new in runs], 3)
     shape = AttentionShape(4, 2, 12, 0.3)
     out = BatchInvariantAttention(shape).prepare_metadata(batch, window).run(q, LayerKV(k, v))
-    plain = TorchAttention(shape, torch.float32).prepare_metadata(batch, window).run(q, LayerKV(k, v))
+    base = TorchAttention(shape, torch.float32).prepare_metadata(batch, window).run(q, LayerKV(k, v))
     rows = sum(new for _, new in runs)  # what dead ones hold is nobody's
-    torch.testing.assert_close(out[:rows], plain[:rows], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(out[:rows], base[:rows], rtol=1e-5, atol=1e-5)

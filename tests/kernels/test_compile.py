@@ -74,8 +74,8 @@ def spilled(compiled) -> int:
 def test_rms_norm(add, weighted):
     p = POINTER[torch.bfloat16]
     types = dict.fromkeys(("residual_ptr", "weight_ptr", "out_ptr", "sum_ptr"), p) | {"eps": "fp32", "rows": "i32"}
-    for shares, x in ((1, p), (2, "*fp32")):
-        constants = {"SIZE": 2048, "SIZE_P2": 2048, "ADD": add, "WEIGHTED": weighted, "SPLITS": shares}
+    for splits, x in ((1, p), (2, "*fp32")):
+        constants = {"SIZE": 2048, "SIZE_P2": 2048, "ADD": add, "WEIGHTED": weighted, "SPLITS": splits}
         build(layernorm._rms_norm, types | {"x_ptr": x}, constants, num_warps=4)
 
 
@@ -151,11 +151,11 @@ def test_routing_in_a_pool():
     ("rows", "wide", "scaled"), [(16, False, False), (64, True, False), (8192, False, True), (8192, True, False)]
 )
 def test_router(rows, wide, scaled):
-    taken, lines, share = moe_router.select_router_config(rows, 2048, 256)
+    taken, lines, split_size = moe_router.select_router_config(rows, 2048, 256)
     types = {"x_ptr": "*fp32" if wide else "*bf16", "parts_ptr": "*bf16", "rows": "i32"}
     types |= dict.fromkeys(("factor_ptr", "out_ptr"), "*fp32")
     constants = {
-        "EXPERTS": 256, "INPUTS": 2048, "SPLIT_SIZE": share, "ROWS": lines, "EXPERTS_PER_PROGRAM": taken,
+        "EXPERTS": 256, "INPUTS": 2048, "SPLIT_SIZE": split_size, "ROWS": lines, "EXPERTS_PER_PROGRAM": taken,
         "DEPTH": moe_router.DEPTH, "WIDE": wide, "SCALED": scaled,
     }  # fmt: skip
     stages = 2 if wide else 3
@@ -195,7 +195,7 @@ def boxed(rows: int, columns: int, kind: str = "bf16") -> str:
     return f"tensordesc<{kind}[{rows}, {columns}]>"
 
 
-def build_product(
+def build_gemm(
     first: bool, how: tile_config.GemmConfig, height: int, dtype: torch.dtype, described: bool, hidden: int, width: int
 ):
     """The first or the second product of experts."""
@@ -224,11 +224,11 @@ GEMMS += [(torch.bfloat16, 64, False)]
 
 
 @pytest.mark.parametrize(("dtype", "pairs_per_expert", "described"), marked(GEMMS, quick=[(torch.bfloat16, 64, True)]))
-def test_moe_products(dtype, pairs_per_expert, described):
+def test_moe_gemms(dtype, pairs_per_expert, described):
     size = dtype.itemsize
-    height, *products = tile_config.get_config(256 * pairs_per_expert, 256, size, 2048, 512)
-    for first, how in zip((True, False), products, strict=True):
-        compiled = build_product(first, how, height, dtype, described, 2048, 512)
+    height, *configs = tile_config.get_config(256 * pairs_per_expert, 256, size, 2048, 512)
+    for first, how in zip((True, False), configs, strict=True):
+        compiled = build_gemm(first, how, height, dtype, described, 2048, 512)
         if size == 2:
             assert spilled(compiled) == 0
             assert "wgmma" in compiled.asm["ptx"], "the products do not reach Hopper's matrix units"
@@ -255,7 +255,7 @@ def test_mean(rows, dtype):
         build(weighted_embedding._sum_splits, types, constants, num_warps=4)
 
 
-def test_moe_steady_product():
+def test_moe_batch_invariant_gemm():
     how = tile_config.get_config(256 * 300, 256, 2, 2048, 512).down
     types = {"x_desc": boxed(128, how.depth), "weights": boxed(how.columns, how.depth), "pairs_ptr": "*bf16"}
     types |= {"order_ptr": "*i32", "tiles_ptr": "*i32", "max_tiles": "i32"}
@@ -271,13 +271,13 @@ def test_moe_steady_product():
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("path", sorted(tile_config.TABLES.glob("*.json")), ids=lambda path: path.stem)
-def test_moe_products_as_tuned(path):
+def test_moe_gemms_as_tuned(path):
     """What a shipped table names compiles and spills nothing, in the shape that it was tuned for."""
     for shape, rows in tile_config.load_table(path.stem.replace("_", " ")).items():
         hidden, width = (int(size) for size in re.findall(r"(\d+) to (\d+)", shape)[0])
         for first in (True, False):
             for how in {chosen.gate_up if first else chosen.down for _, chosen in rows}:
-                assert spilled(build_product(first, how, 128, torch.bfloat16, True, hidden, width)) == 0
+                assert spilled(build_gemm(first, how, 128, torch.bfloat16, True, hidden, width)) == 0
 
 
 @pytest.mark.parametrize(("norm", "rounded"), [(False, False), (True, False), (True, True)])
@@ -389,7 +389,7 @@ def test_draw():
     assert spilled(build(topk_topp_sampling._sample, types, constants, num_warps=topk_topp_sampling.WARPS)) == 0
 
 
-def test_putting_shares_together():
+def test_combining_splits():
     types = {"partial_ptr": "*fp32", "stats_ptr": "*fp32", "out_ptr": "*bf16", "all_rows": "i32"}
     constants = {"HEADS": 16, "DIM": 128, "SPLITS": 9, "HEADS_P2": heads_per_program(16, 128), "DIM_P2": 128}
     assert spilled(build(paged_attention._merge_split_kv, types, constants, num_warps=4)) == 0
@@ -404,7 +404,7 @@ def test_putting_shares_together():
         *((n, torch.bfloat16, True) for n in (1, 60, 1000, 8192)),
     ],
 )
-def test_product(rows, dtype, described):
+def test_gemm(rows, dtype, described):
     size = dtype.itemsize
     how, p = linear.batch_invariant_tile_sizes(rows, 2048, size), POINTER[dtype]
     types = {"bias_ptr": p, "out_ptr": p, "rows": "i32"}
@@ -422,7 +422,7 @@ def test_product(rows, dtype, described):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("tile", [tile for tiles in activation.GATE_UP_TILES.values() for tile in tiles], ids=str)
-def test_gated_product(tile):
+def test_gate_up_gemm(tile):
     types = {"x_desc": boxed(tile.rows, tile.depth), "weights": boxed(tile.columns, tile.depth), "out_ptr": "*bf16"}
     types |= {"extra_weights": boxed(tile.extra_columns or tile.columns, tile.depth), "rows": "i32", "row_tiles": "i32"}
     constants = {

@@ -37,7 +37,7 @@ def constants_of(weight, depth):
     }, depth // 2 if four else depth
 
 
-def products(kind, pairs, experts, hidden, width, described):
+def compile_gemms(kind, pairs, experts, hidden, width, described):
     """Both products of experts, compiled."""
     (gate_up, name), (down, _) = held((experts, 2 * width, hidden), kind), held((experts, hidden, width), kind)
     height, *both = tile_config.group_quantized_config(pairs, experts, 2, gate_up, down)
@@ -73,7 +73,7 @@ def products(kind, pairs, experts, hidden, width, described):
     ],
 )
 def test_group_quantized_moe(kind, pairs_per_expert, described):
-    for compiled in products(kind, 256 * pairs_per_expert, 256, 2048, 512, described):
+    for compiled in compile_gemms(kind, 256 * pairs_per_expert, 256, 2048, 512, described):
         assert spilled(compiled) == 0
         assert "wgmma" in compiled.asm["ptx"]
         assert ("cp.async.bulk.tensor" in compiled.asm["ptx"]) == described
@@ -84,7 +84,10 @@ def test_group_quantized_moe(kind, pairs_per_expert, described):
 def test_all_cuts_sum_on_the_same_unit(kind, hidden, width):
     """Deterministic experts are cut as the others are, by how many pairs there are: sums may not differ by it."""
     units = [
-        [set(UNIT.findall(compiled.asm["ptx"])) for compiled in products(kind, 16 * each, 16, hidden, width, False)]
+        [
+            set(UNIT.findall(compiled.asm["ptx"]))
+            for compiled in compile_gemms(kind, 16 * each, 16, hidden, width, False)
+        ]
         for each in (1, 8, 64)
     ]
     assert all(len(found) == 1 for both in units for found in both)

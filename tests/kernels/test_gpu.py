@@ -7,7 +7,7 @@ from runtime.kernels.moe_router import RoutingConfig
 from runtime.kernels.paged_attention import paged_attention
 from runtime.layers.kv_pool import LAYOUTS
 from tests.kernels import cases, topk_topp_sampling_cases
-from tests.kernels.activation_cases import EVERY, check_gated_product
+from tests.kernels.activation_cases import EVERY, check_gate_up_gemm
 from tests.kernels.softmax_stats_cases import check_describe, check_hot, check_sure
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
@@ -59,22 +59,22 @@ def test_gate(rows, width, activation, dtype):
         (40, 100, 36),
     ],
 )  # fmt: skip
-def test_product_and_norm(rows, inputs, size, dtype):
-    cases.check_product_add_norm(rows, inputs, size, dtype, "cuda")
+def test_gemm_and_norm(rows, inputs, size, dtype):
+    cases.check_gemm_add_norm(rows, inputs, size, dtype, "cuda")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize(("rows", "inputs", "width"), [(1, 256, 512), (40, 2816, 2112), (300, 1000, 1500)])
 @pytest.mark.parametrize("tile", EVERY)
-def test_gated_product(rows, inputs, width, activation, tile, dtype):
-    check_gated_product(rows, inputs, width, activation, tile, dtype, "cuda")
+def test_gate_up_gemm(rows, inputs, width, activation, tile, dtype):
+    check_gate_up_gemm(rows, inputs, width, activation, tile, dtype, "cuda")
 
 
 @dtypes
 @pytest.mark.parametrize(("rows", "width"), [(7, 4), (60, 512), (200, 12288), (256, 12288)])
-def test_gated_product_as_chosen(rows, width, dtype):
-    check_gated_product(rows, 4096 if width > 4096 else 64, width, "silu", None, dtype, "cuda")
+def test_gate_up_gemm_as_chosen(rows, width, dtype):
+    check_gate_up_gemm(rows, 4096 if width > 4096 else 64, width, "silu", None, dtype, "cuda")
 
 
 @dtypes
@@ -183,13 +183,13 @@ def test_experts_of_awkward_sizes(hidden, width, experts, top_k, dtype):
     ("inputs", "vocab", "allowed_ids"), [(2048, 50000, ()), (100, 777, (775, 776)), (24, 1000, (999,))]
 )
 def test_head(rows, inputs, vocab, allowed_ids, dtype):
-    cases.check_likeliest(rows, inputs, vocab, vocab - 9, vocab - 7, allowed_ids, dtype, "cuda")
+    cases.check_argmax(rows, inputs, vocab, vocab - 9, vocab - 7, allowed_ids, dtype, "cuda")
 
 
 @dtypes
 @pytest.mark.parametrize(("rows", "dead"), [(3, 0), (130, 30), (128, 32), (150, 30), (177, 15), (250, 6), (521, 119)])
 def test_head_with_dead_rows(rows, dead, dtype):
-    cases.check_likeliest(rows, 512, 5000, 4991, 4993, (), dtype, "cuda", dead)
+    cases.check_argmax(rows, 512, 5000, 4991, 4993, (), dtype, "cuda", dead)
 
 
 @dtypes

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FULL_MODELS = "test_a_whole_model and (llada2 or dream) and not llada2dot2 or test_whole_model and an_expert_more"
+FULL_MODELS = "test_a_full_model and (llada2 or dream) and not llada2dot2 or test_full_model and an_expert_more"
 
 
 @pytest.mark.timeout(3600)

@@ -38,10 +38,10 @@ def test_prompts_committed_rows_and_canvases_in_one_launch(layout, dtype):
 
 
 @layouts
-@pytest.mark.parametrize("most", [MAX_WORKSPACE, 1 << 26])
-def test_a_recorded_launch_follows_what_its_batch_says(monkeypatch, most, layout):
+@pytest.mark.parametrize("limit", [MAX_WORKSPACE, 1 << 26])
+def test_a_recorded_launch_follows_what_its_batch_says(monkeypatch, limit, layout):
     """Eight canvases with room for more keys than they have, also a few tiles at a time; after other rows see less."""
-    monkeypatch.setattr("runtime.kernels.paged_attention.MAX_WORKSPACE", most)
+    monkeypatch.setattr("runtime.kernels.paged_attention.MAX_WORKSPACE", limit)
     monkeypatch.setattr("runtime.kernels.paged_attention.MIN_PROGRAMS", 32)
     q, k, v, batch = attention_case([(512, 256)] * 8, 16, 2, 512, 256, 32, torch.bfloat16, "cuda", layout=layout)
     batch = replace(batch, page_table=torch.nn.functional.pad(batch.page_table, (0, 16)))

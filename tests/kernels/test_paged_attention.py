@@ -10,7 +10,9 @@ pytest.importorskip("triton")
 from runtime.kernels.paged_attention import MAX_WORKSPACE, SCORES_CONFIG, _tiles_per_pass
 
 
-def given(tiles: int, tile_rows: int = 256, keys: int = 1024, heads: int = 16, dim: int = 512, dtype=torch.bfloat16):
+def make_batch(
+    tiles: int, tile_rows: int = 256, keys: int = 1024, heads: int = 16, dim: int = 512, dtype=torch.bfloat16
+):
     """Queries, and what tells a batch's shape, with pages of 32."""
     q = torch.empty(tiles * tile_rows, heads, dim, dtype=dtype, device="meta")
     batch = {"query_tiles": torch.empty(tiles, 3), "page_table": torch.empty(tiles, keys // 32)}
@@ -19,7 +21,7 @@ def given(tiles: int, tile_rows: int = 256, keys: int = 1024, heads: int = 16, d
 
 @pytest.mark.parametrize(("tiles", "keys"), [(1, 100), (9, 1024), (33, 1024), (33, 8192), (40, 32768), (2, 1 << 20)])
 def test_weights_of_all_tiles_at_a_time_are_few_enough(tiles, keys):
-    q, batch = given(tiles, keys=keys)
+    q, batch = make_batch(tiles, keys=keys)
     together, programs = _tiles_per_pass(q, 2, batch, SCORES_CONFIG)
     assert programs == 32
     rounded = -(-keys // 32 * 32 // SCORES_CONFIG.keys) * SCORES_CONFIG.keys

@@ -23,7 +23,7 @@ from runtime.request.resolve import RequestContext, resolve
 from tests.engine.harness import Run, Setup, run_schedule
 from tests.engine.samples import examples
 from tests.engine.test_insert_delete import editing
-from tests.engine.test_llm_oracle import kept
+from tests.engine.test_llm_oracle import cached_kv
 from tests.golden import GOLDEN
 from tests.oracle.model import OracleModel
 from tests.oracle.tiny import write_tiny
@@ -123,7 +123,7 @@ def test_committed_kv_is_a_fresh_prefills(served: Served) -> None:
         (out,) = one.generate([prompt], params)
         tokens = prompt + out.token_ids
         two.generate([tokens], SamplingParams(max_tokens=1))
-        mine, fresh = kept(one, tokens), kept(two, tokens)
+        mine, fresh = cached_kv(one, tokens), cached_kv(two, tokens)
         assert mine.shape[2] >= 32
         torch.testing.assert_close(mine, fresh[:, :, : mine.shape[2]], atol=1e-10, rtol=1e-10)
 

@@ -127,14 +127,14 @@ class Block:
     state: list[str]
     status: str = ACTIVE
     force_steps: int = 0
-    given_steps: int | None = None  # of a total, in place of the request's `steps`
+    step_budget: int | None = None  # of a total, in place of the request's `steps`
     post_steps: int = 0  # edit: steps that began with no mask; with orders, with no original one
     ended: bool = False  # edit, dmax: frozen
     stepped: bool = False
     written: set[int] = field(default_factory=set)  # offsets the last step wrote
     remasked: set[int] = field(default_factory=set)  # offsets ever remasked
     credit: dict[int, dict[int, float]] = field(default_factory=dict)  # by offset and token
-    likeliest: dict[int, list[tuple[int, float]]] = field(default_factory=dict)  # dmax: the last step's, by offset
+    top_tokens: dict[int, list[tuple[int, float]]] = field(default_factory=dict)  # dmax: the last step's, by offset
     # with orders: offsets of original masks, what earlier steps began with, and what offsets took in them
     original: set[int] = field(default_factory=set)
     history: list[tuple[int | None, ...]] = field(default_factory=list)
@@ -178,7 +178,7 @@ class Decision:
     remask: set[int] = field(default_factory=set)
     ends: bool = False  # edit and dmax
     ordered: insert_delete.Step | None = None  # with orders: all of it
-    likeliest: dict[int, list[tuple[int, float]]] = field(default_factory=dict)  # dmax: tokens and probabilities
+    top_tokens: dict[int, list[tuple[int, float]]] = field(default_factory=dict)  # dmax: tokens and probabilities
 
 
 def banned(logits: np.ndarray, shape: Shape) -> np.ndarray:
@@ -252,7 +252,7 @@ def decide(block: Block, logits: np.ndarray, p: Params, shape: Shape, *, force: 
         if p.algorithm == "credit":
             fuse_credit(block, rows, p)
         found = choices()
-        own = p if block.given_steps is None else replace(p, steps=block.given_steps)
+        own = p if block.step_budget is None else replace(p, steps=block.step_budget)
         taken = FILLING[p.algorithm](found, own, force=force, masks=len(block.free), done=block.force_steps)
         accept = {i: found[i].token for i in (found if fill else taken)}
         remask: set[int] = set()
@@ -306,7 +306,7 @@ def apply(block: Block, decision: Decision, mask_id: int, *, force: bool) -> Non
     block.written = {*decision.accept, *decision.edit}
     block.stepped = True
     block.ended = decision.ends
-    block.likeliest = decision.likeliest
+    block.top_tokens = decision.top_tokens
 
 
 def apply_ordered(block: Block, step: insert_delete.Step, mask_id: int, *, force: bool) -> None:

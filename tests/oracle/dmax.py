@@ -46,12 +46,12 @@ def decide(block: Block, logits: np.ndarray, p: Params, shape: Shape, *, force: 
     last = force and block.force_steps + 1 >= p.max_steps_per_block
     accept: dict[int, int] = {}
     edit: dict[int, int] = {}
-    likeliest: dict[int, list[tuple[int, float]]] = {}
+    top_tokens: dict[int, list[tuple[int, float]]] = {}
     all_sure, passing = True, True
     for i in block.free:
         probs = softmax(rows[i])
         order = sorted(range(len(probs)), key=lambda token, row=rows[i]: (-row[token], token))
-        likeliest[i] = [(token, float(probs[token])) for token in order[: p.token_merge_top_k]]
+        top_tokens[i] = [(token, float(probs[token])) for token in order[: p.token_merge_top_k]]
         found = choose(rows[i], p.temperature, p.top_k, p.top_p, p.seed, block.start + i, step, p.min_p)
         candidate = found.token if i in block.masked else order[0]
         held_back = p.suppress_eos == "confidence" and candidate in shape.eos_ids
@@ -64,41 +64,43 @@ def decide(block: Block, logits: np.ndarray, p: Params, shape: Shape, *, force: 
             edit[i] = candidate
     full = len(accept) == len(block.masked)
     ends = full and (not (accept or edit) or all_sure or last)
-    return Decision(accept=accept, edit=edit, ends=ends, likeliest=likeliest)
+    return Decision(accept=accept, edit=edit, ends=ends, top_tokens=top_tokens)
 
 
-def mixed(model: Model, token: int, likeliest: list[tuple[int, float]], p: Params, mask_id: int) -> np.ndarray:
+def mixed(model: Model, token: int, top_tokens: list[tuple[int, float]], p: Params, mask_id: int) -> np.ndarray:
     """The embedding of an UNMASKED position of an ACTIVE block."""
-    known = sum(prob * model.embed(id) for id, prob in likeliest)
+    known = sum(prob * model.embed(id) for id, prob in top_tokens)
     if p.token_merge_mode == "iter_smooth_topk":
         return model.embed(token) + p.token_merge_weight * known
-    mask, rest = model.embed(mask_id), 1.0 - sum(prob for _, prob in likeliest)
+    mask, rest = model.embed(mask_id), 1.0 - sum(prob for _, prob in top_tokens)
     out = known + rest * mask
     if not p.token_merge_renormalize:
         return out
-    length = sum(prob * np.linalg.norm(model.embed(id)) for id, prob in likeliest) + rest * np.linalg.norm(mask)
+    length = sum(prob * np.linalg.norm(model.embed(id)) for id, prob in top_tokens) + rest * np.linalg.norm(mask)
     return out * (length / (np.linalg.norm(out) + 1e-6))
 
 
 class _DMax(_Decode):
     decide = staticmethod(decide)
 
-    def __init__(self, model: Model, prompt: Sequence[int], p: Params, shape: Shape, given: Mapping[int, int]) -> None:
+    def __init__(
+        self, model: Model, prompt: Sequence[int], p: Params, shape: Shape, prefilled: Mapping[int, int]
+    ) -> None:
         self.model = model
-        super().__init__(lambda ids: model.look([model.embed(id) for id in ids]), prompt, p, shape, given)
+        super().__init__(lambda ids: model.look([model.embed(id) for id in ids]), prompt, p, shape, prefilled)
 
     def look(self) -> np.ndarray:
         rows = [self.model.embed(id) for id in self.sequence()]
         for block in self.blocks:
-            for i, likeliest in block.likeliest.items():
+            for i, top_tokens in block.top_tokens.items():
                 if block.status == ACTIVE and block.state[i] == UNMASKED:
-                    rows[block.start + i] = mixed(self.model, block.tokens[i], likeliest, self.p, self.shape.mask_id)
+                    rows[block.start + i] = mixed(self.model, block.tokens[i], top_tokens, self.p, self.shape.mask_id)
         return self.model.look(rows)
 
 
 def decode_dmax(
-    model: Model, prompt: Sequence[int], params: Params, shape: Shape, given: Mapping[int, int] | None = None
+    model: Model, prompt: Sequence[int], params: Params, shape: Shape, prefilled: Mapping[int, int] | None = None
 ) -> Result:
     """Decode one request to its end. Raises AssertionError when a block takes more steps than it may."""
     blocks = -(-(len(prompt) + params.max_tokens - shape.first(len(prompt))) // shape.block)
-    return _DMax(model, prompt, params, shape, given or {}).run(blocks * (params.max_steps_per_block + shape.block))
+    return _DMax(model, prompt, params, shape, prefilled or {}).run(blocks * (params.max_steps_per_block + shape.block))

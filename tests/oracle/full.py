@@ -28,13 +28,13 @@ from tests.oracle.seeded import Memory
 
 class _Full:
     def __init__(
-        self, memory: Memory, prompt: Sequence[int], p: Params, shape: Shape, given: Mapping[int, int]
+        self, memory: Memory, prompt: Sequence[int], p: Params, shape: Shape, prefilled: Mapping[int, int]
     ) -> None:
         self.memory, self.p, self.shape, self.shift = memory, p, shape, shape.shift
         self.start = len(prompt)
         self.end = self.start + p.max_tokens
-        self.ids = [*prompt, *(given.get(n, shape.mask_id) for n in range(p.max_tokens))]
-        self.state = [PROMPT] * self.start + [PROMPT if n in given else MASKED for n in range(p.max_tokens)]
+        self.ids = [*prompt, *(prefilled.get(n, shape.mask_id) for n in range(p.max_tokens))]
+        self.state = [PROMPT] * self.start + [PROMPT if n in prefilled else MASKED for n in range(p.max_tokens)]
         self.nfe = self.sent = 0
         self.last_answer: list[int] = []  # the answer as of the last event
         self.events: list[Event] = []
@@ -63,15 +63,15 @@ class _Full:
         """One block to its end; why the answer ended meanwhile, if it did."""
         p, cache = self.p, self.p.cache
         logits = self.forward(0, self.end)
-        block = Block(start, self.ids[start:stop], self.state[start:stop], given_steps=steps)
+        block = Block(start, self.ids[start:stop], self.state[start:stop], step_budget=steps)
         if self.shift and cache in ("prefix", "dual"):
-            block = Block(start + 1, self.ids[start + 1 : stop], self.state[start + 1 : stop], given_steps=steps)
+            block = Block(start + 1, self.ids[start + 1 : stop], self.state[start + 1 : stop], step_budget=steps)
             sampled = self.state[start] == MASKED
             if sampled:
                 row = self.shaped(logits[start - 1][None], start)[0]
                 self.ids[start] = choose_alone(row, p, self.shape, position=start, step=self.nfe)
                 self.state[start] = UNMASKED
-                block.given_steps = max(steps - 1, 1)
+                block.step_budget = max(steps - 1, 1)
         else:
             sampled = bool(block.masked)
             if sampled:
@@ -151,7 +151,7 @@ def decode_full(
     prompt: Sequence[int],
     params: Params,
     shape: Shape,
-    given: Mapping[int, int] | None = None,
+    prefilled: Mapping[int, int] | None = None,
 ) -> Result:
     """Decode one request to its end on a memory that holds nothing yet."""
-    return _Full(memory, prompt, params, shape, given or {}).run()
+    return _Full(memory, prompt, params, shape, prefilled or {}).run()

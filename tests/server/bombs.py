@@ -18,14 +18,14 @@ _ONE = _USER + b'""}],"max_tokens":1,'
 _SPARE = 64  # containers, strings and values that a body may hold beside the many
 
 
-def many(head: bytes, item: bytes, tail: bytes, most: int | None = None) -> bytes:
-    """`head`, `item` as often as 2 MiB hold it (or `most` times), `tail`."""
+def many(head: bytes, item: bytes, tail: bytes, limit: int | None = None) -> bytes:
+    """`head`, `item` as often as 2 MiB hold it (or `limit` times), `tail`."""
     count = (MAX_BODY - len(head) - len(tail)) // (len(item) + 1)
-    return head + b",".join([item] * min(count, most or count)) + tail
+    return head + b",".join([item] * min(count, limit or count)) + tail
 
 
-def keys(head: bytes, tail: bytes, value: bytes = b"0", most: int = MAX_BODY // 11) -> bytes:
-    return head + b",".join(b'"%x":%s' % (i, value) for i in range(most)) + tail
+def keys(head: bytes, tail: bytes, value: bytes = b"0", limit: int = MAX_BODY // 11) -> bytes:
+    return head + b",".join(b'"%x":%s' % (i, value) for i in range(limit)) + tail
 
 
 def filled(head: bytes, item: bytes, tail: bytes) -> bytes:
@@ -64,11 +64,11 @@ LARGEST: dict[str, tuple[str, bytes]] = {
     "parts {}": (CHAT, many(_USER + b"[", b"{}", b"]}]}", MAX_CONTAINERS - _SPARE)),
     "messages {}": (CHAT, many(b'{"messages":[', b"{}", b"]}", MAX_MESSAGES - 1)),
     "messages": (CHAT, many(b'{"messages":[', b'{"role":"user","content":""}', b"]}", MAX_MESSAGES)),
-    "unknown fields": (CHAT, keys(_USER + b'""}],', b"}", most=MAX_FIELDS - _SPARE)),
-    "unknown fields of a message": (CHAT, keys(_USER + b'"",', b"}]}", most=MAX_FIELDS - _SPARE)),
+    "unknown fields": (CHAT, keys(_USER + b'""}],', b"}", limit=MAX_FIELDS - _SPARE)),
+    "unknown fields of a message": (CHAT, keys(_USER + b'"",', b"}]}", limit=MAX_FIELDS - _SPARE)),
     "unknown lists of decoding": (
         OWN,
-        keys(b'{"prompt":"x","decoding":{', b"}}", b"[]", most=MAX_CONTAINERS - _SPARE),
+        keys(b'{"prompt":"x","decoding":{', b"}}", b"[]", limit=MAX_CONTAINERS - _SPARE),
     ),
     "tools": (CHAT, many(_USER + b'""}],"tools":[', b"{}", b"]}", MAX_CONTAINERS - _SPARE)),
     "ids": (OWN, many(b'{"prompt":[', b"123456", b"]}", MAX_VALUES - _SPARE)),

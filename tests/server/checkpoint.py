@@ -67,8 +67,8 @@ def make_tokenizer(tagged: bool = False) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    words = SPECIAL + (TAGS if tagged else ())
-    tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in words])
+    tokens = SPECIAL + (TAGS if tagged else ())
+    tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in tokens])
     return tokenizer
 
 
@@ -118,13 +118,13 @@ def make_weights(seed: int) -> dict[str, np.ndarray]:
     return tensors
 
 
-def write_checkpoint(place: Path, seed: int = 1, tagged: bool = False) -> Path:
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "config.json").write_text(json.dumps(CONFIG | ({"vocab_size": 272} if tagged else {})))
+def write_checkpoint(directory: Path, seed: int = 1, tagged: bool = False) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(CONFIG | ({"vocab_size": 272} if tagged else {})))
     template = TAGGED_TEMPLATE if tagged else TEMPLATE
-    (place / "tokenizer_config.json").write_text(
+    (directory / "tokenizer_config.json").write_text(
         json.dumps({"chat_template": template, "mask_token": SPECIAL[0], "eos_token": SPECIAL[1]})
     )
-    make_tokenizer(tagged).save(str(place / "tokenizer.json"))
-    save_file(make_weights(seed), place / "model.safetensors")
-    return place
+    make_tokenizer(tagged).save(str(directory / "tokenizer.json"))
+    save_file(make_weights(seed), directory / "model.safetensors")
+    return directory

@@ -46,8 +46,8 @@ class Peak:
     """The most memory a process had since the object was made, beyond what it had then, in MB."""
 
     def __init__(self, pid: int) -> None:
-        self.place = Path(f"/proc/{pid}")
-        (self.place / "clear_refs").write_text("5")  # the high-water mark starts anew
+        self.proc = Path(f"/proc/{pid}")
+        (self.proc / "clear_refs").write_text("5")  # the high-water mark starts anew
         self.start = self._mark()
 
     @property
@@ -55,5 +55,5 @@ class Peak:
         return self._mark() - self.start
 
     def _mark(self) -> float:
-        lines = (self.place / "status").read_text().splitlines()
+        lines = (self.proc / "status").read_text().splitlines()
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))

@@ -31,8 +31,8 @@ class ScriptedEngine(FakeEngine):
         self.scripts: dict[str, list[int]] = {}
 
     def add(self, spec: RequestSpec) -> None:
-        told = self.tokenizer.decode(spec.prompt, skip_special_tokens=False).rsplit("SAY:", 1)[-1]
-        text = json.JSONDecoder().raw_decode(told)[0]
+        script = self.tokenizer.decode(spec.prompt, skip_special_tokens=False).rsplit("SAY:", 1)[-1]
+        text = json.JSONDecoder().raw_decode(script)[0]
         ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         self.scripts[spec.id] = [*ids, EOS][: spec.max_tokens]
         super().add(spec)

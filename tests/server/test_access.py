@@ -19,8 +19,8 @@ CHAT = "/v1/chat/completions"
 
 
 def lines(log: str, logger: str) -> list[dict[str, Any]]:
-    told = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
-    return [line for line in told if line["logger"] == logger]
+    entries = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    return [line for line in entries if line["logger"] == logger]
 
 
 def test_a_line_a_request(checkpoint: Any) -> None:
@@ -35,10 +35,10 @@ def test_a_line_a_request(checkpoint: Any) -> None:
         assert client.get("/ready").status_code == 200
         assert client.post("/v1/completions", json={"prompt": "last", "max_tokens": 4}).status_code == 200
         wait_until(lambda: len(lines(server.log, "unmask.access")) == 4)  # and every line before it is there
-        told, refused = lines(server.log, "unmask.access"), lines(server.log, "unmask.refused")
+        entries, refused = lines(server.log, "unmask.access"), lines(server.log, "unmask.refused")
         assert secret not in server.log
         assert "open to the network" not in server.log  # it listens on the loopback
-    one, streamed, several, _ = told
+    one, streamed, several, _ = entries
     usage = answer["usage"]
     assert one["id"] == answer["id"]
     assert (one["path"], one["status"]) == (CHAT, 200)
@@ -52,7 +52,7 @@ def test_a_line_a_request(checkpoint: Any) -> None:
     assert refused[0]["reason"].startswith("temperature")
 
 
-def test_probes_are_told_with_debug_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_probes_are_logged_with_debug_alone(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         request_middleware.log_request("GET", "/metrics", 200, 0.001, {}, quiet=True)
         assert not caplog.records
@@ -70,7 +70,7 @@ def test_what_a_client_writes_stays_on_its_line(caplog: pytest.LogCaptureFixture
     assert len(message) < 600
 
 
-def test_the_load_is_told_while_there_is_some(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_load_is_logged_while_there_is_some(caplog: pytest.LogCaptureFixture) -> None:
     figures = EngineMetrics()
     load = StatsLogger(figures)
     with caplog.at_level(logging.INFO):

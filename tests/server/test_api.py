@@ -19,7 +19,7 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "ma
 FAST = {"decoding": {"accept_threshold": 0.05}}
 
 
-def test_generate_tells_the_whole_story(client: httpx.Client) -> None:
+def test_generate_reports_every_field(client: httpx.Client) -> None:
     answer = client.post("/generate", json={"prompt": "Hi there", "max_tokens": 20, "ignore_eos": True}).json()
     ids = client.post("/tokenize", json={"prompt": "Hi there"}).json()["tokens"]
     assert len(answer["token_ids"]) == 20
@@ -64,11 +64,11 @@ def test_streams_add_up_to_the_answer(client: httpx.Client, mode: str, stop: lis
 
 
 def test_stop_text_is_cut_out_of_ids_too(client: httpx.Client) -> None:
-    whole = client.post("/generate", json={"prompt": "Hi there", "max_tokens": 30, "ignore_eos": True}).json()
-    stop = whole["text"][7:9]
+    complete = client.post("/generate", json={"prompt": "Hi there", "max_tokens": 30, "ignore_eos": True}).json()
+    stop = complete["text"][7:9]
     cut = client.post("/generate", json={"prompt": "Hi there", "max_tokens": 30, "stop": stop}).json()
-    assert cut["text"] == whole["text"][: whole["text"].index(stop)]
-    assert cut["token_ids"] == whole["token_ids"][: len(cut["text"])]
+    assert cut["text"] == complete["text"][: complete["text"].index(stop)]
+    assert cut["token_ids"] == complete["token_ids"][: len(cut["text"])]
     assert cut["usage"]["completion_tokens"] == len(cut["token_ids"])
 
 
@@ -107,9 +107,9 @@ def test_chat_with_the_openai_client(ai: openai.OpenAI) -> None:
 
 
 def test_chat_shows_its_denoising_when_asked(ai: openai.OpenAI) -> None:
-    plain = ai.chat.completions.create(**CHAT).choices[0].message.content
+    base = ai.chat.completions.create(**CHAT).choices[0].message.content
     chunks = list(ai.chat.completions.create(**CHAT, stream=True, extra_body={"stream_mode": "denoise"}))
-    assert "".join(c.choices[0].delta.content or "" for c in chunks) == plain
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == base
     steps = [c.denoise for c in chunks if hasattr(c, "denoise")]
     assert [s["nfe"] for s in steps] == list(range(1, len(steps) + 1))
     assert {"start", "tokens", "masked"} <= steps[0].keys()
@@ -165,10 +165,10 @@ def test_neutral_openai_fields_are_accepted(client: httpx.Client) -> None:
         "store": False, "service_tier": "auto", "parallel_tool_calls": True, "stop_token_ids": [], "min_tokens": 0,
         "top_logprobs": None, "functions": None, "max_completion_tokens": 24, "modalities": ["text"],
     }  # fmt: skip
-    plain = client.post("/v1/chat/completions", json=CHAT).json()
+    base = client.post("/v1/chat/completions", json=CHAT).json()
     answer = client.post("/v1/chat/completions", json={**CHAT, **neutral})
     assert answer.status_code == 200
-    assert answer.json()["choices"] == plain["choices"]
+    assert answer.json()["choices"] == base["choices"]
     text = {
         "model": "tiny",
         "prompt": "x",
@@ -235,7 +235,7 @@ def test_every_reason_to_end_a_connection_is_a_figure_from_the_start(server: Ser
         assert found == {f'{metric}{{reason="{reason}"}}' for reason in CLOSE_REASONS}
 
 
-def test_metrics_tell_what_happened(checkpoint: Path) -> None:
+def test_metrics_report_what_happened(checkpoint: Path) -> None:
     with serving("--model", str(checkpoint)) as server, server.client() as client:  # no other request counts there
         client.post("/generate", json={"prompt": "metric", "max_tokens": 16, "ignore_eos": True})
         client.post("/generate", json={"prompt": "metric", "max_tokens": 16, "ignore_eos": True, "stream": True})

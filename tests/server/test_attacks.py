@@ -171,9 +171,9 @@ def test_64_kib_of_headers_are_served(server: ServerProcess) -> None:
 INNER = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("separate", [False, True])
 @pytest.mark.parametrize("to", [b"h2c", b"websocket"])
-def test_an_offer_to_upgrade_is_ignored_and_its_body_read(server: ServerProcess, apart: bool, to: bytes) -> None:
+def test_an_upgrade_request_is_ignored_and_its_body_read(server: ServerProcess, separate: bool, to: bytes) -> None:
     body = json.dumps({"prompt": INNER.decode()}).encode()
     head = (
         b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: %s\r\n"
@@ -181,8 +181,8 @@ def test_an_offer_to_upgrade_is_ignored_and_its_body_read(server: ServerProcess,
     )
     with connect(server) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.sendall(head if apart else head + body)
-        if apart:
+        connection.sendall(head if separate else head + body)
+        if separate:
             time.sleep(0.1)  # makes two TCP segments likely; the answers do not depend on it
             connection.sendall(body)
         connection.sendall(b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n")

@@ -76,7 +76,7 @@ class Recording:
 
 
 @pytest.mark.parametrize("overlaps", [True, False])
-def test_news_of_a_step_are_sent_while_the_device_is_at_the_next(overlaps: bool) -> None:
+def test_outputs_of_a_step_are_sent_while_the_device_runs_the_next(overlaps: bool) -> None:
     each = Recording(4, overlaps=overlaps)
     each.backend.run()
     if overlaps:

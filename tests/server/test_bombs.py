@@ -167,11 +167,11 @@ def test_a_client_that_goes_away_during_rendering_counts_as_aborted(target: Serv
 
 
 def test_a_panic_of_the_tokenizers_library_is_an_error_with_an_id(tmp_path: Path) -> None:
-    place = write_checkpoint(tmp_path / "wild")
-    data = json.loads((place / "tokenizer.json").read_text())
+    directory = write_checkpoint(tmp_path / "wild")
+    data = json.loads((directory / "tokenizer.json").read_text())
     data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [wild(), data["pre_tokenizer"]]}
-    (place / "tokenizer.json").write_text(json.dumps(data))
-    with serving("--model", str(place), module=FAKE) as server:
+    (directory / "tokenizer.json").write_text(json.dumps(data))
+    with serving("--model", str(directory), module=FAKE) as server:
         for text in ("a" * 60 + "!", "a" * 6000 + "!"):  # on the loop, and beside it
             answer = post(server, "/tokenize", {"prompt": text})
             assert answer.status_code == 500

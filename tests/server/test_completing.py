@@ -51,15 +51,15 @@ def test_a_suffix_streams_to_the_same_text(server: ServerProcess, client: httpx.
 
 
 def test_a_suffix_with_stop_n_and_several_prompts(client: httpx.Client) -> None:
-    whole = complete(client, prompt=["ab", "abc"], suffix="cd", max_tokens=12, n=2, temperature=2.0, seed=3)
-    assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
-    assert len({choice["text"] for choice in whole["choices"]}) > 1
+    complete_answer = complete(client, prompt=["ab", "abc"], suffix="cd", max_tokens=12, n=2, temperature=2.0, seed=3)
+    assert [choice["index"] for choice in complete_answer["choices"]] == [0, 1, 2, 3]
+    assert len({choice["text"] for choice in complete_answer["choices"]}) > 1
     text = complete(client, prompt="ab", suffix="cd", max_tokens=12)["choices"][0]["text"]
     cut = complete(client, prompt="ab", suffix="cd", max_tokens=12, stop=text[4:6])["choices"][0]
     assert cut == {"index": 0, "text": text[: text.index(text[4:6])], "logprobs": None, "finish_reason": "stop"}
 
 
-def test_a_suffix_leaves_as_much_room_as_there_is(client: httpx.Client) -> None:
+def test_a_suffix_leaves_as_many_tokens_as_there_are(client: httpx.Client) -> None:
     assert complete(client, prompt="a", suffix="b")["usage"]["completion_tokens"] == 16
     assert complete(client, prompt="a" * 500, suffix="b" * 4, max_tokens=400)["usage"]["completion_tokens"] == 8
     assert complete(client, prompt="a", suffix="", max_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
@@ -103,17 +103,17 @@ def test_generate_takes_messages(client: httpx.Client) -> None:
 @pytest.fixture(scope="module")
 def silent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A model that says nothing but the end."""
-    place = write_checkpoint(tmp_path_factory.mktemp("models") / "silent")
-    weights = load_file(place / "model.safetensors")
+    directory = write_checkpoint(tmp_path_factory.mktemp("models") / "silent")
+    weights = load_file(directory / "model.safetensors")
     for name, weight in weights.items():
         weight[...] = 1 if "norm" in name or "embeddings" in name else 0
     weights["lm_head.weight"][EOS] = np.ones_like(weights["lm_head.weight"][EOS])
-    save_file(weights, place / "model.safetensors")
-    with serving("--model", str(place), "--served-model-name", "tiny") as server:
+    save_file(weights, directory / "model.safetensors")
+    with serving("--model", str(directory), "--served-model-name", "tiny") as server:
         yield server
 
 
-def test_a_prompt_without_template_that_is_answered_with_nothing_is_told_so(
+def test_an_empty_answer_to_a_prompt_without_template_has_a_warning(
     silent: ServerProcess, client: httpx.Client
 ) -> None:
     with silent.client() as quiet:

@@ -56,19 +56,19 @@ ITEMS = [
 
 def test_items_of_a_response(client: httpx.Client) -> None:
     body = respond(THOUGHT, tools=[FUNCTION])
-    whole = client.post("/v1/responses", json=body).json()
-    assert whole["status"] == "completed"
-    assert bare(whole["output"]) == ITEMS
-    assert len({item["id"] for item in whole["output"]}) == 4
-    assert whole["output"][2]["call_id"].startswith("call_")
-    assert whole["tools"] == [FUNCTION]
-    assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+    complete = client.post("/v1/responses", json=body).json()
+    assert complete["status"] == "completed"
+    assert bare(complete["output"]) == ITEMS
+    assert len({item["id"] for item in complete["output"]}) == 4
+    assert complete["output"][2]["call_id"].startswith("call_")
+    assert complete["tools"] == [FUNCTION]
+    assert complete["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
     for seed in range(4):
-        told = sse_events(client.post("/v1/responses", json={**body, "seed": seed, "stream": True}).text)
-        assert bare(told[-1][1]["response"]["output"]) == ITEMS
+        events = sse_events(client.post("/v1/responses", json={**body, "seed": seed, "stream": True}).text)
+        assert bare(events[-1][1]["response"]["output"]) == ITEMS
         built: dict[int, str] = {}
         kinds: dict[int, str] = {}
-        for name, event in told:
+        for name, event in events:
             at = event.get("output_index")
             if name == "response.output_item.added":
                 kinds[at] = event["item"]["type"]
@@ -76,10 +76,10 @@ def test_items_of_a_response(client: httpx.Client) -> None:
             elif name.endswith(".delta"):
                 built[at] += event["delta"]
             elif name == "response.output_item.done":
-                assert event["item"] == told[-1][1]["response"]["output"][at]
+                assert event["item"] == events[-1][1]["response"]["output"][at]
         assert list(kinds.values()) == [item["type"] for item in ITEMS]
         assert list(built.values()) == ["A city.", "So:", '{"city": "Zürich"}', '{"city": "Rome"}']
-    names = [name for name, event in told if event.get("output_index") == 2 and not name.endswith(".delta")]
+    names = [name for name, event in events if event.get("output_index") == 2 and not name.endswith(".delta")]
     assert names == [
         "response.output_item.added",
         "response.function_call_arguments.done",
@@ -97,13 +97,13 @@ BLOCKS = [
 
 def test_blocks_of_a_message(client: httpx.Client) -> None:
     body = message(THOUGHT, tools=[TOOL])
-    whole = client.post("/v1/messages", json=body).json()
-    assert whole["stop_reason"] == "tool_use"
-    assert bare(whole["content"]) == BLOCKS
+    complete = client.post("/v1/messages", json=body).json()
+    assert complete["stop_reason"] == "tool_use"
+    assert bare(complete["content"]) == BLOCKS
     for seed in range(4):
-        told = sse_events(client.post("/v1/messages", json={**body, "seed": seed, "stream": True}).text)
+        events = sse_events(client.post("/v1/messages", json={**body, "seed": seed, "stream": True}).text)
         built: list[str] = []
-        for name, event in told:
+        for name, event in events:
             if name == "content_block_start":
                 assert event["index"] == len(built)
                 built.append("")
@@ -112,7 +112,7 @@ def test_blocks_of_a_message(client: httpx.Client) -> None:
                 _, piece = event["delta"].values()
                 built[-1] += piece
         assert built == ["A city.", "So:", '{"city": "Zürich"}', '{"city": "Rome"}']
-        assert told[-2][1]["delta"]["stop_reason"] == "tool_use"
+        assert events[-2][1]["delta"]["stop_reason"] == "tool_use"
 
 
 def test_the_openai_client_goes_round(scripted: ServerProcess) -> None:
@@ -202,10 +202,10 @@ def test_tools_that_cannot_be(client: httpx.Client, path: str, body: dict[str, A
 def test_arguments_that_are_json_but_hard_to_read(client: httpx.Client, value: str, stream: bool) -> None:
     arguments = f'{{"city": {value}}}'
     call = f'<tool_call>\n{{"name": "weather", "arguments": {arguments}}}\n</tool_call>'
-    told = client.post("/v1/messages", json=message(call, tools=[TOOL], stream=stream))
-    assert told.status_code == 200, told.text
+    events = client.post("/v1/messages", json=message(call, tools=[TOOL], stream=stream))
+    assert events.status_code == 200, events.text
     if stream:
-        assert sse_events(told.text)[-1][0] == "message_stop"
+        assert sse_events(events.text)[-1][0] == "message_stop"
     else:
-        (block,) = told.json()["content"]
+        (block,) = events.json()["content"]
         assert block["input"] == json.loads(arguments)

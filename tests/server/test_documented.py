@@ -15,34 +15,34 @@ from tests.server.test_tools import CITY, CLOCK, WEATHER, call, say
 
 Document = dict[str, Any]
 KEY = "a-key-of-these-tests"
-PLAIN: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True}
+SHORT: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True}
 ASK = [{"role": "user", "content": "hello"}]
 SAYS = f"<think>Hm.</think>Let me look.\n{call('weather', city='Zürich')}\n{call('clock')}"
-TOLD = {"logprobs": True, "top_logprobs": 2}
+LOGPROBS = {"logprobs": True, "top_logprobs": 2}
 ITEMS = [{"role": "user", "content": "SAY:" + json.dumps(SAYS)}]
 FLAT = [{"type": "function", "name": "weather", "parameters": CITY}, {"type": "function", "name": "clock"}]
 USES = [{"name": "weather", "input_schema": CITY}, {"name": "clock", "input_schema": {"type": "object"}}]
 
 CASES: list[tuple[str, str, dict[str, Any]]] = [  # server, route, body
-    ("server", "/v1/chat/completions", {"messages": ASK, **PLAIN, "n": 2}),
-    ("server", "/v1/chat/completions", {"messages": ASK, **PLAIN, **TOLD}),
+    ("server", "/v1/chat/completions", {"messages": ASK, **SHORT, "n": 2}),
+    ("server", "/v1/chat/completions", {"messages": ASK, **SHORT, **LOGPROBS}),
     ("scripted", "/v1/chat/completions", say(SAYS, tools=[WEATHER, CLOCK])),
     ("scripted", "/v1/chat/completions", say("A word.", max_tokens=3)),
-    ("server", "/v1/completions", {"prompt": ["a b", "c"], **PLAIN}),
-    ("server", "/v1/completions", {"prompt": "a b", **PLAIN, "logprobs": 2}),
+    ("server", "/v1/completions", {"prompt": ["a b", "c"], **SHORT}),
+    ("server", "/v1/completions", {"prompt": "a b", **SHORT, "logprobs": 2}),
     ("scripted", "/v1/responses", {"input": ITEMS, "tools": FLAT, "metadata": {"a": "b"}}),
     ("server", "/v1/responses", {"input": "hello", "max_output_tokens": 5, "ignore_eos": True}),
     ("scripted", "/v1/messages", {"messages": ITEMS, "tools": USES}),
-    ("server", "/v1/messages", {"messages": ASK, **PLAIN}),
-    ("server", "/generate", {"prompt": "a b", **PLAIN, "logprobs": 2}),
+    ("server", "/v1/messages", {"messages": ASK, **SHORT}),
+    ("server", "/generate", {"prompt": "a b", **SHORT, "logprobs": 2}),
     ("server", "/generate", {"messages": ASK, "max_tokens": 9}),
     ("server", "/v1/infill", {"text": "a <mask:5> b <mask:2>"}),
 ]  # fmt: skip
 STREAMS = [
     *CASES,
-    ("server", "/v1/chat/completions", {"messages": ASK, **PLAIN, "stream_mode": "denoise"}),
-    ("server", "/v1/completions", {"prompt": "a", **PLAIN, "stream_options": {"include_usage": True}}),
-    ("server", "/generate", {"prompt": "a b", **PLAIN, "stream_mode": "block_append"}),
+    ("server", "/v1/chat/completions", {"messages": ASK, **SHORT, "stream_mode": "denoise"}),
+    ("server", "/v1/completions", {"prompt": "a", **SHORT, "stream_options": {"include_usage": True}}),
+    ("server", "/generate", {"prompt": "a b", **SHORT, "stream_mode": "block_append"}),
 ]
 SMALL: list[tuple[str, str, Any, int]] = [
     ("GET", "/health", None, 200),
@@ -102,14 +102,14 @@ def test_a_stream(request: pytest.FixtureRequest, document: Document, where: str
     with request.getfixturevalue(where).client() as client:
         answer = client.post(path, json={**body, "stream": True})
     assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
-    told = content(document, "post", path, 200)["text/event-stream"]
-    schema = told["itemSchema"]["properties"]["data"]["contentSchema"]
+    declared = content(document, "post", path, 200)["text/event-stream"]
+    schema = declared["itemSchema"]["properties"]["data"]["contentSchema"]
     if path in ("/v1/responses", "/v1/messages"):
         events = [data for _, data in sse_events(answer.text)]
     else:
         *lines, last = sse(answer.text)
         assert last == "[DONE]"
-        assert "[DONE]" in told["schema"]["description"]
+        assert "[DONE]" in declared["schema"]["description"]
         events = [json.loads(line) for line in lines]
     assert len(events) > 1
     for event in events:
@@ -133,11 +133,11 @@ def test_a_stream_that_fails_ends_as_documented(document: Document, checkpoint: 
     with serving("--model", str(checkpoint), module=FAKE) as server, server.client() as client:
         for path, body in bodies:
             text = client.post(path, json={**body, "max_tokens": 4, "cache_salt": "fail", "stream": True}).text
-            told = content(document, "post", path, 200)["text/event-stream"]
+            declared = content(document, "post", path, 200)["text/event-stream"]
             data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
             last = json.loads(data[-1] if data[-1] != "[DONE]" else data[-2])
             assert "bad step" in json.dumps(last)
-            fits(last, told["itemSchema"]["properties"]["data"]["contentSchema"], document)
+            fits(last, declared["itemSchema"]["properties"]["data"]["contentSchema"], document)
 
 
 def test_every_field_is_described_and_those_of_requests_have_examples_that_are_right(document: Document) -> None:
@@ -181,9 +181,9 @@ def test_keys_are_asked_for_where_they_are_needed(document: Document, checkpoint
             keyed = client.get("/openapi.json").json()
             paths = {path for path, methods in keyed["paths"].items() if "get" in methods}
             for path in paths - {"/v1/models/{name}"}:
-                said = keyed["paths"][path]["get"].get("security", keyed["security"])
+                security = keyed["paths"][path]["get"].get("security", keyed["security"])
                 answer = httpx.get(f"{server.url}{path}")
-                assert (answer.status_code == 401) == bool(said), path
+                assert (answer.status_code == 401) == bool(security), path
             schemes = keyed["components"]["securitySchemes"]
             for asked in keyed["security"]:
                 (name,) = asked

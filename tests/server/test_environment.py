@@ -34,15 +34,15 @@ launcher.run(ServerConfig())
 
 
 @pytest.mark.parametrize(
-    ("program", "given", "found"),
+    ("program", "preset", "found"),
     [(IMPORTED, None, "None"), (SERVED, None, "false"), (SERVED, "true", "true")],
 )
 def test_only_the_server_keeps_the_tokenizers_library_to_one_thread(
-    program: str, given: str | None, found: str
+    program: str, preset: str | None, found: str
 ) -> None:
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
-    if given is not None:
-        environment[VARIABLE] = given
+    if preset is not None:
+        environment[VARIABLE] = preset
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=TIMEOUT
     )

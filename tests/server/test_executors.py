@@ -49,10 +49,10 @@ class Held:
         self.begun, self.release = threading.Event(), threading.Event()
         self.abandoned = False
 
-    def __call__(self, wanted: Any) -> str:
+    def __call__(self, is_needed: Any) -> str:
         self.begun.set()
         while not self.release.wait(0.005):
-            if not wanted():
+            if not is_needed():
                 self.abandoned = True
                 raise RuntimeError("abandoned")
         return "done"
@@ -61,14 +61,16 @@ class Held:
         assert await asyncio.to_thread(self.begun.wait, TIMEOUT)
 
 
-def test_the_shortest_goes_first_and_equals_in_turn() -> None:
+def test_the_shortest_goes_first_and_equals_in_order() -> None:
     async def everything() -> list[str]:
-        lane, first = SingleThreadExecutor("test"), Held()
+        executor, first = SingleThreadExecutor("test"), Held()
         order: list[str] = []
-        head = asyncio.create_task(lane.run(1, first))
+        head = asyncio.create_task(executor.run(1, first))
         await first.until_begun()
         sizes = {"long": 60_000, "a": 1_500, "b": 1_100, "short": 10}
-        rest = [asyncio.create_task(lane.run(size, lambda _, n=name: order.append(n))) for name, size in sizes.items()]
+        rest = [
+            asyncio.create_task(executor.run(size, lambda _, n=name: order.append(n))) for name, size in sizes.items()
+        ]
         await asyncio.sleep(0)
         first.release.set()
         assert await head == "done"
@@ -90,14 +92,14 @@ def test_short_work_does_not_wait_for_long_work() -> None:
     asyncio.run(everything())
 
 
-def test_a_client_that_goes_away_gives_up_its_work_and_its_place() -> None:
+def test_a_client_that_goes_away_gives_up_its_work_and_its_slot() -> None:
     async def everything() -> None:
-        lane, first, second, third = SingleThreadExecutor("test"), Client(), Client(), Client()
+        executor, first, second, third = SingleThreadExecutor("test"), Client(), Client(), Client()
         running, never = Held(), Held()
-        one = asyncio.create_task(cancel_on_disconnect(first, lane.run(1, running)))  # type: ignore[arg-type]
+        one = asyncio.create_task(cancel_on_disconnect(first, executor.run(1, running)))  # type: ignore[arg-type]
         await running.until_begun()
-        two = asyncio.create_task(cancel_on_disconnect(second, lane.run(1, never)))  # type: ignore[arg-type]
-        three = asyncio.create_task(cancel_on_disconnect(third, lane.run(1, lambda _: 3)))  # type: ignore[arg-type]
+        two = asyncio.create_task(cancel_on_disconnect(second, executor.run(1, never)))  # type: ignore[arg-type]
+        three = asyncio.create_task(cancel_on_disconnect(third, executor.run(1, lambda _: 3)))  # type: ignore[arg-type]
         await settle()
         second.gone.set()
         with pytest.raises(ClientGone):
@@ -112,15 +114,15 @@ def test_a_client_that_goes_away_gives_up_its_work_and_its_place() -> None:
     asyncio.run(everything())
 
 
-def test_a_turn_that_comes_as_the_client_goes_is_passed_on() -> None:
+def test_a_slot_that_is_free_as_the_client_goes_is_passed_on() -> None:
     async def everything() -> None:
-        lane, head = SingleThreadExecutor("test"), Held()
-        one = asyncio.create_task(lane.run(1, head))
+        executor, head = SingleThreadExecutor("test"), Held()
+        one = asyncio.create_task(executor.run(1, head))
         await head.until_begun()
-        two = asyncio.create_task(lane.run(1, lambda _: 2))
-        three = asyncio.create_task(lane.run(1, lambda _: 3))
+        two = asyncio.create_task(executor.run(1, lambda _: 2))
+        three = asyncio.create_task(executor.run(1, lambda _: 3))
         await settle()
-        lane._line.release()  # as the end of the first would
+        executor._line.release()  # as the end of the first would
         two.cancel()
         head.release.set()
         assert await asyncio.wait_for(three, TIMEOUT) == 3
@@ -132,20 +134,20 @@ def test_a_turn_that_comes_as_the_client_goes_is_passed_on() -> None:
 
 def test_a_waiter_that_goes_as_the_one_before_it_ends_blocks_nobody() -> None:
     async def everything() -> None:
-        lane, head = SingleThreadExecutor("test"), Held()
-        one = asyncio.create_task(lane.run(1, head))
+        executor, head = SingleThreadExecutor("test"), Held()
+        one = asyncio.create_task(executor.run(1, head))
         await head.until_begun()
-        two = asyncio.create_task(lane.run(1, lambda _: 2))
-        three = asyncio.create_task(lane.run(1, lambda _: 3))
+        two = asyncio.create_task(executor.run(1, lambda _: 2))
+        three = asyncio.create_task(executor.run(1, lambda _: 3))
         await settle()
         head.release.set()
         # the thread is done with the first: its end is now the loop's next step, and its callback the one after
-        lane._thread.submit(lambda: None).result(TIMEOUT)
+        executor._thread.submit(lambda: None).result(TIMEOUT)
         asyncio.get_running_loop().call_soon(two.cancel)  # between them, so that `two` has not run by then
         assert await one == "done"
         assert await asyncio.wait_for(three, TIMEOUT) == 3
         assert two.cancelled()
-        assert await asyncio.wait_for(lane.run(1, lambda _: 4), TIMEOUT) == 4
+        assert await asyncio.wait_for(executor.run(1, lambda _: 4), TIMEOUT) == 4
 
     asyncio.run(everything())
 
@@ -170,32 +172,32 @@ def test_what_waits_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executors, "MAX_WAITING_CHARS", 100)
 
     async def everything() -> None:
-        lane, head = SingleThreadExecutor("test"), Held()
-        one = asyncio.create_task(lane.run(1000, head))
+        executor, head = SingleThreadExecutor("test"), Held()
+        one = asyncio.create_task(executor.run(1000, head))
         await head.until_begun()
-        two = asyncio.create_task(lane.run(60, lambda _: 2))
+        two = asyncio.create_task(executor.run(60, lambda _: 2))
         await settle()
         with pytest.raises(RequestError) as refused:
-            await lane.run(60, lambda _: 3)
+            await executor.run(60, lambda _: 3)
         assert refused.value.status == 429
         head.release.set()
         assert await two == 2
         assert await one == "done"
-        assert await lane.run(60, lambda _: 4) == 4
+        assert await executor.run(60, lambda _: 4) == 4
 
     asyncio.run(everything())
 
 
 def test_an_error_of_the_work_is_its_clients() -> None:
     async def everything() -> None:
-        lane = SingleThreadExecutor("test")
+        executor = SingleThreadExecutor("test")
 
         def fail(_: Any) -> None:
             raise RequestError("no", param="prompt")
 
         with pytest.raises(RequestError, match="no"):
-            await cancel_on_disconnect(Client(), lane.run(1, fail))  # type: ignore[arg-type]
-        assert await lane.run(1, lambda _: 1) == 1
+            await cancel_on_disconnect(Client(), executor.run(1, fail))  # type: ignore[arg-type]
+        assert await executor.run(1, lambda _: 1) == 1
 
     asyncio.run(everything())
 
@@ -257,7 +259,7 @@ def test_who_fills_a_line_gives_way_to_other_owners() -> None:
     asyncio.run(everything())
 
 
-def test_a_waiter_displaced_while_it_is_cancelled_ends_nobodys_turn() -> None:
+def test_a_waiter_displaced_while_it_is_cancelled_ends_no_other_job() -> None:
     async def everything() -> None:
         line = AdmissionQueue(100, "waiters are there")
         await line.acquire(1)

@@ -50,7 +50,7 @@ def refusal(made: LocalEngineClient, count: int, owner: str = "") -> int:
     return 0
 
 
-def test_requests_of_many_choices_leave_room_for_single_ones() -> None:
+def test_requests_of_many_choices_leave_capacity_for_single_ones() -> None:
     made = frontend([])
     crowds = 0
     while not refusal(made, 128):
@@ -100,7 +100,7 @@ def test_what_no_request_may_have_is_named(prompts: int, n: int, param: str, say
     frontend([]).check_count(576, 1)
 
 
-def test_one_keys_requests_leave_room_for_another_keys() -> None:
+def test_one_keys_requests_leave_capacity_for_another_keys() -> None:
     made = frontend([], queue=90, slots=10)
     came = 0
     while not refusal(made, 1, "greedy"):
@@ -116,7 +116,7 @@ def test_one_keys_requests_leave_room_for_another_keys() -> None:
     assert refusal(made, 1, "polite") == 0
 
 
-def test_what_one_turn_submits_is_one_message() -> None:
+def test_what_one_iteration_submits_is_one_message() -> None:
     sent: list[Any] = []
     due: list[Any] = []
     made = frontend(sent)
@@ -160,7 +160,7 @@ def test_different_requests_are_sent_as_they_are() -> None:
     assert ipc_protocol.Add.of(specs) == ipc_protocol.Add(specs)
 
 
-def test_keys_are_named_without_being_told() -> None:
+def test_keys_are_named_without_being_shown() -> None:
     keys = ApiKeys(KEYS, None)
     first, second = (keys.check(b"Bearer " + key.encode()) for key in KEYS)
     assert first
@@ -195,7 +195,7 @@ def test_a_strangers_burst_refuses_no_single_request(checkpoint: Path) -> None:
         server.until(lambda: live(server) == 24)
 
 
-def test_a_key_that_asks_for_much_leaves_room_for_another(checkpoint: Path) -> None:
+def test_a_key_that_asks_for_much_leaves_capacity_for_another(checkpoint: Path) -> None:
     limits = ("--max-num-reqs", "4", "--max-queue", "4", "--drain-timeout", "0.1", "--api-key", ",".join(KEYS))
     with (
         concurrent.futures.ThreadPoolExecutor(8) as pool,
@@ -236,7 +236,7 @@ def test_time_is_limited_unless_switched_off(checkpoint: Path) -> None:
         assert ask(server, max_tokens=10, cache_salt="slow").status_code == 200
 
 
-def test_one_beside_eight_requests_of_many_choices(server: ServerProcess) -> None:
+def test_one_with_eight_requests_of_many_choices(server: ServerProcess) -> None:
     """With the real engine: who comes last and asks for little has its answer before any of those who ask for much."""
     gone = threading.Event()
 

@@ -28,17 +28,17 @@ def test_all_holes_are_filled_and_the_rest_stays(server: ServerProcess) -> None:
     assert answer["nfe"] >= 1
     assert answer["usage"]["completion_tokens"] == 44
     with server.client() as client:
-        kept = [client.post("/tokenize", json={"prompt": text}).json()["count"] for text in texts]
-    assert answer["usage"]["prompt_tokens"] == sum(kept)
+        text_tokens = [client.post("/tokenize", json={"prompt": text}).json()["count"] for text in texts]
+    assert answer["usage"]["prompt_tokens"] == sum(text_tokens)
 
 
 def test_segments_say_the_same_and_need_no_notation(server: ServerProcess) -> None:
     by_text = fill(server, text="ab<mask:5>cd<mask:2>")
     parts = [{"text": "ab"}, {"mask": 5}, {"text": "cd"}, {"mask": 2}]
     assert fill(server, segments=parts)["holes"] == by_text["holes"]
-    plain = fill(server, segments=[{"text": "<mask:9>"}, {"mask": 2}])
-    assert plain["text"].startswith("<mask:9>")
-    assert len(plain["holes"]) == 1
+    literal = fill(server, segments=[{"text": "<mask:9>"}, {"mask": 2}])
+    assert literal["text"].startswith("<mask:9>")
+    assert len(literal["holes"]) == 1
 
 
 def test_a_conversation_may_come_before(server: ServerProcess) -> None:
@@ -48,7 +48,7 @@ def test_a_conversation_may_come_before(server: ServerProcess) -> None:
     assert len(answer["holes"][0]["token_ids"]) == 6
 
 
-def test_a_stream_shows_every_step_and_ends_with_the_whole(server: ServerProcess) -> None:
+def test_a_stream_shows_every_step_and_ends_with_the_full_text(server: ServerProcess) -> None:
     body = {"text": "ab<mask:12>cd", "stream": True, "decoding": {"algorithm": "sequential"}}
     with server.client() as client:
         events = [json.loads(data) for data in sse(client.post("/v1/infill", json=body).text)[:-1]]
@@ -65,9 +65,9 @@ def test_no_hole_ends_early(server: ServerProcess) -> None:
     answer = fill(server, text="a<mask:64>b", temperature=3.0, seed=1)
     ids = answer["holes"][0]["token_ids"]
     with server.client() as client:
-        told = client.post("/detokenize", json={"tokens": ids, "return_bytes": True}).json()
+        decoded = client.post("/detokenize", json={"tokens": ids, "return_bytes": True}).json()
     assert len(ids) == 64
-    assert None not in told["bytes"]
+    assert None not in decoded["bytes"]
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_many_pieces_are_refused_while_others_are_answered(server: ServerProcess
 def test_the_bytes_of_tokens(server: ServerProcess) -> None:
     with server.client() as client:
         ids = client.post("/tokenize", json={"prompt": "a\u00e9"}).json()["tokens"]
-        told = client.post("/detokenize", json={"tokens": ids, "return_bytes": True}).json()
-        assert b"".join(map(bytes, told["bytes"])) == "a\u00e9".encode()
+        decoded = client.post("/detokenize", json={"tokens": ids, "return_bytes": True}).json()
+        assert b"".join(map(bytes, decoded["bytes"])) == "a\u00e9".encode()
         assert "bytes" not in client.post("/detokenize", json={"tokens": ids}).json()
         many = client.post("/detokenize", json={"tokens": ids * 4096, "return_bytes": True})
         assert many.status_code == 400

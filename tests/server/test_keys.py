@@ -97,10 +97,10 @@ def test_a_mounted_secret_that_is_rotated(tmp_path: Path) -> None:
 def test_of_a_file_that_is_being_written_nothing_is_taken(file: Path, keys: ApiKeys) -> None:
     """Whatever was written when somebody looked: no beginning of a key opens, and the old one does all the time."""
     text = f"{NEW}{NEWER}\n"
-    with file.open("w") as writing:
+    with file.open("w") as opened:
         for number in range(len(text)):
-            writing.write(text[number])
-            writing.flush()
+            opened.write(text[number])
+            opened.flush()
             keys.reload()
             assert opens(keys, bearer(ONE))
             assert not opens(keys, bearer(text[: number + 1].strip()))
@@ -114,12 +114,12 @@ def test_a_file_that_changes_while_it_is_read_is_looked_at_again(
 ) -> None:
     read = keys_module.read_key_file
 
-    def late(name: str) -> tuple[tuple[str, ...], tuple[int, int, int, int]]:
+    def delayed(name: str) -> tuple[tuple[str, ...], tuple[int, int, int, int]]:
         _, stamp = read(name)
         return (NEWER,), (*stamp[:3], stamp[3] + 1)
 
     file.write_text(NEW)
-    monkeypatch.setattr(keys_module, "read_key_file", late)
+    monkeypatch.setattr(keys_module, "read_key_file", delayed)
     look(keys)
     assert opens(keys, bearer(ONE))
     monkeypatch.setattr(keys_module, "read_key_file", read)
@@ -194,8 +194,8 @@ def test_the_start_waits_for_a_file_that_is_being_written(file: Path, monkeypatc
     def sleep(seconds: float) -> None:
         waited.append(seconds)
         if len(waited) < 3:
-            with file.open("a") as writing:
-                writing.write("more")
+            with file.open("a") as opened:
+                opened.write("more")
 
     monkeypatch.setattr(config_keys.time, "sleep", sleep)
     assert config_keys.read_settled_key_file(str(file)) == (ONE + "moremore",)

@@ -21,7 +21,7 @@ from tests.server.test_supervision import start
 from tests.wait import TIMEOUT, wait_until
 
 
-def ipc_place(server: ServerProcess) -> Path:
+def ipc_directory(server: ServerProcess) -> Path:
     command = server.backends()[0].cmdline()
     return Path(command[command.index("--command-addr") + 1].removeprefix("ipc://")).parent
 
@@ -69,7 +69,7 @@ def test_sigterm_under_load_fails_nobody(checkpoint: Path, tmp_path: Path, delay
         serving(*flags, module=FAKE, limits=grace) as server,
         concurrent.futures.ThreadPoolExecutor(4) as pool,
     ):
-        directory = ipc_place(server)
+        directory = ipc_directory(server)
         (backend,) = server.backends()
         long = start(server, pool, 4, cache_salt=f"hold:{done}")
         load = Load(server, 16)
@@ -106,7 +106,7 @@ def test_a_second_signal_ends_at_once(checkpoint: Path) -> None:
         serving("--model", str(checkpoint), "--drain-timeout", "600", module=FAKE) as server,
         concurrent.futures.ThreadPoolExecutor(3) as pool,
     ):
-        directory = ipc_place(server)
+        directory = ipc_directory(server)
         (backend,) = server.backends()
         answers = start(server, pool, 3)
         server.process.send_signal(signal.SIGTERM)
@@ -138,7 +138,7 @@ def test_two_servers_do_not_collide(checkpoint: Path) -> None:
         one.client() as first,
         two.client() as second,
     ):
-        assert ipc_place(one) != ipc_place(two)
+        assert ipc_directory(one) != ipc_directory(two)
         assert first.get("/v1/models").json()["data"][0]["id"] == "a"
         assert second.get("/v1/models").json()["data"][0]["id"] == "b"
         command = [sys.executable, "-m", FAKE, "--model", str(checkpoint), "--host", "127.0.0.1"]
@@ -178,49 +178,49 @@ def test_the_frontend_is_small_and_without_torch(server: ServerProcess) -> None:
 
 # what to break in a copy of the checkpoint -> words of the one sentence that start-up ends with
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no directory": (lambda place: shutil.rmtree(place), "is not a directory"),
-    "no config": (lambda place: (place / "config.json").unlink(), "config.json"),
-    "no tokenizer": (lambda place: (place / "tokenizer.json").unlink(), "tokenizer"),
-    "no weights": (lambda place: (place / "model.safetensors").unlink(), "safetensors"),
-    "unknown family": (lambda place: _config(place, model_type="gpt2"), "gpt2"),
-    "missing tensor": (lambda place: _lose(place, "model.norm.weight"), "model.norm.weight"),
+    "no directory": (lambda directory: shutil.rmtree(directory), "is not a directory"),
+    "no config": (lambda directory: (directory / "config.json").unlink(), "config.json"),
+    "no tokenizer": (lambda directory: (directory / "tokenizer.json").unlink(), "tokenizer"),
+    "no weights": (lambda directory: (directory / "model.safetensors").unlink(), "safetensors"),
+    "unknown family": (lambda directory: _config(directory, model_type="gpt2"), "gpt2"),
+    "missing tensor": (lambda directory: _lose(directory, "model.norm.weight"), "model.norm.weight"),
     "a link to secrets": (
-        lambda place: (place / "chat_template.jinja").symlink_to("/proc/self/environ"),
+        lambda directory: (directory / "chat_template.jinja").symlink_to("/proc/self/environ"),
         "chat_template.jinja leads out of the checkpoint",
     ),
-    "heads": (lambda place: _config(place, num_key_value_heads=3), "num_key_value_heads"),
+    "heads": (lambda directory: _config(directory, num_key_value_heads=3), "num_key_value_heads"),
 }
 
 
-def _config(place: Path, **changes: object) -> None:
-    (place / "config.json").write_text(json.dumps({**CONFIG, **changes}))
+def _config(directory: Path, **changes: object) -> None:
+    (directory / "config.json").write_text(json.dumps({**CONFIG, **changes}))
 
 
-def _lose(place: Path, name: str) -> None:
+def _lose(directory: Path, name: str) -> None:
     from safetensors.numpy import save_file
 
     tensors = make_weights(1)
     del tensors[name]
-    save_file(tensors, place / "model.safetensors")
+    save_file(tensors, directory / "model.safetensors")
 
 
 @pytest.mark.parametrize("case", marked(BROKEN, quick=["no weights", "missing tensor"]))
 def test_a_broken_checkpoint_ends_start_up_with_one_sentence(checkpoint: Path, tmp_path: Path, case: str) -> None:
-    place = tmp_path / "broken"
-    shutil.copytree(checkpoint, place)
-    breaks, words = BROKEN[case]
-    breaks(place)
-    command = [sys.executable, "-m", REAL, "--host", "127.0.0.1", "--port", "0", "--model", str(place)]
+    directory = tmp_path / "broken"
+    shutil.copytree(checkpoint, directory)
+    breaks, message = BROKEN[case]
+    breaks(directory)
+    command = [sys.executable, "-m", REAL, "--host", "127.0.0.1", "--port", "0", "--model", str(directory)]
     done = subprocess.run([*command, "--log-level", "error"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     *before, sentence = done.stderr.strip().splitlines()
     assert sentence.startswith("error: ")
-    assert words in sentence
+    assert message in sentence
     assert not before
 
 
 def test_a_wrong_flag_ends_start_up_with_one_sentence() -> None:
-    for args, words in (
+    for args, message in (
         (["--max-num-reqs", "0"], "--max-num-reqs"),
         (["--no-such-flag"], "--no-such-flag"),
         (["--lora", "a"], "NAME=PATH"),
@@ -232,7 +232,7 @@ def test_a_wrong_flag_ends_start_up_with_one_sentence() -> None:
         assert done.returncode == 1
         (sentence,) = done.stderr.strip().splitlines()
         assert sentence.startswith("error: ")
-        assert words in sentence
+        assert message in sentence
 
 
 def test_json_logs_are_json(checkpoint: Path) -> None:

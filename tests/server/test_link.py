@@ -17,7 +17,7 @@ from tests.server.harness import ROOT
 from tests.wait import wait_until
 
 
-def test_a_command_is_heard_from_when_it_is_here_until_it_is_taken(
+def test_a_command_is_pending_from_its_arrival_until_it_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inside, outside = os.pipe()

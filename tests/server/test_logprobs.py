@@ -29,15 +29,15 @@ def data(content: list[Any]) -> bytes:
     return b"".join(bytes(one.bytes) for one in content)
 
 
-def test_a_chats_tokens_whole_and_streamed(ai: openai.OpenAI) -> None:
+def test_a_chats_tokens_complete_and_streamed(ai: openai.OpenAI) -> None:
     asked: Any = {"model": "tiny", "messages": USER, "max_tokens": 20, "logprobs": True, "top_logprobs": 3,
                   "extra_body": {"ignore_eos": True}}  # fmt: skip
-    whole = ai.chat.completions.create(**asked).choices[0]
-    assert whole.logprobs is not None
-    told = whole.logprobs.content or []
-    assert len(told) == 20
-    assert data(told).decode("utf-8", "replace") == whole.message.content
-    for one in told:
+    complete = ai.chat.completions.create(**asked).choices[0]
+    assert complete.logprobs is not None
+    logprobs = complete.logprobs.content or []
+    assert len(logprobs) == 20
+    assert data(logprobs).decode("utf-8", "replace") == complete.message.content
+    for one in logprobs:
         assert len(one.top_logprobs) == 3
         values = [other.logprob for other in one.top_logprobs]
         assert values == sorted(values, reverse=True)
@@ -50,17 +50,17 @@ def test_a_chats_tokens_whole_and_streamed(ai: openai.OpenAI) -> None:
         if choice.logprobs is not None:
             streamed += choice.logprobs.content or []
             assert len(data(streamed).decode("utf-8", "replace")) <= len(text)
-    assert text == whole.message.content
-    assert streamed == told
+    assert text == complete.message.content
+    assert streamed == logprobs
 
 
-def test_tokens_are_told_with_the_text_that_they_belong_to(checkpoint: Path) -> None:
+def test_tokens_are_reported_with_the_text_that_they_belong_to(checkpoint: Path) -> None:
     """Also of an update that is written when the answer has gone on already, or ended."""
     tokenizer = Tokenizer(checkpoint)
     ids = tokenizer.encode("abcdef")
-    told = [TokenLogprob(id, -1.0, []) for id in ids]
+    logprobs = [TokenLogprob(id, -1.0, []) for id in ids]
     spec = SimpleNamespace(logprobs=0)
-    choice: Any = SimpleNamespace(token_logprobs=told, text="abcdef", finish_reason="length", spec=spec)
+    choice: Any = SimpleNamespace(token_logprobs=logprobs, text="abcdef", finish_reason="length", spec=spec)
     revealed = ChatLogprobStreamer(choice, tokenizer.byte_decoder)
     for length, ended, expected in ((2, False, ids[:2]), (2, False, []), (5, False, ids[2:5]), (5, True, ids[5:])):
         update: Any = SimpleNamespace(length=length, ended=ended)
@@ -70,12 +70,12 @@ def test_tokens_are_told_with_the_text_that_they_belong_to(checkpoint: Path) -> 
 def test_completions_lists_with_offsets_and_the_end(ai: openai.OpenAI, client: httpx.Client) -> None:
     asked: Any = {"model": "tiny", "prompt": "x", "max_tokens": 30, "logprobs": 2, "extra_body": {"ignore_eos": True}}
     choice = ai.completions.create(**asked).choices[0]
-    told = choice.logprobs
-    assert told is not None
-    assert told.tokens is not None and told.text_offset is not None and told.token_logprobs is not None  # noqa: PT018
-    assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs or []) == 30
+    logprobs = choice.logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None and logprobs.text_offset is not None and logprobs.token_logprobs is not None  # noqa: PT018
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs or []) == 30
     for word, offset, value, top in zip(
-        told.tokens, told.text_offset, told.token_logprobs, told.top_logprobs or [], strict=True
+        logprobs.tokens, logprobs.text_offset, logprobs.token_logprobs, logprobs.top_logprobs or [], strict=True
     ):
         assert top[word] == value
         if not word.startswith("bytes:"):
@@ -110,11 +110,11 @@ def test_an_echoed_prompt_is_what_the_engine_makes_of_it(client: httpx.Client, c
     answer = client.post("/v1/completions", json=asked).json()
     assert answer["usage"]["completion_tokens"] == 0
     for choice, text in zip(answer["choices"], asked["prompt"], strict=True):
-        told = choice["logprobs"]
+        logprobs = choice["logprobs"]
         assert (choice["text"], choice["finish_reason"]) == (text, "length")
-        assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
-        assert len(told["tokens"]) == len(text.encode())
-        assert "".join(word for word in told["tokens"] if not word.startswith("bytes:")) == text.replace("é", "")
+        assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
+        assert len(logprobs["tokens"]) == len(text.encode())
+        assert "".join(word for word in logprobs["tokens"] if not word.startswith("bytes:")) == text.replace("é", "")
     assert answer["choices"][0]["logprobs"]["text_offset"] == [0, 1, 1, 2, 3, 4, 5, 6, 7, 8]
     with LLM(str(checkpoint), device="cpu") as llm:
         assert llm.tokenizer is not None
@@ -130,31 +130,31 @@ def test_an_echoed_prompt_is_what_the_engine_makes_of_it(client: httpx.Client, c
         [one.logprob for one in quick], abs=1e-3
     )
     both = client.post("/v1/completions", json={**asked, "prompt": prompt, "max_tokens": 1, "ignore_eos": True}).json()
-    told = both["choices"][0]["logprobs"]
-    assert len(told["tokens"]) == len(ids) + 1  # as lm-eval takes it apart
+    logprobs = both["choices"][0]["logprobs"]
+    assert len(logprobs["tokens"]) == len(ids) + 1  # as lm-eval takes it apart
     assert out.logprobs is not None
-    assert told["token_logprobs"][-1] == pytest.approx(out.logprobs[0].logprob, abs=1e-3)
+    assert logprobs["token_logprobs"][-1] == pytest.approx(out.logprobs[0].logprob, abs=1e-3)
     assert both["choices"][0]["text"].startswith(prompt)
 
 
 def test_an_echo_without_them(client: httpx.Client) -> None:
     asked = {"prompt": "x", "max_tokens": 4, "echo": True, "ignore_eos": True}
-    whole = client.post("/v1/completions", json=asked).json()["choices"][0]
-    plain = client.post("/v1/completions", json={**asked, "echo": False}).json()["choices"][0]
-    assert (whole["text"], whole["logprobs"]) == ("x" + plain["text"], None)
+    complete = client.post("/v1/completions", json=asked).json()["choices"][0]
+    without_echo = client.post("/v1/completions", json={**asked, "echo": False}).json()["choices"][0]
+    assert (complete["text"], complete["logprobs"]) == ("x" + without_echo["text"], None)
     with client.stream("POST", "/v1/completions", json={**asked, "stream": True}) as stream:
         lines = [line for line in stream.iter_lines() if line]
     pieces = [json.loads(line[6:])["choices"][0]["text"] for line in lines[:-1]]
     assert pieces[0] == "x"
-    assert "".join(pieces) == whole["text"]
+    assert "".join(pieces) == complete["text"]
     nothing = client.post("/v1/completions", json={"prompt": "x", "max_tokens": 0, "echo": True}).json()
     assert nothing["choices"][0]["text"] == "x"
 
 
-def test_the_tokenizer_tells_of_itself(client: httpx.Client) -> None:
-    told = client.get("/tokenizer_info").json()
-    assert (told["eos_token"], told["mask_token"]) == ("<|endoftext|>", "<|mask|>")
-    assert "add_generation_prompt" in told["chat_template"]
+def test_the_tokenizer_describes_itself(client: httpx.Client) -> None:
+    logprobs = client.get("/tokenizer_info").json()
+    assert (logprobs["eos_token"], logprobs["mask_token"]) == ("<|endoftext|>", "<|mask|>")
+    assert "add_generation_prompt" in logprobs["chat_template"]
     ids = client.post("/tokenize", json={"prompt": "ab", "add_special_tokens": False})
     assert ids.json()["count"] == 2
     assert "x-unmask-ignored" not in ids.headers
@@ -168,7 +168,7 @@ def test_the_tokenizer_tells_of_itself(client: httpx.Client) -> None:
         ("/v1/completions", {"prompt": ["x"] * 128, "logprobs": 20}, "logprobs"),
     ],
 )
-def test_what_answers_may_tell_is_bounded(client: httpx.Client, path: str, asked: dict[str, Any], param: str) -> None:
+def test_logprobs_of_answers_are_bounded(client: httpx.Client, path: str, asked: dict[str, Any], param: str) -> None:
     refused = client.post(path, json={**asked, "max_tokens": 100})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
     assert f"have {128 * 100 * 21} log-probabilities: 128 x 100 tokens x 21; at most 262144" in refused.text
@@ -176,7 +176,7 @@ def test_what_answers_may_tell_is_bounded(client: httpx.Client, path: str, asked
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_a_long_answer_is_told_beside_others(client: httpx.Client, server: ServerProcess, path: str) -> None:
+def test_a_long_answer_has_logprobs_during_others(client: httpx.Client, server: ServerProcess, path: str) -> None:
     """A quarter of a million log-probabilities."""
     what = (
         {"messages": USER, "logprobs": True, "top_logprobs": 20} if "chat" in path else {"prompt": "x", "logprobs": 20}
@@ -186,8 +186,8 @@ def test_a_long_answer_is_told_beside_others(client: httpx.Client, server: Serve
         answer = client.post(path, json=body)
     assert answer.status_code == 200, answer.text
     choices = answer.json()["choices"]
-    told = [c["logprobs"].get("content") or c["logprobs"]["tokens"] for c in choices]
-    assert [len(each) for each in told] == [96] * 128
+    logprobs = [c["logprobs"].get("content") or c["logprobs"]["tokens"] for c in choices]
+    assert [len(each) for each in logprobs] == [96] * 128
 
 
 def test_log_probabilities_are_written_in_steps_between_which_other_tasks_run() -> None:
@@ -219,25 +219,27 @@ def test_a_scored_echo_is_bounded(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("mode", [None, "denoise", "block_append"])
-def test_generate_tells_each_id_whole_and_streamed(client: httpx.Client, checkpoint: Path, mode: str | None) -> None:
+def test_generate_reports_each_id_complete_and_streamed(
+    client: httpx.Client, checkpoint: Path, mode: str | None
+) -> None:
     asked = {"prompt": "x", "max_tokens": 20, "logprobs": 2, "ignore_eos": True}
-    whole = client.post("/generate", json=asked).json()
-    told = whole["logprobs"]
-    assert [one["id"] for one in told] == whole["token_ids"]
+    complete = client.post("/generate", json=asked).json()
+    logprobs = complete["logprobs"]
+    assert [one["id"] for one in logprobs] == complete["token_ids"]
     if mode is not None:
         body = {**asked, "stream": True, "stream_mode": mode}
         with client.stream("POST", "/generate", json=body) as stream:
             *events, final = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {")]
-        assert final["logprobs"] == told
+        assert final["logprobs"] == logprobs
         streamed = [one for event in events for one in event["logprobs"]]
-        assert streamed == told[: len(streamed)]
+        assert streamed == logprobs[: len(streamed)]
         assert len(streamed) > 10
         return
     with LLM(str(checkpoint), device="cpu") as llm:
         (mine,) = llm.generate(["x"], SamplingParams(max_tokens=20, temperature=0, logprobs=2, ignore_eos=True))
     assert mine.logprobs is not None
-    assert [one["logprob"] for one in told] == pytest.approx([one.logprob for one in mine.logprobs], abs=1e-3)
-    for one, other in zip(told, mine.logprobs, strict=True):
+    assert [one["logprob"] for one in logprobs] == pytest.approx([one.logprob for one in mine.logprobs], abs=1e-3)
+    for one, other in zip(logprobs, mine.logprobs, strict=True):
         assert [top["id"] for top in one["top_logprobs"]] == [id for id, _ in other.top]
     assert "logprobs" not in client.post("/generate", json={"prompt": "x", "max_tokens": 4}).json()
 
@@ -255,6 +257,6 @@ def test_special_tokens_are_ids_and_no_text(client: httpx.Client, path: str) -> 
     (choice,) = answer["choices"]
     text = choice["text"] if "text" in choice else choice["message"]["content"]
     assert (text or "", choice["finish_reason"]) == ("", "length")
-    told = choice["logprobs"]
-    words = told["tokens"] if "tokens" in told else [one["token"] for one in told["content"]]
-    assert words == ["<|endoftext|>"] * 9
+    logprobs = choice["logprobs"]
+    texts = logprobs["tokens"] if "tokens" in logprobs else [one["token"] for one in logprobs["content"]]
+    assert texts == ["<|endoftext|>"] * 9

@@ -48,11 +48,11 @@ def test_an_answer_is_the_one_of_chat(claude: anthropic.Anthropic, client: httpx
 
 def test_the_events_of_a_stream(client: httpx.Client) -> None:
     body = {**BODY, "ignore_eos": True}
-    whole = client.post("/v1/messages", json=body).json()
-    told = sse_events(client.post("/v1/messages", json={**body, "stream": True}).text)
-    assert all(name == event["type"] for name, event in told)
-    deltas = [event for name, event in told if name == "content_block_delta"]
-    assert [name for name, _ in told] == [
+    complete = client.post("/v1/messages", json=body).json()
+    events = sse_events(client.post("/v1/messages", json={**body, "stream": True}).text)
+    assert all(name == event["type"] for name, event in events)
+    deltas = [event for name, event in events if name == "content_block_delta"]
+    assert [name for name, _ in events] == [
         "message_start",
         "content_block_start",
         *["content_block_delta"] * len(deltas),
@@ -61,25 +61,25 @@ def test_the_events_of_a_stream(client: httpx.Client) -> None:
         "message_stop",
     ]
     assert len(deltas) >= 2
-    start = told[0][1]["message"]
+    start = events[0][1]["message"]
     assert start["content"] == []
     assert start["stop_reason"] is None
-    assert told[1][1] == {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+    assert events[1][1] == {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
     assert all(event["index"] == 0 and event["delta"]["type"] == "text_delta" for event in deltas)
-    assert "".join(event["delta"]["text"] for event in deltas) == whole["content"][0]["text"]
-    ended = told[-2][1]
+    assert "".join(event["delta"]["text"] for event in deltas) == complete["content"][0]["text"]
+    ended = events[-2][1]
     assert ended["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
-    assert ended["usage"]["output_tokens"] == whole["usage"]["output_tokens"] == 24
+    assert ended["usage"]["output_tokens"] == complete["usage"]["output_tokens"] == 24
 
 
 def test_a_stream_with_the_client(claude: anthropic.Anthropic) -> None:
-    whole = claude.messages.create(**BODY)
+    complete = claude.messages.create(**BODY)
     with claude.messages.stream(**BODY) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
-    assert text == final.content[0].text == whole.content[0].text
-    assert final.stop_reason == whole.stop_reason
-    assert final.usage.output_tokens == whole.usage.output_tokens
+    assert text == final.content[0].text == complete.content[0].text
+    assert final.stop_reason == complete.stop_reason
+    assert final.usage.output_tokens == complete.usage.output_tokens
 
 
 def test_stop_sequences_say_which_it_was(claude: anthropic.Anthropic) -> None:
@@ -98,7 +98,7 @@ def test_stop_sequences_say_which_it_was(claude: anthropic.Anthropic) -> None:
 
 def test_history_is_what_it_is_in_chat(claude: anthropic.Anthropic, client: httpx.Client) -> None:
     first = claude.messages.create(**BODY)
-    turns = [
+    messages = [
         {"role": "user", "content": [{"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}]},
         {"role": "assistant", "content": [
             {"type": "thinking", "thinking": "hm", "signature": "s"},
@@ -111,10 +111,10 @@ def test_history_is_what_it_is_in_chat(claude: anthropic.Anthropic, client: http
         ]},
     ]  # fmt: skip
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    told = {"role": "assistant", "content": first.content[0].text, "reasoning_content": "hm", "tool_calls": [call]}
+    events = {"role": "assistant", "content": first.content[0].text, "reasoning_content": "hm", "tool_calls": [call]}
     result = {"role": "tool", "tool_call_id": "c1", "content": "2"}
-    same = chat(client, [USER, told, result, {"role": "user", "content": "and?"}])
-    made = claude.messages.create(**{**BODY, "messages": turns})
+    same = chat(client, [USER, events, result, {"role": "user", "content": "and?"}])
+    made = claude.messages.create(**{**BODY, "messages": messages})
     assert made.content[0].text == same["choices"][0]["message"]["content"]
     assert made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0) == same["usage"]["prompt_tokens"]
 
@@ -128,7 +128,7 @@ def test_structured_text(claude: anthropic.Anthropic) -> None:
 
 
 def test_what_changes_nothing_is_taken(client: httpx.Client) -> None:
-    plain = client.post("/v1/messages", json=BODY).json()
+    base = client.post("/v1/messages", json=BODY).json()
     neutral = {
         "service_tier": "auto", "thinking": {"type": "disabled"}, "output_config": {"effort": "low"},
         "tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "none"}, "mcp_servers": [],
@@ -136,7 +136,7 @@ def test_what_changes_nothing_is_taken(client: httpx.Client) -> None:
     }  # fmt: skip
     taken = client.post("/v1/messages", json={**BODY, **neutral}, headers={"anthropic-version": "2023-06-01"})
     assert taken.status_code == 200, taken.text
-    assert taken.json()["content"] == plain["content"]
+    assert taken.json()["content"] == base["content"]
     assert "x-unmask-ignored" not in taken.headers
 
 
@@ -167,19 +167,19 @@ def test_what_changes_nothing_is_taken(client: httpx.Client) -> None:
 def test_what_is_wrong_is_named_in_anthropics_way(client: httpx.Client, field: dict[str, Any], says: str) -> None:
     refused = client.post("/v1/messages", json={**BODY, **field})
     assert refused.status_code == 400, refused.text
-    told = refused.json()
-    assert told["type"] == "error"
-    assert told["error"]["type"] == "invalid_request_error"
-    assert told["error"]["message"].startswith(says)
+    events = refused.json()
+    assert events["type"] == "error"
+    assert events["error"]["type"] == "invalid_request_error"
+    assert events["error"]["message"].startswith(says)
 
 
 def test_every_error_of_the_route_is_anthropics(claude: anthropic.Anthropic, client: httpx.Client) -> None:
     with pytest.raises(anthropic.NotFoundError) as unknown:
         claude.messages.create(**{**BODY, "model": "nope"})
     assert unknown.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
-    told = [client.get("/v1/messages"), client.post("/v1/messages/nope"), client.post("/v1/messages", content=b"{")]
-    assert [answer.status_code for answer in told] == [405, 404, 400]
-    assert all(answer.json()["type"] == "error" for answer in told)
+    events = [client.get("/v1/messages"), client.post("/v1/messages/nope"), client.post("/v1/messages", content=b"{")]
+    assert [answer.status_code for answer in events] == [405, 404, 400]
+    assert all(answer.json()["type"] == "error" for answer in events)
     large = client.post("/v1/messages", content=b"{" + b" " * 2**21)
     assert (large.status_code, large.json()["error"]["type"]) == (413, "request_too_large")
     assert "error" in client.post("/v1/nope").json()
@@ -234,8 +234,8 @@ def test_a_client_that_leaves_ends_its_answer(fake: ServerProcess) -> None:
 def test_a_stream_counts_its_input_as_its_end_does(client: httpx.Client) -> None:
     body = {**BODY, "messages": [{"role": "user", "content": "the same long words " * 20}]}
     for _ in range(2):  # the second finds the first's prompt in the cache
-        told = sse_events(client.post("/v1/messages", json={**body, "stream": True}).text)
-        begun, ended = told[0][1]["message"]["usage"], told[-2][1]["usage"]
+        events = sse_events(client.post("/v1/messages", json={**body, "stream": True}).text)
+        begun, ended = events[0][1]["message"]["usage"], events[-2][1]["usage"]
         names = ("input_tokens", "cache_read_input_tokens")
         assert [begun[name] for name in names] == [ended[name] for name in names]
     assert ended["cache_read_input_tokens"] > 0

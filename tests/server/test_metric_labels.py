@@ -76,7 +76,7 @@ def test_time_in_which_rendering_waits_is_charged_at_a_quarter(seconds: float, r
 
 
 @pytest.mark.parametrize("replicas", [2])
-def test_processes_are_told_apart_and_one_that_is_new_begins_anew(replicas: int) -> None:
+def test_processes_have_labels_and_a_new_one_begins_anew(replicas: int) -> None:
     args = ("--data-parallel-size", str(replicas), "--served-model-name", "mine")
     with serving(*args, module=FAKE) as server:
         server.until_metric("unmask_backends_ready", replicas)
@@ -94,8 +94,8 @@ def test_processes_are_told_apart_and_one_that_is_new_begins_anew(replicas: int)
         assert of("cpu_seconds_total", "frontend") > 0
         assert 5 < of("open_fds", "frontend") < of("max_fds", "frontend")
         started = sorted(process.create_time() for process in server.backends())
-        told = sorted(of("start_time_seconds", f"backend-{n}") for n in range(replicas))
-        assert told == pytest.approx(started, abs=2)
+        reported = sorted(of("start_time_seconds", f"backend-{n}") for n in range(replicas))
+        assert reported == pytest.approx(started, abs=2)
 
         wait_until(lambda: time.time() > started[-1] + 3)  # start times are whole seconds at worst
         before = of("start_time_seconds", "backend-0"), of("start_time_seconds", "backend-1")

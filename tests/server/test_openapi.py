@@ -59,10 +59,12 @@ def api(server: ServerProcess) -> Any:
 
 def test_every_route_is_listed(api: Any) -> None:
     found = {(method.upper(), path) for path, methods in api.raw_schema["paths"].items() for method in methods}
-    plain = {("GET", path) for path in ("/health", "/ready", "/startup", "/metrics", "/v1/models", "/tokenizer_info")}
+    unprotected = {
+        ("GET", path) for path in ("/health", "/ready", "/startup", "/metrics", "/v1/models", "/tokenizer_info")
+    }
     closed = {("POST", f"/v1/{what}_lora_adapter") for what in ("load", "unload")}  # without --lora-routes
     closed |= {("POST", f"/{what}_profile") for what in ("start", "stop")}  # without --profiler
-    assert found == {*OPERATIONS[:-1], ("GET", "/v1/models/{name}"), *plain, *closed}
+    assert found == {*OPERATIONS[:-1], ("GET", "/v1/models/{name}"), *unprotected, *closed}
 
 
 def test_enums_and_constants_are_of_one_type(api: Any) -> None:
@@ -94,8 +96,8 @@ def test_decoding_is_described_by_what_the_engine_declares(api: Any) -> None:
         for field in rule.fields:
             outer, _, inner = field.name.partition(".")
             assert not inner or inner in fields[outer]["properties"]
-            told = schema["properties"][outer]["description"]
-            assert inner or field.help in told
+            description = schema["properties"][outer]["description"]
+            assert inner or field.help in description
     for name in ("GenerateRequest", "ChatRequest", "CompletionRequest"):
         body = api.raw_schema["components"]["schemas"][name]
         assert body["properties"]["decoding"]["anyOf"][0] == {"$ref": "#/components/schemas/Decoding"}
@@ -149,10 +151,10 @@ def test_schemathesis_itself_finds_nothing(checkpoint: Path, tmp_path: Path) -> 
     key = "a-key-of-these-tests"
     with serving("--model", str(checkpoint), "--max-model-len", "64", "--api-key", key, module=FAKE) as server:
         command = [program, "--config-file", config, "run", f"{server.url}/openapi.json", *flags]
-        ran = subprocess.run(
+        finished = subprocess.run(
             [*command, "-H", f"Authorization: Bearer {key}"], cwd=tmp_path, capture_output=True, text=True
         )
-    assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
+    assert finished.returncode == 0, finished.stdout[-6000:] + finished.stderr[-2000:]
 
 
 def test_every_route_has_a_known_tag_and_a_short_summary(api: Any) -> None:

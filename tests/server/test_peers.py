@@ -118,9 +118,9 @@ def test_what_cannot_be_decoded_is_one_line(
 
     with caplog.at_level(logging.DEBUG):
         asyncio.run(run())
-    told = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(told) == 4
-    for record in told:
+    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == 4
+    for record in warnings:
         assert not record.exc_info
         assert "backend-0.1: ignoring an invalid message" in record.getMessage()
         assert "\n" not in record.getMessage()
@@ -150,7 +150,7 @@ def test_larger_messages_than_any_backend_sends_are_not_taken(
         asyncio.run(run())
 
 
-def test_backends_are_not_told_the_servers_secrets(checkpoint: Path) -> None:
+def test_backends_do_not_get_the_servers_secrets(checkpoint: Path) -> None:
     secrets = {"UNMASK_API_KEY": "key-of-the-server-0123456789", "HF_TOKEN": "hf_0123456789"}
     with serving("--model", str(checkpoint), module=FAKE, env=secrets) as server:
         (backend,) = server.backends()
@@ -164,14 +164,14 @@ def test_backends_are_not_told_the_servers_secrets(checkpoint: Path) -> None:
         assert all(len(argument) < 40 or "/" in argument for argument in arguments)  # a key has 40 characters
 
 
-@pytest.mark.parametrize(("model", "kept"), [("hf://org/name", True), ("/models/x", False), (None, False)])
+@pytest.mark.parametrize(("model", "passed"), [("hf://org/name", True), ("/models/x", False), (None, False)])
 def test_the_hubs_token_goes_where_a_model_is_fetched(
-    model: str | None, kept: bool, monkeypatch: pytest.MonkeyPatch
+    model: str | None, passed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from runtime.server.env import backend_environment
 
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("UNMASK_API_KEY", "secret")
     found = backend_environment(model)
-    assert ("HF_TOKEN" in found) is kept
+    assert ("HF_TOKEN" in found) is passed
     assert not [name for name in found if name.startswith("UNMASK_")]

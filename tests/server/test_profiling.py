@@ -24,8 +24,8 @@ def steps_in(file: str) -> list[dict[str, Any]]:
 
 @pytest.mark.matrix
 def test_the_steps_of_every_backend_between_start_and_stop(checkpoint: Any, tmp_path: Path) -> None:
-    place = tmp_path / "new" / "place"
-    flags = ["--model", str(checkpoint), "--profiler", "torch", "--torch-profiler-dir", str(place)]
+    directory = tmp_path / "new" / "place"
+    flags = ["--model", str(checkpoint), "--profiler", "torch", "--torch-profiler-dir", str(directory)]
     with serving(*flags, "--api-key", KEY, "--data-parallel-size", "2") as server:
         with server.client() as stranger:
             assert stranger.post("/start_profile").status_code == 401
@@ -59,11 +59,11 @@ def test_the_steps_of_every_backend_between_start_and_stop(checkpoint: Any, tmp_
             assert client.post("/start_profile").status_code == 200  # and again
             assert client.post("/stop_profile").status_code == 200
     assert len(files) == 2
-    assert all(Path(file).parent == place for file in files)
+    assert all(Path(file).parent == directory for file in files)
     assert sum(len(steps_in(file)) for file in files) == done > 0
 
 
-def test_a_directory_that_cannot_be_is_told_and_changes_nothing(checkpoint: Any, tmp_path: Path) -> None:
+def test_an_impossible_directory_is_reported_and_changes_nothing(checkpoint: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     flags = ["--model", str(checkpoint), "--profiler", "torch", "--torch-profiler-dir", str(tmp_path / "file")]
     with serving(*flags) as server, server.client() as client:
@@ -96,9 +96,9 @@ def test_a_backend_that_ends_takes_its_profile_with_it(tmp_path: Path) -> None:
 
 
 def test_a_backend_without_a_profile_says_so() -> None:
-    said: list[Any] = []
-    ProfileWorker("backend-0.1", said.append).stop(7, keep=True)
-    assert said == [CallResult(7, error="no profile is running")]
+    sent: list[Any] = []
+    ProfileWorker("backend-0.1", sent.append).stop(7, keep=True)
+    assert sent == [CallResult(7, error="no profile is running")]
 
 
 @pytest.mark.parametrize("flags", [["--profiler", "torch"], ["--torch-profiler-dir", "/tmp"]])

@@ -38,13 +38,13 @@ def test_a_killed_rank_under_load(server: ServerProcess, whom):
     rank = rank_of(backend)
     before = server.metrics()["unmask_engine_steps_total"]
     with concurrent.futures.ThreadPoolExecutor(8) as pool, server.client() as client:
-        plain = [pool.submit(client.post, "/generate", json=LONG) for _ in range(3)]
+        pending = [pool.submit(client.post, "/generate", json=LONG) for _ in range(3)]
         stream = pool.submit(client.post, "/generate", json=LONG | {"stream": True})
         server.until(lambda: server.metrics()["unmask_engine_steps_total"] > before + 3)
         server.until_metric('unmask_replica_requests{replica="0"}', 4)
         assert server.metrics()['unmask_replica_work_tokens{replica="0"}'] > 100
         os.kill(rank.pid if whom == "the other rank" else backend.pid, signal.SIGKILL)
-        answers = [f.result(timeout=TIMEOUT) for f in plain]
+        answers = [f.result(timeout=TIMEOUT) for f in pending]
         events = sse(stream.result(timeout=TIMEOUT).text)
         for answer in answers:
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_backend")
@@ -58,8 +58,8 @@ def test_a_killed_rank_under_load(server: ServerProcess, whom):
 
 @pytest.mark.matrix
 def test_ranks_and_replicas_answer_alike(server: ServerProcess):
-    fixed = {"max_tokens": 24, "ignore_eos": True}  # so that they meet
-    asked = [{"prompt": f"{n} + 4 =", "temperature": n % 2, "seed": n, **fixed} for n in range(6)]
+    params = {"max_tokens": 24, "ignore_eos": True}  # so that they meet
+    asked = [{"prompt": f"{n} + 4 =", "temperature": n % 2, "seed": n, **params} for n in range(6)]
     with serving("--device", "cpu", "--num-pages", "256", "--data-parallel-size", "2") as copies:
         copies.until_metric("unmask_backends_ready", 2)
         with copies.client() as one, server.client() as other, concurrent.futures.ThreadPoolExecutor(6) as pool:
@@ -136,8 +136,8 @@ def test_two_hosts():
     """Two network namespaces, joined by a cable."""
     names = [f"unmask{os.getpid()}{side}" for side in "ab"]
 
-    def ip(*words):
-        subprocess.run(["ip", *words], check=True)
+    def ip(*arguments):
+        subprocess.run(["ip", *arguments], check=True)
 
     try:
         for name in names:

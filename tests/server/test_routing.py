@@ -14,7 +14,7 @@ from tests.server.fake_engine import FakeEngine
 @pytest.fixture
 def info():
     configure = Configure(EngineConfig(), (0,), "info", "text")
-    return FakeEngine(configure, lambda *told: None, None).info
+    return FakeEngine(configure, lambda *outputs: None, None).info
 
 
 def spec(prompt, max_tokens=64, salt=""):
@@ -69,10 +69,10 @@ def test_salts_have_prefixes_of_their_own(info):
 
 def test_only_what_a_cache_holds_is_remembered(info):
     router, load = Router(2), [0, 0]
-    room = info.num_pages * info.page_size // CHUNK
-    for n in range(2 * room // 50):
+    capacity = info.num_pages * info.page_size // CHUNK
+    for n in range(2 * capacity // 50):
         send(router, spec([n, *range(50 * CHUNK)]), load, info)
-    assert all(len(held) <= room for held in router._cached_prefixes)
+    assert all(len(held) <= capacity for held in router._cached_prefixes)
 
 
 def test_what_is_typical_is_learnt(info):

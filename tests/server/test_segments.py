@@ -38,7 +38,7 @@ REQUESTS = st.tuples(
 )
 
 
-def told(data: bytes) -> list[tuple[str, str, str]]:
+def responses_in(data: bytes) -> list[tuple[str, str, str]]:
     found = [(status, json.loads(body)) for status, _, body in answers(data)]
     assert all(status == 200 for status, _ in found)
     return [(body["method"], body["path"], body["body"]) for _, body in found]
@@ -54,8 +54,8 @@ def test_any_cut_of_any_requests_gives_the_same_answers(
     segments = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
     sent, _ = asyncio.run(exchange(segments, data.draw(st.integers(0, 3))))
     bodies = [b"" if method == "GET" else body for method, body, *_ in requests]
-    wanted = [(r[0], f"/{len(r[1])}", body.decode()) for r, body in zip(requests, bodies, strict=True)]
-    assert told(sent) == wanted
+    expected = [(r[0], f"/{len(r[1])}", body.decode()) for r, body in zip(requests, bodies, strict=True)]
+    assert responses_in(sent) == expected
 
 
 @pytest.mark.parametrize("chunk", [0, 7])
@@ -64,12 +64,12 @@ def test_every_single_cut(upgrade: bool, chunk: int) -> None:
     stream = message("POST", INNER, upgrade, chunk, True) + message("GET", b"", upgrade, 0, False)
 
     async def every() -> None:
-        whole, _ = await exchange([stream])
-        assert [path for _, path, _ in told(whole)] == [f"/{len(INNER)}", "/0"]
-        assert told(whole)[0][2] == INNER.decode()
+        complete, _ = await exchange([stream])
+        assert [path for _, path, _ in responses_in(complete)] == [f"/{len(INNER)}", "/0"]
+        assert responses_in(complete)[0][2] == INNER.decode()
         for i in range(1, len(stream)):
-            assert (await exchange([stream[:i], stream[i:]]))[0] == whole
-        assert (await exchange([stream[i : i + 1] for i in range(len(stream))]))[0] == whole
+            assert (await exchange([stream[:i], stream[i:]]))[0] == complete
+        assert (await exchange([stream[i : i + 1] for i in range(len(stream))]))[0] == complete
 
     asyncio.run(every())
 
@@ -77,21 +77,21 @@ def test_every_single_cut(upgrade: bool, chunk: int) -> None:
 @pytest.mark.parametrize("size", range(505, 520))
 def test_a_head_that_ends_where_a_piece_ends(size: int) -> None:
     """What is fed to the parser in pieces is one stream all the same."""
-    fixed = len(b"GET /0 HTTP/1.1\r\na: \r\n\r\n")
-    head = b"GET /0 HTTP/1.1\r\na: " + b"x" * (size - fixed) + b"\r\n\r\n"
+    overhead = len(b"GET /0 HTTP/1.1\r\na: \r\n\r\n")
+    head = b"GET /0 HTTP/1.1\r\na: " + b"x" * (size - overhead) + b"\r\n\r\n"
     assert len(head) == size
     sent, _ = asyncio.run(exchange([head * 3]))
-    assert len(told(sent)) == 3
+    assert len(responses_in(sent)) == 3
     assert b"connection: close" not in sent
 
 
 def test_pipelined_requests_start_one_by_one() -> None:
     sent, started = asyncio.run(exchange([b"GET / HTTP/1.1\r\n\r\n" * 2000]))
-    assert len(told(sent)) == 2000
+    assert len(responses_in(sent)) == 2000
     assert started == 1
 
 
-def test_what_is_broken_is_told_after_the_answers_before_it() -> None:
+def test_a_broken_request_is_refused_after_the_answers_before_it() -> None:
     for rest, status in (
         (b"NONSENSE\r\n\r\n", 400),
         (b"GET /" + b"x" * 70_000, 431),
@@ -145,7 +145,7 @@ def test_other_protocols_and_line_ends_are_refused(data: bytes) -> None:
 
 def test_empty_lines_before_a_request_are_ignored() -> None:
     sent, _ = asyncio.run(exchange([b"\r\n", INNER + b"\r\n" * 3, b"\r\n" * 5, INNER]))
-    assert len(told(sent)) == 2
+    assert len(responses_in(sent)) == 2
 
 
 def test_nothing_after_a_last_request_is_one() -> None:
@@ -165,7 +165,7 @@ def test_trailers_do_not_become_headers() -> None:
     """A key in a trailer would have passed the gate before it came."""
     stream = message("POST", b"abc", False, 2, True)
     sent, _ = asyncio.run(exchange([stream]))
-    assert told(sent) == [("POST", "/3", "abc")]
+    assert responses_in(sent) == [("POST", "/3", "abc")]
 
 
 def test_framings_that_contradict_each_other_are_refused_with_an_upgrade_too() -> None:

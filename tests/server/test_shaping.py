@@ -34,16 +34,16 @@ def test_stop_tokens_and_least_tokens(server: ServerProcess) -> None:
         assert answer(min_tokens=9)["text"] == "a" * 9
 
 
-def test_a_penalty_and_a_share_of_the_likeliest(server: ServerProcess, ai: Any) -> None:
+def test_a_penalty_and_min_p(server: ServerProcess, ai: Any) -> None:
     one = {"extra_body": {"decoding": {"algorithm": "sequential"}, "ignore_eos": True}, "max_tokens": 12}
     again = ai.completions.create(model="tiny", prompt="x", **one, presence_penalty=2, logit_bias={A: 1})
     free = ai.completions.create(model="tiny", prompt="x", **one, logit_bias={A: 1})
     assert again.choices[0].text != free.choices[0].text
     with server.client() as client:
         hot = {"prompt": "x", "max_tokens": 8, "ignore_eos": True, "temperature": 50, "seed": 1, "logit_bias": {A: 100}}
-        likeliest = client.post("/generate", json={**hot, "min_p": 0.5}).json()["token_ids"]
-        assert likeliest == [int(A)] * 8
-        assert client.post("/generate", json=hot).json()["token_ids"] != likeliest
+        greedy = client.post("/generate", json={**hot, "min_p": 0.5}).json()["token_ids"]
+        assert greedy == [int(A)] * 8
+        assert client.post("/generate", json=hot).json()["token_ids"] != greedy
 
 
 def test_a_refusal_says_what_to_do(server: ServerProcess) -> None:

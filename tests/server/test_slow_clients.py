@@ -49,7 +49,7 @@ def server() -> Iterator[Wired]:
 
 @pytest.mark.parametrize("before", [b"", GET, GET + GET])
 @pytest.mark.parametrize("half", [b"GET /", GET[:-2], b"POST /x HTTP/1.1\r\nContent-Length: 5\r\n"])
-def test_half_a_head_is_given_up_on_any_request(server: Wired, before: bytes, half: bytes) -> None:
+def test_half_a_head_times_out_on_any_request(server: Wired, before: bytes, half: bytes) -> None:
     with server.connect(before) as connection:
         if before:
             receive(connection, before.count(GET))
@@ -64,7 +64,7 @@ def test_half_a_head_is_given_up_on_any_request(server: Wired, before: bytes, ha
     assert server.given_up("slow_head") == 1
 
 
-def test_a_head_that_comes_a_byte_at_a_time_is_given_up(server: Wired) -> None:
+def test_a_head_that_comes_a_byte_at_a_time_times_out(server: Wired) -> None:
     with server.connect(GET) as connection:
         receive(connection)
         connection.sendall(b"GET / HTTP/1.1\r\na: ")
@@ -110,7 +110,7 @@ def test_the_time_of_an_answer_is_not_the_heads_that_waits(server: Wired) -> Non
 
 
 @pytest.mark.parametrize("before", [b"", GET])
-def test_a_body_that_does_not_come_is_told_so(server: Wired, before: bytes) -> None:
+def test_a_body_that_does_not_come_is_answered_with_a_timeout(server: Wired, before: bytes) -> None:
     with server.connect(before) as connection:
         if before:
             receive(connection)
@@ -182,7 +182,7 @@ def test_no_more_is_thrown_away_than_the_limit() -> None:
 
 @pytest.mark.parametrize("path", ["big", "stream", "break"])
 @pytest.mark.parametrize("close", [b"", b"Connection: close\r\n"])
-def test_a_reader_that_stops_is_given_up(path: str, close: bytes) -> None:
+def test_a_reader_that_stops_times_out(path: str, close: bytes) -> None:
     with wired(idle_seconds=LONG) as server:
         with server.connect(b"GET /%s HTTP/1.1\r\n%b\r\n" % (path.encode(), close), room=2**15) as connection:
             assert connection.recv(100)
@@ -211,7 +211,7 @@ def test_a_reader_that_is_slow_gets_everything(server: Wired) -> None:
     assert server.given_up("stalled") == 0
 
 
-def test_what_the_kernel_has_taken_is_not_kept_for_ever_either() -> None:
+def test_what_the_kernel_has_taken_is_dropped_too() -> None:
     """An answer that fits its buffers is no longer ours to time; every accepted connection has the limit set there."""
     with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
         accepted, _ = listener.accept()

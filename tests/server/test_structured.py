@@ -55,12 +55,12 @@ def test_parse_gives_an_object(ai: openai.OpenAI) -> None:
 
 def test_a_stream_brings_the_same_text(ai: openai.OpenAI) -> None:
     asked = {**CHAT, "response_format": {"type": "json_object"}, "n": 2, "temperature": 1, "seed": 7}
-    whole = [choice.message.content for choice in ai.chat.completions.create(**asked).choices]
+    complete = [choice.message.content for choice in ai.chat.completions.create(**asked).choices]
     texts = ["", ""]
     for chunk in ai.chat.completions.create(**asked, stream=True):
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
-    assert texts == whole
+    assert texts == complete
     assert all(isinstance(json.loads(text), dict) for text in texts)
 
 
@@ -208,10 +208,10 @@ def test_a_grammar_that_compiles_for_minutes_is_refused_and_holds_nobody_long(st
         ({"guided_json": endless}, "guided_json"),
         ({"tools": [tool], "tool_choice": "required"}, "tool_choice"),
     ]
-    with strict.client() as client, ThreadPoolExecutor(1) as beside:
+    with strict.client() as client, ThreadPoolExecutor(1) as pool:
         for more, param in asked:
             before = used(strict)
-            job = beside.submit(client.post, "/v1/chat/completions", json={**CHAT, **more})
+            job = pool.submit(client.post, "/v1/chat/completions", json={**CHAT, **more})
             wait_until(lambda before=before: any(t > before.get(pid, 0) + 0.1 for pid, t in used(strict).items()))
             other = client.post("/generate", json={"prompt": "a", "max_tokens": 4, "regex": f"c|{param}"})
             assert other.status_code == 200, other.text

@@ -42,11 +42,11 @@ def test_a_killed_backend_ends_its_requests_and_comes_back(fake: ServerProcess) 
     (backend,) = fake.backends()
     failures = fake.metrics()["unmask_backend_failures_total"]
     with concurrent.futures.ThreadPoolExecutor(16) as pool, fake.client() as client:
-        plain = start(fake, pool, 6)
+        pending = start(fake, pool, 6)
         streams = [pool.submit(client.post, "/generate", json={**ENDLESS, "stream": True}) for _ in range(2)]
         fake.until(lambda: fake.metrics()["unmask_requests_running"] + fake.metrics()["unmask_requests_waiting"] == 8)
         os.kill(backend.pid, signal.SIGKILL)
-        answers = [f.result(timeout=TIMEOUT) for f in plain]
+        answers = [f.result(timeout=TIMEOUT) for f in pending]
         events = [sse(f.result(timeout=TIMEOUT).text) for f in streams]
         for answer in answers:
             assert answer.status_code == 503
@@ -118,7 +118,7 @@ def test_a_failed_step_fails_its_request_alone(fake: ServerProcess, tmp_path: Pa
         assert other.result().status_code == 200
 
 
-def test_replicas_share_the_load_and_the_loss(checkpoint: Path, tmp_path: Path) -> None:
+def test_replicas_divide_the_load_and_the_loss(checkpoint: Path, tmp_path: Path) -> None:
     done = tmp_path / "done"
     with serving("--model", str(checkpoint), "--data-parallel-size", "2", module=FAKE) as server:
         server.until_metric("unmask_backends_ready", 2)

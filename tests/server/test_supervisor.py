@@ -104,7 +104,7 @@ def test_a_backend_that_hangs_is_replaced(folder: Path, monkeypatch: pytest.Monk
     asyncio.run(run())
 
 
-def test_a_failed_load_is_told_once_and_not_repeated(folder: Path) -> None:
+def test_a_failed_load_is_reported_once_and_not_repeated(folder: Path) -> None:
     async def run() -> None:
         log, failures = Log(), []
         supervisor = supervise(folder, log, failures, accept_threshold=0.0)  # the fake engine refuses it
@@ -161,7 +161,7 @@ def test_a_process_that_exits_without_a_reason_is_reported(folder: Path, monkeyp
     asyncio.run(run())
 
 
-def test_words_of_strangers_and_of_the_dead_are_not_heard(folder: Path) -> None:
+def test_messages_of_strangers_and_of_the_dead_are_ignored(folder: Path) -> None:
     import zmq
 
     async def run() -> None:
@@ -169,12 +169,12 @@ def test_words_of_strangers_and_of_the_dead_are_not_heard(folder: Path) -> None:
         supervisor = supervise(folder, log, failures)
         await supervisor.start()
         await wait_until_async(lambda: log.ready == 1)
-        news = ipc_protocol.encode(ipc_protocol.Outputs([EngineOutput(id="x", nfe=1)]))
+        outputs = ipc_protocol.encode(ipc_protocol.Outputs([EngineOutput(id="x", nfe=1)]))
         with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
             socket.connect(f"ipc://{folder}/e")
-            for frames in ([b"backend-0.0", news], [b"backend-0.1", b"\xff"], [b"one"], [b"a", b"b", b"c"]):
+            for frames in ([b"backend-0.0", outputs], [b"backend-0.1", b"\xff"], [b"one"], [b"a", b"b", b"c"]):
                 socket.send_multipart(frames)
-            socket.send_multipart([b"backend-0.1", news])
+            socket.send_multipart([b"backend-0.1", outputs])
             await wait_until_async(lambda: log.outputs)
         await supervisor.stop("done")
         assert [output.id for output in log.outputs] == ["x"]

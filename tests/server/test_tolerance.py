@@ -61,7 +61,7 @@ def test_calls_are_not_lost_on_a_template_that_does_not_know_them(client: httpx.
 
 
 @pytest.mark.parametrize(
-    ("history", "param", "said"),
+    ("history", "param", "message"),
     [
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "messages[0].content[0]",
          "messages[0].content[0]: image_url parts are not supported, only text"),
@@ -73,16 +73,16 @@ def test_calls_are_not_lost_on_a_template_that_does_not_know_them(client: httpx.
          "messages[1].tool_calls[0].function.name: Field required"),
     ],
 )  # fmt: skip
-def test_what_a_message_cannot_be_is_said_in_a_sentence(
-    client: httpx.Client, history: list[Any], param: str, said: str
+def test_what_a_message_cannot_be_is_refused_in_a_sentence(
+    client: httpx.Client, history: list[Any], param: str, message: str
 ) -> None:
     refused = answer(client, messages=history)
     assert refused.status_code == 400
-    assert (refused.json()["error"]["param"], refused.json()["error"]["message"]) == (param, said)
+    assert (refused.json()["error"]["param"], refused.json()["error"]["message"]) == (param, message)
 
 
 def test_fields_that_change_nothing_are_taken(client: httpx.Client) -> None:
-    plain = answer(client).json()["choices"]
+    base = answer(client).json()["choices"]
     neutral = {
         "min_p": 0, "skip_special_tokens": True, "echo": False, "safety_identifier": "me", "prompt_cache_key": "k",
         "reasoning_effort": "low", "frequency_penalty": 0, "repetition_penalty": 1.0, "min_tokens": 0,
@@ -91,7 +91,7 @@ def test_fields_that_change_nothing_are_taken(client: httpx.Client) -> None:
     }  # fmt: skip
     taken = answer(client, **neutral)
     assert taken.status_code == 200, taken.text
-    assert taken.json()["choices"] == plain
+    assert taken.json()["choices"] == base
     assert "x-unmask-ignored" not in taken.headers
 
 

@@ -42,8 +42,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         assert self.path == "/v1/traces"
-        told = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["content-length"])))
-        for resource in told.resource_spans:
+        received = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["content-length"])))
+        for resource in received.resource_spans:
             self.server.resources.append(attributes(resource.resource))
             for scope in resource.scope_spans:
                 self.server.spans += scope.spans
@@ -56,12 +56,12 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def attributes(of: Any) -> dict[str, Any]:
-    def plain(value: Any) -> Any:
+    def value_of(value: Any) -> Any:
         kind = value.WhichOneof("value")
         found = getattr(value, kind)
-        return [plain(item) for item in found.values] if kind == "array_value" else found
+        return [value_of(item) for item in found.values] if kind == "array_value" else found
 
-    return {pair.key: plain(pair.value) for pair in of.attributes}
+    return {pair.key: value_of(pair.value) for pair in of.attributes}
 
 
 @contextmanager
@@ -95,22 +95,22 @@ def test_a_span_a_request_below_its_callers(checkpoint: Any) -> None:
         wait_until(lambda: len(collector.spans) == 9)
     assert len(collector.spans) == 9  # three requests, and three phases of two
     assert all("secret" not in str(span) for span in collector.spans)
-    whole, refused = sorted(collector.named("chat mine"), key=lambda span: span.start_time_unix_nano)
+    complete, refused = sorted(collector.named("chat mine"), key=lambda span: span.start_time_unix_nano)
     (stream,) = collector.named("text_completion mine")
-    assert (whole.trace_id.hex(), whole.parent_span_id.hex()) == (TRACE, PARENT)
+    assert (complete.trace_id.hex(), complete.parent_span_id.hex()) == (TRACE, PARENT)
     assert stream.trace_id.hex() != TRACE
     assert not stream.parent_span_id
-    usage, told = answer["usage"], attributes(whole)
-    assert told["gen_ai.response.id"] == answer["id"]
-    assert told["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
-    assert told["gen_ai.usage.output_tokens"] == usage["completion_tokens"]
-    assert told["gen_ai.response.finish_reasons"] == [answer["choices"][0]["finish_reason"]]
-    assert told["unmask.forwards"] >= 1
-    assert told["http.route"] == CHAT
-    assert told["unmask.request_id"] == "mine-1"
+    usage, received = answer["usage"], attributes(complete)
+    assert received["gen_ai.response.id"] == answer["id"]
+    assert received["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
+    assert received["gen_ai.usage.output_tokens"] == usage["completion_tokens"]
+    assert received["gen_ai.response.finish_reasons"] == [answer["choices"][0]["finish_reason"]]
+    assert received["unmask.forwards"] >= 1
+    assert received["http.route"] == CHAT
+    assert received["unmask.request_id"] == "mine-1"
     assert attributes(refused)["error.type"] == "400"
     assert attributes(stream)["gen_ai.response.time_to_first_chunk"] > 0
-    for span in (whole, stream):
+    for span in (complete, stream):
         phases = {child.name: child for child in collector.spans if child.parent_span_id == span.span_id}
         queue, prefill, denoise = (phases[name] for name in ("queue", "prefill", "denoise"))
         assert span.start_time_unix_nano <= queue.start_time_unix_nano
@@ -165,14 +165,14 @@ def test_an_unsupported_protocol_is_named(monkeypatch: pytest.MonkeyPatch, caplo
 
 
 @pytest.mark.parametrize("more", [{}, {"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}])
-def test_nothing_is_imported_where_no_traces_are_wanted(more: dict[str, str]) -> None:
+def test_nothing_is_imported_where_traces_are_off(more: dict[str, str]) -> None:
     program = (
         "import sys; from runtime.server import http_server; from runtime.server.middleware import tracing\n"
         "assert tracing.start() is None\n"
         "assert not [n for n in sys.modules if n.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))]"
     )
-    wanted = {VARIABLES[0]: "http://127.0.0.1:9"} if more else {}
-    subprocess.run([sys.executable, "-c", program], check=True, env={"PYTHONPATH": ".", **wanted, **more})
+    enabled = {VARIABLES[0]: "http://127.0.0.1:9"} if more else {}
+    subprocess.run([sys.executable, "-c", program], check=True, env={"PYTHONPATH": ".", **enabled, **more})
 
 
 def test_backends_have_no_secret_of_the_exporter(monkeypatch: pytest.MonkeyPatch) -> None:

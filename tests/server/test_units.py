@@ -93,7 +93,7 @@ def test_totals_outlive_their_backend_and_gauges_do_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("live", "told", "requests"),
+    ("live", "waiting_by_replica", "requests"),
     [
         ([0], [0], (0, 0)),
         ([5], [0], (5, 0)),  # though the engine, between two steps, has none
@@ -104,10 +104,12 @@ def test_totals_outlive_their_backend_and_gauges_do_not() -> None:
         ([4, 0], [], (4, 0)),  # no engine has reported yet
     ],
 )
-def test_requests_are_counted_as_they_are_now(live: list[int], told: list[int], requests: tuple[int, int]) -> None:
+def test_requests_are_counted_as_they_are_now(
+    live: list[int], waiting_by_replica: list[int], requests: tuple[int, int]
+) -> None:
     figures = EngineMetrics()
     figures.live_by_replica, figures.max_running_requests = live, 16
-    figures.current = {replica: EngineStats(waiting=waiting) for replica, waiting in enumerate(told)}
+    figures.current = {replica: EngineStats(waiting=waiting) for replica, waiting in enumerate(waiting_by_replica)}
     assert figures.requests() == requests
 
 
@@ -167,7 +169,7 @@ def test_a_text_is_called_too_long_only_if_it_is(checkpoint: Path) -> None:
     assert tokenizer.certainly_exceeds("a" * 10**5, 512)
 
 
-def test_plain_text_begins_as_the_model_family_has_it(checkpoint: Path) -> None:
+def test_text_without_template_begins_as_the_model_family_has_it(checkpoint: Path) -> None:
     tokenizer = Tokenizer(checkpoint)
     preparer = Preprocessor(lambda: (info(max_token_id=263, bos_token_id=7), tokenizer))
     request = Request({"type": "http"})
@@ -176,14 +178,14 @@ def test_plain_text_begins_as_the_model_family_has_it(checkpoint: Path) -> None:
 
 
 def test_a_hubs_signed_addresses_are_cut_off_in_the_log() -> None:
-    def told(logger: str) -> str:
+    def log_of(logger: str) -> str:
         asked = ("https://cdn.example/blob?X-Signature=secret",)
         record = logging.LogRecord(logger, logging.WARNING, "", 0, "%s fails", asked, None)
         assert redact_queries(record)
         return record.getMessage()
 
-    assert told("huggingface_hub.file_download") == "https://cdn.example/blob fails"
-    assert told("runtime").endswith("=secret fails")
+    assert log_of("huggingface_hub.file_download") == "https://cdn.example/blob fails"
+    assert log_of("runtime").endswith("=secret fails")
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

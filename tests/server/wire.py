@@ -65,8 +65,8 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
         case _:
             with contextlib.suppress(ConnectionError):
                 body = await read(receive)
-                told = {"method": scope["method"], "path": scope["path"], "body": body.decode("latin-1")}
-                await answer(json.dumps(told).encode())
+                echo = {"method": scope["method"], "path": scope["path"], "body": body.decode("latin-1")}
+                await answer(json.dumps(echo).encode())
 
 
 class Wired:

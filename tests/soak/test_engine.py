@@ -67,7 +67,7 @@ def test_thousands_of_requests(seed: int) -> None:
             outputs, asked = run.received.pop(id), run.asks[id]
             if outputs.ended and rng.random() < 0.2:
                 result = decode(run.logits_of, asked.prompt, asked.params, setup.oracle)
-                check_received(outputs, result, asked.report, whole=True)
+                check_received(outputs, result, asked.report, complete=True)
                 compared += 1
             run.aborted.discard(id)
         if not early and started >= REQUESTS // 3:

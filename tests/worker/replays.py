@@ -55,8 +55,8 @@ def _manner(each: Served) -> tuple[Any, ...]:
     """How a checkpoint is decoded, whether it is told of its last step, and whether it was asked for several blocks."""
     names = ("decoding_strategy", "sampling_mode", "full_cache")
     flags = dict(each.flags)
-    told = [each.folder == folder for folder in ("diffusion_gemma", "llada2dot2")]
-    return (*told, flags.get("buffer_size", 1) > 1, *(flags.get(name) for name in names))
+    last_step_flags = [each.folder == folder for folder in ("diffusion_gemma", "llada2dot2")]
+    return (*last_step_flags, flags.get("buffer_size", 1) > 1, *(flags.get(name) for name in names))
 
 
 def questions(llm: LLM) -> list[list[SamplingParams]]:
@@ -79,12 +79,12 @@ def questions(llm: LLM) -> list[list[SamplingParams]]:
 def answers(each: Served, rounds: int = 1, **flags: Any) -> tuple[list[Any], Any]:
     """What is said, the same in every round; and what the runner did."""
     with LLM(str(GOLDEN / each.folder), skip_tokenizer=True, **SMALL, **dict(each.flags), **flags) as llm:
-        said = []
+        outputs = []
         for asked in questions(llm):
             several = [[(out.token_ids, out.nfe) for out in llm.generate(PROMPTS, asked)] for _ in range(rounds)]
             assert all(other == several[0] for other in several), json.dumps(several)
-            said.append(several[0])
-        return said, llm.engine.runner
+            outputs.append(several[0])
+        return outputs, llm.engine.runner
 
 
 def check(each: Served, rounds: int, **flags: Any) -> None:

@@ -32,7 +32,7 @@ def test_what_is_compiled_is_recorded_too(mode):
     assert runner.stats.replayed
 
 
-def test_their_memory_is_told_and_the_device_is_timed():
+def test_their_memory_is_reported_and_the_device_is_timed():
     _, runner = answers(Served("llada2_tiny"), **DEVICE)
     assert runner.stats.graph_bytes > 0
     assert len(runner.stats.device_seconds) > 0

@@ -25,14 +25,14 @@ def plan(top_k: int) -> DenoiseBlocks:
     n = np.arange(BLOCKS)
     params = np.array([rule.param_row({f.name: f.default for f in rule.fields})] * BLOCKS)
     limits = np.stack([n % 2 * 0.7, np.ones(BLOCKS), np.full(BLOCKS, top_k), 0.0 * n], 1)
-    kept = np.zeros((BLOCKS, SIZE, 1, len(rule.history_fields)))
+    history = np.zeros((BLOCKS, SIZE, 1, len(rule.history_fields)))
     drawing = SamplingInputs(np.stack([np.sign(limits[:, 0]), *limits.T[1:]], 1), random.random((BLOCKS, SIZE)))
     return DenoiseBlocks(
         rows=n * SIZE, tokens=random.integers(0, VOCAB, (BLOCKS, SIZE)),
         state=np.full((BLOCKS, SIZE), MASKED, np.int8), sampled=random.random((BLOCKS, SIZE)) < 0.8,
         may_force=n > 0, num_steps_forcing=n, initial_masks=n * 0, step_budget=n * 0, post_edit_steps=n * 0,
         remasked=None, sampling=drawing, noise_uniforms=random.random((BLOCKS, SIZE)), req_slot=n,
-        groups=(AlgorithmBatch(rule, n, np.concatenate([limits, params], 1), int(rule.algorithm_stats({})), kept),),
+        groups=(AlgorithmBatch(rule, n, np.concatenate([limits, params], 1), int(rule.algorithm_stats({})), history),),
     )  # fmt: skip
 
 
@@ -43,9 +43,9 @@ def test_statistics_are_the_same(monkeypatch: pytest.MonkeyPatch, top_k: int, al
     weight = SimpleNamespace(logits=torch.clone, shape=(VOCAB, VOCAB))
     seen = []
 
-    def softmax_stats(*given):
-        seen.append(len(given[0]))
-        found = softmax_stats_reference(*given)
+    def softmax_stats(*arguments):
+        seen.append(len(arguments[0]))
+        found = softmax_stats_reference(*arguments)
         twice = torch.full_like(found.conf, 2)  # the kernel's weights are multiples too
         return found._replace(probs=found.probs * 2, divisor=twice)
 

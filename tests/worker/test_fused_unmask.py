@@ -16,7 +16,7 @@ from runtime.worker.model_runner import ModelStep
 from runtime.worker.sampler import SamplerConfig, to_block_results
 
 VOCAB, MASK, SIZE, BLOCKS = 12, 11, 8, 40
-PLAIN = [key for key in algorithm_keys() if get_algorithm(key).fused_threshold is not None]
+FUSED = [key for key in algorithm_keys() if get_algorithm(key).fused_threshold is not None]
 
 
 class Model:
@@ -28,27 +28,27 @@ class Model:
     def final_hidden_states(left):
         return left
 
-    def __init__(self, *, plain: bool) -> None:
+    def __init__(self, *, fused: bool) -> None:
         weight = type("Weight", (), {"tensor": torch.eye(VOCAB), "logits": lambda self, hidden: hidden.clone()})()
-        self.lm_head = LMHead(weight, replace(TORCH, threshold_unmask=threshold_unmask_reference if plain else None))
+        self.lm_head = LMHead(weight, replace(TORCH, threshold_unmask=threshold_unmask_reference if fused else None))
         self.lm_head.fused_argmax = True
 
 
-def step(*, plain: bool) -> ModelStep:
+def step(*, fused: bool) -> ModelStep:
     pool = LAYOUTS["unified"]([KVShape(1, 8, 8)], num_pages=1, page_size=8, dtype=torch.float32, device="cpu")
-    return ModelStep(Model(plain=plain), pool, SamplerConfig(SIZE, MASK, VOCAB - 2, (3, 5)))
+    return ModelStep(Model(fused=fused), pool, SamplerConfig(SIZE, MASK, VOCAB - 2, (3, 5)))
 
 
-def given(key: str, random: np.random.Generator) -> tuple[SampleDescriptor, dict[str, torch.Tensor]]:
+def random_batch(key: str, random: np.random.Generator) -> tuple[SampleDescriptor, dict[str, torch.Tensor]]:
     rule = get_algorithm(key)
     state = random.integers(0, 3, (BLOCKS, SIZE)).astype(np.int8)
     state[-1] = 0
     block, at = np.nonzero(state == 1)
     block, at = np.append(block, [BLOCKS - 1] * 3), np.append(at, [0] * 3)  # as rows that are added are
     params = np.zeros((BLOCKS, len(rule.columns)))
-    threshold, most = rule.fused_threshold
+    threshold, max_accepted = rule.fused_threshold
     params[:, rule.columns[threshold.name]] = random.random(BLOCKS)
-    params[:, rule.columns[most.name]] = random.integers(1, 5, BLOCKS)
+    params[:, rule.columns[max_accepted.name]] = random.integers(1, 5, BLOCKS)
     arrays = {
         "rows": block * SIZE + at, "block": block, "at": at, "num_valid": np.array([len(block) - 3], np.int32),
         "block_tokens": np.where(state == 1, MASK, random.integers(0, VOCAB - 1, state.shape)), "block_state": state,
@@ -59,27 +59,27 @@ def given(key: str, random: np.random.Generator) -> tuple[SampleDescriptor, dict
     return shape, {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-@pytest.mark.parametrize("key", PLAIN)
+@pytest.mark.parametrize("key", FUSED)
 @pytest.mark.parametrize("seed", range(5))
 def test_blocks_become_the_same(key: str, seed: int) -> None:
-    shape, arrays = given(key, np.random.default_rng(seed))
+    shape, arrays = random_batch(key, np.random.default_rng(seed))
     hidden = 3 * torch.randn(BLOCKS * SIZE, VOCAB, generator=torch.Generator().manual_seed(seed))
     found = []
-    for plain in (True, False):
-        told = step(plain=plain).sample(shape, arrays, hidden)
-        assert ("remasked" in told) != plain, "which of the two ways was gone"
-        found.append(to_block_results(shape, {name: t.numpy() for name, t in told.items()}, [np.arange(BLOCKS)]))
+    for fused in (True, False):
+        outputs = step(fused=fused).sample(shape, arrays, hidden)
+        assert ("remasked" in outputs) != fused, "which of the two ways was gone"
+        found.append(to_block_results(shape, {name: t.numpy() for name, t in outputs.items()}, [np.arange(BLOCKS)]))
     for name, of in vars(found[0]).items():
         np.testing.assert_array_equal(of, vars(found[1])[name], name)
 
 
 @pytest.mark.parametrize("wants", [LogitStat.TOKEN_PROB, LogitStat.MARGIN, LogitStat.SUPPRESS_EOS])
 def test_rules_that_want_something_decide_themselves(wants: LogitStat) -> None:
-    shape, arrays = given("threshold", np.random.default_rng(1))
+    shape, arrays = random_batch("threshold", np.random.default_rng(1))
     shape = replace(shape, groups=(replace(shape.groups[0], required_stats=int(wants)),))
-    told = step(plain=True).sample(shape, arrays, torch.randn(BLOCKS * SIZE, VOCAB))
-    assert "remasked" in told
+    outputs = step(fused=True).sample(shape, arrays, torch.randn(BLOCKS * SIZE, VOCAB))
+    assert "remasked" in outputs
 
 
-def test_threshold_is_plain() -> None:
-    assert PLAIN == ["threshold"]
+def test_threshold_alone_is_fused() -> None:
+    assert FUSED == ["threshold"]

@@ -21,13 +21,13 @@ class Comparing(InputBuilder):
     """Compares each plan with one that is made anew."""
 
     made = 0
-    kept = 0
+    num_reused = 0
 
     def plan(self, batch: list[ScheduledRequest]) -> StepPlan:
         before = self._layout
         plan = super().plan(batch)
         self.made += 1
-        self.kept += before is not None and self._layout is before
+        self.num_reused += before is not None and self._layout is before
         return plan
 
     def replan(self, batch: list[ScheduledRequest]) -> StepPlan:
@@ -61,4 +61,4 @@ def test_a_batch_of_fixed_that_only_denoises_is_not_laid_out_again() -> None:
     for n in range(3):
         run.add(Ask((1, 2, n), Params(max_tokens=20, algorithm="fixed", steps=8, seed=n)))
     run.drain()
-    assert planner.kept > planner.made / 2
+    assert planner.num_reused > planner.made / 2

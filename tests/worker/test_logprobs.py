@@ -84,7 +84,7 @@ def received(run: Run, *specs: RequestSpec) -> dict[str, list[tuple[int, float]]
 
 @pytest.mark.parametrize("setup", SETUPS, ids=lambda setup: f"{setup.strategy}-{setup.shift}-{setup.block}")
 @pytest.mark.parametrize("replayed", [False, True])
-def test_each_token_given_all_before_it(setup: Setup, replayed: bool) -> None:
+def test_each_token_depends_on_all_before_it(setup: Setup, replayed: bool) -> None:
     setup = replace(setup, replayed=replayed)
     text = [1, 2, 3, 5, 6, 7, 3, 4, 11, 2, 13, 9, 0, 3]
     for first in (1, 4, 6):
@@ -97,7 +97,7 @@ def test_each_token_given_all_before_it(setup: Setup, replayed: bool) -> None:
 
 @examples(25)
 @given(data=st.data())
-def test_beside_others_and_several_a_forward(data: st.DataObject) -> None:
+def test_with_others_and_several_per_forward(data: st.DataObject) -> None:
     setup = Setup(block=data.draw(st.sampled_from([4, 8])), buffer=2, pages=200, budget=data.draw(st.integers(24, 80)))
     tokens = st.integers(0, setup.max_token - 2)
     specs, rows = [], {}
@@ -126,16 +126,18 @@ def test_beside_others_and_several_a_forward(data: st.DataObject) -> None:
 
 
 def test_what_a_score_asks_of_the_engine() -> None:
-    walking = info(algorithms=[replace(rule, supports_grammar=rule.key == "threshold") for rule in info().algorithms])
-    spec = score_spec([4, 5, 6], walking, RequestContext("s"), param="echo", logprobs=3)
+    constrained = info(
+        algorithms=[replace(rule, supports_grammar=rule.key == "threshold") for rule in info().algorithms]
+    )
+    spec = score_spec([4, 5, 6], constrained, RequestContext("s"), param="echo", logprobs=3)
     assert (spec.prompt, spec.forced_token_ids, spec.max_tokens, spec.logprobs) == ([4], [5, 6], 2, 3)
     assert spec.decoding.algorithm == "threshold"
     assert spec.decoding.values["remask_threshold"] == 0
-    for wrong, words in (
+    for wrong, message in (
         (info(mask_token_id=None), "cannot be scored by a model without a mask token"),
         (info(algorithms=[rule_info("edit")]), "cannot be scored with --decoding-strategy multi_bd"),
     ):
-        with pytest.raises(RequestError, match=words):
+        with pytest.raises(RequestError, match=message):
             score_spec([4, 5], wrong, RequestContext("s"), param="echo")
     with pytest.raises(RequestError, match="are more than the model's length"):
-        score_spec([4] * 300, walking, RequestContext("s"), param="echo")
+        score_spec([4] * 300, constrained, RequestContext("s"), param="echo")

@@ -102,7 +102,7 @@ class Bare(LMHead):
 @pytest.mark.parametrize(
     ("wants", "asked"), [(0, "likeliest"), (LogitStat.ARGMAX, "likeliest"), (LogitStat.ENTROPY, "logits")]
 )
-def test_no_logits_are_made_where_the_likeliest_is_all_that_is_wanted(wants: int, asked: str) -> None:
+def test_no_logits_are_computed_where_argmax_is_enough(wants: int, asked: str) -> None:
     rule = get_algorithm("threshold")
     none = np.zeros(2, dtype=np.int64)
     plan = DenoiseBlocks(
