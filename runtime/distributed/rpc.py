@@ -17,7 +17,7 @@ import numpy as np
 
 from runtime.config import EngineConfig
 
-VERSION = 7  # of the protocol; raised whenever a message changes its name or meaning
+VERSION = 8  # of the protocol; raised whenever a message changes its name or meaning
 HEARTBEAT_SECONDS = 1.0
 UNACKNOWLEDGED_SECONDS = 30.0  # without acknowledgment from another host, after which the connection is closed
 _HEAD = struct.Struct("<Q")  # bytes of the message
@@ -81,13 +81,16 @@ class EngineLoaded(msgspec.Struct, tag=True, frozen=True):
 
 
 class Step(msgspec.Struct, tag=True, frozen=True):
-    """Rows of a step: an encoded ``serialization._ForwardPlan``. A `Sample` follows."""
+    """Rows of a step: an encoded ``serialization._ForwardPlan``. Its forward is launched.
+
+    A `Sample` follows, unless rank 0 abandons a step that it has launched early and sends another `Step`.
+    """
 
     plan: bytes
 
 
 class Sample(msgspec.Struct, tag=True, frozen=True):
-    """Blocks of the step: an encoded ``DenoiseBlocks``; b"" if the step samples no blocks."""
+    """Blocks of the last `Step`: an encoded ``DenoiseBlocks``; b"" if the step samples no blocks."""
 
     blocks: bytes
 
