@@ -8,6 +8,7 @@ import os
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -91,6 +92,18 @@ class AllReduceBuffer:
     def allocate(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self.device)
 
+    def has_peer_access(self, dtype: torch.dtype) -> bool:
+        """Returns whether each rank can access the buffers of all ranks, for values of `dtype`."""
+        return False
+
+    def of_ranks(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Returns `x`, which `put` returned, of all ranks as views of their buffers, this rank's first."""
+        raise NotImplementedError
+
+    def barrier(self, x: torch.Tensor) -> None:
+        """Waits on the device until all ranks are there; then they see each other's writes to the buffer of `x`."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """Releases resources."""
 
@@ -118,7 +131,7 @@ class SymmetricMemoryAllReduce(AllReduceBuffer):
         self.store = RenumberingStore(store)  # torch does not own these two
         self.group = dist.ProcessGroup(self.store, rank, size)
         self.group._register_backend(device, dist.ProcessGroup.BackendType.NCCL, backend)
-        self.handles: list[Any] = []
+        self.handles: dict[int, Any] = {}  # by address of the buffer
         self.group._set_group_name(name)  # type: ignore[arg-type]
         c10d._register_process_group(name, self.group)  # type: ignore[arg-type]
 
@@ -129,8 +142,19 @@ class SymmetricMemoryAllReduce(AllReduceBuffer):
 
     def allocate(self, size: int) -> torch.Tensor:
         made: torch.Tensor = c10d._SymmetricMemory.empty_strided_p2p((size,), (1,), torch.uint8, self.device)
-        self.handles.append(c10d._SymmetricMemory.rendezvous(made, self.name))
+        self.handles[made.data_ptr()] = c10d._SymmetricMemory.rendezvous(made, self.name)
         return made
+
+    def has_peer_access(self, dtype: torch.dtype) -> bool:
+        return dtype in self.DTYPES
+
+    def of_ranks(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        handle, size = self.handles[x.data_ptr()], self.group.size()
+        others = ((self.rank + n) % size for n in range(1, size))  # in this order, so that all links are used at once
+        return x, *(handle.get_buffer(rank, x.shape, x.dtype) for rank in others)
+
+    def barrier(self, x: torch.Tensor) -> None:
+        self.handles[x.data_ptr()].barrier()
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """All-reduces `x`, which `put` returned. Each rank sums one part, so that all ranks get the same bits."""
@@ -148,7 +172,7 @@ class SymmetricMemoryAllReduce(AllReduceBuffer):
         own: list[torch.Tensor] = []
         others: list[torch.Tensor] = []
         with torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-            for handle in self.handles:
+            for handle in self.handles.values():
                 for rank in range(handle.world_size):
                     pad = handle.get_signal_pad(rank, (handle.signal_pad_size // 4,), torch.int32)
                     (own if rank == self.rank else others).append(pad)
@@ -203,6 +227,37 @@ class TensorParallelGroup:
         return (
             self.buffer.all_reduce(put) if isinstance(self.buffer, SymmetricMemoryAllReduce) else self.all_reduce(put)
         )
+
+    def has_peer_access(self, dtype: torch.dtype) -> bool:
+        """Returns whether `reduce_own_rows` is possible for values of `dtype`."""
+        return not self.is_single and self.buffer is not None and self.buffer.has_peer_access(dtype)
+
+    def own_rows(self, rows: int) -> slice:
+        """Returns the part of `rows` rows that this rank reduces; it may be empty."""
+        per_rank = -(-rows // self.size)
+        return slice(min(self.rank * per_rank, rows), min((self.rank + 1) * per_rank, rows))
+
+    def reduce_own_rows(
+        self, x: torch.Tensor, reduce: Callable[[tuple[torch.Tensor, ...], slice], None]
+    ) -> torch.Tensor | None:
+        """Calls ``reduce(x of all ranks, own rows)`` on each rank, which replaces its own rows in all of them.
+
+        Args:
+            x: [rows, size], the partial results of this rank.
+
+        Returns:
+            [rows, size], the rows of all ranks, valid until the second next call; None if there is no buffer for `x`
+            now.
+        """
+        put = None if self.buffer is None else self.buffer.put(x)
+        if put is None or self.buffer is None:
+            return None
+        rows = self.own_rows(len(put))
+        self.buffer.barrier(put)
+        if rows.start < rows.stop:
+            reduce(self.buffer.of_ranks(put), rows)
+        self.buffer.barrier(put)
+        return put
 
     def all_reduce_max(self, x: torch.Tensor) -> torch.Tensor:
         """Takes the elementwise maximum of `x` of all ranks, in place."""

@@ -23,6 +23,8 @@ from runtime.kernels.layernorm import (
     gemm_add_norm,
     post_mlp_norms,
     pre_mlp_norms,
+    reduce_add_norm,
+    reduce_add_norm_reference,
     rms_norm,
     rms_norm_quant,
     rms_norm_reference,
@@ -53,6 +55,7 @@ TableKernel = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # rows [n, s
 SoftEmbeddingKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor], torch.Tensor]
 RMSNormKernel = Callable[[torch.Tensor, OptTensor, float], torch.Tensor]
 AddRMSNormKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor, float], TensorPair]
+ReduceAddNormKernel = Callable[[tuple[torch.Tensor, ...], slice, torch.Tensor, OptTensor, float, torch.Tensor], None]
 GemmAddNormKernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, OptTensor, float], TensorPair]
 QKNormRopeAndCacheKernel = Callable[
     [
@@ -107,6 +110,7 @@ class KernelSet:
     split_router_weight: bool = False  # `router_logits` accepts, for bfloat16 models, a weight from `split_bf16x3`
     rms_norm: RMSNormKernel
     add_rms_norm: AddRMSNormKernel
+    reduce_add_norm: ReduceAddNormKernel | None = None  # a reduce-scatter, `add_rms_norm` and an all-gather of rows
     gemm_add_norm: GemmAddNormKernel | None = None  # GEMM of an unquantized weight, then `add_rms_norm`
     qk_norm_rope_and_cache: QKNormRopeAndCacheKernel
     act_and_mul: ActAndMulKernel
@@ -139,7 +143,8 @@ class KernelSet:
             rms_norm=self.quantizing.rms_norm,
             add_rms_norm=self.quantizing.add_rms_norm,
             act_and_mul=self.quantizing.act_and_mul,
-            gemm_add_norm=None,  # the separate norms quantize their output
+            reduce_add_norm=None,  # the separate norms quantize their output
+            gemm_add_norm=None,
             sandwich_norms=None,
         )
 
@@ -148,6 +153,7 @@ TORCH = KernelSet(
     name="torch",
     rms_norm=rms_norm_reference,
     add_rms_norm=add_rms_norm_reference,
+    reduce_add_norm=reduce_add_norm_reference,
     qk_norm_rope_and_cache=qk_norm_rope_and_cache_reference,
     act_and_mul=act_and_mul_reference,
     router_logits=router_logits_reference,
@@ -167,6 +173,7 @@ TRITON = KernelSet(
     split_router_weight=True,
     rms_norm=rms_norm,
     add_rms_norm=add_rms_norm,
+    reduce_add_norm=reduce_add_norm,
     gemm_add_norm=gemm_add_norm,
     qk_norm_rope_and_cache=qk_norm_rope_and_cache,
     act_and_mul=act_and_mul,

@@ -134,6 +134,10 @@ class SelfAttention(nn.Module):
     def forward(self, x: torch.Tensor, context: ForwardContext, layer: int) -> torch.Tensor:
         return self.o_proj(self._attend(x, context, layer))
 
+    def forward_add(self, x: torch.Tensor, context: ForwardContext, layer: int, residual: torch.Tensor) -> torch.Tensor:
+        """Returns ``residual + self(x)``."""
+        return self.o_proj.forward_add(self._attend(x, context, layer), residual)
+
     def forward_add_norm(
         self, x: torch.Tensor, context: ForwardContext, layer: int, residual: torch.Tensor, norm: RMSNorm
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -188,7 +192,7 @@ class DecoderLayer(nn.Module):
 
     def forward_attention(self, normed: torch.Tensor, residual: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Returns the residual stream after attention."""
-        return residual + self.self_attn(normed, context, self.index)
+        return self.self_attn.forward_add(normed, context, self.index, residual)
 
     def forward_mlp(self, residual: torch.Tensor, following: RMSNorm) -> torch.Tensor:
         """Applies the MLP and `following` to some rows of the result of `forward_attention`."""

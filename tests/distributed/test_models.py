@@ -21,10 +21,10 @@ def checkpoint(key, directory):
     return directory
 
 
-def shared(size, key, path, dtype, device="cpu", **more):
-    """Logits over the whole vocabulary."""
+def shared(size, key, path, dtype, device="cpu", *, buffers=False, **more):
+    """Logits over the whole vocabulary. `buffers`: ranks access each other's."""
     work = partial(tiny_logits, key, path, dtype, device, **more)
-    parts = together(size, lambda group: work(group=group), torch.device(device))
+    parts = together(size, lambda group: work(group=group), torch.device(device), shared=buffers)
     return [torch.cat(each, 1) for each in zip(*parts, strict=True)]
 
 
@@ -43,6 +43,14 @@ def test_two_ranks(tmp_path, key, deals, layout):
     path = checkpoint(key, tmp_path)
     unsharded = tiny_logits(key, path, torch.float64, layout=layout)
     near(shared(2, key, path, torch.float64, layout=layout, deals=deals), unsharded, 1e-10)
+
+
+@pytest.mark.parametrize(("key", "deals"), cases())
+def test_ranks_with_the_residual_stream_of_their_own_rows(tmp_path, key, deals):
+    """Each rank norms its own rows and keeps only their sums."""
+    path = checkpoint(key, tmp_path)
+    unsharded = tiny_logits(key, path, torch.float64)
+    near(shared(2, key, path, torch.float64, buffers=True, deals=deals), unsharded, 1e-10)
 
 
 @pytest.mark.parametrize("key", ["dream"])
