@@ -18,6 +18,7 @@ TOOLS = {
     "warm": "compile kernels into a cache that servers read at start",
     "generate": "tokens a second of LLM.generate, beside what its steps allow",
     "ranks": "time served steps of an architecture with random weights on one GPU and on several",
+    "collectives": "time the all-reduces of tensor parallel layers by themselves, by rows of a step",
     "draw": "curves of what steps or serve wrote",
     "tune": "find the fastest tiles of fused MoE on this GPU, and write its table; needs a GPU",
     "ceilings": "peak rates of this GPU in GEMMs and memory reads, to compare steps with; needs a GPU",
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     parser = SuggestingParser(
         prog="python -m runtime.bench",
-        description="\n".join(f"{name:8} {text}" for name, text in TOOLS.items()),
+        description="\n".join(f"{name:11} {text}" for name, text in TOOLS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("tool", choices=TOOLS)

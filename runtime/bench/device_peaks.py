@@ -26,6 +26,9 @@ NUMBERS = 1 << 31  # of four bytes, that are read
 BLOCK = 4096  # of these at a time
 BLOCKS = 64  # one after the other by each program: 1 MiB
 EDGES = (0, 10, 50, 200, 500)  # milliseconds between which a rate is printed; then doubled each time
+COPIED_BYTES = 1 << 29  # by one copy of `measure_rates`
+COPIED_SIDE = 4096  # of its matrices
+RATE_SECONDS = 0.05  # of either kind of its work
 PAUSE = 0.5  # seconds without work, before which a device is cool again
 MAX_IN_FLIGHT = 16  # pieces of work that the host launches before it waits for the first of them
 
@@ -42,7 +45,7 @@ def main(args: argparse.Namespace) -> int:
     setup = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "seconds": args.seconds}
     print(json.dumps(setup))
     between = windows(args.seconds)
-    multiplied = rates(_ends(_matmul(), args.seconds), 2 * SIDE**3 / 1e12, between)
+    multiplied = rates(_ends(_matmul(SIDE), args.seconds), 2 * SIDE**3 / 1e12, between)
     read = rates(_ends(_reading(), args.seconds), 4 * NUMBERS / 1e12, between)
     rows = [
         {"from_ms": window[0], "to_ms": window[1], "tflops": tflops, "tbs": tbs}
@@ -52,6 +55,17 @@ def main(args: argparse.Namespace) -> int:
         args.json.write_text(json.dumps({"setup": setup, "results": rows}, indent=1) + "\n")
     print(table(rows))
     return 0
+
+
+def measure_rates(device: torch.device) -> tuple[float, float]:
+    """Returns 10^12 operations per second of a GEMM in bfloat16, and 10^12 bytes per second that a copy reads and
+    writes. Both are those of a cool device, and take 1 GiB of its memory.
+    """
+    with torch.cuda.device(device):
+        multiplied = _ends(_matmul(COPIED_SIDE), RATE_SECONDS)
+        copied = _ends(_copying(), RATE_SECONDS)
+    tflops, tbs = 2 * COPIED_SIDE**3 / 1e12, 2 * COPIED_BYTES / 1e12
+    return 1e3 * tflops * len(multiplied) / multiplied[-1], 1e3 * tbs * len(copied) / copied[-1]
 
 
 def windows(seconds: float) -> list[tuple[float, float]]:
@@ -112,12 +126,21 @@ def _elapsed(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
     return float(begin.elapsed_time(end))
 
 
-def _matmul() -> Callable[[int], None]:
+def _matmul(side: int) -> Callable[[int], None]:
     """Two left operands take turns, so that no product is the one before it again."""
-    left, other, right, out = (torch.randn(SIDE, SIDE, dtype=torch.bfloat16, device="cuda") for _ in range(4))
+    left, other, right, out = (torch.randn(side, side, dtype=torch.bfloat16, device="cuda") for _ in range(4))
 
     def launch(n: int) -> None:
         torch.mm((left, other)[n % 2], right.t(), out=out)
+
+    return launch
+
+
+def _copying() -> Callable[[int], None]:
+    source, target = (torch.zeros(COPIED_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2))
+
+    def launch(_: int) -> None:
+        target.copy_(source)
 
     return launch
 

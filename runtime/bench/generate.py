@@ -134,6 +134,8 @@ def _commit_ms(llm: LLM, batch: int, args: argparse.Namespace) -> float | None:
         return None
     defaults = {"check": False, "deterministic": False, "temperature": 0.0, "top_p": 1.0}
     live_args = argparse.Namespace(**vars(args) | defaults | {"block_size": block})
+    if runner.device.type == "cuda":
+        roofline.set_rates(live_args, runner.device)
     facts = ModelInfo(info.vocab_size, info.max_model_len, block, info.mask_token_id, ())
     pool = runner.pool.like(pages_of(step, strategy, block, info.page_size))
     live = Live(runner.model, pool, strategy, facts, info.mask_token_id, live_args, LoRAManager())

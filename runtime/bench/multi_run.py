@@ -47,4 +47,4 @@ def _join(args: argparse.Namespace, rank: int, store: object) -> TensorParallelG
     if args.device != "cpu" and torch.cuda.is_available():
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
-    return groups.init_process_group(rank, args.tensor_parallel_size, store, device, SECONDS)
+    return groups.init_process_group(rank, args.tensor_parallel_size, store, device, SECONDS, same_host=True)

@@ -15,12 +15,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from runtime.bench import output
+from runtime.bench import kernel_times, output
 from runtime.bench.model_shapes import ARCHITECTURES
 from runtime.bench.sizes import check_positive
+from runtime.distributed.gpu import require_gpu
 from runtime.errors import ConfigError
 
 PREFILLS = 5
+PROFILED = 10  # steps of a profile, after
+SETTLE = 5  # others
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefill", type=int, default=8192, help="tokens of the prompts of one step; default: 8192")
     parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda where there is one")
     parser.add_argument("--quantization", help="format of linear layers and experts; default: none")
+    parser.add_argument("--profile", action="store_true", help="also the device time of rank 0's kernels, by kind")
     output.add_json(parser)
 
 
@@ -40,6 +44,12 @@ def main(args: argparse.Namespace) -> int:
     check_positive(args, "sizes", "batch", "context", "steps", "prefill")
     if args.prefill < args.context:
         raise ConfigError(f"--prefill {args.prefill} is less than --context {args.context}; make it larger")
+    if args.profile:
+        if args.device == "cpu":
+            raise ConfigError("--profile needs a GPU, and --device is cpu; leave --profile out")
+        require_gpu("--profile")
+        if args.steps < SETTLE + PROFILED:
+            raise ConfigError(f"--steps {args.steps} must be at least {SETTLE + PROFILED} for --profile")
     rows = []
     for size in args.sizes:
         for experts in {1, size} if args.deal else {1}:
@@ -69,6 +79,9 @@ def _served(args: argparse.Namespace, size: int, experts: int) -> list[dict[str,
                 print(json.dumps(rows[-1]), flush=True)
             rows.append({"ranks": size, "expert_parallel": experts} | _prefill(llm, args))
             print(json.dumps(rows[-1]), flush=True)
+            for batch in [*args.batch, 0] if args.profile else []:
+                rows.append({"ranks": size, "expert_parallel": experts} | _profile(llm, batch, args))
+                print(json.dumps(rows[-1]), flush=True)
     return rows
 
 
@@ -86,6 +99,35 @@ def _prefill(llm: Any, args: argparse.Namespace) -> dict[str, Any]:
     found = statistics.median(seconds)
     tokens = count * args.context
     return {"prefill": tokens, "step_ms": round(1e3 * found, 3), "tokens_per_second": round(tokens / found)}
+
+
+def _profile(llm: Any, batch: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Device times of decode steps of `batch` requests; 0: of the step that prefills."""
+    from runtime import SamplingParams
+    from runtime.request.resolve import RequestContext, resolve
+
+    engine, draw, last = llm.engine, random.Random(2), llm.info.vocab_size // 2
+    count = batch or args.prefill // args.context
+    ask = SamplingParams(max_tokens=args.steps, ignore_eos=True, temperature=0, decoding={"accept_threshold": 1.0})
+    ids = [f"profiled-{n}" for n in range(count)]
+    for id in ids:
+        prompt = [draw.randrange(last) for _ in range(args.context)]
+        engine.add(resolve(ask, prompt, llm.info, RequestContext(id=id)))
+    if batch:
+        scheduler = engine.scheduler
+        while scheduler.waiting or any(request.prefilling or not request.nfe for request in scheduler.running):
+            engine.step()
+        for _ in range(SETTLE):
+            engine.step()
+    steps = PROFILED if batch else 1
+    events = kernel_times.record(lambda: [engine.step() for _ in range(steps)])
+    for id in ids:
+        engine.abort(id)
+    engine.step()  # ends requests whose output waits
+    return {
+        "profile": batch or "prefill", "kinds": kernel_times.kernel_times(events, steps),
+        "slowest": kernel_times.slowest(events, steps),
+    }  # fmt: skip
 
 
 def _batch(llm: Any, batch: int, args: argparse.Namespace) -> dict[str, Any]:

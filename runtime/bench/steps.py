@@ -160,6 +160,8 @@ class _Setup:
             "quantization": build.quantization, "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3),
             "ranks": build.group.size, "experts_dealt": build.expert_parallel,
         } | {name: getattr(args, name) for name in _REPORTED_ARGS}  # fmt: skip
+        if args.live and device.type == "cuda":
+            self.facts |= {"tflops": args.tflops, "tbs": args.tbs}
 
     def fill_pool(self) -> None:
         """Random keys and values, so that the context is as scattered as a real one."""
@@ -180,6 +182,8 @@ def _set_up(args: argparse.Namespace, group: TensorParallelGroup) -> _Setup:
         require_gpu("--device cuda")
     elif args.graphs:
         raise ConfigError("--graphs needs a GPU, and --device is cpu; leave --graphs out")
+    if args.live and device.type == "cuda":
+        roofline.set_rates(args, device)
     dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
     checkpoint = None if args.model is None else resolve_checkpoint(args.model)
     config = architecture(args.arch) if checkpoint is None else checkpoint.config

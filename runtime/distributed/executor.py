@@ -237,10 +237,14 @@ class DistributedRunner:
             yield
 
     def launch_forward(self, plan: StepPlan) -> None:
+        if not self.local.has_launched(plan):
+            self._broadcast_step(plan)
+        self.local.launch_forward(plan)
+
+    def _broadcast_step(self, plan: StepPlan) -> None:
         same = plan.layout is self._last_layout
         self._last_layout = plan.layout
         self.executor.broadcast(rpc.Step(encode_forward(plan, same=same)))
-        self.local.launch_forward(plan)
 
     def must_split(self, blocks: DenoiseBlocks) -> bool:
         return False  # several ranks exclude batch-invariant sampling
@@ -250,11 +254,12 @@ class DistributedRunner:
         self.local.launch_sampling(blocks)
 
     def wait(self) -> bool:
-        self.local.wait()
-        return False  # other ranks would block on an early step whose requests may have been aborted
+        return self.local.wait()
 
     def launch_next(self) -> None:
-        raise NotImplementedError
+        """See `Runner.launch_next`. If the step does not follow, the other ranks get another `Step` instead."""
+        self._broadcast_step(self.local.next_plan())
+        self.local.launch_next()
 
     def results(self) -> BlockResults:
         return self.local.results()

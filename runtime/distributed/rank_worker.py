@@ -23,7 +23,7 @@ from runtime.distributed import rpc
 from runtime.distributed.serialization import decode_blocks, decode_forward
 from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel, load_engine
-from runtime.engine.step_plan import BatchLayout, DenoiseBlocks, StepPlan
+from runtime.engine.step_plan import BatchLayout, DenoiseBlocks
 from runtime.errors import ConfigError
 from runtime.lora.adapter_checkpoint import Adapter, LoRAPair, resolve_adapter
 from runtime.lora.adapter_weights import LoRAWeights
@@ -126,6 +126,7 @@ class RankWorker:
         assert isinstance(runner, ModelRunner)
         bank = WorkerLoRABackend(matrices) if isinstance(matrices, LoRAWeights) else None
         layout: BatchLayout | None = None
+        launched = False  # the forward of a step whose sampling follows
         while True:
             message = self.connection.receive()
             match message:
@@ -134,7 +135,13 @@ class RankWorker:
                 case rpc.Step(data):
                     plan = decode_forward(data, layout)
                     layout = plan.layout
-                    self._run_step(runner, plan)
+                    with runner.step_context():
+                        runner.launch_forward(plan)
+                    launched = True
+                    continue
+                case rpc.Sample(data) if launched:
+                    launched = False
+                    self._finish_step(runner, decode_blocks(data, runner.step.sampler.get_algorithm))
                 case rpc.CaptureGraph():
                     runner.capture_next()
                 case rpc.ComputeLogits(data, pages):
@@ -150,18 +157,11 @@ class RankWorker:
                     raise ValueError(f"{type(message).__name__} is not valid for a loaded engine")
             self.steps += 1
 
-    def _run_step(self, runner: ModelRunner, plan: StepPlan) -> None:
+    def _finish_step(self, runner: ModelRunner, blocks: DenoiseBlocks | None) -> None:
         with runner.step_context():
-            runner.launch_forward(plan)
-            runner.launch_sampling(self._receive_blocks(runner))
+            runner.launch_sampling(blocks)
             runner.wait()
             runner.results()
-
-    def _receive_blocks(self, runner: ModelRunner) -> DenoiseBlocks | None:
-        message = self.connection.receive()
-        if not isinstance(message, rpc.Sample):
-            raise ValueError(f"{type(message).__name__} came within a step")
-        return decode_blocks(message.blocks, runner.step.sampler.get_algorithm)
 
     def send_heartbeats(self) -> None:
         """Sends heartbeats until the connection is closed."""

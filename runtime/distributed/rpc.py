@@ -81,13 +81,16 @@ class EngineLoaded(msgspec.Struct, tag=True, frozen=True):
 
 
 class Step(msgspec.Struct, tag=True, frozen=True):
-    """Rows of a step: an encoded ``serialization._ForwardPlan``. A `Sample` follows."""
+    """Rows of a step: an encoded ``serialization._ForwardPlan``. Its forward is launched.
+
+    A `Sample` follows, unless rank 0 abandons a step that it has launched early and sends another `Step`.
+    """
 
     plan: bytes
 
 
 class Sample(msgspec.Struct, tag=True, frozen=True):
-    """Blocks of the step: an encoded ``DenoiseBlocks``; b"" if the step samples no blocks."""
+    """Blocks of the last `Step`: an encoded ``DenoiseBlocks``; b"" if the step samples no blocks."""
 
     blocks: bytes
 

@@ -136,6 +136,61 @@ def _launch_rms_norm(
     return attach_quantized(out, quantized)
 
 
+def reduce_add_norm_reference(
+    ranks: tuple[torch.Tensor, ...], rows: slice, residual: torch.Tensor, weight: torch.Tensor | None, eps: float,
+    total: torch.Tensor,
+) -> None:  # fmt: skip
+    """`add_rms_norm_reference` of the sum of all ranks' partial results, for the rows that one rank reduces.
+
+    The sum and the residual are rounded once, before the norm.
+
+    Args:
+        ranks: partial results of all ranks, each [rows, size]. Their `rows` are replaced by the normed rows.
+        rows: the rows of this rank.
+        residual: [rows, size]; its other rows are not read.
+        total: [rows, size], receives the sum in `rows`.
+    """
+    up = wide(residual.dtype)
+    summed = residual[rows].to(up)
+    for partial in ranks:
+        summed = summed + partial[rows].to(up)
+    total[rows] = summed.to(total.dtype)
+    normed = rms_norm_reference(total[rows], weight, eps)
+    for partial in ranks:
+        partial[rows] = normed
+
+
+@triton.jit(do_not_specialize=["first"])
+def _reduce_add_norm(
+    ranks, residual_ptr, weight_ptr, sum_ptr, eps, first, SIZE: tl.constexpr, SIZE_P2: tl.constexpr,
+    WEIGHTED: tl.constexpr, RANKS: tl.constexpr,
+):  # fmt: skip
+    """One program per row, `first` and the rows after it. `ranks`: a tuple of pointers."""
+    at = (first + tl.program_id(0)).to(tl.int64) * SIZE + tl.arange(0, SIZE_P2)
+    column = tl.arange(0, SIZE_P2)
+    ok = column < SIZE
+    x = tl.zeros([SIZE_P2], tl.float32)
+    for rank in tl.static_range(RANKS):
+        x += tl.load(ranks[rank] + at, mask=ok, other=0.0).to(tl.float32)
+    x = add_residual(x, residual_ptr, sum_ptr, at, ok)
+    x = normed_row(x, weight_ptr, column, ok, eps, SIZE, WEIGHTED)
+    for rank in tl.static_range(RANKS):
+        tl.store(ranks[rank] + at, x.to(sum_ptr.dtype.element_ty), mask=ok)
+
+
+def reduce_add_norm(
+    ranks: tuple[torch.Tensor, ...], rows: slice, residual: torch.Tensor, weight: torch.Tensor | None, eps: float,
+    total: torch.Tensor,
+) -> None:  # fmt: skip
+    """`reduce_add_norm_reference` for contiguous rows that this GPU can access, summed in float32."""
+    size = residual.shape[1]
+    _reduce_add_norm[(rows.stop - rows.start,)](
+        ranks, residual, residual if weight is None else weight, total, eps, rows.start, SIZE=size,
+        SIZE_P2=triton.next_power_of_2(size), WEIGHTED=weight is not None, RANKS=len(ranks),
+        num_warps=8 if size > 2048 else 4,
+    )  # fmt: skip
+
+
 SPLIT_K = 2
 SPLIT_K_ROWS, SPLIT_K_INPUTS = 256, 8192  # split-K: at most this many rows, at least this many inputs
 SMALL_GEMM_INPUTS = 2048  # minimum inputs of a small GEMM:

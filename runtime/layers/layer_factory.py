@@ -100,6 +100,11 @@ class LayerFactory:
             expert_parallel=expert_parallel, lora=lora,
         )  # fmt: skip
 
+    @property
+    def shards_residual(self) -> bool:
+        """Whether each rank keeps the residual stream of its own rows only (``RMSNorm.add_reduced``)."""
+        return self.kernels.reduce_add_norm is not None and self.group.has_peer_access(self.dtype)
+
     def shard(self, dim: int, length: int, what: str, *, repeat: int = 1) -> Shard | None:
         """Returns this rank's even shard of a weight's dimension; None without tensor parallelism.
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from runtime.distributed.process_group import TensorParallelGroup
 from runtime.layers.layer_factory import ForwardCall, LayerFactory
-from runtime.layers.norm import RMSNorm
+from runtime.layers.norm import RMSNorm, add_own_rows
 from runtime.layers.parameter import UnquantizedWeight, Weight, tensor_of
 from runtime.layers.sharding import Shard
 
@@ -38,19 +39,36 @@ class Linear(nn.Module):
         bias_shard = None if outputs_shard is None else replace(outputs_shard, dim=-1)
         self.bias = factory.parameter(outputs, shard=bias_shard) if bias else None
         self.group = None if inputs_shard is None or partial else factory.group
+        self.shards_residual = self.group is not None and factory.shards_residual
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else self.bias.tensor
         if self.group is None:
             return self.weight.matmul(x, bias)
-        out = self.group.output_buffer((len(x), self.weight.shape[-2]), x.dtype)
-        out = self.group.all_reduce_out(self.weight.matmul_out(x, out))
+        out = self.group.all_reduce_out(self.weight.matmul_out(x, self._output_buffer(x, self.group)))
         return out if bias is None else out.add_(bias)
+
+    def _output_buffer(self, x: torch.Tensor, group: TensorParallelGroup) -> torch.Tensor | None:
+        return group.output_buffer((len(x), self.weight.shape[-2]), x.dtype)
+
+    def partial(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        """Returns the partial results of this rank, in `out` if possible; those of rank 0 have the bias."""
+        result = self.weight.matmul_out(x, out)
+        return result if self.bias is None or self.group is None or self.group.rank else result.add_(self.bias.tensor)
+
+    def forward_add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Returns ``residual + self(x)``; all rows are valid, also if ranks shard the residual stream."""
+        if self.group is None or not self.shards_residual:
+            return residual + self(x)
+        partial = add_own_rows(self.partial(x, self._output_buffer(x, self.group)), residual, self.group)
+        return self.group.all_reduce_out(partial).clone()  # the caller keeps it
 
     def forward_add_norm(
         self, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns ``norm.add(self(x), residual)``, fused if possible."""
+        if self.group is not None and self.shards_residual:
+            return norm.add_reduced(self.partial(x, self._output_buffer(x, self.group)), residual, self.group)
         fused, weight = norm.kernels.gemm_add_norm, self.weight.active
         if (
             fused is None

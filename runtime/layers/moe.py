@@ -93,19 +93,26 @@ class MoE(nn.Module):
         )
         self.kernels = factory.kernels
         self.group = factory.group
+        self.shards_residual = factory.shards_residual
 
     def forward(self, x: torch.Tensor, first: torch.Tensor | None = None) -> torch.Tensor:
+        return self.group.all_reduce_out(self.partial(x, self.group.output_buffer(x.shape, x.dtype), first))
+
+    def partial(self, x: torch.Tensor, out: torch.Tensor | None, first: torch.Tensor | None = None) -> torch.Tensor:
+        """Returns the partial results of this rank, in `out` if possible."""
         ids, weights = self.gate(x, first, None)
         ids = local_expert_ids(ids, self.expert_shard)
         if self.lora is not None and self.lora.needs_eager:
             return self._forward_lora(x, ids, weights, self.lora)
-        kernel_args, out = self._kernel_args(x), self.group.output_buffer(x.shape, x.dtype)
-        return self.group.all_reduce_out(self.kernels.moe(x, ids, weights, *kernel_args, "silu", out))
+        return self.kernels.moe(x, ids, weights, *self._kernel_args(x), "silu", out)
 
     def forward_add_norm(
         self, x: torch.Tensor, first: torch.Tensor | None, residual: torch.Tensor, norm: RMSNorm
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns ``norm.add(self(x, first), residual)``, fused if possible."""
+        if self.shards_residual:
+            partial = self.partial(x, self.group.output_buffer(x.shape, x.dtype), first)
+            return norm.add_reduced(partial, residual, self.group)
         needs_eager = self.lora is not None and self.lora.needs_eager
         if self.kernels.moe_add_norm is None or needs_eager or not self.group.is_single:
             return norm.add(self(x, first), residual)
@@ -119,8 +126,7 @@ class MoE(nn.Module):
         """The experts with LoRA. A fused shared expert is the last choice and computed separately here."""
         k = self.top_k
         shared_experts = None if self.shared_experts is None else self.shared_experts(x)
-        result = lora_experts(x, ids[:, :k], weights[:, :k], self.gate_up_proj, self.down_proj, shared_experts, lora)
-        return self.group.all_reduce_out(result)
+        return lora_experts(x, ids[:, :k], weights[:, :k], self.gate_up_proj, self.down_proj, shared_experts, lora)
 
     def _kernel_args(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Returns the kernels' gate_up and down weights, and what is added to the result."""

@@ -85,12 +85,16 @@ class CaptureSizes:
         return capture_batch_sizes(max(self.max_tokens // self.block_size, 1))
 
     @cached_property
+    def _sample_sizes(self) -> list[int]:
+        """Sizes of sampling, in blocks. A step of the prefill size may sample all its blocks."""
+        return capture_batch_sizes(max(self.blocks[-1], self._prefill_blocks))
+
+    @cached_property
     def sampled_blocks(self) -> list[int]:
         """Padded numbers of blocks that a step may sample."""
-        max_blocks = (
-            self.blocks[-1] if self.max_sampled_blocks is None else min(self.max_sampled_blocks, self.blocks[-1])
-        )
-        return [n for n in self.blocks if n <= self._round_up(max_blocks)]
+        sizes = self._sample_sizes
+        max_blocks = sizes[-1] if self.max_sampled_blocks is None else min(self.max_sampled_blocks, sizes[-1])
+        return sizes[: bisect_left(sizes, max_blocks) + 1]
 
     @cached_property
     def tiles(self) -> list[int]:
@@ -152,7 +156,7 @@ class CaptureSizes:
         limits it."""
         if tile_rows == MAX_TILE_ROWS:
             return self.blocks[-1]
-        return self._round_up(min(-(-self.max_num_reqs * tile_rows // self.block_size), self.blocks[-1]))
+        return _round_up(min(-(-self.max_num_reqs * tile_rows // self.block_size), self.blocks[-1]), self.blocks)
 
     def _max_tiles(self, blocks: int, tile_rows: int) -> int:
         """Returns the maximum number of tiles: the last tile of each request may be partial. The bound is tight because
@@ -174,12 +178,12 @@ class CaptureSizes:
 
     def pad_sample(self, shape: SampleDescriptor) -> SampleDescriptor | None:
         """Returns the padded descriptor of sampling, with at least one padding block; None if there are too many."""
-        if shape.blocks > self.blocks[-1]:
+        if shape.blocks > self._sample_sizes[-1]:
             return None
         # where requests choose their blocks they may be larger
         size = -(-shape.size // self.block_size) * self.block_size
         return SampleDescriptor(
-            blocks=self._round_up(shape.blocks) + 1,
+            blocks=_round_up(shape.blocks, self._sample_sizes) + 1,
             size=size,
             groups=tuple(self.pad_group(group, size) for group in shape.groups),
             remasked=True,
@@ -188,7 +192,7 @@ class CaptureSizes:
         )
 
     def pad_group(self, shape: AlgorithmShape, size: int) -> AlgorithmShape:
-        blocks = self._round_up(shape.blocks)
+        blocks = _round_up(shape.blocks, self._sample_sizes)
         positions = blocks * size
         num_filtered = pad_sampled_rows(shape.num_filtered, positions)
         num_sampled = num_filtered + pad_sampled_rows(shape.num_sampled - shape.num_filtered, positions)
@@ -201,8 +205,9 @@ class CaptureSizes:
             history_len=padded_history_len(shape.history_len, static=shape.algorithm.static_history),
         )
 
-    def _round_up(self, blocks: int) -> int:
-        return self.blocks[bisect_left(self.blocks, blocks)]
+
+def _round_up(blocks: int, sizes: list[int]) -> int:
+    return sizes[bisect_left(sizes, blocks)]
 
 
 def _fits(padded: ForwardDescriptor, shape: ForwardDescriptor) -> bool:

@@ -175,11 +175,10 @@ class CudaGraphRunner(ModelRunner):
         )
 
     def launch_forward(self, plan: StepPlan) -> None:
-        launched_tokens, self._launched_tokens = self._launched_tokens, None
+        launched, self._launched_tokens = self.has_launched(plan), None
         self._may_capture = True
         self._plan, self._reason, self.hidden_states = plan, "", None
         if self._same_layout(plan):
-            launched = launched_tokens is not None and np.array_equal(launched_tokens, plan.tokens)
             self.hidden_states = self._static_hidden_states if launched else self._replay(plan.tokens)
         if self.hidden_states is None:
             self.hidden_states, self._reason = self._forward_new_layout(plan)
@@ -245,11 +244,20 @@ class CudaGraphRunner(ModelRunner):
         (output,) = self._outputs
         return all_blocks_continue(output, len(blocks.tokens), uniform_noise=blocks.noise_uniforms is not None)
 
-    def launch_next(self) -> None:
+    def next_plan(self) -> StepPlan:
         assert self.blocks is not None
-        self._launched_tokens = self.next_tokens_fn(self.blocks, self._outputs[0]).ravel()
+        assert self._plan is not None
+        tokens = self.next_tokens_fn(self.blocks, self._outputs[0]).ravel()
+        return replace(self._plan, tokens=tokens, blocks=None)
+
+    def launch_next(self) -> None:
+        self._launched_tokens = self.next_plan().tokens
         self._replay(self._launched_tokens)
         self._next_launched = True
+
+    def has_launched(self, plan: StepPlan) -> bool:
+        tokens = self._launched_tokens
+        return tokens is not None and self._same_layout(plan) and np.array_equal(tokens, plan.tokens)
 
     def _same_layout(self, plan: StepPlan) -> bool:
         """Whether the forward has the layout of the last one, so that only its tokens differ."""

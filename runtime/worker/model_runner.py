@@ -158,6 +158,14 @@ class ModelRunner:
     def launch_next(self) -> None:
         raise NotImplementedError
 
+    def next_plan(self) -> StepPlan:
+        """Returns the plan whose forward `launch_next` launches. Call it after `wait` has returned True."""
+        raise NotImplementedError
+
+    def has_launched(self, plan: StepPlan) -> bool:
+        """Returns whether `launch_next` has launched the forward of `plan`."""
+        return False
+
     def results(self) -> BlockResults:
         blocks, hidden_states = self.blocks, self.hidden_states
         launched, self._launched, self.hidden_states = self._launched, [], None  # frees device memory

@@ -8,7 +8,7 @@ import torch
 
 from runtime.bench import device_peaks
 from runtime.bench.__main__ import main
-from runtime.bench.device_peaks import rates, table, windows
+from runtime.bench.device_peaks import measure_rates, rates, table, windows
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,10 @@ def test_a_device_multiplies_and_reads(tmp_path, monkeypatch):
     rows = json.loads((tmp_path / "ceilings.json").read_text())["results"]
     assert [(row["from_ms"], row["to_ms"]) for row in rows] == [(0, 10), (10, 50), (50, 60)]
     assert all(row["tflops"] > 1 and row["tbs"] > 0.1 for row in rows)
+
+
+@pytest.mark.gpu
+def test_rates_of_a_device_are_measured():
+    tflops, tbs = measure_rates(torch.device("cuda", torch.cuda.current_device()))
+    assert tflops > 1
+    assert 0.05 < tbs < 50

@@ -1,8 +1,49 @@
 """Served steps on one rank and on two."""
 
+import argparse
+
 import pytest
 
+from runtime import LLM
+from runtime.bench import kernel_times, ranks
 from runtime.bench.__main__ import main
+from tests.golden import GOLDEN
+
+
+@pytest.mark.parametrize(("batch", "rows"), [(2, 64), (0, 192)])
+def test_a_profile_has_steps_of_one_kind(monkeypatch, batch, rows):
+    """Decode steps have a block per request; the step that prefills has prompts and blocks."""
+    seen = []
+
+    def record(work):
+        before = len(seen)
+        work()
+        return [{"cat": "kernel", "name": "_rms_norm", "ts": 10.0 * n, "dur": 4.0} for n in range(len(seen) - before)]
+
+    monkeypatch.setattr(kernel_times, "record", record)
+    args = argparse.Namespace(context=32, prefill=96, steps=20)
+    with LLM(str(GOLDEN / "llada2_tiny"), device="cpu", skip_tokenizer=True, block_size=32, max_num_reqs=4) as llm:
+        launch = llm.engine.runner.launch_forward
+
+        def launched(plan):
+            seen.append(len(plan.tokens))
+            launch(plan)
+
+        monkeypatch.setattr(llm.engine.runner, "launch_forward", launched)
+        found = ranks._profile(llm, batch, args)
+        assert not llm.engine.has_work()
+        assert llm.engine.stats().pages_used == 0
+    count = ranks.PROFILED if batch else 1
+    assert seen[-count:] == [rows] * count
+    assert found["profile"] == (batch or "prefill")
+    assert found["kinds"]["norms"] == {"us": 4.0, "launches": 1.0}
+    assert found["kinds"]["idle"]["us"] == pytest.approx(6.0 * (count - 1) / count)
+
+
+def test_profiles_need_a_device_and_steps(capsys):
+    flags = ["ranks", "--arch", "llada2-tiny", "--profile"]
+    assert main([*flags, "--device", "cpu"]) == 1
+    assert "--profile needs a GPU, and --device is cpu" in capsys.readouterr().out
 
 
 @pytest.mark.matrix

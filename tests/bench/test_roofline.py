@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from runtime.bench import roofline
 from runtime.bench.model_shapes import architecture, random_model
 from runtime.bench.roofline import Part, work_of
 from runtime.bench.steady_state import COLUMNS
@@ -39,6 +40,23 @@ def a_step(config, *, quantization=None, layout="unified", context=CONTEXT):
 
 def rates(tflops=1.0, tbs=1.0):
     return argparse.Namespace(tflops=tflops, tbs=tbs)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", (None, None), (790.0, 2.94)), ("NVIDIA H200", (None, 5.0), (790.0, 5.0)),
+        ("NVIDIA H200", (9.0, None), (9.0, 4.2)), ("NVIDIA L4", (None, None), (60.0, 0.25)),
+        ("NVIDIA L4", (None, 0.3), (60.0, 0.3)), ("NVIDIA L4", (1.0, 2.0), (1.0, 2.0)),
+    ],
+)  # fmt: skip
+def test_rates_are_those_of_the_device_unless_flags_set_them(monkeypatch, name, flags, expected):
+    """Those of a device without an entry are measured, unless both flags are set."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    monkeypatch.setattr(roofline, "measure_rates", lambda device: (60.0, 0.25))
+    args = rates(*flags)
+    roofline.set_rates(args, torch.device("cuda", 0))
+    assert (args.tflops, args.tbs) == expected
 
 
 def gemm_bytes(rows, inputs, outputs, *, numbers=4):

@@ -1,5 +1,8 @@
 """Where a group adds up: places that are used in turns, and what lies there for how long."""
 
+from dataclasses import replace
+
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -10,6 +13,11 @@ from runtime.distributed.process_group import (
     RenumberingStore,
     TensorParallelGroup,
 )
+from runtime.kernels.layernorm import add_rms_norm_reference
+from runtime.kernels.ops import TORCH, TRITON
+from runtime.layers.layer_factory import LayerFactory
+from runtime.layers.norm import RMSNorm
+from tests.distributed.threads import SharedBuffer, together
 
 CPU = torch.device("cpu")
 
@@ -66,3 +74,41 @@ def test_other_keys_are_as_they_are():
     assert shared.get("name") == b"a"
     assert store.check(["name"])
     assert store.add("count", 3) == 3
+
+
+def add_reduced(group, x, residual):
+    """On one rank, which has only its own rows of `residual`; of the sum it returns those rows, and where they are."""
+    norm = RMSNorm(LayerFactory(CPU, torch.float64, TORCH, "torch", group=group), x.shape[2], 1e-6, weighted=False)
+    (part,) = group.row_parts(len(residual))
+    rows = group.own_rows(part)
+    own = torch.full_like(residual, float("nan"))
+    own[rows] = residual[rows]
+    normed, total = norm.add_reduced(x[group.rank].clone(), own, group)
+    return normed.clone(), total[rows], rows
+
+
+@pytest.mark.parametrize("has_buffer", [True, False])
+@pytest.mark.parametrize(("size", "rows"), [(2, 6), (3, 7), (4, 5), (4, 2)])  # the last ranks may have no rows
+def test_ranks_norm_their_own_rows(monkeypatch, size, rows, has_buffer):
+    if not has_buffer:  # as while a graph is captured that needs a larger one
+        monkeypatch.setattr(SharedBuffer, "next", lambda self, shape, dtype: None)
+    x, residual = torch.randn(size, rows, 8, dtype=torch.float64), torch.randn(rows, 8, dtype=torch.float64)
+    expected, total = add_rms_norm_reference(x.sum(0), residual, None, 1e-6)
+    found = together(size, lambda group: add_reduced(group, x, residual), shared=True)
+    for normed, _, _ in found:
+        torch.testing.assert_close(normed, expected, rtol=1e-12, atol=1e-12)
+    assert [n for *_, own in found for n in range(own.start, own.stop)] == list(range(rows))
+    torch.testing.assert_close(torch.cat([own for _, own, _ in found]), total, rtol=1e-12, atol=1e-12)
+
+
+def test_only_shared_buffers_are_used_so():
+    def decided(group):
+        return [
+            LayerFactory(CPU, torch.float64, kernels, "torch", group=group).shards_residual
+            for kernels in (TORCH, replace(TORCH, reduce_add_norm=None))
+        ]
+
+    assert together(2, decided, shared=True) == [[True, False]] * 2
+    assert together(2, decided) == [[False, False]] * 2
+    assert TRITON.reduce_add_norm is not None
+    assert TRITON.for_quantization("fp8").reduce_add_norm is None

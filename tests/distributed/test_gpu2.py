@@ -8,9 +8,15 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
+from runtime.child_process import module_command
+from runtime.distributed import process_group
+from runtime.distributed.executor import MultiprocExecutor
 from runtime.distributed.process_group import SymmetricMemoryAllReduce
+from runtime.distributed.rank_launcher import WorkerPlacement
 from runtime.errors import ReplicaLost
 from tests.distributed.cases import EXPERTS, FAMILIES, PROMPTS, served
+from tests.distributed.conftest import Lent
+from tests.distributed.overlapping_rank import OVERLAP_ROWS
 
 pytestmark = [
     pytest.mark.gpu2,
@@ -20,9 +26,19 @@ DEVICE = {"device": "cuda", "dtype": "float32", "num_pages": 256, "max_num_reqs"
 TWO = {"tensor_parallel_size": 2, "distributed_timeout_seconds": 120}
 
 
-@pytest.fixture(autouse=True)
-def pairs():
-    """Each LLM has ranks of its own here: what a recorded step holds of a group ends with it."""
+@pytest.fixture(scope="module")
+def gpu_ranks():
+    """Two ranks for most tests of the module. Starting a process and its groups takes longer than a test."""
+    torch.cuda.set_device(0)
+    ranks = MultiprocExecutor(2, WorkerPlacement((0, 1)), TWO["distributed_timeout_seconds"])
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture
+def shared(monkeypatch, gpu_ranks):
+    """What ``LLM(tensor_parallel_size=2)`` uses instead of a process of its own."""
+    monkeypatch.setattr("runtime.distributed.executor.local_executor", lambda config, command: Lent(gpu_ranks))
 
 
 def answers(flags, **more):
@@ -45,8 +61,23 @@ def near(ours, expected, tolerance):
     assert float(relative_error.median()) < tolerance
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_all_reduces_of_many_rows_overlap_with_computation(tmp_path, monkeypatch, dtype):
+    """As many as it takes: here few, so that captured and eager steps are of the kind."""
+    flags = served("sdar_moe", tmp_path) | DEVICE | {"dtype": dtype}
+    monkeypatch.setattr(process_group, "OVERLAP_ROWS", OVERLAP_ROWS)
+    torch.cuda.set_device(0)
+    ranks = MultiprocExecutor(
+        2, WorkerPlacement((0, 1), command=module_command("tests.distributed.overlapping_rank")), 120
+    )
+    monkeypatch.setattr("runtime.distributed.executor.local_executor", lambda config, command: ranks)
+    _, replayed, logits = answers(flags, **TWO)
+    assert replayed > 0
+    near(logits, answers(flags)[2], 1e-3 if dtype == "float32" else 0.3)
+
+
 @pytest.mark.parametrize("key", FAMILIES)
-def test_every_family(tmp_path, key):
+def test_every_family(shared, tmp_path, key):
     flags = served(key, tmp_path) | DEVICE
     ours, replayed, logits = answers(flags, **TWO)
     expected, _, full = answers(flags)
@@ -60,7 +91,7 @@ def test_every_family(tmp_path, key):
 
 
 @pytest.mark.parametrize("key", EXPERTS)
-def test_experts_that_are_dealt_out(tmp_path, key):
+def test_experts_that_are_dealt_out(shared, tmp_path, key):
     flags = served(key, tmp_path) | DEVICE
     ours, expected = answers(flags, **TWO, expert_parallel_size=2), answers(flags)
     near(ours[2], expected[2], 1e-3)
@@ -69,7 +100,7 @@ def test_experts_that_are_dealt_out(tmp_path, key):
 
 @pytest.mark.parametrize("quantization", [None, "fp8", "int8"])
 @pytest.mark.parametrize("experts", [1, 2])
-def test_sixteen_bits(tmp_path, quantization, experts):
+def test_sixteen_bits(shared, tmp_path, quantization, experts):
     flags = served("llada2_tiny", tmp_path) | DEVICE | {"dtype": "bfloat16", "quantization": quantization}
     near(answers(flags, **TWO, expert_parallel_size=experts)[2], answers(flags)[2], 0.3)
 
@@ -81,13 +112,13 @@ def test_ranks_use_common_memory_where_they_may(tmp_path, monkeypatch):
         with LLM(**flags) as llm:
             found.append((llm._ranks.group.buffer, llm.logits([5, 6, 7, 3, 9, 12, 8] * 3)))
         monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *devices: False)
-    (shared, ours), (nothing, expected) = found
-    assert isinstance(shared, SymmetricMemoryAllReduce)
+    (buffer, ours), (nothing, expected) = found
+    assert isinstance(buffer, SymmetricMemoryAllReduce)
     assert nothing is None
     near(ours, expected, 1e-3)
 
 
-def test_eager_steps(tmp_path):
+def test_eager_steps(shared, tmp_path):
     flags = served("llada2_tiny", tmp_path) | DEVICE
     recorded, eager = answers(flags, **TWO), answers(flags, **TWO, enforce_eager=True)
     assert eager[1] == 0 < recorded[1]

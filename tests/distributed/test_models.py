@@ -5,6 +5,8 @@ from functools import partial
 import pytest
 import torch
 
+from runtime.distributed import process_group
+from runtime.distributed.process_group import TensorParallelGroup
 from tests.distributed.cases import EXPERTS, FAMILIES, LENT, ODD
 from tests.distributed.threads import together
 from tests.golden import GOLDEN
@@ -21,10 +23,10 @@ def checkpoint(key, directory):
     return directory
 
 
-def shared(size, key, path, dtype, device="cpu", **more):
-    """Logits over the whole vocabulary."""
+def shared(size, key, path, dtype, device="cpu", *, buffers=False, **more):
+    """Logits over the whole vocabulary. `buffers`: ranks access each other's."""
     work = partial(tiny_logits, key, path, dtype, device, **more)
-    parts = together(size, lambda group: work(group=group), torch.device(device))
+    parts = together(size, lambda group: work(group=group), torch.device(device), shared=buffers)
     return [torch.cat(each, 1) for each in zip(*parts, strict=True)]
 
 
@@ -43,6 +45,32 @@ def test_two_ranks(tmp_path, key, deals, layout):
     path = checkpoint(key, tmp_path)
     unsharded = tiny_logits(key, path, torch.float64, layout=layout)
     near(shared(2, key, path, torch.float64, layout=layout, deals=deals), unsharded, 1e-10)
+
+
+@pytest.mark.parametrize(("key", "deals"), cases())
+def test_ranks_with_the_residual_stream_of_their_own_rows(tmp_path, key, deals):
+    """Each rank norms its own rows and keeps only their sums."""
+    path = checkpoint(key, tmp_path)
+    unsharded = tiny_logits(key, path, torch.float64)
+    near(shared(2, key, path, torch.float64, buffers=True, deals=deals), unsharded, 1e-10)
+
+
+@pytest.mark.parametrize(("key", "deals"), cases())
+def test_ranks_that_overlap_all_reduces_with_computation(monkeypatch, tmp_path, key, deals):
+    """The halves of a batch take turns; expert pools and DiffusionGemma have no halves."""
+    monkeypatch.setattr(process_group, "OVERLAP_ROWS", 6)
+    started = []
+    start_reduce = TensorParallelGroup.start_reduce
+
+    def noted(group, put, part, reduce):
+        started.append(part)
+        return start_reduce(group, put, part, reduce)
+
+    monkeypatch.setattr(TensorParallelGroup, "start_reduce", noted)
+    path = checkpoint(key, tmp_path)
+    unsharded = tiny_logits(key, path, torch.float64)
+    near(shared(2, key, path, torch.float64, buffers=True, deals=deals), unsharded, 1e-10)
+    assert (not started) == (key in ("diffusion_gemma", "llada2dot2"))
 
 
 @pytest.mark.parametrize("key", ["dream"])

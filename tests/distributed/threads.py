@@ -41,6 +41,26 @@ class Exchange:
             self.lock.acquire()
 
 
+class SharedBuffer(AllReduceBuffer):
+    """Memory that all ranks access, as the symmetric memory of GPUs."""
+
+    def __init__(self, device: torch.device, rank: int, exchange: Exchange) -> None:
+        super().__init__(device)
+        self.rank = rank
+        self.exchange = exchange
+
+    def has_peer_access(self, dtype: torch.dtype) -> bool:
+        return True
+
+    def of_ranks(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        left = self.exchange.left
+        return tuple(left[(self.rank + n) % len(left)] for n in range(len(left)))
+
+    def barrier(self, x: torch.Tensor) -> None:
+        self.exchange.left[self.rank] = x
+        self.exchange.wait()
+
+
 @dataclass(frozen=True)
 class ThreadGroup(TensorParallelGroup):
     exchange: Exchange = field(default_factory=lambda: Exchange(1))
@@ -53,14 +73,17 @@ class ThreadGroup(TensorParallelGroup):
         return self.exchange.all(self.rank, x)
 
 
-def together(size: int, work: Callable[[TensorParallelGroup], T], device: torch.device = CPU) -> list[T]:
-    """What `work` gives in each rank; all of them are on one device."""
+def together(
+    size: int, work: Callable[[TensorParallelGroup], T], device: torch.device = CPU, *, shared: bool = False
+) -> list[T]:
+    """What `work` gives in each rank; all of them are on one device. `shared`: they access each other's buffers."""
     exchange = Exchange(size)
 
     def one(rank: int) -> T:
         try:
             with exchange.lock:
-                return work(ThreadGroup(rank, size, buffer=AllReduceBuffer(device), exchange=exchange))
+                buffer = SharedBuffer(device, rank, exchange) if shared else AllReduceBuffer(device)
+                return work(ThreadGroup(rank, size, buffer=buffer, exchange=exchange))
         except BaseException:
             exchange.barrier.abort()
             raise

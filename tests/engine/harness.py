@@ -146,11 +146,7 @@ class CheckedReplayingRunner(CheckedRunner, CudaGraphRunner):
     """The same of one that fills steps up."""
 
     def began(self, plan: StepPlan) -> bool:
-        return (
-            self._launched_tokens is not None
-            and self._same_layout(plan)
-            and np.array_equal(self._launched_tokens, plan.tokens)
-        )
+        return self.has_launched(plan)
 
     def launch_next(self) -> None:
         super().launch_next()

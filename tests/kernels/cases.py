@@ -30,6 +30,7 @@ from runtime.kernels.layernorm import (
     post_mlp_norms_reference,
     pre_mlp_norms,
     pre_mlp_norms_reference,
+    reduce_add_norm,
     rms_norm,
     rms_norm_reference,
 )
@@ -83,6 +84,26 @@ def check_rms_norm(rows: int, size: int, dtype: torch.dtype, device: str) -> Non
     out, total = add_rms_norm(splits, residual, weight, 1e-6)
     assert_near(total, splits.double().sum(0) + residual.double(), dtype)
     assert_near(out, rms_norm_reference(total.double(), weight.double(), 1e-6), dtype)
+
+
+def check_reduce_add_norm(rows: int, size: int, ranks: int, dtype: torch.dtype, device: str) -> None:
+    """Each rank in turn; rows of others are neither read nor written."""
+    partial = random(ranks, rows, size, dtype=dtype, device=device, seed=1)
+    residual = random(rows, size, dtype=dtype, device=device, seed=2)
+    weight = 1 + random(size, dtype=dtype, device=device, seed=3, scale=0.2)
+    for first, end, norm in ((0, rows, weight), (rows // 3, rows // 3 + 1, None)):
+        inputs = partial.clone()
+        known, total = (torch.full_like(residual, float("nan")) for _ in range(2))
+        known[first:end] = residual[first:end]
+        reduce_add_norm(inputs.unbind(), slice(first, end), known, norm, 1e-6, total)
+        expected = partial.double().sum(0) + residual.double()
+        assert_near(total[first:end], expected[first:end], dtype)
+        normed = rms_norm_reference(total[first:end].double(), None if norm is None else norm.double(), 1e-6)
+        assert_near(inputs[0, first:end], normed, dtype)
+        assert (inputs[:, first:end] == inputs[0, first:end]).all()
+        for others in (slice(0, first), slice(end, rows)):
+            assert torch.equal(inputs[:, others], partial[:, others])
+            assert torch.isnan(total[others]).all()
 
 
 def check_gemm_add_norm(rows: int, inputs: int, size: int, dtype: torch.dtype, device: str) -> None:

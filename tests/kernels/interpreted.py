@@ -54,6 +54,12 @@ def test_elementwise_norm(rows, size, dtype):
     cases.check_rms_norm(rows, size, dtype, "cpu")
 
 
+@dtypes
+@pytest.mark.parametrize(("rows", "size", "ranks"), [(1, 8, 2), (7, 100, 3)])
+def test_norm_of_reduced_rows(rows, size, ranks, dtype):
+    cases.check_reduce_add_norm(rows, size, ranks, dtype, "cpu")
+
+
 @matrix_dtypes
 @pytest.mark.parametrize(
     ("counts", "slots", "inputs", "parts"),

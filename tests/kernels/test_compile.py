@@ -39,12 +39,16 @@ POINTER = {torch.float32: "*fp32", torch.bfloat16: "*bf16"}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
 
-def build(kernel, types: dict[str, str], constants: dict[str, object], **options):
+def build(kernel, types: dict[str, str | tuple[str, ...]], constants: dict[str, object], **options):
     """Compile with pointers aligned to 16 bytes, as torch's are; returns the compiled kernel."""
     order = kernel.arg_names
     signature = {name: types.get(name, "constexpr") for name in order}
     assert set(order) == types.keys() | constants.keys()
-    aligned = {(order.index(n),): [["tt.divisibility", 16]] for n, t in types.items() if t.startswith("*")}
+    paths = [(order.index(name),) for name, kind in types.items() if isinstance(kind, str) and kind.startswith("*")]
+    paths += [
+        (order.index(name), n) for name, kinds in types.items() if isinstance(kinds, tuple) for n in range(len(kinds))
+    ]
+    aligned = {path: [["tt.divisibility", 16]] for path in paths}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
     compiled = triton.compile(source, target=TARGET, options=options)
     assert compiled.metadata.shared <= SHARED_LIMIT
@@ -77,6 +81,19 @@ def test_rms_norm(add, weighted):
     for splits, x in ((1, p), (2, "*fp32")):
         constants = {"SIZE": 2048, "SIZE_P2": 2048, "ADD": add, "WEIGHTED": weighted, "SPLITS": splits}
         build(layernorm._rms_norm, types | {"x_ptr": x}, constants, num_warps=4)
+
+
+@DTYPES
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_reduce_add_norm(ranks, dtype):
+    p = POINTER[dtype]
+    types = {"ranks": (p,) * ranks, "eps": "fp32", "first": "i32"} | dict.fromkeys(
+        ("residual_ptr", "weight_ptr", "sum_ptr"), p
+    )
+    constants = {"SIZE": 2048, "SIZE_P2": 2048, "WEIGHTED": True, "RANKS": ranks}
+    compiled = build(layernorm._reduce_add_norm, types, constants, num_warps=4)
+    assert spilled(compiled) == 0
+    assert set(re.findall(r"(?:ld|st)\.global[.\w]*", compiled.asm["ptx"])) == {"ld.global.v4.b32", "st.global.v4.b32"}
 
 
 @pytest.mark.matrix

@@ -24,6 +24,13 @@ def test_norm(rows, size, dtype):
     cases.check_rms_norm(rows, size, dtype, "cuda")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(("rows", "size", "ranks"), [(7, 100, 3), (64, 2048, 4), (1000, 4096, 2)])
+def test_norm_of_reduced_rows(rows, size, ranks, dtype):
+    """The partial results of all ranks are on one device here."""
+    cases.check_reduce_add_norm(rows, size, ranks, dtype, "cuda")
+
+
 @dtypes
 @pytest.mark.parametrize("rank", [16, 64])
 @pytest.mark.parametrize(

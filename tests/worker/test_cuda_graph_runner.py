@@ -200,6 +200,27 @@ def test_what_is_sampled_is_recorded_for_no_more_blocks_than_are_open() -> None:
     ).sampled_blocks == [1, 2]
 
 
+def test_a_step_of_the_prefill_size_is_captured_with_its_sampling() -> None:
+    """32 canvases of 256 positions are 8,192 rows, twice the largest forward of the smaller sizes."""
+    facts = msgspec.structs.replace(
+        info(), block_size=256, max_num_reqs=32, max_num_batched_tokens=8192, max_model_len=1024
+    )
+    strategy = make_strategy(
+        "diffusion_gemma", ("diffusion_gemma",), DecodingContext(256, None, True, facts.max_model_len)
+    )
+    sizes = capture_sizes_for(facts, strategy, 40, LoRAManager())
+    assert (sizes.max_tokens, sizes.sampled_blocks[-1]) == (4096, 32)
+    assert sizes.pad_forward(ForwardDescriptor(8192, 32, 32, 3, 256, 9)) is not None
+    algorithm = get_algorithm("noise")
+    for blocks, padded_blocks in ((16, 16), (17, 20), (32, 32)):
+        group = AlgorithmShape(algorithm, 0, blocks, 256 * blocks)
+        padded = sizes.pad_sample(SampleDescriptor(blocks, 256, (group,), uniform_noise=True))
+        assert padded is not None
+        assert padded.blocks == padded_blocks + 1
+        assert padded.rows >= group.rows
+    assert sizes.pad_sample(SampleDescriptor(33, 256, (AlgorithmShape(algorithm, 0, 33, 256),))) is None
+
+
 @pytest.mark.parametrize(("requests", "budget", "rows"), [(1, 8192, 2048), (128, 8192, 4096), (1, 512, 512)])
 def test_prompts_find_recorded_steps_however_few_requests_there_may_be(requests: int, budget: int, rows: int) -> None:
     facts = msgspec.structs.replace(info(), block_size=32, max_num_reqs=requests, max_num_batched_tokens=budget)
