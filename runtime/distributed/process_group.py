@@ -23,9 +23,6 @@ MIN_BYTES = 1 << 20
 NUM_BUFFERS = 2  # buffers per size: another module may run between an all-reduce and the reader of its result
 RELEASE_SECONDS = 10.0
 IDLE_SECONDS = 0.25  # without work on the device, after which no kernel waits for a lost rank
-# From this number of rows, the all-reduce of one half overlaps with the computation of the other half.
-OVERLAP_ROWS = 6144
-ReduceRows = Callable[[tuple[torch.Tensor, ...], slice], None]  # of `TensorParallelGroup.reduce_own_rows`
 log = logging.getLogger(__name__)
 
 
@@ -107,11 +104,6 @@ class AllReduceBuffer:
         """Waits on the device until all ranks are there; then they see each other's writes to the buffer of `x`."""
         raise NotImplementedError
 
-    def run_on_side_stream(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Runs `work` after the work launched before, without delaying later work until the result is called."""
-        work()
-        return lambda: None
-
     def close(self) -> None:
         """Releases resources."""
 
@@ -140,7 +132,6 @@ class SymmetricMemoryAllReduce(AllReduceBuffer):
         self.group = dist.ProcessGroup(self.store, rank, size)
         self.group._register_backend(device, dist.ProcessGroup.BackendType.NCCL, backend)
         self.handles: dict[int, Any] = {}  # by address of the buffer
-        self.stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self.group._set_group_name(name)  # type: ignore[arg-type]
         c10d._register_process_group(name, self.group)  # type: ignore[arg-type]
 
@@ -161,13 +152,6 @@ class SymmetricMemoryAllReduce(AllReduceBuffer):
         handle, size = self.handles[x.data_ptr()], self.group.size()
         others = ((self.rank + n) % size for n in range(1, size))  # in this order, so that all links are used at once
         return x, *(handle.get_buffer(rank, x.shape, x.dtype) for rank in others)
-
-    def run_on_side_stream(self, work: Callable[[], None]) -> Callable[[], None]:
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self.stream):
-            work()
-        event = self.stream.record_event()
-        return lambda: torch.cuda.current_stream(self.device).wait_event(event)
 
     def barrier(self, x: torch.Tensor) -> None:
         self.handles[x.data_ptr()].barrier()
@@ -248,18 +232,15 @@ class TensorParallelGroup:
         """Returns whether `reduce_own_rows` is possible for values of `dtype`."""
         return not self.is_single and self.buffer is not None and self.buffer.has_peer_access(dtype)
 
-    def row_parts(self, rows: int) -> list[slice]:
-        """Returns the parts of `rows` rows that are reduced one after the other: halves from `OVERLAP_ROWS` on."""
-        return [slice(0, rows)] if rows < OVERLAP_ROWS else [slice(0, rows // 2), slice(rows // 2, rows)]
+    def own_rows(self, rows: int) -> slice:
+        """Returns the part of `rows` rows that this rank reduces; it may be empty."""
+        per_rank = -(-rows // self.size)
+        return slice(min(self.rank * per_rank, rows), min((self.rank + 1) * per_rank, rows))
 
-    def own_rows(self, part: slice) -> slice:
-        """Returns the rows of a part that this rank reduces; there may be none."""
-        per_rank = -(-(part.stop - part.start) // self.size)
-        first = min(part.start + self.rank * per_rank, part.stop)
-        return slice(first, min(first + per_rank, part.stop))
-
-    def reduce_own_rows(self, x: torch.Tensor, reduce: ReduceRows) -> torch.Tensor | None:
-        """Calls ``reduce(x of all ranks, own rows)`` for each part on each rank; it replaces these rows in all of them.
+    def reduce_own_rows(
+        self, x: torch.Tensor, reduce: Callable[[tuple[torch.Tensor, ...], slice], None]
+    ) -> torch.Tensor | None:
+        """Calls ``reduce(x of all ranks, own rows)`` on each rank, which replaces its own rows in all of them.
 
         Args:
             x: [rows, size], the partial results of this rank.
@@ -271,31 +252,12 @@ class TensorParallelGroup:
         put = None if self.buffer is None else self.buffer.put(x)
         if put is None or self.buffer is None:
             return None
-        self._reduce_parts(self.buffer, put, self.row_parts(len(put)), reduce)
+        rows = self.own_rows(len(put))
+        self.buffer.barrier(put)
+        if rows.start < rows.stop:
+            reduce(self.buffer.of_ranks(put), rows)
+        self.buffer.barrier(put)
         return put
-
-    def take_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """Returns the buffer for the parts of a `start_reduce`, which is valid as the result of `reduce_own_rows`."""
-        out = self.output_buffer(shape, dtype)
-        return None if out is None or self.buffer is None else self.buffer.put(out)
-
-    def start_reduce(self, put: torch.Tensor, part: slice, reduce: ReduceRows) -> Callable[[], None]:
-        """`reduce_own_rows` for one part of a buffer, which this rank has written, while the device does other work.
-
-        Returns:
-            Lets later work wait for the rows of the part.
-        """
-        assert self.buffer is not None
-        buffer = self.buffer
-        return buffer.run_on_side_stream(lambda: self._reduce_parts(buffer, put, [part], reduce))
-
-    def _reduce_parts(self, buffer: AllReduceBuffer, put: torch.Tensor, parts: list[slice], reduce: ReduceRows) -> None:
-        buffer.barrier(put)
-        for part in parts:
-            rows = self.own_rows(part)
-            if rows.start < rows.stop:
-                reduce(buffer.of_ranks(put), rows)
-        buffer.barrier(put)
 
     def all_reduce_max(self, x: torch.Tensor) -> torch.Tensor:
         """Takes the elementwise maximum of `x` of all ranks, in place."""

@@ -45,22 +45,23 @@ class Linear(nn.Module):
         bias = None if self.bias is None else self.bias.tensor
         if self.group is None:
             return self.weight.matmul(x, bias)
-        out = self.group.all_reduce_out(self.weight.matmul_out(x, self._output_buffer(x, self.group)))
+        out = self.group.all_reduce_out(self._partial(x, self.group))
         return out if bias is None else out.add_(bias)
 
-    def _output_buffer(self, x: torch.Tensor, group: TensorParallelGroup) -> torch.Tensor | None:
-        return group.output_buffer((len(x), self.weight.shape[-2]), x.dtype)
+    def _partial(self, x: torch.Tensor, group: TensorParallelGroup) -> torch.Tensor:
+        """Returns the partial results of this rank, without bias."""
+        return self.weight.matmul_out(x, group.output_buffer((len(x), self.weight.shape[-2]), x.dtype))
 
-    def partial(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-        """Returns the partial results of this rank, in `out` if possible; those of rank 0 have the bias."""
-        result = self.weight.matmul_out(x, out)
-        return result if self.bias is None or self.group is None or self.group.rank else result.add_(self.bias.tensor)
+    def _biased_partial(self, x: torch.Tensor, group: TensorParallelGroup) -> torch.Tensor:
+        """Returns the partial results of this rank; those of rank 0 have the bias."""
+        out = self._partial(x, group)
+        return out if self.bias is None or group.rank else out.add_(self.bias.tensor)
 
     def forward_add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Returns ``residual + self(x)``; all rows are valid, also if ranks shard the residual stream."""
         if self.group is None or not self.shards_residual:
             return residual + self(x)
-        partial = add_own_rows(self.partial(x, self._output_buffer(x, self.group)), residual, self.group)
+        partial = add_own_rows(self._biased_partial(x, self.group), residual, self.group)
         return self.group.all_reduce_out(partial).clone()  # the caller keeps it
 
     def forward_add_norm(
@@ -68,7 +69,7 @@ class Linear(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns ``norm.add(self(x), residual)``, fused if possible."""
         if self.group is not None and self.shards_residual:
-            return norm.add_reduced(self.partial(x, self._output_buffer(x, self.group)), residual, self.group)
+            return norm.add_reduced(self._biased_partial(x, self.group), residual, self.group)
         fused, weight = norm.kernels.gemm_add_norm, self.weight.active
         if (
             fused is None

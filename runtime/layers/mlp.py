@@ -46,10 +46,6 @@ class GatedMLP(nn.Module):
         """Returns ``norm.add(self(x), residual)``, fused if possible."""
         return self.down_proj.forward_add_norm(self._activated(x), residual, norm)
 
-    def partial(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-        """Returns the partial results of this rank, in `out` if possible."""
-        return self.down_proj.partial(self._activated(x), out)
-
     def _activated(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] -> [rows, width]."""
         weight, fused = self.gate_up_proj.weight.active, self.kernels.fused_gate_up

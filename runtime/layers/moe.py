@@ -96,23 +96,23 @@ class MoE(nn.Module):
         self.shards_residual = factory.shards_residual
 
     def forward(self, x: torch.Tensor, first: torch.Tensor | None = None) -> torch.Tensor:
-        return self.group.all_reduce_out(self.partial(x, self.group.output_buffer(x.shape, x.dtype), first))
+        return self.group.all_reduce_out(self._partial(x, first))
 
-    def partial(self, x: torch.Tensor, out: torch.Tensor | None, first: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns the partial results of this rank, in `out` if possible."""
+    def _partial(self, x: torch.Tensor, first: torch.Tensor | None) -> torch.Tensor:
+        """Returns the partial results of this rank."""
         ids, weights = self.gate(x, first, None)
         ids = local_expert_ids(ids, self.expert_shard)
         if self.lora is not None and self.lora.needs_eager:
             return self._forward_lora(x, ids, weights, self.lora)
-        return self.kernels.moe(x, ids, weights, *self._kernel_args(x), "silu", out)
+        kernel_args, out = self._kernel_args(x), self.group.output_buffer(x.shape, x.dtype)
+        return self.kernels.moe(x, ids, weights, *kernel_args, "silu", out)
 
     def forward_add_norm(
         self, x: torch.Tensor, first: torch.Tensor | None, residual: torch.Tensor, norm: RMSNorm
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns ``norm.add(self(x, first), residual)``, fused if possible."""
         if self.shards_residual:
-            partial = self.partial(x, self.group.output_buffer(x.shape, x.dtype), first)
-            return norm.add_reduced(partial, residual, self.group)
+            return norm.add_reduced(self._partial(x, first), residual, self.group)
         needs_eager = self.lora is not None and self.lora.needs_eager
         if self.kernels.moe_add_norm is None or needs_eager or not self.group.is_single:
             return norm.add(self(x, first), residual)

@@ -139,19 +139,19 @@ class SelfAttention(nn.Module):
         )
 
     def forward(self, x: torch.Tensor, context: ForwardContext, layer: int) -> torch.Tensor:
-        return self.o_proj(self.attend(x, context, layer))
+        return self.o_proj(self._attend(x, context, layer))
 
     def forward_add(self, x: torch.Tensor, context: ForwardContext, layer: int, residual: torch.Tensor) -> torch.Tensor:
         """Returns ``residual + self(x)``."""
-        return self.o_proj.forward_add(self.attend(x, context, layer), residual)
+        return self.o_proj.forward_add(self._attend(x, context, layer), residual)
 
     def forward_add_norm(
         self, x: torch.Tensor, context: ForwardContext, layer: int, residual: torch.Tensor, norm: RMSNorm
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns ``norm.add(self(x), residual)``, fused if possible."""
-        return self.o_proj.forward_add_norm(self.attend(x, context, layer), residual, norm)
+        return self.o_proj.forward_add_norm(self._attend(x, context, layer), residual, norm)
 
-    def attend(self, x: torch.Tensor, context: ForwardContext, layer: int) -> torch.Tensor:
+    def _attend(self, x: torch.Tensor, context: ForwardContext, layer: int) -> torch.Tensor:
         """Returns the attention output before o_proj, [rows, heads * head_dim]."""
         kv = context.pool.layer(layer)
         q = self.kernels.qk_norm_rope_and_cache(
@@ -177,9 +177,6 @@ class DecoderLayer(nn.Module):
     def __init__(self, factory: LayerFactory, config: DecoderConfig, index: int) -> None:
         super().__init__()
         self.index = index
-        # all-reduces of some rows overlap with the computation of others; not with LoRA, which has a slot per row
-        self.overlaps = factory.shards_residual and factory.lora is None
-        self.group = factory.group
         self.input_layernorm = RMSNorm(factory, config.hidden, config.eps)
         self.self_attn = SelfAttention(factory, config)
         self.post_attention_layernorm = RMSNorm(factory, config.hidden, config.eps)
@@ -195,40 +192,10 @@ class DecoderLayer(nn.Module):
     def forward(
         self, normed: torch.Tensor, residual: torch.Tensor, context: ForwardContext, following: RMSNorm
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.overlaps and context.first is None and len(self.group.row_parts(len(normed))) > 1:
-            buffers = [self.group.take_buffer(normed.shape, normed.dtype) for _ in range(2)]
-            if buffers[0] is not None and buffers[1] is not None:
-                attended = self.self_attn.attend(normed, context, self.index)
-                return self._overlap(attended, residual, (buffers[0], buffers[1]), following)
         normed, residual = self.self_attn.forward_add_norm(
             normed, context, self.index, residual, self.post_attention_layernorm
         )
         return self._mlp_add_norm(normed, residual, context.first, following)
-
-    def _overlap(
-        self, attended: torch.Tensor, residual: torch.Tensor, buffers: tuple[torch.Tensor, torch.Tensor],
-        following: RMSNorm,
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """The rest of `forward` after attention, for many rows: all-reduces of some overlap with the work of others.
-
-        Args:
-            attended: [rows, heads * head_dim] before o_proj.
-            buffers: two of ``TensorParallelGroup.take_buffer``.
-        """
-        group, mlp, o_proj, (normed, out) = self.group, self.mlp, self.self_attn.o_proj, buffers
-        waits, total = self.post_attention_layernorm.add_reduced_parts(
-            lambda part, rows: o_proj.partial(attended[part], rows), normed, residual, group
-        )
-        wait_for = {part.start: wait for part, wait in zip(group.row_parts(len(normed)), waits, strict=True)}
-
-        def mlp_partial(part: slice, rows: torch.Tensor) -> torch.Tensor:
-            wait_for[part.start]()
-            return mlp.partial(normed[part], rows)
-
-        waits, total = following.add_reduced_parts(mlp_partial, out, total, group)
-        for wait in waits:
-            wait()
-        return out, total
 
     def forward_attention(self, normed: torch.Tensor, residual: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Returns the residual stream after attention."""

@@ -79,8 +79,7 @@ def test_other_keys_are_as_they_are():
 def add_reduced(group, x, residual):
     """On one rank, which has only its own rows of `residual`; of the sum it returns those rows, and where they are."""
     norm = RMSNorm(LayerFactory(CPU, torch.float64, TORCH, "torch", group=group), x.shape[2], 1e-6, weighted=False)
-    (part,) = group.row_parts(len(residual))
-    rows = group.own_rows(part)
+    rows = group.own_rows(len(residual))
     own = torch.full_like(residual, float("nan"))
     own[rows] = residual[rows]
     normed, total = norm.add_reduced(x[group.rank].clone(), own, group)

@@ -8,15 +8,12 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
-from runtime.child_process import module_command
-from runtime.distributed import process_group
 from runtime.distributed.executor import MultiprocExecutor
 from runtime.distributed.process_group import SymmetricMemoryAllReduce
 from runtime.distributed.rank_launcher import WorkerPlacement
 from runtime.errors import ReplicaLost
 from tests.distributed.cases import EXPERTS, FAMILIES, PROMPTS, served
 from tests.distributed.conftest import Lent
-from tests.distributed.overlapping_rank import OVERLAP_ROWS
 
 pytestmark = [
     pytest.mark.gpu2,
@@ -59,21 +56,6 @@ def near(ours, expected, tolerance):
     """The bulk of them: a tiny model amplifies what rounding does to its routing."""
     relative_error = (ours - expected).norm(dim=1) / expected.norm(dim=1)
     assert float(relative_error.median()) < tolerance
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_all_reduces_of_many_rows_overlap_with_computation(tmp_path, monkeypatch, dtype):
-    """As many as it takes: here few, so that captured and eager steps are of the kind."""
-    flags = served("sdar_moe", tmp_path) | DEVICE | {"dtype": dtype}
-    monkeypatch.setattr(process_group, "OVERLAP_ROWS", OVERLAP_ROWS)
-    torch.cuda.set_device(0)
-    ranks = MultiprocExecutor(
-        2, WorkerPlacement((0, 1), command=module_command("tests.distributed.overlapping_rank")), 120
-    )
-    monkeypatch.setattr("runtime.distributed.executor.local_executor", lambda config, command: ranks)
-    _, replayed, logits = answers(flags, **TWO)
-    assert replayed > 0
-    near(logits, answers(flags)[2], 1e-3 if dtype == "float32" else 0.3)
 
 
 @pytest.mark.parametrize("key", FAMILIES)

@@ -5,8 +5,6 @@ from functools import partial
 import pytest
 import torch
 
-from runtime.distributed import process_group
-from runtime.distributed.process_group import TensorParallelGroup
 from tests.distributed.cases import EXPERTS, FAMILIES, LENT, ODD
 from tests.distributed.threads import together
 from tests.golden import GOLDEN
@@ -53,24 +51,6 @@ def test_ranks_with_the_residual_stream_of_their_own_rows(tmp_path, key, deals):
     path = checkpoint(key, tmp_path)
     unsharded = tiny_logits(key, path, torch.float64)
     near(shared(2, key, path, torch.float64, buffers=True, deals=deals), unsharded, 1e-10)
-
-
-@pytest.mark.parametrize(("key", "deals"), cases())
-def test_ranks_that_overlap_all_reduces_with_computation(monkeypatch, tmp_path, key, deals):
-    """The halves of a batch take turns; expert pools and DiffusionGemma have no halves."""
-    monkeypatch.setattr(process_group, "OVERLAP_ROWS", 6)
-    started = []
-    start_reduce = TensorParallelGroup.start_reduce
-
-    def noted(group, put, part, reduce):
-        started.append(part)
-        return start_reduce(group, put, part, reduce)
-
-    monkeypatch.setattr(TensorParallelGroup, "start_reduce", noted)
-    path = checkpoint(key, tmp_path)
-    unsharded = tiny_logits(key, path, torch.float64)
-    near(shared(2, key, path, torch.float64, buffers=True, deals=deals), unsharded, 1e-10)
-    assert (not started) == (key in ("diffusion_gemma", "llada2dot2"))
 
 
 @pytest.mark.parametrize("key", ["dream"])
