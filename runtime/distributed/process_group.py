@@ -8,7 +8,8 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -91,6 +92,19 @@ class AllReduceBuffer:
             return None
         self.num_puts += 1
         return x if x.data_ptr() == buffer.data_ptr() else buffer.copy_(x)
+
+    @contextmanager
+    def repeated(self, num_sizes: int, num_puts: int) -> Iterator[None]:
+        """Uses the same buffers again as after `num_puts` calls, when there were `num_sizes` sizes of buffers.
+
+        Later work uses the buffers that it would have used without this.
+        """
+        now = self.buffers, self.num_puts
+        self.buffers, self.num_puts = self.buffers[:num_sizes], num_puts
+        try:
+            yield
+        finally:
+            self.buffers, self.num_puts = now
 
     def allocate(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self.device)
