@@ -202,7 +202,7 @@ class SymmetricMemoryAllReduce(AllReduceBuffer):
         own: list[torch.Tensor] = []
         others: list[torch.Tensor] = []
         with torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-            for handle in self.handles.values():
+            for handle in list(self.handles.values()):  # another thread may allocate
                 for rank in range(handle.world_size):
                     pad = handle.get_signal_pad(rank, (handle.signal_pad_size // 4,), torch.int32)
                     (own if rank == self.rank else others).append(pad)
