@@ -34,4 +34,6 @@ def test_a_process_that_holds_the_interpreters_lock_ends_with_its_parent() -> No
         assert parent.stdout.readline() == "holds the lock\n"
         assert child.is_running()
         parent.kill()
-        wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+        wait_until(
+            lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, ignore=psutil.NoSuchProcess
+        )

@@ -8,7 +8,8 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -88,6 +89,19 @@ class AllReduceBuffer:
             return None
         self.num_puts += 1
         return x if x.data_ptr() == buffer.data_ptr() else buffer.copy_(x)
+
+    @contextmanager
+    def repeated(self, num_sizes: int, num_puts: int) -> Iterator[None]:
+        """Uses the same buffers again as after `num_puts` calls, when there were `num_sizes` sizes of buffers.
+
+        Later work uses the buffers that it would have used without this.
+        """
+        now = self.buffers, self.num_puts
+        self.buffers, self.num_puts = self.buffers[:num_sizes], num_puts
+        try:
+            yield
+        finally:
+            self.buffers, self.num_puts = now
 
     def allocate(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self.device)
@@ -172,7 +186,7 @@ class SymmetricMemoryAllReduce(AllReduceBuffer):
         own: list[torch.Tensor] = []
         others: list[torch.Tensor] = []
         with torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-            for handle in self.handles.values():
+            for handle in list(self.handles.values()):  # another thread may allocate
                 for rank in range(handle.world_size):
                     pad = handle.get_signal_pad(rank, (handle.signal_pad_size // 4,), torch.int32)
                     (own if rank == self.rank else others).append(pad)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from runtime.distributed.process_group import AllReduceBuffer
 from runtime.engine.step_plan import BatchLayout, DenoiseBlocks, Ints, SelfConditioningRows, StepPlan
 from runtime.errors import ReplicaLost
 from runtime.layers.kv_pool import KVPool
@@ -91,20 +92,27 @@ class LockstepCapturer:
 
     If a rank cannot capture work that it can run, its replays run the work instead. Other ranks replay their graphs.
 
+    Args:
+        buffer: buffers of the all-reduces. Ranks access those of each other, so that all have to use the same ones.
+
     Raises:
         ReplicaLost: The work itself fails. The other ranks wait in one of its collective operations.
     """
 
-    def __init__(self, capture: Callable[[Work], Work]) -> None:
+    def __init__(self, capture: Callable[[Work], Work], buffer: AllReduceBuffer | None = None) -> None:
         self._capture = capture
+        self._buffer = buffer
 
     def __call__(self, work: Work) -> Work:
-        num_runs = 0
+        buffer, num_runs = self._buffer, 0
+        before = after = 0 if buffer is None else buffer.num_puts  # before and after the run that precedes the capture
 
         def counted() -> None:
-            nonlocal num_runs
+            nonlocal num_runs, after
             work()
             num_runs += 1
+            if num_runs == 1 and buffer is not None:
+                after = buffer.num_puts
 
         try:
             return self._capture(counted)
@@ -112,7 +120,16 @@ class LockstepCapturer:
             if not num_runs:
                 raise ReplicaLost(f"a rank failed while it ran work for a CUDA graph: {error}") from error
             log.warning("CUDA graph capture failed on this rank, which runs this shape eagerly", exc_info=True)
+        if buffer is None:
             return work
+        buffer.num_puts = 2 * after - before  # as on ranks that have captured the work
+        num_sizes = len(buffer.buffers)
+
+        def replay() -> None:
+            with buffer.repeated(num_sizes, after):
+                work()
+
+        return replay
 
 
 @dataclass

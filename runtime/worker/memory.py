@@ -102,7 +102,7 @@ def build_model_runner(
             return ModelRunner(model, pool, sampler_config)
         capture: Callable[[Work], Work] = GraphCapturer(device)
         if rank.group.size > 1:
-            capture = LockstepCapturer(capture)
+            capture = LockstepCapturer(capture, rank.group.buffer)
         return CudaGraphRunner(
             model, pool, sampler_config, sizes, capture, capture_sampling=not config.disable_full_static_runner
         )

@@ -268,7 +268,9 @@ def test_a_worker_ends_with_its_parent_while_it_imports(tmp_path: Path, monkeypa
         worker = psutil.Process(int(parent.stdout.readline()))
         wait_until(started.exists)
         parent.kill()
-        wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+        wait_until(
+            lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, ignore=psutil.NoSuchProcess
+        )
 
 
 @pytest.mark.usefixtures("hopper")

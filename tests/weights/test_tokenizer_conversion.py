@@ -481,7 +481,7 @@ def test_a_conversion_ends_with_its_server_and_its_files_are_the_servers(tmp_pat
             workspaces = [path.name.partition("-conversion-")[0] for path in own.glob("*")]
         finally:
             server.terminate()
-    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, ignore=psutil.NoSuchProcess)
     assert workspaces == ["unmask"]
     assert list(temporary.iterdir()) == []
 

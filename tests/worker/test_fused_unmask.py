@@ -46,9 +46,9 @@ def random_batch(key: str, random: np.random.Generator) -> tuple[SampleDescripto
     block, at = np.nonzero(state == 1)
     block, at = np.append(block, [BLOCKS - 1] * 3), np.append(at, [0] * 3)  # as rows that are added are
     params = np.zeros((BLOCKS, len(rule.columns)))
-    threshold, max_accepted = rule.fused_threshold
+    threshold, max_steps = rule.fused_threshold
     params[:, rule.columns[threshold.name]] = random.random(BLOCKS)
-    params[:, rule.columns[max_accepted.name]] = random.integers(1, 5, BLOCKS)
+    params[:, rule.columns[max_steps.name]] = random.integers(1, 5, BLOCKS)
     arrays = {
         "rows": block * SIZE + at, "block": block, "at": at, "num_valid": np.array([len(block) - 3], np.int32),
         "block_tokens": np.where(state == 1, MASK, random.integers(0, VOCAB - 1, state.shape)), "block_state": state,
