@@ -40,10 +40,13 @@ def test_a_profile_has_steps_of_one_kind(monkeypatch, batch, rows):
     assert found["kinds"]["idle"]["us"] == pytest.approx(6.0 * (count - 1) / count)
 
 
-def test_profiles_need_a_device_and_steps(capsys):
+def test_profiles_need_a_device_and_steps(capsys, monkeypatch):
     flags = ["ranks", "--arch", "llada2-tiny", "--profile"]
     assert main([*flags, "--device", "cpu"]) == 1
     assert "--profile needs a GPU, and --device is cpu" in capsys.readouterr().out
+    monkeypatch.setattr(ranks, "require_gpu", lambda flag: None)
+    assert main([*flags, "--steps", str(ranks.SETTLE + ranks.PROFILED - 1)]) == 1
+    assert "must be at least 15 for --profile" in capsys.readouterr().out
 
 
 @pytest.mark.matrix

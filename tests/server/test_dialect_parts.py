@@ -202,10 +202,10 @@ def test_tools_that_cannot_be(client: httpx.Client, path: str, body: dict[str, A
 def test_arguments_that_are_json_but_hard_to_read(client: httpx.Client, value: str, stream: bool) -> None:
     arguments = f'{{"city": {value}}}'
     call = f'<tool_call>\n{{"name": "weather", "arguments": {arguments}}}\n</tool_call>'
-    events = client.post("/v1/messages", json=message(call, tools=[TOOL], stream=stream))
-    assert events.status_code == 200, events.text
+    answer = client.post("/v1/messages", json=message(call, tools=[TOOL], stream=stream))
+    assert answer.status_code == 200, answer.text
     if stream:
-        assert sse_events(events.text)[-1][0] == "message_stop"
+        assert sse_events(answer.text)[-1][0] == "message_stop"
     else:
-        (block,) = events.json()["content"]
+        (block,) = answer.json()["content"]
         assert block["input"] == json.loads(arguments)

@@ -152,9 +152,9 @@ def test_an_echo_without_them(client: httpx.Client) -> None:
 
 
 def test_the_tokenizer_describes_itself(client: httpx.Client) -> None:
-    logprobs = client.get("/tokenizer_info").json()
-    assert (logprobs["eos_token"], logprobs["mask_token"]) == ("<|endoftext|>", "<|mask|>")
-    assert "add_generation_prompt" in logprobs["chat_template"]
+    info = client.get("/tokenizer_info").json()
+    assert (info["eos_token"], info["mask_token"]) == ("<|endoftext|>", "<|mask|>")
+    assert "add_generation_prompt" in info["chat_template"]
     ids = client.post("/tokenize", json={"prompt": "ab", "add_special_tokens": False})
     assert ids.json()["count"] == 2
     assert "x-unmask-ignored" not in ids.headers

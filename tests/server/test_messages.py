@@ -111,9 +111,9 @@ def test_history_is_what_it_is_in_chat(claude: anthropic.Anthropic, client: http
         ]},
     ]  # fmt: skip
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    events = {"role": "assistant", "content": first.content[0].text, "reasoning_content": "hm", "tool_calls": [call]}
+    answer = {"role": "assistant", "content": first.content[0].text, "reasoning_content": "hm", "tool_calls": [call]}
     result = {"role": "tool", "tool_call_id": "c1", "content": "2"}
-    same = chat(client, [USER, events, result, {"role": "user", "content": "and?"}])
+    same = chat(client, [USER, answer, result, {"role": "user", "content": "and?"}])
     made = claude.messages.create(**{**BODY, "messages": messages})
     assert made.content[0].text == same["choices"][0]["message"]["content"]
     assert made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0) == same["usage"]["prompt_tokens"]
@@ -167,19 +167,19 @@ def test_what_changes_nothing_is_taken(client: httpx.Client) -> None:
 def test_what_is_wrong_is_named_in_anthropics_way(client: httpx.Client, field: dict[str, Any], says: str) -> None:
     refused = client.post("/v1/messages", json={**BODY, **field})
     assert refused.status_code == 400, refused.text
-    events = refused.json()
-    assert events["type"] == "error"
-    assert events["error"]["type"] == "invalid_request_error"
-    assert events["error"]["message"].startswith(says)
+    error = refused.json()
+    assert error["type"] == "error"
+    assert error["error"]["type"] == "invalid_request_error"
+    assert error["error"]["message"].startswith(says)
 
 
 def test_every_error_of_the_route_is_anthropics(claude: anthropic.Anthropic, client: httpx.Client) -> None:
     with pytest.raises(anthropic.NotFoundError) as unknown:
         claude.messages.create(**{**BODY, "model": "nope"})
     assert unknown.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
-    events = [client.get("/v1/messages"), client.post("/v1/messages/nope"), client.post("/v1/messages", content=b"{")]
-    assert [answer.status_code for answer in events] == [405, 404, 400]
-    assert all(answer.json()["type"] == "error" for answer in events)
+    refused = [client.get("/v1/messages"), client.post("/v1/messages/nope"), client.post("/v1/messages", content=b"{")]
+    assert [answer.status_code for answer in refused] == [405, 404, 400]
+    assert all(answer.json()["type"] == "error" for answer in refused)
     large = client.post("/v1/messages", content=b"{" + b" " * 2**21)
     assert (large.status_code, large.json()["error"]["type"]) == (413, "request_too_large")
     assert "error" in client.post("/v1/nope").json()

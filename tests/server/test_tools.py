@@ -258,7 +258,19 @@ def test_reasoning_parts_of_an_assistant_are_its_reasoning(client: httpx.Client,
     assert "x-unmask-ignored" not in taken.headers
 
 
-@pytest.mark.parametrize("part", [{"type": "thinking", "thinking": 5}, {"type": ["thinking"]}, {"type": "reasoned"}])
+def test_unknown_fields_of_reasoning_parts_are_named(client: httpx.Client) -> None:
+    part = {"type": "thinking", "thinking": "hm", "signature": "x", "self": 1, "mood": 1}
+    history = [{"role": "user", "content": "x"}, {"role": "assistant", "content": [part]}]
+    taken = client.post(CHAT, json={**say("fine"), "messages": [*history, *say("fine")["messages"]]})
+    assert taken.status_code == 200, taken.text
+    assert set(taken.headers["x-unmask-ignored"].split(", ")) == {"messages.content.self", "messages.content.mood"}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [{"type": "thinking", "thinking": 5}, {"type": "thinking", "thinking": ["hm"]}, {"type": ["thinking"]},
+     {"type": "thinking", "thinking": [{"type": "text", "text": {"a": 1}}]}, {"type": "reasoned"}],
+)  # fmt: skip
 def test_other_parts_of_an_assistant_are_refused(client: httpx.Client, part: dict[str, Any]) -> None:
     body = say("x")
     messages = [*body["messages"], {"role": "assistant", "content": [part]}, *body["messages"]]

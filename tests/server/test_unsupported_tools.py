@@ -486,7 +486,9 @@ def test_documents_of_text_are_their_text(client: httpx.Client, document: dict[s
 @pytest.mark.parametrize(
     "source",
     [FILE["source"], {"type": "url", "url": "u"}, {"type": "content", "content": [IMAGE]}, {"type": "text", "data": 5},
-     {"type": "content", "content": []}, "x", {}, []],
+     {"type": "content", "content": []}, {"type": "content", "content": [TEXT_BLOCK, IMAGE]},
+     {"type": "content", "content": [{**IMAGE, "text": "x"}]}, {"type": "content", "content": [{"text": "x"}]},
+     {"type": "content", "content": [{"type": "text", "text": 5}]}, "x", {}, []],
 )  # fmt: skip
 def test_other_documents_of_the_user_are_refused(client: httpx.Client, source: Any) -> None:
     content = [{"type": "document", "source": source}]

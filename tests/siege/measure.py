@@ -15,7 +15,7 @@ from tests.siege.processes import Child
 from tests.siege.registry import CONTROLS, Attack
 from tests.siege.server import MODULE, Besieged, SiegeError, besieged
 
-NICE = 19  # of attackers: some thirty of them together give way to the server, as if they had machines of their own
+NICE = 19  # of attackers: some forty of them together give way to the server, as if they had machines of their own
 IDLE_REQUESTS = 8
 MARGIN = 90.0  # seconds in which a child has to start, or to end after the signal to stop
 

@@ -84,6 +84,15 @@ def test_a_slow_one_ends_is_remembered_and_the_next_is_tried(make: Callable[[San
     assert reason_of(trials, text(regex="b")) == ""
 
 
+def test_an_expression_that_takes_exponential_time_next_to_a_format_of_times_is_ended(
+    make: Callable[[SandboxLimits], GrammarSandbox],
+) -> None:
+    """Python's `re` compares it with times, and cannot be interrupted by Python code."""
+    trials = make(SHORT)
+    assert reason_of(trials, text(json={"type": "string", "format": "time", "pattern": r"^((\d|.)+)+x$"})) == TOO_SLOW
+    assert reason_of(trials, text(regex="b")) == ""
+
+
 def test_a_process_that_gets_no_cpu_time_is_ended(
     make: Callable[[SandboxLimits], GrammarSandbox], monkeypatch: pytest.MonkeyPatch
 ) -> None:

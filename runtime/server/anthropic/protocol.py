@@ -46,10 +46,6 @@ def _is_tool_block(kind: str) -> bool:
     return kind.endswith(("_tool_use", "_tool_result")) or kind in _SERVER_BLOCKS
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
 def _content_arm(content: Any) -> str:
     """The arm of `Block.content`: results of server tools have forms of their own."""
     if not isinstance(content, list):
@@ -109,8 +105,10 @@ class Block(RequestModel):
         content = source.get("content") if source.get("type") == "content" else None
         if isinstance(content, str):
             return content
-        texts = [part.get("text") if isinstance(part, dict) else None for part in _listed(content)]
-        return None if None in texts or not texts else "".join(map(str, texts))
+        parts = content if isinstance(content, list) else []
+        texts: list[Any] = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
+        is_text = texts and len(texts) == len(parts) and all(isinstance(text, str) for text in texts)
+        return "".join(texts) if is_text else None
 
     def unsupported_kind(self) -> str | None:
         return self.type if self.type not in _REQUIRED_FIELDS and _is_tool_block(self.type) else None

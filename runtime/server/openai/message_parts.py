@@ -53,6 +53,9 @@ class ResultPart(Part):
 class ReasoningPart(Part):
     """Reasoning among the parts of an assistant message, as other APIs have it."""
 
+    signature: str | None = ignored_field("")
+    data: str | None = ignored_field("")
+
     text_types: ClassVar[frozenset[str]] = frozenset({"thinking", "reasoning", "redacted_thinking"})
 
     def as_text(self) -> str:
@@ -68,7 +71,16 @@ def special_part(role: object, part: Any) -> Any:
         return ResultPart(type=kind)
     if role != "assistant" or kind not in ReasoningPart.text_types:
         return part
-    found = part.get(kind, part.get("text", ""))
-    if isinstance(found, list):  # of parts of text
-        found = "".join(str(each.get("text", "")) if isinstance(each, dict) else "" for each in found)
-    return ReasoningPart(type=kind, text=found) if isinstance(found, str) else part
+    found = _joined(part.get(kind, part.get("text", "")))
+    if found is None:
+        return part
+    unknown = {name: value for name, value in part.items() if name != kind and name not in ReasoningPart.model_fields}
+    return ReasoningPart(type=kind, text=found, **unknown)
+
+
+def _joined(value: Any) -> str | None:
+    """Returns a text, or the texts of a list of parts; None for other values."""
+    if isinstance(value, list):
+        texts: list[Any] = [part.get("text", "") if isinstance(part, dict) else None for part in value]
+        return "".join(texts) if all(isinstance(text, str) for text in texts) else None
+    return value if isinstance(value, str) else None
