@@ -140,7 +140,6 @@ def _space(text: str, at: int) -> int:
     return at
 
 
-formats.register_tool_format(
-    formats.ToolFormat(key="gemma4", opens=OPENS, closes=CLOSES, quotes=QUOTE, reader=GemmaReader)
-)
+GEMMA4 = formats.ToolFormat(key="gemma4", opens=OPENS, closes=CLOSES, quotes=QUOTE, reader=GemmaReader)
+formats.register_tool_format(GEMMA4)
 formats.register_reasoning_format(formats.ReasoningFormat(key="gemma4", opens="<|channel>thought", closes="<channel|>"))

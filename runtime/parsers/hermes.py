@@ -90,13 +90,12 @@ def instructs(tools: Sequence[formats.Tool]) -> str:
     )
 
 
-HERMES = formats.register_tool_format(
-    formats.ToolFormat(
-        key="hermes",
-        opens="<tool_call>",
-        closes="</tool_call>",
-        reader=HermesReader,
-        wraps=wraps,
-        instructs=instructs,
-    )
+HERMES = formats.ToolFormat(
+    key="hermes",
+    opens="<tool_call>",
+    closes="</tool_call>",
+    reader=HermesReader,
+    wraps=wraps,
+    instructs=instructs,
 )
+formats.register_tool_format(HERMES)

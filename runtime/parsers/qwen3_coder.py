@@ -76,12 +76,11 @@ def _value(raw: str, schema: Any) -> Any:
         return {"True": True, "False": False, "None": None}.get(text.strip(), text)
 
 
-formats.register_tool_format(
-    formats.ToolFormat(
-        key="qwen3_coder",
-        opens="<tool_call>",
-        closes=_END,
-        strays=("</function>", "</parameter>"),
-        reader=TaggedReader,
-    )
+QWEN3_CODER = formats.ToolFormat(
+    key="qwen3_coder",
+    opens="<tool_call>",
+    closes=_END,
+    strays=("</function>", "</parameter>"),
+    reader=TaggedReader,
 )
+formats.register_tool_format(QWEN3_CODER)
