@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from runtime.kernels import batch_invariant_torch, layernorm, moe_router, rotary_and_cache
 from runtime.kernels.activation import Activation, act_and_mul, act_and_mul_quant, act_and_mul_reference, fused_gate_up
@@ -22,50 +23,40 @@ from runtime.kernels.topk_topp_sampling import topk_topp_sample
 from runtime.kernels.unmask import BlockInputs, SampledRows, UnmaskOutput, threshold_unmask
 from runtime.kernels.weighted_embedding import soft_embedding, soft_embedding_reference
 
-OptTensor = torch.Tensor | None
-TensorPair = tuple[torch.Tensor, torch.Tensor]
-LinearKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor], torch.Tensor]  # the signature of ``F.linear``
-QuantizedLinearKernel = Callable[[torch.Tensor, Any, OptTensor], torch.Tensor]  # with ``Weight.kernel_arg``
-TableKernel = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # rows [n, size], table [ids, size] -> [n, ids]
-QuantizeFp8WeightKernel = Callable[[torch.Tensor, Fp8, int, range, int, torch.dtype, torch.Tensor], None]
-SoftEmbeddingKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor], torch.Tensor]
-RMSNormKernel = Callable[[torch.Tensor, OptTensor, float], torch.Tensor]
-AddRMSNormKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor, float], TensorPair]
-ReduceAddNormKernel = Callable[[tuple[torch.Tensor, ...], slice, torch.Tensor, OptTensor, float, torch.Tensor], None]
-GemmAddNormKernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, OptTensor, float], TensorPair]
+OptTensor = Tensor | None
+TensorPair = tuple[Tensor, Tensor]
+LinearKernel = Callable[[Tensor, Tensor, OptTensor], Tensor]  # the signature of ``F.linear``
+QuantizedLinearKernel = Callable[[Tensor, Any, OptTensor], Tensor]  # with ``Weight.kernel_arg``
+TableKernel = Callable[[Tensor, Tensor], Tensor]  # rows [n, size], table [ids, size] -> [n, ids]
+QuantizeFp8WeightKernel = Callable[[Tensor, Fp8, int, range, int, torch.dtype, Tensor], None]
+SoftEmbeddingKernel = Callable[[Tensor, Tensor, OptTensor], Tensor]
+RMSNormKernel = Callable[[Tensor, OptTensor, float], Tensor]
+AddRMSNormKernel = Callable[[Tensor, Tensor, OptTensor, float], TensorPair]
+ReduceAddNormKernel = Callable[[tuple[Tensor, ...], slice, Tensor, OptTensor, float, Tensor], None]
+GemmAddNormKernel = Callable[[Tensor, Tensor, Tensor, OptTensor, float], TensorPair]
 QKNormRopeAndCacheKernel = Callable[
-    [
-        torch.Tensor, torch.Tensor, torch.Tensor, OptTensor, OptTensor, rotary_and_cache.QKNormRopeConfig,
-        torch.Tensor, torch.Tensor, torch.Tensor,
-    ],
-    torch.Tensor,
-]  # fmt: skip
-ActAndMulKernel = Callable[[torch.Tensor, Activation], torch.Tensor]
-FusedGateUpKernel = Callable[[torch.Tensor, torch.Tensor, Activation], torch.Tensor]
-RouterLogitsKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor], torch.Tensor]
-SelectExpertsKernel = Callable[[torch.Tensor, OptTensor, moe_router.RoutingConfig, OptTensor], TensorPair]
+    [Tensor, Tensor, Tensor, OptTensor, OptTensor, rotary_and_cache.QKNormRopeConfig, Tensor, Tensor, Tensor], Tensor
+]
+ActAndMulKernel = Callable[[Tensor, Activation], Tensor]
+FusedGateUpKernel = Callable[[Tensor, Tensor, Activation], Tensor]
+RouterLogitsKernel = Callable[[Tensor, Tensor, OptTensor], Tensor]
+SelectExpertsKernel = Callable[[Tensor, OptTensor, moe_router.RoutingConfig, OptTensor], TensorPair]
 # gate_up and down are kernel arguments of the quantization format (``Weight.kernel_arg``)
-MoEKernel = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, Any, Any, OptTensor, Activation, OptTensor], torch.Tensor
-]
-MoEAddNormKernel = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, Any, Any, OptTensor, torch.Tensor, OptTensor, float], TensorPair
-]
-UnmaskKernel = Callable[[BlockInputs, SampledRows, int | None, torch.Tensor], UnmaskOutput]
-SoftmaxStatsKernel = Callable[[torch.Tensor, StatsRequest], SoftmaxStats]
+MoEKernel = Callable[[Tensor, Tensor, Tensor, Any, Any, OptTensor, Activation, OptTensor], Tensor]
+MoEAddNormKernel = Callable[[Tensor, Tensor, Tensor, Any, Any, OptTensor, Tensor, OptTensor, float], TensorPair]
+UnmaskKernel = Callable[[BlockInputs, SampledRows, int | None, Tensor], UnmaskOutput]
+SoftmaxStatsKernel = Callable[[Tensor, StatsRequest], SoftmaxStats]
 
 
 class LMHeadArgmaxKernel(Protocol):
     def __call__(
-        self, hidden: torch.Tensor, weight: torch.Tensor, *, mask_id: int | None, max_token_id: int,
-        allowed_ids: Sequence[int] = (), num_valid: torch.Tensor | None = None,
+        self, hidden: Tensor, weight: Tensor, *, mask_id: int | None, max_token_id: int,
+        allowed_ids: Sequence[int] = (), num_valid: OptTensor = None,
     ) -> ArgmaxOutput: ...  # fmt: skip
 
 
 class TopKTopPSampleKernel(Protocol):
-    def __call__(
-        self, logits: torch.Tensor, limits: torch.Tensor, uniform: torch.Tensor, *, free: int = 0
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def __call__(self, logits: Tensor, limits: Tensor, uniform: Tensor, *, free: int = 0) -> TensorPair: ...
 
 
 @dataclass(frozen=True)

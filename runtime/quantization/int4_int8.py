@@ -52,8 +52,5 @@ register_format(WeightFormat("int4", partial(GroupQuantizedWeight, code_dtype=to
 # Formats of quantized checkpoints. Weights that a checkpoint changes after loading are requantized to them.
 register_format(WeightFormat("int4_64", partial(GroupQuantizedWeight, code_dtype=torch.uint8, group_size=64), _check))
 register_format(WeightFormat("int4_32", partial(GroupQuantizedWeight, code_dtype=torch.uint8, group_size=32), _check))
-register_format(
-    WeightFormat(
-        "fp8_blocks", partial(GroupQuantizedWeight, code_dtype=quantized_tensor.E4M3, group_size=GROUP), _check_blocks
-    )
-)
+_make_blocks = partial(GroupQuantizedWeight, code_dtype=quantized_tensor.E4M3, group_size=GROUP)
+register_format(WeightFormat("fp8_blocks", _make_blocks, _check_blocks))
