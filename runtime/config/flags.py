@@ -227,8 +227,6 @@ def _describe(flag: Flag) -> str:
         return noun + low
     if flag.low is None:
         return f"{noun} of at most {flag.high:g}"
-    return (
-        f"{noun} above {flag.low:g} and at most {flag.high:g}"
-        if flag.above_low
-        else (f"{noun} from {flag.low:g} to {flag.high:g}")
-    )
+    if flag.above_low:
+        return f"{noun} above {flag.low:g} and at most {flag.high:g}"
+    return f"{noun} from {flag.low:g} to {flag.high:g}"

@@ -235,12 +235,11 @@ class TensorParallelGroup:
 
     def all_reduce_out(self, x: torch.Tensor) -> torch.Tensor:
         """Sums `x` of all ranks. The result may be in an `output_buffer`, and is valid until the second next call."""
-        put = None if self.buffer is None else self.buffer.put(x)
-        if put is None:
+        if self.buffer is None or (put := self.buffer.put(x)) is None:
             return self.all_reduce(x)
-        return (
-            self.buffer.all_reduce(put) if isinstance(self.buffer, SymmetricMemoryAllReduce) else self.all_reduce(put)
-        )
+        if isinstance(self.buffer, SymmetricMemoryAllReduce):
+            return self.buffer.all_reduce(put)
+        return self.all_reduce(put)
 
     def has_peer_access(self, dtype: torch.dtype) -> bool:
         """Returns whether `reduce_own_rows` is possible for values of `dtype`."""
@@ -263,8 +262,7 @@ class TensorParallelGroup:
             [rows, size], the rows of all ranks, valid until the second next call; None if there is no buffer for `x`
             now.
         """
-        put = None if self.buffer is None else self.buffer.put(x)
-        if put is None or self.buffer is None:
+        if self.buffer is None or (put := self.buffer.put(x)) is None:
             return None
         rows = self.own_rows(len(put))
         self.buffer.barrier(put)

@@ -102,10 +102,7 @@ def _accept_remote(
             try:
                 connection, _ = listener.accept()
             except TimeoutError:
-                absent = sorted(
-                    {rank // ranks_per_node for rank in range(ranks_per_node, size)}
-                    - {rank // ranks_per_node for rank in found}
-                )
+                absent = sorted(set(range(1, placement.nodes)) - {rank // ranks_per_node for rank in found})
                 raise ConfigError(
                     f"--num-nodes {placement.nodes}: the ranks of node {', '.join(map(str, absent))} did not come to "
                     f"{endpoint(placement.address, placement.port)} within --distributed-timeout-seconds"

@@ -217,11 +217,8 @@ class Engine:
         """
         outputs = []
         for request in self._output_processor.take_updated():
-            if (
-                request.reason is not None
-                or request.stream_steps
-                or request.num_stable_tokens > request.num_sent_tokens
-            ):
+            has_new_tokens = request.num_stable_tokens > request.num_sent_tokens
+            if has_new_tokens or request.reason is not None or request.stream_steps:
                 outputs.append(make_output(request))
                 self._stats.generated_tokens += len(outputs[-1].new_tokens)
         outputs += self._failed_outputs

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.algorithms.base import (
-    EditTokens,
-    UnmaskingAlgorithm,
-    algorithm_keys,
-    algorithms_for,
-    algorithms_with_edit_tokens,
-)
+from runtime.algorithms import base
 from runtime.config import FLAGS, EngineConfig
 from runtime.config.flags import DECODING
 from runtime.errors import ConfigError, RequestError
@@ -23,14 +17,14 @@ from runtime.strategies.base import Strategy
 from runtime.weights.special_tokens import TokenIds
 
 
-def edit_tokens_of(info: EngineInfo) -> EditTokens | None:
+def edit_tokens_of(info: EngineInfo) -> base.EditTokens | None:
     """Returns the DELETE and SPLIT tokens of the model; None if it has none."""
     if info.delete_token_id is None or info.split_token_id is None:
         return None
-    return EditTokens(info.delete_token_id, info.split_token_id)
+    return base.EditTokens(info.delete_token_id, info.split_token_id)
 
 
-def read_edit_tokens(facts: ModelInfo, ids: TokenIds) -> EditTokens | None:
+def read_edit_tokens(facts: ModelInfo, ids: TokenIds) -> base.EditTokens | None:
     """Returns the DELETE and SPLIT tokens of a checkpoint; None if it has none.
 
     Raises:
@@ -38,7 +32,7 @@ def read_edit_tokens(facts: ModelInfo, ids: TokenIds) -> EditTokens | None:
     """
     if facts.delete_id is None or facts.split_id is None:
         return None
-    edit_tokens = EditTokens(facts.delete_id, facts.split_id)
+    edit_tokens = base.EditTokens(facts.delete_id, facts.split_id)
     others: dict[str, set[int | None]] = {
         "mask_token_id": {ids.mask},
         "eos_token_id": set(ids.eos),
@@ -60,7 +54,7 @@ def request_defaults(
     strategy: Strategy,
     key: str,
     block_size: int,
-    edit_tokens: EditTokens | None,
+    edit_tokens: base.EditTokens | None,
 ) -> dict[str, Any]:
     """Returns fields of EngineInfo: what requests may set, and the defaults.
 
@@ -82,7 +76,7 @@ def request_defaults(
         flags = {f.name: value for f in fields if (value := _flag(config, f)) is not None}
         return with_defaults(fields, block_size, flags, strategy.defaults, model_defaults)
 
-    if mode != "edit" and all(rule.edits for rule in algorithms_for(key)):
+    if mode != "edit" and all(rule.edits for rule in base.algorithms_for(key)):
         raise ConfigError(f"--decoding-strategy {key} needs --sampling-mode edit")
     supported = [
         rule for rule in supported_algorithms(family, key, edit_tokens) if rule.uniform_noise == strategy.uniform_noise
@@ -90,7 +84,7 @@ def request_defaults(
     if not supported:
         raise ConfigError(
             f"--decoding-strategy {key} of the {family.key} family supports no unmasking algorithm of this version; "
-            f"available: {', '.join(algorithm_keys())}"
+            f"available: {', '.join(base.algorithm_keys())}"
         )
     fields = [*strategy.fields, *(field for rule in supported for field in rule.fields)]
     _check_used(config, f"{key} of the {family.key} family", fields)
@@ -115,10 +109,10 @@ def request_defaults(
 
 
 def supported_algorithms(
-    family: ModelFamily[Any], key: str, edit_tokens: EditTokens | None = None
-) -> list[UnmaskingAlgorithm]:
+    family: ModelFamily[Any], key: str, edit_tokens: base.EditTokens | None = None
+) -> list[base.UnmaskingAlgorithm]:
     """Returns the unmasking algorithms that requests may select with the strategy `key`."""
-    algorithms = [algorithms_with_edit_tokens(edit_tokens)(rule.key) for rule in algorithms_for(key)]
+    algorithms = [base.algorithms_with_edit_tokens(edit_tokens)(rule.key) for rule in base.algorithms_for(key)]
     return [rule for rule in algorithms if ("edit" if rule.edits else "naive") in family.sampling_modes]
 
 

@@ -172,12 +172,10 @@ class Scheduler:
         recompute_spans = request.recompute_spans
         if recompute_spans and num_computed == num_final:
             recompute = recompute_spans[0]
+            if len(recompute.tokens) > max_tokens:
+                return None
             last = recompute.start + len(recompute.tokens)
-            return (
-                ScheduledRequest(request, recompute.start, last, None, recompute)
-                if last - recompute.start <= max_tokens
-                else None
-            )
+            return ScheduledRequest(request, recompute.start, last, None, recompute)
         try:
             if num_final - num_computed <= max_tokens and request.reason is None and not recompute_spans:
                 span = self.strategy.plan_forward(request)

@@ -87,12 +87,11 @@ def load_engine(
             info = msgspec.structs.replace(
                 info, max_loras=slots, max_lora_rank=max_rank, default_adapter=config.default_adapter
             )
+        weights = named_weights(cast(nn.Module, model)).values()
         if progress is not None:
-            loaded = sum(weight.nbytes for weight in named_weights(cast(nn.Module, model)).values())
+            loaded = sum(weight.nbytes for weight in weights)
             progress("warmup", loaded, loaded)  # completes the progress bar
-        if expert_parallel and not any(
-            w.shard and w.shard.dim == -3 for w in named_weights(cast(nn.Module, model)).values()
-        ):
+        if expert_parallel and not any(weight.shard and weight.shard.dim == -3 for weight in weights):
             raise ConfigError(
                 f"--expert-parallel-size {config.expert_parallel_size}: the model has no experts to distribute; "
                 "leave it out"

@@ -131,11 +131,10 @@ def select_router_config(
     rows: int, inputs: int, experts: int, *, batch_invariant: bool = False
 ) -> tuple[int, int, int]:
     """Returns experts per program, rows per program and inputs per split; the bits of the scores depend on the last."""
-    experts_per_program, row_tile = (
-        (2 * EXPERTS_PER_PROGRAM, 128)
-        if rows >= MANY_ROWS
-        else (EXPERTS_PER_PROGRAM, min(64, max(16, triton.next_power_of_2(rows))))
-    )
+    if rows >= MANY_ROWS:
+        experts_per_program, row_tile = 2 * EXPERTS_PER_PROGRAM, 128
+    else:
+        experts_per_program, row_tile = EXPERTS_PER_PROGRAM, min(64, max(16, triton.next_power_of_2(rows)))
     programs = triton.cdiv(experts, EXPERTS_PER_PROGRAM) * triton.cdiv(rows, row_tile)
     splits = BATCH_INVARIANT_SPLITS if batch_invariant else max(1, min(MAX_SPLITS, TARGET_PROGRAMS // programs))
     return experts_per_program, row_tile, triton.cdiv(triton.cdiv(inputs, DEPTH), splits) * DEPTH

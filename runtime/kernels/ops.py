@@ -9,75 +9,54 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from runtime.kernels import batch_invariant_torch, layernorm
+from runtime.kernels import batch_invariant_torch, layernorm, moe_router, rotary_and_cache
 from runtime.kernels.activation import Activation, act_and_mul, act_and_mul_quant, act_and_mul_reference, fused_gate_up
 from runtime.kernels.fused_argmax import ArgmaxOutput, lm_head_argmax, lm_head_argmax_reference
 from runtime.kernels.fused_moe.fused_moe import fused_experts, fused_moe, fused_moe_add_norm, moe_torch
 from runtime.kernels.fused_softmax_stats import SoftmaxStats, StatsRequest, softmax_stats
 from runtime.kernels.linear import batch_invariant_gemm, fp8_linear, group_quantized_linear, quantized_linear_torch
 from runtime.kernels.lora import LoRAKernel, add_lora, add_lora_reference
-from runtime.kernels.moe_router import (
-    RoutingConfig,
-    router_logits,
-    router_logits_reference,
-    select_experts,
-    select_experts_reference,
-)
 from runtime.kernels.quantized_tensor import Fp8, quantize_fp8_weight
-from runtime.kernels.rotary_and_cache import (
-    QKNormRopeConfig,
-    qk_norm_rope_and_cache,
-    qk_norm_rope_and_cache_reference,
-)
 from runtime.kernels.topk_topp_sampling import topk_topp_sample
 from runtime.kernels.unmask import BlockInputs, SampledRows, UnmaskOutput, threshold_unmask
 from runtime.kernels.weighted_embedding import soft_embedding, soft_embedding_reference
 
-OptTensor = torch.Tensor | None
-TensorPair = tuple[torch.Tensor, torch.Tensor]
-LinearKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor], torch.Tensor]  # the signature of ``F.linear``
-QuantizedLinearKernel = Callable[[torch.Tensor, Any, OptTensor], torch.Tensor]  # with ``Weight.kernel_arg``
-TableKernel = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # rows [n, size], table [ids, size] -> [n, ids]
-QuantizeFp8WeightKernel = Callable[[torch.Tensor, Fp8, int, range, int, torch.dtype, torch.Tensor], None]
-SoftEmbeddingKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor], torch.Tensor]
-RMSNormKernel = Callable[[torch.Tensor, OptTensor, float], torch.Tensor]
-AddRMSNormKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor, float], TensorPair]
-ReduceAddNormKernel = Callable[[tuple[torch.Tensor, ...], slice, torch.Tensor, OptTensor, float, torch.Tensor], None]
-GemmAddNormKernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, OptTensor, float], TensorPair]
+OptTensor = Tensor | None
+TensorPair = tuple[Tensor, Tensor]
+LinearKernel = Callable[[Tensor, Tensor, OptTensor], Tensor]  # the signature of ``F.linear``
+QuantizedLinearKernel = Callable[[Tensor, Any, OptTensor], Tensor]  # with ``Weight.kernel_arg``
+TableKernel = Callable[[Tensor, Tensor], Tensor]  # rows [n, size], table [ids, size] -> [n, ids]
+QuantizeFp8WeightKernel = Callable[[Tensor, Fp8, int, range, int, torch.dtype, Tensor], None]
+SoftEmbeddingKernel = Callable[[Tensor, Tensor, OptTensor], Tensor]
+RMSNormKernel = Callable[[Tensor, OptTensor, float], Tensor]
+AddRMSNormKernel = Callable[[Tensor, Tensor, OptTensor, float], TensorPair]
+ReduceAddNormKernel = Callable[[tuple[Tensor, ...], slice, Tensor, OptTensor, float, Tensor], None]
+GemmAddNormKernel = Callable[[Tensor, Tensor, Tensor, OptTensor, float], TensorPair]
 QKNormRopeAndCacheKernel = Callable[
-    [
-        torch.Tensor, torch.Tensor, torch.Tensor, OptTensor, OptTensor, QKNormRopeConfig, torch.Tensor, torch.Tensor,
-        torch.Tensor,
-    ],
-    torch.Tensor,
-]  # fmt: skip
-ActAndMulKernel = Callable[[torch.Tensor, Activation], torch.Tensor]
-FusedGateUpKernel = Callable[[torch.Tensor, torch.Tensor, Activation], torch.Tensor]
-RouterLogitsKernel = Callable[[torch.Tensor, torch.Tensor, OptTensor], torch.Tensor]
-SelectExpertsKernel = Callable[[torch.Tensor, OptTensor, RoutingConfig, OptTensor], TensorPair]
+    [Tensor, Tensor, Tensor, OptTensor, OptTensor, rotary_and_cache.QKNormRopeConfig, Tensor, Tensor, Tensor], Tensor
+]
+ActAndMulKernel = Callable[[Tensor, Activation], Tensor]
+FusedGateUpKernel = Callable[[Tensor, Tensor, Activation], Tensor]
+RouterLogitsKernel = Callable[[Tensor, Tensor, OptTensor], Tensor]
+SelectExpertsKernel = Callable[[Tensor, OptTensor, moe_router.RoutingConfig, OptTensor], TensorPair]
 # gate_up and down are kernel arguments of the quantization format (``Weight.kernel_arg``)
-MoEKernel = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, Any, Any, OptTensor, Activation, OptTensor], torch.Tensor
-]
-MoEAddNormKernel = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, Any, Any, OptTensor, torch.Tensor, OptTensor, float], TensorPair
-]
-UnmaskKernel = Callable[[BlockInputs, SampledRows, int | None, torch.Tensor], UnmaskOutput]
-SoftmaxStatsKernel = Callable[[torch.Tensor, StatsRequest], SoftmaxStats]
+MoEKernel = Callable[[Tensor, Tensor, Tensor, Any, Any, OptTensor, Activation, OptTensor], Tensor]
+MoEAddNormKernel = Callable[[Tensor, Tensor, Tensor, Any, Any, OptTensor, Tensor, OptTensor, float], TensorPair]
+UnmaskKernel = Callable[[BlockInputs, SampledRows, int | None, Tensor], UnmaskOutput]
+SoftmaxStatsKernel = Callable[[Tensor, StatsRequest], SoftmaxStats]
 
 
 class LMHeadArgmaxKernel(Protocol):
     def __call__(
-        self, hidden: torch.Tensor, weight: torch.Tensor, *, mask_id: int | None, max_token_id: int,
-        allowed_ids: Sequence[int] = (), num_valid: torch.Tensor | None = None,
+        self, hidden: Tensor, weight: Tensor, *, mask_id: int | None, max_token_id: int,
+        allowed_ids: Sequence[int] = (), num_valid: OptTensor = None,
     ) -> ArgmaxOutput: ...  # fmt: skip
 
 
 class TopKTopPSampleKernel(Protocol):
-    def __call__(
-        self, logits: torch.Tensor, limits: torch.Tensor, uniform: torch.Tensor, *, free: int = 0
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def __call__(self, logits: Tensor, limits: Tensor, uniform: Tensor, *, free: int = 0) -> TensorPair: ...
 
 
 @dataclass(frozen=True)
@@ -143,10 +122,10 @@ TORCH = KernelSet(
     rms_norm=layernorm.rms_norm_reference,
     add_rms_norm=layernorm.add_rms_norm_reference,
     reduce_add_norm=layernorm.reduce_add_norm_reference,
-    qk_norm_rope_and_cache=qk_norm_rope_and_cache_reference,
+    qk_norm_rope_and_cache=rotary_and_cache.qk_norm_rope_and_cache_reference,
     act_and_mul=act_and_mul_reference,
-    router_logits=router_logits_reference,
-    select_experts=select_experts_reference,
+    router_logits=moe_router.router_logits_reference,
+    select_experts=moe_router.select_experts_reference,
     moe=moe_torch,
     lm_head_argmax=lm_head_argmax_reference,
     add_lora=add_lora_reference,
@@ -164,11 +143,11 @@ TRITON = KernelSet(
     add_rms_norm=layernorm.add_rms_norm,
     reduce_add_norm=layernorm.reduce_add_norm,
     gemm_add_norm=layernorm.gemm_add_norm,
-    qk_norm_rope_and_cache=qk_norm_rope_and_cache,
+    qk_norm_rope_and_cache=rotary_and_cache.qk_norm_rope_and_cache,
     act_and_mul=act_and_mul,
     fused_gate_up=fused_gate_up,
-    router_logits=router_logits,
-    select_experts=select_experts,
+    router_logits=moe_router.router_logits,
+    select_experts=moe_router.select_experts,
     moe=fused_moe,
     moe_add_norm=fused_moe_add_norm,
     lm_head_argmax=lm_head_argmax,
@@ -189,7 +168,7 @@ BATCH_INVARIANT_TRITON = replace(
     name="triton, fixed",
     gemm_add_norm=None,
     fused_gate_up=None,
-    router_logits=partial(router_logits, batch_invariant=True),
+    router_logits=partial(moe_router.router_logits, batch_invariant=True),
     moe=partial(fused_moe, batch_invariant=True),
     moe_add_norm=partial(fused_moe_add_norm, batch_invariant=True),
     lm_head_argmax=partial(lm_head_argmax, batch_invariant=True),

@@ -71,14 +71,9 @@ class Linear(nn.Module):
         if self.group is not None and self.shards_residual:
             return norm.add_reduced(self._biased_partial(x, self.group), residual, self.group)
         fused, weight = norm.kernels.gemm_add_norm, self.weight.active
-        if (
-            fused is None
-            or self.group is not None
-            or self.bias is not None
-            or not isinstance(weight, UnquantizedWeight)
-        ):
-            return norm.add(self(x), residual)
-        return fused(x, weight.tensor, residual, tensor_of(norm.weight), norm.eps)
+        if fused is not None and isinstance(weight, UnquantizedWeight) and self.bias is None and self.group is None:
+            return fused(x, weight.tensor, residual, tensor_of(norm.weight), norm.eps)
+        return norm.add(self(x), residual)
 
 
 def attention_shards(

@@ -52,13 +52,11 @@ class ExpertWeights(NamedTuple):
 def make_experts(factory: LayerFactory, experts: int, hidden: int, width: int) -> ExpertWeights:
     """Creates uninitialized weights. Ranks sum their partial results with all-reduce."""
     expert_shard = None
-    rows: Shard | None
-    columns: Shard | None
-    if factory.expert_parallel and not factory.group.is_single:
+    if factory.group.is_single or not factory.expert_parallel:
+        rows, columns = factory.mlp_shards(width)
+    else:
         expert_shard = factory.local_range(experts, "experts")
         rows = columns = Shard(-3, experts, (expert_shard,))
-    else:
-        rows, columns = factory.mlp_shards(width)
     gate_up = factory.expert_gate_up(experts, 2 * width, hidden, shard=rows)
     return ExpertWeights(GateUpDown(gate_up, factory.weight(experts, hidden, width, shard=columns)), expert_shard)
 

@@ -94,21 +94,19 @@ def parse_peft_config(config: Mapping[str, Any]) -> PeftConfig:
     fields = ConfigReader(config, CONFIG_FILE)
     kind = config.get("peft_type")
     if kind != "LORA":
-        raise ConfigError(f"{CONFIG_FILE}: peft_type is {kind!r}; only LORA adapters can be served")
+        raise _invalid(f"peft_type is {kind!r}; only LORA adapters can be served")
     if config.get("bias", "none") != "none":
-        raise ConfigError(
-            f"{CONFIG_FILE}: bias is {config['bias']!r}: trained biases are not supported; train with bias none"
-        )
+        raise _invalid(f"bias is {config['bias']!r}: trained biases are not supported; train with bias none")
     initial = str(config.get("init_lora_weights", True)).lower()
     if initial.startswith(CHANGES_BASE):
-        raise ConfigError(
-            f"{CONFIG_FILE}: init_lora_weights {initial!r} changes the base's weights too; convert the adapter to a "
+        raise _invalid(
+            f"init_lora_weights {initial!r} changes the base's weights too; convert the adapter to a "
             "plain LoRA when it is saved (path_initial_model_for_weight_conversion)"
         )
     for name, value in config.items():
         if name not in KNOWN_FIELDS and name not in IGNORED_FIELDS and value not in (None, False, "", [], {}):
             why = UNSUPPORTED.get(name, "this is not supported; leave it out of the adapter's training")
-            raise ConfigError(f"{CONFIG_FILE}: {name} is {value!r}: {why}")
+            raise _invalid(f"{name} is {value!r}: {why}")
     return PeftConfig(
         rank=fields.integer("r", high=MAX_RANK),
         alpha=fields.number("lora_alpha"),
@@ -119,17 +117,21 @@ def parse_peft_config(config: Mapping[str, Any]) -> PeftConfig:
     )
 
 
+def _invalid(why: str) -> ConfigError:
+    return ConfigError(f"{CONFIG_FILE}: {why}")
+
+
 def _numbers(config: Mapping[str, Any], name: str, *, integers: bool) -> Mapping[str, float]:
     values = config.get(name) or {}
     if not isinstance(values, dict):
-        raise ConfigError(f"{CONFIG_FILE}: {name} must map patterns of modules' names to numbers")
+        raise _invalid(f"{name} must map patterns of modules' names to numbers")
     for pattern, value in values.items():
         _compiled(name, pattern)
         kinds = int if integers else int | float
         good = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value) and value > 0
         if not good or (integers and value > MAX_RANK):
             kind = f"a rank from 1 to {MAX_RANK}" if integers else "a number above 0"
-            raise ConfigError(f"{CONFIG_FILE}: {name} gives {pattern!r} {value!r}, not {kind}")
+            raise _invalid(f"{name} gives {pattern!r} {value!r}, not {kind}")
     return values
 
 
@@ -143,9 +145,7 @@ def _targeted(config: Mapping[str, Any]) -> Callable[[str], bool]:
     targets, layers = _names(config, "target_modules"), _layers(config)
     excluded = _names(config, "exclude_modules") if config.get("exclude_modules") else None
     if layers is not None and isinstance(targets, str):
-        raise ConfigError(
-            f"{CONFIG_FILE}: layers_to_transform goes with a list of target_modules, not with {targets!r}"
-        )
+        raise _invalid(f"layers_to_transform goes with a list of target_modules, not with {targets!r}")
 
     def named(names: str | list[str], module: str) -> bool:
         if isinstance(names, str):
@@ -168,7 +168,7 @@ def _names(config: Mapping[str, Any], name: str) -> str | list[str]:
         return value
     if isinstance(value, list) and value and all(isinstance(one, str) for one in value):
         return value
-    raise ConfigError(f"{CONFIG_FILE}: {name} must be a list of modules' names or a regular expression, not {value!r}")
+    raise _invalid(f"{name} must be a list of modules' names or a regular expression, not {value!r}")
 
 
 def _layers(config: Mapping[str, Any]) -> Callable[[str], bool] | None:
@@ -178,15 +178,11 @@ def _layers(config: Mapping[str, Any]) -> Callable[[str], bool] | None:
         return None
     numbers = [transformed] if isinstance(transformed, int) else transformed
     if not isinstance(numbers, list) or not all(isinstance(one, int) for one in numbers):
-        raise ConfigError(
-            f"{CONFIG_FILE}: layers_to_transform must be a layer's number or a list of them, not {transformed!r}"
-        )
+        raise _invalid(f"layers_to_transform must be a layer's number or a list of them, not {transformed!r}")
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
-        raise ConfigError(f"{CONFIG_FILE}: layers_pattern must be a name or a list of names, not {names!r}")
-    patterns = [_compiled("layers_pattern", rf".*\.{one}\.(\d+)\.") for one in names] or [
-        re.compile(r".*\.[^.]*\.(\d+)\.")
-    ]
+        raise _invalid(f"layers_pattern must be a name or a list of names, not {names!r}")
+    patterns = [_compiled("layers_pattern", rf".*\.{one}\.(\d+)\.") for one in names or [r"[^.]*"]]
 
     def inside(module: str) -> bool:
         found = next((match for pattern in patterns if (match := pattern.match(module))), None)
@@ -197,15 +193,11 @@ def _layers(config: Mapping[str, Any]) -> Callable[[str], bool] | None:
 
 def _compiled(name: str, pattern: Any) -> re.Pattern[str]:
     if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN_CHARS:
-        raise ConfigError(
-            f"{CONFIG_FILE}: {name} must be a regular expression of at most {MAX_PATTERN_CHARS} characters"
-        )
+        raise _invalid(f"{name} must be a regular expression of at most {MAX_PATTERN_CHARS} characters")
     try:
         return re.compile(pattern)
     except (re.error, RecursionError) as error:
-        raise ConfigError(
-            f"{CONFIG_FILE}: {name} has {pattern!r}, which is not a regular expression: {error}"
-        ) from None
+        raise _invalid(f"{name} has {pattern!r}, which is not a regular expression: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -522,7 +522,6 @@ def generation(config: Mapping[str, Any]) -> dict[str, Value]:
 DIFFUSION_GEMMA = register_family(
     ModelFamily(
         key="diffusion_gemma",
-        aliases=(),
         detect=lambda config: config.get("model_type") == "diffusion_gemma",
         architectures=("DiffusionGemmaForBlockDiffusion",),
         parse=parse,

@@ -9,19 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.parsers.formats import (
-    MAX_DEPTH,
-    CallReader,
-    NestedTooDeeplyError,
-    NotACall,
-    ParsedCall,
-    ReasoningFormat,
-    Tool,
-    ToolFormat,
-    dump_json,
-    register_reasoning_format,
-    register_tool_format,
-)
+from runtime.parsers import formats
 
 OPENS, CLOSES, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _NAME = re.compile(r"\s*call:\s*([\w.:/-]+)\s*(?=\{)")
@@ -32,23 +20,25 @@ _BEGINNING = "call:"
 _MARK = (re.compile(re.escape(QUOTE) + "|" + re.escape(CLOSES)), re.compile(re.escape(QUOTE)))
 
 
-class GemmaReader(CallReader):
+class GemmaReader(formats.CallReader):
     """Waits for the end marker outside of strings."""
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
+    def __init__(self, tools: Sequence[formats.Tool]) -> None:
         super().__init__(tools)
         self._at = 0  # searched so far
         self._quoted = False
 
-    def feed(self, text: str) -> ParsedCall | NotACall | None:
+    def feed(self, text: str) -> formats.ParsedCall | formats.NotACall | None:
         self._text += text
         begun = self._text.lstrip()[: len(_BEGINNING)]
         if not _BEGINNING.startswith(begun):
-            return NotACall()
+            return formats.NotACall()
         while (mark := _MARK[self._quoted].search(self._text, self._at)) is not None:
             if mark[0] == CLOSES:
                 call = _call(self._text[: mark.start()])
-                return NotACall() if call is None else ParsedCall(*call, rest=self._text[mark.start() :])
+                return (
+                    formats.NotACall() if call is None else formats.ParsedCall(*call, rest=self._text[mark.start() :])
+                )
             self._quoted = not self._quoted
             self._at = mark.end()
         self._at = max(self._at, len(self._text) - len(CLOSES) + 1)
@@ -61,15 +51,15 @@ def _call(text: str) -> tuple[str, str] | None:
         return None
     try:
         value, end = _object(text, found.end(), 0)
-        return None if text[end:].strip() else (found[1], dump_json(value))
+        return None if text[end:].strip() else (found[1], formats.dump_json(value))
     except (ValueError, IndexError):
         return None
 
 
 def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
     """Returns the value that begins at `at`, and the offset after it. Raises ValueError, IndexError."""
-    if depth > MAX_DEPTH:
-        raise NestedTooDeeplyError(MAX_DEPTH)
+    if depth > formats.MAX_DEPTH:
+        raise formats.NestedTooDeeplyError(formats.MAX_DEPTH)
     at = _space(text, at)
     if text.startswith(QUOTE, at):
         return _string(text, at)
@@ -150,5 +140,6 @@ def _space(text: str, at: int) -> int:
     return at
 
 
-register_tool_format(ToolFormat(key="gemma4", opens=OPENS, closes=CLOSES, quotes=QUOTE, reader=GemmaReader))
-register_reasoning_format(ReasoningFormat(key="gemma4", opens="<|channel>thought", closes="<channel|>"))
+GEMMA4 = formats.ToolFormat(key="gemma4", opens=OPENS, closes=CLOSES, quotes=QUOTE, reader=GemmaReader)
+formats.register_tool_format(GEMMA4)
+formats.register_reasoning_format(formats.ReasoningFormat(key="gemma4", opens="<|channel>thought", closes="<channel|>"))

@@ -10,41 +10,31 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.parsers.formats import (
-    BracketCounter,
-    CallReader,
-    NotACall,
-    ParsedCall,
-    Tool,
-    ToolFormat,
-    dump_json,
-    parse_json,
-    register_tool_format,
-)
+from runtime.parsers import formats
 
 _BEGINNING = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 
 
-class HermesReader(CallReader):
+class HermesReader(formats.CallReader):
     """Reads an object with `name` and `arguments`; its brackets determine its end."""
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
+    def __init__(self, tools: Sequence[formats.Tool]) -> None:
         super().__init__(tools)
-        self._brackets = BracketCounter()
+        self._brackets = formats.BracketCounter()
         self._counted = 0  # characters that the bracket counter has read
         self._name = ""
         self._arguments = 0  # offset of the arguments, once known
-        self._inner = BracketCounter()
+        self._inner = formats.BracketCounter()
         self._end = 0  # end of the arguments so far
 
-    def feed(self, text: str) -> ParsedCall | NotACall | None:
+    def feed(self, text: str) -> formats.ParsedCall | formats.NotACall | None:
         self._text += text
         if not self._counted:
             begun = self._text.lstrip()
             if not begun:
                 return None
             if begun[0] != "{":
-                return NotACall()
+                return formats.NotACall()
         fresh = self._text[self._counted :]
         end = self._brackets.feed(fresh)
         if end is None:
@@ -52,7 +42,7 @@ class HermesReader(CallReader):
             return None
         at = self._counted + end
         call = _call(self._text[:at])
-        return NotACall() if call is None else ParsedCall(*call, rest=self._text[at:])
+        return formats.NotACall() if call is None else formats.ParsedCall(*call, rest=self._text[at:])
 
     def partial(self) -> tuple[str, str] | None:
         if not self._arguments:
@@ -72,16 +62,16 @@ class HermesReader(CallReader):
 def _call(text: str) -> tuple[str, str] | None:
     """Returns name and arguments of a complete object; None if it is not a call."""
     try:
-        value = parse_json(text)
+        value = formats.parse_json(text)
         name = value.get("name")
         arguments: Any = value.get("arguments", value.get("parameters"))
         if isinstance(arguments, str):  # JSON in a string
-            arguments = parse_json(arguments)
+            arguments = formats.parse_json(arguments)
         if arguments is None:
             arguments = {}
         if not isinstance(name, str) or not name or not isinstance(arguments, dict):
             return None
-        return name, dump_json(arguments)
+        return name, formats.dump_json(arguments)
     except ValueError:
         return None
 
@@ -90,7 +80,7 @@ def wraps(name: str) -> tuple[str, str]:
     return f'\n{{"name": {json.dumps(name)}, "arguments": ', "}\n"
 
 
-def instructs(tools: Sequence[Tool]) -> str:
+def instructs(tools: Sequence[formats.Tool]) -> str:
     listed = "\n".join(json.dumps(tool.item, ensure_ascii=False) for tool in tools)
     return (
         f"# Tools\n<tools>\n{listed}\n</tools>\n"
@@ -100,13 +90,12 @@ def instructs(tools: Sequence[Tool]) -> str:
     )
 
 
-HERMES = register_tool_format(
-    ToolFormat(
-        key="hermes",
-        opens="<tool_call>",
-        closes="</tool_call>",
-        reader=HermesReader,
-        wraps=wraps,
-        instructs=instructs,
-    )
+HERMES = formats.ToolFormat(
+    key="hermes",
+    opens="<tool_call>",
+    closes="</tool_call>",
+    reader=HermesReader,
+    wraps=wraps,
+    instructs=instructs,
 )
+formats.register_tool_format(HERMES)

@@ -11,17 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.parsers.formats import (
-    CallReader,
-    NestedTooDeeplyError,
-    NotACall,
-    ParsedCall,
-    Tool,
-    ToolFormat,
-    dump_json,
-    parse_json,
-    register_tool_format,
-)
+from runtime.parsers import formats
 
 _BEGINNING = "<function="
 _END = "</tool_call>"
@@ -29,24 +19,24 @@ _CALL = re.compile(r"\s*<function=([^>\s]+)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*)", re.DOTALL)
 
 
-class TaggedReader(CallReader):
+class TaggedReader(formats.CallReader):
     """Waits for the closing tag."""
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
+    def __init__(self, tools: Sequence[formats.Tool]) -> None:
         super().__init__(tools)
         self._at = 0  # searched so far
 
-    def feed(self, text: str) -> ParsedCall | NotACall | None:
+    def feed(self, text: str) -> formats.ParsedCall | formats.NotACall | None:
         self._text += text
         begun = self._text.lstrip()[: len(_BEGINNING)]
         if not _BEGINNING.startswith(begun):
-            return NotACall()
+            return formats.NotACall()
         at = self._text.find(_END, self._at)
         if at < 0:
             self._at = max(0, len(self._text) - len(_END) + 1)
             return None
         call = self._call(self._text[:at])
-        return NotACall() if call is None else ParsedCall(*call, rest=self._text[at:])
+        return formats.NotACall() if call is None else formats.ParsedCall(*call, rest=self._text[at:])
 
     def _call(self, text: str) -> tuple[str, str] | None:
         found = _CALL.match(text)
@@ -61,7 +51,9 @@ class TaggedReader(CallReader):
         properties = schema.get("properties")
         types = properties if isinstance(properties, dict) else {}
         try:
-            return name, dump_json({one[1]: _value(one[2], types.get(one[1])) for one in parameters if one is not None})
+            return name, formats.dump_json(
+                {one[1]: _value(one[2], types.get(one[1])) for one in parameters if one is not None}
+            )
         except ValueError:
             return None
 
@@ -77,19 +69,18 @@ def _value(raw: str, schema: Any) -> Any:
     if kind == "string" or (isinstance(kind, list) and "string" in kind):
         return text
     try:
-        return parse_json(text)
-    except NestedTooDeeplyError:
+        return formats.parse_json(text)
+    except formats.NestedTooDeeplyError:
         raise
     except ValueError:
         return {"True": True, "False": False, "None": None}.get(text.strip(), text)
 
 
-register_tool_format(
-    ToolFormat(
-        key="qwen3_coder",
-        opens="<tool_call>",
-        closes=_END,
-        strays=("</function>", "</parameter>"),
-        reader=TaggedReader,
-    )
+QWEN3_CODER = formats.ToolFormat(
+    key="qwen3_coder",
+    opens="<tool_call>",
+    closes=_END,
+    strays=("</function>", "</parameter>"),
+    reader=TaggedReader,
 )
+formats.register_tool_format(QWEN3_CODER)

@@ -6,15 +6,8 @@ from functools import partial
 
 import torch
 
+from runtime.kernels import quantized_tensor
 from runtime.kernels.ops import KernelSet
-from runtime.kernels.quantized_tensor import (
-    E4M3,
-    GroupQuantized,
-    empty_group_quantized,
-    quantize_blocks,
-    quantize_groups,
-    quantize_rows,
-)
 from runtime.quantization.base import QuantizedWeight, WeightFormat, register_format
 from runtime.quantization.fp8 import check_fp8
 
@@ -24,22 +17,22 @@ GROUP = 128  # inputs per scale of int4
 class GroupQuantizedWeight(QuantizedWeight):
     """Codes of `code_dtype`, and a float32 scale per `group_size` inputs."""
 
-    kernel_arg: GroupQuantized
+    kernel_arg: quantized_tensor.GroupQuantized
 
     def __init__(
         self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kernels: KernelSet,
         interleaved: bool = False, *, code_dtype: torch.dtype, group_size: int | None = None,
     ) -> None:  # fmt: skip
-        stored = empty_group_quantized(shape, code_dtype, group_size or shape[-1], device)
+        stored = quantized_tensor.empty_group_quantized(shape, code_dtype, group_size or shape[-1], device)
         super().__init__(shape, dtype, stored, kernels.group_quantized_linear, interleaved=interleaved)
         self.group_size = group_size
 
-    def pack(self, x: torch.Tensor) -> GroupQuantized:
+    def pack(self, x: torch.Tensor) -> quantized_tensor.GroupQuantized:
         if self.kernel_arg.is_int4:
-            return quantize_groups(x, self.kernel_arg.group)
-        if self.kernel_arg.values.dtype == E4M3:
-            return quantize_blocks(x, self.kernel_arg.group)
-        return quantize_rows(x)
+            return quantized_tensor.quantize_groups(x, self.kernel_arg.group)
+        if self.kernel_arg.values.dtype == quantized_tensor.E4M3:
+            return quantized_tensor.quantize_blocks(x, self.kernel_arg.group)
+        return quantized_tensor.quantize_rows(x)
 
     def columns(self, inputs: range) -> tuple[slice, slice]:
         return super().columns(inputs) if self.group_size is None else self.kernel_arg.columns(inputs)
@@ -59,6 +52,5 @@ register_format(WeightFormat("int4", partial(GroupQuantizedWeight, code_dtype=to
 # Formats of quantized checkpoints. Weights that a checkpoint changes after loading are requantized to them.
 register_format(WeightFormat("int4_64", partial(GroupQuantizedWeight, code_dtype=torch.uint8, group_size=64), _check))
 register_format(WeightFormat("int4_32", partial(GroupQuantizedWeight, code_dtype=torch.uint8, group_size=32), _check))
-register_format(
-    WeightFormat("fp8_blocks", partial(GroupQuantizedWeight, code_dtype=E4M3, group_size=GROUP), _check_blocks)
-)
+_make_blocks = partial(GroupQuantizedWeight, code_dtype=quantized_tensor.E4M3, group_size=GROUP)
+register_format(WeightFormat("fp8_blocks", _make_blocks, _check_blocks))

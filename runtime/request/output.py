@@ -155,11 +155,8 @@ class CompletionState:
 
     @property
     def reasoning_tokens(self) -> int:
-        return (
-            self.answer.tokens_within(self.parts.reasoning_chars)
-            if self.parts is not None and self.parts.reasoning_chars
-            else 0
-        )
+        chars = 0 if self.parts is None else self.parts.reasoning_chars
+        return self.answer.tokens_within(chars) if chars else 0
 
     @property
     def stopped_by(self) -> str | None:

@@ -52,15 +52,8 @@ def _disjoint(one: _SchemaFacts, other: _SchemaFacts, definitions: Mapping[str, 
     if _lacks_required(one, other) or _lacks_required(other, one):
         return True
     common = one.properties.keys() & other.properties.keys() & (one.required | other.required)
-    return depth > 0 and any(
-        _disjoint(
-            _conjunction(one.properties[name], definitions),
-            _conjunction(other.properties[name], definitions),
-            definitions,
-            depth - 1,
-        )
-        for name in common
-    )
+    pairs = ([_conjunction(each.properties[name], definitions) for each in (one, other)] for name in common)
+    return depth > 0 and any(_disjoint(mine, theirs, definitions, depth - 1) for mine, theirs in pairs)
 
 
 def _lacks_required(one: _SchemaFacts, other: _SchemaFacts) -> bool:

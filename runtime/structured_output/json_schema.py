@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.request.validation import preview
+from runtime.structured_output import patterns
 from runtime.structured_output.disjoint import all_disjoint
 from runtime.structured_output.keywords import (
     TYPES,
@@ -26,17 +27,6 @@ from runtime.structured_output.keywords import (
     effective_keywords,
     named_types,
     nullable_type,
-)
-from runtime.structured_output.patterns import (
-    BASE64,
-    BOUNDED,
-    FORMAT_PATTERNS,
-    NAME_PATTERNS,
-    Unsupported,
-    excludes_format,
-    matches,
-    to_engine,
-    without_wider,
 )
 
 Schema = bool | dict[str, Any]
@@ -64,7 +54,7 @@ OVERLAP = (
 
 
 def _error(path: Path, error: ValueError) -> SchemaError:
-    kind = UnsupportedSchema if isinstance(error, Unsupported) else SchemaError
+    kind = UnsupportedSchema if isinstance(error, patterns.Unsupported) else SchemaError
     return kind(path, str(error))
 
 
@@ -117,8 +107,8 @@ class _Names:
         if len(lists) > 1:
             listed = tuple(name for name in lists[0] if name in set(lists[1]))
         bounds = [names.longest for names in (self, other) if names.longest is not None]
-        patterns = tuple(dict.fromkeys(self.patterns + other.patterns))
-        return _Names(listed, patterns, max(self.shortest, other.shortest), min(bounds, default=None))
+        expressions = tuple(dict.fromkeys(self.patterns + other.patterns))
+        return _Names(listed, expressions, max(self.shortest, other.shortest), min(bounds, default=None))
 
 
 class _Simplifier:
@@ -169,7 +159,7 @@ class _Simplifier:
         value = effective_keywords(origin, is_ref_exclusive=self._is_ref_exclusive)
         if not self._is_json_schema and value.get("nullable") is True and "type" in value:
             value["type"] = nullable_type(value["type"])
-        if "pattern" in value and excludes_format(value["pattern"], value.get("format")):
+        if "pattern" in value and patterns.excludes_format(value["pattern"], value.get("format")):
             del value["format"]
         if self._references.has_one_of:
             value = {name: found for name, found in value.items() if name not in self._unknown}
@@ -191,7 +181,7 @@ class _Simplifier:
             _string(value, path, made, extra)
             self._described_format(value, made)
             if self._is_ref_exclusive and value.get("contentEncoding") == "base64":  # an assertion in draft 7 alone
-                extra.append({"pattern": BASE64})
+                extra.append({"pattern": patterns.BASE64})
         if "number" in types:
             _number(value, path, made)
         if "array" in types:
@@ -209,7 +199,7 @@ class _Simplifier:
 
     def _described_format(self, value: Mapping[str, Any], made: dict[str, Any]) -> None:
         """Adds the expression of a format that llguidance does not check, as some validators check it."""
-        found = FORMAT_PATTERNS.get(str(value.get("format")))
+        found = patterns.FORMAT_PATTERNS.get(str(value.get("format")))
         if found and not self._references.has_one_of and not {"pattern", "const", "enum"} & value.keys():
             made["pattern"] = found
 
@@ -396,11 +386,8 @@ class _Simplifier:
             names = self._allowed_names(value["propertyNames"], where, ())
             properties, patterned, others = self._named_only(names, properties, patterned, others, where)
         patterned = _engine_patterns(patterned, (*path, "patternProperties"))
-        made |= {
-            name: found
-            for name, found in (("properties", properties), ("patternProperties", patterned), ("required", required))
-            if found
-        }
+        found = {"properties": properties, "patternProperties": patterned, "required": required}
+        made |= {keyword: each for keyword, each in found.items() if each}
         if others is not True:
             made["additionalProperties"] = others
         self._property_counts(value, path, made)
@@ -498,13 +485,13 @@ class _Simplifier:
         made: dict[str, Any] = {}
         self._described_format(value, made)
         if format in FORMATS and self._has_name_formats:
-            if format not in NAME_PATTERNS:
+            if format not in patterns.NAME_PATTERNS:
                 raise UnsupportedSchema((*path, "format"), f"{format} is not supported for names; give a pattern")
-            made["pattern"] = NAME_PATTERNS[format]
-        patterns = tuple(made.values())
+            made["pattern"] = patterns.NAME_PATTERNS[format]
+        expressions = tuple(made.values())
         if self._is_ref_exclusive and value.get("contentEncoding") == "base64":
-            patterns += (BASE64,)
-        return _Names(patterns=patterns)
+            expressions += (patterns.BASE64,)
+        return _Names(patterns=expressions)
 
     def _named_only(
         self, names: _Names, properties: dict[str, Schema], patterned: dict[str, Schema], others: Schema, path: Path
@@ -527,15 +514,15 @@ class _Simplifier:
         if properties and others is not True:
             raise UnsupportedSchema(path, "is not supported next to properties and additionalProperties; give an enum")
         chosen_properties = {name: each for name, each in properties.items() if _fits(name, names, path)}
-        patterns = without_wider(names.patterns)
+        expressions = patterns.without_wider(names.patterns)
         if names.shortest or names.longest is not None:
             bound = "" if names.longest is None else names.longest
-            patterns.append(f"^[\\s\\S]{{{names.shortest},{bound}}}$")
-        if len(patterns) > 1:
+            expressions.append(f"^[\\s\\S]{{{names.shortest},{bound}}}$")
+        if len(expressions) > 1:
             raise UnsupportedSchema(
                 path, "more than one pattern, format or length is not supported; join them in one pattern"
             )
-        return chosen_properties, {patterns[0]: others}, False
+        return chosen_properties, {expressions[0]: others}, False
 
     def _shared(self, schema: dict[str, Any]) -> str:
         """Returns a reference to a new definition of a rewritten schema, so that it is output once."""
@@ -574,28 +561,26 @@ def _string(value: Mapping[str, Any], path: Path, made: dict[str, Any], extra: l
             made[keyword] = bound
     if "pattern" in value:
         pattern = _pattern(value["pattern"], (*path, "pattern"))
-        if bounded := BOUNDED.get(value["pattern"]):
-            extra.append(
-                {
-                    "anyOf": [
-                        {"type": "string", "pattern": to_engine(each), "maxLength": longest}
-                        for each, longest in bounded
-                    ]
-                    + [{"type": sorted({*TYPES} - {"string"})}] * ("type" not in value)
-                }
-            )
+        if bounded := patterns.BOUNDED.get(value["pattern"]):
+            some: list[Schema] = [
+                {"type": "string", "pattern": patterns.to_engine(each), "maxLength": longest}
+                for each, longest in bounded
+            ]
+            if "type" not in value:
+                some.append({"type": sorted(TYPES - {"string"})})
+            extra.append({"anyOf": some})
         else:
             made["pattern"] = pattern
     format = value.get("format")
-    if format in FORMATS and value.get("pattern") not in BOUNDED:
+    if format in FORMATS and value.get("pattern") not in patterns.BOUNDED:
         made["format"] = format
 
 
 def _pattern(value: str, path: Path) -> str:
-    if value in BOUNDED:
+    if value in patterns.BOUNDED:
         return value
     try:
-        return to_engine(value)
+        return patterns.to_engine(value)
     except ValueError as error:
         raise _error(path, error) from None
 
@@ -623,10 +608,8 @@ def _number(value: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
     if "multipleOf" in value:
         made["multipleOf"] = value["multipleOf"]
     kinds = value.get("type")
-    if (
-        "number" in (kinds if isinstance(kinds, list) else [kinds])
-        and not {"multipleOf", "const", "enum"} & value.keys()
-    ):
+    is_listed = bool({"multipleOf", "const", "enum"} & value.keys())
+    if "number" in (kinds if isinstance(kinds, list) else [kinds]) and not is_listed:
         # Without a bound llguidance allows exponents: 1e999 is JSON, and infinity to those who read it.
         if not {"minimum", "exclusiveMinimum"} & made.keys():
             made["minimum"] = -MAX_NUMBER
@@ -649,14 +632,14 @@ def _own_names(value: Mapping[str, Any], path: Path) -> _Names:
             values = [value["const"]] if keyword == "const" else value["enum"]
             strings = tuple(dict.fromkeys(each for each in values if isinstance(each, str)))
             listed = strings if listed is None else tuple(each for each in listed if each in set(strings))
-    patterns: tuple[str, ...] = ()
+    expressions: tuple[str, ...] = ()
     if "pattern" in value:
         _pattern(value["pattern"], (*path, "pattern"))
-        if value["pattern"] in BOUNDED:
+        if value["pattern"] in patterns.BOUNDED:
             raise UnsupportedSchema((*path, "pattern"), "look-ahead is not supported for names; write it without")
-        patterns = (value["pattern"],)
+        expressions = (value["pattern"],)
     longest = _count(value, "maxLength")
-    return _Names(listed, patterns, _count(value, "minLength") or 0, longest)
+    return _Names(listed, expressions, _count(value, "minLength") or 0, longest)
 
 
 def _alternatives(parts: Sequence[_Names], path: Path, *, exclusive: bool) -> tuple[str, ...]:
@@ -678,7 +661,7 @@ def _fits(name: str, names: _Names, path: Path) -> bool:
 
 
 def _matches(pattern: str, name: str, path: Path) -> bool:
-    found = matches(pattern, name)
+    found = patterns.matches(pattern, name)
     if found is None:
         raise UnsupportedSchema(path, f"whether {preview(name)} fits its expression is not certain; give an enum")
     return found

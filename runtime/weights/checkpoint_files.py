@@ -183,9 +183,8 @@ def _open_anywhere(real: str) -> int:
         raise kernels
     descriptor = _walk(os.sep, real)
     device = os.fstat(descriptor).st_dev
-    if device in {os.stat(folder).st_dev for folder in ("/proc", "/sys") if os.path.isdir(folder)} - {
-        os.stat("/").st_dev
-    }:
+    pseudo_devices = {os.stat(folder).st_dev for folder in ("/proc", "/sys") if os.path.isdir(folder)}
+    if device in pseudo_devices - {os.stat("/").st_dev}:
         os.close(descriptor)
         raise kernels  # the same file system at another mount point
     return descriptor

@@ -84,17 +84,12 @@ def tensor_ranges(descriptor: int, path: str) -> dict[str, TensorRange]:
     length = int.from_bytes(_read(descriptor, path, 8, 0), "little")
     header: dict[str, Any] = json.loads(_read(descriptor, path, length, 8))
     first = 8 + length
-    return {
-        name: TensorRange(
-            name,
-            first + entry["data_offsets"][0],
-            first + entry["data_offsets"][1],
-            DTYPES[entry["dtype"]],
-            tuple(entry["shape"]),
-        )
-        for name, entry in header.items()
-        if name != "__metadata__" and entry["dtype"] in DTYPES
-    }
+    found = {}
+    for name, entry in header.items():
+        if name != "__metadata__" and entry["dtype"] in DTYPES:
+            start, stop = (first + offset for offset in entry["data_offsets"])
+            found[name] = TensorRange(name, start, stop, DTYPES[entry["dtype"]], tuple(entry["shape"]))
+    return found
 
 
 def segments(tensors: Sequence[TensorRange]) -> list[list[TensorRange]]:

@@ -123,9 +123,7 @@ class CaptureSizes:
                 continue
             if shape.soft_embedding_shape[0]:
                 padded = replace(padded, soft_embedding_shape=(padded.rows, shape.soft_embedding_shape[1]))
-            return (
-                replace(padded, active_lora_modules=shape.active_lora_modules) if shape.active_lora_modules else padded
-            )
+            return replace(padded, active_lora_modules=shape.active_lora_modules)
         return None
 
     def _candidates(self, shape: ForwardDescriptor) -> Iterator[ForwardDescriptor]:

@@ -332,12 +332,8 @@ class ModelStep:
         """
         group, lm_head = shape.groups[0], self.sampler.fused_lm_head
         algorithm = group.algorithm
-        if (
-            lm_head is None
-            or lm_head.kernels.threshold_unmask is None
-            or algorithm.fused_threshold is None
-            or not shape.rows
-        ):
+        kernel = None if lm_head is None else lm_head.kernels.threshold_unmask
+        if lm_head is None or kernel is None or algorithm.fused_threshold is None or not shape.rows:
             return None
         if (
             len(shape.groups) > 1
@@ -350,7 +346,7 @@ class ModelStep:
             return None
         token, conf = self.sampler.greedy(lm_head, hidden, inputs["num_valid"])
         threshold, steps = (algorithm.columns[field.name] for field in algorithm.fused_threshold)
-        after = lm_head.kernels.threshold_unmask(
+        after = kernel(
             BlockInputs(
                 inputs["block_tokens"], inputs["block_state"], inputs["may_force"], inputs["num_steps_forcing"],
                 inputs["params0"], threshold, steps,

@@ -305,11 +305,9 @@ class Sampler:
                 softcapped, groups[0], hidden, inputs, (tokens, masked, num_steps),
                 returns_probs=self_conditioning is not None, graph_safe=graph_safe,
             ):  # fmt: skip
-                candidate[index], confidence[index], stats[LogitStat.ENTROPY][index] = (
-                    found.token,
-                    found.conf,
-                    found.entropy,
-                )
+                candidate[index] = found.token
+                confidence[index] = found.conf
+                stats[LogitStat.ENTROPY][index] = found.entropy
                 if argmax is not None:
                     argmax[index] = found.argmax
                 if self_conditioning is not None and found.probs is not None:

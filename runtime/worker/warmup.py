@@ -110,7 +110,7 @@ def capture_graphs(runner: CudaGraphRunner, info: EngineInfo) -> None:
 
 
 def split_captures(
-    forwards: list[ForwardDescriptor], samples: list[SampleDescriptor], block_size: int
+    forwards: Sequence[Shape], samples: Sequence[Shape], block_size: int
 ) -> tuple[list[Shape], list[Shape]]:
     """Returns the shapes to capture at start, and the others in order of use: those of few requests first.
 
@@ -128,8 +128,7 @@ def split_captures(
 
     first: list[Shape] = []
     later: list[Shape] = []
-    kinds: tuple[Sequence[Shape], ...] = (forwards, samples)
-    for shapes in kinds:
+    for shapes in (forwards, samples):
         for i, shape in enumerate(shapes):
             (first if i == 0 or requests(shape) <= READY_REQUESTS else later).append(shape)
     return first, sorted(later, key=requests)
@@ -145,8 +144,7 @@ def run_captures_eagerly(runner: CudaGraphRunner, info: EngineInfo) -> None:
     capture, runner.capture = runner.capture, run_once
     try:
         forwards, samples = _descriptors(runner, info)
-        shapes: Sequence[Shape] = [*forwards, *samples]
-        for shape in shapes:
+        for shape in (*forwards, *samples):
             runner.capture_shape(shape)
     finally:
         runner.capture = capture
@@ -161,13 +159,11 @@ def estimate_graph_bytes(runner: CudaGraphRunner, info: EngineInfo) -> int:
     """
     forwards, samples = _descriptors(runner, info)
     before = _used_bytes(runner.device)
-    first: Sequence[Shape] = [*forwards[:1], *samples[:1]]
-    for shape in first:
+    for shape in (*forwards[:1], *samples[:1]):
         runner.capture_shape(shape)
     largest = _used_since(before, runner.device)
     others = 0
-    kinds: tuple[Sequence[Shape], ...] = (forwards[1:], samples[1:])
-    for some in kinds:
+    for some in (forwards[1:], samples[1:]):
         before, measured = _used_bytes(runner.device), some[:MEASURED_CAPTURES]
         for shape in measured:
             runner.capture_shape(shape)
@@ -176,7 +172,7 @@ def estimate_graph_bytes(runner: CudaGraphRunner, info: EngineInfo) -> int:
     return largest + others
 
 
-def _descriptors(runner: CudaGraphRunner, info: EngineInfo) -> tuple[list[ForwardDescriptor], list[SampleDescriptor]]:
+def _descriptors(runner: CudaGraphRunner, info: EngineInfo) -> tuple[Sequence[Shape], Sequence[Shape]]:
     """Returns the descriptors of forwards, and of sampling with the default algorithm and sampling parameters, for all
     numbers of blocks; largest first."""
     sizes, samples = runner.sizes, []

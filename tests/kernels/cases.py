@@ -11,7 +11,7 @@ import torch
 from runtime.kernels.activation import Activation, act_and_mul, act_and_mul_reference, interleave_gate_up
 from runtime.kernels.forward_batch import ForwardBatch, make_query_tiles
 from runtime.kernels.fused_argmax import lm_head_argmax, lm_head_argmax_reference
-from runtime.kernels.fused_moe import fused_moe
+from runtime.kernels.fused_moe import fused_moe, tile_config
 from runtime.kernels.fused_moe.fused_moe import (
     TopKOutputs,
     fused_moe_add_norm,
@@ -268,7 +268,7 @@ def check_moe_with_a_rest(monkeypatch, rows: int, experts: int, dtype: torch.dty
     sides = 40, 24
     gemms = GemmConfig(64, 64, (4, 3, 3), 4), GemmConfig(128, 64, (5, 4, 3), 4)
     how = FusedMoEConfig(128, clamp_to_shape(gemms[0], sides[1], sides[0]), clamp_to_shape(gemms[1], *sides))
-    monkeypatch.setattr(fused_moe, "get_config", lambda *args: how)
+    monkeypatch.setattr(tile_config, "get_config", lambda *args: how)
     check_moe(rows, *sides, experts, 1, False, False, dtype, device, dead=0.05)
 
 

@@ -30,16 +30,8 @@ from runtime.kernels.common import (
     triton,
     wide,
 )
+from runtime.kernels.fused_moe import tile_config
 from runtime.kernels.fused_moe.moe_align import AlignedTokens, is_tail_of_previous_tile, moe_align_block_size
-from runtime.kernels.fused_moe.tile_config import (
-    FusedMoEConfig,
-    GemmConfig,
-    batch_invariant_config,
-    device_name,
-    fp8_config,
-    get_config,
-    group_quantized_config,
-)
 from runtime.kernels.linear import group_quantized_gemm, group_size, quantized_linear_torch
 from runtime.kernels.quantized_tensor import (
     FP8_MAX,
@@ -277,7 +269,7 @@ def _gate_up(
 
 def run_gate_up(
     x: torch.Tensor | Fp8, gate_up: Matrices, inner: torch.Tensor, aligned: AlignedTokens, top_k: int,
-    config: GemmConfig, activation: Activation,
+    config: tile_config.GemmConfig, activation: Activation,
 ) -> None:  # fmt: skip
     """x [rows, hidden] -> inner [pairs, width], sorted by expert."""
     rows, x_scales = (x.values, x.scales) if isinstance(x, Fp8) else (x, None)
@@ -447,7 +439,8 @@ def _persistent_down(
 
 
 def run_down(
-    inner: torch.Tensor | Fp8, down: Matrices, pairs: torch.Tensor, aligned: AlignedTokens, config: GemmConfig
+    inner: torch.Tensor | Fp8, down: Matrices, pairs: torch.Tensor, aligned: AlignedTokens,
+    config: tile_config.GemmConfig,
 ) -> None:  # fmt: skip
     """inner [pairs, width], sorted by expert -> pairs [pairs, hidden], in the order of rows and choices."""
     if isinstance(inner, torch.Tensor) and isinstance(down, torch.Tensor) and use_persistent(aligned, config):
@@ -469,13 +462,13 @@ def run_down(
     )  # fmt: skip
 
 
-def use_persistent(aligned: AlignedTokens, config: GemmConfig) -> bool:
+def use_persistent(aligned: AlignedTokens, config: tile_config.GemmConfig) -> bool:
     """Whether tiles are contiguous and pairs are the rows of the GEMM, where the persistent kernel is faster."""
     return not aligned.gaps and not config.swap_ab and aligned.rows >= 128
 
 
 def run_persistent(
-    inner: torch.Tensor, down: torch.Tensor, pairs: torch.Tensor, aligned: AlignedTokens, config: GemmConfig
+    inner: torch.Tensor, down: torch.Tensor, pairs: torch.Tensor, aligned: AlignedTokens, config: tile_config.GemmConfig
 ) -> None:  # fmt: skip
     """`run_down` by the persistent kernel."""
     width, hidden, max_tiles = inner.shape[1], pairs.shape[1], aligned.tiles.shape[1]
@@ -609,16 +602,16 @@ def fused_experts(
 
 def _select_config(
     x: torch.Tensor, pairs: int, gate_up: Matrices, down: Matrices, *, batch_invariant: bool
-) -> FusedMoEConfig:
+) -> tile_config.FusedMoEConfig:
     experts, hidden, width = down.shape
     if isinstance(gate_up, Fp8):
-        return fp8_config(pairs, experts, hidden, width, batch_invariant=batch_invariant)
+        return tile_config.fp8_config(pairs, experts, hidden, width, batch_invariant=batch_invariant)
     if isinstance(gate_up, GroupQuantized):
         assert isinstance(down, GroupQuantized)
-        return group_quantized_config(pairs, experts, x.element_size(), gate_up, down)
+        return tile_config.group_quantized_config(pairs, experts, x.element_size(), gate_up, down)
     if batch_invariant:
-        return batch_invariant_config(pairs, experts, x.element_size(), hidden, width)
-    return get_config(pairs, experts, x.element_size(), hidden, width, device_name(x.device))
+        return tile_config.batch_invariant_config(pairs, experts, x.element_size(), hidden, width)
+    return tile_config.get_config(pairs, experts, x.element_size(), hidden, width, tile_config.device_name(x.device))
 
 
 def fused_moe(
