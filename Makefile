@@ -103,7 +103,7 @@ e2e: setup  ## start a cluster with a node (needs root), test the chart and the 
 
 browser-test: setup  ## drive the playground in headless Chromium, which it installs (then it needs root)
 	$(BIN)/python -m e2e.browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/playground -m browser $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/playground -m browser $(ARGS)
 
 screenshots: setup  ## record the playground's answer, and make its screenshots and the animation in docs/images
 	$(BIN)/python -m e2e.browser
