@@ -40,7 +40,7 @@ def crowd(listener: socket.socket, size: int) -> Iterator[list[socket.socket]]:
         yield [stack.enter_context(socket.create_connection(listener.getsockname(), TIMEOUT)) for _ in range(size)]
 
 
-def test_a_crowd_is_let_in_within_a_few_turns_of_the_loop(listener: socket.socket) -> None:
+def test_many_connections_are_accepted_within_a_few_iterations_of_the_loop(listener: socket.socket) -> None:
     """libuv alone takes one in each."""
 
     async def everything() -> int:
@@ -48,18 +48,18 @@ def test_a_crowd_is_let_in_within_a_few_turns_of_the_loop(listener: socket.socke
         serving = asyncio.create_task(http.serve([listener]))
         await wait_until_async(lambda: http.started)
         with crowd(listener, STRANGERS):
-            turns = 0
+            iterations = 0
             while len(http.manager.open) < STRANGERS:
                 await asyncio.sleep(0)
-                turns += 1
+                iterations += 1
         http.should_exit = True
         await serving
-        return turns
+        return iterations
 
     assert uvloop.run(everything()) < 20
 
 
-def test_who_waits_in_the_kernel_when_the_door_closes_is_answered(listener: socket.socket) -> None:
+def test_connections_in_the_backlog_at_shutdown_are_answered(listener: socket.socket) -> None:
     async def everything() -> list[bytes]:
         http = HttpServer(app, Limits(), RequestMetrics())
         serving = asyncio.create_task(http.serve([listener]))
@@ -83,9 +83,7 @@ def test_who_waits_in_the_kernel_when_the_door_closes_is_answered(listener: sock
     assert uvloop.run(everything()) == [b"HTTP/1.1 200"] * STRANGERS
 
 
-def test_a_door_that_closes_lets_in_no_more_than_the_kernel_may_hold(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shutdown_accepts_no_more_than_the_backlog(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor, "BACKLOG", 5)
 
     async def everything() -> int:

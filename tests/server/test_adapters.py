@@ -32,22 +32,22 @@ HIDDEN = CONFIG["hidden_size"]
 QKV = (CONFIG["num_attention_heads"] + 2 * CONFIG["num_key_value_heads"]) * CONFIG["head_dim"]
 
 
-def write_adapter(place: Path, seed: int, rank: int = 2) -> Path:
+def write_adapter(directory: Path, seed: int, rank: int = 2) -> Path:
     """On queries, keys and values; strong enough that answers differ."""
-    place.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     random, tensors = np.random.default_rng(seed), {}
     for layer in range(CONFIG["num_hidden_layers"]):
         name = f"base_model.model.model.layers.{layer}.attention.query_key_value"
         for half, shape in (("A", (rank, HIDDEN)), ("B", (QKV, rank))):
             tensors[f"{name}.lora_{half}.weight"] = random.standard_normal(shape).astype(np.float32)
-    save_file(tensors, place / "adapter_model.safetensors")
-    said = {"peft_type": "LORA", "r": rank, "lora_alpha": 4, "target_modules": ["query_key_value"]}
-    (place / "adapter_config.json").write_text(json.dumps(said))
-    return place
+    save_file(tensors, directory / "adapter_model.safetensors")
+    adapter_config = {"peft_type": "LORA", "r": rank, "lora_alpha": 4, "target_modules": ["query_key_value"]}
+    (directory / "adapter_config.json").write_text(json.dumps(adapter_config))
+    return directory
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def adapter_dirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("adapters")
     for n in range(6):
         write_adapter(root / f"p{n}", n)
@@ -60,10 +60,10 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(checkpoint: Path, places: Path, config: Path) -> Iterator[ServerProcess]:
-    (config / "fromfile").write_text(f"{places / 'p2'}\n")
+def server(checkpoint: Path, adapter_dirs: Path, config: Path) -> Iterator[ServerProcess]:
+    (config / "fromfile").write_text(f"{adapter_dirs / 'p2'}\n")
     (config / "broken").write_text("/nowhere")
-    flags = ["--lora", f"one={places / 'p0'}", "--lora", f"two={places / 'p1'}", "--max-loras", "2"]
+    flags = ["--lora", f"one={adapter_dirs / 'p0'}", "--lora", f"two={adapter_dirs / 'p1'}", "--max-loras", "2"]
     flags += ["--lora-config", str(config), "--lora-routes", "--served-model-name", "base"]
     with serving("--model", str(checkpoint), *flags) as started:
         yield started.until_ready()
@@ -85,12 +85,12 @@ def change(client: httpx.Client, what: str, **body: Any) -> httpx.Response:
     return client.post(f"/v1/{what}_lora_adapter", json=body)
 
 
-def test_they_are_listed_and_chosen_by_model(server: ServerProcess, places: Path) -> None:
+def test_they_are_listed_and_chosen_by_model(server: ServerProcess, adapter_dirs: Path) -> None:
     with server.client() as client:
         data = {model["id"]: model for model in client.get("/v1/models").json()["data"]}
         assert data.keys() == {"base", "one", "two", "fromfile"}
         assert data["one"]["parent"] == "base"
-        assert data["one"]["root"] == str(places / "p0")
+        assert data["one"]["root"] == str(adapter_dirs / "p0")
         assert client.get("/v1/models/two").json()["id"] == "two"
         answers = {name: ask(client, name) for name in data}
         assert len(set(answers.values())) == 4
@@ -109,18 +109,20 @@ def test_an_unknown_one_is_404_and_says_what_there_is(server: ServerProcess) -> 
         assert "available: base, fromfile, one, two" in error["message"]
 
 
-def test_the_file_is_followed_and_a_broken_one_is_told(server: ServerProcess, config: Path, places: Path) -> None:
+def test_the_config_file_is_followed_and_failures_are_reported(
+    server: ServerProcess, config: Path, adapter_dirs: Path
+) -> None:
     with server.client() as client:
         server.until(lambda: client.get("/startup").json()["adapters"]["broken"]["state"] == "failed")
         server.until(lambda: client.get("/startup").json()["adapters"]["fromfile"]["state"] == "ready")
-        told = client.get("/startup").json()["adapters"]
-        assert told["fromfile"] == {"state": "ready", "uri": str(places / "p2")}
-        assert (told["broken"]["state"], told["broken"]["uri"]) == ("failed", "/nowhere")
-        assert "'/nowhere' is not a directory" in told["broken"]["message"]
+        adapters = client.get("/startup").json()["adapters"]
+        assert adapters["fromfile"] == {"state": "ready", "uri": str(adapter_dirs / "p2")}
+        assert (adapters["broken"]["state"], adapters["broken"]["uri"]) == ("failed", "/nowhere")
+        assert "'/nowhere' is not a directory" in adapters["broken"]["message"]
         before = ask(client, "fromfile")
-        (config / "fromfile").write_text(str(places / "p3"))
+        (config / "fromfile").write_text(str(adapter_dirs / "p3"))
         (config / "broken").unlink()
-        (config / "base").write_text(str(places / "p3"))
+        (config / "base").write_text(str(adapter_dirs / "p3"))
         wait_until(lambda: "broken" not in client.get("/startup").json()["adapters"])
         wait_until(lambda: "fromfile" in names(client) and ask(client, "fromfile") != before)
         wait_until(lambda: "base" in client.get("/startup").json()["adapters"])
@@ -151,17 +153,17 @@ def test_a_failed_load_leaves_nothing_of_its_name() -> None:
     asyncio.run(fail_to_load())
 
 
-def test_loading_and_unloading_by_clients(server: ServerProcess, places: Path, tmp_path: Path) -> None:
+def test_loading_and_unloading_by_clients(server: ServerProcess, adapter_dirs: Path, tmp_path: Path) -> None:
     with server.client() as client:
         for _ in range(2):  # the same again changes nothing
-            assert change(client, "load", lora_name="more", lora_path=str(places / "p4")).status_code == 200
+            assert change(client, "load", lora_name="more", lora_path=str(adapter_dirs / "p4")).status_code == 200
         first = ask(client, "more")
-        broken = shutil.copytree(places / "p5", tmp_path / "broken")
+        broken = shutil.copytree(adapter_dirs / "p5", tmp_path / "broken")
         save_file({"x": np.zeros(2, np.float32)}, broken / "adapter_model.safetensors")
-        for body, words in (
-            ({"lora_name": "more", "lora_path": str(places / "p5")}, "loaded with other content"),
-            ({"lora_name": "base", "lora_path": str(places / "p5")}, "is the name of the model"),
-            ({"lora_name": "", "lora_path": str(places / "p5")}, "not the name of an adapter"),
+        for body, reason in (
+            ({"lora_name": "more", "lora_path": str(adapter_dirs / "p5")}, "loaded with other content"),
+            ({"lora_name": "base", "lora_path": str(adapter_dirs / "p5")}, "is the name of the model"),
+            ({"lora_name": "", "lora_path": str(adapter_dirs / "p5")}, "not the name of an adapter"),
             ({"lora_name": "new", "lora_path": "/nowhere"}, "is not a directory"),
             ({"lora_name": "new", "lora_path": str(broken)}, "tensor 'x' is not half"),
             ({"lora_name": "new", "lora_path": str(write_adapter(tmp_path / "r", 1, 17))}, "more than --max-lora-rank"),
@@ -170,20 +172,20 @@ def test_loading_and_unloading_by_clients(server: ServerProcess, places: Path, t
         ):
             answer = change(client, "load", **body)
             assert answer.status_code == 400
-            assert words in answer.json()["error"]["message"]
+            assert reason in answer.json()["error"]["message"]
             assert names(client) == {"base", "one", "two", "fromfile", "more"}
         assert ask(client, "more") == first
         for _ in range(2):
             assert change(client, "unload", lora_name="more").status_code == 200
         assert "more" not in names(client)
         assert client.post("/v1/completions", json={"model": "more", "prompt": "x"}).status_code == 404
-        assert change(client, "load", lora_name="more", lora_path=str(places / "p5")).status_code == 200
+        assert change(client, "load", lora_name="more", lora_path=str(adapter_dirs / "p5")).status_code == 200
         assert ask(client, "more") != first
         assert change(client, "unload", lora_name="more").status_code == 200
 
 
 @pytest.mark.matrix
-def test_coming_and_going_under_load_fails_no_others(server: ServerProcess, places: Path) -> None:
+def test_coming_and_going_under_load_fails_no_others(server: ServerProcess, adapter_dirs: Path) -> None:
     """Requests of the base and of others run on; one that is unloaded ends what it has begun."""
     done, failed = threading.Event(), []
 
@@ -199,7 +201,10 @@ def test_coming_and_going_under_load_fails_no_others(server: ServerProcess, plac
         thread.start()
     with server.client() as client:
         for n in range(4):
-            assert change(client, "load", lora_name="guest", lora_path=str(places / f"p{3 + n % 3}")).status_code == 200
+            assert (
+                change(client, "load", lora_name="guest", lora_path=str(adapter_dirs / f"p{3 + n % 3}")).status_code
+                == 200
+            )
             answers: list[str] = []
             asked = threading.Thread(target=lambda into=answers: into.append(ask(client, "guest", tokens=200)))
             asked.start()
@@ -224,9 +229,9 @@ def test_metrics_of_each(server: ServerProcess) -> None:
 
 
 @pytest.mark.matrix
-def test_a_replica_that_comes_back_has_them_again(server: ServerProcess, places: Path) -> None:
+def test_a_replica_that_comes_back_has_them_again(server: ServerProcess, adapter_dirs: Path) -> None:
     with server.client() as client:
-        assert change(client, "load", lora_name="late", lora_path=str(places / "p4")).status_code == 200
+        assert change(client, "load", lora_name="late", lora_path=str(adapter_dirs / "p4")).status_code == 200
         assert change(client, "unload", lora_name="two").status_code == 200
         before = {name: ask(client, name) for name in names(client)}
         assert before.keys() == {"base", "one", "fromfile", "late"}
@@ -239,23 +244,23 @@ def test_a_replica_that_comes_back_has_them_again(server: ServerProcess, places:
         assert {name: ask(client, name) for name in before} == before
 
 
-def test_routes_are_off_unless_asked_for(checkpoint: Path, places: Path) -> None:
-    flags = ["--lora", f"one={places / 'p0'}"]
+def test_routes_are_off_unless_asked_for(checkpoint: Path, adapter_dirs: Path) -> None:
+    flags = ["--lora", f"one={adapter_dirs / 'p0'}"]
     with serving("--model", str(checkpoint), *flags) as server, server.until_ready().client() as client:
-        answer = change(client, "load", lora_name="x", lora_path=str(places / "p1"))
+        answer = change(client, "load", lora_name="x", lora_path=str(adapter_dirs / "p1"))
         assert answer.status_code == 403
         assert "--lora-routes" in answer.json()["error"]["message"]
         assert names(client) >= {"one"}
 
 
 @pytest.mark.matrix
-def test_every_replica_has_them(checkpoint: Path, places: Path) -> None:
+def test_every_replica_has_them(checkpoint: Path, adapter_dirs: Path) -> None:
     flags = ["--data-parallel-size", "2", "--lora-routes"]
     with serving("--model", str(checkpoint), *flags) as server:
         server.until_metric("unmask_backends_ready", 2)
         with server.client() as client:
             name = names(client).pop()
-            assert change(client, "load", lora_name="a", lora_path=str(places / "p0")).status_code == 200
+            assert change(client, "load", lora_name="a", lora_path=str(adapter_dirs / "p0")).status_code == 200
             body = {"prompt": ["tell me"] * 6, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
             texts = {
                 model: {
@@ -287,7 +292,7 @@ def test_one_that_cannot_be_served_ends_start_up(checkpoint: Path) -> None:
     assert sentence.startswith("error: adapter '/nowhere' is not a directory")
 
 
-def test_every_frontend_process_knows_a_change_once_it_is_answered(checkpoint: Path, places: Path) -> None:
+def test_every_frontend_process_knows_a_change_once_it_is_answered(checkpoint: Path, adapter_dirs: Path) -> None:
     """Whichever of them is asked to load or unload."""
     flags = ["--frontend-processes", "2", "--lora-routes", "--served-model-name", "base"]
     with serving("--model", str(checkpoint), *flags) as server, clients(server) as each:
@@ -295,7 +300,7 @@ def test_every_frontend_process_knows_a_change_once_it_is_answered(checkpoint: P
         for number, client in enumerate(each * 2):
             other = each[number % 2 - 1]
             loaded = {"base", "a"}
-            assert change(client, "load", lora_name="a", lora_path=str(places / f"p{number}")).status_code == 200
+            assert change(client, "load", lora_name="a", lora_path=str(adapter_dirs / f"p{number}")).status_code == 200
             assert [names(one) for one in each] == [loaded, loaded]
             found = {ask(one, "a") for one in each}
             assert len(found) == 1  # the same adapter in both

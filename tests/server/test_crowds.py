@@ -21,8 +21,8 @@ from tests.server.wire import BIG, Wired, wired
 from tests.wait import wait_until
 
 GET = b"GET /x HTTP/1.1\r\nConnection: close\r\n\r\n"
-BIG_KEPT = b"GET /big HTTP/1.1\r\n\r\n"
-KEPT = b"GET /x HTTP/1.1\r\n\r\n"
+BIG_KEEP_ALIVE = b"GET /big HTTP/1.1\r\n\r\n"
+KEEP_ALIVE = b"GET /x HTTP/1.1\r\n\r\n"
 WAIT = b"GET /wait HTTP/1.1\r\n\r\n"
 HEALTH_KEEP_ALIVE = b"GET /health HTTP/1.1\r\n\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n"
@@ -42,19 +42,19 @@ def test_who_waits_longest_gives_way_half_heads_first() -> None:
                 connection.recv(1000)
             return connection
 
-        opened = [connect(data) for data in (KEPT, WAIT, KEPT, b"GET /half")]
+        opened = [connect(data) for data in (KEEP_ALIVE, WAIT, KEEP_ALIVE, b"GET /half")]
         server.until_open(4)
         for victim in (3, 0, 2):  # the half head, then the idle ones in their order
             connect(WAIT)
             with contextlib.suppress(ConnectionError):
                 assert opened[victim].recv(10) == b""  # type: ignore[attr-defined]
             server.until_open(4)
-        assert server.given_up("gave_way") == 3
+        assert server.closed_by_server("gave_way") == 3
         assert ask(server) == 503
         assert ask(server, HEALTH) == 200
 
 
-def test_probes_are_served_while_all_are_busy_and_others_told_to_come_again() -> None:
+def test_probes_are_served_while_all_are_busy_and_others_get_503() -> None:
     with wired(connections=3, probe_slots=2) as server, contextlib.ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(server.connect(WAIT))
@@ -88,7 +88,7 @@ def test_probes_do_not_push_each_other_out() -> None:
         for probe in probes:
             probe.sendall(HEALTH)
         assert [answers(read_all(probe))[0][0] for probe in probes] == [200] * 3
-        assert server.given_up("gave_way") == 0
+        assert server.closed_by_server("gave_way") == 0
 
 
 def test_a_probe_that_has_not_been_read_is_not_reset_for_another_connection() -> None:
@@ -99,7 +99,7 @@ def test_a_probe_that_has_not_been_read_is_not_reset_for_another_connection() ->
         server.until_requests(1)
         probe.sendall(HEALTH)
         assert answers(read_all(probe))[0][0] == 200
-        assert server.given_up("gave_way") == 0
+        assert server.closed_by_server("gave_way") == 0
 
 
 def test_a_silent_connection_gives_way_once_its_request_is_overdue() -> None:
@@ -110,7 +110,7 @@ def test_a_silent_connection_gives_way_once_its_request_is_overdue() -> None:
         stack.enter_context(server.connect(WAIT))
         server.until_requests(1)
         assert silent.recv(10) == b""
-        assert server.given_up("gave_way") == 1
+        assert server.closed_by_server("gave_way") == 1
 
 
 def test_idle_connections_leave_probe_slots_before_new_ones_do() -> None:
@@ -120,13 +120,13 @@ def test_idle_connections_leave_probe_slots_before_new_ones_do() -> None:
         idle = [stack.enter_context(server.connect(HEALTH_KEEP_ALIVE)) for _ in range(3)]
         assert [answers(connection.recv(1000))[0][0] for connection in idle] == [200] * 3
         probes = [stack.enter_context(server.connect()) for _ in range(3)]
-        wait_until(lambda: server.given_up("gave_way") == 3)
+        wait_until(lambda: server.closed_by_server("gave_way") == 3)
         for probe in probes:
             probe.sendall(HEALTH)
         assert [answers(read_all(probe))[0][0] for probe in probes] == [200] * 3
 
 
-def test_spares_leave_the_places_of_others_alone() -> None:
+def test_probe_slots_do_not_count_as_connections_of_others() -> None:
     with wired(connections=2, probe_slots=2) as server, contextlib.ExitStack() as stack:
         busy = [stack.enter_context(server.connect(WAIT)) for _ in range(2)]
         server.until_requests(2)
@@ -139,7 +139,7 @@ def test_spares_leave_the_places_of_others_alone() -> None:
 
 def test_an_answer_that_is_being_read_does_not_give_way_at_once() -> None:
     with wired(connections=1) as server:
-        with server.connect(BIG_KEPT, room=2**15) as reader:
+        with server.connect(BIG_KEEP_ALIVE, receive_buffer=2**15) as reader:
             server.until_phase(Phase.IDLE)
             assert server.unsent()
             assert ask(server) == 503
@@ -150,14 +150,14 @@ def test_an_answer_that_is_being_read_does_not_give_way_at_once() -> None:
                 size += got
             wait_until(lambda: not server.unsent())
             assert ask(server) == 200  # idle in earnest, it gives way
-        assert server.given_up("gave_way") == 1
+        assert server.closed_by_server("gave_way") == 1
 
 
 @pytest.mark.parametrize("ending", [b"", b"Connection: close\r\n"])
-def test_who_takes_an_answer_keeps_its_place(ending: bytes) -> None:
+def test_a_connection_that_reads_an_answer_is_not_evicted(ending: bytes) -> None:
     """The application is done with it, and its connection waits for the next request, or to be closed."""
     with wired(connections=2, idle_seconds=10) as server, contextlib.ExitStack() as stack:
-        reader = stack.enter_context(server.connect(BIG_KEPT[:-2] + ending + b"\r\n", room=2**15))
+        reader = stack.enter_context(server.connect(BIG_KEEP_ALIVE[:-2] + ending + b"\r\n", receive_buffer=2**15))
         assert reader.recv(100)
         server.until_requests(0)
         size = 100
@@ -168,10 +168,10 @@ def test_who_takes_an_answer_keeps_its_place(ending: bytes) -> None:
                 assert got, "cut off in the middle"
                 size += got
             server.pass_time(1)
-            connection = stack.enter_context(server.connect(KEPT))
+            connection = stack.enter_context(server.connect(KEEP_ALIVE))
             assert answers(connection.recv(1000))[0][0] == 200
         assert server.now > 1010  # longer than a connection may be idle
-        assert server.given_up("gave_way") > 1
+        assert server.closed_by_server("gave_way") > 1
 
 
 def test_in_which_order_connections_give_way() -> None:
@@ -193,8 +193,8 @@ def test_in_which_order_connections_give_way() -> None:
         waiting(Phase.ANSWER, 1, moved=3),
         waiting(Phase.ANSWER, 0, moved=7),
     ]
-    turns = [eviction_key(connection) for connection in order]  # type: ignore[arg-type]
-    assert turns == sorted(set(turns))
+    keys = [eviction_key(connection) for connection in order]  # type: ignore[arg-type]
+    assert keys == sorted(set(keys))
 
 
 def test_slow_bodies_give_way_too_but_not_at_once() -> None:
@@ -207,7 +207,7 @@ def test_slow_bodies_give_way_too_but_not_at_once() -> None:
         assert ask(server) == 503
         server.pass_time(2)
         assert ask(server) == 200
-        assert server.given_up("gave_way") == 1
+        assert server.closed_by_server("gave_way") == 1
 
 
 def test_unfinished_bodies_of_all_are_bounded_together() -> None:
@@ -219,7 +219,7 @@ def test_unfinished_bodies_of_all_are_bounded_together() -> None:
                 connection.sendall(b"POST /x HTTP/1.1\r\nContent-Length: 2000000\r\n\r\n" + b"x" * 1_000_000)
             assert server.http.manager.buffered <= held + 2**16
             server.pass_time(0.01)  # the one that has waited longest gives way
-        wait_until(lambda: server.given_up("memory") >= 15)  # for a byte of them weighs 1.5
+        wait_until(lambda: server.closed_by_server("memory") >= 15)  # for a byte of them weighs 1.5
         server.pass_time(0.01)
         assert ask(server) == 200
         body = b"x" * 1_500_000
@@ -235,20 +235,22 @@ def test_unfinished_bodies_of_all_are_bounded_together() -> None:
 
 def test_half_heads_give_memory_back_before_an_answer_does() -> None:
     with wired(buffered_bytes=2**20) as server, contextlib.ExitStack() as stack:
-        stream = stack.enter_context(server.connect(b"GET /stream HTTP/1.1\r\nConnection: close\r\n\r\n", room=2**15))
+        stream = stack.enter_context(
+            server.connect(b"GET /stream HTTP/1.1\r\nConnection: close\r\n\r\n", receive_buffer=2**15)
+        )
         wait_until(lambda: server.unsent() > MIN_EVICTED_BYTES)
         for _ in range(40):
             half = stack.enter_context(server.connect())
             with contextlib.suppress(ConnectionError):
                 half.sendall(b"GET /" + b"x" * 50_000)
-        wait_until(lambda: server.given_up("memory") >= 5)
+        wait_until(lambda: server.closed_by_server("memory") >= 5)
         assert read_all(stream).endswith(b"\r\n0\r\n\r\n")
 
 
-def test_what_is_held_is_given_back() -> None:
+def test_memory_of_connections_is_released() -> None:
     with wired() as server:
         for data in (
-            KEPT * 500,
+            KEEP_ALIVE * 500,
             b"GET /half",
             b"POST /refuse HTTP/1.1\r\nContent-Length: 9\r\n\r\n",
             b"NONSENSE\r\n",
@@ -277,8 +279,8 @@ def test_connections_fit_the_limit_of_open_files() -> None:
     own = OWN_FILES + BACKEND_FILES + PROBE_SLOTS
     few = own + open_files(0)  # as long as few may be on their way in at once
     assert limited(256, "(None, 1)").stdout.split() == [str(256 - few), "256"]
-    room = int(limited(3000, "(None, 1)").stdout.split()[0])
-    assert own + open_files(room) <= 3000 < own + open_files(room + 1)
+    connections = int(limited(3000, "(None, 1)").stdout.split()[0])
+    assert own + open_files(connections) <= 3000 < own + open_files(connections + 1)
     assert limited(15_000, "(None, 1)").stdout.split() == [
         str(DEFAULT_MAX_CONNECTIONS),
         str(own + open_files(DEFAULT_MAX_CONNECTIONS)),
@@ -356,7 +358,7 @@ def test_connections_leave_no_garbage() -> None:
         gc.disable()
         try:
             for data in (
-                KEPT * 50,
+                KEEP_ALIVE * 50,
                 b"GET /half",
                 b"NONSENSE\r\n\r\n",
                 b"POST /x HTTP/1.1\r\nContent-Length: 9\r\n\r\n",

@@ -10,7 +10,7 @@ import jsonschema_rs
 import pytest
 
 from tests.server.harness import ServerProcess
-from tests.server.test_tools import CHAT, streamed, whole
+from tests.server.test_tools import CHAT, complete, streamed
 
 BOOKING = {
     "type": "object",
@@ -34,7 +34,7 @@ def server(demo: ServerProcess) -> ServerProcess:
 
 def test_a_call_that_is_required_comes_and_fits(client: httpx.Client) -> None:
     body = {**BODY, "tools": [BOOK, PING], "tool_choice": "required", "parallel_tool_calls": False}
-    found = whole(client, body)
+    found = complete(client, body)
     assert found["reason"] == "tool_calls"
     assert found["content"] == ""
     ((name, arguments),) = found["calls"]
@@ -46,7 +46,7 @@ def test_a_call_that_is_named_comes_as_it_is_written(client: httpx.Client) -> No
     named = {"type": "function", "function": {"name": "book"}}
     for seed in range(3):
         body = {**BODY, "tools": [PING, BOOK], "tool_choice": named, "temperature": 2, "seed": seed}
-        found = whole(client, body)
+        found = complete(client, body)
         ((name, arguments),) = found["calls"]
         assert (name, found["reason"], found["content"]) == ("book", "tool_calls", "")
         fits(arguments, BOOKING)
@@ -66,38 +66,38 @@ def test_a_required_call_that_is_cut_off_shows_no_markup(client: httpx.Client) -
         "temperature": 2,
         "seed": 1,
     }
-    for most in (1, 2, 3, 5, 8, 13, 20, 24):
-        found = whole(client, {**body, "max_tokens": most})
+    for max_tokens in (1, 2, 3, 5, 8, 13, 20, 24):
+        found = complete(client, {**body, "max_tokens": max_tokens})
         assert (found["content"], found["calls"], found["reason"]) == ("", [], "length")
-        (told,) = streamed(client, {**body, "max_tokens": most})
-        assert (told["content"], told["reason"]) == ("", "length")
-        assert all(name == "book" for name, _ in told["calls"])
+        (events,) = streamed(client, {**body, "max_tokens": max_tokens})
+        assert (events["content"], events["reason"]) == ("", "length")
+        assert all(name == "book" for name, _ in events["calls"])
         items = client.post(
             "/v1/responses",
-            json={"input": "What is 3 plus 4?", "max_output_tokens": most, "tool_choice": "required",
+            json={"input": "What is 3 plus 4?", "max_output_tokens": max_tokens, "tool_choice": "required",
                   "tools": [{"type": "function", **BOOK["function"]}]},  # type: ignore[dict-item]
         ).json()  # fmt: skip
         assert items["status"] == "incomplete"
         assert [part["text"] for item in items["output"] for part in item["content"]] == [""]
-        turn = client.post(
+        message = client.post(
             "/v1/messages",
-            json={"messages": BODY["messages"], "max_tokens": most, "tool_choice": {"type": "any"},
+            json={"messages": BODY["messages"], "max_tokens": max_tokens, "tool_choice": {"type": "any"},
                   "tools": [{"name": "book", "input_schema": BOOKING}]},
         ).json()  # fmt: skip
-        assert (turn["stop_reason"], turn["content"]) == ("max_tokens", [])
+        assert (message["stop_reason"], message["content"]) == ("max_tokens", [])
 
 
 def test_strict_tools_are_held_where_the_model_calls_them(client: httpx.Client) -> None:
     for seed in range(3):
-        found = whole(client, {**BODY, "tools": [STRICT, PING], "temperature": 1.5, "seed": seed})
+        found = complete(client, {**BODY, "tools": [STRICT, PING], "temperature": 1.5, "seed": seed})
         for name, arguments in found["calls"]:
             fits(arguments, BOOKING if name == "book" else {"const": {}})
         assert found["content"] or found["calls"]
 
 
-def test_a_form_beside_tools_is_that_form_or_a_call(client: httpx.Client) -> None:
+def test_a_response_format_with_tools_gives_that_format_or_a_call(client: httpx.Client) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "sum", "schema": {"type": "integer"}}}
-    found = whole(client, {**BODY, "tools": [BOOK], "response_format": form})
+    found = complete(client, {**BODY, "tools": [BOOK], "response_format": form})
     if found["calls"]:
         fits(found["calls"][0][1], BOOKING)
     else:
@@ -171,7 +171,7 @@ def test_harmless_keywords_of_a_tool_are_no_matter(client: httpx.Client) -> None
         "properties": {**BOOKING["properties"], "more": {**harmless, "unevaluatedProperties": True}},
     }
     tool = {"type": "function", "function": {"name": "book", "parameters": parameters}}
-    found = whole(client, {**BODY, "tools": [tool], "tool_choice": "required"})
+    found = complete(client, {**BODY, "tools": [tool], "tool_choice": "required"})
     fits(found["calls"][0][1], parameters)
 
 
@@ -183,7 +183,7 @@ NULLABLE_ROOTS = [{"type": "object", "nullable": True}, {"type": ["object", "nul
 def test_arguments_may_have_nullable_fields_and_are_never_null(client: httpx.Client, root: dict[str, Any]) -> None:
     schema = {**root, "properties": {"note": NOTE}, "required": ["note"]}
     function = {"name": "keep", "parameters": schema}
-    found = whole(client, {**BODY, "tools": [{"type": "function", "function": function}], "tool_choice": "required"})
+    found = complete(client, {**BODY, "tools": [{"type": "function", "function": function}], "tool_choice": "required"})
     name, arguments = found["calls"][0]
     assert (name, json.loads(arguments)) == ("keep", {"note": None})
     tool = {"name": "keep", "input_schema": schema}
@@ -193,8 +193,8 @@ def test_arguments_may_have_nullable_fields_and_are_never_null(client: httpx.Cli
     assert message.json()["content"][0]["input"] == {"note": None}
 
 
-def test_a_model_whose_template_knows_no_tools_is_told_of_them(client: httpx.Client) -> None:
+def test_a_model_whose_template_has_no_tools_gets_them_in_the_prompt(client: httpx.Client) -> None:
     asked = {"messages": BODY["messages"], "tools": [BOOK]}
-    told = client.post("/tokenize", json=asked).json()["tokens"]
-    text = client.post("/detokenize", json={"tokens": told}).json()["prompt"]
+    events = client.post("/tokenize", json=asked).json()["tokens"]
+    text = client.post("/detokenize", json={"tokens": events}).json()["prompt"]
     assert f"<tools>\n{json.dumps(BOOK)}\n</tools>" in text

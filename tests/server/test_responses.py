@@ -48,10 +48,10 @@ def test_an_answer_that_is_cut_says_so(client: httpx.Client) -> None:
 
 def test_the_events_of_a_stream(client: httpx.Client) -> None:
     body = {**BODY, "ignore_eos": True}
-    whole = client.post("/v1/responses", json=body).json()
-    told = sse_events(client.post("/v1/responses", json={**body, "stream": True}).text)
-    assert all(name == event["type"] for name, event in told)
-    events = [event for _, event in told]
+    full = client.post("/v1/responses", json=body).json()
+    events_with_names = sse_events(client.post("/v1/responses", json={**body, "stream": True}).text)
+    assert all(name == event["type"] for name, event in events_with_names)
+    events = [event for _, event in events_with_names]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     names = [event["type"] for event in events]
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
@@ -67,7 +67,7 @@ def test_the_events_of_a_stream(client: httpx.Client) -> None:
         "response.incomplete",
     ]
     assert len(deltas) >= 2
-    text = whole["output"][0]["content"][0]["text"]
+    text = full["output"][0]["content"][0]["text"]
     assert "".join(event["delta"] for event in deltas) == text
     for event in (events[-4], events[-3]["part"], events[-2]["item"]["content"][0]):
         assert event["text"] == text
@@ -75,19 +75,19 @@ def test_the_events_of_a_stream(client: httpx.Client) -> None:
     assert {event["item_id"] for event in deltas} == {item["id"]}
     varying = ("id", "created_at", "output")
     last = {name: value for name, value in events[-1]["response"].items() if name not in varying}
-    assert last == {name: value for name, value in whole.items() if name not in varying} | {"usage": last["usage"]}
-    assert last["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
+    assert last == {name: value for name, value in full.items() if name not in varying} | {"usage": last["usage"]}
+    assert last["usage"]["output_tokens"] == full["usage"]["output_tokens"]
     assert events[0]["response"] == {**events[-1]["response"], "status": "in_progress", "output": [], "usage": None,
                                      "incomplete_details": None}  # fmt: skip
 
 
 def test_a_stream_with_the_client(ai: openai.OpenAI, client: httpx.Client) -> None:
-    whole = ai.responses.create(**BODY, extra_body={"stop": ["$"]})
+    full = ai.responses.create(**BODY, extra_body={"stop": ["$"]})
     text = ""
     with ai.responses.stream(**BODY, extra_body={"stop": ["$"]}) as stream:
         for event in stream:
             text += event.delta if event.type == "response.output_text.delta" else ""
-    assert text == whole.output_text
+    assert text == full.output_text
 
 
 def test_an_answer_without_a_word_is_an_empty_message(client: httpx.Client) -> None:
@@ -119,11 +119,16 @@ def test_history_is_what_it_is_in_chat(ai: openai.OpenAI, client: httpx.Client) 
         {"role": "user", "content": "and?"},
     ]
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    told = {"role": "assistant", "content": first.output_text, "reasoning_content": "hm", "tool_calls": [call]}
+    answer = {
+        "role": "assistant",
+        "content": first.output_text,
+        "reasoning_content": "hm",
+        "tool_calls": [call],
+    }
     messages = [
         {"role": "developer", "content": "short"},
         {"role": "user", "content": "hello"},
-        told,
+        answer,
         {"role": "tool", "tool_call_id": "c1", "content": "2"},
         {"role": "user", "content": "and?"},
     ]
@@ -148,7 +153,7 @@ def test_structured_text(ai: openai.OpenAI, client: httpx.Client) -> None:
 
 
 def test_what_changes_nothing_is_taken(client: httpx.Client) -> None:
-    plain = client.post("/v1/responses", json=BODY).json()
+    reference = client.post("/v1/responses", json=BODY).json()
     neutral = {
         "store": True, "truncation": "disabled", "background": False, "include": ["reasoning.encrypted_content"],
         "reasoning": {"effort": "low", "summary": "auto"}, "user": "me", "prompt_cache_key": "k", "top_logprobs": 0,
@@ -157,7 +162,7 @@ def test_what_changes_nothing_is_taken(client: httpx.Client) -> None:
     }  # fmt: skip
     taken = client.post("/v1/responses", json={**BODY, **neutral})
     assert taken.status_code == 200, taken.text
-    assert taken.json()["output"][0]["content"] == plain["output"][0]["content"]
+    assert taken.json()["output"][0]["content"] == reference["output"][0]["content"]
     assert taken.json()["store"] is False
     assert "x-unmask-ignored" not in taken.headers
 
@@ -202,11 +207,11 @@ def test_a_failure_in_the_middle_is_an_event(fake: ServerProcess) -> None:
     body = {**BODY, "stream": True, "cache_salt": "fail"}
     with fake.client() as client:
         *_, (name, last) = sse_events(client.post("/v1/responses", json=body).text)
-        whole = client.post("/v1/responses", json={**body, "stream": False})
+        full = client.post("/v1/responses", json={**body, "stream": False})
     assert name == "response.failed"
     assert last["response"]["status"] == "failed"
     assert "failed" in last["response"]["error"]["message"]
-    assert whole.status_code == 500
+    assert full.status_code == 500
 
 
 def test_a_client_that_leaves_ends_its_answer(fake: ServerProcess) -> None:
@@ -222,11 +227,11 @@ def test_a_client_that_leaves_ends_its_answer(fake: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [("response_format", {"type": "json_object"}, "use text.format"), ("stream_mode", "denoise", "is not supported")],
 )
-def test_fields_of_other_routes_are_refused(client: httpx.Client, name: str, value: Any, said: str) -> None:
+def test_fields_of_other_routes_are_refused(client: httpx.Client, name: str, value: Any, message: str) -> None:
     refused = client.post("/v1/responses", json={**BODY, name: value, "stream": True})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
-    assert said in refused.text
+    assert message in refused.text
     assert client.post("/v1/responses", json={**BODY, name: None}).status_code == 200

@@ -58,10 +58,10 @@ def test_half_a_head_times_out_on_any_request(server: Wired, before: bytes, half
         connection.sendall(half)
         server.until_phase(Phase.HEAD)
         server.pass_time(29)
-        assert (server.open, server.given_up("slow_head")) == (1, 0)
+        assert (server.open, server.closed_by_server("slow_head")) == (1, 0)
         server.pass_time(2)
         ended(connection)
-    assert server.given_up("slow_head") == 1
+    assert server.closed_by_server("slow_head") == 1
 
 
 def test_a_head_that_comes_a_byte_at_a_time_times_out(server: Wired) -> None:
@@ -70,11 +70,11 @@ def test_a_head_that_comes_a_byte_at_a_time_times_out(server: Wired) -> None:
         connection.sendall(b"GET / HTTP/1.1\r\na: ")
         server.until_phase(Phase.HEAD)
         for _ in range(30):
-            assert server.given_up("slow_head") == 0
+            assert server.closed_by_server("slow_head") == 0
             connection.sendall(b"x")
             server.pass_time(1)
         server.pass_time(1)
-        assert server.given_up("slow_head") == 1
+        assert server.closed_by_server("slow_head") == 1
         ended(connection)
 
 
@@ -117,14 +117,14 @@ def test_a_body_that_does_not_come_is_answered_with_a_timeout(server: Wired, bef
         connection.sendall(b"POST /x HTTP/1.1\r\nContent-Length: 1000\r\n\r\n")
         server.until_phase(Phase.BODY)
         for _ in range(30):
-            assert server.given_up("slow_body") == 0
+            assert server.closed_by_server("slow_body") == 0
             connection.sendall(b"x")
             server.pass_time(1)
         server.pass_time(1)
         ((status, headers, body),) = answers(read_all(connection))
         assert (status, headers[b"connection"]) == (408, b"close")
         assert json.loads(body)["error"]["message"] == "the body did not arrive within 30 s"
-        assert server.given_up("slow_body") == 1
+        assert server.closed_by_server("slow_body") == 1
 
 
 @pytest.mark.parametrize("size", [2**16, 2**16 + 1, 2**18, 10**6])
@@ -177,14 +177,14 @@ def test_no_more_is_thrown_away_than_the_limit() -> None:
                 for _ in range(1000):
                     sent += connection.send(b"x" * 2**16)
             assert sent < 30 * 2**20  # the rest lay in the kernel's buffers
-        assert server.given_up("discarded") == 1
+        assert server.closed_by_server("discarded") == 1
 
 
 @pytest.mark.parametrize("path", ["big", "stream", "break"])
 @pytest.mark.parametrize("close", [b"", b"Connection: close\r\n"])
 def test_a_reader_that_stops_times_out(path: str, close: bytes) -> None:
     with wired(idle_seconds=LONG) as server:
-        with server.connect(b"GET /%s HTTP/1.1\r\n%b\r\n" % (path.encode(), close), room=2**15) as connection:
+        with server.connect(b"GET /%s HTTP/1.1\r\n%b\r\n" % (path.encode(), close), receive_buffer=2**15) as connection:
             assert connection.recv(100)
             wait_until(server.unsent, "an answer that is not taken")
 
@@ -193,14 +193,14 @@ def test_a_reader_that_stops_times_out(path: str, close: bytes) -> None:
                 return server.open == 0
 
             wait_until(gone, "the end of the connection")
-            assert server.given_up("stalled") == 1
+            assert server.closed_by_server("stalled") == 1
         server.until_requests(0)
 
 
 def test_a_reader_that_is_slow_gets_everything(server: Wired) -> None:
     rest = b"POST /big HTTP/1.1\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx" + GET
     data, read = b"", 2**21  # bytes between two looks of the server: more than the kernel holds for the client
-    with server.connect(rest, room=2**20) as connection:
+    with server.connect(rest, receive_buffer=2**20) as connection:
         while chunk := connection.recv(2**18):
             data += chunk
             if len(data) > read:
@@ -208,7 +208,7 @@ def test_a_reader_that_is_slow_gets_everything(server: Wired) -> None:
                 server.pass_time(25)
     assert read > BIG
     assert len(answers(data)[0][2]) == BIG
-    assert server.given_up("stalled") == 0
+    assert server.closed_by_server("stalled") == 0
 
 
 def test_what_the_kernel_has_taken_is_dropped_too() -> None:

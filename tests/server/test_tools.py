@@ -40,7 +40,7 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"
 
 
-def whole(client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
+def complete(client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
     answer = client.post(CHAT, json=body)
     assert answer.status_code == 200, answer.text
     (choice,) = answer.json()["choices"]
@@ -84,7 +84,7 @@ def streamed(client: httpx.Client, body: dict[str, Any]) -> list[dict[str, Any]]
     return [seen(made[index], reasons[index]) for index in sorted(made)]
 
 
-def test_a_call_comes_whole_and_as_it_grows(client: httpx.Client) -> None:
+def test_a_call_is_answered_complete_and_streamed(client: httpx.Client) -> None:
     body = say(f"Let me look.\n{call('weather', city='Zürich')}\n{call('clock')}", tools=[WEATHER, CLOCK])
     expected = {
         "content": "Let me look.",
@@ -92,7 +92,7 @@ def test_a_call_comes_whole_and_as_it_grows(client: httpx.Client) -> None:
         "calls": [("weather", '{"city": "Zürich"}'), ("clock", "{}")],
         "reason": "tool_calls",
     }
-    assert whole(client, body) == expected
+    assert complete(client, body) == expected
     for seed in range(5):
         assert streamed(client, {**body, "seed": seed}) == [expected]
     assert streamed(client, {**body, "n": 3, "seed": 1}) == [expected] * 3
@@ -103,24 +103,24 @@ def test_a_call_comes_whole_and_as_it_grows(client: httpx.Client) -> None:
 def test_without_tools_it_is_text(client: httpx.Client) -> None:
     text = f"hm {call('weather', city='Rome')} ."
     for more in ({}, {"tools": []}, {"tools": [WEATHER], "tool_choice": "none"}):
-        assert whole(client, say(text, **more)) == {"content": text, "reasoning": "", "calls": [], "reason": "stop"}
+        assert complete(client, say(text, **more)) == {"content": text, "reasoning": "", "calls": [], "reason": "stop"}
 
 
 def test_one_call_alone_ends_the_answer(client: httpx.Client) -> None:
     body = say(f"{call('clock')}\n{call('weather', city='Rome')}" + "x" * 500, tools=[WEATHER, CLOCK])
     expected = {"content": "", "reasoning": "", "calls": [("clock", "{}")], "reason": "tool_calls"}
-    assert whole(client, {**body, "parallel_tool_calls": False}) == expected
+    assert complete(client, {**body, "parallel_tool_calls": False}) == expected
     assert streamed(client, {**body, "parallel_tool_calls": False}) == [expected]
-    assert len(whole(client, body)["calls"]) == 2
+    assert len(complete(client, body)["calls"]) == 2
 
 
 def test_a_limit_in_the_middle_of_a_call(client: httpx.Client) -> None:
     text = call("weather", city="Rome")
     before = len(text[: text.index("Rome") + 2]) - len("<tool_call>") + 1  # which is one token
-    for most in (before, 9, 1):
-        cut = say(text, tools=[WEATHER], max_tokens=most)
+    for max_tokens in (before, 9, 1):
+        cut = say(text, tools=[WEATHER], max_tokens=max_tokens)
         expected = {"content": "", "reasoning": "", "calls": [], "reason": "length"}
-        assert whole(client, cut) == expected
+        assert complete(client, cut) == expected
         assert streamed(client, cut) == [expected]
 
 
@@ -128,7 +128,7 @@ def test_a_stop_string_in_a_call_leaves_text(client: httpx.Client) -> None:
     body = say(f"a {call('weather', city='Rome')}", tools=[WEATHER], stop="Rome")
     expected = {"content": 'a <tool_call>\n{"name": "weather", "arguments": {"city": "', "reasoning": "", "calls": [],
                 "reason": "stop"}  # fmt: skip
-    assert whole(client, body) == expected
+    assert complete(client, body) == expected
     assert streamed(client, body) == [expected]
 
 
@@ -140,21 +140,21 @@ def test_reasoning_is_a_part_of_its_own(client: httpx.Client) -> None:
         "calls": [("weather", '{"city": "Rome"}')],
         "reason": "tool_calls",
     }
-    assert whole(client, body) == expected
+    assert complete(client, body) == expected
     assert streamed(client, body) == [expected]
     usage = client.post(CHAT, json=body).json()["usage"]
     assert usage["completion_tokens_details"] == {"reasoning_tokens": len("\nA city.\n\n\n") + 2}
     opened = say("hm\n</think>\n\nyes", chat_template_kwargs={"enable_thinking": True})
-    assert whole(client, opened) == {"content": "yes", "reasoning": "hm", "calls": [], "reason": "stop"}
+    assert complete(client, opened) == {"content": "yes", "reasoning": "hm", "calls": [], "reason": "stop"}
     assert streamed(client, opened)[0]["reasoning"] == "hm"
-    plain = client.post(CHAT, json=say("yes")).json()
-    assert "reasoning_content" not in plain["choices"][0]["message"]
-    assert plain["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+    reference = client.post(CHAT, json=say("yes")).json()
+    assert "reasoning_content" not in reference["choices"][0]["message"]
+    assert reference["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 
 def test_denoise_streams_have_parts_too(client: httpx.Client) -> None:
     body = say(f"Look:\n{call('weather', city='Rome')}", tools=[WEATHER], stream_mode="denoise")
-    assert streamed(client, body) == [whole(client, say(f"Look:\n{call('weather', city='Rome')}", tools=[WEATHER]))]
+    assert streamed(client, body) == [complete(client, say(f"Look:\n{call('weather', city='Rome')}", tools=[WEATHER]))]
 
 
 def test_the_openai_client_goes_round(ai: openai.OpenAI) -> None:
@@ -196,7 +196,7 @@ def test_the_template_gets_tools_and_arguments_as_objects(client: httpx.Client, 
 
 
 @pytest.mark.parametrize(
-    ("more", "param", "said"),
+    ("more", "param", "message"),
     [
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "Field required"),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "is missing; describe the function"),
@@ -230,11 +230,13 @@ def test_the_template_gets_tools_and_arguments_as_objects(client: httpx.Client, 
          "'x' is not the id of an earlier call"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_in_a_sentence(client: httpx.Client, more: dict[str, Any], param: str, said: str) -> None:
+def test_errors_name_the_field_and_the_fault(
+    client: httpx.Client, more: dict[str, Any], param: str, message: str
+) -> None:
     refused = client.post(CHAT, json={**say("x"), **more})
     assert refused.status_code == 400, refused.text
     assert refused.json()["error"]["param"] == param
-    assert refused.json()["error"]["message"] == f"{param}: {said}"
+    assert refused.json()["error"]["message"] == f"{param}: {message}"
 
 
 REASONING_PARTS: list[list[dict[str, Any]]] = [
@@ -296,7 +298,7 @@ def test_strict_tools_where_there_are_no_grammars(client: httpx.Client, tagged: 
         assert refused.json()["error"]["param"] == "tools.function.strict"
 
 
-def turns(rng: random.Random) -> str:
+def tool_message(rng: random.Random) -> str:
     """An answer that calls, well or badly."""
     value: Any = rng.choice(["Rome", 'q"uote', "</tool_call>", "{", "é😀", "\n", "a, b"])
     good = call(rng.choice(["weather", "clock"]), **{rng.choice(["city", "x"]): value})
@@ -313,10 +315,10 @@ def fuzz(client: httpx.Client, seeds: range) -> int:
     called = 0
     for seed in seeds:
         rng = random.Random(seed)
-        text = turns(rng)
+        text = tool_message(rng)
         body = say(text, tools=[WEATHER, CLOCK], seed=seed, parallel_tool_calls=rng.random() < 0.8)
         (found,) = streamed(client, body)
-        assert found == whole(client, body), text
+        assert found == complete(client, body), text
         assert (found["reason"] == "tool_calls") == bool(found["calls"]), text
         for name, arguments in found["calls"]:
             assert name in ("weather", "clock")
@@ -326,13 +328,13 @@ def fuzz(client: httpx.Client, seeds: range) -> int:
     return called
 
 
-def test_streamed_turns_are_never_empty_and_never_half(client: httpx.Client) -> None:
+def test_streamed_messages_are_never_empty_and_never_cut(client: httpx.Client) -> None:
     assert fuzz(client, range(50)) > 20
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_thousand_streamed_turns(client: httpx.Client) -> None:
+def test_a_thousand_streamed_messages(client: httpx.Client) -> None:
     assert fuzz(client, range(1000, 2000)) > 500
 
 
@@ -348,7 +350,7 @@ def test_parsers_are_chosen_by_flag(tagged: Path) -> None:
     arguments = ("--model", str(tagged), "--served-model-name", "tiny")
     with serving(*arguments, *flags, module=SCRIPTED) as server, server.client() as client:
         text = "<think>a</think><tool_call>\n<function=clock>\n</function>\n</tool_call>"
-        found = whole(client, say(text, tools=[CLOCK]))
+        found = complete(client, say(text, tools=[CLOCK]))
         assert (found["content"], found["reasoning"]) == ("<think>a</think>", "")
         assert (found["calls"], found["reason"]) == ([("clock", "{}")], "tool_calls")
         refused = client.post(CHAT, json=say(text, tools=[CLOCK], tool_choice="required"))

@@ -136,18 +136,18 @@ class Wired:
         """Bytes of answers that neither clients nor the kernel have taken."""
         return self.on_loop(lambda: sum(connection.transport.unsent() for connection in self.http.manager.open))
 
-    def connect(self, *data: bytes, room: int | None = None) -> socket.socket:
-        """`room`: bytes that the client's kernel takes for it."""
+    def connect(self, *data: bytes, receive_buffer: int | None = None) -> socket.socket:
+        """`receive_buffer`: bytes that the client's kernel buffers."""
         connection = socket.socket()
-        if room is not None:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+        if receive_buffer is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         connection.settimeout(TIMEOUT)
         connection.connect(self.listener.getsockname())
         for piece in data:
             connection.sendall(piece)
         return connection
 
-    def given_up(self, reason: str) -> float:
+    def closed_by_server(self, reason: str) -> float:
         return self.metrics.closed_by_server.labels(reason)._value.get()
 
     @property

@@ -88,16 +88,16 @@ def test_sizes_are_few_and_close() -> None:
     assert [pad_sampled_rows(n, 32) for n in (1, 17, 32)] == [16, 32, 32]
 
 
-@pytest.mark.parametrize("most", [32, 100, 512])
-@pytest.mark.parametrize("places", [1, 3, 40, 600])
-def test_whatever_fits_has_room(most: int, places: int) -> None:
+@pytest.mark.parametrize("max_tokens", [32, 100, 512])
+@pytest.mark.parametrize("max_num_reqs", [1, 3, 40, 600])
+def test_every_forward_that_fits_has_a_captured_size(max_tokens: int, max_num_reqs: int) -> None:
     sizes = CaptureSizes(
-        block_size=8, pages=7, page_size=4, max_tokens=most, max_num_reqs=places, self_conditioning=True
+        block_size=8, pages=7, page_size=4, max_tokens=max_tokens, max_num_reqs=max_num_reqs, self_conditioning=True
     )
     recorded = set(sizes.forward_descriptors())
-    for rows in range(1, most // 8 * 8 + 1):
+    for rows in range(1, max_tokens // 8 * 8 + 1):
         for tiles in {1, max(1, rows // 8), rows}:
-            if -(-rows // tiles) > MAX_TILE_ROWS or tiles > places:
+            if -(-rows // tiles) > MAX_TILE_ROWS or tiles > max_num_reqs:
                 continue
             shape = ForwardDescriptor(rows, tiles, tiles, 3, -(-rows // tiles), 9)
             padded = sizes.pad_forward(shape)
@@ -107,17 +107,17 @@ def test_whatever_fits_has_room(most: int, places: int) -> None:
             assert padded in recorded
             assert padded.requests >= tiles
             assert padded.tiles >= tiles + -(-(padded.rows - rows) // padded.tile_rows)
-    assert sizes.pad_forward(ForwardDescriptor(most + 8, 1, 1, 1, 8, 8)) is None
+    assert sizes.pad_forward(ForwardDescriptor(max_tokens + 8, 1, 1, 1, 8, 8)) is None
 
 
-@pytest.mark.parametrize("places", [1, 5, 64])
-def test_turns_of_whole_blocks_find_a_recording(places: int) -> None:
+@pytest.mark.parametrize("max_num_reqs", [1, 5, 64])
+def test_steps_of_complete_blocks_find_a_captured_graph(max_num_reqs: int) -> None:
     """As many requests as there may be, each with one block, two, or a chunk of its prompt, in any mixture."""
-    sizes = CaptureSizes(block_size=32, pages=7, page_size=4, max_tokens=8192, max_num_reqs=places)
+    sizes = CaptureSizes(block_size=32, pages=7, page_size=4, max_tokens=8192, max_num_reqs=max_num_reqs)
     recorded = set(sizes.forward_descriptors())
-    random = np.random.default_rng(places)
+    random = np.random.default_rng(max_num_reqs)
     for largest in (1, 2, 3, 8, 200):
-        for requests in {1, places // 2 or 1, places}:
+        for requests in {1, max_num_reqs // 2 or 1, max_num_reqs}:
             counts = random.integers(1, largest + 1, requests) * 32
             counts = counts[counts.cumsum() <= 8192]
             tiles = make_query_tiles(counts)
@@ -154,7 +154,7 @@ def test_recordings_have_no_more_tiles_than_steps() -> None:
     assert (largest.rows, largest.tile_rows, largest.tiles, largest.requests) == (8192, MAX_TILE_ROWS, 16 + 32 + 1, 17)
 
 
-def test_blocks_leave_room_for_a_dead_one() -> None:
+def test_sizes_of_blocks_include_a_padding_block() -> None:
     sizes = CaptureSizes(block_size=8, pages=7, page_size=4, max_tokens=64, max_num_reqs=3)
     group = AlgorithmShape(
         get_algorithm("threshold"), int(LogitStat.NONE), 5, 33, num_sampled=20, num_filtered=3, history_len=9
@@ -229,7 +229,7 @@ def test_prompts_find_recorded_steps_however_few_requests_there_may_be(requests:
     assert (sizes.max_tokens, sizes.max_sampled_blocks) == (rows, 2 * requests)
 
 
-def test_a_whole_step_is_recorded_beside_the_smaller_ones() -> None:
+def test_a_full_step_is_captured_as_well_as_smaller_ones() -> None:
     """Prompts fill a step up to what a server lets it have; what only fills half of that is launched anew."""
     sizes = CaptureSizes(block_size=32, pages=7, page_size=4, max_tokens=4096, max_num_reqs=16, max_prefill_tokens=8192)
     recorded = sizes.forward_descriptors()
