@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,8 @@ class StartTimes:
         ready: all of these.
         graphs: from /ready until all CUDA graphs are captured, while no request runs.
         weight_bytes: bytes of the loaded weights.
+        host_memory: bytes of peak resident memory until /ready, summed over the server's processes. Pages that they
+            share count once per process. 0 without /proc.
     """
 
     health: float
@@ -58,6 +60,7 @@ class StartTimes:
     ready: float
     graphs: float
     weight_bytes: int
+    host_memory: int
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ def _row(label: str, times: StartTimes) -> str:
     return (
         f"kernel cache {label}: ready {times.ready:6.2f} s = health {times.health:5.2f} + engine {times.engine:5.2f} + "
         f"weights {times.weights:5.2f} ({rate:.2f} GB/s) + kernels and graphs {times.kernels:5.2f}; "
-        f"other graphs {times.graphs:5.2f}"
+        f"other graphs {times.graphs:5.2f}; host memory {times.host_memory / 1e9:.2f} GB"
     )
 
 
@@ -193,10 +196,27 @@ def _poll(server: subprocess.Popen[bytes], port: int, began: float) -> StartTime
                 last = last or now
         if status == 200 and _get(port, "/ready")[0] == 200:
             first, last = first or last, last or now  # a small model is loaded between two requests
+            host_memory = peak_memory(server.pid)
             graphs = _poll_graphs(port) - began - now
-            return StartTimes(health, first - health, last - first, now - last, now, graphs, weight_bytes)
+            return StartTimes(health, first - health, last - first, now - last, now, graphs, weight_bytes, host_memory)
         time.sleep(POLL_SECONDS)
     raise ConfigError(f"the server was not ready after {LIMIT_SECONDS:.0f} s")
+
+
+def peak_memory(pid: int) -> int:
+    """Returns the bytes of peak resident memory of a process and of its descendants that still run."""
+    parents: dict[int, int] = {}
+    peaks: dict[int, int] = {}
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with suppress(OSError):  # the process has exited
+            fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
+            process = int(fields["Pid"])
+            parents[process] = int(fields["PPid"])
+            peaks[process] = int(fields.get("VmHWM", "0 kB").split()[0]) * 1024  # kernel threads have none
+    family = {pid}
+    while children := {process for process, parent in parents.items() if parent in family} - family:
+        family |= children
+    return sum(peaks.get(process, 0) for process in family)
 
 
 def _measure_load(args: argparse.Namespace, model: str | None, kernel_cache: str) -> FirstLoad:

@@ -1,11 +1,14 @@
 """`runtime.bench start`: a server of a tiny shape is started, and the phases of its start add up."""
 
 import json
+import subprocess
+import sys
+from subprocess import PIPE
 
 import pytest
 
 from runtime.bench.__main__ import main
-from runtime.bench.start import tokens_between
+from runtime.bench.start import peak_memory, tokens_between
 
 
 @pytest.mark.matrix
@@ -17,11 +20,23 @@ def test_the_phases_of_a_start_add_up(tmp_path, capsys):
     assert row["kernel_cache"] == "cold"
     assert row["ready"] == pytest.approx(row["health"] + row["engine"] + row["weights"] + row["kernels"])
     assert row["weight_bytes"] > 0 or row["weights"] == 0  # loaded between two polls
+    assert row["host_memory"] > 100_000_000  # of the frontend and the backend, which imports torch
     assert load["first"] > 0
     assert load["second"] > 0
     assert (load["clients"], load["graphs_left"], load["failures"]) == (2, [0, 0, 0], 0)
     assert "2 clients from /ready on" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_the_peak_memory_of_children_counts():
+    program = "data = b'x' * (64 << 20); del data; print(1, flush=True); input()"
+    command = ["sh", "-c", '"$0" -c "$1"; true', sys.executable, program]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE) as shell:
+        assert shell.stdout is not None
+        assert shell.stdout.readline() == b"1\n"
+        peak = peak_memory(shell.pid)
+        shell.communicate(b"\n")
+    assert peak > 64 << 20
 
 
 def test_an_answer_counts_in_both_periods():
