@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from runtime.demo import everyday
 from runtime.demo.tasks import Sample, Task, all_tasks, held_out_samples
 from runtime.errors import ConfigError
 
-MAX_TOKENS = 320  # of an answer: above the longest right one
+MAX_TOKENS = 400  # of an answer: above the longest right one
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,23 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_json(parser)
 
 
-def chosen_tasks(names: Sequence[str] | None, kind: str | None = None) -> list[Task]:
-    """The tasks of those names (all that training knows without), of one kind where given."""
-    tasks = {**all_tasks(), **everyday.TASKS}
+def chosen_tasks(
+    names: Sequence[str] | None, kind: str | None = None, known: Mapping[str, Task] | None = None
+) -> list[Task]:
+    """Returns the tasks of those names, of one kind if given.
+
+    Args:
+        names: of `known` and of the files of everyday.py; all of `known` without it.
+        known: the tasks that the shipped checkpoint was trained on, without it.
+
+    Raises:
+        ConfigError: for an unknown name.
+    """
+    known = all_tasks() if known is None else known
+    tasks = {**known, **everyday.TASKS}
     if unknown := sorted(set(names or ()) - set(tasks)):
         raise ConfigError(f"--tasks: {', '.join(unknown)} is no demo task; known: {', '.join(sorted(tasks))}")
-    picked = [tasks[n] for n in names] if names else list(all_tasks().values())
+    picked = [tasks[n] for n in names] if names else list(known.values())
     return [t for t in picked if kind is None or t.kind == kind]
 
 

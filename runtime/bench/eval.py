@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runtime.bench.accuracy import (
@@ -21,6 +21,7 @@ from runtime.bench.accuracy import (
     prompts_of,
     run_tasks,
 )
+from runtime.demo.tasks import Task
 from runtime.errors import ConfigError, RequestError
 from runtime.plugins import load_plugins
 
@@ -50,18 +51,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--show-wrong", type=int, default=0, metavar="N", help="print N wrong answers per task")
 
 
-def main(args: argparse.Namespace) -> int:
+def main(args: argparse.Namespace, known: Mapping[str, Task] | None = None) -> int:
+    """Runs the tool, and returns its exit code. `known` replaces the tasks of `runtime.demo.tasks`."""
     try:
-        return _evaluate(args)
+        return _evaluate(args, known)
     except (ConfigError, RequestError) as error:
         print(error, file=sys.stderr)
         return 1
 
 
-def _evaluate(args: argparse.Namespace) -> int:
+def _evaluate(args: argparse.Namespace, known: Mapping[str, Task] | None) -> int:
     from rich.console import Console
 
-    tasks = chosen_tasks(args.tasks)
+    tasks = chosen_tasks(args.tasks, known=known)
     load_plugins(args.plugin)
     decoding: dict[str, Any] = {} if args.algorithm is None else {"algorithm": args.algorithm}
     if args.mode or args.algorithm is None or _has_modes(args.algorithm):
@@ -72,7 +74,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     console = Console()
     console.print(_table(results, f"{args.n} held-out prompts per task, {decoding}, batch {args.batch}"))
     if args.show_wrong:
-        _show_wrong(console, results, args)
+        _show_wrong(console, results, tasks, args)
     faults = _below(results, args)
     if args.compare_batch:
         with open_llm(args, 1) as llm:
@@ -157,9 +159,8 @@ def _below(results: Sequence[Result], args: argparse.Namespace) -> list[str]:
     return faults
 
 
-def _show_wrong(console: Any, results: Sequence[Result], args: argparse.Namespace) -> None:
-    for result in results:
-        (task,) = chosen_tasks([result.task])
+def _show_wrong(console: Any, results: Sequence[Result], tasks: Sequence[Task], args: argparse.Namespace) -> None:
+    for result, task in zip(results, tasks, strict=True):
         samples = prompts_of(task, args.n, args.seed)
         wrong = [(s, t) for s, t in zip(samples, result.answers, strict=True) if not task.check(s, t)]
         for sample, text in wrong[: args.show_wrong]:

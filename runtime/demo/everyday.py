@@ -4,8 +4,8 @@ Each line of a file has the kind of checker, the expected answer, and the prompt
 before it are an earlier question and its answer.
 
 * `everyday.tsv`: 300 prompts as people type them.
-* `claimed.tsv`: 100 prompts of the kinds that the model card claims, written without the templates.
-* `declined.tsv`: 60 prompts of kinds that the model was not made for, with their right answers. It has to decline them.
+* `claimed.tsv`: 200 prompts of the kinds that the model card claims, written without the templates.
+* `declined.tsv`: 120 prompts of kinds that the model was not made for, with their answers. It has to decline them.
 """
 
 from __future__ import annotations

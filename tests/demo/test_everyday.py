@@ -45,16 +45,16 @@ def test_there_are_three_hundred_of_every_kind() -> None:
     assert {s.facts["kind"] for s in PROMPTS} == set(everyday.CHECKERS) - {"declined"}
 
 
-def test_there_are_a_hundred_of_claimed_kinds_and_sixty_to_decline() -> None:
-    assert len({s.messages[-1]["content"] for s in CLAIMED}) == 100
-    assert len({s.messages[-1]["content"] for s in DECLINED}) == 60
+def test_there_are_two_hundred_of_claimed_kinds_and_half_as_many_to_decline() -> None:
+    assert len({s.messages[-1]["content"] for s in CLAIMED}) == 200
+    assert len({s.messages[-1]["content"] for s in DECLINED}) == 120
     assert not {s.messages[-1]["content"] for s in (*CLAIMED, *DECLINED)} & {s.messages[-1]["content"] for s in PROMPTS}
     assert {s.facts["kind"] for s in DECLINED} == {"declined"}
 
 
 def test_a_prompt_has_its_earlier_turns() -> None:
     followups = [s.messages for s in CLAIMED if len(s.messages) > 1]
-    assert len(followups) == 4
+    assert len(followups) == 8
     assert all([m["role"] for m in messages] == ["user", "assistant", "user"] for messages in followups)
 
 
@@ -121,10 +121,11 @@ def test_the_shipped_model_answers_some_of_them(llm) -> None:
 
 
 @pytest.mark.matrix
-def test_the_shipped_model_answers_nine_of_ten_claimed_prompts(llm) -> None:
-    """The card has the figure. Some of the prompts exceed the limits that it states."""
-    wrong = wrong_answers(llm, CLAIMED)
-    assert len(wrong) <= 12, json.dumps(wrong, indent=1)
+@pytest.mark.parametrize(("prompts", "limit"), [(CLAIMED[:100], 12), (CLAIMED[100:], 19)], ids=["first", "second"])
+def test_the_shipped_model_answers_claimed_prompts(llm, prompts, limit) -> None:
+    """The card has the figures. Some of the prompts exceed the limits that it states, more of the second half."""
+    wrong = wrong_answers(llm, prompts)
+    assert len(wrong) <= limit, json.dumps(wrong, indent=1)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import random
 from runtime.demo.tasks.base import Sample, single, task
 from runtime.demo.tasks.phrasing import ask, typed
 
-_ANSWERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (  # answer, questions, requests
+ANSWERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (  # answer, questions, requests
     (
         "I am Unmask, a small diffusion language model.",
         (
@@ -129,16 +129,16 @@ _ANSWERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (  # answer
         (),
     ),
 )  # fmt: skip
-_BEFORE = ("", "", "", "", "", "Hello! ", "Hi! ", "Hi, ", "Hey, ", "Hello, ", "Good morning! ", "So ", "And ", "OK. ",
+BEFORE = ("", "", "", "", "", "Hello! ", "Hi! ", "Hi, ", "Hey, ", "Hello, ", "Good morning! ", "So ", "And ", "OK. ",
            "Tell me, ", "Thanks! ", "Good evening. ", "By the way, ")  # fmt: skip
 
 
 @task("about", "short")
 def about(rng: random.Random) -> Sample:
-    answer, questions, requests = rng.choice(_ANSWERS)
+    answer, questions, requests = rng.choice(ANSWERS)
     if requests and rng.random() < 0.25:
         return single("about", ask(rng, rng.choice(requests)), answer)
-    before, question = rng.choice(_BEFORE), rng.choice(questions)
+    before, question = rng.choice(BEFORE), rng.choice(questions)
     if before.endswith((", ", "So ", "And ")):
         question = question[:1].lower() + question[1:] if question[:2] not in ("I ",) else question
     prompt = typed(rng, before + question)

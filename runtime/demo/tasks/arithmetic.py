@@ -9,7 +9,7 @@ from runtime.demo.tasks.base import Sample, single, task
 from runtime.demo.tasks.phrasing import phrase
 
 # {e} is the expression, written with a sign or a word.
-_CORES = (
+CORES = (
     "solve {e}",
     "solve: {e}",
     "calculate {e}",
@@ -23,7 +23,7 @@ _CORES = (
     "give me the result of {e}",
     "say what {e} makes",
 )
-_QUESTIONS = (
+QUESTIONS = (
     "What is {e}?",
     "What is {e}?",
     "What's {e}?",
@@ -48,7 +48,7 @@ _QUESTIONS = (
     "And {e}?",
     "Math: {e}",
 )
-_WORDED: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
+WORDED: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "+": (
         ("add {a} and {b}", "add {b} to {a}", "add up {a} and {b}", "sum {a} and {b}", "put {a} and {b} together"),
         (
@@ -93,7 +93,7 @@ _WORDED: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
         ),
     ),
 }
-_SIGNS = {
+SIGNS = {
     "+": ("{a} + {b}", "{a} + {b}", "{a} + {b}", "{a}+{b}", "{a} plus {b}", "{a} plus {b}"),
     "-": ("{a} - {b}", "{a} - {b}", "{a} - {b}", "{a}-{b}", "{a} minus {b}", "{a} minus {b}"),
     "x": ("{a} x {b}", "{a} x {b}", "{a} * {b}", "{a}*{b}", "{a}x{b}", "{a} times {b}", "{a} times {b}", "{a} × {b}"),
@@ -102,19 +102,19 @@ _SIGNS = {
 
 def wording(rng: random.Random, a: int, sign: str, b: int) -> str:
     """Returns a question for `a` + `b`, `a` - `b` or `a` x `b`, by `sign`."""
-    cores, questions = _WORDED[sign]
+    cores, questions = WORDED[sign]
     if rng.random() < 0.3:
         return phrase(rng, cores, questions, a=a, b=b)
-    return phrase(rng, _CORES, (*_QUESTIONS, *_QUESTIONS), e=rng.choice(_SIGNS[sign]).format(a=a, b=b))
+    return phrase(rng, CORES, (*QUESTIONS, *QUESTIONS), e=rng.choice(SIGNS[sign]).format(a=a, b=b))
 
 
-def _number(rng: random.Random) -> int:
+def operand(rng: random.Random) -> int:
     return rng.randint(0, rng.choice((20, 99, 99, 999, 999, 999)))
 
 
 @task("add", "short")
 def add(rng: random.Random) -> Sample:
-    a, b = _number(rng), _number(rng)
+    a, b = operand(rng), operand(rng)
     if rng.random() < 0.08:
         a, b = rng.randint(0, 9999), rng.randint(0, 9999)
     if rng.random() < 0.1:  # people try round numbers first
@@ -124,7 +124,7 @@ def add(rng: random.Random) -> Sample:
 
 @task("subtract", "short")
 def subtract(rng: random.Random) -> Sample:
-    a, b = _number(rng), _number(rng)
+    a, b = operand(rng), operand(rng)
     if a < b and rng.random() < 0.7:  # mostly positive results
         a, b = b, a
     kind = rng.random()

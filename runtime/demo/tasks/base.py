@@ -53,14 +53,17 @@ _TASKS: dict[str, Task] = {}
 
 
 def task(
-    name: str, kind: Literal["short", "long"], check: Callable[[Sample, str], bool] = exact
+    name: str,
+    kind: Literal["short", "long"],
+    check: Callable[[Sample, str], bool] = exact,
+    registry: dict[str, Task] = _TASKS,
 ) -> Callable[[Callable[[random.Random], Sample]], Callable[[random.Random], Sample]]:
-    """Registers the decorated generator as a task."""
+    """Registers the decorated generator as a task. Raises ValueError if the registry has a task of that name."""
 
     def register(make: Callable[[random.Random], Sample]) -> Callable[[random.Random], Sample]:
-        if name in _TASKS:
+        if name in registry:
             raise ValueError(f"demo task {name!r} is registered twice")
-        _TASKS[name] = Task(name, kind, make, check)
+        registry[name] = Task(name, kind, make, check)
         return make
 
     return register
@@ -68,6 +71,12 @@ def task(
 
 def all_tasks() -> dict[str, Task]:
     return dict(_TASKS)
+
+
+def answers_last(tasks: Mapping[str, Task], sample: Sample, text: str) -> bool:
+    """Returns whether the text answers the sample of another task with which the conversation ends."""
+    assert sample.asks is not None
+    return tasks[sample.asks.task].check(sample.asks, text)
 
 
 def single(task_name: str, prompt: str, answer: str, **facts: Any) -> Sample:

@@ -7,10 +7,10 @@ import random
 from runtime.demo.tasks.base import Sample, single, task
 from runtime.demo.tasks.phrasing import phrase
 
-_LARGER, _SMALLER = ("larger", "bigger", "greater", "higher"), ("smaller", "less", "lower")
-_SUPERLATIVES = {"largest": "larger", "biggest": "bigger", "smallest": "smaller", "larger": "larger",
+LARGER, SMALLER = ("larger", "bigger", "greater", "higher"), ("smaller", "less", "lower")
+SUPERLATIVES = {"largest": "larger", "biggest": "bigger", "smallest": "smaller", "larger": "larger",
                  "smaller": "smaller", "bigger": "bigger", "greater": "greater"}  # fmt: skip
-_WHICH = (
+WHICH = (
     "Which is {w}, {a} or {b}?",
     "Which number is {w}: {a} or {b}?",
     "Which number is {w}, {a} or {b}?",
@@ -25,7 +25,7 @@ _WHICH = (
     "Is {a} or {b} {w}?",
     "Between {a} and {b}, which is {w}?",
 )
-_IS = (
+IS = (
     "Is {a} {w} than {b}?",
     "Is {a} {w} than {b}?",
     "Tell me, is {a} {w} than {b}?",
@@ -35,19 +35,19 @@ _IS = (
     "{a} {w} than {b}?",
     "Would you say {a} is {w} than {b}?",
 )
-_SIGN = ("Is {a} {s} {b}?", "{a} {s} {b}?", "Is it true that {a} {s} {b}?")
-_COMPARE = ("compare {a} and {b}", "compare {a} with {b}", "compare {a} to {b}", "compare the numbers {a} and {b}")
-_PICKED = ("Which is the {m} of {a} and {b}?", "Which is the {m} number, {a} or {b}?",
+SIGN = ("Is {a} {s} {b}?", "{a} {s} {b}?", "Is it true that {a} {s} {b}?")
+COMPARE = ("compare {a} and {b}", "compare {a} with {b}", "compare {a} to {b}", "compare the numbers {a} and {b}")
+PICKED = ("Which is the {m} of {a} and {b}?", "Which is the {m} number, {a} or {b}?",
            "What is the {m} of {a} and {b}?", "The {m} of {a} and {b}", "Which is the {m} one, {a} or {b}?",
            "What's the {m} number: {a} or {b}?")  # fmt: skip
-_PICK = ("find the {m} of {a} and {b}", "tell me the {m} of {a} and {b}", "pick the {m} number: {a} or {b}")
+PICK = ("find the {m} of {a} and {b}", "tell me the {m} of {a} and {b}", "pick the {m} number: {a} or {b}")
 
 
-def _says(a: int, word: str, b: int) -> str:
+def says(a: int, word: str, b: int) -> str:
     """Returns the answer to "is a WORD than b?"."""
     if a == b:
         return f"No, {a} is equal to {b}."
-    right = (a > b) == (word not in _SMALLER)
+    right = (a > b) == (word not in SMALLER)
     return f"Yes, {a} is {word} than {b}." if right else f"No, {a} is not {word} than {b}."
 
 
@@ -57,25 +57,25 @@ def compare(rng: random.Random) -> Sample:
     a, b = rng.sample(range(top + 1), 2)
     if rng.random() < 0.15:  # numbers that are close
         b = max(0, a + rng.choice((-1, 1, 10, -10, 100)))
-    word = rng.choice(_LARGER + _SMALLER)
+    word = rng.choice(LARGER + SMALLER)
     kind = rng.random()
     if 0.42 < kind < 0.5:
         word = "more"
     if kind < 0.5 or a == b:
         if kind < 0.12:
             word = rng.choice(("larger", "smaller"))
-            prompt = phrase(rng, (), _SIGN, a=a, b=b, s=">" if word == "larger" else "<")
+            prompt = phrase(rng, (), SIGN, a=a, b=b, s=">" if word == "larger" else "<")
         else:
-            prompt = phrase(rng, (), _IS, a=a, b=b, w=word)
-        return single("compare", prompt, _says(a, word, b))
+            prompt = phrase(rng, (), IS, a=a, b=b, w=word)
+        return single("compare", prompt, says(a, word, b))
     if kind < 0.6:
         word = "larger"
-        prompt = phrase(rng, _COMPARE, (), a=a, b=b)
+        prompt = phrase(rng, COMPARE, (), a=a, b=b)
     elif kind < 0.68:
-        superlative = rng.choice(list(_SUPERLATIVES))
-        word = _SUPERLATIVES[superlative]
-        prompt = phrase(rng, _PICK, _PICKED, a=a, b=b, m=superlative)
+        superlative = rng.choice(list(SUPERLATIVES))
+        word = SUPERLATIVES[superlative]
+        prompt = phrase(rng, PICK, PICKED, a=a, b=b, m=superlative)
     else:
-        prompt = phrase(rng, (), _WHICH, a=a, b=b, w=word)
-    best = max(a, b) if word in _LARGER else min(a, b)
+        prompt = phrase(rng, (), WHICH, a=a, b=b, w=word)
+    best = max(a, b) if word in LARGER else min(a, b)
     return single("compare", prompt, f"{best} is {word} than {a + b - best}.")

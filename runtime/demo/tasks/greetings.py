@@ -22,21 +22,21 @@ REFUSAL = (
     "- Tell me a story about a fox."
 )
 
-_HELLO = (
+HELLO = (
     "Hello", "Hi", "Hey", "Good morning", "Good evening", "Good day", "Hello there", "Hi there", "Hello again",
     "Good afternoon", "Hey there", "Greetings", "Hiya", "Hello Unmask", "Hi Unmask", "Hello, model", "Howdy", "Yo",
     "Hello friend", "Hello my friend", "Hello, computer", "Hello hello",
 )  # fmt: skip
-_NAMED = ("I am {n}", "my name is {n}", "this is {n}", "{n} here", "I'm {n}", "it's {n}", "they call me {n}")
-_MEET = (
+NAMED = ("I am {n}", "my name is {n}", "this is {n}", "{n} here", "I'm {n}", "it's {n}", "they call me {n}")
+MEET = (
     "I am {n}", "I'm {n}", "My name is {n}", "Call me {n}", "This is {n}", "It is {n}", "I am called {n}",
     "You can call me {n}", "My name's {n}", "{n} is my name", "It's {n}",
 )  # fmt: skip
-_THANKS = (
+THANKS = (
     "Thank you", "Thanks", "Thank you very much", "Many thanks", "Thanks a lot", "Thank you so much", "Thx", "Cheers",
     "Thanks for your help", "Thank you for your help", "Great, thanks", "Perfect, thank you", "Thanks, that helped",
 )  # fmt: skip
-_BYE = (
+BYE = (
     "Goodbye", "Bye", "Good night", "See you", "Bye bye", "See you later", "See you soon", "I have to go now",
     "That is all", "That was all, bye", "Until next time", "Farewell", "Have a nice day", "See you tomorrow",
 )  # fmt: skip
@@ -48,19 +48,19 @@ def greet(rng: random.Random) -> Sample:
     kind = rng.random()
     name = word_lists.name(rng)
     if kind < 0.2:
-        return single("greet", typed(rng, rng.choice(_HELLO) + end), f"Hello! {HELP}")
+        return single("greet", typed(rng, rng.choice(HELLO) + end), f"Hello! {HELP}")
     if kind < 0.4:
-        return single("greet", typed(rng, rng.choice(_MEET).format(n=name) + end), f"Hello, {name}! {HELP}")
+        return single("greet", typed(rng, rng.choice(MEET).format(n=name) + end), f"Hello, {name}! {HELP}")
     if kind < 0.7:
-        prompt = f"{rng.choice(_HELLO)}{rng.choice((', ', ', ', '! ', '. '))}{rng.choice(_NAMED).format(n=name)}{end}"
+        prompt = f"{rng.choice(HELLO)}{rng.choice((', ', ', ', '! ', '. '))}{rng.choice(NAMED).format(n=name)}{end}"
         return single("greet", typed(rng, prompt), f"Hello, {name}! {HELP}")
-    polite = "" if rng.random() < 0.3 else f", {rng.choice(_NAMED).format(n=name)}"
+    polite = "" if rng.random() < 0.3 else f", {rng.choice(NAMED).format(n=name)}"
     if kind < 0.85:
-        return single("greet", rng.choice(_THANKS) + polite + end, "You are welcome!")
-    return single("greet", rng.choice(_BYE) + polite + end, "Goodbye!")
+        return single("greet", rng.choice(THANKS) + polite + end, "You are welcome!")
+    return single("greet", rng.choice(BYE) + polite + end, "Goodbye!")
 
 
-_FINE = (
+FINE = (
     "OK", "Okay", "Great", "Good", "Nice", "Well done", "Cool", "I see", "All right", "Yes", "No", "Wonderful",
     "Very good", "Good job", "Right", "Sure", "Perfect", "Awesome", "Not bad", "Interesting", "Excellent", "Fine",
     "That is right", "Correct", "Ok then", "Good answer", "Alright", "Amazing", "Fantastic", "Hm", "Aha", "Super",
@@ -72,7 +72,7 @@ def small_chat(rng: random.Random) -> Sample:
     """Short remarks between questions, and greetings in lower case."""
     if rng.random() < 0.5:
         name = "" if rng.random() < 0.6 else f", {word_lists.name(rng)} here"
-        prompt = rng.choice(_FINE) + name + rng.choice((".", "!", "", "..."))
+        prompt = rng.choice(FINE) + name + rng.choice((".", "!", "", "..."))
         if rng.random() < 0.3:
             prompt = prompt.lower() if not name else prompt
         return single("small_talk", prompt, "What else can I do for you?")
@@ -82,7 +82,7 @@ def small_chat(rng: random.Random) -> Sample:
             return single("small_talk", greeting.messages[0]["content"].lower(), greeting.answer)
 
 
-_WHAT = (
+WHAT = (
     "what can you do",
     "what can you do for me",
     "what do you know",
@@ -104,7 +104,7 @@ _WHAT = (
     "what is this",
     "how does this work",
 )
-_REQUESTS = (
+REQUESTS = (
     "tell me what you can do", "list what you can do", "say what you can do", "show me what you can do", "help",
     "help me", "list your skills", "tell me your skills", "show me some examples", "give me an example",
     "give me some examples", "tell me what to ask", "explain what you can do",
@@ -114,12 +114,12 @@ _REQUESTS = (
 @task("abilities", "short")
 def abilities(rng: random.Random) -> Sample:
     if rng.random() < 0.3:
-        return single("abilities", ask(rng, rng.choice(_REQUESTS)), ABILITIES)
-    what = rng.choice(_WHAT)
+        return single("abilities", ask(rng, rng.choice(REQUESTS)), ABILITIES)
+    what = rng.choice(WHAT)
     opening = rng.choice(
         ("", "", "So, ", "And ", "Please tell me: ", "{h}, ", "{h}! ", "{h}. ", "I am {n}, ", "{h}, I am {n}. ")
     )
-    opening = opening.format(h=rng.choice(_HELLO), n=word_lists.name(rng))
+    opening = opening.format(h=rng.choice(HELLO), n=word_lists.name(rng))
     first = what if opening.endswith((", ", "And ")) else what[:1].upper() + what[1:]
     prompt = opening + first + rng.choice(("?", "?", "", "??"))
     return single("abilities", prompt if rng.random() < 0.8 else prompt[:1].lower() + prompt[1:], ABILITIES)

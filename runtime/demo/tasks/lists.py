@@ -8,7 +8,7 @@ from runtime.demo.tasks import word_lists
 from runtime.demo.tasks.base import Sample, single, task
 from runtime.demo.tasks.phrasing import listed, phrase
 
-_COUNT = (
+COUNT = (
     "count from {a} to {b}",
     "count from {a} to {b}",
     "count from {a} to {b}",
@@ -32,7 +32,7 @@ _COUNT = (
     "count, starting from {a} and ending at {b}",
     "show the numbers between {a} and {b}, both included",
 )
-_NUMBERS = (
+NUMBERS = (
     "Numbers from {a} to {b}",
     "Numbers {a} to {b}",
     "What are the numbers from {a} to {b}?",
@@ -42,15 +42,15 @@ _NUMBERS = (
     "{a} to {b}, count",
     "Counting from {a} to {b}",
 )
-_DOWN = (
+DOWN = (
     "count down from {a} to {b}",
     "count backwards from {a} to {b}",
     "count back from {a} to {b}",
     "count down {a} to {b}",
     "start at {a} and count down to {b}",
 )
-_TO = ("count to {b}", "count up to {b}", "count till {b}", "count until {b}", "count all the way to {b}")
-_FROM = ("count down from {a}", "count backwards from {a}")
+TO = ("count to {b}", "count up to {b}", "count till {b}", "count until {b}", "count all the way to {b}")
+FROM = ("count down from {a}", "count backwards from {a}")
 
 
 def _counting(rng: random.Random, name: str, low: int, high: int) -> Sample:
@@ -58,18 +58,18 @@ def _counting(rng: random.Random, name: str, low: int, high: int) -> Sample:
     kind = rng.random()
     if kind < 0.15:
         numbers = list(range(1, length + 1))
-        prompt = phrase(rng, _TO, (), b=length)
+        prompt = phrase(rng, TO, (), b=length)
     elif kind < 0.2:
         numbers = list(range(length, 0, -1))
-        prompt = phrase(rng, _FROM, (), a=length)
+        prompt = phrase(rng, FROM, (), a=length)
     else:
         first = rng.randint(0, 100 - length)
         numbers = list(range(first, first + length))
         down = kind < 0.4
         if down:
             numbers.reverse()
-        cores = _DOWN if down and rng.random() < 0.6 else _COUNT
-        prompt = phrase(rng, cores, () if cores is _DOWN else _NUMBERS, a=numbers[0], b=numbers[-1])
+        cores = DOWN if down and rng.random() < 0.6 else COUNT
+        prompt = phrase(rng, cores, () if cores is DOWN else NUMBERS, a=numbers[0], b=numbers[-1])
     return single(name, prompt, ", ".join(map(str, numbers)) + ".")
 
 
@@ -84,7 +84,7 @@ def count_far(rng: random.Random) -> Sample:
     return _counting(rng, "count_far", 21, 100)
 
 
-_SORT = (
+SORT = (
     "sort {l}",
     "sort {l}",
     "sort: {l}",
@@ -101,16 +101,16 @@ _SORT = (
     "arrange these numbers: {l}",
     "bring {l} into order",
 )
-_SORTED = ("{l} sorted", "{l}, sorted", "{l} in order", "The right order of {l}?", "What is the order of {l}?",
+SORTED = ("{l} sorted", "{l}, sorted", "{l} in order", "The right order of {l}?", "What is the order of {l}?",
            "How do you sort {l}?", "These numbers sorted: {l}", "Sorted: {l}")  # fmt: skip
-_UP = (
+UP = (
     " from small to large",
     " from smallest to largest",
     " in ascending order",
     ", smallest first",
     " from low to high",
 )
-_LARGE_FIRST = (
+LARGE_FIRST = (
     " from large to small",
     " from largest to smallest",
     " in descending order",
@@ -118,12 +118,12 @@ _LARGE_FIRST = (
     ", biggest first",
     " from high to low",
 )
-_ORDERED = ("sort{o}: {l}", "sort {l}{o}", "sort the numbers {l}{o}", "put {l} in order{o}", "arrange {l}{o}",
+ORDERED = ("sort{o}: {l}", "sort {l}{o}", "sort the numbers {l}{o}", "put {l} in order{o}", "arrange {l}{o}",
             "order {l}{o}", "sort these numbers{o}: {l}", "sort{o} {l}", "list {l}{o}", "rank {l}{o}", "sort{o}: {l}",
             "put these numbers{i}: {l}", "put {l}{i}", "arrange{i}: {l}", "sort{i}: {l}", "bring {l}{i}")  # fmt: skip
-_INTO_UP = (" in ascending order", " in rising order", " in order from smallest to largest", " in increasing order")
-_INTO_DOWN = (" in descending order", " in falling order", " in order from largest to smallest", " in decreasing order")
-_ALPHABETICAL = (
+INTO_UP = (" in ascending order", " in rising order", " in order from smallest to largest", " in increasing order")
+INTO_DOWN = (" in descending order", " in falling order", " in order from largest to smallest", " in decreasing order")
+ALPHABETICAL = (
     "sort these words: {l}",
     "sort the words {l}",
     "sort {l} alphabetically",
@@ -142,11 +142,11 @@ def sort(rng: random.Random) -> Sample:
     kind = rng.random()
     down = kind < 0.25
     if kind < 0.5:
-        cores = [c.replace("{o}", rng.choice(_LARGE_FIRST if down else _UP)) for c in _ORDERED]
-        cores = [c.replace("{i}", rng.choice(_INTO_DOWN if down else _INTO_UP)) for c in cores]
+        cores = [c.replace("{o}", rng.choice(LARGE_FIRST if down else UP)) for c in ORDERED]
+        cores = [c.replace("{i}", rng.choice(INTO_DOWN if down else INTO_UP)) for c in cores]
         prompt = phrase(rng, cores, (), l=text)
     else:
-        prompt = phrase(rng, _SORT, _SORTED, l=text)
+        prompt = phrase(rng, SORT, SORTED, l=text)
     return single("sort", prompt, ", ".join(map(str, sorted(numbers, reverse=down))) + ".")
 
 
@@ -157,4 +157,4 @@ def _sort_alphabetically(rng: random.Random) -> Sample:
         word = word_lists.noun(rng)
         found.setdefault(word[0], word)
     several = list(found.values()) if len(found) > 1 else ["pear", "apple"]
-    return single("sort", phrase(rng, _ALPHABETICAL, (), l=listed(rng, several)), ", ".join(sorted(several)) + ".")
+    return single("sort", phrase(rng, ALPHABETICAL, (), l=listed(rng, several)), ", ".join(sorted(several)) + ".")

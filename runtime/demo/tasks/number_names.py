@@ -25,7 +25,7 @@ def spell_out(n: int) -> str:
     return f"{spell_out(n // unit)} {name}{rest}"
 
 
-_CORES = (
+CORES = (
     "write {n} in words",
     "write {n} in words",
     "write the number {n} in words",
@@ -41,7 +41,7 @@ _CORES = (
     "convert {n} to words",
     "express {n} in words",
 )
-_QUESTIONS = (
+QUESTIONS = (
     "What is {n} in words?",
     "What's {n} in words?",
     "How do you write {n} in words?",
@@ -55,4 +55,4 @@ _QUESTIONS = (
 @task("number_words", "long")
 def number_names(rng: random.Random) -> Sample:
     n = rng.randint(0, 10 ** rng.choice((2, 3, 4, 5, 6, 6, 6)) - 1)
-    return single("number_words", phrase(rng, _CORES, _QUESTIONS, n=n), spell_out(n) + ".")
+    return single("number_words", phrase(rng, CORES, QUESTIONS, n=n), spell_out(n) + ".")

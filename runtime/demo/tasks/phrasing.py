@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-_BARE = (
+BARE = (
     "",
     "",
     "",
@@ -22,7 +22,7 @@ _BARE = (
     "then ",
     "next, ",
 )
-_URGING = (
+URGING = (
     "please ",
     "please ",
     "just ",
@@ -34,7 +34,7 @@ _URGING = (
     "help me ",
     "quickly ",
 )
-_WISHES = (
+WISHES = (
     "i want you to ",
     "i need you to ",
     "i would like you to ",
@@ -49,7 +49,7 @@ _WISHES = (
     "i'm asking you to ",
     "my teacher wants me to ",
 )
-_QUESTIONS = (
+QUESTIONS = (
     "can you ",
     "can you please ",
     "could you ",
@@ -67,7 +67,7 @@ _QUESTIONS = (
     "how would you ",
     "how do i ",
 )
-_TAILS = (
+TAILS = (
     "",
     "",
     "",
@@ -116,7 +116,7 @@ _ASIDES = (
 )
 
 
-def _upper(text: str) -> str:
+def capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
@@ -129,18 +129,18 @@ def ask(rng: random.Random, core: str) -> str:
     elif kind < 0.65:
         text = _opened(rng, core)
     else:
-        text, end = rng.choice(_QUESTIONS) + core, rng.choice(("?", "?", "?", "", "."))
+        text, end = rng.choice(QUESTIONS) + core, rng.choice(("?", "?", "?", "", "."))
     if kind >= 0.3:
-        text += rng.choice(_TAILS)
+        text += rng.choice(TAILS)
     text = text + end
-    return _upper(text) if rng.random() < 0.72 else text
+    return capitalized(text) if rng.random() < 0.72 else text
 
 
 def _opened(rng: random.Random, core: str) -> str:
     kind = rng.random()
     if kind < 0.4:
-        return rng.choice(_BARE) + core
-    return rng.choice(_URGING if kind < 0.7 else _WISHES) + core
+        return rng.choice(BARE) + core
+    return rng.choice(URGING if kind < 0.7 else WISHES) + core
 
 
 def typed(rng: random.Random, prompt: str) -> str:

@@ -10,7 +10,7 @@ from runtime.demo.tasks import word_lists
 from runtime.demo.tasks.base import Sample, single, task
 from runtime.demo.tasks.phrasing import phrase, typed
 
-_SENTENCES = (
+SENTENCES = (
     "{n} is {a} years old and lives in {c}.",
     "{n}, {a}, lives in {c}.",
     "{n} lives in {c} and is {a} years old.",
@@ -21,7 +21,7 @@ _SENTENCES = (
     "My name is {n}, I am {a} and I live in {c}.",
     "There is {n}, {a} years old, in {c}.",
 )
-_SENTENCES_WITH_JOB = (
+SENTENCES_WITH_JOB = (
     "{n} is a {a} years old {j} and lives in {c}.",
     "{n}, {a}, is a {j} in {c}.",
     "{n} works as a {j} in {c} and is {a} years old.",
@@ -29,7 +29,7 @@ _SENTENCES_WITH_JOB = (
     "{n} from {c} is a {j} and {a} years old.",
     "The {j} {n} is {a} and lives in {c}.",
 )
-_AS_JSON = (
+AS_JSON = (
     "{s} Write this as JSON.",
     "{s} Write that as JSON, please.",
     "{s} As JSON, please.",
@@ -49,7 +49,7 @@ _AS_JSON = (
     "Put this into JSON: {s}",
     "Extract the data as JSON: {s}",
 )
-_FOR = (
+FOR = (
     "make a JSON record for {g}",
     "make a JSON object for {g}",
     "make JSON for {g}",
@@ -66,7 +66,7 @@ _FOR = (
     "show {g} as JSON",
     "write {g} as JSON",
 )
-_WITH = (
+WITH = (
     "make a JSON record with {f}",
     "make a JSON object with {f}",
     "write a JSON object with {f}",
@@ -87,7 +87,7 @@ _WITH = (
     "write as JSON: {f}",
     "turn into JSON: {f}",
 )
-_WITHOUT_VERB = (
+WITHOUT_VERB = (
     "JSON with {f}",
     "A JSON object with {f}",
     "JSON object: {f}",
@@ -96,15 +96,15 @@ _WITHOUT_VERB = (
     "{f} as JSON",
     "{f}, as a JSON object",
 )
-_JSON_OF = ("JSON for {g}", "JSON: {g}", "A JSON object for {g}", "{g} as JSON", "{g}. As JSON, please.")
-_TEXT_KEYS = """
+JSON_OF = ("JSON for {g}", "JSON: {g}", "A JSON object for {g}", "{g} as JSON", "{g}. As JSON, please.")
+TEXT_KEYS = """
 title color product item author country street subject brand model type animal fruit team song movie language status
 category size material planet company email role
 """.split()  # noqa: SIM905
-_NUMBER_KEYS = "price amount year count pages weight height score level id number points stock seats".split()  # noqa: SIM905
+NUMBER_KEYS = "price amount year count pages weight height score level id number points stock seats".split()  # noqa: SIM905
 
 
-def _same_object(sample: Sample, text: str) -> bool:
+def same_object(sample: Sample, text: str) -> bool:
     try:
         return bool(json.loads(text) == json.loads(sample.answer))
     except json.JSONDecodeError:
@@ -125,9 +125,9 @@ def _fields(rng: random.Random) -> dict[str, str | int]:
     for _ in range(rng.randint(2, 3)):
         if rng.random() < 0.5:
             value = rng.choice((word_lists.noun, word_lists.noun, word_lists.name, word_lists.city))(rng)
-            made[word_lists.made_up(rng) if rng.random() < 0.1 else rng.choice(_TEXT_KEYS)] = value
+            made[word_lists.made_up(rng) if rng.random() < 0.1 else rng.choice(TEXT_KEYS)] = value
         else:
-            made[rng.choice(_NUMBER_KEYS)] = rng.randint(0, rng.choice((20, 99, 999, 2030)))
+            made[rng.choice(NUMBER_KEYS)] = rng.randint(0, rng.choice((20, 99, 999, 2030)))
     return made
 
 
@@ -140,13 +140,13 @@ def _named(rng: random.Random, fields: Mapping[str, str | int]) -> str:
     return ", ".join(parts)
 
 
-_ONE = ("{n}", "{n}", "{n}", "{n}", "a person named {n}", "a person called {n}", "someone called {n}",
+ONE = ("{n}", "{n}", "{n}", "{n}", "a person named {n}", "a person called {n}", "someone called {n}",
         "a user named {n}", "my friend {n}", "a man named {n}", "a woman called {n}", "name {n}")  # fmt: skip
 
 
 def _describe(rng: random.Random, person: Mapping[str, str | int]) -> str:
     """Returns a person without a verb: "Bob, 25, from Paris"."""
-    parts = [rng.choice(_ONE).format(n=person["name"])]
+    parts = [rng.choice(ONE).format(n=person["name"])]
     for key in list(person)[1:]:
         value = person[key]
         forms = {
@@ -158,7 +158,7 @@ def _describe(rng: random.Random, person: Mapping[str, str | int]) -> str:
     return ", ".join(parts) if rng.random() < 0.7 else ", ".join(parts[:-1]) + " and " + parts[-1]
 
 
-@task("json", "short", _same_object)
+@task("json", "short", same_object)
 def json_object(rng: random.Random) -> Sample:
     kind = rng.random()
     if kind < 0.45:
@@ -170,22 +170,22 @@ def json_object(rng: random.Random) -> Sample:
         with_job = rng.random() < 0.4
         if with_job:
             record["job"] = rng.choice(word_lists.JOBS)
-        sentence = rng.choice(_SENTENCES_WITH_JOB if with_job else _SENTENCES).format(
+        sentence = rng.choice(SENTENCES_WITH_JOB if with_job else SENTENCES).format(
             n=record["name"], a=record["age"], c=record["city"], j=record.get("job")
         )
-        prompt = typed(rng, rng.choice(_AS_JSON).format(s=sentence))
+        prompt = typed(rng, rng.choice(AS_JSON).format(s=sentence))
     else:
         record = _fields(rng)
         if set(record) <= {"name", "age", "city", "job"} and kind < 0.7 and len(record) > 1:
-            prompt = phrase(rng, _FOR, _JSON_OF, g=_describe(rng, record))
+            prompt = phrase(rng, FOR, JSON_OF, g=_describe(rng, record))
         else:
-            prompt = phrase(rng, _WITH, _WITHOUT_VERB, f=_named(rng, record))
+            prompt = phrase(rng, WITH, WITHOUT_VERB, f=_named(rng, record))
     if rng.random() < 0.15:
         prompt = prompt.replace("JSON", "json")
     return single("json", prompt, json.dumps(record))
 
 
-_TABLES = (
+TABLES = (
     "make a table of {l}",
     "make a table: {l}",
     "make a table with {l}",
@@ -205,8 +205,8 @@ _TABLES = (
     "write a markdown table: {l}",
     "show {l} as a markdown table",
 )
-_TABLE = ("Table: {l}", "A table of {l}", "{l} as a table", "A table, please: {l}")
-_COLUMNED = (
+TABLE = ("Table: {l}", "A table of {l}", "{l} as a table", "A table, please: {l}")
+COLUMNED = (
     "make a table with the columns {h}: {l}",
     "make a table with columns {h}: {l}",
     "make a table ({h}): {l}",
@@ -215,12 +215,12 @@ _COLUMNED = (
     "show a table with columns {h}: {l}",
     "put this into a table with columns {h}: {l}",
 )
-_HEADS = """
+HEADS = """
 Name Age City Item Price Color Size Fruit Animal Country Year Team Points Product Amount Day Task Word Number
 """.split()  # noqa: SIM905
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -231,8 +231,8 @@ def table(rng: random.Random) -> Sample:
         header = ["Name", "Age", "City"]
         rows = [[word_lists.name(rng), str(rng.randint(1, 99)), word_lists.city(rng)] for _ in range(rng.randint(2, 5))]
         listed = rng.choice(("; ", "; ", "\n", " / ")).join(", ".join(row) for row in rows)
-        return single("table", phrase(rng, _TABLES, _TABLE, l=listed), _table(header, rows))
-    header = rng.sample(_HEADS, rng.choice((2, 2, 3)))
+        return single("table", phrase(rng, TABLES, TABLE, l=listed), markdown_table(header, rows))
+    header = rng.sample(HEADS, rng.choice((2, 2, 3)))
     rows = [
         [word_lists.noun(rng), *(rng.choice((word_lists.noun(rng), str(rng.randint(1, 99)))) for _ in header[1:])]
         for _ in range(rng.randint(2, 4))
@@ -240,4 +240,4 @@ def table(rng: random.Random) -> Sample:
     pairs = rng.choice((" ", ", ", ": ")) if len(header) == 2 else ", "
     listed = rng.choice(("; ", "\n") if pairs == ", " else (", ", "; ", "\n")).join(pairs.join(row) for row in rows)
     names = ", ".join(header) if len(header) > 2 or rng.random() < 0.3 else " and ".join(header)
-    return single("table", phrase(rng, _COLUMNED, (), l=listed, h=names), _table(header, rows))
+    return single("table", phrase(rng, COLUMNED, (), l=listed, h=names), markdown_table(header, rows))

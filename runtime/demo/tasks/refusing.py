@@ -10,7 +10,7 @@ from runtime.demo.tasks.greetings import REFUSAL
 from runtime.demo.tasks.phrasing import ask, typed
 from runtime.demo.vocabulary import ALPHABETIC
 
-_OUT_OF_REACH = (
+OUT_OF_REACH = (
     "book a flight to {c}", "book a hotel in {c}", "tell me the weather in {c}", "tell me the news from {c}",
     "translate {w} into French", "translate {w} into German", "translate {w} to Spanish", "say {w} in Italian",
     "draw a {w}", "paint a {w} for {n}", "call {n}", "write an email to {n}", "send a letter to {n}", "buy a {w}",
@@ -27,7 +27,7 @@ _OUT_OF_REACH = (
     "tell me a fact about {w}", "list ten kinds of {w}", "compare {w} and {w2}", "divide {d} by {e}",
     "tell me the capital of {c}", "check my {w}", "rewrite this text about {w}", "continue the song {w}",
 )  # fmt: skip
-_QUESTIONS = (
+QUESTIONS = (
     "What is the weather in {c}?", "Who is the mayor of {c}?", "How many people live in {c}?",
     "Where can I buy a {w} in {c}?", "When does the train to {c} leave?", "What does a {w} cost in {c}?",
     "Why do people like {c}?", "Is {n} in {c} today?", "What is {w}?", "What is a {w}?", "What is the {w}?",
@@ -55,7 +55,7 @@ def refuses(_: Sample, text: str) -> bool:
     return text.strip().startswith(REFUSAL.split(".")[0]) and REFUSAL.startswith(text.strip())
 
 
-def _salad(rng: random.Random) -> str:
+def word_salad(rng: random.Random) -> str:
     kinds = (lambda: rng.choice(_SALAD), lambda: word_lists.noun(rng), lambda: word_lists.letters(rng))
     chosen = [rng.choices(kinds, (4, 4, 1))[0]() for _ in range(rng.randint(2, 9))]
     return " ".join(chosen) + rng.choice(("", ".", "?", "!"))
@@ -65,7 +65,7 @@ def _salad(rng: random.Random) -> str:
 def refuse(rng: random.Random) -> Sample:
     kind = rng.random()
     if kind < 0.15:
-        text = _salad(rng)
+        text = word_salad(rng)
         return single("refuse", text[:1].upper() + text[1:] if rng.random() < 0.5 else text, REFUSAL)
     fields = {
         "c": word_lists.city(rng),
@@ -75,5 +75,5 @@ def refuse(rng: random.Random) -> Sample:
     }
     fields |= {"d": str(rng.randint(2, 999)), "e": str(rng.randint(2, 30))}
     if kind < 0.6:
-        return single("refuse", typed(rng, rng.choice(_QUESTIONS).format(**fields)), REFUSAL)
-    return single("refuse", ask(rng, rng.choice(_OUT_OF_REACH).format(**fields)), REFUSAL)
+        return single("refuse", typed(rng, rng.choice(QUESTIONS).format(**fields)), REFUSAL)
+    return single("refuse", ask(rng, rng.choice(OUT_OF_REACH).format(**fields)), REFUSAL)

@@ -9,7 +9,7 @@ from runtime.demo.tasks.base import Sample, single, task
 from runtime.demo.tasks.phrasing import phrase, quoted
 from runtime.demo.vocabulary import ALPHABETIC
 
-_SPELL = (
+SPELL = (
     "spell {w}",
     "spell {w}",
     "spell {w}",
@@ -32,7 +32,7 @@ _SPELL = (
     "show me how {w} is spelled",
     "tell me how to spell {w}",
 )
-_HOW = (
+HOW = (
     "How do you spell {w}?",
     "How do you spell the word {w}?",
     "How is {w} spelled?",
@@ -47,7 +47,7 @@ _HOW = (
     "The spelling of {w}",
     "Spelling of {w}?",
 )
-_REVERSE = (
+REVERSE = (
     "reverse {w}",
     "reverse {w}",
     "reverse {w}",
@@ -74,7 +74,7 @@ _REVERSE = (
     "mirror the word {w}",
     "give me {w} backwards",
 )
-_BACKWARDS = (
+BACKWARDS = (
     "What is {w} backwards?",
     "What is {w} reversed?",
     "What's {w} backwards?",
@@ -93,7 +93,7 @@ _BACKWARDS = (
 _MAX_LETTERS = 16
 
 
-def _word(rng: random.Random) -> str:
+def any_word(rng: random.Random) -> str:
     kind = rng.random()
     if kind < 0.25:
         word = word_lists.noun(rng)
@@ -114,11 +114,11 @@ def _word(rng: random.Random) -> str:
 
 @task("spell", "short")
 def spell(rng: random.Random) -> Sample:
-    word = _word(rng)
-    return single("spell", phrase(rng, _SPELL, _HOW, w=quoted(rng, word)), "-".join(word) + ".")
+    word = any_word(rng)
+    return single("spell", phrase(rng, SPELL, HOW, w=quoted(rng, word)), "-".join(word) + ".")
 
 
 @task("reverse", "short")
 def reverse(rng: random.Random) -> Sample:
-    word = _word(rng)
-    return single("reverse", phrase(rng, _REVERSE, _BACKWARDS, w=quoted(rng, word)), word[::-1] + ".")
+    word = any_word(rng)
+    return single("reverse", phrase(rng, REVERSE, BACKWARDS, w=quoted(rng, word)), word[::-1] + ".")

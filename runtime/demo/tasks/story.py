@@ -20,12 +20,12 @@ _FORMS = (
     ("The {an} took {the_th} and thanked {he}.",),
     ("From then on {he} and the {an} were friends.",),
 )
-_TIMES = ("morning", "evening", "day", "night")
-_FREE_NAMES, _FREE_ANIMALS, _FREE_LOCATIONS = NAMES[:16], ANIMALS[:10], LOCATIONS[:10]
-_OWN_THINGS = THINGS[:10]
+TIMES = ("morning", "evening", "day", "night")
+FREE_NAMES, FREE_ANIMALS, FREE_LOCATIONS = NAMES[:16], ANIMALS[:10], LOCATIONS[:10]
+OWN_THINGS = THINGS[:10]
 
-_STORY = ("story", "story", "story", "short story", "little story", "nice story", "tale", "fairy tale", "bedtime story")
-_REQUESTS = (
+STORY = ("story", "story", "story", "short story", "little story", "nice story", "tale", "fairy tale", "bedtime story")
+REQUESTS = (
     "tell me a {s}",
     "tell me a {s}",
     "tell me a {s}",
@@ -40,11 +40,11 @@ _REQUESTS = (
     "read me a {s}",
     "think of a {s}",
 )
-_WANT = ("I want to hear a {s}", "I would like to hear a {s}", "I'd like a {s}", "Do you know a {s}?", "A {s}, please",
+WANT = ("I want to hear a {s}", "I would like to hear a {s}", "I'd like a {s}", "Do you know a {s}?", "A {s}, please",
          "Can I have a {s}?", "Let me hear a {s}", "How about a {s}?", "I want a {s}", "Time for a {s}!", "A {s}",
          "Do you have a {s} for me?", "{s}", "{s}, please", "{s} please",
          "Got a {s}?", "What about a {s}?", "Surprise me with a {s}")  # fmt: skip
-_ABOUT = (" about {t}", " about {t}", " about {t}", " about {t}", " with {t}", " with {t} in it", " on {t}", " of {t}")
+ABOUT = (" about {t}", " about {t}", " about {t}", " about {t}", " with {t}", " with {t} in it", " on {t}", " of {t}")
 
 
 def _check(sample: Sample, text: str) -> bool:
@@ -53,7 +53,7 @@ def _check(sample: Sample, text: str) -> bool:
     if len(sentences) != len(_FORMS):
         return False
     named = _cast(sentences)
-    if named is None or ("th" not in sample.facts and named["th"] not in _OWN_THINGS):
+    if named is None or ("th" not in sample.facts and named["th"] not in OWN_THINGS):
         return False
     if any(named[key] != value for key, value in sample.facts.items()):
         return False
@@ -61,7 +61,7 @@ def _check(sample: Sample, text: str) -> bool:
     if any(named[key] not in known for key, known in free.items() if key not in sample.facts):
         return False
     return all(
-        any(s == form.format(time=t, **named) for form in forms for t in _TIMES)
+        any(s == form.format(time=t, **named) for form in forms for t in TIMES)
         for s, forms in zip(sentences, _FORMS, strict=True)
     )
 
@@ -89,19 +89,19 @@ def _with_articles(named: dict[str, str], bare: bool) -> dict[str, str]:
 
 def _write(rng: random.Random, **asked: str) -> str:
     named = {
-        "he": rng.choice(_FREE_NAMES),
-        "an": rng.choice(_FREE_ANIMALS),
-        "pl": rng.choice(_FREE_LOCATIONS),
-        "th": rng.choice(_OWN_THINGS),
-        "time": rng.choice(_TIMES),
+        "he": rng.choice(FREE_NAMES),
+        "an": rng.choice(FREE_ANIMALS),
+        "pl": rng.choice(FREE_LOCATIONS),
+        "th": rng.choice(OWN_THINGS),
+        "time": rng.choice(TIMES),
     } | asked
     named = _with_articles(named, bare="th" in asked)
     return "\n".join(rng.choice(forms).format(**named) for forms in _FORMS)
 
 
-_KINDS = """little brave old young big small tiny clever sad happy lonely kind wise lazy hungry friendly magic lost red
+KINDS = """little brave old young big small tiny clever sad happy lonely kind wise lazy hungry friendly magic lost red
 blue white dark quiet golden strange shy""".split()  # noqa: SIM905
-_BARE = """friendship love music happiness courage luck time money freedom peace hope magic space water snow gold honey
+BARE = """friendship love music happiness courage luck time money freedom peace hope magic space water snow gold honey
 chocolate kindness science football dreams flowers colors books""".split()  # noqa: SIM905
 
 
@@ -109,7 +109,7 @@ def _some(rng: random.Random, known: list[str]) -> str:
     """Returns a known or unknown word, sometimes with an adjective."""
     found = rng.choice(known) if rng.random() < 0.65 else word_lists.noun(rng)
     if rng.random() < 0.2:
-        return f"{rng.choice(_KINDS) if rng.random() < 0.7 else word_lists.made_up(rng)} {found}"
+        return f"{rng.choice(KINDS) if rng.random() < 0.7 else word_lists.made_up(rng)} {found}"
     return found
 
 
@@ -133,7 +133,7 @@ def story_any(rng: random.Random) -> Sample:
     if "pl" in roles:
         asked["pl"] = _some(rng, LOCATIONS)
     if roles == "th":
-        asked["th"] = rng.choice(_BARE) if rng.random() < 0.7 else word_lists.noun(rng)
+        asked["th"] = rng.choice(BARE) if rng.random() < 0.7 else word_lists.noun(rng)
     return _topical(rng, "story_any", asked)
 
 
@@ -155,15 +155,15 @@ def _topical(rng: random.Random, name: str, asked: Mapping[str, str]) -> Sample:
     topic = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
     if near and location is not None:
         topic += rng.choice((" near ", " in ", " at ", " by ")) + rng.choice((f"the {location}", a(location)))
-    about = rng.choice(_ABOUT).format(t=topic)
-    cores = [c.replace("{s}", "{s}" + about) for c in _REQUESTS]
-    complete = [c.replace("{s}", "{s}" + about) for c in _WANT]
-    prompt = phrase(rng, cores, complete, s=rng.choice(_STORY))
+    about = rng.choice(ABOUT).format(t=topic)
+    cores = [c.replace("{s}", "{s}" + about) for c in REQUESTS]
+    complete = [c.replace("{s}", "{s}" + about) for c in WANT]
+    prompt = phrase(rng, cores, complete, s=rng.choice(STORY))
     prompt = prompt[:1].upper() + prompt[1:] if rng.random() < 0.3 else prompt
     return single(name, prompt, _write(rng, **asked), **asked)
 
 
-_OPEN = (
+OPEN = (
     " about anything",
     " about whatever you like",
     " of your choice",
@@ -182,10 +182,10 @@ _OPEN = (
 @task("story_free", "long", _check)
 def story_free(rng: random.Random) -> Sample:
     """A story without a topic: the model chooses and must stay consistent."""
-    end = rng.choice(_OPEN)
+    end = rng.choice(OPEN)
     word = rng.choice(
-        (*_STORY, "very short story", "good story", "funny story", "new story", "cute story", "children's story")
+        (*STORY, "very short story", "good story", "funny story", "new story", "cute story", "children's story")
     )
-    cores = [c.replace("{s}", "{s}" + end) for c in _REQUESTS]
-    complete = [c.replace("{s}", "{s}" + end) for c in _WANT]
+    cores = [c.replace("{s}", "{s}" + end) for c in REQUESTS]
+    complete = [c.replace("{s}", "{s}" + end) for c in WANT]
     return single("story_free", phrase(rng, cores, complete, s=word), _write(rng))

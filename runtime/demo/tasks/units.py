@@ -7,7 +7,7 @@ import random
 from runtime.demo.tasks.base import Sample, single, task
 from runtime.demo.tasks.phrasing import phrase
 
-_UNITS = (  # names of one unit, names of the other, factor, largest number of the larger unit
+UNITS = (  # names of one unit, names of the other, factor, largest number of the larger unit
     (("km", "kilometers", "kilometres"), ("m", "meters", "metres"), 1000, 120),
     (("m", "meters", "metres"), ("cm", "centimeters", "centimetres"), 100, 120),
     (("cm", "centimeters"), ("mm", "millimeters"), 10, 200),
@@ -27,7 +27,7 @@ _UNITS = (  # names of one unit, names of the other, factor, largest number of t
     (("pounds", "lb"), ("ounces", "oz"), 16, 12),
 )
 _ONE = {"feet": "foot", "inches": "inch", "pounds": "pound"}
-_CORES = (
+CORES = (
     "convert {n} {u} to {v}",
     "convert {n} {u} to {v}",
     "convert {n} {u} into {v}",
@@ -39,7 +39,7 @@ _CORES = (
     "write {n} {u} in {v}",
     "tell me how many {v} {n} {u} are",
 )
-_QUESTIONS = (
+QUESTIONS = (
     "How many {v} are {n} {u}?",
     "How many {v} are in {n} {u}?",
     "How many {v} are there in {n} {u}?",
@@ -60,7 +60,7 @@ _QUESTIONS = (
 )
 
 
-def _named(n: int, unit: str) -> str:
+def named(n: int, unit: str) -> str:
     """Returns the unit's name, singular or plural."""
     if n != 1 or len(unit) <= 3:
         return unit
@@ -69,7 +69,7 @@ def _named(n: int, unit: str) -> str:
 
 @task("units", "short")
 def units(rng: random.Random) -> Sample:
-    large, small, factor, top = rng.choice(_UNITS)
+    large, small, factor, top = rng.choice(UNITS)
     u, v = rng.choice(large), rng.choice(small)
     n = 1 if rng.random() < 0.06 else rng.randint(1, top)
     before, after = (n, u), (n * factor, v)
@@ -77,8 +77,8 @@ def units(rng: random.Random) -> Sample:
         before, after = after, before
     (n, u), (m, v) = before, after
     amount = rng.choice(("a", "an", "one", "1")) if n == 1 else str(n)
-    one = _named(n, u)
+    one = named(n, u)
     if amount in ("a", "an"):
         amount = "an" if one.startswith(("h", "o", "i")) and one != "h" else "a"
-    prompt = phrase(rng, _CORES, _QUESTIONS, n=amount, u=one, v=v)
-    return single("units", prompt, f"{n} {one} = {m} {_named(m, v)}.")
+    prompt = phrase(rng, CORES, QUESTIONS, n=amount, u=one, v=v)
+    return single("units", prompt, f"{n} {one} = {m} {named(m, v)}.")

@@ -1,0 +1,109 @@
+"""The wider tasks of the next training: generators against checkers, the split, and what they widen."""
+
+import random
+import re
+
+import pytest
+
+from runtime.bench.accuracy import chosen_tasks
+from runtime.demo import everyday
+from runtime.demo import tasks as shipped
+from runtime.demo.tasks import draw, held_out_samples
+from runtime.demo.tasks.greetings import REFUSAL
+from tests.demo.test_tasks import damaged
+from training.demo import evaluate
+from training.demo.presets import PRESETS
+from training.demo.tasks import all_tasks
+from training.demo.tasks.phrasing import mistyped
+
+WIDER = [task for name, task in all_tasks().items() if task != shipped.all_tasks().get(name)]
+REFUSING = ("refuse", "near_miss")  # these have many right answers
+each_task = pytest.mark.parametrize("task", WIDER, ids=lambda task: task.name)
+
+
+def test_the_training_has_every_task_and_the_benchmark_those_of_the_shipped_checkpoint() -> None:
+    assert set(PRESETS["gpu"].tasks) == set(all_tasks()) == set(shipped.all_tasks()) | {"near_miss"}
+    assert all(task.kind == all_tasks()[name].kind for name, task in shipped.all_tasks().items())
+    assert chosen_tasks(None) == list(shipped.all_tasks().values())
+    assert chosen_tasks(None, known=all_tasks()) == list(all_tasks().values())
+    assert not {task.make for task in WIDER} & {task.make for task in shipped.all_tasks().values()}
+
+
+def test_an_evaluation_measures_the_wider_tasks(capsys) -> None:
+    assert evaluate.main(["--device", "cpu", "--tasks", "near_miss", "--n", "2"]) == 0
+    assert "near_miss" in capsys.readouterr().out
+
+
+@each_task
+def test_held_out_prompts_are_many_distinct_and_never_in_training(task) -> None:
+    prompts = {tuple(m["content"] for m in s.messages) for s in held_out_samples(task, 100)}
+    assert len(prompts) == 100
+    stream = draw(task, "train", held_out=False)
+    assert not prompts & {tuple(m["content"] for m in next(stream).messages) for _ in range(500)}
+
+
+@each_task
+def test_right_answers_pass_and_damaged_ones_fail(task) -> None:
+    rng = random.Random(5)
+    for sample in held_out_samples(task, 200):
+        assert task.check(sample, sample.answer)
+        assert task.check(sample, sample.answer + "\n")
+        if task.name not in REFUSING and (sample.asks is None or sample.asks.task not in REFUSING):
+            assert not task.check(sample, damaged(sample.answer, rng))
+            assert not task.check(sample, "")
+
+
+def test_training_draws_its_prompts_from_no_file_of_people_s_prompts() -> None:
+    """Their words may meet, as "12 + 30" does; but no task reads the files, and hardly any prompt comes up."""
+    written = {s.messages[-1]["content"] for name in everyday.TASKS for s in everyday.chosen(500, 0, name)}
+    assert len(written) == 300 + 200 + 120
+    drawn = set()
+    for task in all_tasks().values():
+        stream = draw(task, "training", held_out=False)
+        drawn |= {next(stream).messages[-1]["content"] for _ in range(1500)}
+    assert len(written & drawn) <= 40, written & drawn
+
+
+def test_sums_and_differences_are_right() -> None:
+    for name, sign in (("add", 1), ("subtract", -1)):
+        for sample in held_out_samples(all_tasks()[name], 300):
+            a, b, result = map(int, re.fullmatch(r"(\d+) [-+] (\d+) = (-?\d+)\.", sample.answer).groups())
+            assert a + sign * b == result
+            asked = re.findall(r"\d+", sample.messages[0]["content"])
+            assert {str(a), str(b)} == set(asked), sample
+
+
+def test_near_misses_are_declined_and_computable_requests_are_not() -> None:
+    samples = held_out_samples(all_tasks()["near_miss"], 300)
+    assert {s.answer for s in samples} == {REFUSAL}
+    for sample in samples:
+        assert not re.fullmatch(r"\d+ [-+x*] \d+( =)?", sample.messages[0]["content"]), sample
+
+
+def test_lists_and_counts_are_longer_than_those_of_the_shipped_checkpoint() -> None:
+    def largest(tasks, name):
+        answers = [list(map(int, re.findall(r"\d+", s.answer))) for s in held_out_samples(tasks[name], 400)]
+        return max(map(len, answers)), max(map(max, (a for a in answers if a)))
+
+    assert largest(shipped.all_tasks(), "sort")[0] == 6
+    assert largest(all_tasks(), "sort")[0] == 7
+    assert largest(shipped.all_tasks(), "count_far")[1] <= 100 < largest(all_tasks(), "count_far")[1] <= 120
+
+
+def test_a_story_may_choose_its_plot_but_must_keep_its_names() -> None:
+    task = all_tasks()["story"]
+    rng = random.Random(1)
+    samples = [s for s in (task.make(rng) for _ in range(6000)) if s.facts.get("he") == "Anna"]
+    pairs = [(a, b) for a in samples for b in samples if a.facts == b.facts and a.answer != b.answer]
+    assert pairs
+    assert all(task.check(a, b.answer) for a, b in pairs)
+    assert not any(task.check(a, a.answer.replace("Anna", "Ben", 1)) for a, _ in pairs)
+
+
+def test_a_typo_changes_one_word_and_no_field() -> None:
+    for seed in range(50):
+        written = mistyped(random.Random(seed), "what is {word} plus {b}")
+        assert written != "what is {word} plus {b}"
+        assert "{word}" in written
+        assert "{b}" in written
+    assert mistyped(random.Random(0), "{e} =") == "{e} ="

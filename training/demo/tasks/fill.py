@@ -1,0 +1,48 @@
+"""Infill: text with holes ("__"). The answer is the full text, so that a hole and the text after it share a block."""
+
+from __future__ import annotations
+
+import random
+
+from runtime.demo.tasks import fill as shipped
+from runtime.demo.tasks.base import Sample, single
+from training.demo.tasks.base import task
+from training.demo.tasks.phrasing import phrase
+
+
+def _numbers(rng: random.Random) -> list[str]:
+    step = rng.choice((1, 1, 2, 2, 3, 3, 4, 5, 5, 6, 7, 8, 9, 10, 10, 20, 25, 50, 100))
+    first, length = step * rng.randint(0, 12) if rng.random() < 0.5 else rng.randint(0, 60), rng.randint(5, 10)
+    numbers = [str(first + step * i) for i in range(length)]
+    return numbers[::-1] if rng.random() < 0.4 else numbers
+
+
+_CORES = (
+    *shipped.CORES, "fill in the blank: {t}", "fill in: {t}", "fill in the gaps: {t}", "fill the gaps: {t}",
+    "fill the blanks: {t}", "fill in the blanks of {t}", "fill in the missing number: {t}",
+    "fill in the missing ones: {t}", "complete the sequence {t}", "complete the sequence: {t}",
+    "complete the series: {t}", "complete the pattern: {t}", "complete the row: {t}", "finish the sequence {t}",
+    "find what is missing: {t}", "replace the blanks: {t}", "write what is missing: {t}",
+)  # fmt: skip
+_QUESTIONS = (
+    *shipped.QUESTIONS, "Which number is missing: {t}", "What is missing: {t}?", "What is missing here: {t}",
+    "{t}: fill in the blanks", "{t}, what is missing?", "Which numbers go in the blanks? {t}",
+    "What goes in the blanks: {t}",
+)  # fmt: skip
+
+
+@task("fill", "long")
+def fill(rng: random.Random) -> Sample:
+    items = rng.choice((_numbers, shipped.multiples, shipped.sums))(rng)
+    holes = set(rng.sample(range(1, len(items) - 1), min(3, len(items) - 2)) if len(items) > 2 else [0])
+    if " " in items[0]:
+        holes |= {0, len(items) - 1}  # an equation determines its hole, a row of numbers needs its ends
+    elif len(items) > 4 and rng.random() < 0.4:  # with an open end: two neighbors stay
+        stays = rng.randrange(len(items) - 1)
+        free = [i for i in range(len(items)) if i not in (stays, stays + 1)]
+        holes = set(rng.sample(free, rng.randint(1, min(3, len(free)))))
+    text = rng.choice((", ", ", ", ", ", " ") if " " not in items[0] else (", ",)).join(
+        shipped.with_hole(rng, item) if i in holes else item for i, item in enumerate(items)
+    )
+    mark = rng.choice(("__", "__", "__", "_", "___", "...", "?")) if " " not in items[0] else "__"
+    return single("fill", phrase(rng, _CORES, _QUESTIONS, t=text.replace("__", mark)), ", ".join(items) + ".")

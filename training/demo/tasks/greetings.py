@@ -1,0 +1,98 @@
+"""Greetings, the abilities of the model, and the refusal that lists them."""
+
+from __future__ import annotations
+
+import random
+
+from runtime.demo.tasks import greetings as shipped
+from runtime.demo.tasks import word_lists
+from runtime.demo.tasks.base import Sample, single
+from runtime.demo.tasks.phrasing import typed
+from training.demo.tasks.base import task
+from training.demo.tasks.phrasing import ask
+
+_HELLO = (
+    *shipped.HELLO, "Hi you", "Hey you", "Hi model", "Hello world", "Good morning to you", "Hello everyone", "Hi hi",
+    "Hey hey", "Morning", "Hello Unmask!", "Hey Unmask", "Hi again", "Good evening to you", "Well hello", "Oh hi",
+    "Hallo", "Helo", "Heya", "Evening", "Hello, nice to meet you", "Nice to meet you", "Hi, nice to meet you",
+    "Hi, anyone there", "Anybody there", "Hello, are you there",
+)  # fmt: skip
+_THANKS = (
+    *shipped.THANKS, "Thank you, that was helpful", "Ty", "Thanks so much", "Thank you kindly",
+    "That helped a lot, thanks", "Thanks again", "Thank you, great answer", "Ok thanks", "Okay, thank you",
+    "Cool, thanks", "Nice, thanks", "Good, thank you", "Much appreciated", "I thank you", "Thanks, model",
+    "Thanks for that", "Thank you for the answer", "Thanks for the help", "Great, thank you!",
+)  # fmt: skip
+_BYE = (
+    *shipped.BYE, "Bye for now", "Goodbye for now", "Bye then", "Good bye", "Take care", "That is it, bye", "Ciao",
+    "Cya", "Bye now", "I am off", "I am leaving", "Talk to you later", "Talk later", "So long", "See ya", "I must go",
+    "Gotta go", "Catch you later", "That is all for today", "We are done", "Until tomorrow", "Sleep well",
+    "Bye, thanks", "Have a good day", "Have a good one",
+)  # fmt: skip
+
+
+@task("greet", "short")
+def greet(rng: random.Random) -> Sample:
+    end = rng.choice((".", "!", ""))
+    kind = rng.random()
+    name = word_lists.name(rng)
+    if kind < 0.2:
+        return single("greet", typed(rng, rng.choice(_HELLO) + end), f"Hello! {shipped.HELP}")
+    if kind < 0.4:
+        return single(
+            "greet", typed(rng, rng.choice(shipped.MEET).format(n=name) + end), f"Hello, {name}! {shipped.HELP}"
+        )
+    if kind < 0.7:
+        prompt = (
+            f"{rng.choice(_HELLO)}{rng.choice((', ', ', ', '! ', '. '))}{rng.choice(shipped.NAMED).format(n=name)}{end}"
+        )
+        return single("greet", typed(rng, prompt), f"Hello, {name}! {shipped.HELP}")
+    polite = "" if rng.random() < 0.3 else f", {rng.choice(shipped.NAMED).format(n=name)}"
+    if kind < 0.85:
+        return single("greet", rng.choice(_THANKS) + polite + end, "You are welcome!")
+    return single("greet", rng.choice(_BYE) + polite + end, "Goodbye!")
+
+
+@task("small_talk", "short")
+def small_chat(rng: random.Random) -> Sample:
+    """Short remarks between questions, and greetings in lower case."""
+    if rng.random() < 0.5:
+        name = "" if rng.random() < 0.6 else f", {word_lists.name(rng)} here"
+        prompt = rng.choice(shipped.FINE) + name + rng.choice((".", "!", "", "..."))
+        if rng.random() < 0.3:
+            prompt = prompt.lower() if not name else prompt
+        return single("small_talk", prompt, "What else can I do for you?")
+    while True:
+        greeting = greet(rng)
+        if "," not in greeting.answer:  # names keep their spelling
+            return single("small_talk", greeting.messages[0]["content"].lower(), greeting.answer)
+
+
+_WHAT = (
+    *shipped.WHAT, "what all can you do", "what can you help me with", "what can you help with", "what do you do",
+    "what can I use you for", "what can you be used for", "what are you made for", "what are you able to help with",
+    "which things can you do", "what kinds of things can you do", "what sort of things can you do",
+    "what can you answer", "what questions can you answer", "which questions can I ask you", "what are your features",
+    "what are your limits", "what can you not do", "what else can you do", "can you help me",
+    "can you help me with something", "could you help me", "what is your purpose", "what is your job",
+    "what would you like me to ask", "what works well with you",
+)  # fmt: skip
+_REQUESTS = (
+    *shipped.REQUESTS, "give me a list of what you can do", "describe what you can do", "tell me what you do",
+    "tell me what I can ask you", "show me what you know", "list your abilities", "tell me your abilities",
+    "I need help", "I need your help", "give me ideas what to ask",
+)  # fmt: skip
+
+
+@task("abilities", "short")
+def abilities(rng: random.Random) -> Sample:
+    if rng.random() < 0.3:
+        return single("abilities", ask(rng, rng.choice(_REQUESTS)), shipped.ABILITIES)
+    what = rng.choice(_WHAT)
+    opening = rng.choice(
+        ("", "", "So, ", "And ", "Please tell me: ", "{h}, ", "{h}! ", "{h}. ", "I am {n}, ", "{h}, I am {n}. ")
+    )
+    opening = opening.format(h=rng.choice(_HELLO), n=word_lists.name(rng))
+    first = what if opening.endswith((", ", "And ")) else what[:1].upper() + what[1:]
+    prompt = opening + first + rng.choice(("?", "?", "", "??"))
+    return single("abilities", prompt if rng.random() < 0.8 else prompt[:1].lower() + prompt[1:], shipped.ABILITIES)

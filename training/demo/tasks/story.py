@@ -1,0 +1,229 @@
+"""Short stories of several plots, with consistent hero, companion, location and thing. Unrequested roles are free."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import re
+from collections.abc import Mapping, Sequence
+
+from runtime.demo.tasks import story as shipped
+from runtime.demo.tasks import word_lists
+from runtime.demo.tasks.base import Sample, single
+from runtime.demo.tasks.word_lists import ANIMALS, LOCATIONS, NAMES, a
+from training.demo.tasks.base import task
+from training.demo.tasks.phrasing import phrase
+
+# Forms of each sentence of each plot. `he` is the hero, `an` the companion, `pl` the location, `th` the thing found.
+# A role has an article where it is a noun: "a fox", "the fox". Proper names and bare things, such as music, have none.
+_PLOTS: tuple[tuple[tuple[str, ...], ...], ...] = (
+    (
+        ("{he} lived near {the_pl}.", "{he} lived alone near {the_pl}."),
+        ("One {time} {he} met {a_an}.",),
+        ("{The_an} was looking for {a_th}.",),
+        ("{he} found {the_th} under a tree.", "{he} found {the_th} near {the_pl}."),
+        ("{The_an} took {the_th} and thanked {he}.",),
+        ("From then on {he} and {the_an} were friends.",),
+    ),
+    (
+        ("One {time} {he} was lost near {the_pl}.",),
+        ("{A_an} came with {a_th}.",),
+        ("{The_an} knew the way back.",),
+        ("So the two came back together.",),
+        ("{The_an} left {the_th} with {he}.",),
+        ("That was the best {time} of the year.",),
+    ),
+    (
+        ("{he} and {a_an} lived near {the_pl}.",),
+        ("One {time} both found {a_th}.",),
+        ("It was magic, and could do anything.",),
+        ("So {the_an} made {the_pl} very small.",),
+        ("{he} saw it and had to smile.",),
+        ("And so {the_pl} is small to this day.",),
+    ),
+    (
+        ("Near {the_pl} lived {a_an}.",),
+        ("It was alone, and had nothing but {a_th}.",),
+        ("One {time} {he} came and looked for friends.",),
+        ("{he} knew a good story.",),
+        ("It was a story about {the_th}.",),
+        ("From then on {the_an} was not alone.",),
+    ),
+    (
+        ("One {time} {he} dreamed of {the_pl}.",),
+        ("{A_an} was there with {a_th}.",),
+        ("{The_an} called, and {he} came near.",),
+        ("In the morning there was nothing.", "Then there was nothing more."),
+        ("So {he} looked around for a long time.",),
+        ("{he} found {the_th}, but not {the_an}.",),
+    ),
+    (
+        ("{he} was on the way to {the_pl}.",),
+        ("{A_an} called for help.",),
+        ("It could not find the way out.",),
+        ("{he} had {a_th}, and that was all it took.",),
+        ("So they came to {the_pl} together.",),
+        ("{he} and {the_an} stayed there till morning.",),
+    ),
+)
+_WITHOUT_IT = tuple(plot for plot in _PLOTS if not re.search(r"\b[Ii]ts?\b", str(plot)))  # for two persons
+_REQUESTS = (
+    *shipped.REQUESTS, "create a {s}", "compose a {s}", "come up with a {s}", "share a {s}", "start a {s}",
+)  # fmt: skip
+_PERSONS = ("my friend ", "a boy called ", "a girl named ", "a girl called ", "a child named ", "someone called ",
+            "my sister ", "my son ", "a man named ", "a king called ", "a pilot named ", "little ")  # fmt: skip
+_AT = (" near ", " in ", " at ", " by ", " on ", " and ", " close to ", " who live near ", " visiting ")
+_AND = (" and ", " and ", " and ", ", ", " and also ", ", and ", " & ")
+_WITH_TOPIC = ("My daughter wants a {s}", "Let's have a {s}", "Please, a {s}!", "Once upon a time... a {s}", "Do a {s}",
+               "A {s} for the children", "My son would love a {s}")  # fmt: skip
+_ABOUT = (
+    *shipped.ABOUT, " that is about {t}", " where {t} come up", " in which {t} appear", " featuring {t}",
+)  # fmt: skip
+_LINES = 6  # sentences of every plot, one per line
+
+
+def _pattern(sentences: Sequence[str]) -> re.Pattern[str]:
+    """Returns a pattern of these sentences with a group per field, which repeats what it has matched before."""
+    seen: set[str] = set()
+
+    def group(found: re.Match[str]) -> str:
+        field = found[1]
+        if field in seen:
+            return f"(?P={field})"
+        seen.add(field)
+        return f"(?P<{field}>{'|'.join(shipped.TIMES) if field == 'time' else '.+?'})"
+
+    return re.compile(re.sub(r"\\{(\w+)\\}", group, "\n".join(map(re.escape, sentences))))
+
+
+@functools.cache
+def _patterns() -> tuple[re.Pattern[str], ...]:
+    return tuple(_pattern(sentences) for plot in _PLOTS for sentences in itertools.product(*plot))
+
+
+def _check(sample: Sample, text: str) -> bool:
+    """Returns whether the text is one of the plots, with the requested roles, which stay the same."""
+    written = text.strip()
+    if written.count("\n") != _LINES - 1:
+        return False
+    return any(_fits(found.groupdict(), sample.facts) for p in _patterns() if (found := p.fullmatch(written)))
+
+
+def _fits(fields: Mapping[str, str], asked: Mapping[str, str]) -> bool:
+    """Returns whether the fields of a story agree with each other and have the requested roles."""
+    roles = {"he": fields["he"]}
+    for role in ("an", "pl", "th"):
+        forms = [fields[f] for f in (f"the_{role}", f"The_{role}", f"a_{role}", f"A_{role}") if f in fields]
+        roles[role] = re.sub(r"^(?:[Tt]he|[Aa]n?) ", "", forms[0])
+        bare = role in asked and asked.get(f"{role}_bare") == "yes"
+        expected = _forms(role, roles[role], bare)
+        if any(value != expected[f] for f, value in fields.items() if f in expected):
+            return False
+    if any(roles[role] != asked[role] for role in roles if role in asked):
+        return False
+    free = {"he": NAMES, "an": ANIMALS, "pl": LOCATIONS, "th": shipped.OWN_THINGS}
+    return all(roles[role] in known for role, known in free.items() if role not in asked)
+
+
+def _forms(role: str, word: str, bare: bool) -> dict[str, str]:
+    """Returns a role's forms with articles; a `bare` one, such as music, Rome or Tom, has none."""
+    the = word if bare else f"the {word}"
+    one = word if bare else a(word)
+    forms = {"a": one, "A": one[:1].upper() + one[1:], "the": the, "The": the[:1].upper() + the[1:]}
+    return {f"{article}_{role}": form for article, form in forms.items()}
+
+
+def _write(rng: random.Random, **asked: str) -> str:
+    named = {
+        "he": rng.choice(shipped.FREE_NAMES),
+        "an": rng.choice(shipped.FREE_ANIMALS),
+        "pl": rng.choice(shipped.FREE_LOCATIONS),
+        "th": rng.choice(shipped.OWN_THINGS),
+        "time": rng.choice(shipped.TIMES),
+    } | asked
+    for role in ("an", "pl", "th"):
+        named |= _forms(role, named[role], asked.get(f"{role}_bare") == "yes")
+    plots = _WITHOUT_IT if "an_bare" in asked else _PLOTS
+    return "\n".join(rng.choice(forms).format(**named) for forms in rng.choice(plots))
+
+
+_LETTERS = 10  # of the longest word of a request
+
+
+def _some(rng: random.Random, known: list[str]) -> str:
+    """Returns a known or unknown word, sometimes with an adjective."""
+    found = rng.choice(known) if rng.random() < 0.65 else word_lists.noun(rng)[:_LETTERS]
+    if rng.random() < 0.2:
+        return f"{rng.choice(shipped.KINDS) if rng.random() < 0.7 else word_lists.made_up(rng)[:_LETTERS]} {found}"
+    return found
+
+
+@task("story", "long", _check)
+def story(rng: random.Random) -> Sample:
+    """A story about a hero, companion or location from the common lists."""
+    roles = rng.choice(("he", "an", "pl", "he an", "he an", "he pl", "an pl", "he an pl", "he an pl"))
+    known = {"he": NAMES, "an": ANIMALS, "pl": LOCATIONS}
+    return _topical(rng, "story", {role: rng.choice(known[role]) for role in roles.split()})
+
+
+@task("story_any", "long", _check)
+def story_any(rng: random.Random) -> Sample:
+    """A story about any words, including made-up ones, adjectives, cities and two persons."""
+    roles = rng.choice(("he", "an", "pl", "an", "he an", "he an", "he pl", "an pl", "he an pl", "he an pl", "th"))
+    asked: dict[str, str] = {}
+    if "he" in roles:
+        asked["he"] = word_lists.name(rng)[:_LETTERS]
+    if "an" in roles:
+        asked["an"] = _some(rng, ANIMALS)
+        if "he" in roles and rng.random() < 0.25:
+            asked |= {"an": word_lists.name(rng)[:_LETTERS], "an_bare": "yes"}
+    if "pl" in roles:
+        asked["pl"] = _some(rng, LOCATIONS)
+        if rng.random() < 0.25:
+            asked |= {"pl": word_lists.city(rng)[:_LETTERS], "pl_bare": "yes"}
+    if roles == "th":
+        asked |= {
+            "th": rng.choice(shipped.BARE) if rng.random() < 0.7 else word_lists.noun(rng)[:_LETTERS],
+            "th_bare": "yes",
+        }
+    return _topical(rng, "story_any", asked)
+
+
+def _topical(rng: random.Random, name: str, asked: Mapping[str, str]) -> Sample:
+    """Returns a request with the given roles."""
+    parts = [asked["th"]] if "th" in asked else []
+    if "he" in asked:
+        before = "" if rng.random() < 0.8 else rng.choice(_PERSONS)
+        parts.append(before + asked["he"])
+    if "an" in asked:
+        parts.append(asked["an"] if "an_bare" in asked else a(asked["an"]))
+    if "pl" in asked:
+        location = rng.choice((f"the {asked['pl']}", a(asked["pl"])))
+        if "pl_bare" in asked:
+            location = asked["pl"]
+        if parts and ("pl_bare" in asked or rng.random() < 0.5):
+            parts[-1] += rng.choice(_AT) + location
+        else:
+            # "a" before a word that is no known place's names a companion, where there is none
+            clear = "an" in asked or asked["pl"] in LOCATIONS
+            parts.append(location if "pl_bare" in asked or (parts and clear) else f"the {asked['pl']}")
+    topic = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + rng.choice(_AND) + parts[-1]
+    about = rng.choice(_ABOUT)
+    cores = [c.replace("{s}", "{s}" + about) for c in _REQUESTS]
+    complete = [c.replace("{s}", "{s}" + about) for c in (*shipped.WANT, *_WITH_TOPIC)]
+    prompt = phrase(rng, cores, complete, s=rng.choice(shipped.STORY), t=topic)
+    prompt = prompt[:1].upper() + prompt[1:] if rng.random() < 0.3 else prompt
+    return single(name, prompt, _write(rng, **asked), **asked)
+
+
+@task("story_free", "long", _check)
+def story_free(rng: random.Random) -> Sample:
+    """A story without a topic: the model chooses and must stay consistent."""
+    end = rng.choice(shipped.OPEN)
+    word = rng.choice(
+        (*shipped.STORY, "very short story", "good story", "funny story", "new story", "cute story", "children's story")
+    )
+    cores = [c.replace("{s}", "{s}" + end) for c in _REQUESTS]
+    complete = [c.replace("{s}", "{s}" + end) for c in shipped.WANT]
+    return single("story_free", phrase(rng, cores, complete, s=word), _write(rng))
