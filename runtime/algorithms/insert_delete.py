@@ -66,7 +66,7 @@ class InsertDelete(Edit):
         has_original = past.original.any(1)
         confident = masked & (blocks.confidence > blocks.param(base.ACCEPT.name))
         min_tokens = 1 + (masked & ~past.original).sum(1)
-        too_few = blocks.may_force & has_original & (confident.sum(1) < min_tokens)
+        too_few = blocks.must_advance & has_original & (confident.sum(1) < min_tokens)
         best = masked & (base.rank(blocks.confidence, masked) < min_tokens[:, None])
         accepted = torch.where(too_few[:, None], best, confident)
         accepted |= masked & (blocks.at_step_limit() | ~has_original[:, None])

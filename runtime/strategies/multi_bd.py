@@ -109,7 +109,7 @@ class MultiBlock(Strategy):
         return n
 
     def _sampled(self, request: Request) -> list[Block]:
-        """Returns the blocks that can still change, and sets their `may_force`.
+        """Returns the blocks that can still change, and sets their `must_advance`.
 
         See docs/research/decoding-rules.md#forcing.
         """
@@ -117,7 +117,7 @@ class MultiBlock(Strategy):
         before: Block | None = None
         for block in request.blocks:
             if not block.finished:
-                block.may_force = before is None or before.progress >= request.values["semi_complete_threshold"]
+                block.must_advance = before is None or before.progress >= request.values["semi_complete_threshold"]
                 chosen.append(block)
             before = block
         return chosen

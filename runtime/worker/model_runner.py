@@ -348,7 +348,7 @@ class ModelStep:
         threshold, steps = (algorithm.columns[field.name] for field in algorithm.fused_threshold)
         after = kernel(
             BlockInputs(
-                inputs["block_tokens"], inputs["block_state"], inputs["may_force"], inputs["num_steps_forcing"],
+                inputs["block_tokens"], inputs["block_state"], inputs["must_advance"], inputs["num_advance_steps"],
                 inputs["params0"], threshold, steps,
             ),
             SampledRows(token, conf, inputs["block"], inputs["at"]), self.mask_id, self.eos_ids,
