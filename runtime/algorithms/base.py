@@ -436,16 +436,18 @@ def tokens_per_step(blocks: BlockBatch) -> torch.Tensor:
     return torch.where(blocks.must_advance, count, torch.zeros_like(count))
 
 
-def rank(scores: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
-    """Returns the rank of each masked position by descending score, from 0; of equal scores, the lower position first.
+def score_order(scores: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
+    """Returns the index of each masked position in the order of descending scores, from 0.
+
+    Of equal scores the lower position is first.
 
     Args:
         scores: float [n, B].
         masked: bool [n, B].
 
     Returns:
-        int64 [n, B]; all other positions rank last.
+        int64 [n, B]; all other positions come last.
     """
     order = scores.masked_fill(~masked, float("-inf")).argsort(dim=1, descending=True, stable=True)
-    ranks = torch.arange(order.shape[1], device=order.device).expand_as(order)
-    return torch.empty_like(order).scatter_(1, order, ranks)
+    ordinals = torch.arange(order.shape[1], device=order.device).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, ordinals)

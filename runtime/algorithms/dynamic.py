@@ -19,7 +19,7 @@ class Dynamic(base.RankedAlgorithm):
         count = base.tokens_per_step(blocks)
         confident = blocks.masked & (blocks.confidence > blocks.param(base.ACCEPT.name))
         enough = (confident.sum(1) >= count)[:, None]
-        best = blocks.masked & (base.rank(base.confidence_metric(blocks), blocks.masked) < count[:, None])
+        best = blocks.masked & (base.score_order(base.confidence_metric(blocks), blocks.masked) < count[:, None])
         accepted = ((confident & enough) | (best & ~enough)) & blocks.must_advance[:, None]
         forced = blocks.must_advance & blocks.masked.any(1) & ~confident.any(1)
         return base.unmask(blocks, accepted | (blocks.masked & blocks.at_step_limit()), forced)

@@ -67,7 +67,7 @@ class InsertDelete(Edit):
         confident = masked & (blocks.confidence > blocks.param(base.ACCEPT.name))
         min_tokens = 1 + (masked & ~past.original).sum(1)
         too_few = blocks.must_advance & has_original & (confident.sum(1) < min_tokens)
-        best = masked & (base.rank(blocks.confidence, masked) < min_tokens[:, None])
+        best = masked & (base.score_order(blocks.confidence, masked) < min_tokens[:, None])
         accepted = torch.where(too_few[:, None], best, confident)
         accepted |= masked & (blocks.at_step_limit() | ~has_original[:, None])
         last |= (limit == 0) & ~(past.original & ~accepted).any(1)
