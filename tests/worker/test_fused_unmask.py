@@ -22,7 +22,7 @@ FUSED = [key for key in algorithm_keys() if get_algorithm(key).fused_threshold i
 class Model:
     """As much of one as deciding needs: hidden states are logits."""
 
-    ids = None
+    vocab_shard = None
 
     @staticmethod
     def final_hidden_states(left):
