@@ -80,7 +80,7 @@ class SpeedAccuracyKnob:
 
 @dataclass(frozen=True)
 class BlockBatch:
-    """`n` ACTIVE blocks of `B` positions that use the same algorithm, in their state before this forward pass.
+    """`n` open blocks of `B` positions that use the same algorithm, in their state before this forward pass.
 
     Positions that were not sampled have their current token as candidate and -inf as confidence. A statistic that no
     block requires is None. A candidate that SUPPRESS_EOS suppresses has the lowest finite confidence and margin, and

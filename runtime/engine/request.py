@@ -91,7 +91,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class KVSpan:
-    """Positions of open blocks with the ``tokens`` [n] that a step forwarded, from position `start` on."""
+    """Positions of open blocks, from position `start` on, with the ids `tokens` [n] that a step forwarded at them."""
 
     start: int
     tokens: npt.NDArray[np.int64]

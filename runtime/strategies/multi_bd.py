@@ -63,7 +63,7 @@ class MultiBlock(Strategy):
         return not block_update.needs_host_update(request) and span.blocks[0].start + span.blocks[0].size <= request.end
 
     def _max_open_blocks(self, request: Request) -> int:
-        """Returns the limit of ACTIVE blocks: 1 if a grammar or forced tokens unmask from left to right."""
+        """Returns the maximum number of open blocks: 1 if a grammar or forced tokens unmask from left to right."""
         return 1 if request.decodes_left_to_right else self.buffer_size
 
     def _append(self, request: Request) -> None:
