@@ -85,9 +85,9 @@ def test_the_naive_function_decides_as_the_algorithm(run, monkeypatch):
     (naive,) = re.findall(r"```python\n(def best_few.*?)```", TEXT, re.DOTALL)
     found = dict(vars(rules))
     exec(naive, found)
-    monkeypatch.setitem(rules.FILLING, "best_few", found["best_few"])
+    monkeypatch.setitem(rules.NAIVE_ALGORITHMS, "best_few", found["best_few"])
     test_rules.test_a_rule_decides_as_the_oracle("best_few")
-    monkeypatch.setitem(rules.FILLING, "best_few", rules.FILLING["threshold"])
+    monkeypatch.setitem(rules.NAIVE_ALGORITHMS, "best_few", rules.NAIVE_ALGORITHMS["threshold"])
     with pytest.raises(AssertionError):
         test_rules.test_a_rule_decides_as_the_oracle("best_few")
 

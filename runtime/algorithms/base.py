@@ -80,7 +80,7 @@ class SpeedAccuracyKnob:
 
 @dataclass(frozen=True)
 class BlockBatch:
-    """`n` ACTIVE blocks of `B` positions that use the same algorithm, in their state before this forward pass.
+    """`n` open blocks of `B` positions that use the same algorithm, in their state before this forward pass.
 
     Positions that were not sampled have their current token as candidate and -inf as confidence. A statistic that no
     block requires is None. A candidate that SUPPRESS_EOS suppresses has the lowest finite confidence and margin, and
@@ -93,8 +93,8 @@ class BlockBatch:
     candidates: torch.Tensor  # int64 [n, B]
     confidence: torch.Tensor  # float [n, B], probability of the candidate
     remasked: torch.Tensor  # bool [n, B], positions that were remasked in an earlier step
-    may_force: torch.Tensor  # bool [n]
-    num_steps: torch.Tensor  # int64 [n], earlier steps in which the block was allowed to force
+    must_advance: torch.Tensor  # bool [n], unmask a masked position even if none passes the threshold
+    num_steps: torch.Tensor  # int64 [n], earlier steps with `must_advance`
     initial_masks: torch.Tensor  # int64 [n]
     step_budget: torch.Tensor  # int64 [n], steps of the block out of a total; 0: the field STEPS applies
     post_edit_steps: torch.Tensor  # int64 [n], earlier steps that began without masks
@@ -119,7 +119,7 @@ class BlockBatch:
 
     def at_step_limit(self) -> torch.Tensor:
         """Returns a bool [n, 1]: this step has to unmask all masked positions, because of MAX_STEPS."""
-        return (self.may_force & (self.num_steps + 1 >= self.value("max_steps_per_block")))[:, None]
+        return (self.must_advance & (self.num_steps + 1 >= self.value("max_steps_per_block")))[:, None]
 
 
 @dataclass(frozen=True)
@@ -395,7 +395,7 @@ def threshold_with_fallback(blocks: BlockBatch) -> tuple[torch.Tensor, torch.Ten
 
 
 def with_fallback(blocks: BlockBatch, passed: torch.Tensor, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Adds the best position of blocks where none passed and forcing is allowed, and all positions at the step limit.
+    """Adds the best position of blocks that must advance and where none passed, and all positions at the step limit.
 
     Args:
         passed: bool [n, B], positions that the algorithm selected.
@@ -404,7 +404,7 @@ def with_fallback(blocks: BlockBatch, passed: torch.Tensor, scores: torch.Tensor
     Returns:
         accepted [n, B] and forced [n].
     """
-    forced = blocks.may_force & blocks.masked.any(1) & ~passed.any(1)
+    forced = blocks.must_advance & blocks.masked.any(1) & ~passed.any(1)
     best = best_position(scores.masked_fill(~blocks.masked, float("-inf")))
     accepted = passed | (best & forced[:, None])
     return accepted | (blocks.masked & blocks.at_step_limit()), forced
@@ -417,7 +417,7 @@ def unmask(blocks: BlockBatch, accepted: torch.Tensor, forced: torch.Tensor | No
     return BlockUpdate(
         tokens=torch.where(accepted, blocks.candidates, blocks.tokens),
         masked=masked,
-        forced=torch.zeros_like(blocks.may_force) if forced is None else forced,
+        forced=torch.zeros_like(blocks.must_advance) if forced is None else forced,
         edited=nothing,
         remasked=nothing,
         finished=~masked.any(1),
@@ -425,7 +425,7 @@ def unmask(blocks: BlockBatch, accepted: torch.Tensor, forced: torch.Tensor | No
 
 
 def tokens_per_step(blocks: BlockBatch) -> torch.Tensor:
-    """Returns the number of positions that this step unmasks, int64 [n]; 0 if the block is not allowed to force.
+    """Returns the number of positions that this step unmasks, int64 [n]; 0 without `must_advance`.
 
     The masks of a block are divided evenly between its steps. The remainder goes to the first steps.
     """
@@ -433,19 +433,21 @@ def tokens_per_step(blocks: BlockBatch) -> torch.Tensor:
     steps = torch.where(blocks.step_budget > 0, blocks.step_budget, blocks.value(STEPS.name).long())
     steps = torch.minimum(steps, masks).clamp(min=1)
     count = masks // steps + (blocks.num_steps < masks % steps)
-    return torch.where(blocks.may_force, count, torch.zeros_like(count))
+    return torch.where(blocks.must_advance, count, torch.zeros_like(count))
 
 
-def rank(scores: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
-    """Returns the rank of each masked position by descending score, from 0; of equal scores, the lower position first.
+def score_order(scores: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
+    """Returns the index of each masked position in the order of descending scores, from 0.
+
+    Of equal scores the lower position is first.
 
     Args:
         scores: float [n, B].
         masked: bool [n, B].
 
     Returns:
-        int64 [n, B]; all other positions rank last.
+        int64 [n, B]; all other positions come last.
     """
     order = scores.masked_fill(~masked, float("-inf")).argsort(dim=1, descending=True, stable=True)
-    ranks = torch.arange(order.shape[1], device=order.device).expand_as(order)
-    return torch.empty_like(order).scatter_(1, order, ranks)
+    ordinals = torch.arange(order.shape[1], device=order.device).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, ordinals)

@@ -61,7 +61,7 @@ class DMax(base.UnmaskingAlgorithm):
         masked, suppressed, at_step_limit = blocks.masked, base.is_suppressed(blocks), blocks.at_step_limit()
         unsure = masked & (blocks.confidence < blocks.param(ACCEPT.name))
         passed = masked & (unsure.cumsum(1) == 0)
-        forced = blocks.may_force & masked.any(1) & ~passed.any(1)
+        forced = blocks.must_advance & masked.any(1) & ~passed.any(1)
         first = masked & (masked.cumsum(1) == 1)
         accepted = passed | (first & forced[:, None]) | (masked & at_step_limit)
         edited = blocks.unmasked & (blocks.candidates != blocks.tokens) & ~suppressed

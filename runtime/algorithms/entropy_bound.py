@@ -27,7 +27,7 @@ class EntropyBound(base.UnmaskingAlgorithm):
 
     def decide(self, blocks: base.BlockBatch) -> base.BlockUpdate:
         assert blocks.entropy is not None
-        position = base.rank(-blocks.entropy, blocks.masked)
+        position = base.score_order(-blocks.entropy, blocks.masked)
         entropy = blocks.entropy.double().masked_fill(~blocks.masked, float("inf"))
         ascending = torch.empty_like(entropy).scatter_(1, position, entropy)
         count = (ascending.cumsum(1) <= blocks.param("entropy_bound")).sum(1, keepdim=True)

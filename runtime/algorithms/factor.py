@@ -25,7 +25,7 @@ class Factor(base.RankedAlgorithm):
     def decide(self, blocks: base.BlockBatch) -> base.BlockUpdate:
         """Unmasks positions in the order of METRIC, up to the first with less confidence than its rank requires."""
         scores = base.confidence_metric(blocks)
-        position = base.rank(scores, blocks.masked)
+        position = base.score_order(scores, blocks.masked)
         conf = torch.empty_like(blocks.confidence).scatter_(1, position, blocks.confidence)  # in the order of the ranks
         n = torch.arange(1, position.shape[1] + 1, device=position.device)
         sure = (conf >= 1 - blocks.param("factor") / (n + 1)) & (n <= blocks.masked.sum(1, keepdim=True))

@@ -12,5 +12,5 @@ class Fixed(base.RankedAlgorithm):
     speed_accuracy_knob = base.STEPS_KNOB
 
     def decide(self, blocks: base.BlockBatch) -> base.BlockUpdate:
-        best = base.rank(base.confidence_metric(blocks), blocks.masked) < base.tokens_per_step(blocks)[:, None]
+        best = base.score_order(base.confidence_metric(blocks), blocks.masked) < base.tokens_per_step(blocks)[:, None]
         return base.unmask(blocks, blocks.masked & (best | blocks.at_step_limit()))

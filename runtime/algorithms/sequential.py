@@ -12,5 +12,6 @@ class Sequential(base.UnmaskingAlgorithm):
     speed_accuracy_knob = base.STEPS_KNOB
 
     def decide(self, blocks: base.BlockBatch) -> base.BlockUpdate:
-        first = base.rank(-base.is_suppressed(blocks).float(), blocks.masked) < base.tokens_per_step(blocks)[:, None]
+        scores = -base.is_suppressed(blocks).float()  # otherwise equal, so the lower position is first
+        first = base.score_order(scores, blocks.masked) < base.tokens_per_step(blocks)[:, None]
         return base.unmask(blocks, blocks.masked & (first | blocks.at_step_limit()))

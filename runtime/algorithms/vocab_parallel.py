@@ -77,28 +77,28 @@ class VocabParallelLogitsOps(LogitsOps):
 
     is_sharded = True
 
-    def __init__(self, ids: VocabShard) -> None:
-        self.ids = ids
-        self.group = ids.group
+    def __init__(self, vocab_shard: VocabShard) -> None:
+        self.vocab_shard = vocab_shard
+        self.group = vocab_shard.group
 
     def vocab_size(self, logits: torch.Tensor) -> int:
-        return self.ids.vocab_size
+        return self.vocab_shard.vocab_size
 
     def all_gather(self, logits: torch.Tensor) -> torch.Tensor:
-        size, vocab = self.group.size, self.ids.vocab_size
+        size, vocab = self.group.size, self.vocab_shard.vocab_size
         counts = [vocab * (rank + 1) // size - vocab * rank // size for rank in range(size)]
         padded = torch.nn.functional.pad(logits, (0, max(counts) - logits.shape[1]))
         shards = self.group.all_gather(padded)
         return torch.cat([shard[:, :count] for shard, count in zip(shards, counts, strict=True)], 1)
 
     def local_columns(self, ids: torch.Tensor) -> torch.Tensor:
-        column, is_local = self.ids.local_index(ids)
+        column, is_local = self.vocab_shard.local_index(ids)
         return column[is_local]
 
     def mask_forbidden(
         self, logits: torch.Tensor, *, mask_id: int | None, max_token_id: int, allowed_special_ids: Sequence[int] = ()
     ) -> None:
-        local = self.ids.local
+        local = self.vocab_shard.local
         super().mask_forbidden(
             logits,
             mask_id=local.index(mask_id) if mask_id in local else None,  # type: ignore[arg-type]
@@ -107,28 +107,28 @@ class VocabParallelLogitsOps(LogitsOps):
         )
 
     def scatter_add(self, logits: torch.Tensor, ids: torch.Tensor, values: torch.Tensor) -> None:
-        column, is_local = self.ids.local_index(ids)
+        column, is_local = self.vocab_shard.local_index(ids)
         logits.scatter_add_(1, column, torch.where(is_local, values, 0))
 
     def gather(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        return logits.gather(1, self.ids.local_index(ids)[0])
+        return logits.gather(1, self.vocab_shard.local_index(ids)[0])
 
     def scatter(self, logits: torch.Tensor, ids: torch.Tensor, values: torch.Tensor) -> None:
-        column, is_local = self.ids.local_index(ids)
+        column, is_local = self.vocab_shard.local_index(ids)
         row = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
         logits[row[is_local], column[is_local]] = values[is_local]
 
     def argmax_excluding(self, logits: torch.Tensor, ids: Sequence[int]) -> torch.Tensor:
         allowed = logits.clone()
         for id in ids:
-            if id in self.ids.local:
-                allowed[:, self.ids.local.index(id)] = NEG_INF
+            if id in self.vocab_shard.local:
+                allowed[:, self.vocab_shard.local.index(id)] = NEG_INF
         return self._argmax(allowed)[0]
 
     def argmax_excluding_rows(
         self, logits: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        column, is_local = self.ids.local_index(ids)
+        column, is_local = self.vocab_shard.local_index(ids)
         allowed = logits.scatter_add(1, column, torch.where(is_local & mask, NEG_INF, 0.0).to(logits.dtype))
         best, value = self._argmax(allowed)
         return best, value > NEG_INF
@@ -140,7 +140,7 @@ class VocabParallelLogitsOps(LogitsOps):
     def top_tokens(self, logits: torch.Tensor, count: int) -> TopTokens:
         ids, values = sampling.topk(logits, min(count, logits.shape[1]))
         missing = max(count - ids.shape[1], 0)
-        ids = torch.nn.functional.pad(ids, (0, missing)) + self.ids.local.start
+        ids = torch.nn.functional.pad(ids, (0, missing)) + self.vocab_shard.local.start
         values = torch.nn.functional.pad(values, (0, missing), value=NEG_INF)
         ids, values = self.group.all_gather(torch.stack([ids.to(values.dtype), values])).unbind(1)
         ids, values = ids.transpose(0, 1).flatten(1), values.transpose(0, 1).flatten(1)  # [rows, ranks * count]
@@ -177,7 +177,7 @@ class VocabParallelLogitsOps(LogitsOps):
         before = self._exclusive_rank_sum(sums[:, -1])
         below = (before[:, None] + sums <= uniform[:, None]).sum(1)
         possible = probs > 0
-        last = probs.shape[1] - 1 - possible.flip(1).int().argmax(dim=1) + self.ids.local.start
+        last = probs.shape[1] - 1 - possible.flip(1).int().argmax(dim=1) + self.vocab_shard.local.start
         counts, lasts = self.group.all_gather(torch.stack([below, torch.where(possible.any(1), last, -1)])).unbind(1)
         token = torch.minimum(counts.sum(0), lasts.amax(0))
         return Candidate(token, self.group.all_reduce_max(self._local_values(probs, token)))
@@ -193,7 +193,7 @@ class VocabParallelLogitsOps(LogitsOps):
 
     def _local_values(self, numbers: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
         """Returns each row's number of `token`, [rows]; -inf if another rank has the token."""
-        column, is_local = self.ids.local_index(token)
+        column, is_local = self.vocab_shard.local_index(token)
         return torch.where(is_local, numbers.gather(1, column[:, None])[:, 0], NEG_INF)
 
     def _logsumexp(self, logits: torch.Tensor) -> torch.Tensor:
@@ -214,7 +214,7 @@ class VocabParallelLogitsOps(LogitsOps):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns the argmax, its logit, and the logsumexp of the `total` [rows] of all ranks, in one all-gather."""
         column = logits.argmax(1, keepdim=True)
-        value, token = logits.gather(1, column)[:, 0], column[:, 0] + self.ids.local.start
+        value, token = logits.gather(1, column)[:, 0], column[:, 0] + self.vocab_shard.local.start
         local = torch.stack([value, token.to(value.dtype), total])
         values, tokens, totals = self.group.all_gather(local).unbind(1)
         best = values.argmax(0, keepdim=True)

@@ -44,10 +44,10 @@ class Block:
         first_eos: offset of the first UNMASKED end-of-sequence id, `size` if there is none.
         has_eos: an UNMASKED token of the block ends the output.
         steps: denoising steps of the block.
-        may_force: whether the algorithm may unmask the best position below its threshold in the next step.
+        must_advance: whether the next step must unmask a position even if none passes the threshold.
         num_skipped: leading positions without logits in the next step; none of them is MASKED.
         step_budget: the block's part of the request's total steps. 0: the algorithm decides.
-        num_steps_forcing: steps with `may_force`.
+        num_advance_steps: steps with `must_advance`.
         post_edit_steps: steps that began without a mask.
         finished: the content is final.
         remasked: bool [B], positions that were masked again.
@@ -78,10 +78,10 @@ class Block:
         self.first_eos = size
         self.has_eos = False
         self.steps = 0
-        self.may_force = True
+        self.must_advance = True
         self.num_skipped = 0
         self.step_budget = 0
-        self.num_steps_forcing = 0
+        self.num_advance_steps = 0
         self.post_edit_steps = 0
         self.finished = masks == 0
         self.remasked: npt.NDArray[np.bool_] | None = None
@@ -91,7 +91,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class KVSpan:
-    """Positions of open blocks with the ``tokens`` [n] that a step forwarded, from position `start` on."""
+    """Positions of open blocks, from position `start` on, with the ids `tokens` [n] that a step forwarded at them."""
 
     start: int
     tokens: npt.NDArray[np.int64]
@@ -306,9 +306,9 @@ class RepetitionRun:
 class ForwardSpan:
     """Positions ``[first, last)`` of the open blocks that a step forwards, and the blocks to sample.
 
-    The strategy sets `may_force` of each of these blocks: whether the algorithm may unmask the best position below its
-    threshold. ``Strategy.update`` counts such steps in `num_steps_forcing`. A span without blocks only writes K/V: it
-    is no denoising step and has no output.
+    The strategy sets `must_advance` of each of these blocks: whether the algorithm must unmask a position even if none
+    passes its threshold. ``Strategy.update`` counts such steps in `num_advance_steps`. A span without blocks only
+    writes K/V: it is no denoising step and has no output.
     """
 
     first: int

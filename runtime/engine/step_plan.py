@@ -136,8 +136,8 @@ class DenoiseBlocks:
         tokens: [n, B].
         state: [n, B], FIXED, MASKED or UNMASKED.
         sampled: [n, B], positions whose logits the algorithms need.
-        may_force: [n], whether the algorithm may unmask the best position below its threshold.
-        num_steps_forcing: [n], earlier steps with `may_force`.
+        must_advance: [n], whether the algorithm must unmask a position even if none passes its threshold.
+        num_advance_steps: [n], earlier steps with `must_advance`.
         initial_masks: [n], MASKED positions when the block was opened.
         step_budget: [n], steps of the block. 0: the algorithm decides.
         post_edit_steps: [n], earlier steps that began without a mask.
@@ -156,8 +156,8 @@ class DenoiseBlocks:
     tokens: Ints
     state: Bytes
     sampled: Bools
-    may_force: Bools
-    num_steps_forcing: Ints
+    must_advance: Bools
+    num_advance_steps: Ints
     initial_masks: Ints
     step_budget: Ints
     post_edit_steps: Ints

@@ -23,7 +23,7 @@ class BlockInputs(NamedTuple):
 
     tokens: torch.Tensor  # int64 [n, B]
     state: torch.Tensor  # int8 [n, B]
-    may_force: torch.Tensor  # bool [n]
+    must_advance: torch.Tensor  # bool [n]
     num_steps: torch.Tensor  # int64 [n]
     params: torch.Tensor  # float64 [n, any]
     threshold: int  # column of `params` with the confidence threshold
@@ -60,9 +60,9 @@ def threshold_unmask_reference(
     choice[sampled.block, sampled.at], conf[sampled.block, sampled.at] = sampled.token, sampled.conf
     conf = conf.masked_fill(~masked, float("-inf"))
     passed = masked & (conf > blocks.params[:, blocks.threshold, None])
-    forced = blocks.may_force & masked.any(1) & ~passed.any(1)
+    forced = blocks.must_advance & masked.any(1) & ~passed.any(1)
     best = torch.nn.functional.one_hot(conf.argmax(1), conf.shape[1]).bool()  # the first of equal values
-    last = blocks.may_force & (blocks.num_steps + 1 >= blocks.params[:, blocks.max_steps])
+    last = blocks.must_advance & (blocks.num_steps + 1 >= blocks.params[:, blocks.max_steps])
     unmasked = passed | (best & forced[:, None]) | (masked & last[:, None])
     remaining = masked & ~unmasked
     new_tokens = torch.where(unmasked, choice, tokens)
@@ -154,7 +154,7 @@ def threshold_unmask(
     new_tokens, new_state = torch.empty_like(blocks.tokens), torch.empty_like(blocks.state)
     rows, size_p2 = len(sampled.token), triton.next_power_of_2(size)
     _threshold_unmask[(n,)](
-        blocks.tokens, blocks.state, blocks.may_force, blocks.num_steps, blocks.params, sampled.token, sampled.conf,
+        blocks.tokens, blocks.state, blocks.must_advance, blocks.num_steps, blocks.params, sampled.token, sampled.conf,
         sampled.block, sampled.at, eos_ids, numbers, new_tokens, new_state, rows, n, -1 if mask_id is None else mask_id,
         COLUMNS=blocks.params.shape[1], THRESHOLD=blocks.threshold, STEPS=blocks.max_steps, SIZE=size,
         SIZE_P2=size_p2, ROWS=rows_per_iteration(size_p2), EOS=len(eos_ids), num_warps=4,

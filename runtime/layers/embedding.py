@@ -18,21 +18,21 @@ class Embedding(nn.Module):
     def __init__(self, factory: LayerFactory, vocab_size: int, hidden: int) -> None:
         super().__init__()
         self.weight = factory.vocab_weight(vocab_size, hidden)
-        self.ids = factory.vocab_shard(vocab_size)
+        self.vocab_shard = factory.vocab_shard(vocab_size)
         self.kernels = factory.kernels
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        if self.ids is None:
+        if self.vocab_shard is None:
             return self.weight.rows(ids)
-        index, is_local = self.ids.local_index(ids)
-        return self.ids.group.all_reduce(self.weight.rows(index).mul_(is_local[:, None]))
+        index, is_local = self.vocab_shard.local_index(ids)
+        return self.vocab_shard.group.all_reduce(self.weight.rows(index).mul_(is_local[:, None]))
 
     def soft_embedding(self, probs: torch.Tensor, divisor: torch.Tensor | None = None) -> torch.Tensor:
         """[n, local ids] -> [n, hidden], the mean embedding under each distribution. See
         ``kernels.weighted_embedding``.
         """
         partial = self.kernels.soft_embedding(probs, self.weight.tensor, divisor)
-        return partial if self.ids is None else self.ids.group.all_reduce(partial)
+        return partial if self.vocab_shard is None else self.vocab_shard.group.all_reduce(partial)
 
 
 def soft_token_embeddings(

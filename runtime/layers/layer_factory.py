@@ -213,8 +213,8 @@ class LayerFactory:
 
     def vocab_weight(self, vocab_size: int, hidden: int) -> Weight:
         """Creates the uninitialized weight of an embedding or an lm_head."""
-        ids = self.vocab_shard(vocab_size)
-        return self.parameter(vocab_size, hidden, shard=None if ids is None else Shard(-2, vocab_size, (ids.local,)))
+        part = self.vocab_shard(vocab_size)
+        return self.parameter(vocab_size, hidden, shard=None if part is None else Shard(-2, vocab_size, (part.local,)))
 
     def vocab_shard(self, vocab_size: int) -> VocabShard | None:
         """Returns this rank's part of the vocabulary; sizes of ranks may differ by one. None if not sharded."""

@@ -55,13 +55,13 @@ class LMHead:
 
     Attributes:
         fused_argmax: `argmax` computes no logits in memory.
-        ids: the local part of the vocabulary; None if not sharded. Logits are those of the local ids.
+        vocab_shard: this rank's part of the vocabulary; None if not sharded. Logits are those of its ids.
     """
 
-    def __init__(self, weight: Weight, kernels: KernelSet, ids: VocabShard | None = None) -> None:
+    def __init__(self, weight: Weight, kernels: KernelSet, vocab_shard: VocabShard | None = None) -> None:
         self.weight = weight
         self.kernels = kernels
-        self.ids = ids
+        self.vocab_shard = vocab_shard
         self.fused_argmax = kernels.lm_head_argmax is not lm_head_argmax_reference
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -75,8 +75,8 @@ class LMHead:
         """[n, hidden] -> token int64 [n] and its probability [n], see
         ``kernels.fused_argmax.lm_head_argmax_reference``.
         """
-        if self.ids is not None:
-            return self._merge_ranks(self.ids, hidden, mask_id, max_token_id, allowed_ids, num_valid)
+        if self.vocab_shard is not None:
+            return self._merge_ranks(self.vocab_shard, hidden, mask_id, max_token_id, allowed_ids, num_valid)
         found = self.kernels.lm_head_argmax(
             hidden, self.weight.tensor, mask_id=mask_id, max_token_id=max_token_id, allowed_ids=allowed_ids,
             num_valid=num_valid,
@@ -84,18 +84,18 @@ class LMHead:
         return found.token, found.conf
 
     def _merge_ranks(
-        self, ids: VocabShard, hidden: torch.Tensor, mask_id: int | None, max_token_id: int, allowed_ids: Sequence[int],
-        num_valid: torch.Tensor | None,
+        self, shard: VocabShard, hidden: torch.Tensor, mask_id: int | None, max_token_id: int,
+        allowed_ids: Sequence[int], num_valid: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """The argmax over all ranks, from each rank's argmax."""
-        first = ids.local.start
+        first = shard.local.start
         token, conf, peak = self.kernels.lm_head_argmax(
-            hidden, self.weight.tensor, mask_id=mask_id - first if mask_id in ids.local else None,  # type: ignore[operator]
+            hidden, self.weight.tensor, mask_id=mask_id - first if mask_id in shard.local else None,  # type: ignore[operator]
             max_token_id=max_token_id - first,
-            allowed_ids=[token - first for token in allowed_ids if token in ids.local], num_valid=num_valid,
+            allowed_ids=[token - first for token in allowed_ids if token in shard.local], num_valid=num_valid,
         )  # fmt: skip
         numbers = torch.stack([peak, 1 / conf, (token + first).to(conf.dtype)])
-        peaks, sums, tokens = ids.group.all_gather(numbers).unbind(1)
+        peaks, sums, tokens = shard.group.all_gather(numbers).unbind(1)
         peak, best = peaks.max(0, keepdim=True)  # the first of equal values: the lowest id
         has_allowed = peaks > -torch.inf  # whether the rank has an allowed id; its sum is relative to its own peak
         total = torch.where(has_allowed, sums * (peaks - peak).exp(), 0).sum(0)

@@ -98,7 +98,7 @@ class Model(Protocol):
     """A built model."""
 
     kv_shapes: tuple[KVShape, ...]  # K/V shape of each layer
-    ids: VocabShard | None  # the local part of the vocabulary; None if it is not sharded
+    vocab_shard: VocabShard | None  # this rank's part of the vocabulary; None if it is not sharded
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """int64 ids [rows] -> [rows, hidden], the input of `forward`."""

@@ -236,8 +236,8 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(factory, config.hidden, config.eps)
         rows = config.vocab_size + config.padding
         self.lm_head_weight = None if config.tied else factory.vocab_weight(rows, config.hidden)
-        self.ids = self.embed_tokens.ids
-        self.lm_head = LMHead(self.lm_head_weight or self.embed_tokens.weight, factory.kernels, self.ids)
+        self.vocab_shard = self.embed_tokens.vocab_shard
+        self.lm_head = LMHead(self.lm_head_weight or self.embed_tokens.weight, factory.kernels, self.vocab_shard)
 
     @torch.inference_mode()
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:

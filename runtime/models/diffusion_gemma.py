@@ -459,7 +459,7 @@ class DiffusionGemma(nn.Module):
         # rounded to the model's dtype, as in training
         self.embed_scale = float(torch.tensor(config.hidden**0.5, dtype=factory.dtype))
         self.embed_tokens = Embedding(factory, config.vocab_size, config.hidden)
-        self.ids = self.embed_tokens.ids
+        self.vocab_shard = self.embed_tokens.vocab_shard
         self.self_conditioning = SelfConditioning(factory, config)
         self.layers = nn.ModuleList(DecoderLayer(factory, config, index) for index in range(len(config.layers)))
         self.scales = factory.parameter(len(config.layers), 2)  # of committed and of editable rows

@@ -1,4 +1,7 @@
-"""Splits model output into reasoning, content and tool calls while it is generated."""
+"""`ToolCallParser` and `ReasoningParser`: split growing model output into reasoning, content and tool calls.
+
+They read every registered format (`runtime/parsers/formats.py`). `ChatOutputParser` combines both.
+"""
 
 from __future__ import annotations
 

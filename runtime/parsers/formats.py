@@ -1,4 +1,7 @@
-"""Formats of tool calls and reasoning: interfaces, registry, deltas that parsers return, JSON that models write."""
+"""Interfaces of the formats of tool calls and reasoning, which the parsers in `runtime/parsers/chat_output.py` read.
+
+Also the registry of formats, the deltas that parsers return, and the JSON that models write.
+"""
 
 from __future__ import annotations
 

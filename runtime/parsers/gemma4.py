@@ -1,6 +1,7 @@
 """`gemma4`: ``<|tool_call>call:NAME{key:value,...}<tool_call|>``, strings between ``<|"|>``, reasoning in a channel.
 
 The format of Gemma 4 and DiffusionGemma, by their published chat template.
+`ToolCallParser` in `runtime/parsers/chat_output.py` reads each call with `GemmaReader`.
 """
 
 from __future__ import annotations

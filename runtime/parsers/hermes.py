@@ -1,6 +1,7 @@
 """`hermes`: a call is a JSON object between tags, ``<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>``.
 
 The format of Qwen's models and their derivatives (SDAR, Fast-dLLM v2, Dream), Ling, LLaDA2, and many others.
+`ToolCallParser` in `runtime/parsers/chat_output.py` reads each call with `HermesReader`.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 A call is ``<tool_call>``, ``<function=NAME>``, per argument ``<parameter=KEY>``, its value and ``</parameter>``, then
 ``</function>`` and ``</tool_call>``. This is the format of Qwen3-Coder and, by their chat template, of Nemotron 3 and
 its derivatives. Values are plain text: the tool's schema determines which of them are read as JSON.
+`ToolCallParser` in `runtime/parsers/chat_output.py` reads each call with `TaggedReader`.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def write_block(request: Request, block: Block, results: BlockResults, i: int) -
     if request.editing:  # docs/research/decoding-rules.md#same-token-ratio
         block.same_token_ratio = (num_unmasked - results.num_updated[i]) / num_unmasked if num_unmasked else 0.0
     block.steps += 1
-    block.num_steps_forcing += block.may_force
+    block.num_advance_steps += block.must_advance
     block.finished = results.finished[i]
     block.first_masked = results.first_masked[i] if masks else size
     first_eos = results.first_eos[i]

@@ -45,7 +45,7 @@ class Canvas(Strategy):
         return (
             not (request.has_step_limits or request.decodes_left_to_right)
             and len(span.blocks) == 1
-            and span.blocks[0].num_steps_forcing > 0
+            and span.blocks[0].num_advance_steps > 0
         )
 
     def _open(self, request: Request) -> None:
@@ -100,4 +100,4 @@ class Canvas(Strategy):
         block.tokens[:] = results.tokens[i, : block.size]
         block.state[:] = results.state[i, : block.size]
         block.steps += 1
-        block.num_steps_forcing += 1
+        block.num_advance_steps += 1

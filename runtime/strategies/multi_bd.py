@@ -63,7 +63,7 @@ class MultiBlock(Strategy):
         return not block_update.needs_host_update(request) and span.blocks[0].start + span.blocks[0].size <= request.end
 
     def _max_open_blocks(self, request: Request) -> int:
-        """Returns the limit of ACTIVE blocks: 1 if a grammar or forced tokens unmask from left to right."""
+        """Returns the maximum number of open blocks: 1 if a grammar or forced tokens unmask from left to right."""
         return 1 if request.decodes_left_to_right else self.buffer_size
 
     def _append(self, request: Request) -> None:
@@ -109,7 +109,7 @@ class MultiBlock(Strategy):
         return n
 
     def _sampled(self, request: Request) -> list[Block]:
-        """Returns the blocks that can still change, and sets their `may_force`.
+        """Returns the blocks that can still change, and sets their `must_advance`.
 
         See docs/research/decoding-rules.md#forcing.
         """
@@ -117,7 +117,7 @@ class MultiBlock(Strategy):
         before: Block | None = None
         for block in request.blocks:
             if not block.finished:
-                block.may_force = before is None or before.progress >= request.values["semi_complete_threshold"]
+                block.must_advance = before is None or before.progress >= request.values["semi_complete_threshold"]
                 chosen.append(block)
             before = block
         return chosen

@@ -37,7 +37,8 @@ ROWS = {  # dtype of the value per row, and its value for padding tokens
     "window_pos": (I64, 0),
     "is_editable": (BOOL, False),
 }
-BLOCKS = {"may_force": BOOL, "num_steps_forcing": I64, "initial_masks": I64, "step_budget": I64, "post_edit_steps": I64}
+BLOCK_NUMBERS = ("num_advance_steps", "initial_masks", "step_budget", "post_edit_steps")
+BLOCKS = {"must_advance": BOOL, **dict.fromkeys(BLOCK_NUMBERS, I64)}
 
 
 def capture_batch_sizes(max_size: int) -> list[int]:

@@ -49,7 +49,7 @@ from runtime.engine.step_plan import (
 from runtime.strategies.base import Strategy
 
 Arrays = dict[str, npt.NDArray[np.generic]]
-BLOCK_ARRAYS = ("may_force", "num_steps_forcing", "initial_masks", "step_budget", "post_edit_steps")  # [blocks] each
+BLOCK_ARRAYS = ("must_advance", "num_advance_steps", "initial_masks", "step_budget", "post_edit_steps")  # [blocks] each
 
 
 @dataclass(frozen=True)
@@ -359,7 +359,7 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
             owners.append(request)
             row = block.logits_start + offset
             numbers += (
-                row, block.may_force, block.num_steps_forcing, block.initial_masks, block.step_budget,
+                row, block.must_advance, block.num_advance_steps, block.initial_masks, block.step_budget,
                 block.post_edit_steps,
             )  # fmt: skip
     if not blocks:
@@ -374,9 +374,9 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
         needed |= (state == UNMASKED) & np.array([request.may_revise for request in owners])[:, None]
         for i, block in enumerate(blocks):
             needed[i, : block.num_skipped] = False
-    may_force = columns[1] > 0
+    must_advance = columns[1] > 0
     for i in (i for i, request in enumerate(owners) if led and request.decodes_left_to_right):
-        needed[i] = may_force[i] = False  # the algorithm leaves the block unchanged
+        needed[i] = must_advance[i] = False  # the algorithm leaves the block unchanged
     params = [request.params for request in owners]
     groups: tuple[AlgorithmBatch, ...]
     if len(rules) == 1:
@@ -390,8 +390,8 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
         tokens=_pad_and_stack([block.tokens for block in blocks], size),
         state=state,
         sampled=needed,
-        may_force=may_force,
-        num_steps_forcing=columns[2],
+        must_advance=must_advance,
+        num_advance_steps=columns[2],
         initial_masks=columns[3],
         step_budget=columns[4],
         post_edit_steps=columns[5],
@@ -527,7 +527,7 @@ def self_conditioning_rows(batch: list[ScheduledRequest], offsets: list[int]) ->
     for scheduled, offset in zip(batch, offsets, strict=True):
         if scheduled.request.required_stats & LogitStat.SELF_CONDITIONING:
             for block in scheduled.blocks:
-                if block.num_steps_forcing:
+                if block.num_advance_steps:
                     rows.append(block.logits_start + offset)
                     req_slot.append(scheduled.request.req_slot)
     return SelfConditioningRows(np.array(rows), np.array(req_slot)) if rows else None

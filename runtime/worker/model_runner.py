@@ -269,8 +269,8 @@ class ModelStep:
             self_conditioning_fn = model.compute_self_conditioning
             shape = (config.max_num_reqs + 1, config.block_size, model.self_conditioning_size)
             self.self_conditioning = torch.zeros(shape, dtype=pool.dtype, device=pool.device)
-        if model.ids is not None:
-            config = replace(config, logits_ops=VocabParallelLogitsOps(model.ids))
+        if model.vocab_shard is not None:
+            config = replace(config, logits_ops=VocabParallelLogitsOps(model.vocab_shard))
         self.logits_ops = config.logits_ops
         self.sampler = Sampler(model.lm_head, config, pool.device, self_conditioning_fn)
         self.eos_ids = self.sampler.eos_ids
@@ -348,7 +348,7 @@ class ModelStep:
         threshold, steps = (algorithm.columns[field.name] for field in algorithm.fused_threshold)
         after = kernel(
             BlockInputs(
-                inputs["block_tokens"], inputs["block_state"], inputs["may_force"], inputs["num_steps_forcing"],
+                inputs["block_tokens"], inputs["block_state"], inputs["must_advance"], inputs["num_advance_steps"],
                 inputs["params0"], threshold, steps,
             ),
             SampledRows(token, conf, inputs["block"], inputs["at"]), self.mask_id, self.eos_ids,

@@ -281,7 +281,7 @@ class Sampler:
         """
         tokens, state = inputs["block_tokens"], inputs["block_state"]
         masked, unmasked = state == MASKED, state == UNMASKED
-        num_steps = inputs["num_steps_forcing"]
+        num_steps = inputs["num_advance_steps"]
         dtype = hidden.dtype if hidden.dtype == torch.float64 else torch.float32
         groups = make_groups(shape, inputs, dtype, self.logits_ops)
         candidate = tokens.clone()
@@ -358,7 +358,7 @@ class Sampler:
             "candidates": candidate,
             "confidence": confidence,
             "remasked": inputs["remasked"] if shape.remasked else torch.zeros_like(masked),
-            "may_force": inputs["may_force"],
+            "must_advance": inputs["must_advance"],
             "num_steps": num_steps,
             "initial_masks": inputs["initial_masks"],
             "step_budget": inputs["step_budget"],

@@ -61,8 +61,8 @@ def _step(runner: ModelRunner, rows: int, max_seq_len: int, active_lora_modules:
         tokens=np.full(shape, token),
         state=np.full(shape, MASKED, dtype=np.int8),
         sampled=np.ones(shape, dtype=np.bool_),
-        may_force=np.ones(blocks, dtype=np.bool_),
-        num_steps_forcing=none + 1,  # with self-conditioning from an earlier step
+        must_advance=np.ones(blocks, dtype=np.bool_),
+        num_advance_steps=none + 1,  # with self-conditioning from an earlier step
         initial_masks=none + size,
         step_budget=none,
         post_edit_steps=none,

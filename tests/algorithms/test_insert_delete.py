@@ -26,7 +26,7 @@ from runtime.worker.sampler import Sampler, SamplerConfig, nonzero_records
 from tests.algorithms.test_rules import LEVELS, MASK, MAX_TOKEN, SHAPE, History, blocks, check, parameters, plan_of
 from tests.engine.samples import examples
 from tests.oracle import block as oracle
-from tests.oracle.rules import FILLING
+from tests.oracle.rules import NAIVE_ALGORITHMS
 from tests.worker.sampling import sample_plan
 
 DELETE, SPLIT = 1, 7
@@ -72,7 +72,7 @@ class Blocks:
 def test_it_decides_as_the_oracle(data: st.DataObject) -> None:
     """Blocks of this rule, of others too, each with parameters of its own, over many steps. The logits of a step are
     those of an earlier one now and then, so that blocks come back to what they were."""
-    others = st.sampled_from(["edit", "edit", "edit", *(key for key in FILLING if key in algorithm_keys())])
+    others = st.sampled_from(["edit", "edit", "edit", *(key for key in NAIVE_ALGORITHMS if key in algorithm_keys())])
     n = data.draw(st.integers(1, 4))
     several = [data.draw(blocks(SHAPE.block)) for _ in range(n)]
     params = [data.draw(parameters(data.draw(others) if i else "edit")) for i in range(n)]

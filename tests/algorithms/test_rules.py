@@ -36,7 +36,7 @@ from tests.engine.samples import examples, other_fields
 from tests.oracle import block as oracle
 from tests.oracle import dmax
 from tests.oracle.draws import choose, filtered, softmax, uniform
-from tests.oracle.rules import FILLING
+from tests.oracle.rules import NAIVE_ALGORITHMS
 from tests.worker.sampling import sample_plan
 
 VOCAB, MASK, MAX_TOKEN = 11, 9, 9
@@ -45,7 +45,7 @@ History = np.ndarray | None  # what a rule remembers of a block
 STATE = {oracle.PROMPT: FIXED, oracle.MASKED: MASKED, oracle.UNMASKED: UNMASKED}
 
 LEVELS = (0.0, 0.0, 0.5, 1.0, 2.5)  # coarse: ties are common
-COMPARED = (*FILLING, "edit", "dmax")
+COMPARED = (*NAIVE_ALGORITHMS, "edit", "dmax")
 OTHERS = [key for key in COMPARED if key in algorithm_keys()]  # to stand beside the one that a test is about
 
 
@@ -132,8 +132,8 @@ def plan_of(
         tokens=np.array([b.tokens for b in several]),
         state=state,
         sampled=(state == MASKED) | ((state == UNMASKED) & unstable[:, None]),
-        may_force=np.array(force),
-        num_steps_forcing=np.array([b.force_steps for b in several]),
+        must_advance=np.array(force),
+        num_advance_steps=np.array([b.force_steps for b in several]),
         initial_masks=np.array([len(b.free) for b in several]),
         step_budget=np.array([b.step_budget or 0 for b in several]),
         post_edit_steps=np.array([b.post_steps for b in several]),
@@ -223,7 +223,7 @@ def test_threshold_accepts_what_is_above_it_or_the_best_position() -> None:
     assert decide(1.0, force=False)[0] == sorted(ascending)
 
 
-@pytest.mark.parametrize("algorithm", [*FILLING, "edit"])
+@pytest.mark.parametrize("algorithm", [*NAIVE_ALGORITHMS, "edit"])
 @given(blocks(SHAPE.block), st.integers(0, 10**6), st.data())
 def test_a_block_that_may_not_force_takes_nothing_that_passes_no_threshold(
     algorithm: str, block: oracle.Block, seed: int, data: st.DataObject
@@ -364,7 +364,7 @@ def test_probabilities_stay_in_the_logits_precision() -> None:
 def test_registry() -> None:
     # tests/oracle/canvas.py is noise's
     missing = set(algorithm_keys()) - {*COMPARED, "noise"}
-    assert not missing, f"write the naive functions {missing} in tests/oracle/rules.py, and list them in FILLING"
+    assert not missing, f"write naive functions {missing} in tests/oracle/rules.py, and list them in NAIVE_ALGORITHMS"
     with pytest.raises(ConfigError, match="'nope' is not known"):
         get_algorithm("nope")
     with pytest.raises(ValueError, match="twice"):

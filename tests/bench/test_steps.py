@@ -119,7 +119,7 @@ def test_a_canvas_of_diffusion_gemma_is_a_second_step_behind_a_causal_prompt():
     assert step.layout.is_editable.all()
     assert set(step.layout.visible_end.tolist()) == {49}
     assert set(step.layout.window_pos.tolist()) == {41}
-    assert step.blocks.num_steps_forcing.tolist() == [1, 1]
+    assert step.blocks.num_advance_steps.tolist() == [1, 1]
     assert sorted(step.blocks.req_slot.tolist()) == [0, 1]
     assert step.blocks.noise_uniforms.shape == (2, 8)
     assert step.blocks.sampling.limits[:, 0].tolist() == [1, 1]

@@ -91,7 +91,7 @@ def test_plans_come_as_they_went(wires):
     )
     merged = SoftEmbeddingRows(np.arange(2), np.ones((2, 3), np.int64), np.ones((2, 3)), np.ones((2, 3)))
     fields = (
-        "rows", "tokens", "state", "sampled", "may_force", "num_steps_forcing", "initial_masks", "step_budget",
+        "rows", "tokens", "state", "sampled", "must_advance", "num_advance_steps", "initial_masks", "step_budget",
         "post_edit_steps",
     )  # fmt: skip
     one = np.arange(1)

@@ -128,7 +128,7 @@ class HashModel:
     """`runtime.models.base.Model` on a float64 pool."""
 
     kv_shapes = (KVShape(1, 1, 1),) * 2
-    ids = None
+    vocab_shard = None
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size

@@ -13,7 +13,7 @@ from runtime.algorithms.base import algorithm_keys, get_algorithm
 from runtime.request.field_spec import Field
 from tests.engine.harness import Ask, Setup
 from tests.oracle.block import Params
-from tests.oracle.rules import FILLING
+from tests.oracle.rules import NAIVE_ALGORITHMS
 
 STRATEGIES = pytest.mark.parametrize(
     "strategy", ["multi_bd", "dmax", "full", "d2f", "fast_dllm_v2", "nemotron_diffusion"]
@@ -26,7 +26,7 @@ def examples(n: int) -> settings:
     return settings(max_examples=max(1, n * settings.default.max_examples // 100))
 
 
-ALGORITHMS = [key for key in (*FILLING, "edit") if key in algorithm_keys()]
+ALGORITHMS = [key for key in (*NAIVE_ALGORITHMS, "edit") if key in algorithm_keys()]
 # None is 1/n: equal logits have that probability, but for the last bit, which is not the same for everybody.
 THRESHOLDS = st.sampled_from([0.0, 0.11, 0.3, 0.51, 0.7, 0.9, 1.0])
 

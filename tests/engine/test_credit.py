@@ -31,7 +31,7 @@ def test_others_have_none_of_it() -> None:
                 continue
             assert group.history is not None
             assert not group.history[:, :, -1].any(), "no room for what this step finds"
-            assert group.history.shape[2] <= blocks.num_steps_forcing[group.members].max() + 1
+            assert group.history.shape[2] <= blocks.num_advance_steps[group.members].max() + 1
             mine.extend(group.members.tolist())
 
     def watch_results() -> BlockResults:

@@ -105,7 +105,8 @@ def canvas_logits(model, layout):
     """Of a canvas that has been told of its last step, and of rows beside it that are committed."""
     driver = Driver(model, 2, 40, 8, torch.float32, layout=layout)
     driver.commit(0, list(range(24)), 24)
-    here = slice(None) if model.ids is None else slice(model.ids.local.start, model.ids.local.stop)
+    shard = model.vocab_shard
+    here = slice(None) if shard is None else slice(shard.local.start, shard.local.stop)
     signal = model.compute_self_conditioning(torch.eye(224)[:4, here])
     return driver.step(Run(0, [9, 8, 7, 6], 24, open=True, signal=signal), Run(1, [3, 1, 4], 0))
 

@@ -82,8 +82,8 @@ def _canvases(model: DiffusionGemma, dtype: torch.dtype, device: str, layout: st
     driver = Driver(model, 2, 90, 8, dtype, device, layout)
     driver.commit(0, ids(70), 23)
     probs = torch.randn(16, 224, generator=random, dtype=torch.float64).mul(2).softmax(-1)
-    if model.ids is not None:
-        probs = probs[:, model.ids.local.start : model.ids.local.stop]
+    if model.vocab_shard is not None:
+        probs = probs[:, model.vocab_shard.local.start : model.vocab_shard.local.stop]
     signal = model.compute_self_conditioning(probs.to(device))
     out = driver.step(Run(0, ids(16), 70, open=True, signal=signal), Run(1, ids(13), 0))
     return out + driver.step(

@@ -14,7 +14,7 @@ import numpy as np
 
 from tests.oracle import insert_delete
 from tests.oracle.draws import Choice, choose, softmax
-from tests.oracle.rules import FILLING
+from tests.oracle.rules import NAIVE_ALGORITHMS
 
 PROMPT, MASKED, UNMASKED = "prompt", "masked", "filled"
 ACTIVE, TO_CACHE, IN_CACHE = "active", "to_cache", "in_cache"
@@ -248,12 +248,12 @@ def decide(block: Block, logits: np.ndarray, p: Params, shape: Shape, *, force: 
         }
         return {i: Choice(c.token, -np.inf) if held_back(c.token) else c for i, c in found.items()}
 
-    if p.algorithm in FILLING:
+    if p.algorithm in NAIVE_ALGORITHMS:
         if p.algorithm == "credit":
             fuse_credit(block, rows, p)
         found = choices()
         own = p if block.step_budget is None else replace(p, steps=block.step_budget)
-        taken = FILLING[p.algorithm](found, own, force=force, masks=len(block.free), done=block.force_steps)
+        taken = NAIVE_ALGORITHMS[p.algorithm](found, own, force=force, masks=len(block.free), done=block.force_steps)
         accept = {i: found[i].token for i in (found if fill else taken)}
         remask: set[int] = set()
         capped = block.force_steps + force >= p.max_steps_per_block

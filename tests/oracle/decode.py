@@ -17,8 +17,8 @@ Readings: details of the rules, which oracle and engine read in the same way.
     start are PROMPT too; they are part of its text.
  2. "Open" means ACTIVE or TO_CACHE. Opening: with no ACTIVE block the next block opens, and no second one in
     that step. Else only the newest (highest) ACTIVE block's progress and same_token_ratio count.
- 3. may_force of a block: its predecessor is absent, a whole prompt block, TO_CACHE, IN_CACHE, or semi-complete, all as
-    it was before this forward and after this step's opening (a block opened in this step has progress 0).
+ 3. must_advance of a block: its predecessor is absent, a whole prompt block, TO_CACHE, IN_CACHE, or semi-complete, all
+    as it was before this forward and after this step's opening (a block opened in this step has progress 0).
  4. max_steps_per_block counts the steps in which the block is ACTIVE and may force, this one included; from the step
     at which the count reaches the cap on, every mask takes that step's choice and nothing is remasked. It caps
     `fixed` and `edit` too.
@@ -184,7 +184,7 @@ class _Decode:
         ):
             self.open_next()
 
-    def may_force(self, n: int) -> bool:
+    def must_advance(self, n: int) -> bool:
         if n == 0:  # the predecessor is absent or a whole prompt block
             return True
         before = self.blocks[n - 1]
@@ -201,7 +201,7 @@ class _Decode:
                 rows = shaped(
                     logits[first : first + self.shape.block], block.start, self.prompt, *held, self.p, self.shape
                 )
-                force = self.may_force(n)
+                force = self.must_advance(n)
                 plans.append((block, self.decide(block, rows, self.p, self.shape, force=force, step=self.nfe), force))
         for block in self.blocks:
             if block.status == TO_CACHE:

@@ -123,7 +123,7 @@ def credit(found: Found, p, *, force: bool, masks: int, done: int) -> list[int]:
     return threshold(found, p, force=force, masks=masks, done=done)
 
 
-FILLING: dict[str, Callable[..., list[int]]] = {
+NAIVE_ALGORITHMS: dict[str, Callable[..., list[int]]] = {
     rule.__name__: rule
     for rule in (threshold, fixed, dynamic, sequential, factor, entropy_bound, local_leap, hierarchical, credit)
 }

@@ -22,7 +22,7 @@ FUSED = [key for key in algorithm_keys() if get_algorithm(key).fused_threshold i
 class Model:
     """As much of one as deciding needs: hidden states are logits."""
 
-    ids = None
+    vocab_shard = None
 
     @staticmethod
     def final_hidden_states(left):
@@ -52,8 +52,8 @@ def random_batch(key: str, random: np.random.Generator) -> tuple[SampleDescripto
     arrays = {
         "rows": block * SIZE + at, "block": block, "at": at, "num_valid": np.array([len(block) - 3], np.int32),
         "block_tokens": np.where(state == 1, MASK, random.integers(0, VOCAB - 1, state.shape)), "block_state": state,
-        "may_force": random.random(BLOCKS) < 0.7, "num_steps_forcing": random.integers(0, 4, BLOCKS), "params0": params,
-        "remasked": np.zeros_like(state, dtype=bool),
+        "must_advance": random.random(BLOCKS) < 0.7, "num_advance_steps": random.integers(0, 4, BLOCKS),
+        "params0": params, "remasked": np.zeros_like(state, dtype=bool),
     } | {name: np.zeros(BLOCKS, np.int64) for name in ("initial_masks", "step_budget", "post_edit_steps")}  # fmt: skip
     shape = SampleDescriptor(BLOCKS, SIZE, (AlgorithmShape(rule, 0, BLOCKS, len(block)),), remasked=True)
     return shape, {name: torch.from_numpy(array) for name, array in arrays.items()}

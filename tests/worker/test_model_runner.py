@@ -107,7 +107,7 @@ def test_no_logits_are_computed_where_argmax_is_enough(wants: int, asked: str) -
     none = np.zeros(2, dtype=np.int64)
     plan = DenoiseBlocks(
         rows=np.array([0, 4]), tokens=np.full((2, 4), 9), state=np.full((2, 4), MASKED, np.int8),
-        sampled=np.array([[True] * 4, [False, True, True, False]]), may_force=none > 0, num_steps_forcing=none,
+        sampled=np.array([[True] * 4, [False, True, True, False]]), must_advance=none > 0, num_advance_steps=none,
         initial_masks=none, step_budget=none, post_edit_steps=none, remasked=None, sampling=None,
         groups=(AlgorithmBatch(rule, np.arange(2), np.full((2, len(rule.columns)), 0.5), int(wants)),),
     )  # fmt: skip
