@@ -1,4 +1,4 @@
-"""`ToolCallParser` and `ReasoningParser`: split growing model output into reasoning, content and tool calls.
+"""`ToolCallExtractor` and `ReasoningParser`: split growing model output into reasoning, content and tool calls.
 
 They read every registered format (`runtime/parsers/formats.py`). `ChatOutputParser` combines both.
 """
@@ -12,7 +12,6 @@ from typing import Literal
 
 from runtime.parsers.formats import (
     Arguments,
-    CallReader,
     CallStart,
     Delta,
     NotACall,
@@ -22,6 +21,7 @@ from runtime.parsers.formats import (
     Text,
     Tool,
     ToolFormat,
+    ToolParser,
 )
 
 MAX_FAILED_CALLS = 32  # false starts after which the rest is text: each may be read to its end again
@@ -142,7 +142,7 @@ class ToolCallOptions:
     single: bool = False
 
 
-class ToolCallParser:
+class ToolCallExtractor:
     """Incremental parser of text with tool calls.
 
     Text that may be the beginning of a call is withheld, and becomes text if it is not. White space between text and a
@@ -155,8 +155,8 @@ class ToolCallParser:
     def __init__(self, options: ToolCallOptions) -> None:
         self._options = options
         self._held = ""  # unread text
-        self._reader: CallReader | None = None  # reader of the open call
-        self._opening = self._read = ""  # its start marker with the space before it, and the text passed to the reader
+        self._parser: ToolParser | None = None  # parser of the open call
+        self._opening = self._read = ""  # its start marker with the space before it, and the text passed to the parser
         self._marks = (options.format.closes, *options.format.strays)
         self._closing = False  # after a call, whose end markers may follow
         self._bare = False  # only white space since the last call
@@ -180,7 +180,7 @@ class ToolCallParser:
             return found
         if self._options.forced:  # the rest is an incomplete call
             return found
-        if self._reader is None:
+        if self._parser is None:
             self._text(found, self._held)
         elif self._passed is None and not cut:
             self._text(found, self._opening + self._read)
@@ -193,8 +193,8 @@ class ToolCallParser:
 
     def _step(self, found: list[Delta]) -> bool:
         """Reads up to the next marker; returns False if more text is needed."""
-        if self._reader is not None:
-            return self._within(found, self._reader)
+        if self._parser is not None:
+            return self._within(found, self._parser)
         return self._close() if self._closing else self._between(found)
 
     def _between(self, found: list[Delta]) -> bool:
@@ -211,19 +211,19 @@ class ToolCallParser:
             return False
         end = at - len(text) + len(self._options.format.opens)
         self._opening, self._held = self._held[:end], self._held[end:]
-        self._reader, self._read, self._passed = self._options.format.reader(self._options.available_tools), "", None
+        self._parser, self._read, self._passed = self._options.format.parser(self._options.available_tools), "", None
         return True
 
-    def _within(self, found: list[Delta], reader: CallReader) -> bool:
+    def _within(self, found: list[Delta], parser: ToolParser) -> bool:
         fresh, self._held = self._held, ""
         self._read += fresh
-        outcome = reader.feed(fresh)
-        partial = reader.partial() if self._options.exact else None
+        outcome = parser.feed(fresh)
+        partial = parser.partial() if self._options.exact else None
         if partial is not None and (self._options.early or isinstance(outcome, ParsedCall)):
             self._pass(found, *partial)
         if outcome is None:
             return False
-        self._reader = None
+        self._parser = None
         if isinstance(outcome, NotACall):
             self._failed += 1
             if self._passed is None:
@@ -299,7 +299,7 @@ class ChatOutputParser:
         """
         self._reasoning_parser = ReasoningParser(reasoning, opened)
         self._tools = tools
-        self._calls = None if tools is None else ToolCallParser(tools)
+        self._calls = None if tools is None else ToolCallExtractor(tools)
         self.reasoning = self.content = ""
         self.calls: list[Call] = []
 
@@ -348,7 +348,7 @@ class ChatOutputParser:
 
     def _unclosed(self, tools: ToolCallOptions) -> list[Delta]:
         """Returns the calls in unclosed reasoning, for an output that would be empty without them."""
-        calls = ToolCallParser(replace(tools, exact=False, forced=False))
+        calls = ToolCallExtractor(replace(tools, exact=False, forced=False))
         found = calls.push(self.reasoning) + calls.finish(cut=False)
         return [delta for delta in found if isinstance(delta, CallStart | Arguments)]
 

@@ -52,7 +52,7 @@ class NotACall:
     """The text after the marker is not a call, and stays text."""
 
 
-class CallReader(ABC):
+class ToolParser(ABC):
     """Reads one call incrementally, from after the marker that opens it. The result must not depend on the splits."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
@@ -76,7 +76,7 @@ class ToolFormat:
     Attributes:
         opens: Start marker of a call.
         closes: End marker. After a call, repetitions of it are dropped.
-        reader: Creates the reader of one call.
+        parser: Creates the parser of one call.
         quotes: Marker around strings, if it is a token of its own.
         strays: Other markers inside a call that models repeat after it; they are dropped there, too.
         wraps: Returns the text before and after the JSON arguments of a call of a tool. None: arguments are not JSON,
@@ -88,7 +88,7 @@ class ToolFormat:
     key: str
     opens: str
     closes: str
-    reader: Callable[[Sequence[Tool]], CallReader]
+    parser: Callable[[Sequence[Tool]], ToolParser]
     quotes: str = ""
     strays: tuple[str, ...] = ()
     wraps: Callable[[str], tuple[str, str]] | None = None

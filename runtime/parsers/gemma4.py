@@ -1,7 +1,7 @@
 """`gemma4`: ``<|tool_call>call:NAME{key:value,...}<tool_call|>``, strings between ``<|"|>``, reasoning in a channel.
 
 The format of Gemma 4 and DiffusionGemma, by their published chat template.
-`ToolCallParser` in `runtime/parsers/chat_output.py` reads each call with `GemmaReader`.
+`ToolCallExtractor` in `runtime/parsers/chat_output.py` reads each call with `Gemma4ToolParser`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BEGINNING = "call:"
 _MARK = (re.compile(re.escape(QUOTE) + "|" + re.escape(CLOSES)), re.compile(re.escape(QUOTE)))
 
 
-class GemmaReader(formats.CallReader):
+class Gemma4ToolParser(formats.ToolParser):
     """Waits for the end marker outside of strings."""
 
     def __init__(self, tools: Sequence[formats.Tool]) -> None:
@@ -141,6 +141,6 @@ def _space(text: str, at: int) -> int:
     return at
 
 
-GEMMA4 = formats.ToolFormat(key="gemma4", opens=OPENS, closes=CLOSES, quotes=QUOTE, reader=GemmaReader)
+GEMMA4 = formats.ToolFormat(key="gemma4", opens=OPENS, closes=CLOSES, quotes=QUOTE, parser=Gemma4ToolParser)
 formats.register_tool_format(GEMMA4)
 formats.register_reasoning_format(formats.ReasoningFormat(key="gemma4", opens="<|channel>thought", closes="<channel|>"))

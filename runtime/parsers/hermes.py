@@ -1,7 +1,7 @@
 """`hermes`: a call is a JSON object between tags, ``<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>``.
 
 The format of Qwen's models and their derivatives (SDAR, Fast-dLLM v2, Dream), Ling, LLaDA2, and many others.
-`ToolCallParser` in `runtime/parsers/chat_output.py` reads each call with `HermesReader`.
+`ToolCallExtractor` in `runtime/parsers/chat_output.py` reads each call with `HermesToolParser`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from runtime.parsers import formats
 _BEGINNING = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 
 
-class HermesReader(formats.CallReader):
+class HermesToolParser(formats.ToolParser):
     """Reads an object with `name` and `arguments`; its brackets determine its end."""
 
     def __init__(self, tools: Sequence[formats.Tool]) -> None:
@@ -95,7 +95,7 @@ HERMES = formats.ToolFormat(
     key="hermes",
     opens="<tool_call>",
     closes="</tool_call>",
-    reader=HermesReader,
+    parser=HermesToolParser,
     wraps=wraps,
     instructs=instructs,
 )

@@ -3,7 +3,7 @@
 A call is ``<tool_call>``, ``<function=NAME>``, per argument ``<parameter=KEY>``, its value and ``</parameter>``, then
 ``</function>`` and ``</tool_call>``. This is the format of Qwen3-Coder and, by their chat template, of Nemotron 3 and
 its derivatives. Values are plain text: the tool's schema determines which of them are read as JSON.
-`ToolCallParser` in `runtime/parsers/chat_output.py` reads each call with `TaggedReader`.
+`ToolCallExtractor` in `runtime/parsers/chat_output.py` reads each call with `Qwen3CoderToolParser`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CALL = re.compile(r"\s*<function=([^>\s]+)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*)", re.DOTALL)
 
 
-class TaggedReader(formats.CallReader):
+class Qwen3CoderToolParser(formats.ToolParser):
     """Waits for the closing tag."""
 
     def __init__(self, tools: Sequence[formats.Tool]) -> None:
@@ -82,6 +82,6 @@ QWEN3_CODER = formats.ToolFormat(
     opens="<tool_call>",
     closes=_END,
     strays=("</function>", "</parameter>"),
-    reader=TaggedReader,
+    parser=Qwen3CoderToolParser,
 )
 formats.register_tool_format(QWEN3_CODER)

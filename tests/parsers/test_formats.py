@@ -18,7 +18,7 @@ from runtime.parsers.formats import (
     tool_format,
     tool_formats,
 )
-from runtime.parsers.hermes import HermesReader
+from runtime.parsers.hermes import HermesToolParser
 
 PAGE = (Path(__file__).parents[2] / "docs/guide/tools.md").read_text(encoding="utf-8")
 
@@ -39,6 +39,6 @@ def test_flags_and_the_page_name_all_of_them() -> None:
 
 def test_a_name_is_taken_once() -> None:
     with pytest.raises(ValueError, match="'hermes' is registered twice"):
-        register_tool_format(ToolFormat(key="hermes", opens="<a>", closes="</a>", reader=HermesReader))
+        register_tool_format(ToolFormat(key="hermes", opens="<a>", closes="</a>", parser=HermesToolParser))
     with pytest.raises(ValueError, match="'think' is registered twice"):
         register_reasoning_format(ReasoningFormat(key="think", opens="<a>", closes="</a>"))
