@@ -1,10 +1,14 @@
-"""Commands that start modules of this package as child processes."""
+"""Commands that start modules of this package as child processes, and the end of a child with its parent."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 import sysconfig
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def module_command(module: str) -> tuple[str, ...]:
@@ -25,3 +29,14 @@ def _finds_in_current_directory() -> bool:
         return "" in first or os.getcwd() in first
     except FileNotFoundError:  # it was deleted
         return "" in first
+
+
+def exit_with_parent() -> None:
+    """Makes the kernel kill this process when the thread that started it ends.
+
+    Reading the end of a pipe needs the process's own Python code, and a call that holds the GIL may never return to it.
+    The thread that starts the process must be the parent's main thread, or wait for the process. Linux only: elsewhere
+    only the pipe ends a process.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -16,8 +16,9 @@ from runtime.bench import __main__ as bench
 from runtime.errors import ConfigError, RequestError
 from runtime.models import base as models
 from runtime.parsers import formats
-from runtime.parsers.chat_output import ChatOutputParser, ToolCallOptions
+from runtime.parsers.chat_output import ChatOutputParser
 from runtime.parsers.formats import reasoning_format, tool_format
+from runtime.parsers.tool_call_parser import ToolCallOptions
 from runtime.strategies import base as strategies
 from runtime.weights.checkpoint import resolve_checkpoint
 from tests.algorithms import test_rules

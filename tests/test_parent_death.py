@@ -13,7 +13,7 @@ from tests.wait import wait_until
 # The expression takes longer than any test and holds the interpreter's lock: no thread and no signal handler runs.
 CHILD = """
 import re
-from runtime.parent_death import exit_with_parent
+from runtime.child_process import exit_with_parent
 exit_with_parent()
 print("holds the lock", flush=True)
 re.match("(a+)+$", "a" * 100 + "b")

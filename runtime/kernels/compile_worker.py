@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from runtime.parent_death import exit_with_parent
+from runtime.child_process import exit_with_parent
 
 
 def main() -> int:

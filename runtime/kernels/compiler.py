@@ -38,10 +38,9 @@ import msgspec
 import torch
 from torch.overrides import TorchFunctionMode
 
-from runtime.child_process import module_command
+from runtime.child_process import exit_with_parent, module_command
 from runtime.config.flags import KERNEL_CACHE
 from runtime.kernels.common import tl, triton
-from runtime.parent_death import exit_with_parent
 
 log = logging.getLogger(__name__)
 

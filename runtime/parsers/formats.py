@@ -1,4 +1,4 @@
-"""Interfaces of the formats of tool calls and reasoning, which the parsers in `runtime/parsers/chat_output.py` read.
+"""Interfaces of the formats of tool calls and reasoning, which `tool_call_parser.py` and `chat_output.py` read.
 
 Also the registry of formats, the deltas that parsers return, and the JSON that models write.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runtime.plugins import Registry
+
+if TYPE_CHECKING:
+    from runtime.parsers.tool_call_parser import ToolParser
 
 # Levels of objects and lists in a call's arguments, which are the first. Chat templates can write a history with them.
 MAX_DEPTH = 64
@@ -36,37 +38,6 @@ class Tool:
 
 
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-
-
-@dataclass(frozen=True)
-class ParsedCall:
-    """A complete call: name, arguments as JSON text, and the text after it."""
-
-    name: str
-    arguments: str
-    rest: str
-
-
-@dataclass(frozen=True)
-class NotACall:
-    """The text after the marker is not a call, and stays text."""
-
-
-class ToolParser(ABC):
-    """Reads one call incrementally, from after the marker that opens it. The result must not depend on the splits."""
-
-    def __init__(self, tools: Sequence[Tool]) -> None:
-        """`tools`: the tools of the request."""
-        self.tools = tools
-        self._text = ""  # read so far
-
-    @abstractmethod
-    def feed(self, text: str) -> ParsedCall | NotACall | None:
-        """Adds text; returns None while it may still become a call."""
-
-    def partial(self) -> tuple[str, str] | None:
-        """Returns name and beginning of the arguments of an incomplete call; None if not known, or not supported."""
-        return None
 
 
 @dataclass(frozen=True)
@@ -177,6 +148,14 @@ Delta = Text | Reasoning | CallStart | Arguments
 
 
 _STRUCTURE = re.compile(r'["\\{}\[\]]')
+
+
+def partial_match_len(mark: str, text: str) -> int:
+    """Returns the length of the longest suffix of `text` that is a proper prefix of `mark`."""
+    for size in range(min(len(mark) - 1, len(text)), 0, -1):
+        if text.endswith(mark[:size]):
+            return size
+    return 0
 
 
 class BracketCounter:

@@ -1,7 +1,7 @@
 """`gemma4`: ``<|tool_call>call:NAME{key:value,...}<tool_call|>``, strings between ``<|"|>``, reasoning in a channel.
 
 The format of Gemma 4 and DiffusionGemma, by their published chat template.
-`ToolCallExtractor` in `runtime/parsers/chat_output.py` reads each call with `Gemma4ToolParser`.
+`ToolCallParser` in `runtime/parsers/tool_call_parser.py` reads each call with `Gemma4ToolParser`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime.parsers import formats
+from runtime.parsers.tool_call_parser import NotACall, ParsedCall, ToolParser
 
 OPENS, CLOSES, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _NAME = re.compile(r"\s*call:\s*([\w.:/-]+)\s*(?=\{)")
@@ -21,7 +22,7 @@ _BEGINNING = "call:"
 _MARK = (re.compile(re.escape(QUOTE) + "|" + re.escape(CLOSES)), re.compile(re.escape(QUOTE)))
 
 
-class Gemma4ToolParser(formats.ToolParser):
+class Gemma4ToolParser(ToolParser):
     """Waits for the end marker outside of strings."""
 
     def __init__(self, tools: Sequence[formats.Tool]) -> None:
@@ -29,17 +30,15 @@ class Gemma4ToolParser(formats.ToolParser):
         self._at = 0  # searched so far
         self._quoted = False
 
-    def feed(self, text: str) -> formats.ParsedCall | formats.NotACall | None:
+    def feed(self, text: str) -> ParsedCall | NotACall | None:
         self._text += text
         begun = self._text.lstrip()[: len(_BEGINNING)]
         if not _BEGINNING.startswith(begun):
-            return formats.NotACall()
+            return NotACall()
         while (mark := _MARK[self._quoted].search(self._text, self._at)) is not None:
             if mark[0] == CLOSES:
                 call = _call(self._text[: mark.start()])
-                return (
-                    formats.NotACall() if call is None else formats.ParsedCall(*call, rest=self._text[mark.start() :])
-                )
+                return NotACall() if call is None else ParsedCall(*call, rest=self._text[mark.start() :])
             self._quoted = not self._quoted
             self._at = mark.end()
         self._at = max(self._at, len(self._text) - len(CLOSES) + 1)

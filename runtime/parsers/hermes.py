@@ -1,7 +1,7 @@
 """`hermes`: a call is a JSON object between tags, ``<tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>``.
 
 The format of Qwen's models and their derivatives (SDAR, Fast-dLLM v2, Dream), Ling, LLaDA2, and many others.
-`ToolCallExtractor` in `runtime/parsers/chat_output.py` reads each call with `HermesToolParser`.
+`ToolCallParser` in `runtime/parsers/tool_call_parser.py` reads each call with `HermesToolParser`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime.parsers import formats
+from runtime.parsers.tool_call_parser import NotACall, ParsedCall, ToolParser
 
 _BEGINNING = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 
 
-class HermesToolParser(formats.ToolParser):
+class HermesToolParser(ToolParser):
     """Reads an object with `name` and `arguments`; its brackets determine its end."""
 
     def __init__(self, tools: Sequence[formats.Tool]) -> None:
@@ -28,14 +29,14 @@ class HermesToolParser(formats.ToolParser):
         self._inner = formats.BracketCounter()
         self._end = 0  # end of the arguments so far
 
-    def feed(self, text: str) -> formats.ParsedCall | formats.NotACall | None:
+    def feed(self, text: str) -> ParsedCall | NotACall | None:
         self._text += text
         if not self._counted:
             begun = self._text.lstrip()
             if not begun:
                 return None
             if begun[0] != "{":
-                return formats.NotACall()
+                return NotACall()
         fresh = self._text[self._counted :]
         end = self._brackets.feed(fresh)
         if end is None:
@@ -43,7 +44,7 @@ class HermesToolParser(formats.ToolParser):
             return None
         at = self._counted + end
         call = _call(self._text[:at])
-        return formats.NotACall() if call is None else formats.ParsedCall(*call, rest=self._text[at:])
+        return NotACall() if call is None else ParsedCall(*call, rest=self._text[at:])
 
     def partial(self) -> tuple[str, str] | None:
         if not self._arguments:

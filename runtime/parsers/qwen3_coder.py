@@ -3,7 +3,7 @@
 A call is ``<tool_call>``, ``<function=NAME>``, per argument ``<parameter=KEY>``, its value and ``</parameter>``, then
 ``</function>`` and ``</tool_call>``. This is the format of Qwen3-Coder and, by their chat template, of Nemotron 3 and
 its derivatives. Values are plain text: the tool's schema determines which of them are read as JSON.
-`ToolCallExtractor` in `runtime/parsers/chat_output.py` reads each call with `Qwen3CoderToolParser`.
+`ToolCallParser` in `runtime/parsers/tool_call_parser.py` reads each call with `Qwen3CoderToolParser`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime.parsers import formats
+from runtime.parsers.tool_call_parser import NotACall, ParsedCall, ToolParser
 
 _BEGINNING = "<function="
 _END = "</tool_call>"
@@ -20,24 +21,24 @@ _CALL = re.compile(r"\s*<function=([^>\s]+)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*)", re.DOTALL)
 
 
-class Qwen3CoderToolParser(formats.ToolParser):
+class Qwen3CoderToolParser(ToolParser):
     """Waits for the closing tag."""
 
     def __init__(self, tools: Sequence[formats.Tool]) -> None:
         super().__init__(tools)
         self._at = 0  # searched so far
 
-    def feed(self, text: str) -> formats.ParsedCall | formats.NotACall | None:
+    def feed(self, text: str) -> ParsedCall | NotACall | None:
         self._text += text
         begun = self._text.lstrip()[: len(_BEGINNING)]
         if not _BEGINNING.startswith(begun):
-            return formats.NotACall()
+            return NotACall()
         at = self._text.find(_END, self._at)
         if at < 0:
             self._at = max(0, len(self._text) - len(_END) + 1)
             return None
         call = self._call(self._text[:at])
-        return formats.NotACall() if call is None else formats.ParsedCall(*call, rest=self._text[at:])
+        return NotACall() if call is None else ParsedCall(*call, rest=self._text[at:])
 
     def _call(self, text: str) -> tuple[str, str] | None:
         found = _CALL.match(text)

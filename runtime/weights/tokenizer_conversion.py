@@ -21,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runtime.child_process import exit_with_parent
 from runtime.errors import ConfigError
-from runtime.parent_death import exit_with_parent
 from runtime.weights.tokenizer_json import (
     ADDED_FILE,
     BPE_FILES,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.parsers.chat_output import MAX_FAILED_CALLS, ChatOutputParser, ToolCallOptions
+from runtime.parsers.chat_output import ChatOutputParser
 from runtime.parsers.formats import (
     MAX_DEPTH,
     Arguments,
@@ -25,6 +25,7 @@ from runtime.parsers.formats import (
     tool_format,
     tool_formats,
 )
+from runtime.parsers.tool_call_parser import MAX_FAILED_CALLS, ToolCallOptions
 from tests.calls import count_calls
 
 WEATHER = Tool(

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from runtime.errors import RequestError
-from runtime.parsers.chat_output import ChatOutputParser, ToolCallOptions
+from runtime.parsers.chat_output import ChatOutputParser
 from runtime.parsers.formats import ReasoningFormat, Tool, reasoning_format, tool_format
 from runtime.parsers.tool_call_grammar import CallMode, ToolCallConstraint, grammar
+from runtime.parsers.tool_call_parser import ToolCallOptions
 from runtime.request.structured import grammar_of
 from runtime.structured_output.gbnf import translate_grammar
 from runtime.structured_output.grammar_cache import load_llguidance_tokenizer

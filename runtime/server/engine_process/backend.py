@@ -17,10 +17,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from runtime.child_process import module_command
+from runtime.child_process import exit_with_parent, module_command
 from runtime.distributed.address import loopback, resolve
 from runtime.errors import AdapterNotLoadedError, ConfigError, ReplicaLost
-from runtime.parent_death import exit_with_parent
 from runtime.plugins import load_plugins
 from runtime.request.engine_messages import EngineOutput
 from runtime.server import logs

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from runtime.child_process import exit_with_parent
 from runtime.distributed import rank_worker
-from runtime.parent_death import exit_with_parent
 from runtime.server import logs
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import uvloop
 import zmq
 
+from runtime.child_process import exit_with_parent
 from runtime.config import ServerConfig
 from runtime.errors import ConfigError
-from runtime.parent_death import exit_with_parent
 from runtime.server import env, logs
 from runtime.server.engine_client import ipc_protocol
 from runtime.server.engine_client.ipc_protocol import Heartbeat, Hello, Stop, encode

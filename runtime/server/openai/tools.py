@@ -15,9 +15,10 @@ from starlette.requests import Request
 from runtime.config import ServerConfig
 from runtime.errors import ConfigError
 from runtime.parsers import formats
-from runtime.parsers.chat_output import ChatOutputParser, ReasoningParser, ToolCallOptions
+from runtime.parsers.chat_output import ChatOutputParser, ReasoningParser
 from runtime.parsers.formats import NO_ARGUMENTS, Tool
 from runtime.parsers.tool_call_grammar import CallMode, ToolCallConstraint, grammar, part_name
+from runtime.parsers.tool_call_parser import ToolCallOptions
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.structured import grammar_of
 from runtime.request.validation import preview, refuse
