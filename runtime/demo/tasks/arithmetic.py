@@ -122,10 +122,10 @@ def add(rng: random.Random) -> Sample:
     return single("add", wording(rng, a, "+", b), f"{a} + {b} = {a + b}.")
 
 
-@task("subtract", "short")
-def subtract(rng: random.Random) -> Sample:
+def subtraction(rng: random.Random) -> tuple[int, int]:
+    """Returns two numbers, mostly the larger one first."""
     a, b = operand(rng), operand(rng)
-    if a < b and rng.random() < 0.7:  # mostly positive results
+    if a < b and rng.random() < 0.7:
         a, b = b, a
     kind = rng.random()
     if kind < 0.1:
@@ -133,12 +133,17 @@ def subtract(rng: random.Random) -> Sample:
     elif kind < 0.25:  # borrows across zeros
         a = rng.choice((100, 100, 1000, rng.randint(1, 10) * 100))
         b = rng.randint(0, a)
+    return a, b
+
+
+@task("subtract", "short")
+def subtract(rng: random.Random) -> Sample:
+    a, b = subtraction(rng)
     return single("subtract", wording(rng, a, "-", b), f"{a} - {b} = {a - b}.")
 
 
-@task("multiply", "short")
-def multiply(rng: random.Random) -> Sample:
-    """Multiplication without intermediate steps: the small table, any number by one digit, and round numbers."""
+def factors(rng: random.Random) -> tuple[int, int]:
+    """Returns factors of the small table, any number and one digit, or any number and a round one."""
     kind = rng.random()
     if kind < 0.35:
         a, b = rng.randint(0, 12), rng.randint(0, 12)
@@ -148,7 +153,22 @@ def multiply(rng: random.Random) -> Sample:
         a, b = rng.randint(2, rng.choice((99, 999))), rng.randint(1, 9) * rng.choice((10, 100))
     if kind >= 0.35 and rng.random() < 0.4:
         a, b = b, a
+    return a, b
+
+
+@task("multiply", "short")
+def multiply(rng: random.Random) -> Sample:
+    """Multiplication without intermediate steps."""
+    a, b = factors(rng)
     return single("multiply", wording(rng, a, "x", b), f"{a} x {b} = {a * b}.")
+
+
+def long_factors(rng: random.Random) -> tuple[int, int]:
+    """Returns two factors with two or three digits, of which at least two are not zero."""
+    while True:
+        a, b = (rng.randint(11, rng.choice((99, 999))) for _ in range(2))
+        if max(a, b) > 12 and all(len(str(n).replace("0", "")) > 1 for n in (a, b)):
+            return a, b
 
 
 def worked(a: int, b: int) -> str:
@@ -165,7 +185,5 @@ def worked(a: int, b: int) -> str:
 @task("product", "long")
 def multiply_long(rng: random.Random) -> Sample:
     """Multiplication of two numbers with two or three digits, with intermediate steps."""
-    while True:
-        a, b = (rng.randint(11, rng.choice((99, 999))) for _ in range(2))
-        if max(a, b) > 12 and all(len(str(n).replace("0", "")) > 1 for n in (a, b)):
-            return single("product", wording(rng, a, "x", b), worked(a, b))
+    a, b = long_factors(rng)
+    return single("product", wording(rng, a, "x", b), worked(a, b))

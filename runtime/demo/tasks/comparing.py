@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from runtime.demo.tasks.base import Sample, single, task
-from runtime.demo.tasks.phrasing import phrase
+from runtime.demo.tasks.phrasing import Phrase, phrase
 
 LARGER, SMALLER = ("larger", "bigger", "greater", "higher"), ("smaller", "less", "lower")
 SUPERLATIVES = {"largest": "larger", "biggest": "bigger", "smallest": "smaller", "larger": "larger",
@@ -51,9 +52,12 @@ def says(a: int, word: str, b: int) -> str:
     return f"Yes, {a} is {word} than {b}." if right else f"No, {a} is not {word} than {b}."
 
 
-@task("compare", "short")
-def compare(rng: random.Random) -> Sample:
-    top = rng.choice((20, 99, 999, 999))
+def comparison(
+    rng: random.Random, phrase: Phrase, *, limits: Sequence[int], which: Sequence[str], statements: Sequence[str],
+    picked: Sequence[str],
+) -> Sample:  # fmt: skip
+    """Returns a comparison of two numbers up to one of `limits`, in words of one of these lists of templates."""
+    top = rng.choice(limits)
     a, b = rng.sample(range(top + 1), 2)
     if rng.random() < 0.15:  # numbers that are close
         b = max(0, a + rng.choice((-1, 1, 10, -10, 100)))
@@ -66,7 +70,7 @@ def compare(rng: random.Random) -> Sample:
             word = rng.choice(("larger", "smaller"))
             prompt = phrase(rng, (), SIGN, a=a, b=b, s=">" if word == "larger" else "<")
         else:
-            prompt = phrase(rng, (), IS, a=a, b=b, w=word)
+            prompt = phrase(rng, (), statements, a=a, b=b, w=word)
         return single("compare", prompt, says(a, word, b))
     if kind < 0.6:
         word = "larger"
@@ -74,8 +78,13 @@ def compare(rng: random.Random) -> Sample:
     elif kind < 0.68:
         superlative = rng.choice(list(SUPERLATIVES))
         word = SUPERLATIVES[superlative]
-        prompt = phrase(rng, PICK, PICKED, a=a, b=b, m=superlative)
+        prompt = phrase(rng, PICK, picked, a=a, b=b, m=superlative)
     else:
-        prompt = phrase(rng, (), WHICH, a=a, b=b, w=word)
+        prompt = phrase(rng, (), which, a=a, b=b, w=word)
     best = max(a, b) if word in LARGER else min(a, b)
     return single("compare", prompt, f"{best} is {word} than {a + b - best}.")
+
+
+@task("compare", "short")
+def compare(rng: random.Random) -> Sample:
+    return comparison(rng, phrase, limits=(20, 99, 999, 999), which=WHICH, statements=IS, picked=PICKED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 
 from runtime.demo.tasks import word_lists
 from runtime.demo.tasks.base import Sample, single, task
@@ -42,22 +43,27 @@ BYE = (
 )  # fmt: skip
 
 
-@task("greet", "short")
-def greet(rng: random.Random) -> Sample:
+def greeting(rng: random.Random, hello: Sequence[str], thanks: Sequence[str], bye: Sequence[str]) -> Sample:
+    """Returns a greeting, thanks or a farewell, mostly with a name."""
     end = rng.choice((".", "!", ""))
     kind = rng.random()
     name = word_lists.name(rng)
     if kind < 0.2:
-        return single("greet", typed(rng, rng.choice(HELLO) + end), f"Hello! {HELP}")
+        return single("greet", typed(rng, rng.choice(hello) + end), f"Hello! {HELP}")
     if kind < 0.4:
         return single("greet", typed(rng, rng.choice(MEET).format(n=name) + end), f"Hello, {name}! {HELP}")
     if kind < 0.7:
-        prompt = f"{rng.choice(HELLO)}{rng.choice((', ', ', ', '! ', '. '))}{rng.choice(NAMED).format(n=name)}{end}"
+        prompt = f"{rng.choice(hello)}{rng.choice((', ', ', ', '! ', '. '))}{rng.choice(NAMED).format(n=name)}{end}"
         return single("greet", typed(rng, prompt), f"Hello, {name}! {HELP}")
     polite = "" if rng.random() < 0.3 else f", {rng.choice(NAMED).format(n=name)}"
     if kind < 0.85:
-        return single("greet", rng.choice(THANKS) + polite + end, "You are welcome!")
-    return single("greet", rng.choice(BYE) + polite + end, "Goodbye!")
+        return single("greet", rng.choice(thanks) + polite + end, "You are welcome!")
+    return single("greet", rng.choice(bye) + polite + end, "Goodbye!")
+
+
+@task("greet", "short")
+def greet(rng: random.Random) -> Sample:
+    return greeting(rng, HELLO, THANKS, BYE)
 
 
 FINE = (
@@ -67,9 +73,8 @@ FINE = (
 )  # fmt: skip
 
 
-@task("small_talk", "short")
-def small_chat(rng: random.Random) -> Sample:
-    """Short remarks between questions, and greetings in lower case."""
+def remark(rng: random.Random, greet: Callable[[random.Random], Sample]) -> Sample:
+    """Returns a short remark between questions, or a greeting of `greet` in lower case."""
     if rng.random() < 0.5:
         name = "" if rng.random() < 0.6 else f", {word_lists.name(rng)} here"
         prompt = rng.choice(FINE) + name + rng.choice((".", "!", "", "..."))
@@ -77,9 +82,14 @@ def small_chat(rng: random.Random) -> Sample:
             prompt = prompt.lower() if not name else prompt
         return single("small_talk", prompt, "What else can I do for you?")
     while True:
-        greeting = greet(rng)
-        if "," not in greeting.answer:  # names keep their spelling
-            return single("small_talk", greeting.messages[0]["content"].lower(), greeting.answer)
+        greeted = greet(rng)
+        if "," not in greeted.answer:  # names keep their spelling
+            return single("small_talk", greeted.messages[0]["content"].lower(), greeted.answer)
+
+
+@task("small_talk", "short")
+def small_chat(rng: random.Random) -> Sample:
+    return remark(rng, greet)
 
 
 WHAT = (
@@ -111,15 +121,23 @@ REQUESTS = (
 )  # fmt: skip
 
 
-@task("abilities", "short")
-def abilities(rng: random.Random) -> Sample:
+def ability_question(
+    rng: random.Random, ask: Callable[[random.Random, str], str], what: Sequence[str], requests: Sequence[str],
+    hello: Sequence[str],
+) -> Sample:  # fmt: skip
+    """Returns a question for the abilities of the model, or a request for them."""
     if rng.random() < 0.3:
-        return single("abilities", ask(rng, rng.choice(REQUESTS)), ABILITIES)
-    what = rng.choice(WHAT)
+        return single("abilities", ask(rng, rng.choice(requests)), ABILITIES)
+    question = rng.choice(what)
     opening = rng.choice(
         ("", "", "So, ", "And ", "Please tell me: ", "{h}, ", "{h}! ", "{h}. ", "I am {n}, ", "{h}, I am {n}. ")
     )
-    opening = opening.format(h=rng.choice(HELLO), n=word_lists.name(rng))
-    first = what if opening.endswith((", ", "And ")) else what[:1].upper() + what[1:]
+    opening = opening.format(h=rng.choice(hello), n=word_lists.name(rng))
+    first = question if opening.endswith((", ", "And ")) else question[:1].upper() + question[1:]
     prompt = opening + first + rng.choice(("?", "?", "", "??"))
     return single("abilities", prompt if rng.random() < 0.8 else prompt[:1].lower() + prompt[1:], ABILITIES)
+
+
+@task("abilities", "short")
+def abilities(rng: random.Random) -> Sample:
+    return ability_question(rng, ask, WHAT, REQUESTS, HELLO)

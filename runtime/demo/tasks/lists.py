@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from runtime.demo.tasks import word_lists
 from runtime.demo.tasks.base import Sample, single, task
-from runtime.demo.tasks.phrasing import listed, phrase
+from runtime.demo.tasks.phrasing import Phrase, listed, phrase
 
 COUNT = (
     "count from {a} to {b}",
@@ -135,7 +136,7 @@ ALPHABETICAL = (
 @task("sort", "short")
 def sort(rng: random.Random) -> Sample:
     if rng.random() < 0.12:
-        return _sort_alphabetically(rng)
+        return alphabetical(rng, phrase, ALPHABETICAL)
     top = rng.choice((10, 100, 100, 1000))
     numbers = rng.sample(range(top), rng.randint(2, 6 if top < 1000 else 5))
     text = listed(rng, [str(n) for n in numbers])
@@ -150,11 +151,11 @@ def sort(rng: random.Random) -> Sample:
     return single("sort", prompt, ", ".join(map(str, sorted(numbers, reverse=down))) + ".")
 
 
-def _sort_alphabetically(rng: random.Random) -> Sample:
-    """Sorts words with different first letters."""
+def alphabetical(rng: random.Random, phrase: Phrase, templates: Sequence[str]) -> Sample:
+    """Returns a request to sort words with different first letters."""
     found: dict[str, str] = {}
     for _ in range(rng.randint(3, 5)):
         word = word_lists.noun(rng)
         found.setdefault(word[0], word)
     several = list(found.values()) if len(found) > 1 else ["pear", "apple"]
-    return single("sort", phrase(rng, ALPHABETICAL, (), l=listed(rng, several)), ", ".join(sorted(several)) + ".")
+    return single("sort", phrase(rng, templates, (), l=listed(rng, several)), ", ".join(sorted(several)) + ".")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Protocol
 
 BARE = (
     "",
@@ -120,27 +121,30 @@ def capitalized(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def ask(rng: random.Random, core: str) -> str:
+def ask(
+    rng: random.Random, core: str, *, urging: Sequence[str] = URGING, questions: Sequence[str] = QUESTIONS,
+    tails: Sequence[str] = TAILS,
+) -> str:  # fmt: skip
     """Returns a variant of the imperative `core` ("sort 3, 1, 2")."""
     kind = rng.random()
     end = rng.choice((".", ".", "", "", "!"))
     if kind < 0.3:
         text = core + (rng.choice((", please", " please")) if rng.random() < 0.12 else "")
     elif kind < 0.65:
-        text = _opened(rng, core)
+        text = _opened(rng, core, urging)
     else:
-        text, end = rng.choice(QUESTIONS) + core, rng.choice(("?", "?", "?", "", "."))
+        text, end = rng.choice(questions) + core, rng.choice(("?", "?", "?", "", "."))
     if kind >= 0.3:
-        text += rng.choice(TAILS)
+        text += rng.choice(tails)
     text = text + end
     return capitalized(text) if rng.random() < 0.72 else text
 
 
-def _opened(rng: random.Random, core: str) -> str:
+def _opened(rng: random.Random, core: str, urging: Sequence[str]) -> str:
     kind = rng.random()
     if kind < 0.4:
         return rng.choice(BARE) + core
-    return rng.choice(URGING if kind < 0.7 else WISHES) + core
+    return rng.choice(urging if kind < 0.7 else WISHES) + core
 
 
 def typed(rng: random.Random, prompt: str) -> str:
@@ -157,6 +161,12 @@ def typed(rng: random.Random, prompt: str) -> str:
     elif kind > 0.94:
         prompt = prompt.rstrip(".?!") + rng.choice((" please", ", please", " please?", "!", "??"))
     return prompt
+
+
+class Phrase(Protocol):
+    """`phrase`, or the one of wider tasks."""
+
+    def __call__(self, rng: random.Random, cores: Sequence[str], complete: Sequence[str], **fields: object) -> str: ...
 
 
 def phrase(rng: random.Random, cores: Sequence[str], complete: Sequence[str], **fields: object) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from runtime.demo.tasks import word_lists
 from runtime.demo.tasks.base import Sample, single, task
-from runtime.demo.tasks.phrasing import phrase, typed
+from runtime.demo.tasks.phrasing import Phrase, phrase, typed
 
 SENTENCES = (
     "{n} is {a} years old and lives in {c}.",
@@ -111,15 +111,18 @@ def same_object(sample: Sample, text: str) -> bool:
         return False
 
 
+def person(rng: random.Random) -> dict[str, str | int]:
+    """Returns a name and one to three other fields."""
+    name = word_lists.full_name(rng)
+    others = {"age": rng.randint(1, 99), "city": word_lists.city(rng), "job": rng.choice(word_lists.JOBS)}
+    return {"name": name} | {key: others[key] for key in rng.sample(sorted(others), rng.randint(1, 3))}
+
+
 def _fields(rng: random.Random) -> dict[str, str | int]:
     """Returns two to four fields of a person or a thing."""
-    made: dict[str, str | int] = {}
     if rng.random() < 0.5:
-        made["name"] = word_lists.full_name(rng)
-        others = {"age": rng.randint(1, 99), "city": word_lists.city(rng), "job": rng.choice(word_lists.JOBS)}
-        for key in rng.sample(sorted(others), rng.randint(1, 3)):
-            made[key] = others[key]
-        return made
+        return person(rng)
+    made: dict[str, str | int] = {}
     if rng.random() < 0.25:
         made["name"] = rng.choice((word_lists.name, word_lists.noun))(rng)
     for _ in range(rng.randint(2, 3)):
@@ -131,9 +134,12 @@ def _fields(rng: random.Random) -> dict[str, str | int]:
     return made
 
 
-def _named(rng: random.Random, fields: Mapping[str, str | int]) -> str:
+NAMED = ("{} {}", "{} {}", "{}: {}", "{}={}", "{} = {}", "{} is {}")
+
+
+def named(rng: random.Random, fields: Mapping[str, str | int], forms: Sequence[str]) -> str:
     """Returns the fields as text: "name Bob, age 5", "name=Bob and age=5", ..."""
-    form = rng.choice(("{} {}", "{} {}", "{}: {}", "{}={}", "{} = {}", "{} is {}"))
+    form = rng.choice(forms)
     parts = [form.format(k, v) for k, v in fields.items()]
     if rng.random() < 0.6:
         return (", ".join(parts[:-1]) + " and " if len(parts) > 1 else "") + parts[-1]
@@ -158,31 +164,41 @@ def _describe(rng: random.Random, person: Mapping[str, str | int]) -> str:
     return ", ".join(parts) if rng.random() < 0.7 else ", ".join(parts[:-1]) + " and " + parts[-1]
 
 
+def sentence(rng: random.Random) -> tuple[dict[str, str | int], str]:
+    """Returns a person, and the request to write a sentence about the person as JSON."""
+    record: dict[str, str | int] = {
+        "name": word_lists.full_name(rng),
+        "age": rng.randint(1, 99),
+        "city": word_lists.city(rng),
+    }
+    with_job = rng.random() < 0.4
+    if with_job:
+        record["job"] = rng.choice(word_lists.JOBS)
+    text = rng.choice(SENTENCES_WITH_JOB if with_job else SENTENCES).format(
+        n=record["name"], a=record["age"], c=record["city"], j=record.get("job")
+    )
+    return record, typed(rng, rng.choice(AS_JSON).format(s=text))
+
+
+def is_person(record: Mapping[str, str | int]) -> bool:
+    return set(record) <= {"name", "age", "city", "job"} and len(record) > 1
+
+
+def json_sample(rng: random.Random, record: Mapping[str, str | int], prompt: str) -> Sample:
+    return single("json", prompt.replace("JSON", "json") if rng.random() < 0.15 else prompt, json.dumps(record))
+
+
 @task("json", "short", same_object)
 def json_object(rng: random.Random) -> Sample:
     kind = rng.random()
     if kind < 0.45:
-        record: dict[str, str | int] = {
-            "name": word_lists.full_name(rng),
-            "age": rng.randint(1, 99),
-            "city": word_lists.city(rng),
-        }
-        with_job = rng.random() < 0.4
-        if with_job:
-            record["job"] = rng.choice(word_lists.JOBS)
-        sentence = rng.choice(SENTENCES_WITH_JOB if with_job else SENTENCES).format(
-            n=record["name"], a=record["age"], c=record["city"], j=record.get("job")
-        )
-        prompt = typed(rng, rng.choice(AS_JSON).format(s=sentence))
+        return json_sample(rng, *sentence(rng))
+    record = _fields(rng)
+    if is_person(record) and kind < 0.7:
+        prompt = phrase(rng, FOR, JSON_OF, g=_describe(rng, record))
     else:
-        record = _fields(rng)
-        if set(record) <= {"name", "age", "city", "job"} and kind < 0.7 and len(record) > 1:
-            prompt = phrase(rng, FOR, JSON_OF, g=_describe(rng, record))
-        else:
-            prompt = phrase(rng, WITH, WITHOUT_VERB, f=_named(rng, record))
-    if rng.random() < 0.15:
-        prompt = prompt.replace("JSON", "json")
-    return single("json", prompt, json.dumps(record))
+        prompt = phrase(rng, WITH, WITHOUT_VERB, f=named(rng, record, NAMED))
+    return json_sample(rng, record, prompt)
 
 
 TABLES = (
@@ -225,13 +241,13 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-@task("table", "long")
-def table(rng: random.Random) -> Sample:
+def table_sample(rng: random.Random, phrase: Phrase, tables: Sequence[str], complete: Sequence[str]) -> Sample:
+    """Returns a request for a table of people, or of other things with named columns."""
     if rng.random() < 0.65:
         header = ["Name", "Age", "City"]
         rows = [[word_lists.name(rng), str(rng.randint(1, 99)), word_lists.city(rng)] for _ in range(rng.randint(2, 5))]
         listed = rng.choice(("; ", "; ", "\n", " / ")).join(", ".join(row) for row in rows)
-        return single("table", phrase(rng, TABLES, TABLE, l=listed), markdown_table(header, rows))
+        return single("table", phrase(rng, tables, complete, l=listed), markdown_table(header, rows))
     header = rng.sample(HEADS, rng.choice((2, 2, 3)))
     rows = [
         [word_lists.noun(rng), *(rng.choice((word_lists.noun(rng), str(rng.randint(1, 99)))) for _ in header[1:])]
@@ -241,3 +257,8 @@ def table(rng: random.Random) -> Sample:
     listed = rng.choice(("; ", "\n") if pairs == ", " else (", ", "; ", "\n")).join(pairs.join(row) for row in rows)
     names = ", ".join(header) if len(header) > 2 or rng.random() < 0.3 else " and ".join(header)
     return single("table", phrase(rng, COLUMNED, (), l=listed, h=names), markdown_table(header, rows))
+
+
+@task("table", "long")
+def table(rng: random.Random) -> Sample:
+    return table_sample(rng, phrase, TABLES, TABLE)

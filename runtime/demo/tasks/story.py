@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from runtime.demo.tasks import word_lists
 from runtime.demo.tasks.base import Sample, single, task
-from runtime.demo.tasks.phrasing import phrase
+from runtime.demo.tasks.phrasing import Phrase, phrase
 from runtime.demo.tasks.word_lists import ANIMALS, LOCATIONS, NAMES, THINGS, a
 
 # Forms of each sentence. `he` is the hero, `an` the companion, `pl` the location, `th` the thing found.
@@ -179,13 +179,19 @@ OPEN = (
 )
 
 
-@task("story_free", "long", _check)
-def story_free(rng: random.Random) -> Sample:
-    """A story without a topic: the model chooses and must stay consistent."""
+def free_story(
+    rng: random.Random, phrase: Phrase, requests: Sequence[str], write: Callable[[random.Random], str]
+) -> Sample:
+    """Returns a request for a story without a topic: the model chooses and must stay consistent."""
     end = rng.choice(OPEN)
     word = rng.choice(
         (*STORY, "very short story", "good story", "funny story", "new story", "cute story", "children's story")
     )
-    cores = [c.replace("{s}", "{s}" + end) for c in REQUESTS]
+    cores = [c.replace("{s}", "{s}" + end) for c in requests]
     complete = [c.replace("{s}", "{s}" + end) for c in WANT]
-    return single("story_free", phrase(rng, cores, complete, s=word), _write(rng))
+    return single("story_free", phrase(rng, cores, complete, s=word), write(rng))
+
+
+@task("story_free", "long", _check)
+def story_free(rng: random.Random) -> Sample:
+    return free_story(rng, phrase, REQUESTS, _write)

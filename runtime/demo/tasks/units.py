@@ -67,8 +67,8 @@ def named(n: int, unit: str) -> str:
     return _ONE.get(unit, unit.removesuffix("s"))
 
 
-@task("units", "short")
-def units(rng: random.Random) -> Sample:
+def conversion(rng: random.Random) -> tuple[dict[str, str], str]:
+    """Returns the fields of a template, and the answer."""
     large, small, factor, top = rng.choice(UNITS)
     u, v = rng.choice(large), rng.choice(small)
     n = 1 if rng.random() < 0.06 else rng.randint(1, top)
@@ -80,5 +80,10 @@ def units(rng: random.Random) -> Sample:
     one = named(n, u)
     if amount in ("a", "an"):
         amount = "an" if one.startswith(("h", "o", "i")) and one != "h" else "a"
-    prompt = phrase(rng, CORES, QUESTIONS, n=amount, u=one, v=v)
-    return single("units", prompt, f"{n} {one} = {m} {named(m, v)}.")
+    return {"n": amount, "u": one, "v": v}, f"{n} {one} = {m} {named(m, v)}."
+
+
+@task("units", "short")
+def units(rng: random.Random) -> Sample:
+    fields, answer = conversion(rng)
+    return single("units", phrase(rng, CORES, QUESTIONS, **fields), answer)

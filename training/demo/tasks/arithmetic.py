@@ -133,37 +133,17 @@ def add(rng: random.Random) -> Sample:
 
 @task("subtract", "short")
 def subtract(rng: random.Random) -> Sample:
-    a, b = shipped.operand(rng), shipped.operand(rng)
-    if a < b and rng.random() < 0.7:  # mostly positive results
-        a, b = b, a
-    kind = rng.random()
-    if kind < 0.1:
-        a, b = round(a, -1), round(b, -1)
-    elif kind < 0.25:  # borrows across zeros
-        a = rng.choice((100, 100, 1000, rng.randint(1, 10) * 100))
-        b = rng.randint(0, a)
+    a, b = shipped.subtraction(rng)
     return single("subtract", wording(rng, a, "-", b), f"{a} - {b} = {a - b}.")
 
 
 @task("multiply", "short")
 def multiply(rng: random.Random) -> Sample:
-    """Multiplication without intermediate steps: the small table, any number by one digit, and round numbers."""
-    kind = rng.random()
-    if kind < 0.35:
-        a, b = rng.randint(0, 12), rng.randint(0, 12)
-    elif kind < 0.85:
-        a, b = rng.randint(2, rng.choice((99, 999))), rng.randint(0, 9)
-    else:
-        a, b = rng.randint(2, rng.choice((99, 999))), rng.randint(1, 9) * rng.choice((10, 100))
-    if kind >= 0.35 and rng.random() < 0.4:
-        a, b = b, a
+    a, b = shipped.factors(rng)
     return single("multiply", wording(rng, a, "x", b), f"{a} x {b} = {a * b}.")
 
 
 @task("product", "long")
 def multiply_long(rng: random.Random) -> Sample:
-    """Multiplication of two numbers with two or three digits, with intermediate steps."""
-    while True:
-        a, b = (rng.randint(11, rng.choice((99, 999))) for _ in range(2))
-        if max(a, b) > 12 and all(len(str(n).replace("0", "")) > 1 for n in (a, b)):
-            return single("product", wording(rng, a, "x", b), shipped.worked(a, b))
+    a, b = shipped.long_factors(rng)
+    return single("product", wording(rng, a, "x", b), shipped.worked(a, b))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from runtime.demo.tasks import comparing as shipped
-from runtime.demo.tasks.base import Sample, single
+from runtime.demo.tasks.base import Sample
 from training.demo.tasks.base import task
 from training.demo.tasks.phrasing import phrase
 
@@ -31,29 +31,5 @@ _PICKED = (
 
 @task("compare", "short")
 def compare(rng: random.Random) -> Sample:
-    top = rng.choice((20, 99, 999, 999, 1010))
-    a, b = rng.sample(range(top + 1), 2)
-    if rng.random() < 0.15:  # numbers that are close
-        b = max(0, a + rng.choice((-1, 1, 10, -10, 100)))
-    word = rng.choice(shipped.LARGER + shipped.SMALLER)
-    kind = rng.random()
-    if 0.42 < kind < 0.5:
-        word = "more"
-    if kind < 0.5 or a == b:
-        if kind < 0.12:
-            word = rng.choice(("larger", "smaller"))
-            prompt = phrase(rng, (), shipped.SIGN, a=a, b=b, s=">" if word == "larger" else "<")
-        else:
-            prompt = phrase(rng, (), _IS, a=a, b=b, w=word)
-        return single("compare", prompt, shipped.says(a, word, b))
-    if kind < 0.6:
-        word = "larger"
-        prompt = phrase(rng, shipped.COMPARE, (), a=a, b=b)
-    elif kind < 0.68:
-        superlative = rng.choice(list(shipped.SUPERLATIVES))
-        word = shipped.SUPERLATIVES[superlative]
-        prompt = phrase(rng, shipped.PICK, _PICKED, a=a, b=b, m=superlative)
-    else:
-        prompt = phrase(rng, (), _WHICH, a=a, b=b, w=word)
-    best = max(a, b) if word in shipped.LARGER else min(a, b)
-    return single("compare", prompt, f"{best} is {word} than {a + b - best}.")
+    limits = (20, 99, 999, 999, 1010)
+    return shipped.comparison(rng, phrase, limits=limits, which=_WHICH, statements=_IS, picked=_PICKED)

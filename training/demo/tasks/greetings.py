@@ -5,9 +5,7 @@ from __future__ import annotations
 import random
 
 from runtime.demo.tasks import greetings as shipped
-from runtime.demo.tasks import word_lists
-from runtime.demo.tasks.base import Sample, single
-from runtime.demo.tasks.phrasing import typed
+from runtime.demo.tasks.base import Sample
 from training.demo.tasks.base import task
 from training.demo.tasks.phrasing import ask
 
@@ -33,39 +31,12 @@ _BYE = (
 
 @task("greet", "short")
 def greet(rng: random.Random) -> Sample:
-    end = rng.choice((".", "!", ""))
-    kind = rng.random()
-    name = word_lists.name(rng)
-    if kind < 0.2:
-        return single("greet", typed(rng, rng.choice(_HELLO) + end), f"Hello! {shipped.HELP}")
-    if kind < 0.4:
-        return single(
-            "greet", typed(rng, rng.choice(shipped.MEET).format(n=name) + end), f"Hello, {name}! {shipped.HELP}"
-        )
-    if kind < 0.7:
-        prompt = (
-            f"{rng.choice(_HELLO)}{rng.choice((', ', ', ', '! ', '. '))}{rng.choice(shipped.NAMED).format(n=name)}{end}"
-        )
-        return single("greet", typed(rng, prompt), f"Hello, {name}! {shipped.HELP}")
-    polite = "" if rng.random() < 0.3 else f", {rng.choice(shipped.NAMED).format(n=name)}"
-    if kind < 0.85:
-        return single("greet", rng.choice(_THANKS) + polite + end, "You are welcome!")
-    return single("greet", rng.choice(_BYE) + polite + end, "Goodbye!")
+    return shipped.greeting(rng, _HELLO, _THANKS, _BYE)
 
 
 @task("small_talk", "short")
 def small_chat(rng: random.Random) -> Sample:
-    """Short remarks between questions, and greetings in lower case."""
-    if rng.random() < 0.5:
-        name = "" if rng.random() < 0.6 else f", {word_lists.name(rng)} here"
-        prompt = rng.choice(shipped.FINE) + name + rng.choice((".", "!", "", "..."))
-        if rng.random() < 0.3:
-            prompt = prompt.lower() if not name else prompt
-        return single("small_talk", prompt, "What else can I do for you?")
-    while True:
-        greeting = greet(rng)
-        if "," not in greeting.answer:  # names keep their spelling
-            return single("small_talk", greeting.messages[0]["content"].lower(), greeting.answer)
+    return shipped.remark(rng, greet)
 
 
 _WHAT = (
@@ -86,13 +57,4 @@ _REQUESTS = (
 
 @task("abilities", "short")
 def abilities(rng: random.Random) -> Sample:
-    if rng.random() < 0.3:
-        return single("abilities", ask(rng, rng.choice(_REQUESTS)), shipped.ABILITIES)
-    what = rng.choice(_WHAT)
-    opening = rng.choice(
-        ("", "", "So, ", "And ", "Please tell me: ", "{h}, ", "{h}! ", "{h}. ", "I am {n}, ", "{h}, I am {n}. ")
-    )
-    opening = opening.format(h=rng.choice(_HELLO), n=word_lists.name(rng))
-    first = what if opening.endswith((", ", "And ")) else what[:1].upper() + what[1:]
-    prompt = opening + first + rng.choice(("?", "?", "", "??"))
-    return single("abilities", prompt if rng.random() < 0.8 else prompt[:1].lower() + prompt[1:], shipped.ABILITIES)
+    return shipped.ability_question(rng, ask, _WHAT, _REQUESTS, _HELLO)

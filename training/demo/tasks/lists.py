@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 from runtime.demo.tasks import lists as shipped
-from runtime.demo.tasks import word_lists
 from runtime.demo.tasks.base import Sample, single
 from runtime.demo.tasks.phrasing import listed
 from training.demo.tasks.base import task
@@ -116,7 +115,7 @@ _ALPHABETICAL = (
 @task("sort", "short")
 def sort(rng: random.Random) -> Sample:
     if rng.random() < 0.12:
-        return _sort_alphabetically(rng)
+        return shipped.alphabetical(rng, phrase, _ALPHABETICAL)
     top = rng.choice((10, 100, 100, 1000, 1000, 1000))
     numbers = rng.sample(range(top), rng.choice((2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7)))
     if top == 1000 and rng.random() < 0.4:  # of different lengths
@@ -132,13 +131,3 @@ def sort(rng: random.Random) -> Sample:
     else:
         prompt = phrase(rng, _SORT, _SORTED, l=text)
     return single("sort", prompt, ", ".join(map(str, sorted(numbers, reverse=down))) + ".")
-
-
-def _sort_alphabetically(rng: random.Random) -> Sample:
-    """Sorts words with different first letters."""
-    found: dict[str, str] = {}
-    for _ in range(rng.randint(3, 5)):
-        word = word_lists.noun(rng)
-        found.setdefault(word[0], word)
-    several = list(found.values()) if len(found) > 1 else ["pear", "apple"]
-    return single("sort", phrase(rng, _ALPHABETICAL, (), l=listed(rng, several)), ", ".join(sorted(several)) + ".")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
+from functools import partial
 
 from runtime.demo.tasks import phrasing as shipped
 
@@ -20,29 +21,7 @@ _TAILS = (
 )  # fmt: skip
 
 
-def ask(rng: random.Random, core: str) -> str:
-    """Returns a variant of the imperative `core` ("sort 3, 1, 2")."""
-    kind = rng.random()
-    end = rng.choice((".", ".", "", "", "!"))
-    if kind < 0.3:
-        text = core + (rng.choice((", please", " please")) if rng.random() < 0.12 else "")
-    elif kind < 0.65:
-        text = _opened(rng, core)
-    else:
-        text, end = rng.choice(_QUESTIONS) + core, rng.choice(("?", "?", "?", "", "."))
-    if kind >= 0.3:
-        text += rng.choice(_TAILS)
-    text = text + end
-    return shipped.capitalized(text) if rng.random() < 0.72 else text
-
-
-def _opened(rng: random.Random, core: str) -> str:
-    kind = rng.random()
-    if kind < 0.4:
-        return rng.choice(shipped.BARE) + core
-    return rng.choice(_URGING if kind < 0.7 else shipped.WISHES) + core
-
-
+ask = partial(shipped.ask, urging=_URGING, questions=_QUESTIONS, tails=_TAILS)
 _TYPO_FRACTION = 0.05  # of the templates
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping
 
 from runtime.demo.tasks import records as shipped
 from runtime.demo.tasks import word_lists
-from runtime.demo.tasks.base import Sample, single
-from runtime.demo.tasks.phrasing import typed
+from runtime.demo.tasks.base import Sample
 from training.demo.tasks.base import task
 from training.demo.tasks.phrasing import phrase
 
@@ -41,13 +39,9 @@ _JSON_OF = (
 
 def _fields(rng: random.Random) -> dict[str, str | int]:
     """Returns two to four fields of a person or a thing."""
-    made: dict[str, str | int] = {}
     if rng.random() < 0.5:
-        made["name"] = word_lists.full_name(rng)
-        others = {"age": rng.randint(1, 99), "city": word_lists.city(rng), "job": rng.choice(word_lists.JOBS)}
-        for key in rng.sample(sorted(others), rng.randint(1, 3)):
-            made[key] = others[key]
-        return made
+        return shipped.person(rng)
+    made: dict[str, str | int] = {}
     if rng.random() < 0.25:
         made["name"] = rng.choice((word_lists.name, word_lists.noun))(rng)
     for _ in range(rng.randint(2, 3)):
@@ -63,14 +57,7 @@ def _fields(rng: random.Random) -> dict[str, str | int]:
     return made
 
 
-def _named(rng: random.Random, fields: Mapping[str, str | int]) -> str:
-    """Returns the fields as text: "name Bob, age 5", "name=Bob and age=5", ..."""
-    form = rng.choice(("{} {}", "{} {}", "{}: {}", "{}={}", "{} = {}", "{} is {}", "the {} {}", "a {} of {}",
-                       "the {} is {}"))  # fmt: skip
-    parts = [form.format(k, v) for k, v in fields.items()]
-    if rng.random() < 0.6:
-        return (", ".join(parts[:-1]) + " and " if len(parts) > 1 else "") + parts[-1]
-    return ", ".join(parts)
+_NAMED = (*shipped.NAMED, "the {} {}", "a {} of {}", "the {} is {}")
 
 
 def _describe(rng: random.Random, person: Mapping[str, str | int]) -> str:
@@ -95,27 +82,13 @@ def _describe(rng: random.Random, person: Mapping[str, str | int]) -> str:
 def json_object(rng: random.Random) -> Sample:
     kind = rng.random()
     if kind < 0.45:
-        record: dict[str, str | int] = {
-            "name": word_lists.full_name(rng),
-            "age": rng.randint(1, 99),
-            "city": word_lists.city(rng),
-        }
-        with_job = rng.random() < 0.4
-        if with_job:
-            record["job"] = rng.choice(word_lists.JOBS)
-        sentence = rng.choice(shipped.SENTENCES_WITH_JOB if with_job else shipped.SENTENCES).format(
-            n=record["name"], a=record["age"], c=record["city"], j=record.get("job")
-        )
-        prompt = typed(rng, rng.choice(shipped.AS_JSON).format(s=sentence))
+        return shipped.json_sample(rng, *shipped.sentence(rng))
+    record = _fields(rng)
+    if shipped.is_person(record) and kind < 0.7:
+        prompt = phrase(rng, _FOR, _JSON_OF, g=_describe(rng, record))
     else:
-        record = _fields(rng)
-        if set(record) <= {"name", "age", "city", "job"} and kind < 0.7 and len(record) > 1:
-            prompt = phrase(rng, _FOR, _JSON_OF, g=_describe(rng, record))
-        else:
-            prompt = phrase(rng, _WITH, _WITHOUT_VERB, f=_named(rng, record))
-    if rng.random() < 0.15:
-        prompt = prompt.replace("JSON", "json")
-    return single("json", prompt, json.dumps(record))
+        prompt = phrase(rng, _WITH, _WITHOUT_VERB, f=shipped.named(rng, record, _NAMED))
+    return shipped.json_sample(rng, record, prompt)
 
 
 _TABLES = (
@@ -137,17 +110,4 @@ _TABLE = (
 
 @task("table", "long")
 def table(rng: random.Random) -> Sample:
-    if rng.random() < 0.65:
-        header = ["Name", "Age", "City"]
-        rows = [[word_lists.name(rng), str(rng.randint(1, 99)), word_lists.city(rng)] for _ in range(rng.randint(2, 5))]
-        listed = rng.choice(("; ", "; ", "\n", " / ")).join(", ".join(row) for row in rows)
-        return single("table", phrase(rng, _TABLES, _TABLE, l=listed), shipped.markdown_table(header, rows))
-    header = rng.sample(shipped.HEADS, rng.choice((2, 2, 3)))
-    rows = [
-        [word_lists.noun(rng), *(rng.choice((word_lists.noun(rng), str(rng.randint(1, 99)))) for _ in header[1:])]
-        for _ in range(rng.randint(2, 4))
-    ]
-    pairs = rng.choice((" ", ", ", ": ")) if len(header) == 2 else ", "
-    listed = rng.choice(("; ", "\n") if pairs == ", " else (", ", "; ", "\n")).join(pairs.join(row) for row in rows)
-    names = ", ".join(header) if len(header) > 2 or rng.random() < 0.3 else " and ".join(header)
-    return single("table", phrase(rng, shipped.COLUMNED, (), l=listed, h=names), shipped.markdown_table(header, rows))
+    return shipped.table_sample(rng, phrase, _TABLES, _TABLE)

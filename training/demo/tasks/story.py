@@ -219,11 +219,4 @@ def _topical(rng: random.Random, name: str, asked: Mapping[str, str]) -> Sample:
 
 @task("story_free", "long", _check)
 def story_free(rng: random.Random) -> Sample:
-    """A story without a topic: the model chooses and must stay consistent."""
-    end = rng.choice(shipped.OPEN)
-    word = rng.choice(
-        (*shipped.STORY, "very short story", "good story", "funny story", "new story", "cute story", "children's story")
-    )
-    cores = [c.replace("{s}", "{s}" + end) for c in _REQUESTS]
-    complete = [c.replace("{s}", "{s}" + end) for c in shipped.WANT]
-    return single("story_free", phrase(rng, cores, complete, s=word), _write(rng))
+    return shipped.free_story(rng, phrase, _REQUESTS, _write)

@@ -28,16 +28,5 @@ _QUESTIONS = (
 
 @task("units", "short")
 def units(rng: random.Random) -> Sample:
-    large, small, factor, top = rng.choice(shipped.UNITS)
-    u, v = rng.choice(large), rng.choice(small)
-    n = 1 if rng.random() < 0.06 else rng.randint(1, top)
-    before, after = (n, u), (n * factor, v)
-    if rng.random() < 0.25:
-        before, after = after, before
-    (n, u), (m, v) = before, after
-    amount = rng.choice(("a", "an", "one", "1")) if n == 1 else str(n)
-    one = shipped.named(n, u)
-    if amount in ("a", "an"):
-        amount = "an" if one.startswith(("h", "o", "i")) and one != "h" else "a"
-    prompt = phrase(rng, _CORES, _QUESTIONS, n=amount, u=one, v=v)
-    return single("units", prompt, f"{n} {one} = {m} {shipped.named(m, v)}.")
+    fields, answer = shipped.conversion(rng)
+    return single("units", phrase(rng, _CORES, _QUESTIONS, **fields), answer)
