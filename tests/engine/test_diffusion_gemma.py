@@ -267,7 +267,7 @@ def test_an_end_token_counts_only_when_it_is_committed(llm):
 
 
 def test_temperature_scales_the_schedule(llm):
-    """Twice the temperature is twice both ends of it; at 0 the draw is the likeliest token, whatever its numbers."""
+    """Twice the temperature is twice both ends of it; at 0 the draw is the argmax, whatever its numbers."""
     prompt, params = asked(0)
 
     def answer(seed=5, temperature=None, **fields):
@@ -280,7 +280,7 @@ def test_temperature_scales_the_schedule(llm):
     assert answer(temperature=2) != answer() != answer(seed=6)
     # all are accepted at once: only the canvas's first noise is left to chance
     greedy = answer(temperature=0, entropy_bound=1000, max_denoising_steps=1)
-    assert greedy == answer(temperature=3, entropy_bound=1000, max_denoising_steps=1), "the answer is the likeliest"
+    assert greedy == answer(temperature=3, entropy_bound=1000, max_denoising_steps=1), "greedy tokens are the answer"
 
 
 def test_every_step_is_reported(llm):
