@@ -17,6 +17,7 @@ from runtime.bench import sizes
 from runtime.errors import ConfigError
 from tests.wait import TIMEOUT
 
+ROOT = Path(__file__).parents[2]
 TINY = ("--arch", "llada2-tiny")
 CPU = ("--device", "cpu")
 DRAWN = (*TINY, "--random-weights", *CPU)
@@ -30,10 +31,10 @@ def small_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sizes, "_MEMORY", memory)
 
 
-def ended(*arguments: str) -> tuple[int, list[str]]:
-    """The status of a tool in a process of its own, and what it says at the end."""
+def ended(*arguments: str, **variables: str) -> tuple[int, list[str]]:
+    """The status of a tool in a process of its own with these environment variables, and the lines it prints."""
     command = [sys.executable, "-m", "runtime.bench", *arguments]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **variables}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT, check=False)
     output = done.stdout + done.stderr
     assert "Traceback" not in output, output
@@ -151,10 +152,17 @@ def test_pages_that_do_not_fit_are_not_allocated(
 
 
 @pytest.mark.matrix
-def test_several_ranks_end_with_the_sentence() -> None:
-    status, output = ended("ranks", "--arch", "llada2-flash", *CPU, "--sizes", "2", "--batch", "1")
+@pytest.mark.usefixtures("small_host")
+def test_several_ranks_end_with_the_sentence(tmp_path: Path) -> None:
+    # Ranks are processes of their own: Python imports this module at the start of each.
+    (tmp_path / "sitecustomize.py").write_text(
+        f"from pathlib import Path\nfrom runtime.bench import sizes\nsizes._MEMORY = Path({str(sizes._MEMORY)!r})\n"
+    )
+    path = os.pathsep.join((str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")))
+    status, output = ended("ranks", *TINY, *CPU, "--sizes", "2", "--batch", "1", PYTHONPATH=path)
     assert status == 1
     assert output[-1].startswith("error: the weights in float32 take ")
+    assert "this host has 0.0 GB of memory available" in output[-1]
 
 
 def test_a_large_model_is_announced(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
