@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 
-from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS, LogitsOps, TopTokens
+from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps, TopTokens
 from runtime.errors import ConfigError
 from runtime.plugins import Registry
 from runtime.request.field_spec import Field, Value, fraction_field

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from runtime.algorithms.sampling import CANVAS, uniforms
+from runtime.algorithms.logits_ops import CANVAS, uniforms
 from runtime.engine.request import Block, ForwardSpan, Request
 from runtime.engine.step_plan import MASKED, UNMASKED, BlockResults, Ints
 from runtime.request.block_layout import BlockLayout

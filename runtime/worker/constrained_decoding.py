@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from runtime.algorithms import sampling
-from runtime.algorithms.base import MIN_P, TEMPERATURE, TOP_K, TOP_P
-from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS
+from runtime.algorithms.base import TEMPERATURE
+from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, Candidate
 from runtime.engine.logits_processors import apply_logits_processors, logits_processor_arrays
 from runtime.engine.step_plan import UNMASKED, BlockResults, DenoiseBlocks, GrammarBlock
 from runtime.worker.sampler import FullLogits
@@ -149,24 +148,21 @@ def _unpack_bitmask(bitmask: np.ndarray, logits: torch.Tensor) -> torch.Tensor:
     return bits.flatten(1)[:, : logits.shape[1]].bool()
 
 
-def _sample_allowed(logits: torch.Tensor, active: Sequence[GrammarWalk], plan: DenoiseBlocks) -> sampling.Candidate:
+def _sample_allowed(logits: torch.Tensor, active: Sequence[GrammarWalk], plan: DenoiseBlocks) -> Candidate:
     """Returns a token per row of `logits` [n, vocab] and its probability among the allowed tokens.
 
     It is the argmax, or a sample for requests with a temperature.
     """
-    best = sampling.DEFAULT_LOGITS_OPS.greedy(logits)
+    best = DEFAULT_LOGITS_OPS.greedy(logits)
     inputs = plan.sampling
     sampled = [i for i, w in enumerate(active) if inputs is not None and inputs.limits[w.block.block, TEMPERATURE] > 0]
     if inputs is None or not sampled:
         return best
     block, position = zip(*((active[i].block.block, active[i].position) for i in sampled), strict=True)
     limits = torch.from_numpy(inputs.limits[list(block)]).to(logits.device)
-    probs = sampling.DEFAULT_LOGITS_OPS.filtered_probs(
-        logits[sampled], temperature=limits[:, TEMPERATURE], top_k=limits[:, TOP_K].long(), top_p=limits[:, TOP_P],
-        min_p=limits[:, MIN_P],
-    )  # fmt: skip
+    probs = DEFAULT_LOGITS_OPS.filtered_probs(logits[sampled], limits)
     uniform = torch.from_numpy(inputs.uniform[list(block), list(position)]).to(logits.device)
-    picked = sampling.DEFAULT_LOGITS_OPS.multinomial(probs, uniform)
+    picked = DEFAULT_LOGITS_OPS.multinomial(probs, uniform)
     best.token[sampled], best.confidence[sampled] = picked.token, picked.confidence
     return best
 

@@ -24,7 +24,7 @@ from runtime.algorithms.base import (
     SoftEmbeddingParams,
     UnmaskingAlgorithm,
 )
-from runtime.algorithms.sampling import DRAW, RENOISE, uniforms
+from runtime.algorithms.logits_ops import DRAW, RENOISE, uniforms
 from runtime.engine.kv_cache_manager import PageTable
 from runtime.engine.logits_processors import logits_processor_arrays, make_logits_processor_batch
 from runtime.engine.lora_manager import LoRAManager

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from runtime.algorithms import sampling
+from runtime.algorithms.logits_ops import topk
 from runtime.engine.request import BlockLogprobs
 from runtime.engine.step_plan import MASKED, NO_LOGPROBS, UNMASKED, BlockResults, DenoiseBlocks
 from runtime.worker.sampler import FullLogits
@@ -65,6 +65,6 @@ def _logprobs_of(logits: torch.Tensor, tokens: np.ndarray, num_top: int) -> tupl
     own = logits.gather(1, torch.from_numpy(tokens).to(logits.device)[:, None])
     ids, values = own.long()[:, :0], own[:, :0]
     if num_top:
-        ids, values = sampling.topk(logits, num_top)
+        ids, values = topk(logits, num_top)
     found = torch.cat([torch.cat([own, values], 1) - total, ids.to(total.dtype)], 1).double().cpu().numpy()
     return found[:, 0], found[:, 1 + num_top :].astype(np.int64), found[:, 1 : 1 + num_top]

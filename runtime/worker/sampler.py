@@ -1,8 +1,12 @@
-"""Computes the inputs of unmasking algorithms from hidden states; no other module computes or reads logits.
+"""Samples candidates from hidden states: logits, argmax or sampling with temperature, top-k, top-p and min-p.
 
-It gathers the sampled rows, masks forbidden ids, applies the changes of the algorithms, and takes the argmax or draws.
-It computes statistics only for the rows of algorithms that requested them. The order of the operations is that of
-docs/research/decoding-rules.md#logits, the result that of docs/research/decoding-rules.md#candidates-and-confidence.
+`Sampler` computes the logits of the sampled rows, masks forbidden ids, applies logits processors and the changes of the
+algorithms, and computes the inputs of the unmasking algorithms. It computes statistics only for the rows of algorithms
+that require them. The order of the operations is that of docs/research/decoding-rules.md#logits, the result that of
+docs/research/decoding-rules.md#candidates-and-confidence.
+
+Top-k and top-p are in ``kernels.topk_topp_sampling``, in torch and as a kernel. ``Sampler.sample_top_k_top_p`` chooses
+between them. `logprobs.py` and `constrained_decoding.py` read logits of `FullLogits`.
 """
 
 from __future__ import annotations
@@ -18,14 +22,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from runtime.algorithms import sampling
 from runtime.algorithms.base import (
-    MIN_P,
     SUPPRESS_EOS,
     TEMPERATURE,
     TOKEN_MERGE_TOP_K,
-    TOP_K,
-    TOP_P,
     BlockBatch,
     BlockUpdate,
     EditTokens,
@@ -34,7 +34,7 @@ from runtime.algorithms.base import (
     UnmaskingAlgorithm,
     algorithms_with_edit_tokens,
 )
-from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS, LogitsOps
+from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps, TopTokens
 from runtime.engine.logits_processors import apply_logits_processors
 from runtime.engine.step_plan import FIXED, MASKED, UNMASKED, BlockResults, Bools, DenoiseBlocks, Ints, SoftTokens
 from runtime.kernels.fused_softmax_stats import SoftmaxStats, StatsRequest
@@ -98,7 +98,7 @@ class AlgorithmGroup:
     block_in_group: torch.Tensor
     params: torch.Tensor
     history: torch.Tensor | None
-    top_k: sampling.TopTokens | None
+    top_k: TopTokens | None
     logits_ops: LogitsOps
 
     @property
@@ -158,7 +158,7 @@ def make_groups(
         params, top = inputs[f"params{i}"], None
         if group.top_k:
             ids = params.new_zeros((group.blocks, shape.size, group.top_k), dtype=torch.int64)
-            top = sampling.TopTokens(ids, torch.zeros_like(ids, dtype=dtype))
+            top = TopTokens(ids, torch.zeros_like(ids, dtype=dtype))
         members, own = (
             (None, inputs["block"]) if len(shape.groups) == 1 else (inputs[f"members{i}"], inputs["block_in_group"])
         )
@@ -349,7 +349,7 @@ class Sampler:
             candidate[index], confidence[index] = best.token, best.confidence
             if argmax is not None:
                 argmax[index] = best.token
-            self._sample_candidates(groups, part, logits, inputs, candidate, confidence, stats)
+            self.sample_top_k_top_p(groups, part, logits, inputs, candidate, confidence, stats)
 
         arrays = {
             "tokens": tokens,
@@ -416,7 +416,7 @@ class Sampler:
     def full_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns logits [rows, vocab], gathered from all ranks: forbidden ids are -inf, nothing else is changed."""
         logits = self.logits_ops.all_gather(self.logits(hidden))
-        sampling.DEFAULT_LOGITS_OPS.mask_forbidden(
+        DEFAULT_LOGITS_OPS.mask_forbidden(
             logits, mask_id=self.mask_id, max_token_id=self.max_token_id, allowed_special_ids=self.allowed_special
         )
         return logits
@@ -438,11 +438,14 @@ class Sampler:
         ends = {"confidence": lowest, "margin": lowest, "entropy": -lowest}
         return {name: arrays[name].masked_fill(suppressed, end) for name, end in ends.items() if name in arrays}
 
-    def _sample_candidates(
+    def sample_top_k_top_p(
         self, groups: list[AlgorithmGroup], part: slice, logits: torch.Tensor, inputs: Tensors, candidate: torch.Tensor,
         confidence: torch.Tensor, stats: Stats,
     ) -> None:  # fmt: skip
-        """Replaces the argmax by a random sample for the rows of a chunk whose requests have a temperature."""
+        """Replaces the argmax by a random sample for the rows of a chunk whose requests have a temperature.
+
+        It uses the kernel of ``kernels.topk_topp_sampling``, if there is one and no statistic needs the probabilities.
+        """
         num_sampled_before = 0  # in the previous groups
         for group in groups:
             shape = group.shape
@@ -458,7 +461,7 @@ class Sampler:
                 index, chunk = (inputs["block"][span.rows], inputs["at"][span.rows]), slice(begin - first, end - first)
                 candidate[index], confidence[index] = self.sample_kernel(
                     logits[span.part], inputs["limits"][chunk], inputs["uniform"][chunk],
-                    free=min(max(first_filtered - begin, 0), end - begin),
+                    num_unfiltered=min(max(first_filtered - begin, 0), end - begin),
                 )  # fmt: skip
                 continue
             for start in range(begin, end, SAMPLING_CHUNK_ROWS):
@@ -466,10 +469,7 @@ class Sampler:
                 limits = inputs["limits"][chunk.start - first : chunk.stop - first]
                 probs = self.logits_ops.filtered_probs(
                     logits[chunk.start - part.start : chunk.stop - part.start],
-                    temperature=limits[:, TEMPERATURE],
-                    top_k=limits[:, TOP_K].long(),
-                    top_p=limits[:, TOP_P],
-                    min_p=limits[:, MIN_P],
+                    limits,
                     num_unfiltered=min(max(first_filtered - chunk.start, 0), chunk.stop - chunk.start),
                 )
                 picked = self.logits_ops.multinomial(probs, inputs["uniform"][chunk.start - first : chunk.stop - first])

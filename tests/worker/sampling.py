@@ -12,6 +12,14 @@ from runtime.worker.input_batch import sample_inputs
 from runtime.worker.sampler import Sampler
 
 
+def make_limits(
+    temperature: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor, min_p: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Returns float64 [rows, 4], as ``topk_topp_sampling.filtered_probs`` takes it."""
+    columns = (temperature, top_p, top_k, torch.zeros_like(temperature) if min_p is None else min_p)
+    return torch.stack([column.double() for column in columns], 1)
+
+
 def sample_plan(
     sampler: Sampler, plan: DenoiseBlocks, hidden: torch.Tensor, self_conditioning: torch.Tensor | None = None
 ) -> Iterator[tuple[UnmaskingAlgorithm, torch.Tensor | None, BlockBatch]]:
