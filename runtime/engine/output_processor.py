@@ -119,8 +119,8 @@ class OutputProcessor:
                     request.prefill_seconds = time.perf_counter() - request.arrival_time - request.queue_seconds
             elif not scheduled.is_denoise_step:
                 stats.forwards_commit += 1
-            request.num_computed_tokens = min(scheduled.last, settled)
-        elif not scheduled.is_denoise_step and scheduled.first < scheduled.last:
+            request.num_computed_tokens = min(scheduled.end, settled)
+        elif not scheduled.is_denoise_step and scheduled.start < scheduled.end:
             stats.forwards_prefill += 1
         if span is not None and not self._update_blocks(scheduled, results, first):
             return
@@ -187,8 +187,8 @@ def make_output(request: Request) -> EngineOutput:
 def _make_logprobs(request: Request) -> TokenLogprobs:
     """Returns the logprobs of the new tokens, and of the end-of-sequence token."""
     assert request.logprobs is not None
-    last = request.num_stable_tokens + request.hit_eos
-    found = TokenLogprobs(*request.logprobs.between(request.num_sent_tokens, last))
+    end = request.num_stable_tokens + request.hit_eos
+    found = TokenLogprobs(*request.logprobs.between(request.num_sent_tokens, end))
     if request.hit_eos:
         found.end = int(request.tokens[request.num_stable_tokens])
     return found

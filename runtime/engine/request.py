@@ -304,21 +304,21 @@ class RepetitionRun:
 
 @dataclass(slots=True, eq=False)
 class ForwardSpan:
-    """Positions ``[first, last)`` of the open blocks that a step forwards, and the blocks to sample.
+    """Positions ``[start, end)`` of the open blocks that a step forwards, and the blocks to sample.
 
     The strategy sets `must_advance` of each of these blocks: whether the algorithm must unmask a position even if none
     passes its threshold. ``Strategy.update`` counts such steps in `num_advance_steps`. A span without blocks only
     writes K/V: it is no denoising step and has no output.
     """
 
-    first: int
-    last: int
+    start: int
+    end: int
     blocks: list[Block]
 
 
 @dataclass(slots=True, eq=False)
 class ScheduledRequest:
-    """Positions ``[first, last)`` of a request that a step forwards.
+    """Positions ``[start, end)`` of a request that a step forwards.
 
     Read-only: while the layout of a request is stable, all steps use the same object, and what is derived from it is
     reused too.
@@ -333,8 +333,8 @@ class ScheduledRequest:
     """
 
     request: Request
-    first: int
-    last: int
+    start: int
+    end: int
     span: ForwardSpan | None
     recompute: KVSpan | None = None
     stable_layout: bool = False
@@ -345,8 +345,8 @@ class ScheduledRequest:
     def __post_init__(self) -> None:
         span = self.span
         self.blocks = [] if span is None else span.blocks
-        self.is_denoise_step = span is not None and span.first < span.last and bool(span.blocks)
-        self.tokens = self.request.tokens[self.first : self.last] if self.recompute is None else self.recompute.tokens
+        self.is_denoise_step = span is not None and span.start < span.end and bool(span.blocks)
+        self.tokens = self.request.tokens[self.start : self.end] if self.recompute is None else self.recompute.tokens
 
 
 class BlockLogprobs(NamedTuple):
@@ -383,7 +383,7 @@ class LogprobTable:
         self.top_ids[at] = logprobs.top_ids[:, : self.num_top]
         self.top_values[at] = np.maximum(logprobs.top_values[:, : self.num_top], MIN_LOGPROB)
 
-    def between(self, first: int, last: int) -> tuple[list[float], list[list[int]], list[list[float]]]:
-        """Returns values, top ids and top values of the positions ``[first, last)``."""
-        here = slice(first, last)
+    def between(self, start: int, end: int) -> tuple[list[float], list[list[int]], list[list[float]]]:
+        """Returns values, top ids and top values of the positions ``[start, end)``."""
+        here = slice(start, end)
         return self.values[here].tolist(), self.top_ids[here].tolist(), self.top_values[here].tolist()

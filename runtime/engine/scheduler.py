@@ -94,9 +94,9 @@ class Scheduler:
         shared = len(self.running) > 2 and 1 < self.waiting.num_tenants < len(self.running)
         order, num_first = self._round_robin_order() if shared else (self._order(), 0)
         remaining_in_time = self.step_time.max_tokens(remaining) if shared else remaining
-        first, self._deferred_exclusive = self._deferred_exclusive, None
-        if first is not None and first.status is Status.RUNNING:  # otherwise later requests would always precede it
-            order = [first, *(request for request in order if request is not first)]
+        deferred, self._deferred_exclusive = self._deferred_exclusive, None
+        if deferred is not None and deferred.status is Status.RUNNING:  # first: else newer ones may precede it forever
+            order = [deferred, *(request for request in order if request is not deferred)]
         running, step = Status.RUNNING, self._step
         for n, request in enumerate(order):
             if request.status is not running:
@@ -119,13 +119,13 @@ class Scheduler:
             if scheduled is None:
                 budget_exhausted = True
                 continue
-            last = scheduled.last
-            if last > request.num_allocated_tokens and not self._allocate(request, last, batch):
+            end = scheduled.end
+            if end > request.num_allocated_tokens and not self._allocate(request, end, batch):
                 continue
             batch[request.arrival_index] = scheduled
             if prefilling:
                 self.in_batch_prefix_cache.mark_computing(request, computing)
-            rows = last - scheduled.first
+            rows = end - scheduled.start
             remaining -= rows
             remaining_in_time -= rows
             request.last_served_step = step
@@ -141,7 +141,7 @@ class Scheduler:
             return False
         return all(
             scheduled.stable_layout
-            and scheduled.last - scheduled.first == scheduled.blocks[0].size
+            and scheduled.end - scheduled.start == scheduled.blocks[0].size
             and scheduled.request.status is not Status.FINISHED
             for scheduled in batch
         )
@@ -167,28 +167,28 @@ class Scheduler:
         """
         if request.output_deferred:
             scheduled = request.last_scheduled
-            return scheduled if scheduled is not None and scheduled.last - scheduled.first <= max_tokens else None
+            return scheduled if scheduled is not None and scheduled.end - scheduled.start <= max_tokens else None
         num_computed, num_final = request.num_computed_tokens, request.num_final_tokens
         recompute_spans = request.recompute_spans
         if recompute_spans and num_computed == num_final:
             recompute = recompute_spans[0]
             if len(recompute.tokens) > max_tokens:
                 return None
-            last = recompute.start + len(recompute.tokens)
-            return ScheduledRequest(request, recompute.start, last, None, recompute)
+            end = recompute.start + len(recompute.tokens)
+            return ScheduledRequest(request, recompute.start, end, None, recompute)
         try:
             if num_final - num_computed <= max_tokens and request.reason is None and not recompute_spans:
                 span = self.strategy.plan_forward(request)
-                first, last = span.first, span.last
-                if num_computed < first and num_computed < request.num_final_tokens:
-                    first = num_computed
-                if last - first <= max_tokens:
+                start, end = span.start, span.end
+                if num_computed < start and num_computed < request.num_final_tokens:
+                    start = num_computed
+                if end - start <= max_tokens:
                     scheduled = request.last_scheduled
-                    if scheduled is None or scheduled.span is not span or scheduled.first != first:
-                        only_span = first == span.first and request.num_computed_tokens >= request.num_final_tokens
+                    if scheduled is None or scheduled.span is not span or scheduled.start != start:
+                        only_span = start == span.start and request.num_computed_tokens >= request.num_final_tokens
                         stable_layout = only_span and self.strategy.is_layout_stable(request, span)
                         scheduled = request.last_scheduled = ScheduledRequest(
-                            request, first, last, span, stable_layout=stable_layout
+                            request, start, end, span, stable_layout=stable_layout
                         )
                     return scheduled
             chunk = request.num_final_tokens - num_computed

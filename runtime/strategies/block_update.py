@@ -117,8 +117,8 @@ def cacheable_len(request: Request, reason: FinishReason, end: int, *, block_lay
     """
     if reason not in ("stop", "length"):
         return 0
-    last = end + (reason == "stop")  # includes the EOS
-    return min(request.num_final_tokens, block_layout.block_start(request.prompt_len, last))
+    answer_end = end + (reason == "stop")  # includes the EOS
+    return min(request.num_final_tokens, block_layout.block_start(request.prompt_len, answer_end))
 
 
 def _find_end(request: Request) -> tuple[FinishReason, int] | None:

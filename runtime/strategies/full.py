@@ -66,11 +66,11 @@ class FullCanvas(Strategy):
             self._open_block(request)
             if _is_block_final(request) and request.next_start < request.end:
                 request.blocks = []  # prefilled tokens cover it
-        first, last, part = 0, request.end, request.blocks[0]
+        start, end, part = 0, request.end, request.blocks[0]
         if request.reused_kv_spans:
             part = request.blocks[-1]
-            first, last = self._refreshed_range(request)
-        return ForwardSpan(first, last, [] if block_update.is_final(request, part) else [part])
+            start, end = self._refreshed_range(request)
+        return ForwardSpan(start, end, [] if block_update.is_final(request, part) else [part])
 
     def is_layout_stable(self, request: Request, span: ForwardSpan) -> bool:
         # with a cache, the first step of a block forwards more rows than the others
@@ -96,7 +96,7 @@ class FullCanvas(Strategy):
         end = request.next_start = min(start + length, request.end)
         first_separately = self.shift and request.values[CACHE] in ("prefix", "dual")
         bounds = (start, start + 1, end) if first_separately else (start, end)
-        request.blocks = [Block(request, first, last, shift=self.shift) for first, last in pairwise(bounds)]
+        request.blocks = [Block(request, start, end, shift=self.shift) for start, end in pairwise(bounds)]
         total = request.spec.decoding.total_steps
         steps = (
             int(request.values.get("steps", 0)) if total is None else self._step_budget(request, total, start, length)

@@ -52,9 +52,9 @@ class ShiftedBlockStrategy(Strategy):
         part = first_open_part(request)
         if part is None:
             return ForwardSpan(request.num_final_tokens, request.num_final_tokens, [])
-        first, last = self.forward_range(request, part)
-        part.num_skipped = max(first - part.logits_start, int(part.start == request.num_final_tokens))
-        return ForwardSpan(first, last, [part])
+        start, end = self.forward_range(request, part)
+        part.num_skipped = max(start - part.logits_start, int(part.start == request.num_final_tokens))
+        return ForwardSpan(start, end, [part])
 
     def _needs_first_token(self, request: Request) -> bool:
         at = request.num_final_tokens

@@ -293,10 +293,10 @@ class InputBuilder:
             self.lora_manager.affected_modules({scheduled.request.adapter for scheduled in batch}),
         ]
         for scheduled in batch:
-            request, first = scheduled.request, scheduled.first
+            request, first = scheduled.request, scheduled.start
             cache_key += (
                 first,
-                scheduled.last - first,
+                scheduled.end - first,
                 request.num_final_tokens,
                 request.req_slot,
                 request.end,
