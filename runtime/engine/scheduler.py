@@ -37,7 +37,7 @@ class Scheduler:
     Attributes:
         token_budget: maximum number of rows of one forward.
         max_num_reqs: maximum number of running requests.
-        min_tokens: rows that suffice for any request that is not prefilling.
+        max_decode_rows: maximum rows of a request that is not prefilling.
         running: running requests in the order of their arrival.
     """
 
@@ -58,8 +58,8 @@ class Scheduler:
         self.token_budget = info.max_num_batched_tokens
         self.max_num_reqs = info.max_num_reqs
         self.lora_manager = lora_manager
-        self.min_tokens = strategy.max_rows()
-        self.step_time = StepTimeEstimator(2 * self.min_tokens)
+        self.max_decode_rows = strategy.max_rows()
+        self.step_time = StepTimeEstimator(2 * self.max_decode_rows)
         self.in_batch_prefix_cache = InBatchPrefixCache(self.cache, self.table, strategy.uncacheable_tail)
         self.waiting = FairQueue()
         self.running: list[Request] = []
@@ -93,7 +93,7 @@ class Scheduler:
         # With several tenants, further requests of a tenant must not make the steps of the others long.
         shared = len(self.running) > 2 and 1 < self.waiting.num_tenants < len(self.running)
         order, num_first = self._round_robin_order() if shared else (self._order(), 0)
-        remaining_in_time = self.step_time.max_tokens(remaining) if shared else remaining
+        remaining_in_time = self.step_time.max_rows(remaining) if shared else remaining
         deferred, self._deferred_exclusive = self._deferred_exclusive, None
         if deferred is not None and deferred.status is Status.RUNNING:  # first: else newer ones may precede it forever
             order = [deferred, *(request for request in order if request is not deferred)]
@@ -109,13 +109,13 @@ class Scheduler:
             prefilling = request.num_computed_tokens < request.prefill_len
             if prefilling and self.in_batch_prefix_cache.should_wait(request, computing):
                 continue
-            max_tokens = remaining
+            max_rows = remaining
             if shared:
-                max_tokens = min(remaining, max(remaining_in_time, self.min_tokens if n < num_first else 0))
-                if not max_tokens:
+                max_rows = min(remaining, max(remaining_in_time, self.max_decode_rows if n < num_first else 0))
+                if not max_rows:
                     budget_exhausted = True
                     break
-            scheduled = self._schedule_request(request, max_tokens)
+            scheduled = self._schedule_request(request, max_rows)
             if scheduled is None:
                 budget_exhausted = True
                 continue
@@ -160,29 +160,29 @@ class Scheduler:
         rounds = round_robin(self.running)
         return [request for round in rounds for request in round], len(rounds[0])
 
-    def _schedule_request(self, request: Request, max_tokens: int) -> ScheduledRequest | None:
-        """Returns the rows of a request within `max_tokens`; None if nothing fits.
+    def _schedule_request(self, request: Request, max_rows: int) -> ScheduledRequest | None:
+        """Returns the rows of a request within `max_rows`; None if nothing fits.
 
         A prefill of final tokens may be split into chunks. Open blocks are forwarded entirely or not at all.
         """
         if request.output_deferred:
             scheduled = request.last_scheduled
-            return scheduled if scheduled is not None and scheduled.end - scheduled.start <= max_tokens else None
+            return scheduled if scheduled is not None and scheduled.end - scheduled.start <= max_rows else None
         num_computed, num_final = request.num_computed_tokens, request.num_final_tokens
         recompute_spans = request.recompute_spans
         if recompute_spans and num_computed == num_final:
             recompute = recompute_spans[0]
-            if len(recompute.tokens) > max_tokens:
+            if len(recompute.tokens) > max_rows:
                 return None
             end = recompute.start + len(recompute.tokens)
             return ScheduledRequest(request, recompute.start, end, None, recompute)
         try:
-            if num_final - num_computed <= max_tokens and request.reason is None and not recompute_spans:
+            if num_final - num_computed <= max_rows and request.reason is None and not recompute_spans:
                 span = self.strategy.plan_forward(request)
                 start, end = span.start, span.end
                 if num_computed < start and num_computed < request.num_final_tokens:
                     start = num_computed
-                if end - start <= max_tokens:
+                if end - start <= max_rows:
                     scheduled = request.last_scheduled
                     if scheduled is None or scheduled.span is not span or scheduled.start != start:
                         only_span = start == span.start and request.num_computed_tokens >= request.num_final_tokens
@@ -192,8 +192,8 @@ class Scheduler:
                         )
                     return scheduled
             chunk = request.num_final_tokens - num_computed
-            if chunk > max_tokens:
-                chunk = self.strategy.prefill_chunk_size(request, max_tokens)
+            if chunk > max_rows:
+                chunk = self.strategy.prefill_chunk_size(request, max_rows)
         except Exception as error:
             raise SchedulingError(request) from error
         return ScheduledRequest(request, num_computed, num_computed + chunk, None) if chunk else None
@@ -355,7 +355,7 @@ class StepTimeEstimator:
         if rows <= self.small and seconds < self._smallest:
             self._smallest = seconds
 
-    def max_tokens(self, budget: int) -> int:
+    def max_rows(self, budget: int) -> int:
         """Returns the rows of a step that takes about `seconds`, at most `budget`; `budget` before the first step."""
         if not self._seconds:
             return budget

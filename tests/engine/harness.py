@@ -110,7 +110,7 @@ class ConstantStepTime(StepTimeEstimator):
         super().__init__(rows)
         self.rows = rows
 
-    def max_tokens(self, budget: int) -> int:
+    def max_rows(self, budget: int) -> int:
         return min(self.rows, budget)
 
 
