@@ -155,15 +155,15 @@ def _sample_allowed(logits: torch.Tensor, active: Sequence[GrammarWalk], plan: D
     """
     best = DEFAULT_LOGITS_OPS.greedy(logits)
     inputs = plan.sampling
-    sampled = [i for i, w in enumerate(active) if inputs is not None and inputs.limits[w.block.block, TEMPERATURE] > 0]
-    if inputs is None or not sampled:
+    random = [i for i, w in enumerate(active) if inputs is not None and inputs.limits[w.block.block, TEMPERATURE] > 0]
+    if inputs is None or not random:
         return best
-    block, position = zip(*((active[i].block.block, active[i].position) for i in sampled), strict=True)
+    block, position = zip(*((active[i].block.block, active[i].position) for i in random), strict=True)
     limits = torch.from_numpy(inputs.limits[list(block)]).to(logits.device)
-    probs = DEFAULT_LOGITS_OPS.filtered_probs(logits[sampled], limits)
+    probs = DEFAULT_LOGITS_OPS.filtered_probs(logits[random], limits)
     uniform = torch.from_numpy(inputs.uniform[list(block), list(position)]).to(logits.device)
     picked = DEFAULT_LOGITS_OPS.multinomial(probs, uniform)
-    best.token[sampled], best.confidence[sampled] = picked.token, picked.confidence
+    best.token[random], best.confidence[random] = picked.token, picked.confidence
     return best
 
 

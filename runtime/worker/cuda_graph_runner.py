@@ -417,7 +417,7 @@ class CudaGraphRunner(ModelRunner):
             self._launch_forward_graph(shape, lambda into: pad_forward_inputs(into, none, empty, shape, self.sizes))
             return
         empty = _empty_arrays(sample_buffer_specs(shape))
-        groups = tuple(replace(group, blocks=0, rows=0, num_sampled=0, num_filtered=0) for group in shape.groups)
+        groups = tuple(replace(group, blocks=0, rows=0, num_random=0, num_filtered=0) for group in shape.groups)
         no_blocks = SampleDescriptor(0, shape.size, groups)
         self._launch_sample_graph(shape, lambda into: pad_sample_inputs(into, no_blocks, empty, shape, self.sizes))
 

@@ -82,7 +82,7 @@ class AlgorithmShape:
         required_stats: a ``LogitStat`` mask.
         blocks: number of blocks.
         rows: number of sampled positions.
-        num_sampled: rows at the end that have a temperature; the others are greedy.
+        num_random: rows at the end that have a temperature; the others are greedy.
         num_filtered: of these, rows at the end under min-p, top-k or top-p.
         history_len: records per position (``BlockBatch.history``).
         top_k: maximum number of tokens in a soft embedding (``algorithms.base.BlockUpdate.soft_tokens``).
@@ -92,7 +92,7 @@ class AlgorithmShape:
     required_stats: int
     blocks: int
     rows: int
-    num_sampled: int = 0
+    num_random: int = 0
     num_filtered: int = 0
     history_len: int = 0
     top_k: int = 0
@@ -110,11 +110,11 @@ class SampleDescriptor:
     self_conditioned: bool = False
     has_logits_processors: bool = False  # such a step is not captured
     rows: int = field(init=False)
-    num_sampled: int = field(init=False)
+    num_random: int = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", sum([group.rows for group in self.groups]))
-        object.__setattr__(self, "num_sampled", sum([group.num_sampled for group in self.groups]))
+        object.__setattr__(self, "num_random", sum([group.num_random for group in self.groups]))
 
 
 def forward_inputs(plan: StepPlan, *, self_conditioning: bool, block_size: int) -> tuple[ForwardDescriptor, Arrays]:
@@ -179,9 +179,9 @@ def sample_inputs(plan: DenoiseBlocks) -> tuple[SampleDescriptor, Arrays]:
     if plan.logits_processors is not None:
         arrays |= logits_processor_arrays(plan.logits_processors)
     if plan.sampling is not None:
-        sampled = np.flatnonzero(kind % 3)
-        arrays["limits"] = plan.sampling.limits[block[sampled]]
-        arrays["uniform"] = plan.sampling.uniform[block[sampled], at[sampled]]
+        random = np.flatnonzero(kind % 3)
+        arrays["limits"] = plan.sampling.limits[block[random]]
+        arrays["uniform"] = plan.sampling.uniform[block[random], at[random]]
     groups = []
     for i, (group, (num_greedy, num_unfiltered, num_filtered)) in enumerate(
         zip(plan.groups, counts.tolist(), strict=True)
@@ -203,7 +203,7 @@ def sample_inputs(plan: DenoiseBlocks) -> tuple[SampleDescriptor, Arrays]:
                 required_stats=group.required_stats,
                 blocks=len(group.members),
                 rows=num_greedy + num_unfiltered + num_filtered,
-                num_sampled=num_unfiltered + num_filtered,
+                num_random=num_unfiltered + num_filtered,
                 num_filtered=num_filtered,
                 history_len=history_len,
                 top_k=top_k,
@@ -223,13 +223,13 @@ def sample_inputs(plan: DenoiseBlocks) -> tuple[SampleDescriptor, Arrays]:
 
 def _sort_by_group(plan: DenoiseBlocks, block: Ints, at: Ints) -> tuple[Ints, Ints, Ints]:
     """Returns the sampled positions in their order and a code for each: the number of its group times 3, plus 0 for
-    greedy rows, 1 for sampled rows, or 2 for rows under min-p, top-k or top-p."""
+    greedy rows, 1 for random rows, or 2 for random rows under min-p, top-k or top-p."""
     kind = np.zeros(len(block), dtype=np.int64)
     if plan.sampling is not None:
         limits = plan.sampling.limits
-        sampled = limits[:, TEMPERATURE] > 0
-        filtered = sampled & ((limits[:, TOP_K] > 0) | (limits[:, TOP_P] < 1) | (limits[:, MIN_P] > 0))
-        kind = np.where(plan.state[block, at] == MASKED, (sampled.astype(np.int64) + filtered)[block], 0)
+        random = limits[:, TEMPERATURE] > 0
+        filtered = random & ((limits[:, TOP_K] > 0) | (limits[:, TOP_P] < 1) | (limits[:, MIN_P] > 0))
+        kind = np.where(plan.state[block, at] == MASKED, (random.astype(np.int64) + filtered)[block], 0)
     if len(plan.groups) > 1:
         number = np.empty(len(plan.tokens), dtype=np.int64)
         for i, group in enumerate(plan.groups):

@@ -300,7 +300,7 @@ class ModelStep:
 
         Args:
             hidden_states: [rows, hidden], the result of `forward`.
-            graph_safe: see ``Sampler.sample``.
+            graph_safe: see ``Sampler.block_batches``.
         """
         hidden = self.model.final_hidden_states(hidden_states[inputs["rows"]]) if shape.rows else hidden_states[:0]
         fused = self._fused_unmask(shape, inputs, hidden)
@@ -311,7 +311,7 @@ class ModelStep:
             self_conditioning = self.self_conditioning.new_zeros(shape.blocks, *self.self_conditioning.shape[1:])
         decided = []
         history: SamplerOutput = {}
-        groups = self.sampler.sample(shape, inputs, hidden, self_conditioning, graph_safe=graph_safe)
+        groups = self.sampler.block_batches(shape, inputs, hidden, self_conditioning, graph_safe=graph_safe)
         for i, (algorithm, members, blocks) in enumerate(groups):
             decided.append((members, algorithm.decide(blocks)))
             if blocks.history is not None:
@@ -338,7 +338,7 @@ class ModelStep:
         if (
             len(shape.groups) > 1
             or group.required_stats
-            or shape.num_sampled
+            or shape.num_random
             or shape.uniform_noise
             or shape.self_conditioned
             or shape.has_logits_processors

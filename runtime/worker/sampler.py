@@ -172,7 +172,7 @@ def make_groups(
 def needs_only_argmax(shape: SampleDescriptor) -> bool:
     """Whether the step needs only the argmax of each row and its probability."""
     more = any(group.required_stats & ~LogitStat.ARGMAX for group in shape.groups)
-    return not (shape.num_sampled or shape.uniform_noise or shape.has_logits_processors or more)
+    return not (shape.num_random or shape.uniform_noise or shape.has_logits_processors or more)
 
 
 @dataclass(frozen=True)
@@ -202,17 +202,17 @@ class Sampler:
     """Computes candidates, confidence and statistics of the sampled positions.
 
     Args:
-        logits: the lm_head, [rows, hidden] -> [rows, vocab]. If it has a fused argmax kernel, the sampler uses it
+        lm_head: [rows, hidden] -> [rows, vocab]. If it has a fused argmax kernel, the sampler uses it
             where the argmax suffices.
         device: that of the hidden states.
         self_conditioning_fn: see ``SelfConditioned``; None for models without self-conditioning.
     """
 
     def __init__(
-        self, logits: Callable[[torch.Tensor], torch.Tensor], config: SamplerConfig,
+        self, lm_head: Callable[[torch.Tensor], torch.Tensor], config: SamplerConfig,
         device: torch.device | str = "cpu", self_conditioning_fn: SelfConditioningFn | None = None,
     ) -> None:  # fmt: skip
-        self.logits = logits
+        self.lm_head = lm_head
         self.logits_ops = logits_ops = config.logits_ops
         # prob_stats: from the filtered probabilities that candidates are drawn from; logit_stats: from logits
         self.prob_stats = {LogitStat.MARGIN: logits_ops.margin, LogitStat.ENTROPY: logits_ops.entropy}
@@ -220,11 +220,11 @@ class Sampler:
             LogitStat.MARGIN: logits_ops.margin_from_logits,
             LogitStat.ENTROPY: logits_ops.entropy_from_logits,
         }
-        self.fused_lm_head = logits if isinstance(logits, LMHead) and logits.fused_argmax else None
+        self.fused_lm_head = lm_head if isinstance(lm_head, LMHead) and lm_head.fused_argmax else None
         self.softcap_lm_head = None  # only without vocabulary sharding: its kernel needs the full vocabulary
-        if isinstance(logits, SoftcapLMHead) and logits.kernels.softmax_stats is not None and not logits_ops.is_sharded:
-            self.softcap_lm_head = logits
-        kernels: KernelSet | None = getattr(logits, "kernels", None)
+        if isinstance(lm_head, SoftcapLMHead) and lm_head.kernels.softmax_stats and not logits_ops.is_sharded:
+            self.softcap_lm_head = lm_head
+        kernels: KernelSet | None = getattr(lm_head, "kernels", None)
         self.sample_kernel = None if kernels is None or logits_ops.is_sharded else kernels.topk_topp_sample
         self.self_conditioning_fn = self_conditioning_fn
         self.mask_id = config.mask_id
@@ -262,7 +262,7 @@ class Sampler:
         has_temperature = blocks.sampling.limits[:, TEMPERATURE] > 0
         return not (has_temperature[:, None] & blocks.sampled & (blocks.state == MASKED)).any()
 
-    def sample(  # noqa: C901 - all steps of sampling, whose order matters, in one place
+    def block_batches(  # noqa: C901 - all steps of sampling, whose order matters, in one place
         self,
         shape: SampleDescriptor,
         inputs: Tensors,
@@ -316,7 +316,7 @@ class Sampler:
         for start in range(0, shape.rows if fused is None and softcapped is None else 0, LOGITS_CHUNK_ROWS):
             part = slice(start, min(start + LOGITS_CHUNK_ROWS, shape.rows))
             index = (block_of[part], at[part])
-            logits = self.logits(hidden[part])
+            logits = self.lm_head(hidden[part])
             vocab = self.logits_ops.vocab_size(logits)
             self.logits_ops.mask_forbidden(
                 logits, mask_id=self.mask_id, max_token_id=self.max_token_id, allowed_special_ids=self.allowed_special
@@ -400,9 +400,9 @@ class Sampler:
         assert head.kernels.softmax_stats is not None
         block, at = inputs["block"], inputs["at"]
         uniform = None
-        if group.shape.num_sampled:  # the last rows
+        if group.shape.num_random:  # the last rows
             uniform = torch.full((len(hidden),), -1.0, dtype=torch.float64, device=hidden.device)
-            uniform[len(hidden) - group.shape.num_sampled :] = inputs["uniform"]
+            uniform[len(hidden) - group.shape.num_random :] = inputs["uniform"]
         for start in range(0, len(hidden), LOGITS_CHUNK_ROWS):
             part = slice(start, start + LOGITS_CHUNK_ROWS)
             rows: SampledRows = group.view((group.block_in_group[part], at[part]), *block_state, graph_safe=graph_safe)
@@ -415,7 +415,7 @@ class Sampler:
 
     def full_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns logits [rows, vocab], gathered from all ranks: forbidden ids are -inf, nothing else is changed."""
-        logits = self.logits_ops.all_gather(self.logits(hidden))
+        logits = self.logits_ops.all_gather(self.lm_head(hidden))
         DEFAULT_LOGITS_OPS.mask_forbidden(
             logits, mask_id=self.mask_id, max_token_id=self.max_token_id, allowed_special_ids=self.allowed_special
         )
@@ -446,14 +446,14 @@ class Sampler:
 
         It uses the kernel of ``kernels.topk_topp_sampling``, if there is one and no statistic needs the probabilities.
         """
-        num_sampled_before = 0  # in the previous groups
+        num_random_before = 0  # in the previous groups
         for group in groups:
             shape = group.shape
-            span = group.rows_in(part, shape.num_sampled) if shape.num_sampled else None
+            span = group.rows_in(part, shape.num_random) if shape.num_random else None
             first = (
-                group.first + shape.rows - shape.num_sampled - num_sampled_before
+                group.first + shape.rows - shape.num_random - num_random_before
             )  # row n of the chunk has its limits at n - first
-            num_sampled_before += shape.num_sampled
+            num_random_before += shape.num_random
             if span is None:
                 continue
             first_filtered, begin, end = group.first + shape.rows - shape.num_filtered, span.rows.start, span.rows.stop

@@ -23,7 +23,7 @@ def make_limits(
 def sample_plan(
     sampler: Sampler, plan: DenoiseBlocks, hidden: torch.Tensor, self_conditioning: torch.Tensor | None = None
 ) -> Iterator[tuple[UnmaskingAlgorithm, torch.Tensor | None, BlockBatch]]:
-    """Returns the results of ``Sampler.sample``. `hidden`: [rows, hidden] of all rows of the step."""
+    """Returns the results of ``Sampler.block_batches``. `hidden`: [rows, hidden] of all rows of the step."""
     shape, arrays = sample_inputs(plan)
     inputs = {name: torch.from_numpy(array).to(hidden.device) for name, array in arrays.items()}
-    return sampler.sample(shape, inputs, hidden[inputs["rows"]], self_conditioning)
+    return sampler.block_batches(shape, inputs, hidden[inputs["rows"]], self_conditioning)
