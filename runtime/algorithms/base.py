@@ -154,7 +154,7 @@ class BlockUpdate:
     forced: torch.Tensor  # bool [n], no position passed the threshold, and the best one was unmasked
     edited: torch.Tensor  # bool [n, B], unmasked positions before the step that were replaced, deleted or split
     remasked: torch.Tensor  # bool [n, B], unmasked positions that were masked again
-    finished: torch.Tensor  # bool [n], the content is final
+    finished: torch.Tensor  # bool [n], steps of the block no longer change its tokens
     soft_tokens: TopTokens | None = None  # [n, B, count], for embeddings of unmasked positions in open block finishes
 
 

@@ -31,8 +31,8 @@ class Status(enum.Enum):
 class Block:
     """An open block of a request.
 
-    `tokens` and `state` are views of the request's arrays. When the content is final and all earlier blocks are final,
-    the block leaves `Request.blocks`, and `Request.num_final_tokens` moves past it.
+    `tokens` and `state` are views of the request's arrays. A finished block is final when all earlier blocks
+    are finished. It then leaves `Request.blocks`, and `Request.num_final_tokens` moves past it.
 
     Attributes:
         start: absolute position of the first token.
@@ -49,7 +49,7 @@ class Block:
         step_budget: the block's part of the request's total steps. 0: the algorithm decides.
         num_advance_steps: steps with `must_advance`.
         post_edit_steps: steps that began without a mask.
-        finished: the content is final.
+        finished: the steps of the block no longer change its tokens.
         remasked: bool [B], positions that were masked again.
         history: [B, records, fields], values that the algorithm recorded (``UnmaskingAlgorithm.history_fields``).
         soft_tokens: tokens of the soft embeddings of its UNMASKED positions.
@@ -101,8 +101,9 @@ class Request:
     """One request in the engine.
 
     `tokens` and `state` cover the prompt and the output up to the end of its last block. MASKED positions hold the mask
-    id. Tokens below `num_final_tokens` are final: the prompt and finished blocks. K/V below `num_computed_tokens` is
-    final and in the cache. The engine forwards the tokens between the two before the open `blocks` or with them.
+    id. Tokens below `num_final_tokens` are final: those of the prompt and of leading finished blocks. K/V below
+    `num_computed_tokens` is in the cache. The engine forwards the tokens between the two before or with the
+    open `blocks`.
 
     Args:
         size: positions of `tokens` and `state`.

@@ -296,17 +296,17 @@ class Scheduler:
         request.num_allocated_tokens = len(request.page_groups) * self.cache.page_group_size
 
     def cache_pages(self, request: Request) -> None:
-        """Adds the page groups whose content has become final to the prefix cache."""
+        """Adds the page groups that are computed and not cached yet to the prefix cache."""
         if not self.cache.prefix_caching:
             return
-        final = request.num_computed_tokens // self.cache.page_group_size
-        if final > request.num_cached_page_groups:
+        computed = request.num_computed_tokens // self.cache.page_group_size
+        if computed > request.num_cached_page_groups:
             self.cache.extend_block_hashes(
                 request.block_hashes, request.cache_salt, request.tokens, request.num_computed_tokens
             )
-            for n in range(request.num_cached_page_groups, final):
+            for n in range(request.num_cached_page_groups, computed):
                 self.cache.cache_page_group(request.page_groups[n], request.block_hashes[n])
-            request.num_cached_page_groups = final
+            request.num_cached_page_groups = computed
 
     def release(self, request: Request) -> None:
         """Removes a request in any state and frees all that it holds."""

@@ -266,7 +266,7 @@ class BlockResults:
         num_updated: UNMASKED positions that this step unmasked or changed.
         edits, remasks: number of positions that were edited or masked again.
         forced: whether the best position was unmasked below the threshold.
-        finished: whether the content is final.
+        finished: whether the algorithm finished the block: its steps no longer change its tokens.
         history: block -> [B, records, fields], for algorithms that record values.
         soft_tokens: block -> tokens of the soft embeddings of its UNMASKED positions.
         logprobs: block -> logprobs, for requests that read them.

@@ -306,11 +306,11 @@ class InputBuilder:
         return cache_key
 
     def _make_layout(self, batch: list[ScheduledRequest], cache_key: list[int]) -> BatchLayout:
-        first, counts, settled, row, _, _, slot = np.array(cache_key[2:], dtype=np.int64).reshape(len(batch), -1).T
+        first, counts, num_final, row, _, _, slot = np.array(cache_key[2:], dtype=np.int64).reshape(len(batch), -1).T
         layout = make_row_layout(tuple(counts.tolist()))
         owner, positions = layout.request_index, layout.positions(first)
         visible_end = self.strategy.visible_end([scheduled.request for scheduled in batch], owner, positions)
-        boundary = settled[owner]
+        boundary = num_final[owner]
         page_size = self.table.page_size
         pages = self.table.rows(row, int(visible_end.max()))
         page = positions // page_size
