@@ -20,6 +20,7 @@ from runtime.engine.step_plan import BatchLayout, DenoiseBlocks, Ints, SelfCondi
 from runtime.errors import ReplicaLost
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model
+from runtime.request.eager_reason import EagerReason
 from runtime.worker.capture_sizes import (
     CaptureSizes,
     Views,
@@ -178,7 +179,7 @@ class CudaGraphRunner(ModelRunner):
         self._pending: dict[ForwardDescriptor | SampleDescriptor, None] = {}  # see `capture_later`, in this order
         self._may_capture = True  # no step is delayed by more than one capture
         self._plan: StepPlan | None = None  # of the current step
-        self._reason = ""  # why its forward ran eagerly; "": it was replayed
+        self._reason: EagerReason | None = None  # why its forward ran eagerly; None: it was replayed
         self._last_layout: BatchLayout | None = None  # of the last forward, if it was replayed
         self._last_graph: CapturedGraph | None = None  # the graph of that forward, which holds its inputs
         self._last_conditioned: SelfConditioningRows | None = None
@@ -194,7 +195,7 @@ class CudaGraphRunner(ModelRunner):
     def launch_forward(self, plan: StepPlan) -> None:
         launched, self._launched_tokens = self.has_launched(plan), None
         self._may_capture = True
-        self._plan, self._reason, self.hidden_states = plan, "", None
+        self._plan, self._reason, self.hidden_states = plan, None, None
         if self._same_layout(plan):
             self.hidden_states = self._static_hidden_states if launched else self._replay(plan.tokens)
         if self.hidden_states is None:
@@ -206,24 +207,24 @@ class CudaGraphRunner(ModelRunner):
             self.stats.count(self._reason)
             return
         if blocks.per_request:
-            self.stats.count(self._reason or "apart")
+            self.stats.count(self._reason or EagerReason.BATCH_INVARIANT)
             self._sample_eagerly(blocks)
             return
         reason = self._reason
         shape, arrays = sample_inputs(blocks)
         padded = None
         if shape.has_logits_processors:
-            reason = reason or "shaped"
+            reason = reason or EagerReason.LOGITS_PROCESSORS
         elif self.capture_sampling and self.hidden_states is self._static_hidden_states:
             padded = self.sizes.pad_sample(shape)
         elif not self.capture_sampling:
-            reason = reason or "flag"
+            reason = reason or EagerReason.SAMPLING_EAGER
         if padded is not None:
             self._sample_graph = self._launch_sample_graph(
                 padded, lambda into: pad_sample_inputs(into, shape, arrays, padded, self.sizes)
             )
         if padded is None or self._sample_graph is None:
-            self.stats.count(reason or "new")
+            self.stats.count(reason or EagerReason.NOT_CAPTURED)
             self._launch_sample(blocks, shape, arrays)
             return
         self.stats.count(reason)
@@ -294,8 +295,8 @@ class CudaGraphRunner(ModelRunner):
         graph.replay()
         return self._static_hidden_states
 
-    def _forward_new_layout(self, plan: StepPlan) -> tuple[torch.Tensor, str]:
-        """Returns the hidden states [rows, hidden], and why the forward ran eagerly ("": it was replayed)."""
+    def _forward_new_layout(self, plan: StepPlan) -> tuple[torch.Tensor, EagerReason | None]:
+        """Returns the hidden states [rows, hidden], and why the forward ran eagerly (None: it was replayed)."""
         shape, arrays = forward_inputs(plan, self_conditioning=self.self_conditioning, block_size=self.block_size)
         padded = self.sizes.pad_forward(shape)
         self._last_layout = self._last_graph = None
@@ -309,9 +310,10 @@ class CudaGraphRunner(ModelRunner):
                 self._last_layout, self._last_graph = plan.layout, self._graphs[padded]
                 self._last_conditioned = plan.self_conditioning
                 assert self._static_hidden_states is not None
-                return self._static_hidden_states, ""
+                return self._static_hidden_states, None
         self.timer.begin()
-        return self.step.forward(shape, self.h2d.to_device(arrays)), "prefill" if padded is None else "new"
+        reason = EagerReason.TOO_LARGE if padded is None else EagerReason.NOT_CAPTURED
+        return self.step.forward(shape, self.h2d.to_device(arrays)), reason
 
     def _launch_forward_graph(self, shape: ForwardDescriptor, fill: Callable[[Views], None]) -> bool:
         """Launches the graph of a forward; False if there is none."""

@@ -10,6 +10,7 @@ import torch
 
 from runtime.engine.logits_processors import LogitsProcessorState, process_logits
 from runtime.kernels.topk_topp_sampling import filtered_probs
+from runtime.request.eager_reason import EagerReason
 from tests.algorithms.test_vocab_parallel import ROWS, VOCAB, same, some_logits
 from tests.engine.harness import Ask, Run, Setup
 from tests.oracle.block import Params
@@ -33,11 +34,11 @@ def test_steps_without_any_are_replayed_and_those_with_one_are_counted() -> None
     shaped = replace(BASE, params=replace(BASE.params, presence_penalty=1.3))
     runner_stats = run(setup, BASE, BASE, BASE).engine.runner.stats
     assert runner_stats.replayed
-    assert not runner_stats.eager["shaped"]
+    assert not runner_stats.eager[EagerReason.LOGITS_PROCESSORS]
     for asks in ((shaped,), (BASE, shaped)):
         engine = run(setup, *asks).engine
-        assert engine.runner.stats.eager["shaped"]
-        assert engine.stats().steps_eager_logits_processors == engine.runner.stats.eager["shaped"]
+        assert engine.runner.stats.eager[EagerReason.LOGITS_PROCESSORS]
+        assert engine.stats().steps_eager_logits_processors == engine.runner.stats.eager[EagerReason.LOGITS_PROCESSORS]
 
 
 def test_what_asks_for_nothing_is_replayed() -> None:
@@ -46,7 +47,7 @@ def test_what_asks_for_nothing_is_replayed() -> None:
     asked = replace(BASE, params=params)
     runner_stats = run(Setup(replayed=True, max_len=40), asked, asked, asked).engine.runner.stats
     assert runner_stats.replayed
-    assert not runner_stats.eager["shaped"]
+    assert not runner_stats.eager[EagerReason.LOGITS_PROCESSORS]
 
 
 def test_a_bias_decides() -> None:
