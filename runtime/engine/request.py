@@ -140,7 +140,7 @@ class Request:
         req_slot: row of the page table while it runs, else -1.
         page_groups: ids of its page groups. num_allocated_tokens: their tokens.
         num_cached_page_groups: leading page groups that are in the prefix cache.
-        block_hashes: prefix hashes of leading page groups with final content, whether they are allocated or not.
+        page_group_hashes: hashes of leading page groups with final content, whether they are allocated or not.
         cached_tokens: prompt tokens found in the prefix cache.
         params: float64 [columns], parameters of the algorithm.
     """
@@ -216,7 +216,7 @@ class Request:
         self.page_groups: list[int] = []
         self.num_allocated_tokens = 0
         self.num_cached_page_groups = 0
-        self.block_hashes: list[bytes] = []
+        self.page_group_hashes: list[bytes] = []
         self.cached_tokens: int | None = None
         self.preempted = False
         self.arrival_time = time.perf_counter()

@@ -100,8 +100,8 @@ class FairQueue:
         )
 
     @property
-    def num_tenants(self) -> int:
-        """Number of tenants with running requests. For a single tenant: number of its groups with running requests."""
+    def num_competing(self) -> int:
+        """Number of tenants with running requests; if there is only one, of its groups with running requests."""
         return len(self._tenants.running) if len(self._tenants.running) > 1 else self._groups_running
 
     def may_preempt(self, request: Request, victim: Request) -> bool:

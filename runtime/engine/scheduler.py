@@ -87,11 +87,11 @@ class Scheduler:
         self._step += 1
         self._admit()
         batch: dict[int, ScheduledRequest] = {}
-        computing: set[bytes] = set()  # block hashes of the page groups that this step computes
+        computing: set[bytes] = set()  # hashes of the page groups that this step computes
         remaining = self.token_budget
         budget_exhausted = False
         # With several tenants, further requests of a tenant must not make the steps of the others long.
-        shared = len(self.running) > 2 and 1 < self.waiting.num_tenants < len(self.running)
+        shared = len(self.running) > 2 and 1 < self.waiting.num_competing < len(self.running)
         order, num_first = self._round_robin_order() if shared else (self._order(), 0)
         remaining_in_time = self.step_time.max_rows(remaining) if shared else remaining
         deferred, self._deferred_exclusive = self._deferred_exclusive, None
@@ -270,7 +270,7 @@ class Scheduler:
     def _preempt_for(self, request: Request) -> bool:
         """Preempts a request for a waiting one whose group has no running request, if that is fair."""
         tenant_running, group_running = self.waiting.running(request)
-        if group_running or tenant_running == len(self.running) == self.waiting.num_tenants:
+        if group_running or tenant_running == len(self.running) == self.waiting.num_competing:
             return False  # its group runs already, or only its tenant runs, one request per group
         victim = self._preemption_victim()
         if victim.answered or not self.waiting.may_preempt(request, victim):
@@ -282,12 +282,12 @@ class Scheduler:
         """Returns the cached page groups with the longest prefix of the tokens to prefill."""
         if not self.cache.prefix_caching:
             return []
-        self.cache.extend_block_hashes(
-            request.block_hashes, request.cache_salt, request.tokens, request.num_final_tokens
+        self.cache.extend_page_group_hashes(
+            request.page_group_hashes, request.cache_salt, request.tokens, request.num_final_tokens
         )
         uncacheable = self.strategy.uncacheable_tail(request)
         return self.cache.find_longest_prefix(
-            request.block_hashes[: max(request.num_final_tokens - uncacheable, 0) // self.cache.page_group_size]
+            request.page_group_hashes[: max(request.num_final_tokens - uncacheable, 0) // self.cache.page_group_size]
         )
 
     def _append_page_groups(self, request: Request, page_groups: list[int]) -> None:
@@ -301,11 +301,11 @@ class Scheduler:
             return
         computed = request.num_computed_tokens // self.cache.page_group_size
         if computed > request.num_cached_page_groups:
-            self.cache.extend_block_hashes(
-                request.block_hashes, request.cache_salt, request.tokens, request.num_computed_tokens
+            self.cache.extend_page_group_hashes(
+                request.page_group_hashes, request.cache_salt, request.tokens, request.num_computed_tokens
             )
             for n in range(request.num_cached_page_groups, computed):
-                self.cache.cache_page_group(request.page_groups[n], request.block_hashes[n])
+                self.cache.cache_page_group(request.page_groups[n], request.page_group_hashes[n])
             request.num_cached_page_groups = computed
 
     def release(self, request: Request) -> None:

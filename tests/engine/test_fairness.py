@@ -218,7 +218,7 @@ def test_who_is_first_in_line() -> None:
     for one in (*waiting[:2], *waiting[3:], last):
         queue.end(one)
     assert not queue
-    assert queue.num_tenants == 0
+    assert queue.num_competing == 0
     assert not queue._groups
 
 
