@@ -212,7 +212,7 @@ class Engine:
         )
 
     def take_outputs(self) -> list[EngineOutput]:
-        """Returns the outputs since the last call, as each request wants them.
+        """Returns the outputs since the last call, in the stream mode of each request.
 
         If it is called in the overlap callback, the device runs the next step meanwhile.
         """

@@ -154,7 +154,7 @@ class OutputProcessor:
         except Exception as error:
             self._fail_request(request, error)
             return False
-        if request.reason is not None or (blocks and request.wants_updates):
+        if request.reason is not None or (blocks and request.streams_updates):
             self.updated_requests[request] = None
         if scheduled.is_denoise_step:
             self._stats.forwards_denoise += 1

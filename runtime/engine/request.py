@@ -126,7 +126,7 @@ class Request:
         num_stable_tokens: positions below it are final text.
         num_sent_tokens: positions below it were returned to the client.
         eos_generated: an end-of-sequence id that counts was unmasked at some step.
-        wants_updates: return an output after each step. stream_steps: with the content of the open blocks.
+        streams_updates: return an output after each step. stream_steps: with the content of the open blocks.
         last_step_event: first position, token ids and masked offsets of the last denoise event.
         values: of the fields of the strategy and the algorithm.
         exclusive_batch: run in batches without other requests.
@@ -186,7 +186,7 @@ class Request:
         self.num_sent_tokens = self.prompt_len
         self.hit_eos = False
         self.eos_generated = False
-        self.wants_updates = spec.stream_mode != "final"
+        self.streams_updates = spec.stream_mode != "final"
         self.stream_steps = spec.stream_mode == "denoise"
         self.last_step_event: tuple[int, list[int], list[int]] = (0, [], [])
         self.reason: FinishReason | None = None

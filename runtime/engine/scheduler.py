@@ -1,6 +1,6 @@
 """Selects the requests of the next step and the rows of each.
 
-Admission is fair between clients (request_queue.py). If the token budget does not suffice for all running requests,
+Admission is fair between tenants (request_queue.py). If the token budget does not suffice for all running requests,
 those that were not served last time come first. If pages run out, a request is preempted;
 docs/research/decoding-rules.md#preemption states which. The rows of a request follow
 docs/research/decoding-rules.md#prefill, docs/research/decoding-rules.md#commit and
@@ -67,7 +67,7 @@ class Scheduler:
         self._num_prefix_hit_tokens = 0  # at admission
         self._step = 0
         self._budget_exhausted = False  # in the last step, for some request
-        self._deferred_exclusive: Request | None = None  # it runs alone, and the last batch was taken
+        self._deferred_exclusive: Request | None = None  # the last batch had other requests; it runs alone
         self._failed_admission: tuple[int, int] | None = None  # request and available page groups
 
     def add(self, request: Request) -> None:
@@ -219,8 +219,9 @@ class Scheduler:
         return max(self.running, key=lambda r: (r.answered, *self.waiting.running(r), r.arrival_index))
 
     def _preempt(self, request: Request) -> None:
+        """Frees the pages of a running request, which waits again. A request with a complete output is released."""
         if request.answered:
-            self.release(request)  # only the prefix cache loses its last blocks
+            self.release(request)  # its last blocks are not cached; that is not counted as a preemption
             return
         self._free(request)
         request.reset_kv()
@@ -268,13 +269,13 @@ class Scheduler:
             self.running.insert(at, request)
 
     def _preempt_for(self, request: Request) -> bool:
-        """Preempts a request for a waiting one whose group has no running request, if that is fair."""
+        """Preempts a request for a waiting one whose group has no running request, see ``FairQueue.may_preempt``."""
         tenant_running, group_running = self.waiting.running(request)
         if group_running or tenant_running == len(self.running) == self.waiting.num_competing:
             return False  # its group runs already, or only its tenant runs, one request per group
         victim = self._preemption_victim()
         if victim.answered or not self.waiting.may_preempt(request, victim):
-            return False  # an answered request is gone after this step
+            return False  # an answered request leaves after this step
         self._preempt(victim)
         return True
 

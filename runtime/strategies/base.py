@@ -23,7 +23,7 @@ class DecodingContext:
     buffer_size: int | None  # None: the default of the strategy
     prefix_caching: bool
     max_model_len: int
-    shift: bool = False  # logits shift: the row before a position has the logits of the position
+    shift: bool = False  # logits shift: the logits of a position are those of the row before it
     vocab_size: int = 0  # of the model, for strategies that sample noise from it
 
 
@@ -42,7 +42,7 @@ class Strategy:
         fields: fields that requests may set for the strategy. ``Request.values`` has their values.
         defaults: default values of fields of the algorithms, instead of those of the family.
         block_layout: positions of the blocks.
-        buffer_size: number of blocks that are denoised at once.
+        buffer_size: maximum number of open blocks, which are denoised at once.
         prefix_cacheable: K/V of a prefix does not depend on the tokens after it.
         requires_full_prompt: the prompt is forwarded in one step. `max_rows` includes it.
         default_max_tokens: `max_tokens` of requests that set none. None: the default of the route.

@@ -1,4 +1,6 @@
-"""`multi_bd`: denoises several blocks at once (docs/research/decoding-rules.md#the-multi-block-loop).
+"""`multi_bd`: multi-block diffusion, with several open blocks (docs/research/decoding-rules.md#the-multi-block-loop).
+
+`buffer_size` (--buffer-size) is the maximum number of open blocks.
 
 The unmasking algorithms have run before `update`. `update` writes their results, moves `num_final_tokens` past
 finished blocks, and finds the end of the output.
@@ -27,7 +29,7 @@ class MultiBlock(Strategy):
     )
 
     default_buffer_size = 1  # default of --buffer-size
-    shift = 0  # logits shift: distance from a position to the row before it that has its logits
+    shift = 0  # the logits of a position are those of the row `shift` positions before it
 
     def __init__(self, context: DecodingContext) -> None:
         self.block_size = context.block_size

@@ -319,11 +319,11 @@ class CudaGraphRunner(ModelRunner):
         """Launches the graph of a forward; False if there is none."""
 
         def work() -> None:
-            left = self.step.forward(shape, inputs)
+            hidden_states = self.step.forward(shape, inputs)
             if self._static_hidden_states is None:
                 max_rows = self.sizes.forward_descriptors()[0].rows
-                self._static_hidden_states = left.new_zeros(max_rows, *left.shape[1:])
-            self._static_hidden_states[: shape.rows].copy_(left)
+                self._static_hidden_states = hidden_states.new_zeros(max_rows, *hidden_states.shape[1:])
+            self._static_hidden_states[: shape.rows].copy_(hidden_states)
 
         graph = self._get_graph(shape, lambda: forward_buffer_specs(shape, self.sizes.block_size), self._forward_memory)
         if graph is None:
@@ -388,7 +388,7 @@ class CudaGraphRunner(ModelRunner):
     def capture_later(self, shapes: list[ForwardDescriptor | SampleDescriptor]) -> None:
         """Leaves shapes to `capture_next`, which captures them in this order.
 
-        A step that uses one of them before captures it in its first step instead of the third.
+        If a step needs one of them earlier, it is captured in that step, without two eager steps before.
         """
         self._pending |= dict.fromkeys(shapes)
         self._num_uses.update(dict.fromkeys(shapes, self.capture_after - 1))

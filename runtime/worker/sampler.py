@@ -84,7 +84,7 @@ class AlgorithmGroup:
 
     Attributes:
         first: first sampled row of the group; its rows are ``[first, first + shape.rows)``.
-        members: int64 [m], indices of the group's blocks in the plan. None: all blocks.
+        members: int64 [m], indices of the group's blocks in `DenoiseBlocks`. None: all blocks.
         block_in_group: int64 [sampled rows], index of each row's block within its group.
         params: float64 [m, columns], parameters of the algorithm for each block.
         history: [m, B, records, fields], values that the algorithm recorded in earlier steps.
@@ -182,7 +182,7 @@ class SamplerConfig:
     Attributes:
         block_size: positions per block.
         mask_id, max_token_id, eos_ids: see EngineInfo.
-        edit_tokens: the model's tokens that order edits. They may be predicted even if above `max_token_id`.
+        edit_tokens: the model's edit tokens, delete and split. They may be predicted even if above `max_token_id`.
         max_num_reqs: number of self-conditioning slots, one per running request.
         batch_invariant: the bits of a request do not depend on the other requests of the batch.
         logits_ops: operations on logits, which may be sharded over the vocabulary.
@@ -537,7 +537,7 @@ def make_sampler_output(
 
 
 def to_block_results(shape: SampleDescriptor, output: HostOutput, members: list[Ints]) -> BlockResults:
-    """Returns the results of the plan's blocks, which precede the padding.
+    """Returns the results of the step's blocks, which precede the padding.
 
     Tokens and state are views, valid until the next step.
 
@@ -567,14 +567,14 @@ def to_block_results(shape: SampleDescriptor, output: HostOutput, members: list[
     )
 
 
-def next_tokens(plan: DenoiseBlocks, output: HostOutput) -> Ints:
-    """Returns the tokens [n, B] of the plan's blocks after the step."""
-    blocks, size = plan.tokens.shape  # without padding
-    return output["tokens"][:blocks, :size]  # type: ignore[return-value]
+def next_tokens(blocks: DenoiseBlocks, output: HostOutput) -> Ints:
+    """Returns the tokens [n, B] of the blocks after the step."""
+    n, size = blocks.tokens.shape  # without padding
+    return output["tokens"][:n, :size]  # type: ignore[return-value]
 
 
 def all_blocks_continue(output: HostOutput, blocks: int, *, uniform_noise: bool) -> bool:
-    """Whether all of the plan's blocks continue (``BlockResults.continuing``)."""
+    """Whether all blocks of the step continue (``BlockResults.continuing``)."""
     size, counters = output["tokens"].shape[1], dict(zip(COUNTERS, output["numbers"][:, :blocks], strict=True))
     return not counters["finished"].any() and (
         uniform_noise or bool(counters["masks"].all() and counters["first_eos"].min() >= size)
@@ -589,7 +589,7 @@ def _remasked(output: HostOutput, n: int) -> Bools:
 
 
 def concat_results(parts: list[BlockResults]) -> BlockResults:
-    """Concatenates the results of several plans."""
+    """Concatenates the results of several `DenoiseBlocks`."""
     if len(parts) == 1:
         return parts[0]
     size = max(part.tokens.shape[1] for part in parts)
@@ -619,7 +619,7 @@ def nonzero_records(history: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]
 
 
 def _join_decisions(decided: list[tuple[torch.Tensor | None, BlockUpdate]], blocks: int) -> BlockUpdate:
-    """Joins the decisions of several algorithms, each for its own blocks (None: all). It has no `mixture`."""
+    """Joins the decisions of several algorithms, each for its own blocks (None: all), without `soft_tokens`."""
     members, decision = decided[0]
     if members is None:
         return decision
