@@ -55,11 +55,11 @@ class Block:
         soft_tokens: tokens of the soft embeddings of its UNMASKED positions.
     """
 
-    def __init__(self, request: Request, start: int, end: int, *, shift: int = 0) -> None:
+    def __init__(self, request: Request, start: int, end: int, *, shift_by: int = 0) -> None:
         """Opens the positions ``[start, end)``, of which none is UNMASKED.
 
         Args:
-            shift: logits of a position are those of the row `shift` positions before it.
+            shift_by: the logits of a position are those of the row `shift_by` positions before it.
         """
         size = end - start
         self.tokens = request.tokens[start:end]
@@ -68,7 +68,7 @@ class Block:
         masks = content.count(MASKED)
         self.start = start
         self.size = size
-        self.logits_start = start - shift
+        self.logits_start = start - shift_by
         self.masks = masks
         self.initial_masks = masks
         self.num_editable = masks

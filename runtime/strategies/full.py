@@ -47,7 +47,7 @@ class FullCanvas(Strategy):
         require_single_block(context)
         self.block_layout = BlockLayout(context.block_size, from_prompt=True, truncate_last=True)
         self.max_model_len = context.max_model_len
-        self.shift = int(context.shift)
+        self.shift_by = int(context.shift)
 
     def max_rows(self) -> int:
         return self.max_model_len
@@ -94,9 +94,9 @@ class FullCanvas(Strategy):
         length = int(request.values[BLOCK_LENGTH])
         start = max(request.next_start, request.prompt_len)
         end = request.next_start = min(start + length, request.end)
-        first_separately = self.shift and request.values[CACHE] in ("prefix", "dual")
+        first_separately = self.shift_by and request.values[CACHE] in ("prefix", "dual")
         bounds = (start, start + 1, end) if first_separately else (start, end)
-        request.blocks = [Block(request, start, end, shift=self.shift) for start, end in pairwise(bounds)]
+        request.blocks = [Block(request, start, end, shift_by=self.shift_by) for start, end in pairwise(bounds)]
         total = request.spec.decoding.total_steps
         steps = (
             int(request.values.get("steps", 0)) if total is None else self._step_budget(request, total, start, length)

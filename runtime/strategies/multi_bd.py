@@ -29,7 +29,7 @@ class MultiBlock(Strategy):
     )
 
     default_buffer_size = 1  # default of --buffer-size
-    shift = 0  # the logits of a position are those of the row `shift` positions before it
+    shift_by = 0  # the logits of a position are those of the row `shift_by` positions before it
 
     def __init__(self, context: DecodingContext) -> None:
         self.block_size = context.block_size
@@ -57,7 +57,7 @@ class MultiBlock(Strategy):
                 self._open_block(request)
                 if request.blocks:  # otherwise it has no masks, and the next block opens too
                     break
-        return ForwardSpan(request.num_final_tokens - self.shift, request.next_start, self._choose_blocks(request))
+        return ForwardSpan(request.num_final_tokens - self.shift_by, request.next_start, self._choose_blocks(request))
 
     def is_layout_stable(self, request: Request, span: ForwardSpan) -> bool:
         if self.buffer_size > 1 or len(span.blocks) != 1 or span.blocks != request.blocks:
@@ -72,7 +72,7 @@ class MultiBlock(Strategy):
         """Opens the next block. If prefilled tokens cover it, it is finished, and may be final at once."""
         start = request.next_start
         request.next_start = start + self.block_size
-        block = Block(request, start, request.next_start, shift=self.shift)
+        block = Block(request, start, request.next_start, shift_by=self.shift_by)
         if request.spec.decoding.total_steps is not None:
             block.step_budget = self._step_budget(request, start)
         request.blocks.append(block)

@@ -15,7 +15,7 @@ from runtime.strategies.base import DecodingContext, Strategy, require_single_bl
 
 class ShiftedBlockStrategy(Strategy):
     from_prompt = False
-    shift = 0  # logits shift of all positions but the first of a block, whose shift is 1
+    shift_by = 0  # logits shift of all positions but the first of a block, whose shift is 1
 
     def __init__(self, context: DecodingContext) -> None:
         require_single_block(context)
@@ -44,7 +44,7 @@ class ShiftedBlockStrategy(Strategy):
         while not request.blocks and request.next_start < request.end:
             if self._needs_first_token(request):
                 start = request.num_final_tokens
-                first_token = Block(request, start, start + 1, shift=1)
+                first_token = Block(request, start, start + 1, shift_by=1)
                 return ForwardSpan(start, start, [first_token])
             self._open(request)
             if self._advance_final(request):  # prefilled tokens cover it
@@ -64,7 +64,7 @@ class ShiftedBlockStrategy(Strategy):
         size, start = self.part_size(request), request.next_start
         request.next_start = start + self.block_size
         request.blocks = [
-            Block(request, at, at + size, shift=self.shift) for at in range(start, request.next_start, size)
+            Block(request, at, at + size, shift_by=self.shift_by) for at in range(start, request.next_start, size)
         ]
         if request.spec.decoding.total_steps is not None:
             steps = self._steps(request, request.spec.decoding.total_steps, size)
