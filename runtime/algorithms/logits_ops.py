@@ -156,9 +156,9 @@ class LogitsOps:
         """Returns the softmax over the full vocabulary, for this rank's ids."""
         return logits.softmax(dim=1)
 
-    def filtered_probs(self, logits: torch.Tensor, limits: torch.Tensor, num_unfiltered: int = 0) -> torch.Tensor:
+    def filtered_probs(self, logits: torch.Tensor, params: torch.Tensor, num_unfiltered: int = 0) -> torch.Tensor:
         """See ``topk_topp_sampling.filtered_probs``."""
-        return topk_topp_sampling.filtered_probs(logits, limits, num_unfiltered)
+        return topk_topp_sampling.filtered_probs(logits, params, num_unfiltered)
 
     def multinomial(self, probs: torch.Tensor, uniform: torch.Tensor) -> Candidate:
         """See ``topk_topp_sampling.multinomial``."""

@@ -156,8 +156,8 @@ class VocabParallelLogitsOps(LogitsOps):
     def softmax(self, logits: torch.Tensor) -> torch.Tensor:
         return (logits - self._logsumexp(logits)[:, None]).exp()
 
-    def filtered_probs(self, logits: torch.Tensor, limits: torch.Tensor, num_unfiltered: int = 0) -> torch.Tensor:
-        temperature, top_p, top_k, min_p = limits.unbind(1)
+    def filtered_probs(self, logits: torch.Tensor, params: torch.Tensor, num_unfiltered: int = 0) -> torch.Tensor:
+        temperature, top_p, top_k, min_p = params.unbind(1)
         scaled = logits / temperature.to(logits.dtype)[:, None]
         if num_unfiltered < len(scaled):
             filtered = scaled[num_unfiltered:]

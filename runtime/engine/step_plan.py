@@ -55,11 +55,11 @@ class SamplingInputs:
     """Sampling parameters and random numbers of the blocks; greedy blocks have temperature 0.
 
     Attributes:
-        limits: [n, 4], temperature, top_p, top_k and min_p.
+        params: [n, 4], temperature, top_p, top_k and min_p.
         uniform: [n, B], uniform random numbers of the requests.
     """
 
-    limits: Floats
+    params: Floats
     uniform: Floats
 
 

@@ -56,7 +56,7 @@ class LMHeadArgmaxKernel(Protocol):
 
 
 class TopKTopPSampleKernel(Protocol):
-    def __call__(self, logits: Tensor, limits: Tensor, uniform: Tensor, *, num_unfiltered: int = 0) -> TensorPair: ...
+    def __call__(self, logits: Tensor, params: Tensor, uniform: Tensor, *, num_unfiltered: int = 0) -> TensorPair: ...
 
 
 @dataclass(frozen=True)

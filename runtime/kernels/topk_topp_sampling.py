@@ -47,15 +47,15 @@ def top_k_top_p_mask(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Ten
     return torch.zeros_like(allowed).scatter_(1, ids, allowed)
 
 
-def filtered_probs(logits: torch.Tensor, limits: torch.Tensor, num_unfiltered: int = 0) -> torch.Tensor:
+def filtered_probs(logits: torch.Tensor, params: torch.Tensor, num_unfiltered: int = 0) -> torch.Tensor:
     """Returns probabilities to sample from, [rows, vocab], after temperature, min-p, top-k, top-p, in this order.
 
     Args:
         logits: [rows, vocab].
-        limits: float64 [rows, 4]: temperature; top-p, 1 disables it; top-k, 0 disables it; min-p, 0 disables it.
+        params: float64 [rows, 4]: temperature; top-p, 1 disables it; top-k, 0 disables it; min-p, 0 disables it.
         num_unfiltered: number of rows at the start that have no filter. Only the other rows are sorted.
     """
-    temperature, top_p, top_k, min_p = limits.unbind(1)
+    temperature, top_p, top_k, min_p = params.unbind(1)
     scaled = logits / temperature.to(logits.dtype)[:, None]
     if num_unfiltered < len(scaled):
         filtered = scaled[num_unfiltered:]
@@ -153,14 +153,14 @@ def _search(
 
 @triton.jit(do_not_specialize=["num_unfiltered"])
 def _sample(
-    logits_ptr, limits_ptr, uniform_ptr, token_ptr, conf_ptr, stride, limits_stride, vocab, num_unfiltered,
+    logits_ptr, params_ptr, uniform_ptr, token_ptr, conf_ptr, stride, params_stride, vocab, num_unfiltered,
     NUM_THRESHOLDS: tl.constexpr, SEARCH_TILE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """One program per row. It keeps logits above the threshold and the first `ties` of those equal to it."""
     row = tl.program_id(0)
     row_start = row.to(tl.int64) * stride
-    limits_at = limits_ptr + row * limits_stride
-    temperature = tl.load(limits_at).to(tl.float32)
+    params_at = params_ptr + row * params_stride
+    temperature = tl.load(params_at).to(tl.float32)
     max_logits = tl.full([TILE], float("-inf"), tl.float32)
     for first in range(0, vocab, TILE):
         token = first + tl.arange(0, TILE)
@@ -172,10 +172,10 @@ def _sample(
     ties = tl.full([], 0, tl.int32)
     if row >= num_unfiltered:
         high = _key(max_logit).to(tl.int64) + 1
-        least = tl.maximum(least, max_logit + tl.log(tl.load(limits_at + 3)).to(tl.float32))
+        least = tl.maximum(least, max_logit + tl.log(tl.load(params_at + 3)).to(tl.float32))
         low = _key(least + 0.0).to(tl.int64)
         threshold = low - 1
-        top_p, top_k = tl.load(limits_at + 1), tl.load(limits_at + 2)
+        top_p, top_k = tl.load(params_at + 1), tl.load(params_at + 2)
         if top_k > 0:
             found, excess = _search(
                 logits_ptr, row_start, vocab, temperature, max_logit, low, high, top_k, False, NUM_THRESHOLDS,
@@ -220,12 +220,12 @@ def _sample(
 
 
 def topk_topp_sample(
-    logits: torch.Tensor, limits: torch.Tensor, uniform: torch.Tensor, *, num_unfiltered: int = 0
+    logits: torch.Tensor, params: torch.Tensor, uniform: torch.Tensor, *, num_unfiltered: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`filtered_probs` and `multinomial` for float32 logits [rows, vocab] with contiguous rows on a GPU.
 
     Args:
-        limits, uniform, num_unfiltered: see `filtered_probs` and `multinomial`.
+        params, uniform, num_unfiltered: see `filtered_probs` and `multinomial`.
 
     Returns:
         Token int64 [rows], and its probability [rows].
@@ -235,7 +235,7 @@ def topk_topp_sample(
     conf = torch.empty(rows, dtype=torch.float32, device=logits.device)
     tile = min(TILE, triton.next_power_of_2(vocab))
     _sample[(rows,)](
-        logits, limits, uniform, token, conf, logits.stride(0), limits.stride(0), vocab, num_unfiltered,
+        logits, params, uniform, token, conf, logits.stride(0), params.stride(0), vocab, num_unfiltered,
         NUM_THRESHOLDS=NUM_THRESHOLDS, SEARCH_TILE=min(SEARCH_TILE, tile), TILE=tile, num_warps=WARPS,
     )  # fmt: skip
     return token, conf

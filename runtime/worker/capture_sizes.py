@@ -305,7 +305,7 @@ def sample_buffer_specs(shape: SampleDescriptor) -> ArraySpecs:
     if shape.self_conditioned:
         found["req_slot"] = I64, (n,)
     if shape.num_random:
-        found["limits"] = F64, (shape.num_random, len(NO_FILTERS))
+        found["sampling_params"] = F64, (shape.num_random, len(NO_FILTERS))
         found["uniform"] = F64, (shape.num_random,)
     if len(shape.groups) > 1:
         found["block_in_group"] = I64, (rows,)
@@ -356,7 +356,7 @@ def pad_sample_inputs(
             read, write = read + parts, write + capacity
         for parts, capacity in zip(_parts(group)[1:], _parts(larger)[1:], strict=True):
             if capacity:
-                for name, none_drawn in (("limits", NO_FILTERS), ("uniform", 0.0)):
+                for name, none_drawn in (("sampling_params", NO_FILTERS), ("uniform", 0.0)):
                     view = into[name][drawn_write : drawn_write + capacity]
                     view[:parts] = arrays[name][drawn_read : drawn_read + parts]
                     view[parts:] = none_drawn

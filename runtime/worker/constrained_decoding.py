@@ -155,12 +155,12 @@ def _sample_allowed(logits: torch.Tensor, active: Sequence[GrammarWalk], plan: D
     """
     best = DEFAULT_LOGITS_OPS.greedy(logits)
     inputs = plan.sampling
-    random = [i for i, w in enumerate(active) if inputs is not None and inputs.limits[w.block.block, TEMPERATURE] > 0]
+    random = [i for i, w in enumerate(active) if inputs is not None and inputs.params[w.block.block, TEMPERATURE] > 0]
     if inputs is None or not random:
         return best
     block, position = zip(*((active[i].block.block, active[i].position) for i in random), strict=True)
-    limits = torch.from_numpy(inputs.limits[list(block)]).to(logits.device)
-    probs = DEFAULT_LOGITS_OPS.filtered_probs(logits[random], limits)
+    params = torch.from_numpy(inputs.params[list(block)]).to(logits.device)
+    probs = DEFAULT_LOGITS_OPS.filtered_probs(logits[random], params)
     uniform = torch.from_numpy(inputs.uniform[list(block), list(position)]).to(logits.device)
     picked = DEFAULT_LOGITS_OPS.multinomial(probs, uniform)
     best.token[random], best.confidence[random] = picked.token, picked.confidence

@@ -180,7 +180,7 @@ def sample_inputs(plan: DenoiseBlocks) -> tuple[SampleDescriptor, Arrays]:
         arrays |= logits_processor_arrays(plan.logits_processors)
     if plan.sampling is not None:
         random = np.flatnonzero(kind % 3)
-        arrays["limits"] = plan.sampling.limits[block[random]]
+        arrays["sampling_params"] = plan.sampling.params[block[random]]
         arrays["uniform"] = plan.sampling.uniform[block[random], at[random]]
     groups = []
     for i, (group, (num_greedy, num_unfiltered, num_filtered)) in enumerate(
@@ -226,9 +226,9 @@ def _sort_by_group(plan: DenoiseBlocks, block: Ints, at: Ints) -> tuple[Ints, In
     greedy rows, 1 for random rows, or 2 for random rows under min-p, top-k or top-p."""
     kind = np.zeros(len(block), dtype=np.int64)
     if plan.sampling is not None:
-        limits = plan.sampling.limits
-        random = limits[:, TEMPERATURE] > 0
-        filtered = random & ((limits[:, TOP_K] > 0) | (limits[:, TOP_P] < 1) | (limits[:, MIN_P] > 0))
+        params = plan.sampling.params
+        random = params[:, TEMPERATURE] > 0
+        filtered = random & ((params[:, TOP_K] > 0) | (params[:, TOP_P] < 1) | (params[:, MIN_P] > 0))
         kind = np.where(plan.state[block, at] == MASKED, (random.astype(np.int64) + filtered)[block], 0)
     if len(plan.groups) > 1:
         number = np.empty(len(plan.tokens), dtype=np.int64)
@@ -467,12 +467,12 @@ def _sampling_inputs(
     """Returns sampling parameters and random numbers; None if all blocks are greedy."""
     if not any(group.params[:, TEMPERATURE].any() for group in groups):
         return None
-    limits = np.empty((len(blocks), MIN_P + 1))
+    params = np.empty((len(blocks), MIN_P + 1))
     for group in groups:
-        limits[group.members] = group.params[:, : limits.shape[1]]
+        params[group.members] = group.params[:, : params.shape[1]]
         if group.algorithm.uniform_noise:  # the algorithm applies the temperature
-            limits[group.members, TEMPERATURE] = np.sign(group.params[:, TEMPERATURE])
-    return SamplingInputs(limits, _uniforms(owners, blocks, size, DRAW))
+            params[group.members, TEMPERATURE] = np.sign(group.params[:, TEMPERATURE])
+    return SamplingInputs(params, _uniforms(owners, blocks, size, DRAW))
 
 
 def _uniforms(owners: list[Request], blocks: list[Block], size: int, stream: int) -> np.ndarray:

@@ -259,7 +259,7 @@ class Sampler:
             return False
         if blocks.sampling is None:
             return True
-        has_temperature = blocks.sampling.limits[:, TEMPERATURE] > 0
+        has_temperature = blocks.sampling.params[:, TEMPERATURE] > 0
         return not (has_temperature[:, None] & blocks.sampled & (blocks.state == MASKED)).any()
 
     def block_batches(  # noqa: C901 - all steps of sampling, whose order matters, in one place
@@ -452,7 +452,7 @@ class Sampler:
             span = group.rows_in(part, shape.num_random) if shape.num_random else None
             first = (
                 group.first + shape.rows - shape.num_random - num_random_before
-            )  # row n of the chunk has its limits at n - first
+            )  # row n of the chunk has its params at n - first
             num_random_before += shape.num_random
             if span is None:
                 continue
@@ -460,16 +460,16 @@ class Sampler:
             if self.sample_kernel is not None and not any(stat & group.required_stats for stat in self.prob_stats):
                 index, chunk = (inputs["block"][span.rows], inputs["at"][span.rows]), slice(begin - first, end - first)
                 candidate[index], confidence[index] = self.sample_kernel(
-                    logits[span.part], inputs["limits"][chunk], inputs["uniform"][chunk],
+                    logits[span.part], inputs["sampling_params"][chunk], inputs["uniform"][chunk],
                     num_unfiltered=min(max(first_filtered - begin, 0), end - begin),
                 )  # fmt: skip
                 continue
             for start in range(begin, end, SAMPLING_CHUNK_ROWS):
                 chunk = slice(start, min(start + SAMPLING_CHUNK_ROWS, end))
-                limits = inputs["limits"][chunk.start - first : chunk.stop - first]
+                params = inputs["sampling_params"][chunk.start - first : chunk.stop - first]
                 probs = self.logits_ops.filtered_probs(
                     logits[chunk.start - part.start : chunk.stop - part.start],
-                    limits,
+                    params,
                     num_unfiltered=min(max(first_filtered - chunk.start, 0), chunk.stop - chunk.start),
                 )
                 picked = self.logits_ops.multinomial(probs, inputs["uniform"][chunk.start - first : chunk.stop - first])

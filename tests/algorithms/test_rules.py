@@ -37,7 +37,7 @@ from tests.oracle import block as oracle
 from tests.oracle import dmax
 from tests.oracle.draws import choose, filtered, softmax, uniform
 from tests.oracle.rules import NAIVE_ALGORITHMS
-from tests.worker.sampling import make_limits, sample_plan
+from tests.worker.sampling import make_sampling_params, sample_plan
 
 VOCAB, MASK, MAX_TOKEN = 11, 9, 9
 SHAPE = oracle.Shape(block=4, buffer=1, mask_id=MASK, eos_ids=frozenset({2, 5}), max_token_id=MAX_TOKEN)
@@ -51,7 +51,7 @@ OTHERS = [key for key in COMPARED if key in algorithm_keys()]  # to stand beside
 
 def draw(logits: torch.Tensor, uniform: torch.Tensor, free: int = 0, **limits: torch.Tensor) -> Candidate:
     return DEFAULT_LOGITS_OPS.multinomial(
-        DEFAULT_LOGITS_OPS.filtered_probs(logits, make_limits(**limits), num_unfiltered=free), uniform
+        DEFAULT_LOGITS_OPS.filtered_probs(logits, make_sampling_params(**limits), num_unfiltered=free), uniform
     )
 
 

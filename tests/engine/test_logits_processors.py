@@ -15,7 +15,7 @@ from tests.algorithms.test_vocab_parallel import ROWS, VOCAB, same, some_logits
 from tests.engine.harness import Ask, Run, Setup
 from tests.oracle.block import Params
 from tests.oracle.draws import filtered
-from tests.worker.sampling import make_limits
+from tests.worker.sampling import make_sampling_params
 
 BASE = Ask((1, 2, 4, 5, 6), Params(max_tokens=9, ignore_eos=True))
 
@@ -112,7 +112,7 @@ def test_min_p_where_processes_have_shards_of_a_vocabulary(size):
     }
 
     def spread(vocabulary, cut):
-        probs = vocabulary.filtered_probs(cut(logits), make_limits(**limits))
+        probs = vocabulary.filtered_probs(cut(logits), make_sampling_params(**limits))
         return probs > 0, probs
 
     same(size, spread, columns=True)

@@ -26,10 +26,10 @@ def check_draw(rows: int, vocab: int, ties: bool, device: str) -> None:
         top_p[row % 4 == 0] = 1.0
         top_k[row % 7 == 5] = 2.0 * vocab
         top_p[row < free], top_k[row < free], min_p[row < free] = 1.0, 0.0, 0.0
-        limits = torch.stack([temperature, top_p, top_k, min_p], 1).to(device)
+        params = torch.stack([temperature, top_p, top_k, min_p], 1).to(device)
         uniform = drawn().to(device)
-        expected, probability = multinomial(filtered_probs(logits.clone(), limits, free), uniform)
-        token, conf = topk_topp_sample(logits, limits, uniform, num_unfiltered=free)
+        expected, probability = multinomial(filtered_probs(logits.clone(), params, free), uniform)
+        token, conf = topk_topp_sample(logits, params, uniform, num_unfiltered=free)
         other = token != expected
         # a sum that ends just short of what is drawn, or of top-p, may be rounded otherwise
         assert int(other.sum()) <= rows // 20

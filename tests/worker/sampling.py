@@ -12,7 +12,7 @@ from runtime.worker.input_batch import sample_inputs
 from runtime.worker.sampler import Sampler
 
 
-def make_limits(
+def make_sampling_params(
     temperature: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor, min_p: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Returns float64 [rows, 4], as ``topk_topp_sampling.filtered_probs`` takes it."""

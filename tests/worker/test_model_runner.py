@@ -65,11 +65,11 @@ def test_warming_up_goes_through_every_size_and_draws_each_row(monkeypatch: pyte
     distribution = logits_ops.LogitsOps.filtered_probs
 
     def counted(
-        self: logits_ops.LogitsOps, logits: torch.Tensor, limits: torch.Tensor, num_unfiltered: int
+        self: logits_ops.LogitsOps, logits: torch.Tensor, params: torch.Tensor, num_unfiltered: int
     ) -> torch.Tensor:
-        assert bool((limits[:, TOP_P] < 1).all())
+        assert bool((params[:, TOP_P] < 1).all())
         drawn.append(len(logits))
-        return distribution(self, logits, limits, num_unfiltered)
+        return distribution(self, logits, params, num_unfiltered)
 
     monkeypatch.setattr(logits_ops.LogitsOps, "filtered_probs", counted)
     warm_up(runner, rows=45, max_seq_len=22)
