@@ -27,7 +27,11 @@ from runtime.kernels.forward_batch import MAX_TILE_ROWS, ForwardBatch
 
 
 def page_strides(k_cache: torch.Tensor, v_cache: torch.Tensor) -> dict[str, int]:
-    """Returns the layout as the kernels' constants; equal for all pools of equal pages and heads."""
+    """Returns the layout as the kernels' constants; equal for all pools of equal pages and heads.
+
+    PAGE is the number of slots per page, and PIECE the number of elements per piece of a key. The others are strides in
+    elements: K_ and V_ of a page, a slot (TOKEN), a KV head, a piece of a key, and a number of a value vector.
+    """
     k_page, k_token, k_head, k_piece, _ = k_cache.stride()
     v_page, v_token, v_head, v_number = v_cache.stride()
     return {
@@ -95,6 +99,8 @@ def num_kv_splits(programs: int, max_splits: int) -> int:
 
 def select_config(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> AttentionConfig:
     """Selects the tile: BLOCK_M is 64 or 128, or at least 16 if no tile of the batch has as many rows.
+
+    `packed_p2` is the number of query heads per program (PACKED), rounded up to a power of two.
 
     Decode blocks and prefill chunks use the same order of accumulation. float32 has no full-precision tensor cores and
     has tiles of at most 32 rows and 32 keys, to fit the registers. With heads above 256, 128 rows leave registers for
