@@ -150,41 +150,41 @@ def forward_inputs(plan: StepPlan, *, self_conditioning: bool, block_size: int) 
     return shape, arrays
 
 
-def sample_inputs(plan: DenoiseBlocks) -> tuple[SampleDescriptor, Arrays]:
+def sample_inputs(blocks: DenoiseBlocks) -> tuple[SampleDescriptor, Arrays]:
     """Returns the descriptor and the input arrays of sampling.
 
     Sampled positions are ordered by group; within a group, greedy rows precede those with a temperature. The array
     `num_valid` holds the number of rows up to the last one that is not padding.
     """
-    block, at = np.nonzero(plan.sampled)
-    several = len(plan.groups) > 1
-    kind, block, at = _sort_by_group(plan, block, at)
-    counts = np.bincount(kind, minlength=3 * len(plan.groups)).reshape(-1, 3)
+    block, at = np.nonzero(blocks.sampled)
+    several = len(blocks.groups) > 1
+    kind, block, at = _sort_by_group(blocks, block, at)
+    counts = np.bincount(kind, minlength=3 * len(blocks.groups)).reshape(-1, 3)
     arrays: Arrays = {
-        "rows": plan.rows[block] + at,
+        "rows": blocks.rows[block] + at,
         "block": block,
         "at": at,
         "num_valid": np.array([len(at)], dtype=np.int32),
-        "block_tokens": plan.tokens,
-        "block_state": plan.state,
-        **{name: getattr(plan, name) for name in BLOCK_ARRAYS},
+        "block_tokens": blocks.tokens,
+        "block_state": blocks.state,
+        **{name: getattr(blocks, name) for name in BLOCK_ARRAYS},
     }
     if several:
-        block_in_group = np.empty(len(plan.tokens), dtype=np.int64)  # index of each block in its group
-        for group in plan.groups:
+        block_in_group = np.empty(len(blocks.tokens), dtype=np.int64)  # index of each block in its group
+        for group in blocks.groups:
             block_in_group[group.members] = np.arange(len(group.members))
         arrays["block_in_group"] = block_in_group[block]
-    optional = {"remasked": plan.remasked, "noise_uniforms": plan.noise_uniforms, "req_slot": plan.req_slot}
+    optional = {"remasked": blocks.remasked, "noise_uniforms": blocks.noise_uniforms, "req_slot": blocks.req_slot}
     arrays |= {name: array for name, array in optional.items() if array is not None}
-    if plan.logits_processors is not None:
-        arrays |= logits_processor_arrays(plan.logits_processors)
-    if plan.sampling is not None:
+    if blocks.logits_processors is not None:
+        arrays |= logits_processor_arrays(blocks.logits_processors)
+    if blocks.sampling is not None:
         random = np.flatnonzero(kind % 3)
-        arrays["sampling_params"] = plan.sampling.params[block[random]]
-        arrays["uniform"] = plan.sampling.uniform[block[random], at[random]]
+        arrays["sampling_params"] = blocks.sampling.params[block[random]]
+        arrays["uniform"] = blocks.sampling.uniform[block[random], at[random]]
     groups = []
     for i, (group, (num_greedy, num_unfiltered, num_filtered)) in enumerate(
-        zip(plan.groups, counts.tolist(), strict=True)
+        zip(blocks.groups, counts.tolist(), strict=True)
     ):
         algorithm = group.algorithm
         top_k = 0
@@ -210,32 +210,32 @@ def sample_inputs(plan: DenoiseBlocks) -> tuple[SampleDescriptor, Arrays]:
             )
         )
     shape = SampleDescriptor(
-        blocks=len(plan.tokens),
-        size=plan.tokens.shape[1],
+        blocks=len(blocks.tokens),
+        size=blocks.tokens.shape[1],
         groups=tuple(groups),
-        remasked=plan.remasked is not None,
-        uniform_noise=plan.noise_uniforms is not None,
-        self_conditioned=plan.req_slot is not None,
-        has_logits_processors=plan.logits_processors is not None,
+        remasked=blocks.remasked is not None,
+        uniform_noise=blocks.noise_uniforms is not None,
+        self_conditioned=blocks.req_slot is not None,
+        has_logits_processors=blocks.logits_processors is not None,
     )
     return shape, arrays
 
 
-def _sort_by_group(plan: DenoiseBlocks, block: Ints, at: Ints) -> tuple[Ints, Ints, Ints]:
+def _sort_by_group(blocks: DenoiseBlocks, block: Ints, at: Ints) -> tuple[Ints, Ints, Ints]:
     """Returns the sampled positions in their order and a code for each: the number of its group times 3, plus 0 for
     greedy rows, 1 for random rows, or 2 for random rows under min-p, top-k or top-p."""
     kind = np.zeros(len(block), dtype=np.int64)
-    if plan.sampling is not None:
-        params = plan.sampling.params
+    if blocks.sampling is not None:
+        params = blocks.sampling.params
         random = params[:, TEMPERATURE] > 0
         filtered = random & ((params[:, TOP_K] > 0) | (params[:, TOP_P] < 1) | (params[:, MIN_P] > 0))
-        kind = np.where(plan.state[block, at] == MASKED, (random.astype(np.int64) + filtered)[block], 0)
-    if len(plan.groups) > 1:
-        number = np.empty(len(plan.tokens), dtype=np.int64)
-        for i, group in enumerate(plan.groups):
+        kind = np.where(blocks.state[block, at] == MASKED, (random.astype(np.int64) + filtered)[block], 0)
+    if len(blocks.groups) > 1:
+        number = np.empty(len(blocks.tokens), dtype=np.int64)
+        for i, group in enumerate(blocks.groups):
             number[group.members] = i
         kind += 3 * number[block]
-    elif plan.sampling is None:
+    elif blocks.sampling is None:
         return kind, block, at
     order = kind.argsort(kind="stable")
     return kind[order], block[order], at[order]

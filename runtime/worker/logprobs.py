@@ -15,23 +15,25 @@ from runtime.worker.sampler import FullLogits
 
 
 @torch.inference_mode()
-def compute_logprobs(full_logits: FullLogits, plan: DenoiseBlocks, results: BlockResults) -> None:
+def compute_logprobs(full_logits: FullLogits, blocks: DenoiseBlocks, results: BlockResults) -> None:
     """Writes ``results.logprobs`` of all positions that the step unmasked or changed, for requests with logprobs.
 
     They are logprobs of the model's distribution without forbidden ids. Logits processors, temperature and algorithms
     do not change them.
     """
-    assert plan.num_logprobs is not None
-    requested = np.flatnonzero(plan.num_logprobs > NO_LOGPROBS)
-    size = plan.state.shape[1]  # a captured step may have larger blocks
-    before, after = plan.state[requested], results.state[requested, :size]
-    updated = (after == UNMASKED) & ((before == MASKED) | (plan.tokens[requested] != results.tokens[requested, :size]))
+    assert blocks.num_logprobs is not None
+    requested = np.flatnonzero(blocks.num_logprobs > NO_LOGPROBS)
+    size = blocks.state.shape[1]  # a captured step may have larger blocks
+    before, after = blocks.state[requested], results.state[requested, :size]
+    updated = (after == UNMASKED) & (
+        (before == MASKED) | (blocks.tokens[requested] != results.tokens[requested, :size])
+    )
     which, at = np.nonzero(updated)
     block = requested[which]
     if not len(block):
         return
-    num_top = int(plan.num_logprobs[block].max())
-    rows, tokens = plan.rows[block] + at, results.tokens[block, at]
+    num_top = int(blocks.num_logprobs[block].max())
+    rows, tokens = blocks.rows[block] + at, results.tokens[block, at]
     parts = [
         _logprobs_of(full_logits.rows(rows[start:end]), tokens[start:end], num_top)
         for start, end in _chunks(block, full_logits)

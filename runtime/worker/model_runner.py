@@ -19,7 +19,7 @@ from runtime.layers.embedding import soft_token_embeddings
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model, SelfConditioned
 from runtime.request.eager_reason import EagerReason
-from runtime.worker.constrained_decoding import apply_grammar, force_tokens
+from runtime.worker.constrained_decoding import apply_grammar, write_forced_tokens
 from runtime.worker.host_buffers import PinnedBuffer
 from runtime.worker.input_batch import Arrays, ForwardDescriptor, SampleDescriptor, forward_inputs, sample_inputs
 from runtime.worker.logprobs import compute_logprobs
@@ -244,7 +244,7 @@ class ModelRunner:
         if blocks.grammar_blocks:
             apply_grammar(full_logits, blocks, results)
         if blocks.forced_tokens:
-            force_tokens(blocks, results)
+            write_forced_tokens(blocks, results)
         if blocks.num_logprobs is not None:
             compute_logprobs(full_logits, blocks, results)
 

@@ -21,9 +21,9 @@ def make_sampling_params(
 
 
 def sample_plan(
-    sampler: Sampler, plan: DenoiseBlocks, hidden: torch.Tensor, self_conditioning: torch.Tensor | None = None
+    sampler: Sampler, blocks: DenoiseBlocks, hidden: torch.Tensor, self_conditioning: torch.Tensor | None = None
 ) -> Iterator[tuple[UnmaskingAlgorithm, torch.Tensor | None, BlockBatch]]:
     """Returns the results of ``Sampler.block_batches``. `hidden`: [rows, hidden] of all rows of the step."""
-    shape, arrays = sample_inputs(plan)
+    shape, arrays = sample_inputs(blocks)
     inputs = {name: torch.from_numpy(array).to(hidden.device) for name, array in arrays.items()}
     return sampler.block_batches(shape, inputs, hidden[inputs["rows"]], self_conditioning)
