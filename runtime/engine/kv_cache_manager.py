@@ -6,8 +6,8 @@ consecutive pages of a block. Page groups have a reference count. A page group w
 which covers all tokens up to its end. It then stays in the pool without references until its space is needed. The least
 recently used one is evicted first.
 
-On admission, a request finds only page groups with final content. `InBatchPrefixCache` finds those that other running
-requests compute later.
+On admission, `find_longest_prefix` finds page groups with final content only. `InBatchPrefixCache` finds those that
+other running requests compute later.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 One graph holds the forward, another one the sampling. The graph of sampling depends on the number of blocks and of
 sampled positions, which the host computes while the forward runs.
+
+`GraphCapturer` captures work and returns its replay. ``CudaGraphRunner.capture_shape`` captures one size, and
+`launch_forward` and `launch_sampling` replay the graph of a step or run it eagerly.
 """
 
 from __future__ import annotations
