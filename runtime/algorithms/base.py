@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 
-from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS, LogitsOps, TopTokens
+from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps, TopTokens
 from runtime.errors import ConfigError
 from runtime.plugins import Registry
 from runtime.request.field_spec import Field, Value, fraction_field
@@ -93,7 +93,7 @@ class BlockBatch:
     candidates: torch.Tensor  # int64 [n, B]
     confidence: torch.Tensor  # float [n, B], probability of the candidate
     remasked: torch.Tensor  # bool [n, B], positions that were remasked in an earlier step
-    must_advance: torch.Tensor  # bool [n], unmask a masked position even if none passes the threshold
+    must_advance: torch.Tensor  # bool [n], the step must unmask a position: by force if none passes the threshold
     num_steps: torch.Tensor  # int64 [n], earlier steps with `must_advance`
     initial_masks: torch.Tensor  # int64 [n]
     step_budget: torch.Tensor  # int64 [n], steps of the block out of a total; 0: the field STEPS applies
@@ -154,8 +154,8 @@ class BlockUpdate:
     forced: torch.Tensor  # bool [n], no position passed the threshold, and the best one was unmasked
     edited: torch.Tensor  # bool [n, B], unmasked positions before the step that were replaced, deleted or split
     remasked: torch.Tensor  # bool [n, B], unmasked positions that were masked again
-    finished: torch.Tensor  # bool [n], the content is final
-    soft_tokens: TopTokens | None = None  # [n, B, count], for embeddings of unmasked positions in open block finishes
+    finished: torch.Tensor  # bool [n], steps of the block no longer change its tokens
+    soft_tokens: TopTokens | None = None  # [n, B, count], of the soft embeddings of unmasked positions
 
 
 class SoftEmbeddingParams(NamedTuple):

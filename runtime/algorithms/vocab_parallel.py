@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from runtime.algorithms import sampling
-from runtime.algorithms.sampling import Candidate, LogitsOps, TopTokens
+from runtime.algorithms.logits_ops import Candidate, LogitsOps, TopTokens, topk
+from runtime.kernels.topk_topp_sampling import min_p_filter
 from runtime.layers.sharding import VocabShard
 
 _INT_DTYPES = {torch.float32: torch.int32, torch.float64: torch.int64}
@@ -138,7 +138,7 @@ class VocabParallelLogitsOps(LogitsOps):
         return Candidate(token, (value - total).exp())
 
     def top_tokens(self, logits: torch.Tensor, count: int) -> TopTokens:
-        ids, values = sampling.topk(logits, min(count, logits.shape[1]))
+        ids, values = topk(logits, min(count, logits.shape[1]))
         missing = max(count - ids.shape[1], 0)
         ids = torch.nn.functional.pad(ids, (0, missing)) + self.vocab_shard.local.start
         values = torch.nn.functional.pad(values, (0, missing), value=NEG_INF)
@@ -156,17 +156,14 @@ class VocabParallelLogitsOps(LogitsOps):
     def softmax(self, logits: torch.Tensor) -> torch.Tensor:
         return (logits - self._logsumexp(logits)[:, None]).exp()
 
-    def filtered_probs(
-        self, logits: torch.Tensor, *, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor,
-        min_p: torch.Tensor | None = None, num_unfiltered: int = 0,
-    ) -> torch.Tensor:  # fmt: skip
+    def filtered_probs(self, logits: torch.Tensor, params: torch.Tensor, num_unfiltered: int = 0) -> torch.Tensor:
+        temperature, top_p, top_k, min_p = params.unbind(1)
         scaled = logits / temperature.to(logits.dtype)[:, None]
         if num_unfiltered < len(scaled):
             filtered = scaled[num_unfiltered:]
-            if min_p is not None:
-                sampling.min_p_filter(filtered, self.group.all_reduce_max(filtered.amax(1)), min_p[num_unfiltered:])
+            min_p_filter(filtered, self.group.all_reduce_max(filtered.amax(1)), min_p[num_unfiltered:])
             quantile = DistributedQuantile(sortable_keys(filtered), 8 * filtered.element_size())
-            filtered.masked_fill_(~self._top_k_mask(quantile, top_k[num_unfiltered:]), NEG_INF)
+            filtered.masked_fill_(~self._top_k_mask(quantile, top_k[num_unfiltered:].long()), NEG_INF)
             filtered.masked_fill_(
                 ~self._top_p_mask(quantile, self.softmax(filtered), top_p[num_unfiltered:]), NEG_INF
             )  # fmt: skip

@@ -21,7 +21,7 @@ class AcceptNoneRunner:
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
         if isinstance(runner, CudaGraphRunner):
-            runner.next_tokens_fn = lambda plan, output: plan.tokens
+            runner.next_tokens_fn = lambda blocks, output: blocks.tokens
         self.plan: StepPlan
         self.rows: list[int] = []  # of each step
         self._held = False

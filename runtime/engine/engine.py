@@ -17,7 +17,8 @@ from runtime.engine.request_defaults import edit_tokens_of
 from runtime.engine.request_queue import ConstraintError, GrammarQueue, error_message
 from runtime.engine.scheduler import Scheduler, SchedulingError
 from runtime.errors import AdapterNotLoadedError, ReplicaLost
-from runtime.request.engine_messages import EagerReason, EngineInfo, EngineOutput, EngineStats, RequestSpec
+from runtime.request.eager_reason import EagerReason
+from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.strategies.base import Strategy
 from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
 from runtime.worker.input_batch import InputBuilder
@@ -211,7 +212,7 @@ class Engine:
         )
 
     def take_outputs(self) -> list[EngineOutput]:
-        """Returns the outputs since the last call, as each request wants them.
+        """Returns the outputs since the last call, in the stream mode of each request.
 
         If it is called in the overlap callback, the device runs the next step meanwhile.
         """

@@ -2,12 +2,12 @@
 
 The pool is allocated in *page groups* of ``max(page_size, block_size)`` tokens. A block is cached as a whole, and a
 page is reused only if all its positions are final. A page group is one page, or the ``block_size / page_size``
-consecutive pages of a block. Page groups have a reference count. A page group with final content may have a block hash,
+consecutive pages of a block. Page groups have a reference count. A page group with final content may have a hash,
 which covers all tokens up to its end. It then stays in the pool without references until its space is needed. The least
 recently used one is evicted first.
 
-On admission, a request finds only page groups with final content. `InBatchPrefixCache` finds those that other running
-requests compute later.
+On admission, `find_longest_prefix` finds page groups with final content only. `InBatchPrefixCache` finds those that
+other running requests compute later.
 """
 
 from __future__ import annotations
@@ -67,33 +67,30 @@ class KVCacheManager:
         """Pages that only the prefix cache holds."""
         return len(self._idle) * self.pages_per_group
 
-    def extend_block_hashes(
-        self, block_hashes: list[bytes], cache_salt: str, tokens: npt.NDArray[np.int64], end: int
+    def extend_page_group_hashes(
+        self, page_group_hashes: list[bytes], cache_salt: str, tokens: npt.NDArray[np.int64], end: int
     ) -> None:
         """Appends the hashes of all complete page groups of ``tokens[:end]``; each page group is hashed once.
 
         Args:
-            block_hashes: one hash per leading page group, extended in place.
+            page_group_hashes: one hash per leading page group, extended in place.
             cache_salt: tenants with different salts share no pages.
             tokens: int64, tokens of the request.
         """
-        for start in range(
-            len(block_hashes) * self.page_group_size, end - self.page_group_size + 1, self.page_group_size
-        ):
-            previous = (
-                block_hashes[-1] if block_hashes else hashlib.blake2b(cache_salt.encode(), digest_size=16).digest()
-            )
-            content = tokens[start : start + self.page_group_size].tobytes()
-            block_hashes.append(hashlib.blake2b(content, key=previous, digest_size=16).digest())
+        hashes, size = page_group_hashes, self.page_group_size
+        for start in range(len(hashes) * size, end - size + 1, size):
+            previous = hashes[-1] if hashes else hashlib.blake2b(cache_salt.encode(), digest_size=16).digest()
+            content = tokens[start : start + size].tobytes()
+            hashes.append(hashlib.blake2b(content, key=previous, digest_size=16).digest())
 
-    def find_longest_prefix(self, block_hashes: list[bytes]) -> list[int]:
-        """Returns the cached page groups of the longest prefix of `block_hashes`, without allocating them."""
+    def find_longest_prefix(self, page_group_hashes: list[bytes]) -> list[int]:
+        """Returns the cached page groups of the longest prefix of `page_group_hashes`, without allocating them."""
         page_groups: list[int] = []
-        for key in block_hashes:
-            unit = self._by_key.get(key)
-            if unit is None:
+        for key in page_group_hashes:
+            page_group = self._by_key.get(key)
+            if page_group is None:
                 break
-            page_groups.append(unit)
+            page_groups.append(page_group)
         return page_groups
 
     def allocate_with_prefix(self, cached: list[int], num_new: int) -> list[int]:
@@ -105,31 +102,31 @@ class KVCacheManager:
         Raises:
             OutOfPages: too few are available.
         """
-        reclaimable = len(self._idle) - sum(1 for unit in cached if unit in self._idle)
+        reclaimable = len(self._idle) - sum(1 for page_group in cached if page_group in self._idle)
         if len(self._free) + reclaimable < num_new:
             raise OutOfPages
-        for unit in cached:
-            if self._refs[unit] == 0:
-                del self._idle[unit]
-            self._refs[unit] += 1
+        for page_group in cached:
+            if self._refs[page_group] == 0:
+                del self._idle[page_group]
+            self._refs[page_group] += 1
         return self.allocate(num_new)
 
     def allocate(self, count: int) -> list[int]:
         """Allocates `count` page groups with one reference each. Raises OutOfPages if too few are available."""
         if count == 1 and self._free:
-            unit = self._free.pop()
-            self._refs[unit] = 1
-            return [unit]
+            page_group = self._free.pop()
+            self._refs[page_group] = 1
+            return [page_group]
         if self.num_available < count:
             raise OutOfPages
         while len(self._free) < count:
-            unit, _ = self._idle.popitem(last=False)
-            del self._by_key[self._key_of.pop(unit)]
-            self._free.append(unit)
+            page_group, _ = self._idle.popitem(last=False)
+            del self._by_key[self._key_of.pop(page_group)]
+            self._free.append(page_group)
         taken = self._free[len(self._free) - count :][::-1]
         del self._free[len(self._free) - count :]
-        for unit in taken:
-            self._refs[unit] = 1
+        for page_group in taken:
+            self._refs[page_group] = 1
         return taken
 
     def swap_for_cached(self, own: int, key: bytes) -> int | None:
@@ -138,30 +135,30 @@ class KVCacheManager:
         Returns:
             The cached page group, to which the request now has a reference; None if there is no other one.
         """
-        unit = self._by_key.get(key)
-        if unit is None or unit == own:
+        page_group = self._by_key.get(key)
+        if page_group is None or page_group == own:
             return None
-        if self._refs[unit] == 0:
-            del self._idle[unit]
-        self._refs[unit] += 1
+        if self._refs[page_group] == 0:
+            del self._idle[page_group]
+        self._refs[page_group] += 1
         self.free([own])
-        return unit
+        return page_group
 
-    def cache_page_group(self, unit: int, key: bytes) -> None:
+    def cache_page_group(self, page_group: int, key: bytes) -> None:
         """Adds a page group with final content to the prefix cache, unless its hash is cached already."""
         if self.prefix_caching and key not in self._by_key:
-            self._by_key[key] = unit
-            self._key_of[unit] = key
+            self._by_key[key] = page_group
+            self._key_of[page_group] = key
 
     def free(self, page_groups: list[int]) -> None:
         """Drops the references of a request, last page group first, so that the end of a prefix is evicted first."""
-        for unit in reversed(page_groups):
-            self._refs[unit] -= 1
-            if self._refs[unit] == 0:
-                if unit in self._key_of:
-                    self._idle[unit] = None
+        for page_group in reversed(page_groups):
+            self._refs[page_group] -= 1
+            if self._refs[page_group] == 0:
+                if page_group in self._key_of:
+                    self._idle[page_group] = None
                 else:
-                    self._free.append(unit)
+                    self._free.append(page_group)
 
 
 class PageTable:
@@ -211,19 +208,22 @@ class PageTable:
 
 
 class InBatchPrefixCache:
-    """Tracks the page groups that the requests of a step compute. The first request of a step never waits.
+    """Computes a prefix once if several running requests have it.
+
+    A request waits while another one of the step computes its next page group. When that page group is in the prefix
+    cache, the request adopts it instead of its own one. The first request of a step never waits.
 
     Args:
-        num_uncacheable_tail: ``Strategy.uncacheable_tail``.
+        uncacheable_tail: ``Strategy.uncacheable_tail``.
 
     Attributes:
         num_adopted_tokens: prompt tokens whose K/V was adopted.
     """
 
-    def __init__(self, cache: KVCacheManager, table: PageTable, tail: Callable[[Request], int]) -> None:
+    def __init__(self, cache: KVCacheManager, table: PageTable, uncacheable_tail: Callable[[Request], int]) -> None:
         self.cache = cache
         self.table = table
-        self.tail = tail
+        self.uncacheable_tail = uncacheable_tail
         self.num_adopted_tokens = 0  # tokens
 
     def should_wait(self, request: Request, computing: set[bytes]) -> bool:
@@ -239,16 +239,16 @@ class InBatchPrefixCache:
         if not cache.prefix_caching or request.num_computed_tokens % cache.page_group_size:
             return False
         for n in range(request.num_computed_tokens // cache.page_group_size, self._num_cacheable_page_groups(request)):
-            key = request.block_hashes[n]
-            unit = cache.swap_for_cached(request.page_groups[n], key)
-            if unit is None:
+            key = request.page_group_hashes[n]
+            page_group = cache.swap_for_cached(request.page_groups[n], key)
+            if page_group is None:
                 return key in computing
-            self._adopt(request, n, unit)
+            self._adopt(request, n, page_group)
         return False
 
-    def _adopt(self, request: Request, n: int, unit: int) -> None:
-        request.page_groups[n] = unit
-        self.table.write(request.req_slot, n, [unit])
+    def _adopt(self, request: Request, n: int, page_group: int) -> None:
+        request.page_groups[n] = page_group
+        self.table.write(request.req_slot, n, [page_group])
         request.num_computed_tokens = (n + 1) * self.cache.page_group_size
         request.num_cached_page_groups = n + 1
         if not request.preempted:  # it would be counted twice: what was computed, or found, before is found again
@@ -257,13 +257,11 @@ class InBatchPrefixCache:
             self.num_adopted_tokens += self.cache.page_group_size
 
     def mark_computing(self, request: Request, computing: set[bytes]) -> None:
-        """Adds the block hashes that `request` computes, in this step or later, so that other requests wait."""
+        """Adds the hashes of the page groups that `request` computes, now or later, so that other requests wait."""
         if self.cache.prefix_caching:
-            unit = self.cache.page_group_size
-            computing.update(
-                request.block_hashes[request.num_computed_tokens // unit : self._num_cacheable_page_groups(request)]
-            )
+            start = request.num_computed_tokens // self.cache.page_group_size
+            computing.update(request.page_group_hashes[start : self._num_cacheable_page_groups(request)])
 
     def _num_cacheable_page_groups(self, request: Request) -> int:
         """Returns the number of leading page groups of the prefill that may come from the cache."""
-        return (request.prefill_len - self.tail(request)) // self.cache.page_group_size
+        return (request.prefill_len - self.uncacheable_tail(request)) // self.cache.page_group_size

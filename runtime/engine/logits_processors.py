@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from runtime.algorithms.sampling import LogitsOps
+from runtime.algorithms.logits_ops import LogitsOps
 from runtime.engine.step_plan import UNMASKED, Bools, Floats, Ints, LogitsProcessorBatch
 
 if TYPE_CHECKING:

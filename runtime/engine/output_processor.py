@@ -108,24 +108,24 @@ class OutputProcessor:
 
     def _update(self, scheduled: ScheduledRequest, results: BlockResults, first: int) -> None:
         request, span, stats = scheduled.request, scheduled.span, self._stats
-        cached, settled = request.num_computed_tokens, request.num_final_tokens
+        num_computed, num_final = request.num_computed_tokens, request.num_final_tokens
         if scheduled.recompute is not None:
             stats.forwards_prefill += 1
             request.recompute_spans.pop(0)
-        elif cached < settled:
+        elif num_computed < num_final:
             if request.prefilling:
                 stats.forwards_prefill += 1
                 if not request.nfe and request.queue_seconds is not None:  # else it was preempted
                     request.prefill_seconds = time.perf_counter() - request.arrival_time - request.queue_seconds
             elif not scheduled.is_denoise_step:
                 stats.forwards_commit += 1
-            request.num_computed_tokens = min(scheduled.last, settled)
-        elif not scheduled.is_denoise_step and scheduled.first < scheduled.last:
+            request.num_computed_tokens = min(scheduled.end, num_final)
+        elif not scheduled.is_denoise_step and scheduled.start < scheduled.end:
             stats.forwards_prefill += 1
         if span is not None and not self._update_blocks(scheduled, results, first):
             return
-        if request.num_computed_tokens != cached:
-            if request.prefilling or cached < request.prefill_len or request.reason is not None:
+        if request.num_computed_tokens != num_computed:
+            if request.prefilling or num_computed < request.prefill_len or request.reason is not None:
                 self.scheduler.cache_pages(request)
             else:
                 self._uncached.append(request)
@@ -154,7 +154,7 @@ class OutputProcessor:
         except Exception as error:
             self._fail_request(request, error)
             return False
-        if request.reason is not None or (blocks and request.wants_updates):
+        if request.reason is not None or (blocks and request.streams_updates):
             self.updated_requests[request] = None
         if scheduled.is_denoise_step:
             self._stats.forwards_denoise += 1
@@ -187,8 +187,8 @@ def make_output(request: Request) -> EngineOutput:
 def _make_logprobs(request: Request) -> TokenLogprobs:
     """Returns the logprobs of the new tokens, and of the end-of-sequence token."""
     assert request.logprobs is not None
-    last = request.num_stable_tokens + request.hit_eos
-    found = TokenLogprobs(*request.logprobs.between(request.num_sent_tokens, last))
+    end = request.num_stable_tokens + request.hit_eos
+    found = TokenLogprobs(*request.logprobs.between(request.num_sent_tokens, end))
     if request.hit_eos:
         found.end = int(request.tokens[request.num_stable_tokens])
     return found

@@ -31,8 +31,8 @@ class Status(enum.Enum):
 class Block:
     """An open block of a request.
 
-    `tokens` and `state` are views of the request's arrays. When the content is final and all earlier blocks are final,
-    the block leaves `Request.blocks`, and `Request.num_final_tokens` moves past it.
+    `tokens` and `state` are views of the request's arrays. A finished block is final when all earlier blocks
+    are finished. It then leaves `Request.blocks`, and `Request.num_final_tokens` moves past it.
 
     Attributes:
         start: absolute position of the first token.
@@ -49,17 +49,17 @@ class Block:
         step_budget: the block's part of the request's total steps. 0: the algorithm decides.
         num_advance_steps: steps with `must_advance`.
         post_edit_steps: steps that began without a mask.
-        finished: the content is final.
+        finished: the steps of the block no longer change its tokens.
         remasked: bool [B], positions that were masked again.
         history: [B, records, fields], values that the algorithm recorded (``UnmaskingAlgorithm.history_fields``).
         soft_tokens: tokens of the soft embeddings of its UNMASKED positions.
     """
 
-    def __init__(self, request: Request, start: int, end: int, *, shift: int = 0) -> None:
+    def __init__(self, request: Request, start: int, end: int, *, shift_by: int = 0) -> None:
         """Opens the positions ``[start, end)``, of which none is UNMASKED.
 
         Args:
-            shift: logits of a position are those of the row `shift` positions before it.
+            shift_by: the logits of a position are those of the row `shift_by` positions before it.
         """
         size = end - start
         self.tokens = request.tokens[start:end]
@@ -68,7 +68,7 @@ class Block:
         masks = content.count(MASKED)
         self.start = start
         self.size = size
-        self.logits_start = start - shift
+        self.logits_start = start - shift_by
         self.masks = masks
         self.initial_masks = masks
         self.num_editable = masks
@@ -101,8 +101,9 @@ class Request:
     """One request in the engine.
 
     `tokens` and `state` cover the prompt and the output up to the end of its last block. MASKED positions hold the mask
-    id. Tokens below `num_final_tokens` are final: the prompt and finished blocks. K/V below `num_computed_tokens` is
-    final and in the cache. The engine forwards the tokens between the two before the open `blocks` or with them.
+    id. Tokens below `num_final_tokens` are final: those of the prompt and of leading finished blocks. K/V below
+    `num_computed_tokens` is in the cache. The engine forwards the tokens between the two before or with the
+    open `blocks`.
 
     Args:
         size: positions of `tokens` and `state`.
@@ -125,7 +126,7 @@ class Request:
         num_stable_tokens: positions below it are final text.
         num_sent_tokens: positions below it were returned to the client.
         eos_generated: an end-of-sequence id that counts was unmasked at some step.
-        wants_updates: return an output after each step. stream_steps: with the content of the open blocks.
+        streams_updates: return an output after each step. stream_steps: with the content of the open blocks.
         last_step_event: first position, token ids and masked offsets of the last denoise event.
         values: of the fields of the strategy and the algorithm.
         exclusive_batch: run in batches without other requests.
@@ -139,7 +140,7 @@ class Request:
         req_slot: row of the page table while it runs, else -1.
         page_groups: ids of its page groups. num_allocated_tokens: their tokens.
         num_cached_page_groups: leading page groups that are in the prefix cache.
-        block_hashes: prefix hashes of leading page groups with final content, whether they are allocated or not.
+        page_group_hashes: hashes of leading page groups with final content, whether they are allocated or not.
         cached_tokens: prompt tokens found in the prefix cache.
         params: float64 [columns], parameters of the algorithm.
     """
@@ -185,7 +186,7 @@ class Request:
         self.num_sent_tokens = self.prompt_len
         self.hit_eos = False
         self.eos_generated = False
-        self.wants_updates = spec.stream_mode != "final"
+        self.streams_updates = spec.stream_mode != "final"
         self.stream_steps = spec.stream_mode == "denoise"
         self.last_step_event: tuple[int, list[int], list[int]] = (0, [], [])
         self.reason: FinishReason | None = None
@@ -215,7 +216,7 @@ class Request:
         self.page_groups: list[int] = []
         self.num_allocated_tokens = 0
         self.num_cached_page_groups = 0
-        self.block_hashes: list[bytes] = []
+        self.page_group_hashes: list[bytes] = []
         self.cached_tokens: int | None = None
         self.preempted = False
         self.arrival_time = time.perf_counter()
@@ -304,21 +305,21 @@ class RepetitionRun:
 
 @dataclass(slots=True, eq=False)
 class ForwardSpan:
-    """Positions ``[first, last)`` of the open blocks that a step forwards, and the blocks to sample.
+    """Positions ``[start, end)`` of the open blocks that a step forwards, and the blocks to sample.
 
     The strategy sets `must_advance` of each of these blocks: whether the algorithm must unmask a position even if none
     passes its threshold. ``Strategy.update`` counts such steps in `num_advance_steps`. A span without blocks only
     writes K/V: it is no denoising step and has no output.
     """
 
-    first: int
-    last: int
+    start: int
+    end: int
     blocks: list[Block]
 
 
 @dataclass(slots=True, eq=False)
 class ScheduledRequest:
-    """Positions ``[first, last)`` of a request that a step forwards.
+    """Positions ``[start, end)`` of a request that a step forwards.
 
     Read-only: while the layout of a request is stable, all steps use the same object, and what is derived from it is
     reused too.
@@ -333,8 +334,8 @@ class ScheduledRequest:
     """
 
     request: Request
-    first: int
-    last: int
+    start: int
+    end: int
     span: ForwardSpan | None
     recompute: KVSpan | None = None
     stable_layout: bool = False
@@ -345,8 +346,8 @@ class ScheduledRequest:
     def __post_init__(self) -> None:
         span = self.span
         self.blocks = [] if span is None else span.blocks
-        self.is_denoise_step = span is not None and span.first < span.last and bool(span.blocks)
-        self.tokens = self.request.tokens[self.first : self.last] if self.recompute is None else self.recompute.tokens
+        self.is_denoise_step = span is not None and span.start < span.end and bool(span.blocks)
+        self.tokens = self.request.tokens[self.start : self.end] if self.recompute is None else self.recompute.tokens
 
 
 class BlockLogprobs(NamedTuple):
@@ -383,7 +384,7 @@ class LogprobTable:
         self.top_ids[at] = logprobs.top_ids[:, : self.num_top]
         self.top_values[at] = np.maximum(logprobs.top_values[:, : self.num_top], MIN_LOGPROB)
 
-    def between(self, first: int, last: int) -> tuple[list[float], list[list[int]], list[list[float]]]:
-        """Returns values, top ids and top values of the positions ``[first, last)``."""
-        here = slice(first, last)
+    def between(self, start: int, end: int) -> tuple[list[float], list[list[int]], list[list[float]]]:
+        """Returns values, top ids and top values of the positions ``[start, end)``."""
+        here = slice(start, end)
         return self.values[here].tolist(), self.top_ids[here].tolist(), self.top_values[here].tolist()

@@ -100,12 +100,16 @@ class FairQueue:
         )
 
     @property
-    def num_tenants(self) -> int:
-        """Number of tenants with running requests. For a single tenant: number of its groups with running requests."""
+    def num_competing(self) -> int:
+        """Number of tenants with running requests; if there is only one, of its groups with running requests."""
         return len(self._tenants.running) if len(self._tenants.running) > 1 else self._groups_running
 
     def may_preempt(self, request: Request, victim: Request) -> bool:
-        """Whether a waiting request of a group without running requests may preempt `victim`."""
+        """Whether a waiting request of a group without running requests may preempt `victim`.
+
+        It may if the victim's tenant has at least two more running requests, or, within a tenant, if the victim's group
+        has at least two.
+        """
         tenant_running, group_running = self.running(request)
         if group_running:
             return False

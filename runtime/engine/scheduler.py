@@ -1,6 +1,6 @@
 """Selects the requests of the next step and the rows of each.
 
-Admission is fair between clients (request_queue.py). If the token budget does not suffice for all running requests,
+Admission is fair between tenants (request_queue.py). If the token budget does not suffice for all running requests,
 those that were not served last time come first. If pages run out, a request is preempted;
 docs/research/decoding-rules.md#preemption states which. The rows of a request follow
 docs/research/decoding-rules.md#prefill, docs/research/decoding-rules.md#commit and
@@ -37,7 +37,7 @@ class Scheduler:
     Attributes:
         token_budget: maximum number of rows of one forward.
         max_num_reqs: maximum number of running requests.
-        min_tokens: rows that suffice for any request that is not prefilling.
+        max_decode_rows: maximum rows of a request that is not prefilling.
         running: running requests in the order of their arrival.
     """
 
@@ -58,8 +58,8 @@ class Scheduler:
         self.token_budget = info.max_num_batched_tokens
         self.max_num_reqs = info.max_num_reqs
         self.lora_manager = lora_manager
-        self.min_tokens = strategy.max_rows()
-        self.step_time = StepTimeEstimator(2 * self.min_tokens)
+        self.max_decode_rows = strategy.max_rows()
+        self.step_time = StepTimeEstimator(2 * self.max_decode_rows)
         self.in_batch_prefix_cache = InBatchPrefixCache(self.cache, self.table, strategy.uncacheable_tail)
         self.waiting = FairQueue()
         self.running: list[Request] = []
@@ -67,7 +67,7 @@ class Scheduler:
         self._num_prefix_hit_tokens = 0  # at admission
         self._step = 0
         self._budget_exhausted = False  # in the last step, for some request
-        self._deferred_exclusive: Request | None = None  # it runs alone, and the last batch was taken
+        self._deferred_exclusive: Request | None = None  # the last batch had other requests; it runs alone
         self._failed_admission: tuple[int, int] | None = None  # request and available page groups
 
     def add(self, request: Request) -> None:
@@ -87,16 +87,16 @@ class Scheduler:
         self._step += 1
         self._admit()
         batch: dict[int, ScheduledRequest] = {}
-        computing: set[bytes] = set()  # block hashes of the page groups that this step computes
+        computing: set[bytes] = set()  # hashes of the page groups that this step computes
         remaining = self.token_budget
         budget_exhausted = False
         # With several tenants, further requests of a tenant must not make the steps of the others long.
-        shared = len(self.running) > 2 and 1 < self.waiting.num_tenants < len(self.running)
+        shared = len(self.running) > 2 and 1 < self.waiting.num_competing < len(self.running)
         order, num_first = self._round_robin_order() if shared else (self._order(), 0)
-        remaining_in_time = self.step_time.max_tokens(remaining) if shared else remaining
-        first, self._deferred_exclusive = self._deferred_exclusive, None
-        if first is not None and first.status is Status.RUNNING:  # otherwise later requests would always precede it
-            order = [first, *(request for request in order if request is not first)]
+        remaining_in_time = self.step_time.max_rows(remaining) if shared else remaining
+        deferred, self._deferred_exclusive = self._deferred_exclusive, None
+        if deferred is not None and deferred.status is Status.RUNNING:  # first: else newer ones may precede it forever
+            order = [deferred, *(request for request in order if request is not deferred)]
         running, step = Status.RUNNING, self._step
         for n, request in enumerate(order):
             if request.status is not running:
@@ -109,23 +109,23 @@ class Scheduler:
             prefilling = request.num_computed_tokens < request.prefill_len
             if prefilling and self.in_batch_prefix_cache.should_wait(request, computing):
                 continue
-            max_tokens = remaining
+            max_rows = remaining
             if shared:
-                max_tokens = min(remaining, max(remaining_in_time, self.min_tokens if n < num_first else 0))
-                if not max_tokens:
+                max_rows = min(remaining, max(remaining_in_time, self.max_decode_rows if n < num_first else 0))
+                if not max_rows:
                     budget_exhausted = True
                     break
-            scheduled = self._schedule_request(request, max_tokens)
+            scheduled = self._schedule_request(request, max_rows)
             if scheduled is None:
                 budget_exhausted = True
                 continue
-            last = scheduled.last
-            if last > request.num_allocated_tokens and not self._allocate(request, last, batch):
+            end = scheduled.end
+            if end > request.num_allocated_tokens and not self._allocate(request, end, batch):
                 continue
             batch[request.arrival_index] = scheduled
             if prefilling:
                 self.in_batch_prefix_cache.mark_computing(request, computing)
-            rows = last - scheduled.first
+            rows = end - scheduled.start
             remaining -= rows
             remaining_in_time -= rows
             request.last_served_step = step
@@ -141,7 +141,7 @@ class Scheduler:
             return False
         return all(
             scheduled.stable_layout
-            and scheduled.last - scheduled.first == scheduled.blocks[0].size
+            and scheduled.end - scheduled.start == scheduled.blocks[0].size
             and scheduled.request.status is not Status.FINISHED
             for scheduled in batch
         )
@@ -160,40 +160,40 @@ class Scheduler:
         rounds = round_robin(self.running)
         return [request for round in rounds for request in round], len(rounds[0])
 
-    def _schedule_request(self, request: Request, max_tokens: int) -> ScheduledRequest | None:
-        """Returns the rows of a request within `max_tokens`; None if nothing fits.
+    def _schedule_request(self, request: Request, max_rows: int) -> ScheduledRequest | None:
+        """Returns the rows of a request within `max_rows`; None if nothing fits.
 
         A prefill of final tokens may be split into chunks. Open blocks are forwarded entirely or not at all.
         """
         if request.output_deferred:
             scheduled = request.last_scheduled
-            return scheduled if scheduled is not None and scheduled.last - scheduled.first <= max_tokens else None
+            return scheduled if scheduled is not None and scheduled.end - scheduled.start <= max_rows else None
         num_computed, num_final = request.num_computed_tokens, request.num_final_tokens
         recompute_spans = request.recompute_spans
         if recompute_spans and num_computed == num_final:
             recompute = recompute_spans[0]
-            if len(recompute.tokens) > max_tokens:
+            if len(recompute.tokens) > max_rows:
                 return None
-            last = recompute.start + len(recompute.tokens)
-            return ScheduledRequest(request, recompute.start, last, None, recompute)
+            end = recompute.start + len(recompute.tokens)
+            return ScheduledRequest(request, recompute.start, end, None, recompute)
         try:
-            if num_final - num_computed <= max_tokens and request.reason is None and not recompute_spans:
+            if num_final - num_computed <= max_rows and request.reason is None and not recompute_spans:
                 span = self.strategy.plan_forward(request)
-                first, last = span.first, span.last
-                if num_computed < first and num_computed < request.num_final_tokens:
-                    first = num_computed
-                if last - first <= max_tokens:
+                start, end = span.start, span.end
+                if num_computed < start and num_computed < request.num_final_tokens:
+                    start = num_computed
+                if end - start <= max_rows:
                     scheduled = request.last_scheduled
-                    if scheduled is None or scheduled.span is not span or scheduled.first != first:
-                        only_span = first == span.first and request.num_computed_tokens >= request.num_final_tokens
+                    if scheduled is None or scheduled.span is not span or scheduled.start != start:
+                        only_span = start == span.start and request.num_computed_tokens >= request.num_final_tokens
                         stable_layout = only_span and self.strategy.is_layout_stable(request, span)
                         scheduled = request.last_scheduled = ScheduledRequest(
-                            request, first, last, span, stable_layout=stable_layout
+                            request, start, end, span, stable_layout=stable_layout
                         )
                     return scheduled
             chunk = request.num_final_tokens - num_computed
-            if chunk > max_tokens:
-                chunk = self.strategy.prefill_chunk_size(request, max_tokens)
+            if chunk > max_rows:
+                chunk = self.strategy.prefill_chunk_size(request, max_rows)
         except Exception as error:
             raise SchedulingError(request) from error
         return ScheduledRequest(request, num_computed, num_computed + chunk, None) if chunk else None
@@ -219,8 +219,9 @@ class Scheduler:
         return max(self.running, key=lambda r: (r.answered, *self.waiting.running(r), r.arrival_index))
 
     def _preempt(self, request: Request) -> None:
+        """Frees the pages of a running request, which waits again. A request with a complete output is released."""
         if request.answered:
-            self.release(request)  # only the prefix cache loses its last blocks
+            self.release(request)  # its last blocks are not cached; that is not counted as a preemption
             return
         self._free(request)
         request.reset_kv()
@@ -268,13 +269,13 @@ class Scheduler:
             self.running.insert(at, request)
 
     def _preempt_for(self, request: Request) -> bool:
-        """Preempts a request for a waiting one whose group has no running request, if that is fair."""
+        """Preempts a request for a waiting one whose group has no running request, see ``FairQueue.may_preempt``."""
         tenant_running, group_running = self.waiting.running(request)
-        if group_running or tenant_running == len(self.running) == self.waiting.num_tenants:
+        if group_running or tenant_running == len(self.running) == self.waiting.num_competing:
             return False  # its group runs already, or only its tenant runs, one request per group
         victim = self._preemption_victim()
         if victim.answered or not self.waiting.may_preempt(request, victim):
-            return False  # an answered request is gone after this step
+            return False  # an answered request leaves after this step
         self._preempt(victim)
         return True
 
@@ -282,12 +283,12 @@ class Scheduler:
         """Returns the cached page groups with the longest prefix of the tokens to prefill."""
         if not self.cache.prefix_caching:
             return []
-        self.cache.extend_block_hashes(
-            request.block_hashes, request.cache_salt, request.tokens, request.num_final_tokens
+        self.cache.extend_page_group_hashes(
+            request.page_group_hashes, request.cache_salt, request.tokens, request.num_final_tokens
         )
         uncacheable = self.strategy.uncacheable_tail(request)
         return self.cache.find_longest_prefix(
-            request.block_hashes[: max(request.num_final_tokens - uncacheable, 0) // self.cache.page_group_size]
+            request.page_group_hashes[: max(request.num_final_tokens - uncacheable, 0) // self.cache.page_group_size]
         )
 
     def _append_page_groups(self, request: Request, page_groups: list[int]) -> None:
@@ -296,17 +297,17 @@ class Scheduler:
         request.num_allocated_tokens = len(request.page_groups) * self.cache.page_group_size
 
     def cache_pages(self, request: Request) -> None:
-        """Adds the page groups whose content has become final to the prefix cache."""
+        """Adds the page groups that are computed and not cached yet to the prefix cache."""
         if not self.cache.prefix_caching:
             return
-        final = request.num_computed_tokens // self.cache.page_group_size
-        if final > request.num_cached_page_groups:
-            self.cache.extend_block_hashes(
-                request.block_hashes, request.cache_salt, request.tokens, request.num_computed_tokens
+        computed = request.num_computed_tokens // self.cache.page_group_size
+        if computed > request.num_cached_page_groups:
+            self.cache.extend_page_group_hashes(
+                request.page_group_hashes, request.cache_salt, request.tokens, request.num_computed_tokens
             )
-            for n in range(request.num_cached_page_groups, final):
-                self.cache.cache_page_group(request.page_groups[n], request.block_hashes[n])
-            request.num_cached_page_groups = final
+            for n in range(request.num_cached_page_groups, computed):
+                self.cache.cache_page_group(request.page_groups[n], request.page_group_hashes[n])
+            request.num_cached_page_groups = computed
 
     def release(self, request: Request) -> None:
         """Removes a request in any state and frees all that it holds."""
@@ -355,7 +356,7 @@ class StepTimeEstimator:
         if rows <= self.small and seconds < self._smallest:
             self._smallest = seconds
 
-    def max_tokens(self, budget: int) -> int:
+    def max_rows(self, budget: int) -> int:
         """Returns the rows of a step that takes about `seconds`, at most `budget`; `budget` before the first step."""
         if not self._seconds:
             return budget

@@ -36,7 +36,7 @@ class AlgorithmBatch:
     """The blocks of a step that use one unmasking algorithm.
 
     Attributes:
-        members: [m], indices of its blocks in the plan.
+        members: [m], indices of its blocks in `DenoiseBlocks`.
         params: [m, columns], the parameters of each block.
         required_stats: a mask of the statistics that any of these blocks needs.
         history: [m, B, records, fields], values that the algorithm recorded in earlier steps. One more record is 0;
@@ -55,11 +55,11 @@ class SamplingInputs:
     """Sampling parameters and random numbers of the blocks; greedy blocks have temperature 0.
 
     Attributes:
-        limits: [n, 4], temperature, top_p, top_k and min_p.
+        params: [n, 4], temperature, top_p, top_k and min_p.
         uniform: [n, B], uniform random numbers of the requests.
     """
 
-    limits: Floats
+    params: Floats
     uniform: Floats
 
 
@@ -97,7 +97,7 @@ class GrammarBlock:
     """A block with structured output: the grammar fills its masks instead of the unmasking algorithm.
 
     Attributes:
-        block: its index in the plan.
+        block: its index in `DenoiseBlocks`.
         first_masked: offset of its first MASKED position; all later positions are MASKED too.
         size: number of positions.
         threshold: minimum confidence of every token after the first one of a step.
@@ -115,7 +115,7 @@ class ForcedTokens(NamedTuple):
     """A block of a request with forced tokens: they fill its masks instead of the unmasking algorithm.
 
     Attributes:
-        block: its index in the plan.
+        block: its index in `DenoiseBlocks`.
         first_masked: offset of its first MASKED position.
         tokens: ids of the positions from `first_masked` on.
     """
@@ -149,7 +149,7 @@ class DenoiseBlocks:
         logits_processors: None without logits processors.
         grammar_blocks, forced_tokens: blocks that no algorithm fills; none of their positions is sampled.
         num_logprobs: [n], number of top tokens whose logprobs the request reads; NO_LOGPROBS: it reads none.
-        per_request: the same blocks as one plan per request, for batch-invariant sampling. (): sampled together.
+        per_request: the same blocks, split by request, for batch-invariant sampling. (): sampled together.
     """
 
     rows: Ints
@@ -266,7 +266,7 @@ class BlockResults:
         num_updated: UNMASKED positions that this step unmasked or changed.
         edits, remasks: number of positions that were edited or masked again.
         forced: whether the best position was unmasked below the threshold.
-        finished: whether the content is final.
+        finished: whether the algorithm finished the block: its steps no longer change its tokens.
         history: block -> [B, records, fields], for algorithms that record values.
         soft_tokens: block -> tokens of the soft embeddings of its UNMASKED positions.
         logprobs: block -> logprobs, for requests that read them.

@@ -56,7 +56,7 @@ class LMHeadArgmaxKernel(Protocol):
 
 
 class TopKTopPSampleKernel(Protocol):
-    def __call__(self, logits: Tensor, limits: Tensor, uniform: Tensor, *, free: int = 0) -> TensorPair: ...
+    def __call__(self, logits: Tensor, params: Tensor, uniform: Tensor, *, num_unfiltered: int = 0) -> TensorPair: ...
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class KernelSet:
     # fused `algorithms.base` and `worker.sampler`, for the simplest algorithms
     threshold_unmask: UnmaskKernel | None = None
     softmax_stats: SoftmaxStatsKernel | None = None  # what `worker.sampler` computes for renoising algorithms
-    topk_topp_sample: TopKTopPSampleKernel | None = None  # `algorithms.sampling` without sorting
+    topk_topp_sample: TopKTopPSampleKernel | None = None  # None: `filtered_probs` and `multinomial`
     sandwich_norms: layernorm.SandwichNormOps | None = None  # fused norms between sublayers
     add_lora: LoRAKernel
     linear: LinearKernel = F.linear  # of unquantized weights

@@ -8,10 +8,10 @@ Two variants share `_paged_attention`: one query head per program, or (grouped) 
 tile, which reads each key once per group. With few programs, split-KV distributes the keys, and `_merge_split_kv`
 merges the partial results (flash-decoding).
 
-Heads of 512 with many rows use `two_pass_attention`: a program has no registers for all value columns, and
+Many rows with a head dimension of 512 use `two_pass_attention`: a program has no registers for all value columns, and
 `_paged_attention` would compute the scores once per half. Here they are computed once and kept in memory. Both kernels
-iterate over the same KV blocks. The first stores the weights of each block relative to the running maximum, and the
-factor alpha that rescales the sum of earlier blocks. The second sums the values as flash attention does, so that the
+iterate over the same tiles of keys. The first stores the weights of each tile relative to the running maximum, and the
+factor alpha that rescales the sum of earlier tiles. The second sums the values as flash attention does, so that the
 rounding is that of a single kernel.
 """
 
@@ -27,7 +27,11 @@ from runtime.kernels.forward_batch import MAX_TILE_ROWS, ForwardBatch
 
 
 def page_strides(k_cache: torch.Tensor, v_cache: torch.Tensor) -> dict[str, int]:
-    """Returns the layout as the kernels' constants; equal for all pools of equal pages and heads."""
+    """Returns the layout as the kernels' constants; equal for all pools of equal pages and heads.
+
+    PAGE is the number of slots per page, and PIECE the number of elements per piece of a key. The others are strides in
+    elements: K_ and V_ of a page, a slot (TOKEN), a KV head, a piece of a key, and a number of a value vector.
+    """
     k_page, k_token, k_head, k_piece, _ = k_cache.stride()
     v_page, v_token, v_head, v_number = v_cache.stride()
     return {
@@ -67,15 +71,17 @@ def write_keys(k_cache: torch.Tensor, slots: torch.Tensor, k: torch.Tensor) -> N
 
 SPLIT_PROGRAMS = 200  # keys are split until there are this many programs
 MAX_SPLITS = 9
-HIGH_OCCUPANCY_PROGRAMS = 384  # from this many programs, smaller KV blocks are faster,
-DECODE_ROWS = 64  # and more rows per program if tiles have at most this many rows
+# From this many programs, tiles with fewer keys are faster. So are tiles with more rows, if query tiles have at most
+# DECODE_ROWS rows.
+HIGH_OCCUPANCY_PROGRAMS = 384
+DECODE_ROWS = 64
 
 
 class AttentionConfig(NamedTuple):
     """Tile sizes of one program, whose BLOCK_M is rows times query heads."""
 
     rows: int
-    keys: int  # per KV block
+    keys: int  # per KV tile
     values: int  # value columns; if not all, the scores are computed once per part
     warps: int
     stages: int
@@ -86,7 +92,7 @@ def num_kv_splits(programs: int, max_splits: int) -> int:
 
     Args:
         programs: number of programs without splits.
-        max_splits: number of KV blocks.
+        max_splits: number of KV tiles.
     """
     return max(1, min(MAX_SPLITS, SPLIT_PROGRAMS // programs, max_splits))
 
@@ -94,9 +100,11 @@ def num_kv_splits(programs: int, max_splits: int) -> int:
 def select_config(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> AttentionConfig:
     """Selects the tile: BLOCK_M is 64 or 128, or at least 16 if no tile of the batch has as many rows.
 
+    `packed_p2` is the number of query heads per program (PACKED), rounded up to a power of two.
+
     Decode blocks and prefill chunks use the same order of accumulation. float32 has no full-precision tensor cores and
-    keeps both sides at 32, to fit the registers. With heads above 256, 128 rows leave registers for half of the value
-    columns; computing scores twice is cheaper than reading keys twice.
+    has tiles of at most 32 rows and 32 keys, to fit the registers. With heads above 256, 128 rows leave registers for
+    half of the value columns; computing scores twice is cheaper than reading keys twice.
     """
     values = max(16, triton.next_power_of_2(dim))
     if element_size == 4:
@@ -125,7 +133,7 @@ class ScoresConfig(NamedTuple):
     """Tile sizes of the kernel of `two_pass_attention` that computes softmax weights."""
 
     block_m: int  # rows times query heads
-    keys: int  # per KV block
+    keys: int  # per KV tile
     depth: int  # elements of queries and keys per iteration
     warps: int
     stages: int
@@ -135,7 +143,7 @@ class ValuesConfig(NamedTuple):
     """Tile sizes of the kernel of `two_pass_attention` that sums the values."""
 
     values: int  # value columns
-    keys: int  # per iteration: a KV block, or a part of one
+    keys: int  # per iteration: a KV tile, or a part of one
     warps: int
     stages: int
 
@@ -158,7 +166,7 @@ def online_softmax_step(scores, m_i, l_i, scale_log2):
     """One step of online softmax (arXiv 1805.02867).
 
     Args:
-        scores: [BLOCK_M, keys] of a KV block. m_i, l_i: running maximum and sum of weights, [BLOCK_M].
+        scores: [BLOCK_M, keys] of a KV tile. m_i, l_i: running maximum and sum of weights, [BLOCK_M].
 
     Returns:
         The block's weights relative to the new maximum, the factor alpha that rescales earlier sums, the new m_i and
@@ -168,7 +176,7 @@ def online_softmax_step(scores, m_i, l_i, scale_log2):
     # -inf before the first visible key, and -inf - -inf would be NaN
     anchor = tl.where(m_new == float("-inf"), 0.0, m_new)
     p = tl.exp2(scores * scale_log2 - (anchor * scale_log2)[:, None])
-    alpha = tl.exp2((m_i - anchor) * scale_log2)  # exactly 1 after a KV block that a row does not see
+    alpha = tl.exp2((m_i - anchor) * scale_log2)  # exactly 1 after a KV tile that a row does not see
     return p, alpha, m_new, l_i * alpha + tl.sum(p, 1)
 
 
@@ -268,8 +276,8 @@ def _paged_attention(
     offs_n, element = tl.arange(0, KEYS), dim
     if PIECE < DIM:
         element = dim // PIECE * K_PIECE + dim % PIECE
-    # KV blocks begin at multiples of KEYS, also with windows and splits, so that none crosses a page whose size is a
-    # multiple of KEYS. Page ids are prefetched one KV block ahead.
+    # KV tiles begin at multiples of KEYS, also with windows and splits, so that none crosses a page whose size is a
+    # multiple of KEYS. Page ids are prefetched one KV tile ahead.
     ONE_PAGE: tl.constexpr = PAGE % KEYS == 0
     if ONE_PAGE:
         page = load_page_ids(pages_at, begin, end, PAGE)
@@ -277,7 +285,7 @@ def _paged_attention(
         page = load_page_ids(pages_at, begin + offs_n, end, PAGE)
     for first_key in range(begin, end, KEYS):
         block_page, key = page.to(tl.int64), first_key + offs_n
-        if ONE_PAGE:  # offsets relative to the first key are the same in every KV block
+        if ONE_PAGE:  # offsets relative to the first key are the same in every KV tile
             page = load_page_ids(pages_at, first_key + KEYS, end, PAGE)
             offset = tl.multiple_of(first_key % PAGE, KEYS)  # otherwise values with V_TOKEN 1 are not vectorized
             k_at = k_ptr + (block_page * K_PAGE + offset * K_TOKEN + kv_head * K_HEAD)
@@ -297,7 +305,7 @@ def _paged_attention(
         full = first_key + KEYS <= all_visible_end
         if WINDOWED:
             full = full & (first_key >= all_window_start)
-        if not full:  # most KV blocks are visible to all rows and need no mask
+        if not full:  # most KV tiles are visible to all rows and need no mask
             visible = key[None, :] < visible_end[:, None]
             if WINDOWED:
                 visible = visible & (window_pos[:, None] - key[None, :] < window)
@@ -458,8 +466,8 @@ def _scores(
     p_at = p_ptr + program * kv_blocks * (BLOCK_M * KEYS)
     p_at = p_at + offs_m[:, None] * SUB_KEYS + (offs_n // SUB_KEYS * (BLOCK_M * SUB_KEYS) + offs_n % SUB_KEYS)[None, :]
     alpha_at = alpha_ptr + program * kv_blocks * BLOCK_M + offs_m
-    page = load_page_ids(pages_at, offs_n, end, PAGE)  # prefetched one KV block ahead
-    for phase in tl.static_range(2):  # KV blocks that all rows see in full need no mask
+    page = load_page_ids(pages_at, offs_n, end, PAGE)  # prefetched one KV tile ahead
+    for phase in tl.static_range(2):  # KV tiles that all rows see in full need no mask
         start_key, stop_key = 0, unmasked_end
         if phase == 1:
             start_key, stop_key = unmasked_end, end
@@ -524,7 +532,7 @@ def _values(
         for first_key in range(start_key, stop_key, SUB_KEYS):
             block_page, key = page, first_key + offs_n
             page = load_page_ids(pages_at, key + SUB_KEYS, end, PAGE)
-            scale, after = alpha, first_key + SUB_KEYS  # alpha applies at the start of a KV block
+            scale, after = alpha, first_key + SUB_KEYS  # alpha applies at the start of a KV tile
             alpha = tl.load(alpha_at + after // KEYS * BLOCK_M, mask=(after < end) & (after % KEYS == 0), other=1.0)
             p = tl.load(p_at + first_key * BLOCK_M)
             v_at = block_page.to(tl.int64) * V_PAGE + key % PAGE * V_TOKEN + kv_head * V_HEAD
@@ -555,7 +563,7 @@ def _tiles_per_pass(q: torch.Tensor, kv_heads: int, batch: ForwardBatch, config:
 
 
 def _max_kv_blocks(batch: ForwardBatch, config: ScoresConfig) -> int:
-    """Upper bound of KV blocks, by the page table instead of `max_seq_len`: a row may see keys behind all rows of the
+    """Upper bound of KV tiles, by the page table instead of `max_seq_len`: a row may see keys behind all rows of the
     batch.
     """
     return triton.cdiv(batch.page_table.shape[1] * batch.page_size, config.keys)

@@ -5,7 +5,6 @@ Frontend and backend processes exchange these structs, and ``runtime.LLM`` passe
 
 from __future__ import annotations
 
-import enum
 from typing import Literal
 
 import msgspec
@@ -172,22 +171,6 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         return DecodingParams(algorithm=algorithm.key, values=values_of((*self.strategy_fields, *algorithm.fields)))
 
 
-class EagerReason(enum.StrEnum):
-    """Why a step ran eagerly, at least in part. The value is the label of the metric."""
-
-    GRAPHS_DISABLED = "off"
-    TOO_LARGE = "prefill"  # no graph has as many rows
-    NOT_CAPTURED = "new"  # no graph has this shape
-    SAMPLING_EAGER = "flag"  # sampling is not captured
-    BATCH_INVARIANT = "apart"  # sampling ran per request
-    LOGITS_PROCESSORS = "shaped"  # a request has logits processors
-
-    @property
-    def stats_field(self) -> str:
-        """The field of `EngineStats` with the number of these steps."""
-        return f"steps_eager_{self.name.lower()}"
-
-
 class EngineStats(msgspec.Struct, kw_only=True):
     """Counters since the start, gauges, and observations for histograms. The metrics page lists them."""
 
@@ -209,7 +192,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     forced: int = 0
     preemptions: int = 0
     steps_replayed: int = 0  # entirely from CUDA graphs
-    steps_eager_graphs_disabled: int = 0  # this and the next five: see EagerReason
+    steps_eager_graphs_disabled: int = 0  # this and the next five: see ``request.eager_reason``
     steps_eager_too_large: int = 0
     steps_eager_not_captured: int = 0
     steps_eager_sampling_eager: int = 0

@@ -17,7 +17,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 import runtime
-from runtime.request.engine_messages import EagerReason, EngineInfo, EngineStats
+from runtime.request.eager_reason import EagerReason
+from runtime.request.engine_messages import EngineInfo, EngineStats
 
 F = TypeVar("F", GaugeMetricFamily, CounterMetricFamily)
 

@@ -23,7 +23,7 @@ class DecodingContext:
     buffer_size: int | None  # None: the default of the strategy
     prefix_caching: bool
     max_model_len: int
-    shift: bool = False  # logits shift: the row before a position has the logits of the position
+    shift: bool = False  # logits shift: the logits of a position are those of the row before it
     vocab_size: int = 0  # of the model, for strategies that sample noise from it
 
 
@@ -31,18 +31,18 @@ class Strategy:
     """A decoding strategy. There is one instance per engine, without state: all state of a request is in `Request`.
 
     In each step, the engine calls `plan_forward`, runs the forward pass, and calls `update`. If the step is not
-    scheduled, `plan_forward` is called again and must not act twice.
+    scheduled, `plan_forward` is called again. It is idempotent: the second call changes nothing.
 
     The engine forwards final tokens itself, before the open blocks or together with them: prompts, finished blocks, or
-    both after a preemption. The strategy only limits the chunk size. ``Request.reused_kv_spans`` has rows of open
-    blocks that later steps read and do not forward. After a preemption the engine forwards them again, with the ids of
-    then.
+    both after a preemption. A strategy only limits the chunk size. ``Request.reused_kv_spans`` has rows of open
+    blocks that later steps read and do not forward. After a preemption the engine forwards them again, with the
+    ids that they had.
 
     Attributes:
         fields: fields that requests may set for the strategy. ``Request.values`` has their values.
         defaults: default values of fields of the algorithms, instead of those of the family.
         block_layout: positions of the blocks.
-        buffer_size: number of blocks that are denoised at once.
+        buffer_size: maximum number of open blocks, which are denoised at once.
         prefix_cacheable: K/V of a prefix does not depend on the tokens after it.
         requires_full_prompt: the prompt is forwarded in one step. `max_rows` includes it.
         default_max_tokens: `max_tokens` of requests that set none. None: the default of the route.
@@ -72,13 +72,16 @@ class Strategy:
         return self.block_layout.total_len(prompt_len, max_tokens)
 
     def initial_final_len(self, prompt_len: int) -> int:
-        """Returns how many positions of a new request are final."""
+        """Returns the initial `num_final_tokens` of a request.
+
+        By default this is the start of the block with the end of the prompt, which is opened with the rest of it.
+        """
         return self.block_layout.block_start(prompt_len, prompt_len)
 
     def uncacheable_tail(self, request: Request) -> int:
         """Returns how many of the last final positions the request must forward even if they are cached.
 
-        A strategy samples from their rows.
+        The strategy samples the first open position from the logits of their rows.
         """
         return 0
 
@@ -93,7 +96,7 @@ class Strategy:
         return budget // self.block_layout.alignment * self.block_layout.alignment
 
     def plan_forward(self, request: Request) -> ForwardSpan:
-        """Opens blocks, marks blocks without masks as final, and returns the rows of this step.
+        """Opens blocks, moves `num_final_tokens` past finished ones, and returns the rows of this step.
 
         If nothing changed, it returns the object in ``request.last_scheduled``, which saves most of the host time.
         """
@@ -109,7 +112,8 @@ class Strategy:
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
         """Returns the end of the keys that each row attends to, int64 [rows]: that of its block by default.
 
-        See docs/research/decoding-rules.md#visible-keys. Prompts before the first block end with the prompt.
+        See docs/research/decoding-rules.md#visible-keys. If blocks start after the prompt, rows of the prompt attend to
+        the keys up to its end.
 
         The K/V of every visible key is cached, or the same step writes it.
 
@@ -125,7 +129,7 @@ class Strategy:
         return ends
 
     def update(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
-        """Writes the results of a step into the request, and advances `num_final_tokens` past final blocks.
+        """Writes the results of a step into the request, and moves `num_final_tokens` past finished blocks.
 
         If the request finishes, it sets `reason` and `end`, and `num_final_tokens` to the end of the tokens to cache.
 

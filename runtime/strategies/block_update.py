@@ -49,8 +49,8 @@ def write_block(request: Request, block: Block, results: BlockResults, i: int) -
         request.eos_generated |= block.has_eos
 
 
-def is_final(request: Request, block: Block) -> bool:
-    """Returns whether the block can no longer change, except through blocks before it."""
+def is_finished(request: Request, block: Block) -> bool:
+    """Returns whether the steps of the block can no longer change its tokens. It is final if all before it are too."""
     return block.finished or not (block.masks or request.editing)
 
 
@@ -84,7 +84,7 @@ def update_progress(request: Request, *, shown: int, final: int) -> tuple[Finish
 
     Args:
         shown: first position of the blocks in a denoise event.
-        final: tokens before this position cannot change.
+        final: tokens before this position are final.
     """
     if request.stream_steps:
         request.record_step_event(shown)
@@ -117,8 +117,8 @@ def cacheable_len(request: Request, reason: FinishReason, end: int, *, block_lay
     """
     if reason not in ("stop", "length"):
         return 0
-    last = end + (reason == "stop")  # includes the EOS
-    return min(request.num_final_tokens, block_layout.block_start(request.prompt_len, last))
+    answer_end = end + (reason == "stop")  # includes the EOS
+    return min(request.num_final_tokens, block_layout.block_start(request.prompt_len, answer_end))
 
 
 def _find_end(request: Request) -> tuple[FinishReason, int] | None:

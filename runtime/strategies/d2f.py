@@ -30,11 +30,11 @@ class DiscreteDiffusionForcing(MultiBlock):
     def __init__(self, context: DecodingContext) -> None:
         super().__init__(context)
         self.block_layout = BlockLayout(context.block_size, from_prompt=True)
-        self.shift = int(context.shift)
+        self.shift_by = int(context.shift)
         self.longest_prompt = context.max_model_len - 1
 
     def max_rows(self) -> int:
-        return max(super().max_rows() + self.shift, self.longest_prompt)
+        return max(super().max_rows() + self.shift_by, self.longest_prompt)
 
     def prefill_chunk_size(self, request: Request, budget: int) -> int:
         """Returns the full prompt and complete blocks; 0 if the prompt exceeds the budget."""

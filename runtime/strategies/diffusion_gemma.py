@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from runtime.algorithms.sampling import CANVAS, uniforms
+from runtime.algorithms.logits_ops import CANVAS, uniforms
 from runtime.engine.request import Block, ForwardSpan, Request
 from runtime.engine.step_plan import MASKED, UNMASKED, BlockResults, Ints
 from runtime.request.block_layout import BlockLayout
@@ -72,8 +72,8 @@ class Canvas(Strategy):
 
     def visible_end(self, requests: Sequence[Request], owner: Ints, positions: Ints) -> Ints:
         """Returns the end of the canvas for open rows. Other rows are causal."""
-        settled = np.array([request.num_final_tokens for request in requests], dtype=np.int64)[owner]
-        return np.where(positions < settled, positions + 1, settled + self.size)
+        num_final = np.array([request.num_final_tokens for request in requests], dtype=np.int64)[owner]
+        return np.where(positions < num_final, positions + 1, num_final + self.size)
 
     def update(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
         shown = request.num_final_tokens
@@ -96,7 +96,7 @@ class Canvas(Strategy):
                 self._mask_canvas(request, block.start)
 
     def _write_open(self, request: Request, block: Block, results: BlockResults, i: int) -> None:
-        """Writes the content of a canvas that continues. It is not final, so an EOS does not count."""
+        """Writes the content of a canvas that continues. It is not finished, so an EOS does not count."""
         block.tokens[:] = results.tokens[i, : block.size]
         block.state[:] = results.state[i, : block.size]
         block.steps += 1

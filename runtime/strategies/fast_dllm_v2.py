@@ -21,7 +21,7 @@ SUB_BLOCK_SIZE = 8
 
 @register_strategy("fast_dllm_v2")
 class FastDLLMv2(ShiftedBlockStrategy):
-    shift = 1
+    shift_by = 1
 
     def __init__(self, context: DecodingContext) -> None:
         super().__init__(context)

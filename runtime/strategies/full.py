@@ -47,7 +47,7 @@ class FullCanvas(Strategy):
         require_single_block(context)
         self.block_layout = BlockLayout(context.block_size, from_prompt=True, truncate_last=True)
         self.max_model_len = context.max_model_len
-        self.shift = int(context.shift)
+        self.shift_by = int(context.shift)
 
     def max_rows(self) -> int:
         return self.max_model_len
@@ -64,13 +64,13 @@ class FullCanvas(Strategy):
     def plan_forward(self, request: Request) -> ForwardSpan:
         while not request.blocks:
             self._open_block(request)
-            if _is_block_final(request) and request.next_start < request.end:
+            if _is_block_finished(request) and request.next_start < request.end:
                 request.blocks = []  # prefilled tokens cover it
-        first, last, part = 0, request.end, request.blocks[0]
+        start, end, part = 0, request.end, request.blocks[0]
         if request.reused_kv_spans:
             part = request.blocks[-1]
-            first, last = self._refreshed_range(request)
-        return ForwardSpan(first, last, [] if block_update.is_final(request, part) else [part])
+            start, end = self._refreshed_range(request)
+        return ForwardSpan(start, end, [] if block_update.is_finished(request, part) else [part])
 
     def is_layout_stable(self, request: Request, span: ForwardSpan) -> bool:
         # with a cache, the first step of a block forwards more rows than the others
@@ -94,9 +94,9 @@ class FullCanvas(Strategy):
         length = int(request.values[BLOCK_LENGTH])
         start = max(request.next_start, request.prompt_len)
         end = request.next_start = min(start + length, request.end)
-        first_separately = self.shift and request.values[CACHE] in ("prefix", "dual")
+        first_separately = self.shift_by and request.values[CACHE] in ("prefix", "dual")
         bounds = (start, start + 1, end) if first_separately else (start, end)
-        request.blocks = [Block(request, first, last, shift=self.shift) for first, last in pairwise(bounds)]
+        request.blocks = [Block(request, start, end, shift_by=self.shift_by) for start, end in pairwise(bounds)]
         total = request.spec.decoding.total_steps
         steps = (
             int(request.values.get("steps", 0)) if total is None else self._step_budget(request, total, start, length)
@@ -120,20 +120,20 @@ class FullCanvas(Strategy):
         request.nfe += bool(sampled)
         for i, part in enumerate(sampled, first):
             block_update.write_block(request, part, results, i)
-        is_complete, start, last = _is_block_final(request), request.blocks[0].start, request.blocks[-1]
+        finished, start, last = _is_block_finished(request), request.blocks[0].start, request.blocks[-1]
         for part in sampled:
             if part is not last:  # the last part counts the steps of the block
-                part.finished = is_complete
+                part.finished = finished
                 last.steps = part.steps
-        end = block_update.update_progress(request, shown=start, final=request.next_start if is_complete else start)
+        end = block_update.update_progress(request, shown=start, final=request.next_start if finished else start)
         if end is not None:
             block_update.finish_request(request, *end)
-        elif is_complete:
+        elif finished:
             request.blocks = []
-        if is_complete:
+        if finished:
             request.reused_kv_spans = []  # the first step of the next block forwards everything
 
 
-def _is_block_final(request: Request) -> bool:
-    """Returns whether the open block is final. A first part of one position does not change once it is unmasked."""
-    return block_update.is_final(request, request.blocks[-1]) and not request.blocks[0].masks
+def _is_block_finished(request: Request) -> bool:
+    """Returns whether the parts of the open block are finished. A part of one position is, once it is unmasked."""
+    return block_update.is_finished(request, request.blocks[-1]) and not request.blocks[0].masks

@@ -1,7 +1,9 @@
-"""`multi_bd`: denoises several blocks at once (docs/research/decoding-rules.md#the-multi-block-loop).
+"""`multi_bd`: multi-block diffusion, with several open blocks (docs/research/decoding-rules.md#the-multi-block-loop).
 
-The unmasking algorithms have run before `update`. `update` writes their results, marks blocks as final, and finds the
-end of the output.
+`buffer_size` (--buffer-size) is the maximum number of open blocks.
+
+The unmasking algorithms have run before `update`. `update` writes their results, moves `num_final_tokens` past
+finished blocks, and finds the end of the output.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class MultiBlock(Strategy):
     )
 
     default_buffer_size = 1  # default of --buffer-size
-    shift = 0  # logits shift: distance from a position to the row before it that has its logits
+    shift_by = 0  # the logits of a position are those of the row `shift_by` positions before it
 
     def __init__(self, context: DecodingContext) -> None:
         self.block_size = context.block_size
@@ -50,12 +52,12 @@ class MultiBlock(Strategy):
         if not request.blocks_opened:
             request.blocks_opened = True
             if not request.blocks and request.next_start < request.prompt_len:
-                self._append(request)  # this block contains the end of an unaligned prompt
+                self._open_block(request)  # this block contains the end of an unaligned prompt
             while len(request.blocks) < self._max_open_blocks(request) and self._may_open(request):
-                self._append(request)
+                self._open_block(request)
                 if request.blocks:  # otherwise it has no masks, and the next block opens too
                     break
-        return ForwardSpan(request.num_final_tokens - self.shift, request.next_start, self._sampled(request))
+        return ForwardSpan(request.num_final_tokens - self.shift_by, request.next_start, self._choose_blocks(request))
 
     def is_layout_stable(self, request: Request, span: ForwardSpan) -> bool:
         if self.buffer_size > 1 or len(span.blocks) != 1 or span.blocks != request.blocks:
@@ -66,15 +68,16 @@ class MultiBlock(Strategy):
         """Returns the maximum number of open blocks: 1 if a grammar or forced tokens unmask from left to right."""
         return 1 if request.decodes_left_to_right else self.buffer_size
 
-    def _append(self, request: Request) -> None:
+    def _open_block(self, request: Request) -> None:
+        """Opens the next block. If prefilled tokens cover it, it is finished, and may be final at once."""
         start = request.next_start
         request.next_start = start + self.block_size
-        block = Block(request, start, request.next_start, shift=self.shift)
+        block = Block(request, start, request.next_start, shift_by=self.shift_by)
         if request.spec.decoding.total_steps is not None:
             block.step_budget = self._step_budget(request, start)
         request.blocks.append(block)
-        if not block.masks:  # prefilled tokens cover it
-            del request.blocks[: self._mark_final(request)]
+        if not block.masks:
+            del request.blocks[: self._advance_final(request)]
 
     def _step_budget(self, request: Request, start: int) -> int:
         """Returns the steps of the block at `start` out of the total of the request."""
@@ -97,19 +100,19 @@ class MultiBlock(Strategy):
             and not any(block.has_eos for block in blocks)
         )
 
-    def _mark_final(self, request: Request) -> int:
-        """Marks the first blocks that are final, and returns their number. The caller removes them."""
+    def _advance_final(self, request: Request) -> int:
+        """Moves `num_final_tokens` past the leading finished blocks. Returns their number; the caller removes them."""
         n = 0
         for block in request.blocks:
-            if not block_update.is_final(request, block):
+            if not block_update.is_finished(request, block):
                 break
             block.finished = True
             request.num_final_tokens = block.start + block.size
             n += 1
         return n
 
-    def _sampled(self, request: Request) -> list[Block]:
-        """Returns the blocks that can still change, and sets their `must_advance`.
+    def _choose_blocks(self, request: Request) -> list[Block]:
+        """Returns the blocks to sample, those that are not finished, and sets their `must_advance`.
 
         See docs/research/decoding-rules.md#forcing.
         """
@@ -130,7 +133,7 @@ class MultiBlock(Strategy):
         for i, block in enumerate(sampled, first):
             block_update.write_block(request, block, results, i)
         shown, blocks = request.num_final_tokens, request.blocks
-        num_final = self._mark_final(request) if blocks and block_update.is_final(request, blocks[0]) else 0
+        num_final = self._advance_final(request) if blocks and block_update.is_finished(request, blocks[0]) else 0
         end = block_update.update_progress(request, shown=shown, final=request.num_final_tokens)
         if end is not None:
             block_update.finish_request(request, *end, committed=self.block_layout if self.prefix_caching else None)

@@ -15,7 +15,7 @@ from runtime.strategies.base import DecodingContext, Strategy, require_single_bl
 
 class ShiftedBlockStrategy(Strategy):
     from_prompt = False
-    shift = 0  # logits shift of all positions but the first of a block, whose shift is 1
+    shift_by = 0  # logits shift of all positions but the first of a block, whose shift is 1
 
     def __init__(self, context: DecodingContext) -> None:
         require_single_block(context)
@@ -44,17 +44,17 @@ class ShiftedBlockStrategy(Strategy):
         while not request.blocks and request.next_start < request.end:
             if self._needs_first_token(request):
                 start = request.num_final_tokens
-                first_token = Block(request, start, start + 1, shift=1)
+                first_token = Block(request, start, start + 1, shift_by=1)
                 return ForwardSpan(start, start, [first_token])
             self._open(request)
-            if self._mark_final(request):  # prefilled tokens cover it
+            if self._advance_final(request):  # prefilled tokens cover it
                 request.blocks = []
         part = first_open_part(request)
         if part is None:
             return ForwardSpan(request.num_final_tokens, request.num_final_tokens, [])
-        first, last = self.forward_range(request, part)
-        part.num_skipped = max(first - part.logits_start, int(part.start == request.num_final_tokens))
-        return ForwardSpan(first, last, [part])
+        start, end = self.forward_range(request, part)
+        part.num_skipped = max(start - part.logits_start, int(part.start == request.num_final_tokens))
+        return ForwardSpan(start, end, [part])
 
     def _needs_first_token(self, request: Request) -> bool:
         at = request.num_final_tokens
@@ -64,7 +64,7 @@ class ShiftedBlockStrategy(Strategy):
         size, start = self.part_size(request), request.next_start
         request.next_start = start + self.block_size
         request.blocks = [
-            Block(request, at, at + size, shift=self.shift) for at in range(start, request.next_start, size)
+            Block(request, at, at + size, shift_by=self.shift_by) for at in range(start, request.next_start, size)
         ]
         if request.spec.decoding.total_steps is not None:
             steps = self._steps(request, request.spec.decoding.total_steps, size)
@@ -82,15 +82,15 @@ class ShiftedBlockStrategy(Strategy):
         steps = block_update.split_steps(total, [masks[n] for n in parts.nonzero()[0]])
         return {first + n * size: count for n, count in zip(parts.nonzero()[0].tolist(), steps, strict=True)}
 
-    def _mark_final(self, request: Request) -> bool:
-        """Returns whether the open block is final, and then marks it as such. The caller removes the block."""
+    def _advance_final(self, request: Request) -> bool:
+        """Moves `num_final_tokens` past the open block if it is finished; the caller then removes it."""
         if not request.blocks or first_open_part(request) is not None:
             return False
         request.num_final_tokens = request.next_start
         return True
 
-    def _final(self, request: Request) -> int:
-        """Returns the end of the tokens that cannot change: finished parts, and the first token."""
+    def _final_end(self, request: Request) -> int:
+        """Returns the end of the final tokens: those of finished parts, and the first token."""
         part = first_open_part(request)
         return request.num_final_tokens if part is None else part.start + int(part.start == request.num_final_tokens)
 
@@ -102,8 +102,8 @@ class ShiftedBlockStrategy(Strategy):
                 self.write_result(request, block, results, first)
             else:
                 self._write_first_token(request, block, results, first)
-        finished = self._mark_final(request)
-        end = block_update.update_progress(request, shown=shown, final=self._final(request))
+        finished = self._advance_final(request)
+        end = block_update.update_progress(request, shown=shown, final=self._final_end(request))
         if end is not None:
             block_update.finish_request(request, *end, committed=self.block_layout if self.prefix_caching else None)
         elif finished:
@@ -120,6 +120,6 @@ class ShiftedBlockStrategy(Strategy):
 def first_open_part(request: Request) -> Block | None:
     """Returns the first part of the open block that can still change; None if there is none."""
     for part in request.blocks:
-        if not block_update.is_final(request, part):
+        if not block_update.is_finished(request, part):
             return part
     return None

@@ -194,12 +194,12 @@ class CaptureSizes:
         blocks = _round_up(shape.blocks, self._sample_sizes)
         positions = blocks * size
         num_filtered = pad_sampled_rows(shape.num_filtered, positions)
-        num_sampled = num_filtered + pad_sampled_rows(shape.num_sampled - shape.num_filtered, positions)
+        num_random = num_filtered + pad_sampled_rows(shape.num_random - shape.num_filtered, positions)
         return replace(
             shape,
             blocks=blocks + 1,
-            rows=num_sampled + pad_sampled_rows(shape.rows - shape.num_sampled, positions),
-            num_sampled=num_sampled,
+            rows=num_random + pad_sampled_rows(shape.rows - shape.num_random, positions),
+            num_random=num_random,
             num_filtered=num_filtered,
             history_len=padded_history_len(shape.history_len, static=shape.algorithm.static_history),
         )
@@ -304,9 +304,9 @@ def sample_buffer_specs(shape: SampleDescriptor) -> ArraySpecs:
         found["noise_uniforms"] = F64, (n, size)
     if shape.self_conditioned:
         found["req_slot"] = I64, (n,)
-    if shape.num_sampled:
-        found["limits"] = F64, (shape.num_sampled, len(NO_FILTERS))
-        found["uniform"] = F64, (shape.num_sampled,)
+    if shape.num_random:
+        found["sampling_params"] = F64, (shape.num_random, len(NO_FILTERS))
+        found["uniform"] = F64, (shape.num_random,)
     if len(shape.groups) > 1:
         found["block_in_group"] = I64, (rows,)
     for i, group in enumerate(shape.groups):
@@ -356,7 +356,7 @@ def pad_sample_inputs(
             read, write = read + parts, write + capacity
         for parts, capacity in zip(_parts(group)[1:], _parts(larger)[1:], strict=True):
             if capacity:
-                for name, none_drawn in (("limits", NO_FILTERS), ("uniform", 0.0)):
+                for name, none_drawn in (("sampling_params", NO_FILTERS), ("uniform", 0.0)):
                     view = into[name][drawn_write : drawn_write + capacity]
                     view[:parts] = arrays[name][drawn_read : drawn_read + parts]
                     view[parts:] = none_drawn
@@ -377,5 +377,5 @@ def pad_sample_inputs(
 
 
 def _parts(group: AlgorithmShape) -> tuple[int, int, int]:
-    """Returns the number of rows that are greedy, sampled without a filter, and sampled under min-p, top-k or top-p."""
-    return group.rows - group.num_sampled, group.num_sampled - group.num_filtered, group.num_filtered
+    """Returns the number of rows that are greedy, random without a filter, and random under min-p, top-k or top-p."""
+    return group.rows - group.num_random, group.num_random - group.num_filtered, group.num_filtered

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from runtime.algorithms import sampling
-from runtime.algorithms.base import MIN_P, TEMPERATURE, TOP_K, TOP_P
-from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS
+from runtime.algorithms.base import TEMPERATURE
+from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, Candidate
 from runtime.engine.logits_processors import apply_logits_processors, logits_processor_arrays
 from runtime.engine.step_plan import UNMASKED, BlockResults, DenoiseBlocks, GrammarBlock
 from runtime.worker.sampler import FullLogits
@@ -83,30 +82,30 @@ class GrammarWalk:
 
 
 @torch.inference_mode()
-def apply_grammar(full_logits: FullLogits, plan: DenoiseBlocks, results: BlockResults) -> None:
+def apply_grammar(full_logits: FullLogits, blocks: DenoiseBlocks, results: BlockResults) -> None:
     """Decodes the constrained blocks of a step, and writes the accepted tokens to `results`.
 
     Until then `results` has these blocks unchanged.
     """
-    for batch in _batches(plan, 0 if full_logits.batch_invariant else full_logits.max_rows):
+    for batch in _batches(blocks, 0 if full_logits.batch_invariant else full_logits.max_rows):
         block = np.concatenate([np.full(w.block.size - w.position, w.block.block) for w in batch])
         at = np.concatenate([np.arange(w.position, w.block.size) for w in batch])
-        logits = full_logits.rows(plan.rows[block] + at)
-        if plan.logits_processors is not None:
-            arrays = logits_processor_arrays(plan.logits_processors)
+        logits = full_logits.rows(blocks.rows[block] + at)
+        if blocks.logits_processors is not None:
+            arrays = logits_processor_arrays(blocks.logits_processors)
             inputs = {name: torch.from_numpy(array).to(logits.device) for name, array in arrays.items()}
             block_index, offset = torch.from_numpy(np.stack([block, at])).to(logits.device)
             apply_logits_processors(logits, inputs, block_index, offset, DEFAULT_LOGITS_OPS)
-        _advance(batch, logits, plan)
+        _advance(batch, logits, blocks)
         for walk in batch:
             _write(walk, results)
 
 
-def _batches(plan: DenoiseBlocks, max_rows: int) -> Iterator[list[GrammarWalk]]:
+def _batches(blocks: DenoiseBlocks, max_rows: int) -> Iterator[list[GrammarWalk]]:
     """Yields the constrained blocks in batches of at most `max_rows` rows of logits, or of one block."""
     batch: list[GrammarWalk] = []
     rows = 0
-    for block in plan.grammar_blocks:
+    for block in blocks.grammar_blocks:
         count = block.size - block.first_masked
         if batch and rows + count > max_rows:
             yield batch
@@ -117,7 +116,7 @@ def _batches(plan: DenoiseBlocks, max_rows: int) -> Iterator[list[GrammarWalk]]:
         yield batch
 
 
-def _advance(batch: Sequence[GrammarWalk], logits: torch.Tensor, plan: DenoiseBlocks) -> None:
+def _advance(batch: Sequence[GrammarWalk], logits: torch.Tensor, blocks: DenoiseBlocks) -> None:
     """Decodes the blocks of a batch until none of them is active."""
     mask_size = -(-logits.shape[1] // 32)
     for walk in batch:
@@ -133,7 +132,7 @@ def _advance(batch: Sequence[GrammarWalk], logits: torch.Tensor, plan: DenoiseBl
         active, bitmask = [active[i] for i in remaining], bitmask[remaining, :mask_size]
         rows = torch.tensor([walk.row for walk in active], device=logits.device)
         allowed_logits = logits[rows].masked_fill(~_unpack_bitmask(bitmask, logits), float("-inf"))
-        candidates = _sample_allowed(allowed_logits, active, plan)
+        candidates = _sample_allowed(allowed_logits, active, blocks)
         values: list[list[float]] = torch.stack([candidates.token.double(), candidates.confidence.double()]).tolist()
         for walk, token, confidence in zip(active, *values, strict=True):
             walk.propose(int(token), confidence)
@@ -149,25 +148,22 @@ def _unpack_bitmask(bitmask: np.ndarray, logits: torch.Tensor) -> torch.Tensor:
     return bits.flatten(1)[:, : logits.shape[1]].bool()
 
 
-def _sample_allowed(logits: torch.Tensor, active: Sequence[GrammarWalk], plan: DenoiseBlocks) -> sampling.Candidate:
+def _sample_allowed(logits: torch.Tensor, active: Sequence[GrammarWalk], blocks: DenoiseBlocks) -> Candidate:
     """Returns a token per row of `logits` [n, vocab] and its probability among the allowed tokens.
 
     It is the argmax, or a sample for requests with a temperature.
     """
-    best = sampling.DEFAULT_LOGITS_OPS.greedy(logits)
-    inputs = plan.sampling
-    sampled = [i for i, w in enumerate(active) if inputs is not None and inputs.limits[w.block.block, TEMPERATURE] > 0]
-    if inputs is None or not sampled:
+    best = DEFAULT_LOGITS_OPS.greedy(logits)
+    inputs = blocks.sampling
+    random = [i for i, w in enumerate(active) if inputs is not None and inputs.params[w.block.block, TEMPERATURE] > 0]
+    if inputs is None or not random:
         return best
-    block, position = zip(*((active[i].block.block, active[i].position) for i in sampled), strict=True)
-    limits = torch.from_numpy(inputs.limits[list(block)]).to(logits.device)
-    probs = sampling.DEFAULT_LOGITS_OPS.filtered_probs(
-        logits[sampled], temperature=limits[:, TEMPERATURE], top_k=limits[:, TOP_K].long(), top_p=limits[:, TOP_P],
-        min_p=limits[:, MIN_P],
-    )  # fmt: skip
+    block, position = zip(*((active[i].block.block, active[i].position) for i in random), strict=True)
+    params = torch.from_numpy(inputs.params[list(block)]).to(logits.device)
+    probs = DEFAULT_LOGITS_OPS.filtered_probs(logits[random], params)
     uniform = torch.from_numpy(inputs.uniform[list(block), list(position)]).to(logits.device)
-    picked = sampling.DEFAULT_LOGITS_OPS.multinomial(probs, uniform)
-    best.token[sampled], best.confidence[sampled] = picked.token, picked.confidence
+    picked = DEFAULT_LOGITS_OPS.multinomial(probs, uniform)
+    best.token[random], best.confidence[random] = picked.token, picked.confidence
     return best
 
 
@@ -192,7 +188,7 @@ def _write_tokens(results: BlockResults, i: int, first: int, tokens: Sequence[in
     results.finished[i] = not results.masks[i]
 
 
-def force_tokens(plan: DenoiseBlocks, results: BlockResults) -> None:
+def write_forced_tokens(blocks: DenoiseBlocks, results: BlockResults) -> None:
     """Writes the forced tokens to `results`, which has these blocks unchanged."""
-    for i, first, tokens in plan.forced_tokens:
+    for i, first, tokens in blocks.forced_tokens:
         _write_tokens(results, i, first, tokens)

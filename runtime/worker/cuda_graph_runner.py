@@ -2,6 +2,9 @@
 
 One graph holds the forward, another one the sampling. The graph of sampling depends on the number of blocks and of
 sampled positions, which the host computes while the forward runs.
+
+`GraphCapturer` captures work and returns its replay. ``CudaGraphRunner.capture_shape`` captures one size, and
+`launch_forward` and `launch_sampling` replay the graph of a step or run it eagerly.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from runtime.engine.step_plan import BatchLayout, DenoiseBlocks, Ints, SelfCondi
 from runtime.errors import ReplicaLost
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model
+from runtime.request.eager_reason import EagerReason
 from runtime.worker.capture_sizes import (
     CaptureSizes,
     Views,
@@ -178,7 +182,7 @@ class CudaGraphRunner(ModelRunner):
         self._pending: dict[ForwardDescriptor | SampleDescriptor, None] = {}  # see `capture_later`, in this order
         self._may_capture = True  # no step is delayed by more than one capture
         self._plan: StepPlan | None = None  # of the current step
-        self._reason = ""  # why its forward ran eagerly; "": it was replayed
+        self._reason: EagerReason | None = None  # why its forward ran eagerly; None: it was replayed
         self._last_layout: BatchLayout | None = None  # of the last forward, if it was replayed
         self._last_graph: CapturedGraph | None = None  # the graph of that forward, which holds its inputs
         self._last_conditioned: SelfConditioningRows | None = None
@@ -194,7 +198,7 @@ class CudaGraphRunner(ModelRunner):
     def launch_forward(self, plan: StepPlan) -> None:
         launched, self._launched_tokens = self.has_launched(plan), None
         self._may_capture = True
-        self._plan, self._reason, self.hidden_states = plan, "", None
+        self._plan, self._reason, self.hidden_states = plan, None, None
         if self._same_layout(plan):
             self.hidden_states = self._static_hidden_states if launched else self._replay(plan.tokens)
         if self.hidden_states is None:
@@ -206,24 +210,24 @@ class CudaGraphRunner(ModelRunner):
             self.stats.count(self._reason)
             return
         if blocks.per_request:
-            self.stats.count(self._reason or "apart")
+            self.stats.count(self._reason or EagerReason.BATCH_INVARIANT)
             self._sample_eagerly(blocks)
             return
         reason = self._reason
         shape, arrays = sample_inputs(blocks)
         padded = None
         if shape.has_logits_processors:
-            reason = reason or "shaped"
+            reason = reason or EagerReason.LOGITS_PROCESSORS
         elif self.capture_sampling and self.hidden_states is self._static_hidden_states:
             padded = self.sizes.pad_sample(shape)
         elif not self.capture_sampling:
-            reason = reason or "flag"
+            reason = reason or EagerReason.SAMPLING_EAGER
         if padded is not None:
             self._sample_graph = self._launch_sample_graph(
                 padded, lambda into: pad_sample_inputs(into, shape, arrays, padded, self.sizes)
             )
         if padded is None or self._sample_graph is None:
-            self.stats.count(reason or "new")
+            self.stats.count(reason or EagerReason.NOT_CAPTURED)
             self._launch_sample(blocks, shape, arrays)
             return
         self.stats.count(reason)
@@ -294,8 +298,8 @@ class CudaGraphRunner(ModelRunner):
         graph.replay()
         return self._static_hidden_states
 
-    def _forward_new_layout(self, plan: StepPlan) -> tuple[torch.Tensor, str]:
-        """Returns the hidden states [rows, hidden], and why the forward ran eagerly ("": it was replayed)."""
+    def _forward_new_layout(self, plan: StepPlan) -> tuple[torch.Tensor, EagerReason | None]:
+        """Returns the hidden states [rows, hidden], and why the forward ran eagerly (None: it was replayed)."""
         shape, arrays = forward_inputs(plan, self_conditioning=self.self_conditioning, block_size=self.block_size)
         padded = self.sizes.pad_forward(shape)
         self._last_layout = self._last_graph = None
@@ -309,19 +313,20 @@ class CudaGraphRunner(ModelRunner):
                 self._last_layout, self._last_graph = plan.layout, self._graphs[padded]
                 self._last_conditioned = plan.self_conditioning
                 assert self._static_hidden_states is not None
-                return self._static_hidden_states, ""
+                return self._static_hidden_states, None
         self.timer.begin()
-        return self.step.forward(shape, self.h2d.to_device(arrays)), "prefill" if padded is None else "new"
+        reason = EagerReason.TOO_LARGE if padded is None else EagerReason.NOT_CAPTURED
+        return self.step.forward(shape, self.h2d.to_device(arrays)), reason
 
     def _launch_forward_graph(self, shape: ForwardDescriptor, fill: Callable[[Views], None]) -> bool:
         """Launches the graph of a forward; False if there is none."""
 
         def work() -> None:
-            left = self.step.forward(shape, inputs)
+            hidden_states = self.step.forward(shape, inputs)
             if self._static_hidden_states is None:
                 max_rows = self.sizes.forward_descriptors()[0].rows
-                self._static_hidden_states = left.new_zeros(max_rows, *left.shape[1:])
-            self._static_hidden_states[: shape.rows].copy_(left)
+                self._static_hidden_states = hidden_states.new_zeros(max_rows, *hidden_states.shape[1:])
+            self._static_hidden_states[: shape.rows].copy_(hidden_states)
 
         graph = self._get_graph(shape, lambda: forward_buffer_specs(shape, self.sizes.block_size), self._forward_memory)
         if graph is None:
@@ -386,7 +391,7 @@ class CudaGraphRunner(ModelRunner):
     def capture_later(self, shapes: list[ForwardDescriptor | SampleDescriptor]) -> None:
         """Leaves shapes to `capture_next`, which captures them in this order.
 
-        A step that uses one of them before captures it in its first step instead of the third.
+        If a step needs one of them earlier, it is captured in that step, without two eager steps before.
         """
         self._pending |= dict.fromkeys(shapes)
         self._num_uses.update(dict.fromkeys(shapes, self.capture_after - 1))
@@ -417,7 +422,7 @@ class CudaGraphRunner(ModelRunner):
             self._launch_forward_graph(shape, lambda into: pad_forward_inputs(into, none, empty, shape, self.sizes))
             return
         empty = _empty_arrays(sample_buffer_specs(shape))
-        groups = tuple(replace(group, blocks=0, rows=0, num_sampled=0, num_filtered=0) for group in shape.groups)
+        groups = tuple(replace(group, blocks=0, rows=0, num_random=0, num_filtered=0) for group in shape.groups)
         no_blocks = SampleDescriptor(0, shape.size, groups)
         self._launch_sample_graph(shape, lambda into: pad_sample_inputs(into, no_blocks, empty, shape, self.sizes))
 

@@ -24,7 +24,7 @@ from runtime.algorithms.base import (
     SoftEmbeddingParams,
     UnmaskingAlgorithm,
 )
-from runtime.algorithms.sampling import DRAW, RENOISE, uniforms
+from runtime.algorithms.logits_ops import DRAW, RENOISE, uniforms
 from runtime.engine.kv_cache_manager import PageTable
 from runtime.engine.logits_processors import logits_processor_arrays, make_logits_processor_batch
 from runtime.engine.lora_manager import LoRAManager
@@ -82,7 +82,7 @@ class AlgorithmShape:
         required_stats: a ``LogitStat`` mask.
         blocks: number of blocks.
         rows: number of sampled positions.
-        num_sampled: rows at the end that have a temperature; the others are greedy.
+        num_random: rows at the end that have a temperature; the others are greedy.
         num_filtered: of these, rows at the end under min-p, top-k or top-p.
         history_len: records per position (``BlockBatch.history``).
         top_k: maximum number of tokens in a soft embedding (``algorithms.base.BlockUpdate.soft_tokens``).
@@ -92,7 +92,7 @@ class AlgorithmShape:
     required_stats: int
     blocks: int
     rows: int
-    num_sampled: int = 0
+    num_random: int = 0
     num_filtered: int = 0
     history_len: int = 0
     top_k: int = 0
@@ -110,11 +110,11 @@ class SampleDescriptor:
     self_conditioned: bool = False
     has_logits_processors: bool = False  # such a step is not captured
     rows: int = field(init=False)
-    num_sampled: int = field(init=False)
+    num_random: int = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", sum([group.rows for group in self.groups]))
-        object.__setattr__(self, "num_sampled", sum([group.num_sampled for group in self.groups]))
+        object.__setattr__(self, "num_random", sum([group.num_random for group in self.groups]))
 
 
 def forward_inputs(plan: StepPlan, *, self_conditioning: bool, block_size: int) -> tuple[ForwardDescriptor, Arrays]:
@@ -150,41 +150,41 @@ def forward_inputs(plan: StepPlan, *, self_conditioning: bool, block_size: int) 
     return shape, arrays
 
 
-def sample_inputs(plan: DenoiseBlocks) -> tuple[SampleDescriptor, Arrays]:
+def sample_inputs(blocks: DenoiseBlocks) -> tuple[SampleDescriptor, Arrays]:
     """Returns the descriptor and the input arrays of sampling.
 
     Sampled positions are ordered by group; within a group, greedy rows precede those with a temperature. The array
     `num_valid` holds the number of rows up to the last one that is not padding.
     """
-    block, at = np.nonzero(plan.sampled)
-    several = len(plan.groups) > 1
-    kind, block, at = _sort_by_group(plan, block, at)
-    counts = np.bincount(kind, minlength=3 * len(plan.groups)).reshape(-1, 3)
+    block, at = np.nonzero(blocks.sampled)
+    several = len(blocks.groups) > 1
+    kind, block, at = _sort_by_group(blocks, block, at)
+    counts = np.bincount(kind, minlength=3 * len(blocks.groups)).reshape(-1, 3)
     arrays: Arrays = {
-        "rows": plan.rows[block] + at,
+        "rows": blocks.rows[block] + at,
         "block": block,
         "at": at,
         "num_valid": np.array([len(at)], dtype=np.int32),
-        "block_tokens": plan.tokens,
-        "block_state": plan.state,
-        **{name: getattr(plan, name) for name in BLOCK_ARRAYS},
+        "block_tokens": blocks.tokens,
+        "block_state": blocks.state,
+        **{name: getattr(blocks, name) for name in BLOCK_ARRAYS},
     }
     if several:
-        block_in_group = np.empty(len(plan.tokens), dtype=np.int64)  # index of each block in its group
-        for group in plan.groups:
+        block_in_group = np.empty(len(blocks.tokens), dtype=np.int64)  # index of each block in its group
+        for group in blocks.groups:
             block_in_group[group.members] = np.arange(len(group.members))
         arrays["block_in_group"] = block_in_group[block]
-    optional = {"remasked": plan.remasked, "noise_uniforms": plan.noise_uniforms, "req_slot": plan.req_slot}
+    optional = {"remasked": blocks.remasked, "noise_uniforms": blocks.noise_uniforms, "req_slot": blocks.req_slot}
     arrays |= {name: array for name, array in optional.items() if array is not None}
-    if plan.logits_processors is not None:
-        arrays |= logits_processor_arrays(plan.logits_processors)
-    if plan.sampling is not None:
-        sampled = np.flatnonzero(kind % 3)
-        arrays["limits"] = plan.sampling.limits[block[sampled]]
-        arrays["uniform"] = plan.sampling.uniform[block[sampled], at[sampled]]
+    if blocks.logits_processors is not None:
+        arrays |= logits_processor_arrays(blocks.logits_processors)
+    if blocks.sampling is not None:
+        random = np.flatnonzero(kind % 3)
+        arrays["sampling_params"] = blocks.sampling.params[block[random]]
+        arrays["uniform"] = blocks.sampling.uniform[block[random], at[random]]
     groups = []
     for i, (group, (num_greedy, num_unfiltered, num_filtered)) in enumerate(
-        zip(plan.groups, counts.tolist(), strict=True)
+        zip(blocks.groups, counts.tolist(), strict=True)
     ):
         algorithm = group.algorithm
         top_k = 0
@@ -203,39 +203,39 @@ def sample_inputs(plan: DenoiseBlocks) -> tuple[SampleDescriptor, Arrays]:
                 required_stats=group.required_stats,
                 blocks=len(group.members),
                 rows=num_greedy + num_unfiltered + num_filtered,
-                num_sampled=num_unfiltered + num_filtered,
+                num_random=num_unfiltered + num_filtered,
                 num_filtered=num_filtered,
                 history_len=history_len,
                 top_k=top_k,
             )
         )
     shape = SampleDescriptor(
-        blocks=len(plan.tokens),
-        size=plan.tokens.shape[1],
+        blocks=len(blocks.tokens),
+        size=blocks.tokens.shape[1],
         groups=tuple(groups),
-        remasked=plan.remasked is not None,
-        uniform_noise=plan.noise_uniforms is not None,
-        self_conditioned=plan.req_slot is not None,
-        has_logits_processors=plan.logits_processors is not None,
+        remasked=blocks.remasked is not None,
+        uniform_noise=blocks.noise_uniforms is not None,
+        self_conditioned=blocks.req_slot is not None,
+        has_logits_processors=blocks.logits_processors is not None,
     )
     return shape, arrays
 
 
-def _sort_by_group(plan: DenoiseBlocks, block: Ints, at: Ints) -> tuple[Ints, Ints, Ints]:
+def _sort_by_group(blocks: DenoiseBlocks, block: Ints, at: Ints) -> tuple[Ints, Ints, Ints]:
     """Returns the sampled positions in their order and a code for each: the number of its group times 3, plus 0 for
-    greedy rows, 1 for sampled rows, or 2 for rows under min-p, top-k or top-p."""
+    greedy rows, 1 for random rows, or 2 for random rows under min-p, top-k or top-p."""
     kind = np.zeros(len(block), dtype=np.int64)
-    if plan.sampling is not None:
-        limits = plan.sampling.limits
-        sampled = limits[:, TEMPERATURE] > 0
-        filtered = sampled & ((limits[:, TOP_K] > 0) | (limits[:, TOP_P] < 1) | (limits[:, MIN_P] > 0))
-        kind = np.where(plan.state[block, at] == MASKED, (sampled.astype(np.int64) + filtered)[block], 0)
-    if len(plan.groups) > 1:
-        number = np.empty(len(plan.tokens), dtype=np.int64)
-        for i, group in enumerate(plan.groups):
+    if blocks.sampling is not None:
+        params = blocks.sampling.params
+        random = params[:, TEMPERATURE] > 0
+        filtered = random & ((params[:, TOP_K] > 0) | (params[:, TOP_P] < 1) | (params[:, MIN_P] > 0))
+        kind = np.where(blocks.state[block, at] == MASKED, (random.astype(np.int64) + filtered)[block], 0)
+    if len(blocks.groups) > 1:
+        number = np.empty(len(blocks.tokens), dtype=np.int64)
+        for i, group in enumerate(blocks.groups):
             number[group.members] = i
         kind += 3 * number[block]
-    elif plan.sampling is None:
+    elif blocks.sampling is None:
         return kind, block, at
     order = kind.argsort(kind="stable")
     return kind[order], block[order], at[order]
@@ -293,10 +293,10 @@ class InputBuilder:
             self.lora_manager.affected_modules({scheduled.request.adapter for scheduled in batch}),
         ]
         for scheduled in batch:
-            request, first = scheduled.request, scheduled.first
+            request, first = scheduled.request, scheduled.start
             cache_key += (
                 first,
-                scheduled.last - first,
+                scheduled.end - first,
                 request.num_final_tokens,
                 request.req_slot,
                 request.end,
@@ -306,11 +306,11 @@ class InputBuilder:
         return cache_key
 
     def _make_layout(self, batch: list[ScheduledRequest], cache_key: list[int]) -> BatchLayout:
-        first, counts, settled, row, _, _, slot = np.array(cache_key[2:], dtype=np.int64).reshape(len(batch), -1).T
+        first, counts, num_final, row, _, _, slot = np.array(cache_key[2:], dtype=np.int64).reshape(len(batch), -1).T
         layout = make_row_layout(tuple(counts.tolist()))
         owner, positions = layout.request_index, layout.positions(first)
         visible_end = self.strategy.visible_end([scheduled.request for scheduled in batch], owner, positions)
-        boundary = settled[owner]
+        boundary = num_final[owner]
         page_size = self.table.page_size
         pages = self.table.rows(row, int(visible_end.max()))
         page = positions // page_size
@@ -467,12 +467,12 @@ def _sampling_inputs(
     """Returns sampling parameters and random numbers; None if all blocks are greedy."""
     if not any(group.params[:, TEMPERATURE].any() for group in groups):
         return None
-    limits = np.empty((len(blocks), MIN_P + 1))
+    params = np.empty((len(blocks), MIN_P + 1))
     for group in groups:
-        limits[group.members] = group.params[:, : limits.shape[1]]
+        params[group.members] = group.params[:, : params.shape[1]]
         if group.algorithm.uniform_noise:  # the algorithm applies the temperature
-            limits[group.members, TEMPERATURE] = np.sign(group.params[:, TEMPERATURE])
-    return SamplingInputs(limits, _uniforms(owners, blocks, size, DRAW))
+            params[group.members, TEMPERATURE] = np.sign(group.params[:, TEMPERATURE])
+    return SamplingInputs(params, _uniforms(owners, blocks, size, DRAW))
 
 
 def _uniforms(owners: list[Request], blocks: list[Block], size: int, stream: int) -> np.ndarray:

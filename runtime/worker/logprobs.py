@@ -8,30 +8,32 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from runtime.algorithms import sampling
+from runtime.algorithms.logits_ops import topk
 from runtime.engine.request import BlockLogprobs
 from runtime.engine.step_plan import MASKED, NO_LOGPROBS, UNMASKED, BlockResults, DenoiseBlocks
 from runtime.worker.sampler import FullLogits
 
 
 @torch.inference_mode()
-def compute_logprobs(full_logits: FullLogits, plan: DenoiseBlocks, results: BlockResults) -> None:
+def compute_logprobs(full_logits: FullLogits, blocks: DenoiseBlocks, results: BlockResults) -> None:
     """Writes ``results.logprobs`` of all positions that the step unmasked or changed, for requests with logprobs.
 
     They are logprobs of the model's distribution without forbidden ids. Logits processors, temperature and algorithms
     do not change them.
     """
-    assert plan.num_logprobs is not None
-    requested = np.flatnonzero(plan.num_logprobs > NO_LOGPROBS)
-    size = plan.state.shape[1]  # a captured step may have larger blocks
-    before, after = plan.state[requested], results.state[requested, :size]
-    updated = (after == UNMASKED) & ((before == MASKED) | (plan.tokens[requested] != results.tokens[requested, :size]))
+    assert blocks.num_logprobs is not None
+    requested = np.flatnonzero(blocks.num_logprobs > NO_LOGPROBS)
+    size = blocks.state.shape[1]  # a captured step may have larger blocks
+    before, after = blocks.state[requested], results.state[requested, :size]
+    updated = (after == UNMASKED) & (
+        (before == MASKED) | (blocks.tokens[requested] != results.tokens[requested, :size])
+    )
     which, at = np.nonzero(updated)
     block = requested[which]
     if not len(block):
         return
-    num_top = int(plan.num_logprobs[block].max())
-    rows, tokens = plan.rows[block] + at, results.tokens[block, at]
+    num_top = int(blocks.num_logprobs[block].max())
+    rows, tokens = blocks.rows[block] + at, results.tokens[block, at]
     parts = [
         _logprobs_of(full_logits.rows(rows[start:end]), tokens[start:end], num_top)
         for start, end in _chunks(block, full_logits)
@@ -65,6 +67,6 @@ def _logprobs_of(logits: torch.Tensor, tokens: np.ndarray, num_top: int) -> tupl
     own = logits.gather(1, torch.from_numpy(tokens).to(logits.device)[:, None])
     ids, values = own.long()[:, :0], own[:, :0]
     if num_top:
-        ids, values = sampling.topk(logits, num_top)
+        ids, values = topk(logits, num_top)
     found = torch.cat([torch.cat([own, values], 1) - total, ids.to(total.dtype)], 1).double().cpu().numpy()
     return found[:, 0], found[:, 1 + num_top :].astype(np.int64), found[:, 1 : 1 + num_top]

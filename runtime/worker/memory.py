@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS, CompiledLogitsOps
+from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, CompiledLogitsOps
 from runtime.config import EngineConfig
 from runtime.distributed.process_group import TensorParallelGroup
 from runtime.engine.lora_manager import LoRAManager

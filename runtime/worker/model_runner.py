@@ -18,7 +18,8 @@ from runtime.kernels.unmask import BlockInputs, SampledRows
 from runtime.layers.embedding import soft_token_embeddings
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model, SelfConditioned
-from runtime.worker.constrained_decoding import apply_grammar, force_tokens
+from runtime.request.eager_reason import EagerReason
+from runtime.worker.constrained_decoding import apply_grammar, write_forced_tokens
 from runtime.worker.host_buffers import PinnedBuffer
 from runtime.worker.input_batch import Arrays, ForwardDescriptor, SampleDescriptor, forward_inputs, sample_inputs
 from runtime.worker.logprobs import compute_logprobs
@@ -147,7 +148,7 @@ class ModelRunner:
         return self.batch_invariant and not self.step.sampler.is_batch_invariant(blocks)
 
     def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
-        self.stats.count("off")
+        self.stats.count(EagerReason.GRAPHS_DISABLED)
         self._sample_eagerly(blocks)
 
     def wait(self) -> bool:
@@ -243,7 +244,7 @@ class ModelRunner:
         if blocks.grammar_blocks:
             apply_grammar(full_logits, blocks, results)
         if blocks.forced_tokens:
-            force_tokens(blocks, results)
+            write_forced_tokens(blocks, results)
         if blocks.num_logprobs is not None:
             compute_logprobs(full_logits, blocks, results)
 
@@ -300,7 +301,7 @@ class ModelStep:
 
         Args:
             hidden_states: [rows, hidden], the result of `forward`.
-            graph_safe: see ``Sampler.sample``.
+            graph_safe: see ``Sampler.block_batches``.
         """
         hidden = self.model.final_hidden_states(hidden_states[inputs["rows"]]) if shape.rows else hidden_states[:0]
         fused = self._fused_unmask(shape, inputs, hidden)
@@ -311,7 +312,7 @@ class ModelStep:
             self_conditioning = self.self_conditioning.new_zeros(shape.blocks, *self.self_conditioning.shape[1:])
         decided = []
         history: SamplerOutput = {}
-        groups = self.sampler.sample(shape, inputs, hidden, self_conditioning, graph_safe=graph_safe)
+        groups = self.sampler.block_batches(shape, inputs, hidden, self_conditioning, graph_safe=graph_safe)
         for i, (algorithm, members, blocks) in enumerate(groups):
             decided.append((members, algorithm.decide(blocks)))
             if blocks.history is not None:
@@ -338,7 +339,7 @@ class ModelStep:
         if (
             len(shape.groups) > 1
             or group.required_stats
-            or shape.num_sampled
+            or shape.num_random
             or shape.uniform_noise
             or shape.self_conditioned
             or shape.has_logits_processors
@@ -393,27 +394,25 @@ class RunnerStats:
 
     Attributes:
         replayed: steps that were replayed from CUDA graphs entirely.
-        eager: number of steps not replayed from a CUDA graph, by reason: "off", graphs are disabled; "prefill", the
-            step has too many rows; "new", its shape is not captured; "flag", sampling is not captured; "apart",
-            sampling ran per request for batch invariance; "shaped", logits processors were applied.
+        eager: number of steps not replayed from a CUDA graph, by reason.
         graph_bytes: device memory of CUDA graphs.
         graphs_pending: CUDA graphs that `capture_next` has yet to capture.
         last_device_seconds: device time of the last step. None: unknown.
     """
 
     replayed: int = 0
-    eager: Counter[str] = field(default_factory=Counter)
+    eager: Counter[EagerReason] = field(default_factory=Counter)
     graph_bytes: int = 0
     graphs_pending: int = 0
     last_device_seconds: float | None = None
     device_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=OBSERVATIONS))
 
-    def count(self, reason: str) -> None:
-        """Counts a step that ran eagerly for `reason`; "": it was replayed."""
-        if reason:
-            self.eager[reason] += 1
-        else:
+    def count(self, reason: EagerReason | None) -> None:
+        """Counts a step that ran eagerly for `reason`; None: it was replayed."""
+        if reason is None:
             self.replayed += 1
+        else:
+            self.eager[reason] += 1
 
 
 class DeviceTimer:

@@ -1,8 +1,12 @@
-"""Computes the inputs of unmasking algorithms from hidden states; no other module computes or reads logits.
+"""Samples candidates from hidden states: logits, argmax or sampling with temperature, top-k, top-p and min-p.
 
-It gathers the sampled rows, masks forbidden ids, applies the changes of the algorithms, and takes the argmax or draws.
-It computes statistics only for the rows of algorithms that requested them. The order of the operations is that of
-docs/research/decoding-rules.md#logits, the result that of docs/research/decoding-rules.md#candidates-and-confidence.
+`Sampler` computes the logits of the sampled rows, masks forbidden ids, applies logits processors and the changes of the
+algorithms, and computes the inputs of the unmasking algorithms. It computes statistics only for the rows of algorithms
+that require them. The order of the operations is that of docs/research/decoding-rules.md#logits, the result that of
+docs/research/decoding-rules.md#candidates-and-confidence.
+
+Top-k and top-p are in ``kernels.topk_topp_sampling``, in torch and as a kernel. ``Sampler.sample_top_k_top_p`` chooses
+between them. `logprobs.py` and `constrained_decoding.py` read logits of `FullLogits`.
 """
 
 from __future__ import annotations
@@ -18,14 +22,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from runtime.algorithms import sampling
 from runtime.algorithms.base import (
-    MIN_P,
     SUPPRESS_EOS,
     TEMPERATURE,
     TOKEN_MERGE_TOP_K,
-    TOP_K,
-    TOP_P,
     BlockBatch,
     BlockUpdate,
     EditTokens,
@@ -34,7 +34,7 @@ from runtime.algorithms.base import (
     UnmaskingAlgorithm,
     algorithms_with_edit_tokens,
 )
-from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS, LogitsOps
+from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps, TopTokens
 from runtime.engine.logits_processors import apply_logits_processors
 from runtime.engine.step_plan import FIXED, MASKED, UNMASKED, BlockResults, Bools, DenoiseBlocks, Ints, SoftTokens
 from runtime.kernels.fused_softmax_stats import SoftmaxStats, StatsRequest
@@ -84,7 +84,7 @@ class AlgorithmGroup:
 
     Attributes:
         first: first sampled row of the group; its rows are ``[first, first + shape.rows)``.
-        members: int64 [m], indices of the group's blocks in the plan. None: all blocks.
+        members: int64 [m], indices of the group's blocks in `DenoiseBlocks`. None: all blocks.
         block_in_group: int64 [sampled rows], index of each row's block within its group.
         params: float64 [m, columns], parameters of the algorithm for each block.
         history: [m, B, records, fields], values that the algorithm recorded in earlier steps.
@@ -98,7 +98,7 @@ class AlgorithmGroup:
     block_in_group: torch.Tensor
     params: torch.Tensor
     history: torch.Tensor | None
-    top_k: sampling.TopTokens | None
+    top_k: TopTokens | None
     logits_ops: LogitsOps
 
     @property
@@ -158,7 +158,7 @@ def make_groups(
         params, top = inputs[f"params{i}"], None
         if group.top_k:
             ids = params.new_zeros((group.blocks, shape.size, group.top_k), dtype=torch.int64)
-            top = sampling.TopTokens(ids, torch.zeros_like(ids, dtype=dtype))
+            top = TopTokens(ids, torch.zeros_like(ids, dtype=dtype))
         members, own = (
             (None, inputs["block"]) if len(shape.groups) == 1 else (inputs[f"members{i}"], inputs["block_in_group"])
         )
@@ -172,7 +172,7 @@ def make_groups(
 def needs_only_argmax(shape: SampleDescriptor) -> bool:
     """Whether the step needs only the argmax of each row and its probability."""
     more = any(group.required_stats & ~LogitStat.ARGMAX for group in shape.groups)
-    return not (shape.num_sampled or shape.uniform_noise or shape.has_logits_processors or more)
+    return not (shape.num_random or shape.uniform_noise or shape.has_logits_processors or more)
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class SamplerConfig:
     Attributes:
         block_size: positions per block.
         mask_id, max_token_id, eos_ids: see EngineInfo.
-        edit_tokens: the model's tokens that order edits. They may be predicted even if above `max_token_id`.
+        edit_tokens: the model's edit tokens, delete and split. They may be predicted even if above `max_token_id`.
         max_num_reqs: number of self-conditioning slots, one per running request.
         batch_invariant: the bits of a request do not depend on the other requests of the batch.
         logits_ops: operations on logits, which may be sharded over the vocabulary.
@@ -202,17 +202,17 @@ class Sampler:
     """Computes candidates, confidence and statistics of the sampled positions.
 
     Args:
-        logits: the lm_head, [rows, hidden] -> [rows, vocab]. If it has a fused argmax kernel, the sampler uses it
+        lm_head: [rows, hidden] -> [rows, vocab]. If it has a fused argmax kernel, the sampler uses it
             where the argmax suffices.
         device: that of the hidden states.
         self_conditioning_fn: see ``SelfConditioned``; None for models without self-conditioning.
     """
 
     def __init__(
-        self, logits: Callable[[torch.Tensor], torch.Tensor], config: SamplerConfig,
+        self, lm_head: Callable[[torch.Tensor], torch.Tensor], config: SamplerConfig,
         device: torch.device | str = "cpu", self_conditioning_fn: SelfConditioningFn | None = None,
     ) -> None:  # fmt: skip
-        self.logits = logits
+        self.lm_head = lm_head
         self.logits_ops = logits_ops = config.logits_ops
         # prob_stats: from the filtered probabilities that candidates are drawn from; logit_stats: from logits
         self.prob_stats = {LogitStat.MARGIN: logits_ops.margin, LogitStat.ENTROPY: logits_ops.entropy}
@@ -220,11 +220,11 @@ class Sampler:
             LogitStat.MARGIN: logits_ops.margin_from_logits,
             LogitStat.ENTROPY: logits_ops.entropy_from_logits,
         }
-        self.fused_lm_head = logits if isinstance(logits, LMHead) and logits.fused_argmax else None
+        self.fused_lm_head = lm_head if isinstance(lm_head, LMHead) and lm_head.fused_argmax else None
         self.softcap_lm_head = None  # only without vocabulary sharding: its kernel needs the full vocabulary
-        if isinstance(logits, SoftcapLMHead) and logits.kernels.softmax_stats is not None and not logits_ops.is_sharded:
-            self.softcap_lm_head = logits
-        kernels: KernelSet | None = getattr(logits, "kernels", None)
+        if isinstance(lm_head, SoftcapLMHead) and lm_head.kernels.softmax_stats and not logits_ops.is_sharded:
+            self.softcap_lm_head = lm_head
+        kernels: KernelSet | None = getattr(lm_head, "kernels", None)
         self.sample_kernel = None if kernels is None or logits_ops.is_sharded else kernels.topk_topp_sample
         self.self_conditioning_fn = self_conditioning_fn
         self.mask_id = config.mask_id
@@ -259,10 +259,10 @@ class Sampler:
             return False
         if blocks.sampling is None:
             return True
-        has_temperature = blocks.sampling.limits[:, TEMPERATURE] > 0
+        has_temperature = blocks.sampling.params[:, TEMPERATURE] > 0
         return not (has_temperature[:, None] & blocks.sampled & (blocks.state == MASKED)).any()
 
-    def sample(  # noqa: C901 - all steps of sampling, whose order matters, in one place
+    def block_batches(  # noqa: C901 - all steps of sampling, whose order matters, in one place
         self,
         shape: SampleDescriptor,
         inputs: Tensors,
@@ -316,7 +316,7 @@ class Sampler:
         for start in range(0, shape.rows if fused is None and softcapped is None else 0, LOGITS_CHUNK_ROWS):
             part = slice(start, min(start + LOGITS_CHUNK_ROWS, shape.rows))
             index = (block_of[part], at[part])
-            logits = self.logits(hidden[part])
+            logits = self.lm_head(hidden[part])
             vocab = self.logits_ops.vocab_size(logits)
             self.logits_ops.mask_forbidden(
                 logits, mask_id=self.mask_id, max_token_id=self.max_token_id, allowed_special_ids=self.allowed_special
@@ -349,7 +349,7 @@ class Sampler:
             candidate[index], confidence[index] = best.token, best.confidence
             if argmax is not None:
                 argmax[index] = best.token
-            self._sample_candidates(groups, part, logits, inputs, candidate, confidence, stats)
+            self.sample_top_k_top_p(groups, part, logits, inputs, candidate, confidence, stats)
 
         arrays = {
             "tokens": tokens,
@@ -400,9 +400,9 @@ class Sampler:
         assert head.kernels.softmax_stats is not None
         block, at = inputs["block"], inputs["at"]
         uniform = None
-        if group.shape.num_sampled:  # the last rows
+        if group.shape.num_random:  # the last rows
             uniform = torch.full((len(hidden),), -1.0, dtype=torch.float64, device=hidden.device)
-            uniform[len(hidden) - group.shape.num_sampled :] = inputs["uniform"]
+            uniform[len(hidden) - group.shape.num_random :] = inputs["uniform"]
         for start in range(0, len(hidden), LOGITS_CHUNK_ROWS):
             part = slice(start, start + LOGITS_CHUNK_ROWS)
             rows: SampledRows = group.view((group.block_in_group[part], at[part]), *block_state, graph_safe=graph_safe)
@@ -415,8 +415,8 @@ class Sampler:
 
     def full_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns logits [rows, vocab], gathered from all ranks: forbidden ids are -inf, nothing else is changed."""
-        logits = self.logits_ops.all_gather(self.logits(hidden))
-        sampling.DEFAULT_LOGITS_OPS.mask_forbidden(
+        logits = self.logits_ops.all_gather(self.lm_head(hidden))
+        DEFAULT_LOGITS_OPS.mask_forbidden(
             logits, mask_id=self.mask_id, max_token_id=self.max_token_id, allowed_special_ids=self.allowed_special
         )
         return logits
@@ -438,38 +438,38 @@ class Sampler:
         ends = {"confidence": lowest, "margin": lowest, "entropy": -lowest}
         return {name: arrays[name].masked_fill(suppressed, end) for name, end in ends.items() if name in arrays}
 
-    def _sample_candidates(
+    def sample_top_k_top_p(
         self, groups: list[AlgorithmGroup], part: slice, logits: torch.Tensor, inputs: Tensors, candidate: torch.Tensor,
         confidence: torch.Tensor, stats: Stats,
     ) -> None:  # fmt: skip
-        """Replaces the argmax by a random sample for the rows of a chunk whose requests have a temperature."""
-        num_sampled_before = 0  # in the previous groups
+        """Replaces the argmax by a random sample for the rows of a chunk whose requests have a temperature.
+
+        It uses the kernel of ``kernels.topk_topp_sampling``, if there is one and no statistic needs the probabilities.
+        """
+        num_random_before = 0  # in the previous groups
         for group in groups:
             shape = group.shape
-            span = group.rows_in(part, shape.num_sampled) if shape.num_sampled else None
+            span = group.rows_in(part, shape.num_random) if shape.num_random else None
             first = (
-                group.first + shape.rows - shape.num_sampled - num_sampled_before
-            )  # row n of the chunk has its limits at n - first
-            num_sampled_before += shape.num_sampled
+                group.first + shape.rows - shape.num_random - num_random_before
+            )  # row n of the chunk has its params at n - first
+            num_random_before += shape.num_random
             if span is None:
                 continue
             first_filtered, begin, end = group.first + shape.rows - shape.num_filtered, span.rows.start, span.rows.stop
             if self.sample_kernel is not None and not any(stat & group.required_stats for stat in self.prob_stats):
                 index, chunk = (inputs["block"][span.rows], inputs["at"][span.rows]), slice(begin - first, end - first)
                 candidate[index], confidence[index] = self.sample_kernel(
-                    logits[span.part], inputs["limits"][chunk], inputs["uniform"][chunk],
-                    free=min(max(first_filtered - begin, 0), end - begin),
+                    logits[span.part], inputs["sampling_params"][chunk], inputs["uniform"][chunk],
+                    num_unfiltered=min(max(first_filtered - begin, 0), end - begin),
                 )  # fmt: skip
                 continue
             for start in range(begin, end, SAMPLING_CHUNK_ROWS):
                 chunk = slice(start, min(start + SAMPLING_CHUNK_ROWS, end))
-                limits = inputs["limits"][chunk.start - first : chunk.stop - first]
+                params = inputs["sampling_params"][chunk.start - first : chunk.stop - first]
                 probs = self.logits_ops.filtered_probs(
                     logits[chunk.start - part.start : chunk.stop - part.start],
-                    temperature=limits[:, TEMPERATURE],
-                    top_k=limits[:, TOP_K].long(),
-                    top_p=limits[:, TOP_P],
-                    min_p=limits[:, MIN_P],
+                    params,
                     num_unfiltered=min(max(first_filtered - chunk.start, 0), chunk.stop - chunk.start),
                 )
                 picked = self.logits_ops.multinomial(probs, inputs["uniform"][chunk.start - first : chunk.stop - first])
@@ -537,7 +537,7 @@ def make_sampler_output(
 
 
 def to_block_results(shape: SampleDescriptor, output: HostOutput, members: list[Ints]) -> BlockResults:
-    """Returns the results of the plan's blocks, which precede the padding.
+    """Returns the results of the step's blocks, which precede the padding.
 
     Tokens and state are views, valid until the next step.
 
@@ -567,14 +567,14 @@ def to_block_results(shape: SampleDescriptor, output: HostOutput, members: list[
     )
 
 
-def next_tokens(plan: DenoiseBlocks, output: HostOutput) -> Ints:
-    """Returns the tokens [n, B] of the plan's blocks after the step."""
-    blocks, size = plan.tokens.shape  # without padding
-    return output["tokens"][:blocks, :size]  # type: ignore[return-value]
+def next_tokens(blocks: DenoiseBlocks, output: HostOutput) -> Ints:
+    """Returns the tokens [n, B] of the blocks after the step."""
+    n, size = blocks.tokens.shape  # without padding
+    return output["tokens"][:n, :size]  # type: ignore[return-value]
 
 
 def all_blocks_continue(output: HostOutput, blocks: int, *, uniform_noise: bool) -> bool:
-    """Whether all of the plan's blocks continue (``BlockResults.continuing``)."""
+    """Whether all blocks of the step continue (``BlockResults.continuing``)."""
     size, counters = output["tokens"].shape[1], dict(zip(COUNTERS, output["numbers"][:, :blocks], strict=True))
     return not counters["finished"].any() and (
         uniform_noise or bool(counters["masks"].all() and counters["first_eos"].min() >= size)
@@ -589,7 +589,7 @@ def _remasked(output: HostOutput, n: int) -> Bools:
 
 
 def concat_results(parts: list[BlockResults]) -> BlockResults:
-    """Concatenates the results of several plans."""
+    """Concatenates the results of several `DenoiseBlocks`."""
     if len(parts) == 1:
         return parts[0]
     size = max(part.tokens.shape[1] for part in parts)
@@ -619,7 +619,7 @@ def nonzero_records(history: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]
 
 
 def _join_decisions(decided: list[tuple[torch.Tensor | None, BlockUpdate]], blocks: int) -> BlockUpdate:
-    """Joins the decisions of several algorithms, each for its own blocks (None: all). It has no `mixture`."""
+    """Joins the decisions of several algorithms, each for its own blocks (None: all), without `soft_tokens`."""
     members, decision = decided[0]
     if members is None:
         return decision

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
-from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS, CompiledLogitsOps
+from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, CompiledLogitsOps
 from runtime.errors import ConfigError
 from tests.golden import GOLDEN
 

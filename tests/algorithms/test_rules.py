@@ -13,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.algorithms import sampling as choosing
 from runtime.algorithms.base import (
     BlockUpdate,
     LogitStat,
@@ -22,9 +21,10 @@ from runtime.algorithms.base import (
     get_algorithm,
     register_algorithm,
 )
-from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS, Candidate, LogitsOps, uniforms
+from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, Candidate, LogitsOps, uniforms
 from runtime.engine.step_plan import FIXED, MASKED, UNMASKED, AlgorithmBatch, DenoiseBlocks
 from runtime.errors import ConfigError
+from runtime.kernels import topk_topp_sampling
 from runtime.kernels.ops import TORCH
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.lm_head import LMHead
@@ -37,7 +37,7 @@ from tests.oracle import block as oracle
 from tests.oracle import dmax
 from tests.oracle.draws import choose, filtered, softmax, uniform
 from tests.oracle.rules import NAIVE_ALGORITHMS
-from tests.worker.sampling import sample_plan
+from tests.worker.sampling import make_sampling_params, sample_plan
 
 VOCAB, MASK, MAX_TOKEN = 11, 9, 9
 SHAPE = oracle.Shape(block=4, buffer=1, mask_id=MASK, eos_ids=frozenset({2, 5}), max_token_id=MAX_TOKEN)
@@ -51,7 +51,7 @@ OTHERS = [key for key in COMPARED if key in algorithm_keys()]  # to stand beside
 
 def draw(logits: torch.Tensor, uniform: torch.Tensor, free: int = 0, **limits: torch.Tensor) -> Candidate:
     return DEFAULT_LOGITS_OPS.multinomial(
-        DEFAULT_LOGITS_OPS.filtered_probs(logits, num_unfiltered=free, **limits), uniform
+        DEFAULT_LOGITS_OPS.filtered_probs(logits, make_sampling_params(**limits), num_unfiltered=free), uniform
     )
 
 
@@ -380,13 +380,13 @@ def test_registry() -> None:
 
 def test_only_the_vocabulary_of_rows_that_limit_it_is_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
     sorted_rows: list[int] = []
-    histories = choosing._top_k_top_p_mask
+    histories = topk_topp_sampling.top_k_top_p_mask
 
     def counted(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
         sorted_rows.append(len(scaled))
         return histories(scaled, top_k, top_p)
 
-    monkeypatch.setattr(choosing, "_top_k_top_p_mask", counted)
+    monkeypatch.setattr(topk_topp_sampling, "top_k_top_p_mask", counted)
     logits = torch.randn(8, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     common = {"temperature": torch.ones(8, dtype=torch.float64), "uniform": torch.full((8,), 0.9, dtype=torch.float64)}
     off = {"top_k": torch.zeros(8, dtype=torch.int64), "top_p": torch.ones(8, dtype=torch.float64)}

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from runtime.algorithms.sampling import DEFAULT_LOGITS_OPS
+from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS
 from runtime.algorithms.vocab_parallel import VocabParallelLogitsOps
 from runtime.layers.sharding import VocabShard
 from tests.distributed.threads import together
+from tests.worker.sampling import make_sampling_params
 
 VOCAB, ROWS = 37, 24
 
@@ -79,7 +80,7 @@ def test_distributions_and_draws(dtype, size, seed):
     }
 
     def spread(vocabulary, cut):
-        probs = vocabulary.filtered_probs(cut(logits), **limits, num_unfiltered=4)
+        probs = vocabulary.filtered_probs(cut(logits), make_sampling_params(**limits), num_unfiltered=4)
         return probs > 0, probs, vocabulary.softmax(cut(logits))
 
     same(size, spread, columns=True)
@@ -87,7 +88,7 @@ def test_distributions_and_draws(dtype, size, seed):
     uniform[:2] = torch.tensor([0.0, 1 - 1e-12], dtype=torch.float64)
 
     def shape(vocabulary, cut):
-        probs = vocabulary.filtered_probs(cut(logits), **limits)
+        probs = vocabulary.filtered_probs(cut(logits), make_sampling_params(**limits))
         drawn = vocabulary.multinomial(probs, uniform)
         return drawn.token, drawn.confidence, vocabulary.margin(probs), vocabulary.entropy(probs)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from runtime.algorithms import sampling
+from runtime.algorithms import logits_ops
 from runtime.bench import layers
 from runtime.bench.__main__ import main
 from runtime.bench.layers import layer_error
@@ -45,9 +45,9 @@ def test_live_steps_find_the_same_each_time(shape, tmp_path, capsys):
 
 
 def test_requests_may_draw(tmp_path, monkeypatch):
-    drawn, multinomial = [], sampling.LogitsOps.multinomial
+    drawn, multinomial = [], logits_ops.LogitsOps.multinomial
     monkeypatch.setattr(
-        sampling.LogitsOps,
+        logits_ops.LogitsOps,
         "multinomial",
         lambda self, probs, uniform: drawn.append((probs > 0).sum(1)) or multinomial(self, probs, uniform),
     )

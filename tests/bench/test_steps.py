@@ -122,7 +122,7 @@ def test_a_canvas_of_diffusion_gemma_is_a_second_step_behind_a_causal_prompt():
     assert step.blocks.num_advance_steps.tolist() == [1, 1]
     assert sorted(step.blocks.req_slot.tolist()) == [0, 1]
     assert step.blocks.noise_uniforms.shape == (2, 8)
-    assert step.blocks.sampling.limits[:, 0].tolist() == [1, 1]
+    assert step.blocks.sampling.params[:, 0].tolist() == [1, 1]
     (prompt,) = made.prefill(1, 41, budget=80)
     assert not prompt.layout.is_editable.any()
     assert np.array_equal(prompt.layout.visible_end, prompt.layout.positions + 1)

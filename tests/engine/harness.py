@@ -110,7 +110,7 @@ class ConstantStepTime(StepTimeEstimator):
         super().__init__(rows)
         self.rows = rows
 
-    def max_tokens(self, budget: int) -> int:
+    def max_rows(self, budget: int) -> int:
         return min(self.rows, budget)
 
 
@@ -389,7 +389,7 @@ def check_queue(engine: Engine) -> None:
     for request in (*running, *queue):
         group = (request.spec.tenant, request.spec.parent_id)
         assert queue.running(request) == (owners[group[0]], counts[group])
-    assert queue.num_tenants == (len(owners) if len(owners) > 1 else len(counts))
+    assert queue.num_competing == (len(owners) if len(owners) > 1 else len(counts))
     for group, members in waiting.items():
         order = [r.arrival_index for r in running if (r.spec.tenant, r.spec.parent_id) == group] + [
             r.arrival_index for r in members

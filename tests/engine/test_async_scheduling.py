@@ -241,7 +241,7 @@ def test_no_step_begins_early_with_one_that_has_ended() -> None:
         SimpleNamespace(request=SimpleNamespace(status=status)) for status in (Status.FINISHED, Status.RUNNING)
     )
     for scheduled in (ended, going):
-        scheduled.stable_layout, scheduled.first, scheduled.last, scheduled.blocks = (
+        scheduled.stable_layout, scheduled.start, scheduled.end, scheduled.blocks = (
             True,
             0,
             8,

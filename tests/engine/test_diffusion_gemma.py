@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from runtime import LLM, SamplingParams
-from runtime.algorithms import sampling
-from runtime.algorithms.sampling import RENOISE, Candidate
+from runtime.algorithms import logits_ops
+from runtime.algorithms.logits_ops import RENOISE, Candidate
 from runtime.errors import ConfigError, RequestError
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import resolve_family
@@ -59,7 +59,7 @@ def test_golden_answers(llm, case, monkeypatch):
 
     monkeypatch.setattr(Canvas, "_noise", initial)
     monkeypatch.setattr(input_batch, "uniforms", numbers)
-    monkeypatch.setattr(sampling.LogitsOps, "multinomial", multinomial)
+    monkeypatch.setattr(logits_ops.LogitsOps, "multinomial", multinomial)
     stops = case["finish_reason"] == "stop"
     for ignore_eos in (True, False)[not stops :]:
         steps = iter(draws["sampled"])

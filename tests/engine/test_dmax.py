@@ -206,7 +206,7 @@ def test_committed_kv_is_a_fresh_prefills(llm: LLM) -> None:
     written = []
     for salt in ("", "fresh"):
         chain: list[bytes] = []
-        engine.cache.extend_block_hashes(chain, engine.lora_manager.cache_salt("", salt), tokens, len(tokens))
+        engine.cache.extend_page_group_hashes(chain, engine.lora_manager.cache_salt("", salt), tokens, len(tokens))
         units = engine.cache.find_longest_prefix(chain)
         assert len(units) == 2
         written.append(torch.stack([tensor[:, units].flatten(1, 2) for tensor in engine.runner.pool.tensors]))

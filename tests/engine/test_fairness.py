@@ -218,7 +218,7 @@ def test_who_is_first_in_line() -> None:
     for one in (*waiting[:2], *waiting[3:], last):
         queue.end(one)
     assert not queue
-    assert queue.num_tenants == 0
+    assert queue.num_competing == 0
     assert not queue._groups
 
 
@@ -263,13 +263,13 @@ def test_round_robin() -> None:
 
 def test_a_step_time_is_learnt_from_steps() -> None:
     step_time = StepTimeEstimator(64, 0.1)
-    assert step_time.max_tokens(8192) == 8192
+    assert step_time.max_rows(8192) == 8192
     for _ in range(20):
         step_time.update(1000, 1.0)
-    assert 95 <= step_time.max_tokens(8192) <= 105
+    assert 95 <= step_time.max_rows(8192) <= 105
     for _ in range(20):
         step_time.update(4096, 0.02)  # where rows cost next to nothing the budget is what binds
-    assert step_time.max_tokens(8192) == 8192
+    assert step_time.max_rows(8192) == 8192
 
 
 def test_where_the_smallest_step_is_long_others_may_be_twice_as_long() -> None:
@@ -278,5 +278,5 @@ def test_where_the_smallest_step_is_long_others_may_be_twice_as_long() -> None:
     rows = 32
     for _ in range(60):
         step_time.update(rows, 0.3 + rows / 1000)
-        rows = step_time.max_tokens(8192)
+        rows = step_time.max_rows(8192)
     assert 300 <= rows <= 400

@@ -40,7 +40,7 @@ class Watched(Run):
         def watched() -> list[ScheduledRequest]:
             entries = schedule()
             for t in entries:
-                self.entries.append((t.request.arrival_index, t.first, t.last, len(t.span.blocks) if t.span else 0))
+                self.entries.append((t.request.arrival_index, t.start, t.end, len(t.span.blocks) if t.span else 0))
                 self.steady.append(t.stable_layout)
             return entries
 

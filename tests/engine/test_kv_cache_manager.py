@@ -21,7 +21,7 @@ def tokens(*values: int) -> np.ndarray:
 
 def chain_of(cache: KVCacheManager, content: np.ndarray, salt: str = "") -> list[bytes]:
     chain: list[bytes] = []
-    cache.extend_block_hashes(chain, salt, content, len(content))
+    cache.extend_page_group_hashes(chain, salt, content, len(content))
     return chain
 
 
@@ -30,7 +30,7 @@ def test_a_chain_grows_to_what_it_would_be_at_once():
     content = tokens(1, 2, 3)
     grown: list[bytes] = []
     for end in (5, 8, 15, 16, 24):
-        cache.extend_block_hashes(grown, "", content, end)
+        cache.extend_page_group_hashes(grown, "", content, end)
         assert len(grown) == end // 8
     assert grown == chain_of(cache, content)
 

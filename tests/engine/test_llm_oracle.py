@@ -212,7 +212,7 @@ def cached_kv(llm: LLM, tokens: list[int]) -> torch.Tensor:
         engine.step()
     cache = engine.cache
     chain: list[bytes] = []
-    cache.extend_block_hashes(
+    cache.extend_page_group_hashes(
         chain, engine.lora_manager.cache_salt("", ""), np.array(tokens, dtype=np.int64), len(tokens)
     )
     units = cache.find_longest_prefix(chain)

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.algorithms import sampling
 from runtime.engine.logits_processors import LogitsProcessorState, process_logits
+from runtime.kernels.topk_topp_sampling import filtered_probs
+from runtime.request.eager_reason import EagerReason
 from tests.algorithms.test_vocab_parallel import ROWS, VOCAB, same, some_logits
 from tests.engine.harness import Ask, Run, Setup
 from tests.oracle.block import Params
 from tests.oracle.draws import filtered
+from tests.worker.sampling import make_sampling_params
 
 BASE = Ask((1, 2, 4, 5, 6), Params(max_tokens=9, ignore_eos=True))
 
@@ -32,11 +34,11 @@ def test_steps_without_any_are_replayed_and_those_with_one_are_counted() -> None
     shaped = replace(BASE, params=replace(BASE.params, presence_penalty=1.3))
     runner_stats = run(setup, BASE, BASE, BASE).engine.runner.stats
     assert runner_stats.replayed
-    assert not runner_stats.eager["shaped"]
+    assert not runner_stats.eager[EagerReason.LOGITS_PROCESSORS]
     for asks in ((shaped,), (BASE, shaped)):
         engine = run(setup, *asks).engine
-        assert engine.runner.stats.eager["shaped"]
-        assert engine.stats().steps_eager_logits_processors == engine.runner.stats.eager["shaped"]
+        assert engine.runner.stats.eager[EagerReason.LOGITS_PROCESSORS]
+        assert engine.stats().steps_eager_logits_processors == engine.runner.stats.eager[EagerReason.LOGITS_PROCESSORS]
 
 
 def test_what_asks_for_nothing_is_replayed() -> None:
@@ -45,7 +47,7 @@ def test_what_asks_for_nothing_is_replayed() -> None:
     asked = replace(BASE, params=params)
     runner_stats = run(Setup(replayed=True, max_len=40), asked, asked, asked).engine.runner.stats
     assert runner_stats.replayed
-    assert not runner_stats.eager["shaped"]
+    assert not runner_stats.eager[EagerReason.LOGITS_PROCESSORS]
 
 
 def test_a_bias_decides() -> None:
@@ -110,7 +112,7 @@ def test_min_p_where_processes_have_shards_of_a_vocabulary(size):
     }
 
     def spread(vocabulary, cut):
-        probs = vocabulary.filtered_probs(cut(logits), **limits)
+        probs = vocabulary.filtered_probs(cut(logits), make_sampling_params(**limits))
         return probs > 0, probs
 
     same(size, spread, columns=True)
@@ -120,10 +122,7 @@ def test_min_p_keeps_what_the_oracle_keeps():
     random = np.random.default_rng(4)
     logits = random.normal(size=(60, 40)) * 3
     limits = np.stack([random.choice(values, 60) for values in ([0.5, 1, 2], [0, 3], [1, 0.8], [0, 0.02, 0.4, 1])], 1)
-    temperature, top_k, top_p, min_p = (torch.from_numpy(column.astype(np.float64)) for column in limits.T)
-    found = sampling.DEFAULT_LOGITS_OPS.filtered_probs(
-        torch.from_numpy(logits), temperature=temperature, top_k=top_k.long(), top_p=top_p, min_p=min_p
-    )
+    found = filtered_probs(torch.from_numpy(logits), torch.from_numpy(limits[:, [0, 2, 1, 3]]))
     for row, mine, (t, k, p, m) in zip(logits, found.numpy(), limits, strict=True):
         np.testing.assert_allclose(mine, filtered(row / t, int(k), p, m), atol=1e-12)
 

@@ -35,10 +35,10 @@ class Watched(Run):
         def watched() -> list[ScheduledRequest]:
             entries = schedule()
             prefills = [
-                max(0, min(scheduled.last, scheduled.request.prefill_len) - scheduled.first) for scheduled in entries
+                max(0, min(scheduled.end, scheduled.request.prefill_len) - scheduled.start) for scheduled in entries
             ]
             self.entries.append(
-                [(t.request.arrival_index, n, t.last - t.first - n) for t, n in zip(entries, prefills, strict=True)]
+                [(t.request.arrival_index, n, t.end - t.start - n) for t, n in zip(entries, prefills, strict=True)]
             )
             return entries
 

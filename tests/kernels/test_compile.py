@@ -392,16 +392,16 @@ def test_attention_in_two(layout):
 def test_draw():
     types = {
         "logits_ptr": "*fp32",
-        "limits_ptr": "*fp64",
+        "params_ptr": "*fp64",
         "uniform_ptr": "*fp64",
         "token_ptr": "*i64",
         "conf_ptr": "*fp32",
     }
-    types |= {"stride": "i32", "limits_stride": "i32", "vocab": "i32", "limited_from": "i32"}
+    types |= {"stride": "i32", "params_stride": "i32", "vocab": "i32", "num_unfiltered": "i32"}
     constants = {
         "NUM_THRESHOLDS": topk_topp_sampling.NUM_THRESHOLDS,
-        "NARROW": topk_topp_sampling.NARROW,
-        "SLAB": topk_topp_sampling.SLAB,
+        "SEARCH_TILE": topk_topp_sampling.SEARCH_TILE,
+        "TILE": topk_topp_sampling.TILE,
     }
     assert spilled(build(topk_topp_sampling._sample, types, constants, num_warps=topk_topp_sampling.WARPS)) == 0
 

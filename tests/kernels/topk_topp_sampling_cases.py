@@ -1,9 +1,8 @@
-"""Draws without sorting, against those of `algorithms.sampling`."""
+"""The top-k and top-p kernel, against its torch reference."""
 
 import torch
 
-from runtime.algorithms import sampling
-from runtime.kernels.topk_topp_sampling import topk_topp_sample
+from runtime.kernels.topk_topp_sampling import filtered_probs, multinomial, topk_topp_sample
 from tests.kernels.cases import random
 
 
@@ -27,16 +26,12 @@ def check_draw(rows: int, vocab: int, ties: bool, device: str) -> None:
         top_p[row % 4 == 0] = 1.0
         top_k[row % 7 == 5] = 2.0 * vocab
         top_p[row < free], top_k[row < free], min_p[row < free] = 1.0, 0.0, 0.0
-        limits = torch.stack([temperature, top_p, top_k, min_p], 1).to(device)
+        params = torch.stack([temperature, top_p, top_k, min_p], 1).to(device)
         uniform = drawn().to(device)
-        probs = sampling.DEFAULT_LOGITS_OPS.filtered_probs(
-            logits.clone(), temperature=limits[:, 0], top_p=limits[:, 1], top_k=limits[:, 2].long(), min_p=limits[:, 3],
-            num_unfiltered=free,
-        )  # fmt: skip
-        expected = sampling.DEFAULT_LOGITS_OPS.multinomial(probs, uniform)
-        token, conf = topk_topp_sample(logits, limits, uniform, free=free)
-        other = token != expected.token
+        expected, probability = multinomial(filtered_probs(logits.clone(), params, free), uniform)
+        token, conf = topk_topp_sample(logits, params, uniform, num_unfiltered=free)
+        other = token != expected
         # a sum that ends just short of what is drawn, or of top-p, may be rounded otherwise
         assert int(other.sum()) <= rows // 20
         assert bool((logits.gather(1, token[:, None]) > float("-inf")).all())
-        assert torch.allclose(conf[~other], expected.confidence[~other], rtol=1e-5, atol=1e-7)
+        assert torch.allclose(conf[~other], probability[~other], rtol=1e-5, atol=1e-7)

@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime import LLM, SamplingParams
+from runtime.request.eager_reason import EagerReason
 from runtime.worker import memory
 from runtime.worker.cuda_graph_runner import CudaGraphRunner, run_eagerly
 from runtime.worker.model_runner import ModelStep
@@ -93,7 +94,7 @@ def check(each: Served, rounds: int, **flags: Any) -> None:
     found, runner = answers(each, rounds, **flags)
     assert found == expected
     assert isinstance(runner, CudaGraphRunner)
-    assert runner.stats.replayed > runner.stats.eager["new"] / 4
+    assert runner.stats.replayed > runner.stats.eager[EagerReason.NOT_CAPTURED] / 4
     assert set(runner.stats.eager) <= {"new", "prefill"}
 
 

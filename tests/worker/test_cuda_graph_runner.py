@@ -157,13 +157,13 @@ def test_recordings_have_no_more_tiles_than_steps() -> None:
 def test_sizes_of_blocks_include_a_padding_block() -> None:
     sizes = CaptureSizes(block_size=8, pages=7, page_size=4, max_tokens=64, max_num_reqs=3)
     group = AlgorithmShape(
-        get_algorithm("threshold"), int(LogitStat.NONE), 5, 33, num_sampled=20, num_filtered=3, history_len=9
+        get_algorithm("threshold"), int(LogitStat.NONE), 5, 33, num_random=20, num_filtered=3, history_len=9
     )
     padded = sizes.pad_sample(SampleDescriptor(5, 7, (group,)))
     assert padded is not None
     assert (padded.blocks, padded.size) == (7, 8)
     (larger,) = padded.groups
-    assert (larger.blocks, larger.num_filtered, larger.num_sampled, larger.rows, larger.history_len) == (
+    assert (larger.blocks, larger.num_filtered, larger.num_random, larger.rows, larger.history_len) == (
         7,
         16,
         48,

@@ -10,8 +10,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.algorithms import sampling
-from runtime.algorithms.base import LogitStat, get_algorithm
+from runtime.algorithms import logits_ops
+from runtime.algorithms.base import TOP_P, LogitStat, get_algorithm
 from runtime.engine.step_plan import MASKED, AlgorithmBatch, BlockResults, DenoiseBlocks, StepPlan
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.lm_head import LMHead
@@ -62,14 +62,16 @@ def test_warming_up_goes_through_every_size_and_draws_each_row(monkeypatch: pyte
     )
     runner.received = []
     drawn: list[int] = []
-    distribution = sampling.LogitsOps.filtered_probs
+    distribution = logits_ops.LogitsOps.filtered_probs
 
-    def counted(self: sampling.LogitsOps, logits: torch.Tensor, **limits: torch.Tensor) -> torch.Tensor:
-        assert bool((limits["top_p"] < 1).all())
+    def counted(
+        self: logits_ops.LogitsOps, logits: torch.Tensor, params: torch.Tensor, num_unfiltered: int
+    ) -> torch.Tensor:
+        assert bool((params[:, TOP_P] < 1).all())
         drawn.append(len(logits))
-        return distribution(self, logits, **limits)
+        return distribution(self, logits, params, num_unfiltered)
 
-    monkeypatch.setattr(sampling.LogitsOps, "filtered_probs", counted)
+    monkeypatch.setattr(logits_ops.LogitsOps, "filtered_probs", counted)
     warm_up(runner, rows=45, max_seq_len=22)
     assert runner.received == [(4, 4, 4), (8, 8, 8), (16, 16, 16), (32, 20, 32), (44, 20, 44)]
     assert drawn == [4, 8, 16, 32, 44]
@@ -92,10 +94,10 @@ class Bare(LMHead):
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         self.asked.append("likeliest")
         logits = hidden.clone()
-        sampling.DEFAULT_LOGITS_OPS.mask_forbidden(
+        logits_ops.DEFAULT_LOGITS_OPS.mask_forbidden(
             logits, mask_id=mask_id, max_token_id=max_token_id, allowed_special_ids=allowed_ids
         )
-        best = sampling.DEFAULT_LOGITS_OPS.greedy(logits)
+        best = logits_ops.DEFAULT_LOGITS_OPS.greedy(logits)
         return best.token, best.confidence
 
 

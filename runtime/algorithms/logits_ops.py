@@ -1,6 +1,7 @@
-"""Computes candidates and their probabilities from logits (docs/research/decoding-rules.md#candidates-and-confidence).
+"""Operations on logits, and the random numbers of requests.
 
-`LogitsOps` has these and other operations for one process. `vocab_parallel.py` has them for a sharded vocabulary.
+`LogitsOps` has the operations for one process, `VocabParallelLogitsOps` (`vocab_parallel.py`) for a vocabulary that is
+sharded over ranks. Sampling with top-k and top-p is in ``kernels.topk_topp_sampling``.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from runtime.errors import ConfigError
+from runtime.kernels import topk_topp_sampling
 
 _U64 = npt.NDArray[np.uint64]
 # Independent streams of random numbers of one request.
@@ -57,32 +59,6 @@ def topk(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     for id, value in zip(ids[-2::-1], values[-2::-1], strict=True):
         logits.scatter_(1, id, value)
     return torch.cat(ids, 1), torch.cat(values, 1)
-
-
-def min_p_filter(scaled: torch.Tensor, max_logit: torch.Tensor, min_p: torch.Tensor) -> None:
-    """Sets logits to -inf in place if their probability is below `min_p` times the highest probability of the row.
-
-    Args:
-        scaled: [rows, vocab], logits divided by the temperature.
-        max_logit: [rows], the largest of them over the full vocabulary.
-        min_p: float64 [rows]; 0 disables the filter.
-    """
-    lowest = max_logit + min_p.log().to(scaled.dtype)  # -inf if disabled
-    scaled.masked_fill_(scaled < lowest[:, None], float("-inf"))
-
-
-def _top_k_top_p_mask(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Returns which tokens top-k and then top-p allow, bool [rows, vocab].
-
-    Of equal logits, the lowest ids are allowed. The token whose cumulative probability crosses `top_p` is allowed.
-    """
-    ordered, ids = scaled.sort(dim=1, descending=True, stable=True)
-    rank = torch.arange(scaled.shape[1], device=scaled.device)
-    allowed = (rank < top_k[:, None]) | (top_k <= 0)[:, None]
-    probs = ordered.masked_fill(~allowed, float("-inf")).softmax(dim=1)
-    before = probs.cumsum(dim=1, dtype=torch.float64) - probs
-    allowed &= (before < top_p[:, None]) | (top_p >= 1)[:, None]
-    return torch.zeros_like(allowed).scatter_(1, ids, allowed)
 
 
 class LogitsOps:
@@ -180,40 +156,13 @@ class LogitsOps:
         """Returns the softmax over the full vocabulary, for this rank's ids."""
         return logits.softmax(dim=1)
 
-    def filtered_probs(
-        self, logits: torch.Tensor, *, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor,
-        min_p: torch.Tensor | None = None, num_unfiltered: int = 0,
-    ) -> torch.Tensor:  # fmt: skip
-        """Returns probabilities to sample from, [rows, vocab], after temperature, min-p, top-k, top-p, in this order.
-
-        Args:
-            logits: [rows, vocab].
-            temperature: float64 [rows].
-            top_k: int64 [rows]; 0 disables it.
-            top_p: float64 [rows]; 1 disables it.
-            min_p: float64 [rows]; None or 0 disables it.
-            num_unfiltered: number of rows at the start that have no filter. Only the other rows are sorted.
-        """
-        scaled = logits / temperature.to(logits.dtype)[:, None]
-        if num_unfiltered < len(scaled):
-            filtered = scaled[num_unfiltered:]
-            if min_p is not None:
-                min_p_filter(filtered, filtered.amax(1), min_p[num_unfiltered:])
-            allowed = _top_k_top_p_mask(filtered, top_k[num_unfiltered:], top_p[num_unfiltered:])
-            filtered.masked_fill_(~allowed, float("-inf"))
-        return scaled.softmax(dim=1)
+    def filtered_probs(self, logits: torch.Tensor, params: torch.Tensor, num_unfiltered: int = 0) -> torch.Tensor:
+        """See ``topk_topp_sampling.filtered_probs``."""
+        return topk_topp_sampling.filtered_probs(logits, params, num_unfiltered)
 
     def multinomial(self, probs: torch.Tensor, uniform: torch.Tensor) -> Candidate:
-        """Samples one token per row: the first id whose cumulative probability exceeds the random number.
-
-        Args:
-            probs: [rows, vocab].
-            uniform: float64 [rows], random numbers in [0, 1).
-        """
-        below = probs.cumsum(dim=1, dtype=torch.float64) <= uniform[:, None]
-        last = probs.shape[1] - 1 - (probs > 0).flip(1).int().argmax(dim=1)  # if rounding leaves the sum lower
-        token = torch.minimum(below.sum(dim=1), last)
-        return Candidate(token, probs.gather(1, token[:, None])[:, 0])
+        """See ``topk_topp_sampling.multinomial``."""
+        return Candidate(*topk_topp_sampling.multinomial(probs, uniform))
 
     def margin(self, probs: torch.Tensor) -> torch.Tensor:
         """Returns the difference of the two largest probabilities of each row of [rows, vocab], [rows]."""
