@@ -2,8 +2,9 @@
 
 Routing is as in blocks of the family. In half-masked blocks the masked rows select mostly the same experts, and the
 others differ, with some experts more frequent. With uniform noise no row is masked. The result is written into the
-table of the device (``runtime/kernels/fused_moe/tile_config.py``) or to --out. Timings of tiles alternate: a device
-with a power limit slows down under load, so that otherwise the first tile would win.
+table of the device (``runtime/kernels/fused_moe/tile_config.py``) or to --out, again after each number of rows.
+Kernels are compiled before, in parallel. Timings of tiles alternate: a device with a power limit slows down under load,
+so that otherwise the first tile would win.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import argparse
 import itertools
 import math
 import statistics
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -21,6 +24,7 @@ from runtime.bench.model_shapes import ARCHITECTURES, architecture
 from runtime.bench.sizes import check_positive
 from runtime.distributed.gpu import require_gpu
 from runtime.errors import ConfigError
+from runtime.kernels.compiler import KernelCompiler, record_specializations
 from runtime.kernels.fused_moe.fused_moe import run_down, run_gate_up
 from runtime.kernels.fused_moe.moe_align import moe_align_block_size
 from runtime.kernels.fused_moe.tile_config import (
@@ -37,24 +41,37 @@ from runtime.kernels.fused_moe.tile_config import (
 from runtime.models.base import resolve_family
 from runtime.strategies.base import DecodingContext, make_strategy
 
-HEIGHT = 128
 BLOCK = 32
 GAIN = 0.02  # by which others must be quicker than what the rule takes
 STACKS = 3  # of weights, in turns, so that none stays in the cache
 
-# columns, depth, stages, warps, turned
+# Maximum pairs per tile, and up to which average of pairs per expert it is tried. The tallest tile of a kernel
+# determines its registers and shared memory, and therefore how many programs an SM runs.
+HEIGHTS = [(128, math.inf), (64, 96.0), (16, 4.0)]
+# columns, depth, stages, warps
 GATE_UP = [
     GemmConfig(32, 64, (5, 4, 3), 4), GemmConfig(32, 128, (5, 3, 2), 4), GemmConfig(64, 64, (5, 4, 3), 4),
-    GemmConfig(64, 64, (4, 3, 3), 8), GemmConfig(128, 64, (3, 3, 3), 8),
+    GemmConfig(64, 64, (4, 3, 3), 8), GemmConfig(128, 64, (3, 3, 3), 8), GemmConfig(64, 64, (3, 3, 3), 8),
+    GemmConfig(32, 128, (4, 4, 3), 4),
     GemmConfig(128, 64, (3, 3, 3), 8, swap_ab=False), GemmConfig(128, 64, (3, 4, 4), 8, swap_ab=False),
-    GemmConfig(64, 64, (3, 3, 3), 8), GemmConfig(64, 64, (5, 4, 3), 8, swap_ab=False),
+    GemmConfig(64, 64, (5, 4, 3), 8, swap_ab=False),
 ]  # fmt: skip
 DOWN = [
     GemmConfig(128, 64, (5, 4, 3), 4), GemmConfig(128, 64, (4, 3, 3), 8), GemmConfig(64, 64, (5, 4, 4), 4),
-    GemmConfig(128, 64, (3, 3, 3), 4, swap_ab=False), GemmConfig(128, 64, (3, 3, 3), 8, swap_ab=False),
     GemmConfig(128, 128, (3, 2, 2), 4), GemmConfig(64, 128, (3, 3, 2), 4),
+    GemmConfig(128, 64, (3, 3, 3), 4, swap_ab=False), GemmConfig(128, 64, (3, 3, 3), 8, swap_ab=False),
     GemmConfig(64, 64, (4, 4, 4), 4, swap_ab=False),
 ]  # fmt: skip
+# Tiles of few steps along the depth: more stages than steps only reserve shared memory.
+NARROW_WIDTH = 256
+NARROW_DOWN = [
+    GemmConfig(128, 64, (2, 2, 2), 4), GemmConfig(128, 64, (3, 3, 3), 4), GemmConfig(128, 128, (2, 2, 2), 4),
+    GemmConfig(64, 64, (2, 2, 2), 4), GemmConfig(64, 64, (3, 3, 3), 4), GemmConfig(64, 128, (2, 2, 2), 4),
+    GemmConfig(256, 64, (2, 2, 2), 8), GemmConfig(128, 128, (2, 2, 2), 4, swap_ab=False),
+    GemmConfig(256, 64, (2, 2, 2), 8, swap_ab=False),
+]  # fmt: skip
+
+Run = Callable[[GemmConfig], None]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,29 +79,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tensor-parallel-size", type=int, default=1, help="ranks that share each expert's width; default: 1"
     )
-    parser.add_argument("--rows", type=int, nargs="+", default=[32, 256, 1024, 2048, 8192], help="rows of a forward")
+    rows = [32, 256, 1024, 2048, 8192]
+    parser.add_argument("--rows", type=int, nargs="+", default=rows, help="rows of a forward, tuned in this order")
     parser.add_argument("--repeats", type=int, default=10, help="timed runs of each case; the median counts")
+    parser.add_argument("--time-limit", type=float, help="seconds after which no further --rows begin; default: none")
     parser.add_argument("--out", type=Path, help="write the table there; default: the device's own")
 
 
 def main(args: argparse.Namespace) -> int:
     check_positive(args, "rows", "repeats", "tensor_parallel_size")
     require_gpu("tune")
-    experts, hidden, width, top_k = shape_of(args.arch, args.tensor_parallel_size)
-    half_masked = masks(args.arch)
-    rows, device = sorted(set(args.rows)), torch.device("cuda", torch.cuda.current_device())
+    device = torch.device("cuda", torch.cuda.current_device())
     name = device_name(device)
     assert name is not None
-    found = []
-    for count in rows:
-        ids = choices(count, experts, top_k, device, half_masked=half_masked)
-        chosen = _best(ids, experts, hidden, width, args.repeats)
-        found.append((count * top_k / experts, chosen))
-        print(f"{count:6} rows: {chosen}", flush=True)
-    path = args.out or table_path(name)
-    write_table(path, load_table(name) | {shape_key(experts, hidden, width): between(found)})
-    print(path)
+    tune(args, device, name)
     return 0
+
+
+def tune(args: argparse.Namespace, device: torch.device, name: str) -> None:
+    """Tunes the shape of the arguments on a device, and writes the table of the device of this `name`."""
+    began = time.monotonic()
+    experts, hidden, width, top_k = shape_of(args.arch, args.tensor_parallel_size)
+    gemms, half_masked = ExpertGemms(experts, hidden, width, device), masks(args.arch)
+    path = args.out or table_path(name)
+    cases = {rows: choices(rows, experts, top_k, device, half_masked=half_masked) for rows in args.rows}
+    compile_kernels(gemms, list(cases.values()))
+    print(f"compiled after {time.monotonic() - began:.1f} s", flush=True)
+    found: dict[float, FusedMoEConfig] = {}
+    for rows, ids in cases.items():
+        if found and args.time_limit is not None and time.monotonic() - began > args.time_limit:
+            print(f"--time-limit reached, not tuned: {rows} rows and what follows", flush=True)
+            break
+        found[rows * top_k / experts] = _best(gemms, ids, args.repeats)
+        write_table(path, load_table(name) | {shape_key(experts, hidden, width): between(sorted(found.items()))})
+    print(path)
 
 
 def shape_of(arch: str, ranks: int = 1) -> tuple[int, int, int, int]:
@@ -134,35 +162,98 @@ def choices(rows: int, experts: int, top_k: int, device: torch.device, *, half_m
     return scores.topk(top_k, dim=1).indices.int()
 
 
-def _best(ids: torch.Tensor, experts: int, hidden: int, width: int, repeats: int) -> FusedMoEConfig:
-    def drawn(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, dtype=torch.bfloat16, device=ids.device)
+class ExpertGemms:
+    """The two GEMMs of experts with random bfloat16 weights."""
 
-    rows, top_k = ids.shape
-    x, inner, out = drawn(rows, hidden), drawn(rows * top_k, width), drawn(rows * top_k, hidden)
-    plan = moe_align_block_size(ids, experts, HEIGHT)
-    gate_ups, downs = (
-        [drawn(*shape) for _ in range(STACKS)] for shape in ((experts, 2 * width, hidden), (experts, hidden, width))
-    )
+    def __init__(self, experts: int, hidden: int, width: int, device: torch.device) -> None:
+        self.experts = experts
+        self.hidden = hidden
+        self.width = width
+        self._device = device
+        self._gate_ups, self._downs = (
+            [self._random(*shape) for _ in range(STACKS)]
+            for shape in ((experts, 2 * width, hidden), (experts, hidden, width))
+        )
 
-    def first(how: GemmConfig) -> None:
-        for weights in gate_ups:
-            run_gate_up(x, weights, inner, plan, top_k, how, "silu")
+    def _random(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=torch.bfloat16, device=self._device)
 
-    def second(how: GemmConfig) -> None:
-        for weights in downs:
-            run_down(inner, weights, out, plan, how)
+    def default(self, pairs: int) -> FusedMoEConfig:
+        """Returns the config without a table for `pairs` token-expert pairs."""
+        return default_config(pairs / self.experts, 2, self.hidden, self.width)
 
-    default = default_config(rows * top_k / experts, 2, hidden, width)
-    picked = []
-    for run, some, default_gemm, sides in (
-        (first, GATE_UP, default.gate_up, (width, hidden)), (second, DOWN, default.down, (hidden, width)),
-    ):  # fmt: skip
-        candidates = dict.fromkeys([default_gemm, *(clamp_to_shape(how, *sides) for how in some)])
-        (own, _), *others = zip(_timed(run, list(candidates), repeats), candidates, strict=True)
-        best, how = min(others)
-        picked.append(how if best < own * (1 - GAIN) else default_gemm)
-    return FusedMoEConfig(HEIGHT, *picked)
+    def cases(self, ids: torch.Tensor) -> Iterator[tuple[int, list[tuple[Run, list[GemmConfig]]]]]:
+        """Yields a height, and what runs gate_up and down at this height, each with its candidates.
+
+        The first height is that of the default.
+
+        Args:
+            ids: int32 [rows, top_k].
+        """
+        for height, limit in HEIGHTS:
+            if ids.numel() / self.experts <= limit:
+                yield height, list(zip(self._runs(ids, height), self.candidates(ids.numel(), height), strict=True))
+
+    def candidates(self, pairs: int, height: int) -> tuple[list[GemmConfig], list[GemmConfig]]:
+        """Returns the configs of gate_up and of down. Pairs are the rows of the GEMM in the tallest tiles only."""
+        _, default_gate_up, default_down = self.default(pairs)
+        narrow = NARROW_DOWN if self.width <= NARROW_WIDTH else []
+        gate_up = [clamp_to_shape(config, self.width, self.hidden) for config in GATE_UP]
+        down = [clamp_to_shape(config, self.hidden, self.width) for config in DOWN + narrow]
+        found = dict.fromkeys([default_gate_up, *gate_up]), dict.fromkeys([default_down, *down])
+        gate_ups, downs = ([config for config in configs if config.swap_ab or height >= 128] for configs in found)
+        return gate_ups, downs
+
+    def _runs(self, ids: torch.Tensor, height: int) -> tuple[Run, Run]:
+        (rows, top_k), aligned = ids.shape, moe_align_block_size(ids, self.experts, height)
+        x, inner, out = (
+            self._random(count, size)
+            for count, size in ((rows, self.hidden), (rows * top_k, self.width), (rows * top_k, self.hidden))
+        )
+
+        def gate_up(config: GemmConfig) -> None:
+            for weights in self._gate_ups:
+                run_gate_up(x, weights, inner, aligned, top_k, config, "silu")
+
+        def down(config: GemmConfig) -> None:
+            for weights in self._downs:
+                run_down(inner, weights, out, aligned, config)
+
+        return gate_up, down
+
+
+def compile_kernels(gemms: ExpertGemms, cases: list[torch.Tensor]) -> None:
+    """Compiles the kernels of all candidates for some `ids` in parallel, without a launch."""
+    with closing(KernelCompiler(torch.device("cuda"))) as compiler:
+        with record_specializations() as found:
+            for ids in cases:
+                for run, configs in itertools.chain.from_iterable(pair for _, pair in gemms.cases(ids)):
+                    for config in configs:
+                        run(config)
+        compiler.submit(compiler.missing(found))
+        compiler.wait()
+
+
+def _best(gemms: ExpertGemms, ids: torch.Tensor, repeats: int) -> FusedMoEConfig:
+    """Returns the fastest config. Others than the default have to be faster by `GAIN`."""
+    defaults, default_ms = gemms.default(ids.numel())[1:], 0.0
+    found: list[tuple[float, FusedMoEConfig]] = []
+    for height, both in gemms.cases(ids):
+        picked, total = [], 0.0
+        for (run, configs), default in zip(both, defaults, strict=True):
+            times = dict(zip(configs, _timed(run, configs, repeats), strict=True))
+            best = min(times, key=times.__getitem__)
+            if times[best] > times.get(default, math.inf) * (1 - GAIN):
+                best = default
+            picked.append(best)
+            total += times[best] / STACKS
+            default_ms += times[default] / STACKS if not found else 0.0
+        found.append((total, FusedMoEConfig(height, *picked)))
+    best_total, chosen = min(found)
+    if best_total > found[0][0] * (1 - GAIN):
+        best_total, chosen = found[0]
+    print(f"{len(ids):6} rows: {best_total:.4f} ms, default {default_ms:.4f} ms: {chosen}", flush=True)
+    return chosen
 
 
 def _timed(run: Callable[[GemmConfig], None], candidates: list[GemmConfig], repeats: int) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from runtime.distributed.rank_worker import error_summary, file_digests_of
 from runtime.distributed.serialization import encode_blocks, encode_forward
 from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel, load_engine
-from runtime.engine.step_plan import BatchLayout, BlockResults, DenoiseBlocks, StepPlan
+from runtime.engine.step_plan import BlockResults, DenoiseBlocks, StepPlan
 from runtime.errors import ConfigError, ReplicaLost
 from runtime.lora.adapter_checkpoint import Adapter
 from runtime.lora.adapter_weights import LoRAWeights
@@ -229,7 +230,7 @@ class DistributedRunner:
         local.notify_ranks = lambda rows: executor.broadcast(rpc.FetchRows(rows))
         self.overlaps = local.overlaps
         self._step_guard = executor.step_guard()
-        self._last_layout: BatchLayout | None = None
+        self._last_plan: StepPlan | None = None  # whose layout the other ranks have
 
     @contextmanager
     def step_context(self) -> Iterator[None]:
@@ -242,8 +243,8 @@ class DistributedRunner:
         self.local.launch_forward(plan)
 
     def _broadcast_step(self, plan: StepPlan) -> None:
-        same = plan.layout is self._last_layout
-        self._last_layout = plan.layout
+        same = self._last_plan is not None and plan.layout is self._last_plan.layout
+        self._last_plan = plan
         self.executor.broadcast(rpc.Step(encode_forward(plan, same=same)))
 
     def must_split(self, blocks: DenoiseBlocks) -> bool:
@@ -258,8 +259,10 @@ class DistributedRunner:
 
     def launch_next(self) -> None:
         """See `Runner.launch_next`. If the step does not follow, the other ranks get another `Step` instead."""
-        self._broadcast_step(self.local.next_plan())
-        self.local.launch_next()
+        assert self._last_plan is not None
+        tokens = self.local.next_tokens()
+        self._broadcast_step(replace(self._last_plan, tokens=tokens))
+        self.local.launch_next(tokens)
 
     def results(self) -> BlockResults:
         return self.local.results()

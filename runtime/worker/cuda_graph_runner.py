@@ -265,14 +265,12 @@ class CudaGraphRunner(ModelRunner):
         (output,) = self._outputs
         return all_blocks_continue(output, len(blocks.tokens), uniform_noise=blocks.noise_uniforms is not None)
 
-    def next_plan(self) -> StepPlan:
+    def next_tokens(self) -> Ints:
         assert self.blocks is not None
-        assert self._plan is not None
-        tokens = self.next_tokens_fn(self.blocks, self._outputs[0]).ravel()
-        return replace(self._plan, tokens=tokens, blocks=None)
+        return self.next_tokens_fn(self.blocks, self._outputs[0]).ravel()
 
-    def launch_next(self) -> None:
-        self._launched_tokens = self.next_plan().tokens
+    def launch_next(self, tokens: Ints | None = None) -> None:
+        self._launched_tokens = self.next_tokens() if tokens is None else tokens
         self._replay(self._launched_tokens)
         self._next_launched = True
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from runtime.algorithms.vocab_parallel import VocabParallelLogitsOps
-from runtime.engine.step_plan import LAYOUT_ARRAYS, NO_RESULTS, BlockResults, DenoiseBlocks, StepPlan
+from runtime.engine.step_plan import LAYOUT_ARRAYS, NO_RESULTS, BlockResults, DenoiseBlocks, Ints, StepPlan
 from runtime.kernels.forward_batch import ForwardBatch
 from runtime.kernels.unmask import BlockInputs, SampledRows
 from runtime.layers.embedding import soft_token_embeddings
@@ -156,11 +156,12 @@ class ModelRunner:
         self._output_buffer, self._next_launched = self.d2h, False
         return False
 
-    def launch_next(self) -> None:
+    def next_tokens(self) -> Ints:
+        """Returns the tokens [rows] of the forward that `launch_next` launches. Call it after `wait` returned True."""
         raise NotImplementedError
 
-    def next_plan(self) -> StepPlan:
-        """Returns the plan whose forward `launch_next` launches. Call it after `wait` has returned True."""
+    def launch_next(self, tokens: Ints | None = None) -> None:
+        """See `Runner.launch_next`. `tokens`: those of `next_tokens`, if they are known already."""
         raise NotImplementedError
 
     def has_launched(self, plan: StepPlan) -> bool:

@@ -1,12 +1,17 @@
 """The tables of tuned tiles: written, read, chosen from; and what is tuned for."""
 
+import argparse
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from runtime.bench import tune as tuning
 from runtime.bench.__main__ import main
 from runtime.bench.tune import between, choices, masks, shape_of
 from runtime.errors import ConfigError
 from runtime.kernels.fused_moe import tile_config
+from runtime.kernels.fused_moe.moe_align import moe_align_block_size_reference
 from runtime.kernels.fused_moe.tile_config import (
     FusedMoEConfig,
     GemmConfig,
@@ -90,3 +95,77 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["tune"]) == 1
     assert capsys.readouterr().out.startswith("error: tune: no GPU is usable: ")
+
+
+SHAPE = 16, 256, 128, 2
+KEY = shape_key(*SHAPE[:3])
+
+
+@pytest.fixture
+def timer(tmp_path, monkeypatch):
+    """Replaces the device: `ms` has the time of each config by (pairs per tile, config), 1 for others."""
+    fake = SimpleNamespace(ms={}, seconds=0.0, seconds_per_height=0.0, compiled=[])
+    heights = []
+
+    def aligned(ids, experts, height):
+        heights.append(height)
+        return moe_align_block_size_reference(ids, experts, height)
+
+    def timed(run, candidates, repeats):
+        fake.seconds += fake.seconds_per_height / 2
+        return [fake.ms.get((heights[-1], config), 1.0) for config in candidates]
+
+    monkeypatch.setattr(tile_config, "TABLES", tmp_path / "tuned")
+    monkeypatch.setattr(tuning, "moe_align_block_size", aligned)
+    monkeypatch.setattr(tuning, "_timed", timed)
+    monkeypatch.setattr(tuning, "compile_kernels", lambda gemms, cases: fake.compiled.extend(map(len, cases)))
+    monkeypatch.setattr(tuning, "shape_of", lambda arch, ranks: SHAPE)
+    monkeypatch.setattr(tuning, "time", SimpleNamespace(monotonic=lambda: fake.seconds))
+
+    def run(*flags):
+        parser = argparse.ArgumentParser()
+        tuning.add_arguments(parser)
+        tuning.tune(parser.parse_args(list(flags)), torch.device("cpu"), "Some GPU")
+        load_table.cache_clear()
+        return load_table("Some GPU")[KEY]
+
+    fake.run = run
+    load_table.cache_clear()
+    yield fake
+    load_table.cache_clear()
+
+
+def test_the_fastest_tiles_of_each_number_of_rows_are_written(timer):
+    short, tall = tuning.NARROW_DOWN[0], GemmConfig(32, 128, (4, 4, 3), 4)
+    timer.ms = {(64, short): 0.5, (128, tall): 0.6}
+    rows = timer.run("--rows", "8192", "128")
+    assert timer.compiled == [8192, 128]
+    (limit, few), (_, many) = rows
+    assert limit == 128, "between 16 and 1,024 pairs per expert"
+    assert get_config(16 * 16, 16, 2, 256, 128, "Some GPU") == few, "where the kernels look it up"
+    assert (few.height, few.down) == (64, short), "1.5 ms in tiles of 64, 1.6 ms in tiles of 128"
+    assert (many.height, many.gate_up) == (128, tall), "tiles of 64 are for fewer pairs"
+    assert many.down == default_config(1024, 2, 256, 128).down
+
+
+def test_the_default_stays_where_others_gain_less_than_two_percent(timer):
+    default = default_config(16, 2, 256, 128)
+    timer.ms = {(height, config): 0.99 for height in (64, 128) for config in tuning.GATE_UP + tuning.NARROW_DOWN}
+    timer.ms |= {(128, default.gate_up): 1.0, (128, default.down): 1.0}
+    assert timer.run("--rows", "128") == [(1e9, default)]
+
+
+def test_rows_that_begin_after_the_time_limit_are_not_tuned(timer, capsys):
+    timer.seconds_per_height = 20.0
+    rows = timer.run("--rows", "8192", "1024", "256", "128", "--time-limit", "35")
+    assert [limit for limit, _ in rows] == [362.04, 1e9], "one height of 8,192 rows and one of 1,024"
+    assert "--time-limit reached, not tuned: 256 rows and what follows" in capsys.readouterr().out
+
+
+def test_candidates_of_narrow_experts_reserve_no_more_stages_than_steps():
+    narrow = tuning.ExpertGemms(4, 256, 128, torch.device("cpu"))
+    wide = tuning.ExpertGemms(4, 256, 512, torch.device("cpu"))
+    assert set(tuning.NARROW_DOWN) <= set(narrow.candidates(1000, 128)[1])
+    assert not set(tuning.NARROW_DOWN) & set(wide.candidates(1000, 128)[1])
+    for configs in narrow.candidates(16, 64):
+        assert all(config.swap_ab for config in configs)

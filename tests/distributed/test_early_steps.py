@@ -12,7 +12,9 @@ from runtime.child_process import module_command
 from runtime.distributed import rpc
 from runtime.distributed.executor import DistributedRunner, MultiprocExecutor
 from runtime.distributed.rank_launcher import WorkerPlacement
+from runtime.engine.step_plan import Ints
 from runtime.request.resolve import RequestContext, resolve
+from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from tests.distributed.cases import served
 from tests.distributed.conftest import Lent
 from tests.distributed.test_invariants import FLAGS, run, some_requests
@@ -67,11 +69,19 @@ def test_ranks_launch_the_next_forward_early(
     sent: list[rpc.Message], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags, launched = served("llada2_tiny", tmp_path) | FLAGS, early(monkeypatch)
+    next_tokens, computed = CudaGraphRunner.next_tokens, []
+
+    def noted(runner: CudaGraphRunner) -> Ints:
+        computed.append(next_tokens(runner))
+        return computed[-1]
+
+    monkeypatch.setattr(CudaGraphRunner, "next_tokens", noted)
     with LLM(**flags, tensor_parallel_size=2) as llm:
         found = llm.generate([PROMPT, [9, 8]], SLOW)
         steps = llm.engine.stats().steps
     assert steps / 2 < len(launched) < steps  # not where a block ends
     assert count(sent, rpc.Step) == count(sent, rpc.Sample) == steps, "no forward is launched twice"
+    assert len(computed) == len(launched), "its tokens are computed once"
     with LLM(**flags, enforce_eager=True) as llm:
         expected = llm.generate([PROMPT, [9, 8]], SLOW)
     assert [(out.token_ids, out.nfe) for out in found] == [(out.token_ids, out.nfe) for out in expected]

@@ -18,7 +18,7 @@ from runtime.algorithms.base import EditTokens, algorithms_for, algorithms_with_
 from runtime.engine.engine import Engine
 from runtime.engine.request import Request
 from runtime.engine.scheduler import StepTimeEstimator
-from runtime.engine.step_plan import StepPlan
+from runtime.engine.step_plan import Ints, StepPlan
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.base import Model
 from runtime.request.engine_messages import DecodingParams, EngineInfo, EngineOutput, LogitsProcessorParams, RequestSpec
@@ -148,8 +148,8 @@ class CheckedReplayingRunner(CheckedRunner, CudaGraphRunner):
     def began(self, plan: StepPlan) -> bool:
         return self.has_launched(plan)
 
-    def launch_next(self) -> None:
-        super().launch_next()
+    def launch_next(self, tokens: Ints | None = None) -> None:
+        super().launch_next(tokens)
         assert self._plan is not None
         self.check(self._plan)  # it is that one again
 

@@ -18,6 +18,7 @@ from runtime import LLM, SamplingParams
 from runtime.algorithms.base import get_algorithm
 from runtime.engine.request import Status
 from runtime.engine.scheduler import Scheduler
+from runtime.engine.step_plan import Ints
 from runtime.request.engine_messages import EngineOutput
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.input_batch import AlgorithmShape, SampleDescriptor
@@ -48,8 +49,8 @@ def noting(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ref[CudaGraphRunner], 
             asked.append((ref(runner), False))
         return wait(runner)
 
-    def launched(runner: CudaGraphRunner) -> None:
-        launch_next(runner)
+    def launched(runner: CudaGraphRunner, tokens: Ints | None = None) -> None:
+        launch_next(runner, tokens)
         asked[-1] = ref(runner), True
 
     monkeypatch.setattr(CudaGraphRunner, "wait", waited)

@@ -293,8 +293,8 @@ def test_moe_gemms_as_tuned(path):
     for shape, rows in tile_config.load_table(path.stem.replace("_", " ")).items():
         hidden, width = (int(size) for size in re.findall(r"(\d+) to (\d+)", shape)[0])
         for first in (True, False):
-            for how in {chosen.gate_up if first else chosen.down for _, chosen in rows}:
-                assert spilled(build_gemm(first, how, 128, torch.bfloat16, True, hidden, width)) == 0
+            for height, how in {(chosen.height, chosen.gate_up if first else chosen.down) for _, chosen in rows}:
+                assert spilled(build_gemm(first, how, height, torch.bfloat16, True, hidden, width)) == 0
 
 
 @pytest.mark.parametrize(("norm", "rounded"), [(False, False), (True, False), (True, True)])
