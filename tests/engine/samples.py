@@ -6,7 +6,6 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from runtime.algorithms.base import algorithm_keys, get_algorithm
@@ -19,11 +18,6 @@ STRATEGIES = pytest.mark.parametrize(
     "strategy", ["multi_bd", "dmax", "full", "d2f", "fast_dllm_v2", "nemotron_diffusion"]
 )
 Scenario = tuple[Setup, list[tuple[int, Ask]], list[tuple[int, int]], list[int]]
-
-
-def examples(n: int) -> settings:
-    """`n` examples in a profile of 100, in another as many times more or fewer: half of them in `ci`."""
-    return settings(max_examples=max(1, n * settings.default.max_examples // 100))
 
 
 ALGORITHMS = [key for key in (*NAIVE_ALGORITHMS, "edit") if key in algorithm_keys()]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from runtime.engine.request import ScheduledRequest
 from tests.engine.harness import Ask, Run, Setup, run_all
-from tests.engine.samples import STRATEGIES, asks, examples, setups
+from tests.engine.samples import STRATEGIES, asks, setups
+from tests.examples import examples
 from tests.oracle.block import Params
 
 SLOW = Params(max_tokens=16, accept_threshold=1.0, ignore_eos=True)  # a token a step

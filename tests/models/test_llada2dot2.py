@@ -21,9 +21,9 @@ from runtime.engine.setup import load_engine
 from runtime.errors import ConfigError, RequestError
 from runtime.request.resolve import RequestContext, resolve
 from tests.engine.harness import Run, Setup, run_schedule
-from tests.engine.samples import examples
 from tests.engine.test_insert_delete import editing
 from tests.engine.test_llm_oracle import cached_kv
+from tests.examples import examples
 from tests.golden import GOLDEN
 from tests.oracle.model import OracleModel
 from tests.oracle.tiny import write_tiny
