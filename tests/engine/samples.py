@@ -189,10 +189,11 @@ def asks(draw: st.DrawFn, setup: Setup) -> Ask:
     offsets = st.integers(0, max_tokens - 1)
     some = st.dictionaries(offsets, st.integers(0, setup.mask), max_size=max_tokens)
     run = st.tuples(offsets, offsets).map(lambda ends: dict.fromkeys(range(min(ends), max(ends) + 1), 5))
+    everything = st.just(dict.fromkeys(range(max_tokens), 5))
     return Ask(
         prompt=tuple(prompt),
         params=draw(params(growing, max_tokens=max_tokens, setup=setup)),
-        prefilled=tuple(draw(st.one_of(st.just({}), st.just({}), some, run)).items()),
+        prefilled=tuple(draw(st.one_of(st.just({}), st.just({}), some, run, everything)).items()),
         report=draw(st.sampled_from(["final", "stable", "denoise", "denoise"])),
         logprobs=draw(st.sampled_from([None, None, 0, 3, 20])),
         salt=draw(st.sampled_from(["", "", "other"])),
