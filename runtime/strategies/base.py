@@ -81,13 +81,14 @@ class Strategy:
     def uncacheable_tail(self, request: Request) -> int:
         """Returns how many of the last final positions the request must forward even if they are cached.
 
-        The strategy samples the first open position from the logits of their rows.
+        A strategy may sample the first open position from the logits of their rows. If no block is left, which a
+        preemption can cause, they are the only rows of the step that finishes the request.
         """
-        return 0
+        return int(request.num_final_tokens == len(request.tokens))
 
     def required_tokens(self, request: Request) -> int:
         """Returns how many positions need pages before the first step, including prefill."""
-        return request.num_final_tokens + self.block_layout.size
+        return min(request.num_final_tokens + self.block_layout.size, len(request.tokens))
 
     def prefill_chunk_size(self, request: Request, budget: int) -> int:
         """Returns how many rows after ``request.num_computed_tokens`` to forward if final tokens exceed `budget`

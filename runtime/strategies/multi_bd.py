@@ -41,7 +41,7 @@ class MultiBlock(Strategy):
         return (self.buffer_size + 1) * self.block_size  # docs/research/decoding-rules.md#token-budget
 
     def required_tokens(self, request: Request) -> int:
-        return request.num_final_tokens + max(len(request.blocks), 1) * self.block_size
+        return min(request.num_final_tokens + max(len(request.blocks), 1) * self.block_size, len(request.tokens))
 
     def plan_forward(self, request: Request) -> ForwardSpan:
         """See docs/research/decoding-rules.md#opening-blocks and docs/research/decoding-rules.md#unaligned-prompts."""

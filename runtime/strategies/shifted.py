@@ -27,7 +27,7 @@ class ShiftedBlockStrategy(Strategy):
         return self.block_size
 
     def uncacheable_tail(self, request: Request) -> int:
-        return int(self._needs_first_token(request))
+        return 1 if self._needs_first_token(request) else super().uncacheable_tail(request)
 
     def part_size(self, request: Request) -> int:
         """Returns the positions per part. The block size is a multiple of it."""

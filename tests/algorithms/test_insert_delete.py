@@ -24,7 +24,7 @@ from runtime.errors import ConfigError
 from runtime.worker import sampler as heads
 from runtime.worker.sampler import Sampler, SamplerConfig, nonzero_records
 from tests.algorithms.test_rules import LEVELS, MASK, MAX_TOKEN, SHAPE, History, blocks, check, parameters, plan_of
-from tests.engine.samples import examples
+from tests.examples import examples
 from tests.oracle import block as oracle
 from tests.oracle.rules import NAIVE_ALGORITHMS
 from tests.worker.sampling import sample_plan

@@ -32,7 +32,8 @@ from runtime.request.field_spec import Field
 from runtime.worker import sampler as heads
 from runtime.worker.input_batch import _history
 from runtime.worker.sampler import Sampler, SamplerConfig, nonzero_records
-from tests.engine.samples import examples, other_fields
+from tests.engine.samples import other_fields
+from tests.examples import examples
 from tests.oracle import block as oracle
 from tests.oracle import dmax
 from tests.oracle.draws import choose, filtered, softmax, uniform

@@ -6,7 +6,6 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from runtime.algorithms.base import algorithm_keys, get_algorithm
@@ -19,11 +18,6 @@ STRATEGIES = pytest.mark.parametrize(
     "strategy", ["multi_bd", "dmax", "full", "d2f", "fast_dllm_v2", "nemotron_diffusion"]
 )
 Scenario = tuple[Setup, list[tuple[int, Ask]], list[tuple[int, int]], list[int]]
-
-
-def examples(n: int) -> settings:
-    """`n` examples in a profile of 100, in another as many times more or fewer: half of them in `ci`."""
-    return settings(max_examples=max(1, n * settings.default.max_examples // 100))
 
 
 ALGORITHMS = [key for key in (*NAIVE_ALGORITHMS, "edit") if key in algorithm_keys()]
@@ -195,10 +189,11 @@ def asks(draw: st.DrawFn, setup: Setup) -> Ask:
     offsets = st.integers(0, max_tokens - 1)
     some = st.dictionaries(offsets, st.integers(0, setup.mask), max_size=max_tokens)
     run = st.tuples(offsets, offsets).map(lambda ends: dict.fromkeys(range(min(ends), max(ends) + 1), 5))
+    everything = st.just(dict.fromkeys(range(max_tokens), 5))
     return Ask(
         prompt=tuple(prompt),
         params=draw(params(growing, max_tokens=max_tokens, setup=setup)),
-        prefilled=tuple(draw(st.one_of(st.just({}), st.just({}), some, run)).items()),
+        prefilled=tuple(draw(st.one_of(st.just({}), st.just({}), some, run, everything)).items()),
         report=draw(st.sampled_from(["final", "stable", "denoise", "denoise"])),
         logprobs=draw(st.sampled_from([None, None, 0, 3, 20])),
         salt=draw(st.sampled_from(["", "", "other"])),

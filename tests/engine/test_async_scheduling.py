@@ -24,7 +24,8 @@ from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.input_batch import AlgorithmShape, SampleDescriptor
 from runtime.worker.sampler import all_blocks_continue, to_block_results
 from tests.engine.harness import Ask, Setup, check_idle, make_engine, run_all, spec_of
-from tests.engine.samples import asks, examples, setups
+from tests.engine.samples import asks, setups
+from tests.examples import examples
 from tests.golden import GOLDEN
 from tests.oracle.block import Params
 from tests.worker.replays import PROMPTS, SMALL, pretending

@@ -160,6 +160,28 @@ def test_engine_equals_the_oracle_whatever_the_batch():
             assert stats.pages_used == 0
 
 
+def test_a_prefilled_answer_ends_after_a_preemption():
+    """Equal requests have left all of its tokens in the prefix cache."""
+    prompt, ask = asked(0)
+    ask = replace(ask, max_tokens=32)  # two canvases, all of whose positions are in the answer
+    config = {"num_pages": 200, "max_num_batched_tokens": 33, "page_size": 1, "max_model_len": 96}
+    with LLM(str(FOLDER), device="cpu", skip_tokenizer=True, **config) as llm:
+        engine = llm.engine
+        prefilled = dict.fromkeys(range(ask.max_tokens), 7)
+        for id in ("first", "second"):
+            engine.add(resolve(ask, prompt, llm.info, RequestContext(id=id, prefilled_tokens=prefilled)))
+        sent = []
+        while "first" not in [output.id for output in sent]:
+            sent += engine.step()
+        (second,) = (request for request in engine.scheduler.running if not request.answered)
+        engine.scheduler._preempt(second)
+        while engine.has_work():
+            sent += engine.step()
+        assert [(output.id, output.new_tokens, output.finish_reason) for output in sent] == [
+            (id, list(prefilled.values()), "length") for id in ("first", "second")
+        ]
+
+
 @pytest.mark.parametrize("held", [False, True], ids=["written at once", "written while the next runs"])
 def test_a_preemption_changes_nothing(llm, held, monkeypatch):
     """Also of a neighbour's canvases, and though a canvas begins again with another place on the device."""

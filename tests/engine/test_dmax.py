@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from runtime import LLM
 from runtime.engine.step_plan import UNMASKED, StepPlan
 from tests.engine.harness import Ask, Run, Setup, run_schedule, spec_of
-from tests.engine.samples import asks, examples
+from tests.engine.samples import asks
+from tests.examples import examples
 from tests.golden import GOLDEN
 from tests.oracle.block import Params
 from tests.oracle.dmax import decode_dmax

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from runtime.engine.engine import Engine
 from runtime.request.engine_messages import EngineOutput
 from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_all, spec_of
-from tests.engine.samples import STRATEGIES, asks, examples, setups
+from tests.engine.samples import STRATEGIES, asks, setups
+from tests.examples import examples
 from tests.oracle.block import Params
 
 

@@ -12,8 +12,9 @@ from runtime.engine.request import Request, Status
 from runtime.engine.request_queue import FairQueue, round_robin
 from runtime.engine.scheduler import StepTimeEstimator
 from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_schedule, spec_of
-from tests.engine.samples import asks, examples, setups
+from tests.engine.samples import asks, setups
 from tests.engine.test_scheduler import SLOW, Watched, prompt
+from tests.examples import examples
 from tests.oracle.block import Params
 
 ANSWER = replace(SLOW, max_tokens=8)

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from runtime.engine.step_plan import BlockResults
 from runtime.worker.model_runner import ModelRunner
 from tests.engine.harness import Ask, Run, Setup, make_engine, run_all, run_schedule
-from tests.engine.samples import asks, examples, setups
+from tests.engine.samples import asks, setups
 from tests.engine.test_invariants import NoiseModel
+from tests.examples import examples
 from tests.oracle.block import Params
 from tests.oracle.insert_delete import UnclearError
 

@@ -23,7 +23,8 @@ from runtime.layers.kv_pool import KVPool
 from runtime.request.engine_messages import EngineOutput
 from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_all, spec_of
 from tests.engine.hash_model import HashModel, flat
-from tests.engine.samples import STRATEGIES, asks, examples, setups
+from tests.engine.samples import STRATEGIES, asks, setups
+from tests.examples import examples
 from tests.oracle.block import Params
 
 

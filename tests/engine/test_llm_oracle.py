@@ -18,7 +18,8 @@ from runtime.algorithms.base import algorithm_keys
 from runtime.layers.kv_pool import DistinctPool
 from runtime.worker.model_runner import ModelRunner
 from tests.engine.harness import Run, Setup, decoding_of, run_schedule
-from tests.engine.samples import asks, examples
+from tests.engine.samples import asks
+from tests.examples import examples
 from tests.golden import GOLDEN
 from tests.oracle.block import Params
 from tests.oracle.decode import decode

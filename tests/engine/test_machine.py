@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.engine.harness import Run, Setup, check_accounting
 from tests.engine.samples import asks, setups
+from tests.examples import examples
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -74,6 +74,4 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(
-    max_examples=max(1, 20 * settings.default.max_examples // 100), stateful_step_count=25
-)
+TestEngineMachine.settings = examples(20, stateful_step_count=25)

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.harness import Run, run_all, run_schedule
-from tests.engine.samples import STRATEGIES, asks, examples, scenarios, setups
+from tests.engine.samples import STRATEGIES, asks, scenarios, setups
+from tests.examples import examples
 
 
 @STRATEGIES

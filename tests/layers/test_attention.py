@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import ConfigError
@@ -13,6 +13,7 @@ from runtime.layers import attention
 from runtime.layers.attention import AttentionShape, TorchAttention, attention_names, make_attention
 from runtime.layers.kv_pool import LAYOUTS, KVShape, LayerKV
 from runtime.layers.layer_factory import LayerFactory
+from tests.examples import examples
 from tests.kernels.cases import attention_case, with_any_sight
 
 SIZES = [1, 2, 4, 8, 16, 32]
@@ -29,7 +30,7 @@ def compare(runs, heads, kv_heads, block_size, page_size, window, dtype=torch.fl
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(120)
 @given(
     runs=st.lists(st.tuples(st.integers(0, 70), st.integers(1, 70)), min_size=1, max_size=12),
     heads=st.sampled_from([(1, 1), (4, 2), (6, 1), (3, 3)]),
@@ -44,7 +45,7 @@ def test_equals_the_reference(runs, heads, block_size, page_size, window, seed, 
     compare(runs, *heads, block_size, page_size, window, seed=seed, dim=dim, layout=layout)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(80)
 @given(
     runs=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1, max_size=5),
     page_size=st.sampled_from([1, 4, 32]),

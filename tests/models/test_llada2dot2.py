@@ -21,9 +21,9 @@ from runtime.engine.setup import load_engine
 from runtime.errors import ConfigError, RequestError
 from runtime.request.resolve import RequestContext, resolve
 from tests.engine.harness import Run, Setup, run_schedule
-from tests.engine.samples import examples
-from tests.engine.test_insert_delete import editing
+from tests.engine.test_insert_delete import clear, editing
 from tests.engine.test_llm_oracle import cached_kv
+from tests.examples import examples
 from tests.golden import GOLDEN
 from tests.oracle.model import OracleModel
 from tests.oracle.tiny import write_tiny
@@ -113,7 +113,8 @@ def test_any_schedule_of_insert_delete(served: Served, exact: LLM, data: st.Data
     """In float64, requests through a cache against whole sequences without one; the cache outlives the examples."""
     arrivals = data.draw(st.lists(st.tuples(st.integers(0, 8), editing(served.setup)), min_size=1, max_size=4))
     preemptions = data.draw(st.lists(st.integers(1, 40), max_size=6))
-    run_schedule(Run(served.setup, exact.engine, served.oracle), arrivals, (), preemptions)
+    with clear():
+        run_schedule(Run(served.setup, exact.engine, served.oracle), arrivals, (), preemptions)
 
 
 def test_committed_kv_is_a_fresh_prefills(served: Served) -> None:

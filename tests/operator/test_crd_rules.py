@@ -1,11 +1,12 @@
 """A real API server takes the CRD, and keeps each of its rules: what it accepts parses, what it refuses it explains."""
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from e2e.cluster.kube import ApiError
 from runtime.config import parse as parse_arguments
+from tests.examples import examples
 from tests.operator.crd_cases import ALSO_REFUSED, BOUNDS, NAMES_REFUSED, RULES
 from tests.operator.test_arguments import SPECS, values
 from tests.operator.test_crd import changed
@@ -78,7 +79,7 @@ def test_patterns_of_names_are_enforced(dry_run, name):
     assert "metadata.name" in refusal(dry_run, changed({}, name))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(200)
 @given(SPECS, st.none() | values(Thresholds))
 def test_what_the_api_server_takes_the_operator_and_the_runtime_take(admin, definition, spec, thresholds):
     if thresholds is not None:

@@ -9,9 +9,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.operator.samples import make, observe, resource, running, template
 from tests.operator.structural import violations
 from tools.crd import schema
@@ -191,7 +192,7 @@ def worlds(draw: st.DrawFn) -> Observed:
     return replace(observed, pods=pods, **sources)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(300)
 @given(worlds())
 def test_every_status_is_one_that_the_schema_accepts(observed: Observed) -> None:
     new = status(observed, make(observed))

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.parsers.chat_output import ChatOutputParser
@@ -27,6 +27,7 @@ from runtime.parsers.formats import (
 )
 from runtime.parsers.tool_call_parser import MAX_FAILED_CALLS, ToolCallOptions
 from tests.calls import count_calls
+from tests.examples import examples
 
 WEATHER = Tool(
     "weather",
@@ -139,7 +140,7 @@ def test_every_cut_gives_the_same_parts(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", tool_formats())
-@settings(max_examples=150, deadline=None)
+@examples(300)
 @given(seed=st.integers(0, 2**32))
 def test_random_texts_in_random_cuts(key: str, seed: int) -> None:
     rng = random.Random(seed)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.algorithms.base import algorithm_keys, algorithms_for, get_algorithm
@@ -17,6 +17,7 @@ from runtime.request.field_spec import AlgorithmInfo, with_defaults
 from runtime.request.resolve import RequestContext, expand_choices, resolve
 from runtime.request.sampling_params import SamplingParams, stop_strings
 from runtime.strategies.multi_bd import MultiBlock
+from tests.examples import examples
 
 SERVER = {"accept_threshold": 0.95, "remask_threshold": 0.2, "edit_threshold": 0.4, "penalty_lambda": 0.1,
           "max_post_edit_steps": 7}  # fmt: skip
@@ -233,7 +234,7 @@ bodies = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(300)
 @given(bodies, st.one_of(json_values, st.lists(st.integers(0, 95), max_size=300)))
 def test_any_request_is_resolved_or_refused(body, prompt):
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -21,6 +21,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from runtime.algorithms.base import algorithms_for
+from tests.examples import examples
 from tests.server.harness import FAKE, ServerProcess, serving
 from tests.wait import TIMEOUT
 
@@ -109,7 +110,7 @@ def test_the_server_keeps_to_its_openapi(api: Any, method: str, path: str, mode:
     if method == "GET" and mode is GenerationMode.NEGATIVE:
         pytest.skip("any text is a name")
 
-    @settings(max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @examples(24, suppress_health_check=list(HealthCheck))
     @given(case=api[path][method].as_strategy(generation_mode=mode))
     def run(case: Any) -> None:
         if isinstance(case.body, dict) and "token" not in path:

@@ -6,9 +6,10 @@ import asyncio
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.server.test_attacks import answers
 from tests.server.wire import exchange
 
@@ -44,7 +45,7 @@ def responses_in(data: bytes) -> list[tuple[str, str, str]]:
     return [(body["method"], body["path"], body["body"]) for _, body in found]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(300)
 @given(st.lists(REQUESTS, min_size=1, max_size=14), st.data())
 def test_any_cut_of_any_requests_gives_the_same_answers(
     requests: list[tuple[str, bytes, bool, int, bool]], data: st.DataObject

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
@@ -30,6 +30,7 @@ from runtime.server.openapi import fast_routes
 from runtime.server.preprocessing.preprocessor import Preprocessor
 from runtime.server.preprocessing.request_body import parse_body
 from runtime.tokenizer import Tokenizer
+from tests.examples import examples
 from tests.request.test_sampling_params import info
 
 FIXED = DecodingParams(algorithm="fixed", values={"steps": 4})
@@ -149,13 +150,13 @@ def outcome(kind: type, data: bytes) -> int:
     return 200
 
 
-@settings(max_examples=30, deadline=None)
+@examples(60)
 @given(st.dictionaries(st.sampled_from(sorted(ChatRequest.model_fields)), ANY_JSON))
 def test_no_body_gets_past_its_schema_by_an_exception(body: dict[str, object]) -> None:
     assert outcome(ChatRequest, msgspec.json.encode(body)) in (200, 400)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(100)
 @given(st.binary())
 def test_any_bytes_are_a_body_or_an_error(data: bytes) -> None:
     assert outcome(GenerateRequest, data) in (200, 400)

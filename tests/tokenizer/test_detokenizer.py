@@ -1,15 +1,16 @@
 """Text that grows must be the text of the whole, whatever the pushes and wherever a stop string falls."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.parsers.chat_output import ReasoningParser
 from runtime.parsers.formats import reasoning_format
 from runtime.tokenizer import IncrementalDetokenizer
 from tests.calls import count_calls
+from tests.examples import examples
 
-SLOW = settings(max_examples=150, deadline=None)
+SLOW = examples(300)
 BYTES = st.lists(st.integers(0, 400), max_size=40)  # ids past the vocabulary among them
 TEXT = st.text(alphabet="ab é東😀\n", max_size=30)
 STOPS = st.lists(st.text(alphabet="ab é東�", min_size=1, max_size=4), max_size=3)

@@ -3,12 +3,13 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 
 from runtime.errors import ConfigError, RequestError
 from runtime.tokenizer import Tokenizer
+from tests.examples import examples
 from tests.tokenizer.conftest import SPECIALS, TEMPLATE, byte_level, metaspace, save, sentencepiece
 
 HOSTILE = st.lists(
@@ -20,7 +21,7 @@ def special_ids(tokenizer) -> set[int]:
     return {tokenizer.token_id(s) for s in SPECIALS}
 
 
-@settings(max_examples=150, deadline=None)
+@examples(300)
 @given(text=st.one_of(st.text(max_size=40), HOSTILE))
 def test_text_never_yields_special_ids_and_comes_back(pair, text):
     tokenizer, library = pair
@@ -32,7 +33,7 @@ def test_text_never_yields_special_ids_and_comes_back(pair, text):
         assert tokenizer.decode(ids) == text
 
 
-@settings(max_examples=150, deadline=None)
+@examples(300)
 @given(contents=st.lists(HOSTILE, min_size=1, max_size=3), note=HOSTILE)
 def test_no_message_and_no_variable_can_forge_a_mark(pair, contents, note):
     tokenizer = pair[0]

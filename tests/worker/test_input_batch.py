@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.engine.request import ScheduledRequest
@@ -12,6 +12,7 @@ from runtime.strategies.base import strategies
 from runtime.worker.input_batch import InputBuilder
 from tests.engine.harness import Ask, Run, Setup
 from tests.engine.samples import asks, setups
+from tests.examples import examples
 from tests.oracle.block import Params
 
 WHERE = ("positions", "slots", "visible_end", "window_pos", "is_editable", "query_tiles", "page_table")
@@ -42,7 +43,7 @@ class Comparing(InputBuilder):
 OF_EACH_KIND = [key for key in ("multi_bd", "d2f", "full", "nemotron_diffusion") if key in strategies()]
 
 
-@settings(max_examples=6, deadline=None)
+@examples(12)
 @given(st.data())
 def test_what_stands_where_it_stood_is_where_it_would_be(data: st.DataObject) -> None:
     strategy = data.draw(st.sampled_from(OF_EACH_KIND))

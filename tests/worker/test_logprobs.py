@@ -15,7 +15,7 @@ from runtime.request.engine_messages import DecodingParams, RequestSpec
 from runtime.request.resolve import RequestContext, score_spec
 from tests.engine.harness import Ask, Run, Setup, decoding_of
 from tests.engine.hash_model import HashMemory
-from tests.engine.samples import examples
+from tests.examples import examples
 from tests.oracle.block import Params, banned
 from tests.request.test_sampling_params import info, rule_info
 
