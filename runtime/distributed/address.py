@@ -16,10 +16,10 @@ def endpoint(host: str, port: int) -> str:
 
 
 def resolve(host: str) -> str:
-    """Resolves a name, to an IPv4 address if it has one.
+    """Returns the address of a host name, an IPv4 address if there is one.
 
     Raises:
-        OSError: The name has no address.
+        OSError: the name has no address.
     """
     found = socket.getaddrinfo(without_brackets(host), None, type=socket.SOCK_STREAM)
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
@@ -39,6 +39,6 @@ def create_listener(address: str, port: int) -> socket.socket:
     """Returns a socket that listens only on this address, IPv4 or IPv6.
 
     Raises:
-        OSError: The address does not exist on this host or is in use.
+        OSError: the address does not exist on this host or is in use.
     """
     return socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)

@@ -27,18 +27,20 @@ from runtime.weights.hub import Progress
 from runtime.weights.loader import load_model
 from runtime.worker.model_runner import ModelRunner
 
-CAUSE_SECONDS = 1.0  # after a failure, for the monitor to find a lost rank that caused it
+CAUSE_SECONDS = 1.0  # time after an error in which the monitor may detect a lost rank as its cause
 
 
 class MultiprocExecutor:
-    """All ranks of a replica. This process is rank 0. Engines may be loaded one after the other.
+    """Starts and connects all ranks of a replica, and loads engines on them, one after the other.
+
+    This process is rank 0. The replica is *lost* if a rank exits, fails or hangs: then no step can complete.
 
     Args:
-        size: Number of ranks.
-        placement: Hosts and devices of the ranks.
-        seconds: How long ranks wait for each other.
-        on_lost: Called from another thread with the reason when the replica is lost. By default only callers that wait
-            for the replica get an error.
+        size: number of ranks.
+        placement: hosts and devices of the ranks.
+        seconds: timeout of collectives and replies.
+        on_lost: called from another thread with the reason when the replica is lost. By default it does nothing, and
+            callers that wait for the replica get an error.
     """
 
     def __init__(
@@ -72,14 +74,15 @@ class MultiprocExecutor:
             raise
 
     def load(self, config: EngineConfig, progress: Progress | None = None, load: LoadModel = load_model) -> Engine:
-        """Loads the replica's engine.
+        """Loads an engine on all ranks.
 
         Raises:
-            ConfigError: As `load_engine`; also if the ranks have different files.
+            ConfigError: as `load_engine`; also if the ranks have different files.
+            ReplicaLost: a rank has exited or failed.
         """
         with self._explain_failures():
             self.monitor.serving = False
-            own = file_digests_of(config, progress)  # ranks with the same disk find it downloaded
+            own = file_digests_of(config, progress)  # first, so that ranks with the same disk need no download
             self.broadcast(rpc.CheckFiles(config))
             for rank, seen in self.monitor.gather_replies(rpc.FilesSeen).items():
                 assert isinstance(seen, rpc.FilesSeen)
@@ -100,12 +103,12 @@ class MultiprocExecutor:
         return engine
 
     def unload(self) -> None:
-        """Unloads the engine of the other ranks; another one may be loaded then."""
+        """Unloads the engine of the other ranks, so that another one can be loaded."""
         if self.monitor.failure is None:
             self.broadcast(rpc.CloseEngine())
 
     def broadcast(self, message: rpc.Message) -> None:
-        """Sends a message to all other ranks. Raises ReplicaLost if one is gone."""
+        """Sends a message to all other ranks. Raises ReplicaLost if one has exited."""
         for worker in self.workers:
             try:
                 worker.connection.send(message)
@@ -114,7 +117,7 @@ class MultiprocExecutor:
 
     @contextmanager
     def _explain_failures(self) -> Iterator[None]:
-        """Replaces errors that a lost rank caused by its own error."""
+        """Replaces an error that is the effect of a lost rank by the error of that rank."""
         try:
             yield
         except ConfigError:
@@ -130,11 +133,12 @@ class MultiprocExecutor:
             raise
 
     def step_guard(self) -> StepGuard:
+        """Returns a context manager for the steps of this replica."""
         return StepGuard(self.monitor)
 
     def _on_lost(self, why: str) -> None:
         self._kill()
-        self.on_lost(why)  # the engine process of a server exits here
+        self.on_lost(why)  # in a server, this exits the process
         self.group.abort()
 
     def _kill(self) -> None:
@@ -143,7 +147,7 @@ class MultiprocExecutor:
                 worker.process.kill()
 
     def close(self) -> None:
-        """Ends the other ranks. Closing again does nothing."""
+        """Ends the other ranks. Further calls do nothing."""
         self.monitor.closed = True
         self._end_workers()
         self.group.close()
@@ -159,7 +163,10 @@ class MultiprocExecutor:
 
 
 class StepGuard:
-    """Guards a step: the monitor limits its time, and an error in it loses the replica."""
+    """Context manager of a step, in which the monitor limits the time. After an error in it, the replica is lost.
+
+    It raises ReplicaLost instead of other exceptions, because the other ranks wait for the rest of the step.
+    """
 
     def __init__(self, monitor: WorkerMonitor) -> None:
         self.monitor = monitor
@@ -177,7 +184,7 @@ class StepGuard:
             if self.monitor.failure is not None:
                 raise ReplicaLost(str(self.monitor.failure)) from error
             raise ReplicaLost(f"rank 0 {error_summary(error)}") from error
-        if self.monitor.failure is not None:  # the step ended without a lost rank, so its results are invalid
+        if self.monitor.failure is not None:  # the step completed although a rank was lost, so its results are invalid
             raise ReplicaLost(str(self.monitor.failure))
         if error is not None:
             self.monitor.fail(ReplicaLost("rank 0 was interrupted within a step, which the others wait for"))
@@ -186,14 +193,15 @@ class StepGuard:
 class DistributedLoRABackend:
     """LoRA backend of rank 0.
 
-    Adapters of the flags are on every rank from the start. Adapters that are loaded later, and slot assignments, are
+    Every rank loads the adapters of the flags itself. Adapters that are loaded later, and slot assignments, are
     broadcast.
 
-    Each broadcast runs in a step guard: if it is incomplete, the replica is lost, and no rank computes with wrong
+    Each broadcast runs in a step guard. If it is incomplete, the replica is lost, so no rank computes with wrong
     weights.
 
     Args:
-        local: Adapter weights of this rank.
+        local: adapter weights of this rank.
+        executor: the ranks.
     """
 
     def __init__(self, local: LoRAWeights, executor: MultiprocExecutor) -> None:
@@ -248,7 +256,7 @@ class DistributedRunner:
         self.executor.broadcast(rpc.Step(encode_forward(plan, same=same)))
 
     def must_split(self, blocks: DenoiseBlocks) -> bool:
-        return False  # several ranks exclude batch-invariant sampling
+        return False  # batch-invariant sampling is not supported with several ranks
 
     def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
         self.executor.broadcast(rpc.Sample(encode_blocks(blocks)))
@@ -285,7 +293,7 @@ def on_gpus(config: EngineConfig) -> bool:
 
 
 def local_executor(config: EngineConfig, command: tuple[str, ...] = RANK_COMMAND) -> MultiprocExecutor:
-    """Starts the ranks on the first devices. Raises ConfigError if there are too few."""
+    """Starts the ranks on the first devices of this host. Raises ConfigError if there are too few devices."""
     size, devices = config.tensor_parallel_size, None
     if on_gpus(config):
         devices = tuple(range(size))
@@ -297,7 +305,7 @@ def local_executor(config: EngineConfig, command: tuple[str, ...] = RANK_COMMAND
 def local_engine(
     config: EngineConfig, load: LoadModel = load_model, command: tuple[str, ...] = RANK_COMMAND
 ) -> tuple[Engine, MultiprocExecutor]:
-    """Loads an engine; returns it and the executor of its ranks, which must be closed after it."""
+    """Loads an engine, and returns it with the executor of its ranks. Close the engine first, then the executor."""
     ranks = local_executor(config, command)
     try:
         return ranks.load(config, load=load), ranks

@@ -1,4 +1,4 @@
-"""Checks that GPUs exist, and the reasons why they do not."""
+"""Checks that GPUs exist, and returns the reason if torch cannot use them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DEVICE = Path("/dev/nvidiactl")  # exists if the driver is loaded and, in a con
 
 
 def missing_gpu_reason() -> str:
-    """Returns why torch can use no GPU, and the fix; "" if it can."""
+    """Returns why torch cannot use a GPU, and the fix; "" if it can use one."""
     if torch.cuda.is_available() and torch.cuda.device_count():
         return ""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -35,7 +35,7 @@ def missing_gpu_reason() -> str:
 
 
 def require_gpu(name: str) -> None:
-    """Raises ConfigError, with the reason and the fix, if torch can use no GPU. `name`: what requires one."""
+    """Raises ConfigError with the reason and the fix if torch cannot use a GPU. `name`: the flag that requires one."""
     if reason := missing_gpu_reason():
         raise ConfigError(f"{name}: no GPU is usable: {reason}")
 

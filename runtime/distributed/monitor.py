@@ -16,13 +16,18 @@ from runtime.errors import ConfigError, ReplicaLost
 
 log = logging.getLogger("unmask.ranks")
 
-SILENCE_SECONDS = 10.0  # without a message from a serving rank: it hangs
-POLL_SECONDS = 0.25
-END_SECONDS = 0.5  # from a closed connection to the exit code of its process
+SILENCE_SECONDS = 10.0  # a rank of a loaded engine that sends nothing for this time is lost
+POLL_SECONDS = 0.25  # interval of checks for lost ranks
+END_SECONDS = 0.5  # maximum wait for the exit code of a process after its connection was closed
 
 
 class WorkerHandle:
-    """A rank other than rank 0. `process`: if it was started on this host."""
+    """A rank other than rank 0.
+
+    Attributes:
+        process: the process of the rank if it was started on this host, else None.
+        last_seen: time of its last message, on the monitor's clock.
+    """
 
     def __init__(
         self, rank: int, connection: RpcConnection, hello: Hello, process: subprocess.Popen[bytes] | None
@@ -31,7 +36,7 @@ class WorkerHandle:
         self.connection = connection
         self.hello = hello
         self.process = process
-        self.last_seen = 0.0  # time of its last message, on the clock of
+        self.last_seen = 0.0
 
     @property
     def name(self) -> str:
@@ -53,10 +58,28 @@ class WorkerHandle:
 
 
 class WorkerMonitor:
-    """Receives the messages of the other ranks in a thread.
+    """Receives the messages of the other ranks in a thread, and detects that the replica is lost.
 
-    It calls `on_lost(reason)` there, once, when the replica cannot continue: a rank has exited, reported a failure or
-    sent nothing for `silence` seconds (SILENCE_SECONDS by default), or a step takes longer than `seconds`.
+    The replica is lost if one of these conditions holds:
+
+    * a rank has exited or reported a failure;
+    * a rank has sent nothing for `silence` seconds;
+    * a step takes longer than `seconds`.
+
+    The thread then calls `on_lost(reason)` once.
+
+    Args:
+        workers: the other ranks.
+        seconds: maximum duration of a step, and of a reply.
+        on_lost: called with the reason.
+        silence: seconds; None: `SILENCE_SECONDS`.
+        clock: returns seconds, for tests.
+
+    Attributes:
+        failure: the reason if the replica is lost, else None.
+        serving: an engine is loaded. While it loads, a rank may send nothing for up to `seconds`.
+        step_started: start of the current step, on the clock; None between steps.
+        closed: the executor has ended the ranks, so their exit is no failure.
     """
 
     def __init__(
@@ -75,8 +98,8 @@ class WorkerMonitor:
         self.silence = SILENCE_SECONDS if silence is None else silence
         self.on_lost = on_lost
         self.failure: ReplicaLost | ConfigError | None = None
-        self.serving = False  # before that, a rank may be busy without sending messages
-        self.step_started: float | None = None  # when the current step started
+        self.serving = False
+        self.step_started: float | None = None
         self.closed = False
         self._replies: queue.Queue[tuple[WorkerHandle, Message] | None] = queue.Queue()
         self.thread = threading.Thread(target=self._receive_messages, daemon=True)
@@ -86,8 +109,8 @@ class WorkerMonitor:
         """Waits for one reply of this type from each rank.
 
         Raises:
-            ReplicaLost: A rank is gone or failed.
-            ConfigError: A rank reported a configuration error, or did not reply in time.
+            ReplicaLost: a rank has exited or failed.
+            ConfigError: a rank reported a configuration error, or did not reply in time.
         """
         found: dict[int, Message] = {}
         began = time.monotonic()
@@ -109,7 +132,7 @@ class WorkerMonitor:
         return found
 
     def check(self) -> None:
-        """Raises the error that ended the replica."""
+        """Raises `failure` if the replica is lost."""
         if self.failure is not None:
             raise self.failure
 

@@ -1,4 +1,4 @@
-"""Collectives of tensor parallel layers, through torch.distributed and torch's symmetric memory."""
+"""Process group and collectives of tensor parallel layers, with torch.distributed and torch's symmetric memory."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ import torch.distributed as dist
 
 from runtime.distributed.address import create_listener
 
-MIN_BYTES = 1 << 20
-NUM_BUFFERS = 2  # buffers per size: another module may run between an all-reduce and the reader of its result
-RELEASE_SECONDS = 10.0
-IDLE_SECONDS = 0.25  # without work on the device, after which no kernel waits for a lost rank
+MIN_BYTES = 1 << 20  # minimum size of a buffer
+NUM_BUFFERS = 2  # buffers per size: one more all-reduce may run before the result of an all-reduce is read
+RELEASE_SECONDS = 10.0  # maximum duration of `SymmetricMemoryAllReduce.release`
+IDLE_SECONDS = 0.25  # if the device is idle for this time, no kernel waits for a lost rank any more
 log = logging.getLogger(__name__)
 
 
 class RenumberingStore(dist.Store):  # type: ignore[name-defined,misc]
-    """Wraps a store whose keys end in NUMBER/RANK. Each new number gets the next number from 0 on.
+    """Wraps a store whose keys end in NUMBER/RANK, and replaces each new NUMBER by the next one from 0 on.
 
-    Torch numbers exchanges about shared memory per process. A process that shared memory with other ranks before would
-    wait for its new peers under keys that these never write.
+    Torch exchanges handles of symmetric memory through keys with a number that counts the exchanges of the process.
+    Ranks must use the same numbers. A process that was in another group before has a higher count than new processes,
+    so it would wait for keys that they never write.
     """
 
     def __init__(self, store: Any) -> None:
@@ -63,15 +64,22 @@ class RenumberingStore(dist.Store):  # type: ignore[name-defined,misc]
 
 
 class AllReduceBuffer:
-    """Ordinary memory, allocated on demand. It is never freed, since captured CUDA graphs may refer to it."""
+    """Buffers of all-reduce in ordinary memory.
+
+    They are allocated on demand and never freed, because captured CUDA graphs may contain their addresses.
+
+    Attributes:
+        buffers: uint8 [bytes], `NUM_BUFFERS` tensors per size, in ascending order of size. Only the last size is used.
+        num_puts: number of calls of `put`, which alternates between the buffers of a size.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.buffers: list[list[torch.Tensor]] = []  # uint8 [bytes], NUM_BUFFERS of each size; the largest last
+        self.buffers: list[list[torch.Tensor]] = []
         self.num_puts = 0
 
     def next(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """Returns a view of this shape of the next buffer that `put` uses; None if it cannot be allocated now."""
+        """Returns the buffer that the next `put` uses, as a view of this shape; None if it cannot be allocated now."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if not num_bytes:
             return None
@@ -83,7 +91,11 @@ class AllReduceBuffer:
         return self.buffers[-1][self.num_puts % NUM_BUFFERS][:num_bytes].view(dtype).view(shape)
 
     def put(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Copies `x` into the next buffer unless it is there; overwrites the value of NUM_BUFFERS calls before."""
+        """Copies `x` into the next buffer, unless `x` is a view of it.
+
+        Returns:
+            A view of the buffer, valid until the call after the next one. None if there is no buffer for `x` now.
+        """
         buffer = self.next(x.shape, x.dtype)
         if buffer is None:
             return None
@@ -92,9 +104,9 @@ class AllReduceBuffer:
 
     @contextmanager
     def repeated(self, num_sizes: int, num_puts: int) -> Iterator[None]:
-        """Uses the same buffers again as after `num_puts` calls, when there were `num_sizes` sizes of buffers.
+        """Repeats the use of the buffers from an earlier time: when `num_puts` calls and `num_sizes` sizes existed.
 
-        Later work uses the buffers that it would have used without this.
+        On exit, the state is as before, so later calls use the same buffers as without this context.
         """
         now = self.buffers, self.num_puts
         self.buffers, self.num_puts = self.buffers[:num_sizes], num_puts
@@ -107,15 +119,15 @@ class AllReduceBuffer:
         return torch.empty(size, dtype=torch.uint8, device=self.device)
 
     def has_peer_access(self, dtype: torch.dtype) -> bool:
-        """Returns whether each rank can access the buffers of all ranks, for values of `dtype`."""
+        """Returns whether each rank can read and write the buffers of all ranks, for values of `dtype`."""
         return False
 
     def of_ranks(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Returns `x`, which `put` returned, of all ranks as views of their buffers, this rank's first."""
+        """Returns the buffers of all ranks that correspond to `x`, a result of `put`; that of this rank first."""
         raise NotImplementedError
 
     def barrier(self, x: torch.Tensor) -> None:
-        """Waits on the device until all ranks are there; then they see each other's writes to the buffer of `x`."""
+        """Synchronizes the ranks on the device. Afterwards all ranks see all writes to the buffers of `x`."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -125,24 +137,24 @@ class AllReduceBuffer:
 class SymmetricMemoryAllReduce(AllReduceBuffer):
     """All-reduce in torch's symmetric memory, which the GPUs of a host read and write directly.
 
-    It takes half the time of a ring of messages. All ranks allocate, grow and reduce collectively.
+    It takes half the time of NCCL's ring. Allocation is collective: all ranks must allocate buffers together.
 
     Args:
-        device: The GPU of this rank.
-        rank: This rank.
-        size: Number of ranks.
-        store: torch's store where the ranks meet.
+        device: GPU of this rank.
+        rank: index of this rank.
+        size: number of ranks.
+        store: torch's store for rendezvous.
         backend: torch's backend for all-reduce in other memory.
-        name: Name of the group in torch, the same on all ranks.
+        name: name of the group in torch, the same on all ranks.
     """
 
-    DTYPES = (torch.bfloat16, torch.float32)  # that torch reduces there
+    DTYPES = (torch.bfloat16, torch.float32)  # dtypes that torch supports in symmetric memory
 
     def __init__(self, device: torch.device, rank: int, size: int, store: Any, backend: Any, name: str) -> None:
         super().__init__(device)
         self.rank = rank
         self.name = name
-        self.store = RenumberingStore(store)  # torch does not own these two
+        self.store = RenumberingStore(store)  # torch keeps no reference to the store and the group
         self.group = dist.ProcessGroup(self.store, rank, size)
         self.group._register_backend(device, dist.ProcessGroup.BackendType.NCCL, backend)
         self.handles: dict[int, Any] = {}  # by address of the buffer
@@ -150,7 +162,7 @@ class SymmetricMemoryAllReduce(AllReduceBuffer):
         c10d._register_process_group(name, self.group)  # type: ignore[arg-type]
 
     def next(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        if dtype not in self.DTYPES or math.prod(shape) * dtype.itemsize % 16:  # it is transferred in units of 16 bytes
+        if dtype not in self.DTYPES or math.prod(shape) * dtype.itemsize % 16:  # the kernel transfers 16 bytes at once
             return None
         return super().next(shape, dtype)
 
@@ -164,21 +176,21 @@ class SymmetricMemoryAllReduce(AllReduceBuffer):
 
     def of_ranks(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         handle, size = self.handles[x.data_ptr()], self.group.size()
-        others = ((self.rank + n) % size for n in range(1, size))  # in this order, so that all links are used at once
+        others = ((self.rank + n) % size for n in range(1, size))  # each rank begins with another one, to use all links
         return x, *(handle.get_buffer(rank, x.shape, x.dtype) for rank in others)
 
     def barrier(self, x: torch.Tensor) -> None:
         self.handles[x.data_ptr()].barrier()
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """All-reduces `x`, which `put` returned. Each rank sums one part, so that all ranks get the same bits."""
+        """Sums `x`, a result of `put`, over all ranks in place. One rank sums each part, so the results are equal."""
         return torch.ops.symm_mem.two_shot_all_reduce_(x, "sum", self.name)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         c10d._unregister_process_group(self.name)  # type: ignore[arg-type]
 
     def release(self) -> None:
-        """Ends kernels on this GPU that wait for a lost rank, in a new thread. Their results are invalid."""
+        """Ends kernels on this GPU that wait for a lost rank. Their results are invalid. It returns immediately."""
         if self.handles:
             threading.Thread(target=self._release, daemon=True).start()
 
@@ -193,9 +205,9 @@ class SymmetricMemoryAllReduce(AllReduceBuffer):
             now = time.monotonic()
             end, quiet = now + RELEASE_SECONDS, now + IDLE_SECONDS
             while now < min(end, quiet):
-                for pad in own:  # as if all ranks had arrived
+                for pad in own:  # signals the arrival of all other ranks
                     pad.fill_(1)
-                for pad in others:  # and had seen this rank's arrival
+                for pad in others:  # signals that they have received the arrival of this rank
                     pad.zero_()
                 time.sleep(0.0005)
                 now = time.monotonic()
@@ -205,15 +217,15 @@ class SymmetricMemoryAllReduce(AllReduceBuffer):
 
 @dataclass(frozen=True)
 class TensorParallelGroup:
-    """A tensor parallel group. All ranks make the same calls in the same order.
+    """A tensor parallel group. All ranks must call the collectives in the same order.
 
-    With one rank, layers are built without these calls.
+    With one rank, layers call no collectives.
 
     Attributes:
-        rank: This rank.
-        size: Number of ranks.
+        rank: index of this rank.
+        size: number of ranks.
         backend: torch's process group.
-        buffer: Buffers of `all_reduce_out`; None: without buffers.
+        buffer: buffers of `all_reduce_out`. None: `all_reduce_out` reduces in place.
     """
 
     rank: int = 0
@@ -230,11 +242,11 @@ class TensorParallelGroup:
         return self._reduce(x, dist.ReduceOp.SUM)
 
     def output_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-        """Returns the buffer in which the input of the next `all_reduce_out` is best written; None: anywhere."""
+        """Returns a buffer for the input of the next `all_reduce_out`, which saves a copy. None: there is no buffer."""
         return None if self.buffer is None else self.buffer.next(shape, dtype)
 
     def all_reduce_out(self, x: torch.Tensor) -> torch.Tensor:
-        """Sums `x` of all ranks. The result may be in an `output_buffer`, and is valid until the second next call."""
+        """Sums `x` of all ranks. The result may be in a buffer; it is valid until the call after the next one."""
         if self.buffer is None or (put := self.buffer.put(x)) is None:
             return self.all_reduce(x)
         if isinstance(self.buffer, SymmetricMemoryAllReduce):
@@ -246,21 +258,22 @@ class TensorParallelGroup:
         return not self.is_single and self.buffer is not None and self.buffer.has_peer_access(dtype)
 
     def own_rows(self, rows: int) -> slice:
-        """Returns the part of `rows` rows that this rank reduces; it may be empty."""
+        """Returns which of `rows` rows this rank reduces in `reduce_own_rows`; the slice may be empty."""
         per_rank = -(-rows // self.size)
         return slice(min(self.rank * per_rank, rows), min((self.rank + 1) * per_rank, rows))
 
     def reduce_own_rows(
         self, x: torch.Tensor, reduce: Callable[[tuple[torch.Tensor, ...], slice], None]
     ) -> torch.Tensor | None:
-        """Calls ``reduce(x of all ranks, own rows)`` on each rank, which replaces its own rows in all of them.
+        """All-reduces with a function that reduces the rows of one rank, such as a fused kernel.
 
         Args:
             x: [rows, size], the partial results of this rank.
+            reduce: called as ``reduce(xs, own)`` with the tensors `x` of all ranks, and the rows `own` of this rank. It
+                writes the result of these rows into all tensors.
 
         Returns:
-            [rows, size], the rows of all ranks, valid until the second next call; None if there is no buffer for `x`
-            now.
+            [rows, size], the result, valid until the call after the next one. None if there is no buffer for `x` now.
         """
         if self.buffer is None or (put := self.buffer.put(x)) is None:
             return None
@@ -272,7 +285,7 @@ class TensorParallelGroup:
         return put
 
     def all_reduce_max(self, x: torch.Tensor) -> torch.Tensor:
-        """Takes the elementwise maximum of `x` of all ranks, in place."""
+        """Computes the elementwise maximum of `x` of all ranks in place."""
         return self._reduce(x, dist.ReduceOp.MAX)
 
     def _reduce(self, x: torch.Tensor, how: Any) -> torch.Tensor:
@@ -292,7 +305,7 @@ class TensorParallelGroup:
         return all_of_them.view(self.size, *x.shape)
 
     def min_across_ranks(self, number: int, device: torch.device) -> int:
-        """Returns the minimum of all ranks' numbers."""
+        """Returns the minimum of `number` over all ranks. `device`: where it is computed."""
         if self.size == 1:
             return number
         return -int(self.all_reduce_max(torch.tensor([-number], device=device)))
@@ -302,7 +315,7 @@ class TensorParallelGroup:
             self.buffer.close()
 
     def abort(self) -> None:
-        """Ends all waits for a lost rank."""
+        """Ends all collectives that wait for a lost rank."""
         if isinstance(self.buffer, SymmetricMemoryAllReduce):
             self.buffer.release()
         if self.backend is not None:
@@ -313,11 +326,17 @@ SINGLE_RANK = TensorParallelGroup()
 
 
 def make_store(host: str, seconds: float, port: int | None = None) -> Any:
-    """Creates torch's store for rendezvous on a free port (`port` of the result), or connects to it at `port`."""
+    """Creates torch's store for rendezvous on a free port, or connects to the store at `port`.
+
+    Args:
+        host: address of the store.
+        seconds: timeout of its operations.
+        port: None: creates the store, whose attribute `port` is the port.
+    """
     limit, store = timedelta(seconds=seconds), dist.TCPStore  # type: ignore[attr-defined]
     if port is not None:
         return store(host, port, is_master=False, timeout=limit, wait_for_workers=False)
-    listener = create_listener(host, 0)  # on this address only: by default the store listens on all
+    listener = create_listener(host, 0)  # by default the store would listen on all addresses
     port = listener.getsockname()[1]
     descriptor = listener.detach()
     return store(host, port, is_master=True, timeout=limit, wait_for_workers=False, master_listen_fd=descriptor)
@@ -330,16 +349,16 @@ def init_process_group(
     """Creates the process group: NCCL on CUDA, gloo elsewhere.
 
     Args:
-        rank: This rank.
-        size: Number of ranks.
-        store: The store of `make_store`.
-        device: The device of this rank.
-        seconds: Timeout of collectives.
-        address: Address of this host that the other ranks reach.
-        same_host: All ranks are processes of this host that see the same devices.
+        rank: index of this rank.
+        size: number of ranks.
+        store: result of `make_store`.
+        device: device of this rank.
+        seconds: timeout of collectives.
+        address: address of this host that the other ranks can reach.
+        same_host: all ranks are processes on this host with the same visible devices.
 
     Raises:
-        RuntimeError: A rank does not join in time.
+        RuntimeError: a rank does not join in time.
     """
     limit = timedelta(seconds=seconds)
     if device.type == "cuda":
@@ -359,7 +378,7 @@ def init_process_group(
 def _make_buffer(
     group: TensorParallelGroup, store: Any, device: torch.device, *, same_host: bool
 ) -> AllReduceBuffer | None:
-    """Creates the buffers of `all_reduce_out`; None: NCCL without buffers."""
+    """Creates the buffers of `all_reduce_out`. Returns None if symmetric memory is not available: NCCL needs none."""
     if device.type != "cuda":
         return AllReduceBuffer(device)
     if group.is_single:
@@ -380,7 +399,7 @@ def _make_buffer(
 
 
 def _try_symmetric_memory(group: TensorParallelGroup, store: Any, index: int) -> SymmetricMemoryAllReduce | str:
-    """Creates symmetric memory; returns the reason if that fails. `index`: of this rank's GPU."""
+    """Creates the buffers in symmetric memory, or returns why it cannot be used. `index`: index of this rank's GPU."""
     device = torch.device("cuda", index)
     others = [n for n in group.all_gather(torch.tensor([index], device=device)).flatten().tolist() if n != index]
     reached = all(torch.cuda.can_device_access_peer(index, other) for other in others)

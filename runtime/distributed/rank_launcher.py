@@ -1,4 +1,4 @@
-"""Starts and accepts the ranks of a replica, on this host and on further ones. Imports no torch."""
+"""Starts the ranks of a replica on this host, and accepts connections of ranks on other hosts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RANK_COMMAND = module_command("runtime.distributed.rank_worker")
 
 
 log = logging.getLogger("unmask.node")
-RETRY_SECONDS = 0.5
+RETRY_SECONDS = 0.5  # interval of attempts to connect to node 0
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,10 @@ class WorkerPlacement:
     """Placement of a replica's ranks.
 
     Attributes:
-        devices: GPUs of each host; None: the ranks run on the CPU.
-        nodes: Number of hosts, with the same number of ranks on each.
-        address: Address of this host to which other hosts connect.
-        port: Its port.
-        command: Starts a rank on this host.
+        devices: indices of the GPUs on each host; None: the ranks run on the CPU.
+        nodes: number of hosts, with the same number of ranks on each.
+        address, port: address of this host to which other hosts connect.
+        command: command that starts a rank on this host.
     """
 
     devices: tuple[int, ...] | None = None
@@ -44,13 +43,22 @@ class WorkerPlacement:
     command: tuple[str, ...] = RANK_COMMAND
 
     def device_of(self, local: int) -> str:
+        """Returns torch's name of the device of the rank with the index `local` on its host."""
         return "cpu" if self.devices is None else f"cuda:{self.devices[local]}"
 
 
 def spawn(
     command: tuple[str, ...], connection: socket.socket, node: int, local: int, device: int | None = None
 ) -> subprocess.Popen[bytes]:
-    """Starts a rank that communicates on `connection` and owns it. `device`: overrides the GPU of its `Join`."""
+    """Starts a rank.
+
+    Args:
+        command: command of the process.
+        connection: connection to rank 0, which is passed to the process and closed here.
+        node: index of the host.
+        local: index of the rank on its host.
+        device: GPU to use instead of that of its `Join` message.
+    """
     with connection:
         descriptor = connection.fileno()
         arguments = ["--socket", str(descriptor), "--node", str(node), "--local", str(local)]
@@ -62,10 +70,18 @@ def spawn(
 
 
 def start_workers(size: int, placement: WorkerPlacement, seconds: float) -> list[WorkerHandle]:
-    """Starts or accepts all ranks except rank 0; returns them in order after their `Hello`.
+    """Starts or accepts all ranks except rank 0, and waits for their `Hello`.
+
+    Args:
+        size: number of ranks.
+        placement: hosts and devices of the ranks.
+        seconds: timeout.
+
+    Returns:
+        The ranks in ascending order.
 
     Raises:
-        ConfigError: A rank does not connect in time.
+        ConfigError: a rank does not connect in time.
     """
     if size % placement.nodes:
         raise ConfigError(f"--num-nodes {placement.nodes} does not divide --tensor-parallel-size {size}")
@@ -124,7 +140,7 @@ def _accept_remote(
 def _handshake(
     connection: RpcConnection, process: subprocess.Popen[bytes] | None, ranks_per_node: int, until: float
 ) -> WorkerHandle:
-    """Waits for the `Hello` of a rank; its rank number follows from its node and local index."""
+    """Waits for the `Hello` of a rank, and computes its rank from its node and its index on the node."""
     poller = select.poll()
     poller.register(connection.fileno(), select.POLLIN)
     if not poller.poll(max(until - time.monotonic(), 0) * 1000):
@@ -140,10 +156,10 @@ def _handshake(
 
 
 def run_node(config: ServerConfig, command: tuple[str, ...] = RANK_COMMAND) -> int:
-    """Runs the ranks of this node until SIGTERM; returns the exit code.
+    """Runs the ranks of this node until SIGTERM, and restarts them when the replica exits. Returns the exit code.
 
     Raises:
-        ConfigError: Node 0 cannot be reached in time.
+        ConfigError: node 0 cannot be reached in time.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises KeyboardInterrupt
     ranks: list[subprocess.Popen[bytes]] = []

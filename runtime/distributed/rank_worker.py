@@ -1,6 +1,6 @@
 """A rank other than rank 0: loads its shard of the model and runs each step that rank 0 sends.
 
-``python -m runtime.distributed.rank_worker`` is started by rank 0, or by ``node`` on another host.
+Rank 0 starts ``python -m runtime.distributed.rank_worker``. On another host, ``run_node`` starts it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,14 @@ from runtime.worker.model_runner import ModelRunner
 
 
 def file_digests_of(config: EngineConfig, progress: Progress | None = None) -> dict[str, str]:
-    """Returns file name -> digest; adapters' names prefix their files. Raises ConfigError for missing ones."""
+    """Returns the digests of all files of an engine: checkpoint, adapters and plugins.
+
+    Returns:
+        File name -> digest. The name of an adapter's file begins with the name of the adapter.
+
+    Raises:
+        ConfigError: a file is missing.
+    """
     found = file_digests(resolve_checkpoint(config.model, progress).path)
     adapters = dict(config.adapters)
     if config.lora_path is not None:
@@ -50,7 +57,7 @@ log = logging.getLogger("unmask.rank")
 
 
 class WorkerLoRABackend:
-    """LoRA backend of the other ranks."""
+    """LoRA backend of the other ranks, which applies the messages of `DistributedLoRABackend`."""
 
     def __init__(self, weights: LoRAWeights) -> None:
         self.weights = weights
@@ -71,12 +78,12 @@ class WorkerLoRABackend:
 
 
 class RankWorker:
-    """Serves rank 0.
+    """Executes the messages of rank 0.
 
     Args:
-        connection: The connection to rank 0.
-        device_index: GPU on this host, if it differs from that of `Join`.
-        load: See `load_engine`.
+        connection: connection to rank 0.
+        device_index: GPU to use instead of that of `Join`; None: that of `Join`.
+        load: see `load_engine`.
     """
 
     def __init__(self, connection: rpc.RpcConnection, device_index: int | None, load: LoadModel) -> None:
@@ -86,7 +93,13 @@ class RankWorker:
         self.steps = 0
 
     def serve(self) -> None:
-        """Serves until rank 0 closes the connection. Raises ConfigError, and any error of a step."""
+        """Executes messages until rank 0 closes the connection.
+
+        Raises:
+            ConnectionClosed: rank 0 has closed the connection.
+            ConfigError: the configuration, the files or the device are wrong.
+            Exception: a step failed.
+        """
         message = self.connection.receive()
         if not isinstance(message, rpc.Join):
             raise ValueError(f"{type(message).__name__} came before Join")
@@ -126,7 +139,7 @@ class RankWorker:
         assert isinstance(runner, ModelRunner)
         bank = WorkerLoRABackend(matrices) if isinstance(matrices, LoRAWeights) else None
         layout: BatchLayout | None = None
-        launched = False  # the forward of a step whose sampling follows
+        launched = False  # a forward is launched, and its `Sample` may follow
         while True:
             message = self.connection.receive()
             match message:
@@ -173,13 +186,13 @@ class RankWorker:
             return
 
     def exit_with_rank_0(self) -> None:
-        """Exits when rank 0 closes the connection, whatever this process waits for."""
+        """Exits when rank 0 closes the connection. It runs in a thread, as the main thread may be in a collective."""
         self.connection.wait_closed()
         os._exit(0)
 
 
 def run(worker: RankWorker, node: int, local: int) -> int:
-    """Serves rank 0; returns the exit code."""
+    """Sends `Hello`, and executes the messages of rank 0. Returns the exit code."""
     connection = worker.connection
     with contextlib.suppress(rpc.ConnectionClosed):
         connection.send(rpc.Hello(rpc.VERSION, os.getpid(), socket.gethostname(), node, local))
@@ -199,7 +212,7 @@ def run(worker: RankWorker, node: int, local: int) -> int:
 
 
 def error_summary(error: BaseException) -> str:
-    """Summarizes an error in one line."""
+    """Returns a summary of an error in one line."""
     first = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, ConfigError):
         return first
@@ -211,7 +224,13 @@ def error_summary(error: BaseException) -> str:
 def main(
     argv: list[str] | None = None, prepare: Callable[[], object] = lambda: None, load: LoadModel = load_model
 ) -> int:
-    """Runs a rank; returns the exit code. `load`: see `load_engine`."""
+    """Runs a rank and exits the process.
+
+    Args:
+        argv: arguments; None: those of the process.
+        prepare: called first, for example to configure logging.
+        load: see `load_engine`.
+    """
     parser = argparse.ArgumentParser(
         prog="runtime.distributed.rank_worker", description="started by a rank, not by hand"
     )
@@ -225,7 +244,7 @@ def main(
     code = run(RankWorker(connection, args.device, load), args.node, args.local)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # a normal exit would wait for a group whose other ranks are gone
+    os._exit(code)  # a normal exit would wait for a process group whose other ranks have exited
 
 
 if __name__ == "__main__":

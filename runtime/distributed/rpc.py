@@ -1,7 +1,7 @@
 """Messages between the ranks of a replica, over sockets, in addition to their collectives.
 
-Rank 0 sends work. The other ranks reply while they load, and send heartbeats. A closed socket means that a process is
-gone, so that no rank waits for the timeout of a collective.
+Rank 0 sends the steps. The other ranks reply only while they load, and send heartbeats. A closed socket means that a
+process has exited, so no rank has to wait for the timeout of a collective.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 
 from runtime.config import EngineConfig
 
-VERSION = 8  # of the protocol; raised whenever a message changes its name or meaning
+VERSION = 8  # version of the protocol; increased if a message or its meaning changes
 HEARTBEAT_SECONDS = 1.0
-UNACKNOWLEDGED_SECONDS = 30.0  # without acknowledgment from another host, after which the connection is closed
-_HEAD = struct.Struct("<Q")  # bytes of the message
-_MAX_BYTES = 1 << 30
+UNACKNOWLEDGED_SECONDS = 30.0  # a connection is closed if another host acknowledges nothing for this time
+_HEAD = struct.Struct("<Q")  # header of a message: its length in bytes
+_MAX_BYTES = 1 << 30  # maximum length of a message
 
 
 class ConnectionClosed(Exception):
@@ -29,7 +29,13 @@ class ConnectionClosed(Exception):
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
-    """First message of a rank: protocol version, process, and its node and index on that node."""
+    """First message of a rank.
+
+    Attributes:
+        version: version of the protocol.
+        node: index of its host.
+        local: index of the rank on its host.
+    """
 
     version: int
     pid: int
@@ -42,13 +48,12 @@ class Join(msgspec.Struct, tag=True, frozen=True):
     """The group that a rank joins.
 
     Attributes:
-        rank: The rank's number.
-        size: Number of ranks.
-        host: Address of the store for rendezvous.
-        port: Its port.
-        seconds: Timeout of collectives.
-        device: The rank's device.
-        same_host: All ranks are on one host, and were started there.
+        rank: index of the rank.
+        size: number of ranks.
+        host, port: address of torch's store for rendezvous.
+        seconds: timeout of collectives.
+        device: torch's name of the device of the rank.
+        same_host: all ranks are processes on the host of rank 0.
     """
 
     rank: int
@@ -61,19 +66,19 @@ class Join(msgspec.Struct, tag=True, frozen=True):
 
 
 class CheckFiles(msgspec.Struct, tag=True, frozen=True):
-    """The engine to be loaded. The reply is `FilesSeen`."""
+    """The rank computes the digests of the files of `engine`, which is loaded next. The reply is `FilesSeen`."""
 
     engine: EngineConfig
 
 
 class FilesSeen(msgspec.Struct, tag=True, frozen=True):
-    """File name -> digest, of the checkpoint and the adapters."""
+    """Digests of the files of the checkpoint, the adapters and the plugins, by file name."""
 
     files: dict[str, str]
 
 
 class LoadEngine(msgspec.Struct, tag=True, frozen=True):
-    """Load the engine. The reply is `EngineLoaded`; then steps follow until `CloseEngine`."""
+    """The rank loads the engine. The reply is `EngineLoaded`. Steps follow until `CloseEngine`."""
 
 
 class EngineLoaded(msgspec.Struct, tag=True, frozen=True):
@@ -81,7 +86,7 @@ class EngineLoaded(msgspec.Struct, tag=True, frozen=True):
 
 
 class Step(msgspec.Struct, tag=True, frozen=True):
-    """Rows of a step: an encoded ``serialization._ForwardPlan``. Its forward is launched.
+    """The rank launches the forward of a step. `plan`: result of ``serialization.encode_forward``.
 
     A `Sample` follows, unless rank 0 abandons a step that it has launched early and sends another `Step`.
     """
@@ -90,30 +95,33 @@ class Step(msgspec.Struct, tag=True, frozen=True):
 
 
 class Sample(msgspec.Struct, tag=True, frozen=True):
-    """Blocks of the last `Step`: an encoded ``DenoiseBlocks``; b"" if the step samples no blocks."""
+    """The rank samples the last `Step`. `blocks`: result of ``serialization.encode_blocks``; b"": no blocks."""
 
     blocks: bytes
 
 
 class CaptureGraph(msgspec.Struct, tag=True, frozen=True):
-    """Capture the next pending CUDA graph, which is the same on all ranks."""
+    """The rank captures the next pending CUDA graph, which is the same on all ranks."""
 
 
 class ComputeLogits(msgspec.Struct, tag=True, frozen=True):
-    """Compute logits of all rows of a step, with a separate cache of `pages` pages. `plan`: as in `Step`."""
+    """The rank computes the logits of all rows of a step with a separate KV cache of `pages` pages.
+
+    `plan`: as in `Step`.
+    """
 
     plan: bytes
     pages: int
 
 
 class FetchRows(msgspec.Struct, tag=True, frozen=True):
-    """Fetch full logits of the rows `rows` [n] of the last step."""
+    """The rank takes part in gathering the complete logits of the rows `rows`, int64 [n], of the last step."""
 
     rows: np.ndarray
 
 
 class AdapterPair(msgspec.Struct, tag=True, frozen=True):
-    """A pair of the adapter that is being sent, for `tensor`."""
+    """The LoRA matrices of one tensor. `AddAdapter` follows after all pairs of the adapter."""
 
     tensor: str
     down: np.ndarray
@@ -121,7 +129,7 @@ class AdapterPair(msgspec.Struct, tag=True, frozen=True):
 
 
 class AddAdapter(msgspec.Struct, tag=True, frozen=True):
-    """Adds an adapter, of the pairs sent before."""
+    """The rank adds an adapter that consists of the pairs received before."""
 
     name: str
     digest: str
@@ -132,18 +140,18 @@ class DropAdapter(msgspec.Struct, tag=True, frozen=True):
 
 
 class PutAdapter(msgspec.Struct, tag=True, frozen=True):
-    """Copies an adapter into a slot of the device."""
+    """The rank copies an adapter into a slot of the device."""
 
     slot: int
     name: str
 
 
 class CloseEngine(msgspec.Struct, tag=True, frozen=True):
-    """Close the engine."""
+    """The rank closes the engine."""
 
 
 class Heartbeat(msgspec.Struct, tag=True, frozen=True):
-    """The process is alive. `steps`: number of completed steps."""
+    """Shows that the process runs. `steps`: number of completed steps."""
 
     steps: int
 
@@ -152,8 +160,8 @@ class WorkerFailed(msgspec.Struct, tag=True, frozen=True):
     """The rank exits.
 
     Attributes:
-        sentence: The reason.
-        user: Whether it is a configuration error.
+        sentence: the reason.
+        user: whether it is a configuration error.
     """
 
     sentence: str
@@ -167,14 +175,14 @@ Message = (
 
 
 def encode_array(value: object) -> tuple[str, tuple[int, ...], bytes]:
-    """Hook of msgspec that encodes arrays."""
+    """msgspec ``enc_hook``: encodes an array. Raises NotImplementedError for other types."""
     if not isinstance(value, np.ndarray):
         raise NotImplementedError(f"{type(value).__name__} cannot be sent")
     return value.dtype.str, value.shape, value.tobytes()
 
 
 def decode_array(kind: object, value: Any) -> np.ndarray:
-    """msgspec ``dec_hook``: decodes an array, which is writable."""
+    """msgspec ``dec_hook``: decodes an array. The result is writable."""
     dtype, shape, data = value
     return np.frombuffer(bytearray(data), np.dtype(dtype)).reshape(shape)
 
@@ -184,14 +192,14 @@ _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message, de
 
 
 class RpcConnection:
-    """A connection between two ranks. Any thread may send, one receives."""
+    """A connection between two ranks. All threads may send, but only one may receive."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self._sending = threading.Lock()
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if hasattr(socket, "TCP_USER_TIMEOUT"):  # a host that is gone does not acknowledge heartbeats
+            if hasattr(socket, "TCP_USER_TIMEOUT"):  # a host that is down does not acknowledge heartbeats
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNACKNOWLEDGED_SECONDS * 1000))
 
     def fileno(self) -> int:
@@ -207,7 +215,12 @@ class RpcConnection:
             raise ConnectionClosed(str(error)) from None
 
     def receive(self) -> Message:
-        """Receives the next message. Raises ConnectionClosed; ValueError for an invalid message."""
+        """Receives the next message.
+
+        Raises:
+            ConnectionClosed: the peer has closed the connection.
+            ValueError: the message is invalid.
+        """
         (length,) = _HEAD.unpack(self._read(_HEAD.size))
         if length > _MAX_BYTES:
             raise ValueError("not a message of this protocol")
@@ -230,7 +243,7 @@ class RpcConnection:
         return data
 
     def wait_closed(self) -> None:
-        """Returns when the peer has closed the connection; reads nothing."""
+        """Returns when the peer has closed the connection. It reads no data."""
         poller = select.poll()
         poller.register(self.socket, select.POLLRDHUP)  # and errors, which poll always returns
         poller.poll()

@@ -15,7 +15,7 @@ from runtime.engine.step_plan import BatchLayout, StepPlan
 
 
 class _ForwardPlan(msgspec.Struct):
-    """A `StepPlan` without blocks. `layout`: None if it is that of the last step."""
+    """A `StepPlan` without blocks. `layout`: None if it is the layout of the last step."""
 
     tokens: step_plan.Ints
     layout: BatchLayout | None
@@ -24,13 +24,21 @@ class _ForwardPlan(msgspec.Struct):
 
 
 def encode_forward(plan: StepPlan, *, same: bool = False) -> bytes:
-    """Encodes a plan without its blocks. `same`: without its layout too, which is that of the last step."""
+    """Encodes a plan without its blocks. `same`: its layout is that of the last step, and is not encoded either."""
     layout = None if same else plan.layout
     return _encode(_ForwardPlan(plan.tokens, layout, plan.soft_embeddings, plan.self_conditioning))
 
 
 def decode_forward(data: bytes, last_layout: BatchLayout | None = None) -> StepPlan:
-    """Returns the plan of `encode_forward`. Raises ValueError if it is invalid, or there is no layout."""
+    """Decodes a result of `encode_forward`.
+
+    Args:
+        data: the encoded plan.
+        last_layout: layout of the last step, for a plan without layout.
+
+    Raises:
+        ValueError: the data is invalid, or neither the plan nor the last step has a layout.
+    """
     plan = msgspec.msgpack.decode(data, type=_ForwardPlan, dec_hook=decode_array)
     layout = plan.layout or last_layout
     if layout is None:
@@ -39,14 +47,18 @@ def decode_forward(data: bytes, last_layout: BatchLayout | None = None) -> StepP
 
 
 def encode_blocks(blocks: step_plan.DenoiseBlocks | None) -> bytes:
-    """Encodes blocks without what only rank 0 applies: grammars, forced tokens and logprobs."""
+    """Encodes the blocks of a step without grammars, forced tokens and logprobs, which only rank 0 applies."""
     if blocks is None:
         return b""
     return _encode(replace(blocks, grammar_blocks=(), forced_tokens=(), num_logprobs=None, per_request=()))
 
 
 def decode_blocks(data: bytes, get_algorithm: Callable[[str], UnmaskingAlgorithm]) -> step_plan.DenoiseBlocks | None:
-    """Returns the blocks of `encode_blocks`, with the algorithms of `get_algorithm`. Raises ValueError."""
+    """Decodes a result of `encode_blocks`. `get_algorithm` returns an algorithm by its key.
+
+    Raises:
+        ValueError: the data is invalid.
+    """
 
     def decode_value(kind: type, value: Any) -> Any:
         return get_algorithm(value) if kind is UnmaskingAlgorithm else decode_array(kind, value)

@@ -2,26 +2,29 @@
 
 See docs/research/decoding-rules.md#the-multi-block-loop.
 
-With other blocks and rows (``Shape``) and logits under another mask it decodes `d2f` as well.
+With another ``Shape`` of blocks and rows and another attention mask it also decodes `d2f`.
 
-One request, no cache, no pages, no batch: each step forwards the whole sequence again under an explicit block-causal
-mask and then decides position by position in plain Python. Under that mask a position's output depends on the blocks
-up to its own only, and the content of committed blocks never changes, so a full recompute sees exactly what an engine
-with a cache sees: prefill chunks, prefix hits, page sizes, preemption and other requests cannot matter here, and so
-must not matter there.
+It decodes one request without cache, pages and batch. Each step forwards the complete sequence again under an explicit
+block-causal mask, and decides position by position in plain Python. Under this mask the output at a position depends
+only on the blocks up to its own, and the content of final blocks never changes. So the result is that of an engine with
+a cache. Prefill chunks, prefix hits, page sizes, preemption and other requests have no effect here, so they must have
+none in the engine.
 
-Readings: details of the rules, which oracle and engine read in the same way.
+The status of a block is ACTIVE while it is open, TO_CACHE when it is final, and IN_CACHE when it is computed
+(docs/research/decoding-rules.md#block-states). PROMPT is the state FIXED of the rules.
+
+Details of the rules that oracle and engine interpret in the same way:
 
  1. E = P + max_tokens is the answer's end. PROMPT positions are not UNMASKED: an EOS inside the prompt is nothing. An
     EOS at or after E is ignored everywhere, the opening rule included. Positions of the answer that were given from the
     start are PROMPT too; they are part of its text.
- 2. "Open" means ACTIVE or TO_CACHE. Opening: with no ACTIVE block the next block opens, and no second one in
-    that step. Else only the newest (highest) ACTIVE block's progress and same_token_ratio count.
+ 2. Opening: with no ACTIVE block the next block opens, and no second one in that step. Otherwise only the progress and
+    same_token_ratio of the newest (highest) ACTIVE block count. An EOS in a TO_CACHE block prevents opening too.
  3. must_advance of a block: its predecessor is absent, a whole prompt block, TO_CACHE, IN_CACHE, or semi-complete, all
     as it was before this forward and after this step's opening (a block opened in this step has progress 0).
- 4. max_steps_per_block counts the steps in which the block is ACTIVE and may force, this one included; from the step
-    at which the count reaches the cap on, every mask takes that step's choice and nothing is remasked. It caps
-    `fixed` and `edit` too.
+ 4. max_steps_per_block counts the steps in which the block is ACTIVE and must advance, this one included. From the step
+    at which the count reaches the limit on, all masked positions are unmasked and nothing is remasked. `fixed` and
+    `edit` have this limit too.
  5. T < 1e-6 is greedy: argmax (lowest id of a tie) and its softmax probability; top-k and top-p play no part.
  6. T > 0: banned logits / T; top-k keeps the k largest (ties: lowest ids; 0 or k >= vocabulary: off); probabilities are
     renormalised; top-p keeps the shortest run in descending probability (ties: lowest id first) whose cumulative sum
@@ -33,13 +36,13 @@ Readings: details of the rules, which oracle and engine read in the same way.
  8. Probabilities are a softmax in the logits' own precision (float64 here). "Best" is the highest conf, of a tie the
     lowest position. All accept, edit and remask comparisons are strict (>, >, <).
  9. `fixed`: the initial mask count is the block's number of non-fixed positions; i counts the steps in which the
-    block may force. remask_threshold is ignored but by `threshold`; penalty_lambda and edit_threshold but by `edit`.
-10. Remasking looks at UNMASKED, non-fixed positions of every ACTIVE block (complete ones that wait and blocks that may
-    not force included) that this step did not just accept and that were never remasked before; their probability is
-    that of the plain T = 1 softmax of this step's banned logits. A complete waiting block can so become incomplete.
-11. A block is done when it is complete after the step's accepting and remasking (`threshold`, `fixed`) or has ended
-    (`edit`). Left to right a done ACTIVE block whose predecessor is absent, a prompt block, TO_CACHE or IN_CACHE
-    becomes TO_CACHE. An ended edit block is frozen even while it waits.
+    block must advance. remask_threshold is ignored but by `threshold`; penalty_lambda and edit_threshold but by `edit`.
+10. Remasking applies to the UNMASKED positions of every ACTIVE block, with or without masks, whether it must advance or
+    not. Positions that this step unmasks or that were remasked before are excepted. The probability is that of the
+    softmax of this step's banned logits at T = 1. A block without masks can so have masks again.
+11. From left to right, an ACTIVE block becomes TO_CACHE if it has no masks after the step (`threshold`, `fixed`) or has
+    ended (`edit`), and if its predecessor is absent, a prompt block, TO_CACHE or IN_CACHE. An ended edit block does not
+    change while its predecessor is ACTIVE.
 12. `edit`: the penalty's "previous position" is that of the same block, its token that before this step; a prompt
     token counts (it is not MASKED). T > 0: M2T draws from the penalised, banned logits; T2T uses their plain T = 1
     argmax and its probability. The step that ends a block by max_post_edit_steps applies no edit.

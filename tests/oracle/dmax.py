@@ -8,8 +8,8 @@ Readings, beside those of `tests.oracle.decode`:
  1. A MASKED position's conf is its candidate's, which T > 0 draws. An UNMASKED one takes the likeliest token whatever
     the temperature. What embeddings are mixed from, and what is compared with 0.9, are likeliest tokens of this step's
     allowed logits and their plain T = 1 probabilities.
- 2. The B steps are those of max_steps_per_block, which by default is B here: steps in which the block may force. The
-    last takes every mask, applies what it changes, and ends the block.
+ 2. The default of max_steps_per_block is B here: the number of steps in which the block must advance. The last one
+    unmasks every position, applies its changes, and ends the block.
  3. A block that has ended and waits for its predecessor is ACTIVE: its UNMASKED positions are still what its own last
     step found, until it is TO_CACHE. Fixed positions are always plain.
  4. suppress_eos="confidence": an EOS that is a position's candidate ends the prefix, replaces nothing, and keeps the

@@ -7,8 +7,9 @@ Readings, beside those of `tests.oracle.decode`. Where they are open, the golden
  1. Masks may choose DELETE and SPLIT as well: one that is deleted is gone, one that is split stays, behind a new one.
  2. "Was masked at the start" is asked of masks alone: the original ones are those of the beginning that nothing took.
     What SPLIT or padding put there is introduced. A step's least number counts the masks that it began with.
- 3. The least number is for blocks that may force; the others take what passes the threshold. When no original mask is
-    left all masks are filled, whether the block may force or not. `max_steps_per_block` fills all as well.
+ 3. The minimum number applies to blocks that must advance. In others, positions that pass the threshold are unmasked.
+    If no original mask is left, all masks are unmasked, whether the block must advance or not, and also at the limit
+    max_steps_per_block.
  4. Prompt and given positions keep their places: what moves, moves over the others.
  5. The hard cap counts every step of the block: its (B + max_post_edit_steps)-th is the last.
  6. The last step chooses as any other; where that is an order, it takes the likeliest token that is none. The rule

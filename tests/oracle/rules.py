@@ -1,13 +1,21 @@
-"""The positions that the algorithms of docs/research/decoding-rules.md#unmasking-algorithms take, in plain Python.
+"""Naive implementations of docs/research/decoding-rules.md#unmasking-algorithms in plain Python.
 
-`found` maps every MASKED offset of the block to its choice; each function returns the offsets taken. `masks` is the
-block's number of non-fixed positions, `done` the steps before this one in which it might force.
+Each function decides for one block, and returns the offsets that it unmasks. Its parameters:
 
-Readings: the metric orders positions, and of equals the lowest goes first. `factor` walks the positions in their order
-and stops at the first whose probability is less than its place asks for (in the default order: the largest n). An
-anchor's radius counts positions of the block, fixed and filled ones too. A run of masks ends at whatever is not MASKED.
-A choice that suppress_eos="confidence" holds back has conf -inf and no distribution: it passes nothing, and comes after
-all others in any order, the lowest position first; `sequential` too takes it after the others.
+* `found`: the candidate of each MASKED offset.
+* `p`: parameters of the request. A dot in the name of a field is a `_` here.
+* `force`: the block must advance (docs/research/decoding-rules.md#forcing).
+* `masks`: number of positions of the block that are not FIXED.
+* `done`: number of earlier steps in which the block had to advance.
+
+Details of the rules that oracle and engine interpret in the same way:
+
+* Positions are ordered by the confidence metric. Of equal ones the lowest is first.
+* `factor` stops at the first position of the order whose probability is too low.
+* The radius of an anchor counts all positions of the block, FIXED and UNMASKED ones too.
+* A run of masks ends at any position that is not MASKED.
+* A candidate that suppress_eos="confidence" suppresses has conf -inf and no distribution. It passes no threshold and is
+  last in every order, also in that of `sequential`. Of several, the lowest position is first.
 """
 
 from __future__ import annotations
@@ -22,7 +30,7 @@ Found = dict[int, Choice]
 
 
 def metric(choice: Choice, name: str) -> float:
-    """The larger, the earlier the position's turn."""
+    """Returns the confidence metric `name` of a candidate. Positions are unmasked from the highest value down."""
     if choice.probs is None:
         return -np.inf
     if name == "margin":
@@ -34,7 +42,7 @@ def metric(choice: Choice, name: str) -> float:
 
 
 def entropy(choice: Choice) -> float:
-    """In nats."""
+    """Returns the entropy of the distribution in nats; inf for a suppressed candidate."""
     if choice.probs is None:
         return np.inf
     return float(sum(-p * np.log(p) for p in choice.probs if p > 0))
@@ -119,7 +127,7 @@ def hierarchical(found: Found, p, *, force: bool, masks: int, done: int) -> list
 
 
 def credit(found: Found, p, *, force: bool, masks: int, done: int) -> list[int]:
-    """`found` was chosen with credit (`tests.oracle.block.fuse_credit`)."""
+    """The candidates in `found` are computed with credit (`tests.oracle.block.fuse_credit`)."""
     return threshold(found, p, force=force, masks=masks, done=done)
 
 

@@ -36,15 +36,15 @@ def frontend(sent: list[Any], queue: int = 1024, slots: int = 128) -> LocalEngin
     return made
 
 
-def spec(id: str, owner: str = "", prompt: int = 3) -> RequestSpec:
-    return RequestSpec(id=id, prompt=list(range(prompt)), max_tokens=4, seed=7, parent_id=id, tenant=owner)
+def spec(id: str, tenant: str = "", prompt: int = 3) -> RequestSpec:
+    return RequestSpec(id=id, prompt=list(range(prompt)), max_tokens=4, seed=7, parent_id=id, tenant=tenant)
 
 
-def refusal(made: LocalEngineClient, count: int, owner: str = "") -> int:
+def refusal(made: LocalEngineClient, count: int, tenant: str = "") -> int:
     """The status that so many answers get; 0 if they fit."""
     try:
         made.check_count(1, count)
-        made.check_capacity(count, owner)
+        made.check_capacity(count, tenant)
     except RequestError as error:
         return error.status
     return 0
@@ -67,7 +67,7 @@ def test_requests_of_many_choices_leave_capacity_for_single_ones() -> None:
     assert refusal(made, 577) == 400  # it would never fit
     made.on_outputs(0, [EngineOutput(id="single-1", nfe=1, finish_reason="stop")])
     made.fail_all(RequestError("x"))
-    assert not made.live_by_key
+    assert not made.live_by_tenant
     assert refusal(made, 576) == 0
 
 

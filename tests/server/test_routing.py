@@ -6,7 +6,7 @@ import pytest
 
 from runtime.config import EngineConfig
 from runtime.request.engine_messages import RequestSpec
-from runtime.server.engine_client.client import CHUNK, Router
+from runtime.server.engine_client.client import PREFIX_CHUNK, Router
 from runtime.server.engine_client.ipc_protocol import Configure
 from tests.server.fake_engine import FakeEngine
 
@@ -54,8 +54,8 @@ def test_a_prefix_draws_requests_as_long_as_it_saves_more_than_they_wait(info):
     assert send(router, spec([*shared, 7]), load, info) == 1
     assert send(router, spec([*shared, 8]), load, info) == 1  # which has it now too
     router.work[0] = router.work[1] = 0
-    router.on_lost(1)
-    assert router._cached_tokens(1, router._chain(spec([*shared, 9]))) == 0
+    router.forget_replica(1)
+    assert router._cached_tokens(1, router._prefix_hashes(spec([*shared, 9]))) == 0
     assert send(router, spec([*shared, 9]), load, info) == 0
 
 
@@ -63,22 +63,23 @@ def test_salts_have_prefixes_of_their_own(info):
     router, load = Router(2), [0, 0]
     shared = list(range(1000))
     send(router, spec(shared, salt="a"), load, info)
-    assert router._cached_tokens(0, router._chain(spec(shared, salt="a"))) == len(shared) // CHUNK * CHUNK
-    assert router._cached_tokens(0, router._chain(spec(list(shared), salt="b"))) == 0
+    complete = len(shared) // PREFIX_CHUNK * PREFIX_CHUNK
+    assert router._cached_tokens(0, router._prefix_hashes(spec(shared, salt="a"))) == complete
+    assert router._cached_tokens(0, router._prefix_hashes(spec(list(shared), salt="b"))) == 0
 
 
 def test_only_what_a_cache_holds_is_remembered(info):
     router, load = Router(2), [0, 0]
-    capacity = info.num_pages * info.page_size // CHUNK
+    capacity = info.num_pages * info.page_size // PREFIX_CHUNK
     for n in range(2 * capacity // 50):
-        send(router, spec([n, *range(50 * CHUNK)]), load, info)
+        send(router, spec([n, *range(50 * PREFIX_CHUNK)]), load, info)
     assert all(len(held) <= capacity for held in router._cached_prefixes)
 
 
-def test_what_is_typical_is_learnt(info):
+def test_the_mean_output_length_follows_finished_outputs(info):
     router, load = Router(2), [0, 0]
     for _ in range(200):
-        router.on_answer(20)
+        router.record_output_len(20)
     _, work = router.assign(spec([1, 2], max_tokens=4000), [0, 1], load, info)
     assert 20 <= work <= 25
     _, work = router.assign(spec([1, 2], max_tokens=5), [0, 1], load, info)

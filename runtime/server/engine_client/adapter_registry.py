@@ -1,4 +1,4 @@
-"""LoRA adapters of the server, from flags, --lora-config or routes: their state, and loading into all replicas."""
+"""LoRA adapters of the server, from flags, --lora-config or routes: their state, and loading them in all replicas."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("unmask.adapters")
 
-POLL_SECONDS = 2.0  # between looks at --lora-config
-RETRY_SECONDS = 30.0  # after which one that failed is tried again
-MAX_CONFIG_BYTES = 1 << 20  # bytes of a file
+POLL_SECONDS = 2.0  # interval between reads of --lora-config
+RETRY_SECONDS = 30.0  # time until an adapter of --lora-config that failed to load is loaded again
+MAX_CONFIG_BYTES = 1 << 20  # maximum size of each file of --lora-config
 CONFIG_FLAG = "--lora-config"
 
 AdapterState = Literal["loading", "ready", "failed", "leaving"]
@@ -38,7 +38,12 @@ Source = Literal["flag", "config", "route"]
 
 @dataclass
 class AdapterEntry:
-    """One name. `message`: why it failed."""
+    """An adapter under its name.
+
+    Attributes:
+        message: reason of the state "failed".
+        last_attempt: time of the last attempt to load it, monotonic seconds.
+    """
 
     uri: str
     source: Source
@@ -48,7 +53,12 @@ class AdapterEntry:
 
 
 class AdapterRegistry(ABC):
-    """`settled`: what --lora-config names has been tried once."""
+    """State of all adapters.
+
+    Attributes:
+        entries: adapters by name.
+        settled: each adapter that --lora-config listed at startup has been loaded or has failed.
+    """
 
     def __init__(self, settled: bool) -> None:
         self.entries: dict[str, AdapterEntry] = {}
@@ -71,11 +81,15 @@ class AdapterRegistry(ABC):
 
     @abstractmethod
     async def load(self, name: str, uri: str, by: Source) -> None:
-        """Into every replica that serves, or into none. Raises RequestError with the reason."""
+        """Loads an adapter in all ready replicas, or in none.
+
+        Raises:
+            RequestError: the adapter could not be loaded; the message has the reason.
+        """
 
     @abstractmethod
     async def unload(self, name: str) -> None:
-        """No new request may have it; returns once the last one that has it has ended."""
+        """Refuses new requests for an adapter, and returns when the last request that uses it has ended."""
 
 
 def no_longer_served(name: str) -> RequestError:
@@ -100,12 +114,13 @@ class LocalAdapterRegistry(AdapterRegistry):
         self.config = config
         self.supervisor = supervisor
         self.on_change: Callable[[], None] = lambda: None  # called when the state of an adapter changes
-        self.wait_acknowledged: Callable[[], Awaitable[None]] = _no_wait  # until frontend processes know the state
+        # waits until all frontend processes have received the current state
+        self.wait_acknowledged: Callable[[], Awaitable[None]] = _no_wait
         self.entries |= {name: AdapterEntry(uri, "flag", "ready") for name, uri in config.engine.adapters.items()}
-        # One change of a name at a time. A lock exists as long as a change uses it: clients choose the names.
+        # One change per name at a time. Clients choose the names, so a lock exists only while a change uses it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._changes: set[asyncio.Task[None]] = set()
-        self._config_error = ""  # of a --lora-config that cannot be read
+        self._config_error = ""  # last error of reading --lora-config
 
     async def load(self, name: str, uri: str, by: Source) -> None:
         try:
@@ -139,8 +154,8 @@ class LocalAdapterRegistry(AdapterRegistry):
             log.info("LoRA adapter %s loaded from %s", name, uri)
             return
         if before is not None and before.state == "ready":
-            raise RequestError(wrong, param="lora_path")  # what is loaded under this name stays
-        await self._broadcast(UnloadAdapter(name))  # of those replicas that took it
+            raise RequestError(wrong, param="lora_path")  # the adapter that is loaded under this name stays
+        await self._broadcast(UnloadAdapter(name))  # some replicas may have loaded it
         if before is None and by == "route":
             del self.entries[name]
         else:
@@ -166,7 +181,7 @@ class LocalAdapterRegistry(AdapterRegistry):
         before, entry.state = entry.state, "leaving"
         self.on_change()
         try:
-            await self.wait_acknowledged()  # from then on no request names it
+            await self.wait_acknowledged()  # afterwards no frontend process accepts requests that name it
             await self._broadcast(UnloadAdapter(name))
         except RequestError:
             entry.state = before
@@ -177,7 +192,10 @@ class LocalAdapterRegistry(AdapterRegistry):
         log.info("LoRA adapter %s unloaded", name)
 
     async def _broadcast(self, message: LoadAdapter | UnloadAdapter) -> str | None:
-        """Sends a message to all ready replicas and returns the first error. Restarted replicas get it again."""
+        """Sends a message to all ready replicas and returns the first error, or None.
+
+        `on_ready` sends the adapters again to a replica that restarts.
+        """
         replicas = self.supervisor.require_ready()
         results = await asyncio.gather(*(self.supervisor.call(replica, message) for replica in replicas))
         return next((result.error for result in results if result is not None and result.error is not None), None)
@@ -185,9 +203,9 @@ class LocalAdapterRegistry(AdapterRegistry):
     # -- calls of the supervisor
 
     def on_ready(self, replica: int) -> None:
-        """A replica serves, with what it was started with: have it take what has come since."""
+        """Loads the adapters that are not part of `engine_config` in a replica that has become ready."""
         for name, entry in self.entries.items():
-            # "loading" too: this replica did not receive the load in progress
+            # "loading" too: this replica did not receive the message of the load in progress
             if entry.state in ("ready", "loading") and entry.source != "flag":
                 loaded = self.supervisor.call(replica, LoadAdapter(name, entry.uri))
                 loaded.add_done_callback(partial(self._on_reloaded, name))
@@ -198,7 +216,7 @@ class LocalAdapterRegistry(AdapterRegistry):
             self._fail(name, self.entries[name], result.error)
 
     def engine_config(self) -> EngineConfig:
-        """What a replica is started with: of those that flags name, what is still there."""
+        """Returns the configuration of a new replica. Its adapters are those of the flags that are not unloaded."""
         engine = self.config.engine
         if not engine.lora:
             return engine
@@ -208,7 +226,7 @@ class LocalAdapterRegistry(AdapterRegistry):
     # -- --lora-config
 
     async def watch_config(self) -> None:
-        """Loads and unloads adapters as --lora-config changes, until cancelled."""
+        """Loads and unloads adapters after changes of --lora-config, until it is cancelled."""
         path = self.config.lora_config
         while path is not None:
             if self.supervisor.ready:
@@ -225,7 +243,7 @@ class LocalAdapterRegistry(AdapterRegistry):
             await asyncio.sleep(POLL_SECONDS if self.settled else POLL_SECONDS / 10)
 
     async def _reconcile(self, requested: dict[str, str]) -> None:
-        """Starts one task per change: an unload waits for running requests."""
+        """Starts one task per changed adapter, because an unload waits for running requests."""
         mine = {name for name, entry in self.entries.items() if entry.source == "config"}
         for name in mine | requested.keys():
             if not self._lock(name).locked() and self._needs_change(name, requested.get(name)):
@@ -254,10 +272,10 @@ def read_lora_config(path: str) -> dict[str, str]:
     """Returns the URIs of adapters by their names.
 
     Args:
-        path: A YAML or JSON mapping, or a directory with a file for each name, as ConfigMaps are mounted.
+        path: a file with a YAML or JSON mapping, or a directory with one file per name, such as a mounted ConfigMap.
 
     Raises:
-        ConfigError: It cannot be read, or is neither.
+        ConfigError: the path cannot be read, or its content is no mapping of names to URIs.
     """
     import yaml
 

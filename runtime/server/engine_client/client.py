@@ -1,6 +1,6 @@
-"""Interface between routes and engines: readiness, limits, routing to replicas, and queues of outputs.
+"""Client of the engine processes: limits on new requests, routing to replicas, and the queue of outputs per request.
 
-One HTTP request may consist of several engine requests (``n`` completions, a list of prompts). They have one queue of
+An HTTP request may consist of several engine requests (``n`` completions, a list of prompts), which share one queue of
 outputs.
 """
 
@@ -24,10 +24,11 @@ from runtime.server.metrics import Metrics, RequestMetrics
 if TYPE_CHECKING:
     from runtime.server.engine_client.supervisor import Supervisor
 
-CHUNK = 32  # tokens of a prompt that are compared at a time
-TYPICAL_TOKENS = 128.0  # tokens of an answer, before any has been seen
-WEIGHT = 0.05  # of the newest answer in what is typical
-# Fraction of a cached prefix that counts: it may have been evicted, and one replica should not get all requests.
+PREFIX_CHUNK = 32  # tokens per hash of a prompt's prefix
+INITIAL_OUTPUT_LEN = 128.0  # tokens; assumed length of an output before the first one has finished
+OUTPUT_LEN_WEIGHT = 0.05  # weight of the newest output in the moving average of output lengths
+# Factor of the tokens of a cached prefix. It is below 1 because the prefix may have been evicted, and so that not all
+# requests are sent to one replica.
 HIT_DISCOUNT = 0.9
 
 
@@ -38,55 +39,87 @@ class Unavailable(RequestError):
         super().__init__(message, status=503, code="no_backend")
 
 
-OutputQueue = asyncio.Queue[tuple[int, EngineOutput] | RequestError]  # of one HTTP request, in the order of arrival
+# Outputs of one HTTP request in the order of arrival, each with the index of its choice.
+OutputQueue = asyncio.Queue[tuple[int, EngineOutput] | RequestError]
 
 
 def fail_queues(queues: Iterable[OutputQueue], error: RequestError) -> int:
     """Puts `error` into each queue once. Returns the number of queues."""
-    each = set(queues)
-    for queue in each:
+    distinct = set(queues)
+    for queue in distinct:
         queue.put_nowait(error)
-    return len(each)
+    return len(distinct)
 
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """One engine request at a backend."""
+    """One engine request at a backend.
+
+    Attributes:
+        tenant: id of the API key, "" on a server without keys.
+        choice_index: index of the choice in the HTTP request.
+        queue: queue of the HTTP request.
+        replica: index of the replica.
+        work: estimated number of tokens that the replica still has to compute.
+        tokens: number of output tokens so far.
+    """
 
     id: str
-    api_key_id: str
+    tenant: str
     adapter: str
-    index: int  # which choice of the HTTP request
+    choice_index: int
     queue: OutputQueue
     replica: int
-    work: int  # estimated tokens left
-    tokens: int = 0  # of its answer so far
+    work: int
+    tokens: int = 0
 
 
 class Router:
-    """The work of each replica, and the prefixes that it was sent last, as far as its cache has room for them."""
+    """Selects the replica of each request, by the work of the replicas and their cached prefixes.
 
-    def __init__(self, replicas: int, first: int = 0) -> None:
-        """`first`: the replica that is chosen if all are equal; it differs between frontend processes."""
-        self.first = first
+    The router does not know the prefix caches. It assumes that a cache holds the prefixes that were sent to its replica
+    last, up to the capacity of the KV pool.
+
+    Attributes:
+        work: estimated tokens that each replica still has to compute.
+        mean_output_len: moving average of the tokens per output.
+    """
+
+    def __init__(self, replicas: int, preferred: int = 0) -> None:
+        """Creates a router without work.
+
+        Args:
+            replicas: number of replicas.
+            preferred: replica to select if all are equal. It differs between frontend processes.
+        """
+        self.preferred = preferred
         self.work = [0] * replicas
-        self.typical = TYPICAL_TOKENS
+        self.mean_output_len = INITIAL_OUTPUT_LEN
         self._cached_prefixes: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(replicas)]
-        self._last: tuple[Sequence[int], str, list[int]] | None = None  # choices of a request have one prompt
+        # prompt, salt and hashes of the last call: all choices of a request have the same prompt
+        self._last: tuple[Sequence[int], str, list[int]] | None = None
 
     def assign(self, spec: RequestSpec, ready: Sequence[int], load: Sequence[int], info: EngineInfo) -> tuple[int, int]:
-        """The replica of those that are `ready`, and the work that it is there. `load`: requests of each."""
-        answer = round(min(spec.max_tokens, self.typical))
-        total = len(spec.prompt) + answer
+        """Selects the replica of a request.
+
+        Args:
+            ready: indices of the ready replicas.
+            load: number of live requests of each replica.
+            info: properties of the engines.
+
+        Returns:
+            Index of the replica, and the estimated work of the request there in tokens.
+        """
+        total = len(spec.prompt) + round(min(spec.max_tokens, self.mean_output_len))
         if len(ready) == 1 and len(self.work) == 1:
             return ready[0], total
-        chain = self._chain(spec) if info.prefix_caching else []
+        chain = self._prefix_hashes(spec) if info.prefix_caching else []
         costs = {
             replica: max(total - round(HIT_DISCOUNT * self._cached_tokens(replica, chain)), 1) for replica in ready
         }
         count = len(self.work)
-        best = min(ready, key=lambda r: (self.work[r] + costs[r], load[r], (r - self.first) % count))
-        cached, capacity = self._cached_prefixes[best], max(info.num_pages * info.page_size // CHUNK, 1)
+        best = min(ready, key=lambda r: (self.work[r] + costs[r], load[r], (r - self.preferred) % count))
+        cached, capacity = self._cached_prefixes[best], max(info.num_pages * info.page_size // PREFIX_CHUNK, 1)
         for prefix in chain:
             cached[prefix] = None
             cached.move_to_end(prefix)
@@ -94,41 +127,41 @@ class Router:
             cached.popitem(last=False)
         return best, costs[best]
 
-    def on_answer(self, tokens: int) -> None:
-        """An answer was so long."""
-        self.typical += WEIGHT * (tokens - self.typical)
+    def record_output_len(self, tokens: int) -> None:
+        """Updates the mean output length with a finished output of `tokens` tokens."""
+        self.mean_output_len += OUTPUT_LEN_WEIGHT * (tokens - self.mean_output_len)
 
-    def on_lost(self, replica: int) -> None:
+    def forget_replica(self, replica: int) -> None:
         """Forgets the prefixes of a replica that exited."""
         self._cached_prefixes[replica].clear()
 
-    def _chain(self, spec: RequestSpec) -> list[int]:
-        """Of each whole chunk of the prompt, a number for it and all before it."""
+    def _prefix_hashes(self, spec: RequestSpec) -> list[int]:
+        """Returns a hash per complete chunk of the prompt. It covers the salt, this chunk and all chunks before it."""
         if self._last is not None and self._last[0] is spec.prompt and self._last[1] == spec.cache_salt:
             return self._last[2]
         prompt, chain, number = spec.prompt, [], hash(spec.cache_salt)
-        for first in range(0, len(prompt) - CHUNK + 1, CHUNK):
-            number = hash((number, *prompt[first : first + CHUNK]))
+        for first in range(0, len(prompt) - PREFIX_CHUNK + 1, PREFIX_CHUNK):
+            number = hash((number, *prompt[first : first + PREFIX_CHUNK]))
             chain.append(number)
         self._last = prompt, spec.cache_salt, chain
         return chain
 
     def _cached_tokens(self, replica: int, chain: Sequence[int]) -> int:
-        """Tokens of the prompt that the replica should find in its cache."""
+        """Returns how many tokens of the prompt the cache of the replica probably contains."""
         cached, found = self._cached_prefixes[replica], 0
         for prefix in chain:
             if prefix not in cached:
                 break
-            found += CHUNK
+            found += PREFIX_CHUNK
         return found
 
 
 class Backends(Protocol):
-    """Sends messages to the engine processes. `ready`: indices of the replicas that serve."""
+    """Sends messages to the engine processes. `ready`: indices of the ready replicas."""
 
     ready: list[int]
 
-    def send(self, index: int, message: Any) -> None: ...
+    def send(self, replica: int, message: Any) -> None: ...
 
 
 Defer = Callable[[Callable[[], None]], object]
@@ -138,10 +171,13 @@ class EngineClient(ABC):
     """Client of the engine processes, with the live requests of this process.
 
     Attributes:
-        request_metrics: what this process observes of its requests.
-        info: of the first engine that loaded; replicas are equal.
-        backends: the engine processes.
-        complete: every process that serves HTTP can serve requests, or could once.
+        request_metrics: metrics of the requests of this process.
+        info: properties of the model and the engine, which are equal in all replicas. None: no engine has loaded yet.
+        backends: connections to the engine processes.
+        complete: startup is complete: since the start of the server, every frontend process has been ready once.
+        requests: live requests by id.
+        pending: requests that were submitted in this iteration of the event loop, by replica.
+        live_by_replica, live_by_tenant, live_by_adapter: numbers of live requests.
     """
 
     def __init__(
@@ -152,18 +188,18 @@ class EngineClient(ABC):
         adapters: AdapterRegistry,
         profiler: Profiler,
         defer: Defer | None = None,
-        index: int = 0,
+        frontend_index: int = 0,
     ) -> None:
         """Creates a client without requests.
 
         Args:
-            config: of the server.
-            request_metrics: of this process.
-            backends: the engine processes.
-            adapters: the adapters that requests may name.
+            config: configuration of the server.
+            request_metrics: metrics of the requests of this process.
+            backends: connections to the engine processes.
+            adapters: adapters that requests may name.
             profiler: starts and stops profiles.
-            defer: Runs a call in the next iteration of the event loop.
-            index: of this frontend process.
+            defer: runs a call in the next iteration of the event loop.
+            frontend_index: index of this frontend process.
         """
         self.config = config
         self.request_metrics = request_metrics
@@ -174,33 +210,37 @@ class EngineClient(ABC):
         self.backends = backends
         self.defer = defer or (lambda work: asyncio.get_running_loop().call_soon(work))
         self.requests: dict[str, RequestState] = {}
-        self.pending: dict[int, list[RequestSpec]] = {}  # submitted in this iteration of the loop, by replica
-        self.router = Router(config.data_parallel_size, index % config.data_parallel_size)
-        self.live_by_replica = [0] * config.data_parallel_size  # live requests of each replica
-        self.live_by_key: Counter[str] = Counter()  # live requests of each owner (key)
-        self.live_by_adapter: Counter[str] = Counter()  # live requests of each adapter
+        self.pending: dict[int, list[RequestSpec]] = {}
+        self.router = Router(config.data_parallel_size, frontend_index % config.data_parallel_size)
+        self.live_by_replica = [0] * config.data_parallel_size
+        self.live_by_tenant: Counter[str] = Counter()
+        self.live_by_adapter: Counter[str] = Counter()
 
-    # -- what is known of all requests
+    # -- state of the engines
 
     @property
     def ready(self) -> list[int]:
-        """Indices of the replicas that serve."""
+        """Indices of the ready replicas."""
         return self.backends.ready
 
     @abstractmethod
     def progress(self) -> tuple[str, int, int]:
-        """Phase, bytes done and bytes in all of the replica that is furthest with its loading."""
+        """Returns phase, loaded bytes and total bytes of the replica that has loaded most."""
 
     @abstractmethod
     async def metrics_text(self) -> bytes:
-        """What /metrics shows."""
+        """Returns the body of /metrics."""
 
     # -- requests
 
     def submit(self, specs: list[RequestSpec]) -> OutputQueue:
-        """Submits requests; outputs of ``specs[i]`` arrive in the queue as ``(i, output)``.
+        """Submits the engine requests of one HTTP request.
 
-        Raises RequestError: 404 for an unloaded adapter, 429 when the queue is full, 503 when no backend serves.
+        Returns:
+            A queue that receives the outputs of ``specs[i]`` as ``(i, output)``.
+
+        Raises:
+            RequestError: 404 if the adapter is unloaded, 429 if the queue is full, 503 if no backend is ready.
         """
         queue: OutputQueue = asyncio.Queue()
         if not specs:
@@ -211,19 +251,19 @@ class EngineClient(ABC):
         self.check_capacity(len(specs), specs[0].tenant)
         ready, info = self.ready, self.require()
         by_replica: dict[int, list[RequestSpec]] = {}
-        for index, spec in enumerate(specs):
+        for choice_index, spec in enumerate(specs):
             replica, work = self.router.assign(spec, ready, self.live_by_replica, info)
-            state = RequestState(spec.id, spec.tenant, spec.adapter, index, queue, replica, work)
+            state = RequestState(spec.id, spec.tenant, spec.adapter, choice_index, queue, replica, work)
             self.requests[spec.id] = state
             self.live_by_replica[replica] += 1
             self.router.work[replica] += work
-            self.live_by_key[spec.tenant] += 1
+            self.live_by_tenant[spec.tenant] += 1
             self.live_by_adapter[spec.adapter] += 1
             by_replica.setdefault(replica, []).append(spec)
-        first = not self.pending
-        for replica, group in by_replica.items():
-            self.pending.setdefault(replica, []).extend(group)
-        if first:
+        flush_scheduled = bool(self.pending)
+        for replica, assigned in by_replica.items():
+            self.pending.setdefault(replica, []).extend(assigned)
+        if not flush_scheduled:
             self.defer(self.flush)
         return queue
 
@@ -235,14 +275,14 @@ class EngineClient(ABC):
 
     def abort(self, ids: list[str]) -> None:
         """Aborts requests and frees their pages. Ids of finished requests are ignored."""
-        self.flush()  # requests must not arrive after their abort
+        self.flush()  # a backend must receive a request before its abort
         by_replica: dict[int, list[str]] = {}
         for request_id in ids:
             live = self._remove(request_id)
             if live is not None:
                 by_replica.setdefault(live.replica, []).append(request_id)
-        for replica, group in by_replica.items():
-            self.backends.send(replica, Abort(group))
+        for replica, live_ids in by_replica.items():
+            self.backends.send(replica, Abort(live_ids))
 
     def fail_all(self, error: RequestError) -> int:
         """Ends all live requests of this process with `error`. Returns their number."""
@@ -256,33 +296,34 @@ class EngineClient(ABC):
             self.live_by_replica[live.replica] -= 1
             self.router.work[live.replica] -= live.work
             self.live_by_adapter[live.adapter] -= 1
-            self.live_by_key[live.api_key_id] -= 1
-            if not self.live_by_key[live.api_key_id]:
-                del self.live_by_key[live.api_key_id]
+            self.live_by_tenant[live.tenant] -= 1
+            if not self.live_by_tenant[live.tenant]:
+                del self.live_by_tenant[live.tenant]
         return live
 
     # -- events of the backends
 
     def on_outputs(self, replica: int, outputs: list[EngineOutput]) -> None:
+        """Puts outputs into the queues of their requests, and removes requests that have finished."""
         requests = self.requests
         for output in outputs:
             live = requests.get(output.id)
-            if live is None:  # aborted a moment ago
+            if live is None:  # aborted before the output arrived
                 continue
             done = len(output.new_tokens)
             live.tokens += done
             if output.finish_reason is not None:
                 self._remove(output.id)
-                self.router.on_answer(live.tokens)
+                self.router.record_output_len(live.tokens)
             elif done:
                 done = min(done, live.work - 1)
                 live.work -= done
                 self.router.work[live.replica] -= done
-            live.queue.put_nowait((live.index, output))
+            live.queue.put_nowait((live.choice_index, output))
 
     def fail_replica(self, replica: int, reason: str) -> None:
-        """Ends the requests of a backend that exited."""
-        self.router.on_lost(replica)
+        """Ends the requests of a backend that exited with an Unavailable error."""
+        self.router.forget_replica(replica)
         self.pending.pop(replica, None)
         lost = [live for live in self.requests.values() if live.replica == replica]
         for live in lost:
@@ -294,11 +335,15 @@ class EngineClient(ABC):
 
     @property
     def available(self) -> bool:
-        """Whether a backend serves."""
+        """Whether a backend is ready."""
         return bool(self.ready)
 
     def require(self) -> EngineInfo:
-        """The engine's facts. Raises Unavailable when no backend serves."""
+        """Returns the properties of the model and the engine.
+
+        Raises:
+            Unavailable: no backend is ready.
+        """
         if self.info is None:
             raise Unavailable("the model is being loaded; GET /startup shows the progress")
         if not self.available:
@@ -306,7 +351,16 @@ class EngineClient(ABC):
         return self.info
 
     def check_count(self, prompts: int, n: int) -> None:
-        """Raises RequestError 400 if one request may never have so many answers; Unavailable."""
+        """Checks the number of completions of one request against `max_choices`.
+
+        Args:
+            prompts: number of prompts.
+            n: completions per prompt.
+
+        Raises:
+            RequestError: 400 if the number exceeds the limit; a retry would fail too.
+            Unavailable: no backend is ready.
+        """
         count, limit = prompts * max(n, 1), self.max_choices()
         if count > limit:
             param = "n" if prompts == 1 or n > limit else "prompt"
@@ -318,29 +372,36 @@ class EngineClient(ABC):
             )
 
     def max_choices(self) -> int:
-        """Returns how many completions one request may have: half of all running and queued requests."""
+        """Returns the maximum number of completions per request: half of all slots.
+
+        A slot is one running or queued engine request.
+        """
         return max(1, self._capacity(self.config.data_parallel_size) // 2)
 
     def _capacity(self, replicas: int) -> int:
-        """Running and queued requests that this process may have; frontend processes divide those of the server."""
+        """Returns the slots of this process if `replicas` replicas are ready. Frontend processes divide all slots."""
         slots = self.require().max_num_reqs * replicas + self.config.max_queue
         return -(-slots // self.config.frontend_processes)
 
-    def check_capacity(self, count: int, owner: str = "") -> None:
-        """Raises RequestError 429 unless `count` more requests fit now, and Unavailable.
+    def check_capacity(self, count: int, tenant: str = "") -> None:
+        """Checks whether `count` engine requests fit into the queue now.
 
-        Apart from a single request, a key may hold at most as many slots as remain free for others. Without keys this
-        holds for each HTTP request.
+        The first engine request of a tenant may use any free slot. A tenant with more requests may use at most as many
+        slots as then remain free. On a server without keys this limit applies to each HTTP request instead.
 
         Args:
-            count: engine requests to add.
-            owner: id of the API key, "" on a server without keys.
+            count: number of engine requests to add.
+            tenant: id of the API key, "" on a server without keys.
+
+        Raises:
+            RequestError: 429 if they do not fit; a later retry may succeed.
+            Unavailable: no backend is ready.
         """
         queue, live = self.config.max_queue, len(self.requests)
         left = self._capacity(len(self.ready)) - live
-        held = self.live_by_key[owner] if owner else 0
+        held = self.live_by_tenant[tenant] if tenant else 0
         if count > left or (held + count > 1 and held + count > left - count):
-            whose = f" ({held} of this API key)" if owner else ""
+            whose = f" ({held} of this API key)" if tenant else ""
             processes = self.config.frontend_processes
             divided = f", divided by --frontend-processes {processes}" if processes > 1 else ""
             raise RequestError(
@@ -365,7 +426,7 @@ class LocalEngineClient(EngineClient):
         supervisor: Supervisor,
         defer: Defer | None = None,
     ) -> None:
-        """Creates the client, which becomes the observer of `supervisor`. `metrics`: of the server."""
+        """Creates the client and registers it as the observer of `supervisor`. `metrics`: metrics of the server."""
         adapters, profiler = LocalAdapterRegistry(config, supervisor), LocalProfiler(config, supervisor)
         super().__init__(config, request_metrics, supervisor, adapters, profiler, defer)
         self.metrics = metrics
@@ -384,7 +445,7 @@ class LocalEngineClient(EngineClient):
     async def metrics_text(self) -> bytes:
         return self.metrics.text()
 
-    # -- calls of the supervisor
+    # -- methods of `ReplicaObserver`, which the supervisor calls
 
     def on_ready(self, replica: int, info: EngineInfo, load_seconds: float) -> None:
         self.info = info

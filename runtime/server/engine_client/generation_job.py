@@ -1,4 +1,4 @@
-"""The completions of one HTTP request: engine outputs are turned into text deltas and finished completions."""
+"""The completions of one HTTP request: converts engine outputs to text deltas and finished completions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runtime.structured_output.grammar_cache import GrammarError
 if TYPE_CHECKING:
     from runtime.server.openai.protocol import Timings, Usage
 
-MAX_BATCH = 128  # outputs of one request before other requests are served
+MAX_BATCH = 128  # outputs of one HTTP request that are processed before the event loop serves other requests
 _OUTCOMES = {499: "aborted", 504: "timeout"}
 
 
@@ -40,7 +40,7 @@ class OutputDelta:
 class GenerationJob:
     """The engine requests of one HTTP request, from their submission to the end of the last one.
 
-    Used as a context manager: whatever is still running when it is left is aborted.
+    It is a context manager. On exit it aborts the requests that still run.
     """
 
     def __init__(
@@ -50,9 +50,16 @@ class GenerationJob:
         """Submits the completions that have not finished.
 
         Args:
+            id: id of the HTTP request.
+            frontend: client of the engine processes.
+            choices: completions, in the order of the prompts.
+            streamed: whether the response is a stream.
             prompts: number of prompts, each with the same number of completions.
-            scores: scoring requests of echoed prompts, which are submitted as well.
-            form: the field that the grammar is derived from, for error messages.
+            scores: scoring requests of echoed prompts, which are submitted too.
+            form: field of the request that defines the grammar, for error messages.
+
+        Raises:
+            RequestError: as `EngineClient.submit`.
         """
         self._form = form
         self.id = id
@@ -94,7 +101,9 @@ class GenerationJob:
     async def updates(self) -> AsyncIterator[list[OutputDelta]]:
         """Yields new outputs, at most `MAX_BATCH` at once, until all completions have finished.
 
-        Raises RequestError: 500 for a failed step, 503 for a lost backend, 504 at the time limit, 499 without client.
+        Raises:
+            RequestError: 500 after a failed step, 503 if the backend exited, 504 at the time limit, 499 if the client
+                has disconnected.
         """
         inbox = self.output_queue
         while self.open_ids:
@@ -115,7 +124,7 @@ class GenerationJob:
 
     def _absorb(self, index: int, output: EngineOutput) -> OutputDelta | None:
         choice = self.submitted[index]
-        if choice.finish_reason is not None:  # stopped here a moment ago
+        if choice.finish_reason is not None:  # a stop string ended it before this output arrived
             return None
         if output.finish_reason in ("error", "abort"):
             self.outcome = "error"
@@ -183,7 +192,7 @@ class GenerationJob:
         return usage
 
     def timings(self) -> Timings:
-        """Seconds: in the queue, until the first text (streams only), in all."""
+        """Returns the seconds in the queue, until the first text (streams only), and in total."""
         return {
             "queue_seconds": round(self.choices[0].queue_seconds, 6),
             "first_text_seconds": None if self.first_text is None else round(self.first_text, 6),

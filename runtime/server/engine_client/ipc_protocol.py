@@ -1,9 +1,9 @@
-"""Messages between frontend and backends: tagged structs as msgpack, after a versioned hello.
+"""Messages between frontend and backends: tagged structs as msgpack.
 
-A backend connects a DEALER to the frontend's command address and a PUSH to its event address, and greets on the
-first with ``Hello``. The frontend answers with ``Configure``; from then on commands go down the one socket and
-events, each in an envelope with the backend's name, come up the other. ``Ping``, ``Stats`` and ``Heartbeat`` are the
-heartbeats.
+A backend connects a DEALER socket to the command address of the frontend, and a PUSH socket to its event address. It
+sends ``Hello`` with the version of the protocol over the DEALER socket, and the frontend replies with ``Configure``.
+Afterwards the frontend sends commands over the DEALER connection. The backend sends events over the PUSH connection,
+each with the backend's name in a frame of its own. ``Ping``, ``Stats`` and ``Heartbeat`` show that the processes run.
 
 With several frontend processes, their parent process has these two sockets. The backend also binds a ROUTER. Each
 frontend process connects a DEALER to it, sends ``Add`` and ``Abort``, and receives the ``Outputs`` of its requests.
@@ -19,15 +19,15 @@ import msgspec
 from runtime.config import EngineConfig, ServerConfig
 from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
 
-VERSION = 9  # of this file; raised whenever a struct changes its meaning
+VERSION = 9  # version of the protocol; increased if a struct or its meaning changes
 
-PING_SECONDS = 1.0  # the frontend's heartbeat; an idle backend answers each ping
-BUSY_STATS_SECONDS = 0.25  # how old the figures of a working backend may grow
-HEARTBEAT_SECONDS = 1.0  # between two `Heartbeat`
-# After so long without a message, not even a `Heartbeat`, a backend gets no requests and the server is not ready.
+PING_SECONDS = 1.0  # interval of `Ping`; an idle backend replies to each with `Stats`
+BUSY_STATS_SECONDS = 0.25  # interval of `Stats` while a backend runs steps
+HEARTBEAT_SECONDS = 1.0  # interval of `Heartbeat`
+# A backend that sends nothing for this time, not even a `Heartbeat`, is not ready and gets no requests.
 UNRESPONSIVE_SECONDS = 20.0
-FRONTEND_SILENCE_SECONDS = 30.0  # a backend exits after so long without a message
-BACKEND_SILENCE_SECONDS = 120.0  # a loaded backend is killed after so long without a message: a step hangs
+FRONTEND_SILENCE_SECONDS = 30.0  # a backend exits if it receives nothing for this time
+BACKEND_SILENCE_SECONDS = 120.0  # a loaded backend whose steps hang for this time is killed; `Heartbeat` does not count
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
@@ -38,8 +38,13 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
 
 
 class Configure(msgspec.Struct, tag=True, frozen=True):
-    """The frontend's answer to a hello: what to load, on which of the visible GPUs, how to log, and where the replica's
-    ranks on other hosts come to (`nodes` above 1)."""
+    """The frontend's reply to `Hello`.
+
+    Attributes:
+        devices: indices of the visible GPUs that the replica uses.
+        nodes: number of hosts of the replica.
+        address, port: where the ranks on other hosts connect to, if `nodes` exceeds 1.
+    """
 
     engine: EngineConfig
     devices: tuple[int, ...]
@@ -57,8 +62,11 @@ class Configure(msgspec.Struct, tag=True, frozen=True):
 
 
 class Add(msgspec.Struct, tag=True, frozen=True):
-    """New requests. Choices differ in id and seed alone: ``alike[i]`` has those of the ones that follow ``specs[i]``,
-    so that a long prompt is sent once."""
+    """New requests.
+
+    Choices of an HTTP request differ only in id and seed, so a long prompt is sent once. ``specs[i]`` has the first
+    choice, and ``alike[i]`` the ids and seeds of the choices that follow it.
+    """
 
     specs: list[RequestSpec]
     alike: dict[int, list[tuple[str, int]]] = {}
@@ -80,7 +88,7 @@ class Add(msgspec.Struct, tag=True, frozen=True):
             yield from (id for id, _ in self.alike.get(i, ()))
 
     def requests(self) -> Iterator[RequestSpec]:
-        """All of them, in their order."""
+        """Yields all requests in their order."""
         for i, spec in enumerate(self.specs):
             yield spec
             for id, seed in self.alike.get(i, ()):
@@ -101,19 +109,19 @@ class Ping(msgspec.Struct, tag=True, frozen=True):
 
 
 class ReleaseFrontend(msgspec.Struct, tag=True, frozen=True):
-    """A frontend process has ended: aborts its requests, and ignores what it has sent."""
+    """A frontend process has exited. The backend aborts its requests and ignores its further messages."""
 
     name: str
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):
-    """End now, with exit code 0; whatever still runs is dropped. `reason` is for the log."""
+    """The process exits immediately with exit code 0, and drops running requests. `reason` is for the log."""
 
     reason: str = ""
 
 
 class LoadAdapter(msgspec.Struct, tag=True, frozen=True):
-    """Loads an adapter, which requests may name from then on."""
+    """Loads an adapter. Requests may name it after the call has succeeded."""
 
     name: str
     uri: str
@@ -126,13 +134,13 @@ class UnloadAdapter(msgspec.Struct, tag=True, frozen=True):
 
 
 class StartProfile(msgspec.Struct, tag=True, frozen=True):
-    """Records the steps from now on."""
+    """Starts to record steps. `directory` is where `StopProfile` writes the profile."""
 
     directory: str
 
 
 class StopProfile(msgspec.Struct, tag=True, frozen=True):
-    """Writes the profile into the directory, or discards it. The result is the path of its file."""
+    """Writes the profile into the directory, or discards it if not `keep`. The result is the path of the file."""
 
     keep: bool = True
 
@@ -145,7 +153,7 @@ Operation = LoadAdapter | UnloadAdapter | StartProfile | StopProfile | ReportSta
 
 
 class Call(msgspec.Struct, tag=True, frozen=True):
-    """An operation, answered by ``CallResult`` with its number when it is complete."""
+    """An operation. The backend replies with ``CallResult`` with the same number when the operation is complete."""
 
     number: int
     operation: Operation
@@ -161,7 +169,7 @@ class Loading(msgspec.Struct, tag=True, frozen=True):
 
 
 class Heartbeat(msgspec.Struct, tag=True, frozen=True):
-    """The backend's process runs. A thread of its own sends it, also while the engine compiles or captures graphs."""
+    """Shows that the process runs. A separate thread sends it, also while the engine compiles or captures graphs."""
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
@@ -170,7 +178,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class Outputs(msgspec.Struct, tag=True, frozen=True):
-    """Outputs of one step, of all requests."""
+    """Outputs of one step for all requests."""
 
     outputs: list[EngineOutput]
 
@@ -180,7 +188,7 @@ class Stats(msgspec.Struct, tag=True, frozen=True):
 
 
 class CallResult(msgspec.Struct, tag=True, frozen=True):
-    """Result of a ``Call``, or why it failed."""
+    """Result of a ``Call``. `error` is the reason if it failed."""
 
     number: int
     value: str = ""
@@ -188,7 +196,7 @@ class CallResult(msgspec.Struct, tag=True, frozen=True):
 
 
 class Fatal(msgspec.Struct, tag=True, frozen=True):
-    """The backend exits. `sentence` is the reason, for users."""
+    """The backend exits. `sentence` is the reason as shown to users."""
 
     sentence: str
 
@@ -207,7 +215,7 @@ def encode(message: Any) -> bytes:
 
 
 def decode_hello(data: bytes) -> Hello:
-    """Raises ValueError for anything but a hello, and for one of another version, saying which."""
+    """Raises ValueError if `data` is no hello, or if its version differs; the message has the version."""
     hello = _decoded(_hello, data, "a hello of this protocol")
     if hello.version != VERSION:
         raise ValueError(f"a hello of version {hello.version}, while this frontend speaks version {VERSION}")
@@ -215,19 +223,19 @@ def decode_hello(data: bytes) -> Hello:
 
 
 def decode_command(data: bytes) -> Command:
-    """Raises ValueError for anything but a command."""
+    """Raises ValueError if `data` is no command."""
     return _decoded(_command, data, "a command")
 
 
 def decode_event(data: bytes) -> Event:
-    """Raises ValueError for anything but an event."""
+    """Raises ValueError if `data` is no event."""
     return _decoded(_event, data, "an event")
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes, what: str) -> T:
-    """ValueError with one short line, whatever is wrong: deep nesting, for one, is no DecodeError."""
+    """Decodes `data`. Raises ValueError with a message of one short line."""
     try:
         return decoder.decode(data)
-    except Exception as error:
+    except Exception as error:  # deep nesting raises other errors than DecodeError
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(f"not {what}: {reason}") from None

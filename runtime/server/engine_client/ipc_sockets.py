@@ -1,4 +1,4 @@
-"""ZeroMQ sockets between the processes of a server, on their event loops, and the directory of these sockets."""
+"""ZeroMQ sockets between the processes of a server: their directory, and their use in an event loop."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import zmq
 from runtime.errors import ConfigError
 
 PREFIX = "unmask-"
-LOCK = "lock"  # locked as long as the server lives; the kernel unlocks it with the process's end
+LOCK = "lock"  # a file that the server locks; the kernel unlocks it when the process exits
 
 
 @contextlib.contextmanager
 def socket_dir() -> Iterator[Path]:
-    """Makes a directory that only this user may enter, and removes it at the end.
+    """Creates a directory that only this user can access, and removes it on exit.
 
     Raises:
-        ConfigError: No directory for temporary files can be written.
+        ConfigError: no directory for temporary files can be written.
     """
     try:
         remove_abandoned()
@@ -54,9 +54,9 @@ def _make() -> tuple[Path, int]:
 
 
 def remove_abandoned() -> None:
-    """Removes this user's directories of servers that no longer run."""
+    """Removes directories of this user whose servers no longer run."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # of another user, or removed meanwhile
+        with contextlib.suppress(OSError):  # it belongs to another user, or was removed meanwhile
             if path.is_symlink() or path.stat().st_uid != os.getuid():
                 continue
             if (lock := _locked(path / LOCK, create=False)) is not None:
@@ -65,7 +65,7 @@ def remove_abandoned() -> None:
 
 
 def _locked(path: Path, *, create: bool) -> int | None:
-    """A descriptor of the locked file; None if another process has locked it or removed it meanwhile."""
+    """Locks the file and returns its descriptor; None if another process has locked it or removed it meanwhile."""
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0), 0o600)
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -75,7 +75,7 @@ def _locked(path: Path, *, create: bool) -> int | None:
     return None
 
 
-MAX_FRAME_BYTES = {zmq.ROUTER: 64 << 10, zmq.PULL: 64 << 20}  # of a hello; of the events of one step
+MAX_FRAME_BYTES = {zmq.ROUTER: 64 << 10, zmq.PULL: 64 << 20}  # a hello fits in the first, events in the second
 
 
 def _set_unlimited(socket: zmq.Socket[bytes]) -> None:
@@ -88,7 +88,7 @@ def bind_private(socket: zmq.Socket[bytes], addr: str) -> None:
     """Binds a socket without high-water marks to a path that other users cannot connect to.
 
     Raises:
-        zmq.ZMQError: The address cannot be bound.
+        zmq.ZMQError: the address cannot be bound.
     """
     _set_unlimited(socket)
     before = os.umask(0o077)
@@ -99,10 +99,10 @@ def bind_private(socket: zmq.Socket[bytes], addr: str) -> None:
 
 
 class Endpoint:
-    """A socket whose messages the event loop of this thread passes on."""
+    """A socket in the event loop of this thread, which calls `on_message` with the frames of each message."""
 
     def __init__(self, socket: zmq.Socket[bytes], on_message: Callable[[list[bytes]], None]) -> None:
-        """Starts to receive. `on_message` is called with the frames of each message."""
+        """Starts to receive messages."""
         self.socket = socket
         self.on_message = on_message
         self.loop = asyncio.get_running_loop()
@@ -115,7 +115,7 @@ class Endpoint:
             self.loop.call_soon(self.read)
 
     def read(self) -> None:
-        """Pass on all messages that are here."""
+        """Calls `on_message` for each message that has arrived."""
         while not self.socket.closed:
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -124,7 +124,7 @@ class Endpoint:
             try:
                 self.on_message(frames)
             except BaseException:
-                self.loop.call_soon(self.read)  # the descriptor reports the messages behind this one only once
+                self.loop.call_soon(self.read)  # the descriptor does not become readable again for the other messages
                 raise
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ class Endpoint:
 
 
 def connect(context: zmq.Context[zmq.Socket[bytes]], name: str, addr: str) -> zmq.Socket[bytes]:
-    """Returns a DEALER with this name. Messages wait until it is connected."""
+    """Returns a DEALER socket with the identity `name`. It queues messages until it is connected."""
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.IDENTITY, name.encode())
     _set_unlimited(socket)

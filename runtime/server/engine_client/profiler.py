@@ -1,4 +1,4 @@
-"""Profiles of the steps of all replicas, started and stopped by clients if --profiler allows it."""
+"""Profiles of the steps of all replicas. Clients start and stop them if --profiler is set."""
 
 from __future__ import annotations
 
@@ -14,13 +14,25 @@ if TYPE_CHECKING:
 
 
 class Profiler(Protocol):
-    """What routes ask for."""
+    """Starts and stops profiles."""
 
     async def start(self) -> list[int]:
-        """In every replica that serves, or in none; which those are. Raises RequestError: 409 with the reason, 503."""
+        """Starts a profile in all ready replicas, or in none.
+
+        Returns:
+            Indices of the replicas.
+
+        Raises:
+            RequestError: 409 if profiling is disabled or a profile runs, 500 if a replica failed to start it, 503 if no
+                replica is ready.
+        """
 
     async def stop(self) -> list[str]:
-        """Files with the steps since the start, one a replica. Raises RequestError: 409, or 500 with the reason."""
+        """Stops the profile and returns the paths of its files, one per replica.
+
+        Raises:
+            RequestError: 409 if no profile runs, 500 if a replica failed to write its file.
+        """
 
 
 class LocalProfiler:
@@ -29,7 +41,7 @@ class LocalProfiler:
     def __init__(self, config: ServerConfig, supervisor: Supervisor) -> None:
         self.config = config
         self.supervisor = supervisor
-        self.running: set[int] = set()  # replicas with a profile under way
+        self.running: set[int] = set()  # indices of the replicas that record a profile
         self._changing = False
 
     async def start(self) -> list[int]:
@@ -62,7 +74,7 @@ class LocalProfiler:
         return directory
 
     async def _broadcast(self, replicas: list[int], message: StartProfile | StopProfile) -> dict[int, CallResult]:
-        """What each answers; no other change comes between."""
+        """Sends a message and returns the result per replica. Other starts and stops are refused meanwhile."""
         self._changing = True
         try:
             results = await asyncio.gather(*(self.supervisor.call(replica, message) for replica in replicas))
@@ -71,7 +83,7 @@ class LocalProfiler:
         return {replica: result or _lost(replica) for replica, result in zip(replicas, results, strict=True)}
 
     def on_down(self, replica: int) -> None:
-        """Its profile is lost with it."""
+        """Removes a replica that exited, whose profile is lost."""
         self.running.discard(replica)
 
 

@@ -1,6 +1,6 @@
 """Supervision of the backend processes: start, messages, heartbeats, restart with back-off, stop.
 
-The supervisor knows processes and messages. Requests are the concern of its `ReplicaObserver`.
+The supervisor handles processes and messages. Its `ReplicaObserver` handles requests.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from runtime.server.env import backend_environment
 
 log = logging.getLogger("unmask.supervisor")
 
-STOP_SECONDS = 5.0  # what a backend has to end after Stop
-EXIT_REASON_SECONDS = 1.0  # to wait for the reason of a backend that exited with code 1
+STOP_SECONDS = 5.0  # time for a backend to exit after `Stop`, before it is killed
+EXIT_REASON_SECONDS = 1.0  # time to wait for the message with the reason after a backend exited with code 1
 BACKEND_COMMAND = module_command("runtime.server.engine_process.backend")
 
 
@@ -39,24 +39,26 @@ class ReplicaState(Enum):
 
 
 class ReplicaObserver(Protocol):
+    """Receives the events of the replicas. `replica` is the index of a replica."""
+
     def on_ready(self, replica: int, info: EngineInfo, load_seconds: float) -> None: ...
     def on_outputs(self, replica: int, outputs: list[EngineOutput]) -> None: ...
     def on_stats(self, replica: int, stats: EngineStats) -> None: ...
     def on_down(self, replica: int, reason: str) -> None: ...
 
 
-FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS = 0.5, 30.0  # before the next process starts; doubled with every one that ends
-RESET_SECONDS = 60.0  # one that served for so long is followed as the first was
+FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS = 0.5, 30.0  # delay before a restart; it doubles with each restart
+RESET_SECONDS = 60.0  # after a process that served for longer, the delay is the first one again
 
 
 class BackOff:
-    """Delays between the starts of one process."""
+    """Exponential back-off between restarts of one process."""
 
     def __init__(self) -> None:
         self._next = FIRST_DELAY_SECONDS
 
     def after(self, served: float) -> float:
-        """Seconds until the next one starts, after one that served for so many."""
+        """Returns the delay until the next start, in seconds. `served`: seconds for which the last process served."""
         if served > RESET_SECONDS:
             self._next = FIRST_DELAY_SECONDS
         seconds = self._next
@@ -65,11 +67,13 @@ class BackOff:
 
 
 class ProcessSlot:
-    """A process that is restarted when it exits. The process changes at every start, and its name with it.
+    """A process that is restarted when it exits. Each start creates another process with another name.
 
     Attributes:
-        fatal: Why the current process ends, if it is known before its exit.
-        last_message: When it sent its last message that shows progress; monotonic seconds.
+        starts: number of starts.
+        process: the current process, or the last one. None before the first start.
+        fatal: reason for the exit of the current process, if it is known before the exit. None: unknown.
+        last_message: time of the last message of the process that shows progress, monotonic seconds.
     """
 
     def __init__(self, role: str, index: int) -> None:
@@ -86,14 +90,14 @@ class ProcessSlot:
 
     @property
     def pid(self) -> int | None:
-        """The pid of the current process; None if none has started, or if it has ended."""
+        """The pid of the current process; None if no process runs."""
         return None if self.process is None or self.process.returncode is not None else self.process.pid
 
     def kill(self) -> None:
         _kill(self.process)
 
     def kill_because(self, reason: str) -> None:
-        """Kills the current process and keeps the reason, which its exit reports."""
+        """Kills the current process and stores the reason, which is reported after its exit."""
         self.fatal = reason
         self.kill()
 
@@ -102,34 +106,44 @@ S = TypeVar("S", bound=ProcessSlot)
 
 
 def find_slot(slots: Iterable[S], name: bytes) -> S | None:
-    """Returns the slot whose current process has this name; None for names of other and of earlier processes."""
+    """Returns the slot whose current process has this name; None for an unknown name or that of an earlier process."""
     return next((slot for slot in slots if slot.name.encode() == name), None)
 
 
 def pids(slots: Iterable[ProcessSlot]) -> dict[str, int]:
-    """Returns the pids of processes that run, by role and index."""
+    """Returns the pids of running processes by role and index, such as "backend-0"."""
     return {f"{slot.role}-{slot.index}": pid for slot in slots if (pid := slot.pid) is not None}
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, by its exit code."""
+    """Returns a text for the exit code of a process; negative codes are signals."""
     return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
 class Replica(ProcessSlot):
-    """One of the backends."""
+    """One replica, whose process is a backend.
+
+    Attributes:
+        spawned: set when the first process has started.
+        exit_reason: reason for the exit of the last process that exited.
+        calls: futures of calls without a result yet, by the number of the call.
+        last_beat: time of the last message of any kind, monotonic seconds.
+        unresponsive: state of `responds` as logged last.
+        ready_since: time at which the current process became ready, monotonic seconds.
+        served: seconds for which the last process that exited had been ready.
+    """
 
     def __init__(self, index: int) -> None:
         super().__init__("backend", index)
         self.state = ReplicaState.STARTING
         self.spawned = asyncio.Event()
         self.loading = Loading("start", 0, 0)
-        self.exit_reason = ""  # of the last process that ended
-        self.calls: dict[int, asyncio.Future[CallResult | None]] = {}  # that are not answered yet, by their number
-        self.last_beat = 0.0  # when its process sent anything
-        self.unresponsive = False  # as last logged
+        self.exit_reason = ""
+        self.calls: dict[int, asyncio.Future[CallResult | None]] = {}
+        self.last_beat = 0.0
+        self.unresponsive = False
         self.ready_since = 0.0
-        self.served = 0.0  # seconds, of the last process that ended
+        self.served = 0.0
 
     @property
     def responds(self) -> bool:
@@ -142,10 +156,16 @@ class Replica(ProcessSlot):
 
 
 class Supervisor:
-    """The backends of one server.
+    """Starts, supervises and stops the backends of one server.
 
-    `observer` is set before the start. `on_give_up(sentence)` is called when the server cannot start: no backend has
-    ever been ready, and one failed.
+    Attributes:
+        observer: receives events of the replicas. It is set before `start` is called.
+        on_give_up: called with the reason if a backend fails before any backend has ever been ready. The server then
+            cannot start.
+        router_dir: directory of the sockets for frontend processes; None with a single frontend.
+        engine_config: returns the engine configuration of new processes.
+        ready: indices of the ready replicas.
+        numbers: numbers of calls.
     """
 
     observer: ReplicaObserver
@@ -162,13 +182,13 @@ class Supervisor:
         self.config = config
         self.addresses = (command_addr, event_addr)
         self.on_give_up, self.backend_command = on_give_up, backend_command
-        self.router_dir = router_dir  # of the sockets for frontend processes, if there are several
-        self.engine_config: Callable[[], EngineConfig] = lambda: config.engine  # for new processes
+        self.router_dir = router_dir
+        self.engine_config: Callable[[], EngineConfig] = lambda: config.engine
         self.replicas = [Replica(i) for i in range(config.data_parallel_size)]
-        self.ready: list[int] = []  # indices of the replicas that serve
+        self.ready: list[int] = []
         self.ever_ready = False
         self.tasks: list[asyncio.Task[None]] = []
-        self.numbers = itertools.count()  # of calls
+        self.numbers = itertools.count()
         self.context = zmq.Context()
         self.sockets = self._bind(zmq.ROUTER, command_addr), self._bind(zmq.PULL, event_addr)
 
@@ -184,10 +204,10 @@ class Supervisor:
             raise ConfigError(f"{flag}: cannot bind {addr}: {error.strerror}; choose another address") from None
         return socket
 
-    # -- life
+    # -- lifecycle
 
     async def start(self) -> None:
-        """Start every backend; returns when the processes run."""
+        """Starts all backends, and returns when their processes run."""
         commands, events = self.sockets
         self.commands = Endpoint(commands, self._on_command)
         self.events = Endpoint(events, self._on_event)
@@ -197,7 +217,7 @@ class Supervisor:
             await replica.spawned.wait()
 
     async def stop(self, reason: str) -> None:
-        """End every backend: by message, then by force."""
+        """Sends `Stop` to all ready backends, and kills those that do not exit in time."""
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -205,7 +225,7 @@ class Supervisor:
             if replica.state is ReplicaState.READY:
                 self._send(replica, ipc_protocol.Stop(reason))
             else:
-                replica.kill()  # nothing is lost, and a loading process may not listen for long
+                replica.kill()  # it has no requests, and may not read messages for a long time while it loads
         exits = [asyncio.create_task(r.process.wait()) for r in self.replicas if r.process is not None]
         if exits:
             _, pending = await asyncio.wait(exits, timeout=STOP_SECONDS)
@@ -217,12 +237,12 @@ class Supervisor:
         self.context.destroy()
 
     def kill(self) -> None:
-        """End every backend process at once."""
+        """Kills all backend processes."""
         for replica in self.replicas:
             replica.kill()
 
     async def _supervise(self, replica: Replica) -> None:
-        """Run a backend in this place for ever."""
+        """Runs processes of a replica one after another until it is cancelled, or the server cannot start."""
         while True:
             reason = await self._run(replica)
             self._down(replica, reason)
@@ -234,7 +254,8 @@ class Supervisor:
             log.info("restarting backend %d in %.1f s", replica.index, seconds)
             await asyncio.sleep(seconds)
 
-    def _down(self, replica: Replica, reason: str) -> None:  # once for each process, as soon as it says that it ends
+    def _down(self, replica: Replica, reason: str) -> None:
+        """Handles the exit of a process, or the message that announces it, whichever is first."""
         if replica.state is not ReplicaState.DOWN:
             replica.served = time.monotonic() - replica.ready_since if replica.state is ReplicaState.READY else 0.0
             replica.state, replica.exit_reason = ReplicaState.DOWN, reason
@@ -244,7 +265,7 @@ class Supervisor:
             self.observer.on_down(replica.index, reason)
 
     async def _run(self, replica: Replica) -> str:
-        """Start a process, wait for its end, say why it ended."""
+        """Starts a process, waits for its exit, and returns the reason."""
         replica.starts += 1
         replica.state = ReplicaState.STARTING
         replica.fatal = None
@@ -257,7 +278,7 @@ class Supervisor:
             *arguments,
             stdin=asyncio.subprocess.PIPE,  # end of file means that this process has exited
             env=backend_environment(self.config.engine.model, fetches=self.config.fetches_adapters),
-            start_new_session=True,  # Ctrl-C is for the frontend, which drains first
+            start_new_session=True,  # Ctrl-C must reach only the frontend, which drains before it stops backends
         )
         replica.spawned.set()
         replica.last_message = replica.last_beat = time.monotonic()
@@ -278,10 +299,10 @@ class Supervisor:
         return f"the backend process {how}{' while it loaded the model' if loading else ''}{memory}"
 
     async def _send_pings(self) -> None:
-        """Heartbeats down; an end to backends that stopped answering."""
+        """Sends `Ping` to all backends, and kills backends whose steps hang."""
         while True:
             await asyncio.sleep(ipc_protocol.PING_SECONDS)
-            self.events.read()  # this process may have been stopped meanwhile
+            self.events.read()  # after a SIGSTOP of this process, messages are waiting
             self._update_ready()
             for replica in self.replicas:
                 if replica.state is ReplicaState.DOWN or replica.pid is None:
@@ -307,19 +328,23 @@ class Supervisor:
 
     def router_addr(self, replica: Replica) -> str:
         """Returns the address at which frontend processes reach the current process of a replica."""
-        return f"ipc://{self.router_dir}/{replica.index}.{replica.starts}"  # a path of a socket is short
+        return f"ipc://{self.router_dir}/{replica.index}.{replica.starts}"  # the length of socket paths is limited
 
     def require_ready(self) -> list[int]:
-        """Returns the replicas that serve. Raises RequestError if none does."""
+        """Returns the indices of the ready replicas. Raises RequestError 503 if there are none."""
         if not self.ready:
             raise RequestError("no engine process is ready; retry later", status=503, code="no_backend")
         return self.ready
 
     def call(self, index: int, operation: Operation) -> asyncio.Future[CallResult | None]:
-        """Sends an operation to a backend. The result is None if it is not ready, or exits before it answers."""
+        """Sends an operation to the backend of replica `index`.
+
+        Returns:
+            A future of the result. It is None if the backend is not ready, or exits before it sends the result.
+        """
         replica, number = self.replicas[index], next(self.numbers)
         result: asyncio.Future[CallResult | None] = asyncio.get_running_loop().create_future()
-        if replica.state is not ReplicaState.READY:  # no process would answer
+        if replica.state is not ReplicaState.READY:  # no process would send a result
             result.set_result(None)
             return result
         replica.calls[number] = result
@@ -327,23 +352,24 @@ class Supervisor:
         return result
 
     async def collect_stats(self, seconds: float) -> None:
-        """Returns when the ready backends have sent their current stats, or after `seconds`."""
+        """Requests stats of the ready backends, and returns when they have arrived, or after `seconds`."""
         if calls := [self.call(index, ipc_protocol.ReportStats()) for index in self.ready]:
             await asyncio.wait(calls, timeout=seconds)
 
     def _update_ready(self) -> None:
-        """Recomputes `ready`. Requests read it several times each, so it is not computed on access."""
+        """Recomputes `ready`. Each request reads it several times, so it is not computed on access."""
         self.ready = [r.index for r in self.replicas if r.state is ReplicaState.READY and r.responds and r.pid]
 
-    def send(self, index: int, message: Any) -> None:
-        self._send(self.replicas[index], message)
+    def send(self, replica: int, message: Any) -> None:
+        """Sends a message to the backend of the replica with this index."""
+        self._send(self.replicas[replica], message)
 
     def _send(self, replica: Replica, message: Any) -> None:
-        # to a name that is not connected (yet, or any more) a ROUTER drops the message, which is what we want
+        # a ROUTER drops the message if the process is not connected yet, or has exited; it needs none then
         self.commands.send(replica.name.encode(), ipc_protocol.encode(message))
 
     def _sender(self, frames: list[bytes]) -> Replica | None:
-        """The backend that sent a message; None for other senders and ended processes, which are ignored."""
+        """Returns the backend that sent a message; None for unknown senders and exited processes."""
         replica = find_slot(self.replicas, frames[0]) if len(frames) == 2 else None
         if replica is None or replica.state is ReplicaState.DOWN:
             return None
@@ -353,7 +379,7 @@ class Supervisor:
         return replica
 
     def _on_command(self, frames: list[bytes]) -> None:
-        """Answers a hello."""
+        """Replies to `Hello` with `Configure`, or with `Stop` if the versions differ."""
         replica = self._sender(frames)
         if replica is None:
             return

@@ -1,8 +1,7 @@
-"""The backend process: one engine, driven by messages. The frontend starts it (`BACKEND_COMMAND`).
+"""Main module of the backend process, which runs one engine. The frontend starts it (`BACKEND_COMMAND`).
 
-The loop is single-threaded. While there is work it looks at its socket between steps without waiting; idle, it
-sleeps on the socket. Standard input is a pipe whose other end the frontend holds: end of file means that the frontend
-has exited.
+The loop is single-threaded. With running requests, it reads messages between steps without waiting. Otherwise it waits
+for a message. Standard input is a pipe from the frontend: end of file means that the frontend has exited.
 """
 
 from __future__ import annotations
@@ -35,23 +34,28 @@ EngineFactory = Callable[[ipc_protocol.Configure, Progress, Lost], Any]
 
 
 class Backend:
-    """An engine behind a link."""
+    """The loop of the engine: executes commands of the frontend, runs steps and sends outputs.
+
+    Attributes:
+        stats_sent: time of the last `Stats`, monotonic seconds.
+        stats_due: the stats may have changed since then.
+        capturing: CUDA graphs remain to be captured while no request runs.
+        overlaps_outputs: the engine sends outputs during the next forward.
+    """
 
     def __init__(self, link: EngineChannel, engine: Any) -> None:
         self.link = link
         self.engine = engine
         self.stopped = False
         self.stats_sent = 0.0
-        self.stats_due = True  # something changed since they were sent
-        self.capturing = True  # CUDA graphs are left to be captured while no request runs
-        self.overlaps_outputs: bool = engine.set_overlap_callback(
-            self.send_outputs, link.has_command
-        )  # outputs are sent while the device computes
+        self.stats_due = True
+        self.capturing = True
+        self.overlaps_outputs: bool = engine.set_overlap_callback(self.send_outputs, link.has_command)
         self.adapters = AdapterWorker(engine, link.send, self.add)
         self.profile = ProfileWorker(link.name.decode(), link.send)
 
     def run(self) -> None:
-        """Serves until a Stop message. Raises FrontendGone."""
+        """Runs the loop until a `Stop` message. Raises FrontendGone."""
         while not self.stopped:
             busy = self.engine.has_work()
             if not busy and self.stats_due:
@@ -73,7 +77,7 @@ class Backend:
                     self.send_outputs()
                 if time.monotonic() - self.stats_sent > ipc_protocol.BUSY_STATS_SECONDS:
                     self.send_stats()
-            elif self.capturing:  # one at a time, so that a request waits for one at most
+            elif self.capturing:  # one graph per iteration, so that a request waits for at most one capture
                 self.capturing = self.engine.capture_next()
                 if not self.capturing:
                     self.stats_due = True
@@ -85,6 +89,7 @@ class Backend:
             self.link.send(ipc_protocol.Outputs(outputs))
 
     def handle(self, command: ipc_protocol.Command) -> None:
+        """Executes a command. Raises TypeError for one that a loaded backend does not accept."""
         match command:
             case ipc_protocol.Add():
                 for spec in command.requests():
@@ -104,6 +109,7 @@ class Backend:
                 raise TypeError(f"{type(command).__name__} is not for a loaded backend")
 
     def execute(self, number: int, operation: ipc_protocol.Operation) -> None:
+        """Starts the operation of call `number`. Its `CallResult` is sent when it is complete."""
         match operation:
             case ipc_protocol.ReportStats():
                 self.send_stats()
@@ -118,12 +124,13 @@ class Backend:
                 self.profile.stop(number, keep)
 
     def add(self, spec: Any) -> None:
+        """Adds a request to the engine. If that fails, it sends the error as the output of the request."""
         try:
             self.engine.add(spec)
         except AdapterNotLoadedError as error:  # the unload arrived first, over another socket
             output = EngineOutput(id=spec.id, nfe=0, finish_reason="error", error=str(error), adapter_unloaded=True)
             self.link.send(ipc_protocol.Outputs([output]))
-        except Exception as error:  # one request's fault must not end the others
+        except Exception as error:  # an error of one request must not end the others
             log.exception("failed to add request %s; its client gets an error. Report it with this traceback", spec.id)
             failed = EngineOutput(id=spec.id, nfe=0, finish_reason="error", error=f"{type(error).__name__}: {error}")
             self.link.send(ipc_protocol.Outputs([failed]))
@@ -135,13 +142,19 @@ class Backend:
 
 
 def import_engine() -> None:
-    """What takes longest and depends on no configuration."""
+    """Imports the engine while the process waits for its configuration, which saves time at startup."""
     import_module("runtime.engine.setup")
 
 
 def take_devices(configure: ipc_protocol.Configure) -> tuple[int, ...] | None:
-    """The replica's own GPUs, where it runs on some, the first of which is this process's from now on. ConfigError if
-    one is not there."""
+    """Makes the first GPU of the replica the current device of this process.
+
+    Returns:
+        Indices of the GPUs of the replica; None if it runs on the CPU.
+
+    Raises:
+        ConfigError: a GPU does not exist.
+    """
     import torch
 
     from runtime.distributed.executor import on_gpus
@@ -155,7 +168,16 @@ def take_devices(configure: ipc_protocol.Configure) -> tuple[int, ...] | None:
 
 
 def load_engine(configure: ipc_protocol.Configure, progress: Progress, lost: Lost) -> Any:
-    """The real engine. `lost`: see ``runtime.distributed.executor.MultiprocExecutor``."""
+    """Loads the engine of a replica.
+
+    Args:
+        configure: configuration of the replica.
+        progress: called with phase, loaded bytes and total bytes.
+        lost: `on_lost` of ``runtime.distributed.executor.MultiprocExecutor``.
+
+    Raises:
+        ConfigError: the configuration, the checkpoint or the devices are wrong.
+    """
     config, devices = configure.engine, take_devices(configure)
     if config.tensor_parallel_size == 1:
         from runtime.engine import setup
@@ -173,7 +195,7 @@ def load_engine(configure: ipc_protocol.Configure, progress: Progress, lost: Los
 
 
 def _sentence(error: BaseException) -> str:
-    """Why loading failed, in one line."""
+    """Returns the reason of a failed load in one line."""
     first = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, ConfigError | ReplicaLost):
         return first
@@ -185,7 +207,7 @@ def _sentence(error: BaseException) -> str:
 
 
 def serve(link: EngineChannel, make_engine: EngineFactory, prepare: Callable[[], object]) -> int:
-    """Loads the configured engine and serves it. Returns the exit code."""
+    """Receives the configuration, loads the engine and runs its loop. Returns the exit code."""
     link.send_hello()
     prepare()
     configure = link.configuration()
@@ -211,14 +233,14 @@ def serve(link: EngineChannel, make_engine: EngineFactory, prepare: Callable[[],
         link.send(ipc_protocol.Fatal(_sentence(error)))
         return 1
     gc.enable()
-    gc.freeze()  # these objects stay; collecting them would delay all requests by a tenth of a second
+    gc.freeze()  # these objects are never freed; scanning them would delay all requests by a tenth of a second
     link.send(ipc_protocol.Ready(engine.info, time.monotonic() - started))
     Backend(link, engine).run()
     return 0
 
 
 def main(make_engine: EngineFactory = load_engine, prepare: Callable[[], object] = import_engine) -> int:
-    """The process's exit code. Tests drive engines of their own through `make_engine`."""
+    """Runs the process and returns its exit code. Tests replace the engine with `make_engine`."""
     parser = argparse.ArgumentParser(
         prog="runtime.server.engine_process.backend", description="started by the frontend, not by hand"
     )
@@ -228,7 +250,7 @@ def main(make_engine: EngineFactory = load_engine, prepare: Callable[[], object]
     parser.add_argument("--router-addr")
     args = parser.parse_args()
     exit_with_parent()
-    gc.disable()  # until the engine is loaded: its modules and weights stay, so scanning them only takes time
+    gc.disable()  # until the engine is loaded: modules and weights are never freed, so scanning them wastes time
     link = EngineChannel(args.name, args.command_addr, args.event_addr, args.router_addr)
     try:
         return serve(link, make_engine, prepare)

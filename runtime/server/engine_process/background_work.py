@@ -1,4 +1,4 @@
-"""Work of a backend between its steps: threads read adapters and write profiles."""
+"""Adapters and profiles of a backend. Threads read and write files, and the loop polls them between steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runtime.server.engine_client.ipc_protocol import CallResult
 
 log = logging.getLogger("unmask.backend")
 
-POLL_SECONDS = 0.02  # how soon an idle backend sees that a file has been read
+POLL_SECONDS = 0.02  # interval at which an idle backend checks whether a file has been read or written
 
 
 def _attempt(work: Callable[[], Any], failure: str, advice: str) -> tuple[Any, str | None]:
@@ -32,22 +32,30 @@ def _attempt(work: Callable[[], Any], failure: str, advice: str) -> tuple[Any, s
 
 
 class AdapterWorker:
-    """Loads and unloads adapters. `send` sends results to the frontend; `add` adds requests that have waited."""
+    """Loads and unloads adapters.
+
+    Args:
+        engine: the engine.
+        send: sends results to the frontend.
+        add: adds requests to the engine that had to wait until their adapter was loaded.
+    """
 
     def __init__(self, engine: Any, send: Callable[[CallResult], None], add: Callable[[RequestSpec], None]) -> None:
         self.engine = engine
         self.send = send
         self.add = add
-        self._loading: dict[str, list[RequestSpec]] = {}  # with the requests that wait for them
-        # appended by threads: number, name, adapter, error
+        self._loading: dict[str, list[RequestSpec]] = {}  # adapter -> requests that wait for it
+        # number of the call, name, adapter and error; threads append to it
         self._completed_reads: list[tuple[int, str, Any, str | None]] = []
-        self._unloading: dict[str, int] = {}  # with the numbers of the calls
+        self._unloading: dict[str, int] = {}  # adapter -> number of the call
 
     @property
     def pending(self) -> bool:
+        """Whether `poll` has to be called."""
         return bool(self._loading or self._unloading)
 
     def load(self, number: int, name: str, uri: str) -> None:
+        """Starts to read an adapter in a thread. `number`: of the call."""
         self._loading.setdefault(name, [])
         self._end_unload(name)
         threading.Thread(
@@ -55,23 +63,24 @@ class AdapterWorker:
         ).start()
 
     def unload(self, number: int, name: str) -> None:
+        """Unloads an adapter when no request uses it. `number`: of the call."""
         self._end_unload(name)
         self._unloading[name] = number
 
     def _end_unload(self, name: str) -> None:
-        """Answers the call of an unload that a later call replaces."""
+        """Completes the call of a pending unload, because a later call for the same adapter replaces it."""
         if (number := self._unloading.pop(name, None)) is not None:
             self.send(CallResult(number))
 
     def defer(self, spec: RequestSpec) -> bool:
-        """Whether a request is kept here until its adapter has come."""
+        """Stores a request until its adapter is loaded. Returns False if the adapter is not being loaded."""
         if spec.adapter not in self._loading:
             return False
         self._loading[spec.adapter].append(spec)
         return True
 
     def poll(self) -> None:
-        """Called between steps: activates adapters that have been read, and removes unused ones."""
+        """Activates adapters that have been read, and unloads unused ones. It is called between steps."""
         while self._completed_reads:
             number, name, adapter, error = self._completed_reads.pop(0)
             if error is None:
@@ -89,14 +98,14 @@ class AdapterWorker:
         self._completed_reads.append((number, name, *_attempt(partial(read, uri), failure, "check its files")))
 
 
-STEP = "engine step"  # each one's name in the trace
+STEP = "engine step"  # name of each step in the trace
 
 
 class ProfileWorker:
-    """Records profiles in the thread of the steps, which the profiler observes. `send` sends results to the frontend.
+    """Records profiles. Its methods are called in the thread of the steps, because the profiler records this thread.
 
     Attributes:
-        recording: steps are being recorded. pending: a file is being written.
+        recording: a profile is being recorded.
     """
 
     def __init__(self, name: str, send: Callable[[CallResult], None]) -> None:
@@ -110,9 +119,11 @@ class ProfileWorker:
 
     @property
     def pending(self) -> bool:
+        """Whether a file is being written, so that `poll` has to be called."""
         return self._writer is not None
 
     def start(self, number: int, directory: str) -> None:
+        """Starts to record. `number`: of the call. `directory`: where `stop` writes the file."""
         self._directory = Path(directory)
         failure = f"failed to start the profile in {directory}"
         self._profile, error = _attempt(self._make_profile, failure, "check --torch-profiler-dir")
@@ -132,14 +143,14 @@ class ProfileWorker:
         return made
 
     def step(self, engine: Any) -> None:
-        """One of the engine's, under its name in the trace."""
+        """Executes one step of the engine under the name `STEP` in the trace."""
         from torch.profiler import record_function
 
         with record_function(STEP):
             engine.execute_step()
 
     def stop(self, number: int, keep: bool) -> None:
-        """Stops recording. A thread writes the file."""
+        """Stops recording. If `keep`, a thread writes the file. `number`: of the call."""
         made, self._profile, self.recording = self._profile, None, False
         if made is None:
             self.send(CallResult(number, error="no profile is running"))
@@ -148,7 +159,7 @@ class ProfileWorker:
         if not keep:
             self.send(CallResult(number))
             return
-        now = time.time_ns()  # two of one second have names of their own
+        now = time.time_ns()  # two profiles within one second need different names
         stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now // 10**9))}.{now % 10**9 // 10**6:03}"
         file = self._directory / f"{self.name}-{stamp}-{os.getpid()}.pt.trace.json.gz"
         self._writer = threading.Thread(target=self._write, args=(number, made, file), name="profile", daemon=True)
@@ -160,7 +171,7 @@ class ProfileWorker:
         self._written = CallResult(number, "" if error else str(file), error)
 
     def poll(self) -> None:
-        """Called between steps: reports a file that has been written."""
+        """Sends the result of a file that has been written. It is called between steps."""
         if self._written is not None:
             self.send(self._written)
             self._written = self._writer = None

@@ -19,8 +19,8 @@ from runtime.server.engine_client.ipc_sockets import bind_private, connect
 
 log = logging.getLogger("unmask.backend")
 
-UNSENT_BEATS = 4  # heartbeats kept while the frontend reads nothing
-REASON_SECONDS = 2.0  # longest wait until the reason has been sent
+UNSENT_BEATS = 4  # maximum number of queued heartbeats while the frontend reads nothing
+REASON_SECONDS = 2.0  # maximum wait at the exit until the reason has been sent
 
 
 class FrontendGone(Exception):
@@ -28,19 +28,24 @@ class FrontendGone(Exception):
 
 
 class FrontendRouter:
-    """The socket for several frontend processes. Each receives the outputs of its own requests."""
+    """The socket for several frontend processes. Each process receives the outputs of its own requests.
+
+    Attributes:
+        owners: name of the frontend process of each live request, by the id of the request.
+        released: names of frontend processes that have exited.
+    """
 
     def __init__(self, context: zmq.Context[Any], addr: str) -> None:
         self.socket = context.socket(zmq.ROUTER)
         bind_private(self.socket, addr)
-        self.owners: dict[str, bytes] = {}  # id of each live request -> name of its frontend process
-        self.released: set[bytes] = set()  # names of processes that have ended
+        self.owners: dict[str, bytes] = {}
+        self.released: set[bytes] = set()
 
     def has_command(self) -> bool:
         return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def receive(self) -> Iterator[ipc_protocol.Command]:
-        """Yields every command that is here."""
+        """Yields the commands that have arrived."""
         while True:
             try:
                 name, data = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -58,10 +63,11 @@ class FrontendRouter:
             yield command
 
     def send(self, outputs: list[EngineOutput]) -> None:
+        """Sends each output to the frontend process of its request."""
         by_owner: dict[bytes, list[EngineOutput]] = {}
         for output in outputs:
             owner = self.owners.get(output.id)
-            if owner is None:  # aborted a moment ago
+            if owner is None:  # aborted before this output
                 continue
             if output.finish_reason is not None:
                 del self.owners[output.id]
@@ -70,7 +76,7 @@ class FrontendRouter:
             self.socket.send_multipart([owner, ipc_protocol.encode(ipc_protocol.Outputs(group))])
 
     def release(self, name: str) -> list[str]:
-        """Forgets a process that has ended. Returns the ids of its requests."""
+        """Removes a process that has exited, and returns the ids of its requests."""
         ended = name.encode()
         self.released.add(ended)
         ids = [id for id, owner in self.owners.items() if owner == ended]
@@ -80,10 +86,20 @@ class FrontendRouter:
 
 
 class EngineChannel:
-    """Ends with the frontend, which holds the other end of standard input."""
+    """The connection of a backend to its frontend: receives commands and sends events.
+
+    Standard input is a pipe from the frontend, whose end of file shows that the frontend has exited.
+    """
 
     def __init__(self, name: str, command_addr: str, event_addr: str, router_addr: str | None = None) -> None:
-        """Connects to the frontend. `router_addr`: where several frontend processes connect; None with a single one."""
+        """Connects to the frontend.
+
+        Args:
+            name: name of this process, the identity of its sockets.
+            command_addr: address of the frontend's socket for commands.
+            event_addr: address of the frontend's socket for events.
+            router_addr: address to bind for several frontend processes. None: there is one frontend.
+        """
         self.name = name.encode()
         self.event_addr = event_addr
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -106,11 +122,12 @@ class EngineChannel:
         return socket
 
     def send_hello(self) -> None:
+        """Sends `Hello`, and starts to send heartbeats."""
         threading.Thread(target=self._send_beats, name="heartbeat", daemon=True).start()
         self.commands.send(ipc_protocol.encode(ipc_protocol.Hello(ipc_protocol.VERSION, os.getpid())))
 
     def configuration(self) -> ipc_protocol.Configure:
-        """Wait for what to load: the answer to the greeting. Raises FrontendGone."""
+        """Waits for `Configure`, the reply to `Hello`. Raises FrontendGone."""
         while True:
             for command in self.receive(1.0):
                 if isinstance(command, ipc_protocol.Configure):
@@ -119,13 +136,17 @@ class EngineChannel:
                     raise FrontendGone(command.reason)
 
     def has_command(self) -> bool:
-        """Whether a command is here."""
+        """Returns whether a command has arrived."""
         if int(self.commands.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             return True
         return self.router is not None and self.router.has_command()
 
     def receive(self, seconds: float) -> Iterator[ipc_protocol.Command]:
-        """Every command that is here, after waiting at most `seconds` for the first. Raises FrontendGone."""
+        """Yields the commands that have arrived, after it has waited at most `seconds` for the first.
+
+        Raises:
+            FrontendGone: the frontend has exited, or has sent nothing for too long.
+        """
         ready = dict(self.poller.poll(int(seconds * 1000)))
         if sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 4096):
             raise FrontendGone("its end of the pipe is closed")
@@ -160,6 +181,7 @@ class EngineChannel:
         yield from unloads
 
     def send(self, event: ipc_protocol.Event) -> None:
+        """Sends an event to the frontend, or outputs to the frontend processes of their requests."""
         if self.router is not None and isinstance(event, ipc_protocol.Outputs):
             self.router.send(event.outputs)
             return
@@ -179,7 +201,7 @@ class EngineChannel:
         os._exit(1)
 
     def _send_beats(self) -> None:
-        """Sends heartbeats as long as the process runs. A socket belongs to one thread, so this is another one."""
+        """Sends heartbeats while the process runs. Sockets are not thread-safe, so this thread has its own socket."""
         socket = self._push(zmq.Context(), UNSENT_BEATS)
         beat = [self.name, ipc_protocol.encode(ipc_protocol.Heartbeat())]
         while True:

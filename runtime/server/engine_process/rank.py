@@ -1,4 +1,4 @@
-"""A rank of a server's replica: as any other, but it logs as the server does."""
+"""Main module of a rank of a server's replica: a ``runtime.distributed.rank_worker`` with the server's log format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Client of the engine processes in a frontend process: requests go to the backends, all else to the parent process."""
+"""Client of the engine processes in a frontend process.
+
+It sends requests directly to the backends, and all other calls to the parent process.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ from runtime.server.frontend_processes.metrics import LiveRequests
 from runtime.server.frontend_processes.protocol import EngineState, Method, RpcRequest, RpcResponse
 from runtime.server.metrics import RequestMetrics
 
-PUBLISH_SECONDS = 0.05  # after a change of the live requests until metrics show it
+PUBLISH_SECONDS = 0.05  # delay until a change of the live requests is written to the metrics
 
 
 class ParentRpc:
-    """Calls of the parent process. `send` sends a message to it."""
+    """Remote procedure calls to the parent process. `send` sends a message to it."""
 
     def __init__(self, send: Callable[[RpcRequest], None]) -> None:
         self.send = send
@@ -31,7 +34,7 @@ class ParentRpc:
         self._pending: dict[int, asyncio.Future[Any]] = {}
 
     async def call(self, method: Method, *arguments: str) -> Any:
-        """Returns the result. Raises RequestError."""
+        """Calls a method in the parent process and returns its result. Raises the RequestError of the method."""
         number = next(self._numbers)
         pending = self._pending[number] = asyncio.get_running_loop().create_future()
         self.send(RpcRequest(number, method, list(arguments)))
@@ -39,12 +42,13 @@ class ParentRpc:
             return await pending
         finally:
             del self._pending[number]
-            del pending  # the frames of an error would form a reference cycle with it
+            del pending  # an exception's traceback and the future would form a reference cycle
 
     def on_response(self, response: RpcResponse) -> None:
+        """Completes the call with the number of the response."""
         pending = self._pending.get(response.number)
         if pending is None or pending.done():
-            return  # its client has disconnected
+            return  # the call was cancelled because its client has disconnected
         if response.error is not None:
             pending.set_exception(response.error.error())
         else:
@@ -52,6 +56,8 @@ class ParentRpc:
 
 
 class RemoteAdapterRegistry(AdapterRegistry):
+    """Adapters as last reported by the parent process, which loads and unloads them."""
+
     def __init__(self, config: ServerConfig, rpc: ParentRpc) -> None:
         super().__init__(config.lora_config is None)
         self.rpc = rpc
@@ -64,6 +70,8 @@ class RemoteAdapterRegistry(AdapterRegistry):
 
 
 class RemoteProfiler:
+    """Starts and stops profiles through the parent process."""
+
     def __init__(self, rpc: ParentRpc) -> None:
         self.rpc = rpc
 
@@ -77,7 +85,13 @@ class RemoteProfiler:
 
 
 class BackendConnections:
-    """Connections of this process to the loaded backends, one per replica."""
+    """Connections of this process to the loaded backends, one per replica.
+
+    Attributes:
+        name: name of this process, the identity of its sockets.
+        ready: indices of the ready replicas, as last reported by the parent process.
+        addresses: address of each replica's backend; "" if it is not connected.
+    """
 
     def __init__(self, name: str, replicas: int, on_outputs: Callable[[int, list[EngineOutput]], None]) -> None:
         self.name = name
@@ -87,42 +101,55 @@ class BackendConnections:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.endpoints: list[Endpoint | None] = [None] * replicas
 
-    def send(self, index: int, message: Any) -> None:
-        endpoint = self.endpoints[index]
+    def send(self, replica: int, message: Any) -> None:
+        """Sends a message to a replica's backend, and drops it if the backend is not connected."""
+        endpoint = self.endpoints[replica]
         if endpoint is not None:
             endpoint.send(encode(message))
 
-    def connect(self, index: int, addr: str) -> None:
+    def connect(self, replica: int, addr: str) -> None:
+        """Connects to a replica's backend at `addr`."""
+
         def on_message(frames: list[bytes]) -> None:
             event = decode_event(frames[0])
             assert isinstance(event, Outputs)
-            self.on_outputs(index, event.outputs)
+            self.on_outputs(replica, event.outputs)
 
-        self.addresses[index] = addr
-        self.endpoints[index] = Endpoint(connect(self.context, self.name, addr), on_message)
+        self.addresses[replica] = addr
+        self.endpoints[replica] = Endpoint(connect(self.context, self.name, addr), on_message)
 
-    def disconnect(self, index: int) -> None:
-        """Passes on the outputs that have arrived, and closes the connection."""
-        endpoint = self.endpoints[index]
+    def disconnect(self, replica: int) -> None:
+        """Processes the outputs that have arrived, and closes the connection."""
+        endpoint = self.endpoints[replica]
         if endpoint is not None:
             endpoint.read()
             endpoint.close()
-        self.addresses[index], self.endpoints[index] = "", None
+        self.addresses[replica], self.endpoints[replica] = "", None
 
 
 class FrontendEngineClient(EngineClient):
     """Client of backends that the parent process supervises.
 
     Attributes:
-        name: identifies this process at the backends.
+        live_requests: publishes the live requests of this process to the parent process.
+        publishing: publishing is scheduled.
     """
 
     def __init__(
-        self, config: ServerConfig, request_metrics: RequestMetrics, rpc: ParentRpc, name: str, index: int
+        self, config: ServerConfig, request_metrics: RequestMetrics, rpc: ParentRpc, name: str, frontend_index: int
     ) -> None:
+        """Creates a client without connections.
+
+        Args:
+            config: configuration of the server, with the limits of this process.
+            request_metrics: metrics of the requests of this process.
+            rpc: calls to the parent process.
+            name: name of this process, the identity of its sockets.
+            frontend_index: index of this process.
+        """
         adapters, profiler = RemoteAdapterRegistry(config, rpc), RemoteProfiler(rpc)
         self.connections = BackendConnections(name, config.data_parallel_size, self.on_outputs)
-        super().__init__(config, request_metrics, self.connections, adapters, profiler, index=index)
+        super().__init__(config, request_metrics, self.connections, adapters, profiler, frontend_index=frontend_index)
         self.rpc = rpc
         self.live_requests = LiveRequests()
         self.publishing = False
@@ -138,22 +165,21 @@ class FrontendEngineClient(EngineClient):
         return text
 
     def on_state(self, state: EngineState) -> None:
-        """Applies the state of backends and adapters. Pending requests are sent first: they may name an adapter that is
-        unloaded once this process has acknowledged the state."""
-        self.flush()
+        """Applies the state of backends and adapters."""
+        self.flush()  # first: pending requests may name an adapter that is unloaded after the acknowledgment
         self.info, self._progress, self.complete = state.info, state.progress, state.complete
         self.adapters.entries, self.adapters.settled = state.adapters, state.adapters_settled
         self.connections.ready = state.ready
-        for index, replica in enumerate(state.replicas):
-            before = self.connections.addresses[index]
-            if replica.addr == before:
+        for replica, connection in enumerate(state.replicas):
+            before = self.connections.addresses[replica]
+            if connection.addr == before:
                 continue
             if before:
-                self.connections.disconnect(index)
-                self.fail_replica(index, replica.exit_reason)
+                self.connections.disconnect(replica)
+                self.fail_replica(replica, connection.exit_reason)
                 self._schedule_publishing()
-            if replica.addr:
-                self.connections.connect(index, replica.addr)
+            if connection.addr:
+                self.connections.connect(replica, connection.addr)
 
     def submit(self, specs: list[RequestSpec]) -> OutputQueue:
         queue = super().submit(specs)

@@ -1,4 +1,4 @@
-"""Starts, supervises and drains the frontend processes of a server, and answers their calls."""
+"""Starts, supervises and drains the frontend processes of a server, and executes their remote calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from runtime.server.frontend_processes.protocol import (
     FrontendConfig,
     Listening,
     Loaded,
-    ReplicaState,
+    ReplicaConnection,
     RpcRequest,
     RpcResponse,
     StartupFailed,
@@ -43,15 +43,26 @@ from runtime.server.frontend_processes.protocol import (
 log = logging.getLogger("unmask.frontends")
 
 COMMAND = module_command("runtime.server.frontend_processes.process")
-CHECK_SECONDS = 0.2  # between two checks for changes of the state and for silent processes
-SILENCE_SECONDS = 60.0  # without a message, after which a process is killed
-START_SECONDS = 300.0  # until a process listens, after which it is killed
-STATS_SECONDS = 0.5  # for the backends to report their stats for a scrape
-EXIT_SECONDS = 5.0  # beyond --drain-timeout, until processes are killed
+CHECK_SECONDS = 0.2  # interval of checks for changes of the state and for processes that hang
+SILENCE_SECONDS = 60.0  # a process that sends no message for this time is killed
+START_SECONDS = 300.0  # a process that does not listen after this time is killed
+STATS_SECONDS = 0.5  # maximum wait of a scrape for the stats of the backends
+EXIT_SECONDS = 5.0  # time for processes to exit, in addition to --drain-timeout, before they are killed
 
 
 class Frontend(supervision.ProcessSlot):
-    """One of the frontend processes."""
+    """One frontend process.
+
+    Attributes:
+        connected: the process has sent `Hello` and has not exited.
+        released: the process has exited.
+        started: time of the start, monotonic seconds.
+        listening_since: time since which it accepts connections, monotonic seconds; 0 before.
+        loaded: its tokenizer is loaded.
+        num_sent, num_acked: number of the last state that was sent, and of the last one that was acknowledged.
+        state_error: why the process could not apply the last acknowledged state; "" if it could.
+        acked: event that each acknowledgment and the exit set.
+    """
 
     def __init__(self, index: int) -> None:
         super().__init__("frontend", index)
@@ -59,19 +70,20 @@ class Frontend(supervision.ProcessSlot):
 
     def reset(self) -> None:
         """Prepares for the next process."""
-        self.connected = False  # has sent `Hello`
-        self.released = False  # has exited
+        self.connected = False
+        self.released = False
         self.started = time.monotonic()
         self.listening_since = 0.0
         self.loaded = False
         self.fatal = None
         self.last_message = time.monotonic()
-        self.num_sent = self.num_acked = 0  # state updates
-        self.state_error = ""  # why the last acknowledged one could not be applied
-        self.acked = asyncio.Event()  # set by each acknowledgment, and by the exit
+        self.num_sent = self.num_acked = 0
+        self.state_error = ""
+        self.acked = asyncio.Event()
 
     @property
     def hangs(self) -> bool:
+        """Whether the process starts for too long, or has sent no message for too long."""
         if self.pid is None:
             return False
         now = time.monotonic()
@@ -80,7 +92,15 @@ class Frontend(supervision.ProcessSlot):
 
 
 class FrontendProcessManager:
-    """All frontend processes. The server uses it like `HttpFrontend`."""
+    """Manages all frontend processes. The server uses it in place of an `HttpFrontend`.
+
+    Attributes:
+        draining: `begin_drain` was called.
+        ever_listened: some frontend process has accepted connections.
+        complete: startup is complete: every frontend process has loaded its tokenizer once.
+        ending: set when the processes have to exit.
+        sent_state: the last state that was sent to all processes, encoded.
+    """
 
     def __init__(
         self,
@@ -91,7 +111,16 @@ class FrontendProcessManager:
         metrics: FrontendMetrics,
         give_up: Callable[[str], None],
     ) -> None:
-        """Binds the socket to which the processes connect. `give_up` is called with the reason if they cannot start."""
+        """Binds the socket to which the processes connect.
+
+        Args:
+            config: configuration of the server.
+            engine_client: client of the engine processes that this process supervises.
+            listener: socket on which the processes accept connections.
+            socket_directory: directory of the ZeroMQ sockets.
+            metrics: metrics of all frontend processes.
+            give_up: called with the reason if the processes cannot start.
+        """
         self.config, self.engine_client, self.supervisor = config, engine_client, engine_client.supervisor
         self.listener = listener
         self.metrics = metrics
@@ -110,7 +139,7 @@ class FrontendProcessManager:
         engine_client.on_change = engine_client.adapters.on_change = self._broadcast
         engine_client.adapters.wait_acknowledged = self.wait_acknowledged
 
-    # -- life, as the server uses it
+    # -- lifecycle, with the methods of `HttpFrontend`
 
     async def start(self) -> None:
         self.runs = [asyncio.create_task(self._supervise(frontend)) for frontend in self.frontends]
@@ -118,7 +147,7 @@ class FrontendProcessManager:
 
     @property
     def in_flight(self) -> int:
-        """Engine requests that have not ended."""
+        """Number of live engine requests."""
         return self.metrics.live()
 
     def pids(self) -> dict[str, int]:
@@ -130,7 +159,7 @@ class FrontendProcessManager:
             self._send(frontend, BeginDrain())
 
     async def drain(self) -> None:
-        """Return when every process has finished its requests and exited."""
+        """Lets all processes finish their requests, and returns when they have exited."""
         self._end(Drain())
         await self._wait_for_exits(self.config.drain_timeout + EXIT_SECONDS)
 
@@ -142,7 +171,7 @@ class FrontendProcessManager:
         self.endpoint.close()
 
     def close(self) -> None:
-        """Nothing is left."""
+        """Does nothing: `stop` has closed everything."""
 
     def kill(self) -> None:
         for frontend in self.frontends:
@@ -164,7 +193,7 @@ class FrontendProcessManager:
             await asyncio.wait(alive)
 
     async def _supervise(self, frontend: Frontend) -> None:
-        """Runs processes one after another until the server ends."""
+        """Starts a process again after each exit, until the server ends or cannot start."""
         while not self.ending.is_set():
             try:
                 reason = await self._run(frontend)
@@ -194,7 +223,7 @@ class FrontendProcessManager:
             stdin=asyncio.subprocess.DEVNULL,
             pass_fds=[descriptor],
             env={**os.environ, **self.metrics.environment()},
-            start_new_session=True,  # Ctrl-C is for this process, which drains all
+            start_new_session=True,  # Ctrl-C must reach only this process, which drains all of them
         )
         if self.ending.is_set():
             frontend.kill()
@@ -231,7 +260,7 @@ class FrontendProcessManager:
         client, supervisor = self.engine_client, self.supervisor
         ready = supervision.ReplicaState.READY
         replicas = [
-            ReplicaState(supervisor.router_addr(r) if r.state is ready else "", r.exit_reason)
+            ReplicaConnection(supervisor.router_addr(r) if r.state is ready else "", r.exit_reason)
             for r in supervisor.replicas
         ]
         adapters = client.adapters
@@ -254,9 +283,12 @@ class FrontendProcessManager:
             self._send(frontend, StateUpdate(frontend.num_sent, state))
 
     async def wait_acknowledged(self) -> None:
-        """Returns once each process has the current state: the next request of a client may reach any of them.
+        """Sends the current state and returns when all processes have applied it.
 
-        Raises RequestError 500 if one could not take it over. That process is replaced.
+        This is necessary because the next request of a client may reach any of the processes.
+
+        Raises:
+            RequestError: 500 if a process could not apply the state. That process is restarted.
         """
         self._broadcast()
         for frontend, number in [(frontend, frontend.num_sent) for frontend in self.frontends]:
@@ -302,13 +334,13 @@ class FrontendProcessManager:
             case StateAck(number, error):
                 frontend.num_acked, frontend.state_error = number, error
                 frontend.acked.set()
-                if error:  # it would serve with an old state: another process replaces it
+                if error:  # restarted, because it would continue with an old state
                     frontend.kill_because(error)
             case RpcRequest():
                 self._start_task(self._answer(frontend, frontend.name, message))
             case StartupFailed(sentence):
                 frontend.fatal = sentence
-                if self.complete:  # its input was valid once: the others serve on, and another process tries again
+                if self.complete:  # its configuration was valid before, so only this process is restarted
                     frontend.kill()
                 elif not self.ending.is_set():
                     self.give_up(sentence)

@@ -1,7 +1,8 @@
 """Metrics of several frontend processes, through the multiprocess mode of prometheus_client.
 
-Each process writes its values to files in a directory of the server. The parent process adds them up at each scrape. A
-process that replaces another one continues its totals, so files do not become more, and totals never decrease.
+Each process writes its values to files in a directory of the server. The parent process sums them at each scrape. A
+restarted process continues with the files of the last process. So the number of files stays the same, and totals never
+decrease.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ from prometheus_client.samples import Sample
 
 from runtime.server.metrics import EngineMetrics, RequestMetrics, with_deprecated_names
 
-DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client reads it
+DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # environment variable of prometheus_client
 _KINDS = ("counter", "histogram", "gauge_livesum")
-_FILE_BYTES = 1 << 16  # allocated at once, as a write to a mapped file without disk space kills a process
+_FILE_BYTES = 1 << 16  # allocated in advance: a write to a mapped file without disk space kills the process
 _LIVE = "unmask_frontend_live"
 
 
 def use_files(index: int) -> None:
-    """Writes the metrics of this process to the files of frontend process `index`. Call it before any is created."""
+    """Writes the metrics of this process to the files of frontend process `index`.
+
+    It must be called before any metric is created.
+    """
     values.ValueClass = values.MultiProcessValue(lambda: index)  # type: ignore[no-untyped-call]
 
 
@@ -46,7 +50,14 @@ class LiveRequests:
 
 
 class FrontendMetrics(Collector):
-    """What all frontend processes observe, added up."""
+    """The request metrics of all frontend processes, summed.
+
+    Attributes:
+        engine_metrics: receives the live requests of all processes at each refresh.
+        started: time of creation, Unix seconds.
+        unused: metrics without values, which provide the names of all metrics.
+        found: metrics by name, as of the last refresh.
+    """
 
     def __init__(self, directory: Path) -> None:
         """Creates the directory of the files."""
@@ -54,17 +65,17 @@ class FrontendMetrics(Collector):
         self.directory = directory
         self.engine_metrics = EngineMetrics()
         self.started = time.time()
-        self.unused = RequestMetrics()  # has all names from the start
+        self.unused = RequestMetrics()
         self.files = MultiProcessCollector(None, str(directory))  # type: ignore[no-untyped-call]
         self.found: dict[str, Metric] = {}
 
     def attach(self, engine_metrics: EngineMetrics) -> None:
-        """Provides these metrics with the live requests of all processes."""
+        """Sets the metrics that receive the live requests of all processes, and refreshes them at each scrape."""
         self.engine_metrics = engine_metrics
         engine_metrics.refresh = self.refresh
 
     def environment(self) -> dict[str, str]:
-        """Returns the variables of a frontend process."""
+        """Returns the environment variables of a frontend process."""
         return {DIRECTORY_VARIABLE: str(self.directory)}
 
     def prepare(self, index: int) -> None:
@@ -77,11 +88,11 @@ class FrontendMetrics(Collector):
                 os.replace(unfinished, path)
 
     def retire(self, index: int) -> None:
-        """Removes the gauges of a process that has ended. Its totals stay."""
+        """Removes the gauges of a process that has exited. Its totals remain."""
         mark_process_dead(index, str(self.directory))  # type: ignore[no-untyped-call]
 
     def refresh(self) -> None:
-        """Reads the files."""
+        """Reads the files, and updates the live requests of the engine metrics."""
         self.found = {metric.name: metric for metric in self._collect_files()}
         engine, live = self.engine_metrics, Counter[tuple[str, str]]()
         for sample in self.found[_LIVE].samples if _LIVE in self.found else ():
@@ -96,12 +107,12 @@ class FrontendMetrics(Collector):
         return found
 
     def live(self) -> int:
-        """Number of engine requests that have not ended."""
+        """Returns the number of live engine requests."""
         self.refresh()
         return sum(self.engine_metrics.live_by_replica)
 
     def collect(self) -> Iterable[Metric]:
-        """Yields the metrics as of the last refresh, which a scrape of the engine metrics causes."""
+        """Yields the metrics as of the last refresh. Each scrape of the engine metrics causes a refresh."""
         return with_deprecated_names(map(self._merged, self.unused.registry.collect()))
 
     def _merged(self, metric: Metric) -> Metric:
@@ -111,7 +122,7 @@ class FrontendMetrics(Collector):
         return metric
 
     def _created(self, metric: Metric) -> list[Sample]:
-        """Returns the samples of the times at which counting began, which the files do not have."""
+        """Returns the samples `NAME_created`, the time at which counting began, which the files do not contain."""
         if metric.type == "gauge":
             return []
         label_sets = {tuple((k, v) for k, v in s.labels.items() if k != "le"): None for s in metric.samples}

@@ -1,4 +1,4 @@
-"""A frontend process, started by the parent: ``python -m runtime.server.frontend_processes.process ...``."""
+"""Main module of a frontend process. The parent process starts it."""
 
 from __future__ import annotations
 
@@ -47,10 +47,11 @@ log = logging.getLogger("unmask.frontends")
 
 
 class FrontendProcess:
-    """Serves HTTP on a listener that it inherits.
+    """Serves HTTP on a listener that is inherited from the parent process.
 
     Attributes:
-        name: identifies this process at the parent and at the backends.
+        name: identity of this process in its connections to the parent and to the backends.
+        ended: set when the process has to exit.
     """
 
     def __init__(self, name: str, listener: socket.socket) -> None:
@@ -66,7 +67,7 @@ class FrontendProcess:
     async def run(self, addr: str) -> int:
         """Serves until the parent ends the process. Returns the exit code."""
         loop = asyncio.get_running_loop()
-        for sig in (signal.SIGTERM, signal.SIGINT):  # the parent receives them too, and drains all processes
+        for sig in (signal.SIGTERM, signal.SIGINT):  # ignored: the parent handles them, and drains all processes
             loop.add_signal_handler(sig, lambda: None)
         self.parent = Endpoint(connect(zmq.Context(), self.name, addr), self._on_message)
         self._send(Hello(ipc_protocol.VERSION, os.getpid()))
@@ -148,7 +149,11 @@ class FrontendProcess:
 
 
 def divide_limits(config: ServerConfig, index: int) -> ServerConfig:
-    """Returns the configuration with the connections of one process. Raises ConfigError."""
+    """Returns the configuration of one process, with its part of the maximum number of connections.
+
+    Raises:
+        ConfigError: the limit of open files is too low.
+    """
     connections, processes = config.max_connections, config.frontend_processes
     if connections is not None:
         connections = max(1, connections // processes + (index < connections % processes))
@@ -156,7 +161,7 @@ def divide_limits(config: ServerConfig, index: int) -> ServerConfig:
 
 
 def main() -> int:
-    """Returns the exit code."""
+    """Runs the process and returns its exit code."""
     parser = argparse.ArgumentParser(
         prog="runtime.server.frontend_processes.process", description="started by the server, not by hand"
     )
@@ -177,4 +182,4 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # a normal exit would wait for the sockets
+    os._exit(code)  # a normal exit would wait until all sockets have sent their messages

@@ -1,7 +1,7 @@
 """Messages between the parent process of a server and its frontend processes: tagged structs as msgpack.
 
-A frontend process connects a DEALER with its name to the parent's ROUTER, and greets with ``Hello``. The parent answers
-with ``FrontendConfig`` and ``StateUpdate``. ``Heartbeat`` comes from the event loop of the frontend process.
+A frontend process connects a DEALER socket with its name to the parent's ROUTER, and sends ``Hello``. The parent
+replies with ``FrontendConfig`` and ``StateUpdate``. The event loop of the frontend process sends ``Heartbeat``.
 """
 
 from __future__ import annotations
@@ -39,34 +39,51 @@ class ErrorPayload(msgspec.Struct, frozen=True):
 
 
 class FrontendConfig(msgspec.Struct, tag=True, frozen=True):
-    """What to serve. `replaces`: other processes serve already, so this one accepts no connections until it can."""
+    """Configuration of a frontend process.
+
+    Attributes:
+        index: index of the process.
+        replaces: other processes are ready, so this one accepts connections only after it has loaded.
+    """
 
     config: ServerConfig
     index: int
     replaces: bool
 
 
-class ReplicaState(msgspec.Struct, frozen=True):
-    """A replica. `addr`: of its loaded backend, "" if none is loaded. `exit_reason`: of the last one that exited."""
+class ReplicaConnection(msgspec.Struct, frozen=True):
+    """Address of a replica for frontend processes.
+
+    Attributes:
+        addr: address of its loaded backend; "" if none is loaded.
+        exit_reason: reason for the exit of the last backend that exited.
+    """
 
     addr: str
     exit_reason: str
 
 
 class EngineState(msgspec.Struct, frozen=True):
-    """State of the backends and adapters."""
+    """State of the backends and adapters.
+
+    Attributes:
+        ready: indices of the ready replicas.
+        progress: as ``EngineClient.progress``.
+        adapters_settled: as ``AdapterRegistry.settled``.
+        complete: as ``EngineClient.complete``.
+    """
 
     info: EngineInfo | None
-    replicas: list[ReplicaState]
+    replicas: list[ReplicaConnection]
     ready: list[int]
     progress: tuple[str, int, int]
     adapters: dict[str, AdapterEntry]
     adapters_settled: bool
-    complete: bool  # every frontend process can serve requests, or could once
+    complete: bool
 
 
 class StateUpdate(msgspec.Struct, tag=True, frozen=True):
-    """Answered by ``StateAck`` with its number."""
+    """A new state. The frontend process replies with ``StateAck`` with the same number."""
 
     number: int
     state: EngineState
@@ -79,11 +96,11 @@ class RpcResponse(msgspec.Struct, tag=True, frozen=True):
 
 
 class BeginDrain(msgspec.Struct, tag=True, frozen=True):
-    """Each answer ends its connection from now on."""
+    """The process closes each connection after its next response."""
 
 
 class Drain(msgspec.Struct, tag=True, frozen=True):
-    """Close the listener, and exit when all requests have finished or after --drain-timeout."""
+    """The process closes the listener, and exits when all requests have finished or after --drain-timeout."""
 
 
 # -- from a frontend process
@@ -98,14 +115,14 @@ class Loaded(msgspec.Struct, tag=True, frozen=True):
 
 
 class StateAck(msgspec.Struct, tag=True, frozen=True):
-    """Acknowledges a state. `error`: why the process could not apply it."""
+    """Acknowledges a state. `error`: why the process could not apply it; "" if it could."""
 
     number: int
     error: str = ""
 
 
 class RpcRequest(msgspec.Struct, tag=True, frozen=True):
-    """A call of the parent, answered by ``RpcResponse`` with its number."""
+    """A call of a method of the parent, which replies with ``RpcResponse`` with the same number."""
 
     number: int
     method: Method
@@ -113,7 +130,7 @@ class RpcRequest(msgspec.Struct, tag=True, frozen=True):
 
 
 class StartupFailed(msgspec.Struct, tag=True, frozen=True):
-    """The process cannot serve. `sentence` is the reason, for users."""
+    """The process cannot start. `sentence` is the reason as shown to users."""
 
     sentence: str
 

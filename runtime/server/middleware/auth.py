@@ -115,7 +115,7 @@ class ApiKeys:
 
 def api_key_id(request: Request) -> str:
     """Returns the public id of the key of a request; "" on a server without keys."""
-    return getattr(request.state, "owner", "")
+    return getattr(request.state, "api_key_id", "")
 
 
 def _digest(key: bytes) -> bytes:

@@ -91,7 +91,7 @@ class RequestMiddleware:
             if not context.keys.required:
                 self.origins.check(scope)
             elif scope["path"] not in self.open:
-                state["owner"] = context.keys.check(headers.get(b"authorization"), headers.get(b"x-api-key"))
+                state["api_key_id"] = context.keys.check(headers.get(b"authorization"), headers.get(b"x-api-key"))
             route = self.fast_routes.get((scope["method"], scope["path"]))
             if route is None:
                 await self.app(scope, receive, send_marked)
