@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
 
+from runtime.config import ServerConfig
 from runtime.request.engine_messages import EngineStats
 from runtime.server import logs
 from runtime.server.metrics import EngineMetrics, StatsLogger
 from runtime.server.middleware import request_middleware
+from runtime.server.middleware.auth import ApiKeys
 from tests.server.harness import serving
 from tests.wait import wait_until
 
@@ -50,6 +56,32 @@ def test_a_line_a_request(checkpoint: Any) -> None:
     assert several["prompt_tokens"] == 3
     assert len(refused) == 10  # of thirty: strangers do not fill the log
     assert refused[0]["reason"].startswith("temperature")
+
+
+def test_the_framework_gets_no_query_and_no_cookies_to_parse() -> None:
+    scopes: list[Scope] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scopes.append(scope)
+        await Response(status_code=204)(scope, receive, send)
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        pass
+
+    context = cast(
+        Any, SimpleNamespace(config=ServerConfig(), keys=ApiKeys(()), draining=False, in_flight=0, tracing=None)
+    )
+    headers = [(b"host", b"localhost"), (b"cookie", b"a=b; " * 10_000), (b"x-request-id", b"1"), (b"cookie", b"c=d")]
+    scope = {"type": "http", "method": "GET", "path": "/health", "query_string": b"a&" * 30_000, "headers": headers}
+    middleware = request_middleware.RequestMiddleware(app, context, {})
+    asyncio.run(middleware(scope, receive, send))
+    (passed,) = scopes
+    assert passed["query_string"] == b""
+    assert passed["headers"] == [(b"host", b"localhost"), (b"x-request-id", b"1")]
+    assert passed["path"] == "/health"
 
 
 def test_probes_are_logged_with_debug_alone(caplog: pytest.LogCaptureFixture) -> None:

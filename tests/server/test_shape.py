@@ -20,6 +20,7 @@ import runtime.server.app  # noqa: F401 (declares the routes)
 from runtime.errors import RequestError
 from runtime.server.admin.protocol import DetokenizeRequest
 from runtime.server.generate.protocol import GenerateRequest
+from runtime.server.openai import protocol
 from runtime.server.openai.protocol import MAX_ENTRIES, ChatRequest, CompletionRequest
 from runtime.server.openapi import REFERENCED
 from runtime.server.preprocessing import request_body
@@ -121,6 +122,27 @@ def test_a_body_is_counted_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch, p
         request_body.check_shape(rb'{"a":["\"{\\",[]]}')
     with pytest.raises(RequestError, match="strings"):
         request_body.check_shape(rb'["\\","\"","","",""]')
+
+
+def test_an_open_string_hides_nothing_of_the_next_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_body, "MAX_CONTAINERS", 4)
+    for hiding in (b'"', b'{"a', rb'"\\"', b'""" '):
+        with pytest.raises(RequestError, match="objects and lists"):
+            request_body.check_shape(hiding, b'{"a":[[],[],[]]}')
+    with pytest.raises(RequestError, match="objects and lists"):
+        request_body.check_shape(b'{"a":[]}', b'{"a":[]}', b"[]")
+    request_body.check_shape(b'"', b'{"a":[[],[]]}')
+
+
+def test_arguments_of_calls_are_counted_each_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = [
+        {"function": {"name": "f", "arguments": text}} for text in ('"', '{"a":[' + ",".join(["[]"] * 9_000) + "]}")
+    ]
+    messages = [{"role": "assistant", "tool_calls": calls}, {"role": "user", "content": "x"}]
+    body = parse_body(ChatRequest, json.dumps({"messages": messages}).encode())
+    monkeypatch.setattr(protocol, "from_json", lambda text: pytest.fail("the arguments were parsed"))
+    with pytest.raises(RequestError, match="more than 8192 objects and lists"):
+        body.to_chat()
 
 
 def test_a_list_ends_at_its_first_error() -> None:

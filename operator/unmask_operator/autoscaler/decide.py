@@ -108,10 +108,10 @@ def _utilization(reading: Reading) -> float:
     """Returns the fraction of a pod's request slots in use.
 
     Only the pod knows its maximum number of running requests. An older runtime does not report it and counts as full
-    with any request.
+    with any request, and so does a pod that reports less than one.
     """
     running, capacity = reading.get("runningRequestsPerReplica", 0.0), reading.get("max_running", 0.0)
-    return running / capacity if capacity else float(running > 0)
+    return running / capacity if capacity >= 1 else float(running > 0)
 
 
 def _loads(rules: Rules, sample: Sample) -> dict[str, tuple[float, float]]:

@@ -1,7 +1,6 @@
 """Scrapes the load of Ready pods from ``/metrics``."""
 
 import asyncio
-import math
 from collections.abc import Collection, Mapping
 
 import aiohttp
@@ -12,6 +11,7 @@ from unmask_operator.pod_http import TIMEOUT_SECONDS, PodRequestError, PodSlots,
 from unmask_operator.render.labels import PORT
 
 LONGEST_VALUE = 64  # characters of a gauge's value
+LARGEST_LOAD = 1e12  # value of a gauge; the sum over all pods of a service stays finite
 
 
 class ScrapeError(PodRequestError):
@@ -54,8 +54,8 @@ def _load(gauge: str, text: str) -> float:
         load = float(value.split()[0])
     except (IndexError, ValueError):
         raise ScrapeError(f"{gauge} has no value") from None
-    if not (math.isfinite(load) and load >= 0):
-        raise ScrapeError(f"{gauge} must be a finite number of at least 0, got {value}")
+    if not 0 <= load <= LARGEST_LOAD:  # NaN is not in the range either
+        raise ScrapeError(f"{gauge} must be a finite number from 0 to {LARGEST_LOAD:g}, got {value}")
     return load
 
 

@@ -211,14 +211,15 @@ def _segments(body: protocol.InfillRequest) -> tuple[list[str | int], str]:
     if body.segments is not None:
         param, every = "segments", [segment.text if segment.mask is None else segment.mask for segment in body.segments]
     else:
-        param, parts = "text", _HOLE.split(body.text or "")
+        # megabytes of holes are not split: one more than allowed is enough for the error
+        param, parts = "text", _HOLE.split(body.text or "", maxsplit=MAX_HOLES + 1)
         every = [int(part) if i % 2 else part for i, part in enumerate(parts)]
     found = [part for part in every if part is not None and part != ""]
     sizes = [part for part in found if isinstance(part, int)]
     if not sizes:
         raise refuse(param, "has no hole; write one of eight tokens as <mask:8>")
     if len(sizes) > MAX_HOLES:
-        raise refuse(param, f"has {len(sizes)} holes; at most {MAX_HOLES}")
+        raise refuse(param, f"has more than {MAX_HOLES} holes; write fewer")
     for size in sizes:
         if not 1 <= size <= MAX_HOLE:
             raise refuse(param, f"a hole of {size} tokens; from 1 to {MAX_HOLE}")

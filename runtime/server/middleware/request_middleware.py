@@ -94,7 +94,7 @@ class RequestMiddleware:
                 state["api_key_id"] = context.keys.check(headers.get(b"authorization"), headers.get(b"x-api-key"))
             route = self.fast_routes.get((scope["method"], scope["path"]))
             if route is None:
-                await self.app(scope, receive, send_marked)
+                await self.app(_without_parameters(scope), receive, send_marked)
             else:
                 response = await route(Request(scope, receive, send))
                 begin(response.status_code, response.raw_headers)
@@ -116,6 +116,15 @@ class RequestMiddleware:
             log_request(scope["method"], scope["path"], status, seconds, state, scope["path"] in self.open)
             if context.tracing is not None and (scope["method"], scope["path"]) in self.fast_routes and status != 401:
                 context.tracing.record(scope, request_id.decode(), context.names[0], status, arrived)
+
+
+def _without_parameters(scope: Scope) -> Scope:
+    """Returns the scope without query string and cookies, which no route has.
+
+    The framework parses both before it calls a route, also for clients without a key: 64 KiB of them take 20 ms.
+    """
+    headers = [header for header in scope["headers"] if header[0] != b"cookie"]
+    return {**scope, "query_string": b"", "headers": headers}
 
 
 def log_request(

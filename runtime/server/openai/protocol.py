@@ -229,7 +229,7 @@ def template_messages(
     where = [f"messages[{i}]" for i in range(len(messages))] if paths is None else paths
     texts = [call.called.arguments for m in messages for call in m.calls() if isinstance(call.called.arguments, str)]
     if texts:
-        check_shape("\n".join(texts).encode())  # before any of it is parsed
+        check_shape(*(text.encode() for text in texts))  # before any of it is parsed
     _check_results(messages, where, result_id)
     return [_template_message(message, path) for message, path in zip(messages, where, strict=True)]
 

@@ -299,45 +299,52 @@ SCAN_BYTES = 2**18  # bytes that are counted at once
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 
 
-def check_shape(data: bytes) -> None:
-    """Raises RequestError 400 for a body that holds more than the limits above."""
-    for _ in check_shape_in_steps(data):
+def check_shape(*values: bytes) -> None:
+    """Raises RequestError 400 for JSON values that hold more than the limits above together.
+
+    Each value is counted by itself: an open string of an invalid one hides nothing of the next.
+    """
+    for _ in check_shape_in_steps(*values):
         pass
 
 
-def check_shape_in_steps(data: bytes) -> Iterator[None]:
+def check_shape_in_steps(*values: bytes) -> Iterator[None]:
     """`check_shape` in steps of a few milliseconds.
 
     In invalid JSON, everything before the first fault is counted correctly, and no parser reads further.
     """
-    at = quotes = containers = fields = commas = 0
-    while at < len(data):
-        piece = data[at : at + SCAN_BYTES]
-        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # an escape is not cut
-            piece = data[at : at + SCAN_BYTES + 1]
-        at += len(piece)
-        if b"\\" in piece:  # outside of strings a backslash is no JSON; within, pairs go first: \\" ends a string
-            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
-        here = piece.count(b'"')
-        if here or quotes % 2:
-            piece = b'"'.join(piece.split(b'"')[quotes % 2 :: 2])  # text outside of strings
-        quotes += here
-        containers += piece.count(b"{") + piece.count(b"[")
-        fields += piece.count(b":")
-        commas += piece.count(b",")
-        if quotes > 2 * MAX_STRINGS:
-            raise _too_many("strings (keys included)", MAX_STRINGS)
-        if containers > MAX_CONTAINERS:
-            raise _too_many("objects and lists", MAX_CONTAINERS)
-        if fields > MAX_FIELDS:
-            raise _too_many("fields of objects", MAX_FIELDS)
-        if commas >= MAX_VALUES:
-            raise _too_many("values", MAX_VALUES)
-        if b"0" * (MAX_DIGITS + 1) in piece.translate(_DIGITS):
-            raise RequestError(
-                f"the body holds a number of more than {MAX_DIGITS} digits; send it shorter", code="body_too_complex"
-            )
-        yield
+    quotes = containers = fields = commas = 0
+    for data in values:
+        at = odd = 0  # odd: whether an odd number of quotes comes before, so that a string is open
+        while at < len(data):
+            piece = data[at : at + SCAN_BYTES]
+            if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # an escape is not cut
+                piece = data[at : at + SCAN_BYTES + 1]
+            at += len(piece)
+            if b"\\" in piece:  # outside of strings a backslash is no JSON; within, pairs go first: \\" ends a string
+                piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+            here = piece.count(b'"')
+            if here or odd:
+                piece = b'"'.join(piece.split(b'"')[odd::2])  # text outside of strings
+            quotes += here
+            odd = (odd + here) % 2
+            containers += piece.count(b"{") + piece.count(b"[")
+            fields += piece.count(b":")
+            commas += piece.count(b",")
+            if quotes > 2 * MAX_STRINGS:
+                raise _too_many("strings (keys included)", MAX_STRINGS)
+            if containers > MAX_CONTAINERS:
+                raise _too_many("objects and lists", MAX_CONTAINERS)
+            if fields > MAX_FIELDS:
+                raise _too_many("fields of objects", MAX_FIELDS)
+            if commas >= MAX_VALUES:
+                raise _too_many("values", MAX_VALUES)
+            if b"0" * (MAX_DIGITS + 1) in piece.translate(_DIGITS):
+                raise RequestError(
+                    f"the body holds a number of more than {MAX_DIGITS} digits; send it shorter",
+                    code="body_too_complex",
+                )
+            yield
 
 
 def _too_many(what: str, limit: int) -> RequestError:

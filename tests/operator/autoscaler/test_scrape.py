@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
 
 import aiohttp
 import pytest
@@ -15,7 +17,9 @@ from runtime.server.metrics import Metrics, RequestMetrics
 from tests.networks import needs_ipv6
 from tests.wait import TIMEOUT
 from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES
-from unmask_operator.autoscaler.history import Reading
+from unmask_operator.autoscaler.decide import decide
+from unmask_operator.autoscaler.history import History, Reading, Sample
+from unmask_operator.autoscaler.rules import Rules
 from unmask_operator.autoscaler.scrape import ScrapeError, parse, scrape
 from unmask_operator.pod_http import PODS_PER_SERVICE, PodSlots
 
@@ -77,14 +81,25 @@ def test_the_runtimes_own_metrics_are_read() -> None:
     [
         (TEXT.replace("unmask_requests_running 12.0\n", ""), "/metrics lacks unmask_requests_running"),
         (TEXT.replace("12.0", "many"), "unmask_requests_running has no value"),
-        (TEXT.replace("0.25", "NaN"), "unmask_kv_usage_ratio must be a finite number of at least 0, got NaN"),
-        (TEXT.replace("3.0", "-3"), "unmask_requests_waiting must be a finite number of at least 0, got -3"),
+        (TEXT.replace("0.25", "NaN"), "unmask_kv_usage_ratio must be a finite number from 0 to 1e+12, got NaN"),
+        (TEXT.replace("3.0", "-3"), "unmask_requests_waiting must be a finite number from 0 to 1e+12, got -3"),
+        (TEXT.replace("0.25", "1e308"), "unmask_kv_usage_ratio must be a finite number from 0 to 1e+12, got 1e308"),
         ("", "/metrics lacks unmask_requests_waiting"),
     ],
 )
 def test_what_is_no_load_is_named(text: str, message: str) -> None:
-    with pytest.raises(ScrapeError, match=message):
+    with pytest.raises(ScrapeError, match=re.escape(message)):
         parse(text, GAUGES)
+
+
+@pytest.mark.parametrize("extra", ["unmask_max_running_requests 5e-324", "unmask_model_load_seconds 1e12"])
+def test_any_gauges_of_a_hostile_pod_end_in_a_decision(extra: str) -> None:
+    text = f"unmask_requests_waiting 1e12\nunmask_requests_running 1e12\nunmask_kv_usage_ratio 1e12\n{extra}\n"
+    reading = parse(text, GAUGES)
+    readings = {f"pod-{i}": reading for i in range(1000)}
+    rules = Rules(1, 5, dict.fromkeys(GAUGES, 1))
+    decision, _ = decide(rules, Sample(datetime.now(UTC), 2, readings), History())
+    assert decision.desired == 5
 
 
 def test_only_the_gauges_of_the_targets_are_asked_of_a_pod() -> None:

@@ -1,7 +1,9 @@
 """Valid keys, invalid bodies of up to 2 MiB: what looking at all of one costs, and of twelve at once."""
 
 import asyncio
+import json
 from itertools import cycle
+from typing import Any
 
 from tests.siege.registry import attack
 from tests.siege.target import Target
@@ -62,14 +64,37 @@ def siblings() -> list[tuple[str, bytes]]:
         ("/v1/completions", ids),
         ("/detokenize", filled(b'{"tokens":[', b"-1", b"]}")),
         ("/detokenize", filled(b'{"tokens":[', b"{}", b"]}")),
+        ("/v1/infill", b'{"text":"a' + b"<mask:1>" * (SIZE // 8 - 2) + b'"}'),
     ]
 
 
 @attack(
-    "validation-siblings", "sixteen other bodies of 2 MiB in turn, four at once, every second", keyed=True, seconds=30
+    "validation-siblings", "seventeen other bodies of 2 MiB in turn, four at once, every second", keyed=True, seconds=30
 )
 async def validation_siblings(target: Target) -> None:
     requests = cycle([target.post(path, body) for path, body in siblings()])
     while target.on():
         await at_once(target, next(requests), 4)
         await target.pause(1)
+
+
+def hidden_values() -> list[tuple[str, bytes]]:
+    """Bodies that are small as JSON, with calls whose arguments are not: after a text with an open string, in which a
+    count over all of them together would see nothing."""
+    lists = json.dumps({"a": [[]] * (SIZE // 3 - 1000)}, separators=(",", ":"))
+    user = {"role": "user", "content": "x"}
+    calls = [{"function": {"name": "f", "arguments": text}} for text in ('"', lists)]
+    items = [{"type": "function_call", "call_id": "c", "name": "f", "arguments": text} for text in ('"', lists)]
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        (CHAT, {"messages": [user, {"role": "assistant", "tool_calls": calls}, user], "max_tokens": 4}),
+        ("/v1/responses", {"input": [*items, user], "max_output_tokens": 4}),
+    ]
+    return [(path, json.dumps(body).encode()) for path, body in bodies]
+
+
+@attack("hidden-values", "calls with 2 MiB of lists as arguments, after an open string, four at once", keyed=True)
+async def hidden(target: Target) -> None:
+    requests = cycle([target.post(path, body) for path, body in hidden_values()])
+    while target.on():
+        await at_once(target, next(requests), 4)
+        await target.pause(0.2)

@@ -38,6 +38,17 @@ async def bad_keys(target: Target) -> None:
     await asyncio.gather(*(target.keep_asking(request) for _ in range(8)))
 
 
+@attack("parameters", "60 kB of query string or of cookies on 8 connections that need no key, as often as answered")
+async def parameters(target: Target) -> None:
+    requests = [
+        target.head("GET", "/health?" + "a&" * 30_000),
+        target.head("GET", "/metrics?" + "name[]=a&" * 6_600),
+        target.head("GET", "/ready", "Cookie: " + "a=b;" * 15_000),
+        target.head("GET", "/playground/state?" + "%61=%62&" * 7_500),
+    ]
+    await asyncio.gather(*(target.keep_asking(requests[i % len(requests)]) for i in range(8)))
+
+
 @attack("idle-connections", "3,000 connections held after one GET /health each, 300 opened a second", seconds=30)
 async def idle_connections(target: Target) -> None:
     held: list[asyncio.StreamWriter] = []
