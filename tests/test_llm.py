@@ -3,6 +3,8 @@
 Tests of the demo check text.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -62,6 +64,14 @@ def test_choices_draw_with_seeds_of_their_own(llm):
     assert len({tuple(choice.token_ids) for choice in out.choices}) == 3
     (second,) = llm.generate([[1, 2, 3]], params(temperature=5.0, seed=8))
     assert second.token_ids == out.choices[1].token_ids
+
+
+def test_a_top_p_of_0_is_a_top_k_of_1(llm):
+    hot = params(temperature=5.0, max_tokens=30, seed=7)
+    least, top, other = (
+        llm.generate([[1, 2, 3]], replace(hot, **each))[0] for each in ({"top_p": 0}, {"top_k": 1}, {})
+    )
+    assert least.token_ids == top.token_ids != other.token_ids
 
 
 def test_a_wrong_prompt_stops_the_call_before_anything_runs(llm):

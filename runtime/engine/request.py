@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from runtime.request.engine_messages import FinishReason, RequestSpec
     from runtime.structured_output.grammar_matcher import GrammarMatcher
 
+LEAST_TOP_P = 1e-6  # for 0: less than the most probable token has in any vocabulary, so that it alone is allowed
 MIN_LOGPROB = -9999.0  # as in ``request.engine_messages``, whose dependencies may be missing here
 
 
@@ -223,7 +224,7 @@ class Request:
         self.queue_seconds: float | None = None
         self.prefill_seconds: float | None = None
 
-        sampling = (spec.temperature, spec.top_p, spec.top_k, spec.min_p)
+        sampling = (spec.temperature, max(spec.top_p, LEAST_TOP_P), spec.top_k, spec.min_p)
         self.params = np.array([*sampling, *resolved.param_row], dtype=np.float64)
 
     @property

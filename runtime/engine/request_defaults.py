@@ -91,7 +91,7 @@ def request_defaults(
     preferred = "edit" if mode == "edit" else "threshold"
     return {
         "temperature": _generation(generation, "temperature", 0, 100, greedy=1.0 if strategy.uniform_noise else 0.0),
-        "top_p": _generation(generation, "top_p", 1e-6, 1, greedy=1.0),
+        "top_p": _generation(generation, "top_p", 0, 1, greedy=1.0),
         "top_k": int(_generation(generation, "top_k", -1, 2**31, greedy=0.0, integer=True)),
         "strategy_fields": list(served(strategy.fields)),
         "algorithms": [

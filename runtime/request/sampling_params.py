@@ -70,8 +70,9 @@ class SamplingParams:
         unset="that of the checkpoint, else 0 (with `diffusion_gemma` 1)", example=0.7,
     )  # fmt: skip
     top_p: float | None = _parameter(
-        "number", "sample from the most probable tokens with this cumulative probability", high=1, above_low=True,
-        unset="that of the checkpoint, else 1", example=0.9,
+        "number",
+        "sample from the most probable tokens with this cumulative probability; 0: from the most probable token",
+        high=1, unset="that of the checkpoint, else 1", example=0.9,
     )  # fmt: skip
     top_k: int | None = _parameter(
         "integer", "sample from this many most probable tokens; 0, -1: off", low=-1, high=MAX_COUNT,

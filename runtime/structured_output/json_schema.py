@@ -9,9 +9,11 @@ JSON Schema 2020-12, with the spellings of drafts 4 to 2019-09 and of OpenAPI 3.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from runtime.request.validation import preview
@@ -47,6 +49,8 @@ _UNKNOWN_IN_2019 = frozenset(("prefixItems", "$dynamicRef"))
 _UNKNOWN_BEFORE = _UNKNOWN_IN_2019 | frozenset(
     ("unevaluatedItems", "unevaluatedProperties", "dependentRequired", "dependentSchemas", "$recursiveRef")
 )
+_DEFINITION = "#/$defs/"  # the start of a reference
+_ANY_NAME = frozenset(("", "^", ".*", "^.*", "^[\\s\\S]*$"))  # patterns that match every text
 OVERLAP = (
     'two alternatives may fit at once; write anyOf, or put "x-guidance": {"coerce_one_of": true} at the top of the '
     "schema, which treats oneOf as anyOf"
@@ -128,6 +132,7 @@ class _Simplifier:
         self._checked: set[int] = set()  # ids of the subschemas whose keywords have the right types
         self._named: dict[int, str] = {}  # definitions, by identity of their original schema
         self._pending: list[tuple[str, Any, Path]] = []
+        self._origins: dict[str, Path] = {}  # paths of the first references to definitions
         self._definitions: dict[str, Any] = {}
         self._numbers = itertools.count()
         self._exclusive: list[tuple[Path, dict[str, Any]]] = []  # rewritten schemas with a oneOf
@@ -139,6 +144,7 @@ class _Simplifier:
         while self._pending:
             name, target, path = self._pending.pop()
             self._definitions[name] = self.schema(target, path)
+        self._check_recursion()
         for path, each in self._exclusive:
             if "anyOf" not in each and all_disjoint(each["oneOf"], self._definitions):
                 each["anyOf"] = each.pop("oneOf")
@@ -150,6 +156,14 @@ class _Simplifier:
         if "x-guidance" in self._root:
             made["x-guidance"] = self._root["x-guidance"]
         return made
+
+    def _check_recursion(self) -> None:
+        """Raises SchemaError for references that lead back to themselves within one value (2020-12 core, 9.4.1)."""
+        try:
+            TopologicalSorter({name: _references(each) for name, each in self._definitions.items()}).prepare()
+        except CycleError as error:
+            path = self._origins.get(error.args[1][0], ())
+            raise SchemaError(path, "refers to itself without a property or an item between; name the type") from None
 
     def _check(self, schema: Any, path: Path) -> None:
         check_keywords(schema, path, is_ref_exclusive=self._is_ref_exclusive, checked=self._checked)
@@ -229,7 +243,8 @@ class _Simplifier:
         if name is None:
             name = self._named[id(target)] = f"d{next(self._numbers)}"
             self._pending.append((name, target, path))
-        return f"#/$defs/{name}"
+            self._origins[name] = path
+        return _DEFINITION + name
 
     def _combine(self, value: Mapping[str, Any], path: Path, made: dict[str, Any], extra: list[Schema]) -> None:
         """Rewrites ``allOf``, ``anyOf``, ``oneOf``, ``not`` and ``if``."""
@@ -499,6 +514,12 @@ class _Simplifier:
         """Returns properties, patternProperties and additionalProperties of an object with only names of `names`."""
         if names.any:
             return properties, patterned, others
+        covering = [each for pattern, each in patterned.items() if pattern in _ANY_NAME or pattern in names.patterns]
+        if covering and len(covering) == len(patterned):  # all of them apply to all names
+            others = functools.reduce(_both, covering)
+            if properties and isinstance(others, dict):
+                others = {"$ref": self._shared(others)}
+            properties, patterned = {name: _both(each, others) for name, each in properties.items()}, {}
         listed = names.listed
         if listed is None and others is False and not patterned:
             listed = tuple(properties)
@@ -528,7 +549,18 @@ class _Simplifier:
         """Returns a reference to a new definition of a rewritten schema, so that it is output once."""
         name = f"d{next(self._numbers)}"
         self._definitions[name] = schema
-        return f"#/$defs/{name}"
+        return _DEFINITION + name
+
+
+def _references(schema: Schema) -> Iterator[str]:
+    """Yields the definitions all of which apply to each value of a rewritten schema."""
+    pending: list[Any] = [schema]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            if "$ref" in value:
+                yield value["$ref"].removeprefix(_DEFINITION)
+            pending += value.get("allOf", ())
 
 
 def _types(value: Mapping[str, Any]) -> set[str]:

@@ -84,7 +84,6 @@ class ChatTemplate:
             ConfigError: `source` is not a template.
         """
         self._writes_calls = "tool_calls" in source
-        self._knows_results = re.search(r"""['"]tool['"]""", source) is not None
         env = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation])
         env.guard_filters({"tojson": tojson})
         env.filters[_CHECKED_FILTER] = CheckedIterable
@@ -105,6 +104,10 @@ class ChatTemplate:
             raise ConfigError(f"the chat template is too large to compile: {type(error).__name__}") from None
         self._variables = {name: self._marked(text) for name, text in variables.items()}
         self._part_roles = frozenset(role for role in PROBES if self._reads_parts_only(role))
+        # a template that writes calls may write results where it writes every role
+        self._knows_results = re.search(r"""['"]tool['"]""", source) is not None or (
+            self._writes_calls and ("tool" in self._part_roles or self._writes("tool", PROBE) is True)
+        )
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any], budget: RenderBudget | None = None
@@ -140,18 +143,18 @@ class ChatTemplate:
 
     def _reads_parts_only(self, role: str) -> bool:
         """Returns whether the template writes a message of `role` only if its content is a list of parts."""
-        for content, expected in ((PROBE, False), ([{"type": "text", "text": PROBE}], True)):
-            messages = [
-                {**message, "content": content} if message["role"] == role else message for message in PROBES[role]
-            ]
-            values = {"add_generation_prompt": True, "tools": None, "documents": None, **self._variables}
-            try:
-                text = RenderBudget().gather(self._template.generate(values, messages=messages))
-            except (BudgetExceeded, *RENDERING_ERRORS):
-                return False
-            if (PROBE in text) is not expected:
-                return False
-        return True
+        parts = [{"type": "text", "text": PROBE}]
+        return self._writes(role, PROBE) is False and self._writes(role, parts) is True
+
+    def _writes(self, role: str, content: Any) -> bool | None:
+        """Returns whether the template writes a message of `role` with the probe; None if it fails on it."""
+        messages = [{**message, "content": content} if message["role"] == role else message for message in PROBES[role]]
+        values = {"add_generation_prompt": True, "tools": None, "documents": None, **self._variables}
+        try:
+            text = RenderBudget().gather(self._template.generate(values, messages=messages))
+        except (BudgetExceeded, *RENDERING_ERRORS):
+            return None
+        return PROBE in text
 
     def unmarked(self, text: str) -> str:
         """Replaces marks in `text` by the text of their special tokens."""

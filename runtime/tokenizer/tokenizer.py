@@ -71,8 +71,12 @@ class Tokenizer:
         self._ids = {text: id for id, text in tokens.items()}
         self._encoder = _load(_with_marks(data, marks), self._file)
         for text, mark in marks.items():
-            if self._encoder.token_to_id(mark) != self._ids[text]:
-                raise ConfigError(f"{self._file}: the id of {text!r} does not follow from the file")
+            found = self._encoder.token_to_id(mark)
+            if found != self._ids[text]:
+                raise ConfigError(
+                    f"{self._file}: the special token {text!r} has the id {self._ids[text]}, but is loaded with "
+                    f"{found}; ids of added tokens continue those of the vocabulary, each once and without gaps"
+                )
         self.named_tokens = tokenizer_json.named_tokens(directory)  # name (such as bos_token) -> text
         self.chat_template = sources.get("default")  # source of the template without tools; None without templates
         self._templates = {name: ChatTemplate(source, marks, self.named_tokens) for name, source in sources.items()}

@@ -124,6 +124,7 @@ def test_how_a_checkpoint_samples_is_what_requests_get_by_default(tmp_path: Path
     assert sampling(temperature=0.6, top_k=20, top_p=0.95) == (0.6, 0.95, 20)
     assert sampling(do_sample=False, temperature=0.6, top_k=20, top_p=0.95) == (0.0, 1.0, 0)
     assert sampling() == (0.0, 1.0, 0)
+    assert sampling(top_p=0) == (0.0, 0.0, 0)
     with pytest.raises(ConfigError, match="top_k is -5"):
         sampling(top_k=-5)
     with pytest.raises(ConfigError, match=r"top_k is 2\.5, not a whole number"):

@@ -92,7 +92,7 @@ def short(value) -> str:
 BAD = [
     ("max_tokens", [0, -1, 257, 2**80, 1.0, "7", True, math.nan]),
     ("temperature", [-0.1, math.nan, math.inf, 101, "hot", True, [1]]),
-    ("top_p", [0, -1, 1.01, math.nan, "1", False]),
+    ("top_p", [-1e-9, -1, 1.01, math.nan, "1", False]),
     ("top_k", [-2, 1.5, 2**40, "3", True]),
     ("seed", [2**64, -(2**63) - 1, 1.5, "a"]),
     ("stop", ["", ["a", ""], [1], 7, ["x"] * 1000, "x" * 5000, {"a": 1}]),
@@ -248,7 +248,7 @@ def test_any_request_is_resolved_or_refused(body, prompt):
         return
     assert 1 <= s.max_tokens <= INFO.max_model_len - len(s.prompt)
     assert 0 <= s.temperature <= 100
-    assert 0 < s.top_p <= 1
+    assert 0 <= s.top_p <= 1
     assert 0 <= s.top_k <= INFO.vocab_size
     assert 0 <= s.seed < 2**64
     d = s.decoding

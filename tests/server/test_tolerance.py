@@ -151,6 +151,22 @@ def test_more_tokens_than_the_prompt_leaves_are_as_many_as_it_leaves(client: htt
     assert longer.headers["x-unmask-ignored"] == "max_tokens"
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [(CHAT, {"messages": [USER]}), ("/v1/completions", {"prompt": "hello"}), ("/v1/responses", {"input": "hello"})],
+)
+def test_streams_are_not_obfuscated(client: httpx.Client, path: str, asked: dict[str, Any]) -> None:
+    for requested in (False, None, True):
+        body = {"model": "tiny", **asked, "stream": True, "stream_options": {"include_obfuscation": requested}}
+        taken = client.post(path, json=body)
+        assert taken.status_code == 200, taken.text
+        assert "obfuscation" not in taken.text
+        named = taken.headers.get("x-unmask-ignored")
+        assert named == ("stream_options.include_obfuscation" if requested else None)
+    refused = client.post(path, json={**body, "stream_options": {"include_obfuscation": "yes"}})
+    assert refused.json()["error"]["param"] == "stream_options.include_obfuscation"
+
+
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/v1/models", "/openapi.json", "/docs"])
 def test_head_is_get_without_a_body(client: httpx.Client, path: str) -> None:
     got, head = client.get(path), client.head(path)

@@ -503,6 +503,63 @@ def test_other_documents_of_the_user_are_refused(client: httpx.Client, source: A
     assert client.post("/v1/messages", json=system).json()["error"]["message"].startswith("system[0]: document blocks")
 
 
+def test_thinking_of_every_type_but_disabled_enables_reasoning(client: httpx.Client) -> None:
+    def count(kind: str) -> int:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "thinking": {"type": kind}}
+        tokens: int = client.post("/v1/messages/count_tokens", json=body).json()["input_tokens"]
+        return tokens
+
+    assert count("disabled") < count("enabled") == count("adaptive") == count("between_tools")
+
+
+def test_search_results_of_the_user_are_their_text(client: httpx.Client, strict: httpx.Client) -> None:
+    user = {"type": "text", "text": say("fine")}
+    counts = []
+    for block in (CITED, TEXT_BLOCK):
+        body = {"model": "tiny", "max_tokens": 50, "messages": [{"role": "user", "content": [block, user]}]}
+        answer = client.post("/v1/messages", json=body)
+        assert answer.json()["content"][0]["text"] == "fine"
+        counts.append(answer.json()["usage"]["input_tokens"])
+        if block is CITED:
+            assert set(answer.headers["x-unmask-ignored"].split(", ")) == {
+                "messages.content.title",
+                "messages.content.source",
+            }
+            assert strict.post("/v1/messages", json=body).status_code == 400
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("content", [[], [IMAGE], [TEXT_BLOCK, IMAGE], [{"type": "text"}], 5, {}, None])
+def test_search_results_without_text_are_refused(client: httpx.Client, content: Any) -> None:
+    body = {
+        "model": "tiny",
+        "max_tokens": 8,
+        "messages": [{"role": "user", "content": [{**CITED, "content": content}]}],
+    }
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        refused = client.post(path, json=body)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"].startswith("messages[0].content[0]")
+
+
+def test_functions_that_an_item_adds_are_callable(client: httpx.Client, strict: httpx.Client) -> None:
+    added = {"type": "additional_tools", "role": "developer", "tools": [FUNCTION, {"type": "web_search"}]}
+    history = [{"role": "user", "content": "hello"}, added, {"role": "user", "content": say(CALL)}]
+    body = {"model": "tiny", "input": history}
+    answer = client.post("/v1/responses", json=body)
+    (item,) = answer.json()["output"]
+    assert (item["type"], item["name"]) == ("function_call", "weather")
+    assert answer.headers["x-unmask-ignored"] == "input.tools.web_search"
+    shorter = client.post("/v1/responses", json={**body, "input": [history[0], history[2]], "tools": [FUNCTION]})
+    assert shorter.json()["usage"]["input_tokens"] == answer.json()["usage"]["input_tokens"]
+    assert strict.post("/v1/responses", json=body).status_code == 400
+    twice = client.post("/v1/responses", json={**body, "tools": [FUNCTION]})
+    assert twice.json()["error"]["message"].startswith("input[1].tools[0].name: 'weather' is also that of tools[0]")
+    grouped = {**added, "tools": [namespace("sky", "weather")]}
+    (item,) = client.post("/v1/responses", json={**body, "input": [grouped, history[2]]}).json()["output"]
+    assert item["namespace"] == "sky"
+
+
 def test_items_of_an_answer_are_sent_back_with_strict_fields(strict: httpx.Client) -> None:
     first = strict.post("/v1/responses", json=respond("fine"))
     history = [{"role": "user", "content": "hello"}, *first.json()["output"], {"role": "user", "content": say("again")}]
@@ -557,7 +614,11 @@ def test_the_openai_client_reads_a_namespaced_call(scripted: ServerProcess) -> N
     [
         ({"type": "item_reference", "id": "x"}, "input[0]"),
         ({"type": "mesage", "role": "user", "content": "x"}, "input[0]"),
-        ({"type": "additional_tools", "role": "developer", "tools": []}, "input[0]: additional_tools items are not"),
+        ({"id": "x"}, "input[0]: refers to an item of an earlier response"),
+        ({"type": "additional_tools", "role": "developer"}, "input[0].tools: Field required"),
+        ({"type": "additional_tools", "tools": [{"name": "f"}]}, "input[0].tools[0].type: Field required"),
+        ({"type": "additional_tools", "tools": {}}, "input[0].tools: Input should be an array"),
+        ({"type": "additional_tools", "tools": [{"type": "function"}]}, "input[0].tools[0].name: is missing"),
         ({"type": "configuration_update", "text": {}}, "input[0]: configuration_update items are not supported"),
         ({"type": "custom_tool_call", "name": "patch"}, "input[0]: custom_tool_call items need call_id"),
         ({"type": "function_call", "name": "f", "call_id": "c", "arguments": {}}, "input[0]: function_call items have"),

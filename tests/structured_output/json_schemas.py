@@ -8,7 +8,7 @@ from typing import Any
 
 NAMES = ("a", "b", "ab", "bc", "x1", "é")
 TEXTS = ("", "a", "b", "ab", "abc", "x1", "2024-02-29", "a\nb")
-PATTERNS = ("^a", "b$", "^[a-c]+$", "a.b", r"^\w*$", "^(?:a|b)*$", r"^a\/?b")
+PATTERNS = ("", "^a", "b$", "^[a-c]+$", "a.b", r"^\w*$", "^(?:a|b)*$", r"^a\/?b")
 ALWAYS = (True, {}, {"description": "anything"})
 DIALECTS = (
     None,

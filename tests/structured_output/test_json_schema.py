@@ -214,6 +214,27 @@ def test_property_names_of_a_pattern_or_length_become_patterned_properties() -> 
         assert not accepts(made, {wrong: 1})
 
 
+@pytest.mark.parametrize("pattern", ["", "^", ".*", "^.*", "^[\\s\\S]*$", "^x-"])
+def test_patterned_properties_of_all_allowed_names_are_additional_properties(pattern: str) -> None:
+    schema = {**OPEN, "patternProperties": {pattern: NUMBER}, "propertyNames": {"type": "string", "pattern": "^x-"}}
+    for closed in ({}, {"additionalProperties": False}, {"additionalProperties": {"type": "string"}}):
+        made = simplified({**schema, **closed})
+        assert accepts(made, {"x-a": 1, "x-\n": 2})
+        assert not accepts(made, {"x-a": "x"})
+        assert not accepts(made, {"a": 1})
+    listed = simplified({**schema, "properties": {"x-a": {"minimum": 1}}, "propertyNames": {"enum": ["x-a", "x-b"]}})
+    assert accepts(listed, {"x-a": 1, "x-b": 0})
+    for wrong in ({"x-a": 0}, {"x-a": "x"}, {"x-b": "x"}, {"x-c": 1}):
+        assert not accepts(listed, wrong)
+
+
+def test_other_patterned_properties_are_refused_next_to_a_pattern_of_names() -> None:
+    for patterned in ({"^y-": NUMBER}, {"": NUMBER, "b": NUMBER}, {"^.*$": NUMBER}):
+        schema = {**OPEN, "patternProperties": patterned, "propertyNames": {"pattern": "^x-"}}
+        with pytest.raises(UnsupportedSchema, match="propertyNames: is not supported next to patternProperties"):
+            simplified(schema)
+
+
 EXAMPLES = {
     "date": "2024-02-29",
     "time": "23:59:59.5Z",
@@ -625,6 +646,33 @@ def is_well_typed(keyword: str, value: Any) -> bool:
     if keyword == "$recursiveRef":
         draft = "https://json-schema.org/draft/2019-09/schema"
     return bool(jsonschema_rs.meta.is_valid({"$schema": draft, keyword: value}))
+
+
+RECURSIVE = {
+    "$ref": {"$ref": "#"},
+    "properties.a.$ref": {"properties": {"a": {"$ref": "#/properties/a"}}},
+    "allOf.0.$ref": {"allOf": [{"$ref": "#"}, {"type": "null"}]},
+    "items.$ref": {"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+}
+
+
+@pytest.mark.parametrize("path", RECURSIVE)
+def test_a_reference_that_leads_to_itself_is_refused_with_its_path(path: str) -> None:
+    with pytest.raises(SchemaError, match=re.escape(f"{path}: refers to itself without a property or an item")):
+        simplified(RECURSIVE[path])
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"$ref": "#"}}},
+        {"items": {"$ref": "#"}},
+        {"anyOf": [{**LIST, "items": {"$ref": "#"}}, OPEN]},
+    ],
+)
+def test_values_of_recursive_types_are_accepted(schema: dict[str, Any]) -> None:
+    for value in ([[[]]], {"a": {"a": {}}}):
+        assert accepts(simplified(schema), value)
 
 
 @pytest.mark.parametrize("position", POSITIONS)

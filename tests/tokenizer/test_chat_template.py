@@ -386,3 +386,34 @@ def test_text_in_parts_becomes_no_special_token(tmp_path: Path) -> None:
     assert [n for n in ids if n in {tokenizer.token_id(text) for text in SPECIALS}] == [
         tokenizer.token_id("<|role_end|>")
     ]
+
+
+RESULT = [
+    *USER,
+    {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+    {"role": "tool", "content": "3"},
+]
+EACH, END = "{% for m in messages %}", "{% endfor %}"
+CALLS = "{% for call in m.tool_calls or [] %}{{ call.function.name }}(){% endfor %}"
+SKIP = "{% if m.role in ('user', 'assistant') %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (EACH + "[{{ m.role }}]{{ m.content }}" + CALLS + END, "[user]hi[assistant]f()[tool]3"),
+        (EACH + "[{{ m.role }}]{% for p in m.content %}{{ p.text }}{% endfor %}" + CALLS + END,
+         "[user]hi[assistant]f()[tool]3"),
+        (EACH + "{% if m.role == 'tool' %}<{{ m.content }}>{% endif %}" + END, "<3>"),
+        (EACH + SKIP + "[{{ m.role }}]{{ m.content }}" + CALLS + "{% endif %}" + END,
+         "[user]hi[assistant]f()[user]<tool_response>\n3\n</tool_response>"),
+        (EACH + SKIP + "{{ m.content }}" + CALLS + "{% else %}{{ raise_exception('no') }}{% endif %}" + END,
+         "hif()<tool_response>\n3\n</tool_response>"),
+        (EACH + "[{{ m.role }}]{{ m.content }}" + END,
+         '[user]hi[assistant]<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+         "[user]<tool_response>\n3\n</tool_response>"),
+    ],
+    ids=["every role", "every role in parts", "its name", "skipped", "refused", "without calls"],
+)  # fmt: skip
+def test_a_result_keeps_its_role_where_the_template_writes_it(template: str, expected: str) -> None:
+    assert ChatTemplate(template, {}, {}).render(RESULT, {}) == expected

@@ -38,6 +38,7 @@ _REQUIRED_FIELDS = {
     "tool_use": ("id", "name"),
     "tool_result": ("tool_use_id",),
     "document": ("source",),
+    "search_result": ("content",),
 }
 
 
@@ -59,8 +60,8 @@ class Block(RequestModel):
     """A piece of a turn: text, an answer's thinking, a call of a tool, or what one returned."""
 
     type: str = api_field(
-        "text, document, thinking, redacted_thinking, tool_use or tool_result; blocks of server "
-        "tools are ignored and named in `X-Unmask-Ignored`",
+        "text, document, search_result, thinking, redacted_thinking, tool_use or tool_result; blocks of "
+        "server tools are ignored and named in `X-Unmask-Ignored`",
         "text",
     )
     text: str | None = optional("text of a `text` part", "Hello!")
@@ -68,7 +69,8 @@ class Block(RequestModel):
     signature: str | None = ignored_field("")
     data: str | None = ignored_field("")
     source: Any = optional(
-        "of a `document`: its text; other documents are rejected, and ignored in results of tools",
+        "of a `document`: its text; other documents are rejected, and ignored in results of tools; of a "
+        "`search_result`: ignored",
         {"type": "text", "media_type": "text/plain", "data": "Hello!"},
     )
     id: str | None = optional("of a tool call: its id", "call_1")
@@ -76,7 +78,8 @@ class Block(RequestModel):
     input: dict[str, Any] | None = optional("of a tool call: its arguments", {"expression": "12 + 30"})
     tool_use_id: str | None = optional("of a tool result: id of the call", "call_1")
     content: _Content | None = optional(
-        "of a tool result: text, or a list of blocks; images and files are ignored and named in `X-Unmask-Ignored`",
+        "of a tool or search result: text, or a list of blocks; images and files are ignored and named in "
+        "`X-Unmask-Ignored`",
         "42",
     )
     is_error: bool | None = optional("of a tool result; accepted for compatibility; ignored", False)
@@ -92,26 +95,27 @@ class Block(RequestModel):
         if self.type == "tool_result" and not isinstance(self.content, str | list | None):
             raise PydanticCustomError("content_type", "tool_result blocks have a content that is text or blocks")
         if self.as_text() is None:
-            raise PydanticCustomError("not_built", "documents other than text are not supported; send their text")
+            details = {"noun": self.type.replace("_", " ") + "s"}
+            raise PydanticCustomError("not_built", "{noun} other than text are not supported; send their text", details)
         return self
 
     def as_text(self) -> str | None:
-        """The text of a text block or document; None for a document whose source is no text."""
+        """The text of a text block, document or search result; None for one that is not text alone."""
+        if self.type == "search_result":
+            return _joined_texts(self.content)
         if self.type != "document":
             return self.text or ""
         source = self.source if isinstance(self.source, dict) else {}
         if source.get("type") == "text" and isinstance(source.get("data"), str):
             return str(source["data"])
-        content = source.get("content") if source.get("type") == "content" else None
-        if isinstance(content, str):
-            return content
-        parts = content if isinstance(content, list) else []
-        texts: list[Any] = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
-        is_text = texts and len(texts) == len(parts) and all(isinstance(text, str) for text in texts)
-        return "".join(texts) if is_text else None
+        return _joined_texts(source.get("content")) if source.get("type") == "content" else None
 
     def unsupported_kind(self) -> str | None:
         return self.type if self.type not in _REQUIRED_FIELDS and _is_tool_block(self.type) else None
+
+    def ignored_paths(self) -> Iterator[str]:
+        if self.type == "search_result" and self.source is not None:
+            yield "source"
 
     def result_text(self, path: str) -> str:
         """The content of a tool's result as text: JSON of a list with blocks that have forms of their own."""
@@ -119,6 +123,16 @@ class Block(RequestModel):
         if isinstance(content, list) and not all(isinstance(block, Block) for block in content):
             return json.dumps(content, ensure_ascii=False)
         return "".join(_texts(content, path, has_documents=True))
+
+
+def _joined_texts(content: Any) -> str | None:
+    """Returns a text, or the texts of a list of text blocks, parsed or not; None for other values."""
+    if isinstance(content, str):
+        return content
+    parts = [dict(part) if isinstance(part, Block) else part for part in content] if isinstance(content, list) else []
+    texts: list[Any] = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
+    is_text = texts and len(texts) == len(parts) and all(isinstance(text, str) for text in texts)
+    return "".join(texts) if is_text else None
 
 
 class ResultBlock(Block):
@@ -146,7 +160,7 @@ class InputMessage(RequestModel):
 class Thinking(RequestModel):
     """Controls `enable_thinking` of the chat template."""
 
-    type: Literal["enabled", "disabled", "adaptive"] = api_field(
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"] = api_field(
         "sets `enable_thinking` of the chat template to false if `disabled`, else true", "enabled"
     )
     budget_tokens: Integer | None = ignored_field(1024)
@@ -343,7 +357,7 @@ def _add_input(made: openai.Conversation, message: InputMessage, path: str) -> N
     texts: list[str] = []
     added = False
     for at, block in _blocks(message.content, f"{path}.content"):
-        if block.type == "text" or (block.type == "document" and message.role == "user"):
+        if block.type == "text" or (block.type in ("document", "search_result") and message.role == "user"):
             texts.append(block.as_text() or "")
         elif block.type == "tool_result" and message.role == "user":
             if texts:

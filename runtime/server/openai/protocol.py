@@ -494,10 +494,19 @@ class SingleChoiceRequest(GenerationRequest):
     stream_mode: Annotated[Any, UnsupportedField("block_append")] = None  # which its streams are
 
 
-class StreamOptions(RequestModel):
+class ObfuscationOptions(RequestModel):
+    """Options of streams that all APIs of OpenAI have."""
+
+    include_obfuscation: bool | None = optional("true is ignored and named in `X-Unmask-Ignored`", False)
+
+    def ignored_paths(self) -> Iterator[str]:
+        if self.include_obfuscation:
+            yield "include_obfuscation"
+
+
+class StreamOptions(ObfuscationOptions):
     include_usage: bool | None = optional("add the usage to the last chunk", True)
     continuous_usage_stats: bool | None = optional("with it: add the usage to each chunk", False)
-    include_obfuscation: Annotated[Any, UnsupportedField(False)] = None
 
 
 class OpenAIRequest(GenerationRequest):

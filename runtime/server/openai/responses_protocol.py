@@ -97,6 +97,23 @@ def _is_tool_item(kind: str) -> bool:
     return kind.endswith(("_call", "_output")) or kind.startswith(("mcp_", "tool_search_"))
 
 
+class ResponsesTool(FunctionDescription):
+    """A function that the model may call, or a namespace of functions."""
+
+    type: str = api_field(
+        "`function` or `namespace` (a group of functions); tools of other types "
+        "are ignored and named in `X-Unmask-Ignored`",
+        "function",
+    )
+    name: str | None = optional("name of the function", "calculator")
+    tools: ToolList[ResponsesTool] | None = optional(
+        "of a namespace: its functions", [{"type": "function", "name": "read"}]
+    )
+
+    def unsupported_kind(self) -> str | None:
+        return None if self.type in ("function", "namespace") else self.type
+
+
 class Item(RequestModel):
     """A message, a call of a tool, what one returned, or an answer's reasoning."""
 
@@ -133,7 +150,7 @@ class Item(RequestModel):
 
     @model_validator(mode="after")
     def _is_known(self) -> Item:
-        if self.kind == "item_reference":
+        if self.kind == "item_reference" or (self.type is None and self.id and self.role is None):
             raise PydanticCustomError(
                 "not_kept", "refers to an item of an earlier response; responses are not stored, so send the full item"
             )
@@ -169,6 +186,29 @@ class Item(RequestModel):
         return openai.Call(id=call_id, type="function", function=openai.Function(name=name, arguments=arguments))
 
 
+class AdditionalTools(Item):
+    """An item that adds tools to those of the request."""
+
+    type: Literal["additional_tools"] = api_field("`additional_tools`", "additional_tools")
+    tools: ToolList[ResponsesTool] = api_field(
+        "functions that the model may call, as in `tools` of the request", [{"type": "function", "name": "read"}]
+    )
+
+    @model_validator(mode="after")
+    def _is_known(self) -> AdditionalTools:
+        return self
+
+
+def _item_arm(item: Any) -> str:
+    """The arm of an item in `ResponsesRequest.input`: other items have `tools` of other forms."""
+    return "added" if isinstance(item, dict) and item.get("type") == "additional_tools" else "item"
+
+
+InputItem = Annotated[
+    Annotated[Item, Tag("item")] | Annotated[AdditionalTools, Tag("added")], Discriminator(_item_arm), AnyOfUnion()
+]
+
+
 class TextConfig(RequestModel):
     """The form of the answer's text."""
 
@@ -184,23 +224,6 @@ class Reasoning(RequestModel):
     generate_summary: str | None = ignored_field("auto")
 
 
-class ResponsesTool(FunctionDescription):
-    """A function that the model may call, or a namespace of functions."""
-
-    type: str = api_field(
-        "`function` or `namespace` (a group of functions); tools of other types "
-        "are ignored and named in `X-Unmask-Ignored`",
-        "function",
-    )
-    name: str | None = optional("name of the function", "calculator")
-    tools: ToolList[ResponsesTool] | None = optional(
-        "of a namespace: its functions", [{"type": "function", "name": "read"}]
-    )
-
-    def unsupported_kind(self) -> str | None:
-        return None if self.type in ("function", "namespace") else self.type
-
-
 class _DefinedFunction(NamedTuple):
     """A function with the path and the namespace in which the request defines it."""
 
@@ -209,13 +232,9 @@ class _DefinedFunction(NamedTuple):
     namespace: ResponsesTool | None
 
 
-class ResponsesStreamOptions(RequestModel):
-    include_obfuscation: Annotated[Any, UnsupportedField(False)] = None
-
-
 class ResponsesRequest(openai.SingleChoiceRequest):
     model: openai.ModelName = None
-    input: TextOrParts[Item] = api_field("text of the user, or the items of the conversation", "Solve: 12 + 30.")
+    input: TextOrParts[InputItem] = api_field("text of the user, or the items of the conversation", "Solve: 12 + 30.")
     instructions: str | None = optional("system prompt", "You are terse.")
     max_output_tokens: Integer | None = optional("maximum output tokens; default: the rest of max_model_len", 64)
     text: TextConfig | None = optional("format of the output text", {"format": {"type": "text"}})
@@ -230,7 +249,7 @@ class ResponsesRequest(openai.SingleChoiceRequest):
     chat_template_kwargs: openai.TemplateArguments = None
     metadata: openai.Entries | None = optional("returned in the response", {"topic": "sums"})
     store: bool | None = optional("ignored; responses are not stored", False)
-    stream_options: ResponsesStreamOptions | None = optional("options of the stream", {})
+    stream_options: openai.ObfuscationOptions | None = optional("options of the stream", {})
     user: str | None = optional("returned in the response", "someone")
     service_tier: str | None = ignored_field("auto")
     safety_identifier: str | None = ignored_field("someone")
@@ -296,10 +315,13 @@ class ResponsesRequest(openai.SingleChoiceRequest):
                 raise refuse(f"include[{i}]", f"{preview(value)} is not supported, only {_ENCRYPTED}; leave it out")
 
     def _functions(self) -> list[_DefinedFunction]:
-        """The functions in the order of the request."""
+        """The functions in the order of the request: those of `tools`, then those that items add."""
+        defined = [(f"tools[{i}]", tool) for i, tool in enumerate(self.tools or ())]
+        for i, added in enumerate(self.input):
+            if isinstance(added, AdditionalTools):
+                defined += [(f"input[{i}].tools[{j}]", tool) for j, tool in enumerate(added.tools)]
         found: list[_DefinedFunction] = []
-        for i, item in enumerate(self.tools or ()):
-            path = f"tools[{i}]"
+        for path, item in defined:
             if item.type == "function":
                 found.append(_DefinedFunction(path, item, None))
             elif item.type == "namespace":
@@ -346,7 +368,7 @@ class ResponsesRequest(openai.SingleChoiceRequest):
                 case kind if kind in _RESULTS:
                     call_id = item.call_id or call_ids.get(item.id or "", item.id)
                     made.add(path, role="tool", content=item.result_text(), tool_call_id=call_id)
-                case _ if item.unsupported_kind() is not None:
+                case _ if item.unsupported_kind() is not None or isinstance(item, AdditionalTools):
                     pass
                 case _ if item.role == "assistant":
                     made.assistant(path, text=_text(item.content))

@@ -445,11 +445,14 @@ def validate_body(kind: type[B], value: Any) -> B:
     raise refuse(param, _JSON_MESSAGES.get(first["type"], first["msg"]))
 
 
+_ARMS = frozenset(("str", "list", "any", "item", "added"))  # of unions
+
+
 def _path(loc: tuple[int | str, ...]) -> str | None:
     """``("messages", 0, "content", "str")`` -> ``"messages[0].content"``; long names of clients are cut."""
     path = ""
     for part in loc:
-        if part in ("str", "list", "any"):  # a union's arm
+        if part in _ARMS:
             continue
         path += f"[{part}]" if isinstance(part, int) else ("." if path else "") + part[:80]
     return path or None
