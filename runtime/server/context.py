@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from typing import Annotated
 
+from fastapi import Depends
 from starlette.requests import Request
 
 from runtime.config import ServerConfig
@@ -139,6 +141,14 @@ class ServerContext:
             scores=() if inputs.echo is None else inputs.echo.scores,
             form=builder.grammar_field,
         )
+
+
+async def _context(request: Request) -> ServerContext:
+    context: ServerContext = request.app.state.context
+    return context
+
+
+Context = Annotated[ServerContext, Depends(_context)]  # a parameter of FastAPI's routes
 
 
 def new_id(prefix: str) -> str:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from runtime.request.validation import refuse
 from runtime.server.admin.protocol import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, TokenizerInfo
-from runtime.server.context import ServerContext
+from runtime.server.context import Context, ServerContext
 from runtime.server.http_responses import json_response
 from runtime.server.openai.tools import ChatContext, parse_tools
 from runtime.server.openapi import json_route, response_doc
@@ -36,12 +36,11 @@ async def tokenize(context: ServerContext, request: Request, body: TokenizeReque
 
 
 @router.get("/tokenizer_info", summary="Describe the tokenizer", **response_doc(TokenizerInfo, 401, 403, 503))
-async def tokenizer_info(request: Request) -> Response:
+async def tokenizer_info(context: Context) -> Response:
     """Returns the texts of special tokens, null for missing ones, and the chat template.
 
     Text in requests is never encoded as a special token, even if it has the text of one.
     """
-    context: ServerContext = request.app.state.context
     info, tokenizer = context.require()
     named: dict[str, str | None] = dict.fromkeys(("bos_token", "eos_token", "pad_token", "mask_token"))
     known = {"mask_token": info.mask_token_id, "bos_token": info.bos_token_id, "eos_token": info.eos_token_ids[0]}
