@@ -184,16 +184,10 @@ class EventStream(Response):
 
 
 class ServingHandler(ABC):
-    """Converts the outputs of one request into the response of an API.
+    """Converts the outputs of one request into the response of an API. `job`: the running engine requests."""
 
-    Attributes:
-        job: the running engine requests.
-        streams: whether the response is a stream.
-    """
-
-    def __init__(self, job: GenerationJob, *, streams: bool) -> None:
+    def __init__(self, job: GenerationJob) -> None:
         self.job = job
-        self.streams = streams
 
     @abstractmethod
     def full_response(self) -> Mapping[str, object]:
@@ -272,7 +266,7 @@ def generation_endpoint(
         except RequestError as error:  # rejected before it reached an engine
             context.request_metrics.requests.labels("aborted" if error.status == 499 else "refused").inc()
             raise
-        if handler.streams:
+        if handler.job.streamed:
             return EventStream(handler.job, handler.events())
         with handler.job:
             await run_to_completion(request, handler.job, handler.accumulate)

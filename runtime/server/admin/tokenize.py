@@ -12,7 +12,7 @@ from runtime.request.validation import refuse
 from runtime.server.admin.protocol import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, TokenizerInfo
 from runtime.server.context import Context, ServerContext
 from runtime.server.http_responses import json_response
-from runtime.server.openai.tools import ChatContext, parse_tools
+from runtime.server.openai.tools import parse_tools
 from runtime.server.openapi import json_route, response_doc
 
 router = APIRouter(tags=["Tokens"])
@@ -26,8 +26,7 @@ async def tokenize(context: ServerContext, request: Request, body: TokenizeReque
     info, _ = context.require()
     body.check_input(body.prompt)
     if body.messages is not None:
-        chat = ChatContext(context.config, *context.require(), parse_tools(body.tools, None, None))
-        ids = await chat.prompt(request, context.preprocessor, body.to_chat())
+        _, (ids,) = await context.encode_chat(request, parse_tools(body.tools, None, None), body.to_chat())
     else:
         ids = await context.preprocessor.encode(
             request, body.prompt or "", add_bos=body.add_special_tokens is not False

@@ -12,12 +12,10 @@ from runtime.errors import RequestError
 from runtime.parsers.formats import Arguments, CallStart, Delta, Reasoning
 from runtime.request.validation import refuse
 from runtime.server.anthropic import protocol
-from runtime.server.context import ServerContext, new_id
+from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.http_responses import ServingHandler, anthropic_error, named_event
-from runtime.server.openai.tools import ChatContext
 from runtime.server.openapi import RawBodyRoute, Stream, json_route
-from runtime.server.preprocessing.request_specs import GenerationInputs
 
 router = APIRouter(route_class=RawBodyRoute, tags=["Anthropic"])
 
@@ -28,16 +26,13 @@ router = APIRouter(route_class=RawBodyRoute, tags=["Anthropic"])
 )  # fmt: skip
 async def messages(context: ServerContext, request: Request, body: protocol.MessagesRequest) -> MessagesHandler:
     """Creates a message in response to a conversation."""
-    model = context.model_name(body.model)
+    inputs = context.begin(request, body, "msg_")
     body.check_servers()
     body.check_formats()
     if body.stop is not None and body.stop_sequences is not None:
         raise refuse("stop", "is stop_sequences here; give that alone")
-    chat = ChatContext(context.config, *context.require(), body.tool_config())
-    ids = await chat.prompt(request, context.preprocessor, body.to_chat())
-    mode = "block_append" if body.stream else None
-    job = await context.submit(GenerationInputs(request, body, [ids], new_id("msg_"), model, mode, chat=chat))
-    return MessagesHandler(job, model, streams=bool(body.stream))
+    inputs.chat, inputs.prompts = await context.encode_chat(request, body.tool_config(), body.to_chat())
+    return MessagesHandler(await context.submit(inputs), inputs.model)
 
 
 @json_route(
@@ -47,8 +42,8 @@ async def messages(context: ServerContext, request: Request, body: protocol.Mess
 async def count_tokens(context: ServerContext, request: Request, body: protocol.CountRequest) -> protocol.TokenCount:
     """Counts the prompt tokens of a conversation, including the chat template."""
     context.model_name(body.model)
-    chat = ChatContext(context.config, *context.require(), body.tool_config())
-    return {"input_tokens": len(await chat.prompt(request, context.preprocessor, body.to_chat()))}
+    _, (ids,) = await context.encode_chat(request, body.tool_config(), body.to_chat())
+    return {"input_tokens": len(ids)}
 
 
 _STOP_REASONS: dict[str, protocol.StopReason] = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
@@ -57,8 +52,8 @@ _STOP_REASONS: dict[str, protocol.StopReason] = {"stop": "end_turn", "tool_calls
 class MessagesHandler(ServingHandler):
     """Response of ``/v1/messages``, and the events of its blocks."""
 
-    def __init__(self, job: GenerationJob, model: str, *, streams: bool) -> None:
-        super().__init__(job, streams=streams)
+    def __init__(self, job: GenerationJob, model: str) -> None:
+        super().__init__(job)
         self._model = model
         self._blocks: list[Any] = []  # finished ones (AnswerBlock)
         self._open: dict[str, Any] = {}  # the current block; empty if none

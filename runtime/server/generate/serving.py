@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from fastapi import APIRouter
@@ -14,7 +13,7 @@ from typing_extensions import TypedDict
 from runtime.errors import RequestError
 from runtime.request.output import append_event, denoise_event
 from runtime.request.validation import refuse
-from runtime.server.context import ServerContext, new_id, stream_mode
+from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.generate import protocol
 from runtime.server.http_responses import DONE, ServingHandler, events, openai_error, template_warning
@@ -24,15 +23,15 @@ from runtime.server.openai.tools import NO_GRAMMAR_MESSAGE
 from runtime.server.openapi import RawBodyRoute, Stream, json_route
 from runtime.server.preprocessing.preprocessor import context_length_error
 from runtime.server.preprocessing.request_specs import GenerationInputs, parse_response_format
-from runtime.tokenizer import Tokenizer
 
 
 class GenerateEvents(ServingHandler):
-    """Events of docs/guide/streaming.md. `mode`: the stream_mode; None for a response in one piece."""
+    """Events of docs/guide/streaming.md."""
 
-    def __init__(self, job: GenerationJob, mode: str | None) -> None:
-        super().__init__(job, streams=mode is not None)
-        self._make = denoise_event if mode == "denoise" else append_event
+    def __init__(self, job: GenerationJob, inputs: GenerationInputs) -> None:
+        super().__init__(job)
+        self._info, self._tokenizer = inputs.loaded
+        self._make = denoise_event if inputs.stream_mode == "denoise" else append_event
 
     @abstractmethod
     def full_response(self) -> protocol.GenerateAnswer | protocol.InfillAnswer: ...
@@ -62,25 +61,19 @@ DEFAULT_MAX_TOKENS = 512
 )  # fmt: skip
 async def generate(context: ServerContext, request: Request, body: protocol.GenerateRequest) -> GenerateHandler:
     """Completes a prompt (text or token ids) or responds to a chat."""
-    model = context.model_name(body.model)
-    mode = stream_mode(body, default="denoise")
-    loaded = context.require()
+    inputs = context.begin(request, body, "gen-")
+    inputs.default_max_tokens = DEFAULT_MAX_TOKENS
     body.check_input(body.prompt)
-    continued = False
     if body.prompt is not None:
-        ids = (await context.preprocessor.encode_each(request, [body.prompt]))[0]
+        inputs.prompts = await context.preprocessor.encode_each(request, [body.prompt])
     else:
         chat = body.to_chat()
-        continued = chat.continued
-        ids = await context.preprocessor.encode_chat(request, loaded, chat)
+        inputs.continued = chat.continued
+        inputs.prompts = [await context.preprocessor.encode_chat(request, inputs.loaded, chat)]
         requested, name = parse_response_format(body)
-        if continued and requested is not None:
+        if chat.continued and requested is not None:
             raise refuse(name, NO_GRAMMAR_MESSAGE)
-    inputs = GenerationInputs(
-        request, body, [ids], new_id("gen-"), model, mode, default_max_tokens=DEFAULT_MAX_TOKENS, continued=continued
-    )
-    job = await context.submit(inputs)
-    return GenerateHandler(job, mode, context, body.prompt if isinstance(body.prompt, str) else None)
+    return GenerateHandler(await context.submit(inputs), inputs, body.prompt if isinstance(body.prompt, str) else None)
 
 
 class _Logprobs(TypedDict, total=False):
@@ -90,9 +83,8 @@ class _Logprobs(TypedDict, total=False):
 class GenerateHandler(GenerateEvents):
     """Response of ``/generate``. `text`: the prompt, if the request had it as text."""
 
-    def __init__(self, job: GenerationJob, mode: str | None, context: ServerContext, text: str | None) -> None:
-        super().__init__(job, mode)
-        self._info, self._tokenizer = context.require()
+    def __init__(self, job: GenerationJob, inputs: GenerationInputs, text: str | None) -> None:
+        super().__init__(job, inputs)
         self._text = text
         self._logprobs = GenerateLogprobStreamer(job.choices[0], self._tokenizer.byte_decoder)
         self._full_logprobs: _Logprobs = {}
@@ -157,25 +149,23 @@ class InfillLayout(NamedTuple):
 )  # fmt: skip
 async def infill(context: ServerContext, request: Request, body: protocol.InfillRequest) -> InfillHandler:
     """Fills gaps in a text: ``<mask:8>`` is a gap of eight tokens."""
-    model = context.model_name(body.model)
+    inputs = context.begin(request, body, "infill-")
     for name in _LENGTH_FIELDS:
         if getattr(body, name) is not None:
             raise refuse(name, "the holes say how long the answer is; leave it out")
-    mode = stream_mode(body, default="denoise")
-    _, tokenizer = context.require()
-    layout = await _tokenize_segments(context, request, body)
-    inputs = GenerationInputs(request, body, [layout.prompt], new_id("infill-"), model, mode)
-    inputs = replace(inputs, max_tokens=layout.length, pinned_tokens=layout.pinned_tokens)
-    job = await context.submit(inputs)
-    return InfillHandler(job, mode, tokenizer, model, layout)
+    layout = await _tokenize_segments(context, inputs, body)
+    inputs.prompts, inputs.max_tokens, inputs.pinned_tokens = [layout.prompt], layout.length, layout.pinned_tokens
+    return InfillHandler(await context.submit(inputs), inputs, layout)
 
 
-async def _tokenize_segments(context: ServerContext, request: Request, body: protocol.InfillRequest) -> InfillLayout:
+async def _tokenize_segments(
+    context: ServerContext, inputs: GenerationInputs, body: protocol.InfillRequest
+) -> InfillLayout:
     segments, param = _segments(body)
-    info, tokenizer = context.require()
+    request, info = inputs.request, inputs.loaded[0]
     if body.messages is not None:
         chat = ChatPrompt(template_messages(body.messages), body.chat_template_kwargs or {})
-        ids = await context.preprocessor.encode_chat(request, (info, tokenizer), chat)
+        ids = await context.preprocessor.encode_chat(request, inputs.loaded, chat)
     elif body.chat_template_kwargs is not None:
         raise refuse("chat_template_kwargs", "only with messages")
     else:
@@ -228,12 +218,9 @@ def _segments(body: protocol.InfillRequest) -> tuple[list[str | int], str]:
 class InfillHandler(GenerateEvents):
     """Response of ``/v1/infill``: the full text and the text of each gap."""
 
-    def __init__(
-        self, job: GenerationJob, mode: str | None, tokenizer: Tokenizer, model: str, layout: InfillLayout
-    ) -> None:
-        super().__init__(job, mode)
-        self._tokenizer = tokenizer
-        self._model = model
+    def __init__(self, job: GenerationJob, inputs: GenerationInputs, layout: InfillLayout) -> None:
+        super().__init__(job, inputs)
+        self._model = inputs.model
         self._layout = layout
 
     def full_response(self) -> protocol.InfillAnswer:

@@ -13,38 +13,43 @@ from runtime.errors import RequestError
 from runtime.parsers.chat_output import ChatOutputParser
 from runtime.parsers.formats import Arguments, CallStart, Delta, Reasoning
 from runtime.request.output import CompletionState, denoise_fields
-from runtime.server.context import ServerContext, new_id, stream_mode
+from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.http_responses import DONE, ErrorResponse, ServingHandler, events, openai_error
 from runtime.server.openai import protocol
 from runtime.server.openai.logprobs import ChatLogprobStreamer, LogprobStreamer
-from runtime.server.openai.tools import ChatContext, check_legacy_functions, parse_tools
+from runtime.server.openai.tools import check_legacy_functions, parse_tools
 from runtime.server.openapi import RawBodyRoute, Stream, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
-from runtime.tokenizer.detokenizer import TokenByteDecoder
 
 
 class OpenAIHandler(ServingHandler):
     """Chunks with choices, and the usage if requested."""
 
     chunk_object: ClassVar[str]
+    logprob_streamer: ClassVar[type[LogprobStreamer]]
 
-    def __init__(self, job: GenerationJob, body: protocol.OpenAIRequest, model: str, mode: str | None) -> None:
-        """`mode`: as in `stream_mode`. The body is not kept."""
-        super().__init__(job, streams=mode is not None)
+    def __init__(self, job: GenerationJob, body: protocol.OpenAIRequest, inputs: GenerationInputs) -> None:
+        """The body is not kept."""
+        super().__init__(job)
+        self._info, self._tokenizer = inputs.loaded
+        self._echo = inputs.echo
         options = body.stream_options
         self._include_usage = options is not None and bool(options.include_usage)
         self._continuous_usage = self._include_usage and bool(options and options.continuous_usage_stats)
-        self._denoise = mode == "denoise"  # a chunk per step
-        self._head: protocol.ResponseHead = {"id": job.id, "created": int(time.time()), "model": model}
+        self._denoise = inputs.stream_mode == "denoise"  # a chunk per step
+        self._head: protocol.ResponseHead = {"id": job.id, "created": int(time.time()), "model": inputs.model}
         self._base: dict[str, Any] = {**self._head, "object": self.chunk_object}
         if self._include_usage:
             self._base["usage"] = None  # all chunks but the last, as OpenAI has it
         self._streamers: Sequence[LogprobStreamer] = ()  # of all completions, if log-probabilities are requested
+        if any(choice.spec.logprobs is not None for choice in job.choices):
+            pieces = self._tokenizer.byte_decoder
+            self._streamers = [self.logprob_streamer(choice, pieces, inputs.echo) for choice in job.choices]
         self._full_logprobs: list[Any] = []
 
     async def finalize(self) -> None:
-        if not self.streams:
+        if not self.job.streamed:
             self._full_logprobs = [await streamer.full() for streamer in self._streamers]
 
     def chunk(self, choice: protocol.ChatChunkChoice | protocol.CompletionChunkChoice, **more: Any) -> dict[str, Any]:
@@ -59,10 +64,6 @@ class OpenAIHandler(ServingHandler):
 
     def on_error(self, error: RequestError) -> bytes:
         return events(openai_error(error)) + DONE
-
-
-def requests_logprobs(job: GenerationJob) -> bool:
-    return any(choice.spec.logprobs is not None for choice in job.choices)
 
 
 def output_parser(choice: CompletionState) -> ChatOutputParser:
@@ -109,29 +110,19 @@ router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
 )  # fmt: skip
 async def chat_completions(context: ServerContext, request: Request, body: protocol.ChatRequest) -> ChatHandler:
     """Creates a chat completion."""
-    model = context.model_name(body.model)
-    mode = stream_mode(body)
-    info, tokenizer = context.require()
+    inputs = context.begin(request, body, "chatcmpl-")
     check_legacy_functions(body.functions, body.function_call)
     tools = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
-    chat = ChatContext(context.config, info, tokenizer, tools)
-    ids = await chat.prompt(request, context.preprocessor, body.to_chat(reasoning_effort=body.reasoning_effort))
-    inputs = GenerationInputs(request, body, [ids], new_id("chatcmpl-"), model, mode, chat=chat)
-    job = await context.submit(inputs)
-    return ChatHandler(job, body, model, mode, tokenizer.byte_decoder)
+    chat = body.to_chat(reasoning_effort=body.reasoning_effort)
+    inputs.chat, inputs.prompts = await context.encode_chat(request, tools, chat)
+    return ChatHandler(await context.submit(inputs), body, inputs)
 
 
 class ChatHandler(OpenAIHandler):
     """OpenAI's chat.completion objects."""
 
     chunk_object = "chat.completion.chunk"
-
-    def __init__(
-        self, job: GenerationJob, body: protocol.OpenAIRequest, model: str, mode: str | None, pieces: TokenByteDecoder
-    ) -> None:
-        super().__init__(job, body, model, mode)
-        if requests_logprobs(job):
-            self._streamers = [ChatLogprobStreamer(choice, pieces) for choice in job.choices]
+    logprob_streamer = ChatLogprobStreamer
 
     def full_response(self) -> protocol.ChatAnswer:
         choices: list[protocol.ChatChoice] = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -11,14 +10,13 @@ from starlette.requests import Request
 from runtime.request.output import CompletionState, denoise_fields
 from runtime.request.sampling_params import MAX_COUNT
 from runtime.request.validation import integer, refuse
-from runtime.server.context import ServerContext, new_id, stream_mode
-from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
+from runtime.server.context import ServerContext
+from runtime.server.engine_client.generation_job import OutputDelta
 from runtime.server.http_responses import ErrorResponse, events, template_warning
 from runtime.server.openai import protocol
-from runtime.server.openai.chat import OpenAIHandler, requests_logprobs
-from runtime.server.openai.logprobs import CompletionLogprobStreamer, PromptEcho, parse_echo
+from runtime.server.openai.chat import OpenAIHandler
+from runtime.server.openai.logprobs import CompletionLogprobStreamer, parse_echo
 from runtime.server.openapi import RawBodyRoute, Stream, json_route
-from runtime.server.preprocessing.request_specs import GenerationInputs
 
 router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
 MAX_PROMPTS = 1024
@@ -31,21 +29,17 @@ DEFAULT_GAP = 16  # default length of the output between prompt and suffix, as i
 )  # fmt: skip
 async def completions(context: ServerContext, request: Request, body: protocol.CompletionRequest) -> CompletionHandler:
     """Completes prompts."""
-    model = context.model_name(body.model)
-    mode = stream_mode(body)
-    context.require()
+    inputs = context.begin(request, body, "cmpl-")
     asked = _list(body.prompt)
-    echo = parse_echo(body, asked)
-    prompts = await context.preprocessor.encode_each(request, asked)
-    hole, pinned_tokens = await _tokenize_suffix(context, request, body, max(map(len, prompts)))
-    inputs = GenerationInputs(request, body, prompts, new_id("cmpl-"), model, mode, echo=echo)
+    inputs.echo = parse_echo(body, asked)
+    inputs.prompts = await context.preprocessor.encode_each(request, asked)
+    hole, pinned_tokens = await _tokenize_suffix(context, request, body, max(map(len, inputs.prompts)))
     if hole is not None:
-        length = hole + len(pinned_tokens)
-        inputs = replace(inputs, max_tokens=length, pinned_tokens=pinned_tokens or None, text_limit=hole)
-    elif echo is not None and echo.silent:
-        inputs = replace(inputs, max_tokens=1)
-    job = await context.submit(inputs)
-    return CompletionHandler(job, body, model, mode, context, echo)
+        inputs.max_tokens, inputs.text_limit = hole + len(pinned_tokens), hole
+        inputs.pinned_tokens = pinned_tokens or None
+    elif inputs.echo is not None and inputs.echo.silent:
+        inputs.max_tokens = 1
+    return CompletionHandler(await context.submit(inputs), body, inputs)
 
 
 async def _tokenize_suffix(
@@ -84,22 +78,7 @@ class CompletionHandler(OpenAIHandler):
     """OpenAI's text_completion objects."""
 
     chunk_object = "text_completion"
-
-    def __init__(
-        self,
-        job: GenerationJob,
-        body: protocol.CompletionRequest,
-        model: str,
-        mode: str | None,
-        context: ServerContext,
-        echo: PromptEcho | None,
-    ) -> None:
-        super().__init__(job, body, model, mode)
-        self._info, self._tokenizer = context.require()
-        self._echo = echo
-        pieces = self._tokenizer.byte_decoder
-        if requests_logprobs(job):
-            self._streamers = [CompletionLogprobStreamer(choice, pieces, echo) for choice in job.choices]
+    logprob_streamer = CompletionLogprobStreamer
 
     def full_response(self) -> protocol.CompletionAnswer:
         return {

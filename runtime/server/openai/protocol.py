@@ -11,7 +11,7 @@ that may be missing are `NotRequired`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NotRequired
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, NotRequired
 
 import pydantic
 from pydantic import Field, PlainValidator, ValidationInfo, WithJsonSchema, field_validator, model_validator
@@ -449,6 +449,7 @@ class ChatFields(RequestModel):
 class GenerationRequest(SamplingFields):
     """Fields of all generation routes."""
 
+    model: ModelName = None
     stream: bool | None = optional("return server-sent events", True)
     skip_special_tokens: Annotated[Any, UnsupportedField(True)] = None
     spaces_between_special_tokens: Annotated[Any, UnsupportedField(True)] = None
@@ -464,6 +465,18 @@ class GenerationRequest(SamplingFields):
     response_format: Any = optional(
         "`text`, `json_object` (with or without a schema) or `json_schema`", {"type": "json_object"}
     )
+
+    default_stream_mode: ClassVar[str] = "block_append"
+    stream_fields: ClassVar[tuple[str, ...]] = ("stream_mode", "stream_options")  # only with `stream`
+
+    def mode(self) -> str | None:
+        """Returns the stream mode; None without `stream`. Raises RequestError for stream fields alone."""
+        if self.stream:
+            return getattr(self, "stream_mode", None) or self.default_stream_mode
+        for name in self.stream_fields:
+            if getattr(self, name, None) is not None:
+                raise refuse(name, "only with stream true; leave it out")
+        return None
 
     def set_fields(self) -> dict[str, Any]:
         """Returns the declared fields that the request sets, by name."""
@@ -493,6 +506,8 @@ class SingleChoiceRequest(GenerationRequest):
     top_logprobs: Annotated[Any, UnsupportedField(0)] = None
     stream_mode: Annotated[Any, UnsupportedField("block_append")] = None  # which its streams are
 
+    stream_fields = ("stream_options",)
+
 
 class StreamOptions(RequestModel):
     include_usage: bool | None = optional("add the usage to the last chunk", True)
@@ -503,7 +518,6 @@ class StreamOptions(RequestModel):
 class OpenAIRequest(GenerationRequest):
     """The fields that chat and completions share."""
 
-    model: ModelName = None
     stream_options: StreamOptions | None = optional("options of the stream", {"include_usage": True})
     stream_mode: Literal["denoise", "block_append"] | None = optional(
         "`denoise`: also return the open blocks after each step; `block_append`: the default", "denoise"

@@ -11,13 +11,12 @@ from starlette.requests import Request
 from runtime.errors import RequestError
 from runtime.parsers.formats import Arguments, CallStart, Delta, Reasoning
 from runtime.request.validation import refuse
-from runtime.server.context import ServerContext, new_id
+from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.http_responses import ServingHandler, named_event
 from runtime.server.openai import responses_protocol as protocol
-from runtime.server.openai.tools import ChatContext, ToolConfig
+from runtime.server.openai.tools import ToolConfig
 from runtime.server.openapi import RawBodyRoute, Stream, json_route
-from runtime.server.preprocessing.request_specs import GenerationInputs
 
 router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
 
@@ -28,27 +27,22 @@ router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
 )  # fmt: skip
 async def responses(context: ServerContext, request: Request, body: protocol.ResponsesRequest) -> ResponsesHandler:
     """Creates a response to a conversation of items."""
-    model = context.model_name(body.model)
+    inputs = context.begin(request, body, "resp_")
     if body.max_output_tokens is not None and body.max_tokens is not None:
         raise refuse("max_tokens", "is max_output_tokens here; give that alone")
-    if body.stream_options is not None and not body.stream:
-        raise refuse("stream_options", "only with stream true; leave it out")
     tools = body.tool_config()
-    chat = ChatContext(context.config, *context.require(), tools)
     try:
-        ids = await chat.prompt(request, context.preprocessor, body.to_chat(tools.origins))
+        inputs.chat, inputs.prompts = await context.encode_chat(request, tools, body.to_chat(tools.origins))
     except RequestError as error:
         raise error.renamed("messages", "input") from None
-    mode = "block_append" if body.stream else None
-    job = await context.submit(GenerationInputs(request, body, [ids], new_id("resp_"), model, mode, chat=chat))
-    return ResponsesHandler(job, body, model, tools)
+    return ResponsesHandler(await context.submit(inputs), body, inputs.model, tools)
 
 
 class ResponsesHandler(ServingHandler):
     """OpenAI's response object and its events. Methods that change an item return the events of the changes."""
 
     def __init__(self, job: GenerationJob, body: protocol.ResponsesRequest, model: str, tools: ToolConfig) -> None:
-        super().__init__(job, streams=bool(body.stream))
+        super().__init__(job)
         self._sequence_number = 0
         self._items: list[Any] = []  # OutputItem, finished ones
         self._open: dict[str, Any] = {}  # the open item; empty if none
