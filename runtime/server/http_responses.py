@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 from starlette.requests import Request
@@ -184,7 +184,16 @@ class EventStream(Response):
 
 
 class ServingHandler(ABC):
-    """Converts the outputs of one request into the response of an API. `job`: the running engine requests."""
+    """Converts the outputs of one request into the response of an API.
+
+    Attributes:
+        event_types: types of the data of the events in a stream.
+        ends_with_done: the last event is ``[DONE]``.
+        job: the running engine requests.
+    """
+
+    event_types: ClassVar[Sequence[type]]
+    ends_with_done: ClassVar[bool] = True
 
     def __init__(self, job: GenerationJob) -> None:
         self.job = job
@@ -251,39 +260,32 @@ async def run_to_completion(request: Request, job: GenerationJob, take: Callable
 RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-def generation_endpoint(
-    kind: type[B], start: Callable[[ServerContext, Request, B], Awaitable[ServingHandler]]
-) -> RouteHandler:
-    """Returns the endpoint of a route for generation.
+def json_endpoint(kind: type[B], function: Callable[..., Awaitable[Any]], *, generates: bool) -> RouteHandler:
+    """Returns the endpoint of a route with a JSON body of type `kind`.
 
-    `start` validates and submits a request. The body is not referenced afterwards.
+    Args:
+        kind: type of the body.
+        function: gets `ServerContext`, request and body, which is not referenced afterwards. Returns the response or,
+            if the route generates, the `ServingHandler` of the submitted request.
+        generates: the route generates.
     """
 
     async def endpoint(request: Request) -> Response:
         context: ServerContext = request.app.state.context
         try:
-            handler = await start(context, request, await context.body(request, kind))
-        except RequestError as error:  # rejected before it reached an engine
-            context.request_metrics.requests.labels("aborted" if error.status == 499 else "refused").inc()
+            answer = await function(context, request, await context.body(request, kind))
+        except RequestError as error:
+            if generates:  # rejected before it reached an engine
+                context.request_metrics.requests.labels("aborted" if error.status == 499 else "refused").inc()
             raise
-        if handler.job.streamed:
-            return EventStream(handler.job, handler.events())
-        with handler.job:
-            await run_to_completion(request, handler.job, handler.accumulate)
-            await handler.finalize()
-        return json_response(handler.full_response())
-
-    return endpoint
-
-
-def json_endpoint(
-    kind: type[B], answer: Callable[[ServerContext, Request, B], Awaitable[Mapping[str, object]]]
-) -> RouteHandler:
-    """Returns the endpoint of a route with a JSON body. `answer` returns its response."""
-
-    async def endpoint(request: Request) -> Response:
-        context: ServerContext = request.app.state.context
-        return json_response(await answer(context, request, await context.body(request, kind)))
+        if not isinstance(answer, ServingHandler):
+            return json_response(answer)
+        if answer.job.streamed:
+            return EventStream(answer.job, answer.events())
+        with answer.job:
+            await run_to_completion(request, answer.job, answer.accumulate)
+            await answer.finalize()
+        return json_response(answer.full_response())
 
     return endpoint
 

@@ -101,9 +101,7 @@ async def _check_lora_routes(request: Request) -> None:
 adapter_router = APIRouter(tags=["Adapters"], dependencies=[Depends(_check_lora_routes)])
 
 
-@json_route(
-    adapter_router, "/v1/load_lora_adapter", api.LoadAdapterRequest, api.AdapterLoaded, summary="Load an adapter"
-)
+@json_route(adapter_router, "/v1/load_lora_adapter", "Load an adapter")
 async def load_lora_adapter(
     context: ServerContext, request: Request, body: api.LoadAdapterRequest
 ) -> api.AdapterLoaded:
@@ -113,13 +111,7 @@ async def load_lora_adapter(
     return {"status": "loaded", "lora_name": body.lora_name}
 
 
-@json_route(
-    adapter_router,
-    "/v1/unload_lora_adapter",
-    api.UnloadAdapterRequest,
-    api.AdapterUnloaded,
-    summary="Unload an adapter",
-)
+@json_route(adapter_router, "/v1/unload_lora_adapter", "Unload an adapter")
 async def unload_lora_adapter(
     context: ServerContext, request: Request, body: api.UnloadAdapterRequest
 ) -> api.AdapterUnloaded:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,7 +17,7 @@ router = APIRouter(tags=["Tokens"])
 MAX_EACH = 4096  # tokens with `return_bytes`
 
 
-@json_route(router, "/tokenize", TokenizeRequest, Tokenized, summary="Tokenize a prompt or a chat")
+@json_route(router, "/tokenize", "Tokenize a prompt or a chat")
 async def tokenize(context: ServerContext, request: Request, body: TokenizeRequest) -> Tokenized:
     """Returns the token ids of a prompt, or of messages with the chat template."""
     context.model_name(body.model)
@@ -49,14 +47,15 @@ async def tokenizer_info(context: Context) -> Response:
     )
 
 
-@json_route(router, "/detokenize", DetokenizeRequest, Detokenized, summary="Convert token ids to text")
-async def detokenize(context: ServerContext, request: Request, body: DetokenizeRequest) -> dict[str, Any]:
+@json_route(router, "/detokenize", "Convert token ids to text")
+async def detokenize(context: ServerContext, request: Request, body: DetokenizeRequest) -> Detokenized:
     """Returns the text of token ids, including special tokens; with `return_bytes` also the bytes of each."""
     context.model_name(body.model)
     _, tokenizer = context.require()
-    each: dict[str, Any] = {}
+    answer: Detokenized = {"prompt": ""}
     if body.return_bytes:  # before `decode`, which may empty the list
         if len(body.tokens) > MAX_EACH:
             raise refuse("tokens", f"has {len(body.tokens)} ids; at most {MAX_EACH} with return_bytes")
-        each["bytes"] = [None if t in tokenizer.special else list(tokenizer.byte_decoder(t)) for t in body.tokens]
-    return {"prompt": await context.preprocessor.decode(request, body.tokens), **each}
+        answer["bytes"] = [None if t in tokenizer.special else list(tokenizer.byte_decoder(t)) for t in body.tokens]
+    answer["prompt"] = await context.preprocessor.decode(request, body.tokens)
+    return answer

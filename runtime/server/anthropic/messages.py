@@ -15,30 +15,12 @@ from runtime.server.anthropic import protocol
 from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.http_responses import ServingHandler, anthropic_error, named_event
-from runtime.server.openapi import RawBodyRoute, Stream, json_route
+from runtime.server.openapi import RawBodyRoute, json_route
 
 router = APIRouter(route_class=RawBodyRoute, tags=["Anthropic"])
 
 
-@json_route(
-    router, "/v1/messages", protocol.MessagesRequest, protocol.MessagesAnswer,
-    summary="Create a message", stream=Stream(protocol.MESSAGE_EVENTS, done=False), error=protocol.MessagesError,
-)  # fmt: skip
-async def messages(context: ServerContext, request: Request, body: protocol.MessagesRequest) -> MessagesHandler:
-    """Creates a message in response to a conversation."""
-    inputs = context.begin(request, body, "msg_")
-    body.check_servers()
-    body.check_formats()
-    if body.stop is not None and body.stop_sequences is not None:
-        raise refuse("stop", "is stop_sequences here; give that alone")
-    inputs.chat, inputs.prompts = await context.encode_chat(request, body.tool_config(), body.to_chat())
-    return MessagesHandler(await context.submit(inputs), inputs.model)
-
-
-@json_route(
-    router, "/v1/messages/count_tokens", protocol.CountRequest, protocol.TokenCount,
-    summary="Count tokens", error=protocol.MessagesError,
-)  # fmt: skip
+@json_route(router, "/v1/messages/count_tokens", "Count tokens", error=protocol.MessagesError)
 async def count_tokens(context: ServerContext, request: Request, body: protocol.CountRequest) -> protocol.TokenCount:
     """Counts the prompt tokens of a conversation, including the chat template."""
     context.model_name(body.model)
@@ -51,6 +33,9 @@ _STOP_REASONS: dict[str, protocol.StopReason] = {"stop": "end_turn", "tool_calls
 
 class MessagesHandler(ServingHandler):
     """Response of ``/v1/messages``, and the events of its blocks."""
+
+    event_types = protocol.MESSAGE_EVENTS
+    ends_with_done = False
 
     def __init__(self, job: GenerationJob, model: str) -> None:
         super().__init__(job)
@@ -151,3 +136,15 @@ class MessagesHandler(ServingHandler):
 
     def _block(self, kind: str, **fields: Any) -> bytes:
         return named_event(kind, index=len(self._blocks), **fields)
+
+
+@json_route(router, "/v1/messages", "Create a message", error=protocol.MessagesError)
+async def messages(context: ServerContext, request: Request, body: protocol.MessagesRequest) -> MessagesHandler:
+    """Creates a message in response to a conversation."""
+    inputs = context.begin(request, body, "msg_")
+    body.check_servers()
+    body.check_formats()
+    if body.stop is not None and body.stop_sequences is not None:
+        raise refuse("stop", "is stop_sequences here; give that alone")
+    inputs.chat, inputs.prompts = await context.encode_chat(request, body.tool_config(), body.to_chat())
+    return MessagesHandler(await context.submit(inputs), inputs.model)

@@ -20,7 +20,7 @@ from runtime.server.http_responses import DONE, ServingHandler, events, openai_e
 from runtime.server.openai.logprobs import GenerateLogprobStreamer
 from runtime.server.openai.protocol import ChatPrompt, template_messages
 from runtime.server.openai.tools import NO_GRAMMAR_MESSAGE
-from runtime.server.openapi import RawBodyRoute, Stream, json_route
+from runtime.server.openapi import RawBodyRoute, json_route
 from runtime.server.preprocessing.preprocessor import context_length_error
 from runtime.server.preprocessing.request_specs import GenerationInputs, parse_response_format
 
@@ -55,33 +55,14 @@ router = APIRouter(route_class=RawBodyRoute, tags=["Denoising"])
 DEFAULT_MAX_TOKENS = 512
 
 
-@json_route(
-    router, "/generate", protocol.GenerateRequest, protocol.GenerateAnswer,
-    summary="Complete a prompt or a chat", stream=Stream(protocol.GENERATE_EVENTS),
-)  # fmt: skip
-async def generate(context: ServerContext, request: Request, body: protocol.GenerateRequest) -> GenerateHandler:
-    """Completes a prompt (text or token ids) or responds to a chat."""
-    inputs = context.begin(request, body, "gen-")
-    inputs.default_max_tokens = DEFAULT_MAX_TOKENS
-    body.check_input(body.prompt)
-    if body.prompt is not None:
-        inputs.prompts = await context.preprocessor.encode_each(request, [body.prompt])
-    else:
-        chat = body.to_chat()
-        inputs.continued = chat.continued
-        inputs.prompts = [await context.preprocessor.encode_chat(request, inputs.loaded, chat)]
-        requested, name = parse_response_format(body)
-        if chat.continued and requested is not None:
-            raise refuse(name, NO_GRAMMAR_MESSAGE)
-    return GenerateHandler(await context.submit(inputs), inputs, body.prompt if isinstance(body.prompt, str) else None)
-
-
 class _Logprobs(TypedDict, total=False):
     logprobs: Any  # encoded list of OwnLogprob
 
 
 class GenerateHandler(GenerateEvents):
     """Response of ``/generate``. `text`: the prompt, if the request had it as text."""
+
+    event_types = protocol.GENERATE_EVENTS
 
     def __init__(self, job: GenerationJob, inputs: GenerationInputs, text: str | None) -> None:
         super().__init__(job, inputs)
@@ -141,21 +122,6 @@ class InfillLayout(NamedTuple):
     pinned_tokens: dict[int, int]
     holes: list[tuple[int, int]]
     length: int
-
-
-@json_route(
-    router, "/v1/infill", protocol.InfillRequest, protocol.InfillAnswer,
-    summary="Fill gaps in a text", stream=Stream(protocol.INFILL_EVENTS),
-)  # fmt: skip
-async def infill(context: ServerContext, request: Request, body: protocol.InfillRequest) -> InfillHandler:
-    """Fills gaps in a text: ``<mask:8>`` is a gap of eight tokens."""
-    inputs = context.begin(request, body, "infill-")
-    for name in _LENGTH_FIELDS:
-        if getattr(body, name) is not None:
-            raise refuse(name, "the holes say how long the answer is; leave it out")
-    layout = await _tokenize_segments(context, inputs, body)
-    inputs.prompts, inputs.max_tokens, inputs.pinned_tokens = [layout.prompt], layout.length, layout.pinned_tokens
-    return InfillHandler(await context.submit(inputs), inputs, layout)
 
 
 async def _tokenize_segments(
@@ -218,6 +184,8 @@ def _segments(body: protocol.InfillRequest) -> tuple[list[str | int], str]:
 class InfillHandler(GenerateEvents):
     """Response of ``/v1/infill``: the full text and the text of each gap."""
 
+    event_types = protocol.INFILL_EVENTS
+
     def __init__(self, job: GenerationJob, inputs: GenerationInputs, layout: InfillLayout) -> None:
         super().__init__(job, inputs)
         self._model = inputs.model
@@ -239,3 +207,33 @@ class InfillHandler(GenerateEvents):
             "usage": self.job.usage(),
             "timings": self.job.timings(),
         }
+
+
+@json_route(router, "/generate", "Complete a prompt or a chat")
+async def generate(context: ServerContext, request: Request, body: protocol.GenerateRequest) -> GenerateHandler:
+    """Completes a prompt (text or token ids) or responds to a chat."""
+    inputs = context.begin(request, body, "gen-")
+    inputs.default_max_tokens = DEFAULT_MAX_TOKENS
+    body.check_input(body.prompt)
+    if body.prompt is not None:
+        inputs.prompts = await context.preprocessor.encode_each(request, [body.prompt])
+    else:
+        chat = body.to_chat()
+        inputs.continued = chat.continued
+        inputs.prompts = [await context.preprocessor.encode_chat(request, inputs.loaded, chat)]
+        requested, name = parse_response_format(body)
+        if chat.continued and requested is not None:
+            raise refuse(name, NO_GRAMMAR_MESSAGE)
+    return GenerateHandler(await context.submit(inputs), inputs, body.prompt if isinstance(body.prompt, str) else None)
+
+
+@json_route(router, "/v1/infill", "Fill gaps in a text")
+async def infill(context: ServerContext, request: Request, body: protocol.InfillRequest) -> InfillHandler:
+    """Fills gaps in a text: ``<mask:8>`` is a gap of eight tokens."""
+    inputs = context.begin(request, body, "infill-")
+    for name in _LENGTH_FIELDS:
+        if getattr(body, name) is not None:
+            raise refuse(name, "the holes say how long the answer is; leave it out")
+    layout = await _tokenize_segments(context, inputs, body)
+    inputs.prompts, inputs.max_tokens, inputs.pinned_tokens = [layout.prompt], layout.length, layout.pinned_tokens
+    return InfillHandler(await context.submit(inputs), inputs, layout)

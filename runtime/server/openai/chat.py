@@ -19,7 +19,7 @@ from runtime.server.http_responses import DONE, ErrorResponse, ServingHandler, e
 from runtime.server.openai import protocol
 from runtime.server.openai.logprobs import ChatLogprobStreamer, LogprobStreamer
 from runtime.server.openai.tools import check_legacy_functions, parse_tools
-from runtime.server.openapi import RawBodyRoute, Stream, json_route
+from runtime.server.openapi import RawBodyRoute, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
 
 
@@ -101,28 +101,12 @@ def chat_delta(grown: Delta) -> protocol.ChatDelta:
     return {"content": grown.text}
 
 
-router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
-
-
-@json_route(
-    router, "/v1/chat/completions", protocol.ChatRequest, protocol.ChatAnswer,
-    summary="Create a chat completion", stream=Stream((protocol.ChatChunk, ErrorResponse)),
-)  # fmt: skip
-async def chat_completions(context: ServerContext, request: Request, body: protocol.ChatRequest) -> ChatHandler:
-    """Creates a chat completion."""
-    inputs = context.begin(request, body, "chatcmpl-")
-    check_legacy_functions(body.functions, body.function_call)
-    tools = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
-    chat = body.to_chat(reasoning_effort=body.reasoning_effort)
-    inputs.chat, inputs.prompts = await context.encode_chat(request, tools, chat)
-    return ChatHandler(await context.submit(inputs), body, inputs)
-
-
 class ChatHandler(OpenAIHandler):
     """OpenAI's chat.completion objects."""
 
     chunk_object = "chat.completion.chunk"
     logprob_streamer = ChatLogprobStreamer
+    event_types = (protocol.ChatChunk, ErrorResponse)
 
     def full_response(self) -> protocol.ChatAnswer:
         choices: list[protocol.ChatChoice] = [
@@ -167,3 +151,17 @@ class ChatHandler(OpenAIHandler):
         **more: Any,
     ) -> dict[str, Any]:
         return self.chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}, **more)
+
+
+router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
+
+
+@json_route(router, "/v1/chat/completions", "Create a chat completion")
+async def chat_completions(context: ServerContext, request: Request, body: protocol.ChatRequest) -> ChatHandler:
+    """Creates a chat completion."""
+    inputs = context.begin(request, body, "chatcmpl-")
+    check_legacy_functions(body.functions, body.function_call)
+    tools = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    chat = body.to_chat(reasoning_effort=body.reasoning_effort)
+    inputs.chat, inputs.prompts = await context.encode_chat(request, tools, chat)
+    return ChatHandler(await context.submit(inputs), body, inputs)

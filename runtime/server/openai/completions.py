@@ -16,30 +16,11 @@ from runtime.server.http_responses import ErrorResponse, events, template_warnin
 from runtime.server.openai import protocol
 from runtime.server.openai.chat import OpenAIHandler
 from runtime.server.openai.logprobs import CompletionLogprobStreamer, parse_echo
-from runtime.server.openapi import RawBodyRoute, Stream, json_route
+from runtime.server.openapi import RawBodyRoute, json_route
 
 router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
 MAX_PROMPTS = 1024
 DEFAULT_GAP = 16  # default length of the output between prompt and suffix, as in the OpenAI API
-
-
-@json_route(
-    router, "/v1/completions", protocol.CompletionRequest, protocol.CompletionAnswer,
-    summary="Complete prompts", stream=Stream((protocol.CompletionChunk, ErrorResponse)),
-)  # fmt: skip
-async def completions(context: ServerContext, request: Request, body: protocol.CompletionRequest) -> CompletionHandler:
-    """Completes prompts."""
-    inputs = context.begin(request, body, "cmpl-")
-    asked = _list(body.prompt)
-    inputs.echo = parse_echo(body, asked)
-    inputs.prompts = await context.preprocessor.encode_each(request, asked)
-    hole, pinned_tokens = await _tokenize_suffix(context, request, body, max(map(len, inputs.prompts)))
-    if hole is not None:
-        inputs.max_tokens, inputs.text_limit = hole + len(pinned_tokens), hole
-        inputs.pinned_tokens = pinned_tokens or None
-    elif inputs.echo is not None and inputs.echo.silent:
-        inputs.max_tokens = 1
-    return CompletionHandler(await context.submit(inputs), body, inputs)
 
 
 async def _tokenize_suffix(
@@ -79,6 +60,7 @@ class CompletionHandler(OpenAIHandler):
 
     chunk_object = "text_completion"
     logprob_streamer = CompletionLogprobStreamer
+    event_types = (protocol.CompletionChunk, ErrorResponse)
 
     def full_response(self) -> protocol.CompletionAnswer:
         return {
@@ -124,3 +106,19 @@ class CompletionHandler(OpenAIHandler):
         self, choice: CompletionState, text: str, reason: protocol.Reason | None, logprobs: Any, **more: Any
     ) -> dict[str, Any]:
         return self.chunk({"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": reason}, **more)
+
+
+@json_route(router, "/v1/completions", "Complete prompts")
+async def completions(context: ServerContext, request: Request, body: protocol.CompletionRequest) -> CompletionHandler:
+    """Completes prompts."""
+    inputs = context.begin(request, body, "cmpl-")
+    asked = _list(body.prompt)
+    inputs.echo = parse_echo(body, asked)
+    inputs.prompts = await context.preprocessor.encode_each(request, asked)
+    hole, pinned_tokens = await _tokenize_suffix(context, request, body, max(map(len, inputs.prompts)))
+    if hole is not None:
+        inputs.max_tokens, inputs.text_limit = hole + len(pinned_tokens), hole
+        inputs.pinned_tokens = pinned_tokens or None
+    elif inputs.echo is not None and inputs.echo.silent:
+        inputs.max_tokens = 1
+    return CompletionHandler(await context.submit(inputs), body, inputs)

@@ -16,30 +16,16 @@ from runtime.server.engine_client.generation_job import GenerationJob, OutputDel
 from runtime.server.http_responses import ServingHandler, named_event
 from runtime.server.openai import responses_protocol as protocol
 from runtime.server.openai.tools import ToolConfig
-from runtime.server.openapi import RawBodyRoute, Stream, json_route
+from runtime.server.openapi import RawBodyRoute, json_route
 
 router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
 
 
-@json_route(
-    router, "/v1/responses", protocol.ResponsesRequest, protocol.ResponsesAnswer,
-    summary="Create a response", stream=Stream(protocol.RESPONSE_EVENTS, done=False),
-)  # fmt: skip
-async def responses(context: ServerContext, request: Request, body: protocol.ResponsesRequest) -> ResponsesHandler:
-    """Creates a response to a conversation of items."""
-    inputs = context.begin(request, body, "resp_")
-    if body.max_output_tokens is not None and body.max_tokens is not None:
-        raise refuse("max_tokens", "is max_output_tokens here; give that alone")
-    tools = body.tool_config()
-    try:
-        inputs.chat, inputs.prompts = await context.encode_chat(request, tools, body.to_chat(tools.origins))
-    except RequestError as error:
-        raise error.renamed("messages", "input") from None
-    return ResponsesHandler(await context.submit(inputs), body, inputs.model, tools)
-
-
 class ResponsesHandler(ServingHandler):
     """OpenAI's response object and its events. Methods that change an item return the events of the changes."""
+
+    event_types = protocol.RESPONSE_EVENTS
+    ends_with_done = False
 
     def __init__(self, job: GenerationJob, body: protocol.ResponsesRequest, model: str, tools: ToolConfig) -> None:
         super().__init__(job)
@@ -201,3 +187,17 @@ class ResponsesHandler(ServingHandler):
         if self._is("reasoning"):
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+@json_route(router, "/v1/responses", "Create a response")
+async def responses(context: ServerContext, request: Request, body: protocol.ResponsesRequest) -> ResponsesHandler:
+    """Creates a response to a conversation of items."""
+    inputs = context.begin(request, body, "resp_")
+    if body.max_output_tokens is not None and body.max_tokens is not None:
+        raise refuse("max_tokens", "is max_output_tokens here; give that alone")
+    tools = body.tool_config()
+    try:
+        inputs.chat, inputs.prompts = await context.encode_chat(request, tools, body.to_chat(tools.origins))
+    except RequestError as error:
+        raise error.renamed("messages", "input") from None
+    return ResponsesHandler(await context.submit(inputs), body, inputs.model, tools)
