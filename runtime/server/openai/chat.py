@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from fastapi import APIRouter
@@ -52,10 +52,21 @@ class OpenAIHandler(ServingHandler):
         if not self.job.streamed:
             self._full_logprobs = [await streamer.full() for streamer in self._streamers]
 
-    def chunk(self, choice: protocol.ChatChunkChoice | protocol.CompletionChunkChoice, **more: Any) -> dict[str, Any]:
-        if self._continuous_usage:
-            more["usage"] = self.job.usage()
-        return {**self._base, "choices": [choice], **more}
+    def chunk(
+        self, index: int, reason: protocol.Reason | None, logprobs: Any, more: Mapping[str, object], **content: Any
+    ) -> dict[str, Any]:
+        """Returns a chunk of a completion: `content` are fields of its choice, `more` those of the chunk."""
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
+        usage = {"usage": self.job.usage()} if self._continuous_usage else {}
+        return {**self._base, "choices": [choice], **more, **usage}
+
+    def take_logprobs(self, update: OutputDelta) -> Any:
+        """Returns the log-probabilities of the tokens of an output, None if they are not requested."""
+        return self._streamers[update.choice.index].delta(update) if self._streamers else None
+
+    def step(self, update: OutputDelta) -> dict[str, object]:
+        """Returns the fields of a chunk that describe the step of an output."""
+        return {"denoise": denoise_fields(update.output)} if self._denoise else {}
 
     def on_finish(self) -> bytes:
         if not self._include_usage:
@@ -122,35 +133,21 @@ class ChatHandler(OpenAIHandler):
 
     def on_start(self) -> bytes:
         role: protocol.ChatDelta = {"role": "assistant", "content": "", "refusal": None}
-        return events(*[self._chunk(choice.index, role) for choice in self.job.choices])
+        return events(*[self.chunk(choice.index, None, None, {}, delta=role) for choice in self.job.choices])
 
     def on_output(self, update: OutputDelta) -> bytes:
         index = update.choice.index
         deltas: list[protocol.ChatDelta] = [chat_delta(grown) for grown in update.deltas]
-        logprobs = self._streamers[index].delta(update) if self._streamers else None
-        first: dict[str, Any] = {"logprobs": logprobs}  # with the first chunk only
-        if self._denoise:
-            first["denoise"] = denoise_fields(update.output)
+        logprobs, more = self.take_logprobs(update), self.step(update)
         if not deltas and (self._denoise or (logprobs is not None and logprobs["content"])):
             deltas.append({"content": ""})  # a step or tokens without text
         chunks = []
         for each in deltas:
-            chunks.append(self._chunk(index, each, **first))
-            first = {}
+            chunks.append(self.chunk(index, None, logprobs, more, delta=each))
+            logprobs, more = None, {}  # with the first chunk only
         if update.ended:
-            chunks.append(self._chunk(index, {}, update.choice.openai_reason))
+            chunks.append(self.chunk(index, update.choice.openai_reason, None, {}, delta={}))
         return events(*chunks)
-
-    def _chunk(
-        self,
-        index: int,
-        delta: protocol.ChatDelta,
-        reason: protocol.Reason | None = None,
-        *,
-        logprobs: protocol.ChatLogprobs | None = None,
-        **more: Any,
-    ) -> dict[str, Any]:
-        return self.chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}, **more)
 
 
 router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.requests import Request
 
-from runtime.request.output import CompletionState, denoise_fields
+from runtime.request.output import CompletionState
 from runtime.request.sampling_params import MAX_COUNT
 from runtime.request.validation import integer, refuse
 from runtime.server.context import ServerContext
@@ -84,28 +84,20 @@ class CompletionHandler(OpenAIHandler):
         """Returns chunks with the echoed prompts, and the ends of completions of no tokens."""
         if self._echo is None:
             return b""
-        ended = {choice.index: choice.openai_reason for choice in self.job.choices if choice.finish_reason is not None}
-        return events(
-            *(self._chunk(one, self._echoed_text(one), ended.get(one.index), None) for one in self.job.choices)
-        )
+        chunks = []
+        for i, choice in enumerate(self.job.choices):
+            reason = None if choice.finish_reason is None else choice.openai_reason
+            chunks.append(self.chunk(i, reason, None, {}, text=self._echoed_text(choice)))
+        return events(*chunks)
 
     def on_output(self, update: OutputDelta) -> bytes:
         choice = update.choice
         reason = choice.openai_reason if update.ended else None
-        logprobs = self._streamers[choice.index].delta(update) if self._streamers else None
+        logprobs = self.take_logprobs(update)
         if not (update.text or reason or self._denoise or (logprobs and logprobs["tokens"])):
             return b""
-        more: dict[str, Any] = {}
-        if self._denoise:
-            more["denoise"] = denoise_fields(update.output)
-        if reason:
-            more |= template_warning([choice], self._info, self._tokenizer)
-        return events(self._chunk(choice, update.text, reason, logprobs, **more))
-
-    def _chunk(
-        self, choice: CompletionState, text: str, reason: protocol.Reason | None, logprobs: Any, **more: Any
-    ) -> dict[str, Any]:
-        return self.chunk({"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": reason}, **more)
+        warning = template_warning([choice], self._info, self._tokenizer) if reason else {}
+        return events(self.chunk(choice.index, reason, logprobs, {**self.step(update), **warning}, text=update.text))
 
 
 @json_route(router, "/v1/completions", "Complete prompts")
