@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import TypedDict
 
 from runtime.errors import RequestError
-from runtime.server.preprocessing.request_body import SUPPORTED_ENCODINGS, B, ClientGone, api_field, disconnected
+from runtime.server.preprocessing.request_body import SUPPORTED_ENCODINGS, B, ClientGone, api_field, until_disconnect
 
 if TYPE_CHECKING:
     from runtime.request.engine_messages import EngineInfo
@@ -128,26 +128,9 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope.setdefault("state", {})["job"] = self.job  # for the access log
-        sender, over, gone = asyncio.current_task(), False, False
-        assert sender is not None
-
-        def leave(_: asyncio.Task[None]) -> None:
-            nonlocal gone
-            if not over:
-                gone = True
-                sender.cancel()
-
-        listener = asyncio.create_task(disconnected(receive))
-        listener.add_done_callback(leave)
-        with self.job:
-            try:
+        with self.job, suppress(ClientGone):
+            async with until_disconnect(receive):
                 await self._send_all(send)
-            except asyncio.CancelledError:
-                if not gone or sender.uncancel():  # cancelled by the server
-                    raise
-            finally:
-                over = True
-                listener.cancel()
 
     async def _send_all(self, send: Send) -> None:
         loop = asyncio.get_running_loop()
@@ -242,19 +225,11 @@ class ServingHandler(ABC):
 
 async def run_to_completion(request: Request, job: GenerationJob, take: Callable[[OutputDelta], None]) -> None:
     """Waits for the end of a job and passes each output to `take`. Raises RequestError (499: disconnected)."""
-
-    async def watch() -> None:
-        await disconnected(request.receive)
-        job.output_queue.put_nowait(ClientGone())
-
     request.state.job = job  # for the access log
-    watcher = asyncio.create_task(watch())
-    try:
+    async with until_disconnect(request.receive):
         async for batch in job.updates():
             for update in batch:
                 take(update)
-    finally:
-        watcher.cancel()
 
 
 RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
