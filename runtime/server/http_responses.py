@@ -118,13 +118,9 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, job: AbstractContextManager[Any], chunks: AsyncIterator[bytes]) -> None:
-        self.job = job
-        self.chunks = chunks
-        self.status_code = 200
-        self.background = None
-        self.body = b""
-        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
+        self.job, self.chunks = job, chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope.setdefault("state", {})["job"] = self.job  # for the access log
@@ -135,34 +131,29 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> None:
         loop = asyncio.get_running_loop()
         last = loop.time()
-        timer: asyncio.TimerHandle
-        comment: asyncio.Task[None] | None = None
 
         async def put(data: bytes, more: bool = True) -> None:
             nonlocal last
             await send({"type": "http.response.body", "body": data, "more_body": more})
             last = loop.time()
 
-        def keep_alive() -> None:
-            nonlocal timer, comment
-            quiet = loop.time() - last
-            if quiet >= KEEP_ALIVE_SECONDS:
-                quiet = 0.0
-                if comment is None or comment.done():  # else the client has not taken the last one yet
-                    comment = loop.create_task(put(b": keep-alive\n\n"))
-            timer = loop.call_later(KEEP_ALIVE_SECONDS - quiet, keep_alive)
+        async def fill_pauses() -> None:
+            while True:
+                quiet = loop.time() - last
+                if quiet >= KEEP_ALIVE_SECONDS:
+                    await put(b": keep-alive\n\n")
+                    quiet = 0.0
+                await asyncio.sleep(KEEP_ALIVE_SECONDS - quiet)
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        timer = loop.call_later(KEEP_ALIVE_SECONDS, keep_alive)
+        comments = loop.create_task(fill_pauses())
         try:
             async for data in self.chunks:
                 await put(data)
-            timer.cancel()
+            comments.cancel()
             await put(b"", more=False)
         finally:
-            timer.cancel()
-            if comment is not None:
-                comment.cancel()
+            comments.cancel()
             await self.chunks.aclose()  # type: ignore[attr-defined]
 
 
