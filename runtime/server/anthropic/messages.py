@@ -29,6 +29,7 @@ async def count_tokens(context: ServerContext, request: Request, body: protocol.
 
 
 _STOP_REASONS: dict[str, protocol.StopReason] = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
+_NO_END = {"stop_reason": None, "stop_sequence": None}
 
 
 class MessagesHandler(ServingHandler):
@@ -69,7 +70,7 @@ class MessagesHandler(ServingHandler):
             return b""
         self._begun = True
         usage: protocol.MessagesUsage = {**self._usage(), "output_tokens": 0}
-        return named_event("message_start", message=self._message([], None, usage))
+        return named_event("message_start", message=self._message([], _NO_END, usage))
 
     def _append(self, delta: Delta) -> bytes:
         """Extends the current block, or starts another one."""
@@ -120,17 +121,16 @@ class MessagesHandler(ServingHandler):
             "cache_read_input_tokens": cached,
         }
 
-    def _message(
-        self, content: list[Any], end: protocol.MessageEnd | None, usage: protocol.MessagesUsage
-    ) -> protocol.MessagesAnswer:
+    def _message(self, content: list[Any], end: Any, usage: protocol.MessagesUsage) -> protocol.MessagesAnswer:
+        """Returns the message. `end`: a `MessageEnd`, with nulls before the end."""
         return {
             "id": self.job.id,
             "type": "message",
             "role": "assistant",
             "model": self._model,
             "content": content,
-            "stop_reason": None if end is None else end["stop_reason"],
-            "stop_sequence": None if end is None else end["stop_sequence"],
+            "stop_reason": end["stop_reason"],
+            "stop_sequence": end["stop_sequence"],
             "usage": usage,
         }
 

@@ -77,14 +77,10 @@ class OpenAIHandler(ServingHandler):
         return events(openai_error(error)) + DONE
 
 
-def output_parser(choice: CompletionState) -> ChatOutputParser:
-    """Returns the parser of a chat completion."""
-    assert isinstance(choice.parts, ChatOutputParser)
-    return choice.parts
-
-
-def assistant_message(parts: ChatOutputParser) -> protocol.AnswerMessage:
+def assistant_message(choice: CompletionState) -> protocol.AnswerMessage:
     """Returns the full message. Its content is null with tool calls and no text."""
+    parts = choice.parts
+    assert isinstance(parts, ChatOutputParser)
     made: protocol.AnswerMessage = {
         "role": "assistant",
         "content": parts.content if parts.content or not parts.calls else None,
@@ -123,7 +119,7 @@ class ChatHandler(OpenAIHandler):
         choices: list[protocol.ChatChoice] = [
             {
                 "index": choice.index,
-                "message": assistant_message(output_parser(choice)),
+                "message": assistant_message(choice),
                 "logprobs": self._full_logprobs[choice.index] if self._full_logprobs else None,
                 "finish_reason": choice.openai_reason,
             }
