@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -106,27 +106,14 @@ _HOLE = re.compile(r"<mask:(\d{1,9})>")
 _LENGTH_FIELDS = ("max_tokens", "stop", "ignore_eos", "max_nfe", "max_repetition_run")  # where holes say how long
 
 
-class InfillLayout(NamedTuple):
-    """A text with gaps in the form of the engine.
-
-    Attributes:
-        segments: texts, and the length of each gap.
-        prompt: ids before the first gap, after those of the chat.
-        pinned_tokens: ids after the first gap that stay, by offset from the end of `prompt`.
-        holes: first and last offset of each gap, the last exclusive.
-        length: number of tokens after `prompt`.
-    """
-
-    segments: list[str | int]
-    prompt: list[int]
-    pinned_tokens: dict[int, int]
-    holes: list[tuple[int, int]]
-    length: int
-
-
 async def _tokenize_segments(
     context: ServerContext, inputs: GenerationInputs, body: protocol.InfillRequest
-) -> InfillLayout:
+) -> tuple[list[str | int], list[tuple[int, int]]]:
+    """Gives `inputs` the tokens around the gaps. Raises RequestError.
+
+    Returns texts and lengths of gaps in order; and, by offset in the completion, the first token of each gap and the
+    first one after it.
+    """
     segments, param = _segments(body)
     request, info = inputs.request, inputs.loaded[0]
     if body.messages is not None:
@@ -141,23 +128,21 @@ async def _tokenize_segments(
     if free_tokens < 0:
         raise context_length_error(param, info, "more than")
     pieces = iter(await context.preprocessor.encode_pieces(request, texts, param, free_tokens))
-    pinned_tokens: dict[int, int] = {}
     holes: list[tuple[int, int]] = []
-    at = 0
+    after: list[int | None] = []  # tokens from the first gap on, None in gaps
     for segment in segments:
         if isinstance(segment, int):
-            holes.append((at, at + segment))
-            at += segment
-            continue
-        own = next(pieces)
-        if holes:
-            pinned_tokens |= {at + i: token for i, token in enumerate(own)}
-            at += len(own)
+            holes.append((len(after), len(after) + segment))
+            after += [None] * segment
+        elif holes:
+            after += next(pieces)
         else:
-            ids += own
+            ids += next(pieces)
     if not ids:
         raise refuse(param, "begins with a hole; give a text before it, or messages")
-    return InfillLayout(segments, ids, pinned_tokens, holes, at)
+    inputs.prompts, inputs.max_tokens = [ids], len(after)
+    inputs.pinned_tokens = {i: token for i, token in enumerate(after) if token is not None}
+    return segments, holes
 
 
 def _segments(body: protocol.InfillRequest) -> tuple[list[str | int], str]:
@@ -186,14 +171,15 @@ class InfillHandler(GenerateEvents):
 
     event_types = protocol.INFILL_EVENTS
 
-    def __init__(self, job: GenerationJob, inputs: GenerationInputs, layout: InfillLayout) -> None:
+    def __init__(
+        self, job: GenerationJob, inputs: GenerationInputs, segments: list[str | int], holes: list[tuple[int, int]]
+    ) -> None:
         super().__init__(job, inputs)
-        self._model = inputs.model
-        self._layout = layout
+        self._model, self._segments, self._holes = inputs.model, segments, holes
 
     def full_response(self) -> protocol.InfillAnswer:
         choice = self.job.choices[0]
-        each = [choice.token_ids[first:end] for first, end in self._layout.holes]
+        each = [choice.token_ids[first:end] for first, end in self._holes]
         special = self._tokenizer.special  # these have no text
         texts = [self._tokenizer.decode(token for token in ids if token not in special) for ids in each]
         rest = iter(texts)
@@ -201,7 +187,7 @@ class InfillHandler(GenerateEvents):
             "id": self.job.id,
             "object": "infill",
             "model": self._model,
-            "text": "".join(next(rest) if isinstance(segment, int) else segment for segment in self._layout.segments),
+            "text": "".join(next(rest) if isinstance(segment, int) else segment for segment in self._segments),
             "holes": [{"text": text, "token_ids": ids} for text, ids in zip(texts, each, strict=True)],
             "nfe": choice.nfe,
             "usage": self.job.usage(),
@@ -234,6 +220,5 @@ async def infill(context: ServerContext, request: Request, body: protocol.Infill
     for name in _LENGTH_FIELDS:
         if getattr(body, name) is not None:
             raise refuse(name, "the holes say how long the answer is; leave it out")
-    layout = await _tokenize_segments(context, inputs, body)
-    inputs.prompts, inputs.max_tokens, inputs.pinned_tokens = [layout.prompt], layout.length, layout.pinned_tokens
-    return InfillHandler(await context.submit(inputs), inputs, layout)
+    segments, holes = await _tokenize_segments(context, inputs, body)
+    return InfillHandler(await context.submit(inputs), inputs, segments, holes)

@@ -17,33 +17,30 @@ from runtime.server.openai import protocol
 from runtime.server.openai.chat import OpenAIHandler
 from runtime.server.openai.logprobs import CompletionLogprobStreamer, parse_echo
 from runtime.server.openapi import RawBodyRoute, json_route
+from runtime.server.preprocessing.request_specs import GenerationInputs
 
 router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
 MAX_PROMPTS = 1024
 DEFAULT_GAP = 16  # default length of the output between prompt and suffix, as in the OpenAI API
 
 
-async def _tokenize_suffix(
-    context: ServerContext, request: Request, body: protocol.CompletionRequest, prompt: int
-) -> tuple[int | None, dict[int, int]]:
-    """Returns the length of the gap between prompt and suffix, and the suffix's ids by offset from the prompt's end.
-
-    Without a suffix these are None and {}. `prompt`: number of tokens of the longest prompt.
-    """
-    if not body.suffix:
-        return None, {}
+async def _add_suffix(
+    context: ServerContext, inputs: GenerationInputs, body: protocol.CompletionRequest, suffix: str
+) -> None:
+    """Gives `inputs` the tokens of the suffix, and the length of the gap before it. Raises RequestError."""
     for name in ("ignore_eos", "max_nfe", "max_repetition_run"):
         if getattr(body, name) is not None:
             raise refuse(
                 name, "cannot be combined with suffix, where max_tokens is the length of the output; leave it out"
             )
-    info = context.require()[0]
+    request, info = inputs.request, inputs.loaded[0]
     max_tokens = DEFAULT_GAP if body.max_tokens is None else integer("max_tokens", body.max_tokens, 1, MAX_COUNT)
     requested = context.cap_max_tokens(request, max_tokens, info, "max_tokens")
-    free_tokens = info.max_model_len - prompt
-    (behind,) = await context.preprocessor.encode_pieces(request, [body.suffix], "suffix", free_tokens - 1)
+    free_tokens = info.max_model_len - max(map(len, inputs.prompts))
+    (behind,) = await context.preprocessor.encode_pieces(request, [suffix], "suffix", free_tokens - 1)
     hole = min(requested, free_tokens - len(behind))  # like any output, at most the free tokens
-    return hole, {hole + i: token for i, token in enumerate(behind)}
+    inputs.max_tokens, inputs.text_limit = hole + len(behind), hole
+    inputs.pinned_tokens = {hole + i: token for i, token in enumerate(behind)} or None
 
 
 def _list(prompt: Any) -> list[str | list[int]]:
@@ -107,10 +104,8 @@ async def completions(context: ServerContext, request: Request, body: protocol.C
     asked = _list(body.prompt)
     inputs.echo = parse_echo(body, asked)
     inputs.prompts = await context.preprocessor.encode_each(request, asked)
-    hole, pinned_tokens = await _tokenize_suffix(context, request, body, max(map(len, inputs.prompts)))
-    if hole is not None:
-        inputs.max_tokens, inputs.text_limit = hole + len(pinned_tokens), hole
-        inputs.pinned_tokens = pinned_tokens or None
+    if body.suffix:
+        await _add_suffix(context, inputs, body, body.suffix)
     elif inputs.echo is not None and inputs.echo.silent:
         inputs.max_tokens = 1
     return CompletionHandler(await context.submit(inputs), body, inputs)
