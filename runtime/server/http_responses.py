@@ -66,23 +66,11 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
-def error_body(error: RequestError, path: str = "") -> bytes:
-    """Returns the JSON of an error. `path`: the route, which determines the form of the error object."""
-    anthropic = path == _ANTHROPIC or path.startswith(_ANTHROPIC + "/")
-    return msgspec.json.encode(anthropic_error(error) if anthropic else openai_error(error))
-
-
-def error_headers(error: RequestError) -> dict[str, str]:
-    """Returns the headers that a status requires."""
-    if error.status == 401:
-        return {"WWW-Authenticate": "Bearer"}
-    if error.status == 415:
-        return {"Accept-Encoding": ", ".join(SUPPORTED_ENCODINGS)}
-    if error.status in (429, 503):
-        return {"Retry-After": str(RETRY_AFTER_SECONDS)}
-    return {}
-
-
+_HEADERS: dict[int, dict[str, str]] = {  # that a status requires
+    401: {"WWW-Authenticate": "Bearer"},
+    415: {"Accept-Encoding": ", ".join(SUPPORTED_ENCODINGS)},
+    **{status: {"Retry-After": str(RETRY_AFTER_SECONDS)} for status in (429, 503)},
+}
 KEEP_ALIVE_SECONDS = 15.0
 DONE = b"data: [DONE]\n\n"
 
@@ -95,8 +83,9 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
 
 def error_response(error: RequestError, path: str = "", headers: Mapping[str, str] | None = None) -> Response:
     """Returns an error response. `path`: the route, which determines the form of the error object."""
-    merged = {**error_headers(error), **(headers or {})}
-    return Response(error_body(error, path), error.status, merged, media_type="application/json")
+    anthropic = path == _ANTHROPIC or path.startswith(_ANTHROPIC + "/")
+    content = anthropic_error(error) if anthropic else openai_error(error)
+    return json_response(content, error.status, {**_HEADERS.get(error.status, {}), **(headers or {})})
 
 
 def events(*contents: Any) -> bytes:
