@@ -151,12 +151,12 @@ class ServingHandler(ABC):
 
     Attributes:
         event_types: types of the data of the events in a stream.
-        ends_with_done: the last event is ``[DONE]``.
+        last_event: follows the last event of the handler.
         job: the running engine requests.
     """
 
     event_types: ClassVar[Sequence[type]]
-    ends_with_done: ClassVar[bool] = True
+    last_event: ClassVar[bytes] = DONE
 
     def __init__(self, job: GenerationJob) -> None:
         self.job = job
@@ -198,9 +198,9 @@ class ServingHandler(ABC):
                     yield data
                     data = b""
             await self.finalize()
-            yield data + self.on_finish()
+            yield data + self.on_finish() + self.last_event
         except RequestError as error:
-            yield self.on_error(error)
+            yield self.on_error(error) + self.last_event
 
 
 async def run_to_completion(request: Request, job: GenerationJob, take: Callable[[OutputDelta], None]) -> None:

@@ -239,7 +239,7 @@ def _stream_doc(handler: type[ServingHandler]) -> dict[str, Any]:
     `itemSchema` (OpenAPI 3.2) has the type of the data of an event. Readers of OpenAPI 3.1 ignore it and see a text.
     """
     names = ", ".join(kind.__name__ for kind in handler.event_types)
-    end = " The last says [DONE]." if handler.ends_with_done else ""
+    end = " The last says [DONE]." if handler.last_event else ""
     data = {
         "type": "string",
         "contentMediaType": "application/json",

@@ -36,7 +36,7 @@ class MessagesHandler(ServingHandler):
     """Response of ``/v1/messages``, and the events of its blocks."""
 
     event_types = protocol.MESSAGE_EVENTS
-    ends_with_done = False
+    last_event = b""
 
     def __init__(self, job: GenerationJob, model: str) -> None:
         super().__init__(job)

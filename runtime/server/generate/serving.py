@@ -16,7 +16,7 @@ from runtime.request.validation import refuse
 from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.generate import protocol
-from runtime.server.http_responses import DONE, ServingHandler, events, openai_error, template_warning
+from runtime.server.http_responses import ServingHandler, events, openai_error, template_warning
 from runtime.server.openai.logprobs import GenerateLogprobStreamer
 from runtime.server.openai.protocol import ChatPrompt, template_messages
 from runtime.server.openai.tools import NO_GRAMMAR_MESSAGE
@@ -45,10 +45,10 @@ class GenerateEvents(ServingHandler):
         return b"" if fields is None else events(fields)
 
     def on_finish(self) -> bytes:
-        return events({"event": "final", **self.full_response()}) + DONE
+        return events({"event": "final", **self.full_response()})
 
     def on_error(self, error: RequestError) -> bytes:
-        return events({"event": "error", "id": self.job.id, **openai_error(error)}) + DONE
+        return events({"event": "error", "id": self.job.id, **openai_error(error)})
 
 
 router = APIRouter(route_class=RawBodyRoute, tags=["Denoising"])

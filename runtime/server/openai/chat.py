@@ -15,7 +15,7 @@ from runtime.parsers.formats import Arguments, CallStart, Delta, Reasoning
 from runtime.request.output import CompletionState, denoise_fields
 from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.http_responses import DONE, ErrorResponse, ServingHandler, events, openai_error
+from runtime.server.http_responses import ErrorResponse, ServingHandler, events, openai_error
 from runtime.server.openai import protocol
 from runtime.server.openai.logprobs import ChatLogprobStreamer, LogprobStreamer
 from runtime.server.openai.tools import check_legacy_functions, parse_tools
@@ -69,12 +69,10 @@ class OpenAIHandler(ServingHandler):
         return {"denoise": denoise_fields(update.output)} if self._denoise else {}
 
     def on_finish(self) -> bytes:
-        if not self._include_usage:
-            return DONE
-        return events({**self._base, "choices": [], "usage": self.job.usage()}) + DONE
+        return events({**self._base, "choices": [], "usage": self.job.usage()}) if self._include_usage else b""
 
     def on_error(self, error: RequestError) -> bytes:
-        return events(openai_error(error)) + DONE
+        return events(openai_error(error))
 
 
 def assistant_message(choice: CompletionState) -> protocol.AnswerMessage:

@@ -33,7 +33,7 @@ class ResponsesHandler(ServingHandler):
     """OpenAI's response object and its events. Methods that change an item return the events of the changes."""
 
     event_types = protocol.RESPONSE_EVENTS
-    ends_with_done = False
+    last_event = b""
 
     def __init__(self, job: GenerationJob, body: protocol.ResponsesRequest, model: str, tools: ToolConfig) -> None:
         super().__init__(job)
