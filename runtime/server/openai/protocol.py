@@ -181,14 +181,12 @@ class Conversation:
         self._result_id = result_id
         self._messages: list[Message] = []
         self._paths: list[str] = []  # in the request, of each message
-        self._texts: list[str] = []  # pieces of the last message, if that is an assistant message
-        self._reasonings: list[str] = []
-        self._calls: list[Call] = []
+        self._pieces: list[tuple[list[str], list[str]]] = []  # of text and reasoning, of each message
 
     def add(self, path: str, **fields: Any) -> None:
-        self._complete()
         self._messages.append(Message(**fields))
         self._paths.append(path)
+        self._pieces.append(([], []))
 
     def assistant(
         self, path: str, *, text: str = "", reasoning: str = "", call: Call | None = None, begins: bool = False
@@ -196,27 +194,24 @@ class Conversation:
         """Adds a piece of an answer to the last message if that is an assistant message, unless a new one `begins`."""
         if begins or not self._messages or self._messages[-1].role != "assistant":
             self.add(path, role="assistant", content=None)
+        texts, reasonings = self._pieces[-1]
         if text:
-            self._texts.append(text)
+            texts.append(text)
         if reasoning:
-            self._reasonings.append(reasoning)
+            reasonings.append(reasoning)
         if call is not None:
-            self._calls.append(call)
+            message = self._messages[-1]
+            message.tool_calls = message.tool_calls or []
+            message.tool_calls.append(call)
 
     def to_template(self) -> list[dict[str, Any]]:
         """Returns the messages as `template_messages`."""
-        self._complete()
+        for message, (texts, reasonings) in zip(self._messages, self._pieces, strict=True):
+            if texts:
+                message.content = "".join(texts)
+            if reasonings:
+                message.reasoning_content = "".join(reasonings)
         return template_messages(self._messages, self._paths, self._result_id)
-
-    def _complete(self) -> None:
-        """Adds the pieces to the last message."""
-        if self._texts:
-            self._messages[-1].content = "".join(self._texts)
-        if self._reasonings:
-            self._messages[-1].reasoning_content = "".join(self._reasonings)
-        if self._calls:
-            self._messages[-1].tool_calls = self._calls
-        self._texts, self._reasonings, self._calls = [], [], []
 
 
 def template_messages(
