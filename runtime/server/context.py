@@ -138,10 +138,13 @@ class ServerContext:
         return GenerationInputs(request, body, prefix + uuid.uuid4().hex, model, mode, self.require())
 
     async def encode_chat(
-        self, request: Request, tools: ToolConfig, chat: ChatPrompt
+        self, request: Request, loaded: tuple[EngineInfo, Tokenizer], tools: ToolConfig, chat: ChatPrompt
     ) -> tuple[ChatContext, list[list[int]]]:
-        """Returns the context of a chat, and its ids as the only prompt. Raises RequestError."""
-        made = ChatContext(self.config, *self.require(), tools)
+        """Returns the context of a chat, and its ids as the only prompt. Raises RequestError.
+
+        `loaded`: engine info and tokenizer, as `require` returns them.
+        """
+        made = ChatContext(self.config, *loaded, tools)
         return made, [await made.prompt(request, self.preprocessor, chat)]
 
     async def submit(self, inputs: GenerationInputs) -> GenerationJob:

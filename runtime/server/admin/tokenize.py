@@ -21,15 +21,15 @@ MAX_EACH = 4096  # tokens with `return_bytes`
 async def tokenize(context: ServerContext, request: Request, body: TokenizeRequest) -> Tokenized:
     """Returns the token ids of a prompt, or of messages with the chat template."""
     context.model_name(body.model)
-    info, _ = context.require()
+    loaded = context.require()
     body.check_input(body.prompt)
     if body.messages is not None:
-        _, (ids,) = await context.encode_chat(request, parse_tools(body.tools, None, None), body.to_chat())
+        _, (ids,) = await context.encode_chat(request, loaded, parse_tools(body.tools, None, None), body.to_chat())
     else:
         ids = await context.preprocessor.encode(
             request, body.prompt or "", add_bos=body.add_special_tokens is not False
         )
-    return {"tokens": ids, "count": len(ids), "max_model_len": info.max_model_len}
+    return {"tokens": ids, "count": len(ids), "max_model_len": loaded[0].max_model_len}
 
 
 @router.get("/tokenizer_info", summary="Describe the tokenizer", **response_doc(TokenizerInfo, 401, 403, 503))

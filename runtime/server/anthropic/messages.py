@@ -24,7 +24,7 @@ router = APIRouter(route_class=RawBodyRoute, tags=["Anthropic"])
 async def count_tokens(context: ServerContext, request: Request, body: protocol.CountRequest) -> protocol.TokenCount:
     """Counts the prompt tokens of a conversation, including the chat template."""
     context.model_name(body.model)
-    _, (ids,) = await context.encode_chat(request, body.tool_config(), body.to_chat())
+    _, (ids,) = await context.encode_chat(request, context.require(), body.tool_config(), body.to_chat())
     return {"input_tokens": len(ids)}
 
 
@@ -146,5 +146,6 @@ async def messages(context: ServerContext, request: Request, body: protocol.Mess
     body.check_formats()
     if body.stop is not None and body.stop_sequences is not None:
         raise refuse("stop", "is stop_sequences here; give that alone")
-    inputs.chat, inputs.prompts = await context.encode_chat(request, body.tool_config(), body.to_chat())
+    tools, chat = body.tool_config(), body.to_chat()
+    inputs.chat, inputs.prompts = await context.encode_chat(request, inputs.loaded, tools, chat)
     return MessagesHandler(await context.submit(inputs), inputs.model)

@@ -154,5 +154,5 @@ async def chat_completions(context: ServerContext, request: Request, body: proto
     check_legacy_functions(body.functions, body.function_call)
     tools = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     chat = body.to_chat(reasoning_effort=body.reasoning_effort)
-    inputs.chat, inputs.prompts = await context.encode_chat(request, tools, chat)
+    inputs.chat, inputs.prompts = await context.encode_chat(request, inputs.loaded, tools, chat)
     return ChatHandler(await context.submit(inputs), body, inputs)

@@ -199,7 +199,8 @@ async def responses(context: ServerContext, request: Request, body: protocol.Res
         raise refuse("max_tokens", "is max_output_tokens here; give that alone")
     tools = body.tool_config()
     try:
-        inputs.chat, inputs.prompts = await context.encode_chat(request, tools, body.to_chat(tools.origins))
+        chat = body.to_chat(tools.origins)
+        inputs.chat, inputs.prompts = await context.encode_chat(request, inputs.loaded, tools, chat)
     except RequestError as error:
         raise error.renamed("messages", "input") from None
     return ResponsesHandler(await context.submit(inputs), body, inputs.model, tools)
