@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from typing import Annotated
 
+from fastapi import Depends
 from starlette.requests import Request
 
 from runtime.config import ServerConfig
@@ -15,11 +17,11 @@ from runtime.request.sampling_params import MAX_COUNT
 from runtime.request.validation import refuse
 from runtime.server.engine_client.client import EngineClient, Unavailable
 from runtime.server.engine_client.generation_job import GenerationJob
-from runtime.server.generate.protocol import GenerateRequest, InfillRequest
 from runtime.server.logs import field_path
 from runtime.server.middleware.auth import ApiKeys
 from runtime.server.middleware.tracing import Tracing
-from runtime.server.openai.protocol import OpenAIRequest
+from runtime.server.openai.protocol import ChatPrompt, GenerationRequest
+from runtime.server.openai.tools import ChatContext, ToolConfig
 from runtime.server.preprocessing.preprocessor import Preprocessor
 from runtime.server.preprocessing.request_body import B, ignored_fields
 from runtime.server.preprocessing.request_specs import GenerationInputs, GrammarValidator, RequestSpecBuilder
@@ -126,6 +128,25 @@ class ServerContext:
                 self.logged_fields.add(name)
                 log.info("Ignoring unsupported request field %r (logged once)", field_path(name))
 
+    def begin(self, request: Request, body: GenerationRequest, prefix: str) -> GenerationInputs:
+        """Returns a request for generation that has no prompt yet. Raises RequestError and Unavailable.
+
+        `prefix`: of the id of the response.
+        """
+        model = self.model_name(body.model)
+        mode = body.mode()
+        return GenerationInputs(request, body, prefix + uuid.uuid4().hex, model, mode, self.require())
+
+    async def encode_chat(
+        self, request: Request, loaded: tuple[EngineInfo, Tokenizer], tools: ToolConfig, chat: ChatPrompt
+    ) -> tuple[ChatContext, list[list[int]]]:
+        """Returns the context of a chat, and its ids as the only prompt. Raises RequestError.
+
+        `loaded`: engine info and tokenizer, as `require` returns them.
+        """
+        made = ChatContext(self.config, *loaded, tools)
+        return made, [await made.prompt(request, self.preprocessor, chat)]
+
     async def submit(self, inputs: GenerationInputs) -> GenerationJob:
         """Validates a request and submits its completions to the engines. Raises RequestError."""
         builder = RequestSpecBuilder(self, inputs)
@@ -141,15 +162,9 @@ class ServerContext:
         )
 
 
-def new_id(prefix: str) -> str:
-    return prefix + uuid.uuid4().hex
+async def _context(request: Request) -> ServerContext:
+    context: ServerContext = request.app.state.context
+    return context
 
 
-def stream_mode(body: GenerateRequest | InfillRequest | OpenAIRequest, default: str = "block_append") -> str | None:
-    """Returns the stream mode; None without `stream`. Raises RequestError for stream fields alone."""
-    if body.stream:
-        return body.stream_mode or default
-    for field in ("stream_mode", "stream_options"):
-        if getattr(body, field, None) is not None:
-            raise refuse(field, "only with stream true; leave it out")
-    return None
+Context = Annotated[ServerContext, Depends(_context)]  # a parameter of FastAPI's routes

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 from starlette.requests import Request
@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from typing_extensions import TypedDict
 
 from runtime.errors import RequestError
-from runtime.server.preprocessing.request_body import SUPPORTED_ENCODINGS, B, ClientGone, api_field, disconnected
+from runtime.server.preprocessing.request_body import SUPPORTED_ENCODINGS, B, ClientGone, api_field, until_disconnect
 
 if TYPE_CHECKING:
     from runtime.request.engine_messages import EngineInfo
@@ -66,23 +66,11 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
-def error_body(error: RequestError, path: str = "") -> bytes:
-    """Returns the JSON of an error. `path`: the route, which determines the form of the error object."""
-    anthropic = path == _ANTHROPIC or path.startswith(_ANTHROPIC + "/")
-    return msgspec.json.encode(anthropic_error(error) if anthropic else openai_error(error))
-
-
-def error_headers(error: RequestError) -> dict[str, str]:
-    """Returns the headers that a status requires."""
-    if error.status == 401:
-        return {"WWW-Authenticate": "Bearer"}
-    if error.status == 415:
-        return {"Accept-Encoding": ", ".join(SUPPORTED_ENCODINGS)}
-    if error.status in (429, 503):
-        return {"Retry-After": str(RETRY_AFTER_SECONDS)}
-    return {}
-
-
+_HEADERS: dict[int, dict[str, str]] = {  # that a status requires
+    401: {"WWW-Authenticate": "Bearer"},
+    415: {"Accept-Encoding": ", ".join(SUPPORTED_ENCODINGS)},
+    **{status: {"Retry-After": str(RETRY_AFTER_SECONDS)} for status in (429, 503)},
+}
 KEEP_ALIVE_SECONDS = 15.0
 DONE = b"data: [DONE]\n\n"
 
@@ -95,8 +83,9 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
 
 def error_response(error: RequestError, path: str = "", headers: Mapping[str, str] | None = None) -> Response:
     """Returns an error response. `path`: the route, which determines the form of the error object."""
-    merged = {**error_headers(error), **(headers or {})}
-    return Response(error_body(error, path), error.status, merged, media_type="application/json")
+    anthropic = path == _ANTHROPIC or path.startswith(_ANTHROPIC + "/")
+    content = anthropic_error(error) if anthropic else openai_error(error)
+    return json_response(content, error.status, {**_HEADERS.get(error.status, {}), **(headers or {})})
 
 
 def events(*contents: Any) -> bytes:
@@ -118,68 +107,42 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, job: AbstractContextManager[Any], chunks: AsyncIterator[bytes]) -> None:
-        self.job = job
-        self.chunks = chunks
-        self.status_code = 200
-        self.background = None
-        self.body = b""
-        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
+        self.job, self.chunks = job, chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope.setdefault("state", {})["job"] = self.job  # for the access log
-        sender, over, gone = asyncio.current_task(), False, False
-        assert sender is not None
-
-        def leave(_: asyncio.Task[None]) -> None:
-            nonlocal gone
-            if not over:
-                gone = True
-                sender.cancel()
-
-        listener = asyncio.create_task(disconnected(receive))
-        listener.add_done_callback(leave)
-        with self.job:
-            try:
+        with self.job, suppress(ClientGone):
+            async with until_disconnect(receive):
                 await self._send_all(send)
-            except asyncio.CancelledError:
-                if not gone or sender.uncancel():  # cancelled by the server
-                    raise
-            finally:
-                over = True
-                listener.cancel()
 
     async def _send_all(self, send: Send) -> None:
         loop = asyncio.get_running_loop()
         last = loop.time()
-        timer: asyncio.TimerHandle
-        comment: asyncio.Task[None] | None = None
 
         async def put(data: bytes, more: bool = True) -> None:
             nonlocal last
             await send({"type": "http.response.body", "body": data, "more_body": more})
             last = loop.time()
 
-        def keep_alive() -> None:
-            nonlocal timer, comment
-            quiet = loop.time() - last
-            if quiet >= KEEP_ALIVE_SECONDS:
-                quiet = 0.0
-                if comment is None or comment.done():  # else the client has not taken the last one yet
-                    comment = loop.create_task(put(b": keep-alive\n\n"))
-            timer = loop.call_later(KEEP_ALIVE_SECONDS - quiet, keep_alive)
+        async def fill_pauses() -> None:
+            while True:
+                quiet = loop.time() - last
+                if quiet >= KEEP_ALIVE_SECONDS:
+                    await put(b": keep-alive\n\n")
+                    quiet = 0.0
+                await asyncio.sleep(KEEP_ALIVE_SECONDS - quiet)
 
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        timer = loop.call_later(KEEP_ALIVE_SECONDS, keep_alive)
+        comments = loop.create_task(fill_pauses())
         try:
             async for data in self.chunks:
                 await put(data)
-            timer.cancel()
+            comments.cancel()
             await put(b"", more=False)
         finally:
-            timer.cancel()
-            if comment is not None:
-                comment.cancel()
+            comments.cancel()
             await self.chunks.aclose()  # type: ignore[attr-defined]
 
 
@@ -187,13 +150,16 @@ class ServingHandler(ABC):
     """Converts the outputs of one request into the response of an API.
 
     Attributes:
+        event_types: types of the data of the events in a stream.
+        last_event: follows the last event of the handler.
         job: the running engine requests.
-        streams: whether the response is a stream.
     """
 
-    def __init__(self, job: GenerationJob, *, streams: bool) -> None:
+    event_types: ClassVar[Sequence[type]]
+    last_event: ClassVar[bytes] = DONE
+
+    def __init__(self, job: GenerationJob) -> None:
         self.job = job
-        self.streams = streams
 
     @abstractmethod
     def full_response(self) -> Mapping[str, object]:
@@ -232,64 +198,49 @@ class ServingHandler(ABC):
                     yield data
                     data = b""
             await self.finalize()
-            yield data + self.on_finish()
+            yield data + self.on_finish() + self.last_event
         except RequestError as error:
-            yield self.on_error(error)
+            yield self.on_error(error) + self.last_event
 
 
 async def run_to_completion(request: Request, job: GenerationJob, take: Callable[[OutputDelta], None]) -> None:
     """Waits for the end of a job and passes each output to `take`. Raises RequestError (499: disconnected)."""
-
-    async def watch() -> None:
-        await disconnected(request.receive)
-        job.output_queue.put_nowait(ClientGone())
-
     request.state.job = job  # for the access log
-    watcher = asyncio.create_task(watch())
-    try:
+    async with until_disconnect(request.receive):
         async for batch in job.updates():
             for update in batch:
                 take(update)
-    finally:
-        watcher.cancel()
 
 
 RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
-def generation_endpoint(
-    kind: type[B], start: Callable[[ServerContext, Request, B], Awaitable[ServingHandler]]
-) -> RouteHandler:
-    """Returns the endpoint of a route for generation.
+def json_endpoint(kind: type[B], function: Callable[..., Awaitable[Any]], *, generates: bool) -> RouteHandler:
+    """Returns the endpoint of a route with a JSON body of type `kind`.
 
-    `start` validates and submits a request. The body is not referenced afterwards.
+    Args:
+        kind: type of the body.
+        function: gets `ServerContext`, request and body, which is not referenced afterwards. Returns the response or,
+            if the route generates, the `ServingHandler` of the submitted request.
+        generates: the route generates.
     """
 
     async def endpoint(request: Request) -> Response:
         context: ServerContext = request.app.state.context
         try:
-            handler = await start(context, request, await context.body(request, kind))
-        except RequestError as error:  # rejected before it reached an engine
-            context.request_metrics.requests.labels("aborted" if error.status == 499 else "refused").inc()
+            answer = await function(context, request, await context.body(request, kind))
+        except RequestError as error:
+            if generates:  # rejected before it reached an engine
+                context.request_metrics.requests.labels("aborted" if error.status == 499 else "refused").inc()
             raise
-        if handler.streams:
-            return EventStream(handler.job, handler.events())
-        with handler.job:
-            await run_to_completion(request, handler.job, handler.accumulate)
-            await handler.finalize()
-        return json_response(handler.full_response())
-
-    return endpoint
-
-
-def json_endpoint(
-    kind: type[B], answer: Callable[[ServerContext, Request, B], Awaitable[Mapping[str, object]]]
-) -> RouteHandler:
-    """Returns the endpoint of a route with a JSON body. `answer` returns its response."""
-
-    async def endpoint(request: Request) -> Response:
-        context: ServerContext = request.app.state.context
-        return json_response(await answer(context, request, await context.body(request, kind)))
+        if not isinstance(answer, ServingHandler):
+            return json_response(answer)
+        if answer.job.streamed:
+            return EventStream(answer.job, answer.events())
+        with answer.job:
+            await run_to_completion(request, answer.job, answer.accumulate)
+            await answer.finalize()
+        return json_response(answer.full_response())
 
     return endpoint
 

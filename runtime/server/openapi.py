@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from typing import Any, TypeVar, get_type_hints
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
@@ -13,8 +13,7 @@ from pydantic import TypeAdapter
 from runtime.request.decoding import engine_fields
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.field_spec import Field, Limits
-from runtime.server.http_responses import ErrorResponse, RouteHandler, generation_endpoint, json_endpoint
-from runtime.server.preprocessing.request_body import RequestModel
+from runtime.server.http_responses import ErrorResponse, RouteHandler, ServingHandler, json_endpoint
 
 _TYPES = {"number": "number", "integer": "integer", "flag": "boolean", "choice": "string", "text": "string"}
 
@@ -192,45 +191,34 @@ def response_doc(
     return {"responses": responses, "response_model": None}
 
 
-class Stream(NamedTuple):
-    """The stream of a route for generation.
-
-    Attributes:
-        events: types of the data of events.
-        done: the last event is ``[DONE]``.
-    """
-
-    events: Sequence[type]
-    done: bool = True
-
-
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
-def json_route(
-    router: APIRouter, path: str, body: type[RequestModel], answer: type, *, summary: str,
-    stream: Stream | None = None, error: type = ErrorResponse,
-) -> Callable[[F], F]:  # fmt: skip
+def json_route(router: APIRouter, path: str, summary: str, *, error: type = ErrorResponse) -> Callable[[F], F]:
     """Returns a decorator that registers a function as a route with a JSON body.
 
     Args:
         router: gets the route. OpenAI's routes are also served without /v1, for clients with such a base URL.
         path: path of the route.
-        body: type of the body, the last argument of the function after `ServerContext` and request.
-        answer: type of the response, which the function returns; if the route streams, it returns a `ServingHandler`.
         summary: title in the API docs, whose text is the docstring of the function.
-        stream: events of a route for generation.
         error: type of errors.
+
+    The function gets `ServerContext`, request and parsed body. Its annotations have the types of the body, and of the
+    response that it returns. A route for generation returns a `ServingHandler`, whose `full_response` has that type.
     """
-    statuses = (400, 401, 403, 404, 408, 413, 415, 429, *((500, 503, 504) if stream else (503,)))
-    docs = response_doc(answer, *statuses, error=error)
-    if stream is not None:
-        docs["responses"][200]["content"]["text/event-stream"] = _stream_doc(stream)
-    required = {"required": True, "content": {"application/json": {"schema": schema_ref(body)}}}
-    docs["openapi_extra"] = {"requestBody": required}
 
     def register(function: F) -> F:
-        endpoint = json_endpoint(body, function) if stream is None else generation_endpoint(body, function)
+        hints = get_type_hints(function)
+        body, answer = hints["body"], hints["return"]
+        generates = issubclass(answer, ServingHandler)
+        kind = get_type_hints(answer.full_response)["return"] if generates else answer
+        statuses = (400, 401, 403, 404, 408, 413, 415, 429, *((500, 503, 504) if generates else (503,)))
+        docs = response_doc(kind, *statuses, error=error)
+        if generates:
+            docs["responses"][200]["content"]["text/event-stream"] = _stream_doc(answer)
+        required = {"required": True, "content": {"application/json": {"schema": schema_ref(body)}}}
+        docs["openapi_extra"] = {"requestBody": required}
+        endpoint = json_endpoint(body, function, generates=generates)
         endpoint.__doc__ = function.__doc__
         add = functools.partial(router.add_api_route, endpoint=endpoint, methods=["POST"], name=function.__name__)
         if "OpenAI" in router.tags:
@@ -245,17 +233,17 @@ def _json(text: str, kind: type) -> dict[str, Any]:
     return {"description": text, "content": {"application/json": {"schema": schema_ref(kind)}}}
 
 
-def _stream_doc(stream: Stream) -> dict[str, Any]:
+def _stream_doc(handler: type[ServingHandler]) -> dict[str, Any]:
     """Returns the content of server-sent events.
 
     `itemSchema` (OpenAPI 3.2) has the type of the data of an event. Readers of OpenAPI 3.1 ignore it and see a text.
     """
-    names = ", ".join(kind.__name__ for kind in stream.events)
-    end = " The last says [DONE]." if stream.done else ""
+    names = ", ".join(kind.__name__ for kind in handler.event_types)
+    end = " The last says [DONE]." if handler.last_event else ""
     data = {
         "type": "string",
         "contentMediaType": "application/json",
-        "contentSchema": {"anyOf": [schema_ref(kind) for kind in stream.events]},
+        "contentSchema": {"anyOf": [schema_ref(kind) for kind in handler.event_types]},
     }
     item = {"type": "object", "properties": {"event": {"type": "string"}, "data": data}, "required": ["data"]}
     text = f"Server-sent events, with `stream` true: the data of each is JSON, one of {names}.{end}"

@@ -153,6 +153,7 @@ def test_a_request_that_waits_for_its_answer_keeps_no_body(
     monkeypatch.setattr(http_responses, "run_to_completion", waits)
     monkeypatch.setattr(contextlib.nullcontext, "id", "x", raising=False)
     monkeypatch.setattr(contextlib.nullcontext, "choices", [], raising=False)
+    monkeypatch.setattr(contextlib.nullcontext, "streamed", False, raising=False)
     request = Request({"type": "http", "headers": [], "app": SimpleNamespace(state=SimpleNamespace(context=service))})
     (answer,) = {endpoint for (_, path), endpoint in fast_routes([route.router]).items() if path.startswith("/v1/")}
     with pytest.raises(Waiting) as found:

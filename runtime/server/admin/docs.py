@@ -16,7 +16,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from runtime.server.context import ServerContext
+from runtime.server.context import Context
 from runtime.server.http_responses import json_response
 
 # Only files of this server, no inline scripts, no frames: text that the page failed to escape would not be executed.
@@ -87,12 +87,11 @@ for _path, _page in pages().items():
 
 
 @router.get(STATE_PATH, response_model=None)
-async def state(request: Request) -> Response:
+async def state(context: Context) -> Response:
     """Returns whether the model is loaded and whether requests need a key, always with status 200.
 
     The playground polls it instead of ``/startup``, because browsers log every other status as an error.
     """
-    context: ServerContext = request.app.state.context
     phase, done, total = context.engine_client.progress()
     loaded = context.tokenizer is not None and context.engine_client.info is not None
     percent = round(100 * done / total, 1) if total else 0.0

@@ -2,101 +2,81 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from runtime.errors import RequestError
-from runtime.server.admin.protocol import (
-    AdapterLoaded,
-    AdapterUnloaded,
-    Health,
-    LoadAdapterRequest,
-    Model,
-    ModelList,
-    ProfileStarted,
-    ProfileStopped,
-    Readiness,
-    Started,
-    Starting,
-    UnloadAdapterRequest,
-)
-from runtime.server.context import ServerContext
-from runtime.server.engine_client.profiler import Profiler
+from runtime.server.admin import protocol as api
+from runtime.server.context import Context, ServerContext
 from runtime.server.http_responses import json_response
 from runtime.server.openapi import error_docs, json_route, response_doc
 
 router = APIRouter()
+_state = partial(router.get, tags=["State"])
+_models = partial(router.get, tags=["Models"])
+_profile = partial(router.post, tags=["Profiles"])
 
 
-@router.get("/health", tags=["State"], summary="Check that the process is alive", **response_doc(Health, 403))
+@_state("/health", summary="Check that the process is alive", **response_doc(api.Health, 403))
 async def health() -> Response:
     """Liveness: 200 while the process runs."""
-    return json_response(Health(status="ok"))
+    return json_response(api.Health(status="ok"))
 
 
-@router.get(
-    "/ready",
-    tags=["State"],
-    summary="Check that requests are accepted",
-    **response_doc(Readiness, 403, unready=Readiness),
-)
-async def ready(request: Request) -> Response:
+@_state("/ready", summary="Check that requests are accepted", **response_doc(api.Readiness, 403, unready=api.Readiness))
+async def ready(context: Context) -> Response:
     """Readiness: 200 if the model is loaded and the server is not draining, otherwise 503."""
-    context: ServerContext = request.app.state.context
     if context.ready:
-        return json_response(Readiness(status="ready"))
-    return json_response(Readiness(status="draining" if context.draining else "not ready"), 503)
+        return json_response(api.Readiness(status="ready"))
+    return json_response(api.Readiness(status="draining" if context.draining else "not ready"), 503)
 
 
-@router.get("/startup", tags=["State"], summary="Progress of the start", **response_doc(Started, 403, unready=Starting))
-async def startup(request: Request) -> Response:
+@_state("/startup", summary="Progress of the start", **response_doc(api.Started, 403, unready=api.Starting))
+async def startup(context: Context) -> Response:
     """Progress of the start: 503 with phase and bytes until the model is loaded, then 200 with commit and adapters."""
-    context: ServerContext = request.app.state.context
     if context.tokenizer is not None and (info := context.engine_client.info) is not None:
         revision = {"model_revision": info.model_revision} if info.model_revision else {}
         adapters = context.adapters.status()
         return json_response({"status": "started", **revision, **({"adapters": adapters} if adapters else {})})
     phase, done, total = context.engine_client.progress()
     percent = round(100 * done / total, 1) if total else 0.0
-    return json_response(Starting(status="loading", phase=phase, bytes=done, total_bytes=total, percent=percent), 503)
+    return json_response(
+        api.Starting(status="loading", phase=phase, bytes=done, total_bytes=total, percent=percent), 503
+    )
 
 
-@router.get(
+@_state(
     "/metrics",
-    tags=["State"],
     summary="Prometheus metrics",
     response_class=PlainTextResponse,
     response_model=None,
     responses=error_docs(403),
 )
-async def metrics(request: Request) -> Response:
+async def metrics(context: Context) -> Response:
     """Prometheus text."""
-    context: ServerContext = request.app.state.context
     return Response(await context.engine_client.metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @router.get("/models", include_in_schema=False, response_model=None)  # a base URL without /v1
-@router.get("/v1/models", tags=["Models"], summary="List models and adapters", **response_doc(ModelList, 401, 403, 503))
-async def models(request: Request) -> Response:
+@_models("/v1/models", summary="List models and adapters", **response_doc(api.ModelList, 401, 403, 503))
+async def models(context: Context) -> Response:
     """Lists the names of the model, and the adapters."""
-    context: ServerContext = request.app.state.context
     names = [*context.names, *context.adapters.available]
-    return json_response(ModelList(object="list", data=[_model(context, name) for name in names]))
+    return json_response(api.ModelList(object="list", data=[_model(context, name) for name in names]))
 
 
 @router.get("/models/{name:path}", include_in_schema=False, response_model=None)
-@router.get(
-    "/v1/models/{name:path}", tags=["Models"], summary="Describe a model", **response_doc(Model, 401, 403, 404, 503)
-)
-async def model(request: Request, name: str) -> Response:
+@_models("/v1/models/{name:path}", summary="Describe a model", **response_doc(api.Model, 401, 403, 404, 503))
+async def model(context: Context, name: str) -> Response:
     """Returns one model or adapter."""
-    context: ServerContext = request.app.state.context
     return json_response(_model(context, context.model_name(name)))
 
 
-def _model(context: ServerContext, name: str) -> Model:
-    found: Model = {
+def _model(context: ServerContext, name: str) -> api.Model:
+    found: api.Model = {
         "id": name,
         "object": "model",
         "created": context.created,
@@ -121,43 +101,33 @@ async def _check_lora_routes(request: Request) -> None:
 adapter_router = APIRouter(tags=["Adapters"], dependencies=[Depends(_check_lora_routes)])
 
 
-@json_route(adapter_router, "/v1/load_lora_adapter", LoadAdapterRequest, AdapterLoaded, summary="Load an adapter")
-async def load_lora_adapter(context: ServerContext, request: Request, body: LoadAdapterRequest) -> AdapterLoaded:
+@json_route(adapter_router, "/v1/load_lora_adapter", "Load an adapter")
+async def load_lora_adapter(
+    context: ServerContext, request: Request, body: api.LoadAdapterRequest
+) -> api.AdapterLoaded:
     """Loads an adapter under a name. Loading the same content again has no effect."""
     context.require()
     await context.adapters.load(body.lora_name, body.lora_path, "route")
     return {"status": "loaded", "lora_name": body.lora_name}
 
 
-@json_route(
-    adapter_router, "/v1/unload_lora_adapter", UnloadAdapterRequest, AdapterUnloaded, summary="Unload an adapter"
-)
-async def unload_lora_adapter(context: ServerContext, request: Request, body: UnloadAdapterRequest) -> AdapterUnloaded:
+@json_route(adapter_router, "/v1/unload_lora_adapter", "Unload an adapter")
+async def unload_lora_adapter(
+    context: ServerContext, request: Request, body: api.UnloadAdapterRequest
+) -> api.AdapterUnloaded:
     """Unloads an adapter; responds after its last request. Succeeds if the adapter is not loaded."""
     context.require()
     await context.adapters.unload(body.lora_name)
     return {"status": "unloaded", "lora_name": body.lora_name}
 
 
-def _profiler(request: Request) -> Profiler:
-    profiler: Profiler = request.app.state.context.engine_client.profiler
-    return profiler
-
-
-@router.post(
-    "/start_profile",
-    tags=["Profiles"],
-    summary="Start a profile",
-    **response_doc(ProfileStarted, 401, 403, 409, 500, 503),
-)
-async def start_profile(request: Request) -> Response:
+@_profile("/start_profile", summary="Start a profile", **response_doc(api.ProfileStarted, 401, 403, 409, 500, 503))
+async def start_profile(context: Context) -> Response:
     """Starts a profile of the steps of all ready backends."""
-    return json_response(ProfileStarted(status="started", backends=await _profiler(request).start()))
+    return json_response(api.ProfileStarted(status="started", backends=await context.engine_client.profiler.start()))
 
 
-@router.post(
-    "/stop_profile", tags=["Profiles"], summary="Stop the profile", **response_doc(ProfileStopped, 401, 403, 409, 500)
-)
-async def stop_profile(request: Request) -> Response:
+@_profile("/stop_profile", summary="Stop the profile", **response_doc(api.ProfileStopped, 401, 403, 409, 500))
+async def stop_profile(context: Context) -> Response:
     """Stops the profile and returns the paths of the written files."""
-    return json_response(ProfileStopped(status="stopped", files=await _profiler(request).stop()))
+    return json_response(api.ProfileStopped(status="stopped", files=await context.engine_client.profiler.stop()))

@@ -2,46 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from runtime.request.validation import refuse
 from runtime.server.admin.protocol import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, TokenizerInfo
-from runtime.server.context import ServerContext
+from runtime.server.context import Context, ServerContext
 from runtime.server.http_responses import json_response
-from runtime.server.openai.tools import ChatContext, parse_tools
+from runtime.server.openai.tools import parse_tools
 from runtime.server.openapi import json_route, response_doc
 
 router = APIRouter(tags=["Tokens"])
 MAX_EACH = 4096  # tokens with `return_bytes`
 
 
-@json_route(router, "/tokenize", TokenizeRequest, Tokenized, summary="Tokenize a prompt or a chat")
+@json_route(router, "/tokenize", "Tokenize a prompt or a chat")
 async def tokenize(context: ServerContext, request: Request, body: TokenizeRequest) -> Tokenized:
     """Returns the token ids of a prompt, or of messages with the chat template."""
     context.model_name(body.model)
-    info, _ = context.require()
+    loaded = context.require()
     body.check_input(body.prompt)
     if body.messages is not None:
-        chat = ChatContext(context.config, *context.require(), parse_tools(body.tools, None, None))
-        ids = await chat.prompt(request, context.preprocessor, body.to_chat())
+        _, (ids,) = await context.encode_chat(request, loaded, parse_tools(body.tools, None, None), body.to_chat())
     else:
         ids = await context.preprocessor.encode(
             request, body.prompt or "", add_bos=body.add_special_tokens is not False
         )
-    return {"tokens": ids, "count": len(ids), "max_model_len": info.max_model_len}
+    return {"tokens": ids, "count": len(ids), "max_model_len": loaded[0].max_model_len}
 
 
 @router.get("/tokenizer_info", summary="Describe the tokenizer", **response_doc(TokenizerInfo, 401, 403, 503))
-async def tokenizer_info(request: Request) -> Response:
+async def tokenizer_info(context: Context) -> Response:
     """Returns the texts of special tokens, null for missing ones, and the chat template.
 
     Text in requests is never encoded as a special token, even if it has the text of one.
     """
-    context: ServerContext = request.app.state.context
     info, tokenizer = context.require()
     named: dict[str, str | None] = dict.fromkeys(("bos_token", "eos_token", "pad_token", "mask_token"))
     known = {"mask_token": info.mask_token_id, "bos_token": info.bos_token_id, "eos_token": info.eos_token_ids[0]}
@@ -51,14 +47,15 @@ async def tokenizer_info(request: Request) -> Response:
     )
 
 
-@json_route(router, "/detokenize", DetokenizeRequest, Detokenized, summary="Convert token ids to text")
-async def detokenize(context: ServerContext, request: Request, body: DetokenizeRequest) -> dict[str, Any]:
+@json_route(router, "/detokenize", "Convert token ids to text")
+async def detokenize(context: ServerContext, request: Request, body: DetokenizeRequest) -> Detokenized:
     """Returns the text of token ids, including special tokens; with `return_bytes` also the bytes of each."""
     context.model_name(body.model)
     _, tokenizer = context.require()
-    each: dict[str, Any] = {}
+    answer: Detokenized = {"prompt": ""}
     if body.return_bytes:  # before `decode`, which may empty the list
         if len(body.tokens) > MAX_EACH:
             raise refuse("tokens", f"has {len(body.tokens)} ids; at most {MAX_EACH} with return_bytes")
-        each["bytes"] = [None if t in tokenizer.special else list(tokenizer.byte_decoder(t)) for t in body.tokens]
-    return {"prompt": await context.preprocessor.decode(request, body.tokens), **each}
+        answer["bytes"] = [None if t in tokenizer.special else list(tokenizer.byte_decoder(t)) for t in body.tokens]
+    answer["prompt"] = await context.preprocessor.decode(request, body.tokens)
+    return answer

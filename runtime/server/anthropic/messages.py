@@ -12,53 +12,34 @@ from runtime.errors import RequestError
 from runtime.parsers.formats import Arguments, CallStart, Delta, Reasoning
 from runtime.request.validation import refuse
 from runtime.server.anthropic import protocol
-from runtime.server.context import ServerContext, new_id
+from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.http_responses import ServingHandler, anthropic_error, named_event
-from runtime.server.openai.tools import ChatContext
-from runtime.server.openapi import RawBodyRoute, Stream, json_route
-from runtime.server.preprocessing.request_specs import GenerationInputs
+from runtime.server.openapi import RawBodyRoute, json_route
 
 router = APIRouter(route_class=RawBodyRoute, tags=["Anthropic"])
 
 
-@json_route(
-    router, "/v1/messages", protocol.MessagesRequest, protocol.MessagesAnswer,
-    summary="Create a message", stream=Stream(protocol.MESSAGE_EVENTS, done=False), error=protocol.MessagesError,
-)  # fmt: skip
-async def messages(context: ServerContext, request: Request, body: protocol.MessagesRequest) -> MessagesHandler:
-    """Creates a message in response to a conversation."""
-    model = context.model_name(body.model)
-    body.check_servers()
-    body.check_formats()
-    if body.stop is not None and body.stop_sequences is not None:
-        raise refuse("stop", "is stop_sequences here; give that alone")
-    chat = ChatContext(context.config, *context.require(), body.tool_config())
-    ids = await chat.prompt(request, context.preprocessor, body.to_chat())
-    mode = "block_append" if body.stream else None
-    job = await context.submit(GenerationInputs(request, body, [ids], new_id("msg_"), model, mode, chat=chat))
-    return MessagesHandler(job, model, streams=bool(body.stream))
-
-
-@json_route(
-    router, "/v1/messages/count_tokens", protocol.CountRequest, protocol.TokenCount,
-    summary="Count tokens", error=protocol.MessagesError,
-)  # fmt: skip
+@json_route(router, "/v1/messages/count_tokens", "Count tokens", error=protocol.MessagesError)
 async def count_tokens(context: ServerContext, request: Request, body: protocol.CountRequest) -> protocol.TokenCount:
     """Counts the prompt tokens of a conversation, including the chat template."""
     context.model_name(body.model)
-    chat = ChatContext(context.config, *context.require(), body.tool_config())
-    return {"input_tokens": len(await chat.prompt(request, context.preprocessor, body.to_chat()))}
+    _, (ids,) = await context.encode_chat(request, context.require(), body.tool_config(), body.to_chat())
+    return {"input_tokens": len(ids)}
 
 
 _STOP_REASONS: dict[str, protocol.StopReason] = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
+_NO_END = {"stop_reason": None, "stop_sequence": None}
 
 
 class MessagesHandler(ServingHandler):
     """Response of ``/v1/messages``, and the events of its blocks."""
 
-    def __init__(self, job: GenerationJob, model: str, *, streams: bool) -> None:
-        super().__init__(job, streams=streams)
+    event_types = protocol.MESSAGE_EVENTS
+    last_event = b""
+
+    def __init__(self, job: GenerationJob, model: str) -> None:
+        super().__init__(job)
         self._model = model
         self._blocks: list[Any] = []  # finished ones (AnswerBlock)
         self._open: dict[str, Any] = {}  # the current block; empty if none
@@ -89,7 +70,7 @@ class MessagesHandler(ServingHandler):
             return b""
         self._begun = True
         usage: protocol.MessagesUsage = {**self._usage(), "output_tokens": 0}
-        return named_event("message_start", message=self._message([], None, usage))
+        return named_event("message_start", message=self._message([], _NO_END, usage))
 
     def _append(self, delta: Delta) -> bytes:
         """Extends the current block, or starts another one."""
@@ -140,19 +121,31 @@ class MessagesHandler(ServingHandler):
             "cache_read_input_tokens": cached,
         }
 
-    def _message(
-        self, content: list[Any], end: protocol.MessageEnd | None, usage: protocol.MessagesUsage
-    ) -> protocol.MessagesAnswer:
+    def _message(self, content: list[Any], end: Any, usage: protocol.MessagesUsage) -> protocol.MessagesAnswer:
+        """Returns the message. `end`: a `MessageEnd`, with nulls before the end."""
         return {
             "id": self.job.id,
             "type": "message",
             "role": "assistant",
             "model": self._model,
             "content": content,
-            "stop_reason": None if end is None else end["stop_reason"],
-            "stop_sequence": None if end is None else end["stop_sequence"],
+            "stop_reason": end["stop_reason"],
+            "stop_sequence": end["stop_sequence"],
             "usage": usage,
         }
 
     def _block(self, kind: str, **fields: Any) -> bytes:
         return named_event(kind, index=len(self._blocks), **fields)
+
+
+@json_route(router, "/v1/messages", "Create a message", error=protocol.MessagesError)
+async def messages(context: ServerContext, request: Request, body: protocol.MessagesRequest) -> MessagesHandler:
+    """Creates a message in response to a conversation."""
+    inputs = context.begin(request, body, "msg_")
+    body.check_servers()
+    body.check_formats()
+    if body.stop is not None and body.stop_sequences is not None:
+        raise refuse("stop", "is stop_sequences here; give that alone")
+    tools, chat = body.tool_config(), body.to_chat()
+    inputs.chat, inputs.prompts = await context.encode_chat(request, inputs.loaded, tools, chat)
+    return MessagesHandler(await context.submit(inputs), inputs.model)

@@ -18,12 +18,13 @@ MAX_SEGMENTS = 1024
 class GenerateRequest(openai.GenerationRequest, openai.ChatFields):
     """Either a prompt, continued as it is, or the messages of a chat."""
 
-    model: openai.ModelName = None
     prompt: openai.Prompt | None = optional("prompt to continue: text or token ids", "Solve: 12 + 30.")
     n: Annotated[Any, UnsupportedField(1)] = None
     stream_mode: Literal["denoise", "block_append"] | None = optional(
         "events of a stream: `denoise`, the open blocks after each step; `block_append`, appended text", "denoise"
     )
+
+    default_stream_mode = "denoise"
 
     def names(self) -> dict[str, str]:
         return {} if self.messages is None else {"prompt": "messages"}
@@ -43,7 +44,6 @@ class Segment(RequestModel):
 
 
 class InfillRequest(openai.GenerationRequest):
-    model: openai.ModelName = None
     text: str | None = optional("text with gaps: `<mask:8>` is a gap of eight tokens", "2, 4, <mask:2>8, 10")
     segments: Annotated[list[Segment], Field(max_length=MAX_SEGMENTS, fail_fast=True)] | None = optional(
         "sequence of texts and gaps, instead of `text`", [{"text": "2, 4, "}, {"mask": 2}, {"text": "8, 10"}]
@@ -54,6 +54,8 @@ class InfillRequest(openai.GenerationRequest):
     chat_template_kwargs: openai.TemplateArguments = None
     n: Annotated[Any, UnsupportedField(1)] = None
     stream_mode: Literal["denoise"] | None = optional("events of a stream: the open blocks after each step", "denoise")
+
+    default_stream_mode = "denoise"
 
     def names(self) -> dict[str, str]:
         return {"prompt": "text" if self.segments is None else "segments"}

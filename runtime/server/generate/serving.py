@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -14,25 +13,25 @@ from typing_extensions import TypedDict
 from runtime.errors import RequestError
 from runtime.request.output import append_event, denoise_event
 from runtime.request.validation import refuse
-from runtime.server.context import ServerContext, new_id, stream_mode
+from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.generate import protocol
-from runtime.server.http_responses import DONE, ServingHandler, events, openai_error, template_warning
+from runtime.server.http_responses import ServingHandler, events, openai_error, template_warning
 from runtime.server.openai.logprobs import GenerateLogprobStreamer
 from runtime.server.openai.protocol import ChatPrompt, template_messages
 from runtime.server.openai.tools import NO_GRAMMAR_MESSAGE
-from runtime.server.openapi import RawBodyRoute, Stream, json_route
+from runtime.server.openapi import RawBodyRoute, json_route
 from runtime.server.preprocessing.preprocessor import context_length_error
 from runtime.server.preprocessing.request_specs import GenerationInputs, parse_response_format
-from runtime.tokenizer import Tokenizer
 
 
 class GenerateEvents(ServingHandler):
-    """Events of docs/guide/streaming.md. `mode`: the stream_mode; None for a response in one piece."""
+    """Events of docs/guide/streaming.md."""
 
-    def __init__(self, job: GenerationJob, mode: str | None) -> None:
-        super().__init__(job, streams=mode is not None)
-        self._make = denoise_event if mode == "denoise" else append_event
+    def __init__(self, job: GenerationJob, inputs: GenerationInputs) -> None:
+        super().__init__(job)
+        self._info, self._tokenizer = inputs.loaded
+        self._make = denoise_event if inputs.stream_mode == "denoise" else append_event
 
     @abstractmethod
     def full_response(self) -> protocol.GenerateAnswer | protocol.InfillAnswer: ...
@@ -46,41 +45,14 @@ class GenerateEvents(ServingHandler):
         return b"" if fields is None else events(fields)
 
     def on_finish(self) -> bytes:
-        return events({"event": "final", **self.full_response()}) + DONE
+        return events({"event": "final", **self.full_response()})
 
     def on_error(self, error: RequestError) -> bytes:
-        return events({"event": "error", "id": self.job.id, **openai_error(error)}) + DONE
+        return events({"event": "error", "id": self.job.id, **openai_error(error)})
 
 
 router = APIRouter(route_class=RawBodyRoute, tags=["Denoising"])
 DEFAULT_MAX_TOKENS = 512
-
-
-@json_route(
-    router, "/generate", protocol.GenerateRequest, protocol.GenerateAnswer,
-    summary="Complete a prompt or a chat", stream=Stream(protocol.GENERATE_EVENTS),
-)  # fmt: skip
-async def generate(context: ServerContext, request: Request, body: protocol.GenerateRequest) -> GenerateHandler:
-    """Completes a prompt (text or token ids) or responds to a chat."""
-    model = context.model_name(body.model)
-    mode = stream_mode(body, default="denoise")
-    loaded = context.require()
-    body.check_input(body.prompt)
-    continued = False
-    if body.prompt is not None:
-        ids = (await context.preprocessor.encode_each(request, [body.prompt]))[0]
-    else:
-        chat = body.to_chat()
-        continued = chat.continued
-        ids = await context.preprocessor.encode_chat(request, loaded, chat)
-        requested, name = parse_response_format(body)
-        if continued and requested is not None:
-            raise refuse(name, NO_GRAMMAR_MESSAGE)
-    inputs = GenerationInputs(
-        request, body, [ids], new_id("gen-"), model, mode, default_max_tokens=DEFAULT_MAX_TOKENS, continued=continued
-    )
-    job = await context.submit(inputs)
-    return GenerateHandler(job, mode, context, body.prompt if isinstance(body.prompt, str) else None)
 
 
 class _Logprobs(TypedDict, total=False):
@@ -90,9 +62,10 @@ class _Logprobs(TypedDict, total=False):
 class GenerateHandler(GenerateEvents):
     """Response of ``/generate``. `text`: the prompt, if the request had it as text."""
 
-    def __init__(self, job: GenerationJob, mode: str | None, context: ServerContext, text: str | None) -> None:
-        super().__init__(job, mode)
-        self._info, self._tokenizer = context.require()
+    event_types = protocol.GENERATE_EVENTS
+
+    def __init__(self, job: GenerationJob, inputs: GenerationInputs, text: str | None) -> None:
+        super().__init__(job, inputs)
         self._text = text
         self._logprobs = GenerateLogprobStreamer(job.choices[0], self._tokenizer.byte_decoder)
         self._full_logprobs: _Logprobs = {}
@@ -133,49 +106,19 @@ _HOLE = re.compile(r"<mask:(\d{1,9})>")
 _LENGTH_FIELDS = ("max_tokens", "stop", "ignore_eos", "max_nfe", "max_repetition_run")  # where holes say how long
 
 
-class InfillLayout(NamedTuple):
-    """A text with gaps in the form of the engine.
+async def _tokenize_segments(
+    context: ServerContext, inputs: GenerationInputs, body: protocol.InfillRequest
+) -> tuple[list[str | int], list[tuple[int, int]]]:
+    """Gives `inputs` the tokens around the gaps. Raises RequestError.
 
-    Attributes:
-        segments: texts, and the length of each gap.
-        prompt: ids before the first gap, after those of the chat.
-        pinned_tokens: ids after the first gap that stay, by offset from the end of `prompt`.
-        holes: first and last offset of each gap, the last exclusive.
-        length: number of tokens after `prompt`.
+    Returns texts and lengths of gaps in order; and, by offset in the completion, the first token of each gap and the
+    first one after it.
     """
-
-    segments: list[str | int]
-    prompt: list[int]
-    pinned_tokens: dict[int, int]
-    holes: list[tuple[int, int]]
-    length: int
-
-
-@json_route(
-    router, "/v1/infill", protocol.InfillRequest, protocol.InfillAnswer,
-    summary="Fill gaps in a text", stream=Stream(protocol.INFILL_EVENTS),
-)  # fmt: skip
-async def infill(context: ServerContext, request: Request, body: protocol.InfillRequest) -> InfillHandler:
-    """Fills gaps in a text: ``<mask:8>`` is a gap of eight tokens."""
-    model = context.model_name(body.model)
-    for name in _LENGTH_FIELDS:
-        if getattr(body, name) is not None:
-            raise refuse(name, "the holes say how long the answer is; leave it out")
-    mode = stream_mode(body, default="denoise")
-    _, tokenizer = context.require()
-    layout = await _tokenize_segments(context, request, body)
-    inputs = GenerationInputs(request, body, [layout.prompt], new_id("infill-"), model, mode)
-    inputs = replace(inputs, max_tokens=layout.length, pinned_tokens=layout.pinned_tokens)
-    job = await context.submit(inputs)
-    return InfillHandler(job, mode, tokenizer, model, layout)
-
-
-async def _tokenize_segments(context: ServerContext, request: Request, body: protocol.InfillRequest) -> InfillLayout:
     segments, param = _segments(body)
-    info, tokenizer = context.require()
+    request, info = inputs.request, inputs.loaded[0]
     if body.messages is not None:
         chat = ChatPrompt(template_messages(body.messages), body.chat_template_kwargs or {})
-        ids = await context.preprocessor.encode_chat(request, (info, tokenizer), chat)
+        ids = await context.preprocessor.encode_chat(request, inputs.loaded, chat)
     elif body.chat_template_kwargs is not None:
         raise refuse("chat_template_kwargs", "only with messages")
     else:
@@ -185,23 +128,21 @@ async def _tokenize_segments(context: ServerContext, request: Request, body: pro
     if free_tokens < 0:
         raise context_length_error(param, info, "more than")
     pieces = iter(await context.preprocessor.encode_pieces(request, texts, param, free_tokens))
-    pinned_tokens: dict[int, int] = {}
     holes: list[tuple[int, int]] = []
-    at = 0
+    after: list[int | None] = []  # tokens from the first gap on, None in gaps
     for segment in segments:
         if isinstance(segment, int):
-            holes.append((at, at + segment))
-            at += segment
-            continue
-        own = next(pieces)
-        if holes:
-            pinned_tokens |= {at + i: token for i, token in enumerate(own)}
-            at += len(own)
+            holes.append((len(after), len(after) + segment))
+            after += [None] * segment
+        elif holes:
+            after += next(pieces)
         else:
-            ids += own
+            ids += next(pieces)
     if not ids:
         raise refuse(param, "begins with a hole; give a text before it, or messages")
-    return InfillLayout(segments, ids, pinned_tokens, holes, at)
+    inputs.prompts, inputs.max_tokens = [ids], len(after)
+    inputs.pinned_tokens = {i: token for i, token in enumerate(after) if token is not None}
+    return segments, holes
 
 
 def _segments(body: protocol.InfillRequest) -> tuple[list[str | int], str]:
@@ -229,17 +170,17 @@ def _segments(body: protocol.InfillRequest) -> tuple[list[str | int], str]:
 class InfillHandler(GenerateEvents):
     """Response of ``/v1/infill``: the full text and the text of each gap."""
 
+    event_types = protocol.INFILL_EVENTS
+
     def __init__(
-        self, job: GenerationJob, mode: str | None, tokenizer: Tokenizer, model: str, layout: InfillLayout
+        self, job: GenerationJob, inputs: GenerationInputs, segments: list[str | int], holes: list[tuple[int, int]]
     ) -> None:
-        super().__init__(job, mode)
-        self._tokenizer = tokenizer
-        self._model = model
-        self._layout = layout
+        super().__init__(job, inputs)
+        self._model, self._segments, self._holes = inputs.model, segments, holes
 
     def full_response(self) -> protocol.InfillAnswer:
         choice = self.job.choices[0]
-        each = [choice.token_ids[first:end] for first, end in self._layout.holes]
+        each = [choice.token_ids[first:end] for first, end in self._holes]
         special = self._tokenizer.special  # these have no text
         texts = [self._tokenizer.decode(token for token in ids if token not in special) for ids in each]
         rest = iter(texts)
@@ -247,9 +188,38 @@ class InfillHandler(GenerateEvents):
             "id": self.job.id,
             "object": "infill",
             "model": self._model,
-            "text": "".join(next(rest) if isinstance(segment, int) else segment for segment in self._layout.segments),
+            "text": "".join(next(rest) if isinstance(segment, int) else segment for segment in self._segments),
             "holes": [{"text": text, "token_ids": ids} for text, ids in zip(texts, each, strict=True)],
             "nfe": choice.nfe,
             "usage": self.job.usage(),
             "timings": self.job.timings(),
         }
+
+
+@json_route(router, "/generate", "Complete a prompt or a chat")
+async def generate(context: ServerContext, request: Request, body: protocol.GenerateRequest) -> GenerateHandler:
+    """Completes a prompt (text or token ids) or responds to a chat."""
+    inputs = context.begin(request, body, "gen-")
+    inputs.default_max_tokens = DEFAULT_MAX_TOKENS
+    body.check_input(body.prompt)
+    if body.prompt is not None:
+        inputs.prompts = await context.preprocessor.encode_each(request, [body.prompt])
+    else:
+        chat = body.to_chat()
+        inputs.continued = chat.continued
+        inputs.prompts = [await context.preprocessor.encode_chat(request, inputs.loaded, chat)]
+        requested, name = parse_response_format(body)
+        if chat.continued and requested is not None:
+            raise refuse(name, NO_GRAMMAR_MESSAGE)
+    return GenerateHandler(await context.submit(inputs), inputs, body.prompt if isinstance(body.prompt, str) else None)
+
+
+@json_route(router, "/v1/infill", "Fill gaps in a text")
+async def infill(context: ServerContext, request: Request, body: protocol.InfillRequest) -> InfillHandler:
+    """Fills gaps in a text: ``<mask:8>`` is a gap of eight tokens."""
+    inputs = context.begin(request, body, "infill-")
+    for name in _LENGTH_FIELDS:
+        if getattr(body, name) is not None:
+            raise refuse(name, "the holes say how long the answer is; leave it out")
+    segments, holes = await _tokenize_segments(context, inputs, body)
+    return InfillHandler(await context.submit(inputs), inputs, segments, holes)

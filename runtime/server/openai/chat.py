@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from fastapi import APIRouter
@@ -13,66 +13,72 @@ from runtime.errors import RequestError
 from runtime.parsers.chat_output import ChatOutputParser
 from runtime.parsers.formats import Arguments, CallStart, Delta, Reasoning
 from runtime.request.output import CompletionState, denoise_fields
-from runtime.server.context import ServerContext, new_id, stream_mode
+from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.http_responses import DONE, ErrorResponse, ServingHandler, events, openai_error
+from runtime.server.http_responses import ErrorResponse, ServingHandler, events, openai_error
 from runtime.server.openai import protocol
 from runtime.server.openai.logprobs import ChatLogprobStreamer, LogprobStreamer
-from runtime.server.openai.tools import ChatContext, check_legacy_functions, parse_tools
-from runtime.server.openapi import RawBodyRoute, Stream, json_route
+from runtime.server.openai.tools import check_legacy_functions, parse_tools
+from runtime.server.openapi import RawBodyRoute, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
-from runtime.tokenizer.detokenizer import TokenByteDecoder
 
 
 class OpenAIHandler(ServingHandler):
     """Chunks with choices, and the usage if requested."""
 
     chunk_object: ClassVar[str]
+    logprob_streamer: ClassVar[type[LogprobStreamer]]
 
-    def __init__(self, job: GenerationJob, body: protocol.OpenAIRequest, model: str, mode: str | None) -> None:
-        """`mode`: as in `stream_mode`. The body is not kept."""
-        super().__init__(job, streams=mode is not None)
+    def __init__(self, job: GenerationJob, body: protocol.OpenAIRequest, inputs: GenerationInputs) -> None:
+        """The body is not kept."""
+        super().__init__(job)
+        self._info, self._tokenizer = inputs.loaded
+        self._echo = inputs.echo
         options = body.stream_options
         self._include_usage = options is not None and bool(options.include_usage)
         self._continuous_usage = self._include_usage and bool(options and options.continuous_usage_stats)
-        self._denoise = mode == "denoise"  # a chunk per step
-        self._head: protocol.ResponseHead = {"id": job.id, "created": int(time.time()), "model": model}
+        self._denoise = inputs.stream_mode == "denoise"  # a chunk per step
+        self._head: protocol.ResponseHead = {"id": job.id, "created": int(time.time()), "model": inputs.model}
         self._base: dict[str, Any] = {**self._head, "object": self.chunk_object}
         if self._include_usage:
             self._base["usage"] = None  # all chunks but the last, as OpenAI has it
         self._streamers: Sequence[LogprobStreamer] = ()  # of all completions, if log-probabilities are requested
+        if any(choice.spec.logprobs is not None for choice in job.choices):
+            pieces = self._tokenizer.byte_decoder
+            self._streamers = [self.logprob_streamer(choice, pieces, inputs.echo) for choice in job.choices]
         self._full_logprobs: list[Any] = []
 
     async def finalize(self) -> None:
-        if not self.streams:
+        if not self.job.streamed:
             self._full_logprobs = [await streamer.full() for streamer in self._streamers]
 
-    def chunk(self, choice: protocol.ChatChunkChoice | protocol.CompletionChunkChoice, **more: Any) -> dict[str, Any]:
-        if self._continuous_usage:
-            more["usage"] = self.job.usage()
-        return {**self._base, "choices": [choice], **more}
+    def chunk(
+        self, index: int, reason: protocol.Reason | None, logprobs: Any, more: Mapping[str, object], **content: Any
+    ) -> dict[str, Any]:
+        """Returns a chunk of a completion: `content` are fields of its choice, `more` those of the chunk."""
+        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
+        usage = {"usage": self.job.usage()} if self._continuous_usage else {}
+        return {**self._base, "choices": [choice], **more, **usage}
+
+    def take_logprobs(self, update: OutputDelta) -> Any:
+        """Returns the log-probabilities of the tokens of an output, None if they are not requested."""
+        return self._streamers[update.choice.index].delta(update) if self._streamers else None
+
+    def step(self, update: OutputDelta) -> dict[str, object]:
+        """Returns the fields of a chunk that describe the step of an output."""
+        return {"denoise": denoise_fields(update.output)} if self._denoise else {}
 
     def on_finish(self) -> bytes:
-        if not self._include_usage:
-            return DONE
-        return events({**self._base, "choices": [], "usage": self.job.usage()}) + DONE
+        return events({**self._base, "choices": [], "usage": self.job.usage()}) if self._include_usage else b""
 
     def on_error(self, error: RequestError) -> bytes:
-        return events(openai_error(error)) + DONE
+        return events(openai_error(error))
 
 
-def requests_logprobs(job: GenerationJob) -> bool:
-    return any(choice.spec.logprobs is not None for choice in job.choices)
-
-
-def output_parser(choice: CompletionState) -> ChatOutputParser:
-    """Returns the parser of a chat completion."""
-    assert isinstance(choice.parts, ChatOutputParser)
-    return choice.parts
-
-
-def assistant_message(parts: ChatOutputParser) -> protocol.AnswerMessage:
+def assistant_message(choice: CompletionState) -> protocol.AnswerMessage:
     """Returns the full message. Its content is null with tool calls and no text."""
+    parts = choice.parts
+    assert isinstance(parts, ChatOutputParser)
     made: protocol.AnswerMessage = {
         "role": "assistant",
         "content": parts.content if parts.content or not parts.calls else None,
@@ -100,44 +106,18 @@ def chat_delta(grown: Delta) -> protocol.ChatDelta:
     return {"content": grown.text}
 
 
-router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
-
-
-@json_route(
-    router, "/v1/chat/completions", protocol.ChatRequest, protocol.ChatAnswer,
-    summary="Create a chat completion", stream=Stream((protocol.ChatChunk, ErrorResponse)),
-)  # fmt: skip
-async def chat_completions(context: ServerContext, request: Request, body: protocol.ChatRequest) -> ChatHandler:
-    """Creates a chat completion."""
-    model = context.model_name(body.model)
-    mode = stream_mode(body)
-    info, tokenizer = context.require()
-    check_legacy_functions(body.functions, body.function_call)
-    tools = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
-    chat = ChatContext(context.config, info, tokenizer, tools)
-    ids = await chat.prompt(request, context.preprocessor, body.to_chat(reasoning_effort=body.reasoning_effort))
-    inputs = GenerationInputs(request, body, [ids], new_id("chatcmpl-"), model, mode, chat=chat)
-    job = await context.submit(inputs)
-    return ChatHandler(job, body, model, mode, tokenizer.byte_decoder)
-
-
 class ChatHandler(OpenAIHandler):
     """OpenAI's chat.completion objects."""
 
     chunk_object = "chat.completion.chunk"
-
-    def __init__(
-        self, job: GenerationJob, body: protocol.OpenAIRequest, model: str, mode: str | None, pieces: TokenByteDecoder
-    ) -> None:
-        super().__init__(job, body, model, mode)
-        if requests_logprobs(job):
-            self._streamers = [ChatLogprobStreamer(choice, pieces) for choice in job.choices]
+    logprob_streamer = ChatLogprobStreamer
+    event_types = (protocol.ChatChunk, ErrorResponse)
 
     def full_response(self) -> protocol.ChatAnswer:
         choices: list[protocol.ChatChoice] = [
             {
                 "index": choice.index,
-                "message": assistant_message(output_parser(choice)),
+                "message": assistant_message(choice),
                 "logprobs": self._full_logprobs[choice.index] if self._full_logprobs else None,
                 "finish_reason": choice.openai_reason,
             }
@@ -147,32 +127,32 @@ class ChatHandler(OpenAIHandler):
 
     def on_start(self) -> bytes:
         role: protocol.ChatDelta = {"role": "assistant", "content": "", "refusal": None}
-        return events(*[self._chunk(choice.index, role) for choice in self.job.choices])
+        return events(*[self.chunk(choice.index, None, None, {}, delta=role) for choice in self.job.choices])
 
     def on_output(self, update: OutputDelta) -> bytes:
         index = update.choice.index
         deltas: list[protocol.ChatDelta] = [chat_delta(grown) for grown in update.deltas]
-        logprobs = self._streamers[index].delta(update) if self._streamers else None
-        first: dict[str, Any] = {"logprobs": logprobs}  # with the first chunk only
-        if self._denoise:
-            first["denoise"] = denoise_fields(update.output)
+        logprobs, more = self.take_logprobs(update), self.step(update)
         if not deltas and (self._denoise or (logprobs is not None and logprobs["content"])):
             deltas.append({"content": ""})  # a step or tokens without text
         chunks = []
         for each in deltas:
-            chunks.append(self._chunk(index, each, **first))
-            first = {}
+            chunks.append(self.chunk(index, None, logprobs, more, delta=each))
+            logprobs, more = None, {}  # with the first chunk only
         if update.ended:
-            chunks.append(self._chunk(index, {}, update.choice.openai_reason))
+            chunks.append(self.chunk(index, update.choice.openai_reason, None, {}, delta={}))
         return events(*chunks)
 
-    def _chunk(
-        self,
-        index: int,
-        delta: protocol.ChatDelta,
-        reason: protocol.Reason | None = None,
-        *,
-        logprobs: protocol.ChatLogprobs | None = None,
-        **more: Any,
-    ) -> dict[str, Any]:
-        return self.chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}, **more)
+
+router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
+
+
+@json_route(router, "/v1/chat/completions", "Create a chat completion")
+async def chat_completions(context: ServerContext, request: Request, body: protocol.ChatRequest) -> ChatHandler:
+    """Creates a chat completion."""
+    inputs = context.begin(request, body, "chatcmpl-")
+    check_legacy_functions(body.functions, body.function_call)
+    tools = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+    chat = body.to_chat(reasoning_effort=body.reasoning_effort)
+    inputs.chat, inputs.prompts = await context.encode_chat(request, inputs.loaded, tools, chat)
+    return ChatHandler(await context.submit(inputs), body, inputs)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
 
-from runtime.request.output import CompletionState, denoise_fields
+from runtime.request.output import CompletionState
 from runtime.request.sampling_params import MAX_COUNT
 from runtime.request.validation import integer, refuse
-from runtime.server.context import ServerContext, new_id, stream_mode
-from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
+from runtime.server.context import ServerContext
+from runtime.server.engine_client.generation_job import OutputDelta
 from runtime.server.http_responses import ErrorResponse, events, template_warning
 from runtime.server.openai import protocol
-from runtime.server.openai.chat import OpenAIHandler, requests_logprobs
-from runtime.server.openai.logprobs import CompletionLogprobStreamer, PromptEcho, parse_echo
-from runtime.server.openapi import RawBodyRoute, Stream, json_route
+from runtime.server.openai.chat import OpenAIHandler
+from runtime.server.openai.logprobs import CompletionLogprobStreamer, parse_echo
+from runtime.server.openapi import RawBodyRoute, json_route
 from runtime.server.preprocessing.request_specs import GenerationInputs
 
 router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
@@ -25,50 +24,23 @@ MAX_PROMPTS = 1024
 DEFAULT_GAP = 16  # default length of the output between prompt and suffix, as in the OpenAI API
 
 
-@json_route(
-    router, "/v1/completions", protocol.CompletionRequest, protocol.CompletionAnswer,
-    summary="Complete prompts", stream=Stream((protocol.CompletionChunk, ErrorResponse)),
-)  # fmt: skip
-async def completions(context: ServerContext, request: Request, body: protocol.CompletionRequest) -> CompletionHandler:
-    """Completes prompts."""
-    model = context.model_name(body.model)
-    mode = stream_mode(body)
-    context.require()
-    asked = _list(body.prompt)
-    echo = parse_echo(body, asked)
-    prompts = await context.preprocessor.encode_each(request, asked)
-    hole, pinned_tokens = await _tokenize_suffix(context, request, body, max(map(len, prompts)))
-    inputs = GenerationInputs(request, body, prompts, new_id("cmpl-"), model, mode, echo=echo)
-    if hole is not None:
-        length = hole + len(pinned_tokens)
-        inputs = replace(inputs, max_tokens=length, pinned_tokens=pinned_tokens or None, text_limit=hole)
-    elif echo is not None and echo.silent:
-        inputs = replace(inputs, max_tokens=1)
-    job = await context.submit(inputs)
-    return CompletionHandler(job, body, model, mode, context, echo)
-
-
-async def _tokenize_suffix(
-    context: ServerContext, request: Request, body: protocol.CompletionRequest, prompt: int
-) -> tuple[int | None, dict[int, int]]:
-    """Returns the length of the gap between prompt and suffix, and the suffix's ids by offset from the prompt's end.
-
-    Without a suffix these are None and {}. `prompt`: number of tokens of the longest prompt.
-    """
-    if not body.suffix:
-        return None, {}
+async def _add_suffix(
+    context: ServerContext, inputs: GenerationInputs, body: protocol.CompletionRequest, suffix: str
+) -> None:
+    """Gives `inputs` the tokens of the suffix, and the length of the gap before it. Raises RequestError."""
     for name in ("ignore_eos", "max_nfe", "max_repetition_run"):
         if getattr(body, name) is not None:
             raise refuse(
                 name, "cannot be combined with suffix, where max_tokens is the length of the output; leave it out"
             )
-    info = context.require()[0]
+    request, info = inputs.request, inputs.loaded[0]
     max_tokens = DEFAULT_GAP if body.max_tokens is None else integer("max_tokens", body.max_tokens, 1, MAX_COUNT)
     requested = context.cap_max_tokens(request, max_tokens, info, "max_tokens")
-    free_tokens = info.max_model_len - prompt
-    (behind,) = await context.preprocessor.encode_pieces(request, [body.suffix], "suffix", free_tokens - 1)
+    free_tokens = info.max_model_len - max(map(len, inputs.prompts))
+    (behind,) = await context.preprocessor.encode_pieces(request, [suffix], "suffix", free_tokens - 1)
     hole = min(requested, free_tokens - len(behind))  # like any output, at most the free tokens
-    return hole, {hole + i: token for i, token in enumerate(behind)}
+    inputs.max_tokens, inputs.text_limit = hole + len(behind), hole
+    inputs.pinned_tokens = {hole + i: token for i, token in enumerate(behind)} or None
 
 
 def _list(prompt: Any) -> list[str | list[int]]:
@@ -84,22 +56,8 @@ class CompletionHandler(OpenAIHandler):
     """OpenAI's text_completion objects."""
 
     chunk_object = "text_completion"
-
-    def __init__(
-        self,
-        job: GenerationJob,
-        body: protocol.CompletionRequest,
-        model: str,
-        mode: str | None,
-        context: ServerContext,
-        echo: PromptEcho | None,
-    ) -> None:
-        super().__init__(job, body, model, mode)
-        self._info, self._tokenizer = context.require()
-        self._echo = echo
-        pieces = self._tokenizer.byte_decoder
-        if requests_logprobs(job):
-            self._streamers = [CompletionLogprobStreamer(choice, pieces, echo) for choice in job.choices]
+    logprob_streamer = CompletionLogprobStreamer
+    event_types = (protocol.CompletionChunk, ErrorResponse)
 
     def full_response(self) -> protocol.CompletionAnswer:
         return {
@@ -123,25 +81,31 @@ class CompletionHandler(OpenAIHandler):
         """Returns chunks with the echoed prompts, and the ends of completions of no tokens."""
         if self._echo is None:
             return b""
-        ended = {choice.index: choice.openai_reason for choice in self.job.choices if choice.finish_reason is not None}
-        return events(
-            *(self._chunk(one, self._echoed_text(one), ended.get(one.index), None) for one in self.job.choices)
-        )
+        chunks = []
+        for i, choice in enumerate(self.job.choices):
+            reason = None if choice.finish_reason is None else choice.openai_reason
+            chunks.append(self.chunk(i, reason, None, {}, text=self._echoed_text(choice)))
+        return events(*chunks)
 
     def on_output(self, update: OutputDelta) -> bytes:
         choice = update.choice
         reason = choice.openai_reason if update.ended else None
-        logprobs = self._streamers[choice.index].delta(update) if self._streamers else None
+        logprobs = self.take_logprobs(update)
         if not (update.text or reason or self._denoise or (logprobs and logprobs["tokens"])):
             return b""
-        more: dict[str, Any] = {}
-        if self._denoise:
-            more["denoise"] = denoise_fields(update.output)
-        if reason:
-            more |= template_warning([choice], self._info, self._tokenizer)
-        return events(self._chunk(choice, update.text, reason, logprobs, **more))
+        warning = template_warning([choice], self._info, self._tokenizer) if reason else {}
+        return events(self.chunk(choice.index, reason, logprobs, {**self.step(update), **warning}, text=update.text))
 
-    def _chunk(
-        self, choice: CompletionState, text: str, reason: protocol.Reason | None, logprobs: Any, **more: Any
-    ) -> dict[str, Any]:
-        return self.chunk({"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": reason}, **more)
+
+@json_route(router, "/v1/completions", "Complete prompts")
+async def completions(context: ServerContext, request: Request, body: protocol.CompletionRequest) -> CompletionHandler:
+    """Completes prompts."""
+    inputs = context.begin(request, body, "cmpl-")
+    asked = _list(body.prompt)
+    inputs.echo = parse_echo(body, asked)
+    inputs.prompts = await context.preprocessor.encode_each(request, asked)
+    if body.suffix:
+        await _add_suffix(context, inputs, body, body.suffix)
+    elif inputs.echo is not None and inputs.echo.silent:
+        inputs.max_tokens = 1
+    return CompletionHandler(await context.submit(inputs), body, inputs)

@@ -63,9 +63,8 @@ def token_text(data: bytes) -> str:
 class LogprobStreamer(ABC):
     """The log-probabilities of a completion in the form of an API: in full, or with the text that has been returned."""
 
-    def __init__(self, choice: CompletionState, pieces: TokenByteDecoder) -> None:
-        self._choice = choice
-        self._pieces = pieces
+    def __init__(self, choice: CompletionState, pieces: TokenByteDecoder, echo: PromptEcho | None = None) -> None:
+        self._choice, self._pieces, self._echo = choice, pieces, echo
         self._positions: list[TokenOffset] = []
         self._sent = 0
 
@@ -149,10 +148,6 @@ class GenerateLogprobStreamer(LogprobStreamer):
 
 class CompletionLogprobStreamer(LogprobStreamer):
     """The form of completions. Only they return the end-of-sequence token, and tokens of an echoed prompt."""
-
-    def __init__(self, choice: CompletionState, pieces: TokenByteDecoder, echo: PromptEcho | None) -> None:
-        super().__init__(choice, pieces)
-        self._echo = echo
 
     def empty(self) -> CompletionLogprobs:
         return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}

@@ -11,7 +11,7 @@ that may be missing are `NotRequired`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NotRequired
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, NotRequired
 
 import pydantic
 from pydantic import Field, PlainValidator, ValidationInfo, WithJsonSchema, field_validator, model_validator
@@ -181,14 +181,12 @@ class Conversation:
         self._result_id = result_id
         self._messages: list[Message] = []
         self._paths: list[str] = []  # in the request, of each message
-        self._texts: list[str] = []  # pieces of the last message, if that is an assistant message
-        self._reasonings: list[str] = []
-        self._calls: list[Call] = []
+        self._pieces: list[tuple[list[str], list[str]]] = []  # of text and reasoning, of each message
 
     def add(self, path: str, **fields: Any) -> None:
-        self._complete()
         self._messages.append(Message(**fields))
         self._paths.append(path)
+        self._pieces.append(([], []))
 
     def assistant(
         self, path: str, *, text: str = "", reasoning: str = "", call: Call | None = None, begins: bool = False
@@ -196,27 +194,24 @@ class Conversation:
         """Adds a piece of an answer to the last message if that is an assistant message, unless a new one `begins`."""
         if begins or not self._messages or self._messages[-1].role != "assistant":
             self.add(path, role="assistant", content=None)
+        texts, reasonings = self._pieces[-1]
         if text:
-            self._texts.append(text)
+            texts.append(text)
         if reasoning:
-            self._reasonings.append(reasoning)
+            reasonings.append(reasoning)
         if call is not None:
-            self._calls.append(call)
+            message = self._messages[-1]
+            message.tool_calls = message.tool_calls or []
+            message.tool_calls.append(call)
 
     def to_template(self) -> list[dict[str, Any]]:
         """Returns the messages as `template_messages`."""
-        self._complete()
+        for message, (texts, reasonings) in zip(self._messages, self._pieces, strict=True):
+            if texts:
+                message.content = "".join(texts)
+            if reasonings:
+                message.reasoning_content = "".join(reasonings)
         return template_messages(self._messages, self._paths, self._result_id)
-
-    def _complete(self) -> None:
-        """Adds the pieces to the last message."""
-        if self._texts:
-            self._messages[-1].content = "".join(self._texts)
-        if self._reasonings:
-            self._messages[-1].reasoning_content = "".join(self._reasonings)
-        if self._calls:
-            self._messages[-1].tool_calls = self._calls
-        self._texts, self._reasonings, self._calls = [], [], []
 
 
 def template_messages(
@@ -449,6 +444,7 @@ class ChatFields(RequestModel):
 class GenerationRequest(SamplingFields):
     """Fields of all generation routes."""
 
+    model: ModelName = None
     stream: bool | None = optional("return server-sent events", True)
     skip_special_tokens: Annotated[Any, UnsupportedField(True)] = None
     spaces_between_special_tokens: Annotated[Any, UnsupportedField(True)] = None
@@ -464,6 +460,18 @@ class GenerationRequest(SamplingFields):
     response_format: Any = optional(
         "`text`, `json_object` (with or without a schema) or `json_schema`", {"type": "json_object"}
     )
+
+    default_stream_mode: ClassVar[str] = "block_append"
+    stream_fields: ClassVar[tuple[str, ...]] = ("stream_mode", "stream_options")  # only with `stream`
+
+    def mode(self) -> str | None:
+        """Returns the stream mode; None without `stream`. Raises RequestError for stream fields alone."""
+        if self.stream:
+            return getattr(self, "stream_mode", None) or self.default_stream_mode
+        for name in self.stream_fields:
+            if getattr(self, name, None) is not None:
+                raise refuse(name, "only with stream true; leave it out")
+        return None
 
     def set_fields(self) -> dict[str, Any]:
         """Returns the declared fields that the request sets, by name."""
@@ -493,6 +501,8 @@ class SingleChoiceRequest(GenerationRequest):
     top_logprobs: Annotated[Any, UnsupportedField(0)] = None
     stream_mode: Annotated[Any, UnsupportedField("block_append")] = None  # which its streams are
 
+    stream_fields = ("stream_options",)
+
 
 class ObfuscationOptions(RequestModel):
     """Options of streams that all APIs of OpenAI have."""
@@ -512,7 +522,6 @@ class StreamOptions(ObfuscationOptions):
 class OpenAIRequest(GenerationRequest):
     """The fields that chat and completions share."""
 
-    model: ModelName = None
     stream_options: StreamOptions | None = optional("options of the stream", {"include_usage": True})
     stream_mode: Literal["denoise", "block_append"] | None = optional(
         "`denoise`: also return the open blocks after each step; `block_append`: the default", "denoise"

@@ -11,44 +11,32 @@ from starlette.requests import Request
 from runtime.errors import RequestError
 from runtime.parsers.formats import Arguments, CallStart, Delta, Reasoning
 from runtime.request.validation import refuse
-from runtime.server.context import ServerContext, new_id
+from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.http_responses import ServingHandler, named_event
 from runtime.server.openai import responses_protocol as protocol
-from runtime.server.openai.tools import ChatContext, ToolConfig
-from runtime.server.openapi import RawBodyRoute, Stream, json_route
-from runtime.server.preprocessing.request_specs import GenerationInputs
+from runtime.server.openai.tools import ToolConfig
+from runtime.server.openapi import RawBodyRoute, json_route
 
 router = APIRouter(route_class=RawBodyRoute, tags=["OpenAI"])
 
 
-@json_route(
-    router, "/v1/responses", protocol.ResponsesRequest, protocol.ResponsesAnswer,
-    summary="Create a response", stream=Stream(protocol.RESPONSE_EVENTS, done=False),
-)  # fmt: skip
-async def responses(context: ServerContext, request: Request, body: protocol.ResponsesRequest) -> ResponsesHandler:
-    """Creates a response to a conversation of items."""
-    model = context.model_name(body.model)
-    if body.max_output_tokens is not None and body.max_tokens is not None:
-        raise refuse("max_tokens", "is max_output_tokens here; give that alone")
-    if body.stream_options is not None and not body.stream:
-        raise refuse("stream_options", "only with stream true; leave it out")
-    tools = body.tool_config()
-    chat = ChatContext(context.config, *context.require(), tools)
-    try:
-        ids = await chat.prompt(request, context.preprocessor, body.to_chat(tools.origins))
-    except RequestError as error:
-        raise error.renamed("messages", "input") from None
-    mode = "block_append" if body.stream else None
-    job = await context.submit(GenerationInputs(request, body, [ids], new_id("resp_"), model, mode, chat=chat))
-    return ResponsesHandler(job, body, model, tools)
+# By the type of an item: the prefix of its id, the events of its text, and the fields with which it begins.
+_ITEMS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "message": ("msg", "output_text", {"role": "assistant", "content": []}),
+    "reasoning": ("rs", "reasoning_text", {"summary": [], "content": []}),
+    "function_call": ("fc", "function_call_arguments", {"arguments": ""}),
+}
 
 
 class ResponsesHandler(ServingHandler):
     """OpenAI's response object and its events. Methods that change an item return the events of the changes."""
 
+    event_types = protocol.RESPONSE_EVENTS
+    last_event = b""
+
     def __init__(self, job: GenerationJob, body: protocol.ResponsesRequest, model: str, tools: ToolConfig) -> None:
-        super().__init__(job, streams=bool(body.stream))
+        super().__init__(job)
         self._sequence_number = 0
         self._items: list[Any] = []  # OutputItem, finished ones
         self._open: dict[str, Any] = {}  # the open item; empty if none
@@ -144,24 +132,19 @@ class ResponsesHandler(ServingHandler):
         if isinstance(delta, CallStart):
             name, namespace = self._origins.get(delta.name, (delta.name, ""))
             scope = {"namespace": namespace} if namespace else {}
-            return self._begin("function_call", call_id=delta.id, name=name, **scope, arguments="")
-        if isinstance(delta, Arguments):
-            self._pieces.append(delta.text)
-            return self._event("response.function_call_arguments.delta", **self._position(), delta=delta.text)
-        if isinstance(delta, Reasoning):
-            data = b"" if self._is("reasoning") else self._begin("reasoning", summary=[], content=[])
-            delta_event = self._event("response.reasoning_text.delta", **self._position(), delta=delta.text)
-        else:
-            data = b"" if self._is("message") else self._begin("message", role="assistant", content=[])
-            delta_event = self._event("response.output_text.delta", **self._position(), delta=delta.text, logprobs=[])
+            return self._begin("function_call", call_id=delta.id, name=name, **scope)
+        data = b""
+        if not isinstance(delta, Arguments):
+            kind = "reasoning" if isinstance(delta, Reasoning) else "message"
+            data = b"" if self._is(kind) else self._begin(kind)
         self._pieces.append(delta.text)
-        return data + delta_event
+        return data + self._text_event("delta", delta=delta.text)
 
     def _close(self, status: str) -> bytes:
         """Closes the last item with `status`. A response without text has an empty message."""
         data = self._end(status)
         if all(item["type"] == "reasoning" for item in self._items):
-            data += self._begin("message", role="assistant", content=[]) + self._end(status)
+            data += self._begin("message") + self._end(status)
         return data
 
     def _is(self, kind: str) -> bool:
@@ -169,35 +152,34 @@ class ResponsesHandler(ServingHandler):
 
     def _begin(self, kind: str, **fields: Any) -> bytes:
         data = self._end("completed")
-        prefix = {"message": "msg", "function_call": "fc", "reasoning": "rs"}[kind]
+        prefix, _, begun = _ITEMS[kind]
         name = f"{prefix}_{self.job.id.removeprefix('resp_')}{len(self._items)}"
-        self._open = {"id": name, "type": kind, "status": "in_progress", **fields}
+        self._open = {"id": name, "type": kind, "status": "in_progress", **fields, **begun}
         self._pieces = []
         data += self._event("response.output_item.added", output_index=len(self._items), item=self._open)
-        if kind != "function_call":
-            data += self._event("response.content_part.added", **self._position(), part=self._part(""))
-        return data
+        return data if kind == "function_call" else data + self._part_event("added", self._part(""))
 
     def _end(self, status: str) -> bytes:
         if not self._open:
             return b""
-        text, position = "".join(self._pieces), self._position()
-        item = {**self._open, "status": status}
+        text, item = "".join(self._pieces), {**self._open, "status": status}
         if self._is("function_call"):
             item["arguments"] = text
-            data = self._event("response.function_call_arguments.done", **position, arguments=text, name=item["name"])
+            data = self._text_event("done", arguments=text, name=item["name"])
         else:
-            part = self._part(text)
-            item["content"] = [part]
-            if self._is("reasoning"):
-                data = self._event("response.reasoning_text.done", **position, text=text)
-            else:
-                data = self._event("response.output_text.done", **position, text=text, logprobs=[])
-            data += self._event("response.content_part.done", **position, part=part)
+            item["content"] = [self._part(text)]
+            data = self._text_event("done", text=text) + self._part_event("done", self._part(text))
         data += self._event("response.output_item.done", output_index=len(self._items), item=item)
         self._items.append(item)
         self._open = {}
         return data
+
+    def _text_event(self, change: str, **fields: Any) -> bytes:
+        empty: dict[str, Any] = {"logprobs": []} if self._is("message") else {}
+        return self._event(f"response.{_ITEMS[self._open['type']][1]}.{change}", **self._position(), **fields, **empty)
+
+    def _part_event(self, change: str, part: dict[str, Any]) -> bytes:
+        return self._event(f"response.content_part.{change}", **self._position(), part=part)
 
     def _position(self) -> dict[str, Any]:
         within = {} if self._is("function_call") else {"content_index": 0}
@@ -207,3 +189,18 @@ class ResponsesHandler(ServingHandler):
         if self._is("reasoning"):
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+@json_route(router, "/v1/responses", "Create a response")
+async def responses(context: ServerContext, request: Request, body: protocol.ResponsesRequest) -> ResponsesHandler:
+    """Creates a response to a conversation of items."""
+    inputs = context.begin(request, body, "resp_")
+    if body.max_output_tokens is not None and body.max_tokens is not None:
+        raise refuse("max_tokens", "is max_output_tokens here; give that alone")
+    tools = body.tool_config()
+    try:
+        chat = body.to_chat(tools.origins)
+        inputs.chat, inputs.prompts = await context.encode_chat(request, inputs.loaded, tools, chat)
+    except RequestError as error:
+        raise error.renamed("messages", "input") from None
+    return ResponsesHandler(await context.submit(inputs), body, inputs.model, tools)

@@ -233,7 +233,6 @@ class _DefinedFunction(NamedTuple):
 
 
 class ResponsesRequest(openai.SingleChoiceRequest):
-    model: openai.ModelName = None
     input: TextOrParts[InputItem] = api_field("text of the user, or the items of the conversation", "Solve: 12 + 30.")
     instructions: str | None = optional("system prompt", "You are terse.")
     max_output_tokens: Integer | None = optional("maximum output tokens; default: the rest of max_model_len", 64)

@@ -26,7 +26,7 @@ from starlette.requests import Request
 
 from runtime.errors import RequestError
 from runtime.server.middleware.auth import api_key_id
-from runtime.server.preprocessing.request_body import ClientGone, disconnected
+from runtime.server.preprocessing.request_body import until_disconnect
 from runtime.structured_output.service_time import ServiceTime
 
 QUANTUM = 0.05  # seconds of service by which owners may differ and count as equal
@@ -193,14 +193,5 @@ class PreprocessingExecutors:
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Returns the result of `work`, or cancels it and raises ClientGone when the client disconnects."""
-    working, watching = asyncio.create_task(work), asyncio.create_task(disconnected(request.receive))
-    try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGone
-        return working.result()
-    finally:
-        working.cancel()
-        watching.cancel()
-        # an error references the frames of the work, with its body, and this frame, which must not reference the error
-        del working, watching
+    async with until_disconnect(request.receive):
+        return await work

@@ -82,12 +82,8 @@ class Preprocessor:
         See docs/research/decoding-rules.md#special-tokens. `add_bos`: prepend the BOS token, if there is one.
         """
         info, tokenizer = self._require()
-        encode = _encode_with_bos if add_bos else _encode
-
-        def work(is_needed: Callable[[], bool]) -> list[int]:
-            return encode(tokenizer, text, info, "prompt", is_needed)
-
-        return await self._run(request, len(text), work)
+        ids = await self._run(request, len(text), lambda is_needed: _encode(tokenizer, text, info, "prompt", is_needed))
+        return info.with_bos(ids) if add_bos else ids
 
     async def encode_pieces(self, request: Request, texts: list[str], param: str, max_tokens: int) -> list[list[int]]:
         """Encodes the pieces of a text without a BOS token. Raises RequestError for more than `max_tokens`."""
@@ -115,7 +111,7 @@ class Preprocessor:
             for i, prompt in enumerate(prompts):
                 param = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
                 if isinstance(prompt, str):
-                    prompt = _encode_with_bos(tokenizer, prompt, info, param, is_needed)
+                    prompt = info.with_bos(_encode(tokenizer, prompt, info, param, is_needed))
                 check_length(prompt, info, param)  # the first that is too long ends it
                 encoded.append(prompt)
                 tokens += len(prompt)
@@ -233,12 +229,6 @@ def _encode(tokenizer: Tokenizer, text: str, info: EngineInfo, param: str, is_ne
     if ids is None:
         raise context_length_error(param, info)
     return ids
-
-
-def _encode_with_bos(
-    tokenizer: Tokenizer, text: str, info: EngineInfo, param: str, is_needed: Callable[[], bool]
-) -> list[int]:
-    return info.with_bos(_encode(tokenizer, text, info, param, is_needed))
 
 
 def _always_needed() -> bool:

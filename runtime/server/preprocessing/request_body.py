@@ -6,7 +6,8 @@ import asyncio
 import re
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -164,10 +165,34 @@ class ClientGone(RequestError):
         super().__init__("the client closed the connection", status=499)
 
 
-async def disconnected(receive: Receive) -> None:
-    """Returns once the client has disconnected."""
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+@asynccontextmanager
+async def until_disconnect(receive: Receive) -> AsyncIterator[None]:
+    """Cancels what runs in this context, and raises ClientGone, when the client disconnects."""
+    task, left, gone = asyncio.current_task(), False, False
+    assert task is not None
+
+    def cancel(_: asyncio.Task[None]) -> None:
+        nonlocal gone
+        if not left:
+            gone = True
+            task.cancel()
+
+    watcher = asyncio.create_task(_disconnected(receive))
+    watcher.add_done_callback(cancel)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not gone or task.uncancel():  # cancelled by the server
+            raise
+        raise ClientGone from None
+    finally:
+        left = True
+        watcher.cancel()
 
 
 CONTENT_ENCODING = "Content-Encoding"

@@ -37,17 +37,18 @@ MAX_GRAMMAR_CHECKS = 4  # of one request, each without the schemas that the one 
 PROMPTS_PER_STEP = 128  # prompts that are resolved before other requests are served
 
 
-@dataclass(frozen=True)
+@dataclass
 class GenerationInputs:
     """A parsed request for generation.
 
     Attributes:
         request: HTTP request.
         body: parsed body.
-        prompts: token ids of each prompt.
         id: id of the response.
         model: name as `ServerContext.model_name` returned it.
         stream_mode: None for a response in one piece, "denoise" for an event per step, else text as it grows.
+        loaded: engine info and tokenizer.
+        prompts: token ids of each prompt.
         max_tokens: limit of the route; None for that of the body.
         default_max_tokens: limit of a request without one.
         pinned_tokens: fixed token ids by offset in the completion; see `RequestContext.prefilled_tokens`.
@@ -59,10 +60,11 @@ class GenerationInputs:
 
     request: Request
     body: GenerationRequest
-    prompts: Sequence[list[int]]
     id: str
-    model: str | None = None
-    stream_mode: str | None = None
+    model: str
+    stream_mode: str | None
+    loaded: tuple[EngineInfo, Tokenizer]
+    prompts: Sequence[list[int]] = ()
     max_tokens: int | None = None
     default_max_tokens: int | None = None
     pinned_tokens: Mapping[int, int] | None = None
@@ -92,7 +94,7 @@ class RequestSpecBuilder:
         """Raises RequestError if the values of the request are invalid."""
         self._context = context
         self._inputs = inputs
-        self._info, self._tokenizer = context.require() if inputs.chat is None else inputs.chat.loaded
+        self._info, self._tokenizer = inputs.loaded
         self._tenant = api_key_id(inputs.request)
         values, names = inputs.body.set_fields() | {"n": inputs.n}, inputs.body.names()
         scored = inputs.echo is not None and values.get("logprobs") is not None
@@ -188,7 +190,6 @@ class RequestSpecBuilder:
     def _resolve_once(self, i: int) -> RequestSpec:
         inputs = self._inputs
         several = len(inputs.prompts) > 1
-        model = inputs.model
         context = RequestContext(
             id=f"{inputs.id}-{i}" if several else inputs.id,
             stream_mode=self._engine_stream_mode,
@@ -196,7 +197,7 @@ class RequestSpecBuilder:
             names=self._names | {"prompt": f"prompt[{i}]"} if several else self._names,
             parent_id=inputs.id,
             tenant=self._tenant,
-            adapter="" if model is None or model in self._context.names else model,
+            adapter="" if inputs.model in self._context.names else inputs.model,
             prefilled_tokens=inputs.pinned_tokens,
             grammar=self.grammar,
         )
