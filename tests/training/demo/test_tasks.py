@@ -1,5 +1,6 @@
 """The wider tasks of the next training: generators against checkers, the split, and what they widen."""
 
+import collections
 import random
 import re
 
@@ -15,6 +16,8 @@ from training.demo import evaluate
 from training.demo.presets import PRESETS
 from training.demo.tasks import all_tasks
 from training.demo.tasks.phrasing import mistyped
+from training.demo.tasks.story import plot_of, write
+from training.demo.tokenizer import ChatEncoder, make_tokenizer
 
 WIDER = [task for name, task in all_tasks().items() if task != shipped.all_tasks().get(name)]
 REFUSING = ("refuse", "near_miss")  # these have many right answers
@@ -101,3 +104,44 @@ def test_a_typo_changes_one_word_and_no_field() -> None:
         assert "{word}" in written
         assert "{b}" in written
     assert mistyped(random.Random(0), "{e} =") == "{e} ="
+
+
+def test_all_plots_are_equally_frequent() -> None:
+    stories = [s.answer for s in held_out_samples(all_tasks()["story_free"], 700)]
+    counts = collections.Counter(map(plot_of, stories))
+    assert None not in counts
+    assert len(counts) == 7
+    assert min(counts.values()) > 60
+
+
+def test_the_offset_of_a_role_depends_on_no_plot_and_on_no_choice() -> None:
+    """Else decoding is uncertain where to copy a requested name, and sampling prefers some plots."""
+    encoder = ChatEncoder(make_tokenizer())
+
+    def openings(**asked: str) -> list[list[int]]:
+        drawn = (write(random.Random(seed), **asked) for seed in range(200))
+        stories = {plot_of(text): text for text in drawn}
+        assert len(stories) == 7
+        return [encoder.text("\n".join(text.split("\n")[:2])) for text in stories.values()]
+
+    for name in ("story", "story_any", "story_free"):
+        for sample in held_out_samples(all_tasks()[name], 20):
+            assert len({len(ids) for ids in openings(**sample.facts)}) == 1
+    same_words = openings(he="Bruno", an="owl", pl="moon", th="spoon", time="night")
+    assert [len(set(ids)) for ids in zip(*same_words, strict=True)].count(7) == 1
+    assert sum(len(set(ids)) > 1 for ids in zip(*same_words, strict=True)) == 1
+
+
+def test_a_wording_of_a_sum_has_one_order_of_operands() -> None:
+    """A checker expects the operands in one order, which has to follow from the wording."""
+    patterns = {r"add(?:ed)? to": (r"\b(\d+) added to (\d+)\b|\badd (\d+) to (\d+)\b", True)}
+    patterns |= {"by": (r"\b(?:increase|raise) (\d+) by (\d+)\b", False)}
+    seen = collections.Counter()
+    for sample in held_out_samples(all_tasks()["add"], 4000):
+        for name, (pattern, reverse) in patterns.items():
+            if found := re.search(pattern, sample.messages[0]["content"], re.IGNORECASE):
+                first, second = [n for n in found.groups() if n is not None]
+                expected = (second, first) if reverse else (first, second)
+                assert sample.answer.startswith("{} + {} =".format(*expected)), sample
+                seen[name] += 1
+    assert min(seen[name] for name in patterns) > 20
