@@ -1,18 +1,21 @@
 """The wider tasks of the next training: generators against checkers, the split, and what they widen."""
 
 import collections
+import json
 import random
 import re
+from types import SimpleNamespace
 
 import pytest
 
+import runtime
 from runtime.bench.accuracy import chosen_tasks
 from runtime.demo import everyday
 from runtime.demo import tasks as shipped
 from runtime.demo.tasks import draw, held_out_samples
 from runtime.demo.tasks.greetings import REFUSAL
 from tests.demo.test_tasks import assert_stories_keep_names, damaged
-from training.demo import evaluate
+from training.demo import evaluate, plots
 from training.demo.presets import PRESETS
 from training.demo.tasks import all_tasks
 from training.demo.tasks.phrasing import mistyped
@@ -114,6 +117,30 @@ def test_all_plots_are_equally_frequent() -> None:
     assert min(counts.values()) > 60
 
 
+def test_plots_are_counted_among_right_stories_only(monkeypatch, tmp_path, capsys) -> None:
+    """An engine whose every second seed gives a story with another name."""
+
+    class Engine:
+        def __init__(self, **settings: object) -> None: ...
+        def __enter__(self) -> "Engine":
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+
+        def generate(self, prompts, params):
+            roles = next(roles for prompt, roles in plots.REQUESTS.items() if prompt == prompts[0][0]["content"])
+            texts = [write(random.Random(p.seed), **roles) for p in params]
+            return [SimpleNamespace(text=t if i % 2 else t.replace(" near ", " under ")) for i, t in enumerate(texts)]
+
+    monkeypatch.setattr(runtime, "LLM", Engine)
+    out = tmp_path / "plots.json"
+    assert plots.main(["--seeds", "60", "--json", str(out)]) == 0
+    rows = json.loads(out.read_text())["requests"]
+    assert [row["prompt"] for row in rows] == list(plots.REQUESTS)
+    assert all(row["right"] == sum(row["plots"].values()) == 30 and len(row["plots"]) == 7 for row in rows)
+    assert "30 of 60 right" in capsys.readouterr().out
+
+
 def test_the_offset_of_a_role_depends_on_no_plot_and_on_no_choice() -> None:
     """Else decoding is uncertain where to copy a requested name, and sampling prefers some plots."""
     encoder = ChatEncoder(make_tokenizer())
@@ -127,9 +154,9 @@ def test_the_offset_of_a_role_depends_on_no_plot_and_on_no_choice() -> None:
     for name in ("story", "story_any", "story_free"):
         for sample in held_out_samples(all_tasks()[name], 20):
             assert len({len(ids) for ids in openings(**sample.facts)}) == 1
-    same_words = openings(he="Bruno", an="owl", pl="moon", th="spoon", time="night")
-    assert [len(set(ids)) for ids in zip(*same_words, strict=True)].count(7) == 1
-    assert sum(len(set(ids)) > 1 for ids in zip(*same_words, strict=True)) == 1
+    equal_roles = openings(he="Bruno", an="owl", pl="moon", th="spoon", time="night")
+    assert [len(set(ids)) for ids in zip(*equal_roles, strict=True)].count(7) == 1
+    assert sum(len(set(ids)) > 1 for ids in zip(*equal_roles, strict=True)) == 1
 
 
 def test_a_wording_of_a_sum_has_one_order_of_operands() -> None:
@@ -145,3 +172,12 @@ def test_a_wording_of_a_sum_has_one_order_of_operands() -> None:
                 assert sample.answer.startswith("{} + {} =".format(*expected)), sample
                 seen[name] += 1
     assert min(seen[name] for name in patterns) > 20
+
+
+def test_a_sequence_has_a_blank_for_every_missing_number() -> None:
+    for sample in held_out_samples(all_tasks()["fill"], 1000):
+        prompt, answer = sample.messages[0]["content"], sample.answer.rstrip(".")
+        if "+" in answer or "x" in answer:
+            continue
+        blanks = re.findall(r"_+|\.\.\.|(?<= )\?", prompt)
+        assert len(re.findall(r"\d+", prompt)) + len(blanks) >= len(answer.split(", ")), sample

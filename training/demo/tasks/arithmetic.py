@@ -71,7 +71,7 @@ _MORE_WORDED: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
             "If I take {b} from {a}, what is left?", "If you subtract {b} from {a}, what do you get?",
             "What remains of {a} after taking {b}?", "What remains if {b} is taken from {a}?",
             "How much is left of {a} if I take {b}?", "How much more is {a} than {b}?",
-            "How much larger is {a} than {b}?",
+            "How much larger is {a} than {b}?", "How much bigger is {a} than {b}?",
             "How much greater is {a} than {b}?", "How much smaller is {b} than {a}?",
             "How much higher than {b} is {a}?",
             "By how much is {a} larger than {b}?", "There are {a} pages, of which I know {b}. What is {a} - {b}?",
