@@ -12,33 +12,34 @@ from pathlib import Path
 from typing import Any
 
 COLUMNS = ("quality", "balanced", "speed", "edit", "fp8", "int8", "int4")
+_WITH_SPEED = ("quality", "balanced", "edit")  # columns with tokens per forward beside them
 
 
 def scores(measured: Mapping[str, Any]) -> str:
-    """Returns a Markdown table: a row per task with accuracy, and tokens per forward of `quality` and `edit`.
+    """Returns a Markdown table: a row per task with accuracy, and tokens per forward of `_WITH_SPEED`.
 
     Args:
         measured: figures of `runtime.bench eval --json` by the names of `COLUMNS`, with the same tasks.
     """
-    by_task = {name: {row["task"]: row for row in measured[name]["tasks"]} for name in COLUMNS}
+    rows_by_task = {name: {row["task"]: row for row in measured[name]["tasks"]} for name in COLUMNS}
     head = ["task", "kind"]
     for name in COLUMNS:
-        head += [f"{name}, %", "tokens per forward"] if name in ("quality", "edit") else [f"{name}, %"]
+        head += [f"{name}, %", "tokens per forward"] if name in _WITH_SPEED else [f"{name}, %"]
     lines = [head, ["---"] * len(head)]
     for row in sorted(measured["quality"]["tasks"], key=lambda row: (row["kind"] != "short", row["task"])):
-        cells = [row["task"], row["kind"]]
-        for name in COLUMNS:
-            figures = by_task[name][row["task"]]
-            cells.append(f"{100 * figures['accuracy']:.1f}")
-            if name in ("quality", "edit"):
-                cells.append(f"{figures['tokens_per_forward']:.2f}")
-        lines.append(cells)
-    pooled = (
-        f"{name} {100 * measured[name]['pooled']['accuracy']:.1f} % at "
-        f"{measured[name]['pooled']['tokens_per_forward']:.2f} tokens per forward"
-        for name in COLUMNS
-    )
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + f"\n\nPooled: {', '.join(pooled)}."
+        lines.append(_cells(row["task"], row["kind"], {name: rows_by_task[name][row["task"]] for name in COLUMNS}))
+    lines.append(_cells("pooled", "", {name: measured[name]["pooled"] for name in COLUMNS}))
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _cells(task: str, kind: str, figures: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Returns the cells of a row. `figures`: accuracy and tokens per forward by the names of `COLUMNS`."""
+    cells = [task, kind]
+    for name in COLUMNS:
+        cells.append(f"{100 * figures[name]['accuracy']:.1f}")
+        if name in _WITH_SPEED:
+            cells.append(f"{figures[name]['tokens_per_forward']:.2f}")
+    return cells
 
 
 def main(argv: list[str] | None = None) -> int:
