@@ -217,6 +217,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--total-minutes", type=float, help="the whole training's time, over all calls (preset's)")
     parser.add_argument("--peak", type=float, default=1.0, help="of the preset's learning rates, at their highest (1)")
     parser.add_argument("--eval-prompts", type=int, help="prompts per task of the scores; 0 skips them (preset's)")
+    parser.add_argument("--eval-minutes", type=float, help="training time between evaluations and exports (preset's)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(argv)
@@ -226,6 +227,8 @@ def main(argv: list[str] | None = None) -> int:
         preset = dataclasses.replace(preset, total_minutes=args.total_minutes)
     if args.eval_prompts is not None:
         preset = dataclasses.replace(preset, eval_prompts=args.eval_prompts)
+    if args.eval_minutes is not None:
+        preset = dataclasses.replace(preset, eval_every_minutes=args.eval_minutes)
     preset = dataclasses.replace(preset, matrix_lr=args.peak * preset.matrix_lr, other_lr=args.peak * preset.other_lr)
     args.out.mkdir(parents=True, exist_ok=True)
     if not args.resume and (args.out / "state.pt").exists():

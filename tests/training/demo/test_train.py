@@ -35,14 +35,19 @@ TOY = dataclasses.replace(
 STEP_SECONDS = 0.03  # of a step, which reads the clock twice more
 
 
+def use_toy(patch: pytest.MonkeyPatch) -> None:
+    """Makes `toy` the only preset, with a clock that depends on the steps alone."""
+    ticks = itertools.count()
+    patch.setattr(script, "PRESETS", {"toy": TOY})
+    patch.setattr(script, "time", SimpleNamespace(perf_counter=lambda: next(ticks) * STEP_SECONDS / 2))
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A directory after a training cut in two calls."""
     out = tmp_path_factory.mktemp("training")
-    ticks = itertools.count()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(script, "PRESETS", {"toy": TOY})
-        patch.setattr(script, "time", SimpleNamespace(perf_counter=lambda: next(ticks) * STEP_SECONDS / 2))
+        use_toy(patch)
         call = ["--preset", "toy", "--out", str(out), "--device", "cpu"]
         assert script.main([*call, "--minutes", "0.02"]) == 0
         assert script.main(call) == 2  # there is a training already
@@ -66,6 +71,17 @@ def test_training_leaves_a_checkpoint(trained) -> None:
     logits = model.logits(encoder.prompt([{"role": "user", "content": "Hello."}]))
     assert logits.shape[-1] == TINY.vocab_size
     assert torch.isfinite(logits).all()
+
+
+def test_a_training_may_be_exported_before_its_end(tmp_path, monkeypatch) -> None:
+    use_toy(monkeypatch)
+    call = ["--preset", "toy", "--out", str(tmp_path), "--device", "cpu", "--total-minutes", "0.01"]
+    assert script.main([*call, "--eval-prompts", "0", "--eval-minutes", "0.004"]) == 0
+    early, *_, last = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert early["minutes"] < 0.006
+    assert early["tasks"] == {}
+    assert last["minutes"] == pytest.approx(0.01, abs=STEP_SECONDS / 60)
+    assert torch.load(tmp_path / "state.pt", weights_only=True)["progress"][0] == last["step"]
 
 
 def test_a_training_may_begin_with_a_checkpoint(trained, tmp_path) -> None:

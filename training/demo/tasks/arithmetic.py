@@ -28,7 +28,7 @@ _MORE_WORDED: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
             "add {a} with {b}", "sum up {a} and {b}", "total {a} and {b}", "find the sum of {a} and {b}",
             "tell me the sum of {a} and {b}", "give me the total of {a} and {b}", "calculate the sum of {a} and {b}",
             "increase {a} by {b}", "add the numbers {a} and {b}", "add {a} and {b} together", "combine {a} and {b}",
-            "raise {b} by {a}",
+            "raise {a} by {b}",
         ),
         (
             "What is {a} and {b} together?", "What is {a} and {b}?", "What's {a} and {b}?", "How much is {a} and {b}?",
@@ -71,7 +71,7 @@ _MORE_WORDED: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
             "If I take {b} from {a}, what is left?", "If you subtract {b} from {a}, what do you get?",
             "What remains of {a} after taking {b}?", "What remains if {b} is taken from {a}?",
             "How much is left of {a} if I take {b}?", "How much more is {a} than {b}?",
-            "How much larger is {a} than {b}?",
+            "How much larger is {a} than {b}?", "How much bigger is {a} than {b}?",
             "How much greater is {a} than {b}?", "How much smaller is {b} than {a}?",
             "How much higher than {b} is {a}?",
             "By how much is {a} larger than {b}?", "There are {a} pages, of which I know {b}. What is {a} - {b}?",
@@ -98,8 +98,15 @@ _MORE_WORDED: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
         ),
     ),
 }  # fmt: skip
+
+
+def _in_one_order(question: str) -> str:
+    """Puts the second operand first in "{b} added to {a}", as "add {b} to {a}" does; one shipped template differs."""
+    return question.replace("{a} added to {b}", "{b} added to {a}")
+
+
 _WORDED = {
-    sign: ((*cores, *_MORE_WORDED[sign][0]), (*questions, *_MORE_WORDED[sign][1]))
+    sign: ((*cores, *_MORE_WORDED[sign][0]), (*map(_in_one_order, questions), *_MORE_WORDED[sign][1]))
     for sign, (cores, questions) in shipped.WORDED.items()
 }
 _MORE_SIGNS = {

@@ -17,6 +17,7 @@ def _numbers(rng: random.Random) -> list[str]:
     return numbers[::-1] if rng.random() < 0.4 else numbers
 
 
+_MARKS = ("__", "__", "__", "_", "___", "...", "?")
 _CORES = (
     *shipped.CORES, "fill in the blank: {t}", "fill in: {t}", "fill in the gaps: {t}", "fill the gaps: {t}",
     "fill the blanks: {t}", "fill in the blanks of {t}", "fill in the missing number: {t}",
@@ -44,5 +45,7 @@ def fill(rng: random.Random) -> Sample:
     text = rng.choice((", ", ", ", ", ", " ") if " " not in items[0] else (", ",)).join(
         shipped.with_hole(rng, item) if i in holes else item for i, item in enumerate(items)
     )
-    mark = rng.choice(("__", "__", "__", "_", "___", "...", "?")) if " " not in items[0] else "__"
+    # phrasing may strip a mark of punctuation from the end
+    marks = _MARKS[:-2] if len(items) - 1 in holes else _MARKS
+    mark = rng.choice(marks) if " " not in items[0] else "__"
     return single("fill", phrase(rng, _CORES, _QUESTIONS, t=text.replace("__", mark)), ", ".join(items) + ".")

@@ -20,6 +20,7 @@ _THANKS = (
     "That helped a lot, thanks", "Thanks again", "Thank you, great answer", "Ok thanks", "Okay, thank you",
     "Cool, thanks", "Nice, thanks", "Good, thank you", "Much appreciated", "I thank you", "Thanks, model",
     "Thanks for that", "Thank you for the answer", "Thanks for the help", "Great, thank you!",
+    "Thanks a million", "Thanks a ton", "Many many thanks", "Thanks very much",
 )  # fmt: skip
 _BYE = (
     *shipped.BYE, "Bye for now", "Goodbye for now", "Bye then", "Good bye", "Take care", "That is it, bye", "Ciao",

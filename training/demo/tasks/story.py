@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -15,59 +14,64 @@ from runtime.demo.tasks.word_lists import ANIMALS, LOCATIONS, NAMES, a
 from training.demo.tasks.base import task
 from training.demo.tasks.phrasing import phrase
 
-# Forms of each sentence of each plot. `he` is the hero, `an` the companion, `pl` the location, `th` the thing found.
+# The sentences of each plot. `he` is the hero, `an` the companion, `pl` the location, `th` the thing.
 # A role has an article where it is a noun: "a fox", "the fox". Proper names and bare things, such as music, have none.
-_PLOTS: tuple[tuple[tuple[str, ...], ...], ...] = (
-    (
-        ("{he} lived near {the_pl}.", "{he} lived alone near {the_pl}."),
-        ("One {time} {he} met {a_an}.",),
-        ("{The_an} was looking for {a_th}.",),
-        ("{he} found {the_th} under a tree.", "{he} found {the_th} near {the_pl}."),
-        ("{The_an} took {the_th} and thanked {he}.",),
-        ("From then on {he} and {the_an} were friends.",),
+# No plot has "it", since the companion may be a person.
+#
+# The first two sentences name all roles, and plots differ there in one token, the plot's key. So the offset of a role
+# does not depend on the plot, and that token alone chooses the plot. With openings of several forms, decoding copied
+# names with wrong letters, since their offset was uncertain. Sampling also gave few of the plots: it unmasks the most
+# probable of the sampled tokens first, and that is one which several plots have at the same offset.
+_OPENING = ("{he} %s near {the_pl}.", "One {time} {a_an} came with {a_th}.")
+_PLOTS: Mapping[str, Sequence[str]] = {
+    "lived": (
+        "{The_an} was looking for friends.",
+        "{he} took {the_th} and thanked {the_an}.",
+        "So the two stayed together.",
+        "From then on {he} and {the_an} were friends.",
     ),
-    (
-        ("One {time} {he} was lost near {the_pl}.",),
-        ("{A_an} came with {a_th}.",),
-        ("{The_an} knew the way back.",),
-        ("So the two came back together.",),
-        ("{The_an} left {the_th} with {he}.",),
-        ("That was the best {time} of the year.",),
+    "dreamed": (
+        "{The_an} called, and {he} came near.",
+        "Then there was nothing more.",
+        "So {he} looked around for a long time.",
+        "{he} found {the_th}, but not {the_an}.",
     ),
-    (
-        ("{he} and {a_an} lived near {the_pl}.",),
-        ("One {time} both found {a_th}.",),
-        ("It was magic, and could do anything.",),
-        ("So {the_an} made {the_pl} very small.",),
-        ("{he} saw it and had to smile.",),
-        ("And so {the_pl} is small to this day.",),
+    "came": (
+        "{he} could not find the way back.",
+        "{The_an} knew the way.",
+        "So the two came back together.",
+        "{he} thanked {the_an} for {the_th}.",
     ),
-    (
-        ("Near {the_pl} lived {a_an}.",),
-        ("It was alone, and had nothing but {a_th}.",),
-        ("One {time} {he} came and looked for friends.",),
-        ("{he} knew a good story.",),
-        ("It was a story about {the_th}.",),
-        ("From then on {the_an} was not alone.",),
+    "stayed": (
+        "There was magic in {the_th}.",
+        "So {the_an} made {the_pl} very small.",
+        "{he} saw that and had to smile.",
+        "And so {the_pl} is small to this day.",
     ),
-    (
-        ("One {time} {he} dreamed of {the_pl}.",),
-        ("{A_an} was there with {a_th}.",),
-        ("{The_an} called, and {he} came near.",),
-        ("In the morning there was nothing.", "Then there was nothing more."),
-        ("So {he} looked around for a long time.",),
-        ("{he} found {the_th}, but not {the_an}.",),
+    "read": (
+        "{The_an} was alone.",
+        "{he} knew a good story.",
+        "The story was about {the_th}.",
+        "From then on {the_an} was not alone.",
     ),
-    (
-        ("{he} was on the way to {the_pl}.",),
-        ("{A_an} called for help.",),
-        ("It could not find the way out.",),
-        ("{he} had {a_th}, and that was all it took.",),
-        ("So they came to {the_pl} together.",),
-        ("{he} and {the_an} stayed there till morning.",),
+    "looked": (
+        "{he} was missing {the_th} for a long time.",
+        "{The_an} had found {the_th} under a tree.",
+        "So {the_an} put {the_th} down.",
+        "{he} thanked {the_an} and had to smile.",
     ),
-)
-_WITHOUT_IT = tuple(plot for plot in _PLOTS if not re.search(r"\b[Ii]ts?\b", str(plot)))  # for two persons
+    "was": (
+        "{The_an} was hungry.",
+        "So {he} put bread on the table.",
+        "{The_an} left {the_th} and thanked {he}.",
+        "That was the best {time} of the year.",
+    ),
+}
+# Words of roles that are not requested. Those of a role have equally many letters, so that no choice moves an offset.
+_FREE_NAMES = ("Anna", "Emma", "Jack", "Kate", "Noah", "Olga", "Paul", "Rosa", "Iris", "Nina", "Omar", "Will")
+_FREE_ANIMALS = ("bear", "duck", "goat", "wolf", "lion", "frog")
+_FREE_LOCATIONS = ("forest", "castle", "garden", "harbor", "market", "bridge", "island", "valley", "meadow")
+_FREE_THINGS = ("lamp", "coin", "ring", "book", "drum", "kite", "rope")
 _REQUESTS = (
     *shipped.REQUESTS, "create a {s}", "compose a {s}", "come up with a {s}", "share a {s}", "start a {s}",
 )  # fmt: skip
@@ -80,7 +84,10 @@ _WITH_TOPIC = ("My daughter wants a {s}", "Let's have a {s}", "Please, a {s}!", 
 _ABOUT = (
     *shipped.ABOUT, " that is about {t}", " where {t} come up", " in which {t} appear", " featuring {t}",
 )  # fmt: skip
-_LINES = 6  # sentences of every plot, one per line
+
+
+def _sentences(plot: str) -> tuple[str, ...]:
+    return _OPENING[0] % plot, _OPENING[1], *_PLOTS[plot]
 
 
 def _pattern(sentences: Sequence[str]) -> re.Pattern[str]:
@@ -98,16 +105,20 @@ def _pattern(sentences: Sequence[str]) -> re.Pattern[str]:
 
 
 @functools.cache
-def _patterns() -> tuple[re.Pattern[str], ...]:
-    return tuple(_pattern(sentences) for plot in _PLOTS for sentences in itertools.product(*plot))
+def _patterns() -> Mapping[str, re.Pattern[str]]:
+    return {plot: _pattern(_sentences(plot)) for plot in _PLOTS}
+
+
+def plot_of(text: str) -> str | None:
+    """Returns the key of a story's plot; None if the text is no story."""
+    return next((plot for plot, pattern in _patterns().items() if pattern.fullmatch(text.strip())), None)
 
 
 def _check(sample: Sample, text: str) -> bool:
     """Returns whether the text is one of the plots, with the requested roles, which stay the same."""
-    written = text.strip()
-    if written.count("\n") != _LINES - 1:
-        return False
-    return any(_fits(found.groupdict(), sample.facts) for p in _patterns() if (found := p.fullmatch(written)))
+    plot = plot_of(text)
+    found = None if plot is None else _patterns()[plot].fullmatch(text.strip())
+    return found is not None and _fits(found.groupdict(), sample.facts)
 
 
 def _fits(fields: Mapping[str, str], asked: Mapping[str, str]) -> bool:
@@ -122,7 +133,7 @@ def _fits(fields: Mapping[str, str], asked: Mapping[str, str]) -> bool:
             return False
     if any(roles[role] != asked[role] for role in roles if role in asked):
         return False
-    free = {"he": NAMES, "an": ANIMALS, "pl": LOCATIONS, "th": shipped.OWN_THINGS}
+    free = {"he": NAMES, "an": ANIMALS, "pl": LOCATIONS, "th": _FREE_THINGS}
     return all(roles[role] in known for role, known in free.items() if role not in asked)
 
 
@@ -134,18 +145,17 @@ def _forms(role: str, word: str, bare: bool) -> dict[str, str]:
     return {f"{article}_{role}": form for article, form in forms.items()}
 
 
-def _write(rng: random.Random, **asked: str) -> str:
+def write(rng: random.Random, **asked: str) -> str:
     named = {
-        "he": rng.choice(shipped.FREE_NAMES),
-        "an": rng.choice(shipped.FREE_ANIMALS),
-        "pl": rng.choice(shipped.FREE_LOCATIONS),
-        "th": rng.choice(shipped.OWN_THINGS),
+        "he": rng.choice(_FREE_NAMES),
+        "an": rng.choice(_FREE_ANIMALS),
+        "pl": rng.choice(_FREE_LOCATIONS),
+        "th": rng.choice(_FREE_THINGS),
         "time": rng.choice(shipped.TIMES),
     } | asked
     for role in ("an", "pl", "th"):
         named |= _forms(role, named[role], asked.get(f"{role}_bare") == "yes")
-    plots = _WITHOUT_IT if "an_bare" in asked else _PLOTS
-    return "\n".join(rng.choice(forms).format(**named) for forms in rng.choice(plots))
+    return "\n".join(sentence.format(**named) for sentence in _sentences(rng.choice(tuple(_PLOTS))))
 
 
 _LETTERS = 10  # of the longest word of a request
@@ -214,9 +224,9 @@ def _topical(rng: random.Random, name: str, asked: Mapping[str, str]) -> Sample:
     complete = [c.replace("{s}", "{s}" + about) for c in (*shipped.WANT, *_WITH_TOPIC)]
     prompt = phrase(rng, cores, complete, s=rng.choice(shipped.STORY), t=topic)
     prompt = prompt[:1].upper() + prompt[1:] if rng.random() < 0.3 else prompt
-    return single(name, prompt, _write(rng, **asked), **asked)
+    return single(name, prompt, write(rng, **asked), **asked)
 
 
 @task("story_free", "long", _check)
 def story_free(rng: random.Random) -> Sample:
-    return shipped.free_story(rng, phrase, _REQUESTS, _write)
+    return shipped.free_story(rng, phrase, _REQUESTS, write)
