@@ -83,7 +83,7 @@ class ChatTemplate:
         Raises:
             ConfigError: `source` is not a template.
         """
-        self._writes_calls = "tool_calls" in source
+        self._renders_calls = "tool_calls" in source
         env = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation])
         env.guard_filters({"tojson": tojson})
         env.filters[_CHECKED_FILTER] = CheckedIterable
@@ -105,8 +105,8 @@ class ChatTemplate:
         self._variables = {name: self._marked(text) for name, text in variables.items()}
         self._part_roles = frozenset(role for role in PROBES if self._reads_parts_only(role))
         # a template that writes calls may write results where it writes every role
-        self._knows_results = re.search(r"""['"]tool['"]""", source) is not None or (
-            self._writes_calls and ("tool" in self._part_roles or self._writes("tool", PROBE) is True)
+        self._renders_results = re.search(r"""['"]tool['"]""", source) is not None or (
+            self._renders_calls and ("tool" in self._part_roles or self._writes("tool", PROBE) is True)
         )
 
     def render(
@@ -123,8 +123,8 @@ class ChatTemplate:
             raise refuse(f"chat_template_kwargs.{name}", "this name is the template's own; leave it out")
         values = {"add_generation_prompt": True, "tools": None, "documents": None, **kwargs, **self._variables}
         try:
-            adapted = [dict(m) if self._writes_calls else _with_calls(m) for m in messages]
-            if not self._knows_results:
+            adapted = [dict(m) if self._renders_calls else _with_calls(m) for m in messages]
+            if not self._renders_results:
                 adapted = [_as_user_message(m) if m["role"] == "tool" else m for m in adapted]
             adapted = [_with_parts(m) if m["role"] in self._part_roles else m for m in adapted]
             pieces = self._template.generate(values, messages=adapted)
