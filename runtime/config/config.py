@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Self
 
-from runtime.config.adapters import named_adapters
 from runtime.config.api_keys import check_keys
 from runtime.config.flags import DECODING, Flag, check_fields, declare_flag, declared_flags
 from runtime.config.suggestions import did_you_mean
-from runtime.config.validation import validate_combinations
+from runtime.config.validation import named_adapters, validate_combinations
 from runtime.errors import ConfigError
 
 # A name, an IPv4 address or an IPv6 address without brackets, as `--allowed-hosts` takes it.

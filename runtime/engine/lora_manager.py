@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from runtime.config import EngineConfig
-from runtime.config.adapters import DEFAULT_MAX_LORAS, check_adapter_name
+from runtime.config.validation import DEFAULT_MAX_LORAS, check_adapter_name
 from runtime.engine.request import Request
 from runtime.engine.request_queue import FairQueue
 from runtime.errors import ConfigError

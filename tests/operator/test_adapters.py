@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime.config.adapters import check_adapter_name
+from runtime.config.validation import check_adapter_name
 from runtime.server.engine_client.adapter_registry import read_lora_config
 from tests.operator.samples import (
     SETTINGS,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
 from runtime.config import EngineConfig, ServerConfig
-from runtime.config.adapters import DEFAULT_MAX_LORAS, check_adapter_name
+from runtime.config.validation import DEFAULT_MAX_LORAS, check_adapter_name
 from runtime.errors import ConfigError, RequestError
 from runtime.server.engine_client.ipc_protocol import CallResult, LoadAdapter, UnloadAdapter
 from runtime.weights.checkpoint_files import read_flag_file
