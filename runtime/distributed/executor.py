@@ -248,6 +248,7 @@ class DistributedRunner:
     def launch_forward(self, plan: StepPlan) -> None:
         if not self.local.has_launched(plan):
             self._broadcast_step(plan)
+        self._last_plan = plan
         self.local.launch_forward(plan)
 
     def _broadcast_step(self, plan: StepPlan) -> None:
