@@ -62,7 +62,7 @@ DOWN = [
     GemmConfig(128, 64, (3, 3, 3), 4, swap_ab=False), GemmConfig(128, 64, (3, 3, 3), 8, swap_ab=False),
     GemmConfig(64, 64, (4, 4, 4), 4, swap_ab=False),
 ]  # fmt: skip
-# Tiles of few steps along the depth: more stages than steps only reserve shared memory.
+# Tiles of narrow experts, whose depth is few steps: with fewer stages, more programs fit on a multiprocessor.
 NARROW_WIDTH = 256
 NARROW_DOWN = [
     GemmConfig(128, 64, (2, 2, 2), 4), GemmConfig(128, 64, (3, 3, 3), 4), GemmConfig(128, 128, (2, 2, 2), 4),
@@ -105,9 +105,10 @@ def tune(args: argparse.Namespace, device: torch.device, name: str) -> None:
     cases = {rows: choices(rows, experts, top_k, device, half_masked=half_masked) for rows in args.rows}
     compile_kernels(gemms, list(cases.values()))
     print(f"compiled after {time.monotonic() - began:.1f} s", flush=True)
-    found: dict[float, FusedMoEConfig] = {}
-    for rows, ids in cases.items():
-        if found and args.time_limit is not None and time.monotonic() - began > args.time_limit:
+    # Until its turn, a number of rows has the default: tiles of another number may be much slower.
+    found = {rows * top_k / experts: gemms.default(rows * top_k) for rows in args.rows}
+    for index, (rows, ids) in enumerate(cases.items()):
+        if index and args.time_limit is not None and time.monotonic() - began > args.time_limit:
             print(f"--time-limit reached, not tuned: {rows} rows and what follows", flush=True)
             break
         found[rows * top_k / experts] = _best(gemms, ids, args.repeats)
@@ -183,7 +184,7 @@ class ExpertGemms:
         return default_config(pairs / self.experts, 2, self.hidden, self.width)
 
     def cases(self, ids: torch.Tensor) -> Iterator[tuple[int, list[tuple[Run, list[GemmConfig]]]]]:
-        """Yields a height, and what runs gate_up and down at this height, each with its candidates.
+        """Yields each tile height with the two GEMM launchers, gate_up and down, and their candidates.
 
         The first height is that of the default.
 

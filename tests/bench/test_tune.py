@@ -155,14 +155,18 @@ def test_the_default_stays_where_others_gain_less_than_two_percent(timer):
     assert timer.run("--rows", "128") == [(1e9, default)]
 
 
-def test_rows_that_begin_after_the_time_limit_are_not_tuned(timer, capsys):
-    timer.seconds_per_height = 20.0
-    rows = timer.run("--rows", "8192", "1024", "256", "128", "--time-limit", "35")
-    assert [limit for limit, _ in rows] == [362.04, 1e9], "one height of 8,192 rows and one of 1,024"
-    assert "--time-limit reached, not tuned: 256 rows and what follows" in capsys.readouterr().out
+def test_rows_that_begin_after_the_time_limit_keep_the_default(timer, capsys):
+    short = tuning.NARROW_DOWN[0]
+    timer.ms, timer.seconds_per_height = {(64, short): 0.5}, 20.0
+    rows = timer.run("--rows", "128", "1024", "8192", "--time-limit", "35")
+    (_, few), (_, more), (limit, many) = rows
+    assert few.down == short, "two heights of 128 rows"
+    assert (more, many) == (default_config(128, 2, 256, 128), default_config(1024, 2, 256, 128))
+    assert limit == 1e9
+    assert "--time-limit reached, not tuned: 1024 rows and what follows" in capsys.readouterr().out
 
 
-def test_candidates_of_narrow_experts_reserve_no_more_stages_than_steps():
+def test_narrow_experts_have_candidates_of_their_own():
     narrow = tuning.ExpertGemms(4, 256, 128, torch.device("cpu"))
     wide = tuning.ExpertGemms(4, 256, 512, torch.device("cpu"))
     assert set(tuning.NARROW_DOWN) <= set(narrow.candidates(1000, 128)[1])
