@@ -514,6 +514,7 @@ class _Simplifier:
         """Returns properties, patternProperties and additionalProperties of an object with only names of `names`."""
         if names.any:
             return properties, patterned, others
+        keyword = "patternProperties" if patterned else "additionalProperties"
         covering = [each for pattern, each in patterned.items() if pattern in _ANY_NAME or pattern in names.patterns]
         if covering and len(covering) == len(patterned):  # all of them apply to all names
             others = functools.reduce(_both, covering)
@@ -533,7 +534,7 @@ class _Simplifier:
         if patterned:
             raise UnsupportedSchema(path, "is not supported next to patternProperties; say it in its expressions")
         if properties and others is not True:
-            raise UnsupportedSchema(path, "is not supported next to properties and additionalProperties; give an enum")
+            raise UnsupportedSchema(path, f"is not supported next to properties and {keyword}; give an enum")
         chosen_properties = {name: each for name, each in properties.items() if _fits(name, names, path)}
         expressions = patterns.without_wider(names.patterns)
         if names.shortest or names.longest is not None:
