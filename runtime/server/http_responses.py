@@ -66,7 +66,7 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
-_HEADERS: dict[int, dict[str, str]] = {  # that a status requires
+_HEADERS: dict[int, dict[str, str]] = {  # per status
     401: {"WWW-Authenticate": "Bearer"},
     415: {"Accept-Encoding": ", ".join(SUPPORTED_ENCODINGS)},
     **{status: {"Retry-After": str(RETRY_AFTER_SECONDS)} for status in (429, 503)},

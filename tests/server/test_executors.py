@@ -20,6 +20,7 @@ from runtime.server.preprocessing.executors import (
     SingleThreadExecutor,
     cancel_on_disconnect,
 )
+from runtime.server.preprocessing.request_body import until_disconnect
 from runtime.structured_output.service_time import MAX_OWNERS
 from tests.wait import TIMEOUT
 
@@ -110,6 +111,55 @@ def test_a_client_that_goes_away_gives_up_its_work_and_its_slot() -> None:
         assert await asyncio.wait_for(three, TIMEOUT) == 3
         assert running.abandoned
         assert not never.begun.is_set()
+
+    asyncio.run(everything())
+
+
+@pytest.mark.parametrize(
+    ("disconnects", "cancelled", "raised"),
+    [(True, False, ClientGone), (False, True, asyncio.CancelledError), (True, True, asyncio.CancelledError)],
+)
+def test_a_disconnected_client_and_a_cancelled_task_differ(
+    disconnects: bool, cancelled: bool, raised: type[BaseException]
+) -> None:
+    async def everything() -> None:
+        client = Client()
+
+        async def wait() -> None:
+            async with until_disconnect(client.receive):  # type: ignore[arg-type]
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(wait())
+        await settle()
+        if disconnects:
+            client.gone.set()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        if cancelled:
+            task.cancel()
+        with pytest.raises(raised):
+            await task
+
+    asyncio.run(everything())
+
+
+def test_a_task_goes_on_after_a_disconnect_that_its_work_replaced_by_another_error() -> None:
+    async def everything() -> None:
+        async def wait() -> None:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise RequestError("no") from None
+
+        for _ in range(2):
+            client = Client()
+            client.gone.set()
+            with pytest.raises(RequestError, match="no"):
+                async with until_disconnect(client.receive):  # type: ignore[arg-type]
+                    await wait()
+        task = asyncio.current_task()
+        assert task is not None
+        assert not task.cancelling()
 
     asyncio.run(everything())
 

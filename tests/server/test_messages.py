@@ -246,3 +246,9 @@ def test_fields_of_other_routes_are_refused(client: httpx.Client, name: str, val
     refused = client.post("/v1/messages", json={**BODY, name: value})
     assert refused.status_code == 400
     assert refused.json()["error"]["message"].startswith(f"{name}: ")
+
+
+def test_stream_options_of_openai_are_ignored_and_named(client: httpx.Client) -> None:
+    answer = client.post("/v1/messages", json={**BODY, "stream_options": {"include_usage": True}})
+    assert answer.status_code == 200
+    assert "stream_options" in answer.headers["X-Unmask-Ignored"]

@@ -615,6 +615,8 @@ def test_the_openai_client_reads_a_namespaced_call(scripted: ServerProcess) -> N
         ({"type": "item_reference", "id": "x"}, "input[0]"),
         ({"type": "mesage", "role": "user", "content": "x"}, "input[0]"),
         ({"id": "x"}, "input[0]: refers to an item of an earlier response"),
+        ({"id": "x", "content": "hi"}, "input[0]: message items need role"),
+        ({"id": "x", "call_id": "c", "output": "o"}, "input[0]: message items need"),
         ({"type": "additional_tools", "role": "developer"}, "input[0].tools: Field required"),
         ({"type": "additional_tools", "tools": [{"name": "f"}]}, "input[0].tools[0].type: Field required"),
         ({"type": "additional_tools", "tools": {}}, "input[0].tools: Input should be an array"),
@@ -635,7 +637,15 @@ def test_output_of_a_hosted_tool_may_be_included_with_it(client: httpx.Client) -
     body = respond("fine", include=["web_search_call.action.sources"])
     refused = client.post("/v1/responses", json=body)
     assert refused.json()["error"]["param"] == "include[0]"
-    assert client.post("/v1/responses", json={**body, "tools": [{"type": "web_search"}]}).status_code == 200
+    tools = [{"type": "web_search"}]
+    assert client.post("/v1/responses", json={**body, "tools": tools}).status_code == 200
+    added = {"type": "additional_tools", "role": "developer", "tools": tools}
+    assert (
+        client.post(
+            "/v1/responses", json={**body, "input": [added, {"role": "user", "content": say("fine")}]}
+        ).status_code
+        == 200
+    )
 
 
 def test_servers_of_a_toolset_are_ignored_with_it(client: httpx.Client) -> None:

@@ -283,6 +283,8 @@ class MessagesRequest(CountRequest, openai.SingleChoiceRequest):
     service_tier: str | None = ignored_field("auto")
     inference_geo: str | None = ignored_field("eu")
     response_format: Annotated[Any, UnsupportedField(why="is not supported; use output_config.format")] = None
+
+    stream_fields = ()
     container: Annotated[Any, UnsupportedField()] = None
     mcp_servers: list[Any] | None = optional(
         "ignored with an `mcp_toolset` in `tools`, otherwise rejected unless empty", []

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from runtime.server.openai.protocol import Timings, Usage
 
 MAX_BATCH = 128  # outputs of one HTTP request that are processed before the event loop serves other requests
-_OUTCOMES = {499: "aborted", 504: "timeout"}
 
 
 @dataclass(slots=True)
@@ -102,8 +101,7 @@ class GenerationJob:
         """Yields new outputs, at most `MAX_BATCH` at once, until all completions have finished.
 
         Raises:
-            RequestError: 500 after a failed step, 503 if the backend exited, 504 at the time limit, 499 if the client
-                has disconnected.
+            RequestError: 500 after a failed step, 503 if the backend exited, 504 at the time limit.
         """
         inbox = self.output_queue
         while self.open_ids:
@@ -112,7 +110,7 @@ class GenerationJob:
                 items.append(inbox.get_nowait())
             for item in items:
                 if isinstance(item, RequestError):
-                    self.outcome = _OUTCOMES.get(item.status, "error")
+                    self.outcome = "timeout" if item.status == 504 else "error"
                     raise item
                 update = self._absorb(*item)
                 if update is not None:

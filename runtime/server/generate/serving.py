@@ -109,7 +109,7 @@ _LENGTH_FIELDS = ("max_tokens", "stop", "ignore_eos", "max_nfe", "max_repetition
 async def _tokenize_segments(
     context: ServerContext, inputs: GenerationInputs, body: protocol.InfillRequest
 ) -> tuple[list[str | int], list[tuple[int, int]]]:
-    """Gives `inputs` the tokens around the gaps. Raises RequestError.
+    """Sets prompts, `max_tokens` and pinned tokens of `inputs` from the tokens around the gaps. Raises RequestError.
 
     Returns texts and lengths of gaps in order; and, by offset in the completion, the first token of each gap and the
     first one after it.

@@ -27,7 +27,7 @@ DEFAULT_GAP = 16  # default length of the output between prompt and suffix, as i
 async def _add_suffix(
     context: ServerContext, inputs: GenerationInputs, body: protocol.CompletionRequest, suffix: str
 ) -> None:
-    """Gives `inputs` the tokens of the suffix, and the length of the gap before it. Raises RequestError."""
+    """Sets `max_tokens` and pinned tokens of `inputs` for the gap and the suffix after it. Raises RequestError."""
     for name in ("ignore_eos", "max_nfe", "max_repetition_run"):
         if getattr(body, name) is not None:
             raise refuse(

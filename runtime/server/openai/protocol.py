@@ -501,7 +501,7 @@ class SingleChoiceRequest(GenerationRequest):
     top_logprobs: Annotated[Any, UnsupportedField(0)] = None
     stream_mode: Annotated[Any, UnsupportedField("block_append")] = None  # which its streams are
 
-    stream_fields = ("stream_options",)
+    stream_fields: ClassVar[tuple[str, ...]] = ("stream_options",)
 
 
 class ObfuscationOptions(RequestModel):

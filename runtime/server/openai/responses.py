@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import Any, Literal
 
@@ -154,7 +155,7 @@ class ResponsesHandler(ServingHandler):
         data = self._end("completed")
         prefix, _, begun = _ITEMS[kind]
         name = f"{prefix}_{self.job.id.removeprefix('resp_')}{len(self._items)}"
-        self._open = {"id": name, "type": kind, "status": "in_progress", **fields, **begun}
+        self._open = {"id": name, "type": kind, "status": "in_progress", **fields, **copy.deepcopy(begun)}
         self._pieces = []
         data += self._event("response.output_item.added", output_index=len(self._items), item=self._open)
         return data if kind == "function_call" else data + self._part_event("added", self._part(""))

@@ -150,7 +150,7 @@ class Item(RequestModel):
 
     @model_validator(mode="after")
     def _is_known(self) -> Item:
-        if self.kind == "item_reference" or (self.type is None and self.id and self.role is None):
+        if self.kind == "item_reference" or (self.id and not self.model_extra and self.model_fields_set == {"id"}):
             raise PydanticCustomError(
                 "not_kept", "refers to an item of an earlier response; responses are not stored, so send the full item"
             )
@@ -200,7 +200,8 @@ class AdditionalTools(Item):
 
 
 def _item_arm(item: Any) -> str:
-    """The arm of an item in `ResponsesRequest.input`: other items have `tools` of other forms."""
+    """The arm of an item in `ResponsesRequest.input`. `AdditionalTools` is a type of its own, because `tools` of other
+    items have other forms."""
     return "added" if isinstance(item, dict) and item.get("type") == "additional_tools" else "item"
 
 
@@ -255,7 +256,7 @@ class ResponsesRequest(openai.SingleChoiceRequest):
     prompt_cache_key: str | None = optional("ignored; prefixes are cached without it", "sums")
     prompt_cache_retention: str | None = ignored_field("24h")
     include: Annotated[list[str], Field(max_length=openai.MAX_ENTRIES, fail_fast=True)] | None = optional(
-        f"`{_ENCRYPTED}`, which is ignored, and outputs of the hosted tools in `tools`", [_ENCRYPTED]
+        f"`{_ENCRYPTED}`, which is ignored, and outputs of the hosted tools of the request", [_ENCRYPTED]
     )
     truncation: Literal["auto", "disabled"] | None = optional(
         "ignored; a conversation that is too long is rejected", "auto"
@@ -307,20 +308,24 @@ class ResponsesRequest(openai.SingleChoiceRequest):
 
         Output of a hosted tool is allowed with that tool in the request, as clients send both together.
         """
-        kinds = [tool.type for tool in self.tools or () if tool.unsupported_kind() is not None]
+        kinds = [tool.type for _, tool in self._all_tools() if tool.unsupported_kind() is not None]
         for i, value in enumerate(self.include or ()):
             hosted = value.partition("_call")[0]
             if value != _ENCRYPTED and not ("_call" in value and any(kind.startswith(hosted) for kind in kinds)):
                 raise refuse(f"include[{i}]", f"{preview(value)} is not supported, only {_ENCRYPTED}; leave it out")
 
-    def _functions(self) -> list[_DefinedFunction]:
-        """The functions in the order of the request: those of `tools`, then those that items add."""
-        defined = [(f"tools[{i}]", tool) for i, tool in enumerate(self.tools or ())]
-        for i, added in enumerate(self.input):
+    def _all_tools(self) -> list[tuple[str, ResponsesTool]]:
+        """The tools with their paths: those of `tools`, then those that items add."""
+        found = [(f"tools[{i}]", tool) for i, tool in enumerate(self.tools or ())]
+        for i, added in enumerate(self.input if isinstance(self.input, list) else ()):
             if isinstance(added, AdditionalTools):
-                defined += [(f"input[{i}].tools[{j}]", tool) for j, tool in enumerate(added.tools)]
+                found += [(f"input[{i}].tools[{j}]", tool) for j, tool in enumerate(added.tools)]
+        return found
+
+    def _functions(self) -> list[_DefinedFunction]:
+        """The functions in the order of `_all_tools`. Raises RequestError for malformed ones or too many."""
         found: list[_DefinedFunction] = []
-        for path, item in defined:
+        for path, item in self._all_tools():
             if item.type == "function":
                 found.append(_DefinedFunction(path, item, None))
             elif item.type == "namespace":
@@ -332,7 +337,8 @@ class ResponsesRequest(openai.SingleChoiceRequest):
                     if tool.type == "function":
                         found.append(_DefinedFunction(f"{path}.tools[{j}]", tool, item))
         if len(found) > MAX_TOOLS:
-            raise refuse("tools", f"defines {len(found)} functions, those of namespaces included; at most {MAX_TOOLS}")
+            field = "tools" if self.tools else "input"
+            raise refuse(field, f"defines {len(found)} functions, those of namespaces included; at most {MAX_TOOLS}")
         return found
 
     def to_chat(self, origins: Mapping[str, tuple[str, str]]) -> openai.ChatPrompt:

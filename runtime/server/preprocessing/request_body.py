@@ -173,7 +173,7 @@ async def _disconnected(receive: Receive) -> None:
 @asynccontextmanager
 async def until_disconnect(receive: Receive) -> AsyncIterator[None]:
     """Cancels what runs in this context, and raises ClientGone, when the client disconnects."""
-    task, left, gone = asyncio.current_task(), False, False
+    task, left, gone, raised = asyncio.current_task(), False, False, False
     assert task is not None
 
     def cancel(_: asyncio.Task[None]) -> None:
@@ -187,12 +187,17 @@ async def until_disconnect(receive: Receive) -> AsyncIterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        if not gone or task.uncancel():  # cancelled by the server
+        if not gone:  # cancelled by the server
+            raise
+        raised = True
+        if task.uncancel():  # by both
             raise
         raise ClientGone from None
     finally:
         left = True
         watcher.cancel()
+        if gone and not raised:  # the context raised something else in place of CancelledError
+            task.uncancel()
 
 
 CONTENT_ENCODING = "Content-Encoding"
@@ -327,7 +332,7 @@ _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 def check_shape(*values: bytes) -> None:
     """Raises RequestError 400 for JSON values that hold more than the limits above together.
 
-    Each value is counted by itself: an open string of an invalid one hides nothing of the next.
+    Strings are matched per value, so that an open string of an invalid value hides nothing of the next.
     """
     for _ in check_shape_in_steps(*values):
         pass

@@ -64,12 +64,13 @@ def siblings() -> list[tuple[str, bytes]]:
         ("/v1/completions", ids),
         ("/detokenize", filled(b'{"tokens":[', b"-1", b"]}")),
         ("/detokenize", filled(b'{"tokens":[', b"{}", b"]}")),
+        ("/v1/responses", b'{"input":"' + b"a" * (SIZE - 30) + b'"}'),
         ("/v1/infill", b'{"text":"a' + b"<mask:1>" * (SIZE // 8 - 2) + b'"}'),
     ]
 
 
 @attack(
-    "validation-siblings", "seventeen other bodies of 2 MiB in turn, four at once, every second", keyed=True, seconds=30
+    "validation-siblings", "eighteen other bodies of 2 MiB in turn, four at once, every second", keyed=True, seconds=30
 )
 async def validation_siblings(target: Target) -> None:
     requests = cycle([target.post(path, body) for path, body in siblings()])
@@ -79,8 +80,8 @@ async def validation_siblings(target: Target) -> None:
 
 
 def hidden_values() -> list[tuple[str, bytes]]:
-    """Bodies that are small as JSON, with calls whose arguments are not: after a text with an open string, in which a
-    count over all of them together would see nothing."""
+    """Bodies of few JSON values. The arguments of their first call are an open string, those of the second have 700,000
+    lists."""
     lists = json.dumps({"a": [[]] * (SIZE // 3 - 1000)}, separators=(",", ":"))
     user = {"role": "user", "content": "x"}
     calls = [{"function": {"name": "f", "arguments": text}} for text in ('"', lists)]
@@ -93,7 +94,7 @@ def hidden_values() -> list[tuple[str, bytes]]:
 
 
 @attack("hidden-values", "calls with 2 MiB of lists as arguments, after an open string, four at once", keyed=True)
-async def hidden(target: Target) -> None:
+async def hidden_values_attack(target: Target) -> None:
     requests = cycle([target.post(path, body) for path, body in hidden_values()])
     while target.on():
         await at_once(target, next(requests), 4)
