@@ -52,11 +52,11 @@ Details of the rules that oracle and engine interpret in the same way:
     where none is UNMASKED.
 14. Stable prefix: for plain `threshold` and `fixed`, the UNMASKED run from P. For `edit`, and `threshold` with
     remasking, its part inside blocks that are TO_CACHE or IN_CACHE. Cut at E and, unless ignored, before the first EOS.
-15. After a step, the first of these applies: an EOS in the stable prefix -> stop; stable prefix reaches E -> length;
-    nfe = max_nfe -> max_nfe; a run of one same token of max_repetition_run or more -> repetition. The last two use the
-    UNMASKED run from P up to the first MASKED position, stable or not. It is cut at E and, unless ignored, before an
-    EOS. With repetition, the answer ends with the token at which a run first reaches max_repetition_run. Prompt tokens
-    are part of no run.
+15. After a step, the first of these reasons applies. stop: an EOS is in the stable prefix. length: the stable prefix
+    reaches E. max_nfe: nfe = max_nfe. repetition: a token is repeated max_repetition_run times or more. The last two
+    use the UNMASKED run from P up to the first MASKED position, stable or not. It is cut at E and, unless ignored,
+    before an EOS. With repetition, the answer ends with the token at which a run first reaches max_repetition_run.
+    Prompt tokens are part of no run.
 16. A denoise event per step shows the blocks that are ACTIVE or TO_CACHE after the step's transitions: `start` of the
     first of them, and their ids. MASKED positions have the mask id; a prompt's own mask id is shown but is not in
     `masked`. Blocks are shown whole, also where they pass E or the EOS. The step that ends the request has an event
