@@ -56,7 +56,7 @@ class SteadyStep:
 
 def steady_step(kind: str, batch: int, context: int, block: int, strategy: Strategy, budget: int) -> SteadyStep:
     """The step `kind` of `batch` requests with `context` tokens before what they denoise; of `prefill`, of prompts that
-    are `context` long together with their first blocks. Where nothing of a prompt is ever settled, `context` is a
+    are `context` long together with their first blocks. Where nothing of a prompt is ever final, `context` is a
     canvas, the last block of which is open. "chunk" is what "mixed" adds to "plain".
 
     Raises:
@@ -86,8 +86,8 @@ def pages_of(step: SteadyStep, strategy: Strategy, block: int, page_size: int) -
     """Pages that the step's requests take."""
     grain = strategy.block_layout.alignment
     cache = KVCacheManager(num_pages=1, page_size=page_size, block_size=grain, prefix_caching=False)
-    units = [cache.page_groups_for(strategy.total_len(member.prompt, block)) for member in step.members]
-    return sum(units) * cache.pages_per_group
+    page_groups = [cache.page_groups_for(strategy.total_len(member.prompt, block)) for member in step.members]
+    return sum(page_groups) * cache.pages_per_group
 
 
 def begin(engine: Engine, step: SteadyStep) -> Callable[[], None]:

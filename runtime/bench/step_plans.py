@@ -100,7 +100,7 @@ class StepPlans:
 
     def prefill(self, batch: int, length: int, *, budget: int) -> list[StepPlan]:
         """`batch` prompts of `length` random tokens, whole prompts a forward up to `budget` tokens, at least one. Where
-        nothing of a prompt is settled it is a canvas of `length`, all but the last position of it the prompt."""
+        nothing of a prompt is final it is a canvas of `length`, all but the last position of it the prompt."""
         answer = 0 if self.strategy.initial_final_len(length) else 1
         each = max(1, budget // length)
         random = np.random.default_rng(batch * length)

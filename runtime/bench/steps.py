@@ -4,7 +4,7 @@ docs/operations/performance.md#measure-it-yourself describes the tool.
 Runs the server's own model runner: forward, head, sampling, results on the host. Times are warm medians; inputs are
 random, every output is checked to be finite. Decode feeds one block a request (S=1) in its second step, of masks and
 random tokens, or a canvas of noise; which rows see what is the strategy's to say, the family's first. A model whose
-prompts are never settled, because it sees its whole canvas, is timed with a dual cache there, and what is called
+prompts are never final, because it sees its whole canvas, is timed with a dual cache there, and what is called
 prefill is its full forward. Where what was denoised is committed, prefill is also what a commit of that length costs.
 """
 

@@ -35,7 +35,11 @@ def missing_gpu_reason() -> str:
 
 
 def require_gpu(name: str) -> None:
-    """Raises ConfigError with the reason and the fix if torch cannot use a GPU. `name`: the flag that requires one."""
+    """Raises ConfigError with the reason and the fix if torch cannot use a GPU.
+
+    Args:
+        name: the flag or command that requires one.
+    """
     if reason := missing_gpu_reason():
         raise ConfigError(f"{name}: no GPU is usable: {reason}")
 

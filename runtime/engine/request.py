@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from runtime.request.engine_messages import FinishReason, RequestSpec
     from runtime.structured_output.grammar_matcher import GrammarMatcher
 
-LEAST_TOP_P = 1e-6  # for 0: less than the most probable token has in any vocabulary, so that it alone is allowed
+# Replaces a top_p of 0. The most probable token of any vocabulary has a higher probability, so only it is allowed.
+LEAST_TOP_P = 1e-6
 MIN_LOGPROB = -9999.0  # as in ``request.engine_messages``, whose dependencies may be missing here
 
 

@@ -37,7 +37,7 @@ class Scheduler:
     Attributes:
         token_budget: maximum number of rows of one forward.
         max_num_reqs: maximum number of running requests.
-        max_decode_rows: maximum rows of a request that is not prefilling.
+        max_decode_rows: rows that suffice for any request that is not prefilling.
         running: running requests in the order of their arrival.
     """
 

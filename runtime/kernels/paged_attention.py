@@ -421,17 +421,17 @@ def merge_split_kv(partials: torch.Tensor, stats: torch.Tensor, out: torch.Tenso
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["table_stride", "first_tile", "kv_blocks"])  # avoids a recompilation per value
+@triton.jit(do_not_specialize=["table_stride", "first_tile", "kv_tiles"])  # avoids a recompilation per value
 def _scores(
     q_ptr, k_ptr, p_ptr, alpha_ptr, l_ptr, tiles_ptr, visible_end_ptr, table_ptr,
-    table_stride, first_tile, kv_blocks, scale_log2,
+    table_stride, first_tile, kv_tiles, scale_log2,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, PIECE: tl.constexpr,
     K_PAGE: tl.constexpr, K_TOKEN: tl.constexpr, K_HEAD: tl.constexpr, K_PIECE: tl.constexpr,
     PACKED_P2: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SUB_KEYS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS rows of a tile times all query heads of one KV head (BLOCK_M).
 
-    Stores weights [programs, kv_blocks, KEYS / SUB_KEYS, BLOCK_M, SUB_KEYS], alphas [programs, kv_blocks, BLOCK_M] and
+    Stores weights [programs, kv_tiles, KEYS / SUB_KEYS, BLOCK_M, SUB_KEYS], alphas [programs, kv_tiles, BLOCK_M] and
     row sums [programs, BLOCK_M], as far as the rows see.
     """
     tile = first_tile + tl.program_id(2)
@@ -463,9 +463,9 @@ def _scores(
     l_i = tl.zeros([BLOCK_M], tl.float32)
     pages_at = table_ptr + request.to(tl.int64) * table_stride
     offs_n = tl.arange(0, KEYS)
-    p_at = p_ptr + program * kv_blocks * (BLOCK_M * KEYS)
+    p_at = p_ptr + program * kv_tiles * (BLOCK_M * KEYS)
     p_at = p_at + offs_m[:, None] * SUB_KEYS + (offs_n // SUB_KEYS * (BLOCK_M * SUB_KEYS) + offs_n % SUB_KEYS)[None, :]
-    alpha_at = alpha_ptr + program * kv_blocks * BLOCK_M + offs_m
+    alpha_at = alpha_ptr + program * kv_tiles * BLOCK_M + offs_m
     page = load_page_ids(pages_at, offs_n, end, PAGE)  # prefetched one KV tile ahead
     for phase in tl.static_range(2):  # KV tiles that all rows see in full need no mask
         start_key, stop_key = 0, unmasked_end
@@ -491,10 +491,10 @@ def _scores(
     tl.store(l_ptr + program * BLOCK_M + offs_m, l_i)
 
 
-@triton.jit(do_not_specialize=["table_stride", "first_tile", "kv_blocks"])
+@triton.jit(do_not_specialize=["table_stride", "first_tile", "kv_tiles"])
 def _values(
     v_ptr, p_ptr, alpha_ptr, l_ptr, out_ptr, tiles_ptr, visible_end_ptr, table_ptr,
-    table_stride, first_tile, kv_blocks,
+    table_stride, first_tile, kv_tiles,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
     V_PAGE: tl.constexpr, V_TOKEN: tl.constexpr, V_HEAD: tl.constexpr, V_NUMBER: tl.constexpr,
     PACKED_P2: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SUB_KEYS: tl.constexpr, VALUES: tl.constexpr,
@@ -520,8 +520,8 @@ def _values(
     end = tl.max(tl.load(visible_end_ptr + first_row + row, mask=row < rows, other=0), 0)
     pages_at = table_ptr + request.to(tl.int64) * table_stride
     offs_n = tl.arange(0, SUB_KEYS)
-    p_at = p_ptr + program * kv_blocks * (BLOCK_M * KEYS) + offs_m[:, None] * SUB_KEYS + offs_n[None, :]
-    alpha_at = alpha_ptr + program * kv_blocks * BLOCK_M + offs_m
+    p_at = p_ptr + program * kv_tiles * (BLOCK_M * KEYS) + offs_m[:, None] * SUB_KEYS + offs_n[None, :]
+    alpha_at = alpha_ptr + program * kv_tiles * BLOCK_M + offs_m
     acc = tl.zeros([BLOCK_M, VALUES], tl.float32)
     # both are prefetched one iteration ahead; the first has nothing to rescale
     page, alpha = load_page_ids(pages_at, offs_n, end, PAGE), tl.full([BLOCK_M], 1.0, tl.float32)
@@ -556,13 +556,13 @@ def _tiles_per_pass(q: torch.Tensor, kv_heads: int, batch: ForwardBatch, config:
     """
     programs = triton.cdiv(batch.tile_rows, config.block_m // triton.next_power_of_2(q.shape[1] // kv_heads)) * kv_heads
     max_count = MAX_WORKSPACE // (
-        programs * _max_kv_blocks(batch, config) * config.block_m * config.keys * q.element_size()
+        programs * _max_kv_tiles(batch, config) * config.block_m * config.keys * q.element_size()
     )
     tiles = len(batch.query_tiles)
     return (triton.cdiv(tiles, triton.cdiv(tiles, max_count)) if max_count else 0), programs
 
 
-def _max_kv_blocks(batch: ForwardBatch, config: ScoresConfig) -> int:
+def _max_kv_tiles(batch: ForwardBatch, config: ScoresConfig) -> int:
     """Upper bound of KV tiles, by the page table instead of `max_seq_len`: a row may see keys behind all rows of the
     batch.
     """
@@ -593,9 +593,9 @@ def two_pass_attention(
     kv_heads = k_cache.shape[2]
     out = torch.empty_like(q)
     tiles_per_pass, programs = _tiles_per_pass(q, kv_heads, batch, scores_config)
-    tiles_per_pass, kv_blocks = max(1, tiles_per_pass), _max_kv_blocks(batch, scores_config)
-    p = v_cache.new_empty(tiles_per_pass * programs, kv_blocks, scores_config.block_m * scores_config.keys)
-    alphas = q.new_empty(tiles_per_pass * programs, kv_blocks, scores_config.block_m, dtype=torch.float32)
+    tiles_per_pass, kv_tiles = max(1, tiles_per_pass), _max_kv_tiles(batch, scores_config)
+    p = v_cache.new_empty(tiles_per_pass * programs, kv_tiles, scores_config.block_m * scores_config.keys)
+    alphas = q.new_empty(tiles_per_pass * programs, kv_tiles, scores_config.block_m, dtype=torch.float32)
     row_sums = q.new_empty(tiles_per_pass * programs, scores_config.block_m, dtype=torch.float32)
     parts, packed_p2 = programs // kv_heads, triton.next_power_of_2(heads // kv_heads)
     layout = page_strides(k_cache, v_cache)
@@ -610,12 +610,12 @@ def two_pass_attention(
     for first in range(0, len(batch.query_tiles), tiles_per_pass):
         tiles = min(tiles_per_pass, len(batch.query_tiles) - first)
         _scores[(parts, kv_heads, tiles)](
-            q, k_cache, p, alphas, row_sums, *batch_args, first, kv_blocks, scale * LOG2_E,
+            q, k_cache, p, alphas, row_sums, *batch_args, first, kv_tiles, scale * LOG2_E,
             **shape, **keys, DEPTH=min(scores_config.depth, dim), num_warps=scores_config.warps,
             num_stages=scores_config.stages,
         )  # fmt: skip
         _values[(parts * (dim // columns), kv_heads, tiles)](
-            v_cache, p, alphas, row_sums, out, *batch_args, first, kv_blocks,
+            v_cache, p, alphas, row_sums, out, *batch_args, first, kv_tiles,
             **shape, **values, VALUES=columns,
             num_warps=values_config.warps, num_stages=values_config.stages,
         )  # fmt: skip

@@ -13,7 +13,7 @@ from runtime.kernels.linear import GemmTile
 
 WIDE_CHUNK = 8192  # table rows converted to float32 at once on devices that cannot accumulate in float32
 SPLIT_SIZE = 16384  # ids per split
-SLAB = 1024  # elements per program of the sum over splits
+TILE = 1024  # elements per program of the sum over splits
 
 
 def soft_embedding_reference(
@@ -71,13 +71,13 @@ def _soft_embedding(
 @triton.jit(do_not_specialize=["rows"])
 def _sum_splits(
     parts_ptr, divisor_ptr, out_ptr, rows,
-    SIZE: tl.constexpr, SPLITS: tl.constexpr, SLAB: tl.constexpr, DIVIDED: tl.constexpr,
+    SIZE: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr, DIVIDED: tl.constexpr,
 ):  # fmt: skip
-    """One program: SLAB elements of a row."""
+    """One program: TILE elements of a row."""
     row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * SLAB + tl.arange(0, SLAB)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     ok = column < SIZE
-    acc = tl.zeros([SLAB], tl.float32)
+    acc = tl.zeros([TILE], tl.float32)
     for split in tl.static_range(SPLITS):
         acc += tl.load(parts_ptr + (split * rows.to(tl.int64) + row) * SIZE + column, mask=ok, other=0.0)
     if DIVIDED:
@@ -99,9 +99,9 @@ def soft_embedding(probs: torch.Tensor, table: torch.Tensor, divisor: torch.Tens
         DEPTH=config.depth, STAGES=config.stages, num_warps=config.warps,
     )  # fmt: skip
     out = table.new_empty(rows, size)
-    slab = min(SLAB, triton.next_power_of_2(size))
-    _sum_splits[(rows, triton.cdiv(size, slab))](
-        parts, parts if divisor is None else divisor, out, rows, SIZE=size, SPLITS=splits, SLAB=slab,
+    tile = min(TILE, triton.next_power_of_2(size))
+    _sum_splits[(rows, triton.cdiv(size, tile))](
+        parts, parts if divisor is None else divisor, out, rows, SIZE=size, SPLITS=splits, TILE=tile,
         DIVIDED=divisor is not None, num_warps=4,
     )  # fmt: skip
     return out

@@ -81,8 +81,8 @@ class Strategy:
     def uncacheable_tail(self, request: Request) -> int:
         """Returns how many of the last final positions the request must forward even if they are cached.
 
-        A strategy may sample the first open position from the logits of their rows. If no block is left, which a
-        preemption can cause, they are the only rows of the step that finishes the request.
+        A strategy may sample the first open position from the logits of their rows. If no block is left, as
+        after a preemption of a prefilled answer, the step that finishes the request needs at least one row.
         """
         return int(request.num_final_tokens == len(request.tokens))
 

@@ -50,7 +50,10 @@ def write_block(request: Request, block: Block, results: BlockResults, i: int) -
 
 
 def is_finished(request: Request, block: Block) -> bool:
-    """Returns whether the steps of the block can no longer change its tokens. It is final if all before it are too."""
+    """Returns whether the block is finished, provided that all blocks before it are final.
+
+    With remasking, an earlier call is not valid.
+    """
     return block.finished or not (block.masks or request.editing)
 
 

@@ -112,7 +112,7 @@ class MultiBlock(Strategy):
         return n
 
     def _choose_blocks(self, request: Request) -> list[Block]:
-        """Returns the blocks to sample, those that are not finished, and sets their `must_advance`.
+        """Returns the blocks to sample, those whose `finished` is not set, and sets their `must_advance`.
 
         See docs/research/decoding-rules.md#forcing.
         """

@@ -222,8 +222,12 @@ def sample_inputs(blocks: DenoiseBlocks) -> tuple[SampleDescriptor, Arrays]:
 
 
 def _sort_by_group(blocks: DenoiseBlocks, block: Ints, at: Ints) -> tuple[Ints, Ints, Ints]:
-    """Returns the sampled positions in their order and a code for each: the number of its group times 3, plus 0 for
-    greedy rows, 1 for random rows, or 2 for random rows under min-p, top-k or top-p."""
+    """Sorts the sampled positions by group and kind of sampling.
+
+    Returns:
+        The code of each position, its block, and its offset in the block. The code is the number of the group times 3,
+        plus the kind: 0 for greedy rows, 1 for random rows, 2 for random rows under min-p, top-k or top-p.
+    """
     kind = np.zeros(len(block), dtype=np.int64)
     if blocks.sampling is not None:
         params = blocks.sampling.params

@@ -50,9 +50,14 @@ COMPARED = (*NAIVE_ALGORITHMS, "edit", "dmax")
 OTHERS = [key for key in COMPARED if key in algorithm_keys()]  # to stand beside the one that a test is about
 
 
-def draw(logits: torch.Tensor, uniform: torch.Tensor, free: int = 0, **limits: torch.Tensor) -> Candidate:
+def draw(
+    logits: torch.Tensor, uniform: torch.Tensor, num_unfiltered: int = 0, **sampling_params: torch.Tensor
+) -> Candidate:
     return DEFAULT_LOGITS_OPS.multinomial(
-        DEFAULT_LOGITS_OPS.filtered_probs(logits, make_sampling_params(**limits), num_unfiltered=free), uniform
+        DEFAULT_LOGITS_OPS.filtered_probs(
+            logits, make_sampling_params(**sampling_params), num_unfiltered=num_unfiltered
+        ),
+        uniform,
     )
 
 
@@ -391,9 +396,9 @@ def test_only_the_vocabulary_of_rows_that_limit_it_is_sorted(monkeypatch: pytest
     logits = torch.randn(8, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     common = {"temperature": torch.ones(8, dtype=torch.float64), "uniform": torch.full((8,), 0.9, dtype=torch.float64)}
     off = {"top_k": torch.zeros(8, dtype=torch.int64), "top_p": torch.ones(8, dtype=torch.float64)}
-    free = draw(logits, free=8, **common, **off)
+    free = draw(logits, num_unfiltered=8, **common, **off)
     assert sorted_rows == []
-    one = draw(logits, free=7, **common, **off | {"top_k": torch.tensor([0, 0, 0, 0, 0, 0, 0, 1])})
+    one = draw(logits, num_unfiltered=7, **common, **off | {"top_k": torch.tensor([0, 0, 0, 0, 0, 0, 0, 1])})
     assert sorted_rows == [1]
     assert one.token[7] == logits[7].argmax()
     assert torch.equal(one.token[:7], free.token[:7])

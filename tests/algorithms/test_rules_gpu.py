@@ -29,7 +29,7 @@ def trace(device: str, orders: EditTokens | None) -> list[torch.Tensor]:
     head = Sampler(torch.clone, config, device)
     shown = []
     for step in range(STEPS):
-        groups, unstable, limits = [], np.zeros(n, dtype=bool), np.empty((n, 4))
+        groups, unstable, sampling_params = [], np.zeros(n, dtype=bool), np.empty((n, 4))
         for i, key in enumerate(keys):
             rule, members = algorithms_with_edit_tokens(orders)(key), np.arange(i, n, len(keys))
             wants, rows = LogitStat.NONE, []
@@ -39,8 +39,8 @@ def trace(device: str, orders: EditTokens | None) -> list[torch.Tensor]:
                 values = own | {name: value for name, value in asked.items() if name in own}
                 wants |= rule.required_stats(values)
                 unstable[member] = rule.may_revise(values)
-                limits[member] = 1.0 if j == 5 else 0.0, 0.9, 20, 0.01
-                rows.append([*limits[member], *rule.param_row(values)])
+                sampling_params[member] = 1.0 if j == 5 else 0.0, 0.9, 20, 0.01
+                rows.append([*sampling_params[member], *rule.param_row(values)])
             memory = histories.get(key, np.zeros((EACH, SIZE, 0, len(rule.history_fields))))
             has_memory = (
                 np.concatenate([memory, np.zeros((EACH, SIZE, 1, len(rule.history_fields)))], axis=2)
@@ -59,7 +59,7 @@ def trace(device: str, orders: EditTokens | None) -> list[torch.Tensor]:
             step_budget=np.zeros(n, dtype=np.int64),
             post_edit_steps=np.full(n, step),
             remasked=None,
-            sampling=SamplingInputs(limits, random.random((n, SIZE))),
+            sampling=SamplingInputs(sampling_params, random.random((n, SIZE))),
             groups=tuple(groups),
             noise_uniforms=random.random((n, SIZE)),
         )

@@ -73,14 +73,14 @@ def test_what_is_asked_of_logits(dtype, size, seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_distributions_and_draws(dtype, size, seed):
     logits, random = some_logits(seed, dtype)
-    limits = {
+    sampling_params = {
         "temperature": torch.rand(ROWS, generator=random, dtype=torch.float64) + 0.3,
         "top_k": torch.randint(-1, VOCAB + 4, (ROWS,), generator=random).clamp(min=0),
         "top_p": (torch.rand(ROWS, generator=random, dtype=torch.float64) * 1.3).clamp(min=0.01),
     }
 
     def spread(vocabulary, cut):
-        probs = vocabulary.filtered_probs(cut(logits), make_sampling_params(**limits), num_unfiltered=4)
+        probs = vocabulary.filtered_probs(cut(logits), make_sampling_params(**sampling_params), num_unfiltered=4)
         return probs > 0, probs, vocabulary.softmax(cut(logits))
 
     same(size, spread, columns=True)
@@ -88,7 +88,7 @@ def test_distributions_and_draws(dtype, size, seed):
     uniform[:2] = torch.tensor([0.0, 1 - 1e-12], dtype=torch.float64)
 
     def shape(vocabulary, cut):
-        probs = vocabulary.filtered_probs(cut(logits), make_sampling_params(**limits))
+        probs = vocabulary.filtered_probs(cut(logits), make_sampling_params(**sampling_params))
         drawn = vocabulary.multinomial(probs, uniform)
         return drawn.token, drawn.confidence, vocabulary.margin(probs), vocabulary.entropy(probs)
 

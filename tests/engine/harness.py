@@ -137,9 +137,9 @@ class CheckedRunner(ModelRunner):
         scheduler = self.engine.scheduler
         served = [request for request in scheduler.running if request.last_served_step == scheduler._step]
         assert len(plan.layout.page_table) == len(served) == 1 or not any(request.exclusive_batch for request in served)
-        for unit in set((slots // cache.page_group_size).tolist()):
-            assert cache._refs[unit] == 1, "a shared page is written"
-            assert unit not in cache._key_of, "a final, published page is written"
+        for page_group in set((slots // cache.page_group_size).tolist()):
+            assert cache._refs[page_group] == 1, "a shared page is written"
+            assert page_group not in cache._key_of, "a final, published page is written"
 
 
 class CheckedReplayingRunner(CheckedRunner, CudaGraphRunner):
@@ -352,20 +352,24 @@ def check_logprobs(received: Received, setup: Setup, ask: Ask, logits_of: Logits
 def check_accounting(engine: Engine) -> None:
     """Pages: free + held + cached == total, and every count of holders is right."""
     cache, scheduler = engine.cache, engine.scheduler
-    held = Counter(unit for request in scheduler.running for unit in request.page_groups)
+    held = Counter(page_group for request in scheduler.running for page_group in request.page_groups)
     free, idle = set(cache._free), set(cache._idle)
     assert len(free) == len(cache._free)
     assert not free & idle
     assert not (free | idle) & set(held)
     assert free | idle | set(held) == set(range(cache.num_page_groups))
-    assert [held[unit] for unit in range(cache.num_page_groups)] == cache._refs
+    assert [held[page_group] for page_group in range(cache.num_page_groups)] == cache._refs
     assert idle <= set(cache._key_of)
-    assert {unit: key for key, unit in cache._by_key.items()} == cache._key_of
+    assert {page_group: key for key, page_group in cache._by_key.items()} == cache._key_of
     for request in scheduler.running:
         assert len(set(request.page_groups)) == len(request.page_groups)
         assert request.num_computed_tokens <= len(request.page_groups) * cache.page_group_size
         n = len(request.page_groups) * cache.pages_per_group
-        pages = [unit * cache.pages_per_group + i for unit in request.page_groups for i in range(cache.pages_per_group)]
+        pages = [
+            page_group * cache.pages_per_group + i
+            for page_group in request.page_groups
+            for i in range(cache.pages_per_group)
+        ]
         assert engine.table._pages[request.req_slot, :n].tolist() == pages
     rows = [request.req_slot for request in scheduler.running]
     assert sorted(rows + engine.table._free_rows) == list(range(engine.info.max_num_reqs))

@@ -15,7 +15,7 @@ from tests.models.paged import make_batch, page_tables
 from tests.worker.replays import Served
 
 pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
-BEFORE, CANVAS = 128, 128  # positions of what is settled, and of a canvas
+BEFORE, CANVAS = 128, 128  # positions that are final, and of a canvas
 SCHEDULES = (
     {"max_num_reqs": 64, "max_num_batched_tokens": 512},
     {"max_num_reqs": 5, "max_num_batched_tokens": 128, "enforce_eager": True},

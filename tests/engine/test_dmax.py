@@ -208,7 +208,7 @@ def test_committed_kv_is_a_fresh_prefills(llm: LLM) -> None:
     for salt in ("", "fresh"):
         chain: list[bytes] = []
         engine.cache.extend_page_group_hashes(chain, engine.lora_manager.cache_salt("", salt), tokens, len(tokens))
-        units = engine.cache.find_longest_prefix(chain)
-        assert len(units) == 2
-        written.append(torch.stack([tensor[:, units].flatten(1, 2) for tensor in engine.runner.pool.tensors]))
+        page_groups = engine.cache.find_longest_prefix(chain)
+        assert len(page_groups) == 2
+        written.append(torch.stack([tensor[:, page_groups].flatten(1, 2) for tensor in engine.runner.pool.tensors]))
     torch.testing.assert_close(*written, atol=1e-10, rtol=1e-10)

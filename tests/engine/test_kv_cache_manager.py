@@ -16,7 +16,7 @@ def manager(**changes) -> KVCacheManager:
 
 
 def tokens(*values: int) -> np.ndarray:
-    return np.repeat(np.array(values, dtype=np.int64), 8)  # a unit of 8 each
+    return np.repeat(np.array(values, dtype=np.int64), 8)  # a page group of 8 each
 
 
 def chain_of(cache: KVCacheManager, content: np.ndarray, salt: str = "") -> list[bytes]:
@@ -45,35 +45,35 @@ def test_a_key_stands_for_all_before_it_and_for_the_salt():
 def test_a_match_ends_at_the_first_unit_that_is_not_known():
     cache = manager()
     chain = chain_of(cache, tokens(1, 2, 3))
-    units = cache.allocate(3)
-    cache.cache_page_group(units[0], chain[0])
-    cache.cache_page_group(units[2], chain[2])
-    assert cache.find_longest_prefix(chain) == units[:1]
+    page_groups = cache.allocate(3)
+    cache.cache_page_group(page_groups[0], chain[0])
+    cache.cache_page_group(page_groups[2], chain[2])
+    assert cache.find_longest_prefix(chain) == page_groups[:1]
 
 
 def test_what_is_reclaimed_is_forgotten_the_tail_first():
     cache = manager()
     chain = chain_of(cache, tokens(1, 2, 3))
-    units = cache.allocate(3)
-    for unit, key in zip(units, chain, strict=True):
-        cache.cache_page_group(unit, key)
-    cache.free(units)
+    page_groups = cache.allocate(3)
+    for page_group, key in zip(page_groups, chain, strict=True):
+        cache.cache_page_group(page_group, key)
+    cache.free(page_groups)
     assert (cache.pages_used, cache.pages_cached) == (0, 6)
     cache.allocate(2)  # one is free, one must be reclaimed
-    assert cache.find_longest_prefix(chain) == units[:2]
+    assert cache.find_longest_prefix(chain) == page_groups[:2]
 
 
 def test_admission_takes_all_or_nothing():
     cache = manager()
     chain = chain_of(cache, tokens(1, 2))
-    units = cache.allocate(2)
-    for unit, key in zip(units, chain, strict=True):
-        cache.cache_page_group(unit, key)
-    cache.free(units)
+    page_groups = cache.allocate(2)
+    for page_group, key in zip(page_groups, chain, strict=True):
+        cache.cache_page_group(page_group, key)
+    cache.free(page_groups)
     with pytest.raises(OutOfPages):
-        cache.allocate_with_prefix(units, 3)  # four units in all, two of them the shared ones
+        cache.allocate_with_prefix(page_groups, 3)  # four page groups in all, two of them the shared ones
     assert cache.num_available == 4
-    assert len(cache.allocate_with_prefix(units, 2)) == 2
+    assert len(cache.allocate_with_prefix(page_groups, 2)) == 2
     assert cache.num_available == 0
 
 

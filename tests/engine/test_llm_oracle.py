@@ -216,9 +216,9 @@ def cached_kv(llm: LLM, tokens: list[int]) -> torch.Tensor:
     cache.extend_page_group_hashes(
         chain, engine.lora_manager.cache_salt("", ""), np.array(tokens, dtype=np.int64), len(tokens)
     )
-    units = cache.find_longest_prefix(chain)
+    page_groups = cache.find_longest_prefix(chain)
     pool = engine.runner.pool
-    pages = [unit * cache.pages_per_group + i for unit in units for i in range(cache.pages_per_group)]
+    pages = [page_group * cache.pages_per_group + i for page_group in page_groups for i in range(cache.pages_per_group)]
     return torch.stack([tensor[:, pages].flatten(1, 2) for tensor in pool.tensors])
 
 

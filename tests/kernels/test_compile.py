@@ -268,7 +268,7 @@ def test_mean(rows, dtype):
         assert "wgmma" in compiled.asm["ptx"], "the product does not reach Hopper's matrix units"
     types = {"parts_ptr": "*fp32", "divisor_ptr": "*fp32", "out_ptr": p, "rows": "i32"}
     for divided in (False, True):
-        constants = {"SIZE": 2816, "SPLITS": 16, "SLAB": weighted_embedding.SLAB, "DIVIDED": divided}
+        constants = {"SIZE": 2816, "SPLITS": 16, "TILE": weighted_embedding.TILE, "DIVIDED": divided}
         build(weighted_embedding._sum_splits, types, constants, num_warps=4)
 
 
@@ -373,7 +373,7 @@ def test_attention_in_two(layout):
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "p_ptr", "out_ptr"), "*bf16")
     types |= dict.fromkeys(("alpha_ptr", "l_ptr"), "*fp32") | {"scale_log2": "fp32"}
     types |= dict.fromkeys(("tiles_ptr", "visible_end_ptr", "table_ptr"), "*i32")
-    types |= dict.fromkeys(("table_stride", "first_tile", "kv_blocks"), "i32")
+    types |= dict.fromkeys(("table_stride", "first_tile", "kv_tiles"), "i32")
     constants = {
         "HEADS": 16, "KV_HEADS": 2, "DIM": 512, **strides_of(layout, 2, 512), "PACKED_P2": 8,
         "ROWS": scores_config.block_m // 8, "KEYS": scores_config.keys, "DEPTH": scores_config.depth,

@@ -15,24 +15,25 @@ The status of a block is ACTIVE while it is open, TO_CACHE when it is final, and
 
 Details of the rules that oracle and engine interpret in the same way:
 
- 1. E = P + max_tokens is the answer's end. PROMPT positions are not UNMASKED: an EOS inside the prompt is nothing. An
-    EOS at or after E is ignored everywhere, the opening rule included. Positions of the answer that were given from the
-    start are PROMPT too; they are part of its text.
+ 1. E = P + max_tokens is the answer's end. PROMPT positions are not UNMASKED: an EOS inside the prompt has no effect.
+    An EOS at or after E is ignored everywhere, also by the opening rule. Positions of the answer that were given from
+    the start are PROMPT too; they are part of its text.
  2. Opening: with no ACTIVE block the next block opens, and no second one in that step. Otherwise only the progress and
     same_token_ratio of the newest (highest) ACTIVE block count. An EOS in a TO_CACHE block prevents opening too.
- 3. must_advance of a block: its predecessor is absent, a whole prompt block, TO_CACHE, IN_CACHE, or semi-complete, all
-    as it was before this forward and after this step's opening (a block opened in this step has progress 0).
+ 3. must_advance of a block: its predecessor is absent, a whole prompt block, TO_CACHE, IN_CACHE, or semi-complete. The
+    state before this forward and after this step's opening counts. A block opened in this step has progress 0.
  4. max_steps_per_block counts the steps in which the block is ACTIVE and must advance, this one included. From the step
     at which the count reaches the limit on, all masked positions are unmasked and nothing is remasked. `fixed` and
     `edit` have this limit too.
  5. T < 1e-6 is greedy: argmax (lowest id of a tie) and its softmax probability; top-k and top-p play no part.
- 6. T > 0: banned logits / T; top-k keeps the k largest (ties: lowest ids; 0 or k >= vocabulary: off); probabilities are
-    renormalised; top-p keeps the shortest run in descending probability (ties: lowest id first) whose cumulative sum
-    reaches top_p, the token that reaches it included (top_p >= 1: off); renormalise; in id order the first id whose
-    cumulative probability is > u is drawn (if rounding leaves none: the last id with a probability > 0). conf is that
-    id's probability in this last distribution.
- 7. u = (h >> 11) * 2**-53, h = mix(mix(mix(seed) ^ position) ^ step), all mod 2**64, mix the splitmix64 finaliser
-    with its increment; position absolute; step = nfe before this step (0 for the first). seed is taken mod 2**64.
+ 6. T > 0: banned logits / T are filtered by top-k and top-p. Top-k keeps the k largest (ties: lowest ids; 0 or
+    k >= vocabulary: off), and probabilities are renormalised. Top-p keeps the shortest run in descending probability
+    (ties: lowest id first) whose cumulative sum reaches top_p (top_p >= 1: off). The run includes the token that
+    reaches it. Probabilities are renormalised again. In id order, the first id whose cumulative probability is > u is
+    drawn. If rounding leaves none, it is the last id with a probability > 0. conf is the id's probability in this last
+    distribution.
+ 7. u = (h >> 11) * 2**-53, h = mix(mix(mix(seed) ^ position) ^ step), all mod 2**64. mix is the splitmix64 finaliser
+    with its increment. position is absolute; step = nfe before this step (0 for the first). seed is taken mod 2**64.
  8. Probabilities are a softmax in the logits' own precision (float64 here). "Best" is the highest conf, of a tie the
     lowest position. All accept, edit and remask comparisons are strict (>, >, <).
  9. `fixed`: the initial mask count is the block's number of non-fixed positions; i counts the steps in which the
@@ -40,33 +41,34 @@ Details of the rules that oracle and engine interpret in the same way:
 10. Remasking applies to the UNMASKED positions of every ACTIVE block, with or without masks, whether it must advance or
     not. Positions that this step unmasks or that were remasked before are excepted. The probability is that of the
     softmax of this step's banned logits at T = 1. A block without masks can so have masks again.
-11. From left to right, an ACTIVE block becomes TO_CACHE if it has no masks after the step (`threshold`, `fixed`) or has
-    ended (`edit`), and if its predecessor is absent, a prompt block, TO_CACHE or IN_CACHE. An ended edit block does not
-    change while its predecessor is ACTIVE.
+11. From left to right, an ACTIVE block becomes TO_CACHE if two conditions hold. It has no masks after the step
+    (`threshold`, `fixed`) or has ended (`edit`). Its predecessor is absent, a prompt block, TO_CACHE or IN_CACHE. An
+    ended edit block does not change while its predecessor is ACTIVE.
 12. `edit`: the penalty's "previous position" is that of the same block, its token that before this step; a prompt
     token counts (it is not MASKED). T > 0: M2T draws from the penalised, banned logits; T2T uses their plain T = 1
     argmax and its probability. The step that ends a block by max_post_edit_steps applies no edit.
 13. same_token_ratio of an edit block: of the non-fixed positions UNMASKED now, the share whose token the block's
-    last step did not write (a newly filled position counts as changed); 0.0 before the first step and
+    last step did not write. A newly filled position counts as changed. The ratio is 0.0 before the first step and
     where none is UNMASKED.
-14. Stable prefix: plain `threshold` and `fixed`: the UNMASKED run from P; `edit`, and `threshold` with remasking: its
-    part inside blocks that are TO_CACHE or IN_CACHE. Cut at E and, unless ignored, before the first EOS.
-15. After a step, in this order: an EOS in the stable prefix -> stop; stable prefix reaches E -> length; nfe = max_nfe
-    -> max_nfe; a run of one same token of max_repetition_run or more -> repetition. The last two use the UNMASKED run
-    from P up to the first MASKED position, stable or not, cut at E and before an EOS unless ignored; the repetition's
-    answer ends with the token at which a run first reaches max_repetition_run. Prompt tokens are part of no run.
+14. Stable prefix: for plain `threshold` and `fixed`, the UNMASKED run from P. For `edit`, and `threshold` with
+    remasking, its part inside blocks that are TO_CACHE or IN_CACHE. Cut at E and, unless ignored, before the first EOS.
+15. After a step, the first of these reasons applies. stop: an EOS is in the stable prefix. length: the stable prefix
+    reaches E. max_nfe: nfe = max_nfe. repetition: a token is repeated max_repetition_run times or more. The last two
+    use the UNMASKED run from P up to the first MASKED position, stable or not. It is cut at E and, unless ignored,
+    before an EOS. With repetition, the answer ends with the token at which a run first reaches max_repetition_run.
+    Prompt tokens are part of no run.
 16. A denoise event per step shows the blocks that are ACTIVE or TO_CACHE after the step's transitions: `start` of the
-    first of them, their ids (the mask id where MASKED; a prompt's own mask id is shown but is not in `masked`), whole
-    blocks also where they pass E or the EOS, and also for the step that ends the request. nfe counts that step. Newly
-    stable ids go out once; with a cap the last event brings the rest of the answer.
-17. Banned ids: the mask id and every id > max_token_id. A banned token has probability 0; one that sits in the
-    sequence all the same (it can only be a prompt's) is never looked up as UNMASKED.
+    first of them, and their ids. MASKED positions have the mask id; a prompt's own mask id is shown but is not in
+    `masked`. Blocks are shown whole, also where they pass E or the EOS. The step that ends the request has an event
+    too, and nfe counts it. Newly stable ids are sent once; with a cap the last event has the rest of the answer.
+17. Banned ids: the mask id and every id > max_token_id. A banned token has probability 0. If one is in the sequence
+    nevertheless, which only a prompt can cause, it is never looked up as UNMASKED.
 18. A block all of whose positions are given is complete from the start: progress 1. If no ACTIVE block comes before it,
     it is TO_CACHE when it opens, and the next one opens in the same step. A step that samples no block is not counted.
 19. Progress and same_token_ratio are quotients of whole numbers in float64, then compared with >=.
-20. `credit`: every step in which the block is ACTIVE credits each of its masked positions, also one in which it may not
-    force. What is credited is the likeliest token of the banned logits and its plain T = 1 probability, also at T > 0;
-    candidates, drawn or not, are then taken from the logits with the credit, this step's included.
+20. `credit`: every step in which the block is ACTIVE credits each of its masked positions, also if the block need not
+    advance. The likeliest token of the banned logits is credited with its plain T = 1 probability, also at T > 0.
+    Candidates, drawn or not, are then taken from the logits with the credit, including that of this step.
 21. `suppress_eos`: "logits" bans the EOS ids as the mask is banned, in every row of the request, filled ones too;
     "confidence" lets no EOS pass a threshold of `edit` either. The step at max_steps_per_block takes them all the same.
 """

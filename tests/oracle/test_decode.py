@@ -59,7 +59,7 @@ def test_the_last_block_is_opened_completely() -> None:
 
 
 def test_opening_needs_progress_and_buffer_space() -> None:
-    """One token a step in each block that may force: the next opens at a quarter, and forces at 0.9."""
+    """One token a step in each block that must advance: the next opens at a quarter, and must advance at 0.9."""
     conf = scripted(lambda a, n: 0.3, token_of)
     r = decode(conf, [1] * 4, Params(max_tokens=12), replace(SHAPE, buffer=3))
     # block 2 opens before step 2 (block 1 at 1/4) but block 1 is not semi-complete until it is complete (4/4)

@@ -24,15 +24,16 @@ def plan(top_k: int) -> DenoiseBlocks:
     rule = get_algorithm("noise")
     n = np.arange(BLOCKS)
     params = np.array([rule.param_row({f.name: f.default for f in rule.fields})] * BLOCKS)
-    limits = np.stack([n % 2 * 0.7, np.ones(BLOCKS), np.full(BLOCKS, top_k), 0.0 * n], 1)
+    sampling = np.stack([n % 2 * 0.7, np.ones(BLOCKS), np.full(BLOCKS, top_k), 0.0 * n], 1)
+    param_rows = np.concatenate([sampling, params], 1)
     history = np.zeros((BLOCKS, SIZE, 1, len(rule.history_fields)))
-    drawing = SamplingInputs(np.stack([np.sign(limits[:, 0]), *limits.T[1:]], 1), random.random((BLOCKS, SIZE)))
+    drawing = SamplingInputs(np.stack([np.sign(sampling[:, 0]), *sampling.T[1:]], 1), random.random((BLOCKS, SIZE)))
     return DenoiseBlocks(
         rows=n * SIZE, tokens=random.integers(0, VOCAB, (BLOCKS, SIZE)),
         state=np.full((BLOCKS, SIZE), MASKED, np.int8), sampled=random.random((BLOCKS, SIZE)) < 0.8,
         must_advance=n > 0, num_advance_steps=n, initial_masks=n * 0, step_budget=n * 0, post_edit_steps=n * 0,
         remasked=None, sampling=drawing, noise_uniforms=random.random((BLOCKS, SIZE)), req_slot=n,
-        groups=(AlgorithmBatch(rule, n, np.concatenate([limits, params], 1), int(rule.algorithm_stats({})), history),),
+        groups=(AlgorithmBatch(rule, n, param_rows, int(rule.algorithm_stats({})), history),),
     )  # fmt: skip
 
 

@@ -111,14 +111,20 @@ def _patterns() -> Mapping[str, re.Pattern[str]]:
 
 def plot_of(text: str) -> str | None:
     """Returns the key of a story's plot; None if the text is no story."""
-    return next((plot for plot, pattern in _patterns().items() if pattern.fullmatch(text.strip())), None)
+    found = _match_plot(text)
+    return None if found is None else found[0]
+
+
+def _match_plot(text: str) -> tuple[str, re.Match[str]] | None:
+    """Returns the key of a story's plot and the match of its pattern; None if the text is no story."""
+    matches = ((plot, pattern.fullmatch(text.strip())) for plot, pattern in _patterns().items())
+    return next(((plot, match) for plot, match in matches if match), None)
 
 
 def _check(sample: Sample, text: str) -> bool:
     """Returns whether the text is one of the plots, with the requested roles, which stay the same."""
-    plot = plot_of(text)
-    found = None if plot is None else _patterns()[plot].fullmatch(text.strip())
-    return found is not None and _fits(found.groupdict(), sample.facts)
+    found = _match_plot(text)
+    return found is not None and _fits(found[1].groupdict(), sample.facts)
 
 
 def _fits(fields: Mapping[str, str], asked: Mapping[str, str]) -> bool:
