@@ -286,8 +286,9 @@ class ResponsesRequest(openai.SingleChoiceRequest):
 
         A namespace's function has its own name, or, where another function has that name too, a qualified one.
         """
-        self._check_include()
-        defined = self._functions()
+        all_tools = self._all_tools()
+        self._check_include(all_tools)
+        defined = self._functions(all_tools)
         uses = Counter(each.tool.name or "" for each in defined)
         origins: dict[str, tuple[str, str]] = {}
         tools = []
@@ -303,12 +304,12 @@ class ResponsesRequest(openai.SingleChoiceRequest):
         choice = parse_tool_choice(self.tool_choice, origins)
         return select_tools(tools, choice, single=self.parallel_tool_calls is False)
 
-    def _check_include(self) -> None:
+    def _check_include(self, all_tools: Sequence[tuple[str, ResponsesTool]]) -> None:
         """Raises RequestError for additional output that no response can have.
 
         Output of a hosted tool is allowed with that tool in the request, as clients send both together.
         """
-        kinds = [tool.type for _, tool in self._all_tools() if tool.unsupported_kind() is not None]
+        kinds = [tool.type for _, tool in all_tools if tool.unsupported_kind() is not None]
         for i, value in enumerate(self.include or ()):
             hosted = value.partition("_call")[0]
             if value != _ENCRYPTED and not ("_call" in value and any(kind.startswith(hosted) for kind in kinds)):
@@ -322,10 +323,10 @@ class ResponsesRequest(openai.SingleChoiceRequest):
                 found += [(f"input[{i}].tools[{j}]", tool) for j, tool in enumerate(added.tools)]
         return found
 
-    def _functions(self) -> list[_DefinedFunction]:
-        """The functions in the order of `_all_tools`. Raises RequestError for malformed ones or too many."""
+    def _functions(self, all_tools: Sequence[tuple[str, ResponsesTool]]) -> list[_DefinedFunction]:
+        """Returns the functions in the same order. Raises RequestError for malformed ones or too many."""
         found: list[_DefinedFunction] = []
-        for path, item in self._all_tools():
+        for path, item in all_tools:
             if item.type == "function":
                 found.append(_DefinedFunction(path, item, None))
             elif item.type == "namespace":
