@@ -67,7 +67,7 @@ Details of the rules that oracle and engine interpret in the same way:
     it is TO_CACHE when it opens, and the next one opens in the same step. A step that samples no block is not counted.
 19. Progress and same_token_ratio are quotients of whole numbers in float64, then compared with >=.
 20. `credit`: every step in which the block is ACTIVE credits each of its masked positions, also if the block need not
-    advance. The likeliest token of the banned logits is credited with its plain T = 1 probability, also at T > 0.
+    advance. The argmax of the banned logits is credited with its probability at T = 1, also at T > 0.
     Candidates, drawn or not, are then taken from the logits with the credit, including that of this step.
 21. `suppress_eos`: "logits" bans the EOS ids as the mask is banned, in every row of the request, filled ones too;
     "confidence" lets no EOS pass a threshold of `edit` either. The step at max_steps_per_block takes them all the same.
