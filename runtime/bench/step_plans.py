@@ -56,7 +56,7 @@ class _Asked:
     stream_mode: str = "final"
     max_nfe: int | None = None
     max_repetition_run: int | None = None
-    prefilled_tokens: dict[int, int] = field(default_factory=dict)
+    pinned_tokens: dict[int, int] = field(default_factory=dict)
     cache_salt: str = ""
     adapter: str = ""
     grammar: str = ""

@@ -168,7 +168,7 @@ class Request:
         self.tokens[self.prompt_len :] = mask_id
         self.state = np.zeros(size, dtype=np.int8)
         self.state[self.prompt_len :] = MASKED
-        for offset, token in spec.prefilled_tokens.items():
+        for offset, token in spec.pinned_tokens.items():
             self.tokens[self.prompt_len + offset] = token
             self.state[self.prompt_len + offset] = FIXED
 
@@ -238,7 +238,7 @@ class Request:
         return self.reason is not None
 
     def output_by_position(self) -> npt.NDArray[np.int64]:
-        """Returns the id at each position of the output, prefilled ones included; -1 where it is MASKED."""
+        """Returns the id at each position of the output, pinned ones included; -1 where it is MASKED."""
         here = slice(self.prompt_len, self.end)
         output: npt.NDArray[np.int64] = np.where(self.state[here] == MASKED, -1, self.tokens[here])
         return output

@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 SoftTokens = tuple[Ints, Floats]  # ids and probabilities of the tokens in soft embeddings, [B, count] each
 
 # States of a position. They do not follow from the token id (docs/research/decoding-rules.md#position-states).
-FIXED = 0  # prompt or prefilled: never changes
+FIXED = 0  # prompt or pinned token of the output: never changes
 MASKED = 1
 UNMASKED = 2
 

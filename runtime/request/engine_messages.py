@@ -62,7 +62,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     forced_token_ids: list[int] = []  # the complete output, for scoring
     forced_tokens_per_step: int = 1
     grammar: str = ""  # as written by ``request.structured``; "": none
-    prefilled_tokens: dict[int, int] = {}  # offset in the output -> id, fixed from the start
+    pinned_tokens: dict[int, int] = {}  # offset in the output -> id, fixed from the start
     stream_mode: StreamMode = "final"
     cache_salt: str = ""
     adapter: str = ""  # name of the LoRA adapter; "": the base model

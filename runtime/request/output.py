@@ -171,14 +171,14 @@ class CompletionState:
 
     @property
     def prompt_tokens(self) -> int:
-        """Number of tokens of the prompt and of the prefilled output."""
-        return len(self.spec.prompt) + len(self.spec.prefilled_tokens)
+        """Number of tokens of the prompt, and of the pinned ones of the output."""
+        return len(self.spec.prompt) + len(self.spec.pinned_tokens)
 
     @property
     def completion_tokens(self) -> int:
-        """Number of output tokens without the prefilled ones."""
+        """Number of output tokens without the pinned ones."""
         tokens = len(self.answer.token_ids)
-        return tokens - sum(offset < tokens for offset in self.spec.prefilled_tokens)
+        return tokens - sum(offset < tokens for offset in self.spec.pinned_tokens)
 
     def usage(self) -> dict[str, Any]:
         """Returns the usage object of OpenAI."""

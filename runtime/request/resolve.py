@@ -127,8 +127,8 @@ class RequestContext:
             (``runtime.engine.request_queue``).
         tenant: API key of the client, for fair scheduling.
         adapter: name of a LoRA adapter; "": the default adapter, else the base model.
-        prefilled_tokens: fixed ids of an infill by offset in the output. All other positions are unmasked, and
-            end-of-sequence tokens are suppressed unless the request sets `suppress_eos`.
+        pinned_tokens: ids of an infill that never change, by offset in the output. The other positions are unmasked.
+            End-of-sequence tokens are suppressed unless the request sets `suppress_eos`.
         grammar: grammar of the output instead of `structured_outputs`. `names` has the field that it is derived from.
     """
 
@@ -139,7 +139,7 @@ class RequestContext:
     parent_id: str = ""
     tenant: str = ""
     adapter: str = ""
-    prefilled_tokens: Mapping[int, int] | None = None
+    pinned_tokens: Mapping[int, int] | None = None
     grammar: str = ""
 
 
@@ -164,8 +164,8 @@ def resolve(params: SamplingParams, prompt: Sequence[int], info: EngineInfo, con
     top_k = info.top_k if params.top_k is None else params.top_k
     seed = secrets.randbits(63) if params.seed is None else params.seed
     decoding = resolve_decoding(params, info, len(ids), max_tokens, at("decoding"))
-    prefilled_tokens = context.prefilled_tokens
-    is_infill = prefilled_tokens is not None
+    pinned_tokens = context.pinned_tokens
+    is_infill = pinned_tokens is not None
     return RequestSpec(
         id=context.id,
         prompt=ids,
@@ -183,7 +183,7 @@ def resolve(params: SamplingParams, prompt: Sequence[int], info: EngineInfo, con
         decoding=_without_eos(decoding) if is_infill else decoding,
         logprobs=_logprobs(params, decoding, info, at("logprobs"), is_infill=is_infill),
         grammar=_grammar(params, decoding, info, at, context.grammar, is_infill=is_infill),
-        prefilled_tokens=dict(prefilled_tokens or {}),
+        pinned_tokens=dict(pinned_tokens or {}),
         stream_mode=context.stream_mode,
         cache_salt=params.cache_salt or "",
         parent_id=context.parent_id,

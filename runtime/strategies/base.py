@@ -82,7 +82,7 @@ class Strategy:
         """Returns how many of the last final positions the request must forward even if they are cached.
 
         A strategy may sample the first open position from the logits of their rows. If no block is left, as
-        after a preemption of a prefilled answer, the step that finishes the request needs at least one row.
+        after a preemption of a pinned answer, the step that finishes the request needs at least one row.
         """
         return int(request.num_final_tokens == len(request.tokens))
 

@@ -53,7 +53,7 @@ class Canvas(Strategy):
         end = request.next_start = start + self.size
         state = self._mask_canvas(request, start)
         block = Block(request, start, end)
-        if block.finished:  # prefilled tokens cover it
+        if block.finished:  # pinned tokens cover it
             request.num_final_tokens = end
         else:
             request.blocks = [block]

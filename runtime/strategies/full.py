@@ -65,7 +65,7 @@ class FullCanvas(Strategy):
         while not request.blocks:
             self._open_block(request)
             if _is_block_finished(request) and request.next_start < request.end:
-                request.blocks = []  # prefilled tokens cover it
+                request.blocks = []  # pinned tokens cover it
         start, end, part = 0, request.end, request.blocks[0]
         if request.reused_kv_spans:
             part = request.blocks[-1]

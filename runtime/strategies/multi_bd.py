@@ -69,7 +69,7 @@ class MultiBlock(Strategy):
         return 1 if request.decodes_left_to_right else self.buffer_size
 
     def _open_block(self, request: Request) -> None:
-        """Opens the next block. If prefilled tokens cover it, it is finished, and may be final at once."""
+        """Opens the next block. If pinned tokens cover it, it is finished, and may be final at once."""
         start = request.next_start
         request.next_start = start + self.block_size
         block = Block(request, start, request.next_start, shift_by=self.shift_by)

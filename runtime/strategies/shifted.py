@@ -47,7 +47,7 @@ class ShiftedBlockStrategy(Strategy):
                 first_token = Block(request, start, start + 1, shift_by=1)
                 return ForwardSpan(start, start, [first_token])
             self._open(request)
-            if self._advance_final(request):  # prefilled tokens cover it
+            if self._advance_final(request):  # pinned tokens cover it
                 request.blocks = []
         part = first_open_part(request)
         if part is None:

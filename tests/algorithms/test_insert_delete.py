@@ -112,11 +112,11 @@ def test_a_block_ends_in_time_whatever_the_logits(block: oracle.Block, seed: int
 
 
 def one(
-    tokens: list[int], prompt: int = 0, prefilled: tuple[int, ...] = (), **fields: object
+    tokens: list[int], prompt: int = 0, pinned: tuple[int, ...] = (), **fields: object
 ) -> tuple[oracle.Block, Blocks]:
-    """A block whose MASK are masks; the first `prompt` positions and `prefilled` are fixed."""
+    """A block whose MASK are masks; the first `prompt` positions and `pinned` are FIXED."""
     state = [
-        oracle.PROMPT if i < prompt or i in prefilled else oracle.MASKED if token == MASK else oracle.UNMASKED
+        oracle.PROMPT if i < prompt or i in pinned else oracle.MASKED if token == MASK else oracle.UNMASKED
         for i, token in enumerate(tokens)
     ]
     block = oracle.Block(0, list(tokens), state)
@@ -149,7 +149,7 @@ def test_split_inserts_and_cuts() -> None:
 
 
 def test_what_is_fixed_stays_and_may_hold_orders() -> None:
-    block, run = one([DELETE, 3, SPLIT, 8], prompt=1, prefilled=(2,))
+    block, run = one([DELETE, 3, SPLIT, 8], prompt=1, pinned=(2,))
     run.step(want(5, SPLIT, 5, 8), [True])
     assert block.tokens == [DELETE, MASK, SPLIT, 3]
     run.step(want(5, 6, 5, DELETE), [True])

@@ -90,7 +90,7 @@ class Ask:
     prompt: tuple[int, ...]
     params: Params
     report: str = "denoise"
-    prefilled: tuple[tuple[int, int], ...] = ()  # offsets of the answer and their ids
+    pinned: tuple[tuple[int, int], ...] = ()  # offsets of the answer and their ids
     logprobs: int | None = None
     salt: str = ""
     group: str = ""
@@ -98,9 +98,9 @@ class Ask:
     alone: bool = False
 
     @property
-    def prefilled_by_offset(self) -> dict[int, int]:
-        """What of `prefilled` is in the answer."""
-        return {offset: token for offset, token in self.prefilled if offset < self.params.max_tokens}
+    def pinned_by_offset(self) -> dict[int, int]:
+        """What of `pinned` is in the answer."""
+        return {offset: token for offset, token in self.pinned if offset < self.params.max_tokens}
 
 
 class ConstantStepTime(StepTimeEstimator):
@@ -242,7 +242,7 @@ def spec_of(id: str, ask: Ask) -> RequestSpec:
             total_steps=p.total_steps,
             force_single_batch=ask.alone,
         ),
-        prefilled_tokens=ask.prefilled_by_offset,
+        pinned_tokens=ask.pinned_by_offset,
         logprobs=ask.logprobs,
         stream_mode=ask.report,  # type: ignore[arg-type]
         cache_salt=ask.salt,
@@ -254,16 +254,16 @@ def spec_of(id: str, ask: Ask) -> RequestSpec:
 def expected(setup: Setup, ask: Ask, logits_of: LogitsOf | None = None, embedded: Embedded | None = None) -> Result:
     """The oracle's answer, on the hash model unless `logits_of` (multi_bd's) or `embedded` (dmax's) is another's."""
     if setup.strategy == "full":
-        return decode_full(HashMemory(setup.vocab), ask.prompt, ask.params, setup.oracle, ask.prefilled_by_offset)
+        return decode_full(HashMemory(setup.vocab), ask.prompt, ask.params, setup.oracle, ask.pinned_by_offset)
     if setup.strategy == "dmax":
         model = embedded or HashedEmbeddings(setup.vocab, setup.block)
-        return decode_dmax(model, ask.prompt, ask.params, setup.oracle, ask.prefilled_by_offset)
+        return decode_dmax(model, ask.prompt, ask.params, setup.oracle, ask.pinned_by_offset)
     if setup.seeded:
         return decode_seeded(
-            lambda: HashMemory(setup.vocab), ask.prompt, ask.params, setup.oracle, ask.prefilled_by_offset
+            lambda: HashMemory(setup.vocab), ask.prompt, ask.params, setup.oracle, ask.pinned_by_offset
         )
     logits_of = logits_of or hash_logits(setup.vocab, lambda length: setup.ends(len(ask.prompt), length))
-    return decode(logits_of, ask.prompt, ask.params, setup.oracle, ask.prefilled_by_offset)
+    return decode(logits_of, ask.prompt, ask.params, setup.oracle, ask.pinned_by_offset)
 
 
 @dataclass
@@ -325,19 +325,19 @@ def check_logprobs(received: Received, setup: Setup, ask: Ask, logits_of: Logits
         looks.append((list(ids), banned(logits_of(ids), setup.oracle)))
         return looks[-1][1]
 
-    result = decode(seen, ask.prompt, ask.params, setup.oracle, ask.prefilled_by_offset)
+    result = decode(seen, ask.prompt, ask.params, setup.oracle, ask.pinned_by_offset)
     looks.append((result.sequence, np.empty(0)))
     rows: dict[int, tuple[int, np.ndarray]] = {}
     for (before, logits), (after, _) in itertools.pairwise(looks):
         for at in range(prompt, len(before)):
-            if after[at] != before[at] and after[at] != setup.mask and at - prompt not in ask.prefilled_by_offset:
+            if after[at] != before[at] and after[at] != setup.mask and at - prompt not in ask.pinned_by_offset:
                 rows[at] = after[at], logits[at - setup.oracle.shift]
     tokens = [*received.tokens, *(one.end for one in logprobs if one.end is not None)]
     tops = [
         list(zip(*pair, strict=True))[: setup.vocab] for one in logprobs for pair in zip(one.ids, one.tops, strict=True)
     ]
     for at, (token, value, top) in enumerate(zip(tokens, values, tops, strict=True), prompt):
-        if at - prompt in ask.prefilled_by_offset:
+        if at - prompt in ask.pinned_by_offset:
             assert value == -9999.0
             continue
         written, row = rows[at]

@@ -193,7 +193,7 @@ def asks(draw: st.DrawFn, setup: Setup) -> Ask:
     return Ask(
         prompt=tuple(prompt),
         params=draw(params(growing, max_tokens=max_tokens, setup=setup)),
-        prefilled=tuple(draw(st.one_of(st.just({}), st.just({}), some, run, everything)).items()),
+        pinned=tuple(draw(st.one_of(st.just({}), st.just({}), some, run, everything)).items()),
         report=draw(st.sampled_from(["final", "stable", "denoise", "denoise"])),
         logprobs=draw(st.sampled_from([None, None, 0, 3, 20])),
         salt=draw(st.sampled_from(["", "", "other"])),

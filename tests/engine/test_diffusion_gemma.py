@@ -160,16 +160,16 @@ def test_engine_equals_the_oracle_whatever_the_batch():
             assert stats.pages_used == 0
 
 
-def test_a_prefilled_answer_ends_after_a_preemption():
+def test_a_pinned_answer_ends_after_a_preemption():
     """Equal requests have left all of its tokens in the prefix cache."""
     prompt, ask = asked(0)
     ask = replace(ask, max_tokens=32)  # two canvases, all of whose positions are in the answer
     config = {"num_pages": 200, "max_num_batched_tokens": 33, "page_size": 1, "max_model_len": 96}
     with LLM(str(FOLDER), device="cpu", skip_tokenizer=True, **config) as llm:
         engine = llm.engine
-        prefilled = dict.fromkeys(range(ask.max_tokens), 7)
+        pinned = dict.fromkeys(range(ask.max_tokens), 7)
         for id in ("first", "second"):
-            engine.add(resolve(ask, prompt, llm.info, RequestContext(id=id, prefilled_tokens=prefilled)))
+            engine.add(resolve(ask, prompt, llm.info, RequestContext(id=id, pinned_tokens=pinned)))
         sent = []
         while "first" not in [output.id for output in sent]:
             sent += engine.step()
@@ -178,7 +178,7 @@ def test_a_prefilled_answer_ends_after_a_preemption():
         while engine.has_work():
             sent += engine.step()
         assert [(output.id, output.new_tokens, output.finish_reason) for output in sent] == [
-            (id, list(prefilled.values()), "length") for id in ("first", "second")
+            (id, list(pinned.values()), "length") for id in ("first", "second")
         ]
 
 
@@ -262,18 +262,18 @@ def test_exactly_as_many_tokens_as_asked_for_and_no_more_steps(llm):
     assert (out.token_ids, out.finish_reason) == ([], "max_nfe")
 
 
-def test_prefilled_positions_stay_and_a_prefilled_canvas_costs_no_step(llm):
+def test_pinned_positions_stay_and_a_pinned_canvas_costs_no_step(llm):
     prompt, params = asked(0)
-    prefilled = {3: 7, 9: 11} | {offset: offset for offset in range(16, 32)}
+    pinned = {3: 7, 9: 11} | {offset: offset for offset in range(16, 32)}
     for length, nfe in ((40, 8), (32, 4)):  # the given canvas lies between two, and last
         spec = resolve(replace(params, max_tokens=length), prompt, llm.info, RequestContext(id="given"))
-        llm.engine.add(msgspec.structs.replace(spec, prefilled_tokens=prefilled))
+        llm.engine.add(msgspec.structs.replace(spec, pinned_tokens=pinned))
         outputs = []
         while llm.engine.has_work():
             outputs += llm.engine.step()
         (out,) = outputs
         assert (len(out.new_tokens), out.nfe, out.finish_reason) == (length, nfe, "length")
-        assert {offset: out.new_tokens[offset] for offset in prefilled} == prefilled
+        assert {offset: out.new_tokens[offset] for offset in pinned} == pinned
 
 
 def test_an_end_token_counts_only_when_it_is_committed(llm):

@@ -84,7 +84,7 @@ def test_prompts_of_a_conversation(data: st.DataObject) -> None:
             break
         ask = data.draw(editing(setup))
         fitting = replace(ask.params, max_tokens=min(ask.params.max_tokens, remaining))
-        id = run.add(replace(ask, prompt=prompt, params=fitting, prefilled=()))
+        id = run.add(replace(ask, prompt=prompt, params=fitting, pinned=()))
         run.drain()
         prompt = (*prompt, *run.received[id].tokens, SPLIT, 5)
     with clear():
@@ -131,7 +131,7 @@ def test_what_holds_whatever_the_logits(data: st.DataObject) -> None:
         ask.params, algorithm="edit", total_steps=None, ignore_eos=True, max_nfe=None, max_repetition_run=None,
         max_post_edit_steps=limit, max_steps_per_block=10**6, stop_token_ids=(), min_tokens=0,
     )  # fmt: skip
-    ask = replace(ask, params=p, report="denoise", prefilled=())
+    ask = replace(ask, params=p, report="denoise", pinned=())
     model = NoiseModel(setup.vocab, seed=data.draw(st.integers(0, 999)), scale=data.draw(st.sampled_from([0.3, 3.0])))
     run = Run(setup, engine=make_engine(setup, model))
     run.add(ask)

@@ -130,9 +130,9 @@ def test_4_deltas_add_up_to_the_answer(strategy: str, data: st.DataObject) -> No
     assert all(o.new_tokens for o in stable.outputs[:-1])
     # a step that settles nothing but given positions is told too, and samples nothing; so is a seed, one a block
     seeds = (ask.params.max_tokens - 1) // setup.block + 2 if setup.seeded else 0
-    assert 0 <= len(denoise.outputs) - final.outputs[0].nfe <= seeds + bool(ask.prefilled_by_offset)
+    assert 0 <= len(denoise.outputs) - final.outputs[0].nfe <= seeds + bool(ask.pinned_by_offset)
     if not ask.params.ignore_eos:
-        filled = {token for offset, token in enumerate(final.tokens) if offset not in ask.prefilled_by_offset}
+        filled = {token for offset, token in enumerate(final.tokens) if offset not in ask.pinned_by_offset}
         assert not filled & set(setup.eos)
     # what a denoise stream shows as settled text was shown in the blocks, at its place
     shown = list(ask.prompt)

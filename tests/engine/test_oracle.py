@@ -46,7 +46,7 @@ def test_prompts_of_a_conversation(strategy: str, data: st.DataObject) -> None:
             break
         ask = data.draw(asks(setup))
         fitting = replace(ask.params, max_tokens=min(ask.params.max_tokens, remaining))
-        id = run.add(replace(ask, prompt=prompt, params=fitting, prefilled=()))
+        id = run.add(replace(ask, prompt=prompt, params=fitting, pinned=()))
         run.drain()
         prompt = (*prompt, *run.received[id].tokens, 5, 6)
     run.compare()

@@ -128,10 +128,10 @@ def test_first_come_first_served_for_pages() -> None:
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @STRATEGIES
-def test_prefilled_answers_end_after_a_preemption(strategy: str, prefix_caching: bool) -> None:
+def test_pinned_answers_end_after_a_preemption(strategy: str, prefix_caching: bool) -> None:
     """All of their tokens may be in the prefix cache: those of the equal requests that ended before."""
     setup = Setup(strategy=strategy, page=1, pages=43, budget=256, max_len=40, prefix_caching=prefix_caching)
-    ask = prefilled_ask(strategy, prompt(0, 4), 20)
+    ask = pinned_ask(strategy, prompt(0, 4), 20)
     run = run_all(setup, [replace(ask, report=report) for report in ("final", "stable", "denoise")])
     run.compare()
     assert (run.engine.scheduler.preemptions > 0) == (strategy != "full")
@@ -139,7 +139,7 @@ def test_prefilled_answers_end_after_a_preemption(strategy: str, prefix_caching:
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @STRATEGIES
-def test_a_prefilled_answer_as_long_as_the_pool_is_admitted_again(strategy: str, prefix_caching: bool) -> None:
+def test_a_pinned_answer_as_long_as_the_pool_is_admitted_again(strategy: str, prefix_caching: bool) -> None:
     """It needs no pages for a further block: there is none."""
     budget = {"d2f": 39, "full": 40}.get(strategy, 24)
     longest = 47 if strategy in ("d2f", "nemotron_diffusion") else 40
@@ -147,7 +147,7 @@ def test_a_prefilled_answer_as_long_as_the_pool_is_admitted_again(strategy: str,
         strategy=strategy, block=8, page=1, pages=longest, budget=budget, max_len=40, prefix_caching=prefix_caching
     )
     first = Ask((0,), Params(max_tokens=22, ignore_eos=True, sub_block_size=8, algorithm=algorithm_for(strategy)))
-    run = run_all(setup, [first, prefilled_ask(strategy, prompt(0, 24), 16)])
+    run = run_all(setup, [first, pinned_ask(strategy, prompt(0, 24), 16)])
     run.compare()
     assert (run.engine.scheduler.preemptions > 0) == (strategy != "full")
 
@@ -156,10 +156,10 @@ def algorithm_for(strategy: str) -> str:
     return "dmax" if strategy == "dmax" else "threshold"
 
 
-def prefilled_ask(strategy: str, prompt: tuple[int, ...], max_tokens: int) -> Ask:
+def pinned_ask(strategy: str, prompt: tuple[int, ...], max_tokens: int) -> Ask:
     """A request whose answer has no masks."""
     params = Params(max_tokens=max_tokens, ignore_eos=True, sub_block_size=4, algorithm=algorithm_for(strategy))
-    return Ask(prompt, params, prefilled=tuple((offset, 5) for offset in range(max_tokens)))
+    return Ask(prompt, params, pinned=tuple((offset, 5) for offset in range(max_tokens)))
 
 
 def test_admission_asks_for_what_is_needed_now() -> None:

@@ -16,7 +16,7 @@ def test_preemption_at_any_step_changes_nothing(strategy: str, block_cache: bool
     at the beginnings of sub-blocks make REFINE follow REFINE."""
     setup = Setup(strategy=strategy, block=16, page=8, pages=8, max_len=32, buffer=1 if strategy != "d2f" else 2)
     p = Params(max_tokens=15, ignore_eos=True, accept_threshold=0.95, sub_block_size=4, block_cache=block_cache)
-    ask = Ask((1, 2, 4), p, prefilled=((1, 5), (5, 6), (9, 6)))
+    ask = Ask((1, 2, 4), p, pinned=((1, 5), (5, 6), (9, 6)))
     steps, reused = 0, 0
     while True:
         run = Run(setup)

@@ -124,10 +124,10 @@ class _Decode:
     decide = staticmethod(decide)
 
     def __init__(
-        self, logits_of: LogitsOf, prompt: Sequence[int], p: Params, shape: Shape, prefilled: Mapping[int, int]
+        self, logits_of: LogitsOf, prompt: Sequence[int], p: Params, shape: Shape, pinned: Mapping[int, int]
     ) -> None:
         self.logits_of, self.prompt, self.p, self.shape = logits_of, list(prompt), p, shape
-        self.prefilled = dict(enumerate(prompt)) | {len(prompt) + n: t for n, t in prefilled.items()}
+        self.known = dict(enumerate(prompt)) | {len(prompt) + n: t for n, t in pinned.items()}
         self.end = len(prompt) + p.max_tokens
         self.first = shape.first(len(prompt))
         self.blocks: list[Block] = []
@@ -143,8 +143,8 @@ class _Decode:
         start = self.first + len(self.blocks) * size
         if start >= self.end:
             return
-        tokens = [self.prefilled.get(n, self.shape.mask_id) for n in range(start, start + size)]
-        block = Block(start, tokens, [PROMPT if n in self.prefilled else MASKED for n in range(start, start + size)])
+        tokens = [self.known.get(n, self.shape.mask_id) for n in range(start, start + size)]
+        block = Block(start, tokens, [PROMPT if n in self.known else MASKED for n in range(start, start + size)])
         if self.p.total_steps is not None:
             block.step_budget = self.shared()[len(self.blocks)]
         self.blocks.append(block)
@@ -155,7 +155,7 @@ class _Decode:
         """Steps of each block: one after another gets one more, left to right, who has fewest and masks for more."""
         size = self.shape.block
         starts = range(self.first, self.end, size)
-        masks = [sum(n not in self.prefilled for n in range(start, start + size)) for start in starts]
+        masks = [sum(n not in self.known for n in range(start, start + size)) for start in starts]
         steps = [0] * len(masks)
         for _ in range(min(self.p.total_steps, sum(masks))):
             n = min((n for n in range(len(masks)) if steps[n] < masks[n]), key=lambda n: (steps[n], n))
@@ -221,7 +221,7 @@ class _Decode:
 
     def held(self) -> tuple[list[int | None], list[bool]]:
         """Of each position of the answer what it holds, None where MASKED, and whether it was UNMASKED."""
-        answer = [self.prefilled.get(n) for n in range(len(self.prompt), self.end)]
+        answer = [self.known.get(n) for n in range(len(self.prompt), self.end)]
         filled = [False] * len(answer)
         for block in self.blocks:
             for i in block.filled:
@@ -284,13 +284,13 @@ class _Decode:
 
 
 def decode(
-    logits_of: LogitsOf, prompt: Sequence[int], params: Params, shape: Shape, prefilled: Mapping[int, int] | None = None
+    logits_of: LogitsOf, prompt: Sequence[int], params: Params, shape: Shape, pinned: Mapping[int, int] | None = None
 ) -> Result:
-    """Decode one request to its end. `prefilled`: ids that stand at offsets of the answer from the start.
+    """Decode one request to its end. `pinned`: ids that stand at offsets of the answer from the start.
 
     Raises AssertionError when it takes more steps than its blocks may
     (docs/research/decoding-rules.md#invariant-5-termination).
     """
     blocks = -(-(len(prompt) + params.max_tokens - shape.first(len(prompt))) // shape.block)
     per_block = params.max_steps_per_block + params.max_post_edit_steps + 1 + shape.block
-    return _Decode(logits_of, prompt, params, shape, prefilled or {}).run(blocks * per_block)
+    return _Decode(logits_of, prompt, params, shape, pinned or {}).run(blocks * per_block)

@@ -83,11 +83,9 @@ def mixed(model: Model, token: int, top_tokens: list[tuple[int, float]], p: Para
 class _DMax(_Decode):
     decide = staticmethod(decide)
 
-    def __init__(
-        self, model: Model, prompt: Sequence[int], p: Params, shape: Shape, prefilled: Mapping[int, int]
-    ) -> None:
+    def __init__(self, model: Model, prompt: Sequence[int], p: Params, shape: Shape, pinned: Mapping[int, int]) -> None:
         self.model = model
-        super().__init__(lambda ids: model.look([model.embed(id) for id in ids]), prompt, p, shape, prefilled)
+        super().__init__(lambda ids: model.look([model.embed(id) for id in ids]), prompt, p, shape, pinned)
 
     def look(self) -> np.ndarray:
         rows = [self.model.embed(id) for id in self.sequence()]
@@ -99,8 +97,8 @@ class _DMax(_Decode):
 
 
 def decode_dmax(
-    model: Model, prompt: Sequence[int], params: Params, shape: Shape, prefilled: Mapping[int, int] | None = None
+    model: Model, prompt: Sequence[int], params: Params, shape: Shape, pinned: Mapping[int, int] | None = None
 ) -> Result:
     """Decode one request to its end. Raises AssertionError when a block takes more steps than it may."""
     blocks = -(-(len(prompt) + params.max_tokens - shape.first(len(prompt))) // shape.block)
-    return _DMax(model, prompt, params, shape, prefilled or {}).run(blocks * (params.max_steps_per_block + shape.block))
+    return _DMax(model, prompt, params, shape, pinned or {}).run(blocks * (params.max_steps_per_block + shape.block))

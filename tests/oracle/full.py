@@ -28,13 +28,13 @@ from tests.oracle.seeded import Memory
 
 class _Full:
     def __init__(
-        self, memory: Memory, prompt: Sequence[int], p: Params, shape: Shape, prefilled: Mapping[int, int]
+        self, memory: Memory, prompt: Sequence[int], p: Params, shape: Shape, pinned: Mapping[int, int]
     ) -> None:
         self.memory, self.p, self.shape, self.shift = memory, p, shape, shape.shift
         self.start = len(prompt)
         self.end = self.start + p.max_tokens
-        self.ids = [*prompt, *(prefilled.get(n, shape.mask_id) for n in range(p.max_tokens))]
-        self.state = [PROMPT] * self.start + [PROMPT if n in prefilled else MASKED for n in range(p.max_tokens)]
+        self.ids = [*prompt, *(pinned.get(n, shape.mask_id) for n in range(p.max_tokens))]
+        self.state = [PROMPT] * self.start + [PROMPT if n in pinned else MASKED for n in range(p.max_tokens)]
         self.nfe = self.sent = 0
         self.last_answer: list[int] = []  # the answer as of the last event
         self.events: list[Event] = []
@@ -151,7 +151,7 @@ def decode_full(
     prompt: Sequence[int],
     params: Params,
     shape: Shape,
-    prefilled: Mapping[int, int] | None = None,
+    pinned: Mapping[int, int] | None = None,
 ) -> Result:
     """Decode one request to its end on a memory that holds nothing yet."""
-    return _Full(memory, prompt, params, shape, prefilled or {}).run()
+    return _Full(memory, prompt, params, shape, pinned or {}).run()

@@ -43,13 +43,13 @@ class Memory(Protocol):
 
 class _Decode:
     def __init__(
-        self, fresh: Callable[[], Memory], prompt: Sequence[int], p: Params, shape: Shape, prefilled: Mapping[int, int]
+        self, fresh: Callable[[], Memory], prompt: Sequence[int], p: Params, shape: Shape, pinned: Mapping[int, int]
     ) -> None:
         self.fresh, self.prompt_len, self.p, self.shape = fresh, len(prompt), p, shape
         self.end = len(prompt) + p.max_tokens
         self.first = self.start = self.opened = shape.first(len(prompt))
         self.part = p.sub_block_size if shape.shift else shape.block
-        known = dict(enumerate(prompt)) | {len(prompt) + n: token for n, token in prefilled.items()}
+        known = dict(enumerate(prompt)) | {len(prompt) + n: token for n, token in pinned.items()}
         size = self.first + -(-(self.end - self.first) // shape.block) * shape.block
         self.tokens = [known.get(a, shape.mask_id) for a in range(size)]
         self.state = [PROMPT if a in known else MASKED for a in range(size)]
@@ -194,8 +194,8 @@ class _Decode:
 
 def decode_seeded(
     fresh: Callable[[], Memory], prompt: Sequence[int], params: Params, shape: Shape,
-    prefilled: Mapping[int, int] | None = None,
+    pinned: Mapping[int, int] | None = None,
 ) -> Result:  # fmt: skip
     """Decode one request to its end. `fresh` makes an empty memory; ``shape.shift`` tells fast_dllm_v2, whose parts
     have ``params.sub_block_size``, from nemotron_diffusion."""
-    return _Decode(fresh, prompt, params, shape, prefilled or {}).run()
+    return _Decode(fresh, prompt, params, shape, pinned or {}).run()

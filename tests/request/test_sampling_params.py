@@ -149,7 +149,7 @@ def test_what_cannot_be_done_to_logits_is_refused():
     )
     refused({"min_tokens": 2, "structured_outputs": {"regex": "a"}}, "min_tokens", "grammar", facts=grammatical)
     with pytest.raises(RequestError, match="every hole is filled"):
-        resolve(SamplingParams(min_tokens=2), [1], INFO, RequestContext(id="r", prefilled_tokens={3: 4}))
+        resolve(SamplingParams(min_tokens=2), [1], INFO, RequestContext(id="r", pinned_tokens={3: 4}))
 
 
 def test_prompts():

@@ -51,7 +51,7 @@ class GenerationInputs:
         prompts: token ids of each prompt.
         max_tokens: limit of the route; None for that of the body.
         default_max_tokens: limit of a request without one.
-        pinned_tokens: fixed token ids by offset in the completion; see `RequestContext.prefilled_tokens`.
+        pinned_tokens: fixed token ids by offset in the completion; see `RequestContext.pinned_tokens`.
         text_limit: number of first tokens that are returned; the completion ends with them.
         chat: context of a chat, whose completions have parts.
         echo: prompts that are returned before their completions.
@@ -198,7 +198,7 @@ class RequestSpecBuilder:
             parent_id=inputs.id,
             tenant=self._tenant,
             adapter="" if inputs.model in self._context.names else inputs.model,
-            prefilled_tokens=inputs.pinned_tokens,
+            pinned_tokens=inputs.pinned_tokens,
             grammar=self.grammar,
         )
         return resolve(self._params, inputs.prompts[i], self._info, context)
