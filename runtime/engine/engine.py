@@ -191,7 +191,7 @@ class Engine:
             if failed:
                 return [], False
         batch, self._launched = self._launched, None
-        if batch is not None and any(scheduled.request.status is not Status.FINISHED for scheduled in batch):
+        if batch is not None and any(scheduled.request.status is not Status.RELEASED for scheduled in batch):
             return batch, True
         try:
             return self.scheduler.schedule(), False
@@ -219,7 +219,7 @@ class Engine:
         outputs = []
         for request in self._output_processor.take_updated():
             has_new_tokens = request.num_stable_tokens > request.num_sent_tokens
-            if has_new_tokens or request.reason is not None or request.stream_steps:
+            if has_new_tokens or request.finish_reason is not None or request.stream_steps:
                 outputs.append(make_output(request))
                 self._stats.generated_tokens += len(outputs[-1].new_tokens)
         outputs += self._failed_outputs
@@ -233,9 +233,9 @@ class Engine:
 
     def _fail(self, requests: list[Request], error: BaseException) -> None:
         for request in requests:
-            if request.status is not Status.FINISHED:
+            if request.status is not Status.RELEASED:
                 self.grammar_queue.remove(request)
-            if self._requests.get(request.spec.id) is request:  # the id of an answered request may be reused
+            if self._requests.get(request.spec.id) is request:  # the id of a finished request may be reused
                 del self._requests[request.spec.id]
                 refused = isinstance(error, ConstraintError | GrammarError)
                 failed = EngineOutput(

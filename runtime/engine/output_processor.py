@@ -61,7 +61,7 @@ class OutputProcessor:
         continuing: list[bool] | None = None
         first = 0
         for scheduled in batch:
-            if scheduled.request.status is Status.FINISHED:  # the deferred part failed
+            if scheduled.request.status is Status.RELEASED:  # the deferred part failed
                 first += len(scheduled.blocks)
                 continue
             if scheduled.stable_layout and continuing is None:
@@ -88,7 +88,7 @@ class OutputProcessor:
         for scheduled, first in left:
             request = scheduled.request
             request.output_deferred = False
-            if request.status is not Status.FINISHED:
+            if request.status is not Status.RELEASED:
                 self._update_blocks(scheduled, results, first)
 
     def take_updated(self) -> list[Request]:
@@ -125,11 +125,11 @@ class OutputProcessor:
         if span is not None and not self._update_blocks(scheduled, results, first):
             return
         if request.num_computed_tokens != num_computed:
-            if request.prefilling or num_computed < request.prefill_len or request.reason is not None:
+            if request.prefilling or num_computed < request.prefill_len or request.finish_reason is not None:
                 self.scheduler.cache_pages(request)
             else:
                 self._uncached.append(request)
-        if request.reason is not None:
+        if request.finish_reason is not None:
             if span is not None:  # the step that finished it
                 del self._unfinished[request.spec.id]
             if request.num_computed_tokens >= request.num_final_tokens:
@@ -154,7 +154,7 @@ class OutputProcessor:
         except Exception as error:
             self._fail_request(request, error)
             return False
-        if request.reason is not None or (blocks and request.streams_updates):
+        if request.finish_reason is not None or (blocks and request.streams_updates):
             self.updated_requests[request] = None
         if scheduled.is_denoise_step:
             self._stats.forwards_denoise += 1
@@ -170,7 +170,7 @@ def make_output(request: Request) -> EngineOutput:
         id=request.spec.id,
         nfe=request.nfe,
         new_tokens=request.tokens[request.num_sent_tokens : request.num_stable_tokens].tolist(),
-        finish_reason=request.reason,
+        finish_reason=request.finish_reason,
         eos=request.hit_eos,
         cached_tokens=request.cached_tokens,
         queue_seconds=request.queue_seconds,

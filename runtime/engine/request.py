@@ -27,7 +27,7 @@ MIN_LOGPROB = -9999.0  # as in ``request.engine_messages``, whose dependencies m
 class Status(enum.Enum):
     WAITING = "waiting"
     RUNNING = "running"  # prefilling or decoding, see `Request.prefilling`
-    FINISHED = "finished"
+    RELEASED = "released"  # finished, aborted or failed: it holds no pages
 
 
 class Block:
@@ -129,6 +129,7 @@ class Request:
         num_sent_tokens: positions below it were returned to the client.
         eos_generated: an end-of-sequence id that counts was unmasked at some step.
         streams_updates: return an output after each step. stream_steps: with the content of the open blocks.
+        finish_reason: why the output ended. None: it has not; a request that failed or was aborted has none either.
         last_step_event: first position, token ids and masked offsets of the last denoise event.
         values: of the fields of the strategy and the algorithm.
         exclusive_batch: run in batches without other requests.
@@ -191,7 +192,7 @@ class Request:
         self.streams_updates = spec.stream_mode != "final"
         self.stream_steps = spec.stream_mode == "denoise"
         self.last_step_event: tuple[int, list[int], list[int]] = (0, [], [])
-        self.reason: FinishReason | None = None
+        self.finish_reason: FinishReason | None = None
         self.repetition_run = RepetitionRun(self.prompt_len)
         values: dict[str, Any] = spec.decoding.values
         self.values = values
@@ -233,9 +234,9 @@ class Request:
         return self.num_computed_tokens < self.prefill_len
 
     @property
-    def answered(self) -> bool:
-        """Whether the output is complete; at most K/V of its last blocks for the prefix cache is left to compute."""
-        return self.reason is not None
+    def finished(self) -> bool:
+        """Whether the output is complete. K/V of its last blocks may still be computed, for the prefix cache only."""
+        return self.finish_reason is not None
 
     def output_by_position(self) -> npt.NDArray[np.int64]:
         """Returns the id at each position of the output, pinned ones included; -1 where it is MASKED."""

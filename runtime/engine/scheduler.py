@@ -142,7 +142,7 @@ class Scheduler:
         return all(
             scheduled.stable_layout
             and scheduled.end - scheduled.start == scheduled.blocks[0].size
-            and scheduled.request.status is not Status.FINISHED
+            and scheduled.request.status is not Status.RELEASED
             for scheduled in batch
         )
 
@@ -177,7 +177,7 @@ class Scheduler:
             end = recompute.start + len(recompute.tokens)
             return ScheduledRequest(request, recompute.start, end, None, recompute)
         try:
-            if num_final - num_computed <= max_rows and request.reason is None and not recompute_spans:
+            if num_final - num_computed <= max_rows and request.finish_reason is None and not recompute_spans:
                 span = self.strategy.plan_forward(request)
                 start, end = span.start, span.end
                 if num_computed < start and num_computed < request.num_final_tokens:
@@ -216,11 +216,11 @@ class Scheduler:
 
     def _preemption_victim(self) -> Request:
         """Returns the newest request of the tenant and group with the most running requests."""
-        return max(self.running, key=lambda r: (r.answered, *self.waiting.running(r), r.arrival_index))
+        return max(self.running, key=lambda r: (r.finished, *self.waiting.running(r), r.arrival_index))
 
     def _preempt(self, request: Request) -> None:
-        """Frees the pages of a running request, which waits again. A request with a complete output is released."""
-        if request.answered:
+        """Frees the pages of a running request, which waits again. A finished request is released."""
+        if request.finished:
             self.release(request)  # its last blocks are not cached; that is not counted as a preemption
             return
         self._free(request)
@@ -274,8 +274,8 @@ class Scheduler:
         if group_running or tenant_running == len(self.running) == self.waiting.num_competing:
             return False  # its group runs already, or only its tenant runs, one request per group
         victim = self._preemption_victim()
-        if victim.answered or not self.waiting.may_preempt(request, victim):
-            return False  # an answered request leaves after this step
+        if victim.finished or not self.waiting.may_preempt(request, victim):
+            return False  # a finished request leaves after this step
         self._preempt(victim)
         return True
 
@@ -316,7 +316,7 @@ class Scheduler:
             self.waiting.end(request)
         elif request.status is Status.WAITING:
             self.waiting.remove(request)
-        request.status = Status.FINISHED
+        request.status = Status.RELEASED
 
     def _free(self, request: Request) -> None:
         self.running.remove(request)

@@ -132,7 +132,8 @@ class Strategy:
     def update(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
         """Writes the results of a step into the request, and moves `num_final_tokens` past finished blocks.
 
-        If the request finishes, it sets `reason` and `end`, and `num_final_tokens` to the end of the tokens to cache.
+        If the request finishes, it sets `finish_reason` and `end`. `num_final_tokens` is then the end of the tokens to
+        cache.
 
         Args:
             sampled: blocks that were sampled.

@@ -99,28 +99,30 @@ def update_progress(request: Request, *, shown: int, final: int) -> tuple[Finish
     return None
 
 
-def finish_request(request: Request, reason: FinishReason, end: int, *, committed: BlockLayout | None = None) -> None:
+def finish_request(
+    request: Request, finish_reason: FinishReason, end: int, *, committed: BlockLayout | None = None
+) -> None:
     """Finishes the request at `end`.
 
     Args:
         committed: layout of the blocks whose final tokens are still forwarded for the prefix cache. None: none are.
     """
-    keep = 0 if committed is None else cacheable_len(request, reason, end, block_layout=committed)
-    request.reason = reason
-    request.hit_eos = reason == "stop"
+    keep = 0 if committed is None else cacheable_len(request, finish_reason, end, block_layout=committed)
+    request.finish_reason = finish_reason
+    request.hit_eos = finish_reason == "stop"
     request.end = request.num_stable_tokens = end
     request.blocks = []
     request.num_final_tokens = max(request.num_computed_tokens, keep)
 
 
-def cacheable_len(request: Request, reason: FinishReason, end: int, *, block_layout: BlockLayout) -> int:
+def cacheable_len(request: Request, finish_reason: FinishReason, end: int, *, block_layout: BlockLayout) -> int:
     """Returns the end of the blocks of a finished answer that are committed.
 
     See docs/research/decoding-rules.md#commit.
     """
-    if reason not in ("stop", "length"):
+    if finish_reason not in ("stop", "length"):
         return 0
-    answer_end = end + (reason == "stop")  # includes the EOS
+    answer_end = end + (finish_reason == "stop")  # includes the EOS
     return min(request.num_final_tokens, block_layout.block_start(request.prompt_len, answer_end))
 
 

@@ -240,7 +240,7 @@ def test_a_batch_of_unlike_blocks_does_not(monkeypatch: pytest.MonkeyPatch) -> N
 def test_no_step_begins_early_with_one_that_has_ended() -> None:
     """Though as many run as had a turn: it failed on what it was left, and another was left out."""
     ended, going = (
-        SimpleNamespace(request=SimpleNamespace(status=status)) for status in (Status.FINISHED, Status.RUNNING)
+        SimpleNamespace(request=SimpleNamespace(status=status)) for status in (Status.RELEASED, Status.RUNNING)
     )
     for scheduled in (ended, going):
         scheduled.stable_layout, scheduled.start, scheduled.end, scheduled.blocks = (

@@ -173,7 +173,7 @@ def test_a_pinned_answer_ends_after_a_preemption():
         sent = []
         while "first" not in [output.id for output in sent]:
             sent += engine.step()
-        (second,) = (request for request in engine.scheduler.running if not request.answered)
+        (second,) = (request for request in engine.scheduler.running if not request.finished)
         engine.scheduler._preempt(second)
         while engine.has_work():
             sent += engine.step()
@@ -199,7 +199,7 @@ def test_a_preemption_changes_nothing(llm, held, monkeypatch):
         step = 0
         while engine.has_work():
             if step == preempted:
-                for request in [r for r in engine.scheduler.running if not r.answered]:
+                for request in [r for r in engine.scheduler.running if not r.finished]:
                     before = request.nfe - sum(block.steps for block in request.blocks)
                     engine.scheduler._preempt(request)
                     assert request.nfe == before

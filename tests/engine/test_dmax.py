@@ -53,7 +53,7 @@ def test_preemption_at_any_step_changes_nothing(p: Params, buffer: int) -> None:
         (request,) = run.engine.scheduler.waiting
         for _ in range(steps):
             run.step()
-        if request.answered:
+        if request.finished:
             break
         mixtures = [block.soft_tokens for block in request.blocks]
         if steps:

@@ -178,7 +178,7 @@ def test_nothing_more_is_reported_of_an_aborted_request() -> None:
     engine.abort("aborted")
     assert {output.id for output in engine.take_outputs()} == {"kept"}
     assert engine.take_outputs() == []
-    while not any(request.reason for request in engine._output_processor.updated_requests):
+    while not any(request.finish_reason for request in engine._output_processor.updated_requests):
         engine.execute_step()
     engine.abort("kept")  # it has ended, and nobody was told
     assert engine.take_outputs() == []

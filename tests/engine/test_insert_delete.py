@@ -108,7 +108,7 @@ def test_preemption_at_any_step_changes_nothing(buffer: int) -> None:
         (request,) = run.engine.scheduler.waiting
         for _ in range(steps):
             run.step()
-        if request.answered:
+        if request.finished:
             break
         if steps:
             run.engine.scheduler._preempt(request)
@@ -141,7 +141,7 @@ def test_what_holds_whatever_the_logits(data: st.DataObject) -> None:
         final = request.tokens[: request.num_final_tokens].copy()
         run.step()
         assert (request.tokens[: len(final)] == final).all()
-        assert request.answered or request.num_stable_tokens <= max(request.num_final_tokens, prompt)
+        assert request.finished or request.num_stable_tokens <= max(request.num_final_tokens, prompt)
         assert all(block.finished or block.steps < setup.block + limit for block in request.blocks)
     received = run.received["r0"]
     assert (len(received.tokens), received.outputs[-1].finish_reason) == (p.max_tokens, "length")

@@ -226,7 +226,7 @@ def test_6_no_request_harms_another_or_the_engine(strategy: str, data: st.DataOb
 
 
 def test_6_a_failing_commit_harms_no_request_of_the_same_id(caplog: pytest.LogCaptureFixture) -> None:
-    """An answered request's id is free while its last block is still to be committed."""
+    """A finished request's id is free while its last block is still to be committed."""
     caplog.set_level(logging.CRITICAL)
     setup = Setup(budget=12, block=4)
     run = Run(setup)
@@ -235,7 +235,7 @@ def test_6_a_failing_commit_harms_no_request_of_the_same_id(caplog: pytest.LogCa
     while not any(output.finish_reason for output in run.engine.step()):
         pass
     (committing,) = run.engine.scheduler.running
-    assert committing.answered
+    assert committing.finished
     second = Ask((1, 2), Params(max_tokens=8, ignore_eos=True))
     run.engine.add(spec_of("same", second))
     run.engine.scheduler.token_budget = 4  # the failing step serves the commit alone
@@ -309,8 +309,8 @@ def test_7_abort_at_any_step_frees_every_page(strategy: str, data: st.DataObject
     ids = data.draw(st.permutations(sorted(run.asks)))
     for id in ids:
         run.abort(id)
-    assert not any(not r.answered for r in run.engine.scheduler.running)
-    while run.engine.has_work():  # answered requests may still have their last block to commit
+    assert not any(not r.finished for r in run.engine.scheduler.running)
+    while run.engine.has_work():  # finished requests may still have their last block to commit
         run.step()
     check_idle(run.engine)
     for ask in several:

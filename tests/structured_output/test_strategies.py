@@ -78,7 +78,7 @@ def served(engine: Engine, specs: list[RequestSpec], every: int = 0) -> dict[str
             ids[output.id] += output.new_tokens
             last[output.id] = output
         steps += 1
-        running = [request for request in engine.scheduler.running if not request.answered]
+        running = [request for request in engine.scheduler.running if not request.finished]
         if every and steps % every == 0 and running:
             engine.scheduler._preempt(running[-1])
     check_idle(engine)
