@@ -6,7 +6,7 @@ consecutive pages of a block. Page groups have a reference count. A page group w
 which covers all tokens up to its end. It then stays in the pool without references until its space is needed. The least
 recently used one is evicted first.
 
-On admission, `find_longest_prefix` finds page groups with final content only. `InBatchPrefixCache` finds those that
+On admission, `find_longest_prefix` finds page groups with final content only. `PrefillDeduplicator` finds those that
 other running requests compute later.
 """
 
@@ -207,11 +207,11 @@ class PageTable:
         return self._pages[rows, :width]
 
 
-class InBatchPrefixCache:
+class PrefillDeduplicator:
     """Computes a prefix once if several running requests have it.
 
-    A request waits while another one of the step computes its next page group. When that page group is in the prefix
-    cache, the request adopts it instead of its own one. The first request of a step never waits.
+    In each step, one request computes the next page group of the prefix, and the others wait. Once the page group is in
+    the prefix cache, each of them adopts it and frees its own one. The first request of a step never waits.
 
     Args:
         uncacheable_tail: ``Strategy.uncacheable_tail``.
@@ -226,25 +226,27 @@ class InBatchPrefixCache:
         self.uncacheable_tail = uncacheable_tail
         self.num_adopted_tokens = 0  # tokens
 
-    def should_wait(self, request: Request, computing: set[bytes]) -> bool:
-        """Adopts cached page groups for the next prefill of `request`.
+    def adopt_cached(self, request: Request) -> None:
+        """Replaces the next page groups of the prefill by cached ones, and moves `num_computed_tokens` past them."""
+        cache = self.cache
+        if not cache.prefix_caching or request.num_computed_tokens % cache.page_group_size:
+            return
+        for n in range(request.num_computed_tokens // cache.page_group_size, self._num_cacheable_page_groups(request)):
+            page_group = cache.swap_for_cached(request.page_groups[n], request.page_group_hashes[n])
+            if page_group is None:
+                return
+            self._adopt(request, n, page_group)
+
+    def must_wait(self, request: Request, computing: set[bytes]) -> bool:
+        """Returns whether another request of this step computes the next page group of the prefill.
 
         Args:
             computing: see `mark_computing`.
-
-        Returns:
-            Whether another request of this step computes the next page group.
         """
-        cache = self.cache
-        if not cache.prefix_caching or request.num_computed_tokens % cache.page_group_size:
+        next_page_group, partial = divmod(request.num_computed_tokens, self.cache.page_group_size)
+        if not computing or partial or next_page_group >= self._num_cacheable_page_groups(request):
             return False
-        for n in range(request.num_computed_tokens // cache.page_group_size, self._num_cacheable_page_groups(request)):
-            key = request.page_group_hashes[n]
-            page_group = cache.swap_for_cached(request.page_groups[n], key)
-            if page_group is None:
-                return key in computing
-            self._adopt(request, n, page_group)
-        return False
+        return request.page_group_hashes[next_page_group] in computing
 
     def _adopt(self, request: Request, n: int, page_group: int) -> None:
         request.page_groups[n] = page_group

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 
-from runtime.engine.kv_cache_manager import InBatchPrefixCache, KVCacheManager, OutOfPages, PageTable
+from runtime.engine.kv_cache_manager import KVCacheManager, OutOfPages, PageTable, PrefillDeduplicator
 from runtime.engine.lora_manager import LoRAManager
 from runtime.engine.request import Request, ScheduledRequest, Status
 from runtime.engine.request_queue import FairQueue, round_robin, served_longest_ago
@@ -60,7 +60,7 @@ class Scheduler:
         self.lora_manager = lora_manager
         self.max_decode_rows = strategy.max_rows()
         self.step_time = StepTimeEstimator(2 * self.max_decode_rows)
-        self.in_batch_prefix_cache = InBatchPrefixCache(self.cache, self.table, strategy.uncacheable_tail)
+        self.prefill_deduplicator = PrefillDeduplicator(self.cache, self.table, strategy.uncacheable_tail)
         self.waiting = FairQueue()
         self.running: list[Request] = []
         self.preemptions = 0
@@ -76,7 +76,7 @@ class Scheduler:
     @property
     def prefix_hit_tokens(self) -> int:
         """Prompt tokens whose K/V was found in the prefix cache."""
-        return self._num_prefix_hit_tokens + self.in_batch_prefix_cache.num_adopted_tokens
+        return self._num_prefix_hit_tokens + self.prefill_deduplicator.num_adopted_tokens
 
     def schedule(self) -> list[ScheduledRequest]:
         """Returns the requests of the next step with their rows; empty if there is nothing to run.
@@ -107,8 +107,10 @@ class Scheduler:
                 budget_exhausted = True
                 continue
             prefilling = request.num_computed_tokens < request.prefill_len
-            if prefilling and self.in_batch_prefix_cache.should_wait(request, computing):
-                continue
+            if prefilling:
+                self.prefill_deduplicator.adopt_cached(request)
+                if self.prefill_deduplicator.must_wait(request, computing):
+                    continue
             max_rows = remaining
             if shared:
                 max_rows = min(remaining, max(remaining_in_time, self.max_decode_rows if n < num_first else 0))
@@ -124,7 +126,7 @@ class Scheduler:
                 continue
             batch[request.arrival_index] = scheduled
             if prefilling:
-                self.in_batch_prefix_cache.mark_computing(request, computing)
+                self.prefill_deduplicator.mark_computing(request, computing)
             rows = end - scheduled.start
             remaining -= rows
             remaining_in_time -= rows
