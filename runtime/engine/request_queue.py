@@ -92,7 +92,7 @@ class FairQueue:
         self._count_running(request, -1, at_front=True)
         self._join(request, at_front=True)
 
-    def running(self, request: Request) -> tuple[int, int]:
+    def running_counts(self, request: Request) -> tuple[int, int]:
         """Returns the numbers of running requests of the request's tenant and of its group."""
         groups = self._groups.get(request.spec.tenant)
         return self._tenants.running.get(request.spec.tenant, 0), (
@@ -110,10 +110,10 @@ class FairQueue:
         It may if the victim's tenant has at least two more running requests, or, within a tenant, if the victim's group
         has at least two.
         """
-        tenant_running, group_running = self.running(request)
+        tenant_running, group_running = self.running_counts(request)
         if group_running:
             return False
-        victim_tenant_running, victim_group_running = self.running(victim)
+        victim_tenant_running, victim_group_running = self.running_counts(victim)
         if victim.spec.tenant != request.spec.tenant:
             return victim_tenant_running >= tenant_running + 2  # otherwise the victim could preempt in return
         return victim_group_running >= 2

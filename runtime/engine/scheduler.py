@@ -218,7 +218,7 @@ class Scheduler:
 
     def _preemption_victim(self) -> Request:
         """Returns the newest request of the tenant and group with the most running requests."""
-        return max(self.running, key=lambda r: (r.finished, *self.waiting.running(r), r.arrival_index))
+        return max(self.running, key=lambda r: (r.finished, *self.waiting.running_counts(r), r.arrival_index))
 
     def _preempt(self, request: Request) -> None:
         """Frees the pages of a running request, which waits again. A finished request is released."""
@@ -272,7 +272,7 @@ class Scheduler:
 
     def _preempt_for(self, request: Request) -> bool:
         """Preempts a request for a waiting one whose group has no running request, see ``FairQueue.may_preempt``."""
-        tenant_running, group_running = self.waiting.running(request)
+        tenant_running, group_running = self.waiting.running_counts(request)
         if group_running or tenant_running == len(self.running) == self.waiting.num_competing:
             return False  # its group runs already, or only its tenant runs, one request per group
         victim = self._preemption_victim()

@@ -392,7 +392,7 @@ def check_queue(engine: Engine) -> None:
     owners = Counter(r.spec.tenant for r in running)
     for request in (*running, *queue):
         group = (request.spec.tenant, request.spec.parent_id)
-        assert queue.running(request) == (owners[group[0]], counts[group])
+        assert queue.running_counts(request) == (owners[group[0]], counts[group])
     assert queue.num_competing == (len(owners) if len(owners) > 1 else len(counts))
     for group, members in waiting.items():
         order = [r.arrival_index for r in running if (r.spec.tenant, r.spec.parent_id) == group] + [
