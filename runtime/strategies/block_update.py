@@ -80,18 +80,18 @@ def unmasked_prefix_len(request: Request) -> int:
     return end if end < request.end else request.end
 
 
-def update_progress(request: Request, *, shown: int, final: int) -> tuple[FinishReason, int] | None:
+def update_progress(request: Request, *, event_start: int, finished_end: int) -> tuple[FinishReason, int] | None:
     """Updates the stable prefix after a step, and returns the finish reason and the end of the answer, if it ends.
 
     docs/research/decoding-rules.md#end-of-an-answer has the conditions.
 
     Args:
-        shown: first position of the blocks in a denoise event.
-        final: tokens before this position are final.
+        event_start: first position of the denoise event of this step.
+        finished_end: end of the finished blocks. No step changes the tokens before it.
     """
     if request.stream_steps:
-        request.record_step_event(shown)
-    stable = min(final, request.end) if request.may_revise else unmasked_prefix_len(request)
+        request.record_step_event(event_start)
+    stable = min(finished_end, request.end) if request.may_revise else unmasked_prefix_len(request)
     if stable > request.num_stable_tokens:
         request.num_stable_tokens = stable
     if request.has_step_limits or request.eos_generated or request.num_stable_tokens >= request.end:

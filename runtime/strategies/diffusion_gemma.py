@@ -76,7 +76,7 @@ class Canvas(Strategy):
         return np.where(positions < num_final, positions + 1, num_final + self.size)
 
     def update(self, request: Request, sampled: list[Block], results: BlockResults, first: int) -> None:
-        shown = request.num_final_tokens
+        event_start = request.num_final_tokens
         if any(block not in request.blocks for block in sampled):
             return  # a preemption has restarted the canvas
         for block in sampled:
@@ -86,7 +86,7 @@ class Canvas(Strategy):
             else:
                 self._write_open(request, block, results, first)
             request.nfe += 1
-        end = block_update.update_progress(request, shown=shown, final=request.num_final_tokens)
+        end = block_update.update_progress(request, event_start=event_start, finished_end=request.num_final_tokens)
         if end is not None:
             block_update.finish_request(request, *end, committed=BlockLayout(1) if self.prefix_caching else None)
         elif request.num_final_tokens == request.next_start:

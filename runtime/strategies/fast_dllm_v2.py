@@ -14,7 +14,7 @@ from runtime.errors import ConfigError
 from runtime.request.field_spec import SUB_BLOCK, Field
 from runtime.strategies import block_update
 from runtime.strategies.base import DecodingContext, register_strategy
-from runtime.strategies.shifted import ShiftedBlockStrategy, first_open_part
+from runtime.strategies.shifted import ShiftedBlockStrategy, first_open_sub_block
 
 SUB_BLOCK_SIZE = 8
 
@@ -41,19 +41,21 @@ class FastDLLMv2(ShiftedBlockStrategy):
             ),
         )  # fmt: skip
 
-    def part_size(self, request: Request) -> int:
+    def sub_block_size(self, request: Request) -> int:
         return int(request.values[SUB_BLOCK])
 
-    def forward_range(self, request: Request, part: Block) -> tuple[int, int]:
+    def forward_range(self, request: Request, sub_block: Block) -> tuple[int, int]:
         """Returns the rows of a refine step or of a full step."""
-        return (part.start, part.start + part.size) if request.reused_kv_spans else super().forward_range(request, part)
+        if request.reused_kv_spans:
+            return sub_block.start, sub_block.start + sub_block.size
+        return super().forward_range(request, sub_block)
 
-    def write_result(self, request: Request, part: Block, results: BlockResults, i: int) -> None:
-        first, last = self.forward_range(request, part)
+    def write_result(self, request: Request, sub_block: Block, results: BlockResults, i: int) -> None:
+        first, last = self.forward_range(request, sub_block)
         forwarded = request.tokens[first:last].copy()
-        block_update.write_block(request, part, results, i)
-        following = first_open_part(request)
+        block_update.write_block(request, sub_block, results, i)
+        following = first_open_sub_block(request)
         if not request.values["block_cache"] or following is None or request.state[following.start] == MASKED:
             request.reused_kv_spans = []  # the next step forwards everything
-        elif not request.reused_kv_spans or following is not part:  # otherwise the next step overwrites these rows
+        elif not request.reused_kv_spans or following is not sub_block:  # otherwise the next step overwrites these rows
             request.reused_kv_spans = [*request.reused_kv_spans, KVSpan(first, forwarded)]

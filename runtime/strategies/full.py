@@ -3,7 +3,8 @@
 Every row sees the complete canvas, so the K/V of all positions is outdated once a token changes. `decoding.cache`
 selects which rows the later steps of a block forward again.
 
-No position is final, because K/V is valid for one state of the canvas only and no other request can use it.
+A block consists of one or two sub-blocks, as in `shifted.py`: `Block` objects in `Request.blocks`. A finished block is
+not final, because its K/V is valid for one state of the canvas only and no other request can use it.
 `Request.reused_kv_spans` stores the ids of the first step of the block, which are forwarded again after a preemption.
 """
 
@@ -59,18 +60,18 @@ class FullCanvas(Strategy):
         return request.end
 
     def prefill_chunk_size(self, request: Request, budget: int) -> int:
-        return 0  # no position is final
+        return 0  # no token is final
 
     def plan_forward(self, request: Request) -> ForwardSpan:
         while not request.blocks:
             self._open_block(request)
             if _is_block_finished(request) and request.next_start < request.end:
                 request.blocks = []  # pinned tokens cover it
-        start, end, part = 0, request.end, request.blocks[0]
+        start, end, sub_block = 0, request.end, request.blocks[0]
         if request.reused_kv_spans:
-            part = request.blocks[-1]
+            sub_block = request.blocks[-1]
             start, end = self._refreshed_range(request)
-        return ForwardSpan(start, end, [] if block_update.is_finished(request, part) else [part])
+        return ForwardSpan(start, end, [] if block_update.is_finished(request, sub_block) else [sub_block])
 
     def is_layout_stable(self, request: Request, span: ForwardSpan) -> bool:
         # with a cache, the first step of a block forwards more rows than the others
@@ -86,10 +87,11 @@ class FullCanvas(Strategy):
         return start, end if mode == "dual" else request.end
 
     def _open_block(self, request: Request) -> None:
-        """Opens the next block, as one part or as two.
+        """Opens the next block, as one sub-block or as two.
 
-        With a logits shift and a cache that forwards the row before the block only once, the first position is a part
-        of its own, which is sampled in that step. All others are sampled from rows of the block.
+        With a logits shift, the logits of the first position are those of the row before the block. If the cache mode
+        forwards that row in the first step only, this step samples the first position, as a sub-block of its own. Later
+        steps sample the other positions.
         """
         length = int(request.values[BLOCK_LENGTH])
         start = max(request.next_start, request.prompt_len)
@@ -101,7 +103,7 @@ class FullCanvas(Strategy):
         steps = (
             int(request.values.get("steps", 0)) if total is None else self._step_budget(request, total, start, length)
         )
-        before = sum(part.masks for part in request.blocks[:-1])  # steps of the block that the last part does not get
+        before = sum(block.masks for block in request.blocks[:-1])  # steps that the last sub-block does not get
         request.blocks[-1].step_budget = max(steps - before, 1) if steps else 0
 
     def _step_budget(self, request: Request, total: int, start: int, length: int) -> int:
@@ -118,14 +120,16 @@ class FullCanvas(Strategy):
         if not request.reused_kv_spans and request.values[CACHE] != "none":
             request.reused_kv_spans = [KVSpan(0, request.tokens[: request.end].copy())]
         request.nfe += bool(sampled)
-        for i, part in enumerate(sampled, first):
-            block_update.write_block(request, part, results, i)
+        for i, sub_block in enumerate(sampled, first):
+            block_update.write_block(request, sub_block, results, i)
         finished, start, last = _is_block_finished(request), request.blocks[0].start, request.blocks[-1]
-        for part in sampled:
-            if part is not last:  # the last part counts the steps of the block
-                part.finished = finished
-                last.steps = part.steps
-        end = block_update.update_progress(request, shown=start, final=request.next_start if finished else start)
+        for sub_block in sampled:
+            if sub_block is not last:  # the last sub-block counts the steps of the block
+                sub_block.finished = finished
+                last.steps = sub_block.steps
+        end = block_update.update_progress(
+            request, event_start=start, finished_end=request.next_start if finished else start
+        )
         if end is not None:
             block_update.finish_request(request, *end)
         elif finished:
@@ -135,5 +139,5 @@ class FullCanvas(Strategy):
 
 
 def _is_block_finished(request: Request) -> bool:
-    """Returns whether the parts of the open block are finished. A part of one position is, once it is unmasked."""
+    """Returns whether the sub-blocks of the open block are finished. The first of two is, once it has no mask."""
     return block_update.is_finished(request, request.blocks[-1]) and not request.blocks[0].masks

@@ -132,9 +132,9 @@ class MultiBlock(Strategy):
             request.nfe += 1
         for i, block in enumerate(sampled, first):
             block_update.write_block(request, block, results, i)
-        shown, blocks = request.num_final_tokens, request.blocks
+        event_start, blocks = request.num_final_tokens, request.blocks
         num_final = self._advance_final(request) if blocks and block_update.is_finished(request, blocks[0]) else 0
-        end = block_update.update_progress(request, shown=shown, final=request.num_final_tokens)
+        end = block_update.update_progress(request, event_start=event_start, finished_end=request.num_final_tokens)
         if end is not None:
             block_update.finish_request(request, *end, committed=self.block_layout if self.prefix_caching else None)
         if num_final:
