@@ -19,7 +19,7 @@ import numpy.typing as npt
 from runtime.algorithms.base import NO_FILTERS
 from runtime.kernels.forward_batch import MAX_TILE_ROWS
 from runtime.worker.host_buffers import ArraySpecs
-from runtime.worker.input_batch import AlgorithmShape, Arrays, ForwardDescriptor, SampleDescriptor
+from runtime.worker.input_batch import AlgorithmDescriptor, Arrays, ForwardDescriptor, SampleDescriptor
 
 MIN_PREFILL_FILL = 15 / 16  # a step is padded to the prefill size only if it fills at least this fraction of it
 SAMPLED_ROWS_MULTIPLE = 16  # sampled rows are padded to a multiple of this,
@@ -104,38 +104,39 @@ class CaptureSizes:
 
     def forward_descriptors(self) -> list[ForwardDescriptor]:
         """Returns all descriptors without soft embeddings, largest first."""
-        shapes = [self._forward(self._prefill_blocks, tile) for tile in reversed(self._prefill_tiles)]
-        shapes += [
+        descriptors = [self._forward(self._prefill_blocks, tile) for tile in reversed(self._prefill_tiles)]
+        descriptors += [
             self._forward(n, tile)
             for n in reversed(self.blocks)
             for tile in reversed(self.tiles)
             if n <= self._max_blocks(tile)
         ]
         if not self.lora_modules or self.lora_modules & self.eager_lora_modules:
-            return shapes
-        return [replace(shape, active_lora_modules=adapted) for shape in shapes for adapted in (self.lora_modules, 0)]
+            return descriptors
+        adapted = (self.lora_modules, 0)
+        return [replace(descriptor, active_lora_modules=modules) for descriptor in descriptors for modules in adapted]
 
-    def pad_forward(self, shape: ForwardDescriptor) -> ForwardDescriptor | None:
+    def pad_forward(self, descriptor: ForwardDescriptor) -> ForwardDescriptor | None:
         """Returns the padded descriptor of a forward; None if the step has to run eagerly."""
-        if shape.active_lora_modules & self.eager_lora_modules:
+        if descriptor.active_lora_modules & self.eager_lora_modules:
             return None
-        for padded in self._candidates(shape):
-            if not _fits(padded, shape):
+        for padded in self._candidates(descriptor):
+            if not _fits(padded, descriptor):
                 continue
-            if shape.soft_embedding_shape[0]:
-                padded = replace(padded, soft_embedding_shape=(padded.rows, shape.soft_embedding_shape[1]))
-            return replace(padded, active_lora_modules=shape.active_lora_modules)
+            if descriptor.soft_embedding_shape[0]:
+                padded = replace(padded, soft_embedding_shape=(padded.rows, descriptor.soft_embedding_shape[1]))
+            return replace(padded, active_lora_modules=descriptor.active_lora_modules)
         return None
 
-    def _candidates(self, shape: ForwardDescriptor) -> Iterator[ForwardDescriptor]:
+    def _candidates(self, descriptor: ForwardDescriptor) -> Iterator[ForwardDescriptor]:
         """Yields descriptors with enough rows, best fit first."""
-        if shape.rows > self.blocks[-1] * self.block_size:
-            if self.max_prefill_tokens * MIN_PREFILL_FILL <= shape.rows <= self._prefill_blocks * self.block_size:
-                for tile in self._prefill_tiles[bisect_left(self._prefill_tiles, shape.tile_rows) :]:
+        if descriptor.rows > self.blocks[-1] * self.block_size:
+            if self.max_prefill_tokens * MIN_PREFILL_FILL <= descriptor.rows <= self._prefill_blocks * self.block_size:
+                for tile in self._prefill_tiles[bisect_left(self._prefill_tiles, descriptor.tile_rows) :]:
                     yield self._forward(self._prefill_blocks, tile)
             return
-        enough = self.blocks[bisect_left(self.blocks, -(-shape.rows // self.block_size)) :]
-        for tile in self.tiles[bisect_left(self.tiles, shape.tile_rows) :]:
+        enough = self.blocks[bisect_left(self.blocks, -(-descriptor.rows // self.block_size)) :]
+        for tile in self.tiles[bisect_left(self.tiles, descriptor.tile_rows) :]:
             for n in enough[: bisect_right(enough, self._max_blocks(tile))]:
                 yield self._forward(n, tile)
 
@@ -175,33 +176,33 @@ class CaptureSizes:
             num_self_conditioned=blocks if self.self_conditioning else 0,
         )
 
-    def pad_sample(self, shape: SampleDescriptor) -> SampleDescriptor | None:
+    def pad_sample(self, descriptor: SampleDescriptor) -> SampleDescriptor | None:
         """Returns the padded descriptor of sampling, with at least one padding block; None if there are too many."""
-        if shape.blocks > self._sample_sizes[-1]:
+        if descriptor.blocks > self._sample_sizes[-1]:
             return None
         # where requests choose their blocks they may be larger
-        size = -(-shape.size // self.block_size) * self.block_size
+        size = -(-descriptor.size // self.block_size) * self.block_size
         return SampleDescriptor(
-            blocks=_round_up(shape.blocks, self._sample_sizes) + 1,
+            blocks=_round_up(descriptor.blocks, self._sample_sizes) + 1,
             size=size,
-            groups=tuple(self.pad_group(group, size) for group in shape.groups),
+            groups=tuple(self.pad_group(group, size) for group in descriptor.groups),
             remasked=True,
-            uniform_noise=shape.uniform_noise,
+            uniform_noise=descriptor.uniform_noise,
             self_conditioned=self.self_conditioning,
         )
 
-    def pad_group(self, shape: AlgorithmShape, size: int) -> AlgorithmShape:
-        blocks = _round_up(shape.blocks, self._sample_sizes)
+    def pad_group(self, descriptor: AlgorithmDescriptor, size: int) -> AlgorithmDescriptor:
+        blocks = _round_up(descriptor.blocks, self._sample_sizes)
         positions = blocks * size
-        num_filtered = pad_sampled_rows(shape.num_filtered, positions)
-        num_random = num_filtered + pad_sampled_rows(shape.num_random - shape.num_filtered, positions)
+        num_filtered = pad_sampled_rows(descriptor.num_filtered, positions)
+        num_random = num_filtered + pad_sampled_rows(descriptor.num_random - descriptor.num_filtered, positions)
         return replace(
-            shape,
+            descriptor,
             blocks=blocks + 1,
-            rows=num_random + pad_sampled_rows(shape.rows - shape.num_random, positions),
+            rows=num_random + pad_sampled_rows(descriptor.rows - descriptor.num_random, positions),
             num_random=num_random,
             num_filtered=num_filtered,
-            history_len=padded_history_len(shape.history_len, static=shape.algorithm.static_history),
+            history_len=padded_history_len(descriptor.history_len, static=descriptor.algorithm.static_history),
         )
 
 
@@ -209,13 +210,13 @@ def _round_up(blocks: int, sizes: list[int]) -> int:
     return sizes[bisect_left(sizes, blocks)]
 
 
-def _fits(padded: ForwardDescriptor, shape: ForwardDescriptor) -> bool:
+def _fits(padded: ForwardDescriptor, descriptor: ForwardDescriptor) -> bool:
     """Whether a forward and the tiles of its padding tokens fit the padded descriptor."""
-    tiles = shape.tiles + -(-(padded.rows - shape.rows) // padded.tile_rows)
+    tiles = descriptor.tiles + -(-(padded.rows - descriptor.rows) // padded.tile_rows)
     return (
         tiles <= padded.tiles
-        and shape.requests <= padded.requests
-        and shape.num_self_conditioned <= padded.num_self_conditioned
+        and descriptor.requests <= padded.requests
+        and descriptor.num_self_conditioned <= padded.num_self_conditioned
     )
 
 
@@ -234,32 +235,32 @@ def sampled_rows_step(positions: int) -> int:
     return -(-max(positions // SAMPLED_ROWS_STEPS, 1) // SAMPLED_ROWS_MULTIPLE) * SAMPLED_ROWS_MULTIPLE
 
 
-def forward_buffer_specs(shape: ForwardDescriptor, block_size: int) -> ArraySpecs:
+def forward_buffer_specs(descriptor: ForwardDescriptor, block_size: int) -> ArraySpecs:
     """Returns the dtypes and shapes of the input arrays of a forward."""
-    rows, width = shape.soft_embedding_shape
+    rows, width = descriptor.soft_embedding_shape
     found: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
-        name: (dtype, (shape.rows,)) for name, (dtype, _) in ROWS.items()
+        name: (dtype, (descriptor.rows,)) for name, (dtype, _) in ROWS.items()
     }
-    if shape.active_lora_modules:
-        found["lora_slots"] = I32, (shape.rows,)
-    found["query_tiles"] = I32, (shape.tiles, 3)
-    found["page_table"] = I32, (shape.requests, shape.pages)
+    if descriptor.active_lora_modules:
+        found["lora_slots"] = I32, (descriptor.rows,)
+    found["query_tiles"] = I32, (descriptor.tiles, 3)
+    found["page_table"] = I32, (descriptor.requests, descriptor.pages)
     if rows:
         found["soft_embedding_rows"] = I64, (rows,)
         found["soft_embedding_ids"] = I64, (rows, width)
         found["soft_embedding_probs"] = F64, (rows, width)
         found["soft_embedding_params"] = F64, (rows, 3)
-    if shape.num_self_conditioned:
-        found["self_conditioning_rows"] = I64, (shape.num_self_conditioned, block_size)
-        found["self_conditioning_slots"] = I64, (shape.num_self_conditioned,)
+    if descriptor.num_self_conditioned:
+        found["self_conditioning_rows"] = I64, (descriptor.num_self_conditioned, block_size)
+        found["self_conditioning_slots"] = I64, (descriptor.num_self_conditioned,)
     return found
 
 
 def pad_forward_inputs(
-    into: Views, shape: ForwardDescriptor, arrays: Arrays, padded: ForwardDescriptor, sizes: CaptureSizes
+    into: Views, descriptor: ForwardDescriptor, arrays: Arrays, padded: ForwardDescriptor, sizes: CaptureSizes
 ) -> None:
     """Writes the inputs of a forward into the buffers of a larger descriptor."""
-    rows = shape.rows
+    rows = descriptor.rows
     for name, (_, padding) in ROWS.items():
         view = into[name]
         view[:rows] = arrays[name]
@@ -267,50 +268,50 @@ def pad_forward_inputs(
     if padded.active_lora_modules:
         into["lora_slots"][:rows] = arrays["lora_slots"]
         into["lora_slots"][rows:] = -1
-    tiles, at = into["query_tiles"], shape.tiles
+    tiles, at = into["query_tiles"], descriptor.tiles
     tiles[:at] = arrays["query_tiles"]
     for first in range(rows, padded.rows, padded.tile_rows):
         tiles[at] = 0, first, min(padded.tile_rows, padded.rows - first)
         at += 1
     tiles[at:] = 0
     table = into["page_table"]
-    table[: shape.requests, : shape.pages] = arrays["page_table"]
-    table[: shape.requests, shape.pages :] = 0
-    table[shape.requests :] = 0
+    table[: descriptor.requests, : descriptor.pages] = arrays["page_table"]
+    table[: descriptor.requests, descriptor.pages :] = 0
+    table[descriptor.requests :] = 0
     if padded.soft_embedding_shape[0]:
-        num_soft = shape.soft_embedding_shape[0]
+        num_soft = descriptor.soft_embedding_shape[0]
         for name in ("soft_embedding_rows", "soft_embedding_ids", "soft_embedding_probs", "soft_embedding_params"):
             view = into[name]
             view[:num_soft] = arrays[name]
             view[num_soft:] = view[0] if num_soft else 0  # repeats a row, which is written twice with the same value
     if padded.num_self_conditioned:
-        n = shape.num_self_conditioned
+        n = descriptor.num_self_conditioned
         for name, padding in (("self_conditioning_rows", padded.rows), ("self_conditioning_slots", sizes.max_num_reqs)):
             if n:
                 into[name][:n] = arrays[name]
             into[name][n:] = padding
 
 
-def sample_buffer_specs(shape: SampleDescriptor) -> ArraySpecs:
+def sample_buffer_specs(descriptor: SampleDescriptor) -> ArraySpecs:
     """Returns the dtypes and shapes of the input arrays of sampling."""
-    rows, n, size = shape.rows, shape.blocks, shape.size
+    rows, n, size = descriptor.rows, descriptor.blocks, descriptor.size
     found: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = dict.fromkeys(("rows", "block", "at"), (I64, (rows,)))
     found["num_valid"] = I32, (1,)
     found["block_tokens"] = I64, (n, size)
     found["block_state"] = I8, (n, size)
     found["remasked"] = BOOL, (n, size)
     found |= {name: (dtype, (n,)) for name, dtype in BLOCKS.items()}
-    if shape.uniform_noise:
+    if descriptor.uniform_noise:
         found["noise_uniforms"] = F64, (n, size)
-    if shape.self_conditioned:
+    if descriptor.self_conditioned:
         found["req_slot"] = I64, (n,)
-    if shape.num_random:
-        found["sampling_params"] = F64, (shape.num_random, len(NO_FILTERS))
-        found["uniform"] = F64, (shape.num_random,)
-    if len(shape.groups) > 1:
+    if descriptor.num_random:
+        found["sampling_params"] = F64, (descriptor.num_random, len(NO_FILTERS))
+        found["uniform"] = F64, (descriptor.num_random,)
+    if len(descriptor.groups) > 1:
         found["block_in_group"] = I64, (rows,)
-    for i, group in enumerate(shape.groups):
-        if len(shape.groups) > 1:
+    for i, group in enumerate(descriptor.groups):
+        if len(descriptor.groups) > 1:
             found[f"members{i}"] = I64, (group.blocks,)
         found[f"params{i}"] = F64, (group.blocks, len(group.algorithm.columns))
         if group.history_len:
@@ -320,10 +321,10 @@ def sample_buffer_specs(shape: SampleDescriptor) -> ArraySpecs:
 
 
 def pad_sample_inputs(
-    into: Views, shape: SampleDescriptor, arrays: Arrays, padded: SampleDescriptor, sizes: CaptureSizes
+    into: Views, descriptor: SampleDescriptor, arrays: Arrays, padded: SampleDescriptor, sizes: CaptureSizes
 ) -> None:
     """Writes the inputs of sampling into the buffers of a larger descriptor."""
-    n, size, padding_block = shape.blocks, shape.size, padded.blocks - 1
+    n, size, padding_block = descriptor.blocks, descriptor.size, padded.blocks - 1
     for name in ("block_tokens", "block_state", "remasked", "noise_uniforms"):
         view = into.get(name)
         if view is None:
@@ -339,10 +340,10 @@ def pad_sample_inputs(
     if padded.self_conditioned:
         into["req_slot"][:n] = arrays.get("req_slot", sizes.max_num_reqs)
         into["req_slot"][n:] = sizes.max_num_reqs
-    several = len(shape.groups) > 1
+    several = len(descriptor.groups) > 1
     into["num_valid"][0] = 0
     read = write = drawn_read = drawn_write = 0
-    for i, (group, larger) in enumerate(zip(shape.groups, padded.groups, strict=True)):
+    for i, (group, larger) in enumerate(zip(descriptor.groups, padded.groups, strict=True)):
         last = larger.blocks - 1  # the padding block of the group
         for parts, capacity in zip(_parts(group), _parts(larger), strict=True):
             for name, none in (("rows", 0), ("block", padding_block), ("at", 0), ("block_in_group", last)):
@@ -376,6 +377,6 @@ def pad_sample_inputs(
             out[: group.blocks, :size, :old] = history[:, :, :old]
 
 
-def _parts(group: AlgorithmShape) -> tuple[int, int, int]:
+def _parts(group: AlgorithmDescriptor) -> tuple[int, int, int]:
     """Returns the number of rows that are greedy, random without a filter, and random under min-p, top-k or top-p."""
     return group.rows - group.num_random, group.num_random - group.num_filtered, group.num_filtered

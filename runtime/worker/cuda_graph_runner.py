@@ -3,7 +3,7 @@
 One graph holds the forward, another one the sampling. The graph of sampling depends on the number of blocks and of
 sampled positions, which the host computes while the forward runs.
 
-`GraphCapturer` captures work and returns its replay. ``CudaGraphRunner.capture_shape`` captures one size, and
+`GraphCapturer` captures work and returns its replay. ``CudaGraphRunner.capture_graph`` captures one graph, and
 `launch_forward` and `launch_sampling` replay the graph of a step or run it eagerly.
 """
 
@@ -44,7 +44,7 @@ from runtime.worker.sampler import SamplerConfig, all_blocks_continue, next_toke
 
 log = logging.getLogger(__name__)
 
-CAPTURE_AFTER = 3  # number of steps with a shape after which it is captured, if it was not captured at start
+CAPTURE_AFTER = 3  # a graph that was not captured at start is captured in the third step that needs it
 MAX_GRAPHS = 2048
 MIN_BUFFER_BYTES = 1 << 23  # bytes
 
@@ -164,7 +164,7 @@ class CudaGraphRunner(ModelRunner):
     Args:
         capture: runs work once and returns its replay.
         capture_sampling: capture sampling too, not only forwards.
-        capture_after: number of steps with a shape after which it is captured.
+        capture_after: number of the step that captures a graph, of those that need it.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class CudaGraphRunner(ModelRunner):
         self.capture_sampling = capture_sampling
         self.capture_after = capture_after
         self._graphs: dict[Hashable, CapturedGraph] = {}
-        self._num_uses: Counter[Hashable] = Counter()  # number of steps, by shapes that are not captured
+        self._num_uses: Counter[Hashable] = Counter()  # number of steps that needed a graph that is not captured
         self._pending: dict[ForwardDescriptor | SampleDescriptor, None] = {}  # see `capture_later`, in this order
         self._may_capture = True  # no step is delayed by more than one capture
         self._plan: StepPlan | None = None  # of the current step
@@ -214,21 +214,21 @@ class CudaGraphRunner(ModelRunner):
             self._sample_eagerly(blocks)
             return
         reason = self._reason
-        shape, arrays = sample_inputs(blocks)
+        descriptor, arrays = sample_inputs(blocks)
         padded = None
-        if shape.has_logits_processors:
+        if descriptor.has_logits_processors:
             reason = reason or EagerReason.LOGITS_PROCESSORS
         elif self.capture_sampling and self.hidden_states is self._static_hidden_states:
-            padded = self.sizes.pad_sample(shape)
+            padded = self.sizes.pad_sample(descriptor)
         elif not self.capture_sampling:
             reason = reason or EagerReason.SAMPLING_EAGER
         if padded is not None:
             self._sample_graph = self._launch_sample_graph(
-                padded, lambda into: pad_sample_inputs(into, shape, arrays, padded, self.sizes)
+                padded, lambda into: pad_sample_inputs(into, descriptor, arrays, padded, self.sizes)
             )
         if padded is None or self._sample_graph is None:
             self.stats.count(reason or EagerReason.NOT_CAPTURED)
-            self._launch_sample(blocks, shape, arrays)
+            self._launch_sample(blocks, descriptor, arrays)
             return
         self.stats.count(reason)
         self._launched = [(blocks, padded, {})]
@@ -253,13 +253,13 @@ class CudaGraphRunner(ModelRunner):
         It may not if logprobs of this step are requested, if rows of the step belong to no sampled block, or if only
         some blocks are self-conditioned.
         """
-        step, blocks = self._plan, self.blocks
-        if step is None or blocks is None or blocks.per_request or blocks.num_logprobs is not None:
+        plan, blocks = self._plan, self.blocks
+        if plan is None or blocks is None or blocks.per_request or blocks.num_logprobs is not None:
             return False
-        if step.layout is not self._last_layout or len(step.tokens) != blocks.tokens.size:
+        if plan.layout is not self._last_layout or len(plan.tokens) != blocks.tokens.size:
             return False
         if self.self_conditioning and (
-            step.self_conditioning is None or len(step.self_conditioning.rows) < len(blocks.tokens)
+            plan.self_conditioning is None or len(plan.self_conditioning.rows) < len(blocks.tokens)
         ):
             return False
         (output,) = self._outputs
@@ -298,13 +298,13 @@ class CudaGraphRunner(ModelRunner):
 
     def _forward_new_layout(self, plan: StepPlan) -> tuple[torch.Tensor, EagerReason | None]:
         """Returns the hidden states [rows, hidden], and why the forward ran eagerly (None: it was replayed)."""
-        shape, arrays = forward_inputs(plan, self_conditioning=self.self_conditioning, block_size=self.block_size)
-        padded = self.sizes.pad_forward(shape)
+        descriptor, arrays = forward_inputs(plan, self_conditioning=self.self_conditioning, block_size=self.block_size)
+        padded = self.sizes.pad_forward(descriptor)
         self._last_layout = self._last_graph = None
         if padded is not None:
 
             def fill(into: Views) -> None:
-                pad_forward_inputs(into, shape, arrays, padded, self.sizes)
+                pad_forward_inputs(into, descriptor, arrays, padded, self.sizes)
                 self.timer.begin()  # the device is idle before
 
             if self._launch_forward_graph(padded, fill):
@@ -314,49 +314,51 @@ class CudaGraphRunner(ModelRunner):
                 return self._static_hidden_states, None
         self.timer.begin()
         reason = EagerReason.TOO_LARGE if padded is None else EagerReason.NOT_CAPTURED
-        return self.step.forward(shape, self.h2d.to_device(arrays)), reason
+        return self.step.forward(descriptor, self.h2d.to_device(arrays)), reason
 
-    def _launch_forward_graph(self, shape: ForwardDescriptor, fill: Callable[[Views], None]) -> bool:
+    def _launch_forward_graph(self, descriptor: ForwardDescriptor, fill: Callable[[Views], None]) -> bool:
         """Launches the graph of a forward; False if there is none."""
 
         def work() -> None:
-            hidden_states = self.step.forward(shape, inputs)
+            hidden_states = self.step.forward(descriptor, inputs)
             if self._static_hidden_states is None:
                 max_rows = self.sizes.forward_descriptors()[0].rows
                 self._static_hidden_states = hidden_states.new_zeros(max_rows, *hidden_states.shape[1:])
-            self._static_hidden_states[: shape.rows].copy_(hidden_states)
+            self._static_hidden_states[: descriptor.rows].copy_(hidden_states)
 
-        graph = self._get_graph(shape, lambda: forward_buffer_specs(shape, self.sizes.block_size), self._forward_memory)
+        graph = self._get_graph(
+            descriptor, lambda: forward_buffer_specs(descriptor, self.sizes.block_size), self._forward_memory
+        )
         if graph is None:
             return False
         inputs = graph.device_inputs
-        return self._launch(shape, graph, self._forward_memory, fill, work)
+        return self._launch(descriptor, graph, self._forward_memory, fill, work)
 
-    def _launch_sample_graph(self, shape: SampleDescriptor, fill: Callable[[Views], None]) -> CapturedGraph | None:
+    def _launch_sample_graph(self, descriptor: SampleDescriptor, fill: Callable[[Views], None]) -> CapturedGraph | None:
         """Launches the graph of sampling and returns it; None if there is none."""
 
         def work() -> None:
             assert self._static_hidden_states is not None
-            found = self.step.sample(shape, inputs, self._static_hidden_states, graph_safe=True)
+            found = self.step.sample(descriptor, inputs, self._static_hidden_states, graph_safe=True)
             if not out.specs:
                 out.set_specs(tensor_specs(found))
             pack(found, out, self._output_memory.device)
 
-        graph = self._get_graph(shape, lambda: sample_buffer_specs(shape), self._sample_memory)
+        graph = self._get_graph(descriptor, lambda: sample_buffer_specs(descriptor), self._sample_memory)
         if graph is None:
             return None
         inputs, out = graph.device_inputs, graph.output_layout
-        return graph if self._launch(shape, graph, self._sample_memory, fill, work) else None
+        return graph if self._launch(descriptor, graph, self._sample_memory, fill, work) else None
 
     def _get_graph(
-        self, shape: Hashable, specs: Callable[[], ArraySpecs], buffer: StaticBuffer
+        self, descriptor: Hashable, specs: Callable[[], ArraySpecs], buffer: StaticBuffer
     ) -> CapturedGraph | None:
-        """Returns the graph of a shape, without replay if it is due for capture; None if it is not due yet."""
-        found = self._graphs.get(shape)
+        """Returns the graph of a forward or sampling. It has no replay if it is due for capture. None: not yet."""
+        found = self._graphs.get(descriptor)
         if found is not None:
             return found
-        self._num_uses[shape] += 1
-        if self._num_uses[shape] < self.capture_after or not self._may_capture or len(self._graphs) >= MAX_GRAPHS:
+        self._num_uses[descriptor] += 1
+        if self._num_uses[descriptor] < self.capture_after or not self._may_capture or len(self._graphs) >= MAX_GRAPHS:
             return None
         layout = BufferLayout(specs())
         if layout.nbytes > len(buffer):
@@ -366,7 +368,7 @@ class CudaGraphRunner(ModelRunner):
         )
 
     def _launch(
-        self, shape: ForwardDescriptor | SampleDescriptor, graph: CapturedGraph, buffer: StaticBuffer,
+        self, descriptor: ForwardDescriptor | SampleDescriptor, graph: CapturedGraph, buffer: StaticBuffer,
         fill: Callable[[Views], None], work: Work,
     ) -> bool:  # fmt: skip
         buffer.wait()
@@ -374,35 +376,35 @@ class CudaGraphRunner(ModelRunner):
         graph.inputs.upload()
         if graph.replay is None:
             self._may_capture = False
-            self._pending.pop(shape, None)
+            self._pending.pop(descriptor, None)
             self.stats.graphs_pending = len(self._pending)
             try:
                 graph.replay = self.capture(work)
             except RuntimeError:
-                log.warning("CUDA graph capture failed, this shape runs eagerly: %s", shape, exc_info=True)
-                self._num_uses[shape] = -(2**62)
+                log.warning("CUDA graph capture failed, this shape runs eagerly: %s", descriptor, exc_info=True)
+                self._num_uses[descriptor] = -(2**62)
                 return False
-            self._graphs[shape] = graph
+            self._graphs[descriptor] = graph
         graph.replay()
         return True
 
-    def capture_later(self, shapes: list[ForwardDescriptor | SampleDescriptor]) -> None:
-        """Leaves shapes to `capture_next`, which captures them in this order.
+    def capture_later(self, descriptors: list[ForwardDescriptor | SampleDescriptor]) -> None:
+        """Leaves graphs to `capture_next`, which captures them in this order.
 
-        If a step needs one of them earlier, it is captured in that step, without two eager steps before.
+        If a step needs one of them earlier, that step captures it, without two eager steps before.
         """
-        self._pending |= dict.fromkeys(shapes)
-        self._num_uses.update(dict.fromkeys(shapes, self.capture_after - 1))
+        self._pending |= dict.fromkeys(descriptors)
+        self._num_uses.update(dict.fromkeys(descriptors, self.capture_after - 1))
         self.stats.graphs_pending = len(self._pending)
 
     def capture_next(self) -> int:
-        shape = next(iter(self._pending), None)
-        if shape is None:
+        descriptor = next(iter(self._pending), None)
+        if descriptor is None:
             return 0
         self._last_layout = self._last_graph = self._launched_tokens = None  # the capture uses the same input buffers
         before = used_outside_allocator(self.device)
-        self.capture_shape(shape)
-        self._pending.pop(shape, None)
+        self.capture_graph(descriptor)
+        self._pending.pop(descriptor, None)
         self.stats.graphs_pending = len(self._pending)
         # Memory of the allocator does not count: the graph's results reuse those of the largest graph, and the run
         # before the capture leaves its memory in the allocator's cache.
@@ -410,19 +412,21 @@ class CudaGraphRunner(ModelRunner):
         return len(self._pending)
 
     @torch.inference_mode()
-    def capture_shape(self, shape: ForwardDescriptor | SampleDescriptor) -> None:
-        """Captures a forward or sampling. Call it between steps, for sampling after a forward was captured."""
-        self._may_capture = True
-        self._num_uses[shape] = self.capture_after
-        if isinstance(shape, ForwardDescriptor):
-            empty = _empty_arrays(forward_buffer_specs(shape, self.sizes.block_size))
-            none = ForwardDescriptor(0, 0, 0, shape.pages, 0, 0, (0, shape.soft_embedding_shape[1]))
-            self._launch_forward_graph(shape, lambda into: pad_forward_inputs(into, none, empty, shape, self.sizes))
+    def capture_graph(self, descriptor: ForwardDescriptor | SampleDescriptor) -> None:
+        """Captures a graph. Call it between steps, for sampling after a forward was captured."""
+        sizes, self._may_capture = self.sizes, True
+        self._num_uses[descriptor] = self.capture_after
+        if isinstance(descriptor, ForwardDescriptor):
+            empty = _empty_arrays(forward_buffer_specs(descriptor, sizes.block_size))
+            none = ForwardDescriptor(0, 0, 0, descriptor.pages, 0, 0, (0, descriptor.soft_embedding_shape[1]))
+            self._launch_forward_graph(
+                descriptor, lambda into: pad_forward_inputs(into, none, empty, descriptor, sizes)
+            )
             return
-        empty = _empty_arrays(sample_buffer_specs(shape))
-        groups = tuple(replace(group, blocks=0, rows=0, num_random=0, num_filtered=0) for group in shape.groups)
-        no_blocks = SampleDescriptor(0, shape.size, groups)
-        self._launch_sample_graph(shape, lambda into: pad_sample_inputs(into, no_blocks, empty, shape, self.sizes))
+        empty = _empty_arrays(sample_buffer_specs(descriptor))
+        groups = tuple(replace(group, blocks=0, rows=0, num_random=0, num_filtered=0) for group in descriptor.groups)
+        no_blocks = SampleDescriptor(0, descriptor.size, groups)
+        self._launch_sample_graph(descriptor, lambda into: pad_sample_inputs(into, no_blocks, empty, descriptor, sizes))
 
     def discard_graphs(self) -> None:
         """Forgets all graphs. Call it before the first step."""

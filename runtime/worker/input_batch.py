@@ -75,7 +75,7 @@ class ForwardDescriptor:
 
 
 @dataclass(frozen=True)
-class AlgorithmShape:
+class AlgorithmDescriptor:
     """The part of a step that uses one unmasking algorithm.
 
     Attributes:
@@ -104,7 +104,7 @@ class SampleDescriptor:
 
     blocks: int
     size: int
-    groups: tuple[AlgorithmShape, ...]
+    groups: tuple[AlgorithmDescriptor, ...]
     remasked: bool = False
     uniform_noise: bool = False
     self_conditioned: bool = False
@@ -198,7 +198,7 @@ def sample_inputs(blocks: DenoiseBlocks) -> tuple[SampleDescriptor, Arrays]:
             arrays[f"history{i}"] = group.history
             history_len = group.history.shape[2]
         groups.append(
-            AlgorithmShape(
+            AlgorithmDescriptor(
                 algorithm=algorithm,
                 required_stats=group.required_stats,
                 blocks=len(group.members),

@@ -175,8 +175,8 @@ class ModelRunner:
             return NO_RESULTS
         self.timer.end(self._output_buffer, next_launched=self._next_launched)
         parts = [
-            to_block_results(shape, output, [group.members for group in part.groups])
-            for (part, shape, _), output in zip(launched, self._outputs, strict=True)
+            to_block_results(descriptor, output, [group.members for group in part.groups])
+            for (part, descriptor, _), output in zip(launched, self._outputs, strict=True)
         ]
         results = concat_results(parts)
         follows = self.step.logits_ops.is_sharded and self.notify_ranks is None  # the driver rank sends it rows
@@ -218,10 +218,10 @@ class ModelRunner:
         )
 
     def _forward_inputs(self, plan: StepPlan) -> tuple[ForwardDescriptor, dict[str, torch.Tensor]]:
-        shape, arrays = forward_inputs(
+        descriptor, arrays = forward_inputs(
             plan, self_conditioning=self.step.self_conditioning is not None, block_size=self.block_size
         )
-        return shape, self.h2d.to_device(arrays)
+        return descriptor, self.h2d.to_device(arrays)
 
     def _sample_eagerly(self, blocks: DenoiseBlocks | None) -> None:
         self.blocks, self._launched = blocks, []
@@ -230,10 +230,10 @@ class ModelRunner:
         for part in blocks.per_request or (blocks,):
             self._launch_sample(part, *sample_inputs(part))
 
-    def _launch_sample(self, blocks: DenoiseBlocks, shape: SampleDescriptor, arrays: Arrays) -> None:
+    def _launch_sample(self, blocks: DenoiseBlocks, descriptor: SampleDescriptor, arrays: Arrays) -> None:
         assert self.hidden_states is not None
-        output = self.step.sample(shape, self.h2d.to_device(arrays), self.hidden_states)
-        self._launched.append((blocks, shape, output))
+        output = self.step.sample(descriptor, self.h2d.to_device(arrays), self.hidden_states)
+        self._launched.append((blocks, descriptor, output))
 
     def _apply_constraints(self, blocks: DenoiseBlocks, hidden_states: torch.Tensor, results: BlockResults) -> None:
         """Applies grammars and forced tokens to the results, and computes logprobs. None of it is captured."""
@@ -296,7 +296,7 @@ class ModelStep:
         return self.model.forward(x, self.batch(descriptor, inputs), self.pool)
 
     def sample(
-        self, shape: SampleDescriptor, inputs: Tensors, hidden_states: torch.Tensor, *, graph_safe: bool = False
+        self, descriptor: SampleDescriptor, inputs: Tensors, hidden_states: torch.Tensor, *, graph_safe: bool = False
     ) -> SamplerOutput:
         """Samples the blocks of a step and applies their unmasking algorithms.
 
@@ -304,16 +304,16 @@ class ModelStep:
             hidden_states: [rows, hidden], the result of `forward`.
             graph_safe: see ``Sampler.block_batches``.
         """
-        hidden = self.model.final_hidden_states(hidden_states[inputs["rows"]]) if shape.rows else hidden_states[:0]
-        fused = self._fused_unmask(shape, inputs, hidden)
+        hidden = self.model.final_hidden_states(hidden_states[inputs["rows"]]) if descriptor.rows else hidden_states[:0]
+        fused = self._fused_unmask(descriptor, inputs, hidden)
         if fused is not None:
             return fused
         self_conditioning: torch.Tensor | None = None  # [n, block, width]
-        if self.self_conditioning is not None and shape.self_conditioned:
-            self_conditioning = self.self_conditioning.new_zeros(shape.blocks, *self.self_conditioning.shape[1:])
+        if self.self_conditioning is not None and descriptor.self_conditioned:
+            self_conditioning = self.self_conditioning.new_zeros(descriptor.blocks, *self.self_conditioning.shape[1:])
         decided = []
         history: SamplerOutput = {}
-        groups = self.sampler.block_batches(shape, inputs, hidden, self_conditioning, graph_safe=graph_safe)
+        groups = self.sampler.block_batches(descriptor, inputs, hidden, self_conditioning, graph_safe=graph_safe)
         for i, (algorithm, members, blocks) in enumerate(groups):
             decided.append((members, algorithm.decide(blocks)))
             if blocks.history is not None:
@@ -325,25 +325,27 @@ class ModelStep:
         )
         return found | history
 
-    def _fused_unmask(self, shape: SampleDescriptor, inputs: Tensors, hidden: torch.Tensor) -> SamplerOutput | None:
+    def _fused_unmask(
+        self, descriptor: SampleDescriptor, inputs: Tensors, hidden: torch.Tensor
+    ) -> SamplerOutput | None:
         """Returns the output of the fused unmasking kernel, for one threshold algorithm without further statistics;
         None where it does not apply.
 
         Args:
             hidden: [n, hidden] of the sampled positions.
         """
-        group, lm_head = shape.groups[0], self.sampler.fused_lm_head
+        group, lm_head = descriptor.groups[0], self.sampler.fused_lm_head
         algorithm = group.algorithm
         kernel = None if lm_head is None else lm_head.kernels.threshold_unmask
-        if lm_head is None or kernel is None or algorithm.fused_threshold is None or not shape.rows:
+        if lm_head is None or kernel is None or algorithm.fused_threshold is None or not descriptor.rows:
             return None
         if (
-            len(shape.groups) > 1
+            len(descriptor.groups) > 1
             or group.required_stats
-            or shape.num_random
-            or shape.uniform_noise
-            or shape.self_conditioned
-            or shape.has_logits_processors
+            or descriptor.num_random
+            or descriptor.uniform_noise
+            or descriptor.self_conditioned
+            or descriptor.has_logits_processors
         ):
             return None
         token, conf = self.sampler.greedy(lm_head, hidden, inputs["num_valid"])
@@ -357,14 +359,14 @@ class ModelStep:
         )  # fmt: skip
         return after._asdict()
 
-    def _self_conditioning_rows(self, shape: ForwardDescriptor, inputs: Tensors) -> torch.Tensor | None:
+    def _self_conditioning_rows(self, descriptor: ForwardDescriptor, inputs: Tensors) -> torch.Tensor | None:
         """Returns the self-conditioning [rows, width] from the last step of each row's block; None if there is none."""
-        if self.self_conditioning is None or not shape.num_self_conditioned:
+        if self.self_conditioning is None or not descriptor.num_self_conditioned:
             return None
         # one more row, to which padding is written
-        rows = self.self_conditioning.new_zeros(shape.rows + 1, self.self_conditioning.shape[2])
+        rows = self.self_conditioning.new_zeros(descriptor.rows + 1, self.self_conditioning.shape[2])
         rows[inputs["self_conditioning_rows"]] = self.self_conditioning[inputs["self_conditioning_slots"]]
-        return rows[: shape.rows]
+        return rows[: descriptor.rows]
 
     def _apply_soft_embeddings(self, x: torch.Tensor, inputs: Tensors) -> None:
         """Replaces the embeddings `x` [rows, hidden] of rows with soft embeddings in place."""

@@ -40,7 +40,7 @@ from runtime.engine.step_plan import FIXED, MASKED, UNMASKED, BlockResults, Bool
 from runtime.kernels.fused_softmax_stats import SoftmaxStats, StatsRequest
 from runtime.kernels.ops import KernelSet
 from runtime.layers.lm_head import LMHead, SoftcapLMHead
-from runtime.worker.input_batch import AlgorithmShape, SampleDescriptor
+from runtime.worker.input_batch import AlgorithmDescriptor, SampleDescriptor
 
 RowIndex = tuple[torch.Tensor, torch.Tensor]  # int64 [rows] each: block of a row, and its offset in the block
 Tensors = Mapping[str, torch.Tensor]  # the arrays of ``worker.input_batch`` on the device
@@ -83,7 +83,7 @@ class AlgorithmGroup:
     """The blocks of a step that use one unmasking algorithm.
 
     Attributes:
-        first: first sampled row of the group; its rows are ``[first, first + shape.rows)``.
+        first: first sampled row of the group; its rows are ``[first, first + descriptor.rows)``.
         members: int64 [m], indices of the group's blocks in `DenoiseBlocks`. None: all blocks.
         block_in_group: int64 [sampled rows], index of each row's block within its group.
         params: float64 [m, columns], parameters of the algorithm for each block.
@@ -92,7 +92,7 @@ class AlgorithmGroup:
     """
 
     algorithm: UnmaskingAlgorithm
-    shape: AlgorithmShape
+    descriptor: AlgorithmDescriptor
     first: int
     members: torch.Tensor | None
     block_in_group: torch.Tensor
@@ -103,7 +103,7 @@ class AlgorithmGroup:
 
     @property
     def required_stats(self) -> LogitStat:
-        return LogitStat(self.shape.required_stats)
+        return LogitStat(self.descriptor.required_stats)
 
     def rows_in(self, part: slice, max_rows: int | None = None) -> RowSpan | None:
         """Returns the group's rows within the chunk `part` of the sampled rows; None if there are none.
@@ -111,7 +111,7 @@ class AlgorithmGroup:
         Args:
             max_rows: consider only this many rows at the end of the group.
         """
-        end = self.first + self.shape.rows
+        end = self.first + self.descriptor.rows
         begin = self.first if max_rows is None else end - max_rows
         begin, end = max(begin, part.start), min(end, part.stop)
         return RowSpan(slice(begin, end), slice(begin - part.start, end - part.start)) if begin < end else None
@@ -145,7 +145,7 @@ class AlgorithmGroup:
 
 
 def make_groups(
-    shape: SampleDescriptor, inputs: Tensors, dtype: torch.dtype, logits_ops: LogitsOps
+    descriptor: SampleDescriptor, inputs: Tensors, dtype: torch.dtype, logits_ops: LogitsOps
 ) -> list[AlgorithmGroup]:
     """Makes the groups of a step, in the order of the sampled rows.
 
@@ -154,14 +154,13 @@ def make_groups(
     """
     groups = []
     first = 0
-    for i, group in enumerate(shape.groups):
+    for i, group in enumerate(descriptor.groups):
         params, top = inputs[f"params{i}"], None
         if group.top_k:
-            ids = params.new_zeros((group.blocks, shape.size, group.top_k), dtype=torch.int64)
+            ids = params.new_zeros((group.blocks, descriptor.size, group.top_k), dtype=torch.int64)
             top = TopTokens(ids, torch.zeros_like(ids, dtype=dtype))
-        members, own = (
-            (None, inputs["block"]) if len(shape.groups) == 1 else (inputs[f"members{i}"], inputs["block_in_group"])
-        )
+        single = len(descriptor.groups) == 1
+        members, own = (None, inputs["block"]) if single else (inputs[f"members{i}"], inputs["block_in_group"])
         # a copy, because the algorithm updates it and the input buffer must not change
         history = inputs[f"history{i}"].clone() if group.history_len else None
         groups.append(AlgorithmGroup(group.algorithm, group, first, members, own, params, history, top, logits_ops))
@@ -169,10 +168,10 @@ def make_groups(
     return groups
 
 
-def needs_only_argmax(shape: SampleDescriptor) -> bool:
+def needs_only_argmax(descriptor: SampleDescriptor) -> bool:
     """Whether the step needs only the argmax of each row and its probability."""
-    more = any(group.required_stats & ~LogitStat.ARGMAX for group in shape.groups)
-    return not (shape.num_random or shape.uniform_noise or shape.has_logits_processors or more)
+    more = any(group.required_stats & ~LogitStat.ARGMAX for group in descriptor.groups)
+    return not (descriptor.num_random or descriptor.uniform_noise or descriptor.has_logits_processors or more)
 
 
 @dataclass(frozen=True)
@@ -264,7 +263,7 @@ class Sampler:
 
     def block_batches(  # noqa: C901 - all steps of sampling, whose order matters, in one place
         self,
-        shape: SampleDescriptor,
+        descriptor: SampleDescriptor,
         inputs: Tensors,
         hidden: torch.Tensor,
         self_conditioning: torch.Tensor | None = None,
@@ -283,7 +282,7 @@ class Sampler:
         masked, unmasked = state == MASKED, state == UNMASKED
         num_steps = inputs["num_advance_steps"]
         dtype = hidden.dtype if hidden.dtype == torch.float64 else torch.float32
-        groups = make_groups(shape, inputs, dtype, self.logits_ops)
+        groups = make_groups(descriptor, inputs, dtype, self.logits_ops)
         candidate = tokens.clone()
         confidence = torch.full(candidate.shape, float("-inf"), dtype=dtype, device=hidden.device)
         required = LogitStat(functools.reduce(operator.or_, (group.required_stats for group in groups)))
@@ -292,13 +291,13 @@ class Sampler:
         vocab = 0
 
         block_of, at = inputs["block"], inputs["at"]
-        fused = self.fused_lm_head if needs_only_argmax(shape) else None
-        if fused is not None and shape.rows:
+        fused = self.fused_lm_head if needs_only_argmax(descriptor) else None
+        if fused is not None and descriptor.rows:
             token, confidence[block_of, at] = self.greedy(fused, hidden, inputs["num_valid"])
             candidate[block_of, at] = token
             if argmax is not None:
                 argmax[block_of, at] = token
-        softcapped = self.softcap_lm_head if not self.allowed_special and only_renoise(shape, groups) else None
+        softcapped = self.softcap_lm_head if not self.allowed_special and only_renoise(descriptor, groups) else None
         if softcapped is not None:
             vocab = softcapped.weight.shape[0]
             for index, found in self._fused_renoise_stats(
@@ -313,15 +312,15 @@ class Sampler:
                 if self_conditioning is not None and found.probs is not None:
                     assert self.self_conditioning_fn is not None
                     self_conditioning[index] = self.self_conditioning_fn(found.probs, found.divisor)
-        for start in range(0, shape.rows if fused is None and softcapped is None else 0, LOGITS_CHUNK_ROWS):
-            part = slice(start, min(start + LOGITS_CHUNK_ROWS, shape.rows))
+        for start in range(0, descriptor.rows if fused is None and softcapped is None else 0, LOGITS_CHUNK_ROWS):
+            part = slice(start, min(start + LOGITS_CHUNK_ROWS, descriptor.rows))
             index = (block_of[part], at[part])
             logits = self.lm_head(hidden[part])
             vocab = self.logits_ops.vocab_size(logits)
             self.logits_ops.mask_forbidden(
                 logits, mask_id=self.mask_id, max_token_id=self.max_token_id, allowed_special_ids=self.allowed_special
             )
-            if shape.has_logits_processors:
+            if descriptor.has_logits_processors:
                 apply_logits_processors(logits, inputs, *index, self.logits_ops)
             for group in groups:
                 span = group.rows_in(part)
@@ -357,14 +356,14 @@ class Sampler:
             "unmasked": unmasked,
             "candidates": candidate,
             "confidence": confidence,
-            "remasked": inputs["remasked"] if shape.remasked else torch.zeros_like(masked),
+            "remasked": inputs["remasked"] if descriptor.remasked else torch.zeros_like(masked),
             "must_advance": inputs["must_advance"],
             "num_steps": num_steps,
             "initial_masks": inputs["initial_masks"],
             "step_budget": inputs["step_budget"],
             "post_edit_steps": inputs["post_edit_steps"],
         }
-        noise = (inputs["noise_uniforms"] * vocab).long() if shape.uniform_noise else None
+        noise = (inputs["noise_uniforms"] * vocab).long() if descriptor.uniform_noise else None
         for group in groups:
             group_arrays = arrays | {
                 STATS[stat][0]: tensor for stat, tensor in stats.items() if stat & group.required_stats
@@ -400,9 +399,9 @@ class Sampler:
         assert head.kernels.softmax_stats is not None
         block, at = inputs["block"], inputs["at"]
         uniform = None
-        if group.shape.num_random:  # the last rows
+        if group.descriptor.num_random:  # the last rows
             uniform = torch.full((len(hidden),), -1.0, dtype=torch.float64, device=hidden.device)
-            uniform[len(hidden) - group.shape.num_random :] = inputs["uniform"]
+            uniform[len(hidden) - group.descriptor.num_random :] = inputs["uniform"]
         for start in range(0, len(hidden), LOGITS_CHUNK_ROWS):
             part = slice(start, start + LOGITS_CHUNK_ROWS)
             rows: SampledRows = group.view((group.block_in_group[part], at[part]), *block_state, graph_safe=graph_safe)
@@ -448,15 +447,16 @@ class Sampler:
         """
         num_random_before = 0  # in the previous groups
         for group in groups:
-            shape = group.shape
-            span = group.rows_in(part, shape.num_random) if shape.num_random else None
+            descriptor = group.descriptor
+            span = group.rows_in(part, descriptor.num_random) if descriptor.num_random else None
             first = (
-                group.first + shape.rows - shape.num_random - num_random_before
+                group.first + descriptor.rows - descriptor.num_random - num_random_before
             )  # row n of the chunk has its params at n - first
-            num_random_before += shape.num_random
+            num_random_before += descriptor.num_random
             if span is None:
                 continue
-            first_filtered, begin, end = group.first + shape.rows - shape.num_filtered, span.rows.start, span.rows.stop
+            first_filtered = group.first + descriptor.rows - descriptor.num_filtered
+            begin, end = span.rows.start, span.rows.stop
             if self.sample_kernel is not None and not any(stat & group.required_stats for stat in self.prob_stats):
                 index, chunk = (inputs["block"][span.rows], inputs["at"][span.rows]), slice(begin - first, end - first)
                 candidate[index], confidence[index] = self.sample_kernel(
@@ -536,7 +536,7 @@ def make_sampler_output(
     return found
 
 
-def to_block_results(shape: SampleDescriptor, output: HostOutput, members: list[Ints]) -> BlockResults:
+def to_block_results(descriptor: SampleDescriptor, output: HostOutput, members: list[Ints]) -> BlockResults:
     """Returns the results of the step's blocks, which precede the padding.
 
     Tokens and state are views, valid until the next step.
@@ -548,7 +548,7 @@ def to_block_results(shape: SampleDescriptor, output: HostOutput, members: list[
     numbers = output["numbers"][:, :n].tolist()
     history: dict[int, npt.NDArray[np.float64]] = {}
     soft_tokens: dict[int, SoftTokens] = {}
-    for i, (group, mine) in enumerate(zip(shape.groups, members, strict=True)):
+    for i, (group, mine) in enumerate(zip(descriptor.groups, members, strict=True)):
         if group.history_len:
             histories = output[f"history{i}"]
             records = histories.copy() if group.algorithm.static_history else map(nonzero_records, histories)
@@ -562,7 +562,7 @@ def to_block_results(shape: SampleDescriptor, output: HostOutput, members: list[
         remasked=_remasked(output, n),
         history=history,
         soft_tokens=soft_tokens,
-        uniform_noise=shape.uniform_noise,
+        uniform_noise=descriptor.uniform_noise,
         **dict(zip(COUNTERS, numbers, strict=True)),
     )
 
@@ -635,7 +635,7 @@ def _join_decisions(decided: list[tuple[torch.Tensor | None, BlockUpdate]], bloc
     return BlockUpdate(**{name: join(name) for name in names})  # type: ignore[arg-type]
 
 
-def only_renoise(shape: SampleDescriptor, groups: list[AlgorithmGroup]) -> bool:
+def only_renoise(descriptor: SampleDescriptor, groups: list[AlgorithmGroup]) -> bool:
     """Whether all blocks use one uniform-noise algorithm that requires only what the fused kernel computes."""
     (group, *others) = groups
     required = group.required_stats
@@ -644,7 +644,7 @@ def only_renoise(shape: SampleDescriptor, groups: list[AlgorithmGroup]) -> bool:
         and required & RENOISE_REQUIRED == RENOISE_REQUIRED
         and not required & ~RENOISE_SUPPORTED
     )
-    return fits and not others and not group.shape.num_filtered and shape.rows > 0
+    return fits and not others and not group.descriptor.num_filtered and descriptor.rows > 0
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from runtime.engine.step_plan import MASKED, AlgorithmBatch, DenoiseBlocks, Samp
 from runtime.request.engine_messages import EngineInfo
 from runtime.worker.capture_sizes import padded_history_len, sampled_rows_step
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
-from runtime.worker.input_batch import AlgorithmShape, ForwardDescriptor, SampleDescriptor
+from runtime.worker.input_batch import AlgorithmDescriptor, ForwardDescriptor, SampleDescriptor
 from runtime.worker.model_runner import ModelRunner
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ MEASURED_CAPTURES = 4  # captures of each kind whose memory is measured
 CHUNK_BYTES = 2 << 20  # the driver allocates device memory of launches in chunks of this size
 READY_REQUESTS = 8  # graphs for steps of so many requests are captured at start
 
-Shape = ForwardDescriptor | SampleDescriptor
+Descriptor = ForwardDescriptor | SampleDescriptor
 
 
 def warm_up(runner: ModelRunner, *, rows: int, max_seq_len: int, active_lora_modules: int = 0) -> None:
@@ -96,8 +96,8 @@ def capture_graphs(runner: CudaGraphRunner, info: EngineInfo) -> None:
     began, logged = time.monotonic(), time.monotonic()
     before = _used_bytes(runner.device)
     first, later = split_captures(*_descriptors(runner, info), runner.block_size)
-    for done, shape in enumerate(first):
-        runner.capture_shape(shape)
+    for done, descriptor in enumerate(first):
+        runner.capture_graph(descriptor)
         if time.monotonic() - logged > LOG_SECONDS:
             logged = time.monotonic()
             log.info("Capturing CUDA graphs: %d of %d", done + 1, len(first))
@@ -110,27 +110,27 @@ def capture_graphs(runner: CudaGraphRunner, info: EngineInfo) -> None:
 
 
 def split_captures(
-    forwards: Sequence[Shape], samples: Sequence[Shape], block_size: int
-) -> tuple[list[Shape], list[Shape]]:
-    """Returns the shapes to capture at start, and the others in order of use: those of few requests first.
+    forwards: Sequence[Descriptor], samples: Sequence[Descriptor], block_size: int
+) -> tuple[list[Descriptor], list[Descriptor]]:
+    """Returns the descriptors to capture at start, and the others in order of use: those of few requests first.
 
     The largest forward and the largest sampling are captured at start too. All others reuse their memory.
 
     Args:
-        forwards, samples: all shapes, largest first.
+        forwards, samples: all descriptors, largest first.
         block_size: positions per block.
     """
 
-    def requests(shape: Shape) -> int:
-        if isinstance(shape, SampleDescriptor):
-            return shape.blocks - 1  # without the padding block
-        return -(-shape.rows // (2 * block_size))  # a request denoises a block and commits another
+    def requests(descriptor: Descriptor) -> int:
+        if isinstance(descriptor, SampleDescriptor):
+            return descriptor.blocks - 1  # without the padding block
+        return -(-descriptor.rows // (2 * block_size))  # a request denoises a block and commits another
 
-    first: list[Shape] = []
-    later: list[Shape] = []
-    for shapes in (forwards, samples):
-        for i, shape in enumerate(shapes):
-            (first if i == 0 or requests(shape) <= READY_REQUESTS else later).append(shape)
+    first: list[Descriptor] = []
+    later: list[Descriptor] = []
+    for descriptors in (forwards, samples):
+        for i, descriptor in enumerate(descriptors):
+            (first if i == 0 or requests(descriptor) <= READY_REQUESTS else later).append(descriptor)
     return first, sorted(later, key=requests)
 
 
@@ -144,8 +144,8 @@ def run_captures_eagerly(runner: CudaGraphRunner, info: EngineInfo) -> None:
     capture, runner.capture = runner.capture, run_once
     try:
         forwards, samples = _descriptors(runner, info)
-        for shape in (*forwards, *samples):
-            runner.capture_shape(shape)
+        for descriptor in (*forwards, *samples):
+            runner.capture_graph(descriptor)
     finally:
         runner.capture = capture
         runner.discard_graphs()
@@ -159,20 +159,20 @@ def estimate_graph_bytes(runner: CudaGraphRunner, info: EngineInfo) -> int:
     """
     forwards, samples = _descriptors(runner, info)
     before = _used_bytes(runner.device)
-    for shape in (*forwards[:1], *samples[:1]):
-        runner.capture_shape(shape)
+    for descriptor in (*forwards[:1], *samples[:1]):
+        runner.capture_graph(descriptor)
     largest = _used_since(before, runner.device)
     others = 0
     for some in (forwards[1:], samples[1:]):
         before, measured = _used_bytes(runner.device), some[:MEASURED_CAPTURES]
-        for shape in measured:
-            runner.capture_shape(shape)
+        for descriptor in measured:
+            runner.capture_graph(descriptor)
         used = max(_used_since(before, runner.device), CHUNK_BYTES)
         others += used * len(some) // max(len(measured), 1)
     return largest + others
 
 
-def _descriptors(runner: CudaGraphRunner, info: EngineInfo) -> tuple[Sequence[Shape], Sequence[Shape]]:
+def _descriptors(runner: CudaGraphRunner, info: EngineInfo) -> tuple[Sequence[Descriptor], Sequence[Descriptor]]:
     """Returns the descriptors of forwards, and of sampling with the default algorithm and sampling parameters, for all
     numbers of blocks; largest first."""
     sizes, samples = runner.sizes, []
@@ -188,7 +188,7 @@ def _descriptors(runner: CudaGraphRunner, info: EngineInfo) -> tuple[Sequence[Sh
         for rows in reversed(range(step, n * sizes.block_size + step, step)):
             num_random = rows if info.temperature > 0 else 0
             num_filtered = num_random if info.top_p < 1 or info.top_k > 0 else 0
-            group = AlgorithmShape(rule, int(wants), n + 1, rows, num_random, num_filtered, history_len, top_k)
+            group = AlgorithmDescriptor(rule, int(wants), n + 1, rows, num_random, num_filtered, history_len, top_k)
             descriptor = SampleDescriptor(
                 n + 1, sizes.block_size, (group,), remasked=True, uniform_noise=rule.uniform_noise,
                 self_conditioned=runner.self_conditioning,

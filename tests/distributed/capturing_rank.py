@@ -35,10 +35,10 @@ def capture_on_cpu(patch: pytest.MonkeyPatch, log: Callable[[str], Any], failing
     capturer, steps = Capturer(failing), [0]
     launch, launch_forward = CudaGraphRunner._launch, CudaGraphRunner.launch_forward
 
-    def logged(self: CudaGraphRunner, shape: Any, graph: Any, *arguments: Any) -> bool:
+    def logged(self: CudaGraphRunner, descriptor: Any, graph: Any, *arguments: Any) -> bool:
         if graph.replay is None:
-            log(f"{steps[0]} {re.sub(' at 0x[0-9a-f]+', '', str(shape))}")
-        return launch(self, shape, graph, *arguments)
+            log(f"{steps[0]} {re.sub(' at 0x[0-9a-f]+', '', str(descriptor))}")
+        return launch(self, descriptor, graph, *arguments)
 
     def counted(self: CudaGraphRunner, plan: Any) -> None:
         steps[0] += 1

@@ -21,7 +21,7 @@ from runtime.engine.scheduler import Scheduler
 from runtime.engine.step_plan import Ints
 from runtime.request.engine_messages import EngineOutput
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
-from runtime.worker.input_batch import AlgorithmShape, SampleDescriptor
+from runtime.worker.input_batch import AlgorithmDescriptor, SampleDescriptor
 from runtime.worker.sampler import all_blocks_continue, to_block_results
 from tests.engine.harness import Ask, Setup, check_idle, make_engine, run_all, spec_of
 from tests.engine.samples import asks, setups
@@ -218,7 +218,7 @@ def test_a_batch_goes_on_where_all_of_its_blocks_do(
     numbers[[0, 5, 7]] = np.array(blocks).T
     tokens = np.zeros((len(blocks), size), dtype=np.int64)
     host_outputs = {"numbers": numbers, "tokens": tokens, "state": tokens.astype(np.int8)}
-    group = AlgorithmShape(get_algorithm("threshold"), 0, len(blocks), 0)
+    group = AlgorithmDescriptor(get_algorithm("threshold"), 0, len(blocks), 0)
     shape = SampleDescriptor(len(blocks), size, (group,), uniform_noise=noisy)
     found = to_block_results(shape, host_outputs, [np.arange(len(plan))])
     assert all_blocks_continue(host_outputs, len(plan), uniform_noise=noisy) == all(found.continuing)

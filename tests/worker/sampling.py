@@ -24,6 +24,6 @@ def sample_plan(
     sampler: Sampler, blocks: DenoiseBlocks, hidden: torch.Tensor, self_conditioning: torch.Tensor | None = None
 ) -> Iterator[tuple[UnmaskingAlgorithm, torch.Tensor | None, BlockBatch]]:
     """Returns the results of ``Sampler.block_batches``. `hidden`: [rows, hidden] of all rows of the step."""
-    shape, arrays = sample_inputs(blocks)
+    descriptor, arrays = sample_inputs(blocks)
     inputs = {name: torch.from_numpy(array).to(hidden.device) for name, array in arrays.items()}
-    return sampler.block_batches(shape, inputs, hidden[inputs["rows"]], self_conditioning)
+    return sampler.block_batches(descriptor, inputs, hidden[inputs["rows"]], self_conditioning)

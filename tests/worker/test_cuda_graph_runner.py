@@ -33,7 +33,7 @@ from runtime.worker.capture_sizes import (
     sample_buffer_specs,
 )
 from runtime.worker.cuda_graph_runner import CudaGraphRunner, used_outside_allocator
-from runtime.worker.input_batch import AlgorithmShape, ForwardDescriptor, SampleDescriptor
+from runtime.worker.input_batch import AlgorithmDescriptor, ForwardDescriptor, SampleDescriptor
 from runtime.worker.memory import capture_sizes_for
 from runtime.worker.model_runner import RunnerStats
 from runtime.worker.warmup import READY_REQUESTS, split_captures
@@ -99,8 +99,8 @@ def test_every_forward_that_fits_has_a_captured_size(max_tokens: int, max_num_re
         for tiles in {1, max(1, rows // 8), rows}:
             if -(-rows // tiles) > MAX_TILE_ROWS or tiles > max_num_reqs:
                 continue
-            shape = ForwardDescriptor(rows, tiles, tiles, 3, -(-rows // tiles), 9)
-            padded = sizes.pad_forward(shape)
+            descriptor = ForwardDescriptor(rows, tiles, tiles, 3, -(-rows // tiles), 9)
+            padded = sizes.pad_forward(descriptor)
             if padded is None:
                 assert tiles > rows // 8  # tiles of less than a block, more than a batch of blocks has
                 continue
@@ -121,33 +121,33 @@ def test_steps_of_complete_blocks_find_a_captured_graph(max_num_reqs: int) -> No
             counts = random.integers(1, largest + 1, requests) * 32
             counts = counts[counts.cumsum() <= 8192]
             tiles = make_query_tiles(counts)
-            shape = ForwardDescriptor(int(counts.sum()), len(tiles), len(counts), 3, int(tiles[:, 2].max()), 9)
-            padded = sizes.pad_forward(shape)
+            descriptor = ForwardDescriptor(int(counts.sum()), len(tiles), len(counts), 3, int(tiles[:, 2].max()), 9)
+            padded = sizes.pad_forward(descriptor)
             assert padded in recorded
             assert padded.tile_rows <= max(MAX_TILE_ROWS if largest > 2 else 64, 32)
 
 
 def test_a_block_larger_than_a_tile_is_recorded() -> None:
     sizes = CaptureSizes(block_size=512, pages=7, page_size=4, max_tokens=4096, max_num_reqs=3)
-    for shape in sizes.forward_descriptors():
-        pad_forward_inputs(*_empty(shape, sizes.block_size), shape, sizes)
+    for descriptor in sizes.forward_descriptors():
+        pad_forward_inputs(*_empty(descriptor, sizes.block_size), descriptor, sizes)
     counts = np.array([512, 1024, 512])
-    shape = ForwardDescriptor(2048, 8, 3, 3, MAX_TILE_ROWS, 9)
-    assert len(make_query_tiles(counts)) == shape.tiles
-    assert sizes.pad_forward(shape) in set(sizes.forward_descriptors())
+    descriptor = ForwardDescriptor(2048, 8, 3, 3, MAX_TILE_ROWS, 9)
+    assert len(make_query_tiles(counts)) == descriptor.tiles
+    assert sizes.pad_forward(descriptor) in set(sizes.forward_descriptors())
 
 
-def _empty(shape: ForwardDescriptor, block: int) -> tuple[Views, ForwardDescriptor, Views]:
-    """Arrays of a shape, and a step of nothing to fill up to it."""
-    kinds = forward_buffer_specs(shape, block)
+def _empty(descriptor: ForwardDescriptor, block: int) -> tuple[Views, ForwardDescriptor, Views]:
+    """Arrays of a descriptor, and a forward of nothing to fill up to it."""
+    kinds = forward_buffer_specs(descriptor, block)
     into = {name: np.zeros(size, dtype) for name, (dtype, size) in kinds.items()}
     nothing = {name: array[:0] for name, array in into.items()}
-    return into, ForwardDescriptor(0, 0, 0, shape.pages, 0, 0), nothing
+    return into, ForwardDescriptor(0, 0, 0, descriptor.pages, 0, 0), nothing
 
 
 def test_recordings_have_no_more_tiles_than_steps() -> None:
     sizes = CaptureSizes(block_size=32, pages=7, page_size=4, max_tokens=8192, max_num_reqs=16)
-    assert {shape.rows for shape in sizes.forward_descriptors() if shape.tile_rows == 32} == {
+    assert {descriptor.rows for descriptor in sizes.forward_descriptors() if descriptor.tile_rows == 32} == {
         32 * n for n in capture_batch_sizes(16)
     }
     (largest, *_) = sizes.forward_descriptors()
@@ -156,7 +156,7 @@ def test_recordings_have_no_more_tiles_than_steps() -> None:
 
 def test_sizes_of_blocks_include_a_padding_block() -> None:
     sizes = CaptureSizes(block_size=8, pages=7, page_size=4, max_tokens=64, max_num_reqs=3)
-    group = AlgorithmShape(
+    group = AlgorithmDescriptor(
         get_algorithm("threshold"), int(LogitStat.NONE), 5, 33, num_random=20, num_filtered=3, history_len=9
     )
     padded = sizes.pad_sample(SampleDescriptor(5, 7, (group,)))
@@ -177,13 +177,13 @@ def test_sizes_of_blocks_include_a_padding_block() -> None:
 def test_what_lies_behind_the_last_live_row_is_dead(rows: tuple[int, int]) -> None:
     """The head does none of it."""
     sizes = CaptureSizes(block_size=8, pages=7, page_size=4, max_tokens=64, max_num_reqs=3)
-    shape = SampleDescriptor(6, 8, tuple(AlgorithmShape(get_algorithm("threshold"), 0, 3, n) for n in rows))
-    arrays = {name: np.ones(size, dtype) for name, (dtype, size) in sample_buffer_specs(shape).items()}
+    descriptor = SampleDescriptor(6, 8, tuple(AlgorithmDescriptor(get_algorithm("threshold"), 0, 3, n) for n in rows))
+    arrays = {name: np.ones(size, dtype) for name, (dtype, size) in sample_buffer_specs(descriptor).items()}
     arrays["block"] = np.repeat([0, 3], rows)
-    padded = sizes.pad_sample(shape)
+    padded = sizes.pad_sample(descriptor)
     assert padded is not None
     into = {name: np.full(size, 9, dtype) for name, (dtype, size) in sample_buffer_specs(padded).items()}
-    pad_sample_inputs(into, shape, arrays, padded, sizes)
+    pad_sample_inputs(into, descriptor, arrays, padded, sizes)
     (live,) = into["num_valid"]
     assert (into["block"][live:] == padded.blocks - 1).all()
     assert live == (padded.groups[0].rows + rows[1] if rows[1] else rows[0])
@@ -213,12 +213,12 @@ def test_a_step_of_the_prefill_size_is_captured_with_its_sampling() -> None:
     assert sizes.pad_forward(ForwardDescriptor(8192, 32, 32, 3, 256, 9)) is not None
     algorithm = get_algorithm("noise")
     for blocks, padded_blocks in ((16, 16), (17, 20), (32, 32)):
-        group = AlgorithmShape(algorithm, 0, blocks, 256 * blocks)
+        group = AlgorithmDescriptor(algorithm, 0, blocks, 256 * blocks)
         padded = sizes.pad_sample(SampleDescriptor(blocks, 256, (group,), uniform_noise=True))
         assert padded is not None
         assert padded.blocks == padded_blocks + 1
         assert padded.rows >= group.rows
-    assert sizes.pad_sample(SampleDescriptor(33, 256, (AlgorithmShape(algorithm, 0, 33, 256),))) is None
+    assert sizes.pad_sample(SampleDescriptor(33, 256, (AlgorithmDescriptor(algorithm, 0, 33, 256),))) is None
 
 
 @pytest.mark.parametrize(("requests", "budget", "rows"), [(1, 8192, 2048), (128, 8192, 4096), (1, 512, 512)])
@@ -233,7 +233,7 @@ def test_a_full_step_is_captured_as_well_as_smaller_ones() -> None:
     """Prompts fill a step up to what a server lets it have; what only fills half of that is launched anew."""
     sizes = CaptureSizes(block_size=32, pages=7, page_size=4, max_tokens=4096, max_num_reqs=16, max_prefill_tokens=8192)
     recorded = sizes.forward_descriptors()
-    assert [shape.rows for shape in recorded].count(8192) == 1
+    assert [descriptor.rows for descriptor in recorded].count(8192) == 1
     for rows, found in ((8192, 8192), (7680, 8192), (7679, None), (5000, None), (4096, 4096), (8193, None)):
         padded = sizes.pad_forward(ForwardDescriptor(rows, 32, 16, 3, MAX_TILE_ROWS, 9))
         assert (None if padded is None else padded.rows) == found, rows
@@ -264,9 +264,9 @@ def test_graphs_of_few_requests_are_captured_at_start_and_the_others_while_idle(
         block = runner.block_size
 
         def captured() -> set[int]:
-            return {shape.rows for shape in runner._graphs if isinstance(shape, ForwardDescriptor)}
+            return {descriptor.rows for descriptor in runner._graphs if isinstance(descriptor, ForwardDescriptor)}
 
-        few = {shape.rows for shape in forwards if shape.rows <= 2 * READY_REQUESTS * block}
+        few = {descriptor.rows for descriptor in forwards if descriptor.rows <= 2 * READY_REQUESTS * block}
         assert captured() == few | {forwards[0].rows}
         pending = runner.stats.graphs_pending
         assert pending == engine.stats().graphs_pending > 0
@@ -274,8 +274,10 @@ def test_graphs_of_few_requests_are_captured_at_start_and_the_others_while_idle(
         while runner.stats.graphs_pending:
             before = set(runner._graphs)
             more = engine.capture_next()
-            (shape,) = set(runner._graphs) - before
-            order.append(shape.rows // (2 * block) if isinstance(shape, ForwardDescriptor) else shape.blocks - 1)
+            (descriptor,) = set(runner._graphs) - before
+            order.append(
+                descriptor.rows // (2 * block) if isinstance(descriptor, ForwardDescriptor) else descriptor.blocks - 1
+            )
             assert more == (runner.stats.graphs_pending > 0)
         assert len(order) == pending
         assert order == sorted(order)
@@ -295,11 +297,11 @@ def test_the_estimate_of_graph_memory_extrapolates_a_few_captures(monkeypatch: p
         runner.discard_graphs()
         used, chunk = [0, 0], warmup.CHUNK_BYTES
 
-        def capture(shape: object) -> None:
-            if isinstance(shape, ForwardDescriptor):
+        def capture(descriptor: object) -> None:
+            if isinstance(descriptor, ForwardDescriptor):
                 used[0] += 4 * chunk
 
-        monkeypatch.setattr(runner, "capture_shape", capture)
+        monkeypatch.setattr(runner, "capture_graph", capture)
         monkeypatch.setattr(warmup, "_used_bytes", lambda device: tuple(used))
         expected = 4 * chunk + 4 * chunk * (num_forwards - 1) + chunk * (num_samples - 1) // warmup.MEASURED_CAPTURES
         assert warmup.estimate_graph_bytes(runner, engine.info) == expected
@@ -343,7 +345,7 @@ def test_a_step_captures_a_pending_graph_at_its_first_use_and_no_second_one(monk
             per_step.append(len(captures))
             captures.clear()
         assert set(per_step) <= {0, 1}
-        assert per_step[0] == 1  # a shape that is not pending is captured in its third step
+        assert per_step[0] == 1  # a descriptor that is not pending is captured in its third step
         assert runner.stats.graphs_pending < pending
         engine.close()
 

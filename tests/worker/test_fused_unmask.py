@@ -11,7 +11,7 @@ from runtime.kernels.ops import TORCH
 from runtime.kernels.unmask import threshold_unmask_reference
 from runtime.layers.kv_pool import LAYOUTS, KVShape
 from runtime.layers.lm_head import LMHead
-from runtime.worker.input_batch import AlgorithmShape, SampleDescriptor
+from runtime.worker.input_batch import AlgorithmDescriptor, SampleDescriptor
 from runtime.worker.model_runner import ModelStep
 from runtime.worker.sampler import SamplerConfig, to_block_results
 
@@ -55,29 +55,31 @@ def random_batch(key: str, random: np.random.Generator) -> tuple[SampleDescripto
         "must_advance": random.random(BLOCKS) < 0.7, "num_advance_steps": random.integers(0, 4, BLOCKS),
         "params0": params, "remasked": np.zeros_like(state, dtype=bool),
     } | {name: np.zeros(BLOCKS, np.int64) for name in ("initial_masks", "step_budget", "post_edit_steps")}  # fmt: skip
-    shape = SampleDescriptor(BLOCKS, SIZE, (AlgorithmShape(rule, 0, BLOCKS, len(block)),), remasked=True)
-    return shape, {name: torch.from_numpy(array) for name, array in arrays.items()}
+    descriptor = SampleDescriptor(BLOCKS, SIZE, (AlgorithmDescriptor(rule, 0, BLOCKS, len(block)),), remasked=True)
+    return descriptor, {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 @pytest.mark.parametrize("key", FUSED)
 @pytest.mark.parametrize("seed", range(5))
 def test_blocks_become_the_same(key: str, seed: int) -> None:
-    shape, arrays = random_batch(key, np.random.default_rng(seed))
+    descriptor, arrays = random_batch(key, np.random.default_rng(seed))
     hidden = 3 * torch.randn(BLOCKS * SIZE, VOCAB, generator=torch.Generator().manual_seed(seed))
     found = []
     for fused in (True, False):
-        outputs = step(fused=fused).sample(shape, arrays, hidden)
+        outputs = step(fused=fused).sample(descriptor, arrays, hidden)
         assert ("remasked" in outputs) != fused, "which of the two ways was gone"
-        found.append(to_block_results(shape, {name: t.numpy() for name, t in outputs.items()}, [np.arange(BLOCKS)]))
+        found.append(
+            to_block_results(descriptor, {name: t.numpy() for name, t in outputs.items()}, [np.arange(BLOCKS)])
+        )
     for name, of in vars(found[0]).items():
         np.testing.assert_array_equal(of, vars(found[1])[name], name)
 
 
 @pytest.mark.parametrize("wants", [LogitStat.TOKEN_PROB, LogitStat.MARGIN, LogitStat.SUPPRESS_EOS])
 def test_rules_that_want_something_decide_themselves(wants: LogitStat) -> None:
-    shape, arrays = random_batch("threshold", np.random.default_rng(1))
-    shape = replace(shape, groups=(replace(shape.groups[0], required_stats=int(wants)),))
-    outputs = step(fused=True).sample(shape, arrays, torch.randn(BLOCKS * SIZE, VOCAB))
+    descriptor, arrays = random_batch("threshold", np.random.default_rng(1))
+    descriptor = replace(descriptor, groups=(replace(descriptor.groups[0], required_stats=int(wants)),))
+    outputs = step(fused=True).sample(descriptor, arrays, torch.randn(BLOCKS * SIZE, VOCAB))
     assert "remasked" in outputs
 
 
