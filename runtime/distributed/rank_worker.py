@@ -154,7 +154,7 @@ class RankWorker:
                     continue
                 case rpc.Sample(data) if launched:
                     launched = False
-                    self._finish_step(runner, decode_blocks(data, runner.step.sampler.get_algorithm))
+                    self._finish_step(runner, decode_blocks(data, runner.model_step.sampler.get_algorithm))
                 case rpc.CaptureGraph():
                     runner.capture_next()
                 case rpc.ComputeLogits(data, pages):

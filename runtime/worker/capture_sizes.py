@@ -64,7 +64,7 @@ class CaptureSizes:
         max_sampled_blocks: maximum number of blocks that a step samples. None: as many as its rows hold.
         lora_modules: modules that the adapters loaded at start may change (``ForwardBatch.active_lora_modules``).
         eager_lora_modules: modules that prevent capture if adapters change them.
-        self_conditioning: the model uses self-conditioning.
+        self_conditioned: the model uses self-conditioning.
         max_prefill_tokens: one additional size for full prefill steps; sizes between `max_tokens` and
             `MIN_PREFILL_FILL` of it run eagerly. 0: none.
     """
@@ -78,7 +78,7 @@ class CaptureSizes:
     lora_modules: int = 0
     eager_lora_modules: int = 0
     max_prefill_tokens: int = 0
-    self_conditioning: bool = False
+    self_conditioned: bool = False
 
     @cached_property
     def blocks(self) -> list[int]:
@@ -173,7 +173,7 @@ class CaptureSizes:
             pages=self.pages,
             tile_rows=tile,
             reach=self.pages * self.page_size,
-            num_self_conditioned=blocks if self.self_conditioning else 0,
+            num_self_conditioned=blocks if self.self_conditioned else 0,
         )
 
     def pad_sample(self, descriptor: SampleDescriptor) -> SampleDescriptor | None:
@@ -188,7 +188,7 @@ class CaptureSizes:
             groups=tuple(self.pad_group(group, size) for group in descriptor.groups),
             remasked=True,
             uniform_noise=descriptor.uniform_noise,
-            self_conditioned=self.self_conditioning,
+            self_conditioned=self.self_conditioned,
         )
 
     def pad_group(self, descriptor: AlgorithmDescriptor, size: int) -> AlgorithmDescriptor:

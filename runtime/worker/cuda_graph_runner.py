@@ -1,7 +1,8 @@
 """Runs steps as CUDA graphs: inputs are padded to one of few sizes, so that a step is two graph launches.
 
-One graph holds the forward, another one the sampling. The graph of sampling depends on the number of blocks and of
-sampled positions, which the host computes while the forward runs.
+A step is one step of the engine: a forward, and the sampling of its blocks. Each has a graph, whose size is a
+`ForwardDescriptor` or a `SampleDescriptor`. The graph of sampling depends on the number of blocks and of sampled
+positions, which the host computes while the forward runs. `model_step` runs both parts on the device.
 
 `GraphCapturer` captures work and returns its replay. ``CudaGraphRunner.capture_graph`` captures one graph, and
 `launch_forward` and `launch_sampling` replay the graph of a step or run it eagerly.
@@ -172,8 +173,8 @@ class CudaGraphRunner(ModelRunner):
         *, capture_sampling: bool = True, capture_after: int = CAPTURE_AFTER,
     ) -> None:  # fmt: skip
         super().__init__(model, pool, config)
-        self.self_conditioning = self.step.self_conditioning is not None
-        self.sizes = sizes = replace(sizes, self_conditioning=self.self_conditioning)
+        self.self_conditioned = self.model_step.self_conditioning_state is not None  # the model is `SelfConditioned`
+        self.sizes = sizes = replace(sizes, self_conditioned=self.self_conditioned)
         self.capture = capture
         self.capture_sampling = capture_sampling
         self.capture_after = capture_after
@@ -182,10 +183,10 @@ class CudaGraphRunner(ModelRunner):
         self._pending: dict[ForwardDescriptor | SampleDescriptor, None] = {}  # see `capture_later`, in this order
         self._may_capture = True  # no step is delayed by more than one capture
         self._plan: StepPlan | None = None  # of the current step
-        self._reason: EagerReason | None = None  # why its forward ran eagerly; None: it was replayed
+        self._eager_reason: EagerReason | None = None  # why its forward ran eagerly; None: it was replayed
         self._last_layout: BatchLayout | None = None  # of the last forward, if it was replayed
         self._last_graph: CapturedGraph | None = None  # the graph of that forward, which holds its inputs
-        self._last_conditioned: SelfConditioningRows | None = None
+        self._last_conditioned: SelfConditioningRows | None = None  # of that forward
         self._static_hidden_states: torch.Tensor | None = None  # of the last replayed forward, [max rows, hidden]
         self._sample_graph: CapturedGraph | None = None  # of the current step, if its sampling was replayed
         self._launched_tokens: Ints | None = None  # of the next step, if its forward was launched already
@@ -198,22 +199,22 @@ class CudaGraphRunner(ModelRunner):
     def launch_forward(self, plan: StepPlan) -> None:
         launched, self._launched_tokens = self.has_launched(plan), None
         self._may_capture = True
-        self._plan, self._reason, self.hidden_states = plan, None, None
+        self._plan, self._eager_reason, self.hidden_states = plan, None, None
         if self._same_layout(plan):
             self.hidden_states = self._static_hidden_states if launched else self._replay(plan.tokens)
         if self.hidden_states is None:
-            self.hidden_states, self._reason = self._forward_new_layout(plan)
+            self.hidden_states, self._eager_reason = self._forward_new_layout(plan)
 
     def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
         self.blocks, self._launched, self._sample_graph = blocks, [], None
         if blocks is None:
-            self.stats.count(self._reason)
+            self.stats.count(self._eager_reason)
             return
         if blocks.per_request:
-            self.stats.count(self._reason or EagerReason.BATCH_INVARIANT)
+            self.stats.count(self._eager_reason or EagerReason.BATCH_INVARIANT)
             self._sample_eagerly(blocks)
             return
-        reason = self._reason
+        reason = self._eager_reason
         descriptor, arrays = sample_inputs(blocks)
         padded = None
         if descriptor.has_logits_processors:
@@ -258,7 +259,7 @@ class CudaGraphRunner(ModelRunner):
             return False
         if plan.layout is not self._last_layout or len(plan.tokens) != blocks.tokens.size:
             return False
-        if self.self_conditioning and (
+        if self.self_conditioned and (
             plan.self_conditioning is None or len(plan.self_conditioning.rows) < len(blocks.tokens)
         ):
             return False
@@ -282,7 +283,7 @@ class CudaGraphRunner(ModelRunner):
         """Whether the forward has the layout of the last one, so that only its tokens differ."""
         if plan.layout is not self._last_layout or plan.soft_embeddings is not None:
             return False
-        return not self.self_conditioning or _same_conditioning(plan.self_conditioning, self._last_conditioned)
+        return not self.self_conditioned or _same_conditioning(plan.self_conditioning, self._last_conditioned)
 
     def _replay(self, tokens: Ints) -> torch.Tensor | None:
         """Replays the last forward with other tokens."""
@@ -298,7 +299,7 @@ class CudaGraphRunner(ModelRunner):
 
     def _forward_new_layout(self, plan: StepPlan) -> tuple[torch.Tensor, EagerReason | None]:
         """Returns the hidden states [rows, hidden], and why the forward ran eagerly (None: it was replayed)."""
-        descriptor, arrays = forward_inputs(plan, self_conditioning=self.self_conditioning, block_size=self.block_size)
+        descriptor, arrays = forward_inputs(plan, self_conditioned=self.self_conditioned, block_size=self.block_size)
         padded = self.sizes.pad_forward(descriptor)
         self._last_layout = self._last_graph = None
         if padded is not None:
@@ -314,13 +315,13 @@ class CudaGraphRunner(ModelRunner):
                 return self._static_hidden_states, None
         self.timer.begin()
         reason = EagerReason.TOO_LARGE if padded is None else EagerReason.NOT_CAPTURED
-        return self.step.forward(descriptor, self.h2d.to_device(arrays)), reason
+        return self.model_step.forward(descriptor, self.h2d.to_device(arrays)), reason
 
     def _launch_forward_graph(self, descriptor: ForwardDescriptor, fill: Callable[[Views], None]) -> bool:
         """Launches the graph of a forward; False if there is none."""
 
         def work() -> None:
-            hidden_states = self.step.forward(descriptor, inputs)
+            hidden_states = self.model_step.forward(descriptor, inputs)
             if self._static_hidden_states is None:
                 max_rows = self.sizes.forward_descriptors()[0].rows
                 self._static_hidden_states = hidden_states.new_zeros(max_rows, *hidden_states.shape[1:])
@@ -339,7 +340,7 @@ class CudaGraphRunner(ModelRunner):
 
         def work() -> None:
             assert self._static_hidden_states is not None
-            found = self.step.sample(descriptor, inputs, self._static_hidden_states, graph_safe=True)
+            found = self.model_step.sample(descriptor, inputs, self._static_hidden_states, graph_safe=True)
             if not out.specs:
                 out.set_specs(tensor_specs(found))
             pack(found, out, self._output_memory.device)

@@ -117,11 +117,11 @@ class SampleDescriptor:
         object.__setattr__(self, "num_random", sum([group.num_random for group in self.groups]))
 
 
-def forward_inputs(plan: StepPlan, *, self_conditioning: bool, block_size: int) -> tuple[ForwardDescriptor, Arrays]:
+def forward_inputs(plan: StepPlan, *, self_conditioned: bool, block_size: int) -> tuple[ForwardDescriptor, Arrays]:
     """Returns the descriptor and the input arrays of a forward.
 
     Args:
-        self_conditioning: the model uses self-conditioning.
+        self_conditioned: the model uses self-conditioning.
     """
     layout = plan.layout
     arrays: Arrays = {"tokens": plan.tokens, **{name: getattr(layout, name) for name in LAYOUT_ARRAYS}}
@@ -129,7 +129,7 @@ def forward_inputs(plan: StepPlan, *, self_conditioning: bool, block_size: int) 
     if plan.soft_embeddings is not None:
         soft_embedding_shape = plan.soft_embeddings.ids.shape
         arrays |= {f"soft_embedding_{name}": array for name, array in vars(plan.soft_embeddings).items()}
-    if self_conditioning and plan.self_conditioning is not None:
+    if self_conditioned and plan.self_conditioning is not None:
         num_self_conditioned = len(plan.self_conditioning.rows)
         arrays["self_conditioning_rows"] = plan.self_conditioning.rows[:, None] + np.arange(block_size)
         arrays["self_conditioning_slots"] = plan.self_conditioning.req_slot

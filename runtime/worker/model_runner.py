@@ -119,7 +119,7 @@ class ModelRunner:
         self.block_size = config.block_size
         self.mask_id = config.mask_id
         self.batch_invariant = config.batch_invariant
-        self.step = ModelStep(model, pool, config)
+        self.model_step = ModelStep(model, pool, config)
         self.notify_ranks: Callable[[np.ndarray], None] | None = None  # on the driver rank, see FullLogits
         self.last_logits: FullLogits | None = None  # of the last step, for requests of the driver rank
         self.stats = RunnerStats()
@@ -142,10 +142,10 @@ class ModelRunner:
 
     def launch_forward(self, plan: StepPlan) -> None:
         self.timer.begin()
-        self.hidden_states = self.step.forward(*self._forward_inputs(plan))
+        self.hidden_states = self.model_step.forward(*self._forward_inputs(plan))
 
     def must_split(self, blocks: DenoiseBlocks) -> bool:
-        return self.batch_invariant and not self.step.sampler.is_batch_invariant(blocks)
+        return self.batch_invariant and not self.model_step.sampler.is_batch_invariant(blocks)
 
     def launch_sampling(self, blocks: DenoiseBlocks | None) -> None:
         self.stats.count(EagerReason.GRAPHS_DISABLED)
@@ -179,7 +179,7 @@ class ModelRunner:
             for (part, descriptor, _), output in zip(launched, self._outputs, strict=True)
         ]
         results = concat_results(parts)
-        follows = self.step.logits_ops.is_sharded and self.notify_ranks is None  # the driver rank sends it rows
+        follows = self.model_step.logits_ops.is_sharded and self.notify_ranks is None  # the driver rank sends it rows
         if follows or blocks.grammar_blocks or blocks.forced_tokens or blocks.num_logprobs is not None:
             self._apply_constraints(blocks, hidden_states, results)
         return results
@@ -205,12 +205,12 @@ class ModelRunner:
 
     def batch(self, plan: StepPlan) -> ForwardBatch:
         """Returns the plan's forward batch on the device."""
-        return self.step.batch(*self._forward_inputs(plan))
+        return self.model_step.batch(*self._forward_inputs(plan))
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan, pages: int) -> torch.Tensor:
         """See `SupportsLogits`."""
-        model, batch, logits_ops = self.model, self.batch(plan), self.step.logits_ops
+        model, batch, logits_ops = self.model, self.batch(plan), self.model_step.logits_ops
         hidden_states = model.forward(model.embed(batch.tokens), batch, self.pool.like(pages))
         parts = torch.split(hidden_states, 1024)
         return torch.cat(
@@ -219,7 +219,7 @@ class ModelRunner:
 
     def _forward_inputs(self, plan: StepPlan) -> tuple[ForwardDescriptor, dict[str, torch.Tensor]]:
         descriptor, arrays = forward_inputs(
-            plan, self_conditioning=self.step.self_conditioning is not None, block_size=self.block_size
+            plan, self_conditioned=self.model_step.self_conditioning_state is not None, block_size=self.block_size
         )
         return descriptor, self.h2d.to_device(arrays)
 
@@ -232,14 +232,13 @@ class ModelRunner:
 
     def _launch_sample(self, blocks: DenoiseBlocks, descriptor: SampleDescriptor, arrays: Arrays) -> None:
         assert self.hidden_states is not None
-        output = self.step.sample(descriptor, self.h2d.to_device(arrays), self.hidden_states)
+        output = self.model_step.sample(descriptor, self.h2d.to_device(arrays), self.hidden_states)
         self._launched.append((blocks, descriptor, output))
 
     def _apply_constraints(self, blocks: DenoiseBlocks, hidden_states: torch.Tensor, results: BlockResults) -> None:
         """Applies grammars and forced tokens to the results, and computes logprobs. None of it is captured."""
-        full_logits = FullLogits(
-            self.step.sampler, self.model.final_hidden_states, hidden_states, self.notify_ranks, self.batch_invariant
-        )
+        sampler, final_hidden_states = self.model_step.sampler, self.model.final_hidden_states
+        full_logits = FullLogits(sampler, final_hidden_states, hidden_states, self.notify_ranks, self.batch_invariant)
         if full_logits.vocab_parallel and self.notify_ranks is None:
             self.last_logits = full_logits
         if blocks.grammar_blocks:
@@ -265,12 +264,12 @@ class ModelStep:
         self.soft_embedding_chunk_rows = None
         if config.batch_invariant:
             self.soft_embedding_chunk_rows = 1 if pool.device.type == "cpu" else SOFT_EMBEDDING_CHUNK_ROWS
-        self.self_conditioning: torch.Tensor | None = None  # [slots, block, width], of the last step of each slot
+        self.self_conditioning_state: torch.Tensor | None = None  # [slots, block, width], of the last step of each slot
         self_conditioning_fn = None
         if isinstance(model, SelfConditioned):  # the last slot is for padding
             self_conditioning_fn = model.compute_self_conditioning
             shape = (config.max_num_reqs + 1, config.block_size, model.self_conditioning_size)
-            self.self_conditioning = torch.zeros(shape, dtype=pool.dtype, device=pool.device)
+            self.self_conditioning_state = torch.zeros(shape, dtype=pool.dtype, device=pool.device)
         if model.vocab_shard is not None:
             config = replace(config, logits_ops=VocabParallelLogitsOps(model.vocab_shard))
         self.logits_ops = config.logits_ops
@@ -308,9 +307,9 @@ class ModelStep:
         fused = self._fused_unmask(descriptor, inputs, hidden)
         if fused is not None:
             return fused
-        self_conditioning: torch.Tensor | None = None  # [n, block, width]
-        if self.self_conditioning is not None and descriptor.self_conditioned:
-            self_conditioning = self.self_conditioning.new_zeros(descriptor.blocks, *self.self_conditioning.shape[1:])
+        state, self_conditioning = self.self_conditioning_state, None
+        if state is not None and descriptor.self_conditioned:
+            self_conditioning = state.new_zeros(descriptor.blocks, *state.shape[1:])  # [n, block, width]
         decided = []
         history: SamplerOutput = {}
         groups = self.sampler.block_batches(descriptor, inputs, hidden, self_conditioning, graph_safe=graph_safe)
@@ -318,8 +317,8 @@ class ModelStep:
             decided.append((members, algorithm.decide(blocks)))
             if blocks.history is not None:
                 history[f"history{i}"] = blocks.history
-        if self.self_conditioning is not None and self_conditioning is not None:
-            self.self_conditioning[inputs["req_slot"]] = self_conditioning
+        if state is not None and self_conditioning is not None:
+            state[inputs["req_slot"]] = self_conditioning
         found = make_sampler_output(
             inputs["block_tokens"], inputs["block_state"], decided, mask_id=self.mask_id, eos_ids=self.eos_ids
         )
@@ -361,11 +360,11 @@ class ModelStep:
 
     def _self_conditioning_rows(self, descriptor: ForwardDescriptor, inputs: Tensors) -> torch.Tensor | None:
         """Returns the self-conditioning [rows, width] from the last step of each row's block; None if there is none."""
-        if self.self_conditioning is None or not descriptor.num_self_conditioned:
+        if self.self_conditioning_state is None or not descriptor.num_self_conditioned:
             return None
         # one more row, to which padding is written
-        rows = self.self_conditioning.new_zeros(descriptor.rows + 1, self.self_conditioning.shape[2])
-        rows[inputs["self_conditioning_rows"]] = self.self_conditioning[inputs["self_conditioning_slots"]]
+        rows = self.self_conditioning_state.new_zeros(descriptor.rows + 1, self.self_conditioning_state.shape[2])
+        rows[inputs["self_conditioning_rows"]] = self.self_conditioning_state[inputs["self_conditioning_slots"]]
         return rows[: descriptor.rows]
 
     def _apply_soft_embeddings(self, x: torch.Tensor, inputs: Tensors) -> None:

@@ -179,7 +179,7 @@ def _descriptors(runner: CudaGraphRunner, info: EngineInfo) -> tuple[Sequence[De
     if not runner.capture_sampling:
         return sizes.forward_descriptors(), []
     defaults = info.defaults()
-    rule = runner.step.sampler.get_algorithm(defaults.algorithm)
+    rule = runner.model_step.sampler.get_algorithm(defaults.algorithm)
     wants = rule.required_stats(defaults.values)
     top_k = int(str(defaults.values[TOKEN_MERGE_TOP_K.name])) if wants & LogitStat.TOP_K else 0
     history_len = padded_history_len(int(bool(rule.history_fields)), static=rule.static_history)
@@ -191,7 +191,7 @@ def _descriptors(runner: CudaGraphRunner, info: EngineInfo) -> tuple[Sequence[De
             group = AlgorithmDescriptor(rule, int(wants), n + 1, rows, num_random, num_filtered, history_len, top_k)
             descriptor = SampleDescriptor(
                 n + 1, sizes.block_size, (group,), remasked=True, uniform_noise=rule.uniform_noise,
-                self_conditioned=runner.self_conditioning,
+                self_conditioned=runner.self_conditioned,
             )  # fmt: skip
             samples.append(descriptor)
     return sizes.forward_descriptors(), samples

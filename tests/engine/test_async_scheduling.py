@@ -106,8 +106,8 @@ def test_a_batch_that_goes_on_begins_its_next_step_early(
     watched = Watched(setup, several, monkeypatch)
     runner = watched.engine.runner
     assert isinstance(runner, CudaGraphRunner)
-    forwards = Mock(wraps=runner.step.forward)
-    monkeypatch.setattr(runner.step, "forward", forwards)
+    forwards = Mock(wraps=runner.model_step.forward)
+    monkeypatch.setattr(runner.model_step, "forward", forwards)
     watched.drain()
     expected = run_all(setup, several)
     for id, other in expected.received.items():
@@ -196,8 +196,8 @@ def test_canvases_whose_last_steps_are_reported_begin_early_too(monkeypatch: pyt
     ):
         runner = llm.engine.runner
         assert isinstance(runner, CudaGraphRunner)
-        forwards = Mock(wraps=runner.step.forward)
-        monkeypatch.setattr(runner.step, "forward", forwards)
+        forwards = Mock(wraps=runner.model_step.forward)
+        monkeypatch.setattr(runner.model_step, "forward", forwards)
         llm.generate(PROMPTS[:2], SamplingParams(max_tokens=32, ignore_eos=True))
         assert sum(begun for _, begun in noted) > len(noted) / 2
         assert forwards.call_count == llm.engine.stats().steps, "none in vain"
@@ -231,8 +231,8 @@ def test_a_batch_of_unlike_blocks_does_not(monkeypatch: pytest.MonkeyPatch) -> N
         Ask((1, 2, 3, 4), Params(max_tokens=32, **SLOW, **own[0])), Ask((5,), Params(max_tokens=7, **SLOW, **own[1])),
     ]  # fmt: skip
     watched = Watched(FULL_SEQUENCE, several, monkeypatch)
-    forwards = Mock(wraps=watched.engine.runner.step.forward)
-    monkeypatch.setattr(watched.engine.runner.step, "forward", forwards)
+    forwards = Mock(wraps=watched.engine.runner.model_step.forward)
+    monkeypatch.setattr(watched.engine.runner.model_step, "forward", forwards)
     watched.drain()
     assert forwards.call_count == watched.engine.stats().steps, "none in vain"
 

@@ -92,7 +92,7 @@ def test_sizes_are_few_and_close() -> None:
 @pytest.mark.parametrize("max_num_reqs", [1, 3, 40, 600])
 def test_every_forward_that_fits_has_a_captured_size(max_tokens: int, max_num_reqs: int) -> None:
     sizes = CaptureSizes(
-        block_size=8, pages=7, page_size=4, max_tokens=max_tokens, max_num_reqs=max_num_reqs, self_conditioning=True
+        block_size=8, pages=7, page_size=4, max_tokens=max_tokens, max_num_reqs=max_num_reqs, self_conditioned=True
     )
     recorded = set(sizes.forward_descriptors())
     for rows in range(1, max_tokens // 8 * 8 + 1):
