@@ -34,7 +34,7 @@ def lm_head_argmax_reference(
     A row without any allowed id has logit -inf and a probability that is not finite.
 
     Args:
-        hidden: [n, inputs]; weight: [vocab, inputs].
+        hidden: [n, hidden_size]; weight: [vocab, hidden_size].
         mask_id: forbidden id unless in `allowed_ids`; None if the model has none.
         max_token_id: largest id that may be predicted.
         allowed_ids: ids that may be predicted although they are the mask or above `max_token_id`.
@@ -58,146 +58,147 @@ def lm_head_argmax_reference(
 
 
 class ArgmaxConfig(NamedTuple):
-    """Tile sizes of one program.
+    """Tile sizes of one program, for a GEMM of m rows, n tokens of the vocabulary and k elements of the hidden size.
 
-    `tail`: rows behind the last full tile that its program computes too, so that the weights are read once for both.
+    `tail_m`: rows behind the last full tile that its program computes too, so that the weights are read once for both.
     `tail_stages`: pipeline stages of such a program.
     """
 
-    rows: int
-    tokens: int  # vocabulary rows
-    depth: int
+    block_m: int
+    block_n: int
+    block_k: int
     warps: int
     stages: int
     swap_ab: bool  # the weights are the first operand, which takes 64 rows at a time
-    tail: int = 0
+    tail_m: int = 0
     tail_stages: int = 0
 
 
-def select_config(rows: int, inputs: int, element_size: int, *, batch_invariant: bool = False) -> ArgmaxConfig:
+def select_config(rows: int, hidden_size: int, element_size: int, *, batch_invariant: bool = False) -> ArgmaxConfig:
     """Selects the tile by the number of rows. With few rows, reading the weights dominates.
 
     Args:
         batch_invariant: pieces of the vocabulary and their sums do not depend on the number of rows.
     """
     if element_size == 4:
-        chosen = ArgmaxConfig(16, 32, 32, 4, 2, True)
+        config = ArgmaxConfig(16, 32, 32, 4, 2, True)
     elif batch_invariant:
-        chosen = ArgmaxConfig(16 if rows <= 16 else 64 if rows <= 64 else 128, 128, 64, 4, 4 if rows <= 64 else 3, True)
+        config = ArgmaxConfig(16 if rows <= 16 else 64 if rows <= 64 else 128, 128, 64, 4, 4 if rows <= 64 else 3, True)
     elif rows <= 16:
-        chosen = ArgmaxConfig(16, 64, 128, 4, 4, True)
+        config = ArgmaxConfig(16, 64, 128, 4, 4, True)
     elif rows <= 64:
-        chosen = ArgmaxConfig(64, 128, 64, 4, 4, True)
+        config = ArgmaxConfig(64, 128, 64, 4, 4, True)
     elif 160 < rows <= 192:
-        chosen = ArgmaxConfig(128, 128, 64, 8, 3, False, tail=64, tail_stages=4)
+        config = ArgmaxConfig(128, 128, 64, 8, 3, False, tail_m=64, tail_stages=4)
     elif 192 < rows <= 256:
-        chosen = ArgmaxConfig(256, 128, 64, 8, 4, False)
+        config = ArgmaxConfig(256, 128, 64, 8, 4, False)
     else:
-        chosen = ArgmaxConfig(128, 128, 64, 4, 3, False, tail=32, tail_stages=3)
-    return chosen._replace(depth=min(chosen.depth, max(16, triton.next_power_of_2(inputs))))
+        config = ArgmaxConfig(128, 128, 64, 4, 3, False, tail_m=32, tail_stages=3)
+    return config._replace(block_k=min(config.block_k, max(16, triton.next_power_of_2(hidden_size))))
 
 
 @triton.jit
 def _store_partial(
-    acc, offs, num_valid, rows, piece, max_logit_ptr, token_ptr, sum_exp_ptr, vocab, mask_id, max_id, allowed_id_a,
-    allowed_id_b, TOKENS: tl.constexpr, SWAP_AB: tl.constexpr,
+    acc, offs_m, num_valid, rows, piece, max_logit_ptr, token_ptr, sum_exp_ptr, vocab, mask_id, max_id, allowed_id_a,
+    allowed_id_b, BLOCK_N: tl.constexpr, SWAP_AB: tl.constexpr,
 ):  # fmt: skip
-    """Reduces one piece of the logits of the rows `offs` and stores the result to [pieces, rows]."""
-    token = piece * TOKENS + tl.arange(0, TOKENS)
-    allowed = (token <= max_id) & (token != mask_id) | (token == allowed_id_a) | (token == allowed_id_b)
-    allowed = allowed & (token < vocab)
+    """Reduces one piece of the logits of the rows `offs_m` and stores the result to [pieces, rows]."""
+    offs_n = piece * BLOCK_N + tl.arange(0, BLOCK_N)
+    allowed = (offs_n <= max_id) & (offs_n != mask_id) | (offs_n == allowed_id_a) | (offs_n == allowed_id_b)
+    allowed = allowed & (offs_n < vocab)
     if SWAP_AB:
         logits = tl.where(allowed[:, None], acc, float("-inf"))
         max_logit = tl.max(logits, 0)
-        argmax = tl.min(tl.where(logits == max_logit[None, :], token[:, None], 2147483647), 0)
+        argmax = tl.min(tl.where(logits == max_logit[None, :], offs_n[:, None], 2147483647), 0)
         anchor = tl.where(max_logit == float("-inf"), 0.0, max_logit)
         sum_exp = tl.sum(tl.exp(logits - anchor[None, :]), 0)
     else:
         logits = tl.where(allowed[None, :], acc, float("-inf"))
         max_logit = tl.max(logits, 1)
-        argmax = tl.min(tl.where(logits == max_logit[:, None], token[None, :], 2147483647), 1)
+        argmax = tl.min(tl.where(logits == max_logit[:, None], offs_n[None, :], 2147483647), 1)
         anchor = tl.where(max_logit == float("-inf"), 0.0, max_logit)
         sum_exp = tl.sum(tl.exp(logits - anchor[:, None]), 1)
-    at = piece.to(tl.int64) * rows + offs
-    tl.store(max_logit_ptr + at, max_logit, mask=offs < num_valid)
-    tl.store(token_ptr + at, argmax, mask=offs < num_valid)
-    tl.store(sum_exp_ptr + at, sum_exp, mask=offs < num_valid)
+    at = piece.to(tl.int64) * rows + offs_m
+    tl.store(max_logit_ptr + at, max_logit, mask=offs_m < num_valid)
+    tl.store(token_ptr + at, argmax, mask=offs_m < num_valid)
+    tl.store(sum_exp_ptr + at, sum_exp, mask=offs_m < num_valid)
 
 
 @triton.jit(do_not_specialize=["rows", "vocab", "mask_id", "max_id", "allowed_id_a", "allowed_id_b"])
 def _partial_argmax(
-    hidden, tail, weights, num_valid_ptr, max_logit_ptr, token_ptr, sum_exp_ptr, rows, vocab, mask_id, max_id,
-    allowed_id_a, allowed_id_b, INPUTS: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, DEPTH: tl.constexpr,
-    STAGES: tl.constexpr, SWAP_AB: tl.constexpr, TAIL: tl.constexpr, TAIL_STAGES: tl.constexpr,
-    HAS_NUM_VALID: tl.constexpr, TMA: tl.constexpr,
+    hidden, tail_hidden, weights, num_valid_ptr, max_logit_ptr, token_ptr, sum_exp_ptr, rows, vocab, mask_id, max_id,
+    allowed_id_a, allowed_id_b, HIDDEN_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, STAGES: tl.constexpr, SWAP_AB: tl.constexpr, TAIL_M: tl.constexpr,
+    TAIL_STAGES: tl.constexpr, HAS_NUM_VALID: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
-    """One program: ROWS rows, plus up to TAIL rows if they are the last, times TOKENS vocabulary rows.
+    """One program: BLOCK_M rows, plus up to TAIL_M rows if they are the last, times BLOCK_N tokens of the vocabulary.
 
-    HAS_NUM_VALID: the number of rows is read from `num_valid_ptr`. `tail`: `hidden` with a descriptor of TAIL rows.
+    HAS_NUM_VALID: the number of rows is read from `num_valid_ptr`. `tail_hidden`: `hidden` with a descriptor of
+    TAIL_M rows.
     """
-    row, piece = tl.program_id(0) * ROWS, tl.program_id(1)
-    first = piece * TOKENS
+    first_row, piece = tl.program_id(0) * BLOCK_M, tl.program_id(1)
+    first_token = piece * BLOCK_N
     num_valid = rows
     if HAS_NUM_VALID:
         num_valid = tl.load(num_valid_ptr)
-    remaining = num_valid - row
+    remaining = num_valid - first_row
     if remaining <= 0:
         return
-    if TAIL > 0:
-        if (row > 0) & (remaining <= TAIL):  # computed by the previous program
+    if TAIL_M > 0:
+        if (first_row > 0) & (remaining <= TAIL_M):  # computed by the previous program
             return
-        if (remaining > ROWS) & (remaining <= ROWS + TAIL):
-            acc = tl.zeros([TOKENS, ROWS], tl.float32)
-            tail_acc = tl.zeros([TOKENS, TAIL], tl.float32)
-            for start in tl.range(0, INPUTS, DEPTH, num_stages=TAIL_STAGES):
-                weight = tma_load(weights, first, start, vocab, INPUTS, TOKENS, DEPTH, TMA)
-                x = tma_load(hidden, row, start, rows, INPUTS, ROWS, DEPTH, TMA)
-                y = tma_load(tail, row + ROWS, start, rows, INPUTS, TAIL, DEPTH, TMA)
+        if (remaining > BLOCK_M) & (remaining <= BLOCK_M + TAIL_M):
+            acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+            tail_acc = tl.zeros([BLOCK_N, TAIL_M], tl.float32)
+            for start in tl.range(0, HIDDEN_SIZE, BLOCK_K, num_stages=TAIL_STAGES):
+                weight = tma_load(weights, first_token, start, vocab, HIDDEN_SIZE, BLOCK_N, BLOCK_K, TMA)
+                x = tma_load(hidden, first_row, start, rows, HIDDEN_SIZE, BLOCK_M, BLOCK_K, TMA)
+                tail_x = tma_load(tail_hidden, first_row + BLOCK_M, start, rows, HIDDEN_SIZE, TAIL_M, BLOCK_K, TMA)
                 acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
-                tail_acc = tl.dot(weight, tl.trans(y), tail_acc, input_precision="ieee")
-            offs = row + tl.arange(0, ROWS)
+                tail_acc = tl.dot(weight, tl.trans(tail_x), tail_acc, input_precision="ieee")
+            offs_m = first_row + tl.arange(0, BLOCK_M)
             _store_partial(
-                acc, offs, num_valid, rows, piece, max_logit_ptr, token_ptr, sum_exp_ptr, vocab, mask_id, max_id,
-                allowed_id_a, allowed_id_b, TOKENS, True,
+                acc, offs_m, num_valid, rows, piece, max_logit_ptr, token_ptr, sum_exp_ptr, vocab, mask_id, max_id,
+                allowed_id_a, allowed_id_b, BLOCK_N, True,
             )  # fmt: skip
-            offs = row + ROWS + tl.arange(0, TAIL)
+            offs_m = first_row + BLOCK_M + tl.arange(0, TAIL_M)
             _store_partial(
-                tail_acc, offs, num_valid, rows, piece, max_logit_ptr, token_ptr, sum_exp_ptr, vocab, mask_id, max_id,
-                allowed_id_a, allowed_id_b, TOKENS, True,
+                tail_acc, offs_m, num_valid, rows, piece, max_logit_ptr, token_ptr, sum_exp_ptr, vocab, mask_id, max_id,
+                allowed_id_a, allowed_id_b, BLOCK_N, True,
             )  # fmt: skip
             return
     if SWAP_AB:
-        acc = tl.zeros([TOKENS, ROWS], tl.float32)
+        acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     else:
-        acc = tl.zeros([ROWS, TOKENS], tl.float32)
-    for start in tl.range(0, INPUTS, DEPTH, num_stages=STAGES):
-        x = tma_load(hidden, row, start, rows, INPUTS, ROWS, DEPTH, TMA)
-        weight = tma_load(weights, first, start, vocab, INPUTS, TOKENS, DEPTH, TMA)
+        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in tl.range(0, HIDDEN_SIZE, BLOCK_K, num_stages=STAGES):
+        x = tma_load(hidden, first_row, start, rows, HIDDEN_SIZE, BLOCK_M, BLOCK_K, TMA)
+        weight = tma_load(weights, first_token, start, vocab, HIDDEN_SIZE, BLOCK_N, BLOCK_K, TMA)
         if SWAP_AB:
             acc = tl.dot(weight, tl.trans(x), acc, input_precision="ieee")
         else:
             acc = tl.dot(x, tl.trans(weight), acc, input_precision="ieee")
-    offs = row + tl.arange(0, ROWS)
+    offs_m = first_row + tl.arange(0, BLOCK_M)
     _store_partial(
-        acc, offs, num_valid, rows, piece, max_logit_ptr, token_ptr, sum_exp_ptr, vocab, mask_id, max_id, allowed_id_a,
-        allowed_id_b, TOKENS, SWAP_AB,
+        acc, offs_m, num_valid, rows, piece, max_logit_ptr, token_ptr, sum_exp_ptr, vocab, mask_id, max_id,
+        allowed_id_a, allowed_id_b, BLOCK_N, SWAP_AB,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows", "pieces"])
 def _merge_partials(
     num_valid_ptr, max_logit_ptr, token_ptr, sum_exp_ptr, out_ptr, conf_ptr, logit_ptr, rows, pieces,
-    ROWS: tl.constexpr, PIECES: tl.constexpr, HAS_NUM_VALID: tl.constexpr,
+    BLOCK_M: tl.constexpr, PIECES: tl.constexpr, HAS_NUM_VALID: tl.constexpr,
 ):  # fmt: skip
-    """One program: ROWS rows, PIECES pieces per iteration. Padding rows get token 0 with probability 1."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    """One program: BLOCK_M rows, PIECES pieces per iteration. Padding rows get token 0 with probability 1."""
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     num_valid = rows
     if HAS_NUM_VALID:
         num_valid = tl.load(num_valid_ptr)
     ok = row < num_valid
-    max_logit = tl.full([ROWS], float("-inf"), tl.float32)
-    token = tl.full([ROWS], 2147483647, tl.int32)
-    sum_exp = tl.zeros([ROWS], tl.float32)
+    max_logit = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    token = tl.full([BLOCK_M], 2147483647, tl.int32)
+    sum_exp = tl.zeros([BLOCK_M], tl.float32)
     for first in range(0, pieces, PIECES):
         piece = first + tl.arange(0, PIECES)
         at = piece.to(tl.int64)[:, None] * rows + row[None, :]
@@ -226,29 +227,29 @@ def lm_head_argmax(
         batch_invariant: the bits of a row do not depend on the other rows.
     """
     assert len(allowed_ids) <= MAX_ALLOWED_IDS
-    (rows, inputs), vocab = hidden.shape, len(weight)
-    config = select_config(rows, inputs, hidden.element_size(), batch_invariant=batch_invariant)
-    pieces = triton.cdiv(vocab, config.tokens)
+    (rows, hidden_size), vocab = hidden.shape, len(weight)
+    config = select_config(rows, hidden_size, hidden.element_size(), batch_invariant=batch_invariant)
+    pieces = triton.cdiv(vocab, config.block_n)
     max_logit, sum_exp = hidden.new_empty(2, pieces, rows, dtype=torch.float32)
     partial_ids = hidden.new_empty(pieces, rows, dtype=torch.int32)
-    hidden_desc = make_descriptor(hidden, config.rows, config.depth)
-    weights = make_descriptor(weight, config.tokens, config.depth)
-    tail = make_descriptor(hidden, config.tail or config.rows, config.depth)
+    hidden_desc = make_descriptor(hidden, config.block_m, config.block_k)
+    weights = make_descriptor(weight, config.block_n, config.block_k)
+    tail_hidden = make_descriptor(hidden, config.tail_m or config.block_m, config.block_k)
     if not (has_descriptor(hidden_desc) and has_descriptor(weights)):
-        hidden_desc, tail, weights = hidden, hidden, weight
+        hidden_desc, tail_hidden, weights = hidden, hidden, weight
     first, second = (*allowed_ids, NO_ID, NO_ID)[:MAX_ALLOWED_IDS]
     num_valid_ptr = partial_ids if num_valid is None else num_valid
-    _partial_argmax[(triton.cdiv(rows, config.rows), pieces)](
-        hidden_desc, tail, weights, num_valid_ptr, max_logit, partial_ids, sum_exp, rows, vocab,
-        NO_ID if mask_id is None else mask_id, max_token_id, first, second, INPUTS=inputs, ROWS=config.rows,
-        TOKENS=config.tokens, DEPTH=config.depth, STAGES=config.stages, SWAP_AB=config.swap_ab, TAIL=config.tail,
-        TAIL_STAGES=config.tail_stages, HAS_NUM_VALID=num_valid is not None, TMA=has_descriptor(weights),
-        num_warps=config.warps,
+    _partial_argmax[(triton.cdiv(rows, config.block_m), pieces)](
+        hidden_desc, tail_hidden, weights, num_valid_ptr, max_logit, partial_ids, sum_exp, rows, vocab,
+        NO_ID if mask_id is None else mask_id, max_token_id, first, second, HIDDEN_SIZE=hidden_size,
+        BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, STAGES=config.stages,
+        SWAP_AB=config.swap_ab, TAIL_M=config.tail_m, TAIL_STAGES=config.tail_stages,
+        HAS_NUM_VALID=num_valid is not None, TMA=has_descriptor(weights), num_warps=config.warps,
     )  # fmt: skip
     token = hidden.new_empty(rows, dtype=torch.int64)
     conf, logit = hidden.new_empty(2, rows, dtype=torch.float32)
     _merge_partials[(triton.cdiv(rows, 4),)](
-        num_valid_ptr, max_logit, partial_ids, sum_exp, token, conf, logit, rows, pieces, ROWS=4, PIECES=256,
+        num_valid_ptr, max_logit, partial_ids, sum_exp, token, conf, logit, rows, pieces, BLOCK_M=4, PIECES=256,
         HAS_NUM_VALID=num_valid is not None, num_warps=4,
     )  # fmt: skip
     return ArgmaxOutput(token, conf, logit)

@@ -459,23 +459,24 @@ def test_gate_up_gemm(tile):
     ("dtype", "batch_invariant"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]
 )
 def test_head(rows, dtype, batch_invariant):
-    how = fused_argmax.select_config(
+    config = fused_argmax.select_config(
         rows, 2048, torch.tensor([], dtype=dtype).element_size(), batch_invariant=batch_invariant
     )
     types = dict.fromkeys(("max_logit_ptr", "sum_exp_ptr"), "*fp32") | {"token_ptr": "*i32"}
     types["num_valid_ptr"] = "*i32"
     join = types | {"out_ptr": "*i64", "conf_ptr": "*fp32", "logit_ptr": "*fp32", "rows": "i32", "pieces": "i32"}
-    build(fused_argmax._merge_partials, join, {"ROWS": 4, "PIECES": 256, "HAS_NUM_VALID": True}, num_warps=4)
+    build(fused_argmax._merge_partials, join, {"BLOCK_M": 4, "PIECES": 256, "HAS_NUM_VALID": True}, num_warps=4)
     types |= dict.fromkeys(("rows", "vocab", "mask_id", "max_id", "allowed_id_a", "allowed_id_b"), "i32")
     described = dtype == torch.bfloat16
-    for name, size in (("hidden", how.rows), ("tail", how.tail or how.rows), ("weights", how.tokens)):
-        types[name] = boxed(size, how.depth) if described else POINTER[dtype]
+    heights = {"hidden": config.block_m, "tail_hidden": config.tail_m or config.block_m, "weights": config.block_n}
+    for name, size in heights.items():
+        types[name] = boxed(size, config.block_k) if described else POINTER[dtype]
     constants = {
-        "INPUTS": 2048, "ROWS": how.rows, "TOKENS": how.tokens, "DEPTH": how.depth, "STAGES": how.stages,
-        "SWAP_AB": how.swap_ab, "TAIL": how.tail, "TAIL_STAGES": how.tail_stages, "HAS_NUM_VALID": True,
-        "TMA": described,
+        "HIDDEN_SIZE": 2048, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
+        "STAGES": config.stages, "SWAP_AB": config.swap_ab, "TAIL_M": config.tail_m, "TAIL_STAGES": config.tail_stages,
+        "HAS_NUM_VALID": True, "TMA": described,
     }  # fmt: skip
-    compiled = build(fused_argmax._partial_argmax, types, constants, num_warps=how.warps)
+    compiled = build(fused_argmax._partial_argmax, types, constants, num_warps=config.warps)
     if described:
         assert spilled(compiled) == 0
         assert "wgmma" in compiled.asm["ptx"]
