@@ -556,10 +556,10 @@ def moe_sum(
     (rows, top_k), hidden = ids.shape, pairs.shape[1]
     if out is None:
         out = pairs.new_empty(rows, hidden)
-    slab = min(1024, triton.next_power_of_2(hidden))
-    _moe_sum[(rows, triton.cdiv(hidden, slab))](
+    tile = min(1024, triton.next_power_of_2(hidden))
+    _moe_sum[(rows, triton.cdiv(hidden, tile))](
         pairs, ids, weights, pairs if shared is None else shared, pairs, pairs, out, out, out, weights, 0.0,
-        TOP_K=top_k, HIDDEN=hidden, COLUMNS=slab, SHARED=shared is not None, NORM=False, WEIGHTED=False,
+        TOP_K=top_k, HIDDEN=hidden, COLUMNS=tile, SHARED=shared is not None, NORM=False, WEIGHTED=False,
         QUANTIZED=False, FP8_MAX=FP8_MAX, MIN_SCALE=MIN_SCALE, num_warps=4,
     )  # fmt: skip
     return out
