@@ -19,38 +19,38 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class _Job(Generic[T]):
     item: T
-    owner: str
+    tenant: str
     text: str
     future: Future[GrammarMatcher]
 
 
 class GrammarCompiler(Generic[T]):
-    """Requests whose grammars are being compiled, by name. Owners get equal shares of the thread's time."""
+    """Requests whose grammars are being compiled, by name. Tenants get equal time of the thread."""
 
     def __init__(self, grammars: GrammarCache) -> None:
         self._grammars = grammars
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._waiting: dict[str, _Job[T]] = {}
         self._lock = threading.Lock()  # guards the two below
-        self._queued: dict[str, dict[str, _Job[T]]] = {}  # jobs that have not begun, by owner and name
+        self._queued: dict[str, dict[str, _Job[T]]] = {}  # jobs that have not begun, by tenant and name
         self._used = ServiceTime()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def submit(self, name: str, item: T, text: str, owner: str = "") -> GrammarMatcher | None:
+    def submit(self, name: str, item: T, text: str, tenant: str = "") -> GrammarMatcher | None:
         """Starts a request's grammar.
 
         Args:
             name: Name of the request.
             item: What `poll` yields for it.
             text: The grammar.
-            owner: Whose time the compilation counts against, for example an API key.
+            tenant: API key whose time the compilation counts against.
 
         Returns:
             A matcher if the grammar is cached. None if it has to be compiled: `poll` yields `item` when it is ready.
         """
-        job = _Job(item, owner, text, Future())
+        job = _Job(item, tenant, text, Future())
         try:
             known = self._grammars.get(text)
         except GrammarError as error:
@@ -60,9 +60,9 @@ class GrammarCompiler(Generic[T]):
         if known is None:
             self._waiting[name] = job
             with self._lock:
-                if owner not in self._queued:
-                    self._used.join(owner, self._queued)
-                self._queued.setdefault(owner, {})[name] = job
+                if tenant not in self._queued:
+                    self._used.join(tenant, self._queued)
+                self._queued.setdefault(tenant, {})[name] = job
             self._thread.submit(self._compile_next)
         return known
 
@@ -72,7 +72,7 @@ class GrammarCompiler(Generic[T]):
         if job is None:
             return None
         with self._lock:
-            self._unqueue(name, job.owner)
+            self._unqueue(name, job.tenant)
         return job.item
 
     def poll(self, seconds: float = 0.0) -> Iterator[tuple[T, GrammarMatcher | BaseException]]:
@@ -89,25 +89,25 @@ class GrammarCompiler(Generic[T]):
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _unqueue(self, name: str, owner: str) -> None:
-        jobs = self._queued.get(owner, {})
+    def _unqueue(self, name: str, tenant: str) -> None:
+        jobs = self._queued.get(tenant, {})
         jobs.pop(name, None)
         if not jobs:
-            self._queued.pop(owner, None)
+            self._queued.pop(tenant, None)
 
     def _compile_next(self) -> None:
-        """Compiles the next grammar of the owner that has used the least time."""
+        """Compiles the next grammar of the tenant that has used the least time."""
         with self._lock:
             if not self._queued:
                 return  # canceled
-            owner = min(self._queued, key=self._used.__getitem__)
-            name, job = next(iter(self._queued[owner].items()))
-            self._unqueue(name, owner)
-            self._used.begin(owner)
+            tenant = min(self._queued, key=self._used.__getitem__)
+            name, job = next(iter(self._queued[tenant].items()))
+            self._unqueue(name, tenant)
+            self._used.begin(tenant)
         began = time.perf_counter()
         try:
             job.future.set_result(self._grammars.compile(job.text, "structured_outputs"))
         except BaseException as error:
             job.future.set_exception(error)
         with self._lock:
-            self._used.end(owner, time.perf_counter() - began, idle=not self._queued)
+            self._used.end(tenant, time.perf_counter() - began, idle=not self._queued)

@@ -1,18 +1,18 @@
-"""Seconds of service per owner, for queues that serve one request at a time and give all owners equal time.
+"""Seconds of service per tenant, for queues that serve one request at a time and give all tenants equal time.
 
-Start-time fair queuing (Goyal, Vin and Cheng 1996): the next request is one of the owner that has used the least. An
-owner joins at the level of the owner that is served, so that idle owners accumulate no credit.
+Start-time fair queuing (Goyal, Vin and Cheng 1996): the next request is one of the tenant that has used the least. A
+tenant joins at the level of the tenant that is served, so that idle tenants accumulate no credit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-MAX_OWNERS = 1024  # owners whose time is remembered while nothing of theirs waits
+MAX_TENANTS = 1024  # tenants whose time is remembered while nothing of theirs waits
 
 
 class ServiceTime:
-    """Seconds of service that each owner has used."""
+    """Seconds of service that each tenant has used."""
 
     def __init__(self) -> None:
         self._used: dict[str, float] = {}
@@ -21,25 +21,25 @@ class ServiceTime:
     def __len__(self) -> int:
         return len(self._used)
 
-    def __getitem__(self, owner: str) -> float:
-        return self._used.get(owner, 0.0)
+    def __getitem__(self, tenant: str) -> float:
+        return self._used.get(tenant, 0.0)
 
-    def join(self, owner: str, waiting: Collection[str]) -> None:
-        """Adds an owner without waiting or running requests. `waiting`: owners with waiting requests."""
-        if len(self._used) >= MAX_OWNERS:
+    def join(self, tenant: str, waiting: Collection[str]) -> None:
+        """Adds a tenant without waiting or running requests. `waiting`: tenants with waiting requests."""
+        if len(self._used) >= MAX_TENANTS:
             self._used = {each: used for each, used in self._used.items() if used > self._level or each in waiting}
-        self._used[owner] = max(self[owner], self._level)
+        self._used[tenant] = max(self[tenant], self._level)
 
-    def begin(self, owner: str) -> None:
+    def begin(self, tenant: str) -> None:
         """Starts the service of a request."""
-        self._level = self[owner]
+        self._level = self[tenant]
 
-    def end(self, owner: str, seconds: float, *, idle: bool) -> None:
+    def end(self, tenant: str, seconds: float, *, idle: bool) -> None:
         """Ends the service of a request after `seconds`. `idle`: no request waits."""
-        self._used[owner] = self[owner] + seconds
+        self._used[tenant] = self[tenant] + seconds
         if idle:
-            self._level = max(self._level, self._used[owner])
+            self._level = max(self._level, self._used[tenant])
 
-    def least(self, owners: Iterable[str]) -> float:
-        """Returns the smallest used time among `owners`."""
-        return min(self[owner] for owner in owners)
+    def least(self, tenants: Iterable[str]) -> float:
+        """Returns the smallest used time among `tenants`."""
+        return min(self[tenant] for tenant in tenants)

@@ -21,7 +21,7 @@ from runtime.server.preprocessing.executors import (
     cancel_on_disconnect,
 )
 from runtime.server.preprocessing.request_body import until_disconnect
-from runtime.structured_output.service_time import MAX_OWNERS
+from runtime.structured_output.service_time import MAX_TENANTS
 from tests.wait import TIMEOUT
 
 
@@ -172,7 +172,7 @@ def test_a_slot_that_is_free_as_the_client_goes_is_passed_on() -> None:
         two = asyncio.create_task(executor.run(1, lambda _: 2))
         three = asyncio.create_task(executor.run(1, lambda _: 3))
         await settle()
-        executor._line.release()  # as the end of the first would
+        executor._queue.release()  # as the end of the first would
         two.cancel()
         head.release.set()
         assert await asyncio.wait_for(three, TIMEOUT) == 3
@@ -339,14 +339,14 @@ class Clock:
 async def order_of(
     line: AdmissionQueue, clock: Clock, waiting: list[tuple[str, int, float]], served: float
 ) -> list[str]:
-    """The owners in the order of service, of waiters with a size and seconds of service each, behind one of owner a
+    """The tenants in the order of service, of waiters with a size and seconds of service each, behind one of tenant a
     whose service takes `served` seconds."""
     await line.acquire(1, "a")
     found: list[str] = []
 
-    async def wait(owner: str, size: int, seconds: float) -> None:
-        async with line.slot(size, owner):
-            found.append(owner)
+    async def wait(tenant: str, size: int, seconds: float) -> None:
+        async with line.slot(size, tenant):
+            found.append(tenant)
             clock.now += seconds
 
     tasks = [asyncio.create_task(wait(*each)) for each in waiting]
@@ -370,7 +370,7 @@ def test_owners_get_equal_seconds_and_not_equal_numbers(monkeypatch: pytest.Monk
     waiting = [("a", 10, 1.0)] * 6 + [("b", 10, 0.25)] * 12
     found = asyncio.run(order_of(AdmissionQueue(10_000, "waiters"), clock, waiting, served=0.0))
     for end in range(4, len(found)):
-        seconds = {owner: found[:end].count(owner) * each for owner, each in (("a", 1.0), ("b", 0.25))}
+        seconds = {tenant: found[:end].count(tenant) * each for tenant, each in (("a", 1.0), ("b", 0.25))}
         assert "a" not in found[end:] or "b" not in found[end:] or abs(seconds["a"] - seconds["b"]) <= 1.25
 
 
@@ -390,15 +390,15 @@ def test_an_owner_that_was_away_has_saved_up_no_time(monkeypatch: pytest.MonkeyP
 
 def test_few_requests_of_an_owner_may_wait_where_their_number_is_limited() -> None:
     async def everything() -> None:
-        line = AdmissionQueue(10_000, "grammars to compile", per_owner=2)
+        line = AdmissionQueue(10_000, "grammars to compile", per_tenant=2)
         await line.acquire(1, "a")
-        waiting = [asyncio.create_task(line.acquire(1, owner)) for owner in ("a", "a", "b", "b", "")]
+        waiting = [asyncio.create_task(line.acquire(1, tenant)) for tenant in ("a", "a", "b", "b", "")]
         await settle()
-        for owner, whose in (("a", "of this API key "), ("b", "of this API key ")):
+        for tenant, whose in (("a", "of this API key "), ("b", "of this API key ")):
             with pytest.raises(
                 RequestError, match=f"^2 grammars to compile {whose}wait already.*retry later"
             ) as refused:
-                await line.acquire(1, owner)
+                await line.acquire(1, tenant)
             assert (refused.value.status, refused.value.code) == (429, "queue_full")
         assert not any(task.done() for task in waiting)
         for _ in waiting:
@@ -413,8 +413,8 @@ def test_many_owners_that_come_once_are_forgotten(monkeypatch: pytest.MonkeyPatc
 
     async def everything() -> None:
         for number in range(5000):
-            async with line.slot(1, f"owner {number}"):
+            async with line.slot(1, f"tenant {number}"):
                 clock.now += 1
 
     asyncio.run(everything())
-    assert len(line._used) <= MAX_OWNERS
+    assert len(line._used) <= MAX_TENANTS

@@ -1,4 +1,4 @@
-"""The thread that compiles grammars gives owners equal time, and forgets who waits no longer."""
+"""The thread that compiles grammars gives tenants equal time, and forgets who waits no longer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     return Recorded(monkeypatch)
 
 
-def test_one_owner_does_not_wait_behind_the_grammars_of_another(recorded: Recorded) -> None:
+def test_one_tenant_does_not_wait_behind_the_grammars_of_another(recorded: Recorded) -> None:
     compiling: GrammarCompiler[str] = GrammarCompiler(cast(GrammarCache, recorded))
     for number in range(100):
         assert compiling.submit(f"a{number}", f"a{number}", f"a{number}", "a") is None

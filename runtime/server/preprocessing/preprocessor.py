@@ -63,12 +63,12 @@ class Preprocessor:
             return request_body.parse_body(kind, data)
         return await cancel_on_disconnect(request, self._parse(kind, data, api_key_id(request), names))
 
-    async def _parse(self, kind: type[B], data: bytes, owner: str, names: Sequence[str] = ()) -> B:
+    async def _parse(self, kind: type[B], data: bytes, tenant: str, names: Sequence[str] = ()) -> B:
         """Decodes and parses one large body at a time, and serves other requests between steps.
 
         Decoding waits in the same queue, so that only one body at a time takes more memory than was sent.
         """
-        async with self._parse_queue.slot(len(data), owner):
+        async with self._parse_queue.slot(len(data), tenant):
             data = await request_body.decode_body(data, names)
             for _ in request_body.check_shape_in_steps(data):
                 await asyncio.sleep(0)
