@@ -49,8 +49,10 @@ def random_adapters(
         for name, slot in base.weights.slots.items():
             if slot.param.endswith(ATTENTION):
                 outputs, inputs = base.part(slot).shape
-                down, up = (torch.randn(shape, generator=random) * 0.02 for shape in ((rank, inputs), (outputs, rank)))
-                pairs[name] = LoRAPair(slot, down, up)
+                lora_a, lora_b = (
+                    torch.randn(shape, generator=random) * 0.02 for shape in ((rank, inputs), (outputs, rank))
+                )
+                pairs[name] = LoRAPair(slot, lora_a, lora_b)
         adapters.load(str(n), Adapter(Path(), pairs, str(n)))
         adapters.activate(str(n))
     return adapters

@@ -214,7 +214,7 @@ class DistributedLoRABackend:
         self.local.add(name, adapter)
         with self.step_guard:
             for tensor, pair in adapter.pairs.items():
-                self.broadcast(rpc.AdapterPair(tensor, pair.down.numpy(), pair.up.numpy()))
+                self.broadcast(rpc.AdapterPair(tensor, pair.lora_a.numpy(), pair.lora_b.numpy()))
             self.broadcast(rpc.AddAdapter(name, adapter.digest))
 
     def drop(self, name: str) -> None:

@@ -65,9 +65,9 @@ class WorkerLoRABackend:
 
     def apply(self, message: rpc.AdapterPair | rpc.AddAdapter | rpc.DropAdapter | rpc.PutAdapter) -> None:
         match message:
-            case rpc.AdapterPair(tensor, down, up):
+            case rpc.AdapterPair(tensor, lora_a, lora_b):
                 slot = self.weights.base.weights.slots[tensor]
-                self.pairs[tensor] = LoRAPair(slot, torch.from_numpy(down), torch.from_numpy(up))
+                self.pairs[tensor] = LoRAPair(slot, torch.from_numpy(lora_a), torch.from_numpy(lora_b))
             case rpc.AddAdapter(name, digest):
                 self.weights.add(name, Adapter(Path(name), self.pairs, digest))
                 self.pairs = {}

@@ -124,8 +124,8 @@ class AdapterPair(msgspec.Struct, tag=True, frozen=True):
     """The LoRA matrices of one tensor. `AddAdapter` follows after all pairs of the adapter."""
 
     tensor: str
-    down: np.ndarray
-    up: np.ndarray
+    lora_a: np.ndarray
+    lora_b: np.ndarray
 
 
 class AddAdapter(msgspec.Struct, tag=True, frozen=True):

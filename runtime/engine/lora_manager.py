@@ -224,12 +224,13 @@ class LoRASetup:
         """
         if build.lora is None or self.base is None or self.lora_config is None:
             return LoRAManager()
-        bank = LoRAWeights(self.base, model, build.lora, self.lora_config.rank, build.device)
-        adapters = LoRAManager(self.lora_config.slots, bank, build.lora.eager_modules, build.lora.capturable_modules)
+        bank = LoRAWeights(self.base, model, build.lora, self.lora_config.max_lora_rank, build.device)
+        max_loras = self.lora_config.max_loras
+        adapters = LoRAManager(max_loras, bank, build.lora.eager_modules, build.lora.capturable_modules)
         for name, adapter in self.adapters.items():
             bank.check(adapter)
             adapters.load(name, adapter)
-        for name in adapters.available[: self.lora_config.slots]:
+        for name in adapters.available[:max_loras]:
             adapters.activate(name)  # before the KV pool takes the remaining memory
         return adapters
 

@@ -16,7 +16,7 @@ from runtime.kernels.activation import Activation, act_and_mul_reference
 from runtime.kernels.fused_moe.fused_moe import Matrices, expert_linear, store_result
 from runtime.kernels.layernorm import add_rms_norm_reference, rms_norm_reference
 from runtime.kernels.linear import quantized_linear_torch
-from runtime.kernels.lora import LoRARows, add_lora_reference
+from runtime.kernels.lora import LoRABatch, add_lora_reference
 from runtime.kernels.moe_router import RoutingConfig, apply_factor, router_logits_reference, select_experts_reference
 from runtime.kernels.quantized_tensor import QuantizedTensor
 from runtime.kernels.rotary_and_cache import QKNormRopeConfig, qk_norm_rope_reference, write_kv_reference
@@ -39,10 +39,12 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 
 def add_lora(
-    out: torch.Tensor, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, part_starts: Sequence[int], rows: LoRARows
-) -> None:
-    for at, (result, row, slot) in enumerate(zip(split_rows(out), split_rows(x), rows.slots.split(1), strict=True)):
-        add_lora_reference(result, row, down, up, part_starts, replace(rows, slots=slot))
+    out: torch.Tensor, x: torch.Tensor, lora_a: torch.Tensor, lora_b: torch.Tensor, part_starts: Sequence[int],
+    batch: LoRABatch,
+) -> None:  # fmt: skip
+    slots = batch.lora_slots.split(1)
+    for at, (result, row, slot) in enumerate(zip(split_rows(out), split_rows(x), slots, strict=True)):
+        add_lora_reference(result, row, lora_a, lora_b, part_starts, replace(batch, lora_slots=slot))
         out[at] = result[0]
 
 

@@ -11,7 +11,7 @@ import torch
 from runtime.kernels.activation import Activation, act_and_mul_reference
 from runtime.kernels.forward_batch import ForwardBatch
 from runtime.kernels.fused_moe.fused_moe import grouped_gemm, sum_choices
-from runtime.kernels.lora import LoRAKernel, LoRARows
+from runtime.kernels.lora import LoRABatch, LoRAKernel
 from runtime.kernels.quantized_tensor import QuantizedTensor
 from runtime.layers.parameter import Weight
 from runtime.layers.sharding import Index, WeightSlice
@@ -25,17 +25,18 @@ class LoRAContext:
     Attributes:
         rank: of all slots, at least that of the largest adapter.
         batch_invariant: the bits of a row do not depend on the other rows.
-        rows: the slot of each row of the current forward; None if no row has an adapter.
-        active_modules: bits of the modules that the adapters of the current forward may change.
-        eager_modules: bits of the modules that fused kernels use, whose layers run eagerly if an adapter changes them.
+        batch: the slot of each row of the current forward; None if no row has an adapter.
+        active_modules: bit mask of the modules that the adapters of the current forward may change.
+        eager_modules: bit mask of the modules that fused kernels use; their layers run eagerly if an adapter changes
+            them.
     """
 
     def __init__(self, config: LoRAConfig, kernel: LoRAKernel, *, batch_invariant: bool = False) -> None:
-        self.slots = config.slots
-        self.rank = max(MIN_RANK, 1 << (config.rank - 1).bit_length())
+        self.max_loras = config.max_loras
+        self.rank = max(MIN_RANK, 1 << (config.max_lora_rank - 1).bit_length())
         self.kernel = kernel
         self.batch_invariant = batch_invariant
-        self.rows: LoRARows | None = None
+        self.batch: LoRABatch | None = None
         self.active_modules = 0
         self.eager_modules = 0
         self._module_bits: dict[str, int] = {}
@@ -47,14 +48,14 @@ class LoRAContext:
     def set_batch(self, batch: ForwardBatch) -> None:
         """Sets the adapters of the current forward."""
         self.active_modules = batch.active_lora_modules
-        self.rows = None
+        self.batch = None
         if batch.active_lora_modules:
             assert batch.lora_slots is not None
-            self.rows = LoRARows(batch.lora_slots, batch.query_tiles, batch.tile_rows)
+            self.batch = LoRABatch(batch.lora_slots, batch.query_tiles, batch.tile_rows)
 
     @property
     def capturable_modules(self) -> int:
-        """Bits of all modules that a CUDA graph may capture."""
+        """Bit mask of all modules that a CUDA graph may capture."""
         return ((1 << len(self._module_bits)) - 1) & ~self.eager_modules
 
     @property
@@ -64,21 +65,21 @@ class LoRAContext:
 
 
 class LoRAConfig(NamedTuple):
-    """Adapter slots on the device, and the largest rank."""
+    """Adapter slots on the device, and the largest rank, as in vLLM."""
 
-    slots: int
-    rank: int
+    max_loras: int
+    max_lora_rank: int
 
 
 @dataclass(frozen=True)
 class StackedLoRA:
-    """An adapter's matrices for a range of outputs of an expert stack: `down` [experts, rank, inputs], `up`
+    """An adapter's matrices for a range of outputs of an expert stack: `lora_a` [experts, rank, inputs], `lora_b`
     [experts, outputs, rank].
     """
 
     outputs: slice
-    down: torch.Tensor
-    up: torch.Tensor
+    lora_a: torch.Tensor
+    lora_b: torch.Tensor
 
 
 class LoRAWeight(Weight):
@@ -97,7 +98,7 @@ class LoRAWeight(Weight):
         self.eager = eager or len(base.shape) == 3
         self.module_bit = 0
         self.part_starts: tuple[int, ...] = ()  # first output of each part, and the number of outputs
-        self.down = self.up = torch.empty(0)
+        self.lora_a = self.lora_b = torch.empty(0)
         self.stacks: dict[int, list[StackedLoRA]] = {}
 
     @property
@@ -116,12 +117,12 @@ class LoRAWeight(Weight):
 
     @property
     def active(self) -> Weight:
-        return self.base if self._rows is None else self
+        return self.base if self._batch is None else self
 
     @property
-    def _rows(self) -> LoRARows | None:
+    def _batch(self) -> LoRABatch | None:
         """The slots of the current forward's rows, if one of its adapters may change this weight."""
-        return self.lora.rows if self.lora.active_modules & self.module_bit else None
+        return self.lora.batch if self.lora.active_modules & self.module_bit else None
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         return self._add_lora(self.base.matmul(x, bias), x)
@@ -130,9 +131,9 @@ class LoRAWeight(Weight):
         return self._add_lora(self.base.matmul_out(x, out), x)
 
     def _add_lora(self, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        rows = self._rows
-        if rows is not None:
-            self.lora.kernel(out, x, self.down, self.up, self.part_starts, rows)
+        batch = self._batch
+        if batch is not None:
+            self.lora.kernel(out, x, self.lora_a, self.lora_b, self.part_starts, batch)
         return out
 
     def allocate(self, kind: str, parts: Sequence[WeightSlice], device: torch.device) -> None:
@@ -149,11 +150,12 @@ class LoRAWeight(Weight):
         firsts = {local.ranges[-2].start for part in parts for local, _ in self.local_slices(part)}
         self.part_starts = tuple(sorted(firsts | {outputs}))
         if len(self.shape) == 2:
-            slots, rank = self.lora.slots, self.lora.rank
-            self.down = torch.zeros(slots, (len(self.part_starts) - 1) * rank, inputs, dtype=self.dtype, device=device)
-            self.up = torch.zeros(slots, outputs, rank, dtype=self.dtype, device=device)
+            slots, rank = self.lora.max_loras, self.lora.rank
+            a_rows = (len(self.part_starts) - 1) * rank
+            self.lora_a = torch.zeros(slots, a_rows, inputs, dtype=self.dtype, device=device)
+            self.lora_b = torch.zeros(slots, outputs, rank, dtype=self.dtype, device=device)
         else:
-            self.down = self.down.to(device)  # empty, only for its device
+            self.lora_a = self.lora_a.to(device)  # empty, only for its device
 
     def max_adapter_bytes(self, rank: int) -> int:
         """Upper bound of the memory of an adapter of this rank in addition to the slots."""
@@ -166,39 +168,39 @@ class LoRAWeight(Weight):
     @property
     def adapter_bytes(self) -> int:
         """Memory that adapters use in addition to the slots."""
-        return sum(stack.down.nbytes + stack.up.nbytes for stacked in self.stacks.values() for stack in stacked)
+        return sum(stack.lora_a.nbytes + stack.lora_b.nbytes for stacked in self.stacks.values() for stack in stacked)
 
     def load_adapter(self, slot: int, pairs: Mapping[WeightSlice, tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Makes the slot's adapter add `up` times `down` to these slices of the full parameter."""
+        """Makes the slot's adapter add `lora_b` times `lora_a` to these slices of the full parameter."""
         own = {
-            local: (down[:, slices[-1]], up[slices[-2]])
-            for part, (down, up) in pairs.items()
+            local: (lora_a[:, slices[-1]], lora_b[slices[-2]])
+            for part, (lora_a, lora_b) in pairs.items()
             for local, slices in self.local_slices(part)
         }
         if len(self.shape) == 3:
             self._stack(slot, own)
             return
-        self.down[slot].zero_()
-        self.up[slot].zero_()
-        for part, (down, up) in own.items():
+        self.lora_a[slot].zero_()
+        self.lora_b[slot].zero_()
+        for part, (lora_a, lora_b) in own.items():
             outputs = part.ranges[0]
             for n, first in enumerate(self.part_starts[:-1]):
-                if first in outputs:  # an adapter of several parts has one `down` for all of them
+                if first in outputs:  # an adapter of several parts has one `lora_a` for all of them
                     at = n * self.lora.rank
-                    self.down[slot, at : at + len(down)].copy_(down)
-            self.up[slot, outputs.start : outputs.stop, : up.shape[1]].copy_(up)
+                    self.lora_a[slot, at : at + len(lora_a)].copy_(lora_a)
+            self.lora_b[slot, outputs.start : outputs.stop, : lora_b.shape[1]].copy_(lora_b)
 
     def _stack(self, slot: int, pairs: Mapping[WeightSlice, tuple[torch.Tensor, torch.Tensor]]) -> None:
         self.stacks.pop(slot, None)
         for outputs in dict.fromkeys(part.ranges[1] for part in pairs):
             own = {part.ranges[0].start: pair for part, pair in pairs.items() if part.ranges[1] == outputs}
-            rank = -(-max(len(down) for down, _ in own.values()) // MIN_RANK) * MIN_RANK
-            down_stack = self.down.new_zeros(self.shape[0], rank, self.shape[2], dtype=self.dtype)
-            up_stack = self.down.new_zeros(self.shape[0], len(outputs), rank, dtype=self.dtype)
-            for expert, (down, up) in own.items():
-                down_stack[expert, : len(down)].copy_(down)
-                up_stack[expert, :, : up.shape[1]].copy_(up)
-            stack = StackedLoRA(slice(outputs.start, outputs.stop), down_stack, up_stack)
+            rank = -(-max(len(lora_a) for lora_a, _ in own.values()) // MIN_RANK) * MIN_RANK
+            lora_a_stack = self.lora_a.new_zeros(self.shape[0], rank, self.shape[2], dtype=self.dtype)
+            lora_b_stack = self.lora_a.new_zeros(self.shape[0], len(outputs), rank, dtype=self.dtype)
+            for expert, (lora_a, lora_b) in own.items():
+                lora_a_stack[expert, : len(lora_a)].copy_(lora_a)
+                lora_b_stack[expert, :, : lora_b.shape[1]].copy_(lora_b)
+            stack = StackedLoRA(slice(outputs.start, outputs.stop), lora_a_stack, lora_b_stack)
             self.stacks.setdefault(slot, []).append(stack)
 
 
@@ -213,21 +215,21 @@ def lora_experts(
     order = flat.argsort(stable=True)
     order = order[int((flat < 0).sum()) :]  # token-expert pairs sorted by expert, without -1
     expert, row = flat[order], order // ids.shape[1]
-    slots = torch.full_like(row, -1) if lora.rows is None else lora.rows.slots[row]
-    hidden = act_and_mul_reference(_expert_gemm(x[row], expert, slots, gate_up), activation)
-    return sum_choices(_expert_gemm(hidden, expert, slots, down), order, weights, shared)
+    lora_slots = torch.full_like(row, -1) if lora.batch is None else lora.batch.lora_slots[row]
+    hidden = act_and_mul_reference(_expert_gemm(x[row], expert, lora_slots, gate_up), activation)
+    return sum_choices(_expert_gemm(hidden, expert, lora_slots, down), order, weights, shared)
 
 
-def _expert_gemm(x: torch.Tensor, expert: torch.Tensor, slots: torch.Tensor, weight: Weight) -> torch.Tensor:
+def _expert_gemm(x: torch.Tensor, expert: torch.Tensor, lora_slots: torch.Tensor, weight: Weight) -> torch.Tensor:
     """[pairs, inputs] -> [pairs, outputs], each pair with its expert; pairs are sorted by expert."""
     stack = weight.tensor
     out = grouped_gemm(x, torch.bincount(expert, minlength=len(stack)), stack)
     for slot, stacks in weight.stacks.items() if isinstance(weight, LoRAWeight) else ():
-        slot_rows = (slots == slot).nonzero().flatten()
-        if not len(slot_rows):
+        rows = (lora_slots == slot).nonzero().flatten()
+        if not len(rows):
             continue
-        counts = torch.bincount(expert[slot_rows], minlength=len(stack))
+        counts = torch.bincount(expert[rows], minlength=len(stack))
         for each in stacks:
-            delta = grouped_gemm(grouped_gemm(x[slot_rows], counts, each.down), counts, each.up)
-            out[:, each.outputs].index_add_(0, slot_rows, delta)
+            delta = grouped_gemm(grouped_gemm(x[rows], counts, each.lora_a), counts, each.lora_b)
+            out[:, each.outputs].index_add_(0, rows, delta)
     return out

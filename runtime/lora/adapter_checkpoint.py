@@ -80,7 +80,7 @@ class PeftConfig:
         return int(_matching(self.ranks, module, self.rank))
 
     def scale(self, module: str) -> float:
-        """Returns the factor of `up @ down` of a module."""
+        """Returns the factor of `lora_b @ lora_a` of a module."""
         rank = self.rank_of(module)
         return _matching(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.rslora else rank)
 
@@ -202,18 +202,18 @@ def _compiled(name: str, pattern: Any) -> re.Pattern[str]:
 
 @dataclass(frozen=True)
 class LoRAPair:
-    """One LoRA pair: `up` [out_features, rank] @ `down` [rank, in_features] is added to a weight.
+    """One LoRA pair: `lora_b` [out_features, rank] @ `lora_a` [rank, in_features] is added to a weight.
 
-    Both are float32; `up` includes the adapter's scale.
+    Both are float32; `lora_b` includes the adapter's scale.
     """
 
     slot: WeightTarget  # the weight of the model, and the part of it
-    down: torch.Tensor
-    up: torch.Tensor
+    lora_a: torch.Tensor
+    lora_b: torch.Tensor
 
     @property
     def rank(self) -> int:
-        return len(self.down)
+        return len(self.lora_a)
 
 
 @dataclass(frozen=True)
@@ -338,19 +338,19 @@ def _pairs(path: Path, handle: TensorFile, config: PeftConfig, base: BaseModelIn
         assert target is not None
         canonical, slot = target
         part = base.part(slot)
-        down, up = (_tensor(handle, modules[module][half]) for half in "AB")
+        lora_a, lora_b = (_tensor(handle, modules[module][half]) for half in "AB")
         rank = config.rank_of(module)
-        _check_shape(modules[module]["A"], down, [rank, part.shape[-1]])
-        _check_shape(modules[module]["B"], up, [part.shape[-2], rank])
+        _check_shape(modules[module]["A"], lora_a, [rank, part.shape[-1]])
+        _check_shape(modules[module]["B"], lora_b, [part.shape[-2], rank])
         if max_rank is not None and rank > max_rank:
             raise ConfigError(f"tensor {modules[module]['A']!r} has rank {rank}, more than --max-lora-rank {max_rank}")
-        pair = LoRAPair(slot, down, up * config.scale(module))
-        if not bool(torch.isfinite(pair.up).all()):
+        pair = LoRAPair(slot, lora_a, lora_b * config.scale(module))
+        if not bool(torch.isfinite(pair.lora_b).all()):
             raise ConfigError(f"tensor {modules[module]['B']!r} is too large for its scale, {config.scale(module):g}")
         if canonical in pairs:
             raise ConfigError(f"{canonical!r} is changed twice, under two names")
         pairs[canonical] = pair
-        for tensor in (pair.down, pair.up):
+        for tensor in (pair.lora_a, pair.lora_b):
             digest.update(canonical.encode() + repr(tuple(tensor.shape)).encode() + tensor.numpy().tobytes())
     if not pairs:
         raise ConfigError(f"{TENSORS} has no tensors")
@@ -458,4 +458,4 @@ class LoRAMerge:
 
 
 def _sum(tensor: torch.Tensor, pair: LoRAPair) -> torch.Tensor:
-    return torch.addmm(tensor, pair.up.to(tensor), pair.down.to(tensor))
+    return torch.addmm(tensor, pair.lora_b.to(tensor), pair.lora_a.to(tensor))

@@ -70,10 +70,10 @@ class LoRAWeights:
                     "for; merge it into the weights, or leave --deterministic out"
                 )
         self._cast(adapter)
-        required, free = self._stack_bytes(adapter) * self.lora.slots, self._free_bytes()
+        required, free = self._stack_bytes(adapter) * self.lora.max_loras, self._free_bytes()
         if required > free:
             raise ConfigError(
-                f"adapter {adapter.path}: it changes experts, for which --max-loras {self.lora.slots} such take "
+                f"adapter {adapter.path}: it changes experts, for which --max-loras {self.lora.max_loras} such take "
                 f"{required / 1e9:.1f} GB and {free / 1e9:.1f} GB of the device are free; merge it into the weights, "
                 "or lower --max-loras or --gpu-memory-utilization"
             )
@@ -115,7 +115,7 @@ class LoRAWeights:
         made: dict[str, Pairs] = {}
         for name, pair in adapter.pairs.items():
             dtype = self.weights[pair.slot.param].dtype
-            halves = pair.down.to(dtype), pair.up.to(dtype)
+            halves = pair.lora_a.to(dtype), pair.lora_b.to(dtype)
             if not all(bool(torch.isfinite(half).all()) for half in halves):
                 raise ConfigError(f"adapter {adapter.path}: {name!r} is changed by values too large for {dtype}")
             made.setdefault(pair.slot.param, {})[self.base.part(pair.slot)] = halves

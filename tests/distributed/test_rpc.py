@@ -42,11 +42,11 @@ def test_arrays_come_as_they_went(wires):
     found = [theirs.receive() for _ in sent]
     sender.join()
     for message, array in zip(found, sent, strict=True):
-        assert message.up.dtype == array.dtype
-        assert np.array_equal(message.down, array)
-        assert np.array_equal(message.up, array)
-    found[2].up[0] = False  # and may be written to
-    assert found[2].down[0]
+        assert message.lora_b.dtype == array.dtype
+        assert np.array_equal(message.lora_a, array)
+        assert np.array_equal(message.lora_b, array)
+    found[2].lora_b[0] = False  # and may be written to
+    assert found[2].lora_a[0]
 
 
 def test_several_threads_may_send(wires):
@@ -58,7 +58,7 @@ def test_several_threads_may_send(wires):
     seen = set()
     for _ in threads:
         message = theirs.receive()
-        assert {*message.down, *message.up} == {int(message.tensor)}
+        assert {*message.lora_a, *message.lora_b} == {int(message.tensor)}
         seen.add(message.tensor)
     assert seen == {pair.tensor for pair in pairs}
     for thread in threads:

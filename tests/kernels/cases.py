@@ -34,7 +34,7 @@ from runtime.kernels.layernorm import (
     rms_norm,
     rms_norm_reference,
 )
-from runtime.kernels.lora import LoRARows, add_lora, add_lora_reference
+from runtime.kernels.lora import LoRABatch, add_lora, add_lora_reference
 from runtime.kernels.moe_router import (
     RoutingConfig,
     router_logits,
@@ -472,20 +472,20 @@ def check_lora(
     rows, outputs, num_slots = sum(counts), sum(parts), max(slots) + 1
     cut = torch.from_numpy(make_query_tiles(np.array(counts, dtype=np.int64)))
     tiles = torch.cat([cut, torch.zeros(2, 3, dtype=torch.int32)]).to(device)
-    owner = torch.repeat_interleave(torch.tensor(slots, dtype=torch.int32), torch.tensor(counts)).to(device)
-    which = LoRARows(owner, tiles, max(int(cut[:, 2].max()), 16))
+    lora_slots = torch.repeat_interleave(torch.tensor(slots, dtype=torch.int32), torch.tensor(counts)).to(device)
+    batch = LoRABatch(lora_slots, tiles, max(int(cut[:, 2].max()), 16))
     x = random(rows, inputs, dtype=dtype, device=device, seed=1)
-    down = random(num_slots, len(parts) * rank, inputs, dtype=dtype, device=device, seed=2, scale=inputs**-0.5)
-    up = random(num_slots, outputs, rank, dtype=dtype, device=device, seed=3, scale=rank**-0.5)
+    lora_a = random(num_slots, len(parts) * rank, inputs, dtype=dtype, device=device, seed=2, scale=inputs**-0.5)
+    lora_b = random(num_slots, outputs, rank, dtype=dtype, device=device, seed=3, scale=rank**-0.5)
     out = random(rows, outputs, dtype=dtype, device=device, seed=4)
     cuts = [0, *np.cumsum(parts).tolist()]
     expected = out.double()
-    add_lora_reference(expected, x.double(), down.double(), up.double(), cuts, which)
+    add_lora_reference(expected, x.double(), lora_a.double(), lora_b.double(), cuts, batch)
     pre_mlp_norms = out.clone()
-    add_lora(out, x, down, up, cuts, which)
+    add_lora(out, x, lora_a, lora_b, cuts, batch)
     assert_near(out, expected, dtype)
-    assert torch.equal(out[owner < 0], pre_mlp_norms[owner < 0])
+    assert torch.equal(out[lora_slots < 0], pre_mlp_norms[lora_slots < 0])
     alone = pre_mlp_norms.clone()  # a row's result is the same without the others
-    first = LoRARows(owner[: counts[0]], cut[cut[:, 0] == 0].to(device), which.tile_rows)
-    add_lora(alone[: counts[0]], x[: counts[0]], down, up, cuts, first)
+    first = LoRABatch(lora_slots[: counts[0]], cut[cut[:, 0] == 0].to(device), batch.tile_rows)
+    add_lora(alone[: counts[0]], x[: counts[0]], lora_a, lora_b, cuts, first)
     assert torch.equal(alone[: counts[0]], out[: counts[0]])

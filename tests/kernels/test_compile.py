@@ -570,15 +570,15 @@ def test_sandwich():
 def test_lora(dtype, rank):
     """What adapters add to one product of queries, keys and values that a checkpoint holds as three."""
     data = POINTER[dtype]
-    depth, columns = lora.tile_sizes(rank, dtype.itemsize)
-    common = {"slots_ptr": "*i32", "tiles_ptr": "*i32", "rows": "i32", "shrunk_ptr": "*fp32"}
-    shared = {"RANK": rank, "PARTS": 3, "ROWS": 32, "CHUNKS": 8}
+    block_k, block_n = lora.tile_sizes(rank, dtype.itemsize)
+    common = {"lora_slots_ptr": "*i32", "tiles_ptr": "*i32", "rows": "i32", "shrunk_ptr": "*fp32"}
+    shared = {"RANK": rank, "PARTS": 3, "BLOCK_M": 32, "CHUNKS": 8}
     shared["PRECISION"] = "ieee" if dtype == torch.float32 else "tf32"
     build(
         lora._shrink,
-        common | {"x_ptr": data, "down_ptr": data},
-        shared | {"INPUTS": 2048, "SPAN": 512, "DEPTH": depth, "STAGES": 3},
+        common | {"x_ptr": data, "lora_a_ptr": data},
+        shared | {"INPUTS": 2048, "SPAN": 512, "BLOCK_K": block_k, "STAGES": 3},
         num_warps=4,
     )
-    cuts = {"OUTPUTS": 3072, "CUT1": 2048, "CUT2": 2560, "SPLITS": 4, "COLUMNS": columns}
-    build(lora._expand, common | {"out_ptr": data, "up_ptr": data}, shared | cuts, num_warps=4)
+    cuts = {"OUTPUTS": 3072, "CUT1": 2048, "CUT2": 2560, "SPLITS": 4, "BLOCK_N": block_n}
+    build(lora._expand, common | {"out_ptr": data, "lora_b_ptr": data}, shared | cuts, num_warps=4)

@@ -11,7 +11,7 @@ from runtime.kernels.layernorm import gemm_add_norm_reference
 from runtime.kernels.ops import TORCH, TRITON, KernelSet
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.linear import Linear
-from runtime.layers.lora import LoRAConfig, LoRARows, LoRAWeight
+from runtime.layers.lora import LoRABatch, LoRAConfig, LoRAWeight
 from runtime.layers.mlp import GatedMLP
 from runtime.layers.norm import RMSNorm
 from runtime.layers.parameter import InterleavedWeight
@@ -108,19 +108,19 @@ def test_a_layer_gives_the_same_however_its_gates_lie(activation, adapters):
             first.allocate("gate_up", [every], build.device)
             first.load_adapter(1, {every: (low, high)})
             assert first.active is first.base
-            build.lora.rows, build.lora.active_modules = _rows([-1, 1, 1, -1, 1]), first.module_bit
+            build.lora.batch, build.lora.active_modules = _batch([-1, 1, 1, -1, 1]), first.module_bit
             assert first.active is first
             made.append(layer(x))
             assert not torch.allclose(made[-1], made[0])
-            build.lora.rows = None
+            build.lora.batch = None
         assert isinstance(first.active, InterleavedWeight) == (build is not factory)
         recorded.append(made)
     torch.testing.assert_close(*recorded)
 
 
-def _rows(slots: list[int]) -> LoRARows:
+def _batch(slots: list[int]) -> LoRABatch:
     tiles = torch.tensor([[0, 0, len(slots)]], dtype=torch.int32)
-    return LoRARows(torch.tensor(slots, dtype=torch.int32), tiles, len(slots))
+    return LoRABatch(torch.tensor(slots, dtype=torch.int32), tiles, len(slots))
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -141,7 +141,7 @@ def test_what_is_added_and_normed_is_all_that_a_layer_gives(biased, adapters):
         every = WeightSlice.of(layer.weight.full_shape, ())
         layer.weight.allocate("out", [every], build.device)
         layer.weight.load_adapter(0, {every: (low, high)})
-        build.lora.rows, build.lora.active_modules = _rows([0, -1, 0]), layer.weight.module_bit
+        build.lora.batch, build.lora.active_modules = _batch([0, -1, 0]), layer.weight.module_bit
         expected[[0, 2]] += x[[0, 2]] @ low.T @ high.T
     made = layer.forward_add_norm(x, residual, norm)
     torch.testing.assert_close(made, norm.add(expected, residual))

@@ -48,7 +48,7 @@ def test_what_it_holds(adapter, base):
     assert len(read.pairs) == 6
     assert read.rank == 4
     pair = read.pairs[f"{QKV}.weight"]
-    assert torch.equal(pair.up, load_file(adapter / "adapter_model.safetensors")[B] * 4)  # alpha 16 over rank 4
+    assert torch.equal(pair.lora_b, load_file(adapter / "adapter_model.safetensors")[B] * 4)  # alpha 16 over rank 4
     assert read_adapter(adapter, base).digest == read.digest
     say(adapter, lora_alpha=17)
     assert read_adapter(adapter, base).digest != read.digest

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from runtime import LLM, SamplingParams
 from runtime.errors import ConfigError, RequestError
 from runtime.kernels import batch_invariant_torch
-from runtime.kernels.lora import LoRARows
+from runtime.kernels.lora import LoRABatch
 from runtime.worker.cuda_graph_runner import CudaGraphRunner, run_eagerly
 from runtime.worker.memory import capture_sizes_for
 from runtime.worker.sampler import SamplerConfig
@@ -260,14 +260,16 @@ def test_forty_over_eight_slots(tmp_path):
 def test_deterministic_rows_do_not_depend_on_the_batch(adapters):
     """What adapters add, and whole logits; experts, which have no such kernel, are refused."""
     random = torch.Generator().manual_seed(0)
-    x, out, down, up = (torch.randn(*shape, generator=random) for shape in ((9, 64), (9, 48), (2, 32, 64), (2, 48, 16)))
+    x, out, lora_a, lora_b = (
+        torch.randn(*shape, generator=random) for shape in ((9, 64), (9, 48), (2, 32, 64), (2, 48, 16))
+    )
     slots, tiles = torch.tensor([0, 0, -1, 1, 1, 1, 1, -1, 0], dtype=torch.int32), torch.zeros(0, 3, dtype=torch.int32)
     made = out.clone()
-    batch_invariant_torch.add_lora(made, x, down, up, (0, 16, 48), LoRARows(slots, tiles, 9))
+    batch_invariant_torch.add_lora(made, x, lora_a, lora_b, (0, 16, 48), LoRABatch(slots, tiles, 9))
     for first, last in ((0, 4), (3, 9), (5, 6)):
         piece = out[first:last].clone()
         batch_invariant_torch.add_lora(
-            piece, x[first:last], down, up, (0, 16, 48), LoRARows(slots[first:last], tiles, 9)
+            piece, x[first:last], lora_a, lora_b, (0, 16, 48), LoRABatch(slots[first:last], tiles, 9)
         )
         assert torch.equal(piece, made[first:last])
     assert torch.equal(made[2], out[2])
