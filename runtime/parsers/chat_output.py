@@ -21,13 +21,13 @@ class ReasoningParser:
         unclosed: Whether the output ended without the end marker.
     """
 
-    def __init__(self, made: ReasoningFormat | None, opened: bool) -> None:
-        self._format = made
+    def __init__(self, reasoning_format: ReasoningFormat | None, opened: bool) -> None:
+        self._format = reasoning_format
         self._state: Literal["before", "within", "after", "over"] = (
-            "over" if made is None else "within" if opened else "before"
+            "over" if reasoning_format is None else "within" if opened else "before"
         )
-        self._held = ""
-        self._begun = False  # reasoning other than white space has begun
+        self._buffer = ""
+        self._has_reasoning = False  # reasoning other than white space has begun
         self.consumed = 0
         self.unclosed = False
 
@@ -45,56 +45,56 @@ class ReasoningParser:
         """Returns the reasoning and the remaining text that are certain now."""
         if self._format is None or self._state == "over":
             return "", text
-        self._held += text
+        self._buffer += text
         if self._state == "before":
-            begun = self._held.lstrip()
-            if begun.startswith(self._format.opens):
-                self._consume(len(self._held) - len(begun) + len(self._format.opens))
+            stripped = self._buffer.lstrip()
+            if stripped.startswith(self._format.opens):
+                self._consume(len(self._buffer) - len(stripped) + len(self._format.opens))
                 self._state = "within"
-            elif self._format.opens.startswith(begun):
+            elif self._format.opens.startswith(stripped):
                 return "", ""
             else:
-                return "", self._over()
-        reasoning = self._within() if self._state == "within" else ""
+                return "", self._end_reasoning()
+        reasoning = self._read_reasoning() if self._state == "within" else ""
         if self._state == "after":
-            self._consume(len(self._held) - len(self._held.lstrip()))
-            if self._held:
-                return reasoning, self._over()
+            self._consume(len(self._buffer) - len(self._buffer.lstrip()))
+            if self._buffer:
+                return reasoning, self._end_reasoning()
         return reasoning, ""
 
     def finish(self) -> tuple[str, str]:
         """Returns the withheld text, at the end of the output."""
-        held, state = self._held, self._state
+        withheld, state = self._buffer, self._state
         if state == "within":
             self.unclosed = True
-            self.consumed += len(held)
-            self._held = ""
+            self.consumed += len(withheld)
+            self._buffer = ""
             # an incomplete end marker is reasoning, and white space after it is not
-            return (held.rstrip() if self._begun else held.strip()), ""
-        return "", self._over()
+            return (withheld.rstrip() if self._has_reasoning else withheld.strip()), ""
+        return "", self._end_reasoning()
 
-    def _within(self) -> str:
+    def _read_reasoning(self) -> str:
         assert self._format is not None
-        if not self._begun:
-            self._consume(len(self._held) - len(self._held.lstrip()))
-            self._begun = bool(self._held)
-        at = self._held.find(self._format.closes)
+        if not self._has_reasoning:
+            self._consume(len(self._buffer) - len(self._buffer.lstrip()))
+            self._has_reasoning = bool(self._buffer)
+        at = self._buffer.find(self._format.closes)
         if at >= 0:
-            found = self._held[:at].rstrip()
+            reasoning = self._buffer[:at].rstrip()
             self._consume(at + len(self._format.closes))
             self._state = "after"
-            return found
-        sure = len(self._held) - partial_match_len(self._format.closes, self._held)
-        found = self._held[:sure].rstrip()
-        self._consume(len(found))
-        return found
+            return reasoning
+        num_certain = len(self._buffer) - partial_match_len(self._format.closes, self._buffer)
+        reasoning = self._buffer[:num_certain].rstrip()
+        self._consume(len(reasoning))
+        return reasoning
 
     def _consume(self, characters: int) -> None:
         self.consumed += characters
-        self._held = self._held[characters:]
+        self._buffer = self._buffer[characters:]
 
-    def _over(self) -> str:
-        rest, self._held, self._state = self._held, "", "over"
+    def _end_reasoning(self) -> str:
+        rest, self._buffer, self._state = self._buffer, "", "over"
         return rest
 
 
@@ -127,7 +127,7 @@ class ChatOutputParser:
         """
         self._reasoning_parser = ReasoningParser(reasoning, opened)
         self._tools = tools
-        self._calls = None if tools is None else ToolCallParser(tools)
+        self._call_parser = None if tools is None else ToolCallParser(tools)
         self.reasoning = self.content = ""
         self.calls: list[Call] = []
 
@@ -138,7 +138,7 @@ class ChatOutputParser:
     @property
     def ended(self) -> bool:
         """Whether further text is ignored."""
-        return self._calls is not None and self._calls.is_over
+        return self._call_parser is not None and self._call_parser.is_over
 
     @property
     def reasoning_chars(self) -> int:
@@ -148,8 +148,8 @@ class ChatOutputParser:
         """Adds stable text; returns the new deltas."""
         if self.ended or not text:
             return []
-        found, rest = self._reasoning_parser.push(text)
-        return self._apply([*_reasoning(found), *self._read(rest)])
+        reasoning, rest = self._reasoning_parser.push(text)
+        return self._apply([*_reasoning(reasoning), *self._push_text(rest)])
 
     def finish(self, cut: bool) -> list[Delta]:
         """Ends the output.
@@ -160,25 +160,25 @@ class ChatOutputParser:
         """
         if self.ended:
             return []
-        found, rest = self._reasoning_parser.finish()
-        read = [*_reasoning(found), *self._read(rest)]
-        if self._calls is not None:
-            read += self._calls.finish(cut)
-        remaining = self._apply(read)
+        reasoning, rest = self._reasoning_parser.finish()
+        deltas = [*_reasoning(reasoning), *self._push_text(rest)]
+        if self._call_parser is not None:
+            deltas += self._call_parser.finish(cut)
+        remaining = self._apply(deltas)
         if self._reasoning_parser.unclosed and not (cut or self.calls) and self._tools is not None:
-            remaining += self._apply(self._unclosed(self._tools))
+            remaining += self._apply(self._calls_in_reasoning(self._tools))
         return remaining
 
-    def _read(self, text: str) -> list[Delta]:
-        if self._calls is not None:
-            return self._calls.push(text)
+    def _push_text(self, text: str) -> list[Delta]:
+        if self._call_parser is not None:
+            return self._call_parser.push(text)
         return [Text(text)] if text else []
 
-    def _unclosed(self, tools: ToolCallOptions) -> list[Delta]:
+    def _calls_in_reasoning(self, tools: ToolCallOptions) -> list[Delta]:
         """Returns the calls in unclosed reasoning, for an output that would be empty without them."""
-        calls = ToolCallParser(replace(tools, exact=False, forced=False))
-        found = calls.push(self.reasoning) + calls.finish(cut=False)
-        return [delta for delta in found if isinstance(delta, CallStart | Arguments)]
+        parser = ToolCallParser(replace(tools, constrained=False, required=False))
+        deltas = parser.push(self.reasoning) + parser.finish(cut=False)
+        return [delta for delta in deltas if isinstance(delta, CallStart | Arguments)]
 
     def _apply(self, deltas: list[Delta]) -> list[Delta]:
         """Joins adjacent deltas of one kind, and applies them to the state."""

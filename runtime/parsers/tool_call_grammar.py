@@ -29,14 +29,14 @@ class ToolCallConstraint:
         tools: Tools that may be called, each with the path of its schema in the request.
         mode: "only": the output consists of calls. "or_form": calls, or the requested response format. "within": text,
             with calls wherever the model begins them.
-        single: At most one call.
+        single_call: At most one call.
         any_object: Indices of tools whose arguments may be any object, because their schemas are not supported.
     """
 
     format: ToolFormat
     tools: Sequence[tuple[str, Tool]]
     mode: CallMode
-    single: bool
+    single_call: bool
     any_object: frozenset[int] = frozenset()
 
 
@@ -67,13 +67,13 @@ def grammar(
         parts.append({"name": "form", **asked})
     if held is not None:
         _calls(held, rules, parts, control, param)
-        more = "?" if held.single else "*"
+        more = "?" if held.single_call else "*"
         if held.mode == "within":
             body = f"begun{more} rest"
             rules += [_until("text", held.format.opens, control), "begun: text written", f"rest: {_ANY_TEXT}"]
         else:
             body = "calls" + (" | @form" if held.mode == "or_form" else "")
-            after = "" if held.single else f" ({_literal(chr(10))} call)*"
+            after = "" if held.single_call else f" ({_literal(chr(10))} call)*"
             rules += [f"calls: call{after}", f"call: {_mark(held.format.opens, control)} written"]
     rules.append(f"body: {body}")
     start = "body"

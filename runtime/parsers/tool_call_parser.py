@@ -62,19 +62,19 @@ class ToolCallOptions:
     Attributes:
         format: Format of the calls.
         available_tools: The tools of the request.
-        exact: Whether a grammar constrains calls, so that arguments are passed on unchanged and can be streamed.
+        constrained: Whether a grammar constrains calls, so that arguments are passed on unchanged and can be streamed.
             Otherwise a call is withheld until it is complete.
-        early: Whether to stream arguments of `exact` calls.
-        forced: Whether the output consists of calls only.
-        single: Whether the output ends with its first call.
+        stream_arguments: Whether to stream arguments of `constrained` calls.
+        required: Whether the output consists of calls only, as with `tool_choice` "required".
+        single_call: Whether the output ends with its first call.
     """
 
     format: ToolFormat
     available_tools: Sequence[Tool] = ()
-    exact: bool = False
-    early: bool = True
-    forced: bool = False
-    single: bool = False
+    constrained: bool = False
+    stream_arguments: bool = True
+    required: bool = False
+    single_call: bool = False
 
 
 class ToolCallParser:
@@ -89,117 +89,119 @@ class ToolCallParser:
 
     def __init__(self, options: ToolCallOptions) -> None:
         self._options = options
-        self._held = ""  # unread text
+        self._buffer = ""  # unread text
         self._parser: ToolParser | None = None  # parser of the open call
-        self._opening = self._read = ""  # its start marker with the space before it, and the text passed to the parser
-        self._marks = (options.format.closes, *options.format.strays)
-        self._closing = False  # after a call, whose end markers may follow
-        self._bare = False  # only white space since the last call
-        self._begun = 0  # calls with a `CallStart`
-        self._failed = 0  # false starts
-        self._passed: int | None = None  # streamed characters of the open call's arguments; None before its `CallStart`
+        self._start_marker = self._call_text = ""  # of the open call; the marker includes the space before it
+        self._end_markers = (options.format.closes, *options.format.strays)
+        self._after_call = False  # after a call, whose end markers may follow
+        self._only_space = False  # only white space since the last call
+        self._num_started = 0  # calls with a `CallStart`
+        self._num_failed = 0  # false starts
+        # Streamed characters of the open call's arguments; None before its `CallStart`.
+        self._num_streamed: int | None = None
         self.num_complete = 0
 
     def push(self, text: str) -> list[Delta]:
         """Adds text; returns the deltas that are certain now."""
-        found: list[Delta] = []
-        self._held += text
-        while self._held and not self.is_over and self._step(found):
+        deltas: list[Delta] = []
+        self._buffer += text
+        while self._buffer and not self.is_over and self._step(deltas):
             pass
-        return found
+        return deltas
 
     def finish(self, cut: bool) -> list[Delta]:
         """Returns the deltas of withheld text, at the end of the output; see `ChatOutputParser.finish`."""
-        found: list[Delta] = []
-        if self.is_over or self._closing:
-            return found
-        if self._options.forced:  # the rest is an incomplete call
-            return found
+        deltas: list[Delta] = []
+        if self.is_over or self._after_call:
+            return deltas
+        if self._options.required:  # the rest is an incomplete call
+            return deltas
         if self._parser is None:
-            self._text(found, self._held)
-        elif self._passed is None and not cut:
-            self._text(found, self._opening + self._read)
-        return found
+            self._add_text(deltas, self._buffer)
+        elif self._num_streamed is None and not cut:
+            self._add_text(deltas, self._start_marker + self._call_text)
+        return deltas
 
     @property
     def is_over(self) -> bool:
         """Whether further text is ignored."""
-        return self._options.single and self.num_complete > 0
+        return self._options.single_call and self.num_complete > 0
 
-    def _step(self, found: list[Delta]) -> bool:
+    def _step(self, deltas: list[Delta]) -> bool:
         """Reads up to the next marker; returns False if more text is needed."""
         if self._parser is not None:
-            return self._within(found, self._parser)
-        return self._close() if self._closing else self._between(found)
+            return self._read_call(deltas, self._parser)
+        return self._drop_end_markers() if self._after_call else self._read_text(deltas)
 
-    def _between(self, found: list[Delta]) -> bool:
-        if self._failed == MAX_FAILED_CALLS:
-            text, self._held = self._held, ""
-            self._text(found, text)
+    def _read_text(self, deltas: list[Delta]) -> bool:
+        if self._num_failed == MAX_FAILED_CALLS:
+            text, self._buffer = self._buffer, ""
+            self._add_text(deltas, text)
             return False
-        at = self._held.find(self._options.format.opens)
-        sure = len(self._held) - partial_match_len(self._options.format.opens, self._held) if at < 0 else at
-        text = self._held[:sure].rstrip()
-        self._text(found, text)
-        self._held = self._held[len(text) :]
+        at = self._buffer.find(self._options.format.opens)
+        num_certain = len(self._buffer) - partial_match_len(self._options.format.opens, self._buffer) if at < 0 else at
+        text = self._buffer[:num_certain].rstrip()
+        self._add_text(deltas, text)
+        self._buffer = self._buffer[len(text) :]
         if at < 0:
             return False
         end = at - len(text) + len(self._options.format.opens)
-        self._opening, self._held = self._held[:end], self._held[end:]
-        self._parser, self._read, self._passed = self._options.format.parser(self._options.available_tools), "", None
+        self._start_marker, self._buffer = self._buffer[:end], self._buffer[end:]
+        self._parser = self._options.format.parser(self._options.available_tools)
+        self._call_text, self._num_streamed = "", None
         return True
 
-    def _within(self, found: list[Delta], parser: ToolParser) -> bool:
-        fresh, self._held = self._held, ""
-        self._read += fresh
-        outcome = parser.feed(fresh)
-        partial = parser.partial() if self._options.exact else None
-        if partial is not None and (self._options.early or isinstance(outcome, ParsedCall)):
-            self._pass(found, *partial)
-        if outcome is None:
+    def _read_call(self, deltas: list[Delta], parser: ToolParser) -> bool:
+        new_text, self._buffer = self._buffer, ""
+        self._call_text += new_text
+        result = parser.feed(new_text)
+        partial = parser.partial() if self._options.constrained else None
+        if partial is not None and (self._options.stream_arguments or isinstance(result, ParsedCall)):
+            self._stream_call(deltas, *partial)
+        if result is None:
             return False
         self._parser = None
-        if isinstance(outcome, NotACall):
-            self._failed += 1
-            if self._passed is None:
-                self._text(found, self._opening)
-                self._held = self._read
+        if isinstance(result, NotACall):
+            self._num_failed += 1
+            if self._num_streamed is None:
+                self._add_text(deltas, self._start_marker)
+                self._buffer = self._call_text
             return True
-        self._end(found, outcome)
+        self._end_call(deltas, result)
         return True
 
-    def _end(self, found: list[Delta], call: ParsedCall) -> None:
-        if self._passed is None:
-            self._pass(found, call.name, call.arguments)
+    def _end_call(self, deltas: list[Delta], call: ParsedCall) -> None:
+        if self._num_streamed is None:
+            self._stream_call(deltas, call.name, call.arguments)
         self.num_complete += 1
-        self._held = call.rest
-        self._closing = self._bare = True
+        self._buffer = call.rest
+        self._after_call = self._only_space = True
 
-    def _close(self) -> bool:
+    def _drop_end_markers(self) -> bool:
         """Drops end markers. Models repeat them, above all after calls without arguments."""
-        begun = self._held.lstrip()
-        for mark in self._marks:
-            if begun.startswith(mark):
-                self._held = begun[len(mark) :]
+        stripped = self._buffer.lstrip()
+        for marker in self._end_markers:
+            if stripped.startswith(marker):
+                self._buffer = stripped[len(marker) :]
                 return True
-        if any(mark.startswith(begun) for mark in self._marks):
+        if any(marker.startswith(stripped) for marker in self._end_markers):
             return False
-        self._closing = False
+        self._after_call = False
         return True
 
-    def _pass(self, found: list[Delta], name: str, arguments: str) -> None:
+    def _stream_call(self, deltas: list[Delta], name: str, arguments: str) -> None:
         """Adds the deltas of the open call."""
-        if self._passed is None:
-            self._passed = 0
-            found.append(CallStart(self._begun, f"call_{secrets.token_hex(12)}", name))
-            self._begun += 1
-        if fresh := arguments[self._passed :]:
-            found.append(Arguments(self._begun - 1, fresh))
-            self._passed += len(fresh)
+        if self._num_streamed is None:
+            self._num_streamed = 0
+            deltas.append(CallStart(self._num_started, f"call_{secrets.token_hex(12)}", name))
+            self._num_started += 1
+        if new_text := arguments[self._num_streamed :]:
+            deltas.append(Arguments(self._num_started - 1, new_text))
+            self._num_streamed += len(new_text)
 
-    def _text(self, found: list[Delta], text: str) -> None:
-        if self._bare:
+    def _add_text(self, deltas: list[Delta], text: str) -> None:
+        if self._only_space:
             text = text.lstrip()
         if text:
-            self._bare = False
-            found.append(Text(text))
+            self._only_space = False
+            deltas.append(Text(text))

@@ -149,18 +149,18 @@ def test_random_texts_in_random_cuts(key: str, seed: int) -> None:
     cuts = sorted(rng.sample(range(1, len(text)), min(len(text) - 1, rng.randint(0, 12)))) if len(text) > 1 else []
     for cut in (False, True):
         for single in (False, True):
-            call_text = read(text, [], key, cut, single=single)
-            assert read(text, cuts, key, cut, single=single) == call_text
-            assert read(text, list(range(1, len(text))), key, cut, single=single) == call_text
+            call_text = read(text, [], key, cut, single_call=single)
+            assert read(text, cuts, key, cut, single_call=single) == call_text
+            assert read(text, list(range(1, len(text))), key, cut, single_call=single) == call_text
             for _, arguments in call_text["calls"]:
                 assert isinstance(json.loads(arguments), dict)
             empty = not (call_text["content"] or call_text["calls"] or call_text["reasoning"])
             assert not empty or cut or not text.strip() or "think" in text or "channel" in text
 
 
-@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("constrained", [False, True])
 @pytest.mark.parametrize("key", tool_formats())
-def test_marks_repeated_after_a_call_are_no_text(key: str, exact: bool) -> None:
+def test_marks_repeated_after_a_call_are_no_text(key: str, constrained: bool) -> None:
     mark = tool_format(key)
     assert mark is not None
     call = WRITERS[key]("weather")
@@ -176,11 +176,11 @@ def test_marks_repeated_after_a_call_are_no_text(key: str, exact: bool) -> None:
             (f"So:\n{call}{''.join(ends)}{two}", "So:", 2),
         ):
             for cuts in ([], *([at] for at in range(1, len(text))), list(range(1, len(text)))):
-                made = read(text, cuts, key, exact=exact)
+                made = read(text, cuts, key, constrained=constrained)
                 assert made["content"] == content, (text, cuts)
                 assert len(made["calls"]) == calls
             for length in range(len(call), len(text) if calls == 1 else 0):
-                made = read(text[:length], [], key, cut=True, exact=exact)
+                made = read(text[:length], [], key, cut=True, constrained=constrained)
                 assert content.startswith(made["content"]), text[:length]
 
 
@@ -301,7 +301,7 @@ def test_a_call_that_is_cut_off_is_neither_half_a_call_nor_text() -> None:
     first = hermes("add") + "\n"
     for end in range(len("<tool_call>"), len(call_text) - len("}\n</tool_call>")):
         begun = call_text[:end]
-        for more in ({"exact": False}, {"exact": True, "early": False}):
+        for more in ({"constrained": False}, {"constrained": True, "stream_arguments": False}):
             for cuts in ([], list(range(1, end))):
                 assert read(begun, cuts, cut=True, **more) == {"reasoning": "", "content": "", "calls": []}
             assert read(first + begun, [], cut=True, **more)["calls"] == [["add", "{}"]]
@@ -313,20 +313,20 @@ def test_exact_calls_that_come_early_are_cut_where_they_are() -> None:
     call_text = hermes("weather", city="Rome", days=3)
     begun = call_text[: call_text.index("Rome") + 2]
     expected = {"reasoning": "", "content": "", "calls": [["weather", '{"city": "Ro']]}
-    assert read(begun, [], cut=True, exact=True) == expected
-    assert read(begun, list(range(1, len(begun))), cut=True, exact=True) == expected
+    assert read(begun, [], cut=True, constrained=True) == expected
+    assert read(begun, list(range(1, len(begun))), cut=True, constrained=True) == expected
 
 
 def test_nothing_of_a_forced_call_is_text() -> None:
     call_text = hermes("weather", city="Rome", days=3)
     for end in range(1, len(call_text)):
         for cut in (False, True):  # a stop string, or the last token
-            assert read(call_text[:end], [], cut=cut, forced=True)["content"] == ""
-    assert read(call_text, [], forced=True)["calls"] == [["weather", '{"city": "Rome", "days": 3}']]
+            assert read(call_text[:end], [], cut=cut, required=True)["content"] == ""
+    assert read(call_text, [], required=True)["calls"] == [["weather", '{"city": "Rome", "days": 3}']]
 
 
 def test_exact_calls_come_as_they_are_written() -> None:
-    one = parts(exact=True)
+    one = parts(constrained=True)
     deltas = [one.push(character) for character in hermes("weather", city="Rome}", days=3) + "\n" + hermes("add")]
     in_order = [delta for some in deltas for delta in some]
     assert isinstance(in_order[0], CallStart)
@@ -336,7 +336,7 @@ def test_exact_calls_come_as_they_are_written() -> None:
 
 
 def test_a_single_call_ends_the_answer() -> None:
-    one = parts(single=True)
+    one = parts(single_call=True)
     assert not one.ended
     made = joined(one.push("a" + hermes("add") + "\n" + hermes("weather") + "b"))
     assert one.ended

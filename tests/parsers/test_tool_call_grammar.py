@@ -111,7 +111,7 @@ def test_reasoning_that_the_prompt_opened_goes_before(verdict: Verdict) -> None:
 
 
 def test_what_the_grammar_lets_through_is_read(verdict: Verdict) -> None:
-    parts = ChatOutputParser(tools=ToolCallOptions(HERMES, [tool for _, tool in TOOLS], exact=True))
+    parts = ChatOutputParser(tools=ToolCallOptions(HERMES, [tool for _, tool in TOOLS], constrained=True))
     for character in f"{ROME}\n{NOW}":
         parts.push(character)
     assert [(call.name, json.loads(call.arguments)) for call in parts.calls] == [

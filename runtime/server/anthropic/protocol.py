@@ -237,8 +237,8 @@ class CountRequest(RequestModel):
         named = choice.name or "" if choice.type == "tool" else ""
         if choice.type == "tool" and not named:
             raise refuse("tool_choice.name", "is missing; name one of the tools")
-        single = choice.disable_parallel_tool_use is True
-        return select_tools(tools, Choice(_CHOICES[choice.type], named), single=single)
+        single_call = choice.disable_parallel_tool_use is True
+        return select_tools(tools, Choice(_CHOICES[choice.type], named), single_call=single_call)
 
     def to_chat(self) -> openai.ChatPrompt:
         """Returns the chat of system prompt and turns. A last turn of the assistant is continued.

@@ -53,12 +53,13 @@ class OpenAIHandler(ServingHandler):
             self._full_logprobs = [await streamer.full() for streamer in self._streamers]
 
     def chunk(
-        self, index: int, reason: protocol.Reason | None, logprobs: Any, more: Mapping[str, object], **content: Any
-    ) -> dict[str, Any]:
-        """Returns a chunk of a completion: `content` are fields of its choice, `more` those of the chunk."""
-        choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
+        self, index: int, reason: protocol.Reason | None, logprobs: Any, fields: Mapping[str, object],
+        **choice_fields: Any,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Returns a chunk of a completion: `choice_fields` belong to its choice, `fields` to the chunk."""
+        choice = {"index": index, **choice_fields, "logprobs": logprobs, "finish_reason": reason}
         usage = {"usage": self.job.usage()} if self._continuous_usage else {}
-        return {**self._base, "choices": [choice], **more, **usage}
+        return {**self._base, "choices": [choice], **fields, **usage}
 
     def take_logprobs(self, update: OutputDelta) -> Any:
         """Returns the log-probabilities of the tokens of an output, None if they are not requested."""
@@ -77,33 +78,33 @@ class OpenAIHandler(ServingHandler):
 
 def assistant_message(choice: CompletionState) -> protocol.AnswerMessage:
     """Returns the full message. Its content is null with tool calls and no text."""
-    parts = choice.parts
-    assert isinstance(parts, ChatOutputParser)
-    made: protocol.AnswerMessage = {
+    output = choice.parts
+    assert isinstance(output, ChatOutputParser)
+    message: protocol.AnswerMessage = {
         "role": "assistant",
-        "content": parts.content if parts.content or not parts.calls else None,
+        "content": output.content if output.content or not output.calls else None,
         "refusal": None,
     }
-    if parts.reasoning:
-        made["reasoning_content"] = parts.reasoning
-    if parts.calls:
-        made["tool_calls"] = [
+    if output.reasoning:
+        message["reasoning_content"] = output.reasoning
+    if output.calls:
+        message["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in parts.calls
+            for call in output.calls
         ]
-    return made
+    return message
 
 
-def chat_delta(grown: Delta) -> protocol.ChatDelta:
+def chat_delta(delta: Delta) -> protocol.ChatDelta:
     """Returns the delta of a chunk."""
-    if isinstance(grown, Reasoning):
-        return {"reasoning_content": grown.text}
-    if isinstance(grown, CallStart):
-        function: protocol.FunctionDelta = {"name": grown.name, "arguments": ""}
-        return {"tool_calls": [{"index": grown.index, "id": grown.id, "type": "function", "function": function}]}
-    if isinstance(grown, Arguments):
-        return {"tool_calls": [{"index": grown.index, "function": {"arguments": grown.text}}]}
-    return {"content": grown.text}
+    if isinstance(delta, Reasoning):
+        return {"reasoning_content": delta.text}
+    if isinstance(delta, CallStart):
+        function: protocol.FunctionDelta = {"name": delta.name, "arguments": ""}
+        return {"tool_calls": [{"index": delta.index, "id": delta.id, "type": "function", "function": function}]}
+    if isinstance(delta, Arguments):
+        return {"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]}
+    return {"content": delta.text}
 
 
 class ChatHandler(OpenAIHandler):
@@ -131,14 +132,14 @@ class ChatHandler(OpenAIHandler):
 
     def on_output(self, update: OutputDelta) -> bytes:
         index = update.choice.index
-        deltas: list[protocol.ChatDelta] = [chat_delta(grown) for grown in update.deltas]
-        logprobs, more = self.take_logprobs(update), self.step(update)
+        deltas: list[protocol.ChatDelta] = [chat_delta(delta) for delta in update.deltas]
+        logprobs, chunk_fields = self.take_logprobs(update), self.step(update)
         if not deltas and (self._denoise or (logprobs is not None and logprobs["content"])):
             deltas.append({"content": ""})  # a step or tokens without text
         chunks = []
-        for each in deltas:
-            chunks.append(self.chunk(index, None, logprobs, more, delta=each))
-            logprobs, more = None, {}  # with the first chunk only
+        for delta in deltas:
+            chunks.append(self.chunk(index, None, logprobs, chunk_fields, delta=delta))
+            logprobs, chunk_fields = None, {}  # with the first chunk only
         if update.ended:
             chunks.append(self.chunk(index, update.choice.openai_reason, None, {}, delta={}))
         return events(*chunks)

@@ -101,9 +101,9 @@ class CompletionHandler(OpenAIHandler):
 async def completions(context: ServerContext, request: Request, body: protocol.CompletionRequest) -> CompletionHandler:
     """Completes prompts."""
     inputs = context.begin(request, body, "cmpl-")
-    asked = _list(body.prompt)
-    inputs.echo = parse_echo(body, asked)
-    inputs.prompts = await context.preprocessor.encode_each(request, asked)
+    prompts = _list(body.prompt)
+    inputs.echo = parse_echo(body, prompts)
+    inputs.prompts = await context.preprocessor.encode_each(request, prompts)
     if body.suffix:
         await _add_suffix(context, inputs, body, body.suffix)
     elif inputs.echo is not None and inputs.echo.silent:

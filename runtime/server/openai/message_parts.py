@@ -71,11 +71,11 @@ def special_part(role: object, part: Any) -> Any:
         return ResultPart(type=kind)
     if role != "assistant" or kind not in ReasoningPart.text_types:
         return part
-    found = _joined(part.get(kind, part.get("text", "")))
-    if found is None:
+    text = _joined(part.get(kind, part.get("text", "")))
+    if text is None:
         return part
     unknown = {name: value for name, value in part.items() if name != kind and name not in ReasoningPart.model_fields}
-    return ReasoningPart(type=kind, text=found, **unknown)
+    return ReasoningPart(type=kind, text=text, **unknown)
 
 
 def _joined(value: Any) -> str | None:

@@ -257,8 +257,8 @@ def _template_message(message: Message, path: str) -> dict[str, Any]:
         "reasoning_content": message.reasoning_text(),
         "tool_calls": [_template_call(call) for call in calls] or None,
     }
-    made = {"role": _ROLES.get(message.role, message.role), "content": text or ""}
-    return made | {name: value for name, value in optional_fields.items() if value is not None}
+    converted = {"role": _ROLES.get(message.role, message.role), "content": text or ""}
+    return converted | {name: value for name, value in optional_fields.items() if value is not None}
 
 
 def _template_call(call: Call) -> dict[str, Any]:

@@ -302,7 +302,7 @@ class ResponsesRequest(openai.SingleChoiceRequest):
                     item = item.model_copy(update={"description": namespace.description})
             tools.append(make_tool(path, name, item))
         choice = parse_tool_choice(self.tool_choice, origins)
-        return select_tools(tools, choice, single=self.parallel_tool_calls is False)
+        return select_tools(tools, choice, single_call=self.parallel_tool_calls is False)
 
     def _check_include(self, all_tools: Sequence[tuple[str, ResponsesTool]]) -> None:
         """Raises RequestError for additional output that no response can have.
@@ -355,12 +355,12 @@ class ResponsesRequest(openai.SingleChoiceRequest):
     def _conversation(self, origins: Mapping[str, tuple[str, str]]) -> openai.Conversation:
         """Returns instructions and items as messages. Items of one answer become one message."""
         names = {found: flat for flat, found in origins.items()}
-        made = openai.Conversation("call_id")
+        conversation = openai.Conversation("call_id")
         if self.instructions is not None:
-            made.add("instructions", role="system", content=self.instructions)
+            conversation.add("instructions", role="system", content=self.instructions)
         if isinstance(self.input, str):
-            made.add("input", role="user", content=self.input)
-            return made
+            conversation.add("input", role="user", content=self.input)
+            return conversation
         call_ids: dict[str, str] = {}  # by the ids of items, which some results name instead
         for i, item in enumerate(self.input):
             path = f"input[{i}]"
@@ -368,19 +368,19 @@ class ResponsesRequest(openai.SingleChoiceRequest):
                 call_ids[item.id] = item.call_id
             match item.kind:
                 case "reasoning":
-                    made.assistant(path, reasoning=_text(item.content) or _text(item.summary))
+                    conversation.assistant(path, reasoning=_text(item.content) or _text(item.summary))
                 case "function_call" | "custom_tool_call" | "local_shell_call" | "shell_call" | "apply_patch_call":
-                    made.assistant(path, call=item.call(names))
+                    conversation.assistant(path, call=item.call(names))
                 case kind if kind in _RESULTS:
                     call_id = item.call_id or call_ids.get(item.id or "", item.id)
-                    made.add(path, role="tool", content=item.result_text(), tool_call_id=call_id)
+                    conversation.add(path, role="tool", content=item.result_text(), tool_call_id=call_id)
                 case _ if item.unsupported_kind() is not None or isinstance(item, AdditionalTools):
                     pass
                 case _ if item.role == "assistant":
-                    made.assistant(path, text=_text(item.content))
+                    conversation.assistant(path, text=_text(item.content))
                 case _:
-                    made.add(path, role=item.role, content=_text(item.content))
-        return made
+                    conversation.add(path, role=item.role, content=_text(item.content))
+        return conversation
 
 
 def _text(content: str | Sequence[ItemPart] | None) -> str:

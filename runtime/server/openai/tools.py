@@ -83,17 +83,17 @@ class ToolConfig:
 
     Attributes:
         tools: offered tools, each with the path of its schema in the request; none if the model may call none.
-        forced: the output has to be calls.
+        required: the output has to be calls, as with `tool_choice` "required".
         named: the only tool that may be called; "" for any.
-        single: at most one call is allowed.
+        single_call: at most one call is allowed.
         param: the field that forces the calls, or that has the tools.
         origins: The name and the namespace of each function that a namespace defines, by the name offered to the model.
     """
 
     tools: Sequence[tuple[str, Tool]] = ()
-    forced: bool = False
+    required: bool = False
     named: str = ""
-    single: bool = False
+    single_call: bool = False
     param: str = "tools"
     origins: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
@@ -133,11 +133,11 @@ def parse_tools(items: Sequence[ToolItem] | None, choice: object, parallel: bool
     """Returns the tools of a chat completion. Raises RequestError."""
     chosen = parse_tool_choice(choice)
     tools = [_tool(item, f"tools[{i}]") for i, item in enumerate(items or ()) if item.unsupported_kind() is None]
-    return select_tools(tools, chosen, single=parallel is False)
+    return select_tools(tools, chosen, single_call=parallel is False)
 
 
-def select_tools(tools: Sequence[tuple[str, Tool]], choice: Choice, *, single: bool) -> ToolConfig:
-    """Returns the tools that `choice` allows. `single`: at most one call.
+def select_tools(tools: Sequence[tuple[str, Tool]], choice: Choice, *, single_call: bool) -> ToolConfig:
+    """Returns the tools that `choice` allows. `single_call`: at most one call.
 
     Raises RequestError for two tools of one name, or a choice that the tools cannot satisfy.
     """
@@ -152,12 +152,12 @@ def select_tools(tools: Sequence[tuple[str, Tool]], choice: Choice, *, single: b
         if not tools:
             raise refuse(param, f"allows no function among the tools: {listed or 'there are none'}")
     if choice.mode == "auto":
-        return ToolConfig(tools, single=single, origins=choice.origins)
+        return ToolConfig(tools, single_call=single_call, origins=choice.origins)
     if not tools:
         raise refuse(param, "requires a call, but there are no tools; send tools, or leave it out")
     if choice.name and choice.name not in names:
         raise refuse(param, f"{preview(choice.name)} is not among the tools: {listed}")
-    return ToolConfig(tools, True, choice.name, single or bool(choice.name), param, choice.origins)
+    return ToolConfig(tools, True, choice.name, single_call or bool(choice.name), param, choice.origins)
 
 
 def _check_distinct_names(tools: Sequence[tuple[str, Tool]]) -> None:
@@ -290,7 +290,7 @@ class ChatContext:
         strict_unsupported: The grammar is impossible in this format of calls, and optional.
         continued: The answer continues the last message, with which the prompt ends.
         loaded: Engine info and tokenizer.
-        single: The answer ends with its first call, which has to be detected as it arrives.
+        single_call: The answer ends with its first call, which has to be detected as it arrives.
     """
 
     def __init__(
@@ -300,7 +300,7 @@ class ChatContext:
         self.loaded = info, tokenizer
         self._tokenizer = tokenizer
         self._tools = tools
-        self.single = bool(tools.tools) and tools.single
+        self.single_call = bool(tools.tools) and tools.single_call
         self._format, self._reasoning = _formats(
             config.tool_call_parser or info.tool_calls, config.reasoning_parser or info.reasoning
         )
@@ -333,40 +333,42 @@ class ChatContext:
         ids = await preprocessor.encode_chat(request, self.loaded, chat, items)
         if self._reasoning is not None:
             tail = self._tokenizer.decode(ids[-_TAIL_TOKENS - len(text) :]).removesuffix(text).rstrip()
-            begun = ReasoningParser(self._reasoning, tail.endswith(self._reasoning.opens))
-            begun.push(text)
-            self._in_reasoning = begun.in_reasoning
-            if begun.is_done:
+            parser = ReasoningParser(self._reasoning, tail.endswith(self._reasoning.opens))
+            parser.push(text)
+            self._in_reasoning = parser.in_reasoning
+            if parser.is_done:
                 self._reasoning = None
         return ids
 
-    def _with_tool_instructions(self, made: formats.ToolFormat, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _with_tool_instructions(
+        self, tool_format: formats.ToolFormat, messages: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
         """Returns the messages with a description of the tools, for templates without support of tools."""
-        assert made.instructs is not None
-        instructions = made.instructs([tool for _, tool in self._tools.tools])
+        assert tool_format.instructs is not None
+        instructions = tool_format.instructs([tool for _, tool in self._tools.tools])
         if messages and messages[0]["role"] == "system":
             return [{**messages[0], "content": f"{messages[0]['content']}\n\n{instructions}".lstrip()}, *messages[1:]]
         return [{"role": "system", "content": instructions}, *messages]
 
-    def grammar(self, asked: dict[str, Any] | None, at: str) -> tuple[str, str]:
+    def grammar(self, output_format: dict[str, Any] | None, at: str) -> tuple[str, str]:
         """Returns the grammar of the output, "" for none, and the field that requests it.
 
         Args:
-            asked: requested format of the output, None without one. at: the field that requests it.
+            output_format: requested format of the output, None without one. at: the field that requests it.
 
         Raises:
             RequestError: it cannot be made.
         """
         tools = self._tools
-        if self.continued and (asked is not None or tools.forced):
-            raise refuse(tools.param if tools.forced else at, NO_GRAMMAR_MESSAGE)
-        calls = self._format is not None and (tools.forced or tools.strict or asked is not None)
+        if self.continued and (output_format is not None or tools.required):
+            raise refuse(tools.param if tools.required else at, NO_GRAMMAR_MESSAGE)
+        calls = self._format is not None and (tools.required or tools.strict or output_format is not None)
         opened = self._reasoning if self._in_reasoning else None
-        self.optional = calls and not tools.forced and asked is None
-        if not calls and (asked is None or opened is None):
+        self.optional = calls and not tools.required and output_format is None
+        if not calls and (output_format is None or opened is None):
             return "", at
-        form = "" if asked is None or tools.forced else grammar_of(asked, at)
-        param = tools.param if calls and (tools.forced or asked is None) else at
+        form = "" if output_format is None or tools.required else grammar_of(output_format, at)
+        param = tools.param if calls and (tools.required or output_format is None) else at
         constraint = None
         if calls:
             assert self._format is not None
@@ -379,8 +381,8 @@ class ChatContext:
                     f"calls in the format {self._format.key} cannot be constrained to a schema; leave it out, "
                     'with tool_choice "auto" and no strict tools',
                 )
-            mode: CallMode = "only" if tools.forced else "or_form" if form else "within"
-            constraint = ToolCallConstraint(self._format, tools.callable, mode, tools.single, self._any_object)
+            mode: CallMode = "only" if tools.required else "or_form" if form else "within"
+            constraint = ToolCallConstraint(self._format, tools.callable, mode, tools.single_call, self._any_object)
         return grammar(constraint, form, opened, self._tokenizer.control_id, param), param
 
     def preamble(self) -> ReasoningParser | None:
@@ -398,23 +400,23 @@ class ChatContext:
         """
         tools = self._tools
         numbers = [i for i in range(len(tools.callable)) if part_name(i) in parts and i not in self._any_object]
-        if tools.forced or not numbers:
+        if tools.required or not numbers:
             return None
         self._any_object |= frozenset(numbers)
         strict = [tools.callable[i] for i in numbers if tools.callable[i][1].strict]
         return [f"{path.rpartition('.')[0]}.strict" for path, _ in strict]
 
-    def parts(self, *, exact: bool, streamed: bool) -> ChatOutputParser:
-        """Returns the parser of the output. `exact`: a grammar constrains all calls to their schema, and no stop
+    def output_parser(self, *, constrained: bool, streamed: bool) -> ChatOutputParser:
+        """Returns the parser of the output. `constrained`: a grammar constrains all calls to their schema, and no stop
         string cuts one."""
         options = None
         if self._format is not None:
             options = ToolCallOptions(
                 format=self._format,
                 available_tools=[tool for _, tool in self._tools.callable],
-                exact=exact,
-                early=streamed,  # otherwise a truncated call would be returned with partial arguments
-                forced=self._tools.forced,
-                single=self._tools.single,
+                constrained=constrained,
+                stream_arguments=streamed,  # otherwise a truncated call would be returned with partial arguments
+                required=self._tools.required,
+                single_call=self._tools.single_call,
             )
         return ChatOutputParser(reasoning=self._reasoning, opened=self._in_reasoning, tools=options)

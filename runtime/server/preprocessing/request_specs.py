@@ -150,15 +150,16 @@ class RequestSpecBuilder:
         """Returns the state of each completion, and adds the scoring of echoed prompts to `inputs.echo`."""
         inputs, found = self._inputs, list[CompletionState]()
         chat, marks = inputs.chat, self._context.part_marks
-        exact = bool(self.grammar) and not self._stops and not self._params.stop_token_ids
+        constrained = bool(self.grammar) and not self._stops and not self._params.stop_token_ids
+        streamed = inputs.stream_mode is not None
         continues = inputs.continued or (chat is not None and chat.continued)
         for i, spec in enumerate(specs):
             preamble = chat.preamble() if chat is not None and self._stops else None
             text = IncrementalDetokenizer(
                 self._tokenizer, self._stops, inputs.text_limit, marks, preamble, continues=continues
             )
-            parts = None if chat is None else chat.parts(exact=exact, streamed=inputs.stream_mode is not None)
-            found.append(CompletionState(i, spec, text, parts))
+            output_parser = None if chat is None else chat.output_parser(constrained=constrained, streamed=streamed)
+            found.append(CompletionState(i, spec, text, output_parser))
         if inputs.echo is not None:
             inputs.echo.attach(found, inputs.n, self._info, self._tokenizer)
         return found
@@ -172,8 +173,8 @@ class RequestSpecBuilder:
         inputs = self._inputs
         if inputs.stream_mode == "denoise":
             return "denoise"
-        single = inputs.chat is not None and inputs.chat.single
-        ends_here = self._stops or inputs.text_limit is not None or single  # found in stable text
+        single_call = inputs.chat is not None and inputs.chat.single_call
+        ends_here = self._stops or inputs.text_limit is not None or single_call  # found in stable text
         return "stable" if inputs.stream_mode is not None or ends_here else "final"
 
     def _resolve(self, i: int) -> RequestSpec:
