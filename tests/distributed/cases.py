@@ -30,7 +30,7 @@ def served(key: str, directory: Path) -> dict[str, Any]:
         return flags | {"model": str(GOLDEN / key)} | modes.get(key, {})
     config = config_of(key, **ODD.get(key, {}))
     write(directory, config, spelt(key, tensors_of(key, config, seed=6)))
-    if KINDS[key].named:
+    if KINDS[key].needs_model_name:
         flags["model_name"] = key
     if key in MASKS:
         flags["mask_token_id"] = MASKS[key]

@@ -48,7 +48,7 @@ def flags_of(family: ModelFamily[Any], strategy: str | None, directory: Path) ->
     folder = FOLDERS.get(family.key, family.key)
     flags: dict[str, Any] = {"device": "cpu", "skip_tokenizer": True, "decoding_strategy": strategy}
     flags["model"] = str(checkpoint_of(folder, directory / folder))
-    if family.key in KINDS and KINDS[family.key].named:
+    if family.key in KINDS and KINDS[family.key].needs_model_name:
         flags["model_name"] = family.key
     if family.masks:
         flags["mask_token_id"] = MASK
@@ -175,7 +175,7 @@ def test_prompts_and_answers_that_are_too_long(info: EngineInfo) -> None:
         )
 
 
-@pytest.mark.parametrize("key", [key for key in FAMILIES if key not in KINDS or not KINDS[key].named])
+@pytest.mark.parametrize("key", [key for key in FAMILIES if key not in KINDS or not KINDS[key].needs_model_name])
 def test_a_config_that_two_families_claim(key: str, directory: Path) -> None:
     config = config_of(FAMILIES[key], directory)
     for other in FAMILIES.values():

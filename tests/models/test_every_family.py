@@ -66,12 +66,12 @@ def test_few_bits(monkeypatch, tmp_path, key, form):
 
 
 def family_of(key, directory):
-    name = key if key in KINDS and KINDS[key].named else None
+    name = key if key in KINDS and KINDS[key].needs_model_name else None
     return resolve_family(name, resolve_checkpoint(str(checkpoint_of(key, directory))).config).key
 
 
 @pytest.mark.parametrize("key", EVERY)
-def test_a_checkpoint_is_recognised(tmp_path, key):
+def test_a_checkpoint_is_recognized(tmp_path, key):
     assert family_of(key, tmp_path) in {family.key for family in _FAMILIES.values()}
 
 
@@ -111,7 +111,7 @@ def test_sizes_that_the_files_do_not_have_are_refused_and_not_allocated(tmp_path
 def test_a_sketch_has_the_weights_that_every_build_has(tmp_path, key):
     """Also those that a GPU would have: nothing of it is asked of one."""
     checkpoint = resolve_checkpoint(str(checkpoint_of(key, tmp_path)))
-    family = resolve_family(key if key in KINDS and KINDS[key].named else None, checkpoint.config)
+    family = resolve_family(key if key in KINDS and KINDS[key].needs_model_name else None, checkpoint.config)
     arch = family.parse(checkpoint.config)
     shapes = {name: weight.shape for name, weight in named_weights(meta_model(family, arch, torch.bfloat16)).items()}
     for quantization in (None, "fp8", "int4"):

@@ -15,7 +15,7 @@ from tests.oracle.llama_like import TransformersOracle, tensors_of, write
 from tests.oracle.spelling import KINDS, config_of, spelt, spelt_name
 
 TOLERANCE = 5e-4  # of golden logits (tests/golden/README.md)
-NAMED = {key: key for key, kind in KINDS.items() if kind.named}  # what --model-name has to say
+NAMED = {key: key for key, kind in KINDS.items() if kind.needs_model_name}  # what --model-name has to say
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "sdar": ("sdar", {}),
     "sdar_biased_tied": ("sdar", {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 1}),

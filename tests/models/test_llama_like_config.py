@@ -175,7 +175,7 @@ def test_what_a_config_may_leave_out(family, block, limit, mask, eos, tmp_path):
     assert (facts.block_size, facts.mask_id, facts.eos_ids) == (block, None, ())
     assert facts.max_positions == limit
     assert (arch.kv_heads, arch.out_bias) == (4, False)
-    assert arch.qkv_bias == (KINDS[family].theirs == "Qwen2")
+    assert arch.qkv_bias == (KINDS[family].transformers_model == "Qwen2")
     ids = resolve_token_ids(Checkpoint(tmp_path, config, {}), known, facts, skip_tokenizer=True)
     assert (ids.mask, ids.eos) == (mask, eos)
 

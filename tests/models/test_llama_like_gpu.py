@@ -22,7 +22,7 @@ def test_golden_logits(family, dtype, attn_impl):
     case = next(c for c in json.loads((GOLDEN / family / "cases.json").read_text()) if c["name"] == "logits_0")
     ids = expected["ids_0"].flatten().tolist()
     block = len(ids) if case["attention"] == "full" else case["block_size"]
-    model = load(GOLDEN / family, dtype, "cuda", attn_impl, family if KINDS[family].named else None)
+    model = load(GOLDEN / family, dtype, "cuda", attn_impl, family if KINDS[family].needs_model_name else None)
     (logits,) = logits_in_chunks(
         model, [ids], block_size=block, page_size=8, chunk_blocks=[2], dtype=dtype, device="cuda"
     )

@@ -43,7 +43,7 @@ def tiny_logits(
 ) -> list[torch.Tensor]:
     """Logits [len, vocab] of each sequence, in chunks of unlike lengths side by side; `shared`: a rank's, of its ids
     (see `load`)."""
-    name = key if key in KINDS and KINDS[key].named else None
+    name = key if key in KINDS and KINDS[key].needs_model_name else None
     model = load(path, dtype, device, attn_impl, name, quantization, **shared)
     if isinstance(model, DiffusionGemma):
         return _canvases(model, dtype, device, layout)

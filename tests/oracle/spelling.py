@@ -10,20 +10,28 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Kind:
-    """`sign`: by which fields a config is recognised. `theirs`: the transformers model that computes the same.
-    `names`: the family's beginnings and parts of tensor names for Llama's, in the order in which they are replaced.
+    """A family whose model transformers computes too, under other names.
+
+    Attributes:
+        model_type: The fields of config.json by which the family is recognized.
+        transformers_model: The model of transformers that computes the same: "Llama" for LlamaForCausalLM.
+        qk_norm: Whether queries and keys are normed.
+        config_fields: Fields that only the family has, or has with another value. None: the family has no such field.
+        tensor_names: Pairs of a part of Llama's tensor names and the family's, in the order of replacement.
+        needs_model_name: Whether only --model-name selects the family.
+        golden: Whether tests/golden has a folder with its name.
     """
 
-    sign: dict[str, Any]
-    theirs: str
+    model_type: dict[str, Any]
+    transformers_model: str
     qk_norm: bool = False
-    own: dict[str, Any] = field(default_factory=dict)  # fields of the family's; None: it has no such field
-    names: tuple[tuple[str, str], ...] = ()
-    named: bool = False  # only --model-name selects it
-    golden: bool = True  # there is a folder of its name in tests/golden
+    config_fields: dict[str, Any] = field(default_factory=dict)
+    tensor_names: tuple[tuple[str, str], ...] = ()
+    needs_model_name: bool = False
+    golden: bool = True
 
 
-def _sign(model_type: str, architecture: str) -> dict[str, Any]:
+def _model_type(model_type: str, architecture: str) -> dict[str, Any]:
     return {"model_type": model_type, "architectures": [architecture]}
 
 
@@ -123,30 +131,31 @@ _LLADA_NAMES = (
     ("mlp.up_proj", "up_proj"),
     ("mlp.down_proj", "ff_out"),
 )
-_DREAM = Kind(_sign("Dream", "DreamModel"), "Qwen2", own=_BARE)
+_DREAM = Kind(_model_type("Dream", "DreamModel"), "Qwen2", config_fields=_BARE)
 KINDS: dict[str, Kind] = {
-    "sdar": Kind(_sign("sdar", "SDARForCausalLM"), "Qwen3", qk_norm=True),
-    "sdar_moe": Kind(_sign("sdar_moe", "SDARMoeForCausalLM"), "Qwen3Moe", qk_norm=True, own=_EXPERTS),
-    "dream_reasoner": Kind(_sign("Dream", "DreamForCausalLM"), "Qwen3", qk_norm=True),
-    "stable_diffcoder": Kind(_sign("llama", "StableDiffcoderForCausalLM"), "Llama"),
+    "sdar": Kind(_model_type("sdar", "SDARForCausalLM"), "Qwen3", qk_norm=True),
+    "sdar_moe": Kind(_model_type("sdar_moe", "SDARMoeForCausalLM"), "Qwen3Moe", qk_norm=True, config_fields=_EXPERTS),
+    "dream_reasoner": Kind(_model_type("Dream", "DreamForCausalLM"), "Qwen3", qk_norm=True),
+    "stable_diffcoder": Kind(_model_type("llama", "StableDiffcoderForCausalLM"), "Llama"),
     "dream": _DREAM,
-    "diffucoder": Kind(_DREAM.sign, "Qwen2", own=_BARE, named=True),
+    "diffucoder": Kind(_DREAM.model_type, "Qwen2", config_fields=_BARE, needs_model_name=True),
     "diffullama": Kind(
-        _sign("llama", "LlamaForCausalLM"), "Llama", own={"block_size": None, "bos_token_id": 1}, named=True
+        _model_type("llama", "LlamaForCausalLM"), "Llama",
+        config_fields={"block_size": None, "bos_token_id": 1}, needs_model_name=True,
     ),
     "illada": Kind(
-        _sign("illada", "ILLaDAForCausalLM"), "Llama", golden=False,
-        own={"tie_word_embeddings": True, "layer_norm_eps": None, "block_size": None, "mask_token_id": None},
+        _model_type("illada", "ILLaDAForCausalLM"), "Llama", golden=False,
+        config_fields={"tie_word_embeddings": True, "layer_norm_eps": None, "block_size": None, "mask_token_id": None},
     ),
-    "llada": Kind(_sign("llada", "LLaDAModelLM"), "Llama", names=_LLADA_NAMES),
-    "llada_moe": Kind(_sign("llada", "LLaDAMoEModelLM"), "Qwen3Moe", qk_norm=True, own=_LLADA_MOE),
+    "llada": Kind(_model_type("llada", "LLaDAModelLM"), "Llama", tensor_names=_LLADA_NAMES),
+    "llada_moe": Kind(_model_type("llada", "LLaDAMoEModelLM"), "Qwen3Moe", qk_norm=True, config_fields=_LLADA_MOE),
     "fast_dllm_v2": Kind(
-        _sign("Fast_dLLM_Qwen", "Fast_dLLM_QwenForCausalLM"), "Qwen2",
-        own=_BARE | {"bd_size": 4, "mask_token_id": None},
+        _model_type("Fast_dLLM_Qwen", "Fast_dLLM_QwenForCausalLM"), "Qwen2",
+        config_fields=_BARE | {"bd_size": 4, "mask_token_id": None},
     ),
     "nemotron_diffusion": Kind(
-        _sign("nemotron_labs_diffusion", "NemotronLabsDiffusionModel"), "Ministral3", golden=False, own=_NEMOTRON,
-        names=(("lm_head", "diffusion_head"), ("model.", "encoder.")),
+        _model_type("nemotron_labs_diffusion", "NemotronLabsDiffusionModel"), "Ministral3", golden=False,
+        config_fields=_NEMOTRON, tensor_names=(("lm_head", "diffusion_head"), ("model.", "encoder.")),
     ),
 }  # fmt: skip
 MODEL_TYPES = {
@@ -162,8 +171,8 @@ def config_of(family: str, **changes: Any) -> dict[str, Any]:
     """A config.json of a tiny model of the family; 39 is the mask, whether or not the family's configs say so."""
     kind = KINDS[family]
     if family == "llada":
-        return kind.sign | _LLADA | changes
-    config: dict[str, Any] = kind.sign | {
+        return kind.model_type | _LLADA | changes
+    config: dict[str, Any] = kind.model_type | {
         "torch_dtype": "float32",
         "vocab_size": 40,
         "hidden_size": 16,
@@ -183,15 +192,15 @@ def config_of(family: str, **changes: Any) -> dict[str, Any]:
         "mask_token_id": 39,
         "eos_token_id": 3,
     }
-    absent = {name for name, value in kind.own.items() if value is None and name in config}
-    return {name: value for name, value in (config | kind.own).items() if name not in absent} | changes
+    absent = {name for name, value in kind.config_fields.items() if value is None and name in config}
+    return {name: value for name, value in (config | kind.config_fields).items() if name not in absent} | changes
 
 
 def for_transformers(family: str, config: dict[str, Any]) -> dict[str, Any]:
     """The config.json of transformers' model for the family's `config`."""
-    theirs = KINDS[family].theirs
+    model = KINDS[family].transformers_model
     if family == "llada":
-        theirs = "Qwen2" if config["include_qkv_bias"] else "Llama"
+        model = "Qwen2" if config["include_qkv_bias"] else "Llama"
         kv_heads = {None: config["n_kv_heads"], True: 1, False: config["n_heads"]}[config["multi_query_attention"]]
         config = {
             "vocab_size": config["embedding_size"] or config["vocab_size"],
@@ -217,7 +226,7 @@ def for_transformers(family: str, config: dict[str, Any]) -> dict[str, Any]:
         }
     if config.get("head_dim", 0) is None:
         config = {name: value for name, value in config.items() if name != "head_dim"}
-    return config | _sign(MODEL_TYPES[theirs], f"{theirs}ForCausalLM")
+    return config | _model_type(MODEL_TYPES[model], f"{model}ForCausalLM")
 
 
 def spelt(family: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -226,6 +235,6 @@ def spelt(family: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def spelt_name(family: str, name: str) -> str:
-    for theirs, own in KINDS[family].names:
-        name = name.replace(theirs, own)
+    for llama_name, own_name in KINDS[family].tensor_names:
+        name = name.replace(llama_name, own_name)
     return name

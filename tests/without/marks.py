@@ -48,7 +48,7 @@ def used(entry: str) -> None:
 
 
 class _Marks(ast.NodeTransformer):
-    """Has each function below tell first; but not how a family is recognised, for which all of them are asked."""
+    """Has each function below tell first; but not how a family is recognized, for which all of them are asked."""
 
     def __init__(self, entry: str, asked_of_all: set[str]) -> None:
         self.entry, self.asked_of_all = entry, asked_of_all
