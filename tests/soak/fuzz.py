@@ -15,7 +15,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,7 +30,10 @@ from tests.wait import wait_until_async
 
 WARM = 2000  # requests before the first measurement of memory
 MAX_GROWTH = 20 * 2**20  # bytes
-REQUEST_SECONDS = 300.0  # longer is a hang: a long request has 190 steps, on a busy machine of a second each
+STALL_SECONDS = 300.0  # without a step of the engine while a request waits: a hang
+# Of the engine, during one request: more are a hang. A completion takes up to 190 steps of its own. A step serves one
+# of the four completions of `choices` if the machine is busy, and a request with `force_single_batch` has steps alone.
+MAX_STEPS = 4 * 190 * 8
 TEXTS = [
     "Solve:",
     "12",
@@ -69,11 +72,12 @@ class Fuzzer:
         self.host, self.port = parts.hostname or "127.0.0.1", parts.port or 80
         self.random = random.Random(seed)
         self.client = httpx.AsyncClient(
-            base_url=url, timeout=REQUEST_SECONDS, trust_env=False, limits=httpx.Limits(max_keepalive_connections=64)
+            base_url=url, timeout=None, trust_env=False, limits=httpx.Limits(max_keepalive_connections=64)
         )
+        self.steps = 0  # of the engine, when last read
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.faults: list[str] = []
-        weighted: list[tuple[int, Callable[[], Awaitable[str]]]] = [
+        weighted: list[tuple[int, Callable[[], Coroutine[Any, Any, str]]]] = [
             (30, self.complete), (15, self.stream), (10, self.chat), (5, self.choices), (20, self.invalid),
             (12, self.aborted), (4, self.slow_reader), (4, self.slow_sender),
             (14, self.formed), (14, self.called), (6, self.with_logprobs),
@@ -240,13 +244,48 @@ class Fuzzer:
     async def one(self) -> None:
         kind = self.random.choice(self.kinds)
         try:
-            self.outcomes[await asyncio.wait_for(kind(), REQUEST_SECONDS)] += 1
+            self.outcomes[await self.finished(kind(), STALL_SECONDS)] += 1
         except Exception as error:
             self.outcomes["fault"] += 1
             self.faults.append(f"{kind.__name__}: {type(error).__name__}: {error}")
 
+    async def finished(self, work: Coroutine[Any, Any, str], seconds: float) -> str:
+        """Returns the outcome of a request, however long a busy machine takes.
+
+        Args:
+            work: The request.
+            seconds: Time between two checks.
+
+        Raises:
+            Fault: The engine has made no step since the last check, or more than `MAX_STEPS` during the request.
+        """
+        task, began = asyncio.create_task(work), self.steps
+        before = began
+        try:
+            while not (await asyncio.wait([task], timeout=seconds))[0]:
+                now = self.steps
+                self.require(now > before, f"hangs: no step of the engine in {seconds:g} s")
+                self.require(now - began <= MAX_STEPS, f"hangs: more than {MAX_STEPS} steps of the engine")
+                before = now
+            return task.result()
+        finally:
+            task.cancel()
+
+    async def metrics(self, *names: str) -> dict[str, float]:
+        """Values of metrics with these names, by name and labels."""
+        lines = (await self.client.get("/metrics", timeout=STALL_SECONDS)).text.splitlines()
+        samples = [line.split(" ") for line in lines if line.partition(" ")[0].partition("{")[0] in names]
+        return {name: float(value) for name, value in samples}
+
+    async def watch_steps(self) -> None:
+        """Updates `steps` until it is cancelled."""
+        while True:
+            self.steps = int(sum((await self.metrics("unmask_engine_steps_total")).values()))
+            await asyncio.sleep(1)
+
     async def run(self, count: int, clients: int, end: float) -> int:
         """`count` requests from `clients` closed loops, fewer when the time is over; how many there were."""
+        watcher = asyncio.create_task(self.watch_steps())
         left = count
 
         async def loop() -> None:
@@ -255,7 +294,10 @@ class Fuzzer:
                 left -= 1
                 await self.one()
 
-        await asyncio.gather(*(loop() for _ in range(clients)))
+        try:
+            await asyncio.gather(*(loop() for _ in range(clients)))
+        finally:
+            watcher.cancel()
         return count - max(left, 0)
 
 
@@ -272,9 +314,7 @@ async def idle(fuzzer: Fuzzer) -> dict[str, float]:
 
     async def none() -> bool:
         nonlocal found
-        lines = (await fuzzer.client.get("/metrics")).text.splitlines()
-        samples = [line.split(" ") for line in lines if line.partition(" ")[0].partition("{")[0] in names]
-        found = {name: float(value) for name, value in samples}
+        found = await fuzzer.metrics(*names)
         return not any(found.values())
 
     with contextlib.suppress(TimeoutError):
