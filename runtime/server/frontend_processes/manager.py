@@ -22,23 +22,8 @@ from runtime.server.engine_client import supervisor as supervision
 from runtime.server.engine_client.client import LocalEngineClient
 from runtime.server.engine_client.ipc_protocol import Hello, ReleaseFrontend, Stop, encode
 from runtime.server.engine_client.ipc_sockets import Endpoint, bind_private
+from runtime.server.frontend_processes import protocol
 from runtime.server.frontend_processes.metrics import FrontendMetrics
-from runtime.server.frontend_processes.protocol import (
-    BeginDrain,
-    Drain,
-    EngineState,
-    ErrorPayload,
-    FrontendConfig,
-    Listening,
-    Loaded,
-    ReplicaConnection,
-    RpcRequest,
-    RpcResponse,
-    StartupFailed,
-    StateAck,
-    StateUpdate,
-    to_parent,
-)
 
 log = logging.getLogger("unmask.frontends")
 
@@ -156,11 +141,11 @@ class FrontendProcessManager:
     def begin_drain(self) -> None:
         self.draining = True
         for frontend in self.frontends:
-            self._send(frontend, BeginDrain())
+            self._send(frontend, protocol.BeginDrain())
 
     async def drain(self) -> None:
         """Lets all processes finish their requests, and returns when they have exited."""
-        self._end(Drain())
+        self._end(protocol.Drain())
         await self._wait_for_exits(self.config.drain_timeout + EXIT_SECONDS)
 
     async def stop(self) -> None:
@@ -177,7 +162,7 @@ class FrontendProcessManager:
         for frontend in self.frontends:
             frontend.kill()
 
-    def _end(self, message: Drain | Stop) -> None:
+    def _end(self, message: protocol.Drain | Stop) -> None:
         self.ending.set()
         for frontend in self.frontends:
             if frontend.listening_since:
@@ -256,15 +241,15 @@ class FrontendProcessManager:
 
     # -- state
 
-    def _state(self) -> EngineState:
+    def _state(self) -> protocol.EngineState:
         client, supervisor = self.engine_client, self.supervisor
         ready = supervision.ReplicaState.READY
         replicas = [
-            ReplicaConnection(supervisor.router_addr(r) if r.state is ready else "", r.exit_reason)
+            protocol.ReplicaConnection(supervisor.router_addr(r) if r.state is ready else "", r.exit_reason)
             for r in supervisor.replicas
         ]
         adapters = client.adapters
-        return EngineState(
+        return protocol.EngineState(
             client.info, replicas, client.ready, client.progress(), adapters.entries, adapters.settled, self.complete
         )
 
@@ -277,10 +262,10 @@ class FrontendProcessManager:
             for frontend in self.frontends:
                 self._send_state(frontend, state)
 
-    def _send_state(self, frontend: Frontend, state: EngineState) -> None:
+    def _send_state(self, frontend: Frontend, state: protocol.EngineState) -> None:
         if frontend.connected:
             frontend.num_sent += 1
-            self._send(frontend, StateUpdate(frontend.num_sent, state))
+            self._send(frontend, protocol.StateUpdate(frontend.num_sent, state))
 
     async def wait_acknowledged(self) -> None:
         """Sends the current state and returns when all processes have applied it.
@@ -309,7 +294,7 @@ class FrontendProcessManager:
         frontend = supervision.find_slot(self.frontends, frames[0])
         if frontend is not None and not frontend.released:
             frontend.last_message = time.monotonic()
-            self._on_message(frontend, to_parent.decode(frames[1]))
+            self._on_message(frontend, protocol.to_parent.decode(frames[1]))
 
     def _on_message(self, frontend: Frontend, message: Any) -> None:
         match message:
@@ -320,44 +305,45 @@ class FrontendProcessManager:
                 )
             case Hello():
                 frontend.connected = True
-                self._send(frontend, FrontendConfig(self.config, frontend.index, self.complete))
+                self._send(frontend, protocol.FrontendConfig(self.config, frontend.index, self.complete))
                 self._send_state(frontend, self._state())
                 if self.draining:
-                    self._send(frontend, BeginDrain())
-            case Listening():
+                    self._send(frontend, protocol.BeginDrain())
+            case protocol.Listening():
                 frontend.listening_since = time.monotonic()
                 self.ever_listened = True
-            case Loaded():
+            case protocol.Loaded():
                 frontend.loaded = True
                 self.complete = self.complete or all(other.loaded for other in self.frontends)
                 self._broadcast()
-            case StateAck(number, error):
+            case protocol.StateAck(number, error):
                 frontend.num_acked, frontend.state_error = number, error
                 frontend.acked.set()
                 if error:  # restarted, because it would continue with an old state
                     frontend.kill_because(error)
-            case RpcRequest():
+            case protocol.RpcRequest():
                 self._start_task(self._answer(frontend, frontend.name, message))
-            case StartupFailed(sentence):
+            case protocol.StartupFailed(sentence):
                 frontend.fatal = sentence
                 if self.complete:  # its configuration was valid before, so only this process is restarted
                     frontend.kill()
                 elif not self.ending.is_set():
                     self.give_up(sentence)
 
-    async def _answer(self, frontend: Frontend, name: str, request: RpcRequest) -> None:
+    async def _answer(self, frontend: Frontend, name: str, request: protocol.RpcRequest) -> None:
         try:
-            response = RpcResponse(request.number, await self._call(request))
+            response = protocol.RpcResponse(request.number, await self._call(request))
         except RequestError as error:
-            response = RpcResponse(request.number, error=ErrorPayload.of(error))
+            response = protocol.RpcResponse(request.number, error=protocol.ErrorPayload.of(error))
         except Exception as error:
             log.exception("%s failed", request.method)
             message = f"{request.method} failed: {type(error).__name__}; the server's log has details"
-            response = RpcResponse(request.number, error=ErrorPayload.of(RequestError(message, status=500)))
+            failure = RequestError(message, status=500)
+            response = protocol.RpcResponse(request.number, error=protocol.ErrorPayload.of(failure))
         if frontend.name == name:
             self._send(frontend, response)
 
-    async def _call(self, request: RpcRequest) -> Any:
+    async def _call(self, request: protocol.RpcRequest) -> Any:
         client = self.engine_client
         match request.method, request.arguments:
             case "metrics", _:

@@ -23,22 +23,9 @@ from runtime.server import env, logs
 from runtime.server.engine_client import ipc_protocol
 from runtime.server.engine_client.ipc_protocol import Heartbeat, Hello, Stop, encode
 from runtime.server.engine_client.ipc_sockets import Endpoint, connect
+from runtime.server.frontend_processes import protocol
 from runtime.server.frontend_processes.engine_client import FrontendEngineClient, ParentRpc
 from runtime.server.frontend_processes.metrics import use_files
-from runtime.server.frontend_processes.protocol import (
-    BeginDrain,
-    Drain,
-    EngineState,
-    FrontendConfig,
-    Listening,
-    Loaded,
-    RpcResponse,
-    StartupFailed,
-    StateAck,
-    StateUpdate,
-    ToParent,
-    to_frontend,
-)
 from runtime.server.http_protocol.malloc_trim import use_one_arena
 from runtime.server.http_server import HttpFrontend
 from runtime.server.metrics import RequestMetrics
@@ -78,7 +65,7 @@ class FrontendProcess:
             self.http.close()
         return 0
 
-    def _send(self, message: ToParent) -> None:
+    def _send(self, message: protocol.ToParent) -> None:
         assert self.parent is not None
         self.parent.send(encode(message))
 
@@ -93,30 +80,30 @@ class FrontendProcess:
         task.add_done_callback(self.tasks.discard)
 
     def _on_message(self, frames: list[bytes]) -> None:
-        match message := to_frontend.decode(frames[0]):
-            case FrontendConfig():
+        match message := protocol.to_frontend.decode(frames[0]):
+            case protocol.FrontendConfig():
                 self._configure(message)
-            case StateUpdate(number, state) if self.engine_client is not None:
+            case protocol.StateUpdate(number, state) if self.engine_client is not None:
                 self._apply(self.engine_client, number, state)
-            case RpcResponse():
+            case protocol.RpcResponse():
                 self.rpc.on_response(message)
-            case BeginDrain() if self.http is not None:
+            case protocol.BeginDrain() if self.http is not None:
                 self.http.begin_drain()
-            case Drain():
+            case protocol.Drain():
                 self._start_task(self._drain())
             case Stop():
                 self.ended.set()
 
-    def _apply(self, client: FrontendEngineClient, number: int, state: EngineState) -> None:
+    def _apply(self, client: FrontendEngineClient, number: int, state: protocol.EngineState) -> None:
         error = ""
         try:
             client.on_state(state)
         except Exception as failure:
             log.exception("failed to apply the server's state; report it with this traceback")
             error = f"a frontend process failed to apply the state: {type(failure).__name__}: {failure}"
-        self._send(StateAck(number, error))
+        self._send(protocol.StateAck(number, error))
 
-    def _configure(self, message: FrontendConfig) -> None:
+    def _configure(self, message: protocol.FrontendConfig) -> None:
         index = message.index
         try:
             config = divide_limits(message.config, index)
@@ -135,12 +122,12 @@ class FrontendProcess:
 
     async def _serve(self, http: HttpFrontend, replaces: bool) -> None:
         await http.start(after_load=replaces)
-        self._send(Listening())
+        self._send(protocol.Listening())
         await http.loaded.wait()
-        self._send(Loaded())
+        self._send(protocol.Loaded())
 
     def _give_up(self, sentence: str) -> None:
-        self._send(StartupFailed(sentence))
+        self._send(protocol.StartupFailed(sentence))
 
     async def _drain(self) -> None:
         if self.http is not None:
