@@ -46,21 +46,8 @@ IDLE_GRACE = 0.5  # seconds in which kept-alive connections may still bring a re
 COLLECTED = (2000, 20, 20)
 ERROR_WRITE_SECONDS = 1.0  # seconds to write the error that ends what did not finish in --drain-timeout
 RETRY_SECONDS = 0.02  # after an error, such as a lack of descriptors
-# Errors of the accepted connection, not of the listener (accept(2), "Error handling"). Some systems lack some of them.
-_LOST_CONNECTION = frozenset(
-    getattr(errno, name)
-    for name in (
-        "ECONNABORTED",
-        "EPROTO",
-        "ENETDOWN",
-        "ENETUNREACH",
-        "EHOSTDOWN",
-        "EHOSTUNREACH",
-        "ENONET",
-        "ENOPROTOOPT",
-    )
-    if hasattr(errno, name)
-)
+# Errors of the accepted connection, not of the listener (accept(2), "Error handling").
+_LOST = {"ECONNABORTED", "EPROTO", "ENETDOWN", "ENETUNREACH", "EHOSTDOWN", "EHOSTUNREACH", "ENONET", "ENOPROTOOPT"}
 _OPEN_FILES = "raise the limit of open files (ulimit -n) or set a lower --max-connections"
 _KERNEL_MEMORY = "the kernel has no memory for sockets; raise the memory limit of the container or net.ipv4.tcp_mem"
 _ACCEPT_ADVICE = {
@@ -160,7 +147,7 @@ class Acceptor:
         try:
             connection, _ = self.listener.accept()
         except OSError as error:
-            if error.errno in _LOST_CONNECTION:
+            if errno.errorcode.get(error.errno or 0) in _LOST:
                 return
             raise
         self.failing = False
