@@ -73,9 +73,10 @@ class OwnTopLogprob(TypedDict):
 class OwnLogprob(OwnTopLogprob):
     """One of `token_ids`."""
 
-    top_logprobs: Annotated[
-        list[OwnTopLogprob], api_field("most probable tokens of the position in the step that filled it")
-    ]
+    top_logprobs: Annotated[list[OwnTopLogprob], openai.TOP_LOGPROBS]
+
+
+_NewLogprobs = Annotated[list[OwnLogprob], api_field("log-probabilities of the tokens of this text, if requested")]
 
 
 class GenerateAnswer(TypedDict):
@@ -106,9 +107,7 @@ class DenoiseEvent(openai.DenoiseStep):
     event: Literal["denoise"]
     id: Annotated[str, api_field("id of this request")]
     text: Annotated[str, api_field("text that became final; the output is the concatenation")]
-    logprobs: Annotated[
-        NotRequired[list[OwnLogprob]], api_field("log-probabilities of the tokens of this text, if requested")
-    ]
+    logprobs: NotRequired[_NewLogprobs]
 
 
 class AppendEvent(TypedDict):
@@ -118,9 +117,7 @@ class AppendEvent(TypedDict):
     id: Annotated[str, api_field("id of this request")]
     text: Annotated[str, api_field("appended text")]
     nfe: Annotated[int, api_field("denoising steps so far")]
-    logprobs: Annotated[
-        NotRequired[list[OwnLogprob]], api_field("log-probabilities of the tokens of this text, if requested")
-    ]
+    logprobs: NotRequired[_NewLogprobs]
 
 
 class ErrorEvent(ErrorResponse):

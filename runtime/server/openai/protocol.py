@@ -641,6 +641,9 @@ class _Chunk(ResponseHead):
     denoise: Annotated[NotRequired[DenoiseStep], api_field("the step, with `stream_mode` `denoise`")]
 
 
+TOP_LOGPROBS = api_field("most probable tokens of the position in the step that filled it")
+
+
 class TopLogprob(TypedDict):
     token: Annotated[str, api_field("text of the token; `bytes:` and escapes for incomplete characters")]
     logprob: Annotated[float, api_field("log-probability (natural logarithm)")]
@@ -650,9 +653,7 @@ class TopLogprob(TypedDict):
 class TokenLogprob(TopLogprob):
     """A token of an answer."""
 
-    top_logprobs: Annotated[
-        list[TopLogprob], api_field("most probable tokens of the position in the step that filled it")
-    ]
+    top_logprobs: Annotated[list[TopLogprob], TOP_LOGPROBS]
 
 
 class ChatLogprobs(TypedDict):

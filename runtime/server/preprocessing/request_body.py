@@ -12,7 +12,7 @@ from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import pydantic
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, GetJsonSchemaHandler, Tag
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema, from_json
 from starlette.requests import ClientDisconnect, Request
@@ -86,9 +86,7 @@ class UnsupportedField:
     def __get_pydantic_core_schema__(self, source: Any, handler: pydantic.GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
 
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: pydantic.GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         example = self.neutral[0] if self.neutral else None
         kinds = [*map(_only, self.neutral), {"type": "null"}]
         return {"anyOf": kinds, "description": f"any other value {self.why}", "examples": [example]}
@@ -110,9 +108,7 @@ TextOrParts = Annotated[Annotated[str, Tag("str")] | Annotated[PartList[T], Tag(
 class AnyOfUnion:
     """Marks a union whose arm is selected by a function: its JSON schema is `anyOf`, as a value may match several."""
 
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: pydantic.GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         described = handler(schema)
         return {**{name: value for name, value in described.items() if name != "oneOf"}, "anyOf": described["oneOf"]}
 
