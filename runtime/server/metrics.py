@@ -68,6 +68,7 @@ class RequestMetrics(Collector):
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         counter, histogram = partial(Counter, registry=self.registry), partial(Histogram, registry=self.registry)
+        seconds = partial(histogram, buckets=SECONDS)
         gauge = partial(Gauge, registry=self.registry, multiprocess_mode="livesum")
         self.requests = counter(
             "unmask_requests",
@@ -75,21 +76,17 @@ class RequestMetrics(Collector):
             "error.",
             ["outcome"],
         )
-        text = "Time to the first text of streams."
-        self.first_token = histogram("unmask_time_to_first_token_seconds", text, buckets=SECONDS)
+        self.first_token = seconds("unmask_time_to_first_token_seconds", "Time to the first text of streams.")
         text = "Time until a full block of a stream is final."
-        self.first_block = histogram("unmask_time_to_first_block_seconds", text, buckets=SECONDS)
+        self.first_block = seconds("unmask_time_to_first_block_seconds", text)
         text = "Time per output token, without queue time."
         self.per_token = histogram("unmask_time_per_output_token_seconds", text, buckets=TOKEN_SECONDS)
-        text = "Time from arrival to the end of the response."
-        self.end_to_end = histogram("unmask_request_seconds", text, buckets=SECONDS)
-        text = "Time until the engine admitted the request."
-        self.queue = histogram("unmask_queue_seconds", text, buckets=SECONDS)
+        self.end_to_end = seconds("unmask_request_seconds", "Time from arrival to the end of the response.")
+        self.queue = seconds("unmask_queue_seconds", "Time until the engine admitted the request.")
         text = "Output tokens, including the end of sequence, per forward."
         self.tokens_per_forward = histogram("unmask_tokens_per_forward", text, buckets=POWERS)
         self.connections = gauge("unmask_connections", "Open client connections.")
-        text = "Maximum client connections (--max-connections)."
-        self.max_connections = gauge("unmask_max_connections", text)
+        self.max_connections = gauge("unmask_max_connections", "Maximum client connections (--max-connections).")
         text = "Connections closed by the server, by reason (docs/reference/api.md)."
         self.closed_by_server = counter("unmask_connections_closed_by_server", text, ["reason"])
         for reason in CLOSE_REASONS:
@@ -232,8 +229,7 @@ class EngineMetrics(Collector):
         yield GaugeMetricFamily("unmask_kv_usage_ratio", text, value=self.usage())
         for field, (name, text) in _TOTALS.items():
             yield CounterMetricFamily(f"unmask_{name}", text, value=self.total(field))
-        text = "Forwards of requests, by kind."
-        forwards = CounterMetricFamily("unmask_forwards", text, labels=["kind"])
+        forwards = CounterMetricFamily("unmask_forwards", "Forwards of requests, by kind.", labels=["kind"])
         yield _by_label(forwards, ((kind, self.total(f"forwards_{kind}")) for kind in _KINDS))
         text = "Engine steps that were not replayed from CUDA graphs, by reason."
         eager = CounterMetricFamily("unmask_engine_steps_eager", text, labels=["reason"])

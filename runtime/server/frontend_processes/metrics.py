@@ -93,7 +93,8 @@ class FrontendMetrics(Collector):
 
     def refresh(self) -> None:
         """Reads the files, and updates the live requests of the engine metrics."""
-        self.found = {metric.name: metric for metric in self._collect_files()}
+        collected: Iterable[Metric] = self.files.collect()  # type: ignore[no-untyped-call]
+        self.found = {metric.name: metric for metric in collected}
         engine, live = self.engine_metrics, Counter[tuple[str, str]]()
         for sample in self.found[_LIVE].samples if _LIVE in self.found else ():
             live[sample.labels["count"], sample.labels["key"]] = int(sample.value)
@@ -101,10 +102,6 @@ class FrontendMetrics(Collector):
         engine.live_by_replica = [live["requests", str(replica)] for replica in replicas]
         engine.work_by_replica = [live["work", str(replica)] for replica in replicas]
         engine.live_by_adapter = {key: count for (name, key), count in live.items() if name == "adapters"}
-
-    def _collect_files(self) -> Iterable[Metric]:
-        found: Iterable[Metric] = self.files.collect()  # type: ignore[no-untyped-call]
-        return found
 
     def live(self) -> int:
         """Returns the number of live engine requests."""
