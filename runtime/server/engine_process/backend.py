@@ -89,7 +89,10 @@ class Backend:
             self.link.send(ipc_protocol.Outputs(outputs))
 
     def handle(self, command: ipc_protocol.Command) -> None:
-        """Executes a command. Raises TypeError for one that a loaded backend does not accept."""
+        """Executes a command. Raises TypeError for one that a loaded backend does not accept.
+
+        The `CallResult` of a call is sent when its operation is complete.
+        """
         match command:
             case ipc_protocol.Add():
                 for spec in command.requests():
@@ -101,27 +104,21 @@ class Backend:
                 self.stats_due = True
             case ipc_protocol.Ping():
                 self.stats_due = True
-            case ipc_protocol.Call(number, operation):
-                self.execute(number, operation)
+            case ipc_protocol.Call(number, ipc_protocol.ReportStats()):
+                self.send_stats()
+                self.link.send(ipc_protocol.CallResult(number))
+            case ipc_protocol.Call(number, ipc_protocol.LoadAdapter(name, uri)):
+                self.adapters.load(number, name, uri)
+            case ipc_protocol.Call(number, ipc_protocol.UnloadAdapter(name)):
+                self.adapters.unload(number, name)
+            case ipc_protocol.Call(number, ipc_protocol.StartProfile(directory)):
+                self.profile.start(number, directory)
+            case ipc_protocol.Call(number, ipc_protocol.StopProfile(keep)):
+                self.profile.stop(number, keep)
             case ipc_protocol.Stop():
                 self.stopped = True
             case _:
                 raise TypeError(f"{type(command).__name__} is not for a loaded backend")
-
-    def execute(self, number: int, operation: ipc_protocol.Operation) -> None:
-        """Starts the operation of call `number`. Its `CallResult` is sent when it is complete."""
-        match operation:
-            case ipc_protocol.ReportStats():
-                self.send_stats()
-                self.link.send(ipc_protocol.CallResult(number))
-            case ipc_protocol.LoadAdapter(name, uri):
-                self.adapters.load(number, name, uri)
-            case ipc_protocol.UnloadAdapter(name):
-                self.adapters.unload(number, name)
-            case ipc_protocol.StartProfile(directory):
-                self.profile.start(number, directory)
-            case ipc_protocol.StopProfile(keep):
-                self.profile.stop(number, keep)
 
     def add(self, spec: Any) -> None:
         """Adds a request to the engine. If that fails, it sends the error as the output of the request."""
