@@ -55,8 +55,9 @@ class ServerContext:
 
     @property
     def ready(self) -> bool:
-        loaded = self.tokenizer is not None and self.engine_client.available and self.adapters.settled
-        return loaded and self.engine_client.complete and not self.draining
+        client = self.engine_client
+        loaded = self.tokenizer is not None and bool(client.ready) and self.adapters.settled
+        return loaded and client.complete and not self.draining
 
     def require(self) -> tuple[EngineInfo, Tokenizer]:
         """Returns engine info and tokenizer. Raises Unavailable until both are loaded."""

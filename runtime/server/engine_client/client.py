@@ -333,11 +333,6 @@ class EngineClient(ABC):
 
     # -- limits
 
-    @property
-    def available(self) -> bool:
-        """Whether a backend is ready."""
-        return bool(self.ready)
-
     def require(self) -> EngineInfo:
         """Returns the properties of the model and the engine.
 
@@ -346,7 +341,7 @@ class EngineClient(ABC):
         """
         if self.info is None:
             raise Unavailable("the model is being loaded; GET /startup shows the progress")
-        if not self.available:
+        if not self.ready:
             raise Unavailable("no engine process is ready; the server restarts failed ones, so retry later")
         return self.info
 
