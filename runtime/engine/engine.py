@@ -182,7 +182,7 @@ class Engine:
     def _schedule(self) -> tuple[list[ScheduledRequest], bool]:
         """Returns the requests of the next step, and whether its forward was launched in the previous one.
 
-        There are none if nothing is to run, or if a request failed.
+        The list is empty if no request can run, or if a request has just failed.
         """
         if self.grammar_queue.compiling:
             failed = self.grammar_queue.poll()
@@ -200,7 +200,7 @@ class Engine:
             return [], False
 
     def _may_launch_next(self, batch: list[ScheduledRequest]) -> bool:
-        """Whether the next step may be this batch again. An early launch would delay pending commands by a step."""
+        """Whether the next step may run the same batch. An early launch would delay pending commands by a step."""
         return self.scheduler.may_repeat(batch) and not self.grammar_queue.waiting and not self._has_pending_commands()
 
     def _record_step(self, requests: int, schedule_start: float, started: float, ended: float) -> None:

@@ -41,7 +41,7 @@ class LoRABackend(Protocol):
 
 
 class LoRAManager:
-    """Adapters of an engine. It does not access tensors. A running request keeps its adapter in its slot.
+    """Manages the adapters of an engine. It does not access tensors. A running request keeps its adapter in its slot.
 
     Args:
         slots: number of device slots.
@@ -190,7 +190,7 @@ class LoRAManager:
         return dict(Counter(request.adapter for request in waiting if request.adapter)) if self.slots else {}
 
     def cache_salt(self, name: str, salt: str) -> str:
-        """Returns the salt of the block hashes: only requests with the same adapter and salt share pages."""
+        """Returns the salt of the page group hashes: only requests with the same adapter and salt share pages."""
         return f"{self.digests.get(name, '')}\0{salt}"
 
     def _find_evictable(self) -> str | None:

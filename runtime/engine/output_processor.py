@@ -47,7 +47,7 @@ class OutputProcessor:
         self._step_stats = step_stats
         self._unfinished = unfinished
         self._fail_request = fail_request
-        self._deferred: list[tuple[ScheduledRequest, int]] = []  # with the index of the block in
+        self._deferred: list[tuple[ScheduledRequest, int]] = []  # with the index of its block in `_results`
         self._results = NO_RESULTS  # of the last step
 
     def update_from_output(self, batch: list[ScheduledRequest], results: BlockResults) -> None:
@@ -56,7 +56,7 @@ class OutputProcessor:
         For a block that continues with a stable layout, only the token ids are applied; `finish_deferred` does the
         rest.
         """
-        self.finish_deferred()  # no effect if the plan's blocks were made
+        self.finish_deferred()  # no effect if it ran before the sampling of this step
         stats, left, self._results = self._stats, self._deferred, results
         continuing: list[bool] | None = None
         first = 0

@@ -119,7 +119,7 @@ class Request:
         prefill_len: tokens to prefill: the prompt, or after a preemption all final tokens.
         next_start: position where the next block opens.
         reused_kv_spans: rows of open blocks whose K/V later steps read without forwarding them, in order.
-        recompute_spans: those of them to recompute first after a preemption.
+        recompute_spans: after a preemption, the `reused_kv_spans` that are not recomputed yet.
         nfe: number of denoising steps.
         blocks_opened: the blocks of this step are open (docs/research/decoding-rules.md#opening-blocks).
         last_served_step: number of the last engine step with this request.
@@ -127,11 +127,12 @@ class Request:
         output_deferred: the next step has the same layout; only token ids of the last step have been applied.
         num_stable_tokens: positions below it are final text.
         num_sent_tokens: positions below it were returned to the client.
-        eos_generated: an end-of-sequence id that counts was unmasked at some step.
+        hit_eos: an end-of-sequence id or a stop token, which is not part of the output, ended it.
+        eos_generated: some block had `has_eos` at some step.
         streams_updates: return an output after each step. stream_steps: with the content of the open blocks.
         finish_reason: why the output ended. None: it has not; a request that failed or was aborted has none either.
         last_step_event: first position, token ids and masked offsets of the last denoise event.
-        values: of the fields of the strategy and the algorithm.
+        values: values of the decoding fields, by name.
         exclusive_batch: run in batches without other requests.
         may_revise: UNMASKED positions may change, so they are sampled too, and only text of final blocks is stable.
         required_stats: mask of the statistics that the algorithm needs.

@@ -63,7 +63,7 @@ def request_defaults(
 
     Args:
         generation: content of generation_config.json.
-        key: of the strategy.
+        key: key of the strategy, as in --decoding-strategy.
 
     Raises:
         ConfigError: a flag is not supported by this strategy, or no algorithm is.

@@ -183,7 +183,7 @@ class _LeastRunningQueue:
             del self._by_running[running]
 
     def count_running(self, name: str, change: int, *, at_front: bool) -> None:
-        """Adds `change` to the running requests of `name`, and moves it to its new equals."""
+        """Adds `change` to the running requests of `name`, and moves it among the names with as many of them."""
         waits = name in self.waiting
         if waits:
             self.leave(name)

@@ -68,7 +68,7 @@ class Scheduler:
         self._step = 0
         self._budget_exhausted = False  # in the last step, for some request
         self._deferred_exclusive: Request | None = None  # the last batch had other requests; it runs alone
-        self._failed_admission: tuple[int, int] | None = None  # request and available page groups
+        self._failed_admission: tuple[int, int] | None = None  # arrival index, and available page groups
 
     def add(self, request: Request) -> None:
         self.waiting.add(request)
@@ -238,7 +238,7 @@ class Scheduler:
                     return
                 continue
             if self._failed_admission == (request.arrival_index, self.cache.num_available):
-                return  # the result would be the same
+                return  # as many page groups are available as when it failed
             try:
                 self.lora_manager.activate(request.adapter)
             except Exception as error:
