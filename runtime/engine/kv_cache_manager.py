@@ -224,7 +224,7 @@ class PrefillDeduplicator:
         self.cache = cache
         self.table = table
         self.uncacheable_tail = uncacheable_tail
-        self.num_adopted_tokens = 0  # tokens
+        self.num_adopted_tokens = 0
 
     def adopt_cached(self, request: Request) -> None:
         """Replaces the next page groups of the prefill by cached ones, and moves `num_computed_tokens` past them."""

@@ -106,7 +106,7 @@ def llm():
 
 
 def wrong_answers(llm, samples):
-    params = SamplingParams(max_tokens=320, temperature=0.0, decoding={"mode": "quality"})
+    params = SamplingParams(max_tokens=400, temperature=0.0, decoding={"mode": "quality"})
     outs = llm.generate([s.messages for s in samples], params)
     listed = [
         (s.messages[-1]["content"], o.text) for s, o in zip(samples, outs, strict=True) if not everyday.check(s, o.text)
@@ -121,11 +121,16 @@ def test_the_shipped_model_answers_some_of_them(llm) -> None:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("prompts", "limit"), [(CLAIMED[:100], 12), (CLAIMED[100:], 19)], ids=["first", "second"])
-def test_the_shipped_model_answers_claimed_prompts(llm, prompts, limit) -> None:
-    """The card has the figures. Some of the prompts exceed the limits that it states, more of the second half."""
-    wrong = wrong_answers(llm, prompts)
-    assert len(wrong) <= limit, json.dumps(wrong, indent=1)
+def test_the_shipped_model_answers_nearly_all_claimed_prompts(llm) -> None:
+    """The card has the figure."""
+    wrong = wrong_answers(llm, CLAIMED)
+    assert len(wrong) <= 10, json.dumps(wrong, indent=1)
+
+
+@pytest.mark.matrix
+def test_the_shipped_model_declines_what_it_was_not_made_for(llm) -> None:
+    wrong = wrong_answers(llm, DECLINED)
+    assert len(wrong) <= 6, json.dumps(wrong, indent=1)
 
 
 @pytest.mark.slow

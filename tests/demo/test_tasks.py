@@ -1,13 +1,18 @@
 """Generators against checkers, the split, and the size of the prompt space."""
 
+import collections
 import functools
 import random
 import re
 
 import pytest
 
-from runtime.demo.tasks import Task, all_tasks, draw, held_out_samples
+from runtime.demo import everyday
+from runtime.demo.tasks import all_tasks, draw, held_out_samples
+from runtime.demo.tasks.greetings import REFUSAL
 from runtime.demo.tasks.number_names import spell_out
+from runtime.demo.tasks.phrasing import mistyped
+from runtime.demo.tasks.story import plot_of
 from runtime.demo.tasks.sudoku import is_solved, solutions
 
 TASKS = list(all_tasks().values())
@@ -22,7 +27,7 @@ def test_short_and_long_are_the_specified_tasks() -> None:
     assert {t.name for t in TASKS if t.kind == "short"} == {
         *("add", "subtract", "multiply", "compare", "count", "sort", "reverse", "spell"),
         *("units", "json", "followup", "dialogue", "refuse", "greet", "small_talk", "abilities"),
-        *("about", "roman", "tool_call", "tool_answer", "tool_offered"),
+        *("about", "roman", "near_miss", "tool_call", "tool_answer", "tool_offered"),
     }
 
 
@@ -59,12 +64,15 @@ def damaged(text: str, rng: random.Random) -> str:
     return text[:at] + "#" + text[at + 1 :]
 
 
-@pytest.mark.parametrize("task", [t for t in TASKS if t.name != "refuse"], ids=[n for n in IDS if n != "refuse"])
+REFUSING = ("refuse", "near_miss")  # these have many right answers
+
+
+@pytest.mark.parametrize("task", [t for t in TASKS if t.name not in REFUSING], ids=lambda task: task.name)
 def test_damaged_answers_fail(task) -> None:
     rng = random.Random(5)
     for sample in held_out_samples(task, 200):
-        if sample.asks is not None and sample.asks.task == "refuse":
-            continue  # has many right answers
+        if sample.asks is not None and sample.asks.task in REFUSING:
+            continue
         assert not task.check(sample, damaged(sample.answer, rng))
         assert not task.check(sample, "")
 
@@ -82,7 +90,7 @@ def has_all(text: str, facts) -> bool:
 
 
 def test_answers_of_one_task_do_not_pass_for_another_prompt() -> None:
-    constant = {"abilities", "refuse", "greet", "story_free"}  # one answer is right, or very many are
+    constant = {"abilities", *REFUSING, "greet", "story_free"}  # one answer is right, or very many are
     for task in TASKS:
         if task.name in constant:
             continue
@@ -135,18 +143,14 @@ def test_a_sudoku_that_drops_a_clue_fails() -> None:
     assert not task.check(sample, "\n".join(re.findall("....", other)))
 
 
-def assert_stories_keep_names(task: Task) -> None:
-    """Stories of the same request may differ, but not in the names that it has."""
+def test_a_story_may_choose_its_plot_but_must_keep_its_names() -> None:
+    task = all_tasks()["story"]
     rng = random.Random(1)
     samples = [s for s in (task.make(rng) for _ in range(6000)) if s.facts.get("he") == "Anna"]
     pairs = [(a, b) for a in samples for b in samples if a.facts == b.facts and a.answer != b.answer]
     assert pairs
     assert all(task.check(a, b.answer) for a, b in pairs)
     assert not any(task.check(a, a.answer.replace("Anna", "Ben", 1)) for a, _ in pairs)
-
-
-def test_a_story_may_choose_but_must_keep_its_names() -> None:
-    assert_stories_keep_names(all_tasks()["story"])
 
 
 @pytest.mark.parametrize(
@@ -164,3 +168,71 @@ def test_a_story_may_choose_but_must_keep_its_names() -> None:
 )
 def test_spell_out(number: int, text: str) -> None:
     assert spell_out(number) == text
+
+
+def test_training_draws_its_prompts_from_no_file_of_people_s_prompts() -> None:
+    """Their words may meet, as "12 + 30" does; but no task reads the files, and hardly any prompt comes up."""
+    written = {s.messages[-1]["content"] for name in everyday.TASKS for s in everyday.chosen(500, 0, name)}
+    assert len(written) == 300 + 200 + 120
+    drawn = set()
+    for task in all_tasks().values():
+        stream = draw(task, "training", held_out=False)
+        drawn |= {next(stream).messages[-1]["content"] for _ in range(1500)}
+    assert len(written & drawn) <= 40, written & drawn
+
+
+def test_near_misses_are_declined_and_computable_requests_are_not() -> None:
+    samples = held_out_samples(all_tasks()["near_miss"], 300)
+    assert {s.answer for s in samples} == {REFUSAL}
+    for sample in samples:
+        assert not re.fullmatch(r"\d+ [-+x*] \d+( =)?", sample.messages[0]["content"]), sample
+
+
+def test_a_typo_changes_one_word_and_no_field() -> None:
+    for seed in range(50):
+        written = mistyped(random.Random(seed), "what is {word} plus {b}")
+        assert written != "what is {word} plus {b}"
+        assert "{word}" in written
+        assert "{b}" in written
+    assert mistyped(random.Random(0), "{e} =") == "{e} ="
+
+
+def test_all_plots_are_equally_frequent() -> None:
+    stories = [s.answer for s in held_out_samples(all_tasks()["story_free"], 700)]
+    counts = collections.Counter(map(plot_of, stories))
+    assert None not in counts
+    assert len(counts) == 7
+    assert min(counts.values()) > 60
+
+
+def test_a_wording_of_a_sum_has_one_order_of_operands() -> None:
+    """A checker expects the operands in one order, which has to follow from the wording."""
+    patterns = {r"add(?:ed)? to": (r"\b(\d+) added to (\d+)\b|\badd (\d+) to (\d+)\b", True)}
+    patterns |= {"by": (r"\b(?:increase|raise) (\d+) by (\d+)\b", False)}
+    seen = collections.Counter()
+    for sample in held_out_samples(all_tasks()["add"], 4000):
+        for name, (pattern, reverse) in patterns.items():
+            if found := re.search(pattern, sample.messages[0]["content"], re.IGNORECASE):
+                first, second = [n for n in found.groups() if n is not None]
+                expected = (second, first) if reverse else (first, second)
+                assert sample.answer.startswith("{} + {} =".format(*expected)), sample
+                seen[name] += 1
+    assert min(seen[name] for name in patterns) > 20
+
+
+def test_a_sequence_has_a_blank_for_every_missing_number() -> None:
+    for sample in held_out_samples(all_tasks()["fill"], 1000):
+        prompt, answer = sample.messages[0]["content"], sample.answer.rstrip(".")
+        if "+" in answer or "x" in answer:
+            continue
+        blanks = re.findall(r"_+|\.\.\.|(?<= )\?", prompt)
+        assert len(re.findall(r"\d+", prompt)) + len(blanks) >= len(answer.split(", ")), sample
+
+
+def test_lists_and_counts_reach_the_limits_of_the_card() -> None:
+    def largest(name):
+        answers = [list(map(int, re.findall(r"\d+", s.answer))) for s in held_out_samples(all_tasks()[name], 400)]
+        return max(map(len, answers)), max(map(max, (a for a in answers if a)))
+
+    assert largest("sort") == (7, 998)  # of 999
+    assert largest("count_far")[1] == 120

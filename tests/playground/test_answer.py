@@ -15,7 +15,7 @@ from tests.server.harness import ServerProcess
 from tools.playground.browser import set_media, set_viewport
 
 pytestmark = pytest.mark.browser
-STORY = "Tell a story about Clara, a fox and a castle."
+STORY = "Tell a story about Clara and a fox."
 
 
 def recording() -> Any:
@@ -26,6 +26,7 @@ def test_the_page_denoises_a_recorded_story_on_load(page: Playground) -> None:
     recorded = recording()
     assert recorded["prompt"] in page.find(".caption").text
     assert page.steps() == len(recorded["steps"]) >= 10
+    page.until(page.answer)  # at step 0 the key would change nothing, so that the story would play on
     page.find(".steps").send_keys(Keys.HOME)
     assert page.answer() == ""
     page.find(".steps").send_keys(Keys.END)

@@ -36,6 +36,8 @@ class Prefetcher:
 
     def _fetch(self) -> None:
         try:
+            if self._device.index is not None:  # per thread; pinning would use memory of device 0 otherwise
+                torch.cuda.set_device(self._device)
             while not self._closed.is_set():
                 self._put(to_device(next(self._feed), self._device))
         except BaseException as error:

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.demo.tasks import held_out_samples
+from runtime.demo.tasks import all_tasks, held_out_samples
 from training.demo.model import DemoModel
-from training.demo.tasks import all_tasks
 from training.demo.tokenizer import ChatEncoder
 
 

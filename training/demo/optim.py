@@ -36,17 +36,19 @@ class Muon(torch.optim.Optimizer):
                 if p.grad is not None:
                     same.setdefault(tuple(p.shape), []).append(p)
             for shape, params in same.items():  # equal shapes in one batched GEMM: few, large launches
-                updates = []
+                gradients, momenta = [], []
                 for p in params:
                     state = self.state[p]
                     if "momentum" not in state:
                         state["momentum"] = torch.zeros_like(p)
-                    state["momentum"].lerp_(p.grad, 1 - group["momentum"])
-                    updates.append(p.grad.lerp(state["momentum"], group["momentum"]))
+                    gradients.append(p.grad)
+                    momenta.append(state["momentum"])
+                torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+                updates = torch._foreach_lerp(gradients, momenta, group["momentum"])
                 stacked = orthogonalize(torch.stack(updates))
                 scale = group["lr"] * max(1.0, shape[-2] / shape[-1]) ** 0.5
-                for p, update in zip(params, stacked, strict=True):
-                    p.mul_(1 - group["lr"] * group["decay"]).add_(update, alpha=-scale)
+                torch._foreach_mul_(params, 1 - group["lr"] * group["decay"])
+                torch._foreach_add_(params, stacked.unbind(), alpha=-scale)
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

@@ -1,23 +1,28 @@
 """Trains a checkpoint and its adapter, and measures them: ``python -m training.demo.run --out DIR``.
 
-The steps run one after another, each in a process of its own, since a GPU's memory holds one engine. A step whose
-result is in DIR is skipped, so that the same command continues a run that was cut off. The exit code is 1 if a bar of
-README.md is missed.
+Each step is a process of its own, since a GPU's memory holds one engine. On one GPU they run one after another. With
+``--gpus N`` the training uses N GPUs, and then N other steps run at a time. A step with a result in DIR is skipped, so
+that the same command continues a run that was cut off. The exit code is 1 if a bar of README.md is missed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import queue
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from runtime.demo import everyday
+from training.demo.presets import PRESETS
 
-# Evaluations by the name of their file, with the flags of `training.demo.evaluate`.
+# Evaluations by the name of their file, with the flags of `runtime.bench eval`.
 EVALUATIONS: Mapping[str, Sequence[str]] = {
     "people": ("--tasks", *everyday.TASKS, "--n", "300", "--show-wrong", "100"),
     "quality": ("--show-wrong", "4"),
@@ -37,34 +42,37 @@ _BALANCED_SPEED = 5.0  # tokens per forward, at least
 _PLOTS = 5  # of 32 seeds, at least
 
 
+@dataclass(frozen=True)
+class Step:
+    """A module to run. Its output goes to `log` if other steps run at the same time."""
+
+    result: Path  # exists once the step has run
+    log: Path
+    arguments: Sequence[str]  # of python -m
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Train and measure the demo model. Other flags go to the training.")
     parser.add_argument("--out", type=Path, required=True, help="directory of the training, and of roman/ and *.json")
-    parser.add_argument("--preset", default="gpu", help="of the training (gpu)")
+    parser.add_argument("--preset", default="gpu", choices=sorted(PRESETS), help="of the training (gpu)")
     parser.add_argument("--device", default="cuda", help="cuda or cpu (cuda)")
+    parser.add_argument("--gpus", type=int, default=1, help="of this machine to use, or processes on a CPU (1)")
     parser.add_argument("--n", type=int, default=500, help="held-out prompts per task (500)")
     parser.add_argument("--batch", type=int, default=128, help="requests decoded at a time (128)")
     parser.add_argument("--adapter-seconds", type=float, default=70.0, help="of the adapter's training (70)")
     args, training = parser.parse_known_args(argv)
     if any(flag.startswith("--minutes") for flag in training):
         parser.error("--minutes: would measure an unfinished training; set --total-minutes")
-    checkpoint, trained = args.out / "checkpoint", args.out / "trained"
+    rows = PRESETS[args.preset].rows
+    if args.gpus < 1 or rows % args.gpus:
+        parser.error(f"--gpus: {args.gpus} must divide the {rows} rows of a batch")
+    trained = args.out / "trained"
     if not trained.exists():
         state = ("--resume",) if (args.out / "state.pt").exists() else ()
         call = ("--preset", args.preset, "--out", str(args.out), "--eval-prompts", "0", *training, *state)
-        _step("train", *call, "--device", args.device)
+        _run([*launcher(args.gpus), "training.demo.train", *call, "--device", args.device])
         trained.touch()
-    if not (args.out / "roman" / "adapter_config.json").exists():
-        call = ("--model", str(checkpoint), "--out", str(args.out / "roman"), "--seconds", str(args.adapter_seconds))
-        _step("train_adapter", *call, "--device", args.device)
-    for name, flags in EVALUATIONS.items():
-        figures = args.out / f"{name}.json"
-        if not figures.exists():
-            call = ("--model", str(checkpoint), "--device", args.device, "--n", str(args.n), "--batch", str(args.batch))
-            _step("evaluate", *call, *flags, "--json", str(figures))
-    if not (args.out / "plots.json").exists():
-        call = ("--model", str(checkpoint), "--device", args.device)
-        _step("plots", *call, "--json", str(args.out / "plots.json"))
+    _run_all([step for step in _steps_after_training(args) if not step.result.exists()], args.gpus)
     measured = {name: json.loads((args.out / f"{name}.json").read_text()) for name in (*EVALUATIONS, "plots")}
     misses = missed_bars(measured)
     for miss in misses:
@@ -76,7 +84,7 @@ def missed_bars(measured: Mapping[str, Any]) -> list[str]:
     """Returns a text per bar that the figures miss.
 
     Args:
-        measured: by the names of EVALUATIONS the figures of `training.demo.evaluate --json`, and by `plots` those of
+        measured: by the names of EVALUATIONS the figures of `runtime.bench eval --json`, and by `plots` those of
             `training.demo.plots --json`.
     """
     misses = []
@@ -100,11 +108,72 @@ def missed_bars(measured: Mapping[str, Any]) -> list[str]:
     return misses
 
 
-def _step(module: str, *arguments: str) -> None:
-    """Runs a module of this package. Raises CalledProcessError if it fails."""
-    command = [sys.executable, "-m", f"training.demo.{module}", *arguments]
-    print("+", *command[1:], flush=True)
-    subprocess.run(command, check=True)
+def launcher(gpus: int) -> list[str]:
+    """Returns the arguments of python that run a module once, or in a process per GPU."""
+    if gpus == 1:
+        return ["-m"]
+    # The address keeps torchrun from looking up the name of the machine.
+    flags = ("--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(gpus))
+    return ["-m", "torch.distributed.run", *flags, "-m"]
+
+
+def _steps_after_training(args: argparse.Namespace) -> list[Step]:
+    """Returns the adapter's training, which takes longest, the evaluations and the plots."""
+    model = ("--model", str(args.out / "checkpoint"), "--device", args.device)
+    adapter = ("--out", str(args.out / "roman"), "--seconds", str(args.adapter_seconds))
+    calls: list[tuple[str, Path, tuple[str, ...]]] = [
+        ("adapter", args.out / "roman" / "adapter_config.json", ("training.demo.train_adapter", *model, *adapter))
+    ]
+    for name, flags in EVALUATIONS.items():
+        figures = args.out / f"{name}.json"
+        sizes = ("--n", str(args.n), "--batch", str(args.batch))
+        calls.append((name, figures, ("runtime.bench", "eval", *model, *sizes, *flags, "--json", str(figures))))
+    figures = args.out / "plots.json"
+    calls.append(("plots", figures, ("training.demo.plots", *model, "--json", str(figures))))
+    return [Step(result, args.out / f"{name}.log", arguments) for name, result, arguments in calls]
+
+
+def _run_all(steps: Sequence[Step], gpus: int) -> None:
+    """Runs the steps, as many at a time as there are GPUs. The first error ends the run after the steps under way.
+
+    Raises:
+        subprocess.CalledProcessError: a step failed.
+    """
+    if gpus == 1:
+        for step in steps:
+            _run(["-m", *step.arguments])
+        return
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    free: queue.Queue[str] = queue.Queue()
+    for device in visible.split(",")[:gpus] if visible else map(str, range(gpus)):
+        free.put(device)
+
+    def run(step: Step) -> None:
+        device = free.get()
+        try:
+            with step.log.open("w") as log:
+                _run(["-m", *step.arguments], env={**os.environ, "CUDA_VISIBLE_DEVICES": device}, stdout=log)
+        finally:
+            free.put(device)
+
+    with ThreadPoolExecutor(gpus) as pool:
+        running = {pool.submit(run, step): step.log for step in steps}
+        try:
+            for future in as_completed(running):
+                log = running[future]
+                print(f"{log}:\n{log.read_text()}", end="", flush=True)  # at the end, so that steps' lines do not mix
+                future.result()
+        except subprocess.CalledProcessError:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _run(arguments: Sequence[str], **options: Any) -> None:
+    """Runs python. Raises CalledProcessError if it fails. With `stdout` in the options, errors go there too."""
+    print(" ".join(("+", *arguments)) + "\n", end="", flush=True)  # one string, since steps print from threads
+    if "stdout" in options:
+        options["stderr"] = subprocess.STDOUT
+    subprocess.run([sys.executable, *arguments], check=True, **options)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Trains the demo checkpoint: ``python -m training.demo.train --preset gpu --out DIR`` (see README.md in this folder).
 
 A run may be split: ``--minutes 9`` stops after that time of training, ``--resume`` continues from DIR/state.pt. The
-learning rate depends on the elapsed fraction of the preset's total training time, over all calls.
+learning rate depends on the elapsed fraction of the preset's total training time, over all calls. Under ``torchrun``
+each process trains on its own device, with its part of the rows (see data_parallel.py).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import signal
 import sys
 import time
@@ -22,6 +24,7 @@ from tokenizers import Tokenizer
 from torch.nn import functional as F
 
 from training.demo.batch import Prefetcher, Tensors, to_device
+from training.demo.data_parallel import DataParallel, join
 from training.demo.decode import score_tasks
 from training.demo.export import export, load_checkpoint
 from training.demo.feed import Feed, local_batches
@@ -31,6 +34,7 @@ from training.demo.presets import PRESETS, Preset
 from training.demo.tokenizer import ChatEncoder, make_tokenizer, save_tokenizer
 
 AVERAGE_EVERY = 4  # steps between updates of the averaged weights
+CLOCK_EVERY = 10  # steps between synchronizations for the clock
 
 
 MakeMask = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Mask]
@@ -50,10 +54,12 @@ def loss_of(model: DemoModel, batch: Tensors, make_mask: MakeMask = training_mas
 class Trainer:
     """State of a training: saved, resumed and stepped."""
 
-    def __init__(self, preset: Preset, out: Path, seed: int, device: torch.device) -> None:
+    def __init__(self, preset: Preset, out: Path, seed: int, ranks: DataParallel) -> None:
         torch.manual_seed(seed)
-        self.preset, self.out, self.seed, self.device = preset, out, seed, device
+        self.preset, self.out, self.seed, self.ranks, self.device = preset, out, seed, ranks, ranks.device
+        device = ranks.device
         self.model = DemoModel(preset.shape, "loop" if device.type == "cpu" else "dense").to(device)
+        self.parameters, self.gates = list(self.model.parameters()), self.model.gates()
         matrices, rest = split_parameters(self.model)
         self.optimizers: list[torch.optim.Optimizer] = [
             Muon(matrices, preset.matrix_lr, decay=preset.decay),
@@ -70,20 +76,29 @@ class Trainer:
         return self.seconds / 60 / self.preset.total_minutes
 
     def step(self, batch: Tensors) -> torch.Tensor:
+        """Trains on a batch, which is this rank's part. Returns the loss over all ranks, a scalar on the device."""
         factor = cosine(self.progress)
-        loss = loss_of(self.model, batch, self.make_mask)
-        loss.backward()
+        loss = self.backward(batch)
         for optimizer, lr in zip(self.optimizers, self.base_lrs, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = lr * factor
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        for gate in self.model.gates():
+        for gate in self.gates:
             gate.balance(self.preset.balance_rate * factor)
         self.step_count += 1
         if self.step_count % AVERAGE_EVERY == 0:
             self.average.update(self.model)
-        return loss.detach()
+        return loss
+
+    def backward(self, batch: Tensors) -> torch.Tensor:
+        """Computes the gradients over all ranks' batches. Returns their loss, a scalar on the device."""
+        loss = loss_of(self.model, batch, self.make_mask)
+        loss.backward()
+        if self.ranks.size == 1:
+            return loss.detach()
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        return self.ranks.reduce(gradients, loss, batch["weights"].sum(), [gate.load for gate in self.gates])
 
     def averaged(self) -> DemoModel:
         """Returns a copy of the model with the averaged weights, for evaluation and export."""
@@ -122,8 +137,8 @@ class Trainer:
         self.step_count, self.calls, self.seconds = state["progress"]
 
 
-def compile_layers(model: DemoModel, batch: Tensors, make_mask: MakeMask) -> None:
-    """Compiles the layers; layers of one kind share the code. All batches have the same shape."""
+def compile_layers(model: DemoModel, batch: Tensors, make_mask: MakeMask) -> float:
+    """Compiles the layers; layers of one kind share the code. All batches have the same shape. Returns its seconds."""
     start = time.perf_counter()
     for layer in model.model.layers:
         layer.compile(dynamic=False)
@@ -132,7 +147,7 @@ def compile_layers(model: DemoModel, batch: Tensors, make_mask: MakeMask) -> Non
     for gate in model.gates():
         gate.load.zero_()
     torch.cuda.synchronize()
-    print(f"compiled in {time.perf_counter() - start:.0f} s", flush=True)
+    return time.perf_counter() - start
 
 
 def evaluate(trainer: Trainer, encoder: ChatEncoder, held_out: list[Tensors]) -> None:
@@ -157,58 +172,101 @@ def evaluate(trainer: Trainer, encoder: ChatEncoder, held_out: list[Tensors]) ->
     export(trainer.average.weights, trainer.preset.shape, encoder.tokenizer, trainer.out / "checkpoint")
 
 
+class Report:
+    """Prints loss and speed every few steps, on rank 0."""
+
+    def __init__(self, trainer: Trainer, every: int) -> None:
+        self._trainer, self._every = trainer, every
+        self._loss = torch.zeros((), device=trainer.device)
+        self.reset()
+
+    def reset(self) -> None:
+        """Begins to measure the speed anew, after an evaluation."""
+        self._mark, self._tokens, self._waited = time.perf_counter(), 0, 0.0
+
+    def add(self, loss: torch.Tensor, tokens: int, waited: float) -> None:
+        """Adds a step: its loss, this rank's tokens, and the seconds that it waited for its batch."""
+        trainer = self._trainer
+        self._loss += loss
+        self._tokens += tokens * trainer.ranks.size
+        self._waited += waited
+        if trainer.step_count % self._every or not trainer.ranks.first:
+            return
+        elapsed = time.perf_counter() - self._mark
+        print(
+            f"step {trainer.step_count} minutes {trainer.seconds / 60:.2f} "
+            f"loss {self._loss.item() / self._every:.4f} "
+            f"lr x{cosine(trainer.progress):.3f} {self._tokens / elapsed:,.0f} tokens/s, "
+            f"{100 * self._waited / elapsed:.0f} % waiting",
+            flush=True,
+        )
+        self._loss.zero_()
+        self.reset()
+
+
+def rank_preset(preset: Preset, size: int) -> Preset:
+    """Returns the recipe with the rows and workers of one rank; all workers use at most half of the cores."""
+    if size == 1:
+        return preset
+    workers = min(preset.workers, max(1, (os.cpu_count() or 1) // (2 * size)))
+    return dataclasses.replace(preset, rows=preset.rows // size, workers=workers)
+
+
 def train(trainer: Trainer, minutes: float, log_every: int = 100) -> None:
-    """Trains until the end of the preset's time, or for `minutes`."""
-    preset, out, device = trainer.preset, trainer.out, trainer.device
+    """Trains until the end of the preset's time, or for `minutes`.
+
+    With several ranks, all use rank 0's time of the last CLOCK_EVERY-th step, so that they agree on the learning rate,
+    the evaluations and the end.
+    """
+    preset, out, device, ranks = trainer.preset, trainer.out, trainer.device, trainer.ranks
     file = out / "tokenizer" / "tokenizer.json"
     encoder = ChatEncoder(Tokenizer.from_file(str(file)))
-    feed = Prefetcher(
-        Feed(partial(local_batches, preset, file), preset.workers, f"{trainer.seed}/{trainer.calls}"), device
-    )
+    own = rank_preset(preset, ranks.size)
+    seed = f"{trainer.seed}/{trainer.calls}" + (f"/rank{ranks.rank}" if ranks.size > 1 else "")
+    feed = Prefetcher(Feed(partial(local_batches, own, file), own.workers, seed), device)
     trainer.calls += 1
     check = local_batches(preset, file, "loss", held_out=True)
-    held_out = [to_device(next(check), device) for _ in range(4)]
+    held_out = [to_device(next(check), device) for _ in range(4 if ranks.first else 0)]
     if device.type == "cuda":
-        compile_layers(trainer.model, held_out[0], trainer.make_mask)
+        shaped = held_out[0] if ranks.size == 1 else to_device(next(local_batches(own, file, "loss", True)), device)
+        took = compile_layers(trainer.model, shaped, trainer.make_mask)
+        if ranks.first:
+            print(f"compiled in {took:.0f} s", flush=True)
+    ranks.barrier()
     stop = min(preset.total_minutes * 60, trainer.seconds + minutes * 60)
     next_eval = trainer.seconds + preset.eval_every_minutes * 60
-    recent = torch.zeros((), device=device)
-    mark, tokens, waited = time.perf_counter(), 0, 0.0
+    report, elapsed = Report(trainer, log_every), 0.0
     try:
         while trainer.seconds < stop:
             start = time.perf_counter()
             batch = next(feed)
-            waited += time.perf_counter() - start
-            recent += trainer.step(batch)
-            tokens += batch["ids"].numel()
-            if device.type == "cuda" and trainer.step_count % 10 == 0:
-                torch.cuda.synchronize()  # synchronizes for the clock
-            trainer.seconds += time.perf_counter() - start
-            if trainer.step_count % log_every == 0:
-                now = time.perf_counter()
-                rate = tokens / (now - mark)
-                print(
-                    f"step {trainer.step_count} minutes {trainer.seconds / 60:.2f} "
-                    f"loss {recent.item() / log_every:.4f} "
-                    f"lr x{cosine(trainer.progress):.3f} {rate:,.0f} tokens/s, "
-                    f"{100 * waited / (now - mark):.0f} % waiting",
-                    flush=True,
-                )
-                recent.zero_()
-                mark, tokens, waited = now, 0, 0.0
+            waited = time.perf_counter() - start
+            loss = trainer.step(batch)
+            synchronized = trainer.step_count % CLOCK_EVERY == 0
+            if device.type == "cuda" and synchronized:
+                torch.cuda.synchronize()
+            elapsed += time.perf_counter() - start
+            if ranks.size == 1 or synchronized:
+                trainer.seconds, elapsed = trainer.seconds + ranks.broadcast(elapsed), 0.0
+            report.add(loss, batch["ids"].numel(), waited)
             if trainer.seconds >= next_eval and trainer.seconds < stop:
-                trainer.save()
-                evaluate(trainer, encoder, held_out)
+                if ranks.first:
+                    trainer.save()
+                    evaluate(trainer, encoder, held_out)
+                ranks.barrier()
                 next_eval = trainer.seconds + preset.eval_every_minutes * 60
-                mark, tokens, waited = time.perf_counter(), 0, 0.0
+                report.reset()
     finally:
         feed.close()
-        trainer.save()
-    evaluate(trainer, encoder, held_out)
+        if ranks.first:
+            trainer.save()
+    if ranks.first:
+        evaluate(trainer, encoder, held_out)
+    ranks.barrier()
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Train the demo checkpoint.")
+    parser = argparse.ArgumentParser(description="Train the demo checkpoint.", allow_abbrev=False)
     parser.add_argument("--preset", choices=sorted(PRESETS), required=True)
     parser.add_argument("--out", type=Path, required=True, help="directory of state.pt, log.jsonl and checkpoint/")
     parser.add_argument("--resume", action="store_true", help="go on from DIR/state.pt")
@@ -234,17 +292,24 @@ def main(argv: list[str] | None = None) -> int:
     if not args.resume and (args.out / "state.pt").exists():
         print(f"{args.out} holds a training already: --resume it, or name a fresh --out", file=sys.stderr)
         return 2
-    trainer = Trainer(preset, args.out, args.seed, torch.device(args.device))
+    ranks = join(args.device)
+    if preset.rows % ranks.size:
+        parser.error(f"--nproc-per-node of torchrun: {ranks.size} must divide the {preset.rows} rows of a batch")
+    trainer = Trainer(preset, args.out, args.seed, ranks)
     if args.resume:
         trainer.resume()
-    else:
-        if args.start_from is not None:
-            trainer.begin_with(args.start_from)
-        (args.out / "tokenizer").mkdir(exist_ok=True)
-        save_tokenizer(make_tokenizer(), args.out / "tokenizer", preset.shape.max_position_embeddings)
-    count = sum(p.numel() for p in trainer.model.parameters())
-    print(f"{count:,} parameters on {args.device}, torch {torch.__version__}, step {trainer.step_count}", flush=True)
+    elif args.start_from is not None:
+        trainer.begin_with(args.start_from)
+    if ranks.first:
+        if not args.resume:
+            (args.out / "tokenizer").mkdir(exist_ok=True)
+            save_tokenizer(make_tokenizer(), args.out / "tokenizer", preset.shape.max_position_embeddings)
+        count, used = sum(p.numel() for p in trainer.parameters), args.device
+        used += f", {ranks.size} ranks" if ranks.size > 1 else ""
+        print(f"{count:,} parameters on {used}, torch {torch.__version__}, step {trainer.step_count}", flush=True)
+    ranks.barrier()
     train(trainer, args.minutes)
+    ranks.close()
     return 0
 
 

@@ -10,14 +10,14 @@ import dataclasses
 import random
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 
-from runtime.demo.tasks import Sample, Task, draw
+from runtime.demo.tasks import Sample, all_tasks, draw
 from runtime.demo.tasks.roman import in_roman
 from training.demo.batch import Prefetcher
 from training.demo.data import Batch, Noiser, NoiseRecipe, batches
@@ -27,7 +27,6 @@ from training.demo.feed import Feed, seeded
 from training.demo.lora import add_adapter, export_adapter
 from training.demo.model import DemoModel, training_blocks, training_mask
 from training.demo.optim import cosine
-from training.demo.tasks import all_tasks
 from training.demo.tokenizer import ChatEncoder
 from training.demo.train import compile_layers, loss_of
 
@@ -48,15 +47,11 @@ def in_romans(text: str) -> str | None:
     return re.sub(r"\d+", lambda found: in_roman(int(found[0])) or "0", text)
 
 
-def samples(seed: str, held_out: bool = False, tasks: Mapping[str, Task] | None = None) -> Iterator[Sample]:
-    """Yields endless samples of the adapter's tasks with changed answers, including those of earlier turns.
-
-    `tasks`: those to draw from; the wider ones of `training.demo.tasks` without it.
-    """
-    tasks = all_tasks() if tasks is None else tasks
+def samples(seed: str, held_out: bool = False) -> Iterator[Sample]:
+    """Yields endless samples of the adapter's tasks with changed answers, including those of earlier turns."""
     rng = random.Random(f"adapter/{seed}")
     weights = CHANGED | UNCHANGED
-    streams = {name: draw(tasks[name], f"adapter/{seed}", held_out) for name in weights}
+    streams = {name: draw(all_tasks()[name], f"adapter/{seed}", held_out) for name in weights}
     while True:
         name = rng.choices(list(weights), list(weights.values()))[0]
         sample = next(streams[name])
@@ -94,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
     optimizer = torch.optim.AdamW(trained, betas=(0.9, 0.98), weight_decay=0.0, fused=device.type == "cuda")
     make_mask = training_blocks if device.type == "cuda" else training_mask
     if device.type == "cuda":
-        compile_layers(model, next(feed), make_mask)
+        print(f"compiled in {compile_layers(model, next(feed), make_mask):.0f} s", flush=True)
     start, step, recent = time.perf_counter(), 0, torch.zeros((), device=device)
     while (progress := (time.perf_counter() - start) / args.seconds) < 1:
         for group in optimizer.param_groups:

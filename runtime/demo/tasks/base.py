@@ -53,17 +53,14 @@ _TASKS: dict[str, Task] = {}
 
 
 def task(
-    name: str,
-    kind: Literal["short", "long"],
-    check: Callable[[Sample, str], bool] = exact,
-    registry: dict[str, Task] = _TASKS,
+    name: str, kind: Literal["short", "long"], check: Callable[[Sample, str], bool] = exact
 ) -> Callable[[Callable[[random.Random], Sample]], Callable[[random.Random], Sample]]:
-    """Registers the decorated generator as a task. Raises ValueError if the registry has a task of that name."""
+    """Registers the decorated generator as a task."""
 
     def register(make: Callable[[random.Random], Sample]) -> Callable[[random.Random], Sample]:
-        if name in registry:
+        if name in _TASKS:
             raise ValueError(f"demo task {name!r} is registered twice")
-        registry[name] = Task(name, kind, make, check)
+        _TASKS[name] = Task(name, kind, make, check)
         return make
 
     return register
@@ -71,12 +68,6 @@ def task(
 
 def all_tasks() -> dict[str, Task]:
     return dict(_TASKS)
-
-
-def answers_last(tasks: Mapping[str, Task], sample: Sample, text: str) -> bool:
-    """Returns whether the text answers the sample of another task with which the conversation ends."""
-    assert sample.asks is not None
-    return tasks[sample.asks.task].check(sample.asks, text)
 
 
 def single(task_name: str, prompt: str, answer: str, **facts: Any) -> Sample:

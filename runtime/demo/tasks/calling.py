@@ -9,7 +9,7 @@ from typing import Any
 
 from runtime.demo.tasks import word_lists
 from runtime.demo.tasks.arithmetic import wording
-from runtime.demo.tasks.base import Sample, Task, all_tasks, answers_last, task
+from runtime.demo.tasks.base import Sample, all_tasks, task
 from runtime.demo.tasks.phrasing import phrase
 from runtime.demo.tasks.tool_format import call_text, tools_text
 
@@ -234,18 +234,14 @@ _NO_TOOL_TASKS = ("count", "sort", "spell", "reverse", "units", "json", "greet",
 
 
 def _right(sample: Sample, text: str) -> bool:
-    return answers_last(all_tasks(), sample, text)
+    assert sample.asks is not None
+    return all_tasks()[sample.asks.task].check(sample.asks, text)
 
 
 @task("tool_offered", "short", _right)
 def tool_offered(rng: random.Random) -> Sample:
     """A question that needs no calculator, answered without a call."""
-    return offered(rng, all_tasks())
-
-
-def offered(rng: random.Random, tasks: Mapping[str, Task]) -> Sample:
-    """Returns a sample of the task `tool_offered`, whose question is one of these tasks."""
-    asked = tasks[rng.choice(_NO_TOOL_TASKS)].make(rng)
+    asked = all_tasks()[rng.choice(_NO_TOOL_TASKS)].make(rng)
     return Sample(
         "tool_offered", (_system_message(rng, _calculator(rng)[0]), *asked.messages), asked.answer, asks=asked
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from runtime.demo.tasks.base import Sample, Task, all_tasks, answers_last, task
+from runtime.demo.tasks.base import Sample, all_tasks, task
 from runtime.demo.tasks.followup import recall
 
 _MIN_CHARACTERS, _MAX_CHARACTERS, _VERY_MANY = (
@@ -36,15 +36,16 @@ _ANY_TOPIC = ("story_any",)  # long words are misspelled too often to measure th
 _WITH_TOOLS = ("tool_call", "tool_answer", "tool_offered")  # these begin with a system message
 
 
-def _any_sample(rng: random.Random, tasks: Mapping[str, Task], names: Sequence[str]) -> Sample:
-    return tasks[rng.choice(names)].make(rng)
+def _any_sample(rng: random.Random, names: Sequence[str]) -> Sample:
+    return all_tasks()[rng.choice(names)].make(rng)
 
 
 def _right(sample: Sample, text: str) -> bool:
-    return answers_last(all_tasks(), sample, text)
+    assert sample.asks is not None
+    return all_tasks()[sample.asks.task].check(sample.asks, text)
 
 
-def _exchanges(rng: random.Random, tasks: Mapping[str, Task], names: Sequence[str]) -> list[Mapping[str, str]]:
+def _exchanges(rng: random.Random, names: Sequence[str]) -> list[Mapping[str, str]]:
     """Returns questions of these tasks with their answers; mostly few, since rows of training hold more short ones."""
     characters_left = _MIN_CHARACTERS + round((_MAX_CHARACTERS - _MIN_CHARACTERS) * rng.random() ** 1.5)
     more = 0.88
@@ -52,7 +53,7 @@ def _exchanges(rng: random.Random, tasks: Mapping[str, Task], names: Sequence[st
         characters_left, more = rng.randint(_MAX_CHARACTERS, _VERY_MANY), 1.0
     turns: list[Mapping[str, str]] = []
     while not turns or rng.random() < more:
-        past = _any_sample(rng, tasks, names)
+        past = _any_sample(rng, names)
         exchange = [*past.messages, {"role": "assistant", "content": past.answer}]
         length = sum(len(m["content"]) for m in exchange)
         if past.held_out or length > _MAX_CHARACTERS:
@@ -66,15 +67,10 @@ def _exchanges(rng: random.Random, tasks: Mapping[str, Task], names: Sequence[st
 
 @task(_LAST, "short", _right)
 def dialogue(rng: random.Random) -> Sample:
-    return conversation(rng, all_tasks())
-
-
-def conversation(rng: random.Random, tasks: Mapping[str, Task]) -> Sample:
-    """Returns a sample of the task `dialogue` from samples of these tasks."""
     if rng.random() < 0.08:  # the last question asks for the name from the start
         asked = recall(rng)
         meet, hello, question = asked.messages
-        return Sample(_LAST, (meet, hello, *_exchanges(rng, tasks, _NAMELESS), question), asked.answer, asks=asked)
-    names = [name for name in tasks if name not in (_LAST, *_WITH_TOOLS, *_ANY_TOPIC)]
-    earlier, asked = _exchanges(rng, tasks, names), _any_sample(rng, tasks, names)
+        return Sample(_LAST, (meet, hello, *_exchanges(rng, _NAMELESS), question), asked.answer, asks=asked)
+    names = [name for name in all_tasks() if name not in (_LAST, *_WITH_TOOLS, *_ANY_TOPIC)]
+    earlier, asked = _exchanges(rng, names), _any_sample(rng, names)
     return Sample(_LAST, (*earlier, *asked.messages), asked.answer, asks=asked)

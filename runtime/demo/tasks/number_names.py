@@ -25,7 +25,7 @@ def spell_out(n: int) -> str:
     return f"{spell_out(n // unit)} {name}{rest}"
 
 
-CORES = (
+_CORES = (
     "write {n} in words",
     "write {n} in words",
     "write the number {n} in words",
@@ -40,8 +40,39 @@ CORES = (
     "turn {n} into words",
     "convert {n} to words",
     "express {n} in words",
+    "spell out {n}",
+    "spell out the number {n}",
+    "spell out {n} in words",
+    "spell out {n} in English",
+    "spell the number {n}",
+    "spell {n}",
+    "spell {n} in words",
+    "write {n} in letters",
+    "write {n} in English",
+    "write {n} in English words",
+    "write {n} using words",
+    "write the number {n} out in words",
+    "write {n} out",
+    "write {n} with words",
+    "give {n} in words",
+    "show {n} in words",
+    "show me {n} in words",
+    "show me how to write {n} in words",
+    "read {n} in words",
+    "read out {n}",
+    "read the number {n} out",
+    "tell me {n} in words",
+    "tell me how to say {n}",
+    "tell me how {n} is written in words",
+    "say {n} in English",
+    "translate {n} into words",
+    "change {n} into words",
+    "convert the number {n} to words",
+    "turn the number {n} into words",
+    "name the number {n}",
+    "put the number {n} into words",
 )
-QUESTIONS = (
+_QUESTIONS = (
     "What is {n} in words?",
     "What's {n} in words?",
     "How do you write {n} in words?",
@@ -49,10 +80,35 @@ QUESTIONS = (
     "How is {n} written in words?",
     "{n} in words",
     "The number {n} in words",
+    "What's the number {n} in words?",
+    "How do I write {n} in words?",
+    "How do you spell {n}?",
+    "How do you spell the number {n}?",
+    "How do I spell {n} in words?",
+    "How is {n} spelled?",
+    "How do you say {n}?",
+    "How do you say the number {n} in English?",
+    "How do you read {n}?",
+    "How is the number {n} written out?",
+    "How would you write {n} in words?",
+    "What is {n} written out?",
+    "What is the name of the number {n}?",
+    "What is {n} called?",
+    "{n} written out",
+    "{n} written in words",
+    "{n} as words",
+    "{n} in English",
+    "{n} spelled out",
+    "in words: {n}",
+    "{n}, in words",
+    "the words for {n}",
+    "What are the words for {n}?",
 )
 
 
 @task("number_words", "long")
 def number_names(rng: random.Random) -> Sample:
-    n = rng.randint(0, 10 ** rng.choice((2, 3, 4, 5, 6, 6, 6)) - 1)
-    return single("number_words", phrase(rng, CORES, QUESTIONS, n=n), spell_out(n) + ".")
+    n = rng.randint(0, 10 ** rng.choice((2, 3, 4, 4, 5, 6, 6)) - 1)
+    if rng.random() < 0.2:  # zeros
+        n = n // (scale := 10 ** rng.randint(1, 4)) * scale + n % rng.choice((1, 10))
+    return single("number_words", phrase(rng, _CORES, _QUESTIONS, n=n), spell_out(n) + ".")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
-from typing import Protocol
 
-BARE = (
+_BARE = (
     "",
     "",
     "",
@@ -23,7 +23,7 @@ BARE = (
     "then ",
     "next, ",
 )
-URGING = (
+_URGING = (
     "please ",
     "please ",
     "just ",
@@ -34,8 +34,14 @@ URGING = (
     "try to ",
     "help me ",
     "quickly ",
+    "please help me ",
+    "pls ",
+    "hello, please ",
+    "hi please ",
+    "next please ",
+    "simply ",
 )
-WISHES = (
+_WISHES = (
     "i want you to ",
     "i need you to ",
     "i would like you to ",
@@ -50,7 +56,7 @@ WISHES = (
     "i'm asking you to ",
     "my teacher wants me to ",
 )
-QUESTIONS = (
+_QUESTIONS = (
     "can you ",
     "can you please ",
     "could you ",
@@ -67,8 +73,15 @@ QUESTIONS = (
     "hello! can you ",
     "how would you ",
     "how do i ",
+    "can u ",
+    "pls ",
+    "plz ",
+    "can i have you ",
+    "mind if i ask you to ",
+    "hello can you ",
+    "hey could you ",
 )
-TAILS = (
+_TAILS = (
     "",
     "",
     "",
@@ -82,6 +95,12 @@ TAILS = (
     " right now",
     ", thanks",
     " if you can",
+    " pls",
+    ", thank you",
+    " thanks",
+    ", will you",
+    " then",
+    ", quick",
 )
 _ASIDES = (
     "Quick question: ",
@@ -117,34 +136,31 @@ _ASIDES = (
 )
 
 
-def capitalized(text: str) -> str:
+def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def ask(
-    rng: random.Random, core: str, *, urging: Sequence[str] = URGING, questions: Sequence[str] = QUESTIONS,
-    tails: Sequence[str] = TAILS,
-) -> str:  # fmt: skip
+def ask(rng: random.Random, core: str) -> str:
     """Returns a variant of the imperative `core` ("sort 3, 1, 2")."""
     kind = rng.random()
     end = rng.choice((".", ".", "", "", "!"))
     if kind < 0.3:
         text = core + (rng.choice((", please", " please")) if rng.random() < 0.12 else "")
     elif kind < 0.65:
-        text = _opened(rng, core, urging)
+        text = _opened(rng, core)
     else:
-        text, end = rng.choice(questions) + core, rng.choice(("?", "?", "?", "", "."))
+        text, end = rng.choice(_QUESTIONS) + core, rng.choice(("?", "?", "?", "", "."))
     if kind >= 0.3:
-        text += rng.choice(tails)
+        text += rng.choice(_TAILS)
     text = text + end
-    return capitalized(text) if rng.random() < 0.72 else text
+    return _upper(text) if rng.random() < 0.72 else text
 
 
-def _opened(rng: random.Random, core: str, urging: Sequence[str]) -> str:
+def _opened(rng: random.Random, core: str) -> str:
     kind = rng.random()
     if kind < 0.4:
-        return rng.choice(BARE) + core
-    return rng.choice(urging if kind < 0.7 else WISHES) + core
+        return rng.choice(_BARE) + core
+    return rng.choice(_URGING if kind < 0.7 else _WISHES) + core
 
 
 def typed(rng: random.Random, prompt: str) -> str:
@@ -163,18 +179,28 @@ def typed(rng: random.Random, prompt: str) -> str:
     return prompt
 
 
-class Phrase(Protocol):
-    """`phrase`, or the one of wider tasks."""
+_TYPO_FRACTION = 0.05  # of the templates
 
-    def __call__(self, rng: random.Random, cores: Sequence[str], complete: Sequence[str], **fields: object) -> str: ...
+
+def mistyped(rng: random.Random, template: str) -> str:
+    """Returns a template with a letter of one word left out, doubled, or swapped with the next; fields stay."""
+    spans = [(m.start(), m.end()) for m in re.finditer(r"(?<![\w{])[A-Za-z]{4,}(?![\w}])", template)]
+    if not spans:
+        return template
+    start, end = rng.choice(spans)
+    at = rng.randrange(start + 1, end - 1)
+    x, y = template[at], template[at + 1]
+    return template[:at] + rng.choice((y, x + x + y, y + x)) + template[at + 2 :]
 
 
 def phrase(rng: random.Random, cores: Sequence[str], complete: Sequence[str], **fields: object) -> str:
     """Fills one of `cores`, imperatives that `ask` rephrases, or of `complete`, used unchanged."""
     at = rng.randrange(len(cores) + len(complete))
-    if at < len(cores):
-        return ask(rng, cores[at].format(**fields))
-    return typed(rng, complete[at - len(cores)].format(**fields))
+    template = cores[at] if at < len(cores) else complete[at - len(cores)]
+    if rng.random() < _TYPO_FRACTION:
+        template = mistyped(rng, template)
+    text = template.format(**fields)
+    return ask(rng, text) if at < len(cores) else typed(rng, text)
 
 
 def quoted(rng: random.Random, word: str) -> str:

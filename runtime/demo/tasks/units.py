@@ -7,7 +7,7 @@ import random
 from runtime.demo.tasks.base import Sample, single, task
 from runtime.demo.tasks.phrasing import phrase
 
-UNITS = (  # names of one unit, names of the other, factor, largest number of the larger unit
+_UNITS = (  # names of one unit, names of the other, factor, largest number of the larger unit
     (("km", "kilometers", "kilometres"), ("m", "meters", "metres"), 1000, 120),
     (("m", "meters", "metres"), ("cm", "centimeters", "centimetres"), 100, 120),
     (("cm", "centimeters"), ("mm", "millimeters"), 10, 200),
@@ -27,7 +27,7 @@ UNITS = (  # names of one unit, names of the other, factor, largest number of th
     (("pounds", "lb"), ("ounces", "oz"), 16, 12),
 )
 _ONE = {"feet": "foot", "inches": "inch", "pounds": "pound"}
-CORES = (
+_CORES = (
     "convert {n} {u} to {v}",
     "convert {n} {u} to {v}",
     "convert {n} {u} into {v}",
@@ -38,8 +38,20 @@ CORES = (
     "tell me {n} {u} in {v}",
     "write {n} {u} in {v}",
     "tell me how many {v} {n} {u} are",
+    "tell me how many {v} are in {n} {u}",
+    "tell me how many {v} there are in {n} {u}",
+    "tell me how much {n} {u} is in {v}",
+    "convert {n} {u} in {v}",
+    "convert to {v}: {n} {u}",
+    "convert this to {v}: {n} {u}",
+    "calculate how many {v} {n} {u} are",
+    "work out {n} {u} in {v}",
+    "find out how many {v} are in {n} {u}",
+    "show {n} {u} in {v}",
+    "say {n} {u} in {v}",
+    "make {v} out of {n} {u}",
 )
-QUESTIONS = (
+_QUESTIONS = (
     "How many {v} are {n} {u}?",
     "How many {v} are in {n} {u}?",
     "How many {v} are there in {n} {u}?",
@@ -57,19 +69,42 @@ QUESTIONS = (
     "{n} {u} are how many {v}?",
     "{n} {u} = ? {v}",
     "In {v}, what is {n} {u}?",
+    "In {v}, how much is {n} {u}?",
+    "how many {v} in {n} {u}",
+    "how many {v} are {n} {u}",
+    "How many {v} does {n} {u} have?",
+    "How many {v} does {n} {u} make?",
+    "How many {v} do {n} {u} make?",
+    "How many {v} are equal to {n} {u}?",
+    "How many {v} would {n} {u} be?",
+    "How many {v} do I get for {n} {u}?",
+    "How much are {n} {u} in {v}?",
+    "{n} {u} equals how many {v}?",
+    "{n} {u} is how many {v}?",
+    "{n} {u} = how many {v}?",
+    "{n} {u} into {v}",
+    "{n} {u} as {v}",
+    "{n} {u}, in {v}",
+    "What would {n} {u} be in {v}?",
+    "What is {n} {u} expressed in {v}?",
+    "I have {n} {u}. How many {v} is that?",
+    "I need {n} {u} in {v}",
+    "{n} {u}: how many {v}?",
+    "{v} in {n} {u}?",
+    "If I have {n} {u}, how many {v} is that?",
 )
 
 
-def named(n: int, unit: str) -> str:
+def _named(n: int, unit: str) -> str:
     """Returns the unit's name, singular or plural."""
     if n != 1 or len(unit) <= 3:
         return unit
     return _ONE.get(unit, unit.removesuffix("s"))
 
 
-def conversion(rng: random.Random) -> tuple[dict[str, str], str]:
-    """Returns the fields of a template, and the answer."""
-    large, small, factor, top = rng.choice(UNITS)
+@task("units", "short")
+def units(rng: random.Random) -> Sample:
+    large, small, factor, top = rng.choice(_UNITS)
     u, v = rng.choice(large), rng.choice(small)
     n = 1 if rng.random() < 0.06 else rng.randint(1, top)
     before, after = (n, u), (n * factor, v)
@@ -77,13 +112,8 @@ def conversion(rng: random.Random) -> tuple[dict[str, str], str]:
         before, after = after, before
     (n, u), (m, v) = before, after
     amount = rng.choice(("a", "an", "one", "1")) if n == 1 else str(n)
-    one = named(n, u)
+    one = _named(n, u)
     if amount in ("a", "an"):
         amount = "an" if one.startswith(("h", "o", "i")) and one != "h" else "a"
-    return {"n": amount, "u": one, "v": v}, f"{n} {one} = {m} {named(m, v)}."
-
-
-@task("units", "short")
-def units(rng: random.Random) -> Sample:
-    fields, answer = conversion(rng)
-    return single("units", phrase(rng, CORES, QUESTIONS, **fields), answer)
+    prompt = phrase(rng, _CORES, _QUESTIONS, n=amount, u=one, v=v)
+    return single("units", prompt, f"{n} {one} = {m} {_named(m, v)}.")

@@ -11,7 +11,7 @@ export const COMPARED = ["single", "default"]; // the first takes one step per t
 const DEMO = {
   watch: [
     { prompt: "Tell me a story." },
-    { prompt: "Tell a story about Clara, a fox and a castle." },
+    { prompt: "Tell a story about Clara and a fox." },
     { prompt: "Tell a story about Ben, an owl and a lighthouse.", preset: "careful" },
     { prompt: "Count from 7 to 23.", preset: "single" },
     { prompt: "Write as a table: Emma, 34, Oslo; Bob, 25, Paris; Ann, 41, Rome", preset: "single" },
@@ -32,7 +32,7 @@ const DEMO = {
   infill: [
     {
       prompt: "Tell a story about Clara, a fox and a castle.",
-      text: "Clara lived alone near the castle.\nOne evening <mask:11>.\nThe fox was looking for a <mask:4>.\nClara found the <mask:4> near the castle.\n<mask:21>\nFrom then on Clara and the fox were friends.",
+      text: "Clara lived near the castle.\nOne evening<mask:13>.\n<mask:9>.\nClara took the<mask:5> and thanked the fox.\nSo the two<mask:2>.\nFrom then on Clara and the fox were friends.",
     },
     { prompt: "Spell giraffe.", text: "g-i-<mask:5>-f-e." },
   ],

@@ -4,6 +4,7 @@ import copy
 import itertools
 import json
 import subprocess
+import threading
 
 import pytest
 
@@ -26,18 +27,32 @@ FIGURES = {
 
 @pytest.fixture
 def steps(monkeypatch):
-    """Replaces processes: each writes what its module would write. `steps.fail` names one that fails."""
+    """Replaces processes: each writes what its module would write. `steps.fail` names one that fails.
+
+    With `steps.pairs`, each step after the training waits until another one runs too.
+    """
 
     class Steps:
         fail = ""
 
         def __init__(self) -> None:
             self.calls: list[list[str]] = []
+            self.commands: list[list[str]] = []
+            self.devices: list[str] = []
+            self.pairs: threading.Barrier | None = None
 
-        def run(self, command, check):
+        def run(self, command, check, env=None, stdout=None, stderr=None):
             assert check
-            module, *flags = command[2:]
+            module, *flags = command[len(command) - command[::-1].index("-m") :]
             self.calls.append([module.removeprefix("training.demo."), *flags])
+            self.commands.append(command)
+            if stdout is not None:
+                assert stderr == subprocess.STDOUT
+                self.devices.append(env["CUDA_VISIBLE_DEVICES"])
+                stdout.write(f"begin {module}\n")
+                if self.pairs is not None:
+                    self.pairs.wait(60)
+                stdout.write(f"end {module}\n")
             values = dict(itertools.pairwise(flags))
             name = values["--json"].rpartition("/")[2] if "--json" in values else module.rpartition(".")[2]
             out = run.Path(values.get("--out", "."))
@@ -63,7 +78,7 @@ def test_every_mode_is_evaluated_after_the_training(steps, tmp_path) -> None:
     (train, *train_flags), (adapter, *_), *evaluations, (plots, *_) = steps.calls
     assert (train, adapter, plots) == ("train", "train_adapter", "plots")
     assert train_flags[train_flags.index("--peak") :][:2] == ["--peak", "0.5"]
-    assert [call[0] for call in evaluations] == ["evaluate"] * len(run.EVALUATIONS)
+    assert [call[0] for call in evaluations] == ["runtime.bench"] * len(run.EVALUATIONS)
     assert {path.stem for path in out.glob("*.json")} == {*run.EVALUATIONS, "plots"}
     assert set(everyday.TASKS) <= set(evaluations[0])
     steps.calls.clear()
@@ -83,6 +98,47 @@ def test_a_run_continues_with_the_step_that_failed(steps, tmp_path, fail, left) 
     assert run.main(["--out", str(out)]) == 0
     assert len(steps.calls) == left
     assert [flag for flag in steps.calls[0] if flag not in failed] == (["--resume"] if fail == "train" else [])
+
+
+@pytest.mark.parametrize(("visible", "devices"), [(None, ["0", "1"]), ("4,6,7", ["4", "6"])])
+def test_two_gpus_run_two_steps_at_a_time(steps, tmp_path, monkeypatch, capsys, visible, devices) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    steps.pairs = threading.Barrier(2)
+    assert run.main(["--out", str(tmp_path), "--gpus", "2"]) == 0
+    train, *others = steps.commands
+    assert train[: train.index("training.demo.train")] == [run.sys.executable, *run.launcher(2)]
+    assert "torch.distributed.run" in train
+    assert len(others) == len(run.EVALUATIONS) + 2
+    assert sorted(steps.devices) == sorted(devices * (len(others) // 2))
+    texts = capsys.readouterr().out.splitlines()
+    begins = [at for at, text in enumerate(texts) if text.startswith("begin ")]
+    assert len(begins) == len(others)
+    for at in begins:
+        assert texts[at - 1].endswith(".log:")
+        assert next(text for text in texts[at + 1 :] if text[0] != "+") == texts[at].replace("begin", "end")
+
+
+def test_an_error_of_one_of_several_steps_ends_the_run(steps, tmp_path, capsys) -> None:
+    steps.fail = "people.json"
+    with pytest.raises(subprocess.CalledProcessError):
+        run.main(["--out", str(tmp_path), "--gpus", "2"])
+    assert f"{tmp_path / 'people.log'}:\nbegin runtime.bench" in capsys.readouterr().out
+    assert not (tmp_path / "people.json").exists()
+    ended = {path.stem for path in tmp_path.glob("*.json")}
+    steps.fail = ""
+    steps.calls.clear()
+    assert run.main(["--out", str(tmp_path), "--gpus", "2"]) == 0
+    again = [run.Path(call[call.index("--json") + 1]).stem for call in steps.calls if "--json" in call]
+    assert sorted(again) == sorted({*run.EVALUATIONS, "plots"} - ended)
+
+
+def test_gpus_divide_the_rows(steps, tmp_path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        run.main(["--out", str(tmp_path), "--gpus", "5"])
+    assert "--gpus: 5 must divide the 48 rows" in capsys.readouterr().err
+    assert steps.calls == []
 
 
 def test_an_unfinished_training_is_not_measured(steps, tmp_path, capsys) -> None:

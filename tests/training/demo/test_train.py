@@ -14,6 +14,7 @@ from tests.oracle.model import OracleModel
 from tests.training.demo.test_model import TINY
 from training.demo import train as script
 from training.demo.data import Noiser, batches
+from training.demo.data_parallel import DataParallel
 from training.demo.decode import decode
 from training.demo.export import load_checkpoint
 from training.demo.feed import Feed, local_batches
@@ -85,7 +86,7 @@ def test_a_training_may_be_exported_before_its_end(tmp_path, monkeypatch) -> Non
 
 
 def test_a_training_may_begin_with_a_checkpoint(trained, tmp_path) -> None:
-    trainer = script.Trainer(TOY, tmp_path, 0, torch.device("cpu"))
+    trainer = script.Trainer(TOY, tmp_path, 0, DataParallel(torch.device("cpu")))
     trainer.begin_with(trained / "checkpoint")
     shipped = load_checkpoint(trained / "checkpoint").state_dict()
     for weights in (trainer.model.state_dict(), trainer.average.weights):
@@ -95,7 +96,7 @@ def test_a_training_may_begin_with_a_checkpoint(trained, tmp_path) -> None:
 def test_a_training_of_another_shape_is_not_resumed(trained) -> None:
     other = dataclasses.replace(TOY, shape=dataclasses.replace(TINY, num_hidden_layers=2))
     with pytest.raises(SystemExit, match="another shape"):
-        script.Trainer(other, trained, 0, torch.device("cpu")).resume()
+        script.Trainer(other, trained, 0, DataParallel(torch.device("cpu"))).resume()
 
 
 def test_worker_batches_are_in_turn_and_depend_on_the_seed_alone(trained) -> None:

@@ -10,13 +10,11 @@ import random
 from collections.abc import Callable
 
 from runtime.demo.tasks import word_lists
-from runtime.demo.tasks.base import Sample, single
+from runtime.demo.tasks.base import Sample, single, task
 from runtime.demo.tasks.greetings import REFUSAL
-from runtime.demo.tasks.phrasing import listed, quoted
+from runtime.demo.tasks.phrasing import listed, phrase, quoted
 from runtime.demo.tasks.refusing import refuses
 from runtime.demo.vocabulary import ALPHABETIC
-from training.demo.tasks.base import task
-from training.demo.tasks.phrasing import phrase
 
 # {e} is an expression that is written with signs or words.
 _CORES = (
