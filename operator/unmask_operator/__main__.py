@@ -9,6 +9,7 @@ import time
 import uuid
 from typing import Any, cast
 
+import aiohttp
 import kopf
 
 from unmask_operator import health, logs
@@ -106,6 +107,9 @@ class Operator:
                 await task
             raise RuntimeError("kopf has ended")
         finally:
+            # kopf does not cancel the requests of its API discovery. They fail when it closes the session.
+            logging.getLogger("kopf").setLevel(logging.CRITICAL)
+            asyncio.get_running_loop().set_exception_handler(_log_unless_disconnected)
             # Each task ends those that it started. `asyncio.run` would cancel these as well, and a watch whose helper
             # ends at the same time could miss the cancellation.
             for task in tasks:
@@ -124,6 +128,12 @@ class Operator:
 def _first(error: BaseException) -> BaseException:
     """Returns the first error of a task group's exception group."""
     return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
+def _log_unless_disconnected(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Logs an error that no task handles, unless a closed connection is its cause."""
+    if not isinstance(context.get("exception"), aiohttp.ClientConnectionError):
+        loop.default_exception_handler(context)
 
 
 def main() -> int:

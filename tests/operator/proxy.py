@@ -46,6 +46,7 @@ class Fault:
 
     `methods` empty is any; `path` is searched in path and query; status 0 drops the connection without an answer.
     `in_stream`: the answer is 200 and a stream whose one event is an error of that status, as a watch's may be.
+    `headers_only`: the body does not follow the headers until `release`.
     """
 
     status: int
@@ -55,6 +56,7 @@ class Fault:
     after: int = 0
     retry_after: int | None = None
     in_stream: bool = False
+    headers_only: bool = False
     hits: int = field(default=0, init=False)
 
     def takes(self, method: str, path: str) -> bool:
@@ -156,7 +158,7 @@ class FaultProxy:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         for fault in self.faults:
             if fault.takes(request.method, request.path_qs):
-                return self._fail(request, fault)
+                return await self._fail(request, fault)
         body = await request.read()
         if self.hold(request.method, request.path_qs, body):
             await self._released.wait()
@@ -192,7 +194,7 @@ class FaultProxy:
             self._transports.pop(response, None)
         return response
 
-    def _fail(self, request: web.Request, fault: Fault) -> web.StreamResponse:
+    async def _fail(self, request: web.Request, fault: Fault) -> web.StreamResponse:
         self._record(request, fault.status)
         if fault.status == 0:
             assert isinstance(request.transport, asyncio.Transport)
@@ -206,6 +208,11 @@ class FaultProxy:
             "reason": _REASONS.get(fault.status, ""),
             "message": f"the test's proxy answers {fault.status}",
         }
+        if fault.headers_only:
+            response = web.StreamResponse(status=fault.status, headers={"Content-Type": "application/json"})
+            await response.prepare(request)
+            await self._released.wait()
+            return response
         if fault.in_stream:
             return web.Response(text=json.dumps({"type": "ERROR", "object": status}) + "\n")
         headers = {} if fault.retry_after is None else {"Retry-After": str(fault.retry_after)}

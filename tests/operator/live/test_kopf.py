@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from e2e.cluster import Kube
+from e2e.cluster import ApiServer, Kube
 from tests.operator.live.objects import Obj, children, demo, labelled, read, wait_condition
-from tests.operator.live.process import OperatorProcess
+from tests.operator.live.process import OperatorProcess, install
+from tests.operator.proxy import FaultProxy
 from unmask_operator.objects import SERVICE_LABEL
 
 pytestmark = pytest.mark.cluster
@@ -91,3 +92,16 @@ def test_the_log_has_no_line_of_kopf_and_each_line_is_an_object(
     lines = [json.loads(line) for line in operator.log().splitlines()]
     assert lines
     assert [line for line in lines if line["logger"].startswith(("kopf", "asyncio"))] == []
+
+
+def test_an_operator_that_is_stopped_before_its_watches_exits_without_an_error(
+    api_server: ApiServer, admin: Kube, namespace: str, fault_proxy: FaultProxy
+) -> None:
+    """kopf lists the API groups first, in tasks that it does not cancel."""
+    install(api_server, admin, namespace, [namespace])
+    listing = fault_proxy.fail(200, "^/apis$", headers_only=True, after=1)
+    with OperatorProcess(api_server, namespace, [namespace], server=fault_proxy.url) as operator:
+        admin.wait("kopf lists the API groups", lambda: listing.hits > 1)
+        assert operator.terminate() == 0
+        lines = [json.loads(line) for line in operator.log().splitlines()]
+    assert [line for line in lines if line["level"] in ("warning", "error")] == []
