@@ -242,6 +242,9 @@ def test_a_replica_that_comes_back_has_them_again(server: ServerProcess, adapter
         server.until_ready()
         assert names(client) == before.keys()
         assert {name: ask(client, name) for name in before} == before
+        # Other tests use this server, in any order.
+        assert change(client, "unload", lora_name="late").status_code == 200
+        assert change(client, "load", lora_name="two", lora_path=str(adapter_dirs / "p1")).status_code == 200
 
 
 def test_routes_are_off_unless_asked_for(checkpoint: Path, adapter_dirs: Path) -> None:
