@@ -1,4 +1,4 @@
-"""Waits for rights on a real API server, which learns of roles, bindings and labels by watches."""
+"""Waits for permissions on a real API server, whose authorizer receives roles, bindings and labels through watches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ API = "authorization.k8s.io"
 def wait_allowed(
     admin: Kube, user: str, verb: str, *, group: str, resource: str, namespace: str = "", groups: Sequence[str] = ()
 ) -> None:
-    """Waits until the authorizer allows `user` this verb, in a namespace or in the whole cluster."""
+    """Waits until the authorizer allows `user` this verb, in one namespace or in the whole cluster."""
     plural, _, subresource = resource.partition("/")
     attributes = {"verb": verb, "group": group, "resource": plural, "subresource": subresource, "namespace": namespace}
     spec = {"user": user, "groups": list(groups), "resourceAttributes": attributes}
@@ -22,7 +22,7 @@ def wait_allowed(
 
 
 def restrict(admin: Kube, namespace: str) -> None:
-    """Labels the namespace, and waits until it takes pods of the restricted level alone."""
+    """Sets the label of the restricted level on the namespace and waits until privileged pods are rejected."""
     level = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
     admin.patch({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}, level)
     containers = [{"name": "main", "image": "any", "securityContext": {"privileged": True}}]

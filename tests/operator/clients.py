@@ -1,4 +1,4 @@
-"""The operator's client with a test's credentials."""
+"""Clients of the operator with credentials of a test."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ from unmask_operator.kube.credentials import BEARER, Credentials, Identity
 
 @contextlib.asynccontextmanager
 async def client_of(kubeconfig: Path) -> AsyncIterator[Client]:
-    """A client that has read this kubeconfig, and reads it again for new credentials."""
+    """Yields a client that uses this kubeconfig, and reads it again for new credentials."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", str(kubeconfig))
         credentials = Credentials()
@@ -25,7 +25,7 @@ async def client_of(kubeconfig: Path) -> AsyncIterator[Client]:
 
 
 class ScriptedCredentials(Credentials):
-    """Each `load` reads the next one of these tokens or raises the exception in its place. The last one stays."""
+    """Fake credentials: each `load` uses the next token or raises the exception in its position. The last one stays."""
 
     def __init__(self, server: str, *tokens: str | Exception) -> None:
         super().__init__()
@@ -40,4 +40,4 @@ class ScriptedCredentials(Credentials):
         self.current = Identity(f"Bearer {token}")
 
     async def refresh(self) -> None:
-        """Nothing is read again unless a test says so."""
+        """Does nothing, so that credentials are read again only when a test calls `load`."""

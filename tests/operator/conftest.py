@@ -1,7 +1,7 @@
 """API servers for the operator's tests, and namespaces on them.
 
-Every xdist worker has its own, started by the first test that asks: etcd and kube-apiserver, ready in about 4 s. With
-UNMASK_E2E_KUBECONFIG set it is that cluster instead.
+Each xdist worker has its own, started by the first test that uses the fixture: etcd and kube-apiserver, ready in about
+4 s. If UNMASK_E2E_KUBECONFIG is set, that cluster is used instead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _namespace(server: ApiServer) -> Iterator[str]:
     kube = server.admin()
     name = f"test-{secrets.token_hex(4)}"
     kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    if not server.controllers:  # nobody else makes it, and without it the API server refuses pods
+    if not server.controllers:  # no controller creates it, and the API server rejects pods without it
         kube.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": name}})
     yield name
     kube.delete({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
@@ -38,21 +38,24 @@ def _namespace(server: ApiServer) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def api_server() -> Iterator[ApiServer]:
-    """An API server alone: nothing acts on objects but the test and what it starts."""
+    """Yields an API server without controllers: only the test and processes that it starts change objects."""
     with _server(controllers=False) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def controlled_api_server() -> Iterator[ApiServer]:
-    """An API server with kube-controller-manager: garbage collection, ReplicaSets and pods (never run), quota, HPA."""
+    """Yields an API server with kube-controller-manager.
+
+    It runs garbage collection, quota and the HPA controller, and creates ReplicaSets and pods. Pods never run.
+    """
     with _server(controllers=True) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def admin(api_server: ApiServer) -> Iterator[Kube]:
-    """The admin's client of `api_server`."""
+    """Yields the admin's client of `api_server`."""
     kube = api_server.admin()
     yield kube
     kube.close()
@@ -60,7 +63,7 @@ def admin(api_server: ApiServer) -> Iterator[Kube]:
 
 @pytest.fixture(scope="session")
 def controlled_admin(controlled_api_server: ApiServer) -> Iterator[Kube]:
-    """The admin's client of `controlled_api_server`."""
+    """Yields the admin's client of `controlled_api_server`."""
     kube = controlled_api_server.admin()
     yield kube
     kube.close()
@@ -68,20 +71,20 @@ def controlled_admin(controlled_api_server: ApiServer) -> Iterator[Kube]:
 
 @pytest.fixture
 def namespace(api_server: ApiServer) -> Iterator[str]:
-    """A new namespace of `api_server`."""
+    """Yields a new namespace of `api_server`."""
     with _namespace(api_server) as name:
         yield name
 
 
 @pytest.fixture
 def controlled_namespace(controlled_api_server: ApiServer) -> Iterator[str]:
-    """A new namespace of `controlled_api_server`."""
+    """Yields a new namespace of `controlled_api_server`."""
     with _namespace(controlled_api_server) as name:
         yield name
 
 
 @pytest.fixture
 def fault_proxy(api_server: ApiServer) -> Iterator[FaultProxy]:
-    """A proxy in front of `api_server` that fails on demand."""
+    """Yields a proxy in front of `api_server` that fails requests on demand."""
     with FaultProxy(api_server) as proxy:
         yield proxy

@@ -1,7 +1,7 @@
-"""For each rule of the schema one resource that keeps it and one that breaks it, as data.
+"""A resource that each rule of the schema accepts and one that it rejects, as data.
 
-`accept` and `reject` are changes to the spec of the least resource (None removes a field); `name` replaces its name.
-`message` are part of the refusal's message. For the schema's plain bounds there are cases with a refusal alone.
+`accept` and `reject` are changes to the spec of the minimal resource (None removes a field); `name` replaces its name.
+`message` is part of the error message. For the schema's plain bounds there are only cases that are rejected.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ RULES = (
          {"commonAnnotations": {"x/y/z": ""}}),
 )  # fmt: skip
 
-# More of the same rules: (part of the message, change).
+# Further cases of the same rules: (part of the message, change).
 ALSO_REFUSED = (
     ("must be demo://", {"model": {"uri": "hf://org/name@v1"}}),
     ("must be demo://", {"model": {"uri": "pvc://c/../d"}}),

@@ -1,4 +1,4 @@
-"""helm, as a person runs it: what a chart renders, and releases on a cluster."""
+"""Runs helm as a user does: renders charts, and installs releases on a cluster."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ CHARTS = Path(__file__).parents[2] / "charts"
 CHART = CHARTS / "unmask-operator"
 CRDS = CHARTS / "unmask-crds"
 NAMESPACE = "unmask-system"
-REGISTRY = {"global.imageRegistry": "registry.example/team"}  # without one the operator's chart is refused
+REGISTRY = {"global.imageRegistry": "registry.example/team"}  # without a registry the operator's chart is rejected
 
 
 def helm(*arguments: str) -> str:
-    """Runs helm, which is compiled if the cache lacks it, and returns its output. ValueError has its error text."""
+    """Runs helm and returns its output. Compiles it if the cache lacks it.
+
+    Raises:
+        ValueError: helm failed; the message is its output.
+    """
     program = build(["helm"], environment())["helm"]
     done = subprocess.run([program, *arguments], capture_output=True, text=True)
     if done.returncode:
@@ -29,17 +33,17 @@ def helm(*arguments: str) -> str:
 
 
 def sets(values: dict[str, Any]) -> list[str]:
-    """Values by dotted path, as arguments."""
+    """Returns command line arguments that set these values. Keys are dotted paths."""
     return [word for path, value in values.items() for word in ("--set-json", f"{path}={json.dumps(value)}")]
 
 
 def render(version: str = "1.34.4", /, **values: Any) -> list[dict[str, Any]]:
-    """The objects of a release `unmask-operator` with REGISTRY; a dot in a value's path is two underscores here."""
+    """Returns the objects of a release `unmask-operator` with REGISTRY. Two underscores in a name mean a dot."""
     return _render(CHART, version, {**REGISTRY, **_dotted(values)})
 
 
 def render_crds(**values: Any) -> list[dict[str, Any]]:
-    """The objects of a release `unmask-crds`."""
+    """Returns the objects of a release `unmask-crds`."""
     return _render(CRDS, "1.34.4", _dotted(values))
 
 

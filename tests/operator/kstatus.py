@@ -1,4 +1,4 @@
-"""The rules of kstatus for a kind that it does not know, written from its published convention, as an oracle."""
+"""Rules of kstatus for kinds without built-in rules, written from its published convention, as an oracle."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ TERMINATING, IN_PROGRESS, FAILED, CURRENT = "Terminating", "InProgress", "Failed
 
 
 def kstatus(resource: Obj) -> str:
-    """What Flux and Helm 4 make of a resource.
+    """Returns the status that Flux and Helm 4 compute for a resource.
 
-    In this order: one that is being deleted is terminating; a status of another generation, or Reconciling, is in
-    progress; Stalled has failed; a Ready that is not True is in progress; all else is current.
+    The rules apply in this order. A resource with a deletionTimestamp is terminating. With a status of another
+    generation, or with Reconciling, it is in progress. With Stalled it has failed. If Ready is not True it is in
+    progress. Otherwise it is current.
     """
     metadata, status = resource["metadata"], resource.get("status") or {}
     if metadata.get("deletionTimestamp"):

@@ -12,7 +12,7 @@ from unmask_operator.api.nulls import SELECTOR
 
 Path = tuple[str | int, ...]
 
-# Valid values of the members that their section requires.
+# Valid values of members that are required in their section.
 _REQUIRED: dict[str, Any] = {
     "apiKeySecretRef": {"name": "keys", "key": "key"},
     "cidr": "10.0.0.0/8",
@@ -30,13 +30,13 @@ _REQUIRED: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class NullCase:
-    """One null.
+    """A spec with one null.
 
     Attributes:
-        path: Where it is in the spec.
-        spec: A spec with it, valid otherwise.
-        without: The same spec without the field or map entry.
-        optional: Whether null means absent. An entry of a list or of a label selector may not be null.
+        path: position of the null in the spec.
+        spec: a spec with the null that is valid otherwise.
+        without: the same spec without the field or map entry.
+        optional: whether null means absent. An entry of a list or of a label selector may not be null.
     """
 
     path: str
@@ -46,7 +46,7 @@ class NullCase:
 
 
 def null_cases() -> Iterator[NullCase]:
-    """A case per field of the schema."""
+    """Yields a case per field, list entry and map entry of the schema."""
     for path, optional in _paths(schema()["properties"]["spec"]):
         spec = {"model": {"uri": "demo://"}}
         at = _build(spec, path)
@@ -73,7 +73,7 @@ def _paths(node: dict[str, Any], path: Path = ()) -> Iterator[tuple[Path, bool]]
 
 
 def _build(spec: dict[str, Any], path: Path) -> Any:
-    """Makes the parents of a path, each with what it requires, and returns the last one."""
+    """Creates the parents of a path, each with its required members, and returns the last parent."""
     node, at = schema()["properties"]["spec"], spec
     for i, part in enumerate(path[:-1]):
         node = node["items"] if part == 0 else node["properties"][part]
@@ -92,7 +92,7 @@ def _section(node: dict[str, Any], following: str | int, is_last: bool) -> Any:
         return []
     made = {name: copy.deepcopy(_REQUIRED[name]) for name in node.get("required", ())}
     members = node.get("properties", {})
-    if {"podSelector", "ipBlock"} <= members.keys() and (following != "ipBlock" or is_last):  # a peer needs one
+    if {"podSelector", "ipBlock"} <= members.keys() and (following != "ipBlock" or is_last):  # a peer needs one of them
         made["podSelector" if following == "namespaceSelector" else "namespaceSelector"] = {}
     return made
 

@@ -1,4 +1,4 @@
-"""Conditions of a service with one pod in a state that a test describes."""
+"""Computes the conditions of a resource with one pod in a given state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEDULED = {"type": "PodScheduled", "status": "True"}
 
 
 def make_pod(observed: Observed, pod_status: Obj, node: str | None = "n1", **spec: Any) -> Obj:
-    """A pod of the service's template with this status; `spec` replaces members of its spec."""
+    """Returns a pod of the resource's template with this status. `spec` replaces members of its spec."""
     rendered = template(make(observed))
     pod_spec = {**copy.deepcopy(rendered["spec"]), **({"nodeName": node} if node else {}), **spec}
     labels = rendered["metadata"]["labels"]
@@ -37,12 +37,12 @@ def observe_pod(
     deployment: Obj | None = None,
     **spec: Any,
 ) -> Observed:
-    """A first rollout whose only pod has this status.
+    """Returns the observed state of a first rollout whose only pod has this status.
 
     Args:
         pod_status: the pod's status.
         node: the node that the pod is bound to, if any.
-        nodes: the nodes of the cluster, where the operator may read them.
+        nodes: the nodes of the cluster; None if the operator may not read them.
         pod_spec: members that replace those of the pod's spec.
         settings: the operator's settings.
         deployment: members that replace those of the Deployment's status.
@@ -57,12 +57,12 @@ def observe_pod(
 
 
 def judge(observed: Observed) -> dict[str, Obj]:
-    """The conditions by type."""
+    """Returns the conditions by type."""
     return {c["type"]: c for c in status(observed, make(observed))["conditions"]}
 
 
 def judge_pod(pod_status: Obj, node: str | None = "n1", nodes: Sequence[Obj] | None = None, **known: Any) -> Any:
-    """The conditions of a first rollout whose only pod has this status; arguments are those of `observe_pod`."""
+    """Returns the conditions of a first rollout whose only pod has this status. The arguments are for `observe_pod`."""
     return judge(observe_pod(pod_status, node, nodes, **known))
 
 
@@ -87,7 +87,7 @@ def container(name: str = "main", **state: Any) -> Obj:
 def started_pod(
     *containers: Obj, ready_reason: str = "", ready_message: str = "", main_ready: bool = True, **members: Any
 ) -> Obj:
-    """The status of a pod whose engine has loaded its model and that is not Ready.
+    """Returns the status of a pod whose engine has loaded its model and that is not Ready.
 
     Args:
         containers: statuses of the other containers.

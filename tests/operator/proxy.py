@@ -1,4 +1,4 @@
-"""A proxy between a client and an API server: it records every request, and fails those that a test picks."""
+"""A proxy between a client and an API server that records every request and fails those that a test selects."""
 
 from __future__ import annotations
 
@@ -33,20 +33,23 @@ WRITES = ("POST", "PUT", "PATCH", "DELETE")
 
 @dataclass(frozen=True)
 class Seen:
-    """A request that got its answer's first line: status 0 is a connection that the proxy dropped."""
+    """A request whose response has begun. Status 0 means that the proxy dropped the connection."""
 
     method: str
-    path: str  # with its query
+    path: str  # with the query
     status: int
 
 
 @dataclass
 class Fault:
-    """Answer `times` requests with `status`, after letting `after` matching ones pass.
+    """Answers `times` requests with `status`, after `after` matching requests have passed.
 
-    `methods` empty is any; `path` is searched in path and query; status 0 drops the connection without an answer.
-    `in_stream`: the answer is 200 and a stream whose one event is an error of that status, as a watch's may be.
-    `headers_only`: the body does not follow the headers until `release`.
+    Attributes:
+        status: HTTP status; 0 drops the connection without an answer.
+        path: expression that is searched in path and query.
+        methods: HTTP methods; empty means any.
+        in_stream: the answer is 200 and a stream with one event, an error of that status, as in a watch.
+        headers_only: the body does not follow the headers until `release`.
     """
 
     status: int
@@ -67,14 +70,14 @@ class Fault:
 
 
 class FaultProxy:
-    """Listens on http://127.0.0.1, in a thread of its own, while its `with` block lasts.
+    """Listens on http://127.0.0.1 in its own thread, while its `with` block runs.
 
     Attributes:
-        url: its address; `ApiServer.kubeconfig_through(url)` and `service_account_kubeconfig(..., server=url)` use it.
+        url: its address, for `ApiServer.kubeconfig_through(url)` and `service_account_kubeconfig(..., server=url)`.
         seen: the requests so far, oldest first.
-        faults: what to fail; tests append.
-        hold: Called in the proxy's thread with each request's method, path with query, and body. A request for which it
-            returns True gets no further until `release`.
+        faults: requests to fail; tests append.
+        hold: called in the proxy's thread with each request's method, path with query, and body. A request for which it
+            returns True waits until `release`.
     """
 
     def __init__(self, server: ApiServer) -> None:
@@ -102,7 +105,7 @@ class FaultProxy:
         self._loop.close()
 
     def fail(self, status: int, path: str = "", **how: Any) -> Fault:
-        """Add a fault; its `hits` counts the matching requests."""
+        """Adds a fault and returns it. Its `hits` counts the matching requests."""
         fault = Fault(status, path, **how)
         self.faults.append(fault)
         return fault
@@ -111,11 +114,11 @@ class FaultProxy:
         return [seen for seen in self.seen if seen.method in WRITES]
 
     def watching(self) -> int:
-        """How many watches are open."""
+        """Returns the number of open watches."""
         return len(self._transports)
 
     def drop_watches(self) -> int:
-        """Break the connection of every open watch, in the middle of its stream. Returns how many."""
+        """Breaks the connection of every open watch in the middle of its stream, and returns their number."""
         return int(self._call(self._drop()))
 
     def release(self) -> None:
@@ -140,7 +143,7 @@ class FaultProxy:
         await self._drop()
         await self._runner.cleanup()
         await self._upstream.close()
-        held = asyncio.all_tasks() - {asyncio.current_task()}  # their clients may have gone without a word
+        held = asyncio.all_tasks() - {asyncio.current_task()}  # their clients may have disconnected without notice
         for task in held:
             task.cancel()
         await asyncio.gather(*held, return_exceptions=True)
@@ -189,7 +192,7 @@ class FaultProxy:
             async for chunk in answer.content.iter_any():
                 await response.write(chunk)
         except ConnectionError:
-            pass  # the client has gone, or its watch was dropped
+            pass  # the client has disconnected, or its watch was dropped
         finally:
             self._transports.pop(response, None)
         return response

@@ -1,4 +1,4 @@
-"""Resources and a pretend cluster for the tests of the pure core."""
+"""Resources and a simulated cluster for tests of the functions without API calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SETTINGS = Settings()
 
 
 def resource(name: str = "demo", annotations: dict[str, str] | None = None, **spec: Any) -> Obj:
-    """A DiffusionLMService as the API server would give it."""
+    """Returns a DiffusionLMService as the API server returns it."""
     metadata = {"name": name, "namespace": "default", "uid": "uid-1", "generation": 1}
     if annotations:
         metadata["annotations"] = annotations
@@ -41,7 +41,7 @@ def make(observed: Observed, settings: Settings = SETTINGS) -> Plan:
 
 
 def apply(observed: Observed, made: Plan) -> Observed:
-    """What a reconcile sees after this plan was written."""
+    """Returns the observed state after this plan was written."""
     children = {ref: child for ref, child in observed.children.items() if ref not in made.delete}
     for child in made.children:
         children[Ref.of(child)] = copy.deepcopy(child)
@@ -49,7 +49,7 @@ def apply(observed: Observed, made: Plan) -> Observed:
 
 
 def edit(observed: Observed, **spec: Any) -> Observed:
-    """The resource after an edit of its spec; a member set to None is removed."""
+    """Returns the observed state after an edit of the spec. A member set to None is removed."""
     service = copy.deepcopy(observed.resource)
     service["metadata"]["generation"] += 1
     service["spec"] = {k: v for k, v in {**service["spec"], **spec}.items() if v is not None}
@@ -57,7 +57,7 @@ def edit(observed: Observed, **spec: Any) -> Observed:
 
 
 def running(settings: Settings = SETTINGS, **spec: Any) -> Observed:
-    """A resource whose children are written."""
+    """Returns the observed state of a resource whose children are written."""
     observed = observe(resource(**spec))
     return apply(observed, make(observed, settings))
 
@@ -80,5 +80,5 @@ def container(made: Plan) -> Any:
 
 
 def settled(made: Plan, observed: Observed) -> bool:
-    """Whether there is nothing left to write."""
+    """Returns whether there is nothing left to write."""
     return not made.delete and not any(differs(c, observed.children.get(Ref.of(c))) for c in made.children)

@@ -1,7 +1,7 @@
-"""What each example becomes, kept in snapshots/.
+"""Renders the children of each example, which are stored in snapshots/.
 
-`PYTHONPATH=operator:. .venv/bin/python -m tests.operator.snapshot` rewrites them.
-Look at the diff before committing it: a change of a pod template restarts engines at their owners' next edit.
+`PYTHONPATH=operator:. .venv/bin/python -m tests.operator.snapshot` rewrites them. Check the diff before committing it:
+a change of a pod template restarts engines at the next edit of their resources.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ FOLDER = Path(__file__).with_name("snapshots")
 
 
 def examples() -> dict[str, Obj]:
-    """Every DiffusionLMService in examples/, by its file's name, as it would be in a namespace `default`."""
+    """Returns every DiffusionLMService in examples/ by its file's name, in the namespace `default`."""
     found: dict[str, Obj] = {}
     for path in sorted((ROOT / "examples").glob("*.yaml")):
         services = [doc for doc in yaml.safe_load_all(path.read_text()) if doc and doc["kind"] == KIND]
         for service in services:
-            assert path.stem not in found, f"{path}: one service a file"
+            assert path.stem not in found, f"{path} contains more than one DiffusionLMService"
             metadata = {"namespace": "default", "uid": "00000000-0000-0000-0000-000000000000", "generation": 1}
             found[path.stem] = {**service, "metadata": {**metadata, **service["metadata"]}}
     return found
 
 
 def rendered(service: Obj) -> str:
-    """The children as YAML, without the pin, which repeats the Deployment's template."""
+    """Returns the children as YAML, without the revision, which repeats the Deployment's template."""
     plan = make(observe(service))
     assert plan.problems == (), plan.problems
     children = [child for child in plan.children if child["kind"] != "ControllerRevision"]
@@ -38,7 +38,7 @@ def rendered(service: Obj) -> str:
 
 
 class _NoAliases(yaml.SafeDumper):
-    """Without anchors: every object is written out."""
+    """Writes YAML without anchors, so that every object is written in full."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

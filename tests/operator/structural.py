@@ -23,8 +23,8 @@ _KNOWN = {
 
 
 def violations(schema: dict[str, Any], value: Any, path: str = "") -> Iterator[str]:
-    """One sentence per violation. A field that the schema lacks is one too: the API server would prune it."""
-    assert schema.keys() <= _KNOWN, f"{path}: this check does not know {schema.keys() - _KNOWN}"
+    """Yields a sentence per violation. A field that the schema lacks is one, because the API server prunes it."""
+    assert schema.keys() <= _KNOWN, f"{path}: this check does not support {schema.keys() - _KNOWN}"
     if not isinstance(value, _TYPES[schema["type"]]) or (isinstance(value, bool) and schema["type"] != "boolean"):
         yield f"{path} is no {schema['type']}: {value!r}"
         return

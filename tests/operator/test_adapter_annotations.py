@@ -1,4 +1,4 @@
-"""Telling kubelets of a changed list of adapters."""
+"""Tests of the annotation that makes kubelets update the list of adapters."""
 
 import asyncio
 from dataclasses import replace
@@ -19,7 +19,7 @@ from unmask_operator.plan.observed import Observed
 
 
 def annotated(observed, *names):
-    """The pods of these names have been told of the list as it is now."""
+    """Returns the observed state with the hash of the current list in the annotations of these pods."""
     mark = {adapters.LIST_HASH: adapters.list_hash(observed)}
     pods = [
         {**pod, "metadata": {**pod["metadata"], "annotations": mark}} if pod["metadata"]["name"] in names else pod
@@ -34,12 +34,14 @@ def behind(observed):
 
 def test_ready_pods_are_notified_once_of_every_list():
     observed = seen(ROMAN, ready=(True, False, True), p1={"roman": READY})
-    assert behind(observed) == ["p1", "p3"], "p2 mounts the list as it is when it starts, and is told when it is Ready"
+    assert behind(observed) == ["p1", "p3"], (
+        "p2 is not Ready and must not be annotated yet, because it mounts the current list at its start"
+    )
     observed = annotated(observed, "p1", "p3")
     assert behind(observed) == []
     for listed_adapters in ((ROMAN, LEGAL), (LEGAL,), ()):
         edited = edit(observed, lora=lora(*listed_adapters))
-        assert behind(edited) == [], "the list has yet to be written"
+        assert behind(edited) == [], "pods are due for an annotation before the list is written"
         assert behind(apply(edited, make(edited))) == ["p1", "p3"]
 
 
@@ -54,7 +56,7 @@ def test_pods_that_terminate_or_follow_no_list_are_not_notified():
 
 
 class Pods(Api):
-    """Takes annotations too, but of the pods that it `refuses`."""
+    """Fake API that also accepts annotations of pods, except of those in `refuses`."""
 
     def __init__(self, service, refuses=()):
         super().__init__(service, {})
@@ -68,7 +70,7 @@ class Pods(Api):
 
     async def delete(self, kind, namespace, name, uid):
         gone = self.cache.children(KEY)[Ref(kind.api_version, kind.kind, name)]
-        self.cache.delete(kind, self._numbered(gone))  # as the watch tells
+        self.cache.delete(kind, self._numbered(gone))  # as the watch reports it
 
     async def annotate_pod(self, pod, annotations):
         name = pod["metadata"]["name"]
@@ -80,7 +82,7 @@ class Pods(Api):
 
 
 def reconciler(observed, api):
-    """Of a store that has all that is observed."""
+    """Returns a reconciler and its cache, which contains the observed objects."""
     api.cache = cache = Cache()
     cache.put(DLMS, observed.resource)
     for obj in observed.children.values():
@@ -115,7 +117,7 @@ def test_a_list_is_written_before_pods_are_notified():
     assert asyncio.run(made.reconcile(KEY)).requeue_after is None
     assert api.annotated == ["p1", "p2"]
     asyncio.run(made.reconcile(KEY))
-    assert api.annotated == ["p1", "p2"], "each once"
+    assert api.annotated == ["p1", "p2"], "the second reconcile annotated pods again"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Adapters: what pods are made of, what they are told while they run, and what they tell."""
+"""Tests of adapters: the pod template, the list that pods follow, and the state that they report."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_list_is_a_config_map_that_the_runtime_reads(tmp_path: Any) -> None:
         "roman": "demo://roman", "legal": "hf://org/legal@v2", "chess": "/mnt/adapters/tuned/chess/v1",
     }  # fmt: skip
     assert kinds(made).index("ConfigMap") < kinds(made).index("Deployment")
-    (tmp_path / "..first").mkdir()  # as a kubelet mounts one, so that all changes at once
+    (tmp_path / "..first").mkdir()  # a kubelet mounts it like this, so that all files change at the same time
     (tmp_path / "..data").symlink_to("..first")
     for name, uri in listed["data"].items():
         (tmp_path / "..first" / name).write_text(uri)
@@ -74,7 +74,7 @@ def test_the_list_is_a_config_map_that_the_runtime_reads(tmp_path: Any) -> None:
     assert volumes(made)["adapters-0"]["persistentVolumeClaim"] == {"claimName": "tuned"}
 
 
-def test_adapters_on_the_models_own_claim_find_it_by_name() -> None:
+def test_adapters_on_the_models_own_claim_use_its_volume() -> None:
     made = make(running(model={"uri": "pvc://tuned/base"}, lora=lora(CHESS, claimNames=["tuned"])))
     assert "--model=/mnt/model/base" in container(made)["args"]
     paths = [one["mountPath"] for one in container(made)["volumeMounts"]]
@@ -127,7 +127,7 @@ def test_a_change_of_the_lora_limits_changes_the_pods(change: Obj) -> None:
     assert template(make(edit(observed, lora=lora(ROMAN, **change)))) != template(make(observed))
 
 
-def test_one_that_is_merged_is_of_the_pods_alone() -> None:
+def test_a_premerged_adapter_is_only_in_the_pod_template() -> None:
     observed = running(lora=lora(LEGAL, preMerge=True))
     made = make(observed)
     arguments = {
@@ -144,7 +144,7 @@ def test_one_that_is_merged_is_of_the_pods_alone() -> None:
     assert "AdaptersLoaded" not in conditions(observed)
 
 
-def test_a_list_that_pods_still_have_stays() -> None:
+def test_a_list_that_pods_still_mount_is_not_deleted() -> None:
     observed = running(lora=lora(ROMAN))
     pods = [pod(observed)]
     gone = replace(edit(observed, lora=None), pods=pods)
@@ -152,8 +152,8 @@ def test_a_list_that_pods_still_have_stays() -> None:
     assert LIST_HASH in make(replace(gone, pods=())).delete
 
 
-def test_a_list_of_another_version_stays_as_it_is_and_the_rest_is_looked_after() -> None:
-    """Pods that run are pinned: what this operator cannot read of their spec takes nothing from them."""
+def test_a_list_of_another_version_stays_unchanged_and_the_rest_is_reconciled() -> None:
+    """Checks that running pods keep the template of their revision, although the operator cannot parse its adapters."""
     observed = running(lora=lora(ROMAN), replicas=1)
     odd = {**ROMAN, "name": "a/b of tomorrow"}
     pin = next(obj for obj in observed.children.values() if obj["kind"] == "ControllerRevision")
@@ -168,8 +168,8 @@ def test_a_list_of_another_version_stays_as_it_is_and_the_rest_is_looked_after()
     assert LIST_HASH not in last_accepted(scaled, SETTINGS).delete
 
 
-def test_a_list_is_followed_next_to_a_section_that_only_another_version_knows() -> None:
-    """The pods are pinned: their engine's new strategy is no reason to lose their adapters."""
+def test_the_list_is_rendered_next_to_a_section_that_only_another_version_knows() -> None:
+    """Checks that pods keep their adapters, although the spec of their revision has an unknown decoding strategy."""
     tomorrow = {"decodingStrategy": "OfTomorrow"}
     observed = running(lora=lora(ROMAN))
     pin = next(obj for obj in observed.children.values() if obj["kind"] == "ControllerRevision")
@@ -180,7 +180,7 @@ def test_a_list_is_followed_next_to_a_section_that_only_another_version_knows() 
     assert made.delete == ()
 
 
-def test_a_scheme_that_only_another_version_knows_is_the_engines_to_refuse() -> None:
+def test_an_unknown_scheme_is_passed_to_the_engine() -> None:
     made = make(running(lora=lora({"name": "far", "uri": "s3://bucket/far"}, ROMAN)))
     assert child(made, "ConfigMap")["data"] == {"far": "s3://bucket/far", "roman": "demo://roman"}
 
@@ -206,7 +206,10 @@ LEGAL_READY = word("ready", "hf://org/legal@v2")
 
 
 def seen(*adapters: Obj, ready: tuple[bool, ...] = (True, True), **reported: dict[str, Adapter]) -> Observed:
-    """A service with a pod for each of `ready`, called p1 and on; what each has told."""
+    """Returns the observed state of a resource with a pod per element of `ready`, named p1, p2 and so on.
+
+    `reported` has the states of the adapters by pod.
+    """
     observed = running(lora=lora(*adapters), replicas=len(ready))
     pods = [pod(observed, f"p{i}", one) for i, one in enumerate(ready, start=1)]
     return replace(observed, pods=pods, adapters=reported)
@@ -220,7 +223,7 @@ def entries(observed: Observed) -> Any:
     return status(observed, make(observed)).get("adapters")
 
 
-def test_every_pod_serves_all() -> None:
+def test_adapters_that_every_pod_serves_are_loaded() -> None:
     observed = seen(ROMAN, LEGAL, p1={"roman": READY, "legal": LEGAL_READY}, p2={"roman": READY, "legal": LEGAL_READY})
     assert entries(observed) == [
         {"name": "roman", "ready": 2, "total": 2, "failed": 0},
@@ -247,7 +250,7 @@ def test_a_wrong_adapter_is_reported_and_does_not_change_readiness() -> None:
 
 
 @pytest.mark.parametrize("second", [{}, {"roman": word("loading")}, {"roman": word("ready", "hf://a/before")}])
-def test_one_that_is_not_everywhere_yet_is_loading(second: dict[str, Adapter]) -> None:
+def test_an_adapter_that_some_pod_does_not_serve_yet_is_loading(second: dict[str, Adapter]) -> None:
     observed = seen(ROMAN, p1={"roman": READY}, p2=second)
     assert entries(observed) == [{"name": "roman", "ready": 1, "total": 2, "failed": 0}]
     found = conditions(observed)["AdaptersLoaded"]
@@ -255,13 +258,16 @@ def test_one_that_is_not_everywhere_yet_is_loading(second: dict[str, Adapter]) -
     assert "roman" in found["message"]
 
 
-def test_a_failure_of_what_was_listed_before_is_no_failure_of_this() -> None:
+def test_a_failure_of_an_earlier_uri_does_not_count() -> None:
     observed = seen(ROMAN, ready=(True,), p1={"roman": word("failed", "hf://a/before", "gone")})
     assert entries(observed) == [{"name": "roman", "ready": 0, "total": 1, "failed": 0}]
 
 
 def test_pods_that_are_not_ready_or_have_not_reported_do_not_count() -> None:
-    """So that scaling up makes no condition blink: the runtime is ready only after it has tried its list."""
+    """Checks this so that scaling up changes no condition.
+
+    The runtime becomes ready only after it has tried to load its list.
+    """
     observed = seen(ROMAN, ready=(True, False, True), p1={"roman": READY}, p2={"roman": word("loading")})
     assert entries(observed) == [{"name": "roman", "ready": 1, "total": 1, "failed": 0}]
     assert conditions(observed)["AdaptersLoaded"]["status"] == "True"
@@ -282,7 +288,7 @@ def test_a_new_leader_repeats_the_status_until_a_pod_reports() -> None:
 
 
 @pytest.mark.parametrize("change", [{"suspend": True}, {"replicas": 0}, {"lora": None}, {"lora": {"maxAdapters": 2}}])
-def test_without_adapters_none_are_reported(change: Obj) -> None:
+def test_without_adapters_the_status_has_none(change: Obj) -> None:
     observed = edit(seen(ROMAN, p1={"roman": READY}, p2={"roman": READY}), **change)
     observed = replace(observed, pods=())
     observed = apply(observed, make(observed))
@@ -303,7 +309,7 @@ def test_events_are_emitted_for_changes_only() -> None:
     assert reasons(well, loading, loading) == []
 
 
-def test_many_wrong_ones_fit_the_status() -> None:
+def test_many_failed_adapters_fit_the_status() -> None:
     many = [{"name": f"a{n}", "uri": "demo://x"} for n in range(256)]
     reported = {one["name"]: word("failed", "demo://x", "y" * 1024) for one in many}
     observed = seen(*many, ready=(True,), p1=reported)
@@ -315,7 +321,7 @@ def test_many_wrong_ones_fit_the_status() -> None:
 
 
 def test_the_models_commit_is_reported_next_to_a_list() -> None:
-    """Both are ConfigMaps."""
+    """Checks that two ConfigMaps do not get mixed up: that of the commit and that of the list."""
     observed = observe(resource(model={"uri": "hf://org/name"}, lora=lora(ROMAN)))
     observed = apply(observed, make(observed))
     made = make(observed)

@@ -1,4 +1,7 @@
-"""Services that run keep the pod template of their recorded revision; an adopted one gains what is listed here."""
+"""Tests that running services keep the pod template of their recorded revision until it is adopted.
+
+An adopted template gains what is listed here.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from unmask_operator.status import status
 
 RECORDED = list(yaml.safe_load_all((Path(__file__).parent / "recorded/revisions.yaml").read_text(encoding="utf-8")))
 NAMES = sorted(obj["metadata"]["name"] for obj in RECORDED if obj["kind"] == "Deployment")
-# What a template gains that is adopted from this operator.
+# Members that a template gains when this operator renders it again.
 GAINED = {
     "annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"},
     "nodes": {"kubernetes.io/os": "linux"},
@@ -75,6 +78,6 @@ def test_a_restart_adopts_what_the_changelog_lists(name):
     image = SETTINGS.runtime_image
     containers = [{**c, "image": image} for c in old["spec"]["containers"]]
     key = [e for e in adopted["spec"]["containers"][0]["env"] if e["name"] == "MODEL_REVISION"]
-    for one in containers:  # a restart resolves the hub's commit anew
+    for one in containers:  # a restart resolves the hub's commit again
         one["env"] = [(key[0] if e["name"] == "MODEL_REVISION" else e) for e in one["env"]]
     assert adopted["spec"] == {**old["spec"], "nodeSelector": nodes, "containers": containers}

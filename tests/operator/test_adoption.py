@@ -1,4 +1,7 @@
-"""A resource adopts, if its annotation asks, what has its names and labels and no controller; no pod restarts."""
+"""Tests of adoption: with the annotation a resource adopts matching children without a controller.
+
+No pod restarts.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ EVERYTHING: dict[str, Any] = {
 
 
 def orphaned(observed: Observed, annotation: str | None = "true", lost: tuple[str, ...] = ()) -> Observed:
-    """The resource created anew, beside the children of its predecessor, which have lost their owner."""
+    """Returns a resource that was created again, with the children of its predecessor, which have lost their owner."""
     children = {}
     for ref, obj in observed.children.items():
         if ref.kind not in lost:
@@ -50,7 +53,7 @@ def orphaned(observed: Observed, annotation: str | None = "true", lost: tuple[st
 
 
 def adopt(observed: Observed) -> Observed:
-    """What is known after the owner references were written."""
+    """Returns the observed state after the owner references were written."""
     meta = observed.resource["metadata"]
     children = dict(observed.children)
     for obj in orphans(observed):
@@ -65,7 +68,7 @@ def accepted(observed: Observed, made: Any) -> Obj:
     return found
 
 
-def test_every_child_is_adopted_and_the_pods_stay_as_they_are():
+def test_every_child_is_adopted_and_the_pods_stay_unchanged():
     before = running(**EVERYTHING)
     observed = orphaned(before)
     assert {Ref.of(obj) for obj in orphans(observed)} == before.children.keys()
@@ -112,7 +115,7 @@ FOREIGN: dict[str, Any] = {
     "kind", ["Deployment", "Service", "ServiceAccount", "ControllerRevision", "PodDisruptionBudget"]
 )
 @pytest.mark.parametrize("why", FOREIGN)
-def test_what_may_be_somebody_elses_is_not_adopted(kind, why):
+def test_objects_that_may_belong_to_others_are_not_adopted(kind, why):
     observed = orphaned(running())
     ref = next(ref for ref in observed.children if ref.kind == kind)
     foreign = FOREIGN[why](observed.children[ref])
@@ -159,7 +162,7 @@ def test_a_restored_restart_annotation_restarts_nothing():
 
 
 def defaulted(observed: Observed) -> Observed:
-    """With defaults that the API server adds to a Deployment."""
+    """Adds defaults to the Deployment, as the API server does."""
     live = child_of(observed)
     live["spec"]["template"]["metadata"]["creationTimestamp"] = None
     live["spec"]["template"]["spec"] |= {"dnsPolicy": "ClusterFirst", "schedulerName": "default-scheduler"}
@@ -204,7 +207,7 @@ def test_without_the_annotation_a_lost_revision_is_made_from_the_spec_as_before(
     assert adopted_revision(replace(observed, children=children), SETTINGS) is None
 
 
-def test_an_invalid_spec_does_not_keep_what_runs_from_being_adopted_and_stopped():
+def test_a_resource_with_an_invalid_spec_is_adopted_and_can_be_suspended():
     after = adopt(orphaned(running(replicas=3)))
     broken = edit(after, engine={"blockSize": 0}, suspend=True)
     made = make(broken)

@@ -1,4 +1,4 @@
-"""Which errors of the API server are verdicts on a request, by the sentences that it sends."""
+"""Tests which errors of the API server count as refusals of a request, by their messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unmask_operator.kube.errors import ApiError, api_error, is_refusal
 DEPLOYMENT = "(default/d; apps/v1, Kind=Deployment)"
 CONVERT = f"failed to convert new object {DEPLOYMENT} to proper version: unable to convert unstructured object to apps"
 
-# Recorded from kube-apiserver 1.34.4, or written as its source does.
+# Recorded from kube-apiserver 1.34.4, or written as in its source.
 REFUSALS = [
     (500, f"failed to create typed patch object {DEPLOYMENT}: .spec.template.metadata.annotations.x: expected string"),
     (500, f"failed to create typed patch object {DEPLOYMENT}: .spec.template.spec.foo: field not declared in schema"),
@@ -86,7 +86,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("status", "message"), REFUSALS)
-def test_a_verdict_on_the_request_is_a_refusal(status: int, message: str) -> None:
+def test_an_error_about_the_content_of_the_request_is_a_refusal(status: int, message: str) -> None:
     error = api_error(status, json.dumps({"kind": "Status", "message": message}).encode(), {})
     assert is_refusal(status, message)
     assert error.refusal
@@ -94,7 +94,7 @@ def test_a_verdict_on_the_request_is_a_refusal(status: int, message: str) -> Non
 
 
 @pytest.mark.parametrize(("status", "message"), FAILURES)
-def test_what_may_pass_later_is_no_refusal(status: int, message: str) -> None:
+def test_an_error_that_may_disappear_is_no_refusal(status: int, message: str) -> None:
     assert not is_refusal(status, message)
     error = ApiError(status, "Unknown", message)
     assert error.general == (status in (0, 401, 429))

@@ -1,4 +1,4 @@
-"""The API servers of these tests: who is who on them, what they write down, what acts on objects."""
+"""Tests of the API servers that these tests use: users, audit log and controllers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def config_map(namespace: str, name: str = "a", **metadata: object) -> dict[str,
 
 
 def allow(admin: Kube, namespace: str, verbs: list[str], subject: dict[str, str]) -> None:
-    """Lets somebody do these things with ConfigMaps of a namespace. Returns once the API server knows."""
+    """Grants a subject these verbs on ConfigMaps of a namespace. Returns after the API server applies the grant."""
     rules = [{"apiGroups": [""], "resources": ["configmaps"], "verbs": verbs}]
     meta = {"name": "allowed", "namespace": namespace}
     admin.create({"apiVersion": f"{RBAC}/v1", "kind": "Role", "metadata": meta, "rules": rules})
@@ -39,7 +39,7 @@ def allow(admin: Kube, namespace: str, verbs: list[str], subject: dict[str, str]
         wait_allowed(admin, user, verb, group="", resource="configmaps", namespace=namespace, groups=groups)
 
 
-def test_a_service_account_may_do_what_its_role_says(api_server: ApiServer, admin: Kube, namespace: str) -> None:
+def test_a_service_account_has_the_permissions_of_its_role(api_server: ApiServer, admin: Kube, namespace: str) -> None:
     allow(admin, namespace, ["create"], {"kind": "ServiceAccount", "name": "default", "namespace": namespace})
     account = Kube(api_server.service_account_kubeconfig(namespace, "default"))
     account.create(config_map(namespace))
@@ -75,8 +75,11 @@ def test_the_audit_log_has_the_user_of_each_request(api_server: ApiServer, admin
     assert api_server.requests("admin")
 
 
-def test_owners_are_protected(api_server: ApiServer, admin: Kube, namespace: str) -> None:
-    """Who may not delete an object may not make it the blocking owner of another: needs the admission plugin."""
+def test_blocking_owner_references_need_permission(api_server: ApiServer, admin: Kube, namespace: str) -> None:
+    """Checks that a user who may not delete an object cannot make it a blocking owner.
+
+    An admission plugin enforces this.
+    """
     allow(admin, namespace, ["create"], {"kind": "User", "name": "dave", "apiGroup": RBAC})
     owner = admin.create(config_map(namespace, "owner"))
     reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner["metadata"]["uid"]}
@@ -91,7 +94,7 @@ def test_server_side_apply_and_status(admin: Kube, namespace: str) -> None:
     containers = [{"name": "main", "image": "web:1"}]
     pod = admin.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {"containers": containers}})
     pod = admin.patch(pod, {"status": {"phase": "Running"}}, subresource="status")
-    assert pod["status"]["phase"] == "Running"  # nobody contradicts: no node, no controller
+    assert pod["status"]["phase"] == "Running"  # neither a node nor a controller changes it
     mine = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -105,7 +108,7 @@ def test_server_side_apply_and_status(admin: Kube, namespace: str) -> None:
 
 
 def test_controllers_act(controlled_admin: Kube, controlled_namespace: str) -> None:
-    """Deployments get ReplicaSets and pods, and whatever an object owns goes with it."""
+    """Checks that Deployments get ReplicaSets and pods, and that owned objects are deleted with their owner."""
     admin, namespace = controlled_admin, controlled_namespace
     labels = {"app": "web"}
     template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "main", "image": "web:1"}]}}

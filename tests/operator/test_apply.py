@@ -1,4 +1,4 @@
-"""Carrying out plans, against an API server in memory that counts what it is asked."""
+"""Tests of the application of plans, with an API server in memory that records the calls."""
 
 import asyncio
 import copy
@@ -29,7 +29,10 @@ def child(name, kind="Service", uid=UID, **data):
 
 
 class Api:
-    """Objects by Ref. `refuse`, `fail` (once) and `away` say which writes end badly; `calls` lists (verb, name)."""
+    """Fake API server with objects by Ref.
+
+    `refuse`, `fail` (once) and `away` select the writes that fail; `calls` lists (verb, name).
+    """
 
     def __init__(self, *objects):
         self.objects = {}
@@ -102,7 +105,7 @@ class Api:
 
 
 def apply(api, *desired, delete=(), known=None, last_accepted=()):
-    """Write `desired`; `known` are the children that the store has seen (default: all that there are)."""
+    """Applies `desired`. `known` are the children in the cache (default: all that exist)."""
     observed = Observed(SERVICE, now=None, children=dict(api.objects if known is None else known))
 
     def make_plan(seen):
@@ -143,7 +146,7 @@ def test_a_field_that_is_no_longer_desired_is_a_difference():
     assert api.calls == [("apply", "a")]
 
 
-def test_a_pin_needs_no_trial():
+def test_a_revision_needs_no_dry_run():
     api = Api()
     apply(api, child("a"), child("pin", "ControllerRevision"), child("c", "Deployment"))
     assert api.calls == [("dry-create", "c"), ("create", "a"), ("create", "pin"), ("create", "c")]
@@ -169,7 +172,7 @@ def test_after_a_refusal_the_last_accepted_form_is_maintained():
     assert outcome.plan.children == (child("a", spec={"x": 1}),)
 
 
-def test_a_foreign_object_in_the_way_is_read_once_and_never_touched():
+def test_a_foreign_object_with_a_childs_name_is_read_once_and_not_written():
     foreign = child("b", uid="someone-else")
     api = Api(foreign)
     before = copy.deepcopy(api.objects)
@@ -179,13 +182,13 @@ def test_a_foreign_object_in_the_way_is_read_once_and_never_touched():
     assert Ref.of(foreign) in outcome.observed.children
 
 
-def test_everything_in_the_way_is_found_in_one_round():
+def test_all_foreign_objects_are_found_in_one_attempt():
     foreign = [child(name, uid="someone-else") for name in ("a", "b", "c")]
     outcome = apply(Api(*foreign), *(child(name) for name in ("a", "b", "c")), known={})
     assert {Ref.of(one) for one in foreign} == set(outcome.observed.children)
 
 
-def test_our_own_object_that_the_store_has_not_seen_is_taken_up():
+def test_an_owned_object_that_is_missing_in_the_cache_is_applied():
     api = Api(child("a", spec={"x": 1}))
     outcome = apply(api, child("a", spec={"x": 2}), known={})
     assert api.calls == [("create", "a"), ("get", "a"), ("apply", "a")]
@@ -201,13 +204,13 @@ def test_an_object_that_has_gone_is_created_anew():
     assert api.objects[Ref("v1", "Service", "a")]["spec"] == {"x": 2}
 
 
-def test_what_nothing_wants_is_deleted_last():
+def test_obsolete_objects_are_deleted_last():
     api = Api(child("old"))
     apply(api, child("new"), delete=[Ref("v1", "Service", "old")])
     assert api.calls == [("create", "new"), ("delete", "old")]
 
 
-def test_a_plan_can_neither_delete_nor_write_what_is_not_ours():
+def test_a_plan_can_neither_delete_nor_write_foreign_objects():
     api = Api(child("theirs", uid="someone-else"))
     with pytest.raises(OwnershipError):
         apply(api, delete=[Ref("v1", "Service", "theirs")])
@@ -233,7 +236,7 @@ def test_a_server_error_on_one_child_is_reported_and_all_others_are_written(brok
     assert {ref.name for ref in api.objects} == {"a", "b", "c"} - {broken}
     assert errors_by_name(outcome) == {broken: "failed calling webhook"}
     tried = [name for verb, name in api.calls if name == broken]
-    assert len(tried) == 1, "it is tried once a reconcile"
+    assert len(tried) == 1, "the failing write was not attempted exactly once per reconcile"
 
 
 def test_a_server_error_on_a_deletion_is_reported_and_the_others_are_deleted():
@@ -257,8 +260,8 @@ def test_a_server_error_while_reading_a_conflicting_child_is_reported():
 
 
 @pytest.mark.parametrize("broken", ["pin", "workload"])
-def test_a_pin_and_the_workload_that_is_made_of_it_are_written_together(broken):
-    """A pin says that its spec was accepted: of a workload without a verdict nobody knows."""
+def test_a_revision_and_its_workload_are_both_written_or_not_at_all(broken):
+    """Checks that neither is written if one of them fails, because a revision means that its spec was accepted."""
     api = Api()
     api.away = {broken: WEBHOOK}
     pin, workload = child("pin", "ControllerRevision"), child("workload", "Deployment")
@@ -276,7 +279,7 @@ def test_a_refusal_counts_for_more_than_a_server_error():
 
 
 @pytest.mark.parametrize("status", [0, 401, 429])
-def test_what_is_about_no_child_ends_the_reconcile(status):
+def test_an_error_about_no_child_ends_the_reconcile(status):
     api = Api()
     api.away = {"b": ApiError(status, "Unreachable", "no answer")}
     with pytest.raises(ApiError):

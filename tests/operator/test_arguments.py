@@ -1,4 +1,4 @@
-"""The engine's command line is one that the runtime's own parser takes, and says what the spec says."""
+"""Tests that the runtime's parser accepts the engine's command line, and that it has the values of the spec."""
 
 import os
 import re
@@ -25,7 +25,7 @@ from unmask_operator.render.model_source import MODEL_MOUNT, adapter
 from unmask_operator.settings import Settings
 
 SETTINGS = Settings()
-READERS = [  # flags by whose values files are read, sockets opened or secrets given
+READERS = [  # flags whose values make the runtime read files, open sockets or accept secrets
     name
     for flag in FLAGS
     if flag.secret or re.search("FILE|DIR|PATH|ADDR", flag.metavar or "") or flag.name.startswith("master-")
@@ -39,7 +39,7 @@ def arguments(settings=SETTINGS, **spec):
 
 
 def values(model):
-    """A dictionary of a section's fields with any values its schema allows, or none."""
+    """Returns a strategy for a section: each field absent or with any value that the schema allows."""
     fields = {}
     for field in model.model_fields.values():
         flag = flag_of(field)
@@ -98,12 +98,12 @@ SPECS = st.fixed_dictionaries(
 
 
 @given(SPECS, st.none() | values(Thresholds))
-def test_whatever_a_spec_says_the_runtime_parses(spec, thresholds):
+def test_the_runtime_parses_the_arguments_of_any_spec(spec, thresholds):
     if thresholds is not None:
         spec = {**spec, "engine": {**spec.get("engine", {}), "thresholds": thresholds}}
     edits = spec.get("engine", {}).get("samplingMode") == "Edit"
-    assume(not (edits and (thresholds or {}).get("remask")))  # the API server refuses it, as the runtime does
-    assume("lora" not in spec or spec.get("parallelism", {}).get("tensor", 1) == 1)  # which it refuses too
+    assume(not (edits and (thresholds or {}).get("remask")))  # the API server rejects it, as the runtime does
+    assume("lora" not in spec or spec.get("parallelism", {}).get("tensor", 1) == 1)  # the API server rejects this too
     service = parse(resource(**spec))
     line = engine_arguments(service, SETTINGS)
     config = parse_arguments(line, {})
@@ -131,7 +131,7 @@ def test_whatever_a_spec_says_the_runtime_parses(spec, thresholds):
     assert engine_config.kv_cache_layout == spelling(engine.kv_cache_layout or "Unified")
 
 
-def test_only_what_is_set_is_written():
+def test_only_fields_that_are_set_are_rendered():
     assert arguments() == ["--served-model-name=demo", "--device=cpu", *ALWAYS]
     line = arguments(
         gpu={},
@@ -214,7 +214,7 @@ def test_extra_arguments_are_read_by_the_runtimes_own_parser(extra, choices):
     + [form for name in READERS for form in (f"--{name}", f"--{name}=/x", f"--{name.replace('-', '_')}=/x")],
 )
 def test_reserved_flags_are_refused(argument):
-    """Also where the CustomResourceDefinition of another version lets them through."""
+    """Checks this also for arguments that the CustomResourceDefinition of another version accepts."""
     with pytest.raises(
         SpecError,
         match=r"^spec\.engine\.extraArgs: (--\S+ is reserved for the operator|a flag makes the runtime print)",
@@ -234,14 +234,14 @@ def test_abbreviations_of_reserved_flags_are_refused_whatever_the_image(argument
 
 
 def test_no_text_that_becomes_an_argument_may_hold_a_variable():
-    """The API server refuses it in extraArgs and in model.uri (crd_cases.py)."""
+    """Checks the parser. The API server rejects it in extraArgs and in model.uri (crd_cases.py)."""
     fields = {"name": "$(HF_TOKEN)", "family": "$(x)", "revision": "$(X)"}
     for field, value in fields.items():
         with pytest.raises(SpecError, match=f"spec.model.{field}"):
             parse(resource(model={"uri": "hf://a/b", field: value}))
 
 
-def test_flags_that_only_begin_like_a_reserved_one_are_not():
+def test_flags_that_only_begin_like_a_reserved_one_are_accepted():
     image = "r/unmask-runtime:9.9.9"
     line = arguments(image=image, engine={"extraArgs": ["--model-name=llada2", "--max-queue=9", "port"]})
     assert line[-3:] == ["--model-name=llada2", "--max-queue=9", "port"]
@@ -269,13 +269,13 @@ def test_keys_come_from_a_file_that_the_runtime_reads(tmp_path, monkeypatch):
     monkeypatch.setattr(arguments_module, "KEYS_MOUNT", str(tmp_path))
     file = tmp_path / KEYS_FILE
     file.write_text("first-key-0123456789,second-key-0123456789\n")
-    os.utime(file, (1, 1))  # long settled
+    os.utime(file, (1, 1))  # older than the delay after a change
     config = parse_arguments(arguments(auth={"apiKeySecretRef": {"name": "s", "key": "k"}}), {})
     assert config.api_key_file == str(file)
     assert config.keys_in_file == ("first-key-0123456789", "second-key-0123456789")
 
 
-def test_extra_arguments_are_checked_where_the_keys_are_not():
+def test_extra_arguments_are_checked_although_the_key_file_is_absent():
     auth = {"apiKeySecretRef": {"name": "s", "key": "k"}}
     assert arguments(auth=auth, engine={"extraArgs": ["--max-queue=5"]})[-1] == "--max-queue=5"
     with pytest.raises(SpecError, match="--max-queue"):
@@ -287,7 +287,7 @@ def test_rendering_arguments_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_every_engine_flag_that_is_written_is_an_engines():
+def test_every_rendered_engine_flag_exists():
     fields = [*Engine.model_fields.values(), *Thresholds.model_fields.values()]
     flags = [flag for field in fields if (flag := flag_of(field))]
     assert all(flag.engine and BY_DEST[flag.dest] is flag for flag in flags)

@@ -1,6 +1,7 @@
-"""The authorities of the chart's ConfigMap are trusted beside the public roots, by all in an engine that speaks TLS.
+"""Tests that TLS clients of an engine trust the authorities of the chart's ConfigMap in addition to the public roots.
 
-The init container's own command writes the file, and each client asks a server whose certificate is of an authority.
+The init container's command writes the file. Each client sends a request to a server whose certificate the authority
+has issued.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ AUTHORITY = Authority("the cluster's own")
 
 
 def rendered(**spec: Any) -> tuple[Any, Any]:
-    """The init container and the engine's."""
+    """Returns the init container and the engine's container."""
     plan = make(observe(resource(**spec)), TRUSTED)
     (before,) = template(plan)["spec"]["initContainers"]
     return before, container(plan)
 
 
 def write(directory: Path, own: bytes) -> subprocess.CompletedProcess[str]:
-    """Run the init container's command over a directory in the place of its mounts."""
+    """Runs the init container's command with a directory instead of its mounts."""
     for name in ("ca", "trust"):
         (directory / name).mkdir()
     (directory / "ca/ca.crt").write_bytes(own)
@@ -45,7 +46,7 @@ def write(directory: Path, own: bytes) -> subprocess.CompletedProcess[str]:
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """The engine's variables that concern trust, over the same directory, and nothing of this machine's own."""
+    """Returns the engine's variables of the CA bundle with paths in the directory, without those of this machine."""
     ours = {name: value for name, value in os.environ.items() if not any(w in name.lower() for w in ("cert", "ca_"))}
     named = {
         v["name"]: v["value"].replace("/etc/unmask/", f"{directory}/") for v in rendered()[1]["env"] if "value" in v
@@ -55,7 +56,7 @@ def environment(directory: Path) -> dict[str, str]:
 
 @pytest.fixture
 def asked(tmp_path: Path) -> Iterator[tuple[int, list[str]]]:
-    """A server whose certificate is of the authority: its port, and the user agents that got through to it."""
+    """Yields the port of a server with a certificate of the authority, and the user agents of its requests."""
     seen: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -122,10 +123,10 @@ def test_the_last_line_names_a_file_that_is_no_certificate(own: bytes, tmp_path:
     )
 
 
-def test_the_init_container_is_the_engines_image_and_keeps_to_its_bounds() -> None:
+def test_the_init_container_has_the_engines_image_and_resources() -> None:
     resources = {"limits": {"memory": "4Gi"}, "requests": {"cpu": "1"}}
     before, main = rendered(gpu={}, resources=resources, image="team/runtime:0.0.9")
-    assert before["resources"] == resources, "no GPU"
+    assert before["resources"] == resources, "the init container must have the resources of the spec, without a GPU"
     for member in ("image", "imagePullPolicy", "securityContext", "terminationMessagePolicy"):
         assert before[member] == main[member]
     assert main["volumeMounts"][-1] == {"name": "trust", "mountPath": "/etc/unmask/trust", "readOnly": True}

@@ -1,4 +1,4 @@
-"""The store: newest state wins, whatever the order events, lists and answers come in."""
+"""Tests of the cache: the newest state remains for any order of events, lists and answers."""
 
 from itertools import permutations
 
@@ -25,7 +25,7 @@ def cache():
 
 
 def listed(cache, kind, namespace, items, version):
-    """The resources that a list changes, by what it has and by what it lacks."""
+    """Returns the resources that a list changes by its items and by missing items."""
     changed = {cache.put(kind, item, answered=True) for item in items}
     names = {(Key(item["metadata"]["namespace"], item["metadata"]["name"]), item["metadata"]["uid"]) for item in items}
     return (changed | cache.replace(kind, namespace, names, version)) - {None}
@@ -44,12 +44,12 @@ def test_an_event_names_the_resource_it_concerns(cache):
 def test_an_object_that_is_already_cached_is_no_change(cache):
     written = obj(DEPLOYMENTS, "demo", 5)
     assert cache.put(DEPLOYMENTS, written) == KEY
-    assert cache.put(DEPLOYMENTS, written) is None  # the watch repeats our own write
+    assert cache.put(DEPLOYMENTS, written) is None  # the watch repeats the operator's own write
     assert cache.put(DEPLOYMENTS, obj(DEPLOYMENTS, "demo", 4)) is None
     assert cache.children(KEY)[Ref.of(written)]["metadata"]["resourceVersion"] == "5"
 
 
-def test_a_deletion_forgets_only_the_object_meant(cache):
+def test_a_deletion_removes_only_the_object_with_that_uid(cache):
     cache.put(DEPLOYMENTS, obj(DEPLOYMENTS, "demo", 5, uid="new"))
     assert cache.delete(DEPLOYMENTS, obj(DEPLOYMENTS, "demo", 4, uid="old")) is None
     assert cache.children(KEY)
@@ -57,8 +57,11 @@ def test_a_deletion_forgets_only_the_object_meant(cache):
     assert not cache.children(KEY)
 
 
-def test_every_order_of_a_life_ends_the_same():
-    """Created, changed, deleted, and one more of the same name: watches of different objects are not in order."""
+def test_events_in_any_order_lead_to_the_same_state():
+    """Checks a creation, a change, a deletion, and another object of the same name.
+
+    Events of different watches have no common order.
+    """
     steps = [
         ("put", obj(DEPLOYMENTS, "demo", 1, uid="a")),
         ("put", obj(DEPLOYMENTS, "demo", 2, uid="a")),
@@ -73,21 +76,21 @@ def test_every_order_of_a_life_ends_the_same():
         assert only["metadata"]["uid"] == "b", order
 
 
-def test_an_object_that_loses_the_label_leaves_and_may_come_back(cache):
+def test_an_object_that_loses_the_label_is_removed_and_may_return(cache):
     cache.put(DEPLOYMENTS, obj(DEPLOYMENTS, "demo", 5))
-    assert cache.delete(DEPLOYMENTS, obj(DEPLOYMENTS, "demo", 6)) == KEY  # so a watch by label says it
+    assert cache.delete(DEPLOYMENTS, obj(DEPLOYMENTS, "demo", 6)) == KEY  # as a watch with a selector reports it
     assert cache.put(DEPLOYMENTS, obj(DEPLOYMENTS, "demo", 7)) == KEY
     assert cache.children(KEY)
 
 
-def test_an_object_that_moves_to_another_resource_leaves_the_first(cache):
+def test_an_object_that_moves_to_another_resource_is_removed_from_the_first(cache):
     cache.put(PODS, obj(PODS, "p", 1))
     assert cache.put(PODS, obj(PODS, "p", 2, label="else")) == Key("ns", "else")
     assert not cache.pods(KEY)
     assert cache.pods(Key("ns", "else"))
 
 
-def test_a_list_drops_what_is_gone_but_nothing_newer_than_itself(cache):
+def test_a_list_removes_missing_objects_but_none_newer_than_itself(cache):
     for name, version in (("kept", 1), ("gone", 2), ("newer", 30)):
         cache.put(PODS, obj(PODS, name, version))
     cache.put(PODS, obj(PODS, "elsewhere", 3, namespace="other"))
@@ -96,7 +99,7 @@ def test_a_list_drops_what_is_gone_but_nothing_newer_than_itself(cache):
     assert cache.pods(Key("other", "demo"))
 
 
-def test_a_list_brings_nothing_back_that_was_deleted_after_it_was_made(cache):
+def test_a_list_does_not_restore_an_object_that_was_deleted_later(cache):
     cache.put(PODS, obj(PODS, "p", 1))
     cache.delete(PODS, obj(PODS, "p", 9))
     assert listed(cache, PODS, None, [obj(PODS, "p", 1)], version=5) == set()
@@ -108,14 +111,14 @@ def test_a_list_without_changes_changes_nothing(cache):
     assert listed(cache, DLMS, None, [obj(DLMS, "demo", 1)], version=5) == set()
 
 
-def test_it_keeps_of_managed_fields_only_who_manages():
+def test_managed_fields_are_reduced_to_the_managers():
     fields = [{"manager": "kubectl", "operation": "Update", "fieldsV1": {}}, {"manager": "us", "operation": "Apply"}]
     cache = Cache()
     for kind in (DEPLOYMENTS, PODS):
         seen = obj(kind, "demo", 1)
         seen["metadata"]["managedFields"] = fields
         cache.put(kind, seen)
-        assert "fieldsV1" in seen["metadata"]["managedFields"][0]  # the caller's object is not touched
+        assert "fieldsV1" in seen["metadata"]["managedFields"][0]  # the caller's object does not change
     (child,) = cache.children(KEY).values()
     assert [f["manager"] for f in child["metadata"]["managedFields"]] == ["kubectl", "us"]
     assert "fieldsV1" not in child["metadata"]["managedFields"][0]

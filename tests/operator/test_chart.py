@@ -1,4 +1,4 @@
-"""The chart as helm renders it: what is there when, what is refused, and that it says what the operator reads."""
+"""Tests of the rendered chart: its objects, rejected values, and agreement with the operator's settings."""
 
 import json
 
@@ -47,7 +47,7 @@ def test_lint_finds_nothing():
     assert "0 chart(s) failed" in helm("lint", "--strict", str(CHART), str(CRDS))
 
 
-def test_what_is_installed_by_default():
+def test_the_objects_of_a_default_release():
     cluster = "unmask-system:unmask-operator"
     assert set(named(render())) == {
         *(("ClusterRole", cluster + part) for part in ("", ":nodes", ":view", ":edit", ":admin")),
@@ -58,7 +58,7 @@ def test_what_is_installed_by_default():
     }
 
 
-def test_every_object_is_labelled_and_none_is_retained():
+def test_every_object_has_labels_and_none_is_retained():
     for obj in render(**ALL):
         labels, annotations = obj["metadata"]["labels"], obj["metadata"].get("annotations", {})
         assert labels["app.kubernetes.io/name"] == labels["app.kubernetes.io/instance"] == NAME
@@ -67,7 +67,7 @@ def test_every_object_is_labelled_and_none_is_retained():
 
 
 def test_the_crd_is_the_generated_one_in_a_chart_of_its_own():
-    """`helm rollback` of the operator has nothing to say of it."""
+    """Checks this because `helm rollback` of the operator must not affect the CRD."""
     (file,) = (CHARTS.parent / "crds").glob("*.yaml")
     expected = yaml.safe_load(file.read_text(encoding="utf-8"))
     (found,) = render_crds(annotations={"a/b": "c"})
@@ -82,7 +82,7 @@ def test_the_crd_is_the_generated_one_in_a_chart_of_its_own():
     assert "CustomResourceDefinition" not in {o["kind"] for o in render()}
 
 
-def test_the_charts_are_of_one_version():
+def test_the_charts_have_the_same_version():
     for chart in (CHART, CRDS):
         about = yaml.safe_load((chart / "Chart.yaml").read_text(encoding="utf-8"))
         assert (about["version"], about["appVersion"]) == (VERSION, VERSION)
@@ -153,7 +153,7 @@ def test_values_become_settings():
 
 
 @pytest.mark.parametrize("namespaces", [[], ["a", "b"]])
-def test_what_is_granted_is_what_the_operator_asks_for(namespaces):
+def test_the_granted_permissions_are_those_that_the_operator_needs(namespaces):
     scopes = {"watched": [], "own": [], "cluster": []}
     for role in render(rbac__aggregate=False, watchNamespaces=namespaces):
         if role["kind"] not in ("Role", "ClusterRole"):
@@ -176,7 +176,7 @@ def test_what_is_granted_is_what_the_operator_asks_for(namespaces):
 
 
 @pytest.mark.parametrize("namespaces", [[], ["a"]])
-def test_the_rights_that_adoption_needs_are_granted_on_request_alone(namespaces):
+def test_the_permissions_for_adoption_are_granted_only_on_request(namespaces):
     name = f"{NAME}-engines" if namespaces else f"unmask-system:{NAME}"
     (role,) = [
         obj
@@ -199,7 +199,7 @@ def test_every_binding_binds_its_role_to_the_service_account():
     assert one(listed, "Deployment")["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
 
 
-def test_a_namespaced_operator_may_have_no_right_beyond():
+def test_a_namespaced_operator_can_do_without_cluster_roles():
     kinds = {o["kind"] for o in render(watchNamespaces=["a"], rbac__readNodes=False, rbac__aggregate=False)}
     assert "Role" in kinds
     assert not kinds & {"ClusterRole", "ClusterRoleBinding"}
@@ -216,7 +216,7 @@ def test_users_roles_are_extended(user):
     assert verbs["diffusionlmservices/status"] == {"get"}
 
 
-def test_images():
+def test_image_references_combine_registry_repository_tag_and_digest():
     assert container(render())["image"] == f"registry.example/team/unmask-operator:{VERSION}"
     pinned = render(global__imageRegistry="localhost/a", image__tag="x", image__digest=DIGEST)
     assert container(pinned)["image"] == f"localhost/a/unmask-operator:x@{DIGEST}"
@@ -224,7 +224,7 @@ def test_images():
 
 @pytest.mark.parametrize("registry", ["", "team", "host/a"])
 def test_an_image_without_a_registry_is_refused_with_what_to_set(registry):
-    """Nodes would look for it at a registry of their own choice."""
+    """Checks this because nodes would otherwise pull the image from a registry of their own choice."""
     message = r"unmask-\w+: has no registry; set global\.imageRegistry to the registry host"
     with pytest.raises(ValueError, match=message):
         render(global__imageRegistry=registry)
@@ -234,11 +234,11 @@ def test_an_image_without_a_registry_is_refused_with_what_to_set(registry):
         render(global__imageRegistry="", image__repository="host:5000/operator")
 
 
-def test_switches():
+def test_one_replica_has_no_disruption_budget():
     assert "PodDisruptionBudget" not in {o["kind"] for o in render(replicas=1)}
 
 
-def test_only_those_that_are_named_reach_the_operators_metrics():
+def test_only_peers_in_the_values_can_reach_the_operators_metrics():
     objects = render()
     policy = one(objects, "NetworkPolicy")["spec"]
     assert policy["ingress"] == []
@@ -251,7 +251,7 @@ def test_only_those_that_are_named_reach_the_operators_metrics():
     assert "NetworkPolicy" not in {o["kind"] for o in render(networkPolicy__enabled=False)}
 
 
-def test_a_monitor_that_nothing_could_serve_is_refused():
+def test_a_service_monitor_that_the_network_policy_blocks_is_rejected():
     with pytest.raises(ValueError, match=r"networkPolicy\.metricsFrom: is empty"):
         render(monitoring__serviceMonitor__enabled=True)
     for more in ({"networkPolicy__enabled": False}, {"networkPolicy__metricsFrom": PEERS}):
@@ -287,7 +287,7 @@ def test_a_monitor_that_nothing_could_serve_is_refused():
         ({"gpuEngines__nodeSelector": {"a": "b c"}}, "nodeSelector"),
         ({"gpuEngines__nodeSelector": {"a": True}}, "nodeSelector"),
         ({"gpuEngines__affinity": {}}, "affinity"),
-        ({"networkPolicy__metricsFrom": [{}]}, "metricsFrom"),  # would be everybody
+        ({"networkPolicy__metricsFrom": [{}]}, "metricsFrom"),  # would allow every peer
         ({"networkPolicy__metricsFrom": [{"podselector": {}}]}, "metricsFrom"),
         ({"networkPolicy__metricsFrom": [{"podSelector": {}, "ipBlock": {"cidr": "10.0.0.0/8"}}]}, "metricsFrom"),
     ],
@@ -298,13 +298,13 @@ def test_wrong_values_are_refused_by_name(values, message):
         render(**values)
 
 
-def test_the_value_crds_of_earlier_charts_can_be_taken_away():
+def test_the_value_crds_of_earlier_charts_can_be_removed():
     assert render(crds=None) == render()
 
 
 @pytest.mark.parametrize("section", ["gpuEngines", "service"])
 def test_sections_that_the_values_of_an_earlier_release_lack_are_optional(section):
-    """`helm upgrade --reuse-values` takes the values of the earlier chart without the defaults of this one."""
+    """Checks `helm upgrade --reuse-values`. It uses the earlier chart's values without the defaults of this one."""
     assert render(**{section: None}) == render()
 
 

@@ -1,4 +1,4 @@
-"""Both charts as dependencies of a parent chart: conditions, tags, aliases, globals, and parents of parents."""
+"""Tests of both charts as dependencies of a parent chart: conditions, tags, aliases, globals, and nested parents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = {"unmask-operator": "Deployment", "unmask-crds": "CustomResourceDefiniti
 
 
 def parent(path: Path, dependencies: list[Obj], values: Obj) -> Path:
-    """A chart at `path` with copies of our charts among its dependencies."""
+    """Creates a chart at `path` with copies of both charts among its dependencies."""
     (path / "charts").mkdir(parents=True)
     for dependency in dependencies:
         source = CHARTS.get(dependency["name"])
@@ -40,7 +40,7 @@ def template(path: Path, *arguments: str) -> list[Obj]:
 
 
 def kinds(objects: list[Obj]) -> set[str]:
-    """Those of ours, each chart by the kind that only it has."""
+    """Returns which of the kinds that identify a chart are among the objects."""
     return {obj["kind"] for obj in objects} & set(KINDS.values())
 
 
@@ -172,7 +172,7 @@ def test_a_parent_of_a_parent_switches_both_charts(tmp_path: Path) -> None:
         ("unmask-crds", {"annotation": {}}),
     ],
 )
-def test_a_misspelt_value_of_a_dependency_is_refused(tmp_path: Path, name: str, values: Obj) -> None:
+def test_a_misspelled_value_of_a_dependency_is_refused(tmp_path: Path, name: str, values: Obj) -> None:
     path = parent(tmp_path / "platform", [needs(name)], {name: values, **REGISTRY})
     with pytest.raises(ValueError, match="don't meet the specifications of the schema"):
         template(path)
@@ -196,7 +196,7 @@ def test_enabled_false_that_no_condition_reads_is_refused(
 
 
 @pytest.mark.parametrize("name", CHARTS)
-def test_a_chart_of_its_own_takes_enabled_too(name: str) -> None:
+def test_a_chart_without_parent_accepts_enabled_true(name: str) -> None:
     assert kinds(template(CHARTS[name], "--set", "enabled=true,global.imageRegistry=registry.example/team")) == {
         KINDS[name]
     }

@@ -1,4 +1,4 @@
-"""The chart's dashboard and alerts ask for metrics that the operator and the engines have."""
+"""Tests that the chart's dashboard and alerts use metrics that the operator and the engines have."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def known():
     }
 
 
-def test_the_dashboard():
+def test_the_dashboard_uses_existing_metrics():
     (config,) = (o for o in render(monitoring__dashboard__enabled=True) if o["kind"] == "ConfigMap")
     panels = json.loads(config["data"]["unmask.json"])["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels) > 10
@@ -41,7 +41,7 @@ def test_the_dashboard():
         assert "$rate]" not in query
 
 
-def test_alerts():
+def test_alerts_use_existing_metrics():
     (rules,) = (o for o in render(monitoring__prometheusRule__enabled=True) if o["kind"] == "PrometheusRule")
     alerts = [rule for group in rules["spec"]["groups"] for rule in group["rules"]]
     assert len({alert["alert"] for alert in alerts}) == len(alerts)
@@ -53,7 +53,7 @@ def test_alerts():
         assert alert["labels"]["severity"] in ("warning", "critical")
 
 
-def test_alerts_name_the_service_and_leave_out_what_is_stopped_on_purpose():
+def test_alerts_name_the_service_and_exclude_services_that_are_stopped_on_purpose():
     (rules,) = (o for o in render(monitoring__prometheusRule__enabled=True) if o["kind"] == "PrometheusRule")
     alerts = {rule["alert"]: rule for group in rules["spec"]["groups"] for rule in group["rules"]}
     for name in ("UnmaskServiceUnavailable", "UnmaskServiceNotReady"):

@@ -1,4 +1,4 @@
-"""A release on a real API server: everything is accepted, and an uninstall takes everything away."""
+"""Tests of a release on a real API server: it accepts every object, and an uninstall removes every object."""
 
 import shutil
 
@@ -8,7 +8,7 @@ import yaml
 from tests.operator.helm import CHART, CRDS, REGISTRY, helm, render, render_crds, sets
 
 pytestmark = pytest.mark.cluster
-FOREIGN = ("ServiceMonitor", "PrometheusRule")  # kinds of the Prometheus operator, which is not there
+FOREIGN = ("ServiceMonitor", "PrometheusRule")  # kinds of the Prometheus operator, which is not installed
 KINDS = (
     ("v1", "ServiceAccount"),
     ("v1", "Service"),
@@ -23,7 +23,7 @@ KINDS = (
 )
 
 
-def test_the_api_server_takes_every_object_without_a_warning(admin, namespace):
+def test_the_api_server_accepts_every_object_without_a_warning(admin, namespace):
     values = {f"monitoring__{part}__enabled": True for part in ("serviceMonitor", "prometheusRule", "dashboard")}
     peers = [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"a": "b"}}}]
     labels, annotations = {"team": "a", "example.com/x": ""}, {"example.com/owner": "A, B"}
@@ -73,7 +73,7 @@ def test_install_upgrade_and_uninstall_leave_nothing(api_server, admin, namespac
 
 @pytest.fixture
 def no_crd(admin):
-    """None before, and none after: other tests apply their own."""
+    """Yields the CRD. It is not installed before and after the test, because other tests apply their own."""
     (crd,) = render_crds()
     admin.undefine(crd)
     yield crd
@@ -81,7 +81,7 @@ def no_crd(admin):
 
 
 def of_version(chart, version, directory):
-    """A copy of a chart."""
+    """Returns a copy of a chart with another version."""
     copy = directory / f"{chart.name}-{version}"
     shutil.copytree(chart, copy)
     about = yaml.safe_load((copy / "Chart.yaml").read_text())
@@ -89,7 +89,7 @@ def of_version(chart, version, directory):
     return copy
 
 
-def test_pre_releases_of_the_crd_come_before_the_release(api_server, admin, namespace, no_crd, tmp_path):
+def test_pre_releases_of_the_crd_precede_the_release(api_server, admin, namespace, no_crd, tmp_path):
     cluster = ("--kubeconfig", str(api_server.kubeconfig), "--namespace", namespace)
     charts = {version: of_version(CRDS, version, tmp_path) for version in ("0.2.0-rc.1", "0.2.0-rc.2", "0.2.0")}
     helm("install", "crds", str(charts["0.2.0-rc.1"]), *cluster)
@@ -117,10 +117,10 @@ OLD_CRDS = """\
 
 @pytest.fixture
 def old_chart(tmp_path):
-    """The operator's chart as it was while the CRD and the Lease were its own."""
+    """Returns an older version of the operator's chart, which contained the CRD and the Lease."""
     chart = of_version(CHART, "0.0.9", tmp_path)
     deployment = chart / "templates" / "deployment.yaml"
-    deployment.write_text(deployment.read_text().partition("{{- end }}\n")[2])  # the refusal of the value crds
+    deployment.write_text(deployment.read_text().partition("{{- end }}\n")[2])  # without the check of the value crds
     values = chart / "values.yaml"
     values.write_text(values.read_text() + "\ncrds: {enabled: true}\n")
     (chart / "templates" / "lease.yaml").write_text(OLD_LEASE)
@@ -129,8 +129,8 @@ def old_chart(tmp_path):
     return chart
 
 
-def test_going_back_to_a_chart_that_had_the_crd_and_the_lease(api_server, admin, namespace, no_crd, old_chart):
-    """As docs/operations/rolling-upgrade.md has it, where `helm rollback` cannot."""
+def test_downgrade_to_a_chart_that_contained_the_crd_and_the_lease(api_server, admin, namespace, no_crd, old_chart):
+    """Follows docs/operations/rolling-upgrade.md for the case that `helm rollback` fails."""
     cluster = ("--kubeconfig", str(api_server.kubeconfig), "--namespace", namespace)
     helm("install", "mine", str(old_chart), *cluster, *sets(REGISTRY))
     helm("install", "crds", str(CRDS), "--take-ownership", *cluster)
@@ -156,8 +156,8 @@ def test_going_back_to_a_chart_that_had_the_crd_and_the_lease(api_server, admin,
     helm("uninstall", "crds", *cluster)
 
 
-def test_the_crd_only_rolls_forward(api_server, admin, namespace, no_crd, tmp_path):
-    """An older chart is refused, and `helm rollback` of the operator's release leaves the newer one alone."""
+def test_the_crd_cannot_be_downgraded(api_server, admin, namespace, no_crd, tmp_path):
+    """Checks that an older chart is rejected. `helm rollback` of the operator's release keeps the newer CRD."""
     crd = no_crd
     cluster = ("--kubeconfig", str(api_server.kubeconfig), "--namespace", namespace)
     newer = of_version(CRDS, "0.2.0", tmp_path)

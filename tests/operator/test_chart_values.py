@@ -1,4 +1,4 @@
-"""Values that charts of operators usually have, and nulls in the place of every value and section."""
+"""Tests of values that charts of operators usually have, and of nulls instead of each value and section."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_names_can_be_replaced():
     assert one(render(nameOverride="inference"), "Deployment")["metadata"]["name"] == "unmask-operator-inference"
 
 
-def test_how_pods_are_spread_can_be_replaced_or_left_out():
+def test_topology_spread_constraints_can_be_replaced_or_removed():
     zone = {"maxSkew": 2, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"}
     own = {"matchLabels": {"a": "b"}}
     objects = render(topologySpreadConstraints=[zone, {**zone, "labelSelector": own}])
@@ -209,7 +209,7 @@ def keys(chart):
 
 
 def nulls(value, path=""):
-    """The places of a rendered object that are null."""
+    """Yields the paths of nulls in a rendered object."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from nulls(inner, f"{path}.{name}")
@@ -220,7 +220,7 @@ def nulls(value, path=""):
         yield path
 
 
-# What the chart needs, with what it says without.
+# Required values, with the error message without them.
 NEEDED = {
     "global.imageRegistry": "has no registry; set global.imageRegistry",
     "global": "has no registry; set global.imageRegistry",
@@ -236,7 +236,7 @@ NEEDED = {
 def test_a_null_value_means_its_default_or_is_refused_with_one_sentence(path):
     name = re.sub(r"(?<!\\)\.", "__", path)
     values = {name: None} if path.startswith("networkPolicy") else {**ALL, name: None}
-    if path == "global":  # the tests' own registry would be set after it
+    if path == "global":  # the tests' own registry is set after it
         values["global__imageRegistry"] = None
     if path in NEEDED:
         with pytest.raises(ValueError, match=re.escape(NEEDED[path])) as caught:
@@ -256,7 +256,7 @@ def test_a_null_value_of_the_crds_chart_means_none(path):
 
 
 def test_a_release_without_the_newer_values_keeps_the_restricted_contexts():
-    """`helm upgrade --reuse-values` has none of the values that came later."""
+    """Checks `helm upgrade --reuse-values`, which has none of the later values."""
     later = ("podSecurityContext", "securityContext", "topologySpreadConstraints", "podLabels", "commonLabels")
     assert pod(render(**dict.fromkeys(later))) == pod(render())
 

@@ -1,4 +1,4 @@
-"""The client against a small HTTP server: what it asks, what it makes of answers, what it sends again."""
+"""Tests of the client with a small HTTP server: its requests, its interpretation of answers, and its retries."""
 
 import asyncio
 import contextlib
@@ -21,13 +21,13 @@ from unmask_operator.kube.errors import ApiError, api_error
 from unmask_operator.kube.kinds import DLMS, LEASES, PODS, kind_of
 from unmask_operator.objects import FIELD_MANAGER
 
-LONG = 600.0  # seconds: no limit that a slow machine reaches
+LONG = 600.0  # seconds; even a slow machine does not reach it
 CONFIG = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "a", "namespace": "ns"}}
 
 
 @contextlib.asynccontextmanager
 async def client_at(url, token="t1", renewed="t1"):
-    """A client of a server. Its kubeconfig has a token, which is replaced after the first read."""
+    """Yields a client of a server. Its kubeconfig has a token, which is replaced after the first read."""
     with tempfile.TemporaryDirectory() as folder:
         file = kubeconfig.write(Path(folder) / "config", url, b"", user="u", token=token)
         async with client_of(file) as client:
@@ -36,7 +36,7 @@ async def client_at(url, token="t1", renewed="t1"):
 
 
 class Server:
-    """Records requests and answers from a list of (status, body, headers); the last one stays."""
+    """Fake server that records requests and answers with the next (status, body, headers). The last one stays."""
 
     def __init__(self, *answers):
         self.answers = list(answers) or [(200, {}, {})]
@@ -52,7 +52,7 @@ class Server:
         return web.Response(status=status, text=text, headers=headers, content_type="application/json")
 
     def run(self, scene, token="t1", renewed="t1"):
-        """Run `scene(client)`; the second reading of the login gives the token `renewed`."""
+        """Runs `scene(client)`. The second time the credentials are read, the token is `renewed`."""
 
         async def scenario():
             app = web.Application()
@@ -76,7 +76,7 @@ def status(code, reason, message, **details):
     return {"kind": "Status", "code": code, "reason": reason, "message": message, "details": details}
 
 
-def test_create_is_a_strict_post_under_our_name():
+def test_create_is_a_strict_post_with_the_field_manager():
     server = Server((201, CONFIG, {}))
     server.run(lambda client: client.create(CONFIG, dry_run=True))
     ((method, path, query, body, headers),) = server.seen
@@ -105,7 +105,7 @@ def test_discovery_shows_a_kind_by_its_group_and_in_its_group(groups, resources,
     assert [path for _, path, *_ in server.seen] == ["/apis", "/apis/serving.unmask.dev/v1alpha1"][: len(server.seen)]
 
 
-def test_apply_says_whose_object_it_means():
+def test_apply_names_the_uid_of_the_object():
     server = Server()
     server.run(lambda client: client.apply(CONFIG, "the-uid"))
     ((method, path, query, body, headers),) = server.seen
@@ -116,7 +116,7 @@ def test_apply_says_whose_object_it_means():
     assert "uid" not in CONFIG["metadata"]
 
 
-def test_delete_names_the_uid_and_accepts_what_is_gone():
+def test_delete_names_the_uid_and_accepts_a_missing_object():
     server = Server((404, status(404, "NotFound", "gone"), {}))
     server.run(lambda client: client.delete(kind_of("apps/v1", "Deployment"), "ns", "a", "u"))
     ((method, path, _, body, _),) = server.seen
@@ -124,7 +124,7 @@ def test_delete_names_the_uid_and_accepts_what_is_gone():
     assert body == {"preconditions": {"uid": "u"}, "propagationPolicy": "Background"}
 
 
-def test_delete_leaves_another_object_of_that_name_alone():
+def test_delete_ignores_another_object_of_that_name():
     Server((409, status(409, "Conflict", "uid"), {})).run(lambda c: c.delete(PODS, "ns", "a", "u"))
     with pytest.raises(ApiError, match="forbidden"):
         Server((403, status(403, "Forbidden", "forbidden"), {})).run(lambda c: c.delete(PODS, "ns", "a", "u"))
@@ -174,19 +174,21 @@ def test_a_list_is_read_page_by_page_and_each_page_is_slimmed():
 
     items, version = server.run(lambda client: client.list(PODS, None, "l=v", transform=keep))
     assert (items, version) == ([{"kept": name} for name in "abcd"], 7)
-    assert seen == [("a", 1), ("b", 1), ("c", 2), ("d", 3)], "each page is let go before the next one is asked for"
+    assert seen == [("a", 1), ("b", 1), ("c", 2), ("d", 3)], (
+        "a page was not transformed before the request of the next page"
+    )
     assert [query.get("continue") for _, _, query, _, _ in server.seen] == [None, "t1", "t2"]
     assert {query["labelSelector"] for _, _, query, _, _ in server.seen} == {"l=v"}
 
 
-def test_a_list_that_expires_half_way_is_begun_anew_and_has_nothing_twice():
+def test_a_list_that_expires_halfway_restarts_without_duplicates():
     server = Server(page("a", then="old"), EXPIRED, page("a", "b", then="new"), page("c"))
     items, _ = server.run(lambda client: client.list(PODS))
     assert names(items) == ["a", "b", "c"]
     assert [query.get("continue") for _, _, query, _, _ in server.seen] == [None, "old", None, "new"]
 
 
-def test_a_list_that_always_expires_ends():
+def test_a_list_that_always_expires_is_an_error():
     server = Server(*[page("a", then="t"), EXPIRED] * LIST_TRIES)
     with pytest.raises(ApiError, match="too old"):
         server.run(lambda client: client.list(PODS))
@@ -199,7 +201,7 @@ def test_a_list_of_the_cluster_has_no_namespace():
     assert server.seen[0][1] == "/apis/serving.unmask.dev/v1alpha1/diffusionlmservices"
 
 
-def test_what_a_post_left_becomes_an_applys_and_nothing_else_does():
+def test_only_managed_fields_of_a_create_become_those_of_apply():
     ours = {"manager": FIELD_MANAGER, "operation": "Update"}
     live = {**CONFIG, "metadata": {**CONFIG["metadata"], "uid": "u", "managedFields": [
         {"manager": "kubectl", "operation": "Update"}, {**ours, "subresource": "status"}, ours]}}  # fmt: skip
@@ -234,7 +236,7 @@ def test_what_a_post_left_becomes_an_applys_and_nothing_else_does():
         ('Deployment.apps "d" is invalid: spec.template: Invalid value', False),
     ],
 )
-def test_a_refusal_of_what_a_post_left_is_no_conflict(message, conflict):
+def test_only_a_failed_test_of_the_json_patch_is_a_conflict(message, conflict):
     status = {"kind": "Status", "reason": "Invalid", "message": message}
     entry = {"manager": FIELD_MANAGER, "operation": "Update"}
     live = {**CONFIG, "metadata": {**CONFIG["metadata"], "uid": "u", "managedFields": [entry]}}
@@ -248,7 +250,7 @@ def test_a_refusal_of_what_a_post_left_is_no_conflict(message, conflict):
     Server((422, status, {})).run(scene)
 
 
-def test_a_put_of_the_lease_carries_its_version():
+def test_a_put_of_the_lease_contains_its_version():
     server = Server()
     lease = {"metadata": {"name": "l", "namespace": "n", "resourceVersion": "5"}, "spec": {}}
     server.run(lambda client: client.update_lease(lease, LONG))
@@ -263,7 +265,7 @@ def test_a_throttled_request_is_retried_after_its_retry_after():
     assert len(server.seen) == 3
 
 
-def test_a_long_wait_is_the_callers():
+def test_a_long_retry_after_is_left_to_the_caller():
     server = Server((429, status(429, "TooManyRequests", "later", retryAfterSeconds=120), {}))
     with pytest.raises(ApiError) as caught:
         server.run(lambda client: client.get(PODS, "ns", "p"))
@@ -271,7 +273,7 @@ def test_a_long_wait_is_the_callers():
     assert len(server.seen) == 1
 
 
-def test_a_server_error_is_not_repeated_here():
+def test_a_server_error_is_not_retried():
     server = Server((500, status(500, "InternalError", "etcd"), {}))
     with pytest.raises(ApiError, match="etcd"):
         server.run(lambda client: client.create(CONFIG))
@@ -284,7 +286,7 @@ def test_a_rotated_token_is_read_again():
     assert [seen[4]["Authorization"] for seen in server.seen] == ["Bearer t1", "Bearer t2"]
 
 
-def test_a_token_that_did_not_change_is_not_tried_twice():
+def test_an_unchanged_token_is_not_tried_twice():
     server = Server((401, status(401, "Unauthorized", "who"), {}))
     with pytest.raises(ApiError, match="who"):
         server.run(lambda client: client.get(PODS, "ns", "p"))
@@ -312,7 +314,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_nothing_but_the_lease_is_written_where_another_may_lead(write):
+def test_only_the_lease_is_written_while_another_pod_may_lead(write):
     server = Server((200, {"metadata": {}}, {}), (200, {}, {}))
 
     async def scene(client):
@@ -323,7 +325,7 @@ def test_nothing_but_the_lease_is_written_where_another_may_lead(write):
         await client.get(PODS, "ns", "p")
         await client.update_lease({"metadata": {"namespace": "n", "name": "l"}}, timeout=LONG)
         with pytest.raises(ApiError, match="another pod may lead"):
-            await write(client)  # on a connection that is open already
+            await write(client)  # on an open connection
         client.may_write = lambda: True
         await write(client)
 
@@ -335,7 +337,7 @@ def test_nothing_but_the_lease_is_written_where_another_may_lead(write):
 @pytest.mark.parametrize("open_already", [False, True], ids=["new connection", "open connection"])
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_a_write_is_sent_in_the_very_step_of_the_event_loop_that_allowed_it(write, open_already):
-    """Where a process is frozen between the two, another may lead when it resumes."""
+    """Checks this because another pod may lead after the process was frozen between the check and the write."""
     arrived = []
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -350,7 +352,7 @@ def test_a_write_is_sent_in_the_very_step_of_the_event_loop_that_allowed_it(writ
             connections[0].sendall(answer)
 
         def may_write():
-            loop.call_soon(reply)  # in the next step
+            loop.call_soon(reply)  # in the next iteration of the event loop
             return True
 
         async with client_at(f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
@@ -369,7 +371,7 @@ def test_a_write_is_sent_in_the_very_step_of_the_event_loop_that_allowed_it(writ
         assert yaml.safe_load(body)
 
 
-def test_a_write_without_a_body_which_the_fence_could_not_hold_is_never_sent():
+def test_a_write_without_a_body_is_never_sent():
     server = Server()
 
     async def scene(client):
@@ -388,7 +390,7 @@ def test_a_request_names_the_operator_and_accepts_json():
     assert (headers["User-Agent"], headers["Accept"]) == (FIELD_MANAGER, "application/json")
 
 
-def test_a_revision_is_sent_as_text_of_which_the_api_server_makes_its_own_bytes():
+def test_a_revision_is_sent_as_yaml_that_the_api_server_encodes_itself():
     server = Server()
     server.run(lambda client: client.create(REVISION))
     ((_, path, query, body, headers),) = server.seen
@@ -400,7 +402,7 @@ def test_a_revision_is_sent_as_text_of_which_the_api_server_makes_its_own_bytes(
 
 
 @pytest.mark.parametrize("text", ["a=b,c in (d, e)", "a!=b&c+d%20", "ä/ö", "x" * 2000 + "=="])
-def test_a_parameter_arrives_as_it_is(text):
+def test_a_parameter_arrives_unchanged(text):
     server = Server(page("a", then=text), page("b"))
     server.run(lambda client: client.list(PODS, "ns", text, fields=text))
     (_, _, first, _, _), (_, _, second, _, _) = server.seen
@@ -449,7 +451,7 @@ def test_an_answer_that_breaks_off_or_is_no_json_is_an_error():
             assert asyncio.run(scene(listener, answer)).reason == reason
 
 
-def test_a_server_error_is_no_sign_of_life():
+def test_a_server_error_does_not_count_as_an_answer():
     async def scene(client):
         with pytest.raises(ApiError):
             await client.get(PODS, "ns", "p")
@@ -469,7 +471,7 @@ def test_credentials_that_cannot_be_read_again_are_an_error_of_the_same_type():
 
 
 def test_a_ca_that_was_replaced_is_read_again(tmp_path):
-    """It is found when the server's certificate does not match the one in use."""
+    """Checks that the CA is read again if the server's certificate does not match the one in use."""
     old, new = Authority("old"), Authority("new")
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(*new.issue("server", hosts=["127.0.0.1"]).write(tmp_path, "server"))
@@ -520,7 +522,7 @@ def test_no_answer_is_an_error_of_the_same_type():
     assert (client_error.status, client_error.reason) == (0, "Unreachable")
 
 
-def test_an_error_carries_the_servers_sentence_or_a_proxys_text():
+def test_an_error_contains_the_servers_message_or_a_proxys_text():
     conflict = api_error(409, json.dumps(status(409, "AlreadyExists", 'services "a" already exists')).encode(), {})
     assert conflict.exists
     assert not conflict.conflict

@@ -1,4 +1,7 @@
-"""The time from a pod's creation until it is Ready: once a pod, and of none whose beginning nobody saw."""
+"""Tests of the time from a pod's creation until it is Ready.
+
+It is measured once per pod, and only for pods whose start was observed.
+"""
 
 from datetime import UTC, datetime, timedelta
 
@@ -7,11 +10,11 @@ from unmask_operator.objects import Key
 
 KEY = Key("n", "demo")
 CREATED = datetime(2030, 1, 1, tzinfo=UTC)
-LATER = CREATED + timedelta(seconds=1)  # begin of a leadership
+LATER = CREATED + timedelta(seconds=1)  # start of the leadership
 
 
 def pod(uid, ready=None, started=False, restarts=0):
-    """`ready`: the minute after its creation in which it became so."""
+    """Returns a pod. `ready`: minutes from its creation until it became Ready."""
     condition = {"type": "Ready", "status": "False", "lastTransitionTime": "2030-01-01T00:00:00Z"}
     if ready is not None:
         condition = {**condition, "status": "True", "lastTransitionTime": f"2030-01-01T00:{ready:02}:00Z"}
@@ -39,27 +42,27 @@ def test_a_pod_is_measured_once_when_it_first_is_ready():
     ]
 
 
-def test_a_pod_that_fails_before_it_is_ready_has_a_long_start():
+def test_the_start_of_a_pod_includes_its_restarts():
     assert measured_seconds([pod("a")], [pod("a", restarts=2)], [pod("a", 30, restarts=3)]) == [1800.0]
 
 
-def test_a_pod_that_was_ready_once_starts_no_more():
+def test_a_pod_that_was_ready_once_is_not_measured_again():
     assert measured_seconds([pod("a")], [pod("a", 2)], [pod("a", started=True)], [pod("a", 40)]) == [120.0]
     assert measured_seconds([pod("a")], [pod("a", 2)], [pod("a", restarts=1)], [pod("a", 40, restarts=1)]) == [120.0]
 
 
-def test_a_new_leader_counts_no_start_that_was_over():
+def test_a_new_leader_does_not_measure_starts_that_ended_before():
     assert measured_seconds([pod("a", 2)], [pod("a", 2)]) == []
     assert measured_seconds([pod("a", restarts=1)], [pod("a", 40, restarts=1)]) == []
     assert measured_seconds([pod("a")], [pod("a", 3)]) == [180.0]
 
 
-def test_a_pod_that_is_ready_before_the_first_look_is_measured():
+def test_a_pod_that_is_ready_before_it_is_first_observed_is_measured():
     looks = [[pod("a", 2)], [pod("a", 2), pod("b", 1)], [pod("a", started=True), pod("b", 1)], [pod("a", 40)]]
     assert measured_seconds(*looks, since=CREATED) == [120.0, 60.0]
 
 
-def test_a_pod_that_goes_is_forgotten():
+def test_the_data_of_a_deleted_pod_are_dropped():
     starts = ColdStarts(lambda seconds: None, lambda phase, seconds: None, LATER)
     starts.look(KEY, [pod("a")])
     starts.phase_reported(KEY, "a", "weights", LATER)
@@ -72,7 +75,10 @@ def at(seconds):
 
 
 def phases_of(reports=(), *, scheduled=3, started=20, restarts=0):
-    """Seconds by phase of a pod that is Ready after two minutes. `reports`: (phase, seconds after its creation)."""
+    """Returns seconds by phase of a pod that is Ready after two minutes.
+
+    `reports` are pairs of phase and seconds after its creation.
+    """
     found = {}
     starts = ColdStarts(lambda seconds: None, found.__setitem__, CREATED)
     starts.look(KEY, [pod("a")])
@@ -95,7 +101,7 @@ def test_phases_add_up_to_the_time_until_ready():
     assert sum(found.values()) == 120
 
 
-def test_a_phase_that_no_poll_saw_counts_for_the_one_before():
+def test_the_time_of_an_unreported_phase_counts_for_the_previous_phase():
     assert phases_of([("warmup", 50)]) == {"scheduling": 3, "containers": 17, "start": 30, "warmup": 70}
     assert phases_of() == {"scheduling": 3, "containers": 17, "start": 100}
 
@@ -104,7 +110,7 @@ def test_phases_of_unknown_names_are_ignored():
     assert phases_of([(f"phase {n}", 30 + n) for n in range(20)]) == phases_of()
 
 
-def test_reports_that_the_clocks_of_two_machines_put_outside_the_load_stay_within_it():
+def test_reports_outside_the_load_because_of_clock_skew_are_clamped_to_it():
     assert phases_of([("weights", 10), ("warmup", 500)]) == {
         "scheduling": 3, "containers": 17, "start": 0, "weights": 100, "warmup": 0,
     }  # fmt: skip

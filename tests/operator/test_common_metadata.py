@@ -1,4 +1,4 @@
-"""Common labels and annotations reach every object of a resource and override nothing of the operator."""
+"""Tests that common labels and annotations reach every object of a resource and override none of the operator's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unmask_operator.render.labels import labels
 
 LABELS = {"team": "search", "example.com/cost-center": "", "app.kubernetes.io/part-of": "shop"}
 ANNOTATIONS = {"example.com/owner": "Search, and Ads", "argocd.argoproj.io/compare-options": "IgnoreExtraneous"}
-# Every child that there can be.
+# Renders every kind of child.
 EVERYTHING = {
     "commonLabels": LABELS,
     "commonAnnotations": ANNOTATIONS,
@@ -24,7 +24,7 @@ EVERYTHING = {
 }
 
 
-def test_every_child_and_the_pods_have_them():
+def test_every_child_and_the_pods_have_the_common_metadata():
     made = make(observe(resource(**EVERYTHING)))
     assert len(made.children) == 10
     for obj in (*made.children, template(made)):
@@ -33,7 +33,7 @@ def test_every_child_and_the_pods_have_them():
         assert metadata["annotations"].items() >= ANNOTATIONS.items(), obj.get("kind")
 
 
-def test_no_selector_has_them():
+def test_no_selector_has_the_common_labels():
     made = make(observe(resource(**EVERYTHING)))
     selector = {SERVICE_LABEL: "demo"}
     assert child(made, "Service")["spec"]["selector"] == selector
@@ -44,7 +44,7 @@ def test_no_selector_has_them():
     assert spread["labelSelector"] == {"matchLabels": selector}
 
 
-def test_a_sections_own_labels_and_annotations_override_them():
+def test_labels_and_annotations_of_a_section_override_the_common_ones():
     common = {"commonLabels": {"team": "a"}, "commonAnnotations": {"owner": "a"}}
     own = {
         "service": {"annotations": {"owner": "b", "x": "y"}},
@@ -61,14 +61,14 @@ def test_a_sections_own_labels_and_annotations_override_them():
     assert child(made, "Deployment")["metadata"]["labels"]["team"] == "a"
 
 
-def test_without_them_nothing_is_rendered_otherwise():
+def test_empty_common_metadata_does_not_change_the_children():
     empty, unset = (make(observe(resource(**common))) for common in ({"commonLabels": {}, "commonAnnotations": {}}, {}))
     assert [o for o in empty.children if o["kind"] != "ControllerRevision"] == [
         o for o in unset.children if o["kind"] != "ControllerRevision"
     ]
 
 
-def test_an_edit_of_them_replaces_the_pods_and_reaches_the_revision():
+def test_an_edit_of_the_common_metadata_replaces_the_pods_and_reaches_the_revision():
     observed = running(commonLabels={"team": "a"})
     changed = edit(observed, commonLabels={"team": "b"})
     made = make(changed)
@@ -80,8 +80,8 @@ def test_an_edit_of_them_replaces_the_pods_and_reaches_the_revision():
     assert settled(make(apply(changed, made)), apply(changed, made))
 
 
-def test_a_pinned_service_keeps_them_whatever_else_its_spec_says():
-    """A value that only another version of the operator knows leaves the pods as they are, and the labels too."""
+def test_children_keep_the_common_metadata_next_to_an_unknown_value_in_the_spec():
+    """Checks a value that only another version of the operator knows. The pods and the labels stay unchanged."""
     observed = running(commonLabels={"team": "a"}, engine={"decodingStrategy": "MultiBd"})
     spec = {**observed.resource["spec"], "engine": {"decodingStrategy": "OfTomorrow"}}
     pin = next(obj for obj in observed.children.values() if obj["kind"] == "ControllerRevision")

@@ -1,4 +1,4 @@
-"""What one resource costs the operator: the writes of a reconcile that finds nothing to do, and memory."""
+"""Tests of the cost per resource: writes of a reconcile without changes, and memory."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ SPEC = {
 
 
 class Api:
-    """Takes every write, with managedFields as an API server adds them. `objects` are the children that were made."""
+    """Fake API server that accepts every write and adds managedFields. `objects` are the created children."""
 
     def __init__(self):
         self.objects, self.writes = [], 0
@@ -57,7 +57,7 @@ def reconciler(cache, api):
 
 
 def made(name="demo"):
-    """A store with a resource, its children and two pods, and the API server that has them."""
+    """Returns a cache with a resource, its children and two pods, and the API server that has these objects."""
     cache, api = Cache(), Api()
     api.service = resource(name, **SPEC)
     api.service["metadata"]["resourceVersion"] = "1"
@@ -84,8 +84,8 @@ def test_a_reconcile_that_finds_nothing_to_do_writes_nothing():
     assert api.writes == before
 
 
-def test_what_is_known_of_one_resource_among_many_takes_little_memory():
-    """Each object from an answer of its own, as lists and watches bring them."""
+def test_the_cache_needs_little_memory_per_resource():
+    """Checks the memory with separately parsed objects, because lists and watches parse each answer separately."""
     _, api = made("name-zz")
     texts = [json.dumps(obj) for obj in [api.service, *api.objects]]
     cache, count = Cache(), 100

@@ -1,4 +1,4 @@
-"""The schema that the models make: structural, bounded, with a case for each rule, and as committed."""
+"""Tests of the schema that is generated from the models: structural, bounded, a case per rule, and as committed."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def test_every_node_is_structural():
 
 
 def test_every_value_of_the_spec_is_bounded():
-    """So that the API server's estimate of a rule's cost stays low."""
+    """Checks this because bounds keep the API server's cost estimate of a rule low."""
     for path, node in NODES:
         if not path.startswith((".spec", ".status")):
             continue
@@ -72,13 +72,13 @@ def test_every_field_is_described():
             assert node["description"].endswith((".", ")")), path
 
 
-def test_only_the_pod_template_is_free():
+def test_only_the_pod_template_preserves_unknown_fields():
     free = [path for path, node in NODES if node.get("x-kubernetes-preserve-unknown-fields")]
     assert free == [".spec.podTemplate.metadata", ".spec.podTemplate.spec"]
 
 
 def test_only_replicas_has_a_default_that_the_api_server_writes():
-    """Any other would stay in stored objects whatever a later version thinks better."""
+    """Checks this because any other default would stay in stored objects, although a later version changes it."""
     assert {path: node["default"] for path, node in NODES if "default" in node} == {".spec.replicas": 1}
 
 
@@ -93,7 +93,7 @@ def test_defaults_are_documented_and_legal():
         assert " Default: " in nodes_by_path[path]["description"], path
 
 
-def test_rules_are_one_line_and_speak():
+def test_rules_are_one_line_and_have_a_short_message():
     for message, rule in SENTENCES.items():
         assert "\n" not in rule["rule"] + message
         assert not message.endswith(".")

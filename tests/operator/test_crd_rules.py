@@ -1,4 +1,4 @@
-"""A real API server takes the CRD, and keeps each of its rules: what it accepts parses, what it refuses it explains."""
+"""Tests of the CRD on a real API server: accepted resources parse, and rejected ones get the rule's message."""
 
 import pytest
 from hypothesis import assume, given
@@ -22,20 +22,20 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture(scope="module")
 def definition(admin):
-    """The CRD as the API server has it, once it serves the kind."""
+    """Returns the CRD as the API server stores it, after it serves the kind."""
     admin.define(crd.crd())
     return admin.get("apiextensions.k8s.io/v1", "CustomResourceDefinition", crd.NAME)
 
 
 @pytest.fixture
 def dry_run(admin, definition):
-    """Gives the object as the API server would store it; fields are validated strictly."""
+    """Returns a function that returns the object as the API server would store it. Fields are validated strictly."""
     return lambda obj: cache(admin, obj, "default", dryRun="All")
 
 
 @pytest.fixture
 def create(admin, definition, namespace):
-    """Creates a resource for real, in a namespace of the test's own."""
+    """Returns a function that creates a resource in the test's namespace."""
     return lambda obj: cache(admin, obj, namespace)
 
 
@@ -51,7 +51,7 @@ def refusal(dry_run, obj):
     return caught.value.message
 
 
-def test_the_crd_is_taken_without_complaint(definition):
+def test_the_crd_is_accepted_and_structural(definition):
     states = {c["type"]: c["status"] for c in definition["status"]["conditions"]}
     assert states["NamesAccepted"] == "True"
     assert states.get("NonStructuralSchema", "False") == "False"
@@ -60,12 +60,12 @@ def test_the_crd_is_taken_without_complaint(definition):
 @pytest.mark.parametrize("case", RULES, ids=lambda case: case.message)
 def test_each_rule_accepts_and_rejects(dry_run, case):
     stored = dry_run(changed(case.accept, case.names[0]))
-    assert parse(stored).spec == parse(changed(case.accept)).spec  # the API server's defaults are the operator's
+    assert parse(stored).spec == parse(changed(case.accept)).spec  # the API server's defaults equal the operator's
     assert case.message in refusal(dry_run, changed(case.reject, case.names[1]))
 
 
 @pytest.mark.parametrize(("message", "change"), ALSO_REFUSED)
-def test_rules_reject_more(dry_run, message, change):
+def test_rules_reject_further_invalid_values(dry_run, message, change):
     assert message in refusal(dry_run, changed(change))
 
 
@@ -81,7 +81,7 @@ def test_patterns_of_names_are_enforced(dry_run, name):
 
 @examples(200)
 @given(SPECS, st.none() | values(Thresholds))
-def test_what_the_api_server_takes_the_operator_and_the_runtime_take(admin, definition, spec, thresholds):
+def test_the_operator_and_the_runtime_accept_what_the_api_server_accepts(admin, definition, spec, thresholds):
     if thresholds is not None:
         spec = {**spec, "engine": {**spec.get("engine", {}), "thresholds": thresholds}}
     obj = resource(**spec)
@@ -118,7 +118,7 @@ def test_scale_and_columns(create, admin, namespace):
     assert (row["Model"], row["Desired"]) == ("demo://", 3)
 
 
-def test_a_status_that_the_operator_writes_is_taken(create, admin):
+def test_the_api_server_accepts_a_status_of_the_operator(create, admin):
     stored = create(changed({}))
     condition = {
         "type": "Ready", "status": "False", "observedGeneration": 1, "reason": "Loading", "message": "m",

@@ -1,4 +1,4 @@
-"""The operator's credentials: a pod's files, or a kubeconfig with any of its methods."""
+"""Tests of the operator's credentials: the service account's files in a pod, or a kubeconfig with any login method."""
 
 import asyncio
 import base64
@@ -32,7 +32,7 @@ class Clock:
 
 @pytest.fixture
 def pod(tmp_path, monkeypatch):
-    """A service account's files in a pod."""
+    """Writes a service account's files and sets the environment as in a pod."""
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
@@ -44,7 +44,7 @@ def pod(tmp_path, monkeypatch):
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """Writes a kubeconfig with this user, and names it in KUBECONFIG."""
+    """Returns a function that writes a kubeconfig with this user and sets KUBECONFIG to its path."""
 
     def write(user, server=SERVER, **cluster):
         content = {
@@ -62,7 +62,7 @@ def write(tmp_path, monkeypatch):
 
 
 class Plugin:
-    """An exec plug-in, as those of EKS, GKE and AKS: a program that prints an ExecCredential and counts its runs."""
+    """Fake exec plug-in, as those of EKS, GKE and AKS: a program that prints an ExecCredential and counts its runs."""
 
     VERSION = "client.authentication.k8s.io/v1beta1"
 
@@ -131,7 +131,7 @@ def test_a_pods_token_is_read_again_once_it_is_a_minute_old(pod):
 
 
 @pytest.mark.parametrize("broken", ["token", "ca.crt"])
-def test_a_pods_files_that_are_missing_or_empty_are_an_error_at_first_and_keep_what_was_read_later(pod, broken, caplog):
+def test_missing_or_empty_files_of_a_pod_are_an_error_only_before_the_first_login(pod, broken, caplog):
     clock = Clock()
     found = load(Credentials(clock))
     before = found.current
@@ -148,7 +148,7 @@ def test_a_pods_files_that_are_missing_or_empty_are_an_error_at_first_and_keep_w
             load()
 
 
-def test_a_new_ca_of_a_pod_is_another_identity(pod):
+def test_a_new_ca_of_a_pod_is_a_new_identity(pod):
     found = load()
     before = found.current
     (pod / "ca.crt").write_bytes(Authority("new").certificate)
@@ -176,7 +176,7 @@ def test_a_server_without_tls_needs_no_credentials(write):
     assert (found.configuration.host, found.current.authorization) == ("http://127.0.0.1:8001", "")
 
 
-def test_certificates_are_the_kubeconfigs_or_in_files_and_are_good_for_tls(write, tmp_path):
+def test_certificates_come_from_the_kubeconfig_or_from_files_and_can_be_used_for_tls(write, tmp_path):
     pair = AUTHORITY.issue("me")
     (tmp_path / "ca.crt").write_bytes(AUTHORITY.certificate)
     (tmp_path / "me.crt").write_bytes(pair.certificate)
@@ -292,7 +292,7 @@ def test_an_exec_plugin_may_issue_certificates(write, tmp_path):
         RESTClientObject(found.configuration)
 
 
-def test_an_exec_plugin_that_fails_is_an_error_at_first_and_keeps_what_was_issued_later(write, tmp_path, caplog):
+def test_a_failing_exec_plugin_is_an_error_only_before_the_first_login(write, tmp_path, caplog):
     plugin, clock = Plugin(tmp_path), Clock()
     plugin.fails()
     write(plugin.user)

@@ -1,4 +1,7 @@
-"""Drift: what the API server adds or spells otherwise is none; a missing or changed value always is."""
+"""Tests of drift detection.
+
+Values that the API server adds or normalizes are no drift. A missing or changed value always is.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +34,18 @@ def test_defaults_and_what_others_added_are_no_drift() -> None:
     assert not differs({"containers": [CONTAINER]}, {"containers": [{"name": "sidecar"}, live]})
 
 
-def test_quantities_are_numbers_where_quantities_stand() -> None:
+def test_quantities_are_compared_as_numbers_only_in_quantity_fields() -> None:
     live = copy.deepcopy(CONTAINER)
     live["resources"]["limits"] = {"cpu": "2000m", "memory": "4096Mi", "nvidia.com/gpu": "1"}
     assert not differs(CONTAINER, live)
     live["resources"]["limits"]["cpu"] = "2001m"
     assert differs(CONTAINER, live)
-    assert differs(CONTAINER, {**CONTAINER, "env": [{"name": "A", "value": "1"}, {"name": "B"}]}), "a variable is text"
+    assert differs(CONTAINER, {**CONTAINER, "env": [{"name": "A", "value": "1"}, {"name": "B"}]}), (
+        "values of environment variables were compared as quantities"
+    )
 
 
-def test_a_false_that_means_something_must_be_there() -> None:
+def test_a_missing_false_is_drift_if_it_is_not_the_default() -> None:
     assert differs(CONTAINER, {**CONTAINER, "securityContext": {"privileged": False}})
     assert differs({"automountServiceAccountToken": False}, {})
     assert differs({"replicas": 0}, {})
@@ -81,7 +86,7 @@ def test_selectors_and_peers_are_as_desired_and_have_no_other_fields() -> None:
     ],
 )
 def test_entries_that_others_added_to_a_list_by_key_are_no_drift(member: str, key: str) -> None:
-    """Server-side apply keeps them, so that a repair could never remove them."""
+    """Checks this because server-side apply keeps them, so a repair could never remove them."""
     own, foreign = {key: "a", "x": 1}, {key: "b", "x": 2}
     assert not differs({member: [own]}, {member: [foreign, own]})
     assert differs({member: [own]}, {member: [foreign]})
@@ -102,13 +107,13 @@ def test_quantity(text: Any, number: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "Gi", "four", "nan", True, None])
-def test_no_quantity(text: Any) -> None:
+def test_text_that_is_no_quantity_is_parsed_as_none(text: Any) -> None:
     assert quantity(text) is None
 
 
 @pytest.mark.parametrize("text", ["1e9999999", "9.5E+99999999", "1e-9999999"])
 def test_a_quantity_out_of_range_can_be_compared(text: str) -> None:
-    """The schema accepts any exponent; the API server refuses such a value later."""
+    """Checks this because the schema accepts any exponent. The API server rejects such a value later."""
     assert differs({"limits": {"memory": text}}, {"limits": {"memory": "4Gi"}})
     assert differs({"limits": {"memory": "4Gi"}}, {"limits": {"memory": text}})
 
@@ -131,7 +136,7 @@ objects = st.recursive(
 
 
 def grown(value: Any) -> Any:
-    """`value` as an API server with defaults and injecting webhooks gives it back."""
+    """Returns `value` as an API server with defaults and injecting webhooks returns it."""
     if isinstance(value, dict):
         return {**{k: grow_list(k, v) if isinstance(v, list) else grown(v) for k, v in value.items()}, "zz": "default"}
     return [grown(v) for v in value] if isinstance(value, list) else value

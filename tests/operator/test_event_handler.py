@@ -1,4 +1,4 @@
-"""What a watch or a list brings changes the cache and enqueues the resource concerned."""
+"""Tests that objects of watches and lists update the cache and enqueue their resource."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def _pod(ready):
         *((kind, {}, DEBOUNCE_SECONDS) for kind in CHILDREN),
     ],
 )
-def test_an_edit_is_carried_out_at_once_and_a_burst_of_changes_is_waited_for(kind, obj, seconds):
+def test_edits_are_reconciled_immediately_and_other_changes_are_debounced(kind, obj, seconds):
     assert debounce_seconds(kind, obj) == seconds
 
 
@@ -53,7 +53,7 @@ def test_a_childs_changes_concern_the_resource_that_its_label_names(kind):
     assert enqueued == [(KEY, DEBOUNCE_SECONDS)] * 3
 
 
-def test_what_is_known_already_enqueues_nothing():
+def test_an_unchanged_object_enqueues_nothing():
     _, events, enqueued = handler()
     for change in ("ADDED", "MODIFIED", None):
         events.on_event(DEPLOYMENTS, change, obj(3))
@@ -62,7 +62,7 @@ def test_what_is_known_already_enqueues_nothing():
     assert len(enqueued) == 1
 
 
-def test_an_object_of_a_list_replaces_what_a_watch_left_a_new_field_out_of():
+def test_an_object_of_a_list_replaces_one_without_a_new_field():
     cache, events, enqueued = handler()
     events.on_event(DLMS, "MODIFIED", obj(3, spec={}))
     events.on_event(DLMS, None, obj(3, spec={"new": 1}))
@@ -70,7 +70,7 @@ def test_an_object_of_a_list_replaces_what_a_watch_left_a_new_field_out_of():
     assert enqueued == [(KEY, 0.0)] * 2
 
 
-def test_what_a_complete_list_lacks_is_removed_unless_it_is_newer():
+def test_objects_missing_in_a_complete_list_are_removed_unless_they_are_newer():
     cache, events, enqueued = handler()
     for version, name in ((3, "stays"), (4, "old"), (90, "newer")):
         events.on_event(PODS, "ADDED", obj(version, name))

@@ -1,4 +1,4 @@
-"""What only a pod's Events say: when they are asked for, and what becomes of them."""
+"""Tests of Events of pods: when they are read, and how they explain a pod whose status does not."""
 
 import asyncio
 from datetime import timedelta
@@ -26,7 +26,7 @@ def killed(probe):
 
 
 def ended(code):
-    """A pod whose engine was ended by the kubelet, and is to be started again."""
+    """Returns a pod whose engine the kubelet has ended and will restart."""
     found = pod("crash_loop")
     last = found["status"]["containerStatuses"][0]["lastState"]["terminated"]
     last |= {"exitCode": code, "message": "last words"}
@@ -46,8 +46,8 @@ def test_a_volume_that_cannot_be_mounted_is_named():
     assert 'configmap "ca" not found' in message
 
 
-def test_a_claim_that_one_node_has_does_not_hang_a_rollout_silently():
-    """The kubelet's vain waiting comes again and again, and newer than the cause."""
+def test_a_claim_that_another_node_has_attached_is_named_in_a_rollout():
+    """Checks this although the kubelet repeats its warning about the timeout, so that it is newer than the cause."""
     taken = 'Multi-Attach error for volume "pvc-0b6e" Volume is already used by pod(s) demo-7c9f8d6b5-g5d8s'
     attach = PodEvent("FailedAttachVolume", taken, warning=True)
     vain = "Unable to attach or mount volumes: unmounted volumes=[model]: timed out waiting for the condition"
@@ -76,7 +76,7 @@ def test_a_claim_in_use_is_reported_with_the_schedulers_message():
         assert reason in found[condition]["message"]
 
 
-def test_what_went_wrong_before_the_image_is_pulled_has_passed():
+def test_a_failed_mount_before_the_image_is_pulled_is_ignored():
     pulling = PodEvent("Pulling", 'Pulling image "unmask-runtime:0.1.0"', warning=False)
     assert judged(pod("creating"), SCHEDULED, MOUNT, pulling) == judged(pod("creating"))
     assert judged(pod("creating"), SCHEDULED, pulling, MOUNT)[0] == "FailedMount"
@@ -98,7 +98,7 @@ def test_a_probe_that_ends_the_engine_is_named(code):
     assert message.endswith("context deadline exceeded")
 
 
-def test_an_engine_that_failed_by_itself_has_the_word():
+def test_the_status_of_an_engine_that_failed_by_itself_takes_precedence_over_events():
     assert judged(pod("crash_loop"), SLOW, killed("startup"))[0] == "CrashLoopBackOff"
     assert judged(pod("oom_killed"), SLOW, killed("startup"))[0] == "OOMKilled"
 
@@ -106,7 +106,7 @@ def test_an_engine_that_failed_by_itself_has_the_word():
 @pytest.mark.parametrize(
     ("state", "reason"), [("secret_missing", "CreateContainerConfigError"), ("image_pull", "ImagePullBackOff")]
 )
-def test_what_a_container_waits_for_has_the_word(state, reason):
+def test_the_waiting_reason_of_a_container_takes_precedence_over_events(state, reason):
     assert (
         judged(pod(state), PodEvent("Failed", "Error: what the container's own state says too", warning=True))[0]
         == reason
@@ -114,7 +114,7 @@ def test_what_a_container_waits_for_has_the_word(state, reason):
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_only_pods_whose_status_is_silent_are_asked_about(state):
+def test_events_are_read_only_for_pods_whose_status_explains_nothing(state):
     assert is_silent(pod(state), NOW) == (state == "creating")
     began = NOW - timedelta(hours=3) + timedelta(seconds=2)
     assert not is_silent(pod(state), began + PATIENCE)
@@ -122,7 +122,7 @@ def test_only_pods_whose_status_is_silent_are_asked_about(state):
 
 
 class Scene:
-    """One silent pod, an API server that has `events` about it (None: it refuses), and a clock."""
+    """A pod whose status explains nothing, a fake API server with `events` (None: it rejects lists), and a clock."""
 
     def __init__(self):
         self.pod = ended(0)
@@ -156,27 +156,27 @@ def test_events_are_sorted_by_time():
     assert [event.reason for event in in_order(EVENTS)] == ["A", "B", "C"]
 
 
-def test_only_those_who_prepare_a_pod_are_heeded():
+def test_only_events_of_components_that_prepare_pods_are_used():
     others = [EVENTS[0] | {"reportingController": who} for who in ("default-scheduler", "policy-scanner")]
     assert in_order([*others, {"reason": "D"}]) == ()
 
 
-def test_a_reason_that_no_condition_may_have_is_another_word():
+def test_an_event_reason_that_is_invalid_for_conditions_is_replaced():
     assert judged(pod("creating"), PodEvent("policy-violation ", "no", warning=True))[0] == "NotPrepared"
 
 
-def test_events_of_a_silent_pod_are_polled_and_changes_are_reported_once():
+def test_events_are_polled_and_their_changes_are_reported_once():
     scene = Scene()
     assert scene.poll() == ()
     scene.events = EVENTS
     assert scene.poll(1) == ()
     assert len(scene.poll()) == 3
     scene.poll()
-    assert (scene.asked, scene.updated) == (2, [DEMO])  # each pause is twice the one before
+    assert (scene.asked, scene.updated) == (2, [DEMO])  # each pause is twice as long as the one before
     scene.poll()
     assert (scene.asked, scene.updated) == (3, [DEMO])
     scene.events = None
-    assert len(scene.poll(4 * AGAIN_SECONDS)) == 3  # what was told holds until something else is
+    assert len(scene.poll(4 * AGAIN_SECONDS)) == 3  # the last events are retained while the API server rejects the list
     for _ in range(2):
         scene.poll(LONGEST_SECONDS)
     assert scene.asked == 6

@@ -1,4 +1,4 @@
-"""Every example is a valid resource, and the client Job's script gets answers from a server."""
+"""Tests that every example is a valid resource, and that the client Job's script gets answers from a server."""
 
 import os
 import subprocess
@@ -33,7 +33,7 @@ def name(obj):
 NAMES = sorted(path.name for path in FOLDER.glob("*.yaml"))
 
 
-def test_the_examples_a_platform_engineer_looks_for_are_there():
+def test_the_expected_examples_exist():
     expected = {"llada2-service", "demo-service", "autoscaled", "private-model", "hardened", "client-job"}
     expected |= {"llada2-flash", "adapters"}
     assert expected <= {name.removesuffix(".yaml") for name in NAMES}
@@ -61,7 +61,7 @@ def test_the_demo_runs_on_a_laptop():
 
 
 def on_this_machine(service):
-    """The arguments that the operator gives an example's engine, but for what its pod alone has or waits for."""
+    """Returns the engine's arguments of an example, without those that depend on its pod or make it wait."""
     arguments = engine_arguments(parse(service), Settings())
     left_out = ("--drain", "--host", "--port", "--api-key-file", "--lora-config")
     return [argument for argument in arguments if not argument.startswith(left_out)]
@@ -75,11 +75,11 @@ def test_each_demo_example_starts_in_its_memory(service):
             psutil.Process(server.process.pid).memory_info().rss,
             *(b.memory_info().rss for b in server.backends()),
         ]
-    assert sum(peaks) < 1 << 30  # what they request
+    assert sum(peaks) < 1 << 30  # the examples request this memory
 
 
 @pytest.mark.matrix
-def test_the_client_jobs_script_gets_the_answer_plainly_and_streamed():
+def test_the_client_jobs_script_gets_the_answer_with_and_without_streaming():
     (job,) = documents("client-job.yaml")
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert container["image"] == f"unmask-runtime:{__version__}"

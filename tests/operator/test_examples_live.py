@@ -1,4 +1,4 @@
-"""A real API server takes the examples."""
+"""Tests that a real API server accepts the examples."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def create(admin, obj, namespace):
 
 
 @pytest.mark.parametrize("obj", EXAMPLES, ids=lambda obj: obj["metadata"]["name"])
-def test_an_example_is_taken(admin, served, namespace, obj):
+def test_an_example_is_accepted(admin, served, namespace, obj):
     create(admin, obj, namespace)
 
 

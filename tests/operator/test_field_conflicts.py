@@ -1,4 +1,4 @@
-"""Something else keeps changing a child: it is reported, and repaired less and less often."""
+"""Tests of another client or webhook that keeps changing a child: reports, and repairs at increasing intervals."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ CHANGES: dict[str, tuple[Ref, Change, Any, str]] = {
 
 
 class World(Cluster):
-    """A reconciled resource, a clock, and another client that may change its children.
+    """A cluster with a reconciled resource, a clock, and another client that may change its children.
 
-    `mutate` is what a mutating webhook does to every write.
+    `mutate` changes every written object, as a mutating webhook does.
     """
 
     def __init__(self, **spec: Any) -> None:
@@ -103,7 +103,7 @@ class World(Cluster):
         self.restart()
 
     def restart(self) -> None:
-        """A new leader, which remembers nothing."""
+        """Replaces the reconciler and its cache, as a new leader does."""
         self.cache = Cache()
         metrics = Metrics(self.cache, lambda: 0)
         clock = lambda: self.now  # noqa: E731
@@ -139,7 +139,7 @@ class World(Cluster):
         self.service["metadata"]["resourceVersion"] = str(self.version)
 
     def change(self, ref: Ref, change: Change, fields: Any = None, manager: str = "argocd-controller") -> None:
-        """Another client changes an object."""
+        """Changes an object as another client."""
         obj = copy.deepcopy(self.objects[ref])
         change(obj)
         entry = {"manager": manager, "operation": "Update", "fieldsV1": fields or {}, "time": "2026-01-01T00:00:02Z"}
@@ -165,7 +165,7 @@ class World(Cluster):
         return dict(found)
 
     def fight(self, ref: Ref, change: Change, fields: Any, times: int, seconds: float = 1.0, **who: str) -> Result:
-        """So often the other client changes the field, which is reconciled at once."""
+        """Lets the other client change the field `times` times, and reconciles after each change."""
         for _ in range(times):
             self.now += seconds
             self.change(ref, change, fields, **who)
@@ -174,13 +174,13 @@ class World(Cluster):
 
 
 @pytest.mark.parametrize(("ref", "change", "fields", "name"), CHANGES.values(), ids=CHANGES)
-def test_a_field_that_is_changed_again_and_again_is_reported_with_its_manager(
+def test_a_field_that_is_changed_repeatedly_is_reported_with_its_manager(
     ref: Ref, change: Change, fields: Any, name: str
 ) -> None:
     world = World(replicas=2)
     world.reconcile()
     world.fight(ref, change, fields, times=2)
-    assert world.up_to_date["reason"] == "UpToDate", "twice may be an accident"
+    assert world.up_to_date["reason"] == "UpToDate", "a conflict was reported after only two changes"
     world.fight(ref, change, fields, times=1)
     found = world.up_to_date
     assert (found["status"], found["reason"]) == ("False", "FieldConflict")
@@ -201,7 +201,7 @@ def test_a_scaler_of_the_deployment_is_reported_with_what_to_do() -> None:
     message = world.up_to_date["message"]
     assert "kube-controller-manager" in message
     assert "HorizontalPodAutoscaler" in message
-    assert world.scaled == [], "the scale subresource is no way around the pause"
+    assert world.scaled == [], "the operator wrote the scale subresource during the pause"
 
 
 def test_repairs_of_a_field_in_conflict_back_off_to_five_minutes() -> None:
@@ -223,7 +223,7 @@ def test_repairs_of_a_field_in_conflict_back_off_to_five_minutes() -> None:
     assert world.up_to_date["reason"] == "FieldConflict"
 
 
-def test_a_field_in_conflict_is_left_alone_while_its_pause_lasts() -> None:
+def test_a_field_in_conflict_is_not_repaired_during_its_pause() -> None:
     world = World()
     ref, change, fields, _ = CHANGES["image"]
     world.fight(ref, change, fields, times=3)
@@ -264,14 +264,14 @@ def test_an_edit_does_not_wait_for_a_pause(spec: Obj) -> None:
     assert spec is not PATCHED or patched(live)
 
 
-def test_the_condition_goes_when_the_field_stays_as_applied() -> None:
+def test_the_conflict_ends_when_the_field_stays_as_applied() -> None:
     world = World()
     ref, change, fields, _ = CHANGES["label"]
     world.fight(ref, change, fields, times=4)
     assert world.up_to_date["reason"] == "FieldConflict"
     result = world.reconcile()
     for _ in range(9):
-        assert result.requeue_after is not None, "nothing else would start the reconcile that ends it"
+        assert result.requeue_after is not None, "no requeue is scheduled, so no reconcile ends the conflict"
         world.now += result.requeue_after
         result = world.reconcile()
         if world.up_to_date["status"] == "True":
@@ -280,8 +280,8 @@ def test_the_condition_goes_when_the_field_stays_as_applied() -> None:
     assert result.requeue_after is None
 
 
-def test_it_does_not_go_before_the_other_one_would_have_acted_again() -> None:
-    """A tool that looks every three minutes."""
+def test_the_conflict_does_not_end_between_two_changes_by_a_periodic_tool() -> None:
+    """Checks this with a tool that changes the field every three minutes."""
     world = World()
     ref, change, fields, _ = CHANGES["label"]
     world.reconcile()
@@ -299,7 +299,7 @@ def test_it_does_not_go_before_the_other_one_would_have_acted_again() -> None:
 
 @pytest.mark.parametrize("minutes", [3, 5, 10])
 def test_a_tool_that_acts_every_few_minutes_is_reported(minutes: int) -> None:
-    """The intervals of GitOps tools. The condition does not go between two of their writes."""
+    """Checks intervals of GitOps tools. The conflict does not end between two of their writes."""
     world = World()
     ref, change, fields, _ = CHANGES["image"]
     world.fight(ref, change, fields, times=3, seconds=60 * minutes)
@@ -312,7 +312,7 @@ def test_a_tool_that_acts_every_few_minutes_is_reported(minutes: int) -> None:
         world.fight(ref, change, fields, times=1, seconds=30 * minutes)
 
 
-def test_repairs_that_are_far_from_each_other_are_no_conflict() -> None:
+def test_repairs_at_long_intervals_are_no_conflict() -> None:
     world = World()
     ref, change, fields, _ = CHANGES["image"]
     world.fight(ref, change, fields, times=9, seconds=WINDOW_SECONDS / 2 + 1)
@@ -328,7 +328,7 @@ def test_edits_are_no_repairs() -> None:
     assert world.up_to_date["reason"] == "UpToDate"
 
 
-def test_a_tool_that_also_takes_the_operators_annotation_away() -> None:
+def test_a_tool_that_also_removes_the_operators_annotation_is_reported() -> None:
     world = World()
 
     def change(obj: Obj) -> None:
@@ -340,7 +340,7 @@ def test_a_tool_that_also_takes_the_operators_annotation_away() -> None:
     assert "containers[main].image" in world.up_to_date["message"]
 
 
-def test_a_removed_field_is_the_managers_that_wrote_after_the_operator() -> None:
+def test_a_removed_field_is_attributed_to_the_manager_that_wrote_after_the_operator() -> None:
     world = World()
     world.fight(DEPLOYMENT, variable_removed, {"f:spec": {"f:paused": {}}}, times=3)
     assert "containers[main].env[" in world.up_to_date["message"]
@@ -374,10 +374,10 @@ def test_replicas_of_a_refused_edit_back_off_too() -> None:
     assert world.up_to_date["reason"] == "FieldConflict"
     world.edit(suspend=True)
     world.reconcile()
-    assert world.scaled[-1] == 0, "another number is no repair"
+    assert world.scaled[-1] == 0, "a new number of replicas was delayed as if it were a repair"
 
 
-def test_a_pause_holds_for_the_last_accepted_form_of_a_refused_edit_too() -> None:
+def test_the_last_accepted_form_of_a_refused_edit_backs_off_too() -> None:
     world = World(replicas=2)
     world.wrong = of("Deployment", "dry-apply", "apply", error=DENIED, form=patched)
     world.edit(**PATCHED)
@@ -392,7 +392,7 @@ def test_a_pause_holds_for_the_last_accepted_form_of_a_refused_edit_too() -> Non
 
 
 @pytest.mark.parametrize("ref", [SERVICE, DEPLOYMENT])
-def test_a_child_that_is_deleted_again_and_again_is_reported_and_created_each_time(ref: Ref) -> None:
+def test_a_child_that_is_deleted_repeatedly_is_reported_and_created_each_time(ref: Ref) -> None:
     world = World()
     for number in range(6):
         del world.objects[ref]
@@ -406,7 +406,7 @@ def test_a_child_that_is_deleted_again_and_again_is_reported_and_created_each_ti
     assert world.up_to_date["status"] == "True"
 
 
-def test_children_that_edits_take_away_and_bring_back_are_no_conflict() -> None:
+def test_children_that_edits_remove_and_restore_are_no_conflict() -> None:
     world = World()
     for number in range(12):
         world.edit(networkPolicy={} if number % 2 else None)
@@ -415,7 +415,7 @@ def test_children_that_edits_take_away_and_bring_back_are_no_conflict() -> None:
     assert world.up_to_date["reason"] == "UpToDate"
 
 
-def test_the_pin_of_an_edit_that_is_refused_again_and_again_is_no_conflict() -> None:
+def test_the_revision_of_an_edit_that_is_refused_repeatedly_is_no_conflict() -> None:
     world = World()
     world.wrong = of("Deployment", "apply", error=DENIED, form=patched)
     world.edit(**PATCHED)
@@ -434,7 +434,7 @@ def rewrites_image(obj: Obj) -> None:
 
 
 @pytest.mark.parametrize("created", [True, False], ids=["at creation", "later"])
-def test_a_webhook_that_changes_what_is_written_is_reported_at_once(created: bool) -> None:
+def test_a_webhook_that_changes_written_objects_is_reported_immediately(created: bool) -> None:
     world = World()
     world.mutate = rewrites_image
     if created:
@@ -452,7 +452,7 @@ def test_a_webhook_that_changes_what_is_written_is_reported_at_once(created: boo
 
 
 @pytest.mark.matrix
-def test_it_is_not_applied_again_for_ever() -> None:
+def test_repairs_against_a_webhook_back_off() -> None:
     world = World()
     world.mutate = rewrites_image
     world.change(DEPLOYMENT, deployment_label)
@@ -478,7 +478,7 @@ def test_the_conflict_with_a_webhook_ends_with_the_first_write_that_stays() -> N
     assert world.objects[DEPLOYMENT]["spec"]["template"]["spec"]["containers"][0]["image"] != IMAGE
 
 
-def test_a_new_leader_finds_it_with_its_first_write() -> None:
+def test_a_new_leader_detects_the_webhook_with_its_first_write() -> None:
     world = World()
     world.mutate = rewrites_image
     world.change(DEPLOYMENT, deployment_label)
@@ -491,7 +491,7 @@ def test_a_new_leader_finds_it_with_its_first_write() -> None:
     assert [event["reason"] for event in world.events].count("FieldConflict") == 1
 
 
-def test_what_others_add_is_no_conflict() -> None:
+def test_additions_of_other_clients_are_no_conflict() -> None:
     world = World()
 
     def adds(obj: Obj) -> None:
@@ -508,7 +508,7 @@ def test_what_others_add_is_no_conflict() -> None:
     assert world.applied() == written
 
 
-def test_a_resource_that_is_deleted_is_forgotten() -> None:
+def test_conflicts_of_a_deleted_resource_are_dropped() -> None:
     world = World()
     ref, change, fields, _ = CHANGES["image"]
     world.fight(ref, change, fields, times=4)
@@ -517,7 +517,7 @@ def test_a_resource_that_is_deleted_is_forgotten() -> None:
     assert world.reconciler._conflicts.of(KEY) == []
 
 
-# Whose field it is
+# Owners of fields
 
 
 def owner(path: tuple[Any, ...], *entries: Obj) -> str:
@@ -551,7 +551,9 @@ def test_keys_of_lists_and_atomic_parents_are_understood() -> None:
     assert owner(port, entry("a", fields)) == "a"
     other = (*port[:-1], ListKey("containerPort", 81))
     assert owner(other, entry("a", fields, time="1"), entry(FIELD_MANAGER, {}, time="2")) == ""
-    assert owner(("spec", "selector", "x"), entry("a", {"f:spec": {"f:selector": {}}})) == "a", "an atomic parent"
+    assert owner(("spec", "selector", "x"), entry("a", {"f:spec": {"f:selector": {}}})) == "a", (
+        "the manager of an atomic parent must own the fields below it"
+    )
 
 
 def test_the_status_of_a_controller_is_no_conflict() -> None:
@@ -559,7 +561,7 @@ def test_the_status_of_a_controller_is_no_conflict() -> None:
     assert owner(("spec", "replicas"), controller) == ""
 
 
-def test_fields_are_named_as_people_write_them() -> None:
+def test_fields_are_named_as_users_write_them() -> None:
     path = ("spec", "containers", ListKey("name", "main"), "env", ListKey("name", "A"), "value")
     assert field_name(path) == "spec.containers[main].env[A].value"
     assert field_name(("metadata", "annotations", "a.b/c")) == "metadata.annotations[a.b/c]"
@@ -577,7 +579,7 @@ def test_every_difference_is_listed() -> None:
     assert named == ["a", "list", "containers[x].image", "containers[y]", "selector"]
 
 
-# Pods that admission changed
+# Pods changed by admission
 
 
 def pod_of(observed: Observed, name: str = "p1", **changes: Any) -> Obj:
@@ -636,7 +638,7 @@ def test_a_container_that_was_added_to_the_deployment_is_named(with_pods: bool) 
     assert found["message"].count("container agent (agent:1) was added") == 1
 
 
-def test_pods_as_they_were_made_say_so() -> None:
+def test_unchanged_pods_are_reported_as_such() -> None:
     observed = running()
     _, found = judged(replace(observed, pods=[pod_of(observed)]))
     assert found["message"] == "the pods match the template that this operator renders"
@@ -652,7 +654,9 @@ def test_the_resolved_image_is_that_of_the_newest_pod_of_the_newest_template() -
     pods[2]["metadata"]["labels"] = {**pods[2]["metadata"]["labels"], "serving.unmask.dev/template": "older"}
     assert judged(replace(observed, pods=pods))[0]["resolvedImage"] == "second:1"
     planned = judged(observed)[0]["resolvedImage"]
-    assert judged(replace(observed, pods=pods[2:]))[0]["resolvedImage"] == planned, "while none of it runs"
+    assert judged(replace(observed, pods=pods[2:]))[0]["resolvedImage"] == planned, (
+        "without a pod of the newest template, the planned image must be reported"
+    )
     pods[1]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:09Z"
     assert judged(replace(observed, pods=pods))[0]["resolvedImage"] == "first:1"
 

@@ -1,4 +1,4 @@
-"""The spec's engine section and the runtime's flag table and registries say the same."""
+"""Tests that the spec's engine section agrees with the runtime's flag table and registries."""
 
 from pathlib import Path
 from typing import get_args
@@ -21,15 +21,15 @@ def test_enums_are_the_flags_choices_in_camel_case():
     assert set(enums) == {"decoding_strategy", "sampling_mode", "attn_impl", "kv_cache_layout", "dtype", "quantization"}
     for field in enums.values():
         values, flag = literals(field.annotation), flag_of(field)
-        if flag.name != "decoding-strategy":  # the table leaves its choices to the registry: see below
+        if flag.name != "decoding-strategy":  # the table leaves its choices to the registry, which the next test covers
             assert {spelling(value) for value in values} == set(flag.choices)
         written = {flag_argument(flag, field, value) for value in values}
         assert written == {f"--{flag.name}={spelling(value)}" for value in values}
 
 
 @pytest.mark.all_entries
-def test_what_is_written_of_the_strategies_is_theirs():
-    """`make crds` writes it."""
+def test_the_generated_modules_of_strategies_are_current():
+    """Checks the files that `make crds` generates."""
     from runtime.strategies.base import strategies as registered
     from tools.strategies import camel, names, rules
 
@@ -39,22 +39,24 @@ def test_what_is_written_of_the_strategies_is_theirs():
 
 
 @pytest.mark.parametrize("strategy", get_args(strategies.DecodingStrategy), ids=spelling)
-def test_a_step_has_as_many_rows_as_the_runtime_says(strategy):
+def test_the_rows_per_step_are_those_of_the_runtime(strategy):
     from runtime.strategies.base import DecodingContext, make_strategy
 
     context = DecodingContext(block_size=64, buffer_size=1, prefix_caching=True, max_model_len=80)
     name = spelling(strategy)
     fewer = make_strategy(name, (name,), context).max_rows() < 2 * 64
-    assert fewer == (strategy in strategy_rules.OWN_STEP), "the rule on maxNumBatchedTokens leaves these out"
+    assert fewer == (strategy in strategy_rules.OWN_STEP), (
+        "OWN_STEP, which the rule on maxNumBatchedTokens exempts, does not match the runtime"
+    )
 
 
-def test_families_that_need_edit_are_those_of_the_rule():
+def test_families_that_need_edit_match_the_rule():
     from runtime.models.base import _FAMILIES
 
     assert {name for family in _FAMILIES.values() for name in family.needs_edit} == {"llada2dot1_mini"}
 
 
-def test_bounds_are_the_flags():
+def test_bounds_equal_those_of_the_flags():
     field = flag_field("gpu-memory-utilization", "A share.")
     assert {type(m).__name__: m for m in field.metadata}["Gt"].gt == 0
     assert {type(m).__name__: m for m in field.metadata}["Le"].le == 1

@@ -1,4 +1,4 @@
-"""The chart's tolerations and node selector of all engines with spec.gpu."""
+"""Tests of the chart's tolerations and node selector for engines with spec.gpu."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pod_spec(settings: Settings, **spec: Any) -> Obj:
     return found
 
 
-def test_every_engine_with_gpus_gets_them() -> None:
+def test_every_engine_with_gpus_gets_the_tolerations_and_node_selector() -> None:
     found = pod_spec(GPU_NODES, gpu={})
     assert found["tolerations"] == [TAINTED]
     assert found["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "gpu", "zone": "a"}
@@ -32,7 +32,7 @@ def test_every_engine_with_gpus_gets_them() -> None:
     }
 
 
-def test_an_engine_without_gpus_does_not() -> None:
+def test_an_engine_without_gpus_gets_neither() -> None:
     assert template(make(observe(resource()), GPU_NODES)) == template(make(observe(resource())))
 
 
@@ -46,7 +46,7 @@ def test_empty_values_leave_the_pods_as_they_were(spec: Obj) -> None:
     assert "nodeSelector" not in pod_spec(replace(empty, engine_node_selector={}), **spec)
 
 
-def test_the_pod_template_is_merged_over_them() -> None:
+def test_the_pod_template_is_merged_over_the_tolerations_and_node_selector() -> None:
     own = {"key": "team", "value": "a"}
     patch = {"spec": {"tolerations": [own, TAINTED], "nodeSelector": {"zone": "b", "disk": "ssd"}}}
     found = pod_spec(GPU_NODES, gpu={}, podTemplate=patch)
@@ -57,7 +57,7 @@ def test_the_pod_template_is_merged_over_them() -> None:
     assert without["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "gpu"}
 
 
-def test_another_value_restarts_no_pod_and_is_adopted_by_the_next_edit_of_the_pods() -> None:
+def test_a_changed_value_restarts_no_pod_and_is_adopted_by_the_next_edit_of_the_pods() -> None:
     observed = running(gpu={})
     made = make(observed, GPU_NODES)
     assert template(made) == template(make(observed))
@@ -75,11 +75,11 @@ def test_another_value_restarts_no_pod_and_is_adopted_by_the_next_edit_of_the_po
     assert not back.up_to_date
 
 
-def test_another_value_concerns_no_engine_without_gpus() -> None:
+def test_a_changed_value_does_not_affect_engines_without_gpus() -> None:
     assert make(running(), GPU_NODES).up_to_date
 
 
-def test_the_settings_stay_as_they_are() -> None:
+def test_rendering_does_not_change_the_settings() -> None:
     pod_spec(GPU_NODES, gpu={}, podTemplate={"spec": {"tolerations": [{"key": "a"}], "nodeSelector": {"pool": "x"}}})
     assert GPU_NODES.gpu_tolerations == [TAINTED]
     assert GPU_NODES.gpu_node_selector == {"pool": "gpu", "zone": "a"}

@@ -1,4 +1,4 @@
-"""The probes and metrics of the operator's own pod."""
+"""Tests of the probes and metrics of the operator's pod."""
 
 import asyncio
 import errno
@@ -91,12 +91,12 @@ def test_metrics_name_each_service_whose_condition_does_not_hold_until_it_is_gon
 
 
 def answers_at(addresses):
-    """Statuses of /healthz at these addresses, from a server that listens on all of them."""
+    """Returns the statuses of /healthz at these addresses, from a server that listens on all of them."""
 
     async def scene():
         app = health.application(Metrics(Cache(), lambda: 0).registry, lambda: 0.0, lambda: True)
         runner = await health.serve(app, 0)
-        ((_, port, *_),) = runner.addresses  # one port for both families
+        ((_, port, *_),) = runner.addresses  # both families have the same port
         statuses = []
         async with aiohttp.ClientSession() as session:
             for address in addresses:

@@ -1,4 +1,4 @@
-"""What the Dockerfile puts into an image is enough, and no more than that."""
+"""Tests that the Dockerfile puts exactly the necessary files and packages into an image."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tools import sbom
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-# The checkout itself, installed for development, must not help; what starts with Python is no import of the operator's.
+# The checkout must not be importable, although it is installed. Modules that Python loads at startup do not count.
 IMPORT_ALL = """
 import sys
 sys.meta_path = [finder for finder in sys.meta_path if "editable" not in str(finder)]
@@ -30,7 +30,7 @@ print(*sorted({name.split(".")[0] for name in set(sys.modules) - before}))
 
 
 def pins(name):
-    """Version, marker and hashes of each package of a constraints file."""
+    """Returns the hashes of each package of a constraints file, by name and version."""
     text = (ROOT / "constraints" / f"{name}.txt").read_text(encoding="utf-8")
     entries = re.findall(r"^([a-z0-9][\w.-]*)==(\S+)([^\\\n]*)\\\n((?:    --hash=\S+ ?\\?\n)+)", text, re.MULTILINE)
     return {(n, version): set(re.findall(r"sha256:\w+", hashes)) for n, version, _, hashes in entries}
@@ -41,7 +41,7 @@ def stage(name):
 
 
 def copied(text):
-    """Pairs of what a stage copies from the repository, and where to."""
+    """Yields pairs of a source in the repository that a stage copies, and its target."""
     for line in re.findall(r"^COPY (?!--from)(.+)$", text, re.MULTILINE):
         *sources, target = line.split()
         yield from ((source, target) for source in sources)
@@ -63,20 +63,20 @@ def test_an_image_has_every_package_that_its_part_of_the_project_needs():
         assert required <= {pin for pin, _ in pins(name)}, "run make lock"
 
 
-def test_no_image_holds_what_only_developers_need():
+def test_no_image_contains_packages_for_development():
     names = {name for name, _ in pins("runtime") | pins("operator")}
     assert not names & {"pytest", "mypy", "ruff", "pre-commit", "hypothesis", "uv"}
     assert "torch" not in {name for name, _ in pins("operator")}
     assert {"torch", "triton", "openai"} <= {name for name, _ in pins("runtime")}
 
 
-def test_only_the_runtime_image_holds_what_converts_tokenizers():
+def test_only_the_runtime_image_contains_converters_of_tokenizers():
     converters = {"transformers", "sentencepiece", "tiktoken", "protobuf"}
     assert converters <= {name for name, _ in pins("runtime")}
     assert not converters & {name for name, _ in pins("operator")}
 
 
-def test_what_is_copied_exists_and_reaches_the_builder():
+def test_copied_files_exist_and_are_in_the_build_context():
     allowed = re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text(encoding="utf-8"), re.MULTILINE)
     sources = [source for source, _ in copied(DOCKERFILE)]
     assert len(sources) >= 6
@@ -86,9 +86,9 @@ def test_what_is_copied_exists_and_reaches_the_builder():
 
 
 def test_the_operators_files_and_packages_are_all_it_imports(tmp_path):
-    """A copy of the image's app folder runs where no package can be imported but the pinned ones.
+    """Imports a copy of the image's app folder where only the pinned packages can be imported.
 
-    Libraries use others if they are there, as urllib3 uses PySocks.
+    Optional packages must not be found, because libraries import them if they exist, as urllib3 imports PySocks.
     """
     app = "/opt/unmask/app/"
     for source, target in copied(stage("operator-packages")):
@@ -119,11 +119,11 @@ def test_the_operators_files_and_packages_are_all_it_imports(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["operator", "runtime"])
-def test_images_run_as_a_numeric_user_and_say_what_they_are(name):
+def test_images_run_as_a_numeric_user_and_have_labels(name):
     text = stage(name)
     assert re.search(r"^USER 65532:65532$", text, re.MULTILINE)
     assert "'unmask:x:65532:65532:" in text
-    assert "USER=unmask LOGNAME=unmask" in text  # a library asks for the name, whatever number the cluster chose
+    assert "USER=unmask LOGNAME=unmask" in text  # libraries look up the user name, and the cluster may set any uid
     for label in ("title", "description", "version", "revision", "licenses"):
         assert f"org.opencontainers.image.{label}=" in text
     entry = re.search(r"^ENTRYPOINT (.+)$", text, re.MULTILINE)[1]
@@ -141,7 +141,7 @@ print(json.dumps({{"components": [{{"name": name, "version": version}} for name,
 
 @pytest.fixture
 def uv(tmp_path):
-    """A stand-in for uv, which asks an index; it leaves so many packages out."""
+    """Returns a function that writes a fake uv, which needs no index. It omits `skipped` packages."""
 
     def make(skipped=0):
         path = tmp_path / "uv"
@@ -177,8 +177,8 @@ def test_make_images_writes_a_bill_of_materials_for_each_image(uv, tmp_path):
     assert len(list(tmp_path.glob("unmask-*-*.cdx.json"))) == 2
 
 
-def test_the_licence_is_one_and_the_same():
-    """The file, the package's metadata, both images and the chart."""
+def test_the_license_is_the_same_everywhere():
+    """Checks the file, the package's metadata, both images and the chart."""
     text = (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert re.match(r"\s*Apache License\n\s*Version 2\.0, January 2004\n", text)
     assert "END OF TERMS AND CONDITIONS" in text

@@ -1,4 +1,4 @@
-"""kopf as the operator runs it, against an API server that answers from a script."""
+"""Tests of kopf, as the operator runs it, with a scripted API server."""
 
 import asyncio
 import json
@@ -22,13 +22,13 @@ from unmask_operator.settings import Settings
 
 KEY = Key("ns", "demo")
 WATCHED = [kind for kind in KINDS_BY_RESOURCE.values() if kind not in OPTIONAL]
-KOPFS_OWN = (  # kinds that kopf looks for in the discovery
+KOPFS_OWN = (  # kinds that kopf looks for in the API discovery
     ApiKind("v1", "Namespace", "namespaces"),
     ApiKind("v1", "Event", "events"),
     ApiKind("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions"),
 )
 TEN_MINUTES_OF_TRIES = 24
-FIVE_MINUTES_OF_TRIES = 2 * 14  # aiohttp itself repeats a GET once whose connection was dropped
+FIVE_MINUTES_OF_TRIES = 2 * 14  # aiohttp repeats a GET once after a dropped connection
 FINALIZER = "kopf.zalando.org/KopfFinalizerMarker"  # kopf's default
 LAST_STATE = "kopf.zalando.org/last-handled-configuration"
 
@@ -56,7 +56,7 @@ def error(code):
 
 
 class Refusal:
-    """An answer that is no list and no stream. Code 0 drops the connection."""
+    """An error response instead of a list or stream. Code 0 drops the connection."""
 
     def __init__(self, code, retry_after=None):
         self.code = code
@@ -64,13 +64,15 @@ class Refusal:
 
 
 class Scripted:
-    """An API server. Of one kind, lists are answered from `lists`: (version, objects) or (version, objects, continue
-    token). Each watch sends the chunks of the next entry of `streams` and ends. An asyncio.Event among them is waited
-    for, None is silence, and a Refusal breaks the connection. An entry may be a Refusal. Without an entry, a list is
-    empty and a watch stays open. All other kinds are empty and silent.
+    """Fake API server with a script for one kind. All other kinds have empty lists and silent watches.
+
+    Lists are answered from `lists`: (version, objects) or (version, objects, continue token). Each watch sends the
+    chunks of the next entry of `streams` and ends. Among the chunks, an asyncio.Event is waited for, None is silence,
+    and a Refusal breaks the connection. An entry may also be a Refusal. Without an entry, a list is empty and a watch
+    stays open.
 
     Attributes:
-        asked: of that kind, "list" or the version that a watch begins at; `at` has their times.
+        asked: "list" or the resourceVersion of a watch, per request of that kind; `at` has their times.
         all: every request.
     """
 
@@ -93,7 +95,7 @@ class Scripted:
         await self._runner.cleanup()
 
     def watching(self):
-        """The paths that a watch was requested of."""
+        """Returns the paths that watches were requested for."""
         return {path for method, path, query, _ in self.all if "watch" in query}
 
     async def _handle(self, request):
@@ -167,7 +169,7 @@ class Scripted:
 
 
 class Relists:
-    """In the place of a resync."""
+    """Fake resync that records the lists of kopf."""
 
     def __init__(self):
         self.paths = []
@@ -177,7 +179,7 @@ class Relists:
 
 
 class Scene:
-    """kopf that runs, and what came of it."""
+    """Runs kopf and records the results."""
 
     def __init__(self, server, settings):
         self.server, self.relists, self.enqueued = server, Relists(), []
@@ -187,7 +189,7 @@ class Scene:
         self.task = asyncio.create_task(self.operator._watch(self.events, self.relists))
 
     async def end(self):
-        """In the place of the process's end: what kopf leaves behind when it fails may ignore a cancellation."""
+        """Ends kopf instead of the process. Tasks that kopf leaves behind after an error may ignore a cancellation."""
         self.task.cancel()
         await asyncio.wait((self.task,))
         await self.operator._client.close()
@@ -214,7 +216,10 @@ class Scene:
 
 @pytest.fixture
 def run(monkeypatch):
-    """Runs kopf against a scripted server while `act(scene)` lasts. Pauses between tries are a thousandth of theirs."""
+    """Returns a function that runs kopf with a scripted server while `act(scene)` runs.
+
+    Pauses between attempts are a thousandth of the real ones.
+    """
     monkeypatch.setattr(module, "FIRST_BACKOFF_SECONDS", 0.001)
     monkeypatch.setattr(module, "LONGEST_BACKOFF_SECONDS", 0.03)
     monkeypatch.setattr(watch_login, "LONGEST_PAUSE_SECONDS", 0.01)
@@ -240,7 +245,7 @@ async def until_it_ends(scene):
     await asyncio.wait((scene.task,))
 
 
-def test_what_is_watched_is_what_the_operator_deals_with_and_nothing_is_written(run):
+def test_kopf_watches_the_operators_kinds_and_writes_nothing(run):
     server = Scripted([(7, [obj(3, "demo")])], kind=DLMS)
     paths = {kind.path(None) for kind in WATCHED}
     assert len(paths) == 10
@@ -276,7 +281,7 @@ def test_namespaces_are_watched_one_by_one_and_nothing_of_the_cluster_is_request
     assert objects == paths
 
 
-def test_a_selector_of_resources_is_the_api_servers_to_apply(run):
+def test_the_selector_of_resources_is_sent_to_the_api_server(run):
     server = Scripted(kind=DLMS)
 
     async def act(scene):
@@ -286,7 +291,7 @@ def test_a_selector_of_resources_is_the_api_servers_to_apply(run):
     assert [query["labelSelector"] for query in server.queries] == ["track=canary,!old"] * 2
 
 
-def test_a_list_is_followed_from_its_version_and_events_change_what_is_known(run):
+def test_a_watch_begins_at_the_lists_version_and_its_events_update_the_cache(run):
     server = Scripted(
         [(7, [obj(3, "old"), obj(4, "gone")])],
         [[event("ADDED", 8, "new") + event("MODIFIED", 9, "old") + event("DELETED", 10, "gone"), None]],
@@ -311,7 +316,7 @@ def test_pages_of_a_list_are_applied_one_by_one(run):
     assert [query.get("continue") for query in server.queries[:2]] == [None, "more"]
 
 
-def test_lines_come_in_any_pieces_and_may_be_large(run):
+def test_lines_may_be_large_and_arrive_in_any_pieces(run):
     large = event("ADDED", 9, "large", padding="x" * 3_000_000)
     stream = event("ADDED", 8, "split") + large + event("ADDED", 10, "last")
     pieces = [stream[:40], stream[40:90], stream[90:1_000_000], stream[1_000_000:]]
@@ -324,7 +329,7 @@ def test_lines_come_in_any_pieces_and_may_be_large(run):
     assert server.asked == ["list", 7]
 
 
-def test_a_stream_that_ends_goes_on_from_the_last_version_and_nothing_is_listed(run):
+def test_a_stream_that_ends_is_resumed_from_the_last_version_without_a_list(run):
     streams = [[event("ADDED", 8, "first")], [bookmark(70)], [bookmark(90)], [event("ADDED", 91, "second"), None]]
     server = Scripted([(7, ())], streams)
 
@@ -358,7 +363,7 @@ def test_a_silent_stream_is_opened_again_from_its_version(run, monkeypatch):
     assert server.asked.count("list") == 1
 
 
-def test_a_version_that_is_too_old_is_listed_anew_and_the_resync_learns_of_it(run):
+def test_an_expired_version_leads_to_a_list_and_notifies_the_resync(run):
     server = Scripted([(7, [obj(3, "a"), obj(4, "b")]), (20, [obj(15, "b")])], [[error(410)]])
 
     async def act(scene):
@@ -367,11 +372,13 @@ def test_a_version_that_is_too_old_is_listed_anew_and_the_resync_learns_of_it(ru
 
     scene = run(server, act)
     assert server.asked == ["list", 7, "list", 20]
-    assert scene.relists.paths.count(PODS.path(None)) == 2, "what was deleted is the resync's to find"
+    assert scene.relists.paths.count(PODS.path(None)) == 2, (
+        "the resync was not notified of each list, so it does not find deletions"
+    )
 
 
 @pytest.mark.parametrize("code", [400, 403, 429, 500, 504])
-def test_another_error_inside_a_stream_ends_kopf_and_so_the_process(run, code):
+def test_another_error_inside_a_stream_ends_kopf_and_the_process(run, code):
     server = Scripted([(7, ())], [[event("ADDED", 8, "first"), error(code)]])
     scene = run(server, until_it_ends)
     assert f"'code': {code}" in str(scene.task.exception())
@@ -402,7 +409,7 @@ def test_a_kind_that_disappears_ends_kopf_and_so_the_process(run):
 
 @pytest.mark.parametrize("code", [403, 503, *(pytest.param(code, marks=pytest.mark.matrix) for code in (429, 500))])
 @pytest.mark.parametrize("where", ["list", "watch"])
-def test_a_refusal_for_ten_minutes_ends_nothing_and_is_counted(run, code, where):
+def test_kopf_survives_ten_minutes_of_refusals_and_counts_them(run, code, where):
     refusals = [Refusal(code)] * TEN_MINUTES_OF_TRIES
     lists = [*(refusals if where == "list" else ()), (7, [obj(3, "a")])]
     server = Scripted(lists, [*(refusals if where == "watch" else ()), [event("ADDED", 8, "b"), None]])
@@ -416,7 +423,7 @@ def test_a_refusal_for_ten_minutes_ends_nothing_and_is_counted(run, code, where)
 
 
 @pytest.mark.parametrize("where", ["list", "watch"])
-def test_an_api_server_that_is_away_for_five_minutes_ends_nothing(run, where):
+def test_kopf_survives_five_minutes_without_the_api_server(run, where):
     dropped = [Refusal(0)] * FIVE_MINUTES_OF_TRIES
     lists = [*(dropped if where == "list" else ()), (7, [obj(3, "a")])]
     server = Scripted(lists, [*(dropped if where == "watch" else ()), [event("ADDED", 8, "b"), None]])
@@ -460,7 +467,7 @@ def test_a_rotated_token_is_read_again_and_nothing_is_listed_for_it(run):
 
 
 def test_a_token_that_is_refused_for_a_while_is_tried_again(run):
-    """As while an API server starts, or before the kubelet has replaced the token's file."""
+    """Simulates the start of an API server, or the time before the kubelet has replaced the token's file."""
     server = Scripted([(7, [obj(3, "a")])])
     server.refused_tokens.add("t1")
 
@@ -485,8 +492,8 @@ def test_a_login_that_cannot_be_read_is_tried_again(run, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", WATCHED, ids=lambda kind: kind.kind)
-def test_what_another_operator_on_kopf_wrote_on_an_object_stays_and_stops_nothing(run, kind):
-    """Its finalizer, of an object that is being deleted, and its last state, here one that is no JSON."""
+def test_markers_of_another_kopf_operator_stay_and_have_no_effect(run, kind):
+    """Checks a finalizer of kopf on an object that is being deleted, and a last state that is no JSON."""
     mark = {
         "finalizers": [FINALIZER],
         "annotations": {LAST_STATE: "no { JSON"},
@@ -514,7 +521,7 @@ def test_an_object_that_kopf_cannot_read_stops_no_other_one(run):
     run(server, act)
 
 
-def test_nothing_is_logged_of_events_and_logins(run, caplog):
+def test_kopf_logs_neither_events_nor_logins(run, caplog):
     caplog.set_level("DEBUG")
     server = Scripted([(7, [obj(3, "a")])], [[event("ADDED", 8, "b"), None]])
 

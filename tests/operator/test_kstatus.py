@@ -1,4 +1,4 @@
-"""Flux and Helm 4, which wait by kstatus, end on every state that lasts, and on no state that passes."""
+"""Tests that waits of Flux and Helm 4, which use kstatus, end on every permanent state and on no temporary one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unmask_operator.status.transitions import transitions
 
 
 def seen(known: tuple[Observed, Plan]) -> Obj:
-    """The resource with the status that a reconcile writes."""
+    """Returns the resource with the status that a reconcile writes."""
     return {**known[0].resource, "status": status(*known)}
 
 
@@ -38,7 +38,7 @@ def paused() -> tuple[Observed, Plan]:
 
 
 def refused_lately() -> tuple[Observed, Plan]:
-    """As while an admission webhook starts."""
+    """Returns a state in which pods were refused only recently, as while an admission webhook starts."""
     observed, plan = reconcile("quota")
     deployment = copy.deepcopy(next(iter(observed.children.values())))
     for condition in deployment["status"]["conditions"]:
@@ -92,7 +92,7 @@ PASSING = {
 
 
 @pytest.mark.parametrize("state", LASTING)
-def test_a_wait_ends_on_a_state_that_lasts_until_somebody_acts(state):
+def test_a_wait_ends_on_a_state_that_lasts_until_a_user_acts(state):
     known, reason = LASTING[state]
     resource = seen(known)
     assert kstatus(resource) == FAILED
@@ -101,7 +101,7 @@ def test_a_wait_ends_on_a_state_that_lasts_until_somebody_acts(state):
 
 
 @pytest.mark.parametrize("state", PASSING)
-def test_a_wait_goes_on_while_the_state_may_pass(state):
+def test_a_wait_continues_while_the_state_is_temporary(state):
     resource = seen(PASSING[state])
     assert kstatus(resource) == IN_PROGRESS
     assert not stalled(resource)
@@ -128,14 +128,14 @@ def test_a_deadline_of_an_earlier_template_does_not_end_the_wait_for_its_correct
 
 
 def test_children_of_an_earlier_resource_of_the_name_do_not_end_the_wait():
-    """They are deleted by the garbage collector, and the conflict passes."""
+    """Checks this because the garbage collector deletes them, so the conflict is temporary."""
     earlier = owned("v1", "Service", "demo")
     earlier["metadata"]["ownerReferences"][0] |= {"apiVersion": API_VERSION, "kind": KIND, "uid": f"{UID}-earlier"}
     known = reconcile("created", plan=refused("NameConflict"), children=[earlier])
     assert kstatus(seen(known)) == IN_PROGRESS
 
 
-def test_stalled_comes_with_one_event_of_its_cause():
+def test_stalled_emits_one_event_with_its_cause():
     for known, _ in LASTING.values():
         new = status(*known)
         events = transitions({}, new)

@@ -1,4 +1,4 @@
-"""Leader election in simulated time: its rules, and its loop against a Lease in memory."""
+"""Tests of leader election in simulated time: its rules, and its loop with a Lease in memory."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ from unmask_operator.leaderelection import (
 )
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
-LATENCY = 0.01  # seconds until the API server answers a request
+LATENCY = 0.01  # seconds per request
 
 
 class Clock:
@@ -33,11 +33,11 @@ def lease_of(holder: str, renewed: str = "t0", duration: int = 12) -> dict:
     return {"metadata": {"name": "l", "namespace": "n", "resourceVersion": "1"}, "spec": spec}
 
 
-def test_a_lease_that_nobody_ever_held_is_free():
+def test_a_lease_that_was_never_held_is_free():
     assert Lease("me").can_acquire({"metadata": {}})
 
 
-def test_anothers_lease_is_free_once_it_has_not_changed_for_its_duration():
+def test_the_lease_of_another_holder_is_free_after_its_duration_without_change():
     clock = Clock()
     lease = Lease("me", clock)
     for clock.now, renewed, free in (
@@ -46,7 +46,7 @@ def test_anothers_lease_is_free_once_it_has_not_changed_for_its_duration():
         assert lease.can_acquire(lease_of("other", renewed)) is free, clock.now
 
 
-def test_the_next_look_is_when_anothers_lease_runs_out():
+def test_the_pause_ends_when_the_lease_of_another_holder_expires():
     clock = Clock()
     lease = Lease("me", clock)
     assert lease.pause() == 4
@@ -57,13 +57,13 @@ def test_the_next_look_is_when_anothers_lease_runs_out():
     assert lease.pause() == pytest.approx(1.1)
 
 
-def test_a_released_lease_and_my_own_are_free_at_once():
+def test_a_released_lease_and_the_own_lease_are_free_immediately():
     held = Lease("other").held(lease_of("other"), NOW)
     assert Lease("me").can_acquire(Lease.released(held))
     assert Lease("me").can_acquire(lease_of("me"))
 
 
-def test_taking_counts_a_transition_and_renewing_does_not():
+def test_an_acquisition_counts_as_transition_and_a_renewal_does_not():
     lease = Lease("me")
     taken = lease.held(lease_of("other"), NOW)
     assert taken["spec"]["leaseTransitions"] == 1
@@ -72,15 +72,15 @@ def test_taking_counts_a_transition_and_renewing_does_not():
     assert later["spec"]["leaseTransitions"] == 1
     assert later["spec"]["acquireTime"] == taken["spec"]["acquireTime"]
     assert later["spec"]["renewTime"] == "2026-01-02T03:04:09.000006Z"
-    assert later["metadata"]["resourceVersion"] == "1"  # so that the API server refuses a write over another's
+    assert later["metadata"]["resourceVersion"] == "1"  # so that a write over another holder's fails
 
 
-def test_the_deadline_ends_before_anybody_may_take_over():
+def test_the_deadline_precedes_the_expiry_of_the_lease():
     assert DEADLINE_SECONDS + RETRY_SECONDS <= LEASE_SECONDS
 
 
 class OneLease:
-    """The API server's part: optimistic locking on one Lease. Each request takes LATENCY."""
+    """Fake API server with one Lease and optimistic locking. Each request takes LATENCY."""
 
     def __init__(self) -> None:
         self.obj = {"metadata": {"name": "l", "namespace": "n", "resourceVersion": "1"}}
@@ -124,7 +124,7 @@ def elector(api, identity):
     return LeaderElector(api, "n", "l", Lease(identity, now), "d")
 
 
-def test_a_lease_that_is_not_there_is_made_and_goes_with_the_deployment():
+def test_a_missing_lease_is_created_with_the_deployment_as_owner():
     async def scene():
         api = OneLease()
         api.obj = None
@@ -137,14 +137,14 @@ def test_a_lease_that_is_not_there_is_made_and_goes_with_the_deployment():
     run_simulated(scene())
 
 
-def test_nobody_takes_a_new_lease_while_a_leader_may_not_know_that_the_old_one_is_gone():
+def test_a_new_lease_is_free_only_after_the_deadline_of_a_former_leader():
     clock = Clock()
     lease, made = Lease("me", clock), Lease.new("n", "l", None)
     for clock.now, free in ((0, False), (DEADLINE_SECONDS, False), (DEADLINE_SECONDS + 0.1, True)):
         assert lease.can_acquire(made) is free, clock.now
 
 
-def test_a_lease_that_is_deleted_under_a_leader_ends_its_lead_before_another_begins():
+def test_after_a_deletion_of_the_lease_the_leader_ends_before_another_leads():
     async def scene():
         api = OneLease()
         a, b = elector(api, "a"), elector(api, "b")
@@ -164,7 +164,7 @@ def test_a_lease_that_is_deleted_under_a_leader_ends_its_lead_before_another_beg
 
 
 def test_without_its_deployment_the_operator_makes_no_lease():
-    """It is being uninstalled."""
+    """Simulates an uninstall of the operator."""
 
     async def scene():
         api = OneLease()
@@ -177,7 +177,7 @@ def test_without_its_deployment_the_operator_makes_no_lease():
     run_simulated(scene())
 
 
-def test_an_operator_without_a_deployment_makes_a_lease_that_nobody_owns():
+def test_an_operator_outside_a_deployment_creates_a_lease_without_owner():
     async def scene():
         api = OneLease()
         api.obj = api.deployment = None
@@ -187,7 +187,7 @@ def test_an_operator_without_a_deployment_makes_a_lease_that_nobody_owns():
     run_simulated(scene())
 
 
-def test_of_two_that_make_the_lease_one_does():
+def test_of_two_operators_only_one_creates_the_lease():
     async def scene():
         api = OneLease()
         api.obj = None
@@ -200,7 +200,7 @@ def test_of_two_that_make_the_lease_one_does():
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_lease_is_released_although_shutdown_cancelled_a_request_that_succeeded(first):
-    """To take it (`first`), or to renew it."""
+    """Checks the request that acquires the Lease (`first`) and the one that renews it."""
 
     async def scene():
         api = OneLease()
@@ -239,7 +239,7 @@ def test_a_lease_of_another_holder_is_not_released():
     run_simulated(scene())
 
 
-def test_a_standby_knows_whether_it_could_ever_lead():
+def test_a_standby_knows_whether_it_can_read_the_lease():
     async def scene():
         api = OneLease()
         await api.update_lease(Lease("b").held(api.obj, NOW), timeout=1)
@@ -265,7 +265,7 @@ def test_a_leader_is_in_time_until_its_deadline():
     run_simulated(scene())
 
 
-def test_of_two_only_one_leads_and_the_other_follows_a_release_at_once():
+def test_of_two_operators_one_leads_and_the_other_follows_a_release_immediately():
     async def scene():
         api = OneLease()
         a, b = elector(api, "a"), elector(api, "b")
@@ -287,11 +287,11 @@ def test_of_two_only_one_leads_and_the_other_follows_a_release_at_once():
     run_simulated(scene())
 
 
-def test_a_holder_that_dies_is_followed_after_the_lease_has_run_out():
+def test_a_standby_follows_a_crashed_holder_after_the_lease_expires():
     async def scene():
         api = OneLease()
         a, b = elector(api, "a"), elector(api, "b")
-        await a.acquire()  # and never renews
+        await a.acquire()  # it never renews
         start = now()
         await b.acquire()
         assert LEASE_SECONDS < now() - start < LEASE_SECONDS + 1
@@ -299,7 +299,7 @@ def test_a_holder_that_dies_is_followed_after_the_lease_has_run_out():
     run_simulated(scene())
 
 
-def test_a_holder_that_cannot_renew_gives_up_at_the_deadline_before_its_lease_runs_out():
+def test_a_holder_that_cannot_renew_ends_at_the_deadline_before_its_lease_expires():
     async def scene():
         api = OneLease()
         a = elector(api, "a")
@@ -336,7 +336,7 @@ def test_a_renewal_that_fails_is_tried_again_before_the_deadline():
     run_simulated(scene())
 
 
-def test_a_holder_that_finds_another_in_its_lease_gives_up_at_once():
+def test_a_holder_that_finds_another_holder_ends_immediately():
     async def scene():
         api = OneLease()
         a = elector(api, "a")
@@ -348,7 +348,7 @@ def test_a_holder_that_finds_another_in_its_lease_gives_up_at_once():
     run_simulated(scene())
 
 
-def test_somebody_elses_label_on_the_lease_ends_nothing():
+def test_a_label_of_another_client_on_the_lease_does_not_end_the_leadership():
     async def scene():
         api = OneLease()
         a = elector(api, "a")
@@ -366,8 +366,8 @@ def test_somebody_elses_label_on_the_lease_ends_nothing():
     run_simulated(scene())
 
 
-def test_a_lease_that_is_older_than_it_was_ends_the_lead_though_it_names_us():
-    """An etcd that was restored from a backup: what is known is of a future that will not come."""
+def test_a_restored_older_lease_ends_the_leadership_although_the_holder_is_the_same():
+    """Simulates an etcd that was restored from a backup: its Lease is older than the last one that the elector read."""
 
     async def scene():
         api = OneLease()
@@ -383,7 +383,7 @@ def test_a_lease_that_is_older_than_it_was_ends_the_lead_though_it_names_us():
     run_simulated(scene())
 
 
-def test_a_lease_that_cannot_be_made_is_waited_for(caplog):
+def test_acquiring_a_lease_is_retried_while_requests_fail(caplog):
     async def scene():
         api = OneLease()
         api.fail = ApiError(404, "NotFound", "leases not found")
@@ -399,7 +399,7 @@ def test_a_lease_that_cannot_be_made_is_waited_for(caplog):
     assert "cannot read or write the Lease n/l" in caplog.text
 
 
-def test_losing_the_lease_ends_the_process_before_the_work_can_write_again(monkeypatch):
+def test_losing_the_lease_ends_the_process_before_it_can_write_again(monkeypatch):
     class Exited(Exception):
         pass
 

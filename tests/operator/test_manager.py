@@ -1,4 +1,4 @@
-"""Tasks of the leading pod, and its retries in simulated time."""
+"""Tests of the leader's tasks, and of its retries in simulated time."""
 
 import asyncio
 import itertools
@@ -17,7 +17,7 @@ from unmask_operator.objects import Key
 from unmask_operator.settings import Settings
 
 
-def test_everything_is_looked_at_again_without_a_request():
+def test_every_resource_is_enqueued_again_without_a_request():
     cache, queue = Cache(), WorkQueue(lambda: 0.0)
     one = Manager(None, cache, queue, Settings(), Metrics(cache, lambda: 0), None)
     cache.put(DLMS, resource() | {"metadata": resource()["metadata"] | {"resourceVersion": "1"}})
@@ -26,7 +26,7 @@ def test_everything_is_looked_at_again_without_a_request():
 
 
 class Client:
-    """Lists nothing; its discovery lags behind."""
+    """Fake client with empty lists. Its discovery may not contain the resource yet."""
 
     def __init__(self, *discoveries):
         self.discoveries = list(discoveries)
@@ -64,11 +64,14 @@ def test_kopf_starts_once_the_cache_is_synced_and_discovery_shows_the_resource()
     with pytest.raises(BaseExceptionGroup) as ended:
         run_simulated(scene())
     assert [str(error) for error in ended.value.exceptions] == ["kopf has ended"]
-    assert started[0] > 1 + 2 + 4, "the pauses between four looks"
+    assert started[0] > 1 + 2 + 4, "kopf started before the pauses between the four discovery requests had passed"
 
 
 class FailingWrites:
-    """Refuses to create objects until `seconds` have passed. `tries` and `created` are the times of both."""
+    """Fake API that fails to create children until `seconds` have passed.
+
+    `tries` and `created` are the times of attempts and of creations.
+    """
 
     def __init__(self, service, error, seconds):
         self.service, self.error, self.seconds = service, error, seconds

@@ -1,4 +1,4 @@
-"""podTemplate merging: examples of each rule, and what must hold for any template."""
+"""Tests of the merge of podTemplate: examples of each rule, and invariants for any template."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_variable_has_a_value_or_a_source_never_both() -> None:
     assert main(env=[{"name": "HOME", "valueFrom": source}])["env"][0] == {"name": "HOME", "valueFrom": source}
 
 
-def test_an_entry_that_null_leaves_with_its_key_alone_goes() -> None:
+def test_an_entry_that_a_null_reduces_to_its_key_is_removed() -> None:
     assert [e["name"] for e in main(env=[{"name": "THREADS", "valueFrom": None}])["env"]] == ["HOME"]
     assert [e["name"] for e in main(env=[{"name": "THREADS", "value": None}])["env"]] == ["HOME"]
     assert [m["name"] for m in main(volumeMounts=[{"mountPath": "/tmp", "name": None}])["volumeMounts"]] == ["shm"]
@@ -132,7 +132,7 @@ def of_main(**members: Any) -> dict[str, Any]:
         ({"spec": {"volumes": [{"name": "shm", "emptyDir": "8Gi"}]}}, f"{VOLUMES}[shm].emptyDir", "must be a map"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_with_the_field(patch: dict[str, Any], field: str, sentence: str) -> None:
+def test_an_invalid_template_is_rejected_with_its_field(patch: dict[str, Any], field: str, sentence: str) -> None:
     with pytest.raises(SpecError) as caught:
         merge_template(BASE, patch)
     assert caught.value.field == field
@@ -186,12 +186,12 @@ def has_null(value: Any) -> bool:
 
 
 @given(patches)
-def test_any_merge(patch: dict[str, Any]) -> None:
+def test_invariants_hold_for_any_merge(patch: dict[str, Any]) -> None:
     before = copy.deepcopy((BASE, patch))
     merged = merge_template(BASE, patch)
-    assert (BASE, patch) == before, "an argument was changed"
+    assert (BASE, patch) == before, "merge_template changed an argument"
     assert not has_null(merged)
-    assert merge_template(merged, patch) == merged, "merging twice is merging once"
+    assert merge_template(merged, patch) == merged, "a second merge of the same patch changed the result"
     engine = merged["spec"]["containers"][0]
     for member in ("name", "image", "args", "ports"):
         assert engine[member] == BASE["spec"]["containers"][0][member]
@@ -199,11 +199,11 @@ def test_any_merge(patch: dict[str, Any]) -> None:
     for container in merged["spec"]["containers"]:
         for member, key in LIST_KEYS.items():
             keys = [entry[key] for entry in container.get(member, [])]
-            assert len(keys) == len(set(keys)), f"{member} holds a key twice"
+            assert len(keys) == len(set(keys)), f"{member} contains a key twice"
 
 
 @given(patches)
-def test_what_the_patch_does_not_name_stays(patch: dict[str, Any]) -> None:
+def test_fields_that_the_patch_does_not_name_stay(patch: dict[str, Any]) -> None:
     merged = merge_template(BASE, patch)
     spec = patch.get("spec", {})
     for member in BASE["spec"].keys() - spec.keys():

@@ -1,4 +1,4 @@
-"""Merge patches: applying one gives what was wanted."""
+"""Tests that a computed merge patch converts the old object to the new one."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ OBJECTS = st.dictionaries(KEYS, VALUES)
 
 
 def apply(target, patch):
-    """As RFC 7386 says it."""
+    """Applies a merge patch as RFC 7386 specifies."""
     if not isinstance(patch, dict):
         return patch
     result = dict(target) if isinstance(target, dict) else {}

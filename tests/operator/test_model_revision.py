@@ -1,4 +1,4 @@
-"""A hub's model without a revision: one commit for all pods of a pin, without a change of their template."""
+"""Tests of hub models without a revision: all pods of a revision use one commit, and the template does not change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HUB = {"uri": "hf://org/name"}
 
 
 def pod(observed: Observed, name: str, created: str) -> Obj:
-    """One of the Deployment's present template."""
+    """Returns a pod of the Deployment's current template."""
     made = copy.deepcopy(template(make(observed)))
     meta = {**made["metadata"], "name": name, "uid": name, "creationTimestamp": f"2026-01-01T00:00:0{created}Z"}
     return {**made, "metadata": meta, "status": {"phase": "Running"}}
@@ -30,14 +30,14 @@ def hub(**spec: Any) -> Observed:
 
 
 def say(observed: Observed, **commits: str) -> Observed:
-    """After pods have said what they loaded and the operator has looked; the later the name, the younger the pod."""
+    """Returns the state after new pods have reported commits and a reconcile. Later arguments are younger pods."""
     made = [pod(observed, name, str(i)) for i, name in enumerate(commits)]
     observed = replace(observed, pods=[*reversed(made), *observed.pods], revisions={**observed.revisions, **commits})
     return apply(observed, make(observed))
 
 
 def commit(observed: Observed) -> str:
-    """What the pods of today get behind the model's name."""
+    """Returns the suffix that new pods append to the model's name: `@` and the commit, or the empty string."""
     made = make(observed)
     key = key_of(template(made))
     data: dict[str, str] = child(made, "ConfigMap")["data"]
@@ -60,11 +60,11 @@ def test_the_first_pods_commit_is_recorded_for_all_pods_without_a_new_template()
     assert template(make(after)) == pods
     assert settled(make(after), after)
     assert status(after, make(after))["model"] == {"revision": A}
-    assert commit(replace(after, pods=(), revisions={})) == f"@{A}", "it outlives pods and operators"
+    assert commit(replace(after, pods=(), revisions={})) == f"@{A}", "the commit was lost together with the pods"
     assert commit(say(after, third=B)) == f"@{A}"
 
 
-def test_a_pod_that_names_none_records_nothing() -> None:
+def test_a_pod_that_reports_no_commit_records_nothing() -> None:
     assert commit(say(hub(), old="")) == ""
 
 
@@ -90,17 +90,17 @@ def test_going_back_restores_the_commit() -> None:
     assert commit(back) == f"@{A}"
 
 
-def test_a_commit_that_somebody_made_up_is_no_commit() -> None:
+def test_an_invalid_commit_in_the_config_map_is_replaced() -> None:
     observed = say(hub(), first=A)
     ref = Ref("v1", "ConfigMap", "demo-model")
     spoilt = copy.deepcopy(observed.children[ref])
     spoilt["data"] = dict.fromkeys(spoilt["data"], "/../../else")
     observed = replace(observed, children={**observed.children, ref: spoilt})
     assert not settled(make(observed), observed)
-    assert commit(observed) == f"@{A}", "a pod that runs still knows"
+    assert commit(observed) == f"@{A}", "the commit that a running pod reported was not restored"
 
 
-def test_a_model_that_needs_none_has_no_config_map() -> None:
+def test_a_model_that_needs_no_recorded_commit_has_no_config_map() -> None:
     for model in ({"uri": "demo://"}, {"uri": "pvc://claim/path"}, {**HUB, "revision": "v1"}):
         made = make(observe(resource(model=model)))
         assert "ConfigMap" not in kinds(made)

@@ -1,4 +1,4 @@
-"""When nodes are listed, what is kept of them, and what a list that fails leaves."""
+"""Tests of node lists: when nodes are listed, which data are retained, and failures of a list."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ def pod(reason="Unschedulable"):
 
 
 class Lists:
-    """A client that answers with another node for each list of nodes, or fails."""
+    """Fake client that returns another node for each list of nodes, or fails."""
 
     def __init__(self):
         self.count = 0
@@ -49,7 +49,7 @@ def ask(nodes, pods):
 
 
 @pytest.mark.parametrize("granted", [True, False])
-def test_nodes_are_listed_for_a_pod_that_finds_none_and_again_when_the_list_is_old(clock, granted):
+def test_nodes_are_listed_for_an_unschedulable_pod_and_again_after_a_while(clock, granted):
     client, seen = Lists(), []
     nodes = Nodes(client, granted, lambda key, seconds: None, lambda: clock[0])
     for reason, later in [("", 0), ("Unschedulable", 0), ("Unschedulable", NODES_SECONDS - 1), ("Unschedulable", 2)]:
@@ -59,7 +59,7 @@ def test_nodes_are_listed_for_a_pod_that_finds_none_and_again_when_the_list_is_o
     assert client.count == (2 if granted else 0)
 
 
-def test_one_list_of_nodes_serves_all_who_ask_at_once():
+def test_concurrent_requests_for_nodes_use_one_list():
     client = Lists()
     nodes = Nodes(client, True, lambda key, seconds: None)
 
@@ -70,13 +70,13 @@ def test_one_list_of_nodes_serves_all_who_ask_at_once():
     assert client.count == 1
 
 
-def test_a_list_that_fails_leaves_what_was_known_and_is_made_again_in_its_time(clock):
+def test_a_failed_list_keeps_the_known_nodes_and_is_retried_later(clock):
     client, again = Lists(), []
     nodes = Nodes(client, True, lambda key, seconds: again.append((key, seconds)), lambda: clock[0])
     client.fails = True
     assert [ask(nodes, [pod()]) for _ in range(3)] == [None] * 3
-    assert client.count == 1, "one that fails is not repeated by each reconcile"
-    assert again == [(Key("ns", "demo"), NODES_SECONDS)] * 3, "nothing else tells when the list can be had"
+    assert client.count == 1, "each reconcile repeated the failed list"
+    assert again == [(Key("ns", "demo"), NODES_SECONDS)] * 3, "no later reconcile is scheduled to repeat the list"
     client.fails = False
     clock[0] += NODES_SECONDS + 1
     assert ask(nodes, [pod()]) == "node-2"
@@ -86,7 +86,7 @@ def test_a_list_that_fails_leaves_what_was_known_and_is_made_again_in_its_time(c
 
 
 def node(number):
-    """Of 20 kB, as those of a cluster that has run for a while."""
+    """Returns a node of 20 kB, as in a cluster that has run for a while."""
     images = [
         {"names": [f"registry.example.com/team/image-{i}@sha256:{i:064x}", f"registry.example.com/team/image-{i}:v{i}"]}
         for i in range(120)
@@ -105,7 +105,7 @@ def test_a_cached_node_has_its_labels_and_devices():
     assert slim({"metadata": {"name": "bare"}})["status"] == {"allocatable": {}}
 
 
-def test_slim_retains_what_excludes_pods():
+def test_slim_retains_the_fields_that_exclude_pods():
     full = node(3)
     taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
     full["spec"] = {
@@ -151,7 +151,7 @@ asyncio.run(run())
 
 
 class ApiServer(BaseHTTPRequestHandler):
-    """Lists COUNT nodes, in as large pages as it is asked for."""
+    """Lists COUNT nodes, in pages of the requested size."""
 
     def do_GET(self):
         asked = parse_qs(urlsplit(self.path).query)

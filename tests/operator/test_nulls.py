@@ -1,4 +1,4 @@
-"""An explicit null in a spec means that the field is not set, wherever the operator reads it."""
+"""Tests that an explicit null in a spec means that the field is not set, wherever the operator reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks and replicas of a pod: its GPUs, its shared memory, its arguments."""
+"""Tests of ranks and replicas of a pod: its GPUs, its shared memory, its arguments."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def test_a_pod_gets_a_gpu_for_each_rank_of_each_engine(
     assert [one for one in main["args"] if "parallel" in one] == arguments
 
 
-def test_ranks_get_more_shared_memory_unless_the_spec_says() -> None:
+def test_ranks_get_more_shared_memory_unless_the_spec_sets_it() -> None:
     assert shared_memory(make(running(gpu={}))) == "1Gi"
     assert shared_memory(make(running(gpu={}, parallelism={"data": 4}))) == "1Gi"
     assert shared_memory(make(running(gpu={}, parallelism={"tensor": 2}))) == "8Gi"
     assert shared_memory(make(running(gpu={}, parallelism={"tensor": 2}, sharedMemorySize="2Gi"))) == "2Gi"
 
 
-def test_sizes_written_out_as_they_are_without_restart_nothing() -> None:
+def test_setting_sizes_to_their_defaults_restarts_nothing() -> None:
     observed = running(gpu={}, parallelism={"data": 2})
     same = edit(observed, parallelism={"data": 2, "tensor": 1, "expert": 1}, sharedMemorySize="1Gi")
     assert template(make(same)) == template(make(observed))

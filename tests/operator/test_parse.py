@@ -1,4 +1,4 @@
-"""Parsing a resource: its defaults, and a sentence that names the field for whatever is wrong."""
+"""Tests of parsing a resource: its defaults, and for each error a sentence that names the field."""
 
 import contextlib
 import subprocess
@@ -33,7 +33,7 @@ def refusal(obj):
     return caught.value
 
 
-def test_the_least_resource_gets_its_defaults():
+def test_the_minimal_resource_gets_its_defaults():
     service = parse(resource())
     assert (service.name, service.namespace, service.uid) == ("demo", "team", "u-1")
     assert service.model_name == "demo"
@@ -69,7 +69,9 @@ def test_unknown_fields_are_left_out_and_named():
     assert manifest["spec"]["replica"] == 2
     assert parse(resource()).ignored == ()
     policy = networkpolicy(parse(resource(networkPolicy={"from": [{"x": 1}]})), Settings())
-    assert policy["spec"]["ingress"][0]["from"][0] == {}, "a peer that the API server refuses, and never anybody"
+    assert policy["spec"]["ingress"][0]["from"][0] == {}, (
+        "the peer must be empty, which the API server rejects, and must not match all peers"
+    )
 
 
 def test_with_a_pinned_pod_template_only_other_sections_are_parsed():
@@ -91,7 +93,9 @@ def test_a_running_service_may_have_unknown_values_outside_the_pod_template():
         "networkPolicy": "spec.networkPolicy.from",
     }
     assert parse(manifest, pods_are_pinned=True).unread.keys() == service.unread.keys()
-    assert refusal(manifest).field == "spec.service.type", "of what does not run there is nothing to leave alone"
+    assert refusal(manifest).field == "spec.service.type", (
+        "a resource that does not run was accepted with unknown values"
+    )
     with pytest.raises(SpecError, match=r"spec\.engine"):
         parse({**manifest, "spec": {**manifest["spec"], "engine": 1}}, runs=True)
 

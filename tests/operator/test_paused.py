@@ -1,4 +1,4 @@
-"""Deployments whose rollout stops for a reason of their own: paused, not observed, or without a ReplicaSet."""
+"""Tests of Deployments whose rollout does not proceed: paused, not observed, or without a ReplicaSet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESUME = "kubectl rollout resume deployment/demo -n models"
 
 
 def pause(stage: str, *pods: Obj, generation: int = 1, deployment_status: Obj | None = None, **known: Any) -> Obj:
-    """The status beside a paused Deployment at a stage."""
+    """Returns the status with a paused Deployment at a stage."""
     return status(*observe(stage, *pods, generation=generation, deployment_status=deployment_status, **known))
 
 
@@ -45,7 +45,7 @@ def conditions(new: Obj) -> dict[str, Obj]:
 
 
 def outdated(replicas: int = 1) -> Obj:
-    """The counts of a paused Deployment whose template was edited: none of its pods is of the new one."""
+    """Returns the counts of a paused Deployment whose template was edited, so that none of its pods has the new one."""
     paused = {
         "type": "Progressing",
         "status": "Unknown",
@@ -64,7 +64,7 @@ def test_an_edit_under_a_paused_deployment_names_the_command_that_resumes_it() -
     assert found["Available"]["status"] == found["Scheduled"]["status"] == "True"
 
 
-def test_a_paused_deployment_without_pods_says_why_there_are_none() -> None:
+def test_a_paused_deployment_without_pods_is_reported_with_the_cause() -> None:
     found = conditions(pause("created"))
     for condition in ("Scheduled", "RolloutComplete", "Available", "Ready"):
         assert found[condition]["reason"] == "DeploymentPaused"
@@ -78,7 +78,7 @@ def test_a_paused_deployment_whose_pods_are_all_new_is_complete_and_says_that_it
     assert RESUME in found["RolloutComplete"]["message"]
 
 
-def test_trouble_of_the_new_pods_is_named_with_the_pause() -> None:
+def test_problems_of_the_new_pods_are_named_with_the_pause() -> None:
     new = pod("crash_loop", "demo-66d4b7c8f9-aaaaa", "2030-01-01T01:00:00Z")
     found = conditions(pause("surging", pod("ready"), new))
     assert found["RolloutComplete"]["reason"] == "DeploymentPaused"
@@ -86,7 +86,7 @@ def test_trouble_of_the_new_pods_is_named_with_the_pause() -> None:
     assert "ended with exit code 1" in found["RolloutComplete"]["message"]
 
 
-def test_a_suspended_service_is_not_called_paused() -> None:
+def test_a_suspended_service_is_not_reported_as_paused() -> None:
     found = conditions(pause("created", replicas=0, resource=service(suspend=True)))
     assert found["Ready"]["reason"] == "Suspended"
     assert "DeploymentPaused" not in {c["reason"] for c in found.values()}
@@ -98,7 +98,7 @@ def test_a_pause_is_an_event_and_no_warning() -> None:
     assert [(event.type, event.reason) for event in transitions(before, after)] == [("Normal", "DeploymentPaused")]
 
 
-def test_a_deployment_that_its_controller_does_not_look_at_says_so() -> None:
+def test_a_deployment_that_its_controller_does_not_observe_is_reported() -> None:
     found = conditions(status(*observe("complete", pod("ready"), paused=False, generation=7)))["RolloutComplete"]
     assert (found["status"], found["reason"]) == ("False", "Progressing")
     assert "has not observed generation 7" in found["message"]
@@ -134,7 +134,10 @@ def test_pods_are_not_up_to_date_while_a_rollout_has_yet_to_replace_some() -> No
 
 
 def first_pods(paused: bool = False, generation: int = 1, **spec: Any) -> dict[str, Obj]:
-    """The conditions while the first pod of a service loads its model; `generation` is the Deployment's."""
+    """Returns the conditions while the first pod of a service loads its model.
+
+    `generation` is that of the Deployment.
+    """
     loading = {"phase": "Running", "conditions": [SCHEDULED], "containerStatuses": [container(state=RUNNING)]}
     observed = observe_pod(loading)
     observed = apply(observed, make(edit(observed, **spec)))
@@ -159,7 +162,7 @@ def test_first_pods_are_not_up_to_date_as_soon_as_an_edit_changes_the_template()
     assert first_pods(paused=True, generation=2, engine={"maxNumReqs": 5})["UpToDate"]["reason"] == "DeploymentPaused"
 
 
-def test_a_pause_while_the_first_pods_load_makes_them_no_older_ones() -> None:
+def test_first_pods_stay_up_to_date_under_a_paused_deployment() -> None:
     found = first_pods(paused=True)
     assert found["UpToDate"]["status"] == "True"
     assert RESUME.replace("models", "default") in found["RolloutComplete"]["message"]
@@ -174,7 +177,7 @@ def test_a_rollout_that_starts_is_one_event() -> None:
 
 
 @pytest.mark.parametrize("stage", ["complete", "surging", "progressing", "deadline_exceeded", "quota"])
-def test_a_deployment_that_is_not_paused_is_not_called_so(stage: str) -> None:
+def test_a_deployment_that_is_not_paused_is_not_reported_as_paused(stage: str) -> None:
     assert "paused" not in deployment(stage)["spec"]
     found = conditions(status(*observe(stage, pod("ready"), paused=False)))
     assert "paused" not in " ".join(c["message"] for c in found.values())

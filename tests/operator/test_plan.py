@@ -1,4 +1,4 @@
-"""Plans: what is created, pruned, left alone and repaired, from one state of the cluster to the next."""
+"""Tests of plans: created, pruned, unchanged and repaired children, from one state of the cluster to the next."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def test_a_written_plan_leaves_nothing_to_do() -> None:
     observed = running(**EVERYTHING)
     again = make(observed)
     assert settled(again, observed)
-    assert again == make(observed), "the same knowledge makes the same plan"
+    assert again == make(observed), "the same observed state led to another plan"
 
 
-def test_children_of_a_removed_section_go() -> None:
+def test_children_of_a_removed_section_are_deleted() -> None:
     observed = edit(running(**EVERYTHING), autoscaling=None, networkPolicy=None, monitoring=None, replicas=1)
     made = make(observed)
     assert [ref.kind for ref in made.delete if ref.kind != "ControllerRevision"] == [
@@ -75,10 +75,10 @@ def test_children_of_a_removed_section_go() -> None:
     assert settled(make(after), after)
 
 
-def test_only_what_is_ours_by_uid_and_label_is_deleted() -> None:
+def test_only_children_with_the_owners_uid_and_label_are_deleted() -> None:
     observed = edit(running(**EVERYTHING), networkPolicy=None)
     observed = apply(observed, replace(make(observed), delete=()))
-    (pin,) = make(observed).delete[:1]  # of the same template
+    (pin,) = make(observed).delete[:1]  # a revision of the same template
     ref = next(ref for ref in observed.children if ref.kind == "NetworkPolicy")
     live = observed.children[ref]
     for change in (
@@ -93,7 +93,7 @@ def test_only_what_is_ours_by_uid_and_label_is_deleted() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Service", "ServiceAccount", "Deployment"])
-def test_a_foreign_object_is_named_and_nothing_is_made(kind: str) -> None:
+def test_a_foreign_object_is_named_and_nothing_is_created(kind: str) -> None:
     first = make(observe(resource()))
     foreign = copy.deepcopy(child(first, kind))
     foreign["metadata"]["ownerReferences"] = []
@@ -105,7 +105,7 @@ def test_a_foreign_object_is_named_and_nothing_is_made(kind: str) -> None:
     assert made.requeue_seconds
 
 
-def test_a_foreign_object_in_the_way_later_is_left_alone_while_the_rest_goes_on() -> None:
+def test_a_foreign_object_that_replaces_a_child_is_not_changed_and_the_rest_is_reconciled() -> None:
     observed = running(replicas=2)
     ref = Ref("v1", "Service", "demo")
     foreign = {**observed.children[ref], "metadata": {"name": "demo", "namespace": "default"}}
@@ -117,8 +117,11 @@ def test_a_foreign_object_in_the_way_later_is_left_alone_while_the_rest_goes_on(
 
 
 @pytest.mark.parametrize("spec", [{}, {"replicas": "many"}], ids=["accepted", "not"])
-def test_a_service_that_the_nodes_matter_to_is_looked_at_again(spec: dict[str, Any]) -> None:
-    """No watch tells of nodes; while no pod is unschedulable there are none to know, and nothing is due."""
+def test_a_service_with_listed_nodes_is_reconciled_again(spec: dict[str, Any]) -> None:
+    """Checks this because nodes are not watched.
+
+    Without an unschedulable pod no nodes are listed, and no requeue is needed.
+    """
     observed = edit(running(), **spec)
 
     def made(nodes: Any) -> Plan:
@@ -130,7 +133,7 @@ def test_a_service_that_the_nodes_matter_to_is_looked_at_again(spec: dict[str, A
         assert made(nodes).requeue_seconds == NODES_SECONDS
 
 
-def test_suspending_stops_the_pods_and_keeps_all_else() -> None:
+def test_suspending_stops_the_pods_and_deletes_only_the_disruption_budget() -> None:
     observed = edit(running(replicas=2), suspend=True)
     made = make(observed)
     assert made.replicas == child(made, "Deployment")["spec"]["replicas"] == 0
@@ -149,7 +152,7 @@ def test_replicas_stay_within_the_autoscalers_bounds(provider: str, asked: int, 
     assert made.replicas == child(made, "Deployment")["spec"]["replicas"] == got
 
 
-def test_a_missing_kind_is_a_problem_of_its_own() -> None:
+def test_a_missing_kind_is_reported_and_the_rest_is_rendered() -> None:
     made = make(observe(resource(**EVERYTHING), apis=frozenset()))
     assert "PodMonitor" not in kinds(made)
     assert "Deployment" in kinds(made)
@@ -161,7 +164,7 @@ def test_a_missing_kind_is_a_problem_of_its_own() -> None:
 BAD = {"podTemplate": {"spec": {"containers": [{"name": "main", "args": []}]}}}
 
 
-def test_a_bad_spec_leaves_the_children_of_the_last_good_one() -> None:
+def test_an_invalid_spec_keeps_the_children_of_the_last_accepted_one() -> None:
     observed = running(replicas=2, service={"port": 81})
     good = make(observed)
     bad = make(edit(observed, service={"port": 82}, **BAD))
@@ -172,19 +175,19 @@ def test_a_bad_spec_leaves_the_children_of_the_last_good_one() -> None:
     assert bad.delete == ()
 
 
-def test_a_bad_spec_is_still_scaled_and_stopped() -> None:
+def test_a_resource_with_an_invalid_spec_is_still_scaled_and_suspended() -> None:
     observed = edit(running(replicas=2), replicas=4, **BAD)
     assert child(make(observed), "Deployment")["spec"]["replicas"] == 4
     assert child(make(edit(observed, suspend=True)), "Deployment")["spec"]["replicas"] == 0
 
 
-def test_a_first_spec_that_is_bad_makes_nothing() -> None:
+def test_an_invalid_first_spec_creates_nothing() -> None:
     made = make(observe(resource(**BAD)))
     assert (made.children, made.delete, made.replicas) == ((), (), 0)
     assert [p.reason for p in made.problems] == ["InvalidSpec"]
 
 
-def test_an_unreadable_spec_leaves_the_children() -> None:
+def test_an_unreadable_spec_does_not_change_the_children() -> None:
     observed = running()
     good = make(observed)
     unreadable = edit(observed, engine={"pageSize": "many"})

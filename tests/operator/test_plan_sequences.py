@@ -1,4 +1,4 @@
-"""Any sequence of edits, scalings, restarts, operator upgrades and deaths between two writes, and what always holds."""
+"""Property-based tests of sequences of edits, scalings, restarts, operator upgrades, and crashes between two writes."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ steps = st.one_of(
     st.tuples(st.just("restart"), st.sampled_from([None, "a", "b"])),
     st.tuples(st.just("upgrade"), st.integers(0, 2)),
 )
-deaths = st.lists(st.integers(0, 6), max_size=2)  # after so many writes, each time
+deaths = st.lists(st.integers(0, 6), max_size=2)  # number of writes before each crash
 
 
 def asked(observed: Observed) -> Any:
-    """What pods are made of, as far as the resource says it."""
+    """Returns what pods depend on: the spec of the resource without replicas, and the restart annotation."""
     service = observed.resource
     spec = {member: value for member, value in service["spec"].items() if member != "replicas"}
     return spec, service["metadata"].get("annotations", {}).get(RESTARTED_AT)
 
 
 def of_pods(observed: Observed) -> Any:
-    """That without what no pod is made of."""
+    """Returns `asked` with only those sections of the spec that change the pods here."""
     spec, restarted = asked(observed)
     return {member: value for member, value in spec.items() if member in ("model", "engine", "podTemplate")}, restarted
 
@@ -64,7 +64,7 @@ def restart(observed: Observed, value: str | None) -> Observed:
 
 
 def some_writes(observed: Observed, plan: Plan, count: int) -> Observed:
-    """The first `count` writes of a plan; the rest is never made."""
+    """Applies the first `count` writes of a plan."""
     changed = [
         c for c in plan.children if Ref.of(c) not in observed.children or differs(c, observed.children[Ref.of(c)])
     ]
@@ -78,7 +78,7 @@ def live_template(observed: Observed) -> Any:
 
 
 @given(st.lists(st.tuples(steps, deaths), max_size=8))
-def test_any_history(history: list[tuple[tuple[str, Any], list[int]]]) -> None:
+def test_invariants_hold_for_any_history(history: list[tuple[tuple[str, Any], list[int]]]) -> None:
     observed, settings = observe(resource(), FOREIGN), OPERATORS[0]
     observed = apply(observed, make(observed, settings))
     good, good_pods = asked(observed), of_pods(observed)
@@ -95,20 +95,22 @@ def test_any_history(history: list[tuple[tuple[str, Any], list[int]]]) -> None:
         plan = make(observed, settings)
         for writes in killed:
             observed = some_writes(observed, plan, writes)
-            assert make(observed, settings).children == plan.children, "a new start goes on where the last one ended"
+            assert make(observed, settings).children == plan.children, "the plan after a crash has other children"
         observed = apply(observed, make(observed, settings))
 
         accepted = not plan.problems
         assert accepted == (observed.resource["spec"].get("podTemplate") != BAD)
         if step in ("scale", "upgrade") or not accepted or of_pods(observed) == good_pods:
-            assert live_template(observed) == before, "nobody asked for other pods"
+            assert live_template(observed) == before, "the pod template changed without an accepted edit or restart"
         if accepted and asked(observed) != good and asked(observed)[1] is not None:
             assert template(plan)["metadata"]["annotations"].get(RESTARTED_AT) == asked(observed)[1]
         good, good_pods = (asked(observed), of_pods(observed)) if accepted else (good, good_pods)
 
         again = make(observed, settings)
         assert again.delete == ()
-        assert not any(differs(c, observed.children.get(Ref.of(c))) for c in again.children), "nothing is left to do"
+        assert not any(differs(c, observed.children.get(Ref.of(c))) for c in again.children), (
+            "children differ from the plan after all writes"
+        )
         assert observed.children[Ref.of(FOREIGN)] == FOREIGN
         pins = [ref for ref in observed.children if ref.kind == "ControllerRevision"]
         assert 1 <= len(pins) <= REVISION_HISTORY_LIMIT

@@ -1,4 +1,4 @@
-"""What the pages for platform engineers say is what the operator, the chart and the Makefile do."""
+"""Tests that the documentation for platform engineers agrees with the operator, the chart and the Makefile."""
 
 import json
 import re
@@ -33,7 +33,7 @@ PAGES = [
 OPERATOR = ROOT / "operator" / "unmask_operator"
 VALUES = yaml.safe_load((ROOT / "charts/unmask-operator/values.yaml").read_text(encoding="utf-8"))
 FOREIGN = {"client.responses", "config.json", "ca.crt", "resource.exclusions", "runtime.demo"}
-FOREIGN |= {"install.crds", "upgrade.crds"}  # of a HelmRelease of Flux
+FOREIGN |= {"install.crds", "upgrade.crds"}  # in a HelmRelease of Flux
 FOREIGN |= {"unmask.plugins"}  # a group of entry points
 PAGE = pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.stem)
 
@@ -47,7 +47,7 @@ def prose(page):
 
 
 def field_of(model, path):
-    """Whether `path` leads to a field of a typed section; below a free-form map everything is a field."""
+    """Returns whether `path` leads to a field of a typed section. Any path below a free-form map does."""
     head, *rest = path
     by_alias = {field.alias or name: field for name, field in model.model_fields.items()}
     if head not in by_alias:
@@ -98,7 +98,7 @@ def test_links_and_example_files_exist(page):
 
 
 @PAGE
-def test_commands_name_what_there_is(page):
+def test_commands_name_existing_targets_fields_and_values(page):
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for block in blocks(page, "sh"):
         assert set(re.findall(r"^make ([a-z0-9-]+)", block, re.MULTILINE)) <= targets
@@ -131,7 +131,7 @@ def test_every_reason_that_a_condition_can_have_is_explained():
     assert {reason for reason in reasons if f"`{reason}`" not in text} == set()
 
 
-def test_argo_cds_health_check_asks_for_what_there_is():
+def test_argo_cds_health_check_uses_existing_conditions_and_reasons():
     (check,) = (block for block in blocks(DOCS / "argo-cd.md", "yaml") if "local health" in block)
     asked = set(re.findall(r'holds\["(\w+)"\]', check)) | set(re.findall(r'condition\.type == "(\w+)"', check))
     assert asked == {"Accepted", "Ready", "Available", "RolloutComplete"} <= {*CONDITIONS, "Ready"}
@@ -170,8 +170,11 @@ def test_a_strict_mesh_lets_in_what_the_operator_reads_and_no_more():
     assert unauthenticated == [{"operation": {"ports": [port], "paths": sorted(asked)}}]
 
 
-def test_no_right_is_denied_that_the_operator_has():
-    """What may be read at all has to be told: a compromised operator keeps to no selector."""
+def test_the_documentation_denies_no_permission_that_the_operator_has():
+    """Checks that the list of missing permissions names no resource of the operator's rules.
+
+    A resource that is read with a selector counts as well, because selectors do not limit a compromised operator.
+    """
     (denied,) = re.findall(r"It has no right to(.*?)\n\n", prose(DOCS / "privileges.md"), re.DOTALL)
     for rule in RULES:
         assert rule.resource not in denied.lower(), rule

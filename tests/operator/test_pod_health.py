@@ -1,4 +1,4 @@
-"""What the conditions say of pods that run and are not Ready, of ended containers, and of failed pods."""
+"""Tests of conditions about running pods that are not Ready, terminated containers, and failed pods."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_sidecar_that_runs_again_is_named_with_how_it_ended() -> None:
     assert "containers[name=istio-proxy].resources.limits.memory" in message
 
 
-def test_a_sidecar_that_only_the_message_of_the_condition_names() -> None:
+def test_a_sidecar_that_only_the_message_of_the_condition_names_is_named() -> None:
     pod_status = started_pod(ready_reason="ContainersNotReady")
     pod_status["conditions"][0]["message"] = "containers with unready status: [istio-proxy log-agent]"
     reason, message = available(pod_status)
@@ -188,7 +188,7 @@ def test_an_engine_within_a_limit_of_the_pod_names_that() -> None:
 
 
 def with_sidecar(observed_spec: Obj | None = None) -> Obj:
-    """A pod spec with the sidecar istio-proxy and the init container fetch."""
+    """Returns a pod spec with the sidecar istio-proxy and the init container fetch."""
     main = template_containers()
     extra = observed_spec or {}
     return {
@@ -204,7 +204,7 @@ def template_containers() -> list[Obj]:
 @pytest.mark.parametrize(
     ("name", "path"), [("istio-proxy", "containers[name=istio-proxy]"), ("fetch", "initContainers[name=fetch]")]
 )
-def test_another_container_out_of_memory_is_not_the_engines(name: str, path: str) -> None:
+def test_another_container_out_of_memory_is_named_with_its_own_field(name: str, path: str) -> None:
     member = "initContainerStatuses" if name == "fetch" else "containerStatuses"
     for spec, field in ((LIMIT, "limits"), ({}, "requests")):
         over = started_pod(**({member: [terminated(name)]} if name == "fetch" else {}))
@@ -316,7 +316,7 @@ def test_a_pod_over_its_deadline_names_the_field() -> None:
     assert "remove spec.podTemplate.spec.activeDeadlineSeconds" in message
 
 
-def test_a_pod_of_a_node_that_was_deleted_says_so() -> None:
+def test_a_pod_of_a_deleted_node_is_reported_as_such() -> None:
     gone = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}
     gone["message"] = "PodGC: node no longer exists"
     found = judge_pod({"phase": "Failed", "conditions": [gone]})["ModelLoaded"]
@@ -324,7 +324,7 @@ def test_a_pod_of_a_node_that_was_deleted_says_so() -> None:
 
 
 def test_a_probe_of_a_sidecar_names_the_sidecars_field() -> None:
-    """The Events name the container; a probe of another one explains nothing."""
+    """Checks that Events about a probe of another container are ignored. Events name the container."""
     ended = terminated("istio-proxy", "Error", 143)
     events = (
         PodEvent("Unhealthy", "Liveness probe failed: of the engine", True, "main"),

@@ -1,4 +1,4 @@
-"""What pods answer is bounded, and pods of one service do not delay those of another."""
+"""Tests that answers of pods are bounded, and that pods of one service do not delay those of another."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ SESSIONS = pytest.mark.parametrize("session", [pod_session, aiohttp.ClientSessio
 
 @asynccontextmanager
 async def raw_pod(answer: bytes, hold: bool = False) -> AsyncIterator[tuple[int, list[int]]]:
-    """A server that sends `answer` to each request, whatever it is.
+    """Starts a server that sends `answer` for any request.
 
-    Yields its port and how many bytes each connection took, filled when it ends. With `hold` connections stay open.
+    Yields its port and a list of the number of bytes sent per connection, filled when a connection ends. With `hold`,
+    connections stay open.
     """
     taken: list[int] = []
 
@@ -79,7 +80,7 @@ def test_a_body_of_the_largest_size_is_read_and_one_byte_more_is_not(session: Se
 
 
 @pytest.mark.parametrize("kind", ["length", "chunked", "until the end"])
-def test_a_body_without_end_is_not_read_to_its_end(kind: str) -> None:
+def test_reading_a_body_of_64_mib_stops_early(kind: str) -> None:
     body = b"x" * (64 << 20)
     answer = {
         "length": response(body),
@@ -96,7 +97,7 @@ def test_a_body_without_end_is_not_read_to_its_end(kind: str) -> None:
         return taken
 
     (taken,) = asyncio.run(go())
-    assert taken < 32 << 20  # what socket buffers hold, and not the body
+    assert taken < 32 << 20  # as much as socket buffers contain, far less than the body
 
 
 @SESSIONS
@@ -128,7 +129,7 @@ def test_chunks_are_joined_and_their_number_is_bounded(session: Session) -> None
         b"HTTP/1.1 204 No Content\r\n\r\n",
     ],
 )
-def test_whatever_else_a_pod_sends_is_an_error(answer: bytes) -> None:
+def test_any_other_answer_of_a_pod_is_an_error(answer: bytes) -> None:
     with pytest.raises(PodRequestError, match="/metrics"):
         get(answer)
 
@@ -149,7 +150,7 @@ def test_a_pod_sets_no_cookie() -> None:
 
 
 def test_slots_are_limited_per_service_and_in_all() -> None:
-    """Every holder waits until no other can enter."""
+    """Checks the limits while each holder waits until no other holder can enter."""
 
     async def go() -> dict[str, int]:
         slots, held, peak = PodSlots(total=5, per_service=3), {"a": 0, "b": 0}, {"a": 0, "b": 0, "both": 0}
@@ -174,7 +175,7 @@ def test_slots_are_limited_per_service_and_in_all() -> None:
     assert 2 <= peak["b"] <= 3
 
 
-def test_a_slot_that_was_waited_for_in_vain_is_free_again() -> None:
+def test_a_cancelled_wait_for_a_slot_occupies_none() -> None:
     async def go() -> None:
         slots = PodSlots(total=1, per_service=1)
         one, other = slots.of_service(), slots.of_service()

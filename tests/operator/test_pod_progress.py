@@ -1,4 +1,4 @@
-"""Asking loading pods how far they are."""
+"""Tests of the polls of pods for the progress of loading."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ DEMO = Key("ns", "demo")
 
 @pytest.fixture(autouse=True)
 def first_attempt(monkeypatch):
-    """A pod that answers slowly is not taken for one that does not answer."""
+    """Sets a timeout that slow answers do not exceed."""
     monkeypatch.setattr(progress_module, "TIMEOUT_SECONDS", 600.0)
 
 
@@ -29,13 +29,13 @@ LOADING = {"metadata": {"uid": "uid"}, "spec": {"containers": []}, "status": STA
 
 
 def run_with_pod(answers, polls, attribute="loads", step=5, asked=None, states=(), adapters=None, address="127.0.0.1"):
-    """Polls a pod every `step` seconds; returns an attribute of the progress per poll, and the keys that were notified.
+    """Polls a pod every `step` seconds. Returns an attribute of the progress per poll, and the keys that were notified.
 
     Args:
         answers: responses of the pod in order; None closes the connection.
-        polls: how many polls.
+        polls: number of polls.
         attribute: attribute of PodProgress to read after each poll.
-        asked: gains the times of the requests.
+        asked: receives the times of the requests.
         states: the pod at each poll.
         adapters: adapters of the spec.
         address: address of the pod.
@@ -106,7 +106,7 @@ def test_a_pod_with_an_ipv6_address_reports_its_progress():
     assert progress == ([Load("weights", 10)], [DEMO])
 
 
-def test_a_pod_that_does_not_answer_keeps_its_last_word():
+def test_a_pod_that_does_not_answer_keeps_its_last_progress():
     seen, notified = run_with_pod([loading(40), None, (200, {"status": "ok"}), (503, ["no"])], 4, step=100)
     assert seen == [Load("weights", 40)] * 4
     assert notified == [DEMO]
@@ -115,7 +115,7 @@ def test_a_pod_that_does_not_answer_keeps_its_last_word():
 SILENT = (503, "")
 
 
-def test_a_pod_that_does_not_answer_is_asked_seldom_until_it_does():
+def test_a_pod_that_does_not_answer_is_polled_at_increasing_intervals():
     asked = []
     run_with_pod([SILENT] * 8, 60, asked=asked)
     assert asked == [0, 5, 15, 35, 75, 135, 195, 255]
@@ -124,7 +124,7 @@ def test_a_pod_that_does_not_answer_is_asked_seldom_until_it_does():
     assert asked == [0, 5, 15, 20, 25, 30]
 
 
-def test_a_silent_pod_that_gets_ready_is_asked_at_once():
+def test_a_pod_without_answer_is_polled_immediately_when_it_gets_ready():
     ready = {**STATUS, "conditions": [{"type": "Ready", "status": "True"}]}
     variable = {"name": "MODEL_REVISION", "valueFrom": {"configMapKeyRef": {"name": "demo-model", "key": "k"}}}
     spec = {"containers": [{"name": "main", "env": [variable]}]}
@@ -140,7 +140,7 @@ HUGE = "1" + "0" * 400
 
 
 @pytest.mark.parametrize("body", ["[" * 60_000, f'{{"phase": "weights", "percent": {HUGE}}}', "\xff", ""])
-def test_whatever_a_pod_answers_harms_nobody(body):
+def test_invalid_answers_of_a_pod_are_ignored(body):
     seen, notified = run_with_pod([loading(40), (503, body)], 2)
     assert seen == [Load("weights", 40)] * 2
     assert notified == [DEMO]
@@ -151,7 +151,7 @@ def test_a_phase_is_truncated_to_the_limit_of_the_status():
     assert seen == [Load("x" * 64, 40)]
 
 
-def test_a_pod_that_nobody_asks_about_any_more_is_forgotten():
+def test_the_progress_of_a_deleted_pod_is_dropped():
     async def scene():
         pods = [(DEMO, LOADING)]
         progress = PodProgress(lambda: pods, lambda _: None, lambda _: {}, 1)
@@ -177,16 +177,16 @@ def test_a_step_of_progress_is_a_phase_or_five_percent():
     [({}, True), ({"phase": "Pending"}, False), ({"podIP": ""}, False),
      ({"conditions": [{"type": "Ready", "status": "True"}]}, False)],
 )  # fmt: skip
-def test_who_is_asked(change, asked):
+def test_only_running_pods_that_are_not_ready_are_polled_for_progress(change, asked):
     status = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "False"}], **change}
     assert is_loading({"metadata": {}, "status": status}) is asked
 
 
-def test_a_pod_on_its_way_out_is_not_asked():
+def test_a_terminating_pod_is_not_polled():
     assert not is_loading({"metadata": {"deletionTimestamp": "t"}, "status": {"phase": "Running", "podIP": "1.2.3.4"}})
 
 
-def test_a_pod_that_has_started_says_once_what_it_loaded():
+def test_the_commit_of_a_started_pod_is_requested_once():
     commit = "0123456789" * 4
     progress = PodProgress(list, lambda key: None, lambda key: {})
     variable = {"name": "MODEL_REVISION", "valueFrom": {"configMapKeyRef": {"name": "demo-model", "key": "k"}}}
@@ -211,7 +211,7 @@ def test_a_pod_that_has_started_says_once_what_it_loaded():
         ({"model_revision": ["x"]}, ""),
     ],
 )
-def test_the_commit_that_a_pod_reports(body, revision):
+def test_only_a_valid_commit_of_a_pod_is_stored(body, revision):
     revisions, notified = run_with_pod([loading(90), (200, {"status": "started", **body})], 2, attribute="revisions")
     assert revisions == [None, revision]
     assert notified == [DEMO] * 2
@@ -224,7 +224,10 @@ ADAPTERS = {"legal": "hf://a/legal", "chess": "demo://chess"}
 
 
 def serving(**states):
-    """What a started pod says: of each adapter its state, and where it is from unless that is as wanted."""
+    """Returns the answer of a started pod with the state of each adapter.
+
+    A state may be followed by a uri; otherwise the uri is that of the list.
+    """
     states = {
         name: {"state": state, "uri": uri or ADAPTERS[name]} | ({"message": "why"} if state == "failed" else {})
         for name, (state, _, uri) in ((name, word.partition(" ")) for name, word in states.items())
@@ -232,7 +235,7 @@ def serving(**states):
     return 200, {"status": "started", "adapters": states}
 
 
-def test_a_pods_adapters_are_asked_until_it_follows_the_list_and_then_hardly_ever():
+def test_adapters_are_polled_until_the_pod_follows_the_list_and_then_rarely():
     asked = []
     answers = [
         serving(),
@@ -248,7 +251,7 @@ def test_a_pods_adapters_are_asked_until_it_follows_the_list_and_then_hardly_eve
     assert len(notified) == 4
 
 
-def test_a_pod_whose_adapter_failed_is_asked_as_often_as_it_tries_again():
+def test_a_pod_with_a_failed_adapter_is_polled_as_often_as_it_retries():
     asked = []
     failing = serving(legal="failed", chess="ready")
     seen, notified = run_with_pod([failing] * 4, 20, "adapters", asked=asked, states=[SERVES] * 20, adapters=ADAPTERS)
@@ -257,7 +260,7 @@ def test_a_pod_whose_adapter_failed_is_asked_as_often_as_it_tries_again():
     assert notified == [DEMO]
 
 
-def test_a_new_list_is_asked_for_at_once():
+def test_a_new_list_is_polled_for_immediately():
     asked, adapters = [], {"chess": ADAPTERS["chess"]}
 
     class Growing(list):
@@ -283,15 +286,15 @@ def test_adapters_of_pods_that_are_not_ready_and_unknown_adapters_are_dropped():
     assert seen[1].keys() == ADAPTERS.keys()
 
 
-def test_pods_without_adapters_are_asked_nothing_once_they_are_ready():
+def test_ready_pods_without_adapters_are_not_polled():
     asked = []
     without_containers = {**SERVES, "spec": {"containers": []}}
     run_with_pod([], 4, "adapters", asked=asked, states=[without_containers] * 4, adapters=ADAPTERS)
     assert asked == []
 
 
-def test_a_service_at_rest_is_asked_no_more_than_once_in_a_thousand_seconds():
-    """Its adapters are loaded. No request is the API server's, and few are the pods'."""
+def test_a_pod_at_rest_is_polled_no_more_than_once_per_thousand_seconds():
+    """Checks this with loaded adapters. Polls do not use the API server, and pods get few."""
     services, polls = 50, 2 * 720
     asked, clock = Counter(), [0.0]
 
@@ -313,8 +316,8 @@ def test_a_service_at_rest_is_asked_no_more_than_once_in_a_thousand_seconds():
     assert 0 < asked[True] / services <= 5 * polls / 1000
 
 
-def test_slow_pods_of_one_service_delay_what_is_read_of_others_no_longer_than_its_limit(monkeypatch):
-    """A poll ends, although more pods than are read at once never answer."""
+def test_slow_pods_of_one_service_delay_a_poll_no_longer_than_its_limit(monkeypatch):
+    """Checks that a poll ends, although more pods never answer than are read concurrently."""
     monkeypatch.setattr(progress_module, "TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(progress_module, "POLL_SECONDS", 0.2)
     tried = Counter()
@@ -342,7 +345,7 @@ def test_slow_pods_of_one_service_delay_what_is_read_of_others_no_longer_than_it
 
 
 @pytest.mark.parametrize("filler", ["[", '{"a":', "[1,", '"' + "x" * 300_000])
-def test_a_large_or_deep_answer_is_none(filler):
+def test_a_large_or_deeply_nested_answer_is_ignored(filler):
     body = '{"status": "started", "adapters": {}, "x": ' + filler * (200_000 // len(filler) + 1)
     seen, notified = run_with_pod([loading(40), (503, body)], 2)
     assert seen == [Load("weights", 40)] * 2

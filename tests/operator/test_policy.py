@@ -1,4 +1,4 @@
-"""The policies of docs/operations/privileges.md on a real API server: what is meant passes, ways round do not."""
+"""Tests that the policies in docs/operations/privileges.md accept intended requests and reject bypasses."""
 
 import copy
 from contextlib import contextmanager
@@ -37,20 +37,20 @@ REFUSED = (
 
 
 def documented(name):
-    """A policy and its binding, as the page has them."""
+    """Returns a policy and its binding, as on the page."""
     found = [list(yaml.safe_load_all(block)) for block in blocks(DOCS / "privileges.md", "yaml")]
     return next(pair for pair in found if pair[0].get("metadata", {}).get("name") == name)
 
 
 @pytest.fixture(autouse=True)
 def kind(admin):
-    """The API server checks policies against the CRD's schema, and knows it as an owner."""
+    """Installs the CRD. The API server validates policies against its schema, and must accept the kind as an owner."""
     admin.define(crd.crd())
 
 
 @pytest.fixture
 def guarded(admin, namespace):
-    """A namespace in which the policy holds; the binding leaves the tests of others alone."""
+    """Yields a namespace to which the policy applies. The binding does not affect namespaces of other tests."""
     policy, binding = documented("unmask-no-escape")
     labels = {"kubernetes.io/metadata.name": namespace}
     binding["spec"]["matchResources"]["namespaceSelector"] = {"matchLabels": labels}
@@ -77,7 +77,7 @@ def cache(admin, namespace, change):
     return admin.create(obj, fieldValidation="Strict", dryRun="All")
 
 
-def test_the_example_policy_leaves_no_escape(admin, guarded):
+def test_the_example_policy_rejects_specs_that_bypass_its_restrictions(admin, guarded):
     for change in ALLOWED:
         cache(admin, guarded, change)
     for text, change in REFUSED:
@@ -88,8 +88,11 @@ def test_the_example_policy_leaves_no_escape(admin, guarded):
 
 @contextmanager
 def as_operator(api_server, admin, namespace, name, kind, refused):
-    """A client of the operator's account, which may do all with `kind` there, once the page's policy `name` refuses it
-    the first of `refused`: words of the message, and the object."""
+    """Yields a client with the operator's account and all permissions for `kind`, under the page's policy `name`.
+
+    Asserts that the policy rejects the objects in `refused`, pairs of a part of the error message and an object, and
+    accepts them from other accounts.
+    """
     policy, binding = documented(name)
     account = f"system:serviceaccount:{namespace}:unmask-operator"
     condition = policy["spec"]["matchConditions"][0]
@@ -123,7 +126,7 @@ def as_operator(api_server, admin, namespace, name, kind, refused):
             with pytest.raises(ApiError) as caught:
                 operator.create(bad, dryRun="All")
             assert text in caught.value.message
-            admin.create(bad, dryRun="All")  # others may
+            admin.create(bad, dryRun="All")  # other accounts may create it
         yield operator
     finally:
         operator.close()
@@ -138,7 +141,7 @@ def rendered(kind, namespace, settings=SETTINGS, **spec):
     return found
 
 
-def test_the_operators_policy_lets_it_run_engines_alone(api_server, admin, namespace):
+def test_the_policy_allows_the_operator_to_run_only_engines(api_server, admin, namespace):
     engine = rendered("Deployment", namespace)
     trusting = rendered("Deployment", namespace, replace(SETTINGS, ca_config_map="authorities"))
     (trust,) = trusting["spec"]["template"]["spec"]["initContainers"]
@@ -166,7 +169,7 @@ def test_the_operators_policy_lets_it_run_engines_alone(api_server, admin, names
         operator.create(trusting, dryRun="All")
 
 
-def test_the_operators_policy_lets_it_record_commits_and_where_adapters_are_alone(api_server, admin, namespace):
+def test_the_policy_allows_the_operator_to_write_only_config_maps_of_commits_and_adapters(api_server, admin, namespace):
     record = rendered("ConfigMap", namespace, model=HUB)
     adapters = rendered("ConfigMap", namespace, lora={"adapters": [{"name": "a", "uri": "pvc://tuned/a"}]})
     (key,) = record["data"]

@@ -1,4 +1,4 @@
-"""The fault-injecting proxy does to requests what a test asks, and nothing to others."""
+"""Tests that the proxy injects faults into the selected requests and passes on all others unchanged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def config_map(namespace: str, name: str = "a") -> dict[str, object]:
     }
 
 
-def test_what_is_not_failed_passes(kube: Kube, admin: Kube, fault_proxy: FaultProxy, namespace: str) -> None:
+def test_requests_without_a_fault_pass(kube: Kube, admin: Kube, fault_proxy: FaultProxy, namespace: str) -> None:
     kube.create(config_map(namespace))
     kube.apply({**config_map(namespace), "data": {"k": "w"}})
     assert admin.get("v1", "ConfigMap", "a", namespace)["data"] == {"k": "w"}
@@ -46,7 +46,7 @@ def test_a_refused_write_never_reaches_the_server(
         kube.create(config_map(namespace))
     assert (refused.value.status, refused.value.reason) == (status, reason)
     assert admin.find("v1", "ConfigMap", "a", namespace) is None
-    kube.create(config_map(namespace))  # once means once
+    kube.create(config_map(namespace))  # the fault applies once
     assert admin.find("v1", "ConfigMap", "a", namespace)
 
 
@@ -72,7 +72,7 @@ def test_an_error_inside_a_stream_is_its_only_event(
 
 
 def test_a_dropped_connection_is_no_answer(kube: Kube, fault_proxy: FaultProxy, namespace: str) -> None:
-    kube.path("v1", "ConfigMap")  # discovery comes first
+    kube.path("v1", "ConfigMap")  # the discovery request precedes the fault
     fault_proxy.fail(0, "/configmaps")
     with pytest.raises(HTTPError):
         kube.get("v1", "ConfigMap", "a", namespace)

@@ -1,4 +1,4 @@
-"""An edit that comes while a resource is reconciled is not lost, whichever way the operator hears of it first."""
+"""Tests that an edit during a reconcile is not lost, whether the status answer or a watch reports it first."""
 
 import asyncio
 import copy
@@ -20,7 +20,10 @@ KEY = Key("default", "demo")
 
 
 class Api:
-    """Takes every write. `edit` is what somebody did to the resource right before its status was written: `edited`."""
+    """Fake API that accepts every write.
+
+    Immediately before a write of the status, another client applies `edit` to the resource. `edited` is the result.
+    """
 
     def __init__(self, service, edit):
         self._service, self._edit, self.version = service, edit, 1
@@ -47,13 +50,13 @@ async def observe(service, children, pods):
 EDITS = (
     {},
     {"spec": {"suspend": True}, "metadata": {"generation": 2}},
-    {"spec": {"suspend": True}},  # of the generation that was reconciled: an older watch knew no such field
+    {"spec": {"suspend": True}},  # of the generation that was reconciled: an older watch dropped a new field
     {"metadata": {"annotations": {"serving.unmask.dev/restartedAt": "now"}}},
 )
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_an_edit_that_the_status_answer_brings_is_reconciled_at_once(edit):
+def test_an_edit_in_the_status_answer_is_reconciled_immediately(edit):
     service = resource()
     service["metadata"]["resourceVersion"] = "1"
     cache = Cache()
@@ -63,10 +66,12 @@ def test_an_edit_that_the_status_answer_brings_is_reconciled_at_once(edit):
     result = asyncio.run(reconciler.reconcile(KEY))
     assert not result.refused
     assert result.requeue_after == (0.0 if edit else None)
-    assert cache.put(DLMS, api.edited) is None, "the watch's word of the edit is no news any more"
+    assert cache.put(DLMS, api.edited) is None, (
+        "the watch event changed the cache, although the status answer contained the edit"
+    )
 
 
-def test_a_resource_that_has_changed_hands_is_not_taken_back_with_the_status_answer():
+def test_the_status_answer_does_not_restore_a_resource_that_no_longer_matches_the_selector():
     service = resource()
     service["metadata"]["resourceVersion"] = "1"
     cache = Cache()
@@ -74,12 +79,12 @@ def test_a_resource_that_has_changed_hands_is_not_taken_back_with_the_status_ans
     api = Api(service, {"metadata": {"labels": {"track": "canary"}}})
     reconciler = Reconciler(api, cache, Settings(), observe, Metrics(cache, lambda: 0))
     assert asyncio.run(reconciler.reconcile(KEY)).requeue_after is None
-    assert cache.delete(DLMS, service) == KEY, "the watch's word that it is ours no more, which may come later"
+    assert cache.delete(DLMS, service) == KEY, "the resource left the cache before the watch reported its new labels"
     assert cache.resource(KEY) is None
 
 
 class Broken(Api):
-    """Fails on budgets, as while an admission webhook for them is away. `events` are those that were written."""
+    """Fake API that fails on budgets, as while their webhook is unavailable. `events` are the written Events."""
 
     def __init__(self, service):
         super().__init__(service, {})
@@ -106,12 +111,12 @@ def test_repeated_server_errors_on_a_child_are_reported_next_to_all_other_condit
     metrics = Metrics(cache, lambda: 0)
     reconciler = Reconciler(api, cache, Settings(), observe, metrics)
 
-    with pytest.raises(ApiError, match="webhook"):  # the first time it may be over in a second
+    with pytest.raises(ApiError, match="webhook"):  # not reported, because it may be temporary
         asyncio.run(reconciler.reconcile(KEY, first_attempt=True))
     assert (api.status, api.events) == (None, [])
     assert "Deployment" in {ref.kind for ref in cache.children(KEY)}
 
-    assert asyncio.run(reconciler.reconcile(KEY)).refused, "it is tried again"
+    assert asyncio.run(reconciler.reconcile(KEY)).refused, "the failed reconcile is not retried"
     conditions = {c["type"]: (c["status"], c["reason"], c["message"]) for c in api.status["conditions"]}
     sentence = (
         'the API server failed on PodDisruptionBudget demo-engine: failed calling webhook "budgets.example.com"; '
@@ -123,7 +128,7 @@ def test_repeated_server_errors_on_a_child_are_reported_next_to_all_other_condit
     assert metrics.registry.get_sample_value("unmask_operator_api_errors_total", {"status": "500"}) == 2
 
 
-def test_a_list_is_believed_more_than_a_watch_that_knew_no_such_field():
+def test_an_object_of_a_list_replaces_one_that_lacks_a_new_field():
     cache = Cache()
     watched, listed = resource(), resource(suspend=True)
     for obj in (watched, listed):

@@ -1,6 +1,6 @@
-"""ControllerRevisions that the operator of commit e52c7e1 wrote, as an API server returned them.
+"""Tests of ControllerRevisions that the operator of commit e52c7e1 wrote, as an API server returned them.
 
-They pin the pods of services that run: what a later operator makes of them must be the same pods.
+They determine the pods of running services. A later operator must render the same pods from them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NEWER = Settings(version="0.2.0", runtime_image="unmask-runtime:0.2.0", engine_e
 
 @EACH
 @pytest.mark.parametrize("settings", [Settings(), NEWER], ids=["same settings", "other settings"])
-def test_a_recorded_revision_is_read_and_its_pods_stay_as_they_are(record: Obj, settings: Settings) -> None:
+def test_a_recorded_revision_is_read_and_its_pods_stay_unchanged(record: Obj, settings: Settings) -> None:
     resource, revisions = record["resource"], record["revisions"]
     newest = max(revisions, key=lambda revision: revision["revision"])
     (pin, *_) = controlled_revisions(copy.deepcopy(revisions), resource["metadata"]["uid"])
@@ -56,6 +56,6 @@ def test_a_recorded_revision_survives_encoding(record: Obj) -> None:
         assert json.loads(encode(revision)) == revision
 
 
-def test_the_records_have_what_is_hard_to_encode() -> None:
+def test_the_records_contain_characters_that_are_hard_to_encode() -> None:
     texts = json.dumps(RECORDED, ensure_ascii=False)
     assert {"<", ">", "&", "\u2028", "\u2029", "\U0001f600", "\ufeff", "\x7f", "\x85"} <= set(texts)

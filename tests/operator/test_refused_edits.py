@@ -1,4 +1,4 @@
-"""An edit that the API server does not take changes nothing, and replicas are written all the same."""
+"""Tests of edits that the API server refuses: they change nothing, and replicas are still written."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ PATCHED = {"podTemplate": {"metadata": {"annotations": {"a": "b"}}}}
 
 
 class Cluster(Api):
-    """`wrong(verb, child)` returns the error of a request; verbs are create, apply and their dry-create, dry-apply."""
+    """Fake API with refusals: `wrong(verb, child)` returns the error of a request, or None.
+
+    Verbs are create and apply, and their dry runs dry-create and dry-apply.
+    """
 
     def __init__(self, observed: Observed) -> None:
         super().__init__()
@@ -67,7 +70,7 @@ class Cluster(Api):
 
 
 def reconcile(cluster: Cluster, observed: Observed, writer: Applier | None = None) -> Outcome:
-    """One reconcile of the resource, whose children are those of the cluster; by default of a new leader."""
+    """Runs one reconcile of the resource, whose children are the cluster's. The default writer is a new leader's."""
     seen = Observed(observed.resource, observed.now, dict(cluster.objects), apis=observed.apis)
     writer = writer or Applier(cluster, Cache(), lambda verb: None)  # type: ignore[arg-type]
     return asyncio.run(
@@ -76,7 +79,7 @@ def reconcile(cluster: Cluster, observed: Observed, writer: Applier | None = Non
 
 
 def content(cluster: Cluster) -> dict[Ref, Obj]:
-    """The objects without what counts their writes."""
+    """Returns the objects without their resourceVersion."""
     found = copy.deepcopy(cluster.objects)
     for obj in found.values():
         obj["metadata"].pop("resourceVersion")
@@ -84,7 +87,7 @@ def content(cluster: Cluster) -> dict[Ref, Obj]:
 
 
 def of(kind: str, *verbs: str, error: ApiError, form: Any = lambda child: True) -> Any:
-    """Fails requests with these verbs for a kind; `form` may narrow them to some contents."""
+    """Returns a function that fails requests with these verbs for a kind. `form` may restrict it to some contents."""
     return lambda verb, child: error if child["kind"] == kind and verb in verbs and form(child) else None
 
 
@@ -92,7 +95,7 @@ def patched(child: Obj) -> bool:
     return "a" in child["spec"]["template"]["metadata"].get("annotations", {})
 
 
-# What finds the edit wrong, and when: at the trial, or (quotas, etcd's limit) only when it is written.
+# What refuses the edit: the dry run, or (quotas, etcd's limit) only the real write.
 EDITS = {
     "a value of a wrong type": of("Deployment", "dry-apply", "apply", error=TYPED, form=patched),
     "a denial": of("Deployment", "dry-apply", "apply", error=DENIED, form=patched),
@@ -106,20 +109,20 @@ EDITS = {
 
 
 @pytest.mark.parametrize("wrong", EDITS.values(), ids=EDITS)
-def test_of_an_edit_that_is_refused_in_part_nothing_is_left(wrong: Any) -> None:
+def test_an_edit_that_is_refused_in_part_is_reverted(wrong: Any) -> None:
     observed = running(replicas=2)
     cluster = Cluster(observed)
     before = content(cluster)
     cluster.wrong = wrong
     edited = edit(observed, service={"port": 81}, networkPolicy={}, **PATCHED)
     outcome = reconcile(cluster, edited)
-    assert list(outcome.observed.refusals.values()), "it is a refusal"
+    assert list(outcome.observed.refusals.values()), "the error was not reported as a refusal"
     assert not outcome.failures
     assert content(cluster) == before
 
 
 @pytest.mark.parametrize("name", [name for name in EDITS if "quota that" not in name])
-def test_no_other_child_was_touched_before_the_refusal(name: str) -> None:
+def test_no_other_child_is_written_before_the_refusal(name: str) -> None:
     observed = running()
     cluster = Cluster(observed)
     cluster.wrong = EDITS[name]
@@ -127,8 +130,11 @@ def test_no_other_child_was_touched_before_the_refusal(name: str) -> None:
     assert {verb for verb, child in cluster.calls if child == "demo" and not verb.startswith("dry-")} == set()
 
 
-def test_an_edit_that_only_real_writes_refuse_rolls_no_pod_again_at_each_retry() -> None:
-    """Otherwise each retry changes the Deployment and changes it back. Updates of its status cause the next one."""
+def test_retries_of_an_edit_that_only_real_writes_refuse_start_no_rollout() -> None:
+    """Checks this because otherwise each retry changes the Deployment and reverts it.
+
+    Updates of its status cause the retries.
+    """
     observed = running(replicas=2)
     cluster = Cluster(observed)
     cluster.wrong = EDITS["a quota that only counts real writes"]
@@ -152,7 +158,7 @@ def test_an_edit_that_only_real_writes_refuse_rolls_no_pod_again_at_each_retry()
 @pytest.mark.parametrize(
     "name", ["a denial of the real write", "a workload too large for etcd", "a pin too large for etcd"]
 )
-def test_retries_of_a_refused_edit_write_nothing_but_the_pin(name: str) -> None:
+def test_retries_of_a_refused_edit_write_only_the_revision(name: str) -> None:
     observed = running()
     cluster = Cluster(observed)
     cluster.wrong = EDITS[name]
@@ -179,8 +185,8 @@ def test_retries_of_a_refused_edit_write_nothing_but_the_pin(name: str) -> None:
     ],
     ids=["suspend", "scale", "autoscaling of the refused edit"],
 )
-def test_replicas_follow_despite_a_refused_edit(wrong: Any, change: Obj, replicas: int) -> None:
-    """Bounds of the autoscaler are an edit like others: those of the last accepted spec hold."""
+def test_replicas_are_scaled_despite_a_refused_edit(wrong: Any, change: Obj, replicas: int) -> None:
+    """Checks that bounds of the autoscaler are refused with the edit, so that those of the last accepted spec apply."""
     observed = running(replicas=2)
     cluster = Cluster(observed)
     cluster.wrong = wrong
@@ -194,7 +200,7 @@ ERRORS = {"webhook away": AWAY, "denied": DENIED, "quota": QUOTA, "typed": TYPED
 
 @pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
 @pytest.mark.parametrize(("change", "replicas"), [({"suspend": True}, 0), ({"replicas": 5}, 5)])
-def test_replicas_are_written_alone_where_no_form_of_the_workload_is_taken(
+def test_only_replicas_are_written_if_every_form_of_the_workload_is_refused(
     error: ApiError, change: Obj, replicas: int
 ) -> None:
     observed = running(replicas=2)
@@ -202,7 +208,7 @@ def test_replicas_are_written_alone_where_no_form_of_the_workload_is_taken(
     cluster.wrong = of("Deployment", "dry-apply", "apply", error=error)
     for _ in range(2):
         outcome = reconcile(cluster, edit(observed, service={"port": 81}, **change))
-        assert cluster.scaled == [replicas], "once"
+        assert cluster.scaled == [replicas], "the replicas were not written exactly once"
     assert outcome.plan.replicas == replicas
 
 
@@ -226,7 +232,7 @@ def test_replicas_are_written_before_an_error_that_the_queue_retries() -> None:
     assert cluster.scaled == [3]
 
 
-def test_replicas_that_are_as_asked_for_are_not_written() -> None:
+def test_unchanged_replicas_are_not_written() -> None:
     observed = running(replicas=2)
     cluster = Cluster(observed)
     cluster.wrong = of("Deployment", "dry-apply", "apply", error=AWAY)
@@ -235,7 +241,7 @@ def test_replicas_that_are_as_asked_for_are_not_written() -> None:
 
 
 @pytest.mark.parametrize("owner", ["another's uid", ""])
-def test_replicas_of_a_foreign_deployment_are_left_alone(owner: str) -> None:
+def test_replicas_of_a_foreign_deployment_are_not_changed(owner: str) -> None:
     observed = running(replicas=2)
     cluster = Cluster(observed)
     cluster.objects[DEPLOYMENT]["metadata"]["ownerReferences"] = [{"uid": owner, "controller": True}] if owner else []
@@ -245,8 +251,8 @@ def test_replicas_of_a_foreign_deployment_are_left_alone(owner: str) -> None:
 
 
 @pytest.mark.parametrize("error", [AWAY, TIMEOUT])
-def test_replicas_are_written_alone_where_no_pin_can_be_written(error: ApiError) -> None:
-    """Then the Deployment that is made of the pin is left alone as well."""
+def test_only_replicas_are_written_if_no_revision_can_be_written(error: ApiError) -> None:
+    """Checks that the Deployment with the revision's template is then not applied either."""
     observed = running(replicas=2)
     cluster = Cluster(observed)
     cluster.wrong = of("ControllerRevision", "create", error=error)
@@ -269,7 +275,7 @@ def test_an_error_of_the_scale_subresource_is_reported_with_the_first_one() -> N
 @pytest.mark.parametrize(
     "error", [ApiError(409, "Conflict", "Precondition failed: UID"), ApiError(404, "NotFound", "gone")]
 )
-def test_a_deployment_that_went_away_is_not_scaled(error: ApiError) -> None:
+def test_a_scale_error_of_a_deleted_deployment_is_not_reported(error: ApiError) -> None:
     observed = running(replicas=2)
     cluster = Cluster(observed)
     cluster.wrong = of("Deployment", "dry-apply", "apply", error=AWAY)
@@ -279,7 +285,7 @@ def test_a_deployment_that_went_away_is_not_scaled(error: ApiError) -> None:
 
 @pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
 @pytest.mark.parametrize("broken", ["Deployment", "Service", "PodDisruptionBudget"])
-def test_one_child_that_is_not_taken_keeps_no_other_from_being_repaired(broken: str, error: ApiError) -> None:
+def test_a_refused_child_does_not_prevent_the_repair_of_others(broken: str, error: ApiError) -> None:
     observed = running(podDisruptionBudget={}, networkPolicy={})
     cluster = Cluster(observed)
     drifted = [DEPLOYMENT, Ref("v1", "Service", "demo"), Ref("policy/v1", "PodDisruptionBudget", "demo-engine")]
@@ -297,8 +303,8 @@ def test_one_child_that_is_not_taken_keeps_no_other_from_being_repaired(broken: 
 
 
 @pytest.mark.parametrize("verbs", [("dry-create", "create"), ("create",)])
-def test_a_pin_that_is_repaired_is_never_withdrawn(verbs: tuple[str, ...]) -> None:
-    """It was accepted long ago, whatever is refused now."""
+def test_a_repaired_revision_is_not_withdrawn(verbs: tuple[str, ...]) -> None:
+    """Checks that the revision stays, because it was accepted earlier, although another child is refused now."""
     observed = running(networkPolicy={})
     cluster = Cluster(observed)
     (pin,) = (ref for ref in cluster.objects if ref.kind == "ControllerRevision")
@@ -306,7 +312,7 @@ def test_a_pin_that_is_repaired_is_never_withdrawn(verbs: tuple[str, ...]) -> No
     del cluster.objects[Ref("networking.k8s.io/v1", "NetworkPolicy", "demo-engine")]
     cluster.wrong = of("NetworkPolicy", *verbs, error=QUOTA)
     reconcile(cluster, observed)
-    assert len(cluster.objects[pin]["metadata"]["labels"]) > 1, "it is repaired"
+    assert len(cluster.objects[pin]["metadata"]["labels"]) > 1, "the labels of the revision were not repaired"
 
 
 def test_refusals_and_failures_are_reported_together() -> None:
@@ -367,7 +373,10 @@ ALTERNATIVES: dict[str, tuple[Ref, Any]] = {
 @pytest.mark.parametrize(("ref", "change"), ALTERNATIVES.values(), ids=ALTERNATIVES)
 @pytest.mark.parametrize("spec", [{}, {"service": {"port": 81}, **PATCHED}], ids=["repair", "edit"])
 def test_an_alternative_that_another_client_set_is_replaced(ref: Ref, change: Any, spec: Obj) -> None:
-    """Server-side apply keeps it beside the desired member, and the API server refuses both together."""
+    """Checks that the other member is removed.
+
+    Server-side apply keeps it next to the desired member, and the API server refuses both together.
+    """
     observed = running()
     cluster = Cluster(observed)
     live = copy.deepcopy(cluster.objects[ref])
@@ -391,7 +400,7 @@ def test_an_alternative_that_another_client_set_is_replaced(ref: Ref, change: An
         assert cluster.calls.count(("replace", "demo")) == 1
 
 
-def test_what_only_differs_is_no_clash() -> None:
+def test_values_of_the_same_alternative_are_no_clash() -> None:
     observed = running()
     for ref, child in observed.children.items():
         live = copy.deepcopy(child)
@@ -416,7 +425,10 @@ def test_a_resource_that_was_never_accepted_gets_no_child() -> None:
 
 
 def invalid(observed: Observed) -> Observed:
-    """A restart of a spec that this operator refuses: no pin can be made, and the one there is cannot be read."""
+    """Restarts a resource with an invalid spec, so that no revision can be made of it.
+
+    Tests combine it with an unreadable current revision.
+    """
     service = copy.deepcopy(observed.resource)
     service["metadata"]["annotations"] = {RESTARTED_AT: "now"}
     service["spec"]["engine"] = {"blockSize": "no number"}
@@ -430,7 +442,7 @@ def unknown_pin(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("spec", [lambda observed: observed, invalid], ids=["valid", "invalid"])
 @pytest.mark.parametrize(("change", "replicas"), [({"suspend": True}, 0), ({"replicas": 5}, 5)])
-def test_replicas_follow_with_a_pin_of_an_unknown_format(spec: Any, change: Obj, replicas: int) -> None:
+def test_replicas_are_scaled_with_a_revision_of_an_unknown_format(spec: Any, change: Obj, replicas: int) -> None:
     observed = running(replicas=2)
     cluster = Cluster(observed)
     unknown_pin(cluster)
@@ -439,7 +451,7 @@ def test_replicas_follow_with_a_pin_of_an_unknown_format(spec: Any, change: Obj,
     assert outcome.plan.replicas == replicas
 
 
-def test_the_bounds_of_an_autoscaler_hold_where_nothing_else_of_a_spec_can_be_used() -> None:
+def test_bounds_of_an_autoscaler_apply_although_the_rest_of_the_spec_cannot_be_used() -> None:
     observed = running(replicas=2)
     cluster = Cluster(observed)
     unknown_pin(cluster)
@@ -447,7 +459,7 @@ def test_the_bounds_of_an_autoscaler_hold_where_nothing_else_of_a_spec_can_be_us
     for change in (
         {"replicas": 9, "autoscaling": scaling},
         {"replicas": 1, "autoscaling": scaling},
-        {"replicas": None},  # one without replicas leaves them as they are
+        {"replicas": None},  # without a value the replicas stay unchanged
         {"suspend": True, "replicas": None},
         {"replicas": None},
     ):
@@ -455,5 +467,5 @@ def test_the_bounds_of_an_autoscaler_hold_where_nothing_else_of_a_spec_can_be_us
     assert cluster.scaled == [4, 3, 0, 1]
 
 
-def test_a_spec_that_was_never_accepted_asks_for_no_replicas() -> None:
+def test_a_spec_that_was_never_accepted_has_no_replicas() -> None:
     assert make(observe(resource(engine={"blockSize": "x"}, replicas=4))).replicas == 0

@@ -1,4 +1,4 @@
-"""Rendering, rule by rule. Whole objects stand in snapshots/ (test_snapshots.py)."""
+"""Tests of rendering, rule by rule. Complete objects are in snapshots/ (test_snapshots.py)."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def test_a_cache_with_a_size_requests_that_much_disk() -> None:
     for own in ({"requests": {"ephemeral-storage": "1Gi"}}, {"limits": {"ephemeral-storage": "1Gi"}}):
         assert container(made(**sized, resources=own))["resources"] == own
     assert container(made(modelCache={"emptyDir": {}}))["resources"] == {}
-    for default in ({}, {"modelCache": {"emptyDir": {"sizeLimit": "100Gi"}}}):  # the latter as older schemas stored it
+    for default in ({}, {"modelCache": {"emptyDir": {"sizeLimit": "100Gi"}}}):  # older schemas stored the latter
         assert volumes(made(**default))["model-cache"]["emptyDir"] == {"sizeLimit": "100Gi"}
         assert container(made(**default))["resources"] == {}
 
 
-def test_a_model_on_a_claim_is_mounted_where_the_arguments_say() -> None:
+def test_a_model_on_a_claim_is_mounted_at_the_path_in_the_arguments() -> None:
     plan = made(model={"uri": "pvc://models/llada/2"})
     assert volumes(plan)["model"]["persistentVolumeClaim"] == {"claimName": "models"}
     assert mounts(plan)["/mnt/model"] == {"name": "model", "mountPath": "/mnt/model", "readOnly": True}
@@ -98,7 +98,7 @@ def test_secrets_are_named_and_never_read() -> None:
 
 
 def test_keys_are_a_file_that_follows_the_secret() -> None:
-    """No variable and no subPath, which would stay what they were when the pod started."""
+    """Checks that there is neither a variable nor a subPath, because these keep their value from the pod's start."""
     plan = made(**KEYS)
     assert "UNMASK_API_KEY" not in env(plan)
     assert volumes(plan)["api-keys"]["secret"] == {"secretName": "keys", "items": [{"key": "api", "path": "keys"}]}
@@ -113,7 +113,7 @@ def test_the_charts_variables_and_secrets_reach_the_engine() -> None:
     )
     plan = made(settings, imagePullSecrets=[{"name": "b"}, {"name": "c"}])
     assert env(plan)["HTTPS_PROXY"] == "http://p:3128"
-    assert env(plan)["HOME"] == "/tmp", "the read-only root has no other"
+    assert env(plan)["HOME"] == "/tmp", "HOME must be /tmp, because the root file system is read-only"
     assert template(plan)["spec"]["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}, {"name": "c"}]
 
 
@@ -146,7 +146,7 @@ def test_gpus_are_a_limit_of_the_container() -> None:
     assert container(made())["resources"] == {}
 
 
-def test_probes_and_what_follows_from_them() -> None:
+def test_probes_and_the_progress_deadline() -> None:
     plan = made(startupProbe={"periodSeconds": 2, "failureThreshold": 50}, livenessProbe={"timeoutSeconds": 9})
     assert container(plan)["startupProbe"] == {
         "httpGet": {"path": "/startup", "port": "http"},
@@ -196,7 +196,7 @@ def test_the_service_and_its_url() -> None:
     assert url("demo", "team", 8080) == "http://demo.team.svc:8080/v1"
 
 
-def test_the_load_balancers_class_and_who_may_reach_it() -> None:
+def test_the_load_balancers_class_and_source_ranges() -> None:
     expected = {"type": "LoadBalancer", "loadBalancerClass": "a.b/c", "loadBalancerSourceRanges": ["10.0.0.0/8"]}
     assert child(made(service=expected), "Service")["spec"].items() >= expected.items()
     default = child(made(service={"type": "LoadBalancer"}), "Service")["spec"]
@@ -268,7 +268,7 @@ def test_the_autoscaler_scales_the_resource_by_the_runtimes_metrics() -> None:
 
 
 @pytest.mark.parametrize("targets", [{}, {"targets": {}}])
-def test_without_targets_two_queued_requests_are_a_replicas(targets: dict[str, Any]) -> None:
+def test_without_targets_the_target_is_two_queued_requests_per_replica(targets: dict[str, Any]) -> None:
     (metric,) = child(made(autoscaling={**HPA, **targets}), "HorizontalPodAutoscaler")["spec"]["metrics"]
     assert metric["pods"]["metric"] == {"name": "unmask_requests_waiting"}
     assert metric["pods"]["target"] == {"type": "AverageValue", "averageValue": "2"}
@@ -277,7 +277,7 @@ def test_without_targets_two_queued_requests_are_a_replicas(targets: dict[str, A
     assert rules.targets == {"queuedRequestsPerReplica": 2}
 
 
-def test_the_network_policy_always_lets_the_operator_in() -> None:
+def test_the_network_policy_always_allows_the_operator() -> None:
     peers = {
         "from": [{"podSelector": {}}, {"ipBlock": {"cidr": "10.0.0.0/8"}}],
         "metricsFrom": [{"namespaceSelector": {"matchLabels": {"team": "ops"}}}],
@@ -323,7 +323,7 @@ specs = st.one_of(
 
 
 def accepted_form(service: Any) -> Any:
-    """None where the podTemplate is refused; any other error fails."""
+    """Returns the rendered pod, or None if the podTemplate is rejected. Other errors are raised."""
     try:
         return render_pod(service, SETTINGS)
     except SpecError:

@@ -1,4 +1,4 @@
-"""Rendered objects and a real API server: it takes them strictly, and gives them back without a difference."""
+"""Tests that a real API server accepts the rendered objects strictly and returns them without differences."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def live(admin: Kube, plan: Plan) -> list[Obj]:
 
 
 @pytest.mark.parametrize("name", RESOURCES)
-def test_what_was_written_is_read_back_without_a_difference(admin: Kube, namespace: str, crds: None, name: str) -> None:
+def test_written_objects_are_read_back_without_a_difference(admin: Kube, namespace: str, crds: None, name: str) -> None:
     service = created(admin, namespace, RESOURCES[name])
     plan = make(observe(service, apis=frozenset()), TRUSTED)
     assert all(problem.condition != "Accepted" for problem in plan.problems)
@@ -166,7 +166,7 @@ def test_what_was_written_is_read_back_without_a_difference(admin: Kube, namespa
 
     service = admin.get(API_VERSION, KIND, service["metadata"]["name"], namespace)
     again = make(observe(service, *found, apis=frozenset()), TRUSTED)
-    assert again.children == plan.children, "the pin that was read back covers the resource"
+    assert again.children == plan.children, "the revision that was read back does not cover the resource"
     assert again.delete == ()
 
 
@@ -204,7 +204,7 @@ def test_a_rollout_restart_is_no_drift(admin: Kube, namespace: str, crds: None) 
     assert not differs(desired, seen)
 
 
-def test_a_namespace_of_restricted_pods_takes_the_engines(admin: Kube, namespace: str, crds: None) -> None:
+def test_a_namespace_with_restricted_pod_security_accepts_the_engines(admin: Kube, namespace: str, crds: None) -> None:
     restrict(admin, namespace)
     service = created(admin, namespace, resource(model={"uri": "pvc://models/a"}, gpu={}))
     plan = make(observe(service, apis=frozenset()))
@@ -219,7 +219,7 @@ def test_a_namespace_of_restricted_pods_takes_the_engines(admin: Kube, namespace
         admin.create(pod)
 
 
-def test_scaling_through_the_subresource_keeps_the_pin(admin: Kube, namespace: str, crds: None) -> None:
+def test_scaling_through_the_subresource_keeps_the_revision(admin: Kube, namespace: str, crds: None) -> None:
     service = created(admin, namespace, resource())
     observed = observe(service, apis=frozenset())
     plan = make(observed)

@@ -1,4 +1,4 @@
-"""Each kind is listed before anything is written, after kopf has listed it, and by the clock: in simulated time."""
+"""Tests of the resync in simulated time: each kind is listed at the start, after lists by kopf, and periodically."""
 
 import asyncio
 import itertools
@@ -45,7 +45,10 @@ def obj(version, name="p", **more):
 
 
 class Lists:
-    """A client that lists what `objects` has of a kind, or raises what `errors` has; each list takes a millisecond."""
+    """Fake client that lists the `objects` of a kind, or raises its error in `errors`.
+
+    Each list takes a millisecond.
+    """
 
     def __init__(self, objects=(), errors=()):
         self.objects, self.errors = dict(objects), dict(errors)
@@ -68,7 +71,7 @@ class Lists:
 
 
 class Scene:
-    """A resync that runs, and what it enqueued."""
+    """Runs a resync and records what it enqueues."""
 
     def __init__(self, client, cache=None, **settings):
         self.client, self.cache, self.enqueued = client, cache or Cache(), []
@@ -77,7 +80,7 @@ class Scene:
         self.resync = Resync(client, self.cache, events, Settings(**settings), self.metrics)
 
     def run(self, act):
-        """`act(self)` while it runs."""
+        """Runs the resync while `act(self)` runs, and returns this scene."""
 
         async def scene():
             task = asyncio.create_task(self.resync.run())
@@ -93,7 +96,7 @@ async def pass_minutes(scene, minutes=3.0):
     await asyncio.sleep(60 * minutes)
 
 
-def test_few_kinds_are_listed_at_once():
+def test_the_number_of_concurrent_lists_is_limited():
     scene = Scene(Lists(), watch_namespaces=("a", "b")).run(pass_minutes)
     assert scene.resync.synced.is_set()
     listed = [(kind, namespace) for _, kind, namespace in scene.client.tries]
@@ -103,7 +106,7 @@ def test_few_kinds_are_listed_at_once():
 
 @pytest.mark.parametrize("kind", CACHED, ids=lambda kind: kind.kind)
 @pytest.mark.parametrize("error", REFUSALS, ids=lambda error: error.reason)
-def test_a_kind_that_cannot_be_listed_is_named_and_holds_up_only_what_needs_it(kind, error, caplog):
+def test_a_kind_that_cannot_be_listed_is_named_and_prevents_the_sync_only_if_needed(kind, error, caplog):
     objects = {one: [obj(7, one.kind)] for one in (kind_of("v1", "Service"), PODS) if one is not kind}
     scene = Scene(Lists(objects, {kind: error})).run(pass_minutes)
     assert scene.resync.synced.is_set() == (kind not in NEEDED)
@@ -111,7 +114,7 @@ def test_a_kind_that_cannot_be_listed_is_named_and_holds_up_only_what_needs_it(k
     assert f"cannot list {kind.plural}: {error}" in caplog.text
     failures = {"status": str(error.status)}
     assert scene.metrics.registry.get_sample_value("unmask_operator_api_errors_total", failures) >= 1
-    assert scene.enqueued == [KEY] * len(objects), "what other lists bring is enqueued"
+    assert scene.enqueued == [KEY] * len(objects), "objects of the other lists were not enqueued"
 
 
 def test_a_missing_kind_of_the_operators_own_is_explained(caplog):
@@ -120,8 +123,11 @@ def test_a_missing_kind_of_the_operators_own_is_explained(caplog):
     assert "check that its CustomResourceDefinition is installed" in caplog.text
 
 
-def test_nothing_is_synced_before_every_kind_was_tried():
-    """A create would meet a child that is there; but a new leader must not write what is there."""
+def test_the_cache_is_not_synced_before_every_kind_was_attempted():
+    """Checks this because a new leader must not write children that exist.
+
+    With an incomplete cache it attempts to create them. The API server rejects that, but only after the attempt.
+    """
     client = Lists()
 
     async def slow(kind, namespace, selector, transform, answer=client.list):
@@ -152,27 +158,27 @@ def test_a_list_that_fails_for_ten_minutes_is_tried_after_growing_pauses_and_the
     assert set(pauses[5:]) == {LONGEST_RETRY_SECONDS}
 
 
-def test_every_kind_is_listed_again_by_the_clock():
+def test_every_kind_is_listed_periodically():
     scene = Scene(Lists()).run(lambda scene: pass_minutes(scene, 35))
     for kind in CACHED:
         assert scene.client.times(kind) == [0, PERIOD_SECONDS, 2 * PERIOD_SECONDS, 3 * PERIOD_SECONDS], kind
 
 
 @pytest.mark.parametrize("kind", [DLMS, PODS, *CHILDREN], ids=lambda kind: kind.kind)
-def test_what_was_deleted_while_no_watch_was_open_is_removed_after_kopf_has_listed_anew(kind):
-    """kopf lists after an expired version, and reports no deletions then."""
+def test_objects_deleted_while_no_watch_was_open_are_removed_after_a_list_by_kopf(kind):
+    """Simulates kopf after an expired version: it lists again and reports no deletions."""
     client = Lists({kind: [obj(3, "demo"), obj(4, "gone")]})
 
     async def relist(scene):
         await asyncio.sleep(100)
         scene.enqueued.clear()
         client.objects[kind], client.version = [obj(3, "demo")], 20
-        for _ in range(3):  # its pages
+        for _ in range(3):  # one call per page
             scene.resync.kopf_has_listed(kind.path(None))
         await asyncio.sleep(AFTER_KOPF_SECONDS + 2 * STEP_SECONDS)
 
     scene = Scene(client).run(relist)
-    if kind is not POD_MONITORS:  # it is listed each minute besides
+    if kind is not POD_MONITORS:  # it is also listed each minute
         first, second = client.times(kind)
         assert (first, second) == (0, pytest.approx(100 + AFTER_KOPF_SECONDS, abs=STEP_SECONDS))
     assert scene.enqueued == [Key("ns", "gone") if kind is DLMS else KEY]
@@ -180,7 +186,7 @@ def test_what_was_deleted_while_no_watch_was_open_is_removed_after_kopf_has_list
     assert names == ["demo"]
 
 
-def test_a_list_of_something_else_is_no_reason_to_list_anything():
+def test_lists_of_other_paths_by_kopf_are_ignored():
     async def strange(scene):
         await asyncio.sleep(1)
         for path in ("/apis", "/api/v1/nodes", "/api/v1/namespaces/other/pods", ""):
@@ -190,7 +196,7 @@ def test_a_list_of_something_else_is_no_reason_to_list_anything():
     assert len(Scene(Lists()).run(strange).client.tries) == len(CACHED)
 
 
-def test_an_empty_namespace_does_not_empty_another():
+def test_a_list_of_one_namespace_does_not_remove_objects_of_another():
     client = Lists({PODS: [obj(3)]})
 
     async def other(scene):
@@ -202,8 +208,11 @@ def test_an_empty_namespace_does_not_empty_another():
     assert len(Scene(client, watch_namespaces=("ns", "other")).run(other).cache.pods(KEY)) == 1
 
 
-def test_an_etcd_of_older_versions_changes_nothing_that_is_known():
-    """Its objects are older than the cache's: the Lease shows it, and the process starts over."""
+def test_objects_of_a_restored_older_etcd_do_not_change_the_cache():
+    """Checks objects that are older than those of the cache.
+
+    The Lease reveals the restored etcd as well, and the process then restarts.
+    """
     client = Lists({PODS: [obj(600, "a")]})
     client.version = 700
 
@@ -223,7 +232,7 @@ def waiting(missing=True):
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_kind_that_is_missing_is_looked_for_soon_where_a_resource_waits_and_else_seldom(waits):
+def test_a_missing_kind_is_listed_often_if_a_resource_waits_for_it_and_else_rarely(waits):
     client = Lists({DLMS: [waiting(waits)]}, {POD_MONITORS: NOT_FOUND})
     scene = Scene(client).run(lambda scene: pass_minutes(scene, 11))
     assert scene.resync.synced.is_set()
@@ -232,7 +241,7 @@ def test_a_kind_that_is_missing_is_looked_for_soon_where_a_resource_waits_and_el
     assert pauses == {DISCOVERY_SECONDS if waits else PERIOD_SECONDS}
 
 
-def test_a_resource_that_begins_to_wait_for_a_kind_need_not_wait_for_the_clock():
+def test_a_kind_is_listed_soon_after_a_resource_begins_to_wait_for_it():
     client = Lists(errors={POD_MONITORS: NOT_FOUND})
 
     async def begin(scene):
@@ -249,7 +258,7 @@ def test_a_kind_that_may_be_absent_is_listed_every_minute_while_it_is_used():
     assert client.times(POD_MONITORS) == [OPTIONAL_SECONDS * number for number in range(6)]
 
 
-def test_a_kind_that_comes_and_goes_is_followed_and_every_resource_reconciled():
+def test_a_kind_that_is_installed_and_removed_is_noticed_and_every_resource_reconciled():
     client = Lists({DLMS: [waiting()], POD_MONITORS: [obj(9, "monitor")]}, {POD_MONITORS: NOT_FOUND})
 
     async def come_and_go(scene):
@@ -260,7 +269,7 @@ def test_a_kind_that_comes_and_goes_is_followed_and_every_resource_reconciled():
         await wait_until_async(lambda: scene.resync.apis, interval=1.0)
         assert scene.resync.apis == {POD_MONITORS.api}
         assert len(scene.cache.children(KEY)) == 1
-        assert scene.enqueued == [KEY, KEY], "the kind and its object"
+        assert scene.enqueued == [KEY, KEY], "the new kind and its object must each enqueue the resource"
         scene.enqueued.clear()
         client.errors[POD_MONITORS] = NOT_FOUND
         await wait_until_async(lambda: not scene.resync.apis, interval=1.0)
@@ -270,7 +279,7 @@ def test_a_kind_that_comes_and_goes_is_followed_and_every_resource_reconciled():
     Scene(client).run(come_and_go)
 
 
-def test_a_failure_is_no_sign_that_a_kind_is_absent():
+def test_a_failed_list_does_not_mean_that_a_kind_is_absent():
     client = Lists({POD_MONITORS: [obj(9, "monitor")]})
 
     async def fail(scene):
@@ -283,8 +292,8 @@ def test_a_failure_is_no_sign_that_a_kind_is_absent():
     Scene(client).run(fail)
 
 
-def test_objects_of_a_kind_that_was_not_served_for_a_moment_come_back():
-    """The first list is refused as not found, and no list version says what is newer."""
+def test_objects_of_a_kind_that_was_not_served_for_a_short_time_return():
+    """Checks the case that a list fails as not found, so that no version of a list shows which objects are newer."""
     cache = Cache()
     monitor = {"metadata": {"namespace": "ns", "name": "a", "uid": "u", "resourceVersion": "5", "labels": {}}}
     cache.put(POD_MONITORS, monitor)

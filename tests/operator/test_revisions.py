@@ -1,4 +1,4 @@
-"""Which pods run: what an edit, a restart and another operator make of the pins."""
+"""Tests of revisions: which pod template runs after an edit, a restart, and an upgrade of the operator."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_scaling_under_a_new_operator_changes_no_pod() -> None:
     assert not made.up_to_date
 
 
-def test_the_next_edit_of_the_pods_adopts_the_new_form() -> None:
+def test_the_next_edit_of_the_pods_adopts_the_new_template() -> None:
     observed = edit(running(), engine={"maxNumReqs": 7})
     made = make(observed, NEW)
     assert container(made)["image"] == "unmask-runtime:0.2.0"
@@ -65,18 +65,20 @@ def restarted(observed: Any, value: str | None) -> Any:
     return replace(observed, resource=service)
 
 
-def test_a_restart_adopts_the_new_form_and_marks_the_pods() -> None:
+def test_a_restart_adopts_the_new_template_and_annotates_the_pods() -> None:
     observed = restarted(running(), "today")
     made = make(observed, NEW)
     assert made.up_to_date
     assert template(made)["metadata"]["annotations"]["serving.unmask.dev/restartedAt"] == "today"
     after = apply(observed, made)
-    assert settled(make(after, NEW), after), "the same value restarts once"
-    assert template(make(restarted(after, None), NEW)) == template(made), "removing the annotation restarts nothing"
+    assert settled(make(after, NEW), after), "the same value of the annotation restarted the pods again"
+    assert template(make(restarted(after, None), NEW)) == template(made), (
+        "the removal of the annotation restarted the pods"
+    )
     assert template(make(restarted(after, "later"), NEW)) != template(made)
 
 
-def test_going_back_to_an_earlier_spec_is_an_edit_too() -> None:
+def test_restoring_an_earlier_spec_counts_as_an_edit() -> None:
     first = running(engine={"maxNumReqs": 7})
     second = edit(first, engine={"maxNumReqs": 8})
     second = apply(second, make(second))
@@ -85,7 +87,7 @@ def test_going_back_to_an_earlier_spec_is_an_edit_too() -> None:
     assert container(back)["image"] == "unmask-runtime:0.2.0"
 
 
-def test_the_newest_three_pins_are_retained() -> None:
+def test_the_newest_three_revisions_are_retained() -> None:
     observed = running()
     for number in range(2, 8):
         observed = edit(observed, engine={"maxNumReqs": number})
@@ -97,7 +99,7 @@ def test_the_newest_three_pins_are_retained() -> None:
     assert settled(make(observed), observed)
 
 
-def test_a_pin_that_was_written_before_the_operator_was_killed_is_followed() -> None:
+def test_a_revision_that_was_written_before_a_crash_is_used() -> None:
     observed = edit(running(), engine={"maxNumReqs": 9})
     made = make(observed)
     killed = apply(observed, replace(made, children=(child(made, "ControllerRevision"),), delete=()))
@@ -107,7 +109,7 @@ def test_a_pin_that_was_written_before_the_operator_was_killed_is_followed() -> 
 
 BAD = {"podTemplate": {"spec": {"containers": [{"name": "main", "args": []}]}}}
 
-# Edits that change no pod, each with a child that they do change.
+# Edits that do not change pods, each with a kind of child that they change.
 SCALING: dict[str, Any] = {"maxReplicas": 4, "targets": {"queuedRequestsPerReplica": 4}}
 EDITS_OUTSIDE_POD_TEMPLATE: dict[str, tuple[str, dict[str, Any]]] = {
     "maxReplicas": ("HorizontalPodAutoscaler", {"autoscaling": {"provider": "HPA", **SCALING}}),
@@ -137,21 +139,21 @@ def test_an_edit_that_changes_no_template_keeps_the_old_one(spec: dict[str, Any]
     after = apply(observed, made)
     assert settled(make(after, operator), after)
     back = make(edit(after, **dict.fromkeys(spec)), operator)
-    assert template(back) == template(made), "taking it back restarts nothing either"
+    assert template(back) == template(made), "reverting the edit restarted the pods"
     bad = make(edit(after, **BAD), operator)
-    assert bad.children == made.children, "the pin's spec is that of the last good edit"
+    assert bad.children == made.children, "the children are not those of the last accepted spec"
 
 
 @pytest.mark.parametrize(("kind", "spec"), EDITS_OUTSIDE_POD_TEMPLATE.values(), ids=EDITS_OUTSIDE_POD_TEMPLATE)
-def test_and_the_edit_has_its_effect(kind: str, spec: dict[str, Any]) -> None:
+def test_an_edit_that_does_not_affect_the_template_changes_its_child(kind: str, spec: dict[str, Any]) -> None:
     before = running()
     made = make(edit(before, **spec), NEW)
     first = make(before)
     assert kind not in kinds(first) or child(made, kind) != child(first, kind)
 
 
-def test_a_surge_that_is_taken_back_while_no_gpu_is_free_starts_no_other_rollout() -> None:
-    """What RolloutComplete=False/InsufficientGPU tells people to do, under an operator that came after the pods."""
+def test_removing_the_surge_while_no_gpu_is_free_starts_no_other_rollout() -> None:
+    """Follows the advice of RolloutComplete=False/InsufficientGPU, with an operator that is newer than the pods."""
     observed = running(gpu={}, replicas=1)
     observed = edit(observed, engine={"maxNumReqs": 7})
     observed = apply(observed, make(observed))
@@ -161,7 +163,7 @@ def test_a_surge_that_is_taken_back_while_no_gpu_is_free_starts_no_other_rollout
 
 
 def test_sections_outside_the_pod_template_do_not_change_it() -> None:
-    """Of every field of the spec it is known whether pods are made of it."""
+    """Checks that no field in OUTSIDE_POD_TEMPLATE changes the template, and that each has a case here."""
     assert {field.alias for field in Spec.model_fields.values()} >= OUTSIDE_POD_TEMPLATE
     unedited = render_pod(parse(resource()), SETTINGS)
     specs = [spec for _, spec in EDITS_OUTSIDE_POD_TEMPLATE.values()] + [{"replicas": 3}, {"suspend": True}]
@@ -173,7 +175,7 @@ def pin_names(observed: Observed) -> list[str]:
     return sorted(ref.name for ref in observed.children if ref.kind == "ControllerRevision")
 
 
-def test_suspending_and_scaling_make_no_pin() -> None:
+def test_suspending_and_scaling_create_no_revision() -> None:
     observed = running()
     for number in (7, 8):
         observed = edit(observed, engine={"maxNumReqs": number})
@@ -208,7 +210,7 @@ VALUE = {"engine": {"decodingStrategy": "OfTomorrow"}}
 
 
 def pinned_by_another(spec: dict[str, Any], before: Observed | None = None) -> Observed:
-    """Runs with a spec that this operator refuses: another one, which knew it, made the pin."""
+    """Returns a resource whose spec this operator rejects. Another operator accepted it and wrote the revision."""
     observed = before or running()
     ref = Ref("apps/v1", "ControllerRevision", "demo-r1")
     revision = copy.deepcopy(observed.children[ref])
@@ -217,7 +219,7 @@ def pinned_by_another(spec: dict[str, Any], before: Observed | None = None) -> O
 
 
 @pytest.mark.parametrize("spec", [FLAG, RESERVED, VALUE], ids=["a flag", "a rule", "a value"])
-def test_what_a_pin_covers_is_never_refused(spec: dict[str, Any]) -> None:
+def test_a_spec_that_its_revision_covers_is_never_rejected(spec: dict[str, Any]) -> None:
     observed = pinned_by_another(spec)
     for change in ({}, {"replicas": 3}, {"suspend": True}, {"service": {"port": 81}}):
         edited = edit(observed, **change)
@@ -228,12 +230,14 @@ def test_what_a_pin_covers_is_never_refused(spec: dict[str, Any]) -> None:
         after = apply(edited, made)
         assert settled(make(after), after)
     made = make(edit(observed, drainTimeoutSeconds=90))
-    assert [(p.condition, p.reason) for p in made.problems] == [("Accepted", "InvalidSpec")], "new pods would get it"
+    assert [(p.condition, p.reason) for p in made.problems] == [("Accepted", "InvalidSpec")], (
+        "an edit of the pods was accepted, although new pods would use the invalid spec"
+    )
     assert template(made) == template(make(running()))
 
 
 def with_pin(observed: Observed, **data: Any) -> Observed:
-    """The newest pin with other data; None takes a member away."""
+    """Returns the state with other data in the newest revision. None removes a member."""
     ref = max((r for r in observed.children if r.kind == "ControllerRevision"), key=lambda r: r.name)
     revision = copy.deepcopy(observed.children[ref])
     revision["data"] = {k: v for k, v in {**revision["data"], **data}.items() if v is not None}
@@ -246,7 +250,7 @@ def condition(observed: Observed, made: Any, kind: str) -> Obj:
 
 
 @pytest.mark.parametrize("data", [{"format": 2}, {"template": None}, {"format": "x", "spec": None}])
-def test_a_pin_of_another_format_is_retained_and_reported_and_the_pods_stay(data: dict[str, Any]) -> None:
+def test_a_revision_of_another_format_is_retained_and_reported_and_the_pods_stay(data: dict[str, Any]) -> None:
     observed = with_pin(running(), **data)
     live = template(make(running()))
     for change in ({}, {"replicas": 4}, {"service": {"port": 81}}, {"engine": {"maxNumReqs": 9}}):
@@ -264,19 +268,19 @@ def test_a_pin_of_another_format_is_retained_and_reported_and_the_pods_stay(data
     made = make(restarted(observed, "today"), NEW)
     assert container(made)["image"] == "unmask-runtime:0.2.0"
     assert child(made, "ControllerRevision")["revision"] == 2
-    assert made.delete == (), "whoever wrote it may come back"
+    assert made.delete == (), "the revision was deleted, although the operator that wrote it may return"
     assert made.problems == ()
 
 
-def test_a_pin_of_another_format_without_pods_is_followed_by_one_of_ours() -> None:
+def test_a_revision_of_another_format_without_a_deployment_is_followed_by_a_new_one() -> None:
     observed = with_pin(running(), format=2)
     lost = replace(observed, children={r: c for r, c in observed.children.items() if r.kind != "Deployment"})
     assert child(make(lost), "ControllerRevision")["revision"] == 2
 
 
-def test_pins_written_before_they_had_a_number_are_read() -> None:
+def test_revisions_without_a_format_number_are_read() -> None:
     observed = running()
     old = with_pin(observed, format=None, spec={"model": {"uri": "demo://"}, "suspend": False})
     made = make(old, NEW)
     assert template(made) == template(make(observed))
-    assert settled(made, old), "their data cannot be changed"
+    assert settled(made, old), "the operator changed the data of a revision, which are immutable"

@@ -1,4 +1,4 @@
-"""How the measurement at scale reads an audit log."""
+"""Tests of the reader of the audit log in the benchmark at scale."""
 
 import json
 from datetime import UTC, datetime
@@ -11,7 +11,7 @@ START = datetime(2030, 1, 1, tzinfo=UTC).timestamp()
 
 
 def _line(number: int, verb: str, resource: str, *, user: str = ME, code: int | None = 200, query: str = "") -> str:
-    """A request that came in `number` seconds after START; without a code it goes on."""
+    """Returns the audit event of a request `number` seconds after START. Without a code the request is running."""
     resource, _, subresource = resource.partition("/")
     event = {
         "auditID": f"id-{number}",
@@ -31,7 +31,7 @@ def test_requests_of_one_user_are_counted_once_and_dry_runs_separately(tmp_path:
         + _line(2, "create", "services", code=201)
         + _line(3, "patch", "diffusionlmservices/status", user="somebody")
         + _line(4, "watch", "pods", code=None)
-        + _line(4, "watch", "pods")  # it has ended
+        + _line(4, "watch", "pods")  # the watch has ended
         + _line(5, "patch", "diffusionlmservices/status", code=409)
     )
     log = AuditLog(path, ME)

@@ -1,4 +1,4 @@
-"""What the conditions say of a pod without a node: the scheduler's own reasons, and the field that helps."""
+"""Tests of conditions about a pod without a node: the scheduler's reasons, and the field to change."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ NOT_READY = [{"type": "Ready", "status": "Unknown"}]
 
 
 def scheduled(message: str, nodes: list[Obj] | None = None, **spec: Any) -> Obj:
-    """The condition Scheduled of a GPU service with the scheduler's message."""
+    """Returns the condition Scheduled of a GPU service with the scheduler's message."""
     found = judge_pod(unschedulable(message), None, nodes, **{"gpu": {}, **spec})
     assert found["Ready"]["message"] == found["Scheduled"]["message"]
     return found["Scheduled"]
 
 
 def start(condition: Obj) -> str:
-    """What the message says before it quotes the scheduler."""
+    """Returns the part of the message before the quoted message of the scheduler."""
     return str(condition["message"].partition(" (0/")[0])
 
 
@@ -116,7 +116,7 @@ def test_a_node_with_gpus_that_excludes_the_pod_is_not_called_busy(message: str,
     ],
 )
 def test_a_node_that_is_short_of_something_else_is_not_called_busy(message: str, says: str) -> None:
-    """The node with GPUs has them free: the other one is counted among those without."""
+    """Checks this with a node whose GPUs are free. The message counts the other node as one without GPUs."""
     sentence = f"0/2 nodes are available: 1 Insufficient nvidia.com/gpu, {message}."
     for nodes in ([gpu_node("g"), gpu_node("c", None)], None):
         found = scheduled(sentence, nodes)
@@ -172,7 +172,7 @@ def test_tainted_nodes_without_gpus_do_not_hide_that_the_others_are_busy() -> No
     assert "add a toleration of pool" in start(unknown)
 
 
-def test_a_shortage_never_ends_where_the_largest_node_of_the_pod_is_too_small() -> None:
+def test_a_shortage_is_permanent_if_the_largest_allowed_node_is_too_small() -> None:
     nodes = [gpu_node("small", "2"), gpu_node("tainted", taints=[GPU_TAINT]), gpu_node("cordoned", unschedulable=True)]
     message = (
         "0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) had untolerated taint {nvidia.com/gpu: "
@@ -197,8 +197,8 @@ def test_a_node_that_is_not_ready_does_not_count() -> None:
         assert "node lost (8) is not Ready" in found["message"]
 
 
-def test_the_scheduler_is_right_where_no_node_excluded_the_pod() -> None:
-    """A node may be tainted or cordoned after the scheduler has looked, and it looks again at once."""
+def test_the_schedulers_message_takes_precedence_over_newer_taints_of_nodes() -> None:
+    """Checks nodes that were tainted or cordoned after the scheduler's attempt. The scheduler retries immediately."""
     for node in (gpu_node("g", taints=[GPU_TAINT]), gpu_node("g", unschedulable=True)):
         found = scheduled("0/1 nodes are available: 1 Insufficient nvidia.com/gpu.", [node])
         assert (found["reason"], "busy" in found["message"]) == ("InsufficientGPU", True)
@@ -232,7 +232,7 @@ def test_a_service_without_gpus_is_not_sent_to_the_charts_gpu_values() -> None:
     assert "gpuEngines" not in found["message"]
 
 
-UNNAMED = "1 node(s) had untolerated taint(s)"  # all that Kubernetes 1.34 says
+UNNAMED = "1 node(s) had untolerated taint(s)"  # the complete reason in messages of Kubernetes 1.34
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_a_sentence_about_no_node_is_explained_too(message: str, says: str) -> N
     assert says in scheduled(message)["message"]
 
 
-def test_the_temporary_taints_of_autoscalers_are_not_to_be_tolerated() -> None:
+def test_no_toleration_of_temporary_taints_is_advised() -> None:
     for key in ("ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "node.cilium.io/agent-not-ready"):
         found = scheduled(f"0/1 nodes are available: 1 node(s) had untolerated taint {{{key}: }}.")
         assert "tolerations" not in found["message"]

@@ -1,4 +1,4 @@
-"""Settings come from the environment alone, and a wrong one is named."""
+"""Tests that settings come only from the environment, and that an error names the variable."""
 
 import itertools
 
@@ -51,7 +51,7 @@ def test_a_bad_variable_is_named(name, value):
         ("unmask-runtime:1.2.4", False),
     ],
 )
-def test_whether_the_runtime_is_of_the_operators_version(image, own):
+def test_the_version_of_the_runtime_image_is_compared_with_the_operators(image, own):
     assert Settings(version="1.2.3", runtime_image=image).runtime_is_own_version is own
 
 
@@ -62,7 +62,7 @@ def test_a_selector_is_a_list_of_requirements(selector):
 
 
 @pytest.mark.parametrize("selector", ["a b", "a in (b)", "!a=b", "a==b", "=b", "a=b;c"])
-def test_a_selector_that_is_none_is_refused(selector):
+def test_an_invalid_selector_is_refused(selector):
     with pytest.raises(ValueError, match=r"UNMASK_OPERATOR_WATCH_SELECTOR: .* must be key, !key"):
         read_settings({"UNMASK_OPERATOR_WATCH_SELECTOR": selector})
 
@@ -78,7 +78,7 @@ def test_kopf_pages_its_lists_keeps_no_idle_tasks_and_notices_dead_watches():
     assert target.watching.chunk_size == 100
     assert target.queueing.idle_timeout == 0.05
     assert (target.watching.server_timeout, target.watching.inactivity_timeout) == (600, 180)
-    assert isinstance(target.watching.server_timeout, int), "the API server reads no fraction"
+    assert isinstance(target.watching.server_timeout, int), "the API server rejects a fraction as timeoutSeconds"
 
 
 def test_kopf_neither_scans_nor_peers_nor_posts_nor_writes():
@@ -91,9 +91,9 @@ def test_kopf_neither_scans_nor_peers_nor_posts_nor_writes():
     assert target.persistence.diffbase_storage.build(body=None) == {}
 
 
-def test_a_request_of_kopfs_is_tried_again_without_end_every_time():
+def test_every_request_of_kopf_is_retried_without_limit():
     backoffs = configured().networking.error_backoffs
-    for _ in range(2):  # one after the other, from the start
+    for _ in range(2):  # one request after the other, each with the pauses from the start
         pauses = list(itertools.islice(backoffs, 1000))
         assert pauses[:6] == [1, 2, 4, 8, 16, 30]
         assert set(pauses[5:]) == {30}
@@ -101,7 +101,7 @@ def test_a_request_of_kopfs_is_tried_again_without_end_every_time():
 
 
 @pytest.mark.parametrize("selector", [(), ("track=canary", "!old")])
-def test_kopf_watches_what_has_our_label_and_of_resources_what_the_selector_says(selector):
+def test_kopf_watches_children_by_label_and_resources_by_the_selector(selector):
     selectors = configured(watch_selector=selector).watching.label_selectors
     own = kopf.Resource(group="serving.unmask.dev", version="v1alpha1", plural="diffusionlmservices")
     assert selectors.collect(own) == ([",".join(selector)] if selector else [])

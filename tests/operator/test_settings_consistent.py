@@ -1,4 +1,4 @@
-"""Settings that contradict each other are a warning with both fields and the fix, and change nothing of Ready."""
+"""Tests that settings that contradict each other are reported with both fields and the fix, without effect on Ready."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_the_condition_is_no_part_of_ready():
     assert TYPE not in NEEDED
 
 
-def test_a_contradiction_is_one_event_however_often_it_is_seen_and_its_end_removes_it():
+def test_a_contradiction_emits_one_event_and_its_end_removes_the_condition():
     observed = running()
     old = status(observed, make(observed))
     wrong = edit(observed, podDisruptionBudget={"maxUnavailable": 0})

@@ -1,4 +1,4 @@
-"""An operator that is older than the spec: what it does not know it ignores and names, and no pod moves."""
+"""Tests of an operator that is older than the spec: unknown fields are ignored and named, and no pod changes."""
 
 from __future__ import annotations
 
@@ -35,8 +35,11 @@ def test_fields_that_this_operator_does_not_know_are_ignored_and_named() -> None
     assert "spec.ofTomorrow" in found["message"]
 
 
-def test_an_older_operator_over_a_newer_spec_moves_no_pod() -> None:
-    """`helm rollback` of the operator: the pin says what the newer one made of a field that this one does not know."""
+def test_an_older_operator_with_a_newer_spec_changes_no_pod() -> None:
+    """Simulates `helm rollback` of the operator.
+
+    The newer operator wrote the revision. Its template may depend on a field that this operator ignores.
+    """
     observed = pinned_by_another({"ofTomorrow": 1})
     pods = template(make(observed))
     for change in ({}, {"ofTomorrow": 2}, {"service": {"port": 81}}, {"ofTomorrow": None}):
@@ -58,8 +61,8 @@ STRANGE: dict[str, Any] = {
 
 @pytest.mark.parametrize("section", STRANGE)
 @pytest.mark.parametrize("pinned", [True, False], ids=["the newer operator's", "an edit"])
-def test_an_unknown_value_outside_the_pod_template_stops_nothing(section: str, pinned: bool) -> None:
-    """What there is of that section stays, and all else goes on: scaling, repair, edits of the pods."""
+def test_an_unknown_value_outside_the_pod_template_affects_only_its_section(section: str, pinned: bool) -> None:
+    """Checks that children of that section stay, and that scaling, repairs and edits of the pods continue."""
     known = next((spec for _, spec in EDITS_OUTSIDE_POD_TEMPLATE.values() if section in spec), {})
     before = running(**known)
     live = make(before)
@@ -96,14 +99,14 @@ def test_an_unknown_value_outside_the_pod_template_stops_nothing(section: str, p
     assert [problem.reason for problem in bad.problems] == ["InvalidSpec"]
 
 
-def test_the_url_is_that_of_the_service_as_it_stays() -> None:
+def test_the_url_is_that_of_the_unchanged_service() -> None:
     before = running()
     observed = edit(before, service=STRANGE["service"])
     observed.resource["status"] = status(before, make(before))
     assert observed.resource["status"]["url"] == status(observed, make(observed))["url"] == "http://demo.default.svc/v1"
 
 
-def test_what_has_never_run_with_such_a_value_is_refused() -> None:
+def test_a_new_resource_with_an_unknown_value_is_rejected() -> None:
     made = make(observe(resource(service=STRANGE["service"])))
     assert made.children == ()
     assert "spec.service.type" in made.problems[0].message
@@ -118,7 +121,7 @@ def test_what_has_never_run_with_such_a_value_is_refused() -> None:
         {"behavior": {"scaleUp": {"policies": [{"type": "OfTomorrow", "value": 1, "periodSeconds": 15}]}}},
     ],
 )
-def test_nobody_scales_by_a_rule_that_only_a_newer_operator_knows(change: dict[str, Any]) -> None:
+def test_rules_that_only_a_newer_operator_knows_stop_autoscaling(change: dict[str, Any]) -> None:
     assert Rules.read({"autoscaling": {"maxReplicas": 4}}) is not None
     assert Rules.read({"autoscaling": {"maxReplicas": 4, "ofTomorrow": 1}}) is not None
     observed = edit(running(autoscaling={"maxReplicas": 4}), autoscaling={"maxReplicas": 4, **change})

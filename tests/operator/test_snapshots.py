@@ -1,4 +1,7 @@
-"""Each example is rendered as its snapshot says; `python -m tests.operator.snapshot` rewrites them."""
+"""Tests that each example is rendered as in its snapshot.
+
+`python -m tests.operator.snapshot` rewrites the snapshots.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ EXAMPLES = examples()
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_is_rendered_as_its_snapshot_says(name: str) -> None:
+def test_an_example_is_rendered_as_in_its_snapshot(name: str) -> None:
     assert rendered(EXAMPLES[name]) == (FOLDER / f"{name}.yaml").read_text()
 
 

@@ -1,4 +1,4 @@
-"""The status of a service whose pods are in recorded states."""
+"""Tests of the status of a resource whose pods are in recorded states."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _conditions(new: Obj) -> dict[str, Obj]:
 
 def _judge(known: tuple[Observed, Plan]) -> dict[str, Obj]:
     new = status(*known)
-    Status.model_validate(new)  # the schema's own limits
+    Status.model_validate(new)  # checks the limits of the schema
     assert [c["type"] for c in new["conditions"]] == [kind for kind in ORDER if kind in _conditions(new)]
     return _conditions(new)
 
@@ -57,7 +57,7 @@ def _says(condition: Obj) -> tuple[str, str, str]:
         ("progressing", "terminating", "Scheduled", "Pending", "no pod has a node"),
     ],
 )
-def test_a_pods_trouble_is_the_reason_of_ready(
+def test_a_problem_of_a_pod_is_the_reason_of_ready(
     stage: str, state: str, condition: str, reason: str, message: str
 ) -> None:
     found = _judge(reconcile(stage, pod(state)))
@@ -70,7 +70,7 @@ def test_a_pods_trouble_is_the_reason_of_ready(
 @pytest.mark.parametrize(
     ("stage", "message"), [("quota", "exceeded quota: gpus"), ("pod_security", 'container "helper"')]
 )
-def test_a_deployment_that_may_not_make_pods(stage: str, message: str) -> None:
+def test_a_deployment_whose_pods_are_refused_is_reported(stage: str, message: str) -> None:
     found = _judge(reconcile(stage))
     for condition in ("Scheduled", "RolloutComplete", "Available", "Ready"):
         assert found[condition]["reason"] == "PodCreationRefused"
@@ -80,12 +80,12 @@ def test_a_deployment_that_may_not_make_pods(stage: str, message: str) -> None:
 @pytest.mark.parametrize(
     "states", [("crash_loop", "crash_loop_ended", "crash_loop_running"), ("image_pull", "image_pull_error")]
 )
-def test_what_the_kubelet_tries_again_does_not_flicker(states: tuple[str, ...]) -> None:
+def test_the_status_does_not_change_between_retries_of_the_kubelet(states: tuple[str, ...]) -> None:
     found = [status(*reconcile("progressing", pod(state))) for state in states]
     assert all(one == found[0] for one in found)
 
 
-def test_ready() -> None:
+def test_the_status_of_a_ready_service() -> None:
     new = status(*reconcile("complete", pod("ready")))
     assert {c["status"] for c in new["conditions"]} == {"True"}
     assert "ScalingReady" not in _conditions(new)
@@ -155,12 +155,12 @@ def test_conditions_keep_their_time_until_their_status_flips() -> None:
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_the_same_again_is_no_change(state: str) -> None:
+def test_an_unchanged_state_leads_to_an_unchanged_status(state: str) -> None:
     autoscaled = service(autoscaling={"minReplicas": 1, "maxReplicas": 3, "targets": {"runningRequestsPerReplica": 8}})
     decision = Decision(1, "the load fits the replicas", True, NOW)
     observed, plan = reconcile("progressing", pod(state), resource=autoscaled, decision=decision)
     autoscaled["status"] = status(observed, plan)
-    later = replace(observed, now=NOW + timedelta(hours=1), decision=None)  # another leader
+    later = replace(observed, now=NOW + timedelta(hours=1), decision=None)  # as with a new leader
     assert status(later, plan) == autoscaled["status"]
 
 
@@ -196,13 +196,13 @@ def test_too_few_gpus_for_the_first_pod() -> None:
     assert "no node that it may run on has any" in found["Ready"]["message"]
 
 
-def test_a_resource_of_a_longer_name_is_another() -> None:
+def test_a_resource_with_a_longer_name_is_not_the_gpu() -> None:
     shared = pod("unschedulable_gpu")
     shared["status"]["conditions"][0]["message"] = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.shared."
     assert _judge(reconcile("progressing", shared))["Scheduled"]["reason"] == "Unschedulable"
 
 
-def test_scaling_up_does_not_undo_ready() -> None:
+def test_scaling_up_does_not_change_ready_unless_a_pod_crashes() -> None:
     pods = [pod("ready"), pod("creating", "b", "2030-01-01T02:00:00Z"), pod("loading", "c", "2030-01-01T02:00:00Z")]
     found = _judge(reconcile("scaled_up", *pods, replicas=3))
     assert found["Ready"]["status"] == "True"
@@ -211,7 +211,7 @@ def test_scaling_up_does_not_undo_ready() -> None:
 
 
 @pytest.mark.parametrize("spec", [{}, {"autoscaling": {"maxReplicas": 3}}])
-def test_replicas_that_are_added_and_wait_for_a_node_leave_ready(spec: dict[str, Any]) -> None:
+def test_added_replicas_that_wait_for_a_node_do_not_change_ready(spec: dict[str, Any]) -> None:
     decision = Decision(3, "scaled up", True) if spec else None
     known = {"resource": service(**spec), "decision": decision, "nodes": load("nodes")}
     found = _judge(reconcile("scaled_up", pod("ready"), pod("unschedulable_gpu"), replicas=3, **known))
@@ -221,7 +221,7 @@ def test_replicas_that_are_added_and_wait_for_a_node_leave_ready(spec: dict[str,
     assert "busy now" in found["ScalingReady"]["message"]
 
 
-def test_replicas_that_a_quota_refuses_leave_ready() -> None:
+def test_added_replicas_that_a_quota_refuses_do_not_change_ready() -> None:
     observed, plan = reconcile("scaled_up", pod("ready"), replicas=3)
     (live,) = observed.children.values()
     (refused,) = (c for c in load("deployments")["quota"]["conditions"] if c["type"] == "ReplicaFailure")
@@ -249,15 +249,17 @@ def test_a_rollout_waits_for_the_new_pods_while_the_old_serve() -> None:
 
 
 def _marked(obj: Obj, mark: str) -> Obj:
-    """A pod, or a template, with the mark of the template that it is made from."""
+    """Sets the label of a template on a pod or template, and returns it."""
     obj.setdefault("metadata", {}).setdefault("labels", {})[TEMPLATE_LABEL] = mark
     return obj
 
 
 @pytest.mark.parametrize("mark", ["present", None])
-def test_an_edit_that_is_taken_back_is_not_judged_by_the_pods_it_made(mark: str | None) -> None:
-    """The pod of the spec as it is now is the older one, and nothing is wrong with it. Without a mark: an operator made
-    it that set none."""
+def test_the_pods_of_a_reverted_edit_do_not_affect_the_status(mark: str | None) -> None:
+    """Checks a state in which the older pod has the current template and loads normally.
+
+    Without a mark, an operator that set no such label created the pod.
+    """
     of_the_edit = _marked(pod("crash_loop", "demo-66d4b7c8f9-aaaaa", "2030-01-01T01:00:00Z"), "edit")
     present = pod("loading")
     observed, plan = reconcile("surging", present, of_the_edit)
@@ -270,7 +272,7 @@ def test_an_edit_that_is_taken_back_is_not_judged_by_the_pods_it_made(mark: str 
     assert found["RolloutComplete"]["reason"] == "Progressing"
 
 
-def test_every_pod_counts_while_none_is_of_the_present_template() -> None:
+def test_every_pod_counts_while_none_has_the_current_template() -> None:
     pods = [pod("loading"), pod("crash_loop", "other", "2030-01-01T01:00:00Z")]
     observed, plan = reconcile("surging", *(_marked(one, "edit") for one in pods))
     (live,) = observed.children.values()
@@ -278,7 +280,7 @@ def test_every_pod_counts_while_none_is_of_the_present_template() -> None:
     assert _judge((observed, plan))["ModelLoaded"]["reason"] == "CrashLoopBackOff"
 
 
-def test_a_template_that_was_just_written_is_not_complete() -> None:
+def test_a_rollout_is_not_complete_before_the_deployment_is_observed() -> None:
     observed, plan = reconcile("complete", pod("ready"))
     live = deployment("complete")
     live["metadata"]["generation"] = 2
@@ -292,7 +294,7 @@ def _pin(number: int, template: int | None = None) -> Obj:
 
 
 def _unseen(stage: str, replicas: int = 1, **known: Any) -> tuple[Observed, Plan]:
-    """The Deployment has been written, and its controller has not looked yet."""
+    """Returns a state in which the Deployment was written and its controller has not observed it yet."""
     observed, plan = reconcile(stage, pod("ready"), replicas=replicas, **known)
     live = deployment(stage, replicas)
     live["metadata"]["generation"] = 2
@@ -301,7 +303,7 @@ def _unseen(stage: str, replicas: int = 1, **known: Any) -> tuple[Observed, Plan
 
 @pytest.mark.parametrize("stage", ["complete", "ready_not_yet_available"])
 @pytest.mark.parametrize("replicas", [3, 1])
-def test_scaling_does_not_undo_ready_before_the_deployments_controller_looks(stage: str, replicas: int) -> None:
+def test_scaling_does_not_change_ready_before_the_deployment_is_observed(stage: str, replicas: int) -> None:
     before = status(*reconcile(stage, pod("ready"), children=[_pin(1)]))
     assert before["currentRevision"] == "demo-r1"
     scaled = service(2, replicas=replicas) | {"status": before}
@@ -310,7 +312,7 @@ def test_scaling_does_not_undo_ready_before_the_deployments_controller_looks(sta
     assert transitions(before, new) == []
 
 
-def test_an_edit_undoes_ready_before_the_deployments_controller_looks() -> None:
+def test_an_edit_makes_ready_false_before_the_deployment_is_observed() -> None:
     before = status(*reconcile("complete", pod("ready"), children=[_pin(1)]))
     edited = service(2) | {"status": before}
     new = status(*_unseen("complete", resource=edited, children=[_pin(1), _pin(2)]))
@@ -322,8 +324,8 @@ def test_an_edit_undoes_ready_before_the_deployments_controller_looks() -> None:
 
 
 @pytest.mark.parametrize("stage", ["complete", "ready_not_yet_available"])
-def test_an_edit_that_leaves_the_pods_as_they_are_does_not_undo_ready(stage: str) -> None:
-    """Of `rolloutStrategy`, say: the pin is another, its template and so its pods are not."""
+def test_an_edit_that_does_not_change_the_pods_does_not_change_ready(stage: str) -> None:
+    """Checks an edit of `rolloutStrategy`, for example: it creates a revision with the same template and pods."""
     before = status(*reconcile(stage, pod("ready"), children=[_pin(1)]))
     edited = service(2) | {"status": before}
     new = status(*_unseen(stage, resource=edited, children=[_pin(1), _pin(2, template=1)]))
@@ -340,7 +342,7 @@ def test_a_revision_that_is_refused_is_not_the_current_one() -> None:
     assert new["currentRevision"] == "demo-r1"
 
 
-def test_an_evicted_pod_matters_only_until_its_successor_comes() -> None:
+def test_an_evicted_pod_counts_only_until_it_has_a_successor() -> None:
     old = pod("evicted")
     assert _judge(reconcile("complete", old, pod("ready")))["Ready"]["status"] == "True"
     alone = _judge(reconcile("progressing", pod("evicted", created="2030-01-01T02:00:00Z"), pod("loading")))
@@ -348,14 +350,14 @@ def test_an_evicted_pod_matters_only_until_its_successor_comes() -> None:
     assert "ephemeral-storage" in alone["ModelLoaded"]["message"]
 
 
-def test_suspended() -> None:
+def test_the_status_of_a_suspended_service() -> None:
     found = _judge(reconcile("created", replicas=0, resource=service(suspend=True)))
     assert list(found) == ["Accepted", "UpToDate", "Available", "Ready", "Stalled"]
     assert _says(found["Ready"])[:2] == ("False", "Suspended")
     assert _judge(reconcile("created", replicas=0))["Ready"]["reason"] == "NoReplicas"
 
 
-def test_a_spec_that_is_not_accepted_says_so_and_what_runs_goes_on() -> None:
+def test_an_invalid_spec_is_reported_and_the_running_pods_stay_available() -> None:
     problem = Problem("Accepted", "InvalidSpec", "spec.engine.blockSize: must be at least 1")
     found = _judge(reconcile("complete", pod("ready"), resource=service(2, model=7), plan=Plan(problems=(problem,))))
     assert _says(found["Ready"]) == ("False", "InvalidSpec", problem.message)
@@ -366,7 +368,7 @@ def test_a_spec_that_is_not_accepted_says_so_and_what_runs_goes_on() -> None:
     assert new["selector"] == "serving.unmask.dev/service=demo"
 
 
-def test_a_refused_child_is_not_accepted() -> None:
+def test_a_refused_child_makes_accepted_false() -> None:
     ref = Ref("v1", "Service", "demo")
     found = _judge(reconcile("complete", pod("ready"), refusals={ref: "spec.ports[0].nodePort: already allocated"}))
     assert _says(found["Accepted"]) == (
@@ -376,7 +378,7 @@ def test_a_refused_child_is_not_accepted() -> None:
     )
 
 
-def test_a_foreign_deployment_is_not_ours() -> None:
+def test_a_foreign_deployment_does_not_count() -> None:
     observed, plan = reconcile("complete")
     foreign = deployment("complete")
     foreign["metadata"]["ownerReferences"][0]["uid"] = "other"
@@ -386,7 +388,7 @@ def test_a_foreign_deployment_is_not_ours() -> None:
 
 
 @pytest.mark.parametrize("up_to_date", [True, False])
-def test_problems_fall_under_their_condition_and_spare_ready(up_to_date: bool) -> None:
+def test_problems_are_reported_in_their_condition_without_effect_on_ready(up_to_date: bool) -> None:
     crd = Problem("UpToDate", "MissingCRD", "spec.monitoring.podMonitor: the cluster has no such kind")
     observed, plan = reconcile("complete", pod("ready"))
     found = _judge((observed, replace(plan, problems=(crd,), up_to_date=up_to_date)))
@@ -406,7 +408,7 @@ _SCALING: dict[str, Any] = {"minReplicas": 1, "maxReplicas": 3, "targets": {"run
         (Decision(2, "no metrics", False), ("False", "MetricsMissing", "no metrics")),
     ],
 )
-def test_the_builtin_autoscaler(decision: Decision | None, says: tuple[str, str, str]) -> None:
+def test_scaling_ready_reports_the_builtin_autoscaler(decision: Decision | None, says: tuple[str, str, str]) -> None:
     known = reconcile("complete", pod("ready"), resource=service(autoscaling=_SCALING), decision=decision)
     assert _says(_judge(known)["ScalingReady"]) == says
     assert _judge(known)["Ready"]["status"] == "True"
@@ -414,7 +416,7 @@ def test_the_builtin_autoscaler(decision: Decision | None, says: tuple[str, str,
     assert status(*known).get("autoscaling") == expected
 
 
-def test_the_hpas_own_message() -> None:
+def test_scaling_ready_quotes_the_hpas_message() -> None:
     message = "the HPA was unable to compute the replica count: unable to get metric unmask_requests_waiting"
     conditions = [
         {"type": "AbleToScale", "status": "True", "reason": "SucceededGetScale", "message": "fine"},
@@ -436,8 +438,8 @@ def test_the_hpas_own_message() -> None:
 
 
 @pytest.mark.parametrize("state", ["creating", "loading", "unschedulable_gpu"])
-def test_what_argo_cd_looks_at_holds_while_a_service_scales(state: str) -> None:
-    """docs/operations/argo-cd.md: pods are added to a version that serves, and one has no node yet or loads."""
+def test_conditions_that_argo_cd_reads_stay_true_while_a_service_scales(state: str) -> None:
+    """Checks docs/operations/argo-cd.md: a pod is added to a serving version, and has no node yet or loads."""
     scaled = service(replicas=2)
     observed, plan = reconcile("complete", pod("ready"), pod(state, "second"), resource=scaled, replicas=2)
     found = _judge((observed, plan))

@@ -1,4 +1,4 @@
-"""No value from outside breaks the schema of the status or the limits of an Event."""
+"""Tests that no foreign value violates the schema of the status or the limits of an Event."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize(("reason", "valid"), REASONS.items())
-def test_a_foreign_reason_becomes_a_valid_one_and_stands_in_the_message(reason: str, valid: str) -> None:
+def test_a_foreign_reason_becomes_a_valid_one_and_is_quoted_in_the_message(reason: str, valid: str) -> None:
     assert valid_reason(reason) == valid
     for made in (false(reason, "the pod failed"), unknown(reason, "the pod failed"), true(reason, "the pod failed")):
         assert made.reason == valid
@@ -65,7 +65,7 @@ def test_every_reason_is_valid_for_a_condition_and_an_event(reason: str) -> None
     valid = valid_reason(reason)
     assert list(violations(CONDITION["reason"], valid)) == []
     assert len(valid.encode()) <= EVENT_REASON_LENGTH
-    assert valid_reason(valid) == valid, "a valid one stays"
+    assert valid_reason(valid) == valid, "a valid reason was changed"
 
 
 @given(st.text(max_size=3000), st.text(max_size=3000))
@@ -75,14 +75,14 @@ def test_a_message_with_the_original_reason_is_bounded(reason: str, message: str
     made.message.encode()
 
 
-ANY = st.text(st.characters(), max_size=1200)  # surrogates included: JSON may hold them
+ANY = st.text(st.characters(), max_size=1200)  # surrogates included, because JSON may contain them
 NAMES = st.one_of(ANY, st.sampled_from([*REASONS, "CrashLoopBackOff", "ErrImagePull", "Evicted", "OOMKilled"]))
 TIMES = st.datetimes(datetime(2025, 1, 1), datetime(2027, 1, 1)).map(lambda t: t.strftime("%Y-%m-%dT%H:%M:%SZ"))
 BOOLS = st.booleans()
 
 
 def some(**members: st.SearchStrategy[Any]) -> st.SearchStrategy[Obj]:
-    """An object with any of the members."""
+    """Returns a strategy for objects with any of the members."""
     return st.fixed_dictionaries({}, optional=members)
 
 
@@ -152,7 +152,7 @@ POD_EVENT = st.builds(PodEvent, NAMES, ANY, BOOLS)
 
 @st.composite
 def worlds(draw: st.DrawFn) -> Observed:
-    """A resource whose children, pods and all other sources hold arbitrary values of the right types."""
+    """Returns a resource whose children, pods and other sources have arbitrary values of the right types."""
     observed = running(**draw(SPECS))
     children = copy.deepcopy(dict(observed.children))
     for ref, child in children.items():
@@ -244,7 +244,7 @@ def test_a_status_with_values_of_any_length_is_made_to_fit() -> None:
     assert made["resolvedImage"].endswith("…")
 
 
-def test_text_that_no_utf8_can_hold_is_replaced() -> None:
+def test_text_that_utf8_cannot_encode_is_replaced() -> None:
     assert valid_text("a\ud800b", 9) == "a?b"
     assert valid_text("0123456789", 5) == "0123…"
 
@@ -256,14 +256,17 @@ def test_a_problem_with_a_strange_reason_is_made_valid() -> None:
     assert (found["reason"], found["message"]) == ("notAReason", "a sentence (not a reason)")
 
 
-# A status that is refused all the same
+# Statuses that are refused nevertheless
 
 KEY = Key("default", "demo")
 REFUSED = ApiError(422, "Invalid", "status.conditions[0].reason: Invalid value")
 
 
 class Api:
-    """Refuses statuses with `error` while `refuses(patch)`; keeps the status, the patches and the Events."""
+    """Fake API that refuses statuses with `error` while `refuses(patch)`.
+
+    It stores the status, the patches and the Events.
+    """
 
     def __init__(self, service: Obj) -> None:
         self.service, self.patches, self.events, self.version = service, list[Obj](), list[Obj](), 1
@@ -288,7 +291,7 @@ class Api:
 
 
 class Operator:
-    """A reconciler of one resource over `Api`."""
+    """Reconciles one resource with `Api`."""
 
     def __init__(self) -> None:
         service = resource(replicas=3)
@@ -325,7 +328,7 @@ def test_a_refused_status_is_replaced_by_a_minimal_one(error: ApiError) -> None:
     operator = Operator()
     operator.api.error = error
     result = operator.reconcile()
-    assert result.refused, "it is tried again"
+    assert result.refused, "the refused status is not retried"
     (patch,) = operator.api.patches
     assert patch.keys() == {
         "observedGeneration",
@@ -348,7 +351,7 @@ def test_a_refusal_that_lasts_is_reported_once_and_ends() -> None:
     for count in (1, 2, 3):
         assert operator.reconcile().refused
         assert operator.refused == count
-    assert len(operator.api.patches) == 1, "the minimal status is written once"
+    assert len(operator.api.patches) == 1, "the minimal status was written more than once"
     assert [event["reason"] for event in operator.api.events].count("StatusRefused") == 1
     operator.api.refuses = lambda patch: False
     operator.cache.put(DLMS, operator.api.service, answered=True)
@@ -363,7 +366,7 @@ def test_a_refusal_that_lasts_is_reported_once_and_ends() -> None:
     assert [event["reason"] for event in operator.api.events].count("StatusRefused") == 2
 
 
-def test_a_status_that_fails_without_a_verdict_is_no_refusal() -> None:
+def test_a_failed_write_of_the_status_is_no_refusal() -> None:
     operator = Operator()
     operator.api.error = ApiError(503, "ServiceUnavailable", "later")
     with pytest.raises(ApiError):

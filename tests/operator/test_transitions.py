@@ -1,4 +1,4 @@
-"""The Events of a life, from recorded states."""
+"""Tests of the Events between recorded states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unmask_operator.status.transitions import Event, transitions
 
 
 def _events_of(*steps: tuple[Observed, Plan]) -> list[list[tuple[str, str]]]:
-    """The Events of each step after the one before."""
+    """Returns the Events of each step, compared with the previous one."""
     events, old = [], {}
     for step in steps:
         new = status(*step)
@@ -23,7 +23,7 @@ def _events_of(*steps: tuple[Observed, Plan]) -> list[list[tuple[str, str]]]:
     return events
 
 
-def test_a_service_that_comes_up() -> None:
+def test_the_events_of_a_service_that_becomes_ready() -> None:
     loading = pod("loading")
     loads = {loading["metadata"]["uid"]: Load("weights", 10)}
     assert _events_of(
@@ -48,7 +48,7 @@ def test_an_obstacle_emits_one_event_whatever_the_number_of_conditions() -> None
     ]
 
 
-def test_a_rollout_and_an_outage() -> None:
+def test_the_events_of_a_rollout_and_an_outage() -> None:
     new = pod("loading", "new", "2030-01-01T01:00:00Z")
     assert (
         _events_of(
@@ -56,7 +56,7 @@ def test_a_rollout_and_an_outage() -> None:
             reconcile("surging", pod("ready"), new),
             reconcile("complete", pod("ready", "new")),
             reconcile("progressing", pod("oom_killed")),
-            reconcile("complete", pod("ready"), replicas=0, resource=service(suspend=True)),  # its pod drains
+            reconcile("complete", pod("ready"), replicas=0, resource=service(suspend=True)),  # its pod is terminating
             reconcile("progressing", replicas=0, resource=service(suspend=True)),
         )[1:]
         == [

@@ -1,4 +1,4 @@
-"""The session that kopf's watches use, against a small HTTP server."""
+"""Tests of the session that kopf's watches use, with a small HTTP server."""
 
 import asyncio
 import itertools
@@ -18,7 +18,10 @@ from unmask_operator.kube.watch_login import LONGEST_PAUSE_SECONDS, WatchLogin
 
 
 def logins(*tokens, server="http://127.0.0.1:1", clock=now):
-    """A WatchLogin that reads these, the last one again and again; what it reports goes into `lists` and `errors`."""
+    """Returns a WatchLogin that uses these tokens, and the lists `lists` and `errors` of its reports.
+
+    The last token is used repeatedly.
+    """
     lists, errors = [], []
     return (
         WatchLogin(ScriptedCredentials(server, *tokens), "agent/1", lists.append, errors.append, clock),
@@ -28,7 +31,7 @@ def logins(*tokens, server="http://127.0.0.1:1", clock=now):
 
 
 async def times(login, count):
-    """When each login succeeded."""
+    """Returns the time of each login."""
     found = []
     for _ in range(count):
         server, session = await login.open()
@@ -38,7 +41,7 @@ async def times(login, count):
     return found
 
 
-def test_the_first_login_and_those_that_bring_new_credentials_wait_for_nothing():
+def test_the_first_login_and_logins_with_new_credentials_do_not_wait():
     login, *_ = logins("t1", "t2", "t3")
     assert run_simulated(times(login, 3)) == [0, 0, 0]
 
@@ -49,7 +52,7 @@ def test_credentials_that_were_refused_are_tried_again_after_growing_pauses():
     assert [later - earlier for earlier, later in itertools.pairwise(at)] == [1, 2, 4, 8, 16, 30, 30]
 
 
-def test_credentials_that_change_during_a_pause_are_taken():
+def test_credentials_that_change_during_a_pause_are_used():
     login, *_ = logins("t1", "t1", "t2")
 
     async def scene():
@@ -62,7 +65,7 @@ def test_credentials_that_change_during_a_pause_are_taken():
     run_simulated(scene())
 
 
-def test_a_refusal_long_ago_says_nothing():
+def test_an_old_refusal_does_not_delay_a_login():
     login, *_ = logins("t1")
 
     async def scene():
@@ -77,14 +80,17 @@ def test_a_refusal_long_ago_says_nothing():
     assert LONGEST_PAUSE_SECONDS < watch_login.FORGET_SECONDS
 
 
-def test_a_login_that_cannot_be_read_is_an_error():
+def test_credentials_that_cannot_be_read_are_an_error():
     login, *_ = logins(LoginError("no token"), clock=time.monotonic)
     with pytest.raises(LoginError, match="no token"):
         asyncio.run(login.open())
 
 
 def serve(act, *, prefix="", tls=None, ca=None, before=lambda credentials: None):
-    """Runs `act(session, url)` with a login at a server that answers with the status that a path ends with."""
+    """Runs `act(session, url)` after a login at a server.
+
+    If the last part of a request's path is a number, it is the status of the answer.
+    """
 
     async def handle(request):
         last = request.path.rpartition("/")[2]
@@ -148,8 +154,8 @@ def test_a_request_without_an_answer_is_reported_and_one_that_is_cancelled_is_no
     assert serve(act) == ([], [0])
 
 
-def test_a_certificate_of_a_ca_that_is_not_trusted_closes_the_session_so_that_the_ca_is_read_again(tmp_path):
-    """kopf logs in again when it finds its session closed."""
+def test_a_certificate_of_an_untrusted_ca_closes_the_session(tmp_path):
+    """Checks that the session is closed, because kopf then logs in again, which reads the CA again."""
     ours, another = Authority("ours"), Authority("another")
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(*another.issue("server", hosts=["127.0.0.1"]).write(tmp_path, "server"))
@@ -167,8 +173,8 @@ def test_a_certificate_of_a_ca_that_is_not_trusted_closes_the_session_so_that_th
     assert serve(trusted, tls=tls, ca=another)[1] == []
 
 
-def test_a_request_carries_the_token_of_its_moment():
-    """A session lives longer than a token."""
+def test_a_request_has_the_current_token():
+    """Checks this because a session may outlive a token."""
     held = []
 
     async def act(session, url):
@@ -198,7 +204,7 @@ def test_the_token_is_refreshed_before_each_request(monkeypatch):
     assert len(refreshed) == 2
 
 
-def test_the_name_that_a_kubeconfig_expects_of_the_server_is_the_one_that_counts(tmp_path):
+def test_the_tls_server_name_of_a_kubeconfig_is_verified(tmp_path):
     authority = Authority("ca")
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(*authority.issue("server", hosts=["api.example.com"]).write(tmp_path, "server"))

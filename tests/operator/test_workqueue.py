@@ -1,4 +1,4 @@
-"""The work queue, under a clock that the test advances, and in simulated time."""
+"""Tests of the work queue, with a clock that the tests advance and in simulated time."""
 
 import asyncio
 
@@ -46,7 +46,7 @@ def test_a_running_key_waits_for_its_end_and_then_runs_again(queue):
     assert queue.try_get() == "a"
     queue.add("a")
     queue.add("b")
-    assert queue.try_get() == "b"  # a's second turn does not stand in b's way
+    assert queue.try_get() == "b"  # the second run of a does not delay b
     assert queue.try_get() is None
     queue.done("a")
     assert queue.try_get() == "a"
@@ -65,7 +65,7 @@ def test_the_earlier_of_two_times_counts(queue, clock):
     assert queue.try_get() is None
 
 
-def test_failures_pause_longer_and_longer_up_to_five_minutes(queue, clock):
+def test_pauses_after_failures_grow_up_to_five_minutes(queue, clock):
     pauses = []
     queue.add("a")
     for _ in range(12):
@@ -93,7 +93,7 @@ def test_success_resets_the_back_off_of_that_key_only(queue, clock):
     assert queue.add_rate_limited("a") == 1
 
 
-def test_the_servers_own_wish_is_a_lower_bound(queue):
+def test_the_servers_retry_after_is_a_lower_bound(queue):
     queue.add("a")
     queue.try_get()
     assert queue.add_rate_limited("a", at_least=7) == 7
@@ -117,7 +117,7 @@ def test_an_edit_while_a_run_fails_runs_at_once(queue):
     assert len(queue) == 0
 
 
-def test_done_with_a_time_runs_again_then(queue, clock):
+def test_a_key_with_requeue_after_runs_again_at_that_time(queue, clock):
     queue.add("a")
     queue.try_get()
     queue.done("a", requeue_after=30)
@@ -127,8 +127,8 @@ def test_done_with_a_time_runs_again_then(queue, clock):
     assert queue.try_get() == "a"
 
 
-def test_runs_that_wait_for_nothing_let_everything_else_go_on_between_them():
-    """1000 resources of which none has changed, 5 ms each by the test's clock."""
+def test_other_tasks_run_between_reconciles_that_never_wait():
+    """Checks this with 1000 unchanged resources, 5 ms each by the test's clock."""
     spent, worst = [0.0], [0.0]
 
     async def scene() -> None:
@@ -155,10 +155,10 @@ def test_runs_that_wait_for_nothing_let_everything_else_go_on_between_them():
 
     asyncio.run(scene())
     assert spent[0] == pytest.approx(5.0)
-    assert worst[0] == pytest.approx(0.005), "never two in one turn of the event loop"
+    assert worst[0] == pytest.approx(0.005), "two reconciles ran in one iteration of the event loop"
 
 
-def test_workers_on_a_loop_never_run_a_key_twice_at_once_and_miss_nothing():
+def test_concurrent_workers_never_run_a_key_twice_at_once_and_miss_none():
     async def scene() -> None:
         queue: WorkQueue[int] = WorkQueue()
         running: set[int] = set()

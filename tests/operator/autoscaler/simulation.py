@@ -1,4 +1,4 @@
-"""A pretend cluster for the autoscaler: pods that need time to start, a clock, and traces of load."""
+"""Simulation of a cluster for the autoscaler: pods with a startup time, a clock, and a trace of the decisions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ START = datetime(2030, 1, 1, tzinfo=UTC)
 
 @dataclass
 class Simulation:
-    """Replicas are pods that are Ready `startup` seconds after their birth; the load is spread over the Ready ones.
+    """Simulates replicas that are Ready `startup` seconds after their creation and divide the load evenly.
 
     Attributes:
-        broken: so many of the pods never get Ready (the youngest): they end again and again.
-        room: requests that each of them runs at once; 0: it does not tell.
-        missing: (pod number, second) -> the scrape of that pod fails.
-        trace: of every look: second, replicas before, decision, whether all pods answered.
+        broken: number of pods, the youngest ones, that crash repeatedly and are never Ready.
+        max_running: requests that a replica runs concurrently; 0 if its metrics do not contain the limit.
+        missing: returns whether the scrape of a pod (number, second) fails.
+        trace: second, replicas before, decision, and whether all pods answered, per poll.
     """
 
     rules: Rules
@@ -45,7 +45,7 @@ class Simulation:
         return started[: max(len(self.births) - self.broken, 0)]
 
     def look(self, load: float, kv_percent: float = 0, running: float | None = None) -> Decision:
-        """One poll at `load` requests that wait, in all, and as many (or `running`) that run."""
+        """Polls once, with `load` waiting requests in total and as many running ones, or `running` if given."""
         ready = self.ready
         per_replica = load / len(ready) if ready else 0
         seen = [n for n in ready if not self.missing(n, self.second)]
@@ -82,7 +82,7 @@ class Simulation:
         return self
 
     def restart(self) -> None:
-        """The operator forgets everything."""
+        """Resets the history, as a restart of the operator does."""
         self.history = History()
 
     @property

@@ -1,4 +1,4 @@
-"""The loop: who is looked at when, what is written, and what it does when something fails."""
+"""Tests of the autoscaler's loop: polling intervals, writes of replicas, and failures."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def _ready(name: str, address: str, seconds: float = 0.0, ready: str = "True") -
 
 
 class World:
-    """A shell with a clock and a load by pod address."""
+    """Fake of the loop's environment, with a clock and a load per pod address."""
 
     def __init__(self, services: dict[str, Obj]) -> None:
         self.all = services
         self.now = START
         self.load: dict[str, float] = {}
         self.refuse = False
-        self.loaded = 0.0  # seconds that the pods took, by their status
-        self.extra_metrics: dict[str, float] = {}  # what else each tells
+        self.loaded = 0.0  # seconds from scheduling until Ready, by the pods' status
+        self.extra_metrics: dict[str, float] = {}  # further metrics of each pod
         self.writes: list[tuple[str, int]] = []
         self.decisions: list[str] = []
         self.looks: list[str] = []
@@ -116,7 +116,7 @@ def test_replicas_are_written_and_the_decision_is_reported_once() -> None:
     for _ in range(5):
         _tick(world, autoscaler, 15)
     assert world.writes == [("a", 4)]
-    assert world.decisions == ["a", "a"]  # scaled up, then at rest
+    assert world.decisions == ["a", "a"]  # scaled up, then unchanged
     assert autoscaler.decision("a").last_scale_time == START  # type: ignore[union-attr]
 
 
@@ -136,7 +136,7 @@ def test_a_failed_write_is_reported_and_retried() -> None:
     assert world.writes == [("a", 2)]
 
 
-def test_a_new_leader_says_nothing_of_pods_that_it_has_not_read_until_patience_is_over() -> None:
+def test_a_new_leader_reports_missing_metrics_only_after_a_minute() -> None:
     world = World({"a": _service(1)})
     autoscaler = _autoscaler(world)
     for _ in range(5):
@@ -163,7 +163,7 @@ def test_a_service_that_cannot_be_read_does_not_stop_the_others() -> None:
     assert autoscaler.decision("bad") is None
 
 
-def test_a_mistake_in_one_look_does_not_stop_the_others() -> None:
+def test_an_exception_in_one_scrape_does_not_stop_the_others() -> None:
     world = World({"a": _service(1), "b": _service(1)})
     world.load = {"b#0": 20}
 
@@ -179,7 +179,7 @@ def test_a_mistake_in_one_look_does_not_stop_the_others() -> None:
     assert world.writes == [("b", 2)]
 
 
-def test_what_is_suspended_deleted_or_left_to_others_is_forgotten() -> None:
+def test_decisions_of_suspended_services_and_of_those_with_an_hpa_are_dropped() -> None:
     world = World({"a": _service(2)})
     world.load = {f"a#{n}": 10 for n in range(9)}
     autoscaler = _autoscaler(world)
@@ -197,7 +197,7 @@ def test_what_is_suspended_deleted_or_left_to_others_is_forgotten() -> None:
 
 
 def test_the_load_time_that_a_pod_shows_lengthens_the_stable_window() -> None:
-    """Two of three pods took ten minutes to come: after five minutes without load all are there still."""
+    """Checks that three replicas with a load time of ten minutes stay for 20 minutes without load."""
     world = World({"a": _service(3, pollingIntervalSeconds=60)})
     world.load = {f"a#{n}": 0 for n in range(3)}
     world.loaded = 600
@@ -209,8 +209,11 @@ def test_the_load_time_that_a_pod_shows_lengthens_the_stable_window() -> None:
     assert world.writes == [("a", 1)]
 
 
-def test_a_new_leader_believes_the_engine_rather_than_a_readiness_that_came_back() -> None:
-    """The pods were Ready again after 50 minutes, and have loaded in one: five minutes without load are enough."""
+def test_the_load_time_in_the_metrics_overrides_that_of_the_pod_status() -> None:
+    """Checks that the load time of one minute in the metrics is used if pods became Ready again after 50 minutes.
+
+    Five minutes without load then suffice for scaling down.
+    """
     world = World({"a": _service(3, pollingIntervalSeconds=60)})
     world.load = {f"a#{n}": 0 for n in range(3)}
     world.loaded, world.extra_metrics = 3000, {"load_seconds": 60}
@@ -230,7 +233,7 @@ def test_only_pods_that_take_traffic_are_read() -> None:
 
 
 def test_a_service_whose_pods_answer_slowly_delays_no_other() -> None:
-    """It is scraped once at a time, and finished later."""
+    """Checks that only one scrape of the slow service runs at a time, and that a later tick uses its result."""
     world = World({"slow": _service(1), "quick": _service(1)})
     world.load = {"slow#0": 35, "quick#0": 35}
     begun = []

@@ -1,4 +1,4 @@
-"""What must hold whatever the load does."""
+"""Property-based tests of the autoscaler: invariants that hold for any load."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _play(rules: Rules, loads: list[int], missing: set[tuple[int, int]], replica
 
 @given(_rules(), _LOADS, _MISSING, st.integers(0, 15), st.integers(0, 3))
 @settings(deadline=None)
-def test_within_bounds_and_never_down_on_partial_data(
+def test_decisions_stay_within_bounds_and_never_scale_down_on_partial_data(
     rules: Rules, loads: list[int], missing: set[tuple[int, int]], replicas: int, broken: int
 ) -> None:
     sim = _play(rules, loads, missing, replicas, broken)
@@ -51,7 +51,7 @@ def test_within_bounds_and_never_down_on_partial_data(
 
 @given(_rules(), _LOADS, _MISSING, st.integers(1, 12))
 @settings(deadline=None)
-def test_nothing_shrinks_within_a_stable_window_after_growth_or_start(
+def test_replicas_do_not_shrink_within_a_stable_window_after_growth_or_start(
     rules: Rules, loads: list[int], missing: set[tuple[int, int]], replicas: int
 ) -> None:
     grown = 0.0
@@ -64,10 +64,10 @@ def test_nothing_shrinks_within_a_stable_window_after_growth_or_start(
 
 @given(_rules(), st.integers(0, 200), st.integers(1, 12), st.integers(0, 3))
 @settings(deadline=None)
-def test_a_steady_load_is_met_in_the_end_and_moves_one_way_only(
+def test_replicas_converge_in_one_direction_under_a_steady_load(
     rules: Rules, load: int, replicas: int, broken: int
 ) -> None:
-    """Never wedged: whatever the policies, the size comes to what the load needs, up to the tolerance, and stays."""
+    """Checks that for any policies replicas reach what the load needs, within the tolerance, and then stay constant."""
     sim = Simulation(rules, replicas=rules.clamp(replicas), broken=min(broken, rules.minimum - 1), startup=0)
     first = sim.replicas
     sim.run(300 + 120 * 12 + 15, load)
@@ -89,5 +89,5 @@ def test_more_load_never_means_fewer_replicas(rules: Rules, loads: list[int], re
 
 @given(_rules(), _LOADS, _MISSING)
 @settings(deadline=None)
-def test_decisions_repeat(rules: Rules, loads: list[int], missing: set[tuple[int, int]]) -> None:
+def test_decisions_are_deterministic(rules: Rules, loads: list[int], missing: set[tuple[int, int]]) -> None:
     assert _play(rules, loads, missing, 2).trace == _play(rules, loads, missing, 2).trace

@@ -1,4 +1,4 @@
-"""Reading pods' gauges, from a server of the test and from the runtime's own metrics."""
+"""Tests of the scrape of pods' gauges, with a test server and with the runtime's own metrics."""
 
 from __future__ import annotations
 
@@ -87,13 +87,13 @@ def test_the_runtimes_own_metrics_are_read() -> None:
         ("", "/metrics lacks unmask_requests_waiting"),
     ],
 )
-def test_what_is_no_load_is_named(text: str, message: str) -> None:
+def test_invalid_metrics_are_rejected_with_the_name_of_the_gauge(text: str, message: str) -> None:
     with pytest.raises(ScrapeError, match=re.escape(message)):
         parse(text, GAUGES)
 
 
 @pytest.mark.parametrize("extra", ["unmask_max_running_requests 5e-324", "unmask_model_load_seconds 1e12"])
-def test_any_gauges_of_a_hostile_pod_end_in_a_decision(extra: str) -> None:
+def test_extreme_gauges_of_a_hostile_pod_lead_to_a_decision(extra: str) -> None:
     text = f"unmask_requests_waiting 1e12\nunmask_requests_running 1e12\nunmask_kv_usage_ratio 1e12\n{extra}\n"
     reading = parse(text, GAUGES)
     readings = {f"pod-{i}": reading for i in range(1000)}
@@ -102,14 +102,14 @@ def test_any_gauges_of_a_hostile_pod_end_in_a_decision(extra: str) -> None:
     assert decision.desired == 5
 
 
-def test_only_the_gauges_of_the_targets_are_asked_of_a_pod() -> None:
+def test_only_the_gauges_of_the_targets_are_parsed() -> None:
     assert parse("unmask_requests_waiting 3.0\nunmask_kv_usage_ratio NaN\n", DEFAULT_TARGETS) == {
         "queuedRequestsPerReplica": 3
     }
 
 
-def test_pods_are_read_at_once_and_each_failure_has_its_cause() -> None:
-    """Two pods answer only after both were asked: read one after the other, the first would never answer."""
+def test_pods_are_scraped_concurrently_and_each_failure_has_its_cause() -> None:
+    """Checks concurrency by two pods that answer only after both have received a request."""
 
     async def go() -> tuple[dict[str, Reading], dict[str, str]]:
         both = asyncio.Barrier(2)
@@ -157,8 +157,8 @@ def test_a_pod_that_never_answers_fails_at_the_limit() -> None:
     assert asyncio.run(go()) == ({}, {"p": "/metrics took longer than 0.05 s"})
 
 
-def test_more_pods_than_are_read_at_once_that_never_answer_fail_one_after_the_other() -> None:
-    """Each has its own limit, so that many pods of a service are all read."""
+def test_unresponsive_pods_beyond_the_concurrency_limit_time_out_one_after_the_other() -> None:
+    """Checks that the timeout applies per pod, so that each of many pods of a service is scraped."""
 
     async def never(request: web.Request) -> web.Response:
         await asyncio.Event().wait()
@@ -175,8 +175,8 @@ def test_more_pods_than_are_read_at_once_that_never_answer_fail_one_after_the_ot
     assert set(failures.values()) == {"/metrics took longer than 0.2 s"}
 
 
-def test_slow_pods_of_many_services_leave_slots_to_those_of_others() -> None:
-    """Services whose pods never answer hold fewer slots than there are."""
+def test_slow_pods_of_many_services_leave_slots_for_other_services() -> None:
+    """Checks that services whose pods never answer do not occupy all slots."""
 
     async def go() -> tuple[dict[str, Reading], dict[str, str]]:
         held, enough = [0], asyncio.Event()

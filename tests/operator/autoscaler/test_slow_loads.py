@@ -1,4 +1,7 @@
-"""A model that loads for ten minutes and a load that comes in bursts: replicas must not come and go without serving."""
+"""Tests of a model that loads for ten minutes under bursts of load.
+
+Replicas must not be removed before they have served requests.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,18 @@ from unmask_operator.autoscaler.rules import Rules
 
 HOUR = 3600
 BURST, EVERY, LOADING = 60, 900, 600
-SECONDS, MAX_RUNNING = 8, 8  # that a request runs, and requests that run at once on a replica
+SECONDS, MAX_RUNNING = 8, 8  # seconds that a request runs; concurrent requests per replica
 
 
 class Queue:
-    """A service whose pods load for ten minutes: requests run on the Ready ones, and wait where those are full."""
+    """Simulates a service whose pods load for ten minutes. Requests wait while all Ready pods are full."""
 
     def __init__(self, **autoscaling: Any) -> None:
         rules = Rules.read({"autoscaling": {"maxReplicas": 4, **autoscaling}})
         assert rules is not None
         self.sim = Simulation(rules, startup=LOADING, max_running=MAX_RUNNING)
         self.present = 0.0
-        self.waited: dict[int, float] = {}  # the most that waited, by the burst
+        self.waited: dict[int, float] = {}  # maximum number of waiting requests, by burst
 
     def run(self, seconds: int, burst: Any) -> None:
         for _ in range(seconds):
@@ -40,17 +43,17 @@ class Queue:
         return [second for second, before, decision, _ in self.sim.trace if decision.desired != before]
 
 
-def test_bursts_are_served_by_the_replicas_that_the_first_one_brought() -> None:
+def test_bursts_are_served_by_the_replicas_that_the_first_burst_added() -> None:
     queue = Queue()
     queue.run(4 * HOUR, lambda now: now % EVERY < BURST)
     for hour in range(4):
         assert sum(hour * HOUR <= second < (hour + 1) * HOUR for second in queue.changes) <= 4
-    assert queue.waited[0] > 100, "the first burst finds one replica"
+    assert queue.waited[0] > 100, "few requests waited in the first burst, although only one replica exists"
     assert max(waiting for burst, waiting in queue.waited.items() if burst) < 1
     assert queue.sim.replicas == 4
 
 
-def test_replicas_go_when_the_bursts_are_over() -> None:
+def test_replicas_are_removed_after_the_bursts() -> None:
     queue = Queue()
     queue.run(HOUR, lambda now: now < BURST)
     assert max(queue.sim.sizes) == 4
@@ -70,7 +73,7 @@ def test_full_replicas_stay_although_no_request_waits() -> None:
     [
         {"extraArgs": [f"--max-num-reqs={MAX_RUNNING}"]},
         {"extraArgs": ["--max-num-reqs", str(MAX_RUNNING)]},
-        {"maxNumReqs": 128},  # and a variable of the podTemplate says another
+        {"maxNumReqs": 128},  # an environment variable of the podTemplate may set another limit
     ],
 )
 def test_capacity_comes_from_the_metrics_of_pods_and_not_from_the_spec(engine: dict[str, Any]) -> None:
@@ -79,7 +82,7 @@ def test_capacity_comes_from_the_metrics_of_pods_and_not_from_the_spec(engine: d
     assert rules is not None
     queue.sim.rules = rules
     queue.run(4 * HOUR, lambda now: True)
-    assert len(queue.changes) <= 2, "full replicas are not idle ones"
+    assert len(queue.changes) <= 2, "the number of replicas changed more than twice, although all replicas are full"
     assert queue.sim.replicas == 4
 
 

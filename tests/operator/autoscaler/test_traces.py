@@ -1,4 +1,4 @@
-"""The autoscaler over whole stories of load."""
+"""Tests of the autoscaler over long traces of load."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from unmask_operator.autoscaler.rules import Direction, Policy, Rules
 RULES = Rules(1, 8, {"queuedRequestsPerReplica": 10}, polling=15)
 
 
-def test_steady_load_finds_its_size_and_stays() -> None:
+def test_replicas_stay_constant_under_a_steady_load() -> None:
     sim = Simulation(RULES).run(1800, 35)
     assert sim.sizes[0] == 4
     assert set(sim.sizes[1:]) == {4}
     assert sim.trace[-1][2].reason == reasons.FITS
 
 
-def test_a_burst_is_met_at_once_and_left_after_the_stable_window() -> None:
+def test_a_burst_scales_up_immediately_and_down_after_the_stable_window() -> None:
     sim = Simulation(RULES).run(300, lambda t: 75 if 60 <= t < 90 else 5)
-    assert [size for (t, *_), size in zip(sim.trace, sim.sizes, strict=True) if t == 60] == [5]  # 4 pods in 15 s
+    assert [size for (t, *_), size in zip(sim.trace, sim.sizes, strict=True) if t == 60] == [5]  # limit: 4 pods in 15 s
     assert max(sim.sizes) == 8
     assert sim.replicas == 8
     sim.run(120, 5)
@@ -42,7 +42,7 @@ def test_load_that_flaps_within_the_stable_window_never_shrinks_the_service() ->
     assert set(sim.sizes[grown:]) == {6}
 
 
-def test_missing_scrapes_hold_and_their_end_lets_go() -> None:
+def test_missing_scrapes_prevent_scaling_down_until_they_end() -> None:
     sim = Simulation(RULES, missing=lambda pod, second: pod == 3 and second < 900)
     sim.resize(4)
     sim.births = [-1e9] * 4
@@ -56,14 +56,14 @@ def test_missing_scrapes_hold_and_their_end_lets_go() -> None:
     assert sim.trace[-1][2].healthy
 
 
-def test_a_scrape_that_misses_now_and_then_delays_but_does_not_wedge() -> None:
+def test_intermittent_scrape_failures_delay_but_do_not_prevent_scaling_down() -> None:
     sim = Simulation(RULES, replicas=4, missing=lambda pod, second: second / 15 % 5 == pod)
     sim.run(600, 0)
     assert sim.replicas == 1
     assert all(decision.healthy for _, _, decision, _ in sim.trace)
 
 
-def test_looks_that_saw_nothing_at_all_count_as_full_load() -> None:
+def test_polls_without_any_scrape_count_as_full_load() -> None:
     sim = Simulation(RULES, replicas=4, missing=lambda pod, second: second % 60 == 0).run(600, 0)
     assert sim.replicas == 4
     assert sim.trace[-1][2].reason == reasons.PARTIAL
@@ -71,27 +71,30 @@ def test_looks_that_saw_nothing_at_all_count_as_full_load() -> None:
 
 def test_partial_data_may_still_add_replicas() -> None:
     sim = Simulation(RULES, replicas=2, missing=lambda pod, second: pod == 0)
-    assert sim.look(60).desired == 4  # half of the load is seen
+    assert sim.look(60).desired == 4  # half of the load is in the metrics
 
 
 def test_pods_too_busy_to_answer_count_as_loaded() -> None:
-    """Beside a pod at three times its target they were taken for idle: three replicas seemed enough."""
+    """Checks that pods without an answer do not count as idle next to a pod at three times its target.
+
+    As idle pods they would make three replicas appear sufficient.
+    """
     sim = Simulation(RULES, replicas=3, missing=lambda pod, second: pod > 0)
     assert sim.look(90).desired == 5
     assert Simulation(RULES, replicas=3, missing=lambda pod, second: True).look(90).desired == 3
 
 
-def test_a_pod_that_never_gets_ready_counts_but_wedges_nothing() -> None:
+def test_a_pod_that_never_gets_ready_counts_but_does_not_prevent_scaling() -> None:
     sim = Simulation(RULES, replicas=3, broken=1)
     sim.run(60, 30)
-    assert set(sim.sizes) == {3}  # 30 waiting on two pods, the third is taken for one that comes
+    assert set(sim.sizes) == {3}  # 30 requests wait at two pods; the third pod counts as starting
     sim.run(60, 55)
     assert sim.replicas == 6
     sim.run(600, 5)
     assert sim.replicas == 1
 
 
-def test_without_a_ready_pod_everything_stays() -> None:
+def test_replicas_stay_constant_without_a_ready_pod() -> None:
     sim = Simulation(RULES, replicas=3, broken=3).run(900, 100)
     assert set(sim.sizes) == {3}
     assert sim.trace[-1][2].reason == reasons.NOT_READY
@@ -107,7 +110,7 @@ def test_a_restart_of_the_operator_waits_one_stable_window_before_it_shrinks() -
     assert sim.replicas == 1
 
 
-def test_the_stable_window_of_a_restart_is_as_long_as_loading_makes_it() -> None:
+def test_the_stable_window_after_a_restart_depends_on_the_load_time() -> None:
     sim = Simulation(RULES, replicas=5, startup=600)
     sim.restart()
     sim.run(1200, 5)
@@ -116,8 +119,8 @@ def test_the_stable_window_of_a_restart_is_as_long_as_loading_makes_it() -> None
     assert sim.replicas == 1
 
 
-def test_replicas_that_load_are_not_taken_back_before_they_serve() -> None:
-    """Also where the pods that serve do not show how long loading takes."""
+def test_loading_replicas_are_not_removed_before_they_serve() -> None:
+    """Checks this with a Ready pod whose recorded load time of 0 s does not reveal the real one of 1800 s."""
     sim = Simulation(RULES)
     sim.startup = 1800
     sim.births = [0 - 1800.0]
@@ -129,7 +132,7 @@ def test_replicas_that_load_are_not_taken_back_before_they_serve() -> None:
     assert sim.replicas == 1
 
 
-def test_a_pod_that_is_ready_again_after_a_pause_did_not_load_for_so_long() -> None:
+def test_the_load_time_of_a_pod_does_not_change_when_it_becomes_ready_again() -> None:
     view = Sample(START, 1, {"a": {}}, loads={"a": 20})
     later = Sample(START, 1, {"a": {}}, loads={"a": 3000})
     history = History().with_loads(view).with_loads(Sample(START, 1, loads={"a": 2000})).with_loads(later)
@@ -178,7 +181,7 @@ def test_policies_limit_shrinking(down: Direction, expected: int) -> None:
     assert sim.replicas == expected
 
 
-def test_bounds_hold_at_once_also_without_data() -> None:
+def test_bounds_apply_immediately_also_without_data() -> None:
     sim = Simulation(Rules(2, 4, RULES.targets), replicas=7, broken=7)
     assert sim.look(0).desired == 4
     sim.resize(1)
@@ -191,7 +194,7 @@ def test_the_greatest_of_several_targets_counts() -> None:
         1, 9, {"queuedRequestsPerReplica": 50, "runningRequestsPerReplica": 5, "kvCacheUtilizationPercent": 60}
     )
     decision = Simulation(rules, replicas=2).look(40, kv_percent=90)
-    assert decision.desired == 6  # running asks for 8, two pods may become 6 in 15 s
+    assert decision.desired == 6  # the running requests need 8; two pods may become 6 in 15 s
     assert decision.reason == "scaled up for runningRequestsPerReplica"
     assert Simulation(rules, replicas=2).look(2, kv_percent=90).desired == 3
 
@@ -201,6 +204,6 @@ def test_a_load_within_the_tolerance_changes_nothing() -> None:
     assert Simulation(RULES, replicas=4).look(45).desired == 5
 
 
-def test_the_ends_of_the_range_are_named() -> None:
+def test_the_reason_says_that_replicas_are_at_a_bound() -> None:
     assert Simulation(RULES, replicas=8).look(200).reason == reasons.FULL
     assert Simulation(RULES, replicas=1).look(0).reason == reasons.IDLE

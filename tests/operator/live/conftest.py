@@ -1,4 +1,4 @@
-"""A running operator, and the objects it makes, for tests against an API server."""
+"""Operator processes for tests against an API server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.operator.live.process import OperatorProcess, cluster_wide, install
 
 @pytest.fixture
 def operator(api_server: ApiServer, admin: Kube, namespace: str) -> Iterator[OperatorProcess]:
-    """An operator of its own for the namespace."""
+    """Yields an operator that watches only the test's namespace."""
     install(api_server, admin, namespace, [namespace])
     with OperatorProcess(api_server, namespace, [namespace]) as process:
         yield process
@@ -20,5 +20,5 @@ def operator(api_server: ApiServer, admin: Kube, namespace: str) -> Iterator[Ope
 
 @pytest.fixture(scope="module")
 def shared_operator(api_server: ApiServer, admin: Kube) -> Iterator[OperatorProcess]:
-    """One operator of the whole cluster for all tests of a module."""
+    """Yields an operator of the whole cluster that all tests of a module use."""
     yield from cluster_wide(api_server, admin)

@@ -1,4 +1,4 @@
-"""A kubelet and an engine that a test plays, beside a real API server and its controllers."""
+"""Simulates a kubelet and an engine for tests with a real API server and its controllers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unmask_operator.objects import SERVICE_LABEL
 
 
 def first_pod(kube: Kube, resource: Obj) -> Obj:
-    """The first pod of the resource, once its ReplicaSet has made it."""
+    """Returns the first pod of the resource, after its ReplicaSet has created it."""
     meta = resource["metadata"]
     found = kube.wait(
         "a pod",
@@ -34,7 +34,7 @@ def make_node(kube: Kube, gpus: str) -> Obj:
 
 
 def run(kube: Kube, pod: Obj, address: str, *, started: bool, ready: bool, last: Obj | None = None) -> None:
-    """The kubelet's word on a pod that runs."""
+    """Writes the status of a running pod, as its kubelet does."""
     image = pod["spec"]["containers"][0]["image"]
     main = {"name": "main", "image": image, "imageID": "", "restartCount": int(bool(last)), "lastState": last or {}}
     main |= {"ready": ready, "started": started, "state": {"running": {"startedAt": "2030-01-01T00:00:00Z"}}}
@@ -53,7 +53,10 @@ def bind(kube: Kube, pod: Obj, node: Obj) -> None:
 
 @contextlib.contextmanager
 def engine(pages: Mapping[str, Callable[[], str]]) -> Iterator[str]:
-    """Something at a loopback address of its own that answers on the engine's port as `pages` say, by path."""
+    """Yields the address of an HTTP server that answers on the engine's port.
+
+    The address is a random loopback address. `pages` maps each path to a function that returns the body.
+    """
     address = f"127.{secrets.randbelow(200) + 10}.{secrets.randbelow(256)}.{secrets.randbelow(200) + 10}"
     loop, up = asyncio.new_event_loop(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""Resources to create, and what to look for afterwards."""
+"""Resources for tests to create, and functions that read them and wait for their state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Obj = dict[str, Any]
 
 
 def demo(namespace: str, name: str = "demo", **spec: Any) -> Obj:
-    """A small valid resource."""
+    """Returns a small valid resource."""
     metadata = {"name": name, "namespace": namespace}
     return {
         "apiVersion": API_VERSION,
@@ -30,7 +30,7 @@ def read(kube: Kube, resource: Obj) -> Obj:
 
 
 def condition(kube: Kube, resource: Obj, kind: str) -> Obj:
-    """{} while it is not there, or not about the resource's latest generation."""
+    """Returns the condition, or {} if it does not exist or is not about the resource's latest generation."""
     live = read(kube, resource)
     found = [c for c in live.get("status", {}).get("conditions", ()) if c["type"] == kind]
     current = found and found[0].get("observedGeneration") == live["metadata"]["generation"]
@@ -38,7 +38,7 @@ def condition(kube: Kube, resource: Obj, kind: str) -> Obj:
 
 
 def wait_condition(kube: Kube, resource: Obj, kind: str, status: str, reason: str = "", says: str = "") -> Obj:
-    """Waits for a condition with this status and, if not empty, this reason and these words of the message."""
+    """Waits for a condition with this status and, if not empty, this reason and this part of the message."""
 
     def there() -> Obj | None:
         seen = condition(kube, resource, kind)
@@ -64,8 +64,8 @@ def wait_all_true(kube: Kube, resource: Obj) -> None:
 def wait_settled(kube: Kube, namespace: str, name: str = "") -> None:
     """Waits until the operator has reconciled what changed before this call.
 
-    It creates another resource, deletes its Service and waits until the operator has created that again. The queue
-    starts older entries first. One that is still in work, or delayed by a failure, may end later.
+    It creates another resource, deletes its Service and waits until the operator has created the Service again. The
+    queue starts older entries first. A reconcile that is running, or delayed by a failure, may end later.
     """
     sentinel = kube.create(demo(namespace, name or f"sentinel-{secrets.token_hex(4)}"))
     wait_condition(kube, sentinel, "Accepted", "True")
@@ -76,7 +76,7 @@ def wait_settled(kube: Kube, namespace: str, name: str = "") -> None:
 
 
 def children(kube: Kube, resource: Obj) -> dict[tuple[str, str], Obj]:
-    """Live objects that the resource controls, by kind and name."""
+    """Returns the live objects that the resource controls, by kind and name."""
     uid = read(kube, resource)["metadata"]["uid"]
     return {
         (obj["kind"], obj["metadata"]["name"]): obj

@@ -1,9 +1,8 @@
-"""`python -m unmask_operator` for tests: limits that a slow machine does not reach, short pauses between lists, and a
-clock that tests set.
+"""Runs `python -m unmask_operator` with long timeouts, short pauses between lists, and a clock that tests set.
 
 Usage: python -m tests.operator.live.operator_main FILE
 
-FILE holds the seconds to add to the clock that the Lease goes by. Operators that share it see the same time pass.
+FILE contains the seconds to add to the clock of the Lease. Operators with the same file have the same clock.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""The operator as a real process against a test's API server, with the rights of `tools/permissions.py` and no more."""
+"""Runs the operator as a process against a test's API server, with the permissions of `tools/permissions.py` only."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ CRDS = ROOT / "crds"
 
 
 def install(api: ApiServer, kube: Kube, own: str, watched: Collection[str]) -> None:
-    """What the chart would: the CRD, the service account and its roles, and a Deployment (without pods). The Lease is
-    there already and free, so that nobody waits for it."""
+    """Installs what the chart installs: the CRD, the service account with its roles, and a Deployment without pods.
+
+    The Lease exists already and has no holder, so that an operator acquires it immediately.
+    """
     for file in sorted(CRDS.glob("*.yaml")):
         kube.define(yaml.safe_load(file.read_text()))
     kube.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, "namespace": own}})
@@ -46,7 +48,7 @@ def install(api: ApiServer, kube: Kube, own: str, watched: Collection[str]) -> N
 
 
 def grant(kube: Kube, own: str, watched: Iterable[str], rules: Iterable[Rule] = RULES) -> None:
-    """`watched` empty is the whole cluster."""
+    """Grants the operator's service account these rules. An empty `watched` means the whole cluster."""
     subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": own}
     by_scope = {scope: [r for r in rules if r.scope == scope] for scope in ("watched", "own")}
     _bind(kube, "ClusterRole", f"{own}-nodes", "", [NODE_RULE], subject)
@@ -68,7 +70,7 @@ def _bind(kube: Kube, kind: str, name: str, namespace: str, rules: Iterable[Rule
 
 
 def reset_lease(kube: Kube, own: str) -> None:
-    """As if the last leader had given the Lease back: the next one need not wait for it to run out."""
+    """Clears the holder of the Lease, as a leader does at its end. The next leader need not wait for the expiry."""
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
     lease["metadata"] = {"name": "unmask-operator", "namespace": own}
     kube.apply(lease)
@@ -76,7 +78,7 @@ def reset_lease(kube: Kube, own: str) -> None:
 
 
 def wait_granted(kube: Kube, own: str, watched: Collection[str]) -> None:
-    """Until the API server's authorizer, which learns of roles and bindings by watches, allows what `grant` granted."""
+    """Waits until the API server's authorizer, which watches roles and bindings, allows what `grant` granted."""
     user = f"system:serviceaccount:{own}:{ACCOUNT}"
     first = {scope: next(r for r in RULES if r.scope == scope) for scope in ("watched", "own")}
     asked = [(NODE_RULE, ""), (first["own"], own), *((first["watched"], namespace) for namespace in watched or [""])]
@@ -86,8 +88,10 @@ def wait_granted(kube: Kube, own: str, watched: Collection[str]) -> None:
 
 
 def wait_owners(api: ApiServer, own: str, namespace: str) -> None:
-    """Until the API server, which looks for new kinds every 30 s, has the CRD's objects own others: whoever may not
-    finalize everything is refused until then."""
+    """Waits until the API server accepts the CRD's objects as owners of others.
+
+    It discovers new kinds every 30 s. Until then it rejects such owners for accounts that may not finalize every kind.
+    """
     operator = api.admin(user=f"system:serviceaccount:{own}:{ACCOUNT}")
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": "none", "uid": "none", "blockOwnerDeletion": True}
     child = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"generateName": "owned-", "namespace": namespace}}
@@ -97,7 +101,7 @@ def wait_owners(api: ApiServer, own: str, namespace: str) -> None:
         try:
             operator.create(child, dryRun="All")
         except ApiError as error:
-            if error.status == 403:  # its rights are not known everywhere yet either
+            if error.status == 403:  # the service account's permissions may not be effective yet either
                 return False
             raise
         return True
@@ -109,14 +113,14 @@ def wait_owners(api: ApiServer, own: str, namespace: str) -> None:
 
 
 class OperatorProcess:
-    """`python -m unmask_operator` with the service account of `install`.
+    """Runs `python -m unmask_operator` with the service account of `install`.
 
     Args:
-        server: of the API server to talk to; "" is the server's own address, else a proxy's.
-        selector: of the resources' labels.
+        server: URL of the API server; "" is the server's own address. Tests pass that of a proxy.
+        selector: selector of the resources' labels.
         watched: namespaces; empty is the whole cluster.
-        own_limits: The program as it is installed. Otherwise it is `operator_main`: no stall of the machine costs it
-            the Lease, and only `advance_clock` lets a Lease run out.
+        own_limits: runs the installed program. Otherwise `operator_main` runs: its Lease does not expire on a slow
+            machine, only when `advance_clock` is called.
     """
 
     def __init__(
@@ -194,7 +198,7 @@ class OperatorProcess:
             raise AssertionError(f"{error}\n{self.log()}") from None
 
     def advance_clock(self, seconds: float) -> None:
-        """Lets time pass for the Leases of all operators of the same namespace. A leader that runs loses its Lease."""
+        """Advances the Lease clock of all operators of the same namespace. A running leader loses its Lease."""
         later = self._clock.with_suffix(".later")
         later.write_text(str(float(self._clock.read_text()) + seconds))
         later.rename(self._clock)
@@ -206,23 +210,23 @@ class OperatorProcess:
             return 0
 
     def metric(self, line: str) -> float:
-        """The value of a metric's line; 0.0 where there is none."""
+        """Returns the value of a metric's line, or 0.0 if there is none."""
         text = httpx.get(f"http://127.0.0.1:{self.port}/metrics", timeout=TIMEOUT, trust_env=False).text
         return next((float(row.split()[-1]) for row in text.splitlines() if row.startswith(line + " ")), 0.0)
 
     def wait(self) -> int:
-        """The exit status, once the process has ended by itself."""
+        """Waits until the process ends by itself, and returns its exit status."""
         assert self.process is not None
         return self.process.wait(TIMEOUT)
 
     def kill(self) -> None:
-        """SIGKILL; it may have ended already."""
+        """Sends SIGKILL. The process may have ended already."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
     def terminate(self) -> int:
-        """SIGTERM; returns the exit status."""
+        """Sends SIGTERM and returns the exit status."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         return self.wait()
@@ -232,7 +236,7 @@ class OperatorProcess:
 
 
 def cluster_wide(api_server: ApiServer, admin: Kube) -> Iterator[OperatorProcess]:
-    """An installed operator of the whole cluster: what a fixture yields from. It must be well in the end."""
+    """Yields an installed operator of the whole cluster. Asserts at the end that it is healthy and leads."""
     name = "unmask-system"
     if admin.find("v1", "Namespace", name) is None:
         admin.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})

@@ -1,4 +1,4 @@
-"""A list of adapters that changes while pods serve, beside a real controller-manager. The test plays the pods."""
+"""Tests of adapter lists that change while pods serve, with a real controller-manager and simulated pods."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WRONG = {"name": "wrong", "uri": "hf://org/of-another-model"}
 
 @pytest.fixture(scope="module")
 def operator(controlled_api_server: ApiServer, controlled_admin: Kube) -> Iterator[OperatorProcess]:
-    """One operator of the whole cluster for all tests here."""
+    """Yields one operator of the whole cluster for all tests of the module."""
     yield from cluster_wide(controlled_api_server, controlled_admin)
 
 
@@ -38,13 +38,13 @@ def workload(kube: Kube, resource: Obj) -> Obj:
 
 
 def annotated_list(kube: Kube, pod: Obj) -> Any:
-    """Which list the operator has told a pod's kubelet of."""
+    """Returns the hash of the adapter list in the pod's annotation, which the operator sets."""
     meta = pod["metadata"]
     return (kube.get("v1", "Pod", meta["name"], meta["namespace"])["metadata"].get("annotations") or {}).get(LIST_HASH)
 
 
 class PodEvent:
-    """What the engine says of its adapters: all that the ConfigMap lists are served, but for WRONG."""
+    """Callable that returns the engine's answer: all listed adapters are ready, except WRONG, which failed."""
 
     def __init__(self, kube: Kube, resource: Obj) -> None:
         self._of = kube, resource
@@ -58,7 +58,7 @@ class PodEvent:
         return json.dumps({"status": "started", "adapters": states})
 
 
-def test_adapters_come_and_go_while_the_pod_serves(
+def test_adapters_are_added_and_removed_while_the_pod_serves(
     operator: OperatorProcess, controlled_admin: Kube, controlled_namespace: str
 ) -> None:
     admin, namespace = controlled_admin, controlled_namespace
@@ -89,23 +89,27 @@ def test_adapters_come_and_go_while_the_pod_serves(
 
         admin.patch(resource, {"spec": {"lora": {"adapters": [LEGAL]}}})
         wait_condition(admin, resource, "AdaptersLoaded", "True")
-        assert listed(admin, resource) == {"legal": "hf://org/legal@v2"}, "what is not listed any more is gone"
+        assert listed(admin, resource) == {"legal": "hf://org/legal@v2"}, (
+            "the ConfigMap still has adapters that the spec no longer lists"
+        )
         assert [one["name"] for one in read(admin, resource)["status"]["adapters"]] == ["legal"]
 
         admin.patch(resource, {"spec": {"lora": {"adapters": []}}})
         admin.wait("no word of adapters", lambda: "adapters" not in read(admin, resource)["status"])
         assert condition(admin, resource, "AdaptersLoaded") == {}
-        assert workload(admin, resource)["metadata"]["generation"] == before, "its pods were never made anew"
+        assert workload(admin, resource)["metadata"]["generation"] == before, (
+            "the Deployment has changed, so its pods are replaced"
+        )
         assert first_pod(admin, resource)["metadata"]["uid"] == pod["metadata"]["uid"]
     assert len(admin.events(namespace, "AdapterFailed")) == 1
     admin.delete(node)
     assert "Traceback" not in operator.log()
 
 
-def test_a_list_changes_under_an_operator_that_would_make_the_pods_otherwise(
+def test_a_list_changes_under_an_operator_that_renders_another_pod_template(
     operator: OperatorProcess, controlled_admin: Kube, controlled_namespace: str
 ) -> None:
-    """The newest pin is one that this operator would not make: it has a variable more."""
+    """Checks this with a newest revision that this operator would not render: it has one more environment variable."""
     admin = controlled_admin
     resource = admin.create(demo(controlled_namespace, lora={"maxAdapters": 2, "adapters": [ROMAN]}))
     wait_condition(admin, resource, "Accepted", "True")

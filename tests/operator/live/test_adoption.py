@@ -1,4 +1,4 @@
-"""On a real API server: children that lost their owner are adopted by the resource that is created again."""
+"""Tests of adoption on a real API server: a resource that is created again adopts children without an owner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def deployment(kube, namespace):
 
 
 def orphan(kube, resource):
-    """Deletes a resource as `kubectl delete --cascade=orphan` does, whose garbage collector is not there."""
+    """Deletes a resource as `kubectl delete --cascade=orphan` does. No garbage collector runs here."""
     found = children(kube, resource)
     kube.delete(resource)
     for obj in found.values():
@@ -32,7 +32,10 @@ def may_adopt(admin, namespace, operator):
 
 
 def grant_adoption(kube, namespace):
-    """The rights of the chart's rbac.adoption; the API servers of these tests have the plugin that wants them."""
+    """Grants the permissions of the chart's rbac.adoption.
+
+    The API servers of these tests run the admission plugin that requires them.
+    """
     grant(kube, namespace, [namespace], [*RULES, *ADOPTION_RULES])
     for rule in ADOPTION_RULES:
         user = f"system:serviceaccount:{namespace}:{ACCOUNT}"
@@ -104,7 +107,7 @@ def test_pods_outlive_an_orphaning_deletion_and_the_adoption(
         assert pods() == before
 
 
-def test_a_right_that_adoption_lacks_is_named(admin, namespace, operator):
+def test_a_missing_permission_for_adoption_is_named(admin, namespace, operator):
     resource = admin.create(demo(namespace))
     wait_condition(admin, resource, "Accepted", "True")
     orphan(admin, resource)
@@ -115,7 +118,7 @@ def test_a_right_that_adoption_lacks_is_named(admin, namespace, operator):
     assert "rejected the adoption of Deployment demo" in found["message"]
 
 
-def test_a_foreign_object_of_the_name_is_left_alone(admin, namespace, operator):
+def test_a_foreign_object_of_the_same_name_is_not_adopted(admin, namespace, operator):
     admin.create(
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "demo-engine", "namespace": namespace}}
     )

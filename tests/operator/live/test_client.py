@@ -1,4 +1,4 @@
-"""The operator's client against a real API server: what it sends is what the API server stores."""
+"""Tests of the operator's client with a real API server: the API server stores exactly what the client sends."""
 
 from __future__ import annotations
 
@@ -73,10 +73,8 @@ def relabelled(obj: Obj) -> Obj:
 @pytest.mark.parametrize(
     "data", [DATA, *(record["revisions"][-1]["data"] for record in RECORDED)], ids=lambda data: str(len(str(data)))
 )
-def test_a_revision_may_be_patched_whatever_its_data_hold(
-    api_server: ApiServer, admin: Kube, namespace: str, data: Any
-) -> None:
-    """A patch of a label encodes the data anew, and other bytes count as a change of immutable data."""
+def test_a_revision_with_any_data_can_be_patched(api_server: ApiServer, admin: Kube, namespace: str, data: Any) -> None:
+    """Checks a patch of a label. It encodes the data again, and different bytes count as a change of immutable data."""
     made = revision(namespace, data=data)
 
     async def act(client: Client) -> None:
@@ -95,15 +93,15 @@ def test_a_revision_may_be_patched_whatever_its_data_hold(
     assert stored["data"] == data
 
 
-def test_a_revision_posted_as_unsorted_json_may_not_be_patched(admin: Kube, namespace: str) -> None:
-    """Why revisions are sent as YAML."""
+def test_a_revision_posted_as_unsorted_json_cannot_be_patched(admin: Kube, namespace: str) -> None:
+    """Shows why revisions are sent as YAML."""
     made = admin.create(revision(namespace, data={"z": "<", "a": 1}))
     with pytest.raises(Refused, match="immutable"):
         admin.patch(made, {"metadata": {"labels": {"changed": "yes"}}})
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_an_applied_object_holds_any_text(api_server: ApiServer, admin: Kube, namespace: str, name: str) -> None:
+def test_an_applied_object_may_contain_any_text(api_server: ApiServer, admin: Kube, namespace: str, name: str) -> None:
     made: Obj = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "texts", "namespace": namespace}}
 
     async def act(client: Client) -> None:
@@ -139,7 +137,7 @@ def test_a_dry_run_writes_nothing(api_server: ApiServer, admin: Kube, namespace:
     assert admin.find("apps/v1", "ControllerRevision", "pinned", namespace) is None
 
 
-def test_a_selector_and_a_continue_token_arrive_as_they_are(api_server: ApiServer, namespace: str) -> None:
+def test_a_selector_and_a_continue_token_arrive_unchanged(api_server: ApiServer, namespace: str) -> None:
     async def act(client: Client) -> None:
         for number in range(5):
             await client.create(revision(namespace, f"r{number}"))
@@ -151,7 +149,7 @@ def test_a_selector_and_a_continue_token_arrive_as_they_are(api_server: ApiServe
     run(api_server, act)
 
 
-def test_a_delete_spares_another_object_of_the_name(api_server: ApiServer, admin: Kube, namespace: str) -> None:
+def test_a_delete_keeps_another_object_of_the_same_name(api_server: ApiServer, admin: Kube, namespace: str) -> None:
     async def act(client: Client) -> None:
         created = await client.create(revision(namespace))
         await client.delete(REVISIONS, namespace, "pinned", "another-uid")
@@ -165,10 +163,10 @@ def test_a_delete_spares_another_object_of_the_name(api_server: ApiServer, admin
 @pytest.mark.parametrize(
     "record", [RECORDED[-1], RECORDED[2]], ids=lambda record: record["resource"]["metadata"]["name"]
 )
-def test_the_pods_of_a_recorded_revision_stay_as_they_are(
+def test_the_pods_of_a_recorded_revision_stay_unchanged(
     api_server: ApiServer, admin: Kube, namespace: str, operator: OperatorProcess, record: Obj
 ) -> None:
-    """As after an upgrade: the resource and its revision are there before the operator."""
+    """Checks the state after an upgrade: the resource and its revision exist before the operator starts."""
     newest = record["revisions"][-1]
     name = record["resource"]["metadata"]["name"]
     operator.terminate()

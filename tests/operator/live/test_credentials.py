@@ -1,4 +1,4 @@
-"""Credentials that the API server refuses while an operator runs."""
+"""Tests of an operator whose credentials the API server rejects while it runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VERSION = "client.authentication.k8s.io/v1"
 
 
 def exec_plugin(folder: Path, token: Path, runs: Path) -> dict[str, Any]:
-    """A kubeconfig's user whose plug-in prints the token of a file, good for a day."""
+    """Returns a kubeconfig user with an exec plug-in that prints the token of a file. The token expires after a day."""
     expiry = (datetime.now(UTC) + timedelta(days=1)).isoformat()
     program = folder / "plugin"
     program.write_text(
@@ -56,7 +56,7 @@ def test_new_credentials_replace_those_that_the_api_server_refuses(
     tmp_path: Path,
     user_of: Callable[[Path, Path, Path], dict[str, Any]],
 ) -> None:
-    """A service account that was created again: tokens of the former one are void."""
+    """Simulates a service account that was created again: the old tokens become invalid."""
     install(api_server, admin, namespace, [namespace])
     token, runs = tmp_path / "token", tmp_path / "runs"
     process = OperatorProcess(api_server, namespace, [namespace], server=fault_proxy.url)
@@ -83,10 +83,10 @@ def test_new_credentials_replace_those_that_the_api_server_refuses(
         assert len(runs.read_text().splitlines()) >= 2
 
 
-def test_a_service_accounts_files_are_good_for_requests_and_for_watches_and_so_are_those_that_replace_them(
+def test_requests_and_watches_use_the_service_accounts_files_and_their_replacements(
     api_server: ApiServer, admin: Kube, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a pod, whose kubelet replaces the token's file."""
+    """Simulates a pod whose kubelet replaces the token's file."""
     install(api_server, admin, namespace, [namespace])
     host, port = api_server.url.removeprefix("https://").split(":")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
@@ -121,7 +121,7 @@ def test_a_service_accounts_files_are_good_for_requests_and_for_watches_and_so_a
             await wait_until_async(refused, "the old token is refused")
             token.write_text(new_token(admin, namespace))
             await client.list(PODS, namespace)
-            assert await watch() == 200, "the same session has the new token"
+            assert await watch() == 200, "the open session does not send the new token"
         finally:
             await session.close()
             await client.close()

@@ -1,4 +1,4 @@
-"""The operator when the API server fails, and when it fails itself."""
+"""Tests of the operator with a failing API server, and after its own failures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unmask_operator.controller.manager import WORKERS
 
 pytestmark = pytest.mark.cluster
 
-FULL = {"networkPolicy": {}, "replicas": 2}  # makes one child of most kinds
+FULL = {"networkPolicy": {}, "replicas": 2}  # creates one child of most kinds
 HOURS = 4 * 3600.0  # seconds: longer than a Lease of `operator_main` lasts
 LEASE = ("coordination.k8s.io/v1", "Lease", "unmask-operator")
 RECONCILES = 'unmask_operator_reconciles_total{result="ok"}'
@@ -24,14 +24,14 @@ EDITED = {"networkPolicy": None, "engine": {"maxNumReqs": 5}, "service": {"annot
 
 @pytest.fixture
 def proxied(api_server: ApiServer, admin: Kube, namespace: str, fault_proxy: FaultProxy) -> Iterator[OperatorProcess]:
-    """An operator that reaches the API server through the proxy."""
+    """Yields an operator that reaches the API server through the proxy."""
     install(api_server, admin, namespace, [namespace])
     with OperatorProcess(api_server, namespace, [namespace], server=fault_proxy.url) as process:
         yield process
 
 
 def drop_watches(admin: Kube, proxy: FaultProxy) -> int:
-    """Breaks all watches, once they are open. Returns how many there were."""
+    """Breaks all watches, after they are open, and returns their number."""
     admin.wait("the watches", lambda: proxy.watching() >= 8)
     dropped = proxy.drop_watches()
     assert dropped >= 8
@@ -42,7 +42,7 @@ FAULTS = [(status, method) for status in (409, 429, 500, 0) for method in ("POST
 
 
 @pytest.mark.parametrize(("status", "method"), FAULTS)
-def test_a_failing_write_is_tried_again_until_all_is_there(admin, namespace, proxied, fault_proxy, status, method):
+def test_a_failing_write_is_retried_until_the_edit_is_applied(admin, namespace, proxied, fault_proxy, status, method):
     fault = fault_proxy.fail(status, f"/namespaces/{namespace}/", methods=(method,), times=2, after=1, retry_after=1)
     resource = admin.create(demo(namespace, **FULL))
     wait_condition(admin, resource, "Accepted", "True")
@@ -55,10 +55,10 @@ def test_a_failing_write_is_tried_again_until_all_is_there(admin, namespace, pro
         return edited and not any(kind == "NetworkPolicy" for kind, _ in made)
 
     admin.wait("the edit arrives", arrived)
-    assert fault.hits > 2, "the fault was not met"
+    assert fault.hits > 2, "the proxy did not inject both faults"
 
 
-def test_a_failing_delete_is_tried_again(admin, namespace, proxied, fault_proxy):
+def test_a_failing_delete_is_retried(admin, namespace, proxied, fault_proxy):
     resource = admin.create(demo(namespace, networkPolicy={}))
     wait_condition(admin, resource, "Accepted", "True")
     fault_proxy.fail(500, "/networkpolicies/", methods=("DELETE",))
@@ -66,21 +66,21 @@ def test_a_failing_delete_is_tried_again(admin, namespace, proxied, fault_proxy)
     admin.wait("gone", lambda: not any(kind == "NetworkPolicy" for kind, _ in children(admin, resource)))
 
 
-def test_a_kind_that_cannot_be_listed_is_named_and_holds_nothing_else_up(api_server, admin, namespace, fault_proxy):
+def test_a_kind_that_cannot_be_listed_is_named_and_does_not_delay_others(api_server, admin, namespace, fault_proxy):
     install(api_server, admin, namespace, [namespace])
     resource = admin.create(demo(namespace))
     fault_proxy.fail(500, r"/services\?", methods=("GET",), times=100_000)
     with OperatorProcess(api_server, namespace, [namespace], server=fault_proxy.url) as operator:
         wait_condition(admin, resource, "Accepted", "True")
         assert operator.terminate() == 0
-        operator.start()  # the Service is there, and it does not know
+        operator.start()  # the operator does not know that the Service exists
         admin.patch(resource, {"spec": {"service": {"port": 81}}})
         wait_condition(admin, resource, "Accepted", "True")
         assert admin.get("v1", "Service", "demo", namespace)["spec"]["ports"][0]["port"] == 81
         assert "cannot list services: " in operator.log()
 
 
-def test_dropped_watches_miss_nothing(admin, namespace, proxied, fault_proxy):
+def test_no_change_is_missed_after_watches_are_dropped(admin, namespace, proxied, fault_proxy):
     resource = admin.create(demo(namespace))
     wait_condition(admin, resource, "Accepted", "True")
     for number in range(3):
@@ -94,14 +94,14 @@ def test_dropped_watches_miss_nothing(admin, namespace, proxied, fault_proxy):
         admin.wait(f"edit {number}", arrived)
 
 
-def test_an_api_server_that_is_away_for_a_while_ends_nothing(admin, namespace, proxied, fault_proxy):
+def test_the_operator_survives_an_outage_of_the_api_server(admin, namespace, proxied, fault_proxy):
     resource = admin.create(demo(namespace))
     wait_condition(admin, resource, "Accepted", "True")
     not_leases = r"^(?!.*leases)"
     away = fault_proxy.fail(0, not_leases, times=1_000_000)
     watches = drop_watches(admin, fault_proxy)
     admin.patch(resource, {"spec": {"service": {"annotations": {"a": "b"}}}})
-    tries = 3 * watches  # one per watch at once, and further ones after pauses
+    tries = 3 * watches  # one attempt per watch immediately, further ones after pauses
     admin.wait("each watch is tried again and again", lambda: away.hits >= tries)
     fault_proxy.faults.remove(away)
     admin.wait(
@@ -111,7 +111,7 @@ def test_an_api_server_that_is_away_for_a_while_ends_nothing(admin, namespace, p
     assert proxied.process.poll() is None
 
 
-def test_a_watch_that_is_refused_is_named_and_what_happened_meanwhile_is_seen(admin, namespace, proxied, fault_proxy):
+def test_a_rejected_watch_is_logged_and_changes_in_the_meantime_are_noticed(admin, namespace, proxied, fault_proxy):
     resource = admin.create(demo(namespace))
     wait_condition(admin, resource, "Accepted", "True")
     refused = fault_proxy.fail(403, r"/services\?.*watch=", times=1_000_000)
@@ -125,8 +125,11 @@ def test_a_watch_that_is_refused_is_named_and_what_happened_meanwhile_is_seen(ad
     assert proxied.metric('unmask_operator_api_errors_total{status="403"}') > 0
 
 
-def test_what_is_deleted_while_no_watch_is_open_is_seen(admin, namespace, proxied, fault_proxy):
-    """The versions to go on from are too old by then: kopf lists anew, and the resync finds the deletion."""
+def test_deletions_while_no_watch_is_open_are_noticed(admin, namespace, proxied, fault_proxy):
+    """Checks the case that the resource versions of the watches have expired.
+
+    kopf then lists again, and the resync finds the deletion.
+    """
     resource = admin.create(demo(namespace))
     wait_condition(admin, resource, "Accepted", "True")
     away = fault_proxy.fail(0, r"[?&]watch=", times=1_000_000)
@@ -142,7 +145,7 @@ def test_what_is_deleted_while_no_watch_is_open_is_seen(admin, namespace, proxie
 
 
 @pytest.mark.parametrize("status", [400, 500])
-def test_an_error_inside_a_watch_ends_the_process_and_the_next_leader_sees_what_happened(
+def test_an_error_inside_a_watch_ends_the_process_and_the_next_leader_notices_changes(
     admin, namespace, proxied, fault_proxy, status
 ):
     resource = admin.create(demo(namespace))
@@ -151,14 +154,19 @@ def test_an_error_inside_a_watch_ends_the_process_and_the_next_leader_sees_what_
     drop_watches(admin, fault_proxy)
     assert proxied.wait() != 0
     assert "operator exiting: Error in the watch-stream" in proxied.log()
-    assert admin.get(*LEASE, namespace)["spec"]["holderIdentity"] == "", "the next leader need not wait"
+    assert admin.get(*LEASE, namespace)["spec"]["holderIdentity"] == "", (
+        "the operator did not release the Lease, so the next leader must wait"
+    )
     admin.delete(admin.get("v1", "Service", "demo", namespace))
     proxied.start()
     admin.wait("the Service is back", lambda: admin.find("v1", "Service", "demo", namespace))
 
 
-def test_a_refused_token_ends_nothing(admin, namespace, proxied, fault_proxy):
-    """The login is read again. It is the same here, as while the API server or the kubelet needs a moment."""
+def test_the_operator_survives_a_rejected_token(admin, namespace, proxied, fault_proxy):
+    """Checks that the credentials are read again.
+
+    They do not change here, as during a short problem of the API server or the kubelet.
+    """
     resource = admin.create(demo(namespace))
     wait_condition(admin, resource, "Accepted", "True")
     refused = fault_proxy.fail(401, r"[?&]watch=", times=20)
@@ -171,7 +179,7 @@ def test_a_refused_token_ends_nothing(admin, namespace, proxied, fault_proxy):
     assert proxied.alive()
 
 
-def test_a_throttled_watch_goes_on_when_the_server_allows_it(admin, namespace, proxied, fault_proxy):
+def test_a_throttled_watch_continues_when_the_server_allows_it(admin, namespace, proxied, fault_proxy):
     resource = admin.create(demo(namespace))
     wait_condition(admin, resource, "Accepted", "True")
     throttled = fault_proxy.fail(429, r"/services\?.*watch=", times=3, retry_after=1)
@@ -183,7 +191,7 @@ def test_a_throttled_watch_goes_on_when_the_server_allows_it(admin, namespace, p
     assert proxied.alive()
 
 
-def test_a_standby_without_rights_is_not_ready(api_server, admin, namespace):
+def test_a_standby_without_permissions_is_not_ready(api_server, admin, namespace):
     install(api_server, admin, namespace, [namespace])
     role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role"}
     own = {"name": f"{namespace}-own", "namespace": namespace}
@@ -202,13 +210,13 @@ def test_a_leader_that_cannot_renew_its_lease_ends_at_its_deadline(admin, namesp
     admin.wait("it leads", lambda: proxied.metric("unmask_operator_leader"))
     fault = fault_proxy.fail(500, "/leases/", times=1_000_000)
     admin.wait("it tries to renew the Lease", lambda: fault.hits >= 2)
-    assert proxied.alive(), "before the deadline it goes on"
+    assert proxied.alive(), "the operator ended before its deadline"
     proxied.advance_clock(HOURS)
     assert proxied.wait() != 0
     assert "no longer leading" in proxied.log()
 
 
-def test_an_api_server_that_is_away_longer_than_the_lease_lasts_ends_the_leader_and_the_next_one_catches_up(
+def test_an_outage_longer_than_the_lease_ends_the_leader_and_the_next_one_catches_up(
     admin, namespace, proxied, fault_proxy
 ):
     resource = admin.create(demo(namespace))
@@ -235,12 +243,12 @@ def test_an_api_server_that_is_away_longer_than_the_lease_lasts_ends_the_leader_
     admin.wait("the edit arrives", arrived)
 
 
-def test_two_operators_at_once_write_once(api_server, admin, namespace):
+def test_of_two_operators_only_the_leader_writes(api_server, admin, namespace):
     install(api_server, admin, namespace, [namespace])
     account = f"system:serviceaccount:{namespace}:unmask-operator"
 
     def created() -> list[str]:
-        """Kinds of the children, one entry for each request that created one."""
+        """Returns the resource types of the created children, one entry per request."""
         events = [e for e in api_server.requests(account) if e["verb"] == "create" and e["stage"] == "ResponseComplete"]
         kinds = [e["objectRef"]["resource"] for e in events if "dryRun" not in e["requestURI"]]
         return [kind for kind in kinds if kind != "events"]
@@ -257,7 +265,7 @@ def test_two_operators_at_once_write_once(api_server, admin, namespace):
 
         leader, standby = (first, second) if first.metric("unmask_operator_leader") else (second, first)
         assert leader.terminate() == 0
-        admin.wait("the other one leads", lambda: standby.metric("unmask_operator_leader"))  # the Lease was given back
+        admin.wait("the other one leads", lambda: standby.metric("unmask_operator_leader"))  # it released the Lease
         admin.wait("it has looked at the resource", lambda: standby.metric(RECONCILES))
         after = {key: obj["metadata"]["resourceVersion"] for key, obj in children(admin, resource).items()}
         assert after == before
@@ -266,14 +274,14 @@ def test_two_operators_at_once_write_once(api_server, admin, namespace):
         admin.wait("b works", lambda: "a" in admin.get("v1", "Service", "demo", namespace)["metadata"]["annotations"])
 
 
-def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes(api_server, admin, namespace, fault_proxy):
-    """It wakes with answers to its requests at hand, and another leads already: it must not go on from them."""
+def test_a_leader_that_was_frozen_writes_nothing_when_it_resumes(api_server, admin, namespace, fault_proxy):
+    """Checks that the leader does not use answers that arrived while it was frozen, because another operator leads."""
     install(api_server, admin, namespace, [namespace])
     resources, started = WORKERS + 4, 10
     stopped: list[str] = []
 
     def hold(method: str, path: str, body: bytes) -> bool:
-        """Every write after the first few: the operator is in the middle of its work, on any machine."""
+        """Holds every write after the first few, so that the operator is in the middle of its work on any machine."""
         if method not in WRITES or "/leases/" in path or len(fault_proxy.writes()) < started:
             return False
         stopped.append(path)
@@ -285,14 +293,16 @@ def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes(api_server, admin
         assert first.process is not None
         for number in range(resources):
             admin.create(demo(namespace, f"s{number}", **FULL))
-        # All workers wait, so that none is frozen between its look at the Lease and the first byte of its request.
+        # Every worker waits for an answer. Otherwise one may be frozen between its check of the Lease and its request.
         admin.wait("every worker waits for an answer", lambda: len(stopped) >= WORKERS)
         first.process.send_signal(signal.SIGSTOP)
         try:
             answered = len(fault_proxy.writes()) + len(stopped)
             fault_proxy.release()
             admin.wait("the answers are at hand", lambda: len(fault_proxy.writes()) >= answered)
-            assert len(admin.list("apps/v1", "Deployment", namespace)) < resources, "it had nothing more to do"
+            assert len(admin.list("apps/v1", "Deployment", namespace)) < resources, (
+                "the operator reconciled all services before it was stopped"
+            )
             with OperatorProcess(api_server, namespace, [namespace], name="b") as second:
                 second.advance_clock(HOURS)
                 admin.wait("b leads", lambda: second.metric("unmask_operator_leader"))
@@ -305,7 +315,7 @@ def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes(api_server, admin
             first.process.send_signal(signal.SIGCONT)
 
 
-def test_a_killed_leader_is_followed_when_its_lease_has_run_out_and_only_the_lease_is_written(
+def test_a_standby_follows_a_killed_leader_after_the_lease_expires_and_writes_only_the_lease(
     api_server, admin, namespace, fault_proxy
 ):
     install(api_server, admin, namespace, [namespace])
@@ -318,9 +328,11 @@ def test_a_killed_leader_is_followed_when_its_lease_has_run_out_and_only_the_lea
             def looks() -> int:
                 return sum(seen.method == "GET" and "/leases/" in seen.path for seen in fault_proxy.seen)
 
-            assert [seen.path for seen in fault_proxy.seen if "/leases/" not in seen.path] == [], "a standby waits"
+            assert [seen.path for seen in fault_proxy.seen if "/leases/" not in seen.path] == [], (
+                "the standby sent requests other than those for the Lease"
+            )
             first.kill()
-            enough = looks() + 3  # a look that began earlier, one at the last renewal, one after that was taken in
+            enough = looks() + 3  # one read that began earlier, one of the last renewal, one after that was processed
             admin.wait("the standby has seen the last renewal", lambda: looks() >= enough)
             assert second.metric("unmask_operator_leader") == 0
             second.advance_clock(HOURS)

@@ -1,4 +1,4 @@
-"""Other clients and webhooks that keep changing what the operator wrote, on a real API server."""
+"""Tests of other clients and webhooks that keep changing what the operator wrote, on a real API server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def main(pod: Obj) -> Obj:
 
 
 def writes(api_server: ApiServer, namespace: str) -> int:
-    """Requests with which the operator changed the Deployment."""
+    """Returns the number of the operator's requests that changed the Deployment."""
     events = api_server.requests(f"system:serviceaccount:{namespace}:{ACCOUNT}")
     refs = [event.get("objectRef", {}) | {"uri": event["requestURI"]} for event in events if event["verb"] == "patch"]
     return sum(ref.get("resource") == "deployments" and "dryRun" not in ref["uri"] for ref in refs)
@@ -79,7 +79,7 @@ CASES: dict[str, tuple[Callable[[Kube, str], None], Callable[[Obj], bool], str, 
 
 @contextlib.contextmanager
 def opponent(api_server: ApiServer, namespace: str, change: Any, changed: Any) -> Iterator[threading.Event]:
-    """Another client that changes the Deployment whenever it is as the operator wrote it."""
+    """Starts another client that changes the Deployment whenever it is as the operator wrote it."""
     ended = threading.Event()
     kube = api_server.admin()
 
@@ -100,7 +100,7 @@ def opponent(api_server: ApiServer, namespace: str, change: Any, changed: Any) -
 
 
 @pytest.mark.parametrize(("change", "changed", "field", "manager"), CASES.values(), ids=CASES)
-def test_a_field_that_another_client_keeps_changing(
+def test_a_field_that_another_client_keeps_changing_is_reported(
     api_server: ApiServer, admin: Kube, namespace: str, change: Any, changed: Any, field: str, manager: str
 ) -> None:
     resource = admin.create(demo(namespace, replicas=2))
@@ -114,7 +114,7 @@ def test_a_field_that_another_client_keeps_changing(
         assert event["type"] == "Warning"
         assert event["note"] == found["message"]
         before = writes(api_server, namespace)
-        wait_settled(admin, namespace)  # the conflict holds nothing else up
+        wait_settled(admin, namespace)  # the conflict does not delay other resources
         assert writes(api_server, namespace) - before <= 4
         admin.patch(resource, {"spec": {"suspend": True}})
         admin.wait("suspended by an edit", lambda: writes(api_server, namespace) > before)
@@ -138,7 +138,7 @@ def set_alternatives(live: Obj) -> None:
 
 
 def put(kube: Kube, obj: Obj, change: Callable[[Obj], None]) -> None:
-    """Changes an object as `kubectl edit` does: an alternative that was there is removed."""
+    """Replaces an object as `kubectl edit` does, so that a union member that is no longer set is removed."""
     changed = copy.deepcopy(obj)
     change(changed)
     changed["metadata"].pop("managedFields")
@@ -147,7 +147,10 @@ def put(kube: Kube, obj: Obj, change: Callable[[Obj], None]) -> None:
 
 
 def test_alternatives_that_another_client_set_are_replaced(admin: Kube, namespace: str) -> None:
-    """Server-side apply alone would keep them beside the desired members, which the API server refuses."""
+    """Checks that the other members are removed.
+
+    Server-side apply alone would keep them next to the desired members, and the API server rejects that.
+    """
     resource = admin.create(demo(namespace))
     wait_condition(admin, resource, "Accepted", "True")
     wait_settled(admin, namespace)
@@ -158,7 +161,7 @@ def test_alternatives_that_another_client_set_are_replaced(admin: Kube, namespac
     def budget_of(live: Obj) -> None:
         live["spec"]["minAvailable"] = live["spec"].pop("maxUnavailable")
 
-    for _ in range(2):  # what creating a child leaves in managedFields differs from what a repair leaves
+    for _ in range(2):  # managedFields after the creation of a child differ from those after a repair
         put(admin, deployment(admin, namespace), set_alternatives)
         admin.wait("the template is back", lambda: deployment(admin, namespace)["spec"]["template"] == template)
         live = admin.get("v1", "Service", "demo", namespace)
@@ -200,7 +203,9 @@ def test_a_webhook_that_rewrites_images_of_deployments(api_server: ApiServer, ad
         before = writes(api_server, namespace)
         for _ in range(3):
             wait_settled(admin, namespace)
-        assert writes(api_server, namespace) - before <= 4 + 3 * 3, "those of the sentinels, and few of its own"
+        assert writes(api_server, namespace) - before <= 4 + 3 * 3, (
+            "the Deployment was repaired too often; the sentinels account for 9 writes"
+        )
         admin.patch(resource, {"spec": {"replicas": 3}})
         admin.wait("an edit is written", lambda: deployment(admin, namespace)["spec"]["replicas"] == 3)
     wait_condition(admin, resource, "UpToDate", "True")
@@ -208,7 +213,10 @@ def test_a_webhook_that_rewrites_images_of_deployments(api_server: ApiServer, ad
 
 
 def _is_rewritten(admin: Kube, namespace: str) -> bool:
-    """The API server learns of the webhook by a watch: each change of the Deployment is a try."""
+    """Attempts a change of the Deployment and returns whether the webhook rewrote it.
+
+    The API server receives the webhook through a watch, so the first changes may not be rewritten.
+    """
     admin.patch(deployment(admin, namespace), {"metadata": {"labels": {"app.kubernetes.io/managed-by": "probe"}}})
     return has_image(deployment(admin, namespace))
 
@@ -221,7 +229,7 @@ def inject(pod: Obj) -> list[Obj]:
     ]
 
 
-def test_a_webhook_that_changes_pods_alone(admin: Kube, namespace: str) -> None:
+def test_a_webhook_that_changes_only_pods_is_reported(admin: Kube, namespace: str) -> None:
     resource = admin.create(demo(namespace))
     wait_condition(admin, resource, "UpToDate", "True")
     template = deployment(admin, namespace)["spec"]["template"]

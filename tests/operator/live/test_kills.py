@@ -1,7 +1,7 @@
-"""The operator killed after every single write of a resource's life: started again, it ends where it would have.
+"""Tests that the operator, killed after any single write for a resource, reaches the same state after a restart.
 
-Many resources live side by side, and the proxy holds the operator's requests for the n-th one after its n-th write.
-When all are held, or have no more writes to come, one SIGKILL meets each at a point of its own.
+The test creates many resources, and the proxy holds the writes for the n-th resource after its n-th write.
+When all resources are held, or have no more writes, one SIGKILL interrupts each of them at a different point.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from unmask_operator.objects import API_VERSION, KIND, controller_uid
 
 pytestmark = pytest.mark.cluster
 
-FULL = {"networkPolicy": {}, "replicas": 2}  # makes one child of most kinds
+FULL = {"networkPolicy": {}, "replicas": 2}  # creates one child of most kinds
 EDITED = {"networkPolicy": None, "engine": {"maxNumReqs": 5}, "service": {"annotations": {"a": "b"}}}
-POINTS = WORKERS  # resources, each held at its point: a held one keeps a worker
-SENTINELS = 1000  # from here on resources are not of the fleet, and have fewer writes than their number
+POINTS = WORKERS  # number of resources; a held request occupies a worker
+SENTINELS = 1000  # resources from this number on are sentinels, and have fewer writes than their number
 _NAME = re.compile(r"\bpoint-(\d+)")
 _TEMPLATE = re.compile(r'(?<="serving.unmask.dev/template": ")[0-9a-f]{16}')
 
 
 class KillPoints:
-    """Lets the first n writes for the resource `point-n` pass, and then nothing more for it, trials included.
+    """Lets the first n writes for the resource `point-n` pass and holds all later writes, dry runs included.
 
     Attributes:
-        passed: how many writes have passed, by resource.
-        held: by resource, the request that was held first.
+        passed: number of writes that have passed, by resource.
+        held: the first held request, by resource.
     """
 
     def __init__(self) -> None:
@@ -65,19 +65,19 @@ class KillPoints:
 
 
 def settled(resource: Obj) -> bool:
-    """Whether the operator is done with the latest spec."""
+    """Returns whether the operator has accepted the latest spec."""
     generation = resource["metadata"]["generation"]
     accepted = [c for c in resource.get("status", {}).get("conditions", ()) if c["type"] == "Accepted"]
     return bool(accepted) and accepted[0]["status"] == "True" and accepted[0]["observedGeneration"] == generation
 
 
 def _without_digests(annotations: dict[str, str] | None) -> dict[str, str]:
-    """Without digests, which hold the owner's uid."""
+    """Removes digests, which depend on the owner's uid."""
     return {k: v for k, v in (annotations or {}).items() if "/applied" not in k and "deployment.kubernetes.io" not in k}
 
 
 class Fleet:
-    """The resources `point-0`, `point-1` and so on of one namespace."""
+    """Manages the resources `point-0`, `point-1` and so on of one namespace."""
 
     def __init__(self, kube: Kube, namespace: str) -> None:
         self._kube, self._namespace = kube, namespace
@@ -100,7 +100,7 @@ class Fleet:
         return {_number(one) for one in self._resources() if settled(one)}
 
     def wait_quiet(self) -> None:
-        """Until the operator has written all that it does not wait for: a Gate lets so late a number pass."""
+        """Waits until the operator has finished all writes that are not held. A sentinel's writes are never held."""
         self._others += 1
         wait_settled(self._kube, self._namespace, f"point-{self._others}")
 
@@ -112,7 +112,7 @@ class Fleet:
         return not left and not list(labelled(self._kube, self._namespace))
 
     def state(self) -> list[dict[str, Any]]:
-        """Each resource's conditions and children, without what no two lives share, and as if all had one name."""
+        """Returns the conditions and children of each resource, without names, uids and other unique values."""
         resources = self._resources()
         owned = {one["metadata"]["uid"]: _number(one) for one in resources}
         found: list[dict[str, Any]] = [{} for _ in self._manifests]
@@ -121,9 +121,9 @@ class Fleet:
             found[_number(one)]["conditions"] = conditions
         for obj in labelled(self._kube, self._namespace):
             if (number := owned.get(controller_uid(obj))) is None:
-                continue  # of a sentinel
+                continue  # it belongs to a sentinel
             name, stable = _renamed(obj["metadata"]["name"]), _essence(obj)
-            assert (obj["kind"], name) not in found[number], "a child twice"
+            assert (obj["kind"], name) not in found[number], "a resource has two children of the same kind and name"
             found[number][obj["kind"], name] = json.loads(_renamed(json.dumps(stable)))
         return found
 
@@ -155,7 +155,7 @@ def kill_points(controlled_api_server: ApiServer) -> Iterator[tuple[FaultProxy, 
         yield proxy, KillPoints()
 
 
-def test_killed_after_any_write_it_ends_where_it_would_have(
+def test_an_operator_killed_after_any_write_reaches_the_same_state(
     controlled_api_server: ApiServer,
     controlled_admin: Kube,
     controlled_namespace: str,
@@ -171,19 +171,19 @@ def test_killed_after_any_write_it_ends_where_it_would_have(
         act()
         every = set(range(POINTS))
         kube.wait("each is held or done", lambda: fleet.settled() | points.held.keys() == every)
-        assert POINTS - 1 not in points.held, "a life has more writes than there are resources"
-        fleet.wait_quiet()  # what is written last, and after the status
+        assert POINTS - 1 not in points.held, "the last resource is held: it needs more writes than there are resources"
+        fleet.wait_quiet()  # writes after the status
         operator.kill()
         print(f"{act.__name__}: killed before", *(f"{n}: {points.held[n]}" for n in sorted(points.held)), sep="\n  ")
-        assert len(points.held) >= 6, "there were fewer writes than there are children"
+        assert len(points.held) >= 6, "fewer than six resources were held at a write"
         proxy.hold = lambda method, path, body: False
         reset_lease(kube, namespace)
         operator.start()
         kube.wait("all are done", lambda: len(fleet.settled()) == POINTS)
 
     def all_as_the_undisturbed() -> dict[str, Any]:
-        """The last one had no write more to come when the operator was killed."""
-        with contextlib.suppress(TimeoutError):  # what differs is told below
+        """Asserts that each resource equals the last one, which had no more writes when the operator was killed."""
+        with contextlib.suppress(TimeoutError):  # the assertion below reports the difference
             kube.wait("the same state", fleet.uniform)
         *others, undisturbed = fleet.state()
         for number, one in enumerate(others):
@@ -198,7 +198,7 @@ def test_killed_after_any_write_it_ends_where_it_would_have(
         assert ("NetworkPolicy", "point-engine") in created.keys() - edited.keys()
         points.reset()
         proxy.hold = points
-        fleet.delete()  # is the garbage collector's work
+        fleet.delete()  # the garbage collector deletes the children
         fleet.wait_quiet()
         operator.kill()
         assert not [number for number in points.passed if number < POINTS]

@@ -1,4 +1,4 @@
-"""What kopf leaves on objects and in the log of a running operator: nothing."""
+"""Tests that kopf leaves nothing on objects or in the log of a running operator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAST_STATE = "kopf.zalando.org/last-handled-configuration"
 
 
 def pod(namespace: str, name: str, **metadata: object) -> Obj:
-    """One of the engine `demo`."""
+    """Returns a pod of the engine `demo`."""
     meta = {"name": name, "namespace": namespace, "labels": {SERVICE_LABEL: "demo"}, **metadata}
     spec = {"nodeName": "somewhere", "containers": [{"name": "main", "image": "engine:1"}]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
@@ -28,7 +28,10 @@ def pod(namespace: str, name: str, **metadata: object) -> Obj:
 def test_no_object_has_a_finalizer_or_an_annotation_of_kopf(
     operator: OperatorProcess, admin: Kube, namespace: str
 ) -> None:
-    """Through a whole life: made, edited, scaled, started anew, suspended, deleted in the background."""
+    """Checks a resource that is created, edited, scaled, suspended, and deleted in the background.
+
+    The operator restarts before the resource is suspended.
+    """
     resource = admin.create(demo(namespace, networkPolicy={}, replicas=2))
     wait_condition(admin, resource, "Accepted", "True")
     admin.create(pod(namespace, "one"))
@@ -52,7 +55,7 @@ def test_no_object_has_a_finalizer_or_an_annotation_of_kopf(
     )
 
 
-def test_marks_of_another_operator_on_kopf_stay_and_stop_nothing(
+def test_markers_of_another_kopf_operator_stay_and_have_no_effect(
     operator: OperatorProcess, admin: Kube, namespace: str
 ) -> None:
     marks = {"finalizers": [FINALIZER], "annotations": {LAST_STATE: "no { JSON"}}
@@ -64,7 +67,7 @@ def test_marks_of_another_operator_on_kopf_stay_and_stop_nothing(
     waits = {"name": "main", "image": "engine:1", "imageID": "", "ready": False, "restartCount": 0}
     waits["state"] = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
     admin.patch(one, {"status": {"phase": "Pending", "containerStatuses": [waits]}}, subresource="status")
-    wait_condition(admin, resource, "Ready", "False", says="no such image")  # so the pod's changes are seen
+    wait_condition(admin, resource, "Ready", "False", says="no such image")  # the operator received the pod's change
     for obj in (one, resource):
         admin.delete(obj)
     wait_gone_quiet(admin, namespace)
@@ -77,7 +80,7 @@ def test_marks_of_another_operator_on_kopf_stay_and_stop_nothing(
 
 
 def wait_gone_quiet(admin: Kube, namespace: str) -> None:
-    """Until the operator has seen what happened before: another resource is reconciled."""
+    """Waits until the operator has processed earlier events: it reconciles another resource."""
     wait_condition(admin, admin.create(demo(namespace, "another")), "Accepted", "True")
 
 
@@ -97,7 +100,7 @@ def test_the_log_has_no_line_of_kopf_and_each_line_is_an_object(
 def test_an_operator_that_is_stopped_before_its_watches_exits_without_an_error(
     api_server: ApiServer, admin: Kube, namespace: str, fault_proxy: FaultProxy
 ) -> None:
-    """kopf lists the API groups first, in tasks that it does not cancel."""
+    """Checks the start, when kopf lists the API groups in tasks that it does not cancel."""
     install(api_server, admin, namespace, [namespace])
     listing = fault_proxy.fail(200, "^/apis$", headers_only=True, after=1)
     with OperatorProcess(api_server, namespace, [namespace], server=fault_proxy.url) as operator:

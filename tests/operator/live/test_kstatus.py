@@ -1,4 +1,4 @@
-"""With a real operator: what Flux and Helm 4 make of a service that is stopped, refused, or corrected again."""
+"""Tests of kstatus with a real operator, for resources that are stopped, rejected, or corrected after a rejection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists in pages, of a real API server."""
+"""Tests of paged lists with a real API server."""
 
 from __future__ import annotations
 
@@ -27,4 +27,4 @@ def test_pages_form_the_complete_list_and_an_expired_list_starts_again(api_serve
     items, version = asyncio.run(scene())
     assert [item["metadata"]["name"] for item in items] == [f"s{number}" for number in range(5)]
     assert version >= int(created[-1]["metadata"]["resourceVersion"])
-    assert fault.hits == 4  # the second page, the third one that has expired, and both again
+    assert fault.hits == 4  # the second page, the third page, which has expired, and both again

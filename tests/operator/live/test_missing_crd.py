@@ -1,4 +1,4 @@
-"""A kind that a resource asks for may be installed after the operator: it is found within seconds."""
+"""Tests that the operator notices within seconds when a missing kind that a resource needs is installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MONITOR = (POD_MONITORS.api_version, "PodMonitor", "late-engine")
 
 @pytest.fixture
 def no_pod_monitors(admin: Kube) -> None:
-    """Whichever test ran before."""
+    """Removes the CRD that an earlier test may have installed."""
     admin.undefine(POD_MONITOR_CRD)
 
 
@@ -25,7 +25,7 @@ def no_pod_monitors(admin: Kube) -> None:
 def test_a_missing_crd_is_named_and_its_installation_noticed(
     operator: OperatorProcess, admin: Kube, namespace: str
 ) -> None:
-    """It is listed from then on, and forgotten when it goes."""
+    """Checks that objects of the kind are listed from then on, and dropped from the cache when the CRD is removed."""
     resource = admin.create(demo(namespace, "late", monitoring={"podMonitor": {}}))
     up_to_date = wait_condition(admin, resource, "UpToDate", "False")
     assert up_to_date["reason"] == "MissingCRD"

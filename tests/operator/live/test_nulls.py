@@ -1,4 +1,4 @@
-"""A real API server takes a null wherever a field may be absent, whichever way it is written."""
+"""Tests that a real API server accepts a null wherever a field may be absent, on create and on server-side apply."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def definition(admin):
 
 
 def apply(admin, obj, **query):
-    """Server-side apply, as Argo CD and `kubectl apply --server-side` do it."""
+    """Applies an object server-side, as Argo CD and `kubectl apply --server-side` do."""
     return admin.apply(obj, manager="gitops", fieldValidation="Strict", **query)
 
 
@@ -36,7 +36,7 @@ def attempt(write, admin, obj):
 
 
 @pytest.mark.parametrize("write", [create, apply])
-def test_a_null_is_taken_where_a_field_may_be_absent_and_refused_elsewhere(admin, definition, namespace, write):
+def test_a_null_is_accepted_where_a_field_may_be_absent_and_rejected_elsewhere(admin, definition, namespace, write):
     wrong = []
     for case in null_cases():
         if write is create and case.path.endswith(f".{SELECTOR}.entry"):

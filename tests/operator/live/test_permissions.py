@@ -1,4 +1,4 @@
-"""What the operator asks for is what it is granted: nothing is missing, and nothing is granted that it never uses."""
+"""Tests that the operator uses exactly the permissions that it is granted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unmask_operator.objects import SERVICE_LABEL
 
 pytestmark = pytest.mark.cluster
 
-# A stand-in for the Prometheus operator's: the kind, and no schema.
+# A CRD with the kind of the Prometheus operator's, without a schema.
 POD_MONITOR_CRD = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
@@ -51,7 +51,10 @@ EVERYTHING = {
 
 
 def used(api: ApiServer, account: str) -> set[str]:
-    """As permissions.missing() writes it. An update of finalizers is never asked for by itself: see below."""
+    """Returns the used permissions in the format of permissions.missing().
+
+    An update of finalizers is never a request of its own, so the test handles it separately.
+    """
     asked = set()
     for event in api.requests(account):
         ref = event.get("objectRef")
@@ -61,7 +64,7 @@ def used(api: ApiServer, account: str) -> set[str]:
     return asked
 
 
-def test_the_rights_asked_for_are_the_rights_granted(api_server: ApiServer, admin: Kube, namespace: str) -> None:
+def test_the_used_permissions_are_the_granted_ones(api_server: ApiServer, admin: Kube, namespace: str) -> None:
     admin.define(POD_MONITOR_CRD)
     install(api_server, admin, namespace, [namespace])
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
@@ -69,7 +72,7 @@ def test_the_rights_asked_for_are_the_rights_granted(api_server: ApiServer, admi
     account = f"system:serviceaccount:{namespace}:{ACCOUNT}"
     with OperatorProcess(api_server, namespace, [namespace]) as operator:
         admin.wait("the Lease is made", lambda: admin.find(lease["apiVersion"], lease["kind"], ACCOUNT, namespace))
-        reset_lease(admin, namespace)  # a new one is not free at once
+        reset_lease(admin, namespace)  # a new Lease cannot be acquired immediately
         one_of_each_kind(admin, namespace)
         a_pod_without_a_word(admin, namespace)
         a_pod_that_follows_a_list(admin, namespace)
@@ -83,20 +86,20 @@ def test_the_rights_asked_for_are_the_rights_granted(api_server: ApiServer, admi
     granted = {f"{r.group}/{r.resource} {verb}" for r in RULES for verb in r.verbs}
     asked = used(api_server, account)
     assert asked - granted == set()
-    # The admission plugin asks for `update` of finalizers in the operator's name when a child names its owner.
+    # The admission plugin checks the permission to `update` finalizers when a child names its owner.
     unused = granted - asked - {"serving.unmask.dev/diffusionlmservices/finalizers update"}
     assert unused == set()
 
 
 def one_of_each_kind(admin: Kube, namespace: str) -> None:
-    """Make the operator create, read, change and delete every kind of child, and scale."""
+    """Makes the operator create, read, change and delete every kind of child, and scale."""
     every = admin.create(demo(namespace, "every", **EVERYTHING))
     wait_condition(admin, every, "Accepted", "True")
     targets = {"queuedRequestsPerReplica": 4}
     scaling = {"provider": "HPA", "maxReplicas": 3, "targets": targets}
     hpa = admin.create(demo(namespace, "hpa", autoscaling=scaling))
     wait_condition(admin, hpa, "Accepted", "True")
-    # a child that lost its label stands in the way: it is read, and written again
+    # A child without its label is not in the cache, so a create conflicts. The operator reads it and writes it again.
     kinds = [kind for kind in CHILDREN if kind.kind != "HorizontalPodAutoscaler"]
     stripped = [obj for kind in kinds for obj in _strip(admin, namespace, kind, "every")]
     assert {obj["kind"] for obj in stripped} == {kind.kind for kind in kinds}
@@ -105,15 +108,16 @@ def one_of_each_kind(admin: Kube, namespace: str) -> None:
         name = obj["metadata"]["name"]
         admin.wait(f"{obj['kind']} {name} has its label again", lambda obj=obj: _is_labelled(admin, obj))
     builtin = {"provider": "Builtin", "minReplicas": 2, "maxReplicas": 3, "targets": targets}
-    admin.patch(hpa, {"spec": {"autoscaling": builtin}})  # deletes the HPA; replicas 1 is out of bounds: scaled
+    admin.patch(hpa, {"spec": {"autoscaling": builtin}})  # deletes the HPA; 1 replica is out of bounds
     admin.wait("scaled", lambda: admin.get(hpa["apiVersion"], hpa["kind"], "hpa", namespace)["spec"]["replicas"] == 2)
     admin.wait("no HorizontalPodAutoscaler", lambda: _is_gone(admin, hpa_child))
     gone = {"model": {"uri": "demo://"}, "networkPolicy": None, "monitoring": None, "replicas": 1, "suspend": True}
     admin.patch(every, {"spec": gone})
-    for number in range(5):  # more pins than are kept: old ones are deleted
+    for number in range(5):  # more revisions than are retained, so old ones are deleted
         admin.patch(every, {"spec": {"engine": {"maxNumReqs": 10 + number}}})
         wait_condition(admin, every, "Accepted", "True")
-    # suspended, it needs no budget; its ConfigMap holds commits, and goes with the last pin that may ask for one
+    # While suspended, the resource needs no budget. The ConfigMap of commits is deleted with the last revision that
+    # uses it.
     for obj in stripped:
         if obj["kind"] in ("NetworkPolicy", "PodMonitor", "PodDisruptionBudget", "ConfigMap"):
             admin.wait(f"no {obj['kind']}", lambda obj=obj: _is_gone(admin, obj))
@@ -122,7 +126,7 @@ def one_of_each_kind(admin: Kube, namespace: str) -> None:
 
 
 def a_pod_without_a_word(admin: Kube, namespace: str) -> None:
-    """A pod that a node has had for long and in which nothing starts: only its Events may say why."""
+    """Creates a pod that has been on a node for long without starting. Only its Events may explain why."""
     labels = {SERVICE_LABEL: "every"}
     spec = {"nodeName": "somewhere", "containers": [{"name": "main", "image": "engine:1"}]}
     meta = {"name": "stuck", "namespace": namespace, "labels": labels}
@@ -134,7 +138,7 @@ def a_pod_without_a_word(admin: Kube, namespace: str) -> None:
 
 
 def a_pod_that_follows_a_list(admin: Kube, namespace: str) -> None:
-    """One that serves adapters: its kubelet is told of the list."""
+    """Creates a pod that serves adapters, so that the operator annotates it with the hash of the list."""
     admin.create(demo(namespace, "list", lora={"adapters": [{"name": "roman", "uri": "demo://roman"}]}))
     volume = {"name": "adapters", "configMap": {"name": "list-adapters"}}
     spec = {"nodeName": "somewhere", "containers": [{"name": "main", "image": "engine:1"}], "volumes": [volume]}
@@ -146,7 +150,7 @@ def a_pod_that_follows_a_list(admin: Kube, namespace: str) -> None:
 
 
 def a_deployment_of_which_only_replicas_are_taken(admin: Kube, namespace: str) -> None:
-    """Admission denies every update of it but that of its scale."""
+    """Makes admission deny every update of the Deployment except that of its scale."""
     resource = admin.create(demo(namespace, "denied"))
     wait_condition(admin, resource, "Accepted", "True")
     live = admin.get("apps/v1", "Deployment", "denied", namespace)
@@ -157,7 +161,7 @@ def a_deployment_of_which_only_replicas_are_taken(admin: Kube, namespace: str) -
 
 
 def _strip(admin: Kube, namespace: str, kind: ApiKind, service: str) -> list[dict]:
-    """Takes the label off a service's children of a kind."""
+    """Removes the label from a service's children of one kind."""
     found = admin.list(kind.api_version, kind.kind, namespace, labelSelector=f"{SERVICE_LABEL}={service}")
     for obj in found:
         admin.patch(obj, {"metadata": {"labels": {SERVICE_LABEL: None, "stripped": "yes"}}})

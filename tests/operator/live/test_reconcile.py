@@ -1,4 +1,4 @@
-"""What the operator makes of resources on a real API server: creation, drift, pruning, edits, foreign objects."""
+"""Tests of reconciles on a real API server: creation, drift, pruning, edits, foreign objects."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def test_every_example_is_accepted_and_gets_its_children(admin, namespace, file)
         assert ("HorizontalPodAutoscaler" in made) == (spec.get("autoscaling", {}).get("provider") == "HPA")
 
 
-def test_a_second_look_writes_nothing(admin, namespace):
+def test_a_second_reconcile_writes_nothing(admin, namespace):
     resource = admin.create(demo(namespace, "calm", replicas=2, networkPolicy={}))
     wait_condition(admin, resource, "Accepted", "True")
-    wait_settled(admin, namespace)  # the reconcile that follows its own writes
+    wait_settled(admin, namespace)  # the reconcile that the operator's own writes trigger
     before = {key: obj["metadata"]["resourceVersion"] for key, obj in children(admin, resource).items()}
     version = read(admin, resource)["metadata"]["resourceVersion"]
     admin.patch(resource, {"metadata": {"annotations": {"look": "again"}}})
@@ -100,7 +100,7 @@ def test_a_child_that_lost_its_label_gets_it_back(admin, namespace):
     assert admin.get("v1", "Service", "label", namespace)["metadata"]["uid"] == service["metadata"]["uid"]
 
 
-def test_a_removed_section_takes_its_child_along_and_a_removed_field_its_value(admin, namespace):
+def test_removing_a_section_deletes_its_child_and_removing_a_field_removes_its_value(admin, namespace):
     sections = {"networkPolicy": {}, "podDisruptionBudget": {"minAvailable": 1}, "replicas": 2}
     resource = admin.create(demo(namespace, "prune", service={"annotations": {"a": "1", "b": "2"}}, **sections))
     wait_condition(admin, resource, "Accepted", "True")
@@ -125,7 +125,7 @@ def test_a_removed_section_takes_its_child_along_and_a_removed_field_its_value(a
     )
 
 
-def test_a_resource_called_kubernetes_leaves_the_api_servers_service_alone(admin, namespace):
+def test_a_resource_called_kubernetes_does_not_change_the_api_servers_service(admin, namespace):
     if admin.find("v1", "Service", "kubernetes", "default") is None:
         ports = [{"port": 443, "name": "https"}]
         meta = {"name": "kubernetes", "namespace": "default"}
@@ -143,7 +143,7 @@ def test_a_resource_called_kubernetes_leaves_the_api_servers_service_alone(admin
         admin.delete(resource)
 
 
-def test_a_service_account_in_the_way_is_named_and_left_alone(admin, namespace):
+def test_a_foreign_service_account_of_the_same_name_is_named_and_not_changed(admin, namespace):
     meta = {"name": "blocked-engine", "namespace": namespace, "labels": {"mine": "yes"}}
     theirs = admin.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta})
     resource = admin.create(demo(namespace, "blocked"))
@@ -191,7 +191,7 @@ def test_a_refused_edit_is_reported_with_the_servers_message_and_changes_nothing
 
 
 def test_an_unreadable_resource_is_reported_and_others_are_reconciled(admin, namespace):
-    """The schema lets a podTemplate be anything; the operator does not."""
+    """Checks a podTemplate that the schema accepts and the operator rejects."""
     bad = admin.create(demo(namespace, "bad", podTemplate={"spec": {"containers": "none"}}))
     good = admin.create(demo(namespace, "good"))
     wait_condition(admin, good, "Accepted", "True")
@@ -224,12 +224,12 @@ def test_a_resource_created_again_gets_children_of_its_own(admin, namespace):
     admin.delete(resource)
     for member in ("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields"):
         stored["metadata"].pop(member, None)
-    admin.create(stored)  # as from `kubectl get -o yaml`, status and all
+    admin.create(stored)  # as applying the output of `kubectl get -o yaml` does, with its status
 
     def renewed() -> bool:
         for obj in labelled(admin, namespace):
             if controller_uid(obj) == uid:
-                admin.delete(obj)  # as the garbage collector would, which does not run here
+                admin.delete(obj)  # as the garbage collector does, which does not run here
         now = {key: obj["metadata"]["uid"] for key, obj in children(admin, resource).items()}
         return set(now) == set(old) and not set(now.values()) & set(old.values())
 
@@ -237,7 +237,7 @@ def test_a_resource_created_again_gets_children_of_its_own(admin, namespace):
     wait_condition(admin, resource, "Accepted", "True")
 
 
-def test_the_scale_subresource_moves_the_deployment(admin, namespace):
+def test_the_scale_subresource_scales_the_deployment(admin, namespace):
     resource = admin.create(demo(namespace, "scaled"))
     wait_condition(admin, resource, "Accepted", "True")
     admin.patch(resource, {"spec": {"replicas": 3}}, subresource="scale")
@@ -246,7 +246,7 @@ def test_the_scale_subresource_moves_the_deployment(admin, namespace):
     assert scale["status"]["selector"] == "serving.unmask.dev/service=scaled"
 
 
-def test_a_resource_that_is_deleted_leaves_no_status_to_write(admin, namespace, shared_operator):
+def test_a_resource_that_is_deleted_before_its_status_is_written_is_ignored(admin, namespace, shared_operator):
     for number in range(5):
         resource = admin.create(demo(namespace, f"brief-{number}"))
         admin.delete(resource)

@@ -1,4 +1,4 @@
-"""Edits that a real API server does not take: nothing of them is applied, and replicas follow all the same."""
+"""Tests of edits that a real API server rejects: nothing of them is applied, and replicas are still scaled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def container(**fields: Any) -> Obj:
 
 
 def large(count: int) -> Obj:
-    """Variables of 10 kB each, of which the pin has twice as many."""
+    """Returns a podTemplate with variables of 10 kB each. The revision contains each twice."""
     return container(env=[{"name": f"LARGE_{i}", "value": "x" * 10_000} for i in range(count)])
 
 
@@ -55,7 +55,7 @@ def wait_replicas(admin: Kube, namespace: str, count: int) -> None:
 
 @pytest.mark.usefixtures("operator")
 @pytest.mark.parametrize(("pod_template", "sentence"), WRONG.values(), ids=WRONG)
-def test_an_edit_that_the_api_server_cannot_take_is_refused_and_scaling_goes_on(
+def test_an_edit_that_the_api_server_rejects_is_reported_and_scaling_continues(
     admin: Kube, namespace: str, pod_template: Obj, sentence: str
 ) -> None:
     resource = admin.create(demo(namespace, replicas=2))
@@ -85,7 +85,7 @@ def test_an_edit_that_the_api_server_cannot_take_is_refused_and_scaling_goes_on(
 
 @contextlib.contextmanager
 def policy(admin: Kube, namespace: str, reason: str) -> Iterator[None]:
-    """A ValidatingAdmissionPolicy that denies all updates of Deployments in the namespace, but not their scale."""
+    """Installs a ValidatingAdmissionPolicy that denies updates of the namespace's Deployments, but not of the scale."""
     rule = {"apiGroups": ["apps"], "apiVersions": ["*"], "resources": ["deployments"], "operations": ["UPDATE"]}
     match: Obj = {"resourceRules": [rule]}
     match["namespaceSelector"] = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
@@ -105,7 +105,7 @@ def policy(admin: Kube, namespace: str, reason: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def webhook_away(admin: Kube, namespace: str, reason: str) -> Iterator[None]:
-    """A webhook for updates of Deployments that cannot be called."""
+    """Installs a webhook that cannot be called, for updates of Deployments."""
     rule = {"apiGroups": ["apps"], "apiVersions": ["*"], "resources": ["deployments"], "operations": ["UPDATE"]}
     webhook = {
         "name": "away.example.com",
@@ -135,7 +135,7 @@ OBSTACLES: Sequence[tuple[Any, str, str, str]] = [
 @pytest.mark.parametrize(
     ("obstacle", "why", "status", "reason"), OBSTACLES, ids=[f"{o[1] or 'away'}" for o in OBSTACLES]
 )
-def test_replicas_follow_where_admission_takes_no_form_of_the_workload(
+def test_replicas_are_scaled_while_admission_rejects_every_update_of_the_workload(
     admin: Kube, namespace: str, operator: OperatorProcess, obstacle: Any, why: str, status: str, reason: str
 ) -> None:
     resource = admin.create(demo(namespace, replicas=2))
@@ -162,7 +162,7 @@ def test_replicas_follow_where_admission_takes_no_form_of_the_workload(
 
 
 def updates(admin: Kube, live: Obj) -> bool:
-    """Whether the API server, which learns of admission by a watch, takes an update of the Deployment."""
+    """Returns whether the API server accepts an update. It receives admission rules through a watch."""
     try:
         admin.patch(live, {"metadata": {"labels": {"probe": secrets.token_hex(4)}}})
     except ApiError:

@@ -1,4 +1,7 @@
-"""Pins on a real API server: what no pod is made of leaves the pods' template alone, whoever wrote the newest pin."""
+"""Tests of revisions on a real API server.
+
+Edits that do not affect pods leave the pod template unchanged, also if another operator wrote the newest revision.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ EDITS = [
 
 
 def pin_by_another(kube: Kube, resource: Obj, data: dict[str, Any]) -> Obj:
-    """A pin beyond the newest one, of the same owner, as another version of the operator would leave it."""
+    """Creates a revision after the newest one, with the same owner, as another version of the operator would."""
     of_ours = [obj for (kind, _), obj in children(kube, resource).items() if kind == "ControllerRevision"]
     newest = copy.deepcopy(max(of_ours, key=lambda obj: obj["revision"]))
     number, meta = newest["revision"] + 1, newest["metadata"]
@@ -51,7 +54,7 @@ def template_of(kube: Kube, resource: Obj) -> Obj:
 def test_an_edit_outside_the_pod_template_leaves_the_template(
     admin: Kube, namespace: str, edit: dict[str, Any]
 ) -> None:
-    """The newest pin is one that this operator would not make: it has a variable more."""
+    """Checks this with a newest revision that this operator would not render: it has one more environment variable."""
     resource = admin.create(demo(namespace))
     wait_condition(admin, resource, "Accepted", "True")
     template = copy.deepcopy(template_of(admin, resource))
@@ -69,7 +72,7 @@ def test_an_edit_outside_the_pod_template_leaves_the_template(
     assert template_of(admin, resource) == before
 
 
-def test_a_pin_of_an_unknown_format_is_reported_and_the_pods_stay(
+def test_a_revision_of_an_unknown_format_is_reported_and_the_pods_stay(
     admin: Kube, namespace: str, shared_operator: OperatorProcess
 ) -> None:
     resource = admin.create(demo(namespace))

@@ -1,4 +1,4 @@
-"""What a resource says beside a real scheduler and the Deployment controller. kwok plays the nodes and their pods."""
+"""Tests of the status with a real scheduler and the Deployment controller. kwok simulates the nodes and their pods."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def operator(scheduled_api_server: ApiServer, kube: Kube) -> Iterator[OperatorPr
 
 @pytest.fixture
 def namespace(kube: Kube) -> Iterator[str]:
-    """A new namespace; at its end the nodes accept all pods again."""
+    """Yields a new namespace. Afterwards the nodes accept all pods again."""
     name = f"test-{secrets.token_hex(4)}"
     kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     yield name
@@ -58,7 +58,7 @@ def change_node(kube: Kube, name: str, **spec: Any) -> None:
 
 
 def wait_unschedulable(kube: Kube, resource: Obj, says: str) -> str:
-    """The message of Ready once it contains `says`; it does not call GPUs busy."""
+    """Returns the message of Ready after it contains `says`. Asserts that it does not contain "busy"."""
     message = str(wait_condition(kube, resource, "Ready", "False", "Unschedulable", says)["message"])
     assert "busy" not in message
     return message
@@ -117,6 +117,6 @@ def test_a_paused_deployment_is_reported_and_scales_and_resumes(kube: Kube, name
     kube.wait("two old pods serve", lambda: read(kube, resource)["status"]["readyReplicas"] == 2)
     assert condition(kube, resource, "RolloutComplete")["reason"] == "DeploymentPaused"
     live = kube.get("apps/v1", "Deployment", "demo", namespace)
-    assert live["spec"]["paused"] is True, "the operator does not resume what somebody has paused"
+    assert live["spec"]["paused"] is True, "the operator resumed a Deployment that a user had paused"
     kube.patch(live, {"spec": {"paused": None}})
     wait_all_true(kube, resource)

@@ -1,4 +1,4 @@
-"""Of two operators each looks after the services with its labels alone, and a service can change hands."""
+"""Tests of an operator with a label selector: it reconciles only matching resources, also after labels change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.operator.live.process import OperatorProcess, install
 pytestmark = pytest.mark.cluster
 
 
-def test_a_service_is_the_operators_while_its_labels_say_so(api_server: ApiServer, admin: Kube, namespace: str) -> None:
+def test_a_service_is_reconciled_while_its_labels_match(api_server: ApiServer, admin: Kube, namespace: str) -> None:
     install(api_server, admin, namespace, [namespace])
     first, second = demo(namespace, "first"), demo(namespace, "second")
     first["metadata"]["labels"] = {"track": "canary"}

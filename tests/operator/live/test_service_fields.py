@@ -1,4 +1,4 @@
-"""Optional fields of `spec.service` on a real API server: set, changed and removed, also together with the type."""
+"""Tests of optional fields of `spec.service` on a real API server: set, changed and removed, also with the type."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Obj = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def dual_stack(admin: Kube) -> None:
-    """Skips on a cluster of one family."""
+    """Skips the test on a cluster with one address family."""
     spec = {"ipFamilyPolicy": "RequireDualStack", "ports": [{"port": 80}]}
     probe = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "probe", "namespace": "default"}, "spec": spec}
     try:
@@ -36,7 +36,7 @@ def edit(kube: Kube, resource: Obj, fields: Obj) -> None:
     wait_condition(kube, resource, "Accepted", "True")
 
 
-# Edits of `spec.service` one after the other, each with what the Service has afterwards.
+# Successive edits of `spec.service`, each with the expected fields of the Service.
 SEQUENCES: dict[str, list[tuple[Obj, Obj]]] = {
     "externalTrafficPolicy is removed before the type changes": [
         ({"type": "NodePort", "externalTrafficPolicy": "Local"}, {"externalTrafficPolicy": "Local"}),

@@ -1,4 +1,4 @@
-"""A CustomResourceDefinition that is newer than the operator, on a real API server."""
+"""Tests of an operator with a newer CustomResourceDefinition, on a real API server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture
 def newer_crd(operator: OperatorProcess, admin: Kube, namespace: str) -> Iterator[None]:
-    """After the operator: its watches have begun. The field is kept a moment after the CRD has it."""
+    """Installs a newer CRD while the operator's watches are open, and waits until the API server keeps its fields."""
     made = crd.crd()
     spec = made["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     spec["ofTomorrow"] = {"type": "integer"}
@@ -52,7 +52,7 @@ def test_fields_that_only_the_crd_knows_are_named_and_stay(
 
 
 @pytest.mark.usefixtures("newer_crd")
-def test_a_value_that_only_the_crd_knows_is_named_and_what_is_made_of_it_stays(
+def test_a_value_that_only_the_crd_knows_is_named_and_its_child_stays(
     operator: OperatorProcess, admin: Kube, namespace: str
 ) -> None:
     resource = admin.create(demo(namespace))
@@ -68,9 +68,7 @@ def test_a_value_that_only_the_crd_knows_is_named_and_what_is_made_of_it_stays(
     assert "Traceback" not in operator.log()
 
 
-def test_the_api_server_writes_nothing_into_a_spec_but_replicas(
-    operator: OperatorProcess, admin: Kube, namespace: str
-) -> None:
+def test_the_api_server_adds_only_replicas_to_a_spec(operator: OperatorProcess, admin: Kube, namespace: str) -> None:
     asked = demo(namespace, "plain", gpu={}, startupProbe={}, monitoring={"podMonitor": {}}, rolloutStrategy={})
     stored = admin.create(asked, dryRun="All")
     assert stored["spec"] == {**asked["spec"], "replicas": 1}

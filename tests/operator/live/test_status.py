@@ -1,4 +1,4 @@
-"""What a resource says of itself beside a real controller-manager. No kubelet runs: the test plays it."""
+"""Tests of the status with a real controller-manager. No kubelet runs: the tests write the pods' status."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def admin(controlled_admin: Kube) -> Kube:
 
 @pytest.fixture(scope="module")
 def scribe(controlled_api_server: ApiServer, controlled_admin: Kube) -> Iterator[OperatorProcess]:
-    """One operator of the whole cluster for all tests here."""
+    """Yields one operator of the whole cluster for all tests of the module."""
     yield from cluster_wide(controlled_api_server, controlled_admin)
 
 
@@ -39,7 +39,7 @@ def test_a_quota_that_refuses_the_pods(admin, namespace):
     assert "exceeded quota: none" in wait_condition(admin, resource, "Ready", "False", "PodCreationRefused")["message"]
 
 
-def test_a_pod_from_no_gpu_over_a_crash_to_ready(admin, namespace):
+def test_the_status_of_a_pod_without_gpu_then_crashing_then_ready(admin, namespace):
     node = make_node(admin, "1")
     resource = admin.create(demo(namespace, gpu={}, parallelism={"tensor": 2}))
     pod = first_pod(admin, resource)
@@ -65,7 +65,7 @@ def test_a_pod_from_no_gpu_over_a_crash_to_ready(admin, namespace):
     admin.delete(node)
 
 
-def test_ready_does_not_blink_at_an_edit_that_leaves_the_pods_as_they_are(admin, namespace):
+def test_ready_does_not_change_on_an_edit_that_does_not_change_the_pods(admin, namespace):
     node = make_node(admin, "0")
     resource = admin.create(demo(namespace))
     pod = first_pod(admin, resource)
@@ -74,7 +74,7 @@ def test_ready_does_not_blink_at_an_edit_that_leaves_the_pods_as_they_are(admin,
     wait_all_true(admin, resource)
     before = read(admin, resource)["status"]
     assert before["currentRevision"] == "demo-r1"
-    time.sleep(1.1)  # times of conditions are whole seconds: a transition after this has another time
+    time.sleep(1.1)  # times of conditions are whole seconds, so a later transition gets another time
 
     for number, edit in enumerate(({"maxSurge": 0, "maxUnavailable": 1}, {"maxSurge": 2}, None), start=2):
         admin.patch(resource, {"spec": {"rolloutStrategy": edit}})
@@ -87,15 +87,15 @@ def test_ready_does_not_blink_at_an_edit_that_leaves_the_pods_as_they_are(admin,
     admin.delete(node)
 
 
-def test_the_hpas_own_message_without_an_adapter(admin, namespace):
+def test_the_hpas_message_is_quoted_when_no_metrics_adapter_runs(admin, namespace):
     targets = {"runningRequestsPerReplica": 4}
     resource = admin.create(demo(namespace, autoscaling={"provider": "HPA", "maxReplicas": 3, "targets": targets}))
-    # FailedGetScale comes first where the controller-manager has not discovered the CRD yet, which may take it a minute
+    # FailedGetScale precedes it until the controller-manager has discovered the CRD, which may take a minute
     found = wait_condition(admin, resource, "ScalingReady", "False", "FailedGetPodsMetric")
     assert "unmask_requests_running" in found["message"]
 
 
-def test_the_builtin_autoscaler_moves_replicas_up_and_down(admin, namespace):
+def test_the_builtin_autoscaler_scales_up_and_down(admin, namespace):
     load = {"waiting": 25.0, "running": 4.0}
     autoscaling = {
         "maxReplicas": 4,

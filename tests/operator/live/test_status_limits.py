@@ -1,4 +1,4 @@
-"""Statuses with foreign reasons are written, and a refused status is replaced by a minimal one."""
+"""Tests that foreign reasons in a status are made valid, and that a rejected status is replaced by a minimal one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REASONS = {
 
 @pytest.mark.usefixtures("operator")
 @pytest.mark.parametrize("where", ["status", "container"])
-def test_a_pod_with_a_reason_that_no_condition_may_have(admin: Kube, namespace: str, where: str) -> None:
+def test_a_pod_reason_that_is_invalid_for_conditions_is_made_valid(admin: Kube, namespace: str, where: str) -> None:
     resource = admin.create(demo(namespace))
     wait_condition(admin, resource, "Accepted", "True")
     meta = {"name": "demo-p1", "namespace": namespace, "labels": {SERVICE_LABEL: "demo"}}
@@ -60,7 +60,8 @@ def test_a_status_that_is_refused_is_replaced_by_a_minimal_one(
     admin.create(binding)
 
     def denies() -> bool:
-        # The operator may have met the policy already, and then there is no URL unless this write brings one.
+        # The policy may have rejected the operator's status already. Then the resource has no URL unless this write
+        # adds one.
         probe = {"modelName": "probe", "url": "http://probe"}
         try:
             admin.patch(resource, {"status": probe}, subresource="status")
@@ -70,7 +71,7 @@ def test_a_status_that_is_refused_is_replaced_by_a_minimal_one(
 
     admin.wait("the policy holds", denies)
     admin.patch(resource, {"spec": {"replicas": 3, "service": {"port": 81}}})
-    wait_condition(admin, resource, "Accepted", "True")  # of this generation
+    wait_condition(admin, resource, "Accepted", "True")  # condition of this generation
     status = read(admin, resource)["status"]
     assert "url" not in status
     assert status["selector"] == f"{SERVICE_LABEL}=demo"

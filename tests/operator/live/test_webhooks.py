@@ -1,4 +1,4 @@
-"""An admission webhook of the cluster's own that is away for one kind of child."""
+"""Tests of an admission webhook that is unavailable for one kind of child."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = [
 
 @pytest.fixture
 def away(admin: Kube, namespace: str, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Nobody answers for a kind in the namespace."""
+    """Installs a webhook that cannot be called, for one kind in the namespace."""
     group, plural, _ = request.param
     rule = {"apiGroups": [group], "apiVersions": ["*"], "resources": [plural], "operations": ["CREATE", "UPDATE"]}
     webhook = {
@@ -41,7 +41,7 @@ def away(admin: Kube, namespace: str, request: pytest.FixtureRequest) -> Iterato
     admin.create(configuration)
 
     def fails() -> bool:
-        """The API server learns of it by a watch."""
+        """Returns whether writes fail. The API server receives the webhook through a watch."""
         probe = {
             "apiVersion": f"{group}/v1",
             "kind": request.param[2],
@@ -61,7 +61,7 @@ def away(admin: Kube, namespace: str, request: pytest.FixtureRequest) -> Iterato
 
 @pytest.mark.usefixtures("operator")
 @pytest.mark.parametrize("away", KINDS, indirect=True, ids=[kind for _, _, kind in KINDS])
-def test_it_is_reported_and_delays_nothing_else(
+def test_an_unavailable_webhook_is_reported_and_does_not_delay_other_kinds(
     admin: Kube, namespace: str, away: Any, request: pytest.FixtureRequest
 ) -> None:
     kind = request.node.callspec.params["away"][2]

@@ -1,4 +1,4 @@
-"""A mutating admission webhook of a test: an HTTPS server in a thread, and its configuration."""
+"""Runs a mutating admission webhook for a test: an HTTPS server in a thread, and its configuration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ ADMISSION = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingW
 def mutating_webhook(
     kube: Kube, namespace: str, group: str, plural: str, patch: Callable[[Obj], list[Obj]]
 ) -> Iterator[Obj]:
-    """Applies `patch`, which returns a JSON patch, to each object of a kind that is written in the namespace."""
+    """Installs a webhook that applies `patch` to each object of a kind that is written in the namespace.
+
+    `patch` returns a JSON patch.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

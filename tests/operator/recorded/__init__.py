@@ -1,4 +1,4 @@
-"""Objects as a cluster shows them, and reconciles made of them."""
+"""Objects recorded from a cluster, and inputs of reconciles with them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def load(name: str) -> Any:
 
 
 def pod(state: str, name: str | None = None, created: str | None = None) -> Obj:
-    """A recorded pod, where asked under another name and of another age."""
+    """Returns a recorded pod, optionally with another name and creation time."""
     found: Obj = load(state)
     found["metadata"]["name"] = name or found["metadata"]["name"]
     found["metadata"]["uid"] += name or ""
@@ -59,7 +59,10 @@ def deployment(state: str, replicas: int = 1) -> Obj:
 def reconcile(
     stage: str, *pods: Obj, replicas: int = 1, plan: Plan | None = None, **known: Any
 ) -> tuple[Observed, Plan]:
-    """What a reconcile knows at a stage of the Deployment with these pods; `known` are members of Observed."""
+    """Returns the input of a reconcile: the Deployment at a stage, and these pods.
+
+    `known` sets attributes of Observed.
+    """
     live = deployment(stage, replicas)
     others = known.pop("children", ())
     children = {Ref.of(child): child for child in (live, *others)}

@@ -1,8 +1,8 @@
-"""``python -m tests.operator.scale``: the operator with hundreds of services, on a cluster of its own (``make
-operator-bench``).
+"""Benchmark of the operator with hundreds of services on its own cluster: ``python -m tests.operator.scale``.
 
-etcd, API server, controller-manager and scheduler are real, the nodes are kwok's: pods start, load for two seconds, are
-ready, and cannot be reached. Two operators run as processes. Exits non-zero when a figure misses its bar.
+``make operator-bench`` runs it. etcd, API server, controller-manager and scheduler are real; kwok simulates the nodes.
+Pods start, load for two seconds, become Ready, and cannot be reached. Two operators run as processes. The exit status
+is not 0 if a figure exceeds its limit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.operator.scale import machine
 from tests.operator.scale.run import Options, Result, measure
 
 QUIET_LOAD = 1.5
-FEW = 200  # services for which the bars are: for more, time may be in proportion, and memory what the chart gives
+FEW = 200  # services; above it the time limit is proportional, and the memory limit is that of the chart
 
 
 def _arguments() -> argparse.Namespace:
@@ -34,7 +34,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def bars(result: Result) -> Iterator[tuple[str, float, float]]:
-    """What a figure is, the figure, and what it must not reach or, for counts, not exceed."""
+    """Yields the name, the value and the limit of each figure. A figure must not exceed its limit."""
     apply, rest, failover = result["apply"], result["rest"], result["failover"]
     many = result["services"] > FEW
     yield "all Ready, s", apply["all_ready_seconds"], 45 * max(1.0, result["services"] / FEW)

@@ -1,4 +1,4 @@
-"""The operators' requests, read from the API server's audit log as it grows."""
+"""Reads the operators' requests from the API server's audit log while it grows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ WRITES = ("create", "update", "patch", "delete", "deletecollection")
 
 @dataclass(frozen=True)
 class Request:
-    """Attributes:
-    at: seconds since the epoch when it came in.
-    what: resource and subresource ("" for discovery).
-    dry_run: it changed nothing.
-    status: of the answer; 0 while it goes on, as a watch does.
+    """A request in the audit log.
+
+    Attributes:
+        at: seconds since the epoch when it was received.
+        what: resource and subresource ("" for discovery).
+        dry_run: whether it was a dry run.
+        status: status of the answer; 0 while the request is running, as a watch is.
     """
 
     at: float
@@ -38,7 +40,7 @@ class Request:
 
 
 class AuditLog:
-    """All requests of one user so far, each once."""
+    """The requests of one user so far, each once."""
 
     def __init__(self, path: Path, user: str) -> None:
         self._path, self._user = path, user
@@ -46,7 +48,7 @@ class AuditLog:
         self._seen: dict[str, Request] = {}
 
     def between(self, start: float, end: float = float("inf")) -> list[Request]:
-        """Requests that came in within a time (seconds since the epoch)."""
+        """Returns the requests that were received within a time range (seconds since the epoch)."""
         self._read_on()
         return [request for request in self._seen.values() if start <= request.at < end]
 
@@ -55,7 +57,7 @@ class AuditLog:
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):
-                    break  # it is just being written
+                    break  # the line is incomplete
                 self._offset += len(line)
                 event = json.loads(line)
                 if event["user"].get("username") == self._user:
@@ -76,5 +78,5 @@ def _request(event: dict) -> Request:
 
 
 def tally(requests: Iterable[Request]) -> dict[str, int]:
-    """How many there were of each verb and resource, the most frequent first."""
+    """Returns the number of requests per verb and resource, the most frequent first."""
     return dict(Counter(map(str, requests)).most_common())

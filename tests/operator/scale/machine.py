@@ -1,4 +1,4 @@
-"""What the machine was doing: figures that say how much the others are worth."""
+"""Measures load, speed, memory and CPU time of the machine, which show how reliable the other figures are."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ ITERATIONS = 1_000_000
 
 
 def load() -> float:
-    """The load average of the last minute."""
+    """Returns the load average of the last minute."""
     return os.getloadavg()[0]
 
 
 def python_speed() -> float:
-    """Milliseconds of a bare Python loop of a million turns, the best of three."""
+    """Returns the milliseconds of a bare Python loop of a million iterations, the best of three."""
     return min(_loop() for _ in range(3)) * 1000
 
 
@@ -31,7 +31,7 @@ def _loop() -> float:
 
 
 def memory(pid: int) -> dict[str, float]:
-    """A process's memory in MB: the most that was ever resident, and its share of it now."""
+    """Returns a process's memory in MB: the maximum resident size, and the current proportional set size (PSS)."""
     status, rollup = (Path(f"/proc/{pid}/{file}").read_text() for file in ("status", "smaps_rollup"))
     return {"rss_peak_mb": _kilobytes(status, "VmHWM:"), "pss_mb": _kilobytes(rollup, "Pss:")}
 
@@ -42,7 +42,7 @@ def _kilobytes(text: str, member: str) -> float:
 
 
 class CpuTimes:
-    """CPU seconds by process since this was made; `others` is all else that the machine ran."""
+    """Measures CPU seconds per process since its creation. `others` is the rest of the machine."""
 
     def __init__(self, processes: Mapping[str, int]) -> None:
         self._processes = {name: psutil.Process(pid) for name, pid in {**processes, "bench": os.getpid()}.items()}

@@ -1,4 +1,7 @@
-"""One measurement: two operators and N services on pretend nodes, from apply over rest to the loss of the leader."""
+"""Runs one measurement: two operators and N services on simulated nodes.
+
+It covers the creation of the services, a time at rest, and the loss of the leader.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ from unmask_operator.objects import API_VERSION, KIND
 OWN, NAMESPACE = "unmask-system", "scale"
 EXAMPLE = ROOT / "examples" / "demo-service.yaml"
 RECONCILES = 'unmask_operator_reconciles_total{result="ok"}'
-AUTOSCALED_EVERY = 10  # every so many-th service has the Builtin autoscaler, which cannot reach a pod here
-QUIET_SECONDS = 6.0  # without a write: longer than minReadySeconds, the longest pause on the way to Ready
+AUTOSCALED_EVERY = 10  # every n-th service has the Builtin autoscaler, which cannot reach pods here
+QUIET_SECONDS = 6.0  # without a write; longer than minReadySeconds, the longest pause before Ready
 PATIENCE = 1800.0
 
 Result = dict[str, Any]
@@ -33,13 +36,14 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Options:
-    """
+    """Options of a measurement.
+
     Attributes:
-        services: how many DiffusionLMServices.
-        rest: seconds of rest that are measured.
-        watched: seconds that the new leader is watched for after its first reconcile.
-        kill: the leader ends by SIGKILL, and the operators have their own limits. Otherwise it ends by SIGTERM and
-            gives the Lease back, and no stall of the machine costs it the Lease before.
+        services: number of DiffusionLMServices.
+        rest: measured seconds at rest.
+        watched: seconds that the new leader is observed for after its first reconcile.
+        kill: ends the leader by SIGKILL and runs the operators with their own limits. Otherwise it ends by SIGTERM and
+            releases the Lease, which does not expire before on a slow machine.
     """
 
     services: int = 200
@@ -49,7 +53,7 @@ class Options:
 
 
 class Run:
-    """The phases, to be called in order. Each returns its figures."""
+    """The phases of the measurement. They are called in order, and each returns its figures."""
 
     def __init__(self, api: ApiServer, kube: Kube, leader: OperatorProcess, standby: OperatorProcess) -> None:
         self._kube, self._manager, self._standby = kube, leader, standby
@@ -58,7 +62,7 @@ class Run:
         self._processes = {**api.processes, "leader": leader.pid, "standby": standby.pid}
 
     def apply(self, count: int) -> Result:
-        """From the first `create` until every service is Ready."""
+        """Measures from the first `create` until every service is Ready."""
         services = [_service(number) for number in range(count)]
         cpu, start, begun = machine.CpuTimes(self._processes), time.time(), time.monotonic()
         for service in services:
@@ -84,7 +88,7 @@ class Run:
         }
 
     def rest(self, seconds: float) -> Result:
-        """Nothing happens to anything for a time."""
+        """Measures a time in which nothing changes."""
         start, cpu = time.time(), machine.CpuTimes(self._processes)
         time.sleep(seconds)
         requests = self._audit.between(start, start + seconds)
@@ -98,7 +102,7 @@ class Run:
         }
 
     def failover(self, count: int, watched: float, *, kill: bool) -> Result:
-        """The leader ends; the standby takes over and looks at everything."""
+        """Ends the leader and measures until the standby has taken over and reconciled everything."""
         start, begun = time.time(), time.monotonic()
         if kill:
             self._manager.kill()
@@ -126,12 +130,12 @@ class Run:
         return {name: machine.memory(self._processes[name]) for name in ("leader", "standby")}
 
     def _services(self) -> Iterator[tuple[Result, dict[str, Result]]]:
-        """Each with its conditions by type."""
+        """Yields each service with its conditions by type."""
         for service in self._kube.list(API_VERSION, KIND, NAMESPACE, resourceVersion="0"):
             yield service, {c["type"]: c for c in (service.get("status") or {}).get("conditions") or ()}
 
     def _seconds_to_ready(self) -> list[float]:
-        """Of the services that are Ready: how long that took, as they themselves tell it (in whole seconds)."""
+        """Returns the seconds until Ready per Ready service, by the times in its status (whole seconds)."""
         return [
             (_time(conditions["Ready"]["lastTransitionTime"]) - _time(service["metadata"]["creationTimestamp"]))
             for service, conditions in self._services()
@@ -139,7 +143,7 @@ class Run:
         ]
 
     def _until_quiet(self, count: int) -> None:
-        """Until the autoscaler has told of the pods that it cannot reach, and nothing is written any more."""
+        """Waits until the autoscaler has reported the pods that it cannot reach, and no more writes occur."""
         autoscaled = sum(map(_is_autoscaled, range(count)))
 
         def quiet() -> bool:
@@ -157,7 +161,7 @@ class Run:
 
 
 def measure(options: Options) -> Result:
-    """A cluster of its own, and all phases on it."""
+    """Starts a cluster and measures all phases on it."""
     before = {"load": machine.load(), "python_ms": round(machine.python_speed(), 1)}
     with _cluster(options) as (api, kube, leader, standby):
         run = Run(api, kube, leader, standby)
@@ -178,7 +182,7 @@ def measure(options: Options) -> Result:
 
 @contextlib.contextmanager
 def _cluster(options: Options) -> Iterator[tuple[ApiServer, Kube, OperatorProcess, OperatorProcess]]:
-    """With the operator installed, and two of it running, the leader first."""
+    """Yields a cluster with the operator installed and two running operators, the leader first."""
     with contextlib.ExitStack() as stack:
         api = stack.enter_context(start_api_server(nodes=1 + options.services // (PODS // 2)))
         kube = api.admin()
@@ -218,7 +222,11 @@ def _time(stamp: str) -> float:
 
 
 def _wait(what: str, true: Callable[[], bool], *operators: OperatorProcess) -> None:
-    """Until it is true; RuntimeError when one of the operators ends before."""
+    """Waits until `true` returns True.
+
+    Raises:
+        RuntimeError: one of the operators ended before.
+    """
 
     def look() -> bool:
         if true():
