@@ -1,5 +1,5 @@
-"""`python -m tests.clients lock NAME...` resolves locks anew, `table` writes the list of
-docs/guide/clients.md, `build [NAME...]` makes environments."""
+"""Manages clients: `python -m tests.clients lock NAME...` resolves locks again, `table` writes the list in
+docs/guide/clients.md, `build [NAME...]` builds environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which clients there are: one folder each, beside this file."""
+"""The list of clients, one per folder in this package."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 SERVERS = ("demo", "scripted")  # what a client runs against: the demo model, or a server with scripted answers
 KINDS = ("basic", "streaming", "structured", "tools", "more")  # of checks, in the table's order
-LOCKS = {"python": "lock.txt", "node": "package-lock.json", "go": "go.sum"}  # by what runs the client's script
+LOCKS = {"python": "lock.txt", "node": "package-lock.json", "go": "go.sum"}  # by the language of the client's script
 
 
 @dataclass(frozen=True)
 class Client:
-    """A third party's client: what it is called, the package it comes in, and which kinds of checks its script has.
+    """A third-party client: its title, its package, and the kinds of checks in its script.
 
     Its folder has a lock (names, versions, hashes) and a script ``client.py``, ``client.mjs`` or ``client.go``;
     `requires` are the packages that a Python client's lock is resolved from. `server`: see `SERVERS`.
@@ -44,7 +44,7 @@ class Client:
 
     @cached_property
     def version(self) -> str:
-        """Of its package, by its lock."""
+        """Returns the version of the client's package in its lock."""
         package, text = re.escape(self.package), self.lock.read_text(encoding="utf-8")
         found = {
             "python": rf"^{package}==(\S+)",
@@ -57,15 +57,15 @@ class Client:
 def client(folder: Path) -> Client:
     declared = tomllib.loads((folder / "client.toml").read_text(encoding="utf-8"))
     wrong = set(declared["covers"]) - set(KINDS)
-    assert not wrong, f"{folder.name}: covers {wrong}, of {KINDS}"
+    assert not wrong, f"{folder.name}: `covers` has unknown kinds {wrong}; the kinds are {KINDS}"
     server = declared.get("server", "demo")
-    assert server in SERVERS, f"{folder.name}: server {server!r}, of {SERVERS}"
+    assert server in SERVERS, f"{folder.name}: `server` is {server!r} and must be one of {SERVERS}"
     requires = tuple(declared.get("requires", ()))
     return Client(folder, declared["title"], declared["package"], tuple(declared["covers"]), requires, server)
 
 
 def clients() -> list[Client]:
-    """By their names."""
+    """Returns all clients, sorted by name."""
     return [client(path.parent) for path in sorted(FOLDER.glob("*/client.toml"))]
 
 

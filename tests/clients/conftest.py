@@ -1,4 +1,4 @@
-"""The servers for all clients, behind a key, and a table of what they tried."""
+"""Servers for all clients, with an API key, and a table of the checks that were run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEY = "a-key-of-more-than-16-characters"
 
 @dataclass(frozen=True)
 class Check:
-    """What a client's script tells of one check."""
+    """Outcome of one check, as a client's script reports it."""
 
     kind: str
     name: str
@@ -28,7 +28,7 @@ class Check:
 
 @dataclass
 class Tried:
-    """The checks of each client that was run, and the seconds it took in all."""
+    """The checks of each client that was run, and its total seconds."""
 
     runs: list[tuple[Client, list[Check], float]] = field(default_factory=list)
 
@@ -63,7 +63,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 class Servers:
-    """The servers that clients run against, behind a key, each started when it is first needed."""
+    """The servers that clients run against, with an API key. Each is started when it is first needed."""
 
     def __init__(self, stack: ExitStack, model: Path) -> None:
         self._stack = stack
@@ -71,16 +71,16 @@ class Servers:
         self._running: dict[str, ServerProcess] = {}
 
     def get(self, name: str) -> ServerProcess:
-        """Returns the one of a client's `server`."""
+        """Returns the server with this name, see `SERVERS`."""
         if name not in self._running:
             self._running[name] = self._stack.enter_context(self._serving(name))
         return self._running[name]
 
     def _serving(self, name: str) -> AbstractContextManager[ServerProcess]:
         variables = {"UNMASK_API_KEY": KEY}
-        if name == "demo":  # as `make serve` serves it
+        if name == "demo":  # the server of `make serve`
             return serving(env=variables)
-        # Agents send prompts of some 40,000 characters, each of which is a token here.
+        # Agents send prompts of about 40,000 characters, and this model has one token per character.
         lengths = ("--max-model-len", "262144", "--num-pages", "65536")
         names = ("--served-model-name", "unmask-demo", "--tool-call-parser", "hermes")
         return serving("--model", str(self._model), *lengths, *names, module=SCRIPTED, env=variables)

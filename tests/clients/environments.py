@@ -1,4 +1,4 @@
-"""The environments that clients run in: one each, made of its lock alone and made again when that changes."""
+"""Builds the environments of clients, each from the client's lock alone, and again when the lock changes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from pathlib import Path
 from tests.clients.catalogue import FOLDER, Client
 
 HOME = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "unmask" / "clients"
-SECONDS = 1200  # for one to be made
+SECONDS = 1200  # time limit for each command that builds one
 UV = Path(sys.executable).parent / "uv"
 
 
 class Missing(Exception):
-    """What a client's language needs is not on this machine."""
+    """A tool that a client's language needs is missing on this machine."""
 
 
 def environment(client: Client) -> Path:
-    """The folder of the client's environment, which is made where it is not there. Raises Missing."""
+    """Returns the folder of the client's environment, which is built if it does not exist. Raises Missing."""
     tool = {"python": str(UV), "node": "npm", "go": "go"}[client.language]
     if shutil.which(tool) is None:
         raise Missing(f"{client.name} needs {tool}")
@@ -74,13 +74,13 @@ def _go(client: Client, folder: Path) -> None:
 
 
 def command(client: Client, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """What runs the client's script in its environment, and the variables that it needs."""
+    """Returns the command that runs the client's script in its environment, and the variables that it needs."""
     script = {"python": "client.py", "node": "client.mjs", "go": "client.go"}[client.language]
     if client.language == "python":
         path = f"{folder / 'venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
         variables = {"PATH": path, "PYTHONPATH": str(FOLDER / "shared"), "PYTHONDONTWRITEBYTECODE": "1"}
         return [str(folder / "venv" / "bin" / "python"), str(client.folder / script)], variables
-    if client.language == "node":  # modules are looked for beside the script
+    if client.language == "node":  # node looks for modules in the folder of the script
         for source in (client.folder / script, *(FOLDER / "shared").glob("*.mjs")):
             shutil.copy(source, folder)
         return ["node", str(folder / script)], {
@@ -91,7 +91,7 @@ def command(client: Client, folder: Path) -> tuple[list[str], dict[str, str]]:
 
 
 def lock(client_folder: Path) -> None:
-    """Resolve a client's lock anew: names, versions and hashes, and nothing of where they come from."""
+    """Resolves a client's lock again: names, versions and hashes, without the registries that they come from."""
     if (client_folder / "package.json").exists():
         path = client_folder / "package-lock.json"
         path.unlink(missing_ok=True)

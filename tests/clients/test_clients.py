@@ -1,4 +1,4 @@
-"""Real clients against the demo server: `make clients` builds an environment for each, and runs its checks there."""
+"""Runs real clients against the demo server: `make clients` builds an environment for each, and runs its checks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.clients.conftest import KEY, Check, Servers, Tried
 from tests.clients.environments import Missing, command, environment
 
 CHECKPOINT = Path(__file__).parents[2] / "runtime" / "demo" / "checkpoint"  # for clients that count tokens themselves
-SECONDS = 900  # for all checks of one client: those that measure load start many processes
-# Nothing of a client's talks to anybody but the server: no telemetry, no lists or models from a hub.
+SECONDS = 900  # for all checks of one client: clients that measure load start many processes
+# Clients connect only to the server: no telemetry, no lists or models from a hub.
 QUIET = {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 LOCAL = {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
 
@@ -55,7 +55,7 @@ def test_client(client: Client, servers: Servers, tried: Tried, tmp_path: Path) 
 
 
 def _output(run: list[str], variables: dict[str, str], folder: Path) -> str:
-    """What the client wrote. Whatever it started ends with it."""
+    """Runs the client and returns its output. Kills all processes that it has started."""
     with (folder / "output").open("w+") as output:
         process = subprocess.Popen(
             run, cwd=folder, env=os.environ | variables, stdout=output, stderr=output, start_new_session=True

@@ -1,4 +1,4 @@
-"""Of the clients, what needs none of their environments: their locks, and the list of them that people read."""
+"""Tests of clients that need no environment: their locks, and the list of clients in the documentation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_lock_has_names_versions_and_hashes_and_no_host(client: Client) -> Non
         assert all(" h1:" in line for line in text.splitlines())
 
 
-def test_the_page_lists_them() -> None:
+def test_the_page_lists_all_clients() -> None:
     page = (ROOT / "docs/guide/clients.md").read_text(encoding="utf-8")
-    assert table() in page, "run python -m tests.clients table"
+    assert table() in page, "the list of clients is out of date; run python -m tests.clients table"
     assert with_table(page) == page

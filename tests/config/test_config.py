@@ -26,7 +26,7 @@ def refused(argv=(), environ=None, match=""):
 
 
 def good_value(flag: Flag) -> str:
-    """Some value, other than the default, that the flag takes."""
+    """Returns a value that the flag accepts, other than the default."""
     if flag.type == "bool":
         return "true"
     if flag.choices:
@@ -56,7 +56,7 @@ def test_defaults_of_table_and_dataclasses_agree():
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda f: f.name)
-def test_every_flag_is_honoured_from_every_source(flag, tmp_path):
+def test_every_flag_is_read_from_every_source(flag, tmp_path):
     if flag.name in ("config", "print-config", "api-key-file"):
         pytest.skip("has its own test")
     value = good_value(flag)
@@ -139,7 +139,7 @@ def test_unreadable_files(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["qqq", "x" * 15, "0123456789 abcdef", "0123456789é123456"])
-def test_what_is_no_key_is_refused_wherever_it_stands(tmp_path, key):
+def test_an_invalid_key_is_refused_in_every_source(tmp_path, key):
     for name in ("keys", "config"):
         (tmp_path / name).write_text(key if name == "keys" else f"api-key: '{key}'")
         os.utime(tmp_path / name, (0, 0))
@@ -149,7 +149,7 @@ def test_what_is_no_key_is_refused_wherever_it_stands(tmp_path, key):
     refused(environ={"UNMASK_API_KEY": key}, match="--api-key: ")
 
 
-def test_an_empty_file_of_keys_opens_to_nobody(tmp_path):
+def test_an_empty_file_of_keys_rejects_all_requests(tmp_path):
     file = tmp_path / "keys"
     file.write_text(" \n,")
     os.utime(file, (0, 0))
@@ -161,7 +161,7 @@ def test_an_empty_file_of_keys_opens_to_nobody(tmp_path):
 @pytest.mark.parametrize(
     "text", ["api-key: [KEY", "api-key: KEY\n\tb: 1", "api-key: {a: KEY}", "api-key: 'KEY", "api-key: NUMBER"]
 )
-def test_a_wrong_file_does_not_show_its_keys(tmp_path, text):
+def test_an_error_of_a_file_does_not_show_its_keys(tmp_path, text):
     file = tmp_path / "c.yaml"
     file.write_text(text.replace("KEY", "secret0123456789").replace("NUMBER", "1234567890123456789"))
     sentence = refused(["--config", str(file)], match="--config: |api-key")
@@ -195,11 +195,11 @@ def test_the_default_of_host_in_an_image_yields_to_every_other_source(tmp_path, 
     refused(environ={"UNMASK_DEFAULT_PORT": "1"}, match="UNMASK_DEFAULT_PORT: no such variable")
 
 
-def test_a_server_starts_in_the_shell_of_a_test_cluster():
+def test_variables_of_a_test_cluster_are_ignored():
     assert parse([], {"UNMASK_E2E_CLUSTER": "e2e-0", "UNMASK_E2E_KUBECONFIG": "/x"}) == parse([], {})
 
 
-def test_what_kubernetes_injects_for_a_service_called_unmask():
+def test_variables_that_kubernetes_injects_for_a_service_are_ignored_or_explained():
     injected = {
         "UNMASK_SERVICE_HOST": "10.0.0.1",
         "UNMASK_SERVICE_PORT": "8000",
@@ -346,7 +346,7 @@ def test_a_value_is_in_range_or_refused(flag, value):
     assert type(result) is (int if flag.type == "int" else float)
     assert flag.low is None or result >= flag.low
     assert flag.high is None or result <= flag.high
-    assert check(BY_DEST[flag.dest], str(result)) == result  # text and value mean the same
+    assert check(BY_DEST[flag.dest], str(result)) == result  # the text of a value gives the same value
 
 
 def test_help_lists_common_flags_and_help_all_lists_every_flag(capsys):
@@ -382,7 +382,7 @@ def test_help_texts_use_the_terms_of_the_field():
         )
 
 
-def test_help_is_light():
+def test_help_imports_no_large_package():
     code = "import sys; from runtime.config import parse\ntry: parse(['--help-all'], {})\nexcept SystemExit: pass\n"
     code += "print([m for m in ('torch', 'yaml', 'tokenizers', 'pydantic', 'numpy') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""The parts of an answer are the same however its text was cut, and what is no call is text."""
+"""Tests that the parts of an answer do not depend on how its text is split, and that malformed calls are text."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def parts(key: str = "hermes", **more: Any) -> ChatOutputParser:
 
 
 def joined(deltas: list[Delta]) -> dict[str, Any]:
-    """What a client makes of them."""
+    """Returns the message that a client assembles from the deltas."""
     made: dict[str, Any] = {"reasoning": "", "content": "", "calls": []}
     for delta in deltas:
         if isinstance(delta, Reasoning):
@@ -92,7 +92,7 @@ def joined(deltas: list[Delta]) -> dict[str, Any]:
 
 
 def read(text: str, cuts: list[int], key: str = "hermes", cut: bool = False, **more: Any) -> dict[str, Any]:
-    """The text in pieces that end at `cuts`."""
+    """Parses the text in pieces that end at `cuts`, and returns the assembled message."""
     one = parts(key, **more)
     deltas: list[Delta] = []
     for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
@@ -110,7 +110,7 @@ def read(text: str, cuts: list[int], key: str = "hermes", cut: bool = False, **m
 
 
 def corpus(key: str) -> list[str]:
-    """What models of a format write, well and badly."""
+    """Returns valid and malformed texts of models with this format."""
     call, mark = WRITERS[key], tool_format(key)
     assert mark is not None
     opens, closes = mark.opens, mark.closes
@@ -142,7 +142,7 @@ def test_every_cut_gives_the_same_parts(key: str) -> None:
 @pytest.mark.parametrize("key", tool_formats())
 @examples(300)
 @given(seed=st.integers(0, 2**32))
-def test_random_texts_in_random_cuts(key: str, seed: int) -> None:
+def test_random_texts_in_random_cuts_give_the_same_parts(key: str, seed: int) -> None:
     rng = random.Random(seed)
     pieces = corpus(key)
     text = "".join(rng.choice(pieces)[rng.randrange(3) :][: rng.choice([5, 30, 400])] for _ in range(rng.randint(1, 5)))
@@ -221,11 +221,11 @@ def test_calls_are_read(key: str) -> None:
         "<tool_call>\n{'name': 'weather'}\n</tool_call>",
     ],
 )  # fmt: skip
-def test_what_is_no_call_is_text(text: str) -> None:
+def test_malformed_calls_are_text(text: str) -> None:
     assert read(text, []) == {"reasoning": "", "content": text, "calls": []}
 
 
-DEEP_CALLS = {  # text of a call, around an argument that is not in quotes
+DEEP_CALLS = {  # text of a call before and after an argument that is not in quotes
     "hermes": ('<tool_call>\n{"name": "deep", "arguments": {"x": ', "}}\n</tool_call>"),
     "gemma4": ("<|tool_call>call:deep{x:", "}<tool_call|>"),
     "qwen3_coder": ("<tool_call>\n<function=deep>\n<parameter=x>\n", "\n</parameter>\n</function>\n</tool_call>"),
@@ -275,11 +275,11 @@ def test_arguments_in_quotes_have_the_same_levels() -> None:
         "<|tool_call>call:f{a:1 b:2}<tool_call|>",
     ],
 )
-def test_what_is_no_call_of_gemmas_is_text(text: str) -> None:
+def test_malformed_calls_of_gemma_are_text(text: str) -> None:
     assert read(text, [], "gemma4") == {"reasoning": "", "content": text, "calls": []}
 
 
-def test_slips_that_leave_no_doubt_are_read() -> None:
+def test_unambiguous_mistakes_are_accepted() -> None:
     twice = '<tool_call>{"name": "weather", "arguments": "{\\"city\\": \\"Rome\\"}"}</tool_call>'
     assert read(twice, [])["calls"] == [["weather", '{"city": "Rome"}']]
     other = '<tool_call>{"name": "weather", "parameters": {"city": "Rome"}}'
@@ -291,7 +291,7 @@ def test_slips_that_leave_no_doubt_are_read() -> None:
     ]
 
 
-def test_a_schema_gives_the_type_of_text() -> None:
+def test_a_schema_gives_the_types_of_text_arguments() -> None:
     made = read(qwen3_coder("weather", city="12", days="3"), [], "qwen3_coder")
     assert json.loads(made["calls"][0][1]) == {"city": "12", "days": 3}
 
@@ -306,10 +306,10 @@ def test_a_call_that_is_cut_off_is_neither_half_a_call_nor_text() -> None:
                 assert read(begun, cuts, cut=True, **more) == {"reasoning": "", "content": "", "calls": []}
             assert read(first + begun, [], cut=True, **more)["calls"] == [["add", "{}"]]
         assert read("Look. " + begun, [], cut=True)["content"].strip() == "Look."
-    assert read(begun, [])["content"] == begun  # the model's own end
+    assert read(begun, [])["content"] == begun  # the model ended the answer itself
 
 
-def test_exact_calls_that_come_early_are_cut_where_they_are() -> None:
+def test_constrained_calls_are_cut_off_where_the_text_ends() -> None:
     call_text = hermes("weather", city="Rome", days=3)
     begun = call_text[: call_text.index("Rome") + 2]
     expected = {"reasoning": "", "content": "", "calls": [["weather", '{"city": "Ro']]}
@@ -317,15 +317,15 @@ def test_exact_calls_that_come_early_are_cut_where_they_are() -> None:
     assert read(begun, list(range(1, len(begun))), cut=True, constrained=True) == expected
 
 
-def test_nothing_of_a_forced_call_is_text() -> None:
+def test_nothing_of_a_required_call_is_text() -> None:
     call_text = hermes("weather", city="Rome", days=3)
     for end in range(1, len(call_text)):
-        for cut in (False, True):  # a stop string, or the last token
+        for cut in (False, True):  # ended by a stop string, or by the token limit
             assert read(call_text[:end], [], cut=cut, required=True)["content"] == ""
     assert read(call_text, [], required=True)["calls"] == [["weather", '{"city": "Rome", "days": 3}']]
 
 
-def test_exact_calls_come_as_they_are_written() -> None:
+def test_constrained_calls_are_streamed_as_they_are_generated() -> None:
     one = parts(constrained=True)
     deltas = [one.push(character) for character in hermes("weather", city="Rome}", days=3) + "\n" + hermes("add")]
     in_order = [delta for some in deltas for delta in some]
@@ -344,7 +344,7 @@ def test_a_single_call_ends_the_answer() -> None:
     assert one.push("more") == one.finish(False) == []
 
 
-def test_reasoning_that_the_prompt_began_and_that_nothing_closed() -> None:
+def test_reasoning_that_the_prompt_opened_is_read_even_if_unclosed() -> None:
     assert read("hm\n</think>\n\nyes", [], opened=True) == {"reasoning": "hm", "content": "yes", "calls": []}
     assert read("hm", [], opened=True) == {"reasoning": "hm", "content": "", "calls": []}
     call = hermes("add", a=1)
@@ -360,7 +360,7 @@ def test_without_tools_nothing_is_a_call() -> None:
     assert read("<think>x</think>", [], tools=None, reasoning=None)["content"] == "<think>x</think>"
 
 
-def test_nothing_waits_that_cannot_be_a_mark() -> None:
+def test_text_that_cannot_begin_a_mark_is_not_delayed() -> None:
     one = parts()
     assert one.push("a") == [Text("a")]
     assert one.push(" <tool") == []
@@ -391,7 +391,7 @@ def test_the_work_grows_no_faster_than_the_text(key: str, text: Callable[[int], 
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_after_many_that_are_none_the_rest_is_text(size: int) -> None:
+def test_after_many_malformed_calls_the_rest_is_text(size: int) -> None:
     call = hermes("add", a=1)
     for wrong, calls in ((MAX_FAILED_CALLS - 1, 1), (MAX_FAILED_CALLS, 0)):
         text = "<tool_call>no" * wrong + call

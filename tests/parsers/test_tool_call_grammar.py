@@ -1,4 +1,4 @@
-"""Grammars of calls let through what a call is, and nothing else; told by the engine that walks them."""
+"""Tests that grammars of tool calls accept calls and nothing else, as llguidance applies them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ Verdict = Callable[[str, str], tuple[bool, bool]]
 
 @pytest.fixture(scope="module", params=[False, True], ids=["text", "special"])
 def verdict(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Verdict:
-    """Whether a text may stand in a grammar, and whether it may end there. The marks are text, or special tokens."""
+    """Returns a function that checks whether a grammar accepts a text, and whether the text may end there.
+
+    The marks of calls are ordinary text or special tokens.
+    """
     from llguidance import LLMatcher
 
     directory = write_checkpoint(tmp_path_factory.mktemp("models") / "tiny", tagged=request.param)
@@ -70,7 +73,7 @@ def made(
     return grammar(held, asked, thought, verdict.control, "tools")  # type: ignore[attr-defined]
 
 
-def test_calls_alone(verdict: Verdict) -> None:
+def test_a_grammar_of_only_calls_accepts_calls(verdict: Verdict) -> None:
     only = made(verdict, "only")
     for text in (ROME, NOW, f"{ROME}\n{NOW}\n{ROME}"):
         assert verdict(only, text) == (True, True), text
@@ -81,7 +84,7 @@ def test_calls_alone(verdict: Verdict) -> None:
     assert not verdict(made(verdict, "only", single=True), f"{ROME}\n")[0]
 
 
-def test_calls_wherever_they_begin(verdict: Verdict) -> None:
+def test_calls_may_begin_anywhere_in_a_text(verdict: Verdict) -> None:
     within = made(verdict, "within")
     for text in ("", "Hm < <tool", f"Look.\n{ROME}", f"{ROME}\n{NOW} done", f"a{ROME}b{NOW}c"):
         assert verdict(within, text) == (True, True), text
@@ -89,7 +92,7 @@ def test_calls_wherever_they_begin(verdict: Verdict) -> None:
         assert not verdict(within, text)[0], text
 
 
-def test_calls_or_the_form(verdict: Verdict) -> None:
+def test_either_calls_or_the_form_are_accepted(verdict: Verdict) -> None:
     either = made(verdict, "or_form", form=CITY)
     assert verdict(either, ROME) == (True, True)
     assert verdict(either, '{"city": "Rome"}') == (True, True)
@@ -97,7 +100,7 @@ def test_calls_or_the_form(verdict: Verdict) -> None:
     assert not verdict(either, f'{{"city": "Rome"}}{ROME}')[0]
 
 
-def test_reasoning_that_the_prompt_opened_goes_before(verdict: Verdict) -> None:
+def test_reasoning_that_the_prompt_opened_precedes_the_rest(verdict: Verdict) -> None:
     for mode, end in (
         ("only", ROME),
         ("within", f"Look.{ROME}"),
@@ -110,7 +113,7 @@ def test_reasoning_that_the_prompt_opened_goes_before(verdict: Verdict) -> None:
     assert not verdict(made(verdict, "only", thought=THINK), "hm</think>words")[0]
 
 
-def test_what_the_grammar_lets_through_is_read(verdict: Verdict) -> None:
+def test_calls_that_the_grammar_accepts_are_parsed(verdict: Verdict) -> None:
     parts = ChatOutputParser(tools=ToolCallOptions(HERMES, [tool for _, tool in TOOLS], constrained=True))
     for character in f"{ROME}\n{NOW}":
         parts.push(character)
@@ -121,7 +124,7 @@ def test_what_the_grammar_lets_through_is_read(verdict: Verdict) -> None:
     assert parts.content == ""
 
 
-def test_arguments_have_the_names_that_the_schema_says(verdict: Verdict) -> None:
+def test_arguments_have_only_names_of_the_schema(verdict: Verdict) -> None:
     only = made(verdict, "only")
     assert not verdict(only, ROME.replace("}}", ', "made": "up"}}'))[0]
 

@@ -15,14 +15,14 @@ KEY = "a-key-of-more-than-16-characters"
 
 @pytest.fixture(scope="session")
 def demo() -> Iterator[ServerProcess]:
-    """The demo model, as `make serve` serves it."""
+    """Yields a server of the demo model, as `make serve` starts it."""
     with serving() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def locked() -> Iterator[ServerProcess]:
-    """The same, with an API key."""
+    """Yields a server of the demo model with an API key."""
     with serving(env={"UNMASK_API_KEY": KEY}) as server:
         yield server
 
@@ -35,5 +35,5 @@ def browser(tmp_path: Path) -> Iterator[webdriver.Chrome]:
 
 @pytest.fixture
 def page(browser: webdriver.Chrome, demo: ServerProcess) -> Playground:
-    """The page of the demo model, ready for a prompt."""
+    """Returns the page of the demo model, ready for a prompt."""
     return Playground(browser, demo.url).ready()

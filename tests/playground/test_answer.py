@@ -26,7 +26,7 @@ def test_the_page_denoises_a_recorded_story_on_load(page: Playground) -> None:
     recorded = recording()
     assert recorded["prompt"] in page.find(".caption").text
     assert page.steps() == len(recorded["steps"]) >= 10
-    page.until(page.answer)  # at step 0 the key would change nothing, so that the story would play on
+    page.until(page.answer)  # at step 0 the key would change nothing, and the story would keep playing
     page.find(".steps").send_keys(Keys.HOME)
     assert page.answer() == ""
     page.find(".steps").send_keys(Keys.END)
@@ -201,7 +201,7 @@ def test_the_result_is_above_the_examples_and_on_the_first_screen_of_a_phone(pag
     assert tops[0] < 500
     assert page.script("return document.querySelector('.answer').getBoundingClientRect().bottom") <= 844
     width = page.script("return [document.documentElement.scrollWidth, innerWidth]")
-    assert width[0] <= width[1]  # nothing to scroll sideways
+    assert width[0] <= width[1]  # no horizontal scrolling
 
 
 def test_a_run_can_be_stopped(page: Playground) -> None:

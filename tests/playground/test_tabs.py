@@ -202,7 +202,7 @@ def test_marked_tokens_are_filled_again_and_the_trace_is_preserved(page: Playgro
     assert page.answer() == before  # the first run
     assert not any("filled" in kind.split() for kind in page.cells())
     page.set_step(steps + 1)
-    assert page.answer() == "12 + 30___."  # the text before "4" alone would have other tokens
+    assert page.answer() == "12 + 30___."  # tokenized alone, the text before "4" has other tokens
     assert not page.console()
 
 

@@ -1,4 +1,4 @@
-"""What a request may set under ``decoding``, and dlmserve's names for it: resolved in order, or refused by path."""
+"""Tests of request fields under ``decoding`` and of dlmserve's names for them: precedence, and refusals by path."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_value_that_is_no_object_is_refused_with_the_fields_of_the_object(valu
 
 
 def spelt(name: str, value: object) -> dict:
-    """A field as a request has it."""
+    """Returns a field as in the JSON of a request, where a dotted name is nested."""
     outer, _, inner = name.rpartition(".")
     return {outer: {inner: value}} if outer else {name: value}
 
@@ -57,7 +57,7 @@ def out_of_range(field: Field) -> list:
 
 
 @pytest.mark.parametrize("rule", [rule.key for rule in INFO.algorithms])
-def test_a_rules_fields_are_checked_as_it_declares_them(rule):
+def test_fields_of_an_algorithm_are_checked_as_declared(rule):
     mine = (*INFO.strategy_fields, *INFO.algorithm(rule).fields)
     for field in mine:
         for value in out_of_range(field):
@@ -85,33 +85,33 @@ def test_a_rules_fields_are_checked_as_it_declares_them(rule):
     ],
     ids=lambda value: value if isinstance(value, str) else value.get("algorithm", "threshold"),
 )
-def test_combinations_that_mean_nothing_are_refused(decoding, field):
+def test_combinations_without_meaning_are_refused(decoding, field):
     refused({"decoding": decoding}, f"decoding.{field}")
 
 
-def test_what_is_built_is_listed():
+def test_errors_list_available_algorithms_and_fields():
     keys = ", ".join(algorithm.key for algorithm in INFO.algorithms)
     message = f"'greedy' is not an unmasking algorithm of this server; available: {keys}$"
     refused({"decoding": {"algorithm": "greedy"}}, "decoding.algorithm", message)
     refused({"decoding": {"x": 1}}, "decoding.x", "there are mode, algorithm")
 
 
-def test_entries_of_local_leap_reach_it_by_their_full_names():
+def test_entries_of_local_leap_are_resolved_to_full_names():
     leap = {"algorithm": "local_leap", "local_leap": {"anchor": 0.5, "radius": 2, "neighbor": None}}
     got = spec(decoding=leap).decoding.values
     assert (got["local_leap.anchor"], got["local_leap.neighbor"], got["local_leap.radius"]) == (0.5, 0.75, 2)
 
 
-def test_fields_of_fixed_reach_it():
+def test_fields_of_fixed_are_resolved():
     assert spec(decoding={"algorithm": "fixed", "confidence_metric": "margin"}).decoding.values["steps"] == 8
 
 
-def test_what_asks_for_nothing_does_not_reach_edit():
+def test_values_without_effect_are_dropped_for_edit():
     values = spec(decoding={"algorithm": "edit", "confidence_metric": "max_prob"}).decoding.values
     assert "confidence_metric" not in values
 
 
-def test_null_is_the_same_as_left_out():
+def test_null_equals_a_missing_field():
     assert spec(decoding=dict.fromkeys(FIELDS)).decoding == spec().decoding
 
 
@@ -119,8 +119,8 @@ def decode(**decoding):
     return SimpleNamespace(**spec(decoding=decoding).decoding.values)
 
 
-def test_precedence_field_mode_server_family():
-    assert decode().accept_threshold == 0.95  # the server's, which is the family's without a flag
+def test_the_order_of_precedence_is_field_mode_server_family():
+    assert decode().accept_threshold == 0.95  # the server's default, which is the family's without a flag
     for mode, value in (("speed", 0.7), ("balanced", 0.9), ("quality", 0.97)):
         assert decode(mode=mode).accept_threshold == value
         assert decode(mode=mode, accept_threshold=0.25).accept_threshold == 0.25
@@ -150,7 +150,7 @@ def test_the_servers_remasking_does_not_reach_other_algorithms():
         assert "remask_threshold" not in spec(decoding=asked).decoding.values
 
 
-def test_a_server_of_edit_edits_by_default():
+def test_a_server_with_edit_uses_it_by_default():
     editing = info(default_algorithm="edit")
     assert spec(facts=editing).decoding.algorithm == "edit"
     assert spec(facts=editing, decoding={"mode": "balanced"}).decoding.values["edit_threshold"] == 0.3
@@ -179,7 +179,7 @@ STEPPED = [rule.key for rule in INFO.algorithms if any(field.name == "steps" for
 
 
 def test_num_denoising_steps_of_fixed():
-    # 3 prompt tokens and 21 more touch blocks 0, 1 and 2 of 8
+    # 3 prompt tokens and 21 more are in blocks 0, 1 and 2, of 8 tokens each
     got = spec(max_tokens=21, num_denoising_steps=13)
     assert (got.decoding.algorithm, got.decoding.total_steps) == ("fixed", 13)
     refused({"max_tokens": 21, "num_denoising_steps": 2}, "num_denoising_steps", "3 blocks")
@@ -187,7 +187,7 @@ def test_num_denoising_steps_of_fixed():
 
 
 @pytest.mark.parametrize("rule", [rule.key for rule in INFO.algorithms])
-def test_num_denoising_steps_are_for_rules_that_count_steps(rule):
+def test_num_denoising_steps_are_for_algorithms_with_steps(rule):
     asked = {"num_denoising_steps": 99, "decoding": {"algorithm": rule}}
     if rule in STEPPED:
         got = spec(**asked).decoding
@@ -197,7 +197,7 @@ def test_num_denoising_steps_are_for_rules_that_count_steps(rule):
         refused(asked, "num_denoising_steps", message)
 
 
-def test_num_denoising_steps_where_no_rule_counts_them():
+def test_num_denoising_steps_are_refused_if_no_algorithm_has_steps():
     facts = info(algorithms=[rule for rule in INFO.algorithms if rule.key not in STEPPED])
     message = "has no meaning with the threshold algorithm; leave it out"
     refused({"num_denoising_steps": 99}, "num_denoising_steps", message, facts=facts)

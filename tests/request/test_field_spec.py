@@ -1,4 +1,4 @@
-"""A request's fields are declared once: types, checks, schema and the server's flags agree with the declaration."""
+"""Tests that types, checks, schema and flags agree with the single declaration of each request field."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def by_name(field: Parameter) -> str:
 
 
 @pytest.mark.parametrize("field", PARAMETERS, ids=by_name)
-def test_a_kind_is_its_annotation(field):
+def test_the_kind_of_a_field_matches_its_annotation(field):
     annotation = typing.get_type_hints(SamplingParams)[field.name]
     arms = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
     assert {typing.get_origin(arm) or arm for arm in arms} - {types.NoneType} == TYPES[field.kind]
@@ -58,24 +58,24 @@ def test_bounds_are_checked_and_documented_as_declared(field):
     assert schema["maximum"] == field.high
 
 
-def test_routes_take_what_is_declared():
+def test_routes_accept_all_declared_fields():
     declared = {field.name for field in PARAMETERS}
     assert declared == declared & GenerateRequest.model_fields.keys()
     for body in (ChatRequest, CompletionRequest):
         assert declared <= body.model_fields.keys()
     for field in PARAMETERS:
-        body = CompletionRequest if field.name == "logprobs" else ChatRequest  # which has a flag of that name
+        body = CompletionRequest if field.name == "logprobs" else ChatRequest  # a bool in ChatRequest
         schema = body.model_json_schema()["properties"][field.name]
         assert schema.get("description") == (field.refused or field.help)
 
 
 @pytest.mark.parametrize("field", [field for field in PARAMETERS if field.stands_for], ids=by_name)
-def test_another_name_is_of_a_field_that_exists(field):
+def test_an_alias_refers_to_an_existing_field(field):
     known = {field.name for field in engine_fields(INFO)}
     assert field.stands_for in known | {field.name for rule in INFO.algorithms for field in rule.fields}
 
 
-def test_what_is_left_out_is_not_checked():
+def test_missing_fields_are_not_checked():
     assert spec(**{field.name: None for field in PARAMETERS if field.name != "n"}).decoding == spec().decoding
 
 
@@ -89,11 +89,11 @@ DEFAULTS = [flag for flag in FLAGS if flag.group == DECODING]
 
 
 @pytest.mark.all_entries
-def test_every_flag_of_decoding_is_of_a_field():
+def test_every_flag_of_decoding_belongs_to_a_field():
     assert {flag.dest for flag in DEFAULTS} <= {field.flag or field.name for field in fields()}
 
 
-def test_flags_of_decoding_take_what_the_fields_take():
+def test_flags_of_decoding_accept_the_values_of_their_fields():
     kinds = {"float": "number", "int": "integer", "bool": "flag", "str": "choice"}
     for field in fields():
         for flag in DEFAULTS:
@@ -102,5 +102,5 @@ def test_flags_of_decoding_take_what_the_fields_take():
                 if field.kind == "choice":
                     assert {*flag.choices, field.default} == set(field.choices), flag.name
                 elif field.kind != "flag":
-                    high = None if field.high == 2**31 else field.high  # a count has no bound of its own
+                    high = None if field.high == 2**31 else field.high  # the common bound of counts
                     assert (flag.low, flag.high, flag.above_low) == (field.low, high, field.above_low), flag.name

@@ -1,4 +1,4 @@
-"""Requests: every value is checked, and every precedence of docs/research/decoding-rules.md#values-of-fields holds."""
+"""Tests of request values: checks, and the precedence in docs/research/decoding-rules.md#values-of-fields."""
 
 import json
 import math
@@ -76,7 +76,7 @@ def test_defaults():
     assert spec(facts=checkpoint, temperature=0, top_p=1).temperature == 0.0
 
 
-def test_default_max_tokens_gives_way_to_the_models_length():
+def test_default_max_tokens_are_limited_by_the_models_length():
     for length, expected in ((3, 50), (250, 6)):
         s = resolve(SamplingParams(), [1] * length, INFO, RequestContext(id="r", default_max_tokens=50))
         assert s.max_tokens == expected
@@ -125,7 +125,7 @@ def test_bad_fields_are_refused_by_path(field, value):
     refused({field: value}, field)
 
 
-def test_what_is_done_to_logits():
+def test_fields_of_logits_processors_are_resolved():
     fields = {"logit_bias": {"5": 3, 7: -100.0, "9": 0}, "repetition_penalty": 1.2, "min_tokens": 4}
     s = spec(**fields, stop_token_ids=[8, 9, 8], min_p=0.1)
     assert s.logits_processors == LogitsProcessorParams(bias={5: 3.0, 7: -100.0}, repetition=1.2, min_tokens=4)
@@ -135,7 +135,7 @@ def test_what_is_done_to_logits():
         assert (spec(**asked).logits_processors, spec(**asked).stop_ids, spec(**asked).min_p) == (None, [], 0.0)
 
 
-def test_what_cannot_be_done_to_logits_is_refused():
+def test_unsupported_fields_of_logits_processors_are_refused():
     refused({"stop_token_ids": [1, 91]}, "stop_token_ids[1]", "is not a token id of this model")
     refused({"logit_bias": {"5": 101}}, "logit_bias[5]")
     refused({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "9 is more than max_tokens, 8; ask for fewer")
@@ -152,7 +152,7 @@ def test_what_cannot_be_done_to_logits_is_refused():
         resolve(SamplingParams(min_tokens=2), [1], INFO, RequestContext(id="r", pinned_tokens={3: 4}))
 
 
-def test_prompts():
+def test_prompts_are_checked():
     for prompt, param in (
         ([], "prompt"),
         ([1] * 256, "prompt"),
@@ -172,7 +172,7 @@ def test_prompts():
     assert len(spec(prompt=[1] * 255).prompt) == 255
 
 
-def test_paths_are_the_clients():
+def test_errors_use_the_clients_names_of_fields():
     names = {"prompt": "messages", "max_tokens": "max_completion_tokens"}
     for params, prompt, param in (({}, [], "messages"), ({"max_tokens": 0}, [1], "max_completion_tokens")):
         with pytest.raises(RequestError) as caught:
@@ -188,7 +188,7 @@ def test_a_request_that_can_never_fit_is_refused():
     refused({}, "max_tokens", "cache pages", facts=small)
 
 
-def test_choices_count_up_the_seed():
+def test_each_choice_increments_the_seed():
     s = spec(seed=2**64 - 1)
     assert expand_choices(s, 1) == [s]
     assert [(c.id, c.seed) for c in expand_choices(s, 3)] == [("r-0", 2**64 - 1), ("r-1", 0), ("r-2", 1)]

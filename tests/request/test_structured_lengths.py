@@ -1,4 +1,4 @@
-"""Forms of an answer are measured before anything is made of them."""
+"""Tests that the length of a constraint on the answer is checked before the constraint is processed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LARGE: dict[str, list[Any]] = {
 
 
 class Untouched:
-    """A stand-in for what transforms a value: a value that is too long must not reach it."""
+    """A stand-in for a module that transforms values. A value that is too long must not reach it."""
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} of a value that is too long")
@@ -32,7 +32,7 @@ class Untouched:
 
 @pytest.mark.parametrize(("form", "value"), [(form, value) for form in FORMS for value in LARGE[form]])
 @pytest.mark.parametrize("at", ["structured_outputs", "guided"])
-def test_a_long_form_is_refused_before_anything_is_made_of_it(
+def test_a_long_constraint_is_refused_before_it_is_processed(
     monkeypatch: pytest.MonkeyPatch, form: str, value: Any, at: str
 ) -> None:
     for name in ("json", "re", "_MARKS"):
@@ -42,7 +42,7 @@ def test_a_long_form_is_refused_before_anything_is_made_of_it(
     assert len(str(refused.value)) < 200
 
 
-def test_long_schemas_of_tools_are_refused_before_anything_is_made_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_schemas_of_tools_are_refused_before_they_are_processed(monkeypatch: pytest.MonkeyPatch) -> None:
     hermes = tool_format("hermes")
     assert hermes is not None
     half = {"type": "object", "properties": {"x": {"enum": ["y" * (MAX_CHARS // 2)]}}}
@@ -61,5 +61,5 @@ def test_long_schemas_of_tools_are_refused_before_anything_is_made_of_them(monke
         {"json": json.dumps({"enum": ["a" * 60] * 900})},
     ],
 )
-def test_what_is_just_short_enough_is_taken(asked: dict[str, Any]) -> None:
+def test_constraints_just_within_the_limit_are_accepted(asked: dict[str, Any]) -> None:
     assert len(grammar_of(asked, "structured_outputs")) <= MAX_CHARS

@@ -1,4 +1,4 @@
-"""A backend whose engine blocks its thread in a step as long as the file of the variable TEST_BLOCKED is there."""
+"""Starts a backend whose engine blocks in a step while the file named by the variable TEST_BLOCKED exists."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Bodies of 2 MiB, and of what the limits just allow, that cost a parser or a validator as much as they can."""
+"""Request bodies of 2 MiB, and the largest that the limits allow, that are costly to parse or to validate."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from runtime.server.preprocessing.request_body import (
 CHAT, TEXT, OWN, IDS = "/v1/chat/completions", "/v1/completions", "/generate", "/detokenize"
 _USER = b'{"messages":[{"role":"user","content":'
 _ONE = _USER + b'""}],"max_tokens":1,'
-_SPARE = 64  # containers, strings and values that a body may hold beside the many
+_SPARE = 64  # containers, strings and values left for the rest of a body
 
 
 def many(head: bytes, item: bytes, tail: bytes, limit: int | None = None) -> bytes:
-    """`head`, `item` as often as 2 MiB hold it (or `limit` times), `tail`."""
+    """Returns `head`, `item` as often as it fits into 2 MiB (at most `limit` times), and `tail`."""
     count = (MAX_BODY - len(head) - len(tail)) // (len(item) + 1)
     return head + b",".join([item] * min(count, limit or count)) + tail
 
@@ -29,12 +29,12 @@ def keys(head: bytes, tail: bytes, value: bytes = b"0", limit: int = MAX_BODY //
 
 
 def filled(head: bytes, item: bytes, tail: bytes) -> bytes:
-    """As much as 2 MiB hold."""
+    """Returns `head`, `item` repeated as often as it fits into 2 MiB, and `tail`."""
     assert len(head + item + tail) < 200
     return head + item * ((MAX_BODY - len(head) - len(tail)) // len(item)) + tail
 
 
-# what is refused for its shape, whatever it means
+# Bodies that are refused for their shape, before they are parsed.
 SHAPES: dict[str, tuple[str, bytes]] = {
     "parts {}": (CHAT, many(_USER + b"[", b"{}", b"]}]}")),
     "parts": (CHAT, many(_USER + b"[", b'{"type":"text","text":""}', b"]}]}")),
@@ -59,7 +59,7 @@ SHAPES: dict[str, tuple[str, bytes]] = {
     "digits": (OWN, filled(b'{"prompt":"x","max_tokens":', b"9", b"}")),
     "repeated keys": (OWN, many(b"{", b'"prompt":""', b"}")),
 }
-# what the limits on the shape let through, as much of it as they do
+# The largest bodies that the limits on the shape accept.
 LARGEST: dict[str, tuple[str, bytes]] = {
     "parts {}": (CHAT, many(_USER + b"[", b"{}", b"]}]}", MAX_CONTAINERS - _SPARE)),
     "messages {}": (CHAT, many(b'{"messages":[', b"{}", b"]}", MAX_MESSAGES - 1)),

@@ -48,7 +48,7 @@ TEMPLATE = (
 
 
 TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")  # special tokens of some tokenizers
-# which writes of tools, and opens the reasoning where it is asked to
+# Writes the tools into the prompt, and opens the reasoning if `enable_thinking` is set.
 TAGGED_TEMPLATE = (
     "{% if tools %}<role>system</role>{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|role_end|>{% endif %}"
     "{% for m in messages %}<role>{{ m['role'] }}</role>{{ m['content'] }}"
@@ -60,7 +60,7 @@ TAGGED_TEMPLATE = (
 
 
 def make_tokenizer(tagged: bool = False) -> Tokenizer:
-    """Every byte a token, printable ASCII first, then the special tokens; `tagged`: these too."""
+    """Returns a tokenizer with a token per byte, printable ASCII first, then special tokens. `tagged` adds `TAGS`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), key=lambda c: (not "!" <= c <= "~", c))
     vocab = {symbol: i for i, symbol in enumerate(alphabet)}
     assert len(vocab) == BYTES
@@ -92,9 +92,9 @@ def make_weights(seed: int) -> dict[str, np.ndarray]:
         "model.word_embeddings.weight": rng.standard_normal((c["vocab_size"], hidden)).astype(np.float32),
         "model.norm.weight": ones,
     }
-    head = 6 * matrix(c["vocab_size"], hidden)  # sharp enough that thresholds accept several tokens a step
+    head = 6 * matrix(c["vocab_size"], hidden)  # scaled so that thresholds accept several tokens per step
     printable = ord("~") - ord("!") + 1
-    for i in range(printable, BYTES):  # a tie goes to the lowest id: greedy answers are printable
+    for i in range(printable, BYTES):  # ties go to the lowest id, so greedy answers are printable
         head[i] = head[i % printable]
     tensors["lm_head.weight"] = head
     for layer in range(c["num_hidden_layers"]):

@@ -19,47 +19,47 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(checkpoint: Path) -> Iterator[ServerProcess]:
-    """A whole server with the real engine; shared, so tests leave it as they found it."""
+    """Yields a server with the real engine. Tests share it, so they must leave it unchanged."""
     with serving("--model", str(checkpoint), "--served-model-name", "tiny", "--max-num-reqs", "64") as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def demo() -> Iterator[ServerProcess]:
-    """The shipped demo; shared, like `server`."""
+    """Yields a server of the shipped demo model. Tests share it, like `server`."""
     with serving("--device", "cpu", "--max-num-reqs", "16") as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def tagged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint whose tokenizer knows the tags of calls and thoughts."""
+    """Returns a checkpoint whose tokenizer has special tokens for tool calls and reasoning."""
     return write_checkpoint(tmp_path_factory.mktemp("models") / "tagged", tagged=True)
 
 
 @pytest.fixture(scope="session")
 def scripted(tagged: Path) -> Iterator[ServerProcess]:
-    """A server whose answers are what their requests say."""
+    """Yields a server that answers with the text that the request contains, see `scripted_engine`."""
     with serving("--model", str(tagged), "--served-model-name", "tiny", module=SCRIPTED) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def client(server: ServerProcess) -> Iterator[httpx.Client]:
-    """Of `server`, or of what a module calls so."""
+    """Yields an HTTP client of the module's `server` fixture."""
     with server.client() as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def ai(server: ServerProcess) -> Iterator[openai.OpenAI]:
-    """OpenAI's client of `server`, or of what a module calls so; it tries nothing twice."""
+    """Yields an OpenAI client of the module's `server` fixture, without retries."""
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT) as ai:
         yield ai
 
 
 @pytest.fixture(scope="session")
 def fake(checkpoint: Path) -> Iterator[ServerProcess]:
-    """A server over an engine without model, for what must break; it recovers, so tests share it."""
+    """Yields a server over an engine without a model, for tests of failures. It recovers, so tests share it."""
     with serving("--model", str(checkpoint), "--served-model-name", "tiny", module=FAKE) as server:
         yield server

@@ -1,8 +1,15 @@
-"""An engine without a model: answers "abcabc...", a token a step, and misbehaves when the request's salt says so.
+"""An engine without a model. It answers "abcabc...", one token per step, and fails as the request's salt says.
 
-Salts: ``slow`` (a token every 50 ms), ``hold:PATH`` (the second token comes once there is a file at PATH), ``endless``
-(the second token never comes), ``fail`` (its steps raise, as a bad batch would inside the engine), ``crash`` (the
-engine itself breaks), ``exit`` (the process dies). Loading waits at 50% for a file at the path in `LOAD_VARIABLE`.
+Salts:
+
+* ``slow``: one token per 50 ms.
+* ``hold:PATH``: the second token waits until the file PATH exists.
+* ``endless``: there is no second token.
+* ``fail``: the request ends with the error of a failed step, as after an invalid batch.
+* ``crash``: the engine raises.
+* ``exit``: the process exits.
+
+Loading waits at 50% for the file at the path in `LOAD_VARIABLE`.
 """
 
 from __future__ import annotations

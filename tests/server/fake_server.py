@@ -1,4 +1,4 @@
-"""The real frontend over backends without a model."""
+"""Starts the real frontend over backends with the fake engine, which has no model."""
 
 import sys
 

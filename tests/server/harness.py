@@ -1,4 +1,4 @@
-"""Servers as real processes on free loopback ports, with their logs and an httpx client."""
+"""Starts servers as real processes on free loopback ports, with access to their logs and an httpx client."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from tests.written import written
 
 ROOT = Path(__file__).resolve().parents[2]
 _MODEL_NAME = re.compile(r',model_name="[^"]*"|model_name="[^"]*",?')
-STOP_SECONDS = 60.0  # until a server that SIGTERM does not end is killed
+STOP_SECONDS = 60.0  # from SIGTERM until the server is killed
 T = TypeVar("T")
 RAISED = ("tests.server.limits", "server")  # `runtime.server` with limits that a slow machine does not reach
 REAL = "runtime.server"
-# to try every test over servers of another kind, such as "--frontend-processes 3"
+# Further flags of every server, to run all tests with, for example, "--frontend-processes 3".
 MORE_ARGS = tuple(os.environ.get("TEST_SERVER_ARGS", "").split())
 FAKE = "tests.server.fake_server"
 SCRIPTED = "tests.server.scripted_server"
 
 
 class ServerProcess:
-    """``python -m MODULE ARGS`` listening on a port that it chose itself."""
+    """A server process, ``python -m MODULE ARGS``, on a free port."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class ServerProcess:
         """Starts the process.
 
         Args:
-            module: The module to run; the real server with raised limits where it is None.
-            env: Variables beside those of this process.
+            module: The module to run. None: the real server with raised limits.
+            env: Environment variables added to those of this process.
             files: The process's limit of open files.
             limits: Limits by their dotted names, in place of those of `tests/server/limits.py`.
             program: The arguments of Python, in place of those that run `module`.
@@ -104,7 +104,7 @@ class ServerProcess:
         )
 
     def until(self, condition: Callable[[], T], message: str = "") -> T:
-        """Waits for a condition that sends requests; one that gets no answer counts as "not yet"."""
+        """Waits until a condition that sends requests is true. A request without an answer counts as false."""
         return wait_until(condition, message, interval=0.05, ignore=httpx.TransportError)
 
     def until_ready(self) -> ServerProcess:
@@ -121,23 +121,23 @@ class ServerProcess:
         return self._children("--command-addr")
 
     def frontends(self) -> list[psutil.Process]:
-        """The processes of --frontend-processes."""
+        """Returns the processes of --frontend-processes."""
         return self._children("frontend")
 
     def trials(self) -> list[psutil.Process]:
-        """The processes that compile grammars."""
+        """Returns the processes that compile grammars."""
         return self._children("runtime.structured_output.sandbox_process")
 
     def _children(self, argument: str) -> list[psutil.Process]:
         found = []
         for process in psutil.Process(self.process.pid).children():
-            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            with contextlib.suppress(psutil.NoSuchProcess):  # the process has just exited
                 if argument in process.cmdline():
                     found.append(process)
         return found
 
     def metrics(self) -> dict[str, float]:
-        """Samples by name with labels, as in ``unmask_requests_total{outcome="stop"}``, less the model's name."""
+        """Returns samples by name with labels but the model's name: ``unmask_requests_total{outcome="stop"}``."""
         with self.client() as client:
             text = client.get("/metrics").text
         text = _MODEL_NAME.sub("", text).replace("{}", "")
@@ -145,12 +145,12 @@ class ServerProcess:
         return {name: float(value) for name, value in lines}
 
     def idle(self) -> bool:
-        """Whether nothing runs, waits or holds a page."""
+        """Returns whether no request runs or waits and no KV page is in use."""
         found = self.metrics()
         return not any(found[f"unmask_{name}"] for name in ("requests_running", "requests_waiting", "kv_pages_used"))
 
     def until_idle(self) -> None:
-        """Waits until no request is in flight. The engine may still count the step that an aborted one was in."""
+        """Waits until no request is in flight. The last step of an aborted request may not be counted yet."""
         self.until(self.idle, "idle")
 
     def wait(self) -> int:
@@ -189,7 +189,7 @@ def serving(
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether nothing runs in it; its parent may not know yet."""
+    """Returns whether the process has exited. It may be a zombie that its parent has not collected yet."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -197,11 +197,11 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def sse(text: str) -> list[str]:
-    """The data of each event."""
+    """Returns the data of each event."""
     return [block.removeprefix("data: ") for block in text.split("\n\n") if block.startswith("data: ")]
 
 
 def sse_events(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """Name and data of each event, of streams that name them."""
+    """Returns the name and data of each event of a stream with named events."""
     blocks = [block.split("\n") for block in text.split("\n\n") if block and not block.startswith(":")]
     return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in blocks]

@@ -1,7 +1,8 @@
-"""``python -m tests.server.limits ROLE ARGS``: a process of the server whose time limits a slow machine does not reach.
+"""Runs a process of the server with time limits that a slow machine does not reach.
 
-The server starts backends and frontend processes in the same way. `serving` of the harness starts
-servers by this module. A test of a limit sets that limit with `serving(limits={...})`.
+The command is ``python -m tests.server.limits ROLE ARGS``. The server starts backends and frontend processes in the
+same way. `serving` of the harness starts servers by this module. A test of a limit sets that limit with
+`serving(limits={...})`.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from typing import Any
 from runtime.config import parse
 from runtime.errors import ConfigError
 
-VARIABLE = "TEST_SERVER_LIMITS"  # JSON: limits by their dotted names; they take the place of those below
+VARIABLE = "TEST_SERVER_LIMITS"  # JSON: limits by their dotted names, which override those below
 HOUR = 3600.0
 TRIAL_LIMITS = "runtime.structured_output.sandbox_process.SandboxLimits"
 MASK_LIMITS = "runtime.structured_output.grammar_matcher.MaskLimits"
 
-# By the process that has them; "frontend" serves HTTP: the server itself, or each frontend process.
+# By the process that they apply to. "frontend" serves HTTP: the server itself, or each frontend process.
 RAISED: dict[str, dict[str, Any]] = {
     "server": {
         "runtime.server.engine_client.ipc_protocol.BACKEND_SILENCE_SECONDS": HOUR,
         "runtime.server.engine_client.ipc_protocol.UNRESPONSIVE_SECONDS": HOUR,
         "runtime.server.engine_client.supervisor.EXIT_REASON_SECONDS": 60.0,
         "runtime.server.engine_client.supervisor.STOP_SECONDS": 60.0,
-        "runtime.server.metrics._RENDERING_AT_ONCE": HOUR,  # /metrics is rendered for each request, never repeated
+        "runtime.server.metrics._RENDERING_AT_ONCE": HOUR,  # each request for /metrics renders it again
         "runtime.server.frontend_processes.manager.STATS_SECONDS": 60.0,
         "runtime.server.frontend_processes.manager.EXIT_SECONDS": 60.0,
         "runtime.server.frontend_processes.manager.SILENCE_SECONDS": HOUR,
@@ -38,7 +39,7 @@ RAISED: dict[str, dict[str, Any]] = {
     "frontend": {
         "runtime.server.logs.rate_limiter.seconds": HOUR,
         "runtime.server.logs.rate_limiter.limit_per_second": 10_000,
-        "runtime.server.http_server.IDLE_GRACE": 0.5,  # as it is: each server's end waits for it
+        "runtime.server.http_server.IDLE_GRACE": 0.5,  # unchanged, because each server waits for it when it ends
         "runtime.server.http_server.ERROR_WRITE_SECONDS": 60.0,
         "runtime.server.middleware.tracing.CLOSING_SECONDS": 60.0,
     },
@@ -61,7 +62,7 @@ CONNECTIONS = {
 
 
 def raise_limits(role: str) -> None:
-    """Sets this process's limits. Importing what has them is part of it."""
+    """Sets the limits of this process. This imports the modules that define them."""
     chosen = {**RAISED[role], **{n: v for n, v in _overridden().items() if n in RAISED[role]}}
     for path, value in chosen.items():
         owner, _, name = path.rpartition(".")
@@ -72,12 +73,12 @@ def _overridden() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(os.environ.get(VARIABLE, "{}"))
     known = {path for limits in RAISED.values() for path in limits} | {f"{TRIAL_LIMITS}.{name}" for name in TRIALS}
     known |= {f"{MASK_LIMITS}.{name}" for name in MASKS}
-    assert found.keys() <= known, f"{VARIABLE}: {found.keys() - known} are in no process's limits"
+    assert found.keys() <= known, f"{VARIABLE}: {found.keys() - known} are not limits of any process"
     return found
 
 
 def _find(path: str) -> Any:
-    """A module, or an object in one."""
+    """Returns the module, or the object in a module, with this dotted path."""
     try:
         return import_module(path)
     except ModuleNotFoundError:
@@ -90,7 +91,7 @@ def command(role: str) -> tuple[str, ...]:
 
 
 def serve(backend_command: tuple[str, ...]) -> int:
-    """`runtime.server` with raised limits over such backends; the process's exit code."""
+    """Runs `runtime.server` with raised limits over backends of this command, and returns the exit code."""
     try:
         config = parse(sys.argv[1:], os.environ)
         from runtime.server import launcher
@@ -106,7 +107,10 @@ def serve(backend_command: tuple[str, ...]) -> int:
 
 
 def _raise_when_imported(server: Any) -> None:
-    """Raises the limits of HTTP where the server imports it: once the backends load."""
+    """Raises the limits of HTTP when the server makes its frontend.
+
+    Only then, while the backends load, the server imports the HTTP modules.
+    """
     make_frontend = server._make_frontend
 
     def make(self: Any) -> Any:

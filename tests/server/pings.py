@@ -1,4 +1,4 @@
-"""A server's event loop under heavy requests: `/health` is asked again and again on a connection of its own."""
+"""Checks a server's event loop under heavy requests: requests `/health` repeatedly on a separate connection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _ping(connection: socket.socket, over: threading.Event) -> None:
         answer = b""
         while b'{"status":"ok"}' not in answer:
             data = connection.recv(4096)
-            assert data, "the server ended a connection of probes"
+            assert data, "the server closed the connection of the probes"
             answer += data
         if over.wait(0.005):
             return
@@ -27,7 +27,7 @@ def _ping(connection: socket.socket, over: threading.Event) -> None:
 
 @contextlib.contextmanager
 def pinging(server: ServerProcess) -> Iterator[None]:
-    """Fails unless every `/health` is answered, also after the last heavy request."""
+    """Requests `/health` repeatedly, and fails unless each is answered, also after the last heavy request."""
     assert server.url
     over = threading.Event()
     with (
@@ -43,11 +43,11 @@ def pinging(server: ServerProcess) -> Iterator[None]:
 
 
 class Peak:
-    """The most memory a process had since the object was made, beyond what it had then, in MB."""
+    """Measures by how many MB the peak memory of a process exceeds its memory when the object was made."""
 
     def __init__(self, pid: int) -> None:
         self.proc = Path(f"/proc/{pid}")
-        (self.proc / "clear_refs").write_text("5")  # the high-water mark starts anew
+        (self.proc / "clear_refs").write_text("5")  # resets the peak, VmHWM
         self.start = self._mark()
 
     @property

@@ -1,6 +1,7 @@
-"""An engine without a model that answers what the last message tells it to: ``SAY:`` and a JSON string.
+"""An engine without a model that answers with the JSON string after the last ``SAY:`` in the prompt.
 
-Tokens become stable in runs of random sizes, by the request's seed; special tokens in what is said are special ids.
+Tokens become stable in runs of random lengths, drawn from the request's seed. Special tokens in the text get their
+special ids.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The real frontend over backends that say what they are told to."""
+"""Starts the real frontend over backends with the scripted engine, which answers with the text in the request."""
 
 import sys
 

@@ -41,7 +41,7 @@ def crowd(listener: socket.socket, size: int) -> Iterator[list[socket.socket]]:
 
 
 def test_many_connections_are_accepted_within_a_few_iterations_of_the_loop(listener: socket.socket) -> None:
-    """libuv alone takes one in each."""
+    """Checks that connections are accepted in batches: libuv alone accepts one per iteration."""
 
     async def everything() -> int:
         http = HttpServer(app, Limits(), RequestMetrics())
@@ -103,8 +103,8 @@ def test_a_shutdown_accepts_no_more_than_the_backlog(listener: socket.socket, mo
 def test_connections_are_accepted_where_the_system_reports_no_queue(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some sandboxes answer TCP_INFO with zeros."""
-    monkeypatch.setattr(acceptor, "_BACKLOG_OFFSET", 4096)  # beyond the structure
+    """Simulates sandboxes that answer TCP_INFO with zeros."""
+    monkeypatch.setattr(acceptor, "_BACKLOG_OFFSET", 4096)  # beyond the structure: reads as zero
 
     async def accept() -> None:
         connections: list[asyncio.Protocol] = []
@@ -195,7 +195,7 @@ def test_a_lost_connection_does_not_delay_the_next_one(caplog: pytest.LogCapture
 
 
 class Sharing:
-    """Two acceptors of one listener, as in two processes: the test decides which of them wakes first."""
+    """Two acceptors of one listener, as in two processes. The test decides which of them wakes first."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.accepted: list[list[asyncio.Protocol]] = [[], []]
@@ -218,7 +218,7 @@ class Sharing:
         return [len(each) for each in self.accepted]
 
 
-def test_a_process_accepts_its_fraction_of_those_that_wait(listener: socket.socket) -> None:
+def test_a_process_accepts_its_fraction_of_the_backlog(listener: socket.socket) -> None:
     async def accept() -> None:
         both = Sharing(listener)
         with crowd(listener, 16):
@@ -237,10 +237,10 @@ def test_a_process_without_connections_accepts_first(listener: socket.socket) ->
             both.acceptors[0]._on_readable()
             assert await both.settle() == [1, 0]
         with crowd(listener, 1):
-            both.acceptors[0]._on_readable()  # which waits
+            both.acceptors[0]._on_readable()  # it has a connection, so it waits
             both.acceptors[1]._on_readable()
             assert await both.settle() == [1, 1]
-        with crowd(listener, 1):  # it accepts the next one
+        with crowd(listener, 1):  # the acceptor that waited accepts the next one
             await wait_until_async(lambda: len(both.accepted[0]) == 2)
         both.acceptors[0].closed = True
         asyncio.get_running_loop().remove_reader(listener.fileno())
@@ -249,7 +249,7 @@ def test_a_process_without_connections_accepts_first(listener: socket.socket) ->
 
 
 def test_a_shared_listener_serves_all_connections(listener: socket.socket) -> None:
-    """And those that wait when it is closed."""
+    """Checks that connections in the backlog are served as well when the listener is closed."""
 
     async def everything() -> int:
         http = HttpServer(app, Limits(), RequestMetrics(), processes=2)

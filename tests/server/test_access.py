@@ -1,4 +1,4 @@
-"""What the log tells of requests and of the load, and what it must not."""
+"""Tests of the log: its lines of requests and of the load, and text that must not be in it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def lines(log: str, logger: str) -> list[dict[str, Any]]:
     return [line for line in entries if line["logger"] == logger]
 
 
-def test_a_line_a_request(checkpoint: Any) -> None:
+def test_each_answered_request_has_a_log_line(checkpoint: Any) -> None:
     secret = "unheard-of-words"
     body = {"messages": [{"role": "user", "content": secret}], "max_tokens": 8}
     with serving("--model", str(checkpoint), "--log-format", "json") as server, server.client() as client:
@@ -40,7 +40,7 @@ def test_a_line_a_request(checkpoint: Any) -> None:
             assert client.post(CHAT, json={**body, "temperature": -1}).status_code == 400
         assert client.get("/ready").status_code == 200
         assert client.post("/v1/completions", json={"prompt": "last", "max_tokens": 4}).status_code == 200
-        wait_until(lambda: len(lines(server.log, "unmask.access")) == 4)  # and every line before it is there
+        wait_until(lambda: len(lines(server.log, "unmask.access")) == 4)  # all earlier lines are written by then
         entries, refused = lines(server.log, "unmask.access"), lines(server.log, "unmask.refused")
         assert secret not in server.log
         assert "open to the network" not in server.log  # it listens on the loopback
@@ -54,7 +54,7 @@ def test_a_line_a_request(checkpoint: Any) -> None:
     assert one["ended_by"] == [answer["choices"][0]["finish_reason"]]
     assert streamed["prompt_tokens"] == usage["prompt_tokens"]
     assert several["prompt_tokens"] == 3
-    assert len(refused) == 10  # of thirty: strangers do not fill the log
+    assert len(refused) == 10  # of thirty: the log limits lines of refused requests
     assert refused[0]["reason"].startswith("temperature")
 
 
@@ -84,7 +84,7 @@ def test_the_framework_gets_no_query_and_no_cookies_to_parse() -> None:
     assert passed["path"] == "/health"
 
 
-def test_probes_are_logged_with_debug_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_probes_are_logged_at_level_debug_only(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         request_middleware.log_request("GET", "/metrics", 200, 0.001, {}, quiet=True)
         assert not caplog.records
@@ -93,7 +93,7 @@ def test_probes_are_logged_with_debug_alone(caplog: pytest.LogCaptureFixture) ->
         assert len(caplog.records) == 1
 
 
-def test_what_a_client_writes_stays_on_its_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_text_of_a_client_stays_on_one_log_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         request_middleware.log_request("GET", "/a\n%s\u2028" + "x" * 500, 404, 0.001, {"refusal": "y" * 5000})
     message = caplog.records[0].getMessage()
@@ -110,7 +110,7 @@ def test_the_load_is_logged_while_there_is_some(caplog: pytest.LogCaptureFixture
         assert not caplog.records
         figures.current[0] = EngineStats(generated_tokens=90, forwards_denoise=30, pages_total=4, pages_used=1)
         load.log_stats()
-        load.log_stats()  # nothing since
+        load.log_stats()  # nothing has happened since
     assert len(caplog.records) == 1
     fields = caplog.records[0].fields  # type: ignore[attr-defined]
     assert fields["tokens_per_forward"] == 3

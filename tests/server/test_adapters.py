@@ -1,4 +1,4 @@
-"""Adapters of a running server: chosen by `model`, loaded and unloaded while it serves, told where they fail."""
+"""Tests of LoRA adapters of a running server: choice by `model`, loading and unloading while it serves, failures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QKV = (CONFIG["num_attention_heads"] + 2 * CONFIG["num_key_value_heads"]) * CONF
 
 
 def write_adapter(directory: Path, seed: int, rank: int = 2) -> Path:
-    """On queries, keys and values; strong enough that answers differ."""
+    """Writes an adapter of queries, keys and values that is strong enough to change the answers."""
     directory.mkdir(parents=True, exist_ok=True)
     random, tensors = np.random.default_rng(seed), {}
     for layer in range(CONFIG["num_hidden_layers"]):
@@ -85,7 +85,7 @@ def change(client: httpx.Client, what: str, **body: Any) -> httpx.Response:
     return client.post(f"/v1/{what}_lora_adapter", json=body)
 
 
-def test_they_are_listed_and_chosen_by_model(server: ServerProcess, adapter_dirs: Path) -> None:
+def test_adapters_are_listed_and_chosen_by_model(server: ServerProcess, adapter_dirs: Path) -> None:
     with server.client() as client:
         data = {model["id"]: model for model in client.get("/v1/models").json()["data"]}
         assert data.keys() == {"base", "one", "two", "fromfile"}
@@ -100,7 +100,7 @@ def test_they_are_listed_and_chosen_by_model(server: ServerProcess, adapter_dirs
         assert client.post("/generate", json={"prompt": "hi", "model": "two", "max_tokens": 8}).status_code == 200
 
 
-def test_an_unknown_one_is_404_and_says_what_there_is(server: ServerProcess) -> None:
+def test_an_unknown_adapter_is_404_with_the_available_models(server: ServerProcess) -> None:
     with server.client() as client:
         answer = client.post("/v1/completions", json={"model": "nobody", "prompt": "x"})
         assert answer.status_code == 404
@@ -133,7 +133,7 @@ def test_the_config_file_is_followed_and_failures_are_reported(
 
 
 def test_a_failed_load_leaves_nothing_of_its_name() -> None:
-    """Clients choose the names, so what is held per name must have a limit."""
+    """Checks that failed loads keep no state per name, because clients choose the names."""
 
     async def call(replica: object, message: object) -> CallResult:
         return CallResult(0, error="no adapter")
@@ -146,16 +146,16 @@ def test_a_failed_load_leaves_nothing_of_its_name() -> None:
         )
         assert all(isinstance(result, RequestError) and result.message == "no adapter" for result in results)
         assert not registry.entries
-        del results  # their tracebacks have the frames
+        del results  # the tracebacks of the errors refer to the frames
         gc.collect()
         assert not registry._locks
 
     asyncio.run(fail_to_load())
 
 
-def test_loading_and_unloading_by_clients(server: ServerProcess, adapter_dirs: Path, tmp_path: Path) -> None:
+def test_clients_load_and_unload_adapters(server: ServerProcess, adapter_dirs: Path, tmp_path: Path) -> None:
     with server.client() as client:
-        for _ in range(2):  # the same again changes nothing
+        for _ in range(2):  # loading the same adapter again changes nothing
             assert change(client, "load", lora_name="more", lora_path=str(adapter_dirs / "p4")).status_code == 200
         first = ask(client, "more")
         broken = shutil.copytree(adapter_dirs / "p5", tmp_path / "broken")
@@ -185,8 +185,8 @@ def test_loading_and_unloading_by_clients(server: ServerProcess, adapter_dirs: P
 
 
 @pytest.mark.matrix
-def test_coming_and_going_under_load_fails_no_others(server: ServerProcess, adapter_dirs: Path) -> None:
-    """Requests of the base and of others run on; one that is unloaded ends what it has begun."""
+def test_loading_and_unloading_under_load_fails_no_other_request(server: ServerProcess, adapter_dirs: Path) -> None:
+    """Checks that requests of the base model and of other adapters run on, and that an unload waits for its own."""
     done, failed = threading.Event(), []
 
     def load(name: str) -> None:
@@ -212,14 +212,14 @@ def test_coming_and_going_under_load_fails_no_others(server: ServerProcess, adap
             with server.client() as other:
                 assert change(other, "unload", lora_name="guest").status_code == 200
             asked.join()
-            assert len(answers) == 1  # it was waited for
+            assert len(answers) == 1  # the unload waited for the request
     done.set()
     for thread in threads:
         thread.join()
     assert not failed
 
 
-def test_metrics_of_each(server: ServerProcess) -> None:
+def test_metrics_have_requests_per_adapter_and_evictions(server: ServerProcess) -> None:
     server.until_metric('unmask_lora_requests_running{lora="one"}', 0)
     server.until_metric('unmask_lora_requests_waiting{lora="one"}', 0)
     with server.client() as client:
@@ -229,7 +229,7 @@ def test_metrics_of_each(server: ServerProcess) -> None:
 
 
 @pytest.mark.matrix
-def test_a_replica_that_comes_back_has_them_again(server: ServerProcess, adapter_dirs: Path) -> None:
+def test_a_restarted_replica_loads_its_adapters_again(server: ServerProcess, adapter_dirs: Path) -> None:
     with server.client() as client:
         assert change(client, "load", lora_name="late", lora_path=str(adapter_dirs / "p4")).status_code == 200
         assert change(client, "unload", lora_name="two").status_code == 200
@@ -247,7 +247,7 @@ def test_a_replica_that_comes_back_has_them_again(server: ServerProcess, adapter
         assert change(client, "load", lora_name="two", lora_path=str(adapter_dirs / "p1")).status_code == 200
 
 
-def test_routes_are_off_unless_asked_for(checkpoint: Path, adapter_dirs: Path) -> None:
+def test_routes_of_adapters_need_a_flag(checkpoint: Path, adapter_dirs: Path) -> None:
     flags = ["--lora", f"one={adapter_dirs / 'p0'}"]
     with serving("--model", str(checkpoint), *flags) as server, server.until_ready().client() as client:
         answer = change(client, "load", lora_name="x", lora_path=str(adapter_dirs / "p1"))
@@ -257,7 +257,7 @@ def test_routes_are_off_unless_asked_for(checkpoint: Path, adapter_dirs: Path) -
 
 
 @pytest.mark.matrix
-def test_every_replica_has_them(checkpoint: Path, adapter_dirs: Path) -> None:
+def test_every_replica_loads_an_adapter(checkpoint: Path, adapter_dirs: Path) -> None:
     flags = ["--data-parallel-size", "2", "--lora-routes"]
     with serving("--model", str(checkpoint), *flags) as server:
         server.until_metric("unmask_backends_ready", 2)
@@ -271,13 +271,13 @@ def test_every_replica_has_them(checkpoint: Path, adapter_dirs: Path) -> None:
                 }
                 for model in (name, "a")
             }
-            assert [len(found) for found in texts.values()] == [1, 1]  # alike on both
+            assert [len(found) for found in texts.values()] == [1, 1]  # both replicas give the same text
             assert texts[name] != texts["a"]
             assert change(client, "unload", lora_name="a").status_code == 200
             assert names(client) == {name}
 
 
-def test_one_that_cannot_be_served_ends_start_up(checkpoint: Path) -> None:
+def test_an_adapter_that_cannot_be_served_ends_the_start(checkpoint: Path) -> None:
     command = [
         sys.executable,
         "-m",
@@ -295,8 +295,8 @@ def test_one_that_cannot_be_served_ends_start_up(checkpoint: Path) -> None:
     assert sentence.startswith("error: adapter '/nowhere' is not a directory")
 
 
-def test_every_frontend_process_knows_a_change_once_it_is_answered(checkpoint: Path, adapter_dirs: Path) -> None:
-    """Whichever of them is asked to load or unload."""
+def test_a_change_applies_in_every_frontend_process_once_it_is_answered(checkpoint: Path, adapter_dirs: Path) -> None:
+    """Checks this for requests to load and to unload that reach either process."""
     flags = ["--frontend-processes", "2", "--lora-routes", "--served-model-name", "base"]
     with serving("--model", str(checkpoint), *flags) as server, clients(server) as each:
         texts = set()
@@ -306,7 +306,7 @@ def test_every_frontend_process_knows_a_change_once_it_is_answered(checkpoint: P
             assert change(client, "load", lora_name="a", lora_path=str(adapter_dirs / f"p{number}")).status_code == 200
             assert [names(one) for one in each] == [loaded, loaded]
             found = {ask(one, "a") for one in each}
-            assert len(found) == 1  # the same adapter in both
+            assert len(found) == 1  # both processes use the same adapter
             texts |= found
             assert change(client, "load", lora_name="b", lora_path="/nowhere").status_code == 400
             assert [names(one) for one in each] == [loaded, loaded]

@@ -1,4 +1,4 @@
-"""What agents send by default: limits beyond the model's length, and a system prompt whose first line differs."""
+"""Tests of defaults of agents: token limits beyond the model's length, and a system prompt whose first line varies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.server.harness import FAKE, ServerProcess, serving
 
 USER = [{"role": "user", "content": "hello"}]
-# Each route, its name of the limit, and a body.
+# Each route, the name of its token limit, and a body.
 ROUTES: list[tuple[str, str, dict[str, Any]]] = [
     ("/v1/chat/completions", "max_tokens", {"messages": USER}),
     ("/v1/chat/completions", "max_completion_tokens", {"messages": USER}),
@@ -26,7 +26,7 @@ ROUTES: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-LENGTH = 128  # of prompt and answer together, so that an answer to the limit is short
+LENGTH = 128  # of prompt and answer together, small so that answers up to the limit are short
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_strict_fields_refuse_such_a_limit(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, -1, 2**31 + 1])
-def test_a_limit_that_is_none_is_refused(client: httpx.Client, limit: int) -> None:
+def test_an_invalid_limit_is_refused(client: httpx.Client, limit: int) -> None:
     for route, name, body in ROUTES:
         assert client.post(route, json={**body, name: limit}).status_code == 400
 
@@ -98,7 +98,7 @@ def test_a_billing_line_does_not_defeat_the_prefix_cache(demo: ServerProcess, sy
         assert cached(client, {**body, "system": system(2)}) > alone // 2
 
 
-def test_the_line_stays_where_it_is_no_first_line(client: httpx.Client) -> None:
+def test_a_billing_line_that_is_not_the_first_line_stays(client: httpx.Client) -> None:
     def tokens(**body: Any) -> int:
         return int(client.post("/v1/messages/count_tokens", json={"messages": USER, **body}).json()["input_tokens"])
 

@@ -1,4 +1,4 @@
-"""`response_format` and its other names: a schema is kept to wherever clients write it, and unknown keys are named."""
+"""Tests of `response_format` and its aliases: a schema is enforced in every notation, and unknown keys are reported."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def body(route: str, form: Any, **more: Any) -> dict[str, Any]:
 
 
 def text(answer: dict[str, Any]) -> str:
-    """The answer's text, whatever route it is of."""
+    """Returns the text of an answer of any route."""
     if "choices" in answer:
         choice = answer["choices"][0]
         return choice["text"] if "text" in choice else choice["message"]["content"]
@@ -61,7 +61,7 @@ FORMS = [
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_schema_holds_wherever_it_is(client: httpx.Client, route: str, form: dict[str, Any]) -> None:
+def test_a_schema_is_enforced_in_every_notation(client: httpx.Client, route: str, form: dict[str, Any]) -> None:
     answer = client.post(route, json=body(route, form))
     assert answer.status_code == 200, answer.text
     assert "x-unmask-ignored" not in answer.headers
@@ -71,8 +71,8 @@ def test_a_schema_holds_wherever_it_is(client: httpx.Client, route: str, form: d
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_nullable_field_may_be_null_wherever_the_schema_is(client: httpx.Client, route: str) -> None:
-    nothing = {"type": "string", "nullable": True, "enum": [None]}  # as OpenAPI 3.0 spells the type null
+def test_a_nullable_field_may_be_null_on_every_route(client: httpx.Client, route: str) -> None:
+    nothing = {"type": "string", "nullable": True, "enum": [None]}  # the type null in OpenAPI 3.0
     schema = {**SCHEMA, "properties": {"zip": nothing}}
     answer = client.post(
         route, json=body(route, {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}})
@@ -86,7 +86,7 @@ def test_a_nullable_field_may_be_null_wherever_the_schema_is(client: httpx.Clien
         assert json.loads(text(held.json())) == {"zip": None}
 
 
-def test_a_streamed_answer_keeps_to_it(client: httpx.Client) -> None:
+def test_a_streamed_answer_conforms_to_the_schema(client: httpx.Client) -> None:
     asked = body("/v1/chat/completions", {"type": "json_object", "schema": SCHEMA}, stream=True)
     events = map(json.loads, sse(client.post("/v1/chat/completions", json=asked).text)[:-1])
     pieces = [event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"]]
@@ -94,7 +94,7 @@ def test_a_streamed_answer_keeps_to_it(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("schema", [{}, {"description": "anything"}, True, None])
-def test_a_schema_that_leaves_the_type_open_is_of_objects(client: httpx.Client, schema: Any) -> None:
+def test_a_schema_without_a_type_gives_an_object(client: httpx.Client, schema: Any) -> None:
     form = {"type": "json_object", "schema": schema}
     answer = client.post("/v1/chat/completions", json=body("/v1/chat/completions", form, temperature=1, seed=3))
     assert answer.status_code == 200, answer.text
@@ -102,7 +102,7 @@ def test_a_schema_that_leaves_the_type_open_is_of_objects(client: httpx.Client, 
 
 
 @pytest.mark.parametrize("schema", [3, [], "no JSON", False, {"type": "object", "not": {}}])
-def test_a_schema_that_cannot_hold_is_refused(client: httpx.Client, schema: Any) -> None:
+def test_an_invalid_or_unsupported_schema_is_refused(client: httpx.Client, schema: Any) -> None:
     refused = client.post(
         "/v1/chat/completions", json=body("/v1/chat/completions", {"type": "json_object", "schema": schema})
     )

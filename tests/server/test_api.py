@@ -1,4 +1,4 @@
-"""The routes end to end: real processes, real sockets, the real engine, and the unmodified ``openai`` client."""
+"""End-to-end tests of the routes: real processes, sockets and engine, and the unmodified ``openai`` client."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_streams_add_up_to_the_answer(client: httpx.Client, mode: str, stop: lis
         assert all(e["text"] for e in events)
 
 
-def test_stop_text_is_cut_out_of_ids_too(client: httpx.Client) -> None:
+def test_ids_of_a_stop_string_are_removed_from_the_answer(client: httpx.Client) -> None:
     complete = client.post("/generate", json={"prompt": "Hi there", "max_tokens": 30, "ignore_eos": True}).json()
     stop = complete["text"][7:9]
     cut = client.post("/generate", json={"prompt": "Hi there", "max_tokens": 30, "stop": stop}).json()
@@ -106,7 +106,7 @@ def test_chat_with_the_openai_client(ai: openai.OpenAI) -> None:
     assert ai.chat.completions.create(**{**CHAT, "messages": parts}).choices[0].message.content == text
 
 
-def test_chat_shows_its_denoising_when_asked(ai: openai.OpenAI) -> None:
+def test_chat_streams_denoising_steps_on_request(ai: openai.OpenAI) -> None:
     base = ai.chat.completions.create(**CHAT).choices[0].message.content
     chunks = list(ai.chat.completions.create(**CHAT, stream=True, extra_body={"stream_mode": "denoise"}))
     assert "".join(c.choices[0].delta.content or "" for c in chunks) == base
@@ -115,7 +115,7 @@ def test_chat_shows_its_denoising_when_asked(ai: openai.OpenAI) -> None:
     assert {"start", "tokens", "masked"} <= steps[0].keys()
 
 
-def test_choices_have_seeds_of_their_own(ai: openai.OpenAI) -> None:
+def test_each_choice_has_the_next_seed(ai: openai.OpenAI) -> None:
     several = ai.chat.completions.create(**CHAT, n=3, seed=5, temperature=1.0)
     assert [c.index for c in several.choices] == [0, 1, 2]
     for i, choice in enumerate(several.choices):
@@ -128,7 +128,7 @@ def test_choices_have_seeds_of_their_own(ai: openai.OpenAI) -> None:
     assert streamed == [c.message.content for c in several.choices]
 
 
-def test_completions_take_lists_and_ids(ai: openai.OpenAI) -> None:
+def test_completions_accept_lists_of_prompts_and_of_ids(ai: openai.OpenAI) -> None:
     texts = ["one", "two"]
     pair = ai.completions.create(model="tiny", prompt=texts, max_tokens=12, n=2, seed=1, temperature=0.8)
     assert [c.index for c in pair.choices] == [0, 1, 2, 3]
@@ -146,7 +146,7 @@ def test_completions_take_lists_and_ids(ai: openai.OpenAI) -> None:
     assert streamed == [c.text for c in pair.choices]
 
 
-def test_errors_reach_the_openai_client_as_its_own(ai: openai.OpenAI) -> None:
+def test_errors_raise_the_exceptions_of_the_openai_client(ai: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         ai.chat.completions.create(**{**CHAT, "model": "gpt-5"})
     assert missing.value.code == "model_not_found"
@@ -188,13 +188,13 @@ def nfe(client: httpx.Client, **fields: object) -> int:
     return found
 
 
-def test_fixed_takes_as_many_steps_as_a_request_says(client: httpx.Client) -> None:
+def test_fixed_takes_the_number_of_steps_in_the_request(client: httpx.Client) -> None:
     few, many = ({"algorithm": "fixed", "steps": steps} for steps in (2, 8))
     assert nfe(client, decoding=few) < nfe(client, decoding=many)
     assert nfe(client, num_denoising_steps=9) == 9
 
 
-def test_local_leap_has_dlmserves_names_too(client: httpx.Client) -> None:
+def test_local_leap_accepts_the_names_of_dlmserve(client: httpx.Client) -> None:
     spelt = {"local_leap_radius": 2, "local_leap_anchor_threshold": 0.5}
     ours = {"algorithm": "local_leap", "local_leap": {"radius": 2, "anchor": 0.5}}
     assert nfe(client, use_local_leap=True, **spelt) == nfe(client, decoding=ours)
@@ -228,8 +228,8 @@ def test_request_ids_are_echoed(client: httpx.Client) -> None:
     assert bad.json()["error"]["param"] == "X-Request-Id"
 
 
-def test_every_reason_to_end_a_connection_is_a_figure_from_the_start(server: ServerProcess) -> None:
-    """So that the first one is an increase, for alerts."""
+def test_every_reason_to_close_a_connection_has_a_metric_from_the_start(server: ServerProcess) -> None:
+    """Checks that each reason has a sample before the first event, so that alerts see an increase."""
     for metric in ("unmask_connections_closed_by_server_total", "unmask_connections_given_up_total"):
         found = {name for name in server.metrics() if name.startswith(f"{metric}{{")}
         assert found == {f'{metric}{{reason="{reason}"}}' for reason in CLOSE_REASONS}
@@ -253,7 +253,7 @@ def test_metrics_report_what_happened(checkpoint: Path) -> None:
     assert found["unmask_backends_ready"] == 1
 
 
-def test_an_end_token_ends_and_does_not_show(client: httpx.Client) -> None:
+def test_an_eos_token_ends_an_answer_and_is_not_part_of_it(client: httpx.Client) -> None:
     for seed in range(40):
         body = {"prompt": "end", "max_tokens": 200, "temperature": 1.5, "seed": seed, **FAST}
         answer = client.post("/generate", json=body).json()
@@ -264,7 +264,7 @@ def test_an_end_token_ends_and_does_not_show(client: httpx.Client) -> None:
     pytest.fail("no answer of 40 ended at an end token")
 
 
-def test_the_same_answers_as_in_process(client: httpx.Client, checkpoint: Path) -> None:
+def test_answers_equal_those_of_an_llm_in_this_process(client: httpx.Client, checkpoint: Path) -> None:
     prompts = ["one", "another prompt", "a third one that is a good deal longer than a block"]
     with LLM(model=str(checkpoint), device="cpu") as llm:
         for prompt in prompts:

@@ -1,4 +1,4 @@
-"""What strangers without a key may send to a real server: it keeps its memory, its descriptors and its short log."""
+"""Tests of attacks by clients without a key on a real server: its memory, descriptors and log stay small."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.server.harness import FAKE, ServerProcess, serving
 from tests.wait import TIMEOUT, wait_until
 
 MB = 2**20
-GROWTH = 100 * MB  # of the process, at most
-LEFT = 20 * MB  # of that when it is over
+GROWTH = 100 * MB  # limit of the growth of the process
+LEFT = 20 * MB  # limit of the growth that is left afterwards
 KEY = "a-long-enough-key-of-the-tests"
 
 
 @pytest.fixture(scope="module")
 def guarded(checkpoint: Path) -> Iterator[ServerProcess]:
-    """A server with a key, which the attackers have not."""
+    """Yields a server with a key that the attackers do not have."""
     with serving(
         "--model", str(checkpoint), "--served-model-name", "tiny", module=FAKE, env={"UNMASK_API_KEY": KEY}
     ) as s:
@@ -32,7 +32,7 @@ def guarded(checkpoint: Path) -> Iterator[ServerProcess]:
 
 
 class Memory:
-    """Watches the memory of a server's frontend."""
+    """Checks that a server's frontend grows by less than `GROWTH` in a block, and less than `LEFT` afterwards."""
 
     def __init__(self, server: ServerProcess) -> None:
         self.process = psutil.Process(server.process.pid)
@@ -54,7 +54,7 @@ class Memory:
     def __exit__(self, *exc: object) -> None:
         self.over.set()
         self.watcher.join()
-        assert self.peak - self.before < GROWTH, f"grew by {(self.peak - self.before) / MB:.0f} MB"
+        assert self.peak - self.before < GROWTH, f"the frontend grew by {(self.peak - self.before) / MB:.0f} MB"
         wait_until(lambda: self.now() - self.before < LEFT, "memory that is given back")
 
 
@@ -64,14 +64,14 @@ def connect(server: ServerProcess) -> socket.socket:
 
 
 def pour(connection: socket.socket, pieces: Iterable[bytes]) -> None:
-    """Sends all of it, or as much as the server takes before it ends the connection."""
+    """Sends all pieces, or as many as the server reads before it closes the connection."""
     with contextlib.suppress(ConnectionError):
         for piece in pieces:
             connection.sendall(piece)
 
 
 def fill(connection: socket.socket, data: bytes) -> None:
-    """Sends what the server takes without anything being read of its answers."""
+    """Sends as much as the server reads while the client reads no answer."""
     connection.settimeout(0.5)  # a slow machine may send less
     with contextlib.suppress(TimeoutError, ConnectionError):
         connection.sendall(data)
@@ -79,7 +79,7 @@ def fill(connection: socket.socket, data: bytes) -> None:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """All that comes until the server closes."""
+    """Returns all data until the server closes the connection."""
     answer = b""
     with contextlib.suppress(ConnectionError):
         while chunk := connection.recv(65536):
@@ -88,7 +88,7 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 def answers(data: bytes) -> list[tuple[int, dict[bytes, bytes], bytes]]:
-    """Status, headers and body of each; with content-length, as all of ours but the streams."""
+    """Returns the status, headers and body of each answer. All answers but streams have a content-length."""
     found = []
     while data:
         head, _, data = data.partition(b"\r\n\r\n")
@@ -101,7 +101,7 @@ def answers(data: bytes) -> list[tuple[int, dict[bytes, bytes], bytes]]:
 
 
 def healthy(server: ServerProcess, tries: int = 20) -> None:
-    """Each of so many probes, on a connection of its own, is answered. How soon, `make siege` measures."""
+    """Checks that each probe, on a new connection, is answered. `make siege` measures how soon."""
     for _ in range(tries):
         with connect(server) as probe:
             probe.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
@@ -112,11 +112,11 @@ def test_pipelined_requests_take_no_memory(guarded: ServerProcess) -> None:
     with Memory(guarded), connect(guarded) as connection:
         reader = threading.Thread(target=read_all, args=(connection.dup(),), daemon=True)
         reader.start()
-        pour(connection, [b"GET / HTTP/1.1\r\n\r\n" * 60_000])  # which take 240 MB where each is held
+        pour(connection, [b"GET / HTTP/1.1\r\n\r\n" * 60_000])  # 240 MB if the server held each request
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def test_pipelined_requests_whose_answers_nobody_reads_take_no_memory(guarded: ServerProcess) -> None:
+def test_pipelined_requests_with_unread_answers_take_no_memory(guarded: ServerProcess) -> None:
     with Memory(guarded), contextlib.ExitStack() as stack:
         for _ in range(20):
             connection = stack.enter_context(connect(guarded))
@@ -152,7 +152,7 @@ def test_an_endless_head_is_refused_early(server: ServerProcess, kind: str) -> N
     assert json.loads(body)["error"]["code"] == "headers_too_large"
 
 
-def test_a_chunks_endless_extension_is_refused(server: ServerProcess) -> None:
+def test_an_endless_chunk_extension_is_refused(server: ServerProcess) -> None:
     head = b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5;"
     with Memory(server), connect(server) as connection:
         pour(connection, [head, *[b"x" * MB] * 48])
@@ -215,7 +215,7 @@ def test_connect_is_refused(server: ServerProcess) -> None:
 
 
 @pytest.mark.parametrize(("path", "status"), [("/v1/completions", 401), ("/health", 405)])
-def test_a_refusal_is_read_though_its_body_never_was(guarded: ServerProcess, path: str, status: int) -> None:
+def test_a_refusal_arrives_although_the_body_is_not_read(guarded: ServerProcess, path: str, status: int) -> None:
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {24 * MB}\r\n\r\n".encode()
     with Memory(guarded), connect(guarded) as connection:
         connection.sendall(head)
@@ -224,7 +224,7 @@ def test_a_refusal_is_read_though_its_body_never_was(guarded: ServerProcess, pat
     assert (found, headers[b"connection"]) == (status, b"close")
 
 
-def test_nothing_is_invited_that_is_then_refused(guarded: ServerProcess) -> None:
+def test_100_continue_is_not_sent_before_a_refusal(guarded: ServerProcess) -> None:
     expects = "Host: localhost\r\nExpect: 100-continue\r\nContent-Length:"
     for key, size, status in (("", 10, b"401"), (f"Authorization: Bearer {KEY}\r\n", 3 * MB, b"413")):
         with connect(guarded) as connection:
@@ -266,7 +266,7 @@ def test_slow_clients_do_not_take_all_descriptors(checkpoint: Path, kind: str) -
         assert open_files < 240
 
 
-def test_strangers_do_not_fill_the_log(guarded: ServerProcess) -> None:
+def test_invalid_requests_do_not_fill_the_log(guarded: ServerProcess) -> None:
     def lines() -> int:
         return len(guarded.log.splitlines())
 
@@ -283,7 +283,7 @@ def test_strangers_do_not_fill_the_log(guarded: ServerProcess) -> None:
     assert lines() - before < 150
 
 
-def test_a_crowd_that_pipelines_does_not_hold_up_probes(guarded: ServerProcess) -> None:
+def test_many_pipelining_clients_do_not_block_probes(guarded: ServerProcess) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(200):
             stack.enter_context(connect(guarded)).sendall(b"GET /nowhere HTTP/1.1\r\n\r\n" * 200)

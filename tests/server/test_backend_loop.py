@@ -1,4 +1,4 @@
-"""When a backend's loop sends what its engine says."""
+"""Tests of a backend's loop: when it sends the outputs of its engine, and when it captures CUDA graphs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.request.test_sampling_params import INFO
 
 
 class Recording:
-    """A link that keeps what is sent, and an engine of `steps` steps that notes in the same list when each works."""
+    """A link and an engine with `steps` steps, which record the sent messages and the steps in one list."""
 
     name = b"backend-0"
 
@@ -90,7 +90,7 @@ def test_outputs_of_a_step_are_sent_while_the_device_runs_the_next(overlaps: boo
         assert each.sent == [word for n in range(4) for word in (f"step {n}", f"end {n}", f"news {n}")]
 
 
-def test_what_was_loaded_is_no_longer_looked_through_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loaded_engine_is_excluded_from_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.server.logs.configure_logging", lambda *_: None)
     frozen: list[int] = []
 
@@ -141,12 +141,12 @@ def test_what_was_loaded_is_no_longer_looked_through_for_garbage(monkeypatch: py
 
 
 class Capturing(Recording):
-    """Has graphs left to capture. A request arrives after the second capture."""
+    """An engine with four graphs to capture. A request arrives after the second capture."""
 
     graphs = 4
 
     def receive(self, seconds: float) -> Iterator[Any]:
-        self.backend.stopped = seconds > 0  # the loop would sleep
+        self.backend.stopped = seconds > 0  # ends the loop where it would sleep
         if self.graphs == 2 and not self.left and "step 0" not in self.sent:
             self.left = 1
         return iter(())
@@ -179,8 +179,8 @@ class Forgetful(Recording):
         self.outputs += event.outputs
 
 
-def test_a_request_that_its_adapters_unload_overtook_ends_as_not_found() -> None:
-    """They arrive over sockets of their own, in any order."""
+def test_a_request_that_arrives_after_its_adapter_was_unloaded_ends_as_not_found() -> None:
+    """Requests and unloads arrive on different sockets, in any order."""
     spec = RequestSpec(id="r", prompt=[1], max_tokens=1, adapter="a", decoding=INFO.defaults())
     engine = Forgetful()
     engine.backend.handle(Add.of([spec]))

@@ -1,4 +1,4 @@
-"""Delays before a process is started again, and queues of requests that fail together."""
+"""Tests of the delays before a process is restarted, and of queues of requests that fail together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from runtime.server.engine_client.client import OutputQueue, fail_queues
 from runtime.server.engine_client.supervisor import MAX_DELAY_SECONDS, RESET_SECONDS, BackOff
 
 
-def test_back_off_doubles_up_to_its_limit_and_begins_anew_after_one_that_served() -> None:
+def test_back_off_doubles_up_to_its_limit_and_is_reset_by_a_process_that_served() -> None:
     back_off = BackOff()
     seconds = [back_off.after(1.0) for _ in range(9)]
     assert seconds[:4] == [0.5, 1.0, 2.0, 4.0]

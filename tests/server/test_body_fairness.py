@@ -1,4 +1,4 @@
-"""Large bodies of one API key, which cost the parser much, delay those of another key and displace none of them."""
+"""Tests that large bodies of one API key, which are costly to parse, delay but do not displace those of another key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOSTILE_KINDS = ("some of everything", "ids and a string", "numbers", "escapes",
 
 @pytest.fixture(scope="module")
 def keyed(checkpoint: Path) -> Iterator[ServerProcess]:
-    """A server whose model is so long that a large body may be a prompt."""
+    """Yields a server with a model length at which a large body may be a prompt."""
     flags = ("--model", str(checkpoint), "--max-model-len", "65536", "--max-queue", "256")
     keys = tuple(itertools.chain.from_iterable(("--api-key", key) for key in KEYS.values()))
     with serving(*flags, *keys, module=FAKE) as server:

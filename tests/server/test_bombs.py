@@ -1,7 +1,7 @@
-"""Requests made to hold the server up: it answers others all the time, and takes little memory.
+"""Tests of requests that are made to block the server: it answers others all the time and uses little memory.
 
-The bound is an order of magnitude above what a quiet machine takes, and one below what these requests once took.
-That others are answered meanwhile is checked here. `make siege` measures how soon, for attacks that it has.
+The bound is an order of magnitude above what an idle machine takes, and one below what these requests once took.
+The tests check that other requests are answered meanwhile. `make siege` measures how soon, for its own attacks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.server.harness import FAKE, ServerProcess, serving
 from tests.server.pings import Peak, pinging
 from tests.wait import TIMEOUT
 
-GROWN = 150.0  # MB; 100 and what a sampled high-water mark may add
+GROWN = 150.0  # MB: 100, and the error of a sampled peak
 CHAT = "/v1/chat/completions"
 ABORTED = 'unmask_requests_total{outcome="aborted"}'
 USER = [{"role": "user", "content": "x"}]
@@ -38,7 +38,7 @@ PRINTS = (
 
 @pytest.fixture(scope="module")
 def target(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A model so long that 2 MiB of text may be a prompt, with a template that writes what it is given."""
+    """Yields a server with a length at which 2 MiB of text may be a prompt; its template writes its arguments."""
     template = tmp_path_factory.mktemp("template") / "prints.jinja"
     template.write_text(PRINTS)
     flags = ("--model", str(checkpoint), "--max-model-len", "65536", "--chat-template", str(template))
@@ -64,7 +64,7 @@ def test_a_validation_bomb_takes_no_memory(target: ServerProcess, name: str) -> 
     assert answer.status_code == 400
 
 
-def test_twelve_bombs_at_once(target: ServerProcess) -> None:
+def test_twelve_bombs_at_once_take_little_memory(target: ServerProcess) -> None:
     bodies = [SHAPES["parts {}"], *LARGEST.values()][:12]
     peak = Peak(target.process.pid)
     with pinging(target), ThreadPoolExecutor(12) as pool:
@@ -73,7 +73,7 @@ def test_twelve_bombs_at_once(target: ServerProcess) -> None:
     assert peak.grown < GROWN
 
 
-def test_seventy_thousand_empty_messages(target: ServerProcess) -> None:
+def test_seventy_thousand_empty_messages_are_refused(target: ServerProcess) -> None:
     with pinging(target):
         answer = post(target, *SHAPES["70,000 messages"])
     assert answer.status_code == 400
@@ -106,14 +106,14 @@ def test_a_prompt_of_a_million_characters_takes_no_memory(target: ServerProcess,
     [[0] * MAX_ARGUMENTS, [[[]] * (MAX_ARGUMENTS // 2)] * 2, [{"a": "b"}] * MAX_ARGUMENTS],
     ids=["flat", "nested", "objects"],
 )
-def test_a_templates_arguments_hold_no_more_than_they_may(target: ServerProcess, value: Any) -> None:
-    """They wait for their turn as Python's objects, each ten times what it is in the body."""
+def test_the_number_of_values_in_template_arguments_is_limited(target: ServerProcess, value: Any) -> None:
+    """Values wait in the queue as Python objects, each ten times as large as in the body."""
     body = {"messages": USER, "chat_template_kwargs": {"a": value}, "max_tokens": 1}
     answer = post(target, CHAT, body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "chat_template_kwargs"
     assert str(MAX_ARGUMENTS) in answer.json()["error"]["message"]
-    body["chat_template_kwargs"] = {"a": [0] * (MAX_ARGUMENTS - 2)}  # the list and the arguments themselves count, too
+    body["chat_template_kwargs"] = {"a": [0] * (MAX_ARGUMENTS - 2)}  # the list and the arguments count as two
     assert post(target, CHAT, body).status_code == 200
 
 
@@ -133,7 +133,9 @@ def test_a_long_text_is_encoded_right_while_others_are_answered(target: ServerPr
         ({"write": 99_999}, "writes more than"),
     ],
 )
-def test_a_template_that_runs_wild_is_stopped(target: ServerProcess, kwargs: dict[str, int], says: str) -> None:
+def test_a_template_that_exceeds_its_limits_is_stopped(
+    target: ServerProcess, kwargs: dict[str, int], says: str
+) -> None:
     body = {"messages": [{"role": "user", "content": "x" * 1000}], "chat_template_kwargs": kwargs, "max_tokens": 1}
     peak = Peak(target.process.pid)
     with pinging(target):
@@ -144,22 +146,22 @@ def test_a_template_that_runs_wild_is_stopped(target: ServerProcess, kwargs: dic
     assert peak.grown < GROWN
 
 
-def test_ids_of_any_number_to_text(target: ServerProcess) -> None:
+def test_many_ids_are_converted_to_text_or_refused(target: ServerProcess) -> None:
     with pinging(target):
         few, many = (post(target, "/detokenize", {"tokens": [64] * count}) for count in (131_000, 200_000))
     assert few.json()["prompt"] == "a" * 131_000
     assert many.status_code == 400
 
 
-def test_a_client_that_goes_away_during_rendering_counts_as_aborted(target: ServerProcess) -> None:
-    """`test_lanes` and `test_budget` check that the rendering ends."""
+def test_a_client_that_disconnects_during_rendering_counts_as_aborted(target: ServerProcess) -> None:
+    """`tests/server/test_executors.py` and `tests/tokenizer/test_template_limits.py` check that the rendering ends."""
     body = json.dumps({"messages": USER, "chat_template_kwargs": {"spin": 99_999}}).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     before = target.metrics().get(ABORTED, 0)
     for _ in range(4):
         with socket.create_connection(("127.0.0.1", target.port), timeout=TIMEOUT) as connection:
             connection.sendall(head + body)
-            with target.client() as client:  # a later connection is answered: the loop has read the earlier one
+            with target.client() as client:  # an answer on a later connection: the loop has read the request
                 assert client.get("/health").status_code == 200
     answer = post(target, "/tokenize", {"messages": USER, "chat_template_kwargs": {"write": 1}})
     assert answer.status_code == 200
@@ -172,7 +174,7 @@ def test_a_panic_of_the_tokenizers_library_is_an_error_with_an_id(tmp_path: Path
     data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [wild(), data["pre_tokenizer"]]}
     (directory / "tokenizer.json").write_text(json.dumps(data))
     with serving("--model", str(directory), module=FAKE) as server:
-        for text in ("a" * 60 + "!", "a" * 6000 + "!"):  # on the loop, and beside it
+        for text in ("a" * 60 + "!", "a" * 6000 + "!"):  # encoded on the event loop, and in a thread
             answer = post(server, "/tokenize", {"prompt": text})
             assert answer.status_code == 500
             assert answer.headers["x-request-id"] in answer.json()["error"]["message"]
@@ -180,5 +182,5 @@ def test_a_panic_of_the_tokenizers_library_is_an_error_with_an_id(tmp_path: Path
 
 
 def wild() -> dict[str, Any]:
-    """A pattern that takes for ever on some texts; the library gives up by a panic."""
+    """Returns a pre-tokenizer whose pattern never ends on some texts, so that the library panics."""
     return {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}

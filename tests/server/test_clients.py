@@ -1,4 +1,4 @@
-"""Clients that vanish or read slowly: their requests are aborted, their pages freed, others served on."""
+"""Tests of clients that disconnect or read slowly: requests are aborted, pages are freed, and others are served."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def connect(server: ServerProcess, route: str, body: dict[str, object]) -> socke
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("route", ["/generate", "/v1/chat/completions"])
-def test_a_vanished_client_frees_its_pages(server: ServerProcess, route: str, stream: bool) -> None:
+def test_a_disconnect_frees_the_pages_of_the_request(server: ServerProcess, route: str, stream: bool) -> None:
     server.until_idle()
     body = {**LONG, "stream": stream}
     if route != "/generate":
@@ -39,12 +39,12 @@ def test_a_vanished_client_frees_its_pages(server: ServerProcess, route: str, st
     server.until_idle()
     aborted = 'unmask_requests_total{outcome="aborted"}'
     server.until_metric(aborted, before.get(aborted, 0) + count)
-    # far from done: at least 400 tokens at one a step
+    # far from complete: each client requests at least 400 tokens, at one token per step
     generated = "unmask_generated_tokens_total"
     assert server.metrics()[generated] - before[generated] < count * 400
 
 
-def test_a_client_that_leaves_before_its_body_is_there(server: ServerProcess) -> None:
+def test_a_client_that_disconnects_before_its_body_is_complete_affects_no_other(server: ServerProcess) -> None:
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT)
     connection.sendall(b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
     connection.close()
@@ -53,7 +53,7 @@ def test_a_client_that_leaves_before_its_body_is_there(server: ServerProcess) ->
 
 
 def test_a_slow_reader_gets_everything_and_holds_no_page(server: ServerProcess) -> None:
-    """It reads nothing until the engine has long finished; then it finds its whole stream."""
+    """Checks that a client that reads nothing until the engine has finished receives its complete stream."""
     body = {**LONG, "stream": True, "decoding": {"accept_threshold": 0.5}}
     before = server.metrics()["unmask_generated_tokens_total"]
     slow = [connect(server, "/generate", body) for _ in range(3)]
@@ -75,7 +75,7 @@ def test_a_slow_reader_gets_everything_and_holds_no_page(server: ServerProcess) 
     assert answers[0] == answers[1] == answers[2]
 
 
-def test_half_of_the_clients_vanish_and_the_others_notice_nothing(server: ServerProcess) -> None:
+def test_disconnects_of_half_of_the_clients_do_not_affect_the_others(server: ServerProcess) -> None:
     body = {"prompt": "both", "max_tokens": 120, "ignore_eos": True, "decoding": {"accept_threshold": 0.5}}
     with server.client() as client:
         alone = client.post("/generate", json=body).json()["token_ids"]

@@ -1,5 +1,7 @@
-"""What completions and ``/generate`` take beside a prompt: a suffix, messages; and the warning of a model that wanted a
-conversation."""
+"""Tests of inputs of completions and ``/generate`` other than a prompt: a suffix, and messages.
+
+They include the warning of an empty answer if a chat model gets a prompt without its template.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def complete(client: httpx.Client, **body: Any) -> Any:
     return answer.json()
 
 
-def test_a_suffix_is_what_infill_makes_of_it(client: httpx.Client) -> None:
+def test_a_suffix_gives_the_answer_of_infill(client: httpx.Client) -> None:
     answer = complete(client, prompt="def f(", suffix="): return 3\n" * 4, max_tokens=12)
     same = client.post("/v1/infill", json={"text": "def f(<mask:12>" + "): return 3\n" * 4}).json()
     (choice,) = answer["choices"]
@@ -38,7 +40,9 @@ def test_a_suffix_is_what_infill_makes_of_it(client: httpx.Client) -> None:
     assert answer["usage"] | {"prompt_tokens_details": None} == same["usage"] | {"prompt_tokens_details": None}
 
 
-def test_a_suffix_streams_to_the_same_text(server: ServerProcess, client: httpx.Client) -> None:
+def test_a_stream_with_a_suffix_has_the_text_of_the_complete_answer(
+    server: ServerProcess, client: httpx.Client
+) -> None:
     body: dict[str, Any] = {"prompt": "ab", "suffix": "cd" * 20, "max_tokens": 20}
     text = complete(client, **body)["choices"][0]["text"]
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as ai:
@@ -50,7 +54,7 @@ def test_a_suffix_streams_to_the_same_text(server: ServerProcess, client: httpx.
     assert "".join(step["choices"][0]["text"] for step in steps) == text
 
 
-def test_a_suffix_with_stop_n_and_several_prompts(client: httpx.Client) -> None:
+def test_a_suffix_can_be_combined_with_stop_n_and_several_prompts(client: httpx.Client) -> None:
     complete_answer = complete(client, prompt=["ab", "abc"], suffix="cd", max_tokens=12, n=2, temperature=2.0, seed=3)
     assert [choice["index"] for choice in complete_answer["choices"]] == [0, 1, 2, 3]
     assert len({choice["text"] for choice in complete_answer["choices"]}) > 1
@@ -59,7 +63,7 @@ def test_a_suffix_with_stop_n_and_several_prompts(client: httpx.Client) -> None:
     assert cut == {"index": 0, "text": text[: text.index(text[4:6])], "logprobs": None, "finish_reason": "stop"}
 
 
-def test_a_suffix_leaves_as_many_tokens_as_there_are(client: httpx.Client) -> None:
+def test_max_tokens_with_a_suffix_are_limited_by_the_models_length(client: httpx.Client) -> None:
     assert complete(client, prompt="a", suffix="b")["usage"]["completion_tokens"] == 16
     assert complete(client, prompt="a" * 500, suffix="b" * 4, max_tokens=400)["usage"]["completion_tokens"] == 8
     assert complete(client, prompt="a", suffix="", max_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
@@ -76,13 +80,13 @@ def test_a_suffix_leaves_as_many_tokens_as_there_are(client: httpx.Client) -> No
         ({"prompt": "a", "suffix": "b", "response_format": {"type": "json_object"}}, "response_format"),
     ],
 )
-def test_a_suffix_that_cannot_be(client: httpx.Client, body: dict[str, Any], param: str) -> None:
+def test_an_invalid_suffix_is_refused(client: httpx.Client, body: dict[str, Any], param: str) -> None:
     refused = client.post("/v1/completions", json=body)
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == param
 
 
-def test_generate_takes_messages(client: httpx.Client) -> None:
+def test_generate_accepts_messages(client: httpx.Client) -> None:
     made = client.post("/generate", json={"messages": [USER], "max_tokens": 16}).json()
     chat = client.post("/v1/chat/completions", json={"messages": [USER], "max_tokens": 16}).json()
     ids = client.post("/tokenize", json={"messages": [USER]}).json()["tokens"]
@@ -102,7 +106,7 @@ def test_generate_takes_messages(client: httpx.Client) -> None:
 
 @pytest.fixture(scope="module")
 def silent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A model that says nothing but the end."""
+    """Yields a server of a model that generates only the EOS token."""
     directory = write_checkpoint(tmp_path_factory.mktemp("models") / "silent")
     weights = load_file(directory / "model.safetensors")
     for name, weight in weights.items():
@@ -134,7 +138,7 @@ def test_an_empty_answer_to_a_prompt_without_template_has_a_warning(
     assert "warning" not in complete(client, prompt="hello", max_tokens=8)
 
 
-def test_llm_chats(checkpoint: Path) -> None:
+def test_llm_chat_applies_the_chat_template(checkpoint: Path) -> None:
     with LLM(str(checkpoint), device="cpu") as llm:
         params = SamplingParams(max_tokens=16)
         (one,) = llm.chat([USER], params)

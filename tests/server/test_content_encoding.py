@@ -1,4 +1,4 @@
-"""Request bodies with a `Content-Encoding`: decoded within the limit of a body, on every route, else refused."""
+"""Tests of request bodies with a `Content-Encoding`: decoded within the limit of a body, on every route, or refused."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_every_coding_is_decoded_on_every_route(client: httpx.Client, route: str
         assert post(client, route, data, mark).status_code == 200
 
 
-def test_codings_in_several_headers(client: httpx.Client) -> None:
+def test_codings_in_several_headers_are_decoded(client: httpx.Client) -> None:
     data = gzip.compress(zlib.compress(json.dumps(ROUTES["/generate"]).encode()))
     headers = [("Content-Type", "application/json"), ("Content-Encoding", "deflate"), ("Content-Encoding", "gzip")]
     assert client.post("/generate", content=data, headers=headers).status_code == 200
@@ -191,11 +191,11 @@ def test_random_damage_is_an_error_or_the_same_text(kind: str) -> None:
         broken = bytearray(data)
         broken[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         found = decoded(bytes(broken), coding)  # a damaged header may still describe the same data
-        assert found in (None, text) or coding == "zstd"  # which has a checksum only if the client asks for one
+        assert found in (None, text) or coding == "zstd"  # zstd data has a checksum only if the client adds one
 
 
 def decoded(data: bytes, coding: str) -> bytes | None:
-    """The decoded data; None if it is refused as it has to be."""
+    """Returns the decoded data; None if it is refused with status 400 and the name of the header."""
     try:
         return b"".join(decoding(data, coding))
     except RequestError as error:

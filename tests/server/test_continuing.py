@@ -1,4 +1,4 @@
-"""Answers that continue an assistant's message which the request has begun."""
+"""Tests of answers that continue the assistant's message at the end of the request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tokenizer(tagged: Any) -> Tokenizer:
 
 
 def chat(text: str, begun: str = "x", **more: Any) -> dict[str, Any]:
-    """A chat whose answer is `text`, after an assistant's message that has begun."""
+    """Returns a chat request whose answer is `text`, as a continuation of the assistant's message `begun`."""
     messages = [{"role": "user", "content": say(text)}, {"role": "assistant", "content": begun}]
     return {"messages": messages, "max_tokens": 100, **FLAGS, **more}
 
@@ -63,7 +63,7 @@ def test_the_demo_continues_its_own_answer(demo: ServerProcess, stream: bool) ->
         assert generated["text"].strip() == "7."
 
 
-def test_a_last_message_of_the_assistants_alone_begins_another(demo: ServerProcess) -> None:
+def test_without_the_flags_the_assistants_last_message_is_not_continued(demo: ServerProcess) -> None:
     messages = [ASKED, {"role": "assistant", "content": BEGUN}]
     with demo.client() as client:
         ids = client.post("/tokenize", json={"messages": messages}).json()["tokens"]
@@ -83,12 +83,12 @@ def test_the_prompt_ends_with_the_message(client: httpx.Client, tokenizer: Token
         text = tokenizer.decode(ids)
         assert text == f"<role>user</role>{ASKED['content']}<|role_end|><role>assistant</role>{begun}"
         special = [id for id in ids if id in tokenizer.special]
-        assert len(special) == 5  # the template's: no text of a message is a special token
+        assert len(special) == 5  # those of the template: no text of a message becomes a special token
     counted = client.post("/v1/messages/count_tokens", json={"messages": messages})
     assert counted.json()["input_tokens"] == len(ids)
 
 
-def test_a_prompt_without_the_head_of_an_answer(client: httpx.Client, tokenizer: Tokenizer) -> None:
+def test_the_generation_prompt_can_be_left_out(client: httpx.Client, tokenizer: Tokenizer) -> None:
     body = {"messages": [ASKED], "add_generation_prompt": False}
     ids = client.post("/tokenize", json=body).json()["tokens"]
     assert tokenizer.decode(ids) == f"<role>user</role>{ASKED['content']}<|role_end|>"
@@ -96,13 +96,13 @@ def test_a_prompt_without_the_head_of_an_answer(client: httpx.Client, tokenizer:
     assert full == client.post("/tokenize", json={"messages": [ASKED]}).json()["tokens"] != ids
 
 
-def test_the_answer_is_the_continuation_alone(client: httpx.Client) -> None:
+def test_the_answer_is_only_the_continuation(client: httpx.Client) -> None:
     assert content(client, chat(" 7, and more", BEGUN)) == " 7, and more"
     assert content(client, chat(" 7, and more", BEGUN, stop=[","])) == " 7"
     assert content(client, chat(" 7", BEGUN, add_generation_prompt=None)) == " 7"
 
 
-def test_parts_of_a_message(client: httpx.Client) -> None:
+def test_a_message_of_several_parts_is_continued(client: httpx.Client) -> None:
     body = chat("7")
     body["messages"][1]["content"] = [{"type": "text", "text": "3 + "}, {"type": "text", "text": "4 ="}]
     assert content(client, body) == "7"
@@ -110,7 +110,7 @@ def test_parts_of_a_message(client: httpx.Client) -> None:
     assert client.post("/v1/messages", json=blocks).json()["content"][0]["text"] == "7"
 
 
-def test_reasoning_that_the_message_has_begun_or_ended(client: httpx.Client) -> None:
+def test_reasoning_that_the_message_has_begun_is_continued_and_ended_reasoning_is_not(client: httpx.Client) -> None:
     body = chat("more</think>done <think>x", "<think>some ")
     message = client.post(CHAT, json=body).json()["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("more", "done <think>x")
@@ -144,7 +144,7 @@ def test_tools_are_called_after_a_text(client: httpx.Client) -> None:
         ({"messages": [ASKED, {"role": "assistant", "reasoning_content": "a"}]}, "messages[1]"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_continued_is_refused(client: httpx.Client, more: dict[str, Any], param: str) -> None:
+def test_chats_that_cannot_be_continued_are_refused(client: httpx.Client, more: dict[str, Any], param: str) -> None:
     refused = client.post(CHAT, json={**chat("x"), **more})
     assert refused.status_code == 400, refused.text
     assert refused.json()["error"]["param"] == param
@@ -177,7 +177,7 @@ def test_a_call_that_the_message_has_begun_is_refused(client: httpx.Client) -> N
 
 @pytest.mark.parametrize("route", ["/generate", "/tokenize"])
 @pytest.mark.parametrize("name", FLAGS)
-def test_prompts_have_no_last_message(client: httpx.Client, route: str, name: str) -> None:
+def test_flags_of_continuation_are_refused_with_a_prompt(client: httpx.Client, route: str, name: str) -> None:
     refused = client.post(route, json={"prompt": "a", name: True})
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == name

@@ -1,5 +1,8 @@
-"""A server of a checkpoint without tokenizer.json: one child process converts the tokenizer, no other imports
-transformers, and the answers are those of the checkpoint with tokenizer.json."""
+"""Tests of a server of a checkpoint without tokenizer.json.
+
+One child process converts the tokenizer, and no other process imports transformers. The answers are those of the
+checkpoint with tokenizer.json.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_t
 
 @pytest.fixture
 def bpe_checkpoint(checkpoint: Path, tmp_path: Path) -> Path:
-    """The tiny checkpoint with vocab.json, merges.txt and added_tokens.json instead of tokenizer.json."""
+    """Returns the tiny checkpoint with vocab.json, merges.txt and added_tokens.json instead of tokenizer.json."""
     directory = tmp_path / "tiny"
     shutil.copytree(checkpoint, directory)
     (directory / "tokenizer.json").unlink()
@@ -49,7 +52,7 @@ def bpe_checkpoint(checkpoint: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
-    """A directory with a short path: the sockets of a server are in it, and their paths have at most 107 bytes."""
+    """Yields a directory with a short path, because paths of the server's sockets have at most 107 bytes."""
     with tempfile.TemporaryDirectory() as directory:
         yield Path(directory)
 

@@ -1,4 +1,4 @@
-"""Many connections at once: which give way, what the spare ones may ask for, how much all may hold."""
+"""Tests of many connections at once: which are evicted, what probe slots serve, how much memory all may hold."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ask(server: Wired, data: bytes = GET) -> int:
         return answers(read_all(connection))[0][0]
 
 
-def test_who_waits_longest_gives_way_half_heads_first() -> None:
+def test_incomplete_heads_are_evicted_first_and_then_the_longest_idle_connections() -> None:
     with wired(connections=4) as server, contextlib.ExitStack() as stack:
 
         def connect(data: bytes) -> object:
@@ -44,7 +44,7 @@ def test_who_waits_longest_gives_way_half_heads_first() -> None:
 
         opened = [connect(data) for data in (KEEP_ALIVE, WAIT, KEEP_ALIVE, b"GET /half")]
         server.until_open(4)
-        for victim in (3, 0, 2):  # the half head, then the idle ones in their order
+        for victim in (3, 0, 2):  # the incomplete head, then the idle connections in their order
             connect(WAIT)
             with contextlib.suppress(ConnectionError):
                 assert opened[victim].recv(10) == b""  # type: ignore[attr-defined]
@@ -65,12 +65,12 @@ def test_probes_are_served_while_all_are_busy_and_others_get_503() -> None:
             ((status, headers, body),) = answers(read_all(connection))
         assert (status, headers[b"connection"], headers[b"retry-after"]) == (503, b"close", b"1")
         assert json.loads(body)["error"]["code"] == "no_room"
-        # half heads do not take the spare ones either
+        # incomplete heads do not occupy the probe slots either
         halves = [stack.enter_context(server.connect(b"GET /")) for _ in range(6)]
         assert ask(server, HEALTH) == 200
         assert len(halves) == 6
         wait_until(lambda: server.open <= 5)
-        # one that came as a spare is as good as any other once there is room again
+        # a connection in a probe slot may send any request once other connections have closed
         with server.connect() as spare:
             stack.close()
             server.until_open(1)
@@ -78,7 +78,7 @@ def test_probes_are_served_while_all_are_busy_and_others_get_503() -> None:
             assert answers(read_all(spare))[0][0] == 200
 
 
-def test_probes_do_not_push_each_other_out() -> None:
+def test_probes_do_not_evict_each_other() -> None:
     with wired(connections=2, probe_slots=3) as server, contextlib.ExitStack() as stack:
         for _ in range(2):
             stack.enter_context(server.connect(WAIT))
@@ -93,7 +93,7 @@ def test_probes_do_not_push_each_other_out() -> None:
 
 def test_a_probe_that_has_not_been_read_is_not_reset_for_another_connection() -> None:
     with wired(connections=1, probe_slots=2) as server, contextlib.ExitStack() as stack:
-        probe = stack.enter_context(server.connect())  # its request is on its way
+        probe = stack.enter_context(server.connect())  # its request has not arrived yet
         server.until_open(1)
         stack.enter_context(server.connect(WAIT))
         server.until_requests(1)
@@ -102,7 +102,7 @@ def test_a_probe_that_has_not_been_read_is_not_reset_for_another_connection() ->
         assert server.closed_by_server("gave_way") == 0
 
 
-def test_a_silent_connection_gives_way_once_its_request_is_overdue() -> None:
+def test_a_silent_connection_is_evicted_once_its_request_is_overdue() -> None:
     with wired(connections=1) as server, contextlib.ExitStack() as stack:
         silent = stack.enter_context(server.connect())
         server.until_open(1)
@@ -137,7 +137,7 @@ def test_probe_slots_do_not_count_as_connections_of_others() -> None:
         assert ask(server) == 200
 
 
-def test_an_answer_that_is_being_read_does_not_give_way_at_once() -> None:
+def test_an_answer_that_is_being_read_is_not_evicted_at_once() -> None:
     with wired(connections=1) as server:
         with server.connect(BIG_KEEP_ALIVE, receive_buffer=2**15) as reader:
             server.until_phase(Phase.IDLE)
@@ -146,16 +146,16 @@ def test_an_answer_that_is_being_read_does_not_give_way_at_once() -> None:
             size = 0
             while size < BIG:
                 got = len(reader.recv(2**18))
-                assert got, "cut off in the middle"
+                assert got, "the answer is cut off"
                 size += got
             wait_until(lambda: not server.unsent())
-            assert ask(server) == 200  # idle in earnest, it gives way
+            assert ask(server) == 200  # idle without unsent data, it is evicted
         assert server.closed_by_server("gave_way") == 1
 
 
 @pytest.mark.parametrize("ending", [b"", b"Connection: close\r\n"])
 def test_a_connection_that_reads_an_answer_is_not_evicted(ending: bytes) -> None:
-    """The application is done with it, and its connection waits for the next request, or to be closed."""
+    """Checks answers that the application has finished, on connections that are idle or about to close."""
     with wired(connections=2, idle_seconds=10) as server, contextlib.ExitStack() as stack:
         reader = stack.enter_context(server.connect(BIG_KEEP_ALIVE[:-2] + ending + b"\r\n", receive_buffer=2**15))
         assert reader.recv(100)
@@ -165,7 +165,7 @@ def test_a_connection_that_reads_an_answer_is_not_evicted(ending: bytes) -> None
             until = min(size + 2**20, BIG)
             while size < until:
                 got = len(reader.recv(2**18))
-                assert got, "cut off in the middle"
+                assert got, "the answer is cut off"
                 size += got
             server.pass_time(1)
             connection = stack.enter_context(server.connect(KEEP_ALIVE))
@@ -174,8 +174,8 @@ def test_a_connection_that_reads_an_answer_is_not_evicted(ending: bytes) -> None
         assert server.closed_by_server("gave_way") > 1
 
 
-def test_in_which_order_connections_give_way() -> None:
-    """What has to be read again comes before answers, and of these the one that has not moved for longest."""
+def test_the_order_in_which_connections_are_evicted() -> None:
+    """The order is that of the phases. Unsent answers rank with CLOSING, the one longest stalled first."""
 
     def waiting(phase: Phase, since: float, moved: float | None = None) -> SimpleNamespace:
         transport = SimpleNamespace(unsent=lambda: 0 if moved is None else 10**6, progressed=moved or 0.0)
@@ -197,7 +197,7 @@ def test_in_which_order_connections_give_way() -> None:
     assert keys == sorted(set(keys))
 
 
-def test_slow_bodies_give_way_too_but_not_at_once() -> None:
+def test_slow_bodies_are_evicted_too_but_not_at_once() -> None:
     head = b"POST /x HTTP/1.1\r\nContent-Length: 10\r\n\r\nx"
     with wired(connections=3) as server, contextlib.ExitStack() as stack:
         for _ in range(3):
@@ -218,8 +218,8 @@ def test_unfinished_bodies_of_all_are_bounded_together() -> None:
             with contextlib.suppress(ConnectionError):
                 connection.sendall(b"POST /x HTTP/1.1\r\nContent-Length: 2000000\r\n\r\n" + b"x" * 1_000_000)
             assert server.http.manager.buffered <= held + 2**16
-            server.pass_time(0.01)  # the one that has waited longest gives way
-        wait_until(lambda: server.closed_by_server("memory") >= 15)  # for a byte of them weighs 1.5
+            server.pass_time(0.01)  # evicts the connection that has waited longest
+        wait_until(lambda: server.closed_by_server("memory") >= 15)  # each byte of an incomplete body counts as 1.5
         server.pass_time(0.01)
         assert ask(server) == 200
         body = b"x" * 1_500_000
@@ -233,7 +233,7 @@ def test_unfinished_bodies_of_all_are_bounded_together() -> None:
     assert server.http.manager.buffered == 0
 
 
-def test_half_heads_give_memory_back_before_an_answer_does() -> None:
+def test_incomplete_heads_are_evicted_before_an_answer() -> None:
     with wired(buffered_bytes=2**20) as server, contextlib.ExitStack() as stack:
         stream = stack.enter_context(
             server.connect(b"GET /stream HTTP/1.1\r\nConnection: close\r\n\r\n", receive_buffer=2**15)
@@ -263,7 +263,7 @@ def test_memory_of_connections_is_released() -> None:
 
 
 def limited(files: int, *args: str) -> subprocess.CompletedProcess[str]:
-    """What `raise_open_files_limit` says under a hard limit of open files, called in a process of its own."""
+    """Calls `raise_open_files_limit` in a process with this hard limit of open files."""
     code = (
         "import resource, sys\n"
         "from runtime.errors import ConfigError\n"
@@ -277,7 +277,7 @@ def limited(files: int, *args: str) -> subprocess.CompletedProcess[str]:
 
 def test_connections_fit_the_limit_of_open_files() -> None:
     own = OWN_FILES + BACKEND_FILES + PROBE_SLOTS
-    few = own + open_files(0)  # as long as few may be on their way in at once
+    few = own + open_files(0)  # with few connections, few new ones are accepted at once
     assert limited(256, "(None, 1)").stdout.split() == [str(256 - few), "256"]
     connections = int(limited(3000, "(None, 1)").stdout.split()[0])
     assert own + open_files(connections) <= 3000 < own + open_files(connections + 1)
@@ -293,7 +293,7 @@ def test_connections_fit_the_limit_of_open_files() -> None:
     assert "ulimit -n" in limited(100, "(None, 1)").stderr
 
 
-def test_lines_of_strangers_are_counted_and_not_written(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_lines_above_the_limit_are_counted_and_not_written(caplog: pytest.LogCaptureFixture) -> None:
     log = logging.getLogger("test.strangers")
     now = 100.0
     sparse = RateLimitFilter(limit=3, seconds=10, kinds=2, clock=lambda: now)
@@ -343,7 +343,7 @@ def test_lines_of_many_kinds_are_limited_per_second(
 
 
 def test_connections_leave_no_garbage() -> None:
-    """What stays in circles until the collector's next long run is memory that an attack has for so long."""
+    """Reference cycles would hold an attacker's memory until the next full collection."""
     import gc
 
     from runtime.server.http_protocol.guarded_protocol import GuardedProtocol
@@ -351,7 +351,7 @@ def test_connections_leave_no_garbage() -> None:
     with wired() as server:
 
         def begun() -> bool:
-            """Whether the server has seen that a request begins."""
+            """Returns whether the server has received the beginning of a request."""
             return server.on_loop(lambda: any(c.unparsed or c.in_body for c in server.http.manager.open))
 
         gc.collect()

@@ -1,4 +1,4 @@
-"""Calls and reasoning as responses and messages tell them, over scripted answers that are cut anywhere."""
+"""Tests of tool calls and reasoning of /v1/responses and /v1/messages, over scripted answers in random pieces."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def message(text: str, **more: Any) -> dict[str, Any]:
 
 
 def bare(value: Any) -> Any:
-    """Without ids, which are made anew."""
+    """Returns the value without ids, which differ between answers."""
     if isinstance(value, dict):
         return {name: bare(item) for name, item in value.items() if name not in ("id", "call_id", "item_id")}
     return [bare(item) for item in value] if isinstance(value, list) else value
@@ -115,7 +115,7 @@ def test_blocks_of_a_message(client: httpx.Client) -> None:
         assert events[-2][1]["delta"]["stop_reason"] == "tool_use"
 
 
-def test_the_openai_client_goes_round(scripted: ServerProcess) -> None:
+def test_the_openai_client_sends_a_result_of_a_call(scripted: ServerProcess) -> None:
     with openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as ai:
         with ai.responses.stream(**respond(CALL, tools=[FUNCTION])) as stream:
             first = stream.get_final_response()
@@ -130,7 +130,7 @@ def test_the_openai_client_goes_round(scripted: ServerProcess) -> None:
         assert last.output_text == "It is 12 degrees."
 
 
-def test_the_anthropic_client_goes_round(scripted: ServerProcess) -> None:
+def test_the_anthropic_client_sends_a_result_of_a_call(scripted: ServerProcess) -> None:
     with anthropic.Anthropic(base_url=scripted.url, api_key="none", max_retries=0) as claude:
         asked = message(CALL, tools=[TOOL])
         with claude.messages.stream(**asked) as stream:
@@ -147,7 +147,7 @@ def test_the_anthropic_client_goes_round(scripted: ServerProcess) -> None:
         )
 
 
-def test_one_call_alone_where_that_is_asked_for(client: httpx.Client) -> None:
+def test_parallel_calls_can_be_disabled(client: httpx.Client) -> None:
     both = f"{CALL}\n{CALL}"
     one = client.post("/v1/responses", json=respond(both, tools=[FUNCTION], parallel_tool_calls=False)).json()
     assert len(one["output"]) == 1
@@ -157,8 +157,8 @@ def test_one_call_alone_where_that_is_asked_for(client: httpx.Client) -> None:
     assert one["stop_reason"] == "tool_use"
 
 
-def test_a_limit_in_the_middle_of_a_call(client: httpx.Client) -> None:
-    before = len(CALL[: CALL.index("rich")].encode()) - len("<tool_call>") + 1  # which is one token
+def test_a_limit_in_the_middle_of_a_call_drops_the_call(client: httpx.Client) -> None:
+    before = len(CALL[: CALL.index("rich")].encode()) - len("<tool_call>") + 1  # the tag is one token
     cut = client.post("/v1/responses", json=respond(CALL, tools=[FUNCTION], max_output_tokens=before)).json()
     assert cut["status"] == "incomplete"
     (item,) = cut["output"]
@@ -190,7 +190,7 @@ def test_a_limit_in_the_middle_of_a_call(client: httpx.Client) -> None:
         ]}, "messages[2].content[0].tool_use_id: 'c2' is not the id of an earlier call"),
     ],
 )  # fmt: skip
-def test_tools_that_cannot_be(client: httpx.Client, path: str, body: dict[str, Any], says: str) -> None:
+def test_invalid_tools_are_refused(client: httpx.Client, path: str, body: dict[str, Any], says: str) -> None:
     asked = respond("x") if path == "responses" else message("x")
     refused = client.post(f"/v1/{path}", json={**asked, **body})
     assert refused.status_code == 400, refused.text
@@ -199,7 +199,7 @@ def test_tools_that_cannot_be(client: httpx.Client, path: str, body: dict[str, A
 
 @pytest.mark.parametrize("value", ['"\\ud800"', "[" * 62 + "]" * 62])
 @pytest.mark.parametrize("stream", [False, True])
-def test_arguments_that_are_json_but_hard_to_read(client: httpx.Client, value: str, stream: bool) -> None:
+def test_arguments_with_surrogates_or_deep_nesting_are_answered(client: httpx.Client, value: str, stream: bool) -> None:
     arguments = f'{{"city": {value}}}'
     call = f'<tool_call>\n{{"name": "weather", "arguments": {arguments}}}\n</tool_call>'
     answer = client.post("/v1/messages", json=message(call, tools=[TOOL], stream=stream))

@@ -1,4 +1,4 @@
-"""Real answers and events are exactly what the OpenAPI says of them: nothing is missing, nothing is said nowhere."""
+"""Tests that real answers and events match the OpenAPI document: every field is documented, none is missing."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ SMALL: list[tuple[str, str, Any, int]] = [
 
 
 def closed(document: Document) -> Document:
-    """The same, its objects without any field that is not named."""
+    """Returns the document with `additionalProperties: false` in each object with properties."""
     document = copy.deepcopy(document)
     for schema in document["components"]["schemas"].values():
         if "properties" in schema:
@@ -90,7 +90,9 @@ def content(document: Document, method: str, path: str, status: int) -> Document
 
 
 @pytest.mark.parametrize(("where", "path", "body"), CASES)
-def test_an_answer(request: pytest.FixtureRequest, document: Document, where: str, path: str, body: Any) -> None:
+def test_an_answer_matches_the_document(
+    request: pytest.FixtureRequest, document: Document, where: str, path: str, body: Any
+) -> None:
     with request.getfixturevalue(where).client() as client:
         answer = client.post(path, json=body)
     assert answer.status_code == 200, answer.text
@@ -98,7 +100,9 @@ def test_an_answer(request: pytest.FixtureRequest, document: Document, where: st
 
 
 @pytest.mark.parametrize(("where", "path", "body"), STREAMS)
-def test_a_stream(request: pytest.FixtureRequest, document: Document, where: str, path: str, body: Any) -> None:
+def test_each_event_of_a_stream_matches_the_document(
+    request: pytest.FixtureRequest, document: Document, where: str, path: str, body: Any
+) -> None:
     with request.getfixturevalue(where).client() as client:
         answer = client.post(path, json={**body, "stream": True})
     assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
@@ -117,7 +121,7 @@ def test_a_stream(request: pytest.FixtureRequest, document: Document, where: str
 
 
 @pytest.mark.parametrize(("method", "path", "body", "status"), SMALL)
-def test_what_else_is_asked(
+def test_answers_of_other_routes_match_the_document(
     client: httpx.Client, document: Document, method: str, path: str, body: Any, status: int
 ) -> None:
     answer = client.request(method, path, json=body)
@@ -140,7 +144,7 @@ def test_a_stream_that_fails_ends_as_documented(document: Document, checkpoint: 
             fits(last, declared["itemSchema"]["properties"]["data"]["contentSchema"], document)
 
 
-def test_every_field_is_described_and_those_of_requests_have_examples_that_are_right(document: Document) -> None:
+def test_every_field_is_described_and_those_of_requests_have_valid_examples(document: Document) -> None:
     schemas = document["components"]["schemas"]
     asked: set[str] = set()
     found = {ref.rpartition("/")[2] for o in _operations(document) for ref in _refs(o.get("requestBody"))}
@@ -162,17 +166,17 @@ def test_every_field_is_described_and_those_of_requests_have_examples_that_are_r
     assert asked > {"ChatRequest", "Message", "Block", "Item", "Segment"}
 
 
-def test_the_document_names_all_that_it_has(document: Document) -> None:
+def test_the_document_refers_to_all_of_its_schemas(document: Document) -> None:
     schemas = set(document["components"]["schemas"])
     assert {ref.rpartition("/")[2] for ref in _refs(document)} == schemas
     assert all("422" not in operation["responses"] for operation in _operations(document))
 
 
-def test_every_route_may_refuse_a_page_of_another_origin(document: Document) -> None:
+def test_every_route_documents_the_refusal_of_other_origins(document: Document) -> None:
     assert [operation["summary"] for operation in _operations(document) if "403" not in operation["responses"]] == []
 
 
-def test_keys_are_asked_for_where_they_are_needed(document: Document, checkpoint: Any) -> None:
+def test_documented_security_matches_the_routes_that_need_a_key(document: Document, checkpoint: Any) -> None:
     assert "securitySchemes" not in document["components"]
     assert "security" not in document
     with serving("--model", str(checkpoint), "--api-key", KEY, module=FAKE) as server:

@@ -1,4 +1,4 @@
-"""Draining, over connections without a transport: what counts as unfinished, and what becomes of pipelined requests."""
+"""Tests of draining, over connections without sockets: which requests are unfinished, which pipelined ones start."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def connection_with(*data: bytes) -> tuple[HttpServer, GuardedProtocol, Transpor
 
 
 def test_a_request_that_has_not_started_is_unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "IDLE_GRACE", 0)  # idle connections would be closed at the first look
+    monkeypatch.setattr(http_server, "IDLE_GRACE", 0)  # idle connections would be closed at the first check
 
     async def drain() -> None:
         http, connection, transport = connection_with()
@@ -56,7 +56,7 @@ def test_a_request_that_has_not_started_is_unfinished(monkeypatch: pytest.Monkey
                 config=ServerConfig(drain_timeout=TIMEOUT),
                 listener=listener,
                 engine_client=SimpleNamespace(fail_all=lambda error: 0),
-                context=SimpleNamespace(in_flight=0),  # the application has not seen it
+                context=SimpleNamespace(in_flight=0),  # the request has not reached the application
                 http=http,
             )
             draining = asyncio.create_task(HttpFrontend.drain(cast(Any, serving)))
@@ -70,7 +70,7 @@ def test_a_request_that_has_not_started_is_unfinished(monkeypatch: pytest.Monkey
     asyncio.run(drain())
 
 
-def test_at_the_end_what_is_pipelined_behind_an_answer_is_not_begun() -> None:
+def test_at_the_end_pipelined_requests_after_an_answer_are_not_started() -> None:
     async def end() -> None:
         http, _, transport = connection_with(GET * 3)
         http.close_idle()

@@ -1,4 +1,4 @@
-"""What the server sets for its whole process, and nothing that is only imported does."""
+"""Tests of process-wide settings: the server makes them, and the import of its modules does not."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_only_the_server_keeps_the_tokenizers_library_to_one_thread(
 @pytest.mark.matrix
 @pytest.mark.parametrize(("choice", "policy"), [(None, "PASSIVE"), ("active", "ACTIVE")])
 def test_openmp_threads_wait_passively_unless_the_user_decides(choice: str | None, policy: str) -> None:
-    """OpenMP itself prints what it has read when torch loads it."""
+    """OpenMP prints the policy that it has read when torch loads it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
     environment |= {"OMP_DISPLAY_ENV": "true"} | ({} if choice is None else {"OMP_WAIT_POLICY": choice})
     command = [sys.executable, "-c", "from runtime import LLM"]
@@ -60,15 +60,15 @@ def test_openmp_threads_wait_passively_unless_the_user_decides(choice: str | Non
     assert f"OMP_WAIT_POLICY = '{policy}'" in done.stderr, done.stderr
 
 
-def test_a_backend_gets_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_inherits_the_openmp_wait_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     assert backend_environment(None)["OMP_WAIT_POLICY"] == "PASSIVE"
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     assert backend_environment(None)["OMP_WAIT_POLICY"] == "active"
 
 
-def test_a_frontend_loads_neither_arrays_nor_tensors() -> None:
-    """Some 11 MB and 150, in every one."""
+def test_a_frontend_imports_neither_numpy_nor_torch() -> None:
+    """NumPy takes about 11 MB and torch about 150 MB, in each frontend process."""
     code = (
         "import sys, runtime.server.launcher, runtime.server.http_server; print({'numpy', 'torch'} & set(sys.modules))"
     )

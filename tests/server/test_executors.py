@@ -1,4 +1,4 @@
-"""Work beside the loop: in whose turn, at whose cost, and given up with its client."""
+"""Tests of work outside the event loop: its order, its fairness among tenants, its end with its client."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.wait import TIMEOUT
 
 
 class Client:
-    """A request whose client goes away when told to."""
+    """A request whose client disconnects when the test sets `gone`."""
 
     def __init__(self) -> None:
         self.gone = asyncio.Event()
@@ -38,13 +38,13 @@ class Client:
 
 
 async def settle() -> None:
-    """Lets every task go as far as it can without a thread or the clock."""
+    """Runs every task as far as possible without a thread or the clock."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
 class Held:
-    """Work that goes on until it is released, or told that nobody wants it."""
+    """Work that runs until the test releases it, or until it is no longer needed."""
 
     def __init__(self) -> None:
         self.begun, self.release = threading.Event(), threading.Event()
@@ -62,7 +62,7 @@ class Held:
         assert await asyncio.to_thread(self.begun.wait, TIMEOUT)
 
 
-def test_the_shortest_goes_first_and_equals_in_order() -> None:
+def test_the_shortest_is_first_and_similar_sizes_stay_in_order() -> None:
     async def everything() -> list[str]:
         executor, first = SingleThreadExecutor("test"), Held()
         order: list[str] = []
@@ -93,7 +93,7 @@ def test_short_work_does_not_wait_for_long_work() -> None:
     asyncio.run(everything())
 
 
-def test_a_client_that_goes_away_gives_up_its_work_and_its_slot() -> None:
+def test_a_client_that_disconnects_ends_its_work_and_frees_its_slot() -> None:
     async def everything() -> None:
         executor, first, second, third = SingleThreadExecutor("test"), Client(), Client(), Client()
         running, never = Held(), Held()
@@ -119,7 +119,7 @@ def test_a_client_that_goes_away_gives_up_its_work_and_its_slot() -> None:
     ("disconnects", "cancelled", "raised"),
     [(True, False, ClientGone), (False, True, asyncio.CancelledError), (True, True, asyncio.CancelledError)],
 )
-def test_a_disconnected_client_and_a_cancelled_task_differ(
+def test_a_disconnected_client_and_a_canceled_task_differ(
     disconnects: bool, cancelled: bool, raised: type[BaseException]
 ) -> None:
     async def everything() -> None:
@@ -143,7 +143,7 @@ def test_a_disconnected_client_and_a_cancelled_task_differ(
     asyncio.run(everything())
 
 
-def test_a_task_goes_on_after_a_disconnect_that_its_work_replaced_by_another_error() -> None:
+def test_a_task_continues_after_a_disconnect_that_its_work_replaced_by_another_error() -> None:
     async def everything() -> None:
         async def wait() -> None:
             try:
@@ -164,7 +164,7 @@ def test_a_task_goes_on_after_a_disconnect_that_its_work_replaced_by_another_err
     asyncio.run(everything())
 
 
-def test_a_slot_that_is_free_as_the_client_goes_is_passed_on() -> None:
+def test_a_slot_that_is_freed_as_the_client_disconnects_is_passed_on() -> None:
     async def everything() -> None:
         executor, head = SingleThreadExecutor("test"), Held()
         one = asyncio.create_task(executor.run(1, head))
@@ -172,7 +172,7 @@ def test_a_slot_that_is_free_as_the_client_goes_is_passed_on() -> None:
         two = asyncio.create_task(executor.run(1, lambda _: 2))
         three = asyncio.create_task(executor.run(1, lambda _: 3))
         await settle()
-        executor._queue.release()  # as the end of the first would
+        executor._queue.release()  # as at the end of the first
         two.cancel()
         head.release.set()
         assert await asyncio.wait_for(three, TIMEOUT) == 3
@@ -182,7 +182,7 @@ def test_a_slot_that_is_free_as_the_client_goes_is_passed_on() -> None:
     asyncio.run(everything())
 
 
-def test_a_waiter_that_goes_as_the_one_before_it_ends_blocks_nobody() -> None:
+def test_a_waiter_canceled_as_the_previous_job_ends_blocks_no_other() -> None:
     async def everything() -> None:
         executor, head = SingleThreadExecutor("test"), Held()
         one = asyncio.create_task(executor.run(1, head))
@@ -191,9 +191,9 @@ def test_a_waiter_that_goes_as_the_one_before_it_ends_blocks_nobody() -> None:
         three = asyncio.create_task(executor.run(1, lambda _: 3))
         await settle()
         head.release.set()
-        # the thread is done with the first: its end is now the loop's next step, and its callback the one after
+        # The thread has finished the first job. The loop handles its end next, and its callback in the step after that.
         executor._thread.submit(lambda: None).result(TIMEOUT)
-        asyncio.get_running_loop().call_soon(two.cancel)  # between them, so that `two` has not run by then
+        asyncio.get_running_loop().call_soon(two.cancel)  # between the two, before `two` runs
         assert await one == "done"
         assert await asyncio.wait_for(three, TIMEOUT) == 3
         assert two.cancelled()
@@ -202,7 +202,7 @@ def test_a_waiter_that_goes_as_the_one_before_it_ends_blocks_nobody() -> None:
     asyncio.run(everything())
 
 
-def test_a_line_of_nothing_but_cancelled_waiters_is_free() -> None:
+def test_a_queue_with_only_canceled_waiters_is_free() -> None:
     async def everything() -> None:
         line = AdmissionQueue(100, "waiters are there")
         await line.acquire(1)
@@ -210,7 +210,7 @@ def test_a_line_of_nothing_but_cancelled_waiters_is_free() -> None:
         await asyncio.sleep(0)
         for task in waiting:
             task.cancel()
-        line.release()  # before any of them has run
+        line.release()  # before any canceled task runs
         await asyncio.wait_for(line.acquire(100), TIMEOUT)
         await asyncio.gather(*waiting, return_exceptions=True)
         assert all(task.cancelled() for task in waiting)
@@ -218,7 +218,7 @@ def test_a_line_of_nothing_but_cancelled_waiters_is_free() -> None:
     asyncio.run(everything())
 
 
-def test_what_waits_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_waiting_work_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executors, "MAX_WAITING_CHARS", 100)
 
     async def everything() -> None:
@@ -238,7 +238,7 @@ def test_what_waits_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(everything())
 
 
-def test_an_error_of_the_work_is_its_clients() -> None:
+def test_an_error_of_the_work_is_raised_for_its_client() -> None:
     async def everything() -> None:
         executor = SingleThreadExecutor("test")
 
@@ -253,12 +253,12 @@ def test_an_error_of_the_work_is_its_clients() -> None:
 
 
 class Body(str):
-    """Text that can be seen to be gone."""
+    """Text with weak references, by which a test sees that it was freed."""
 
 
 @pytest.mark.parametrize("size", [1, LONG + 1])
 def test_an_error_of_the_work_keeps_no_body(size: int) -> None:
-    """No reference cycle keeps it until the collector's next long run."""
+    """Checks that no reference cycle keeps the body until the next full collection."""
 
     async def fails(body: Body) -> None:
         def work(_: Any) -> None:
@@ -283,23 +283,23 @@ def test_an_error_of_the_work_keeps_no_body(size: int) -> None:
         gc.enable()
 
 
-def test_who_fills_a_line_gives_way_to_other_owners() -> None:
+def test_waiters_of_the_largest_tenant_are_evicted_for_others() -> None:
     async def everything() -> None:
         line = AdmissionQueue(100, "waiters are there")
         await line.acquire(1)
         greedy = [asyncio.create_task(line.acquire(20, "a")) for _ in range(5)]
         await asyncio.sleep(0)
         with pytest.raises(RequestError, match="too many waiters are there"):
-            await line.acquire(20, "a")  # the greedy one itself has no more room
+            await line.acquire(20, "a")  # the tenant with the largest waiting size gets no more capacity
         modest = asyncio.create_task(line.acquire(30, "b"))
         await settle()
-        assert [task.done() for task in greedy] == [False, False, False, True, True]  # the last who came
+        assert [task.done() for task in greedy] == [False, False, False, True, True]  # the last two are evicted
         for task in greedy[3:]:
             with pytest.raises(RequestError) as refused:
                 await task
             assert refused.value.status == 429
         with pytest.raises(RequestError):
-            await line.acquire(60, "b")  # more than what the greediest holds
+            await line.acquire(60, "b")  # more than the largest tenant has
         for task in (*greedy[:3], modest):
             line.release()
             await asyncio.wait_for(task, TIMEOUT)
@@ -309,7 +309,7 @@ def test_who_fills_a_line_gives_way_to_other_owners() -> None:
     asyncio.run(everything())
 
 
-def test_a_waiter_displaced_while_it_is_cancelled_ends_no_other_job() -> None:
+def test_a_waiter_displaced_while_it_is_canceled_ends_no_other_job() -> None:
     async def everything() -> None:
         line = AdmissionQueue(100, "waiters are there")
         await line.acquire(1)
@@ -329,7 +329,7 @@ def test_a_waiter_displaced_while_it_is_cancelled_ends_no_other_job() -> None:
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock that advances only when a test sets it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -339,8 +339,14 @@ class Clock:
 async def order_of(
     line: AdmissionQueue, clock: Clock, waiting: list[tuple[str, int, float]], served: float
 ) -> list[str]:
-    """The tenants in the order of service, of waiters with a size and seconds of service each, behind one of tenant a
-    whose service takes `served` seconds."""
+    """Returns the tenants in the order of service.
+
+    Args:
+        line: The queue.
+        clock: The clock of the queue.
+        waiting: Tenant, size and seconds of service of each waiter.
+        served: Seconds of service of the request of tenant a that they wait for.
+    """
     await line.acquire(1, "a")
     found: list[str] = []
 
@@ -358,14 +364,14 @@ async def order_of(
 
 
 @pytest.mark.parametrize("size", [1, 10, 1000])
-def test_another_owner_is_next_whatever_the_size_of_what_it_brings(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_another_tenant_is_next_whatever_the_size_of_its_work(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     clock = Clock(monkeypatch)
     waiting = [("a", 10, 1.0)] * 100 + [("b", size, 0.1)]
     found = asyncio.run(order_of(AdmissionQueue(10_000, "waiters"), clock, waiting, served=1.0))
     assert found.index("b") == 0
 
 
-def test_owners_get_equal_seconds_and_not_equal_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tenants_get_equal_seconds_and_not_equal_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     waiting = [("a", 10, 1.0)] * 6 + [("b", 10, 0.25)] * 12
     found = asyncio.run(order_of(AdmissionQueue(10_000, "waiters"), clock, waiting, served=0.0))
@@ -374,7 +380,7 @@ def test_owners_get_equal_seconds_and_not_equal_numbers(monkeypatch: pytest.Monk
         assert "a" not in found[end:] or "b" not in found[end:] or abs(seconds["a"] - seconds["b"]) <= 1.25
 
 
-def test_an_owner_that_was_away_has_saved_up_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_tenant_saves_up_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, line = Clock(monkeypatch), AdmissionQueue(10_000, "waiters")
 
     async def everything() -> list[str]:
@@ -388,7 +394,7 @@ def test_an_owner_that_was_away_has_saved_up_no_time(monkeypatch: pytest.MonkeyP
     assert "b" in found[:2]
 
 
-def test_few_requests_of_an_owner_may_wait_where_their_number_is_limited() -> None:
+def test_the_number_of_waiting_requests_per_tenant_may_be_limited() -> None:
     async def everything() -> None:
         line = AdmissionQueue(10_000, "grammars to compile", per_tenant=2)
         await line.acquire(1, "a")
@@ -408,7 +414,7 @@ def test_few_requests_of_an_owner_may_wait_where_their_number_is_limited() -> No
     asyncio.run(everything())
 
 
-def test_many_owners_that_come_once_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_tenants_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, line = Clock(monkeypatch), AdmissionQueue(10_000, "waiters")
 
     async def everything() -> None:

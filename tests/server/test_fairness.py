@@ -1,4 +1,4 @@
-"""Those who ask for much and those who ask for little: the queue's room, the engine's turns, the time limit."""
+"""Tests of fairness between large and small requests: capacity of the queue, scheduling, the time limit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KEYS = ("key-of-the-one-client", "key-of-the-other-client")
 
 
 def frontend(sent: list[Any], queue: int = 1024, slots: int = 128) -> LocalEngineClient:
-    """A frontend over one backend that only notes what it is sent."""
+    """Returns a frontend over one backend that only records the messages it receives."""
     observed = RequestMetrics()
     config, metrics = ServerConfig(max_queue=queue), Metrics("m", observed)
     backend = cast(Any, SimpleNamespace(ready=[0], send=lambda replica, message: sent.append(message)))
@@ -41,7 +41,7 @@ def spec(id: str, tenant: str = "", prompt: int = 3) -> RequestSpec:
 
 
 def refusal(made: LocalEngineClient, count: int, tenant: str = "") -> int:
-    """The status that so many answers get; 0 if they fit."""
+    """Returns the status with which so many completions are refused; 0 if they fit."""
     try:
         made.check_count(1, count)
         made.check_capacity(count, tenant)
@@ -56,7 +56,7 @@ def test_requests_of_many_choices_leave_capacity_for_single_ones() -> None:
     while not refusal(made, 128):
         made.submit(expand_choices(spec(f"crowd-{crowds}"), 128))
         crowds += 1
-    assert crowds == 8  # of 128 + 1024 places, and the others have as many left as the last of them took
+    assert crowds == 8  # of 128 + 1024 slots: as many as the last request took are left for others
     for n in range(128):
         made.submit([spec(f"single-{n}")])
     assert refusal(made, 1) == 429
@@ -64,7 +64,7 @@ def test_requests_of_many_choices_leave_capacity_for_single_ones() -> None:
     assert refusal(made, 1) == 0
     assert refusal(made, 65) == 429
     assert refusal(made, 64) == 0
-    assert refusal(made, 577) == 400  # it would never fit
+    assert refusal(made, 577) == 400  # more than one request may ever have
     made.on_outputs(0, [EngineOutput(id="single-1", nfe=1, finish_reason="stop")])
     made.fail_all(RequestError("x"))
     assert not made.live_by_tenant
@@ -91,8 +91,10 @@ def test_frontend_processes_divide_the_limits() -> None:
         (1, 577, "n", "n=577: 577 completions"),
     ],
 )
-def test_what_no_request_may_have_is_named(prompts: int, n: int, param: str, says: str) -> None:
-    """At the defaults 577 prompts without any `n` were refused for their `n`."""
+def test_too_many_completions_are_refused_with_the_name_of_the_field(
+    prompts: int, n: int, param: str, says: str
+) -> None:
+    """Checks a former error: at the defaults, 577 prompts without `n` were refused because of `n`."""
     with pytest.raises(RequestError, match=says) as refused:
         frontend([]).check_count(prompts, n)
     assert (refused.value.status, refused.value.param) == (400, param)
@@ -116,7 +118,7 @@ def test_one_keys_requests_leave_capacity_for_another_keys() -> None:
     assert refusal(made, 1, "polite") == 0
 
 
-def test_what_one_iteration_submits_is_one_message() -> None:
+def test_requests_of_one_iteration_are_one_message() -> None:
     sent: list[Any] = []
     due: list[Any] = []
     made = frontend(sent)
@@ -124,18 +126,18 @@ def test_what_one_iteration_submits_is_one_message() -> None:
     made.submit([spec("a")])
     made.submit([spec("b"), spec("c")])
     assert (sent, len(due)) == ([], 1)
-    made.abort(["b"])  # which must not overtake it
+    made.abort(["b"])  # must not overtake the request
     assert [type(message) for message in sent] == [ipc_protocol.Add, ipc_protocol.Abort]
     assert [one.id for one in sent[0].requests()] == ["a", "b", "c"]
     due.pop()()
     made.submit([spec("d")])
     made.on_down(0, "gone")
     due.pop()()
-    assert len(sent) == 2  # there is nobody to send it to
+    assert len(sent) == 2  # no backend is left to send it to
 
 
 def test_choices_of_a_long_prompt_are_sent_once() -> None:
-    """128 times 4,096 tokens held the frontend for long, and the backend for longer."""
+    """128 copies of 4,096 tokens once blocked the frontend for long, and the backend for longer."""
     sent: list[Any] = []
     made = frontend(sent)
     one, other = spec("a", prompt=4096), spec("b", prompt=5)
@@ -168,7 +170,7 @@ def test_keys_are_named_without_being_shown() -> None:
     assert first != second
     assert first == keys.check(b"bearer " + KEYS[0].encode())
     assert not any(key in name for key in KEYS for name in (first, second))
-    assert ApiKeys(KEYS[:1], None).check(b"Bearer " + KEYS[0].encode()) == ""  # nobody to be told apart from
+    assert ApiKeys(KEYS[:1], None).check(b"Bearer " + KEYS[0].encode()) == ""  # a single key needs no name
 
 
 def ask(server: ServerProcess, **body: Any) -> httpx.Response:
@@ -181,7 +183,7 @@ def live(server: ServerProcess) -> float:
     return found["unmask_requests_running"] + found["unmask_requests_waiting"]
 
 
-def test_a_strangers_burst_refuses_no_single_request(checkpoint: Path) -> None:
+def test_a_burst_of_requests_with_many_choices_refuses_no_single_request(checkpoint: Path) -> None:
     limits = ("--max-num-reqs", "8", "--max-queue", "24", "--drain-timeout", "0.1")
     with (
         concurrent.futures.ThreadPoolExecutor(24) as pool,
@@ -195,7 +197,7 @@ def test_a_strangers_burst_refuses_no_single_request(checkpoint: Path) -> None:
         server.until(lambda: live(server) == 24)
 
 
-def test_a_key_that_asks_for_much_leaves_capacity_for_another(checkpoint: Path) -> None:
+def test_a_key_with_many_requests_leaves_capacity_for_another(checkpoint: Path) -> None:
     limits = ("--max-num-reqs", "4", "--max-queue", "4", "--drain-timeout", "0.1", "--api-key", ",".join(KEYS))
     with (
         concurrent.futures.ThreadPoolExecutor(8) as pool,
@@ -236,14 +238,14 @@ def test_time_is_limited_unless_switched_off(checkpoint: Path) -> None:
         assert ask(server, max_tokens=10, cache_salt="slow").status_code == 200
 
 
-def test_one_with_eight_requests_of_many_choices(server: ServerProcess) -> None:
-    """With the real engine: who comes last and asks for little has its answer before any of those who ask for much."""
+def test_a_small_request_is_answered_before_eight_with_many_choices(server: ServerProcess) -> None:
+    """Checks with the real engine that small requests are answered before earlier ones with many choices."""
     gone = threading.Event()
 
     def crowd() -> bool:
-        """Whether it was answered."""
+        """Returns whether the request was answered completely."""
         body = {"prompt": "x" * 40, "n": 64, "max_tokens": 300, "ignore_eos": True, "temperature": 1, "stream": True}
-        body["decoding"] = {"accept_threshold": 1.0}  # a token a step: none ends before the others are answered
+        body["decoding"] = {"accept_threshold": 1.0}  # one token per step: none ends before small requests
         with server.client() as client, client.stream("POST", "/v1/completions", json=body) as answer:
             for line in answer.iter_lines():
                 if gone.is_set():

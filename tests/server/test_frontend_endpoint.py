@@ -1,4 +1,4 @@
-"""Sockets between front-end processes, their parent and the backends, on the event loop."""
+"""Tests of the sockets between frontend processes, their parent and the backends, on the event loop."""
 
 import asyncio
 import tempfile
@@ -8,7 +8,7 @@ import zmq
 from runtime.server.engine_client.ipc_sockets import Endpoint, connect
 
 
-def test_messages_behind_one_whose_handler_raised_are_passed_on():
+def test_messages_after_one_whose_handler_raised_are_handled():
     received, errors = [], []
 
     async def scene(addr: str) -> None:

@@ -1,4 +1,4 @@
-"""The parent of frontend processes: which processes it replaces, and what it answers."""
+"""Tests of the parent of frontend processes: which processes it replaces, and how it responds to messages."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from runtime.server.metrics import Metrics, RequestMetrics
 from tests.request.test_sampling_params import INFO
 from tests.wait import TIMEOUT, wait_until_async
 
-HANGS = (sys.executable, "-c", "import time; time.sleep(3600)")  # and sends nothing
+HANGS = (sys.executable, "-c", "import time; time.sleep(3600)")  # sends no message
 CONFIG = ServerConfig(frontend_processes=2)
 
 
 class Parent:
-    """A manager whose backends load for ever, and what it sends."""
+    """A manager whose backends never finish loading, and the messages that it sends."""
 
     def __init__(self, directory: Path, listener: socket.socket, failures: list[str]) -> None:
         metrics = FrontendMetrics(directory / "metrics")
@@ -78,13 +78,13 @@ def running(index: int = 0) -> Frontend:
     return frontend
 
 
-def test_a_slow_start_may_take_longer_than_silence() -> None:
+def test_a_slow_start_may_take_longer_than_the_limit_of_silence() -> None:
     assert managers.SILENCE_SECONDS < managers.START_SECONDS
     frontend = running()
     between = (managers.SILENCE_SECONDS + managers.START_SECONDS) / 2
     frontend.started -= between
     frontend.last_message -= between
-    assert not frontend.hangs  # it imports
+    assert not frontend.hangs  # it still imports modules
     frontend.connected = True
     assert frontend.hangs
     frontend.last_message += between
@@ -93,7 +93,7 @@ def test_a_slow_start_may_take_longer_than_silence() -> None:
     assert not frontend.hangs
 
 
-def test_heartbeats_do_not_excuse_a_process_that_never_listens() -> None:
+def test_a_process_that_never_listens_hangs_despite_heartbeats() -> None:
     frontend = running()
     frontend.connected = True
     frontend.started -= managers.START_SECONDS + 1
@@ -117,7 +117,7 @@ def test_a_new_process_receives_configuration_and_state() -> None:
 
 
 def test_a_failure_of_the_parent_is_answered() -> None:
-    """The client would wait for ever."""
+    """Without a response the client would wait forever."""
 
     async def call() -> None:
         async with asyncio.timeout(TIMEOUT), parent() as made:
@@ -150,7 +150,7 @@ def test_a_change_is_complete_when_every_process_has_acknowledged_it() -> None:
             for _ in range(5):
                 await asyncio.sleep(0)
             assert not waiting.done()
-            made.manager._release(made.manager.frontends[1])  # one that exits is not waited for
+            made.manager._release(made.manager.frontends[1])  # a process that exits need not acknowledge
             await waiting
 
     asyncio.run(change())
@@ -175,7 +175,7 @@ def test_a_process_of_another_build_is_refused(monkeypatch: pytest.MonkeyPatch) 
 def test_a_state_that_a_process_cannot_apply_ends_the_change_with_an_error(
     monkeypatch: pytest.MonkeyPatch, loaded: bool
 ) -> None:
-    """The process is replaced, also while other processes still load."""
+    """Checks that the process is replaced, also while other processes still load."""
 
     async def change() -> None:
         async with asyncio.timeout(TIMEOUT), parent() as made:
@@ -201,7 +201,7 @@ def test_a_state_that_a_process_cannot_apply_ends_the_change_with_an_error(
 
 
 def test_a_process_reports_a_state_that_it_cannot_apply() -> None:
-    """The parent would wait for its acknowledgment."""
+    """Without a report the parent would wait for the acknowledgment."""
     process = FrontendProcess("frontend-0.1", cast(Any, None))
     sent: list[Any] = []
     process._send = sent.append  # type: ignore[method-assign]
@@ -218,8 +218,8 @@ def test_a_process_reports_a_state_that_it_cannot_apply() -> None:
     assert "KeyError: 'x'" in acknowledged.error
 
 
-def test_requests_of_before_a_state_are_sent_before_it_is_acknowledged() -> None:
-    """They may name an adapter that is unloaded after the acknowledgment."""
+def test_earlier_requests_are_sent_before_a_state_is_acknowledged() -> None:
+    """Earlier requests may name an adapter that is unloaded after the acknowledgment."""
 
     async def submit() -> None:
         client = FrontendEngineClient(CONFIG, RequestMetrics(), ParentRpc(lambda message: None), "frontend-0.1", 0)

@@ -1,4 +1,4 @@
-"""Sums of the metrics of several frontend processes."""
+"""Tests of the sums of the metrics of several frontend processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LiveRequests().publish([int(sys.argv[3])], [40], {"": 1, "an adapter": 1})
 
 
 class Server:
-    """A parent process, and frontend processes that observe and exit."""
+    """A parent process, and frontend processes that record metrics and exit."""
 
     def __init__(self, directory: Path) -> None:
         self.frontends = FrontendMetrics(directory / "metrics")
@@ -91,7 +91,7 @@ def test_totals_continue_and_gauges_end_with_their_process(server: Server) -> No
     assert {*files, "gauge_livesum_0.db"} == {path.name for path in server.frontends.directory.iterdir()}
 
 
-def test_all_names_are_there_before_any_process_is(server: Server) -> None:
+def test_all_metrics_exist_before_any_process_starts(server: Server) -> None:
     observed = RequestMetrics()
     single = Metrics("m", observed)
     single.engine_metrics.live_by_replica, single.engine_metrics.work_by_replica = [0], [0]
@@ -99,5 +99,5 @@ def test_all_names_are_there_before_any_process_is(server: Server) -> None:
     samples = [s for f in text_string_to_metric_families(single.text().decode()) for s in f.samples]
     names = {s.name + json.dumps({k: v for k, v in s.labels.items() if k != "model_name"}) for s in samples}
     assert server.values().keys() == names
-    server.frontends.prepare(0)  # files without values
+    server.frontends.prepare(0)  # creates files without values
     assert server.values().keys() == names

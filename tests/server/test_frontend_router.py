@@ -1,4 +1,4 @@
-"""The socket of a backend for several frontend processes."""
+"""Tests of a backend's socket for several frontend processes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Clients:
         return found
 
     def outputs(self, name: str) -> list[str]:
-        """Ids of the outputs of the next message."""
+        """Returns the ids of the outputs in the next message."""
         event = ipc_protocol.decode_event(self.sockets[name].recv())
         assert isinstance(event, Outputs)
         return [output.id for output in event.outputs]
@@ -139,7 +139,7 @@ def test_adapters_are_loaded_before_requests_and_unloaded_after_them(
                 frontend.send(encode(Add.of([spec("a")])))
                 assert channel.router is not None
                 wait_until(channel.has_command)
-                with monkeypatch.context() as patch:  # three commands of the parent are here too
+                with monkeypatch.context() as patch:  # three commands of the parent have arrived too
                     commands_of_parent = [Call(0, UnloadAdapter("x")), Call(1, LoadAdapter("y", "uri")), Ping()]
                     patch.setattr(channel, "_receive_commands", lambda: iter(commands_of_parent))
                     unload, load, ping = commands_of_parent

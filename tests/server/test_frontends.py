@@ -1,4 +1,4 @@
-"""Several processes that serve HTTP with the same backends: one server for its clients."""
+"""Tests of several processes that serve HTTP with the same backends, which clients see as one server."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def frontends(server: ServerProcess) -> list[psutil.Process]:
 
 
 def connections(server: ServerProcess) -> list[int]:
-    """Of each process; the listener is one of its sockets."""
+    """Returns the number of TCP connections of each process, without the listener."""
     return [len(process.net_connections("tcp")) - 1 for process in frontends(server)]
 
 
 def process_of(server: ServerProcess, client: httpx.Client) -> int:
-    """The process that serves the connection of this client."""
+    """Returns the pid of the process that serves the connection of this client."""
     port = client.get("/health").extensions["network_stream"].get_extra_info("client_addr")[1]
     for process in frontends(server):
         if any(found.raddr and found.raddr.port == port for found in process.net_connections("tcp")):
@@ -56,7 +56,7 @@ def process_of(server: ServerProcess, client: httpx.Client) -> int:
 
 @contextlib.contextmanager
 def clients(server: ServerProcess) -> Iterator[list[httpx.Client]]:
-    """One client per process, with a connection to it."""
+    """Yields one client per process, with a connection to it."""
     found: dict[int, httpx.Client] = {}
 
     def connected() -> bool:
@@ -72,11 +72,11 @@ def clients(server: ServerProcess) -> Iterator[list[httpx.Client]]:
 
 
 def handlers(log: str) -> Counter[str]:
-    """Answers of /generate by the process that wrote their line."""
+    """Counts answers of /generate by the process that logged them."""
     return Counter(line.split()[2].rstrip(":") for line in log.splitlines() if "POST /generate 200" in line)
 
 
-def test_each_process_serves_and_metrics_are_of_all(several: ServerProcess) -> None:
+def test_each_process_serves_and_metrics_are_sums_of_all(several: ServerProcess) -> None:
     several.until_idle()
     before = several.metrics()
     with clients(several) as each:
@@ -97,7 +97,10 @@ TIMES = re.compile(r"_(created|sum|bucket)|_seconds$|^process_")
 
 
 def figures(checkpoint: Path, processes: int) -> tuple[set[str], dict[str, float], str]:
-    """Names with labels, values, and help and types, of a server that has answered and refused requests."""
+    """Returns the names with labels, the values, and the help and type lines of the metrics of a server.
+
+    The server has answered requests and refused others.
+    """
     args = ("--model", str(checkpoint), "--served-model-name", "tiny", "--frontend-processes", str(processes))
     with serving(*args, module=FAKE) as server:
         for outcome in range(6):
@@ -114,7 +117,7 @@ def figures(checkpoint: Path, processes: int) -> tuple[set[str], dict[str, float
             found = server.metrics()
             idle = not any(found[f"unmask_{name}"] for name in ("requests_running", "kv_pages_used"))
             reported = found["unmask_generated_tokens_total"] == 12 * SHORT["max_tokens"]
-            return found if idle and reported and found["unmask_connections"] == 1 else None  # that of this scrape
+            return found if idle and reported and found["unmask_connections"] == 1 else None  # that of this request
 
         found = server.until(idle)
         assert found is not None
@@ -133,7 +136,7 @@ def test_metrics_equal_those_of_a_single_process(checkpoint: Path) -> None:
     assert values["unmask_max_running_requests"] == values["unmask_requests_running_most"] > 0
 
 
-def test_the_load_that_the_autoscaler_reads_is_of_all(several: ServerProcess, tmp_path: Path) -> None:
+def test_the_load_that_the_autoscaler_reads_is_the_sum_of_all(several: ServerProcess, tmp_path: Path) -> None:
     several.until_idle()
     done = tmp_path / "done"
     with clients(several) as each, concurrent.futures.ThreadPoolExecutor(PROCESSES) as pool:
@@ -147,8 +150,8 @@ def test_the_load_that_the_autoscaler_reads_is_of_all(several: ServerProcess, tm
 
 
 def test_limits_are_divided(several: ServerProcess) -> None:
-    """Each process runs and queues a third of 32 requests, and refuses the rest before an answer begins."""
-    all_know = threading.Barrier(60)  # until then none ends
+    """Checks that each process runs and queues a third of 32 requests, and refuses others before an answer begins."""
+    all_know = threading.Barrier(60)  # no request ends before that
 
     def request(_: int) -> int:
         with several.client() as client, client.stream("POST", "/generate", json={**ENDLESS, "stream": True}) as answer:
@@ -177,11 +180,11 @@ def test_a_killed_process_ends_only_its_own_requests(several: ServerProcess, tmp
         os.kill(victim, signal.SIGKILL)
         assert isinstance(answers[0].exception(TIMEOUT), httpx.TransportError)
         several.until_metric("unmask_requests_running", PROCESSES - 1)
-        several.until_metric("unmask_kv_pages_used", PROCESSES - 1)  # the engine has freed those of the lost one
+        several.until_metric("unmask_kv_pages_used", PROCESSES - 1)  # those of the lost request are freed
         done.touch()
         assert [one.result(TIMEOUT).status_code for one in answers[1:]] == [200] * (PROCESSES - 1)
     several.until_idle()
-    assert several.metrics()["unmask_request_seconds_count"] >= before  # a total never becomes less
+    assert several.metrics()["unmask_request_seconds_count"] >= before  # a counter never decreases
     wait_until(lambda: len(frontends(several)) == PROCESSES)
     with clients(several) as each:
         assert victim not in {process_of(several, client) for client in each}
@@ -241,7 +244,7 @@ def test_aborted_connections_leave_nothing(several: ServerProcess) -> None:
             if number % 5 == 4:
                 client.recv(12)
             if number % 2:
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closes with a reset
     several.until_idle()
     wait_until(lambda: files() == before)
 
@@ -264,7 +267,7 @@ def test_changed_keys_apply_in_every_process(checkpoint: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("to_all", [False, True])
 def test_a_drain_finishes_streams_of_all(checkpoint: Path, tmp_path: Path, to_all: bool) -> None:
-    """Also if every process receives the signal."""
+    """Checks this also if every process receives the signal."""
     done = tmp_path / "done"
     args = ("--model", str(checkpoint), "--frontend-processes", "2", "--drain-timeout", "600")
     with (
@@ -290,7 +293,7 @@ def test_a_drain_finishes_streams_of_all(checkpoint: Path, tmp_path: Path, to_al
 
 @pytest.mark.parametrize("keep_alive", [True, False])
 def test_a_drain_under_load_fails_no_request(checkpoint: Path, keep_alive: bool) -> None:
-    """A request is answered, or its connection is refused before it is sent."""
+    """Checks that each request is answered, or that its connection is refused before it is sent."""
     failed: list[str] = []
     answered = Counter[str]()
     args = ("--model", str(checkpoint), "--frontend-processes", "4", "--drain-delay", "1")
@@ -329,7 +332,7 @@ def test_a_drain_under_load_fails_no_request(checkpoint: Path, keep_alive: bool)
 
 @pytest.mark.matrix
 def test_a_process_that_cannot_start_again_does_not_end_the_others(checkpoint: Path, tmp_path: Path) -> None:
-    """Its template was valid when the others read it."""
+    """The template was valid when the other processes read it."""
     template = tmp_path / "template.jinja"
     template.write_text("{{ messages[0].content }}")
     args = ("--model", str(checkpoint), "--frontend-processes", "2", "--chat-template", str(template))
@@ -371,6 +374,6 @@ def test_a_signal_while_processes_start_ends_quietly(checkpoint: Path) -> None:
         assert "Error" not in server.log
 
 
-def test_the_other_name_of_the_flag(checkpoint: Path) -> None:
+def test_api_server_count_is_an_alias_of_the_flag(checkpoint: Path) -> None:
     with serving("--model", str(checkpoint), "--api-server-count", "2", module=FAKE) as server:
         assert len(frontends(server)) == 2

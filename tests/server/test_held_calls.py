@@ -1,4 +1,4 @@
-"""Calls that a grammar holds to their schemas, on the shipped demo: whatever the model would rather say, they parse."""
+"""Tests of tool calls that a grammar constrains to their schemas, on the shipped demo: they parse in any case."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def server(demo: ServerProcess) -> ServerProcess:
     return demo
 
 
-def test_a_call_that_is_required_comes_and_fits(client: httpx.Client) -> None:
+def test_a_required_call_matches_its_schema(client: httpx.Client) -> None:
     body = {**BODY, "tools": [BOOK, PING], "tool_choice": "required", "parallel_tool_calls": False}
     found = complete(client, body)
     assert found["reason"] == "tool_calls"
@@ -42,7 +42,7 @@ def test_a_call_that_is_required_comes_and_fits(client: httpx.Client) -> None:
     assert streamed(client, body) == [found]
 
 
-def test_a_call_that_is_named_comes_as_it_is_written(client: httpx.Client) -> None:
+def test_a_named_call_matches_its_schema_and_is_streamed(client: httpx.Client) -> None:
     named = {"type": "function", "function": {"name": "book"}}
     for seed in range(3):
         body = {**BODY, "tools": [PING, BOOK], "tool_choice": named, "temperature": 2, "seed": seed}
@@ -57,7 +57,7 @@ def test_a_call_that_is_named_comes_as_it_is_written(client: httpx.Client) -> No
 
 
 def test_a_required_call_that_is_cut_off_shows_no_markup(client: httpx.Client) -> None:
-    """Whole it is no call, as its arguments would be half JSON; streamed, what has begun stays a beginning."""
+    """A complete answer then has no call, as its arguments would be cut off. A stream may have begun one."""
     body = {
         **BODY,
         "tools": [BOOK],
@@ -87,7 +87,7 @@ def test_a_required_call_that_is_cut_off_shows_no_markup(client: httpx.Client) -
         assert (message["stop_reason"], message["content"]) == ("max_tokens", [])
 
 
-def test_strict_tools_are_held_where_the_model_calls_them(client: httpx.Client) -> None:
+def test_calls_of_strict_tools_match_their_schemas(client: httpx.Client) -> None:
     for seed in range(3):
         found = complete(client, {**BODY, "tools": [STRICT, PING], "temperature": 1.5, "seed": seed})
         for name, arguments in found["calls"]:
@@ -104,7 +104,7 @@ def test_a_response_format_with_tools_gives_that_format_or_a_call(client: httpx.
         assert isinstance(json.loads(found["content"]), int)
 
 
-def test_a_schema_that_is_none_is_refused(client: httpx.Client) -> None:
+def test_an_invalid_schema_is_refused(client: httpx.Client) -> None:
     wrong = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "nothing"}}}}}
     refused = client.post(CHAT, json={**BODY, "tools": [wrong], "tool_choice": "required"})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
@@ -134,7 +134,7 @@ def test_required_calls_name_the_tool_with_an_unsupported_schema(client: httpx.C
 
 
 @pytest.mark.matrix
-def test_a_strict_tool_with_an_unsupported_schema_leaves_the_others_held(client: httpx.Client) -> None:
+def test_a_strict_tool_with_an_unsupported_schema_leaves_the_others_constrained(client: httpx.Client) -> None:
     tools = [STRICT, unsupported("set", strict=True), unsupported("other")]
     for stream in (False, True):
         answer = client.post(CHAT, json={**BODY, "tools": tools, "stream": stream, "temperature": 1.5})
@@ -156,7 +156,7 @@ def strict_tool(name: str, value: dict[str, Any]) -> dict[str, Any]:
 OVERLAPPING: dict[str, Any] = {"oneOf": [{"type": "string"}, {"type": "string", "minLength": 2}]}
 
 
-def test_strict_tools_that_the_engine_refuses_are_found_after_those_that_do_not_translate(client: httpx.Client) -> None:
+def test_unsupported_strict_tools_of_both_kinds_are_ignored_and_named(client: httpx.Client) -> None:
     tools = [STRICT, unsupported("set", strict=True), strict_tool("pick", OVERLAPPING)]
     answer = client.post(CHAT, json={**BODY, "tools": tools})
     assert answer.status_code == 200, answer.text
@@ -164,7 +164,7 @@ def test_strict_tools_that_the_engine_refuses_are_found_after_those_that_do_not_
     assert ignored == ["tools[1].function.strict", "tools[2].function.strict"]
 
 
-def test_harmless_keywords_of_a_tool_are_no_matter(client: httpx.Client) -> None:
+def test_keywords_without_effect_are_accepted(client: httpx.Client) -> None:
     harmless = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"format": "path"}}
     parameters = {
         **BOOKING,
@@ -175,7 +175,7 @@ def test_harmless_keywords_of_a_tool_are_no_matter(client: httpx.Client) -> None
     fits(found["calls"][0][1], parameters)
 
 
-NOTE = {"type": "string", "nullable": True, "enum": [None]}  # as OpenAPI 3.0 spells the type null
+NOTE = {"type": "string", "nullable": True, "enum": [None]}  # the type null in OpenAPI 3.0
 NULLABLE_ROOTS = [{"type": "object", "nullable": True}, {"type": ["object", "null"]}, {"type": None}]
 
 

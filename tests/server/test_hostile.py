@@ -1,4 +1,4 @@
-"""Bad input: each has its status and names its field, and 200 requests running beside it end unharmed."""
+"""Tests of invalid input: each request gets its status and the name of the field, and 200 others are unaffected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def decode(**more: Any) -> dict[str, Any]:
 
 
 RULES = algorithms_for("multi_bd")
-OTHER = max(RULES, key=lambda rule: rule.key != "threshold").key  # of several
+OTHER = max(RULES, key=lambda rule: rule.key != "threshold").key  # any but threshold
 Case = tuple[str, Any, int, str | None]  # route, body (bytes are sent as they are), status, param
 CASES: list[Case] = [
     ("/generate", b"", 400, None),
@@ -219,13 +219,13 @@ CASES: list[Case] = [
 
 
 def spelt(name: str, value: object) -> dict[str, Any]:
-    """A field as a request has it."""
+    """Returns a field as in the JSON of a request, where a dotted name is nested."""
     outer, _, inner = name.rpartition(".")
     return {outer: {inner: value}} if outer else {name: value}
 
 
 def declared_cases(rule: UnmaskingAlgorithm) -> Iterator[Case]:
-    """Each field of a rule with values that it does not take, and each field of other rules that it does not read."""
+    """Yields each field of an algorithm with values that it refuses, and each field that only other algorithms have."""
     names = {field.name for field in rule.fields}
     for field in rule.fields:
         past = [field.low - 1, *([] if field.high is None else [field.high + 1])]
@@ -263,7 +263,7 @@ async def send(client: httpx.AsyncClient, route: str, body: Any) -> httpx.Respon
 
 
 @pytest.mark.matrix
-def test_every_bad_request_while_200_good_ones_run(server: ServerProcess) -> None:
+def test_every_invalid_request_is_refused_while_200_valid_ones_run(server: ServerProcess) -> None:
     good = [{"prompt": f"good {i}", "max_tokens": 8 + i % 9, "ignore_eos": True, "seed": i} for i in range(200)]
     fast = {"accept_threshold": 0.05}
 
@@ -317,7 +317,7 @@ def test_content_parts_of_other_kinds_are_refused(server: ServerProcess, part: A
     assert answer.json()["error"]["param"].startswith("messages[0].content")
 
 
-def test_405_says_what_is_allowed(server: ServerProcess) -> None:
+def test_405_names_the_allowed_methods(server: ServerProcess) -> None:
     with server.client() as client:
         answer = client.get("/generate")
         assert answer.status_code == 405
@@ -345,7 +345,7 @@ def test_broken_http_is_answered_with_an_error_object(server: ServerProcess, dat
     assert json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"]["message"]
 
 
-def test_a_lying_content_length_hurts_nobody(server: ServerProcess) -> None:
+def test_a_wrong_content_length_affects_no_other_request(server: ServerProcess) -> None:
     head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999999\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT) as connection:
         connection.sendall(head + b'{"prompt":')
@@ -358,7 +358,7 @@ def chunks() -> Iterator[bytes]:
     return (b"x" * 2**16 for _ in range(64))
 
 
-def test_a_chunked_body_is_measured_too(server: ServerProcess, chunks: Iterator[bytes]) -> None:
+def test_the_limit_of_a_body_applies_to_chunked_bodies(server: ServerProcess, chunks: Iterator[bytes]) -> None:
     with server.client() as client:
         answer = client.post("/generate", content=chunks)
     assert answer.status_code == 413

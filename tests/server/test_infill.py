@@ -1,4 +1,4 @@
-"""``POST /v1/infill``: every hole filled, the rest kept; and the page's own routes."""
+"""Tests of ``POST /v1/infill``, which fills every hole and keeps the rest, and of the playground's routes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_all_holes_are_filled_and_the_rest_stays(server: ServerProcess) -> None:
     assert answer["usage"]["prompt_tokens"] == sum(text_tokens)
 
 
-def test_segments_say_the_same_and_need_no_notation(server: ServerProcess) -> None:
+def test_segments_give_the_same_answer_and_need_no_notation_for_holes(server: ServerProcess) -> None:
     by_text = fill(server, text="ab<mask:5>cd<mask:2>")
     parts = [{"text": "ab"}, {"mask": 5}, {"text": "cd"}, {"mask": 2}]
     assert fill(server, segments=parts)["holes"] == by_text["holes"]
@@ -41,7 +41,7 @@ def test_segments_say_the_same_and_need_no_notation(server: ServerProcess) -> No
     assert len(literal["holes"]) == 1
 
 
-def test_a_conversation_may_come_before(server: ServerProcess) -> None:
+def test_messages_may_precede_the_text(server: ServerProcess) -> None:
     messages = [{"role": "user", "content": "hello"}]
     answer = fill(server, messages=messages, text="<mask:6>!")
     assert answer["text"].endswith("!")
@@ -56,7 +56,7 @@ def test_a_stream_shows_every_step_and_ends_with_the_full_text(server: ServerPro
     assert last["event"] == "final"
     assert last["text"].startswith("ab")
     assert last["text"].endswith("cd")
-    assert [len(step["masked"]) for step in steps[:3]] == [5, 4, 3]  # of the open block
+    assert [len(step["masked"]) for step in steps[:3]] == [5, 4, 3]  # masks of the open block
     assert not steps[-1]["masked"]
     assert last["nfe"] == 12
 
@@ -95,7 +95,9 @@ def test_no_hole_ends_early(server: ServerProcess) -> None:
         ({"text": "a<mask:2>", "stream_mode": "denoise"}, "stream_mode", "only with stream"),
     ],
 )
-def test_what_is_wrong_is_named(server: ServerProcess, body: dict[str, Any], param: str, says: str) -> None:
+def test_errors_name_the_field_and_the_cause(
+    server: ServerProcess, body: dict[str, Any], param: str, says: str
+) -> None:
     with server.client() as client:
         answer = client.post("/v1/infill", json=body)
     assert answer.status_code == 400, answer.text
@@ -112,7 +114,7 @@ def test_many_pieces_are_refused_while_others_are_answered(server: ServerProcess
     assert answer.json()["error"]["code"] == "context_length_exceeded"
 
 
-def test_the_bytes_of_tokens(server: ServerProcess) -> None:
+def test_detokenize_returns_the_bytes_of_tokens(server: ServerProcess) -> None:
     with server.client() as client:
         ids = client.post("/tokenize", json={"prompt": "a\u00e9"}).json()["tokens"]
         decoded = client.post("/detokenize", json={"tokens": ids, "return_bytes": True}).json()
@@ -123,7 +125,7 @@ def test_the_bytes_of_tokens(server: ServerProcess) -> None:
         assert many.json()["error"]["param"] == "tokens"
 
 
-def test_pages_are_small_open_and_cached_by_what_they_hold(checkpoint: Any) -> None:
+def test_pages_are_small_need_no_key_and_are_cached_by_content(checkpoint: Any) -> None:
     own = {path: page for path, page in pages().items() if path == "/" or path.startswith("/playground/")}
     assert {"/", "/playground/main.js", "/playground/playground.css"} <= own.keys()
     assert sum(len(page.content) for page in own.values()) <= 120_000

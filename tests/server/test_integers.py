@@ -1,4 +1,4 @@
-"""Integers floats as 20.0, as clients in languages without integers do: in every integer field of every route."""
+"""Tests of integers sent as floats such as 20.0, by clients in languages without integers, in all integer fields."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/infill": {"segments": [{"text": "a"}, {"mask": 2}]},
     "/detokenize": {"tokens": [40, 41]},
 }
-# What goes with no other field of its body, or needs another one.
+# Further fields for those that exclude another field of the body, or need one.
 MORE: dict[str, dict[str, Any]] = {
     "top_logprobs": {"logprobs": True},
     "max_completion_tokens": {"max_tokens": None},
@@ -41,7 +41,7 @@ def document(client: httpx.Client) -> dict[str, Any]:
 
 
 def kinds(schema: dict[str, Any]) -> set[str]:
-    """Types of values that a schema has on its first level."""
+    """Returns the types of values that a schema has on its first level."""
     inner = [schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())]
     found = {kind["type"] for kind in inner if isinstance(kind.get("type"), str)}
     items = [kind.get("items", {}).get("type") for kind in inner if kind.get("type") == "array"]
@@ -54,7 +54,9 @@ def fields(document: dict[str, Any], route: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("route", BODIES)
-def test_every_integer_field_of_a_route(client: httpx.Client, document: dict[str, Any], route: str) -> None:
+def test_every_integer_field_of_a_route_accepts_integral_floats(
+    client: httpx.Client, document: dict[str, Any], route: str
+) -> None:
     seen = set()
     for name, schema in fields(document, route).items():
         if not kinds(schema) & {"integer", "array of integer"} or name in ("prompt", "model"):
@@ -88,20 +90,22 @@ def test_every_integer_field_of_a_route(client: httpx.Client, document: dict[str
         ("/generate", {**BODIES["/generate"], "stop_token_ids": [40, 41.0]}),
     ],
 )
-def test_integers_within_other_fields(demo: ServerProcess, route: str, body: dict[str, Any]) -> None:
+def test_integers_within_other_fields_accept_integral_floats(
+    demo: ServerProcess, route: str, body: dict[str, Any]
+) -> None:
     with demo.client() as client:
         answer = client.post(route, json=body)
     assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("value", [20.5, "20", True, [20], 1e300])
-def test_what_is_no_integer_is_refused(client: httpx.Client, value: Any) -> None:
+def test_a_value_that_is_no_integer_is_refused(client: httpx.Client, value: Any) -> None:
     refused = client.post("/generate", json={"prompt": "hello", "max_tokens": value})
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "max_tokens"
 
 
-def test_the_answer_is_the_same(client: httpx.Client) -> None:
+def test_the_answer_does_not_depend_on_the_notation(client: httpx.Client) -> None:
     asked = {"prompt": "hello", "max_tokens": 8, "seed": 1, "temperature": 1}
     texts = [client.post("/generate", json={**asked, "max_tokens": limit}).json()["text"] for limit in (8, 8.0, 8e0)]
     assert len(set(texts)) == 1

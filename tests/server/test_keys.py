@@ -1,4 +1,4 @@
-"""Bearer keys: which routes need one, several at once, rotation by file, and CORS beside them."""
+"""Tests of bearer keys: which routes need one, several keys at once, rotation by file, and CORS."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def bearer(key: str) -> bytes:
 
 
 def look(keys: ApiKeys) -> None:
-    """Two looks, as if a moment apart."""
+    """Checks the file twice, because new content must be the same in two successive checks."""
     keys.reload()
     keys.reload()
 
 
-def test_a_key_opens_and_nothing_else_does() -> None:
+def test_only_a_valid_key_is_accepted() -> None:
     keys = ApiKeys(("one", "two"))
     assert keys.required
     assert opens(keys, b"Bearer one")
@@ -64,7 +64,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def keys(file: Path) -> ApiKeys:
-    """Of a server that was started with the file, and with a fixed key."""
+    """Returns the keys of a server that was started with the file and with a fixed key."""
     keys = ApiKeys((TWO,), str(file), (ONE,))
     look(keys)
     return keys
@@ -77,12 +77,12 @@ def test_a_changed_file_is_read_again(file: Path, keys: ApiKeys) -> None:
     assert [opens(keys, bearer(key)) for key in (NEW, NEWER, TWO, ONE)] == [True, True, True, False]
 
 
-def test_a_mounted_secret_that_is_rotated(tmp_path: Path) -> None:
-    """As a kubelet does: a new directory beside the old one, then one link that changes to it."""
+def test_a_rotated_key_of_a_mounted_secret_is_read(tmp_path: Path) -> None:
+    """Rotates the key as a kubelet does: creates a new directory, then replaces one symbolic link."""
     for name, key in (("..1", ONE), ("..2", NEW)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "keys").write_text(key)
-        os.utime(tmp_path / name / "keys", (1, 1))  # the very same time: only the file is another one
+        os.utime(tmp_path / name / "keys", (1, 1))  # equal times, so that only the inode differs
     (tmp_path / "..data").symlink_to("..1")
     (tmp_path / "keys").symlink_to("..data/keys")
     keys = ApiKeys((), str(tmp_path / "keys"), (ONE,))
@@ -94,8 +94,8 @@ def test_a_mounted_secret_that_is_rotated(tmp_path: Path) -> None:
     assert not opens(keys, bearer(ONE))
 
 
-def test_of_a_file_that_is_being_written_nothing_is_taken(file: Path, keys: ApiKeys) -> None:
-    """Whatever was written when somebody looked: no beginning of a key opens, and the old one does all the time."""
+def test_a_partially_written_file_is_not_used(file: Path, keys: ApiKeys) -> None:
+    """Checks after each byte that no prefix of a key is accepted and that the old key is still valid."""
     text = f"{NEW}{NEWER}\n"
     with file.open("w") as opened:
         for number in range(len(text)):
@@ -109,7 +109,7 @@ def test_of_a_file_that_is_being_written_nothing_is_taken(file: Path, keys: ApiK
     assert not opens(keys, bearer(ONE))
 
 
-def test_a_file_that_changes_while_it_is_read_is_looked_at_again(
+def test_a_file_that_changes_while_it_is_read_is_read_again(
     file: Path, keys: ApiKeys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = keys_module.read_key_file
@@ -132,7 +132,7 @@ def test_an_empty_file_revokes_its_keys(file: Path, keys: ApiKeys, caplog: pytes
     file.write_text("\n")
     look(keys)
     assert not opens(keys, bearer(ONE))
-    assert opens(keys, bearer(TWO))  # given otherwise
+    assert opens(keys, bearer(TWO))  # the fixed key
     assert "is empty: only keys of --api-key are accepted" in caplog.text
     alone = ApiKeys((), str(file), (ONE,))
     look(alone)
@@ -145,7 +145,7 @@ def test_an_empty_file_revokes_its_keys(file: Path, keys: ApiKeys, caplog: pytes
 @pytest.mark.parametrize(
     "content", [b"short", NEW.encode() + b"\nshort\n", b"\xff" * 20, b"with spaces in the key", b"x" * 15]
 )
-def test_what_is_no_key_never_opens(
+def test_an_invalid_file_leaves_the_current_keys(
     file: Path, keys: ApiKeys, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     file.write_bytes(content)
@@ -163,8 +163,8 @@ def test_what_is_no_key_never_opens(
     assert opens(keys, bearer(NEW))
 
 
-def test_a_file_that_goes_away_for_a_while(file: Path, keys: ApiKeys, caplog: pytest.LogCaptureFixture) -> None:
-    """A Secret's volume swaps links: the keys stay valid, and the log says so when it lasts."""
+def test_a_missing_file_leaves_the_current_keys(file: Path, keys: ApiKeys, caplog: pytest.LogCaptureFixture) -> None:
+    """A Secret's volume swaps links: the keys stay valid, and a longer absence of the file is logged."""
     file.unlink()
     keys.reload()
     assert not caplog.records
@@ -180,7 +180,7 @@ def test_a_file_that_goes_away_for_a_while(file: Path, keys: ApiKeys, caplog: py
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 2
 
 
-def test_what_was_half_written_at_the_start_is_read_again(file: Path) -> None:
+def test_a_file_that_was_half_written_at_the_start_is_read_again(file: Path) -> None:
     file.write_text(NEW + "more")
     keys = ApiKeys((), str(file), (NEW,))
     look(keys)
@@ -205,14 +205,14 @@ def test_the_start_waits_for_a_file_that_is_being_written(file: Path, monkeypatc
     assert len(waited) == 3
 
 
-def test_a_pipe_is_no_file_of_keys(tmp_path: Path) -> None:
+def test_a_pipe_is_refused_as_a_file_of_keys(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match="is not a regular file"):
         config_keys.read_key_file(str(tmp_path / "pipe"))
 
 
 @pytest.mark.matrix
-def test_keys_on_the_command_line_are_warned_of(checkpoint: Path) -> None:
+def test_keys_on_the_command_line_cause_a_warning(checkpoint: Path) -> None:
     with serving("--model", str(checkpoint), "--api-key", ONE, module=FAKE, ready=False) as server:
         wait_until(lambda: "the process list shows these keys" in server.log)
         assert "--api-key-file" in server.log

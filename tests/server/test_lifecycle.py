@@ -1,4 +1,4 @@
-"""Start and end of a server: refusals with one sentence, draining, several on one host, what the process holds."""
+"""Tests of the start and end of a server: errors in one sentence, draining, several servers per host, its memory."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def ipc_directory(server: ServerProcess) -> Path:
 
 
 class Load:
-    """Closed loops of short requests that end once the server takes no more connections.
+    """Closed loops of short requests that end when the server accepts no more connections.
 
-    The kernel refuses a connection that comes after the listener has closed, and resets one that comes while it closes:
-    both are met on a new connection alone. That those which had come before are answered, `test_door.py` shows.
+    The kernel refuses a connection after the listener has closed, and resets one that arrives while it closes. Both
+    happen only on new connections. `tests/server/test_acceptor.py` checks that earlier connections are answered.
     """
 
     def __init__(self, server: ServerProcess, clients: int) -> None:
@@ -52,7 +52,7 @@ class Load:
                 new = answer.headers.get("connection") == "close"
 
     def end(self) -> list[int | str]:
-        """Statuses, and "refused" once for each loop that met the closed listener."""
+        """Returns the statuses, and "refused" once for each loop that reached the closed listener."""
         for loop in self.loops:
             loop.result(TIMEOUT)
         self.pool.shutdown()
@@ -61,7 +61,7 @@ class Load:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("delay", [False, True])
-def test_sigterm_under_load_fails_nobody(checkpoint: Path, tmp_path: Path, delay: bool) -> None:
+def test_sigterm_under_load_fails_no_request(checkpoint: Path, tmp_path: Path, delay: bool) -> None:
     done = tmp_path / "done"
     flags = ("--model", str(checkpoint), "--drain-timeout", "600", "--drain-delay", "5" if delay else "0")
     grace = {"runtime.server.http_server.IDLE_GRACE": 60.0}  # a client may be slow to use its idle connection
@@ -84,7 +84,7 @@ def test_sigterm_under_load_fails_nobody(checkpoint: Path, tmp_path: Path, delay
         done.touch()
         assert [one.result(TIMEOUT).status_code for one in long] == [200] * 4
         assert server.wait() == 0
-        assert set(seen) == {200, "refused"}  # every loop met the closed listener, none an error
+        assert set(seen) == {200, "refused"}  # every loop reached the closed listener, none failed
         assert seen.count("refused") == 16
         assert not directory.exists()
         wait_until(lambda: has_ended(backend))
@@ -120,7 +120,7 @@ def test_a_second_signal_ends_at_once(checkpoint: Path) -> None:
 
 @pytest.mark.matrix
 def test_the_command_starts_every_kind_of_process(checkpoint: Path) -> None:
-    """Without what `tests/server/limits.py` puts in its place: head, frontend processes, backend, grammar compiler."""
+    """Runs the command without `tests/server/limits.py`: head, frontend processes, backend, grammar compiler."""
     args = ("--model", str(checkpoint), "--frontend-processes", "2")
     with serving(*args, module=REAL) as server:
         with server.client() as client:
@@ -154,7 +154,7 @@ def test_the_paths_of_the_sockets_can_be_chosen(checkpoint: Path, tmp_path_facto
         assert client.post("/generate", json={"prompt": "x", "max_tokens": 3}).json()["text"] == "abc"
 
 
-def test_help_loads_nothing_that_serves() -> None:
+def test_help_imports_no_module_of_the_running_server() -> None:
     done = subprocess.run([sys.executable, "-m", REAL, "--help"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0
     assert "--max-num-reqs" in done.stdout
@@ -176,7 +176,7 @@ def test_the_frontend_is_small_and_without_torch(server: ServerProcess) -> None:
     assert pss < 200 * 1024  # KiB
 
 
-# what to break in a copy of the checkpoint -> words of the one sentence that start-up ends with
+# What breaks a copy of the checkpoint, and a part of the one sentence with which the start ends.
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no directory": (lambda directory: shutil.rmtree(directory), "is not a directory"),
     "no config": (lambda directory: (directory / "config.json").unlink(), "config.json"),

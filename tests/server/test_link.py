@@ -1,4 +1,4 @@
-"""What a backend's end of its sockets says of them."""
+"""Tests of the backend's end of its sockets to the frontend."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_command_is_pending_from_its_arrival_until_it_is_taken(
             assert not link.has_command()
             frontend.send_multipart([name, ipc_protocol.encode(Stop("enough"))])
             wait_until(link.has_command)
-            assert link.has_command(), "it has not been taken"
+            assert link.has_command(), "the command is no longer pending although it was not received"
             assert list(link.receive(0)) == [Stop("enough")]
             assert not link.has_command()
             os.close(outside)
@@ -69,5 +69,5 @@ def test_a_failure_that_a_thread_reports_reaches_the_frontend(tmp_path: Path) ->
     assert (name, ipc_protocol.decode_event(event)) == (b"backend-0", Fatal("a rank is gone"))
 
 
-def test_a_failing_backend_exits_though_nobody_listens(tmp_path: Path) -> None:
+def test_a_failing_backend_exits_without_a_frontend(tmp_path: Path) -> None:
     assert run_failing_backend(f"ipc://{tmp_path}/commands", f"ipc://{tmp_path}/events", 0.1) == 1

@@ -1,4 +1,4 @@
-"""The listening socket: its default, its address families, the URL that is logged, and the addresses of clients."""
+"""Tests of the listening socket: its default, its address families, the logged URL, and the addresses of clients."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def listening(host: str, port: int = 0) -> Iterator[socket.socket]:
 
 
 def accepts(listener: socket.socket, address: str) -> str:
-    """Connects to the listener at this address, and returns the address of which the listener sees the client."""
+    """Connects to the listener at this address, and returns the client's address as the listener sees it."""
     with socket.create_connection((address, listener.getsockname()[1]), TIMEOUT):
         connection, client = listener.accept()
         connection.close()
@@ -52,7 +52,7 @@ def accepts(listener: socket.socket, address: str) -> str:
 
 
 def fail_for_ipv6(monkeypatch: pytest.MonkeyPatch, method: str, number: int) -> None:
-    """This method of an IPv6 socket raises OSError, as on a host without IPv6."""
+    """Makes this method of IPv6 sockets raise OSError, as on a host without IPv6."""
 
     class Failing(socket.socket):
         def __init__(self, family: int = -1, *args: Any, **options: Any) -> None:
@@ -84,7 +84,7 @@ def test_a_wildcard_accepts_both_families(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
-def test_an_ipv4_address_accepts_ipv4_alone(host: str) -> None:
+def test_an_ipv4_address_accepts_only_ipv4(host: str) -> None:
     with listening(host) as listener:
         assert listener.family == socket.AF_INET
         assert accepts(listener, "127.0.0.1") == "127.0.0.1"
@@ -94,7 +94,7 @@ def test_an_ipv4_address_accepts_ipv4_alone(host: str) -> None:
 
 @needs_ipv6
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
-def test_an_ipv6_address_accepts_ipv6_alone(host: str) -> None:
+def test_an_ipv6_address_accepts_only_ipv6(host: str) -> None:
     with listening(host) as listener:
         assert accepts(listener, "::1") == "::1"
         with pytest.raises(ConnectionRefusedError):
@@ -121,7 +121,7 @@ def test_a_wildcard_is_ipv4_on_a_host_without_ipv6(
         assert accepts(listener, "127.0.0.1") == "127.0.0.1"
 
 
-def test_a_name_is_the_first_of_its_addresses_that_this_host_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_resolves_to_the_first_of_its_addresses_that_this_host_has(monkeypatch: pytest.MonkeyPatch) -> None:
     both = [
         (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0)),
         (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
@@ -140,7 +140,7 @@ def test_a_loopback_name_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1", pytest.param("::", marks=needs_ipv6)])
-def test_a_port_that_is_taken_is_no_reason_for_the_other_family(host: str) -> None:
+def test_a_port_in_use_does_not_cause_a_change_of_the_family(host: str) -> None:
     with listening(host) as first, pytest.raises(ConfigError, match=r"--host :: --port .* in use"):
         listen("::", first.getsockname()[1])
 
@@ -160,7 +160,7 @@ def test_a_port_that_is_taken_is_no_reason_for_the_other_family(host: str) -> No
         ("a" * 70, False),
     ],
 )
-def test_a_value_that_is_no_address_here_is_refused_by_the_flags_name(host: str, advice: bool) -> None:
+def test_an_address_that_this_host_lacks_is_refused_by_the_flags_name(host: str, advice: bool) -> None:
     with pytest.raises(ConfigError, match=r"--host .* cannot be listened on") as refusal:
         listen(host, 0)
     assert ("the port with --port" in str(refusal.value)) is advice
@@ -234,7 +234,7 @@ def test_a_connection_has_the_clients_own_address(address: str) -> None:
 
 @contextlib.contextmanager
 def server(checkpoint: Path, *flags: str, **variables: str) -> Iterator[tuple[Callable[[], str], int]]:
-    """The log so far of a server of the fake engine with this command line and environment, and its port."""
+    """Starts a server with the fake engine, and yields a function that returns its log so far, and its port."""
     command = [sys.executable, "-m", FAKE, "--model", str(checkpoint), "--port", "0", *flags]
     with tempfile.TemporaryFile() as log:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("UNMASK_")}
@@ -260,7 +260,9 @@ def test_a_server_with_the_default_of_the_image_serves_both_families(checkpoint:
                 assert client.post("/generate", json={"prompt": "x", "max_tokens": 3}).json()["text"] == "abc"
         assert "all IPv4 and IPv6 addresses" in log()
         assert "open to the network" in log()
-        assert "--host 127.0.0.1" in log(), "localhost may be ::1 alone, which the addresses in the docs do not reach"
+        assert "--host 127.0.0.1" in log(), (
+            "the log does not advise 127.0.0.1; localhost may be only ::1, which the docs do not use"
+        )
 
 
 def test_a_server_without_host_serves_this_machine_only(checkpoint: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is done to logits, as clients ask for it."""
+"""Tests of request fields that change logits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ USER = [{"role": "user", "content": "hello"}]
 A = "64"  # the id of "a" in the tiny tokenizer
 
 
-def test_a_bias_decides_on_every_route(server: ServerProcess, ai: Any) -> None:
+def test_logit_bias_applies_on_every_route(server: ServerProcess, ai: Any) -> None:
     chat = ai.chat.completions.create(model="tiny", messages=USER, max_tokens=6, logit_bias={A: 100})
     text = ai.completions.create(model="tiny", prompt="x", max_tokens=6, logit_bias={A: 100})
     assert chat.choices[0].message.content == text.choices[0].text == "aaaaaa"
@@ -21,7 +21,7 @@ def test_a_bias_decides_on_every_route(server: ServerProcess, ai: Any) -> None:
     assert own["token_ids"] == [int(A)] * 6
 
 
-def test_stop_tokens_and_least_tokens(server: ServerProcess) -> None:
+def test_stop_token_ids_and_min_tokens_apply(server: ServerProcess) -> None:
     body = {"prompt": "x", "max_tokens": 9, "logit_bias": {A: 50, "65": 60}, "stop_token_ids": [65], "temperature": 0}
     with server.client() as client:
 
@@ -34,7 +34,7 @@ def test_stop_tokens_and_least_tokens(server: ServerProcess) -> None:
         assert answer(min_tokens=9)["text"] == "a" * 9
 
 
-def test_a_penalty_and_min_p(server: ServerProcess, ai: Any) -> None:
+def test_a_penalty_and_min_p_apply(server: ServerProcess, ai: Any) -> None:
     one = {"extra_body": {"decoding": {"algorithm": "sequential"}, "ignore_eos": True}, "max_tokens": 12}
     again = ai.completions.create(model="tiny", prompt="x", **one, presence_penalty=2, logit_bias={A: 1})
     free = ai.completions.create(model="tiny", prompt="x", **one, logit_bias={A: 1})
@@ -46,7 +46,7 @@ def test_a_penalty_and_min_p(server: ServerProcess, ai: Any) -> None:
         assert client.post("/generate", json=hot).json()["token_ids"] != greedy
 
 
-def test_a_refusal_says_what_to_do(server: ServerProcess) -> None:
+def test_a_refusal_names_the_fix(server: ServerProcess) -> None:
     with server.client() as client:
         refused: httpx.Response = client.post("/generate", json={"prompt": "x", "max_tokens": 3, "min_tokens": 4})
     assert refused.status_code == 400

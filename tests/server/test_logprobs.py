@@ -1,4 +1,4 @@
-"""Log-probabilities as clients get them: whole and streamed, of answers and of prompts."""
+"""Tests of log-probabilities in responses: complete and streamed, of answers and of prompts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def data(content: list[Any]) -> bytes:
     return b"".join(bytes(one.bytes) for one in content)
 
 
-def test_a_chats_tokens_complete_and_streamed(ai: openai.OpenAI) -> None:
+def test_chat_logprobs_are_equal_complete_and_streamed(ai: openai.OpenAI) -> None:
     asked: Any = {"model": "tiny", "messages": USER, "max_tokens": 20, "logprobs": True, "top_logprobs": 3,
                   "extra_body": {"ignore_eos": True}}  # fmt: skip
     complete = ai.chat.completions.create(**asked).choices[0]
@@ -55,7 +55,7 @@ def test_a_chats_tokens_complete_and_streamed(ai: openai.OpenAI) -> None:
 
 
 def test_tokens_are_reported_with_the_text_that_they_belong_to(checkpoint: Path) -> None:
-    """Also of an update that is written when the answer has gone on already, or ended."""
+    """Checks this also for an update that is written after the answer has continued or ended."""
     tokenizer = Tokenizer(checkpoint)
     ids = tokenizer.encode("abcdef")
     logprobs = [TokenLogprob(id, -1.0, []) for id in ids]
@@ -67,7 +67,7 @@ def test_tokens_are_reported_with_the_text_that_they_belong_to(checkpoint: Path)
         assert [entry.id for entry, _ in revealed.take_new(update)] == expected
 
 
-def test_completions_lists_with_offsets_and_the_end(ai: openai.OpenAI, client: httpx.Client) -> None:
+def test_completion_logprobs_have_offsets_and_the_eos_token(ai: openai.OpenAI, client: httpx.Client) -> None:
     asked: Any = {"model": "tiny", "prompt": "x", "max_tokens": 30, "logprobs": 2, "extra_body": {"ignore_eos": True}}
     choice = ai.completions.create(**asked).choices[0]
     logprobs = choice.logprobs
@@ -86,11 +86,11 @@ def test_completions_lists_with_offsets_and_the_end(ai: openai.OpenAI, client: h
     assert (ended["text"], ended["finish_reason"]) == ("", "stop")
     assert ended["logprobs"]["tokens"] == ["<|endoftext|>"]
     assert ended["logprobs"]["text_offset"] == [0]
-    assert ended["logprobs"]["token_logprobs"][0] < -0.5  # as the model has it, without the bias
+    assert ended["logprobs"]["token_logprobs"][0] < -0.5  # the model's value, without the bias
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_takes_its_tokens_along(ai: openai.OpenAI, stream: bool) -> None:
+def test_a_stop_string_removes_the_logprobs_of_its_tokens(ai: openai.OpenAI, stream: bool) -> None:
     body: Any = {"decoding": {"algorithm": "sequential"}, "logit_bias": {"64": 90}, "ignore_eos": True}
     asked: Any = {"model": "tiny", "prompt": "x", "max_tokens": 12, "logprobs": 0, "extra_body": body}
     free = ai.completions.create(**asked).choices[0]
@@ -104,7 +104,7 @@ def test_a_stop_string_takes_its_tokens_along(ai: openai.OpenAI, stream: bool) -
     assert "".join(tokens) == "".join(chunk.text for chunk in chunks) == "a" * 12
 
 
-def test_an_echoed_prompt_is_what_the_engine_makes_of_it(client: httpx.Client, checkpoint: Path) -> None:
+def test_logprobs_of_an_echoed_prompt_are_those_of_the_engine(client: httpx.Client, checkpoint: Path) -> None:
     prompt = "héllo you"
     asked = {"prompt": [prompt, prompt[::-1]], "logprobs": 2, "echo": True, "max_tokens": 0}
     answer = client.post("/v1/completions", json=asked).json()
@@ -131,13 +131,13 @@ def test_an_echoed_prompt_is_what_the_engine_makes_of_it(client: httpx.Client, c
     )
     both = client.post("/v1/completions", json={**asked, "prompt": prompt, "max_tokens": 1, "ignore_eos": True}).json()
     logprobs = both["choices"][0]["logprobs"]
-    assert len(logprobs["tokens"]) == len(ids) + 1  # as lm-eval takes it apart
+    assert len(logprobs["tokens"]) == len(ids) + 1  # lm-eval splits the list by this length
     assert out.logprobs is not None
     assert logprobs["token_logprobs"][-1] == pytest.approx(out.logprobs[0].logprob, abs=1e-3)
     assert both["choices"][0]["text"].startswith(prompt)
 
 
-def test_an_echo_without_them(client: httpx.Client) -> None:
+def test_an_echo_without_logprobs(client: httpx.Client) -> None:
     asked = {"prompt": "x", "max_tokens": 4, "echo": True, "ignore_eos": True}
     complete = client.post("/v1/completions", json=asked).json()["choices"][0]
     without_echo = client.post("/v1/completions", json={**asked, "echo": False}).json()["choices"][0]
@@ -151,7 +151,7 @@ def test_an_echo_without_them(client: httpx.Client) -> None:
     assert nothing["choices"][0]["text"] == "x"
 
 
-def test_the_tokenizer_describes_itself(client: httpx.Client) -> None:
+def test_tokenizer_info_describes_the_tokenizer(client: httpx.Client) -> None:
     info = client.get("/tokenizer_info").json()
     assert (info["eos_token"], info["mask_token"]) == ("<|endoftext|>", "<|mask|>")
     assert "add_generation_prompt" in info["chat_template"]
@@ -176,8 +176,10 @@ def test_logprobs_of_answers_are_bounded(client: httpx.Client, path: str, asked:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_a_long_answer_has_logprobs_during_others(client: httpx.Client, server: ServerProcess, path: str) -> None:
-    """A quarter of a million log-probabilities."""
+def test_other_requests_are_answered_during_a_long_answer_with_logprobs(
+    client: httpx.Client, server: ServerProcess, path: str
+) -> None:
+    """Checks an answer with a quarter of a million log-probabilities."""
     what = (
         {"messages": USER, "logprobs": True, "top_logprobs": 20} if "chat" in path else {"prompt": "x", "logprobs": 20}
     )
@@ -210,7 +212,7 @@ def test_log_probabilities_are_written_in_steps_between_which_other_tasks_run() 
 
 
 def test_a_scored_echo_is_bounded(client: httpx.Client) -> None:
-    """Nothing is made of what would take the event loop for seconds to write."""
+    """More log-probabilities would block the event loop for seconds while they are written."""
     asked = {"prompt": [[5] * 200] * 64, "echo": True, "logprobs": 20, "max_tokens": 0}
     refused = client.post("/v1/completions", json=asked)
     assert refused.status_code == 400

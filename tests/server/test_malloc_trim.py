@@ -1,4 +1,4 @@
-"""When memory is given back: once it has grown, whatever made it grow, and nothing happens any more."""
+"""Tests of when memory is returned to the system: after it has grown, whatever the cause, once the process is idle."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ MB = 2**20
 
 
 class Process:
-    """Memory and a clock, and a trimmer that looks once a second."""
+    """Simulated memory and clock of a process, and a trimmer that checks them once per second."""
 
     def __init__(self) -> None:
         self.now = 1000.0
         self.resident = 100 * MB
         self.in_use = 0
         self.trims: list[float] = []
-        self.cycles = 0  # bytes in use until they are collected
+        self.cycles = 0  # bytes in use until they are garbage collected
         self.trimmer = MallocTrimmer(lambda: self.resident, lambda: self.now, self.trim, self.collect)
         self.look(5)
 
@@ -42,7 +42,7 @@ def test_memory_is_returned_after_a_peak() -> None:
     assert process.trims == []
     process.look(int(STABLE_SECONDS) + 1)
     assert len(process.trims) == 1
-    process.look(100)  # what could not be given back is no growth
+    process.look(100)  # memory that could not be returned is no growth
     assert len(process.trims) == 1
 
 
@@ -70,10 +70,10 @@ def test_trims_have_a_minimum_interval() -> None:
 
 def test_memory_in_use_at_the_first_trim_is_returned_later() -> None:
     process = Process()
-    process.resident = process.in_use = 200 * MB  # an attack that goes on, quietly
+    process.resident = process.in_use = 200 * MB  # stays in use, as in a slow attack
     process.look(60)
-    assert 1 < len(process.trims) < 5  # seldom while it is of no use
-    process.in_use = 0  # freed, but not given back: the process is as large as before
+    assert 1 < len(process.trims) < 5  # rare while trims have no effect
+    process.in_use = 0  # freed but not yet returned: resident memory is unchanged
     process.look(60)
     assert process.resident == 102 * MB
 

@@ -31,7 +31,7 @@ def chat(client: httpx.Client, messages: list[Any], **more: Any) -> Any:
     return client.post("/v1/chat/completions", json=body).json()
 
 
-def test_an_answer_is_the_one_of_chat(claude: anthropic.Anthropic, client: httpx.Client) -> None:
+def test_an_answer_equals_that_of_chat(claude: anthropic.Anthropic, client: httpx.Client) -> None:
     made = claude.messages.create(**BODY, system=[{"type": "text", "text": "be brief"}], metadata={"user_id": "me"})
     same = chat(client, [{"role": "system", "content": "be brief"}, USER])
     (block,) = made.content
@@ -82,7 +82,7 @@ def test_a_stream_with_the_client(claude: anthropic.Anthropic) -> None:
     assert final.usage.output_tokens == complete.usage.output_tokens
 
 
-def test_stop_sequences_say_which_it_was(claude: anthropic.Anthropic) -> None:
+def test_the_stop_sequence_that_ended_an_answer_is_named(claude: anthropic.Anthropic) -> None:
     text = claude.messages.create(**BODY).content[0].text
     stop = text[5:7]
     cut = claude.messages.create(**BODY, stop_sequences=["\u00e9\u00e9", stop])
@@ -96,7 +96,7 @@ def test_stop_sequences_say_which_it_was(claude: anthropic.Anthropic) -> None:
     assert empty.content == []
 
 
-def test_history_is_what_it_is_in_chat(claude: anthropic.Anthropic, client: httpx.Client) -> None:
+def test_history_is_converted_as_in_chat(claude: anthropic.Anthropic, client: httpx.Client) -> None:
     first = claude.messages.create(**BODY)
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}]},
@@ -127,7 +127,7 @@ def test_structured_text(claude: anthropic.Anthropic) -> None:
     assert made.stop_reason == "end_turn"
 
 
-def test_what_changes_nothing_is_taken(client: httpx.Client) -> None:
+def test_fields_without_effect_are_accepted(client: httpx.Client) -> None:
     base = client.post("/v1/messages", json=BODY).json()
     neutral = {
         "service_tier": "auto", "thinking": {"type": "disabled"}, "output_config": {"effort": "low"},
@@ -164,7 +164,9 @@ def test_what_changes_nothing_is_taken(client: httpx.Client) -> None:
         ({"decoding": {"wibble": 1}}, "decoding: 'wibble' is no decoding field"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named_in_anthropics_way(client: httpx.Client, field: dict[str, Any], says: str) -> None:
+def test_invalid_fields_are_named_in_an_error_of_anthropics_form(
+    client: httpx.Client, field: dict[str, Any], says: str
+) -> None:
     refused = client.post("/v1/messages", json={**BODY, **field})
     assert refused.status_code == 400, refused.text
     error = refused.json()
@@ -173,7 +175,7 @@ def test_what_is_wrong_is_named_in_anthropics_way(client: httpx.Client, field: d
     assert error["error"]["message"].startswith(says)
 
 
-def test_every_error_of_the_route_is_anthropics(claude: anthropic.Anthropic, client: httpx.Client) -> None:
+def test_every_error_of_the_route_has_anthropics_form(claude: anthropic.Anthropic, client: httpx.Client) -> None:
     with pytest.raises(anthropic.NotFoundError) as unknown:
         claude.messages.create(**{**BODY, "model": "nope"})
     assert unknown.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
@@ -186,7 +188,7 @@ def test_every_error_of_the_route_is_anthropics(claude: anthropic.Anthropic, cli
     assert "type" not in client.post("/v1/nope").json()
 
 
-def test_a_key_may_come_as_anthropics_clients_send_it(checkpoint: Path) -> None:
+def test_a_key_in_the_header_of_anthropics_client_is_accepted(checkpoint: Path) -> None:
     arguments = ("--model", str(checkpoint), "--served-model-name", "tiny")
     with serving(*arguments, env={"UNMASK_API_KEY": KEY}) as server:
         for key in ({"api_key": KEY}, {"auth_token": KEY}):
@@ -199,12 +201,12 @@ def test_a_key_may_come_as_anthropics_clients_send_it(checkpoint: Path) -> None:
         with server.client() as client:
             assert client.post("/v1/messages", json=BODY).status_code == 401
             assert client.get("/v1/models", headers={"x-api-key": KEY}).status_code == 200
-            # a bearer that is wrong is not made good by the other header
+            # a wrong bearer key is refused even with the right key in the other header
             both = {"x-api-key": KEY, "authorization": "Bearer wrong"}
             assert client.get("/v1/models", headers=both).status_code == 401
 
 
-def test_a_failure_in_the_middle_is_an_event(fake: ServerProcess) -> None:
+def test_a_failure_in_the_middle_of_a_stream_is_an_event(fake: ServerProcess) -> None:
     body = {**BODY, "stream": True, "cache_salt": "fail"}
     with fake.client() as client:
         *_, (name, last) = sse_events(client.post("/v1/messages", json=body).text)
@@ -219,7 +221,7 @@ def test_a_failure_in_the_middle_is_an_event(fake: ServerProcess) -> None:
         stream.until_done()
 
 
-def test_a_client_that_leaves_ends_its_answer(fake: ServerProcess) -> None:
+def test_a_client_that_disconnects_ends_its_answer(fake: ServerProcess) -> None:
     fake.until_idle()
     endless = {"model": "tiny", "messages": [USER], "cache_salt": "endless"}
     for stream in (True, False):
@@ -231,7 +233,7 @@ def test_a_client_that_leaves_ends_its_answer(fake: ServerProcess) -> None:
         fake.until_idle()
 
 
-def test_a_stream_counts_its_input_as_its_end_does(client: httpx.Client) -> None:
+def test_a_stream_reports_the_same_input_usage_at_its_start_and_end(client: httpx.Client) -> None:
     body = {**BODY, "messages": [{"role": "user", "content": "the same long words " * 20}]}
     for _ in range(2):  # the second finds the first's prompt in the cache
         events = sse_events(client.post("/v1/messages", json={**body, "stream": True}).text)

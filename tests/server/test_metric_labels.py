@@ -1,4 +1,4 @@
-"""The model's name on every sample but those that the operator reads, and what the server's processes use."""
+"""Tests of labels of metrics: the model's name on all samples but those that the operator reads, and processes."""
 
 import time
 
@@ -14,7 +14,7 @@ from tests.wait import wait_until
 from unmask_operator.api.autoscaling import EXTRA_GAUGES, GAUGES, OLD_GAUGES
 
 
-def test_what_the_operator_reads_is_bare_and_all_else_has_the_models_name() -> None:
+def test_only_samples_that_the_operator_reads_lack_the_models_name() -> None:
     assert {*OLD_GAUGES.values(), *(gauge for gauge, _ in (GAUGES | EXTRA_GAUGES).values())} == UNLABELLED
     observed = RequestMetrics()
     metrics = Metrics('a "strange" name', observed)
@@ -27,20 +27,20 @@ def test_what_the_operator_reads_is_bare_and_all_else_has_the_models_name() -> N
     assert stopped.value == 1
 
 
-def test_a_sample_is_labelled_once_however_often_it_is_asked_for() -> None:
+def test_a_sample_is_labeled_once_however_often_it_is_rendered() -> None:
     metrics = Metrics("m", RequestMetrics(), cpu_clock=lambda: 0.0)
     first = metrics.text()
     assert metrics.text().count(b"model_name") == first.count(b"model_name")
 
 
 class Clocks:
-    """Time, and what a thread uses of a processor: a second for each text that is rendered."""
+    """A clock, and a CPU clock by which each rendering takes a second."""
 
     def __init__(self) -> None:
         self.now = self.used = 0.0
 
     def cpu(self) -> float:
-        self.used += 1.0  # it is read before and after rendering
+        self.used += 1.0  # the clock is read before and after each rendering
         return self.used
 
 
@@ -49,7 +49,7 @@ def test_rendering_uses_a_tenth_of_a_processor_and_no_more() -> None:
     metrics = Metrics("m", observed, clock=lambda: clocks.now, cpu_clock=clocks.cpu)
     first = metrics.text()
     observed.requests.labels("stop").inc()
-    clocks.now += 5  # of 0.5 s of credit, 1 s is used, and 0.5 s are there again
+    clocks.now += 5  # a credit of 0.5 s, less 1 s of rendering, plus 0.5 s for the 5 s
     assert not metrics.due()
     assert metrics.text() is first
     clocks.now += 0.1
@@ -76,7 +76,7 @@ def test_time_in_which_rendering_waits_is_charged_at_a_quarter(seconds: float, r
 
 
 @pytest.mark.parametrize("replicas", [2])
-def test_processes_have_labels_and_a_new_one_begins_anew(replicas: int) -> None:
+def test_processes_have_labels_and_a_new_one_has_its_own_start_time(replicas: int) -> None:
     args = ("--data-parallel-size", str(replicas), "--served-model-name", "mine")
     with serving(*args, module=FAKE) as server:
         server.until_metric("unmask_backends_ready", replicas)
@@ -97,7 +97,7 @@ def test_processes_have_labels_and_a_new_one_begins_anew(replicas: int) -> None:
         reported = sorted(of("start_time_seconds", f"backend-{n}") for n in range(replicas))
         assert reported == pytest.approx(started, abs=2)
 
-        wait_until(lambda: time.time() > started[-1] + 3)  # start times are whole seconds at worst
+        wait_until(lambda: time.time() > started[-1] + 3)  # start times may be rounded to seconds
         before = of("start_time_seconds", "backend-0"), of("start_time_seconds", "backend-1")
         server.backends()[0].kill()
         server.until_metric("unmask_backend_failures_total", 1)

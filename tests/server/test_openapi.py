@@ -1,4 +1,4 @@
-"""Requests made up from the OpenAPI itself, good and bad: no 5xx but the documented, answers as documented."""
+"""Tests with valid and invalid requests generated from the OpenAPI document: only documented statuses and answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.examples import examples
 from tests.server.harness import FAKE, ServerProcess, serving
 from tests.wait import TIMEOUT
 
-# all that look at one answer but `positive_data_acceptance`: what a schema lets through may still not go together
+# All checks of a single answer but `positive_data_acceptance`: fields that a schema allows may exclude each other.
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -48,7 +48,7 @@ OPERATIONS = [
 ]
 
 
-# Any client error rejects an invalid body: a random one may be over the size limit (413), which comes first.
+# Any client error rejects an invalid body: a random one may be over the size limit (413), which is checked first.
 REJECTIONS = {"checks": {"negative_data_rejection": {"expected-statuses": ["4xx", "5xx"]}}}
 
 
@@ -106,7 +106,7 @@ def test_decoding_is_described_by_what_the_engine_declares(api: Any) -> None:
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-def test_the_server_keeps_to_its_openapi(api: Any, method: str, path: str, mode: GenerationMode) -> None:
+def test_the_server_conforms_to_its_openapi_document(api: Any, method: str, path: str, mode: GenerationMode) -> None:
     if method == "GET" and mode is GenerationMode.NEGATIVE:
         pytest.skip("any text is a name")
 
@@ -116,13 +116,13 @@ def test_the_server_keeps_to_its_openapi(api: Any, method: str, path: str, mode:
         if isinstance(case.body, dict) and "token" not in path:
             tokens = case.body.get("max_tokens", 8)
             if type(tokens) is int and 1 <= tokens <= 2**31:
-                case.body["max_tokens"] = min(tokens, 8)  # long answers prove nothing here
+                case.body["max_tokens"] = min(tokens, 8)  # longer answers test nothing more
         case.call_and_validate(checks=CHECKS, timeout=TIMEOUT)
 
     run()
 
 
-def test_the_server_is_none_the_worse_for_it(server: ServerProcess) -> None:
+def test_the_server_is_healthy_afterwards(server: ServerProcess) -> None:
     server.until_idle()
     with server.client() as client:
         assert client.get("/ready").status_code == 200
@@ -132,9 +132,9 @@ def test_the_server_is_none_the_worse_for_it(server: ServerProcess) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_schemathesis_itself_finds_nothing(checkpoint: Path, tmp_path: Path) -> None:
-    """Every check and phase but those of several requests, over a server that needs a key; 5,000 requests."""
+    """Runs every check and phase but those of several requests on a server that needs a key: 5,000 requests."""
     config = tmp_path / "schemathesis.toml"
-    # a body that is too large is refused as such, whatever else is wrong with it
+    # a body that is too large is refused with 413, whatever other errors it has
     config.write_text(
         "[checks]\nnegative_data_rejection.expected-statuses = [400, 401, 403, 404, 405, 408, 409, 413]\n"
     )

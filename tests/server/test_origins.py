@@ -1,4 +1,4 @@
-"""Pages of other origins get nothing from a server without keys. Clients that are no browsers are served."""
+"""Tests that a server without keys refuses pages of other origins and serves clients that are no browsers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def refusal(
     method: str = "POST",
     path: str = "/v1/completions",
 ) -> str | None:
-    """The header that a refusal names; None if the request is served."""
+    """Returns the header that a refusal names; None if the request is served."""
     pairs = headers.items() if isinstance(headers, dict) else headers
     raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in pairs]
     try:
@@ -62,7 +62,7 @@ def test_programs_and_own_pages_are_served(headers: Headers) -> None:
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site", "Cross-Site", "unknown", ""])
 @pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
-def test_what_a_page_of_another_site_causes_is_refused(site: str, method: str) -> None:
+def test_requests_of_pages_of_other_sites_are_refused(site: str, method: str) -> None:
     assert refusal({**HERE, "Sec-Fetch-Site": site}, method=method) == "Sec-Fetch-Site"
     assert refusal({**HERE, "Sec-Fetch-Site": site, "Origin": EVIL}, method=method) == "Sec-Fetch-Site"
     assert refusal({**HERE, "Sec-Fetch-Site": site, "Origin": "http://127.0.0.1:8000"}) == "Sec-Fetch-Site"
@@ -74,11 +74,11 @@ def test_what_a_page_of_another_site_causes_is_refused(site: str, method: str) -
      "http://127.0.0.1", "chrome-extension://abc", "http://127.0.0.1:8000.evil.example", "http://evil@127.0.0.1:8001"],
 )  # fmt: skip
 def test_without_fetch_metadata_the_origin_decides(origin: str) -> None:
-    """Browsers before 2023, and plain HTTP to a name that is not loopback."""
+    """Browsers before 2023 send no metadata, and no browser does in plain HTTP to a name that is not loopback."""
     assert refusal({**HERE, "Origin": origin}) == "Origin"
 
 
-def test_of_several_origins_or_sites_each_counts() -> None:
+def test_each_of_several_origins_or_sites_is_checked() -> None:
     own = "http://127.0.0.1:8000"
     assert refusal([*HERE.items(), ("Origin", own), ("Origin", EVIL)]) == "Origin"
     sites = [("Sec-Fetch-Site", "same-origin"), ("Sec-Fetch-Site", "cross-site")]
@@ -104,8 +104,8 @@ def test_a_link_of_another_site_leads_to_a_page_and_to_nothing_else() -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "192.168.0.1", "", "[::2]"]
 )
-def test_on_loopback_a_name_that_is_not_this_machines_is_refused(host: str) -> None:
-    """After DNS rebinding the page's requests are of the same origin."""
+def test_on_loopback_a_name_of_another_machine_is_refused(host: str) -> None:
+    """After DNS rebinding, requests of the attacker's page have the same origin."""
     headers = {"Host": host, "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
     for address in ("127.0.0.1", "127.9.9.9", "localhost", "::1", "[::1]"):
         assert refusal(headers, host=address) == "Host"
@@ -122,7 +122,7 @@ def test_allowed_hosts_are_names_added_to_those_of_loopback() -> None:
 
 
 def test_allowed_hosts_hold_on_every_address_but_for_probes() -> None:
-    """A kubelet requests a pod's address."""
+    """A kubelet sends its probes to the pod's address."""
     assert refusal({"Host": "evil.example"}, host="::", hosts=("unmask.example",)) == "Host"
     for path in ("/health", "/ready", "/startup", "/metrics"):
         assert refusal({"Host": "10.1.2.3:8000"}, host="::", hosts=("unmask.example",), path=path) is None
@@ -133,7 +133,7 @@ def test_allowed_hosts_hold_on_every_address_but_for_probes() -> None:
     [
         ("http://a.example", "a.example", True),
         ("http://a.example", "a.example:80", True),
-        ("https://a.example", "a.example", True),  # TLS ended before the server
+        ("https://a.example", "a.example", True),  # a proxy terminated TLS
         ("https://a.example", "a.example:443", True),
         ("https://a.example", "a.example:80", False),
         ("http://a.example:8000", "a.example", False),

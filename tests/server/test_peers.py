@@ -1,4 +1,4 @@
-"""Invalid messages at the sockets between frontend and backends, and what backends inherit."""
+"""Tests of invalid messages on the sockets between frontend and backends, and of what backends inherit."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Stranger:
         return socket
 
     async def until(self, socket: zmq.Socket[bytes], events: int) -> None:
-        """Waits until one of these has become of the socket's connection."""
+        """Waits until one of these events occurs on the socket's connection."""
 
         def seen() -> bool:
             monitor = self.monitors[socket]
@@ -91,11 +91,11 @@ async def served(supervisor: Supervisor, log: Log) -> None:
 
 
 def nested(depth: int) -> bytes:
-    """An event that a decoder must walk down `depth` lists to read past."""
+    """Returns an event with a field of `depth` nested lists, which a decoder must skip."""
     return b"\x82\xa4type\xa7Outputs\xa1x" + b"\x91" * depth + b"\xc0"
 
 
-def test_what_cannot_be_decoded_is_one_line(
+def test_a_message_that_cannot_be_decoded_is_one_log_line(
     tmp_path: Path, stranger: Stranger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -127,7 +127,7 @@ def test_what_cannot_be_decoded_is_one_line(
         assert len(record.getMessage()) < 400
 
 
-def test_larger_messages_than_any_backend_sends_are_not_taken(
+def test_messages_larger_than_any_backend_sends_are_refused(
     tmp_path: Path, stranger: Stranger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -165,7 +165,7 @@ def test_backends_do_not_get_the_servers_secrets(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize(("model", "passed"), [("hf://org/name", True), ("/models/x", False), (None, False)])
-def test_the_hubs_token_goes_where_a_model_is_fetched(
+def test_the_hubs_token_is_passed_only_where_a_model_is_fetched(
     model: str | None, passed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from runtime.server.env import backend_environment

@@ -1,4 +1,4 @@
-"""Profiles of the engines' steps: who may have them, the files that come, and what is in them."""
+"""Tests of profiles of the engines' steps: access, files, and their content."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def steps_in(file: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.matrix
-def test_the_steps_of_every_backend_between_start_and_stop(checkpoint: Any, tmp_path: Path) -> None:
+def test_a_profile_has_the_steps_of_every_backend(checkpoint: Any, tmp_path: Path) -> None:
     directory = tmp_path / "new" / "place"
     flags = ["--model", str(checkpoint), "--profiler", "torch", "--torch-profiler-dir", str(directory)]
     with serving(*flags, "--api-key", KEY, "--data-parallel-size", "2") as server:
@@ -34,7 +34,7 @@ def test_the_steps_of_every_backend_between_start_and_stop(checkpoint: Any, tmp_
         with server.client() as client:
 
             def steps(answers: int) -> float:
-                """Steps until so many answers were complete, and nothing was left to do."""
+                """Returns the number of steps once so many answers are complete and the engine is idle."""
 
                 def found() -> float:
                     totals = server.metrics()
@@ -56,7 +56,7 @@ def test_the_steps_of_every_backend_between_start_and_stop(checkpoint: Any, tmp_
             done = steps(2) - before
             files = client.post("/stop_profile").raise_for_status().json()["files"]
             client.post("/generate", json=GENERATE).raise_for_status()
-            assert client.post("/start_profile").status_code == 200  # and again
+            assert client.post("/start_profile").status_code == 200  # a second profile
             assert client.post("/stop_profile").status_code == 200
     assert len(files) == 2
     assert all(Path(file).parent == directory for file in files)
@@ -74,7 +74,7 @@ def test_an_impossible_directory_is_reported_and_changes_nothing(checkpoint: Any
         client.post("/generate", json=GENERATE).raise_for_status()
 
 
-def test_without_the_flags_both_are_refused() -> None:
+def test_without_the_flags_both_routes_are_refused() -> None:
     with serving(module=FAKE) as server, server.client() as client:
         for route in ("/start_profile", "/stop_profile"):
             refused = client.post(route)
@@ -84,7 +84,7 @@ def test_without_the_flags_both_are_refused() -> None:
 
 
 @pytest.mark.matrix
-def test_a_backend_that_ends_takes_its_profile_with_it(tmp_path: Path) -> None:
+def test_a_profile_ends_with_its_backend(tmp_path: Path) -> None:
     with serving("--profiler", "torch", "--torch-profiler-dir", str(tmp_path), module=FAKE) as server:  # noqa: SIM117
         with server.client() as client:
             client.post("/start_profile").raise_for_status()
@@ -95,14 +95,14 @@ def test_a_backend_that_ends_takes_its_profile_with_it(tmp_path: Path) -> None:
             assert client.post("/start_profile").status_code == 200
 
 
-def test_a_backend_without_a_profile_says_so() -> None:
+def test_stopping_a_profile_that_is_not_running_is_an_error() -> None:
     sent: list[Any] = []
     ProfileWorker("backend-0.1", sent.append).stop(7, keep=True)
     assert sent == [CallResult(7, error="no profile is running")]
 
 
 @pytest.mark.parametrize("flags", [["--profiler", "torch"], ["--torch-profiler-dir", "/tmp"]])
-def test_the_flags_go_together(flags: list[str]) -> None:
+def test_one_flag_without_the_other_is_refused(flags: list[str]) -> None:
     with serving(*flags, module=FAKE, ready=False) as server:
         assert server.wait() != 0
         assert "--profiler and --torch-profiler-dir go together" in server.log

@@ -1,4 +1,4 @@
-"""A server whose model two processes share: it answers, and a rank that is lost ends its replica alone and at once."""
+"""Tests of a server with two tensor parallel ranks, and of a lost rank, which ends only its replica, and at once."""
 
 import concurrent.futures
 import json
@@ -33,7 +33,7 @@ def rank_of(backend):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("whom", ["the other rank", "the rank that leads"])
-def test_a_killed_rank_under_load(server: ServerProcess, whom):
+def test_a_killed_rank_ends_the_requests_of_its_replica(server: ServerProcess, whom):
     (backend,) = server.backends()
     rank = rank_of(backend)
     before = server.metrics()["unmask_engine_steps_total"]
@@ -58,7 +58,7 @@ def test_a_killed_rank_under_load(server: ServerProcess, whom):
 
 @pytest.mark.matrix
 def test_ranks_and_replicas_answer_alike(server: ServerProcess):
-    params = {"max_tokens": 24, "ignore_eos": True}  # so that they meet
+    params = {"max_tokens": 24, "ignore_eos": True}  # long enough to run together
     asked = [{"prompt": f"{n} + 4 =", "temperature": n % 2, "seed": n, **params} for n in range(6)]
     with serving("--device", "cpu", "--num-pages", "256", "--data-parallel-size", "2") as copies:
         copies.until_metric("unmask_backends_ready", 2)
@@ -80,7 +80,7 @@ def test_ranks_and_replicas_answer_alike(server: ServerProcess):
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs(server: ServerProcess):
+def test_a_rank_that_hangs_is_replaced(server: ServerProcess):
     (backend,) = server.backends()
     os.kill(rank_of(backend).pid, signal.SIGSTOP)
     with server.client() as client:
@@ -100,13 +100,13 @@ def test_a_rank_that_hangs(server: ServerProcess):
         (("--master-port", "7"), "--num-nodes is 1; leave them out"),
     ],
 )
-def test_flags_that_do_not_go_together(flags, says):
+def test_inconsistent_flags_are_refused(flags, says):
     with pytest.raises(ConfigError, match=says):
         parse(["--device", "cpu", *flags], {})
 
 
 @pytest.mark.matrix
-def test_heads_that_do_not_divide():
+def test_a_size_that_does_not_divide_the_heads_is_refused():
     ended = started("--device", "cpu", "--port", "0", "--tensor-parallel-size", "3")
     assert ended.returncode == 1
     assert "--tensor-parallel-size 3: the model's attention heads are 8, which it does not divide" in last_line(ended)
@@ -121,7 +121,7 @@ def last_line(ended):
     return ended.stderr.splitlines()[-1]
 
 
-def test_a_host_that_nobody_serves_for():
+def test_a_node_ends_if_node_0_does_not_join_in_time():
     ended = started(
         "--num-nodes", "2", "--node-rank", "1", "--tensor-parallel-size", "2", "--master-addr", "127.0.0.1",
         "--master-port", "9", "--distributed-timeout-seconds", "1",
@@ -132,8 +132,8 @@ def test_a_host_that_nobody_serves_for():
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root, and iproute2")
-def test_two_hosts():
-    """Two network namespaces, joined by a cable."""
+def test_two_hosts_serve_one_model():
+    """Runs two nodes in two network namespaces, which a veth pair connects."""
     names = [f"unmask{os.getpid()}{side}" for side in "ab"]
 
     def ip(*arguments):
@@ -172,7 +172,7 @@ def _serve_on(names):
         for kill in (True, False):
             wait_until(lambda: ask("/ready").returncode == 0)
             assert json.loads(ask("/generate", *body).stdout)["usage"]["completion_tokens"] == 9
-            if kill:  # the rank on the other host: it comes again
+            if kill:  # kills the rank on the other host, which is restarted
                 (rank,) = psutil.Process(processes[0].pid).children()
                 rank.kill()
                 wait_until(lambda: ask("/ready").returncode != 0)

@@ -1,4 +1,4 @@
-"""The log names the field and a length, and nothing that a client wrote."""
+"""Tests that the log of refused requests has the field and a length, and no text of the client."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECRET = "swordfish"
          "a: cannot be kept to: <12 characters>"),
     ],
 )  # fmt: skip
-def test_what_a_client_wrote_becomes_its_length(error: RequestError, logged: str) -> None:
+def test_text_of_a_client_is_replaced_by_its_length(error: RequestError, logged: str) -> None:
     assert redacted(error) == logged
 
 

@@ -22,7 +22,7 @@ def chat(client: httpx.Client, messages: list[Any], **more: Any) -> Any:
     return client.post("/v1/chat/completions", json=body).json()
 
 
-def test_an_answer_is_the_one_of_chat(ai: openai.OpenAI, client: httpx.Client) -> None:
+def test_an_answer_equals_that_of_chat(ai: openai.OpenAI, client: httpx.Client) -> None:
     made = ai.responses.create(**BODY, instructions="be brief", metadata={"a": "b"})
     same = chat(client, [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}])
     assert made.output_text == same["choices"][0]["message"]["content"]
@@ -39,7 +39,7 @@ def test_an_answer_is_the_one_of_chat(ai: openai.OpenAI, client: httpx.Client) -
     assert made.usage.total_tokens == made.usage.input_tokens + made.usage.output_tokens
 
 
-def test_an_answer_that_is_cut_says_so(client: httpx.Client) -> None:
+def test_an_answer_that_is_cut_off_is_incomplete(client: httpx.Client) -> None:
     cut = client.post("/v1/responses", json={**BODY, "max_output_tokens": 5, "ignore_eos": True}).json()
     assert cut["status"] == "incomplete"
     assert cut["incomplete_details"] == {"reason": "max_output_tokens"}
@@ -90,7 +90,7 @@ def test_a_stream_with_the_client(ai: openai.OpenAI, client: httpx.Client) -> No
     assert text == full.output_text
 
 
-def test_an_answer_without_a_word_is_an_empty_message(client: httpx.Client) -> None:
+def test_an_answer_without_text_is_an_empty_message(client: httpx.Client) -> None:
     text = client.post("/v1/responses", json=BODY).json()["output"][0]["content"][0]["text"]
     body = {**BODY, "stop": text[0]}
     assert client.post("/v1/responses", json=body).json()["output"][0]["content"][0]["text"] == ""
@@ -107,7 +107,7 @@ def test_an_answer_without_a_word_is_an_empty_message(client: httpx.Client) -> N
     ]
 
 
-def test_history_is_what_it_is_in_chat(ai: openai.OpenAI, client: httpx.Client) -> None:
+def test_history_is_converted_as_in_chat(ai: openai.OpenAI, client: httpx.Client) -> None:
     first = ai.responses.create(**BODY)
     items = [
         {"type": "message", "role": "developer", "content": "short"},
@@ -140,7 +140,7 @@ def test_history_is_what_it_is_in_chat(ai: openai.OpenAI, client: httpx.Client) 
 
 
 def test_structured_text(ai: openai.OpenAI, client: httpx.Client) -> None:
-    # a model of random weights never ends a text of its own accord: only what the schema forces
+    # a model with random weights never ends a text by itself, so the schema forces all of it
     schema = {"type": "object", "properties": {"on": {"const": True}}, "required": ["on"],
               "additionalProperties": False}  # fmt: skip
     form = {"type": "json_schema", "name": "light", "schema": schema, "strict": True}
@@ -152,7 +152,7 @@ def test_structured_text(ai: openai.OpenAI, client: httpx.Client) -> None:
     assert wrong.json()["error"]["param"] == "text.format"
 
 
-def test_what_changes_nothing_is_taken(client: httpx.Client) -> None:
+def test_fields_without_effect_are_accepted(client: httpx.Client) -> None:
     reference = client.post("/v1/responses", json=BODY).json()
     neutral = {
         "store": True, "truncation": "disabled", "background": False, "include": ["reasoning.encrypted_content"],
@@ -194,7 +194,9 @@ def test_what_changes_nothing_is_taken(client: httpx.Client) -> None:
         ({"decoding": {"wibble": 1}}, "decoding.wibble", "is no decoding field"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(client: httpx.Client, field: dict[str, Any], param: str, says: str) -> None:
+def test_errors_name_the_field_and_the_cause(
+    client: httpx.Client, field: dict[str, Any], param: str, says: str
+) -> None:
     refused = client.post("/v1/responses", json={**BODY, **field})
     assert refused.status_code == 400, refused.text
     error = refused.json()["error"]
@@ -203,7 +205,7 @@ def test_what_is_wrong_is_named(client: httpx.Client, field: dict[str, Any], par
     assert says in error["message"]
 
 
-def test_a_failure_in_the_middle_is_an_event(fake: ServerProcess) -> None:
+def test_a_failure_in_the_middle_of_a_stream_is_an_event(fake: ServerProcess) -> None:
     body = {**BODY, "stream": True, "cache_salt": "fail"}
     with fake.client() as client:
         *_, (name, last) = sse_events(client.post("/v1/responses", json=body).text)
@@ -214,7 +216,7 @@ def test_a_failure_in_the_middle_is_an_event(fake: ServerProcess) -> None:
     assert full.status_code == 500
 
 
-def test_a_client_that_leaves_ends_its_answer(fake: ServerProcess) -> None:
+def test_a_client_that_disconnects_ends_its_answer(fake: ServerProcess) -> None:
     fake.until_idle()
     endless = {"model": "tiny", "input": "long", "cache_salt": "endless"}
     for stream in (True, False):

@@ -1,4 +1,4 @@
-"""Which replica a request goes to."""
+"""Tests of the choice of a replica for each request."""
 
 import random
 
@@ -28,14 +28,14 @@ def send(router, request, load, info, ready=None):
     return replica
 
 
-def test_the_replica_with_least_work_in_tokens(info):
+def test_the_replica_with_the_least_work_in_tokens_is_chosen(info):
     draw = random.Random(1)
     router, load = Router(3), [0, 0, 0]
     for _ in range(300):
         before = list(router.work)
         prompt = [draw.randrange(10**6) for _ in range(draw.choice([3, 500, 2000]))]
         assert before[send(router, spec(prompt), load, info)] == min(before)
-    assert max(router.work) - min(router.work) < 2500  # a request's own
+    assert max(router.work) - min(router.work) < 2500  # the work of one request
 
 
 def test_a_long_prompt_weighs_more_than_many_short_ones(info):
@@ -44,22 +44,22 @@ def test_a_long_prompt_weighs_more_than_many_short_ones(info):
     assert [send(router, spec([n]), load, info) for n in range(10)] == [1] * 10
 
 
-def test_a_prefix_draws_requests_as_long_as_it_saves_more_than_they_wait(info):
+def test_a_cached_prefix_attracts_requests_while_it_saves_more_than_they_wait(info):
     router, load = Router(2), [0, 0]
     shared = list(range(1000))
     assert send(router, spec(shared), load, info) == 0
-    router.work[0] = 0  # it has answered
+    router.work[0] = 0  # its request has ended
     assert [send(router, spec([*shared, n]), load, info) for n in range(3)] == [0] * 3
     router.work[0] += 5000
     assert send(router, spec([*shared, 7]), load, info) == 1
-    assert send(router, spec([*shared, 8]), load, info) == 1  # which has it now too
+    assert send(router, spec([*shared, 8]), load, info) == 1  # replica 1 has the prefix too by now
     router.work[0] = router.work[1] = 0
     router.forget_replica(1)
     assert router._cached_tokens(1, router._prefix_hashes(spec([*shared, 9]))) == 0
     assert send(router, spec([*shared, 9]), load, info) == 0
 
 
-def test_salts_have_prefixes_of_their_own(info):
+def test_prefixes_with_different_salts_differ(info):
     router, load = Router(2), [0, 0]
     shared = list(range(1000))
     send(router, spec(shared, salt="a"), load, info)
@@ -68,7 +68,7 @@ def test_salts_have_prefixes_of_their_own(info):
     assert router._cached_tokens(0, router._prefix_hashes(spec(list(shared), salt="b"))) == 0
 
 
-def test_only_what_a_cache_holds_is_remembered(info):
+def test_no_more_prefixes_are_remembered_than_a_cache_holds(info):
     router, load = Router(2), [0, 0]
     capacity = info.num_pages * info.page_size // PREFIX_CHUNK
     for n in range(2 * capacity // 50):

@@ -1,4 +1,4 @@
-"""The same requests, and the same answers in their order, however the bytes are cut into segments."""
+"""Tests that requests, answers and their order do not depend on how the bytes are split into segments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INNER = b"GET /inner HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def message(method: str, body: bytes, upgrade: bool, chunk: int, trailer: bool) -> bytes:
-    """A request; `chunk`: the size of its body's chunks, 0 for a body whose length is told."""
+    """Returns a request. `chunk`: size of the chunks of its body; 0: the body has a Content-Length."""
     head = f"{method} /{len(body)}?q=1 HTTP/1.1\r\nHost: localhost\r\n".encode() + (UPGRADE if upgrade else b"")
     if method == "GET":
         return head + b"\r\n"
@@ -61,7 +61,7 @@ def test_any_cut_of_any_requests_gives_the_same_answers(
 
 @pytest.mark.parametrize("chunk", [0, 7])
 @pytest.mark.parametrize("upgrade", [False, True])
-def test_every_single_cut(upgrade: bool, chunk: int) -> None:
+def test_every_single_cut_gives_the_same_answers(upgrade: bool, chunk: int) -> None:
     stream = message("POST", INNER, upgrade, chunk, True) + message("GET", b"", upgrade, 0, False)
 
     async def every() -> None:
@@ -76,8 +76,8 @@ def test_every_single_cut(upgrade: bool, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("size", range(505, 520))
-def test_a_head_that_ends_where_a_piece_ends(size: int) -> None:
-    """What is fed to the parser in pieces is one stream all the same."""
+def test_a_head_that_ends_where_a_piece_ends_is_parsed(size: int) -> None:
+    """The parser receives its input in pieces, and must treat them as one stream."""
     overhead = len(b"GET /0 HTTP/1.1\r\na: \r\n\r\n")
     head = b"GET /0 HTTP/1.1\r\na: " + b"x" * (size - overhead) + b"\r\n\r\n"
     assert len(head) == size
@@ -104,7 +104,7 @@ def test_a_broken_request_is_refused_after_the_answers_before_it() -> None:
         assert [b"connection" in one[1] for one in found] == [False, False, False, True]
 
 
-def test_a_body_that_breaks_takes_its_own_request_down_and_no_other() -> None:
+def test_a_malformed_body_fails_only_its_own_request() -> None:
     broken = b"POST /b HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nzz\r\n"
     for before in (0, 1, 3):
         for patience in (0, 5):
@@ -114,15 +114,15 @@ def test_a_body_that_breaks_takes_its_own_request_down_and_no_other() -> None:
 
 def test_a_body_in_countless_chunks_is_refused() -> None:
     head = b"POST /b HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-    for count, status in ((99, 200), (100, 400)):  # and the last one, which is empty
+    for count, status in ((99, 200), (100, 400)):  # plus the last chunk, which is empty
         sent, _ = asyncio.run(exchange([head + b"1\r\na\r\n" * count + b"0\r\n\r\n"], chunks=100))
         assert [one[0] for one in answers(sent)] == [status]
 
 
 def test_blank_lines_in_a_chunked_body_are_limited() -> None:
-    """Parsing stops at each, as the body could end there."""
+    """Parsing stops at each blank line, because the body could end there."""
     head = b"POST /b HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-    for count, status in ((98, 200), (100, 400)):  # two are those of the chunks
+    for count, status in ((98, 200), (100, 400)):  # the chunks themselves have two more
         data = b"\r\n\r\n" * count
         sent, _ = asyncio.run(exchange([head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)], chunks=100))
         assert [one[0] for one in answers(sent)] == [status]
@@ -149,7 +149,7 @@ def test_empty_lines_before_a_request_are_ignored() -> None:
     assert len(responses_in(sent)) == 2
 
 
-def test_nothing_after_a_last_request_is_one() -> None:
+def test_data_after_a_last_request_is_ignored() -> None:
     for first in (
         b"GET /1 HTTP/1.1\r\nConnection: close\r\n\r\n",
         b"GET /1 HTTP/1.0\r\n\r\n",
@@ -163,7 +163,7 @@ def test_nothing_after_a_last_request_is_one() -> None:
 
 
 def test_trailers_do_not_become_headers() -> None:
-    """A key in a trailer would have passed the gate before it came."""
+    """The key is checked before a trailer arrives, so a trailer must not change the headers."""
     stream = message("POST", b"abc", False, 2, True)
     sent, _ = asyncio.run(exchange([stream]))
     assert responses_in(sent) == [("POST", "/3", "abc")]

@@ -1,4 +1,4 @@
-"""What a body may hold, and that what costs much is refused before it is parsed."""
+"""Tests of limits on the shape of a body, which refuse costly bodies before they are parsed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TRICKY = st.text(alphabet='\\"[]{},:x')
 
 
 def refusal(kind: type, data: bytes) -> RequestError | None:
-    """How the body is refused, if it is."""
+    """Returns the error with which the body is refused; None if it is accepted."""
     try:
         parse_body(kind, data)
     except RequestError as error:
@@ -48,7 +48,7 @@ def refusal(kind: type, data: bytes) -> RequestError | None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_two_mebibytes_of_anything_are_refused_before_they_are_parsed(
+def test_costly_shapes_of_two_mebibytes_are_refused_before_they_are_parsed(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(request_body, "parse_json", lambda data: pytest.fail("the body was parsed"))
@@ -60,7 +60,7 @@ def test_two_mebibytes_of_anything_are_refused_before_they_are_parsed(
 
 
 @pytest.mark.parametrize("name", LARGEST)
-def test_what_the_limits_let_through_is_taken_or_refused_in_a_sentence(name: str) -> None:
+def test_the_largest_allowed_shapes_are_accepted_or_refused_in_a_sentence(name: str) -> None:
     route, data = LARGEST[name]
     error = refusal(KINDS[route], data)
     assert error is None or (error.status == 400 and len(error.message) < 600)
@@ -68,7 +68,7 @@ def test_what_the_limits_let_through_is_taken_or_refused_in_a_sentence(name: str
 
 @pytest.mark.parametrize("name", LARGEST)
 def test_other_tasks_run_while_a_large_body_is_read(name: str) -> None:
-    """Once for each piece that is counted, and between the other steps."""
+    """Other tasks run once per counted piece, and between the other steps."""
     route, data = LARGEST[name]
 
     async def read() -> int:
@@ -134,7 +134,7 @@ def test_an_open_string_hides_nothing_of_the_next_value(monkeypatch: pytest.Monk
     request_body.check_shape(b'"', b'{"a":[[],[]]}')
 
 
-def test_arguments_of_calls_are_counted_each_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_of_each_call_are_counted_separately(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = [
         {"function": {"name": "f", "arguments": text}} for text in ('"', '{"a":[' + ",".join(["[]"] * 9_000) + "]}")
     ]
@@ -174,7 +174,7 @@ def test_a_list_ends_at_its_first_error() -> None:
         ),
     ],
 )
-def test_a_list_of_too_many_is_refused_by_name(body: dict[str, Any], param: str, cap: int) -> None:
+def test_a_list_with_too_many_items_is_refused_by_name(body: dict[str, Any], param: str, cap: int) -> None:
     error = refusal(ChatRequest, json.dumps(body).encode())
     assert error is not None
     assert error.param == param
@@ -183,7 +183,7 @@ def test_a_list_of_too_many_is_refused_by_name(body: dict[str, Any], param: str,
 
 
 def held(value: Any) -> tuple[int, int, int]:
-    """Strings, containers and values of a JSON value, counted by walking it."""
+    """Returns the numbers of strings, containers and values in a JSON value, counted recursively."""
     if isinstance(value, str):
         return 1, 0, 1
     if isinstance(value, list | dict):
@@ -259,5 +259,5 @@ VALID = st.one_of(
 @given(VALID)
 def test_a_valid_body_keeps_its_values(case: tuple[Any, dict[str, Any]]) -> None:
     kind, body = case
-    assert REFERENCED[kind.__name__] is kind  # by a route
+    assert REFERENCED[kind.__name__] is kind  # referenced by a route
     assert parse_body(kind, json.dumps(body).encode()).model_dump(exclude_unset=True) == body

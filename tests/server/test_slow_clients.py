@@ -1,4 +1,4 @@
-"""Clients that send or read slowly, or stop: each is given up after its time, and none that goes on."""
+"""Tests of time limits of clients that send slowly or stop. Clients that read slowly are served completely."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.server.wire import BIG, Wired, wired
 from tests.wait import wait_until
 
 GET = b"GET /x HTTP/1.1\r\nHost: localhost\r\n\r\n"
-LONG = 1e6  # seconds, for the times that a test is not about
+LONG = 1e6  # seconds, for limits that a test does not check
 
 
 def receive(connection: socket.socket, count: int = 1) -> bytes:
-    """So many answers of `/x` and `/slow`, unless the server closes."""
+    """Returns `count` answers of `/x` and `/slow`, or fewer if the server closes the connection."""
     data = b""
     while not (data.count(b"HTTP/1.1 ") >= count and data.endswith((b"}", b"slow"))):
         if not (chunk := connection.recv(65536)):
@@ -35,14 +35,14 @@ def receive(connection: socket.socket, count: int = 1) -> bytes:
 
 
 def ended(connection: socket.socket) -> None:
-    """The server ends the connection, having said nothing more."""
+    """Checks that the server closes the connection without sending more."""
     with contextlib.suppress(ConnectionError):
         assert connection.recv(1000) == b""
 
 
 @pytest.fixture
 def server() -> Iterator[Wired]:
-    """With the limits as they are: 30 s for a head, 75 s between two requests."""
+    """Yields a server with the default limits: 30 s for a head, 75 s between two requests."""
     with wired() as server:
         yield server
 
@@ -64,7 +64,7 @@ def test_half_a_head_times_out_on_any_request(server: Wired, before: bytes, half
     assert server.closed_by_server("slow_head") == 1
 
 
-def test_a_head_that_comes_a_byte_at_a_time_times_out(server: Wired) -> None:
+def test_a_head_that_arrives_byte_by_byte_times_out(server: Wired) -> None:
     with server.connect(GET) as connection:
         receive(connection)
         connection.sendall(b"GET / HTTP/1.1\r\na: ")
@@ -78,7 +78,7 @@ def test_a_head_that_comes_a_byte_at_a_time_times_out(server: Wired) -> None:
         ended(connection)
 
 
-def test_an_idle_connection_has_the_longer_time(server: Wired) -> None:
+def test_an_idle_connection_has_the_longer_limit(server: Wired) -> None:
     with server.connect(GET) as connection:
         assert receive(connection).startswith(b"HTTP/1.1 200 ")
         server.until_phase(Phase.IDLE)
@@ -94,7 +94,7 @@ def test_an_idle_connection_is_closed() -> None:
         ended(connection)
 
 
-def test_the_time_of_an_answer_is_not_the_heads_that_waits(server: Wired) -> None:
+def test_the_time_of_an_answer_does_not_count_for_the_head_that_waits(server: Wired) -> None:
     with server.connect(b"GET /slow HTTP/1.1\r\n\r\n" * 4 + GET[:10]) as connection:
         data = b""
         for _ in range(4):
@@ -110,7 +110,7 @@ def test_the_time_of_an_answer_is_not_the_heads_that_waits(server: Wired) -> Non
 
 
 @pytest.mark.parametrize("before", [b"", GET])
-def test_a_body_that_does_not_come_is_answered_with_a_timeout(server: Wired, before: bytes) -> None:
+def test_a_body_that_does_not_arrive_is_answered_with_a_timeout(server: Wired, before: bytes) -> None:
     with server.connect(before) as connection:
         if before:
             receive(connection)
@@ -128,8 +128,8 @@ def test_a_body_that_does_not_come_is_answered_with_a_timeout(server: Wired, bef
 
 
 @pytest.mark.parametrize("size", [2**16, 2**16 + 1, 2**18, 10**6])
-def test_a_body_is_read_on_when_the_application_takes_it(server: Wired, size: int) -> None:
-    """uvicorn pauses reading when the application has not taken 64 KiB."""
+def test_reading_resumes_when_the_application_reads_the_body(server: Wired, size: int) -> None:
+    """uvicorn pauses reading when the application has not read 64 KiB."""
     head = b"POST /slow HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (size + 1)
     with server.connect(head, b"x" * min(size, 2**17)) as connection:
         server.until_phase(Phase.BODY)
@@ -151,7 +151,7 @@ def test_a_body_trickled_after_a_refusal_does_not_hold_the_connection() -> None:
         assert (status, headers[b"connection"]) == (401, b"close")
         server.until_phase(Phase.DRAINING)
         for _ in range(30):
-            assert server.open == 1  # it may read
+            assert server.open == 1  # the client may still read
             connection.sendall(b"x")
             server.pass_time(1)
         server.pass_time(1)
@@ -169,14 +169,14 @@ def test_a_refused_client_that_is_quiet_is_not_waited_for() -> None:
         server.until_open(0)
 
 
-def test_no_more_is_thrown_away_than_the_limit() -> None:
+def test_no_more_is_discarded_than_the_limit() -> None:
     with wired(discard_bytes=2**20) as server:
         with server.connect(b"POST /refuse HTTP/1.1\r\nContent-Length: 100000000\r\n\r\n") as connection:
             sent = 0
             with contextlib.suppress(ConnectionError):
                 for _ in range(1000):
                     sent += connection.send(b"x" * 2**16)
-            assert sent < 30 * 2**20  # the rest lay in the kernel's buffers
+            assert sent < 30 * 2**20  # the rest is in the kernel's buffers
         assert server.closed_by_server("discarded") == 1
 
 
@@ -188,7 +188,7 @@ def test_a_reader_that_stops_times_out(path: str, close: bytes) -> None:
             assert connection.recv(100)
             wait_until(server.unsent, "an answer that is not taken")
 
-            def gone() -> bool:  # after the first look that finds that nothing has moved since the one before
+            def gone() -> bool:  # by a check that finds no progress since the previous one
                 server.pass_time(61)
                 return server.open == 0
 
@@ -199,7 +199,7 @@ def test_a_reader_that_stops_times_out(path: str, close: bytes) -> None:
 
 def test_a_reader_that_is_slow_gets_everything(server: Wired) -> None:
     rest = b"POST /big HTTP/1.1\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx" + GET
-    data, read = b"", 2**21  # bytes between two looks of the server: more than the kernel holds for the client
+    data, read = b"", 2**21  # bytes between two checks of the server, more than the kernel buffers for the client
     with server.connect(rest, receive_buffer=2**20) as connection:
         while chunk := connection.recv(2**18):
             data += chunk
@@ -211,8 +211,8 @@ def test_a_reader_that_is_slow_gets_everything(server: Wired) -> None:
     assert server.closed_by_server("stalled") == 0
 
 
-def test_what_the_kernel_has_taken_is_dropped_too() -> None:
-    """An answer that fits its buffers is no longer ours to time; every accepted connection has the limit set there."""
+def test_the_kernel_drops_data_that_a_client_does_not_acknowledge() -> None:
+    """The kernel must time an answer that fits into its buffers, so each accepted connection sets TCP_USER_TIMEOUT."""
     with listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
         accepted, _ = listener.accept()
         with accepted:
@@ -221,7 +221,7 @@ def test_what_the_kernel_has_taken_is_dropped_too() -> None:
 
 
 class Written(SimpleNamespace):
-    """The event loop's transport: the kernel accepts nothing."""
+    """A transport of the event loop from which the kernel accepts nothing."""
 
     def __init__(self) -> None:
         super().__init__(writes=[])
@@ -237,7 +237,7 @@ class Written(SimpleNamespace):
 
 
 def test_data_that_was_just_written_has_not_stalled() -> None:
-    """The first check finds it unsent since it was written, not since the clock's beginning."""
+    """Checks that the time without progress counts from the write, not from the beginning of the clock."""
 
     async def everything() -> None:
         transport = BufferedTransport(cast(asyncio.Transport, Written()), cast(Any, SimpleNamespace()), lambda: 500.0)
@@ -258,7 +258,7 @@ def test_writes_of_one_iteration_are_joined() -> None:
         await asyncio.sleep(0)
         assert (written.writes, transport.unsent()) == ([b"head body"], 9)
         transport.write(b"last")
-        transport.flush()  # the connection closes
+        transport.flush()  # as when the connection closes
         await asyncio.sleep(0)
         assert written.writes == [b"head body", b"last"]
         transport.write(b"x" * MAX_JOINED_BYTES)  # flow control must not wait for the next iteration
@@ -267,7 +267,7 @@ def test_writes_of_one_iteration_are_joined() -> None:
     asyncio.run(everything())
 
 
-def test_a_client_that_goes_ends_its_request(server: Wired) -> None:
+def test_a_client_that_disconnects_ends_its_request(server: Wired) -> None:
     with server.connect(b"GET /wait HTTP/1.1\r\n\r\n"):
         server.until_requests(1)
     server.until_requests(0)
@@ -275,11 +275,11 @@ def test_a_client_that_goes_ends_its_request(server: Wired) -> None:
 
 
 @pytest.mark.parametrize("more", [b"", b"GET /wait HTTP/1.1\r\n\r\n" * 1000])
-def test_a_client_that_goes_ends_its_requests_though_it_is_not_read(server: Wired, more: bytes) -> None:
-    """With so many requests waiting nothing is read, so the end of what it sends is not either."""
+def test_a_client_that_disconnects_while_reading_is_paused_ends_its_requests(server: Wired, more: bytes) -> None:
+    """With so many requests waiting, the server pauses reading, so it does not read the end of the stream either."""
     with server.connect(b"GET /wait HTTP/1.1\r\n\r\n" * 40 + more):
         wait_until(lambda: server.on_loop(lambda: [c for c in server.http.manager.open if c.socket_paused]), "a pause")
         server.until_requests(1)
     server.until_requests(0)
     server.until_open(0)
-    assert server.http.server_state.total_requests == 0  # none was begun for nobody
+    assert server.http.server_state.total_requests == 0  # no waiting request was answered

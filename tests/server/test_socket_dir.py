@@ -1,4 +1,4 @@
-"""The directory of a server's sockets goes with the server, whatever ends it."""
+"""Tests that the directory of a server's sockets is removed, whatever ends the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_it_is_private_and_removed_at_the_end(folder: Path) -> None:
+def test_the_directory_is_private_and_removed_at_the_end(folder: Path) -> None:
     with socket_dir() as path:
         assert path.parent == folder
         assert path.stat().st_mode & 0o077 == 0
@@ -27,7 +27,7 @@ def test_it_is_private_and_removed_at_the_end(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_what_a_killed_server_left_is_removed_and_a_living_servers_is_not(folder: Path) -> None:
+def test_directories_of_killed_servers_are_removed_and_those_of_running_ones_are_not(folder: Path) -> None:
     abandoned = folder / "unmask-abandoned"
     abandoned.mkdir()
     (abandoned / LOCK).touch()
@@ -45,7 +45,7 @@ def test_nothing_else_is_removed(folder: Path, tmp_path_factory: pytest.TempPath
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / LOCK).touch()
     (folder / "unmask-link").symlink_to(elsewhere)
-    (folder / "unmask-bench-1").mkdir()  # without a lock: of another program
+    (folder / "unmask-bench-1").mkdir()  # of another program, as it has no lock
     (folder / "unmask-file").touch()
     linked = folder / "unmask-linked-lock"
     linked.mkdir()

@@ -1,4 +1,4 @@
-"""The sentence of a server that cannot start has the format of its log, whatever the sentence is about."""
+"""Tests that the error of a server that cannot start has the format of its log, whatever the cause."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.wait import TIMEOUT
 
 
 def start(*flags: str, environ: dict[str, str] | None = None) -> tuple[int, list[str]]:
-    """The exit code and the lines on stderr of a server that cannot start."""
+    """Runs a server that cannot start, and returns its exit code and the lines on stderr."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("UNMASK_")}
     command = [sys.executable, "-m", "runtime.server", "--port", "0", "--host", "127.0.0.1", *flags]
     done = subprocess.run(
@@ -49,7 +49,7 @@ def test_every_line_is_json_with_the_format_json(tmp_path: Path, cause: str) -> 
     assert entries[-1]["level"] == "error"
 
 
-def test_the_format_comes_from_every_source(tmp_path: Path) -> None:
+def test_the_format_is_read_from_every_source(tmp_path: Path) -> None:
     file = tmp_path / "flags.yaml"
     file.write_text("log-format: json\n")
     broken = tmp_path / "broken.yaml"

@@ -1,4 +1,4 @@
-"""Stop strings are searched in the answer, not in its reasoning: whole and streamed, on every route with reasoning."""
+"""Tests that stop strings are searched in the answer and not in its reasoning, complete and streamed, on each route."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def body(route: str, text: str, stop: list[str], **more: Any) -> dict[str, Any]:
 
 
 def read(route: str, text: str, stream: bool) -> tuple[str, str]:
-    """The reasoning and the answer of a response."""
+    """Returns the reasoning and the answer of a response."""
     if route == "chat/completions" and stream:
         deltas = [json.loads(data)["choices"][0]["delta"] for data in sse(text)[:-1]]
         return tuple("".join(d.get(name) or "" for d in deltas) for name in ("reasoning_content", "content"))
@@ -80,7 +80,7 @@ def test_the_stop_sequence_of_a_message_is_that_of_the_answer(client: httpx.Clie
     assert (taken["stop_reason"], taken["stop_sequence"]) == ("stop_sequence", "STOP")
 
 
-def test_reasoning_that_nothing_closes_is_not_searched(client: httpx.Client) -> None:
+def test_unclosed_reasoning_is_not_searched(client: httpx.Client) -> None:
     taken = client.post("/v1/chat/completions", json=body("chat/completions", "<think>one STOP", ["STOP"]))
     assert read("chat/completions", taken.text, False) == ("one STOP", "")
 

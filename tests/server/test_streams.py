@@ -1,4 +1,4 @@
-"""An event stream by itself: keep-alive comments, clients that go or take nothing, generators that never started."""
+"""Tests of an event stream: keep-alive comments, clients that disconnect or read nothing, generators never started."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.simulated_time import run_simulated
 
 
 class Job:
-    """Stands for a job: remembers whether it was left."""
+    """A job that records whether its context was left."""
 
     left = False
 
@@ -30,7 +30,7 @@ async def never() -> dict[str, Any]:
     raise AssertionError
 
 
-def test_comments_fill_the_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keep_alive_comments_are_sent_while_there_is_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_responses, "KEEP_ALIVE_SECONDS", 5)
     sent: list[dict[str, Any]] = []
 
@@ -55,7 +55,7 @@ def test_comments_fill_the_silence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("started", [True, False])
-def test_a_client_that_goes_ends_the_job(started: bool) -> None:
+def test_a_client_that_disconnects_ends_the_job(started: bool) -> None:
     closed = []
 
     async def chunks() -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""Structured output over HTTP, on the shipped demo: the unmodified ``openai`` client, streams, refusals, others."""
+"""Tests of structured output over HTTP, on the shipped demo: ``openai`` client, streams, refusals, other requests."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_stream_brings_the_same_text(ai: openai.OpenAI) -> None:
      {"json_schema": {"enum": ["red", "blue"]}}, {"guided_json": {"enum": ["red", "blue"]}}],
 )  # fmt: skip
 @pytest.mark.parametrize("route", ["/generate", "/v1/completions"])
-def test_it_goes_by_every_name(demo: ServerProcess, route: str, form: dict[str, Any]) -> None:
+def test_every_alias_constrains_the_answer(demo: ServerProcess, route: str, form: dict[str, Any]) -> None:
     with demo.client() as client:
         answer = client.post(route, json={"prompt": "A colour:", "max_tokens": 20, **form}).json()
     text = answer["text"] if route == "/generate" else answer["choices"][0]["text"]
@@ -83,12 +83,12 @@ def test_it_goes_by_every_name(demo: ServerProcess, route: str, form: dict[str, 
     [{"guided_choice": ["red"], "structured_outputs": {"choice": ["red"]}},
      {"structured_outputs": {"choice": ["red"], "json": None, "disable_any_whitespace": False}}],
 )  # fmt: skip
-def test_one_form_in_two_ways_and_switches_that_are_off_pass(demo: ServerProcess, form: dict[str, Any]) -> None:
+def test_equal_constraints_and_disabled_switches_are_accepted(demo: ServerProcess, form: dict[str, Any]) -> None:
     with demo.client() as client:
         assert client.post("/generate", json={"prompt": "A colour:", **form}).json()["text"] == "red"
 
 
-def test_two_forms_are_refused(demo: ServerProcess) -> None:
+def test_two_different_constraints_are_refused(demo: ServerProcess) -> None:
     with demo.client() as client:
         refused = client.post("/generate", json={"prompt": "a", "regex": "a", "structured_outputs": {"regex": "b"}})
         switched = client.post(
@@ -98,14 +98,14 @@ def test_two_forms_are_refused(demo: ServerProcess) -> None:
     assert (switched.status_code, switched.json()["error"]["code"]) == (400, "unknown_field")
 
 
-def test_holes_are_not_filled_by_a_grammar(demo: ServerProcess) -> None:
+def test_infill_refuses_a_grammar(demo: ServerProcess) -> None:
     with demo.client() as client:
         refused = client.post("/v1/infill", json={"text": "a <mask:2> b", "regex": "a"})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "regex")
 
 
 def compiler(server: ServerProcess) -> psutil.Process:
-    """The process that compiles grammars, which a small one starts."""
+    """Returns the process that compiles grammars, after a small grammar has started it."""
     numbers = itertools.count()
 
     def started() -> list[psutil.Process]:
@@ -118,8 +118,8 @@ def compiler(server: ServerProcess) -> psutil.Process:
     return process
 
 
-def test_a_large_schema_does_not_hold_others(demo: ServerProcess) -> None:
-    """It takes a second to compile, in the server and in the engine; here the server's compiler stands still."""
+def test_a_large_schema_does_not_delay_other_requests(demo: ServerProcess) -> None:
+    """The schema takes a second to compile, in the server and in the engine. The server's compiler is suspended."""
     names = [f"p{i}" for i in range(1200)]
     large = {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names}
     process = compiler(demo)
@@ -137,7 +137,7 @@ def test_a_large_schema_does_not_hold_others(demo: ServerProcess) -> None:
     assert answer.status_code == 200, answer.text
 
 
-def test_a_schema_that_explodes_is_refused(demo: ServerProcess) -> None:
+def test_a_schema_with_many_optional_properties_is_refused(demo: ServerProcess) -> None:
     odd = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(1200)}}
     with demo.client() as client:
         refused = client.post("/v1/chat/completions", json={**CHAT, "structured_outputs": {"json": odd}})
@@ -145,7 +145,7 @@ def test_a_schema_that_explodes_is_refused(demo: ServerProcess) -> None:
     assert "<state>" not in refused.text
 
 
-def test_a_schema_in_a_string_is_as_short_as_others(demo: ServerProcess) -> None:
+def test_the_length_limit_applies_to_a_schema_in_a_string(demo: ServerProcess) -> None:
     with demo.client() as client:
         refused = client.post("/generate", json={"prompt": "a", "guided_json": "[" + "{}," * 30_000 + "{}]"})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "guided_json")
@@ -156,8 +156,11 @@ def test_a_schema_in_a_string_is_as_short_as_others(demo: ServerProcess) -> None
     ("rule", "status"), [("a{}: a{}", 200), ("a{}: a{}?", 400), ("A{}: A{}", 200), ("A{}: ~A{}", 200)]
 )
 def test_a_long_chain_of_rules_ends_no_process(demo: ServerProcess, rule: str, status: int) -> None:
-    """Its compiler goes down such chains by recursion, which an ordinary stack does not hold. Where each of 4,000 rules
-    may be the last there are too many to be in at once, which is told before the request is queued."""
+    """The compiler follows such chains by recursion, for which a default stack is too small.
+
+    If each of 4,000 rules may be the last, too many are active at once. Such a grammar is refused before the request is
+    queued.
+    """
     first, many = rule[0], 4000
     rules = [f"start: {first}0", *(rule.format(i, i + 1) for i in range(many)), f'{first}{many}: "x"']
     with demo.client() as client:
@@ -168,14 +171,14 @@ def test_a_long_chain_of_rules_ends_no_process(demo: ServerProcess, rule: str, s
 
 @pytest.fixture(scope="module")
 def strict() -> Iterator[ServerProcess]:
-    """The demo with the compiler's own limit of CPU time."""
+    """Yields the demo with the compiler's default limit of CPU time."""
     limits = {f"{TRIAL_LIMITS}.compile_seconds": SandboxLimits().compile_seconds}
     with serving("--device", "cpu", "--max-num-reqs", "16", limits=limits) as server:
         yield server
 
 
 def used(server: ServerProcess) -> dict[int, float]:
-    """Seconds of a processor that each compiler has used."""
+    """Returns the seconds of CPU time that each compiler process has used."""
     found = {}
     for process in server.trials():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -184,7 +187,7 @@ def used(server: ServerProcess) -> dict[int, float]:
 
 
 @pytest.mark.matrix
-def test_strict_tools_with_a_grammar_beyond_the_limits_are_not_held(strict: ServerProcess) -> None:
+def test_strict_tools_with_a_grammar_beyond_the_limits_are_not_constrained(strict: ServerProcess) -> None:
     endless = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 9999973}}}
     functions = [{"name": "f", "parameters": endless, "strict": True}, {"name": "g", "strict": True}]
     body = {**CHAT, "tools": [{"type": "function", "function": each} for each in functions]}
@@ -197,8 +200,8 @@ def test_strict_tools_with_a_grammar_beyond_the_limits_are_not_held(strict: Serv
 
 
 @pytest.mark.matrix
-def test_a_grammar_that_compiles_for_minutes_is_refused_and_holds_nobody_long(strict: ServerProcess) -> None:
-    """An automaton of ten million states, of a schema of some forty characters, of a form and of a tool."""
+def test_a_grammar_that_compiles_for_minutes_is_refused_and_delays_others_little(strict: ServerProcess) -> None:
+    """Checks a schema of about forty characters with ten million states, as output format and in a tool."""
     endless = {"type": "integer", "multipleOf": 9999991}
     tool = {
         "type": "function",
@@ -226,7 +229,7 @@ def test_a_grammar_that_compiles_for_minutes_is_refused_and_holds_nobody_long(st
 
 @pytest.fixture(scope="module")
 def impatient() -> Iterator[ServerProcess]:
-    """The demo with hardly any CPU time for the masks of an answer."""
+    """Yields the demo with almost no CPU time for the masks of an answer."""
     limits = {f"{MASK_LIMITS}.seconds": 1e-9}
     with serving("--device", "cpu", "--max-num-reqs", "16", limits=limits) as server:
         yield server
@@ -244,7 +247,7 @@ FORM = {
 
 
 @pytest.mark.parametrize("name", ROUTES)
-def test_a_grammar_whose_masks_take_too_long_is_the_requests_own_mistake(impatient: ServerProcess, name: str) -> None:
+def test_a_grammar_whose_masks_take_too_long_is_a_client_error(impatient: ServerProcess, name: str) -> None:
     path, body = ROUTES[name]
     with impatient.client() as client:
         for stream in (False, True):  # the second is refused at once, as the first exceeded the limit
@@ -256,7 +259,7 @@ def test_a_grammar_whose_masks_take_too_long_is_the_requests_own_mistake(impatie
         assert client.post(path, json=body).status_code == 200
 
 
-def test_grammars_that_nobody_waits_for_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grammars_of_disconnected_clients_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
     begun, release = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""Backends that die, fail, are full or do not start, with an engine that does so on demand.
+"""Tests of backends that are killed, fail, are full or do not start, with an engine that does so on demand.
 
 See docs/operations/server.md#shutdown.
 """
@@ -38,7 +38,7 @@ def start(fake: ServerProcess, pool: concurrent.futures.Executor, count: int = 8
     return futures
 
 
-def test_a_killed_backend_ends_its_requests_and_comes_back(fake: ServerProcess) -> None:
+def test_a_killed_backend_ends_its_requests_and_is_restarted(fake: ServerProcess) -> None:
     (backend,) = fake.backends()
     failures = fake.metrics()["unmask_backend_failures_total"]
     with concurrent.futures.ThreadPoolExecutor(16) as pool, fake.client() as client:
@@ -63,7 +63,7 @@ def test_a_killed_backend_ends_its_requests_and_comes_back(fake: ServerProcess) 
     assert fake.metrics()["unmask_backend_failures_total"] == failures + 1
 
 
-def test_while_no_backend_lives(checkpoint: Path, tmp_path: Path) -> None:
+def test_the_server_is_not_ready_while_its_backend_loads(checkpoint: Path, tmp_path: Path) -> None:
     loaded = tmp_path / "loaded"
     env = {LOAD_VARIABLE: str(loaded)}
     with (
@@ -99,7 +99,7 @@ def test_a_backend_that_breaks_is_restarted(fake: ServerProcess, salt: str) -> N
         assert client.post("/generate", json={"prompt": "x", "max_tokens": 2}).status_code == 200
 
 
-def test_a_failed_step_fails_its_request_alone(fake: ServerProcess, tmp_path: Path) -> None:
+def test_a_failed_step_fails_only_its_request(fake: ServerProcess, tmp_path: Path) -> None:
     done = tmp_path / "done"
     with concurrent.futures.ThreadPoolExecutor() as pool, fake.client() as client:
         (other,) = start(fake, pool, 1, max_tokens=20, cache_salt=f"hold:{done}")
@@ -118,7 +118,7 @@ def test_a_failed_step_fails_its_request_alone(fake: ServerProcess, tmp_path: Pa
         assert other.result().status_code == 200
 
 
-def test_replicas_divide_the_load_and_the_loss(checkpoint: Path, tmp_path: Path) -> None:
+def test_replicas_divide_the_load_and_fail_separately(checkpoint: Path, tmp_path: Path) -> None:
     done = tmp_path / "done"
     with serving("--model", str(checkpoint), "--data-parallel-size", "2", module=FAKE) as server:
         server.until_metric("unmask_backends_ready", 2)
@@ -133,7 +133,7 @@ def test_replicas_divide_the_load_and_the_loss(checkpoint: Path, tmp_path: Path)
             assert client.get("/ready").status_code == 200
 
 
-def test_a_full_queue(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_full_queue_refuses_requests(checkpoint: Path, tmp_path: Path) -> None:
     done = tmp_path / "done"
     with serving("--model", str(checkpoint), "--max-num-reqs", "2", "--max-queue", "1", module=FAKE) as server:
         with concurrent.futures.ThreadPoolExecutor(4) as pool, server.client() as client:
@@ -144,7 +144,8 @@ def test_a_full_queue(checkpoint: Path, tmp_path: Path) -> None:
             assert full.json()["error"]["code"] == "queue_full"
             assert client.post("/v1/completions", json={"prompt": "x", "n": 1}).status_code == 429
             wrong = client.post("/v1/completions", json={"prompt": "x", "temperature": -1})
-            assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "temperature")  # at any time
+            # Invalid requests are refused as such also while the queue is full.
+            assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "temperature")
             never = client.post("/v1/completions", json={"prompt": "x", "n": 2})
             assert (never.status_code, never.json()["error"]["param"]) == (400, "n")
             done.touch()
@@ -154,7 +155,7 @@ def test_a_full_queue(checkpoint: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
-def test_a_time_limit(checkpoint: Path) -> None:
+def test_a_time_limit_ends_requests(checkpoint: Path) -> None:
     with serving("--model", str(checkpoint), "--request-timeout", "4", module=FAKE) as server:
         with server.client() as client:
             assert client.post("/generate", json=ENDLESS).status_code == 504
@@ -164,7 +165,7 @@ def test_a_time_limit(checkpoint: Path) -> None:
         assert server.metrics()['unmask_requests_total{outcome="timeout"}'] == 2
 
 
-def test_a_killed_frontend_takes_its_backend_with_it(checkpoint: Path) -> None:
+def test_a_backend_ends_with_its_killed_frontend(checkpoint: Path) -> None:
     with serving("--model", str(checkpoint), module=FAKE) as server:
         (backend,) = server.backends()
         os.kill(server.process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The supervisor in this process, over backends without a model: what no HTTP client can bring about."""
+"""Tests of the supervisor in this process, over backends without a model: cases that no HTTP client can cause."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BACKEND = (sys.executable, "-m", "tests.server.fake_backend")
 
 
 class Log:
-    """A listener that notes what it is told."""
+    """An observer that records the events of a supervisor."""
 
     def __init__(self) -> None:
         self.ready = 0
@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture(autouse=True)
 def long_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limits that a slow machine does not reach. A test of one sets it."""
+    """Sets limits that a slow machine does not reach. A test of a limit sets it again."""
     monkeypatch.setattr(supervisor_module, "EXIT_REASON_SECONDS", 3600.0)
     monkeypatch.setattr(supervisor_module, "STOP_SECONDS", 60.0)
     monkeypatch.setattr(ipc_protocol, "BACKEND_SILENCE_SECONDS", 3600.0)
@@ -73,7 +73,7 @@ def test_a_backend_that_hangs_is_replaced(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(ipc_protocol, "BACKEND_SILENCE_SECONDS", 3600.0)
 
     class Patient(Log):
-        """Raises the limit again with the first process that ends: the next one may be slow, and does not hang."""
+        """Raises the limit again when the first process ends, because the next one may be slow without hanging."""
 
         def on_down(self, replica: int, reason: str) -> None:
             super().on_down(replica, reason)
@@ -161,7 +161,7 @@ def test_a_process_that_exits_without_a_reason_is_reported(folder: Path, monkeyp
     asyncio.run(run())
 
 
-def test_messages_of_strangers_and_of_the_dead_are_ignored(folder: Path) -> None:
+def test_messages_of_unknown_and_of_ended_processes_are_ignored(folder: Path) -> None:
     import zmq
 
     async def run() -> None:
@@ -210,7 +210,7 @@ def test_a_stopped_backend_is_not_ready_until_it_runs_again(folder: Path, monkey
 def test_a_backend_whose_engine_is_busy_for_long_stays_ready(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As while it compiles or captures graphs: its engine's thread sends nothing, and another one heartbeats."""
+    """As during compilation or graph capture, the engine's thread sends nothing, and another sends heartbeats."""
     blocked = tmp_path / "blocked"
     blocked.touch()
     monkeypatch.setenv("TEST_BLOCKED", str(blocked))

@@ -1,4 +1,4 @@
-"""What clients send that changes nothing fails no request, and what is ignored is told."""
+"""Tests that fields without effect are accepted, and that ignored fields are reported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def answer(client: httpx.Client, **more: Any) -> httpx.Response:
     return client.post(CHAT, json={**BODY, **more})
 
 
-def test_an_sdks_own_message_is_history(server: ServerProcess) -> None:
+def test_a_message_of_the_sdk_is_accepted_as_history(server: ServerProcess) -> None:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as ai:
         first = ai.chat.completions.create(**BODY).choices[0].message
         for dumped in (first.model_dump(), first, {**first.model_dump(), "annotations": [{"type": "url_citation"}]}):
@@ -45,13 +45,13 @@ def test_an_sdks_own_message_is_history(server: ServerProcess) -> None:
         [{"role": "user", "content": [{"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}]}],
     ],
 )  # fmt: skip
-def test_messages_of_every_kind_are_taken(client: httpx.Client, history: list[Any]) -> None:
+def test_messages_of_every_kind_are_accepted(client: httpx.Client, history: list[Any]) -> None:
     taken = answer(client, messages=history)
     assert taken.status_code == 200, taken.text
     assert "x-unmask-ignored" not in taken.headers
 
 
-def test_calls_are_not_lost_on_a_template_that_does_not_know_them(client: httpx.Client, checkpoint: Path) -> None:
+def test_calls_are_not_lost_with_a_template_without_tools(client: httpx.Client, checkpoint: Path) -> None:
     result = {"role": "tool", "tool_call_id": "c1", "content": "2"}
     messages = [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}, result]
     ids = client.post("/tokenize", json={"messages": messages}).json()["tokens"]
@@ -73,7 +73,7 @@ def test_calls_are_not_lost_on_a_template_that_does_not_know_them(client: httpx.
          "messages[1].tool_calls[0].function.name: Field required"),
     ],
 )  # fmt: skip
-def test_what_a_message_cannot_be_is_refused_in_a_sentence(
+def test_invalid_messages_are_refused_in_a_sentence(
     client: httpx.Client, history: list[Any], param: str, message: str
 ) -> None:
     refused = answer(client, messages=history)
@@ -81,7 +81,7 @@ def test_what_a_message_cannot_be_is_refused_in_a_sentence(
     assert (refused.json()["error"]["param"], refused.json()["error"]["message"]) == (param, message)
 
 
-def test_fields_that_change_nothing_are_taken(client: httpx.Client) -> None:
+def test_fields_without_effect_are_accepted(client: httpx.Client) -> None:
     base = answer(client).json()["choices"]
     neutral = {
         "min_p": 0, "skip_special_tokens": True, "echo": False, "safety_identifier": "me", "prompt_cache_key": "k",
@@ -103,7 +103,9 @@ def test_fields_that_change_nothing_are_taken(client: httpx.Client) -> None:
         {"bad_words": ["a"]}, {"documents": [{}]}, {"chat_template": "x"},
     ],
 )  # fmt: skip
-def test_what_would_change_the_answer_is_refused(client: httpx.Client, field: dict[str, Any]) -> None:
+def test_unsupported_fields_that_would_change_the_answer_are_refused(
+    client: httpx.Client, field: dict[str, Any]
+) -> None:
     refused = answer(client, **field)
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == next(iter(field))
@@ -111,7 +113,7 @@ def test_what_would_change_the_answer_is_refused(client: httpx.Client, field: di
 
 
 def test_unknown_fields_are_ignored_and_named(checkpoint: Path) -> None:
-    """On a server of its own: the log tells of no more than so many names."""
+    """Uses a separate server, because the log reports only a limited number of names."""
     arguments = ("--model", str(checkpoint), "--served-model-name", "tiny")
     with serving(*arguments, module=FAKE) as server, server.client() as client:
         odd = {
@@ -132,7 +134,7 @@ def test_unknown_fields_are_ignored_and_named(checkpoint: Path) -> None:
         assert answer(client, decoding={"wibble": 1}).status_code == 400
 
 
-def test_strict_fields_refuses_them(checkpoint: Path) -> None:
+def test_strict_fields_refuses_unknown_fields(checkpoint: Path) -> None:
     arguments = ("--model", str(checkpoint), "--served-model-name", "tiny", "--strict-fields")
     with serving(*arguments) as server, server.client() as client:
         refused = answer(client, messages=[{**USER, "hue": 1}])
@@ -142,7 +144,7 @@ def test_strict_fields_refuses_them(checkpoint: Path) -> None:
         assert answer(client).status_code == 200
 
 
-def test_more_tokens_than_the_prompt_leaves_are_as_many_as_it_leaves(client: httpx.Client) -> None:
+def test_max_tokens_are_lowered_to_the_length_that_the_prompt_leaves(client: httpx.Client) -> None:
     prompt = "x" * 500
     body = {"model": "tiny", "prompt": prompt, "max_tokens": 512, "ignore_eos": True}
     assert client.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 12
@@ -173,7 +175,7 @@ def test_head_is_get_without_a_body(client: httpx.Client, path: str) -> None:
     assert head.status_code == got.status_code == 200
     assert head.content == b""
     assert head.headers["content-type"] == got.headers["content-type"]
-    assert client.get(path).status_code == 200  # the connection is as good as before
+    assert client.get(path).status_code == 200  # the connection is still usable
 
 
 def test_a_base_url_without_v1_serves_too(server: ServerProcess) -> None:

@@ -1,4 +1,4 @@
-"""Tools and reasoning over HTTP: over scripted answers, cut anywhere, and over a model whose calls a grammar holds."""
+"""Tests of tools and reasoning over HTTP, with scripted answers in random pieces."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def server(scripted: ServerProcess) -> ServerProcess:
 
 
 def say(text: str, **more: Any) -> dict[str, Any]:
-    """A request whose answer is `text`."""
+    """Returns a request whose answer is `text`."""
     return {"model": "tiny", "messages": [{"role": "user", "content": "SAY:" + json.dumps(text)}], **more}
 
 
@@ -59,7 +59,7 @@ def seen(message: dict[str, Any], reason: str) -> dict[str, Any]:
 
 
 def streamed(client: httpx.Client, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a client makes of a stream, for each choice."""
+    """Returns each choice of a stream as a client assembles it."""
     answer = client.post(CHAT, json={**body, "stream": True})
     assert answer.status_code == 200, answer.text
     data = sse(answer.text)
@@ -75,7 +75,7 @@ def streamed(client: httpx.Client, body: dict[str, Any]) -> list[dict[str, Any]]
                 message[name] += delta.get(name) or ""
             for piece in delta.get("tool_calls", []):
                 if piece["index"] == len(message["tool_calls"]):
-                    message["tool_calls"].append(piece)  # the first has all of it
+                    message["tool_calls"].append(piece)  # the first piece has all fields
                 else:
                     assert piece["index"] == len(message["tool_calls"]) - 1
                     message["tool_calls"][-1]["function"]["arguments"] += piece["function"]["arguments"]
@@ -100,13 +100,13 @@ def test_a_call_is_answered_complete_and_streamed(client: httpx.Client) -> None:
     assert only["content"] is None
 
 
-def test_without_tools_it_is_text(client: httpx.Client) -> None:
+def test_without_tools_a_call_is_text(client: httpx.Client) -> None:
     text = f"hm {call('weather', city='Rome')} ."
     for more in ({}, {"tools": []}, {"tools": [WEATHER], "tool_choice": "none"}):
         assert complete(client, say(text, **more)) == {"content": text, "reasoning": "", "calls": [], "reason": "stop"}
 
 
-def test_one_call_alone_ends_the_answer(client: httpx.Client) -> None:
+def test_without_parallel_calls_the_first_call_ends_the_answer(client: httpx.Client) -> None:
     body = say(f"{call('clock')}\n{call('weather', city='Rome')}" + "x" * 500, tools=[WEATHER, CLOCK])
     expected = {"content": "", "reasoning": "", "calls": [("clock", "{}")], "reason": "tool_calls"}
     assert complete(client, {**body, "parallel_tool_calls": False}) == expected
@@ -114,9 +114,9 @@ def test_one_call_alone_ends_the_answer(client: httpx.Client) -> None:
     assert len(complete(client, body)["calls"]) == 2
 
 
-def test_a_limit_in_the_middle_of_a_call(client: httpx.Client) -> None:
+def test_a_limit_in_the_middle_of_a_call_drops_the_call(client: httpx.Client) -> None:
     text = call("weather", city="Rome")
-    before = len(text[: text.index("Rome") + 2]) - len("<tool_call>") + 1  # which is one token
+    before = len(text[: text.index("Rome") + 2]) - len("<tool_call>") + 1  # the tag is one token
     for max_tokens in (before, 9, 1):
         cut = say(text, tools=[WEATHER], max_tokens=max_tokens)
         expected = {"content": "", "reasoning": "", "calls": [], "reason": "length"}
@@ -132,7 +132,7 @@ def test_a_stop_string_in_a_call_leaves_text(client: httpx.Client) -> None:
     assert streamed(client, body) == [expected]
 
 
-def test_reasoning_is_a_part_of_its_own(client: httpx.Client) -> None:
+def test_reasoning_is_a_separate_part(client: httpx.Client) -> None:
     body = say(f"<think>\nA city.\n</think>\n\nSo:\n{call('weather', city='Rome')}", tools=[WEATHER])
     expected = {
         "content": "So:",
@@ -157,7 +157,7 @@ def test_denoise_streams_have_parts_too(client: httpx.Client) -> None:
     assert streamed(client, body) == [complete(client, say(f"Look:\n{call('weather', city='Rome')}", tools=[WEATHER]))]
 
 
-def test_the_openai_client_goes_round(ai: openai.OpenAI) -> None:
+def test_the_openai_client_sends_a_result_of_a_call(ai: openai.OpenAI) -> None:
     asked: Any = say(call("weather", city="Rome"), tools=[WEATHER])
     first = ai.chat.completions.create(**asked)
     message = first.choices[0].message
@@ -284,7 +284,7 @@ def test_other_parts_of_an_assistant_are_refused(client: httpx.Client, part: dic
     assert refused.json()["error"]["message"] == "messages[0].content[0]: thinking parts are not supported, only text"
 
 
-def test_strict_tools_where_there_are_no_grammars(client: httpx.Client, tagged: Path) -> None:
+def test_strict_tools_without_grammars_are_reported_or_refused(client: httpx.Client, tagged: Path) -> None:
     strict = {"type": "function", "function": {"name": "weather", "parameters": CITY, "strict": True}}
     body = say(call("weather", city="Rome"), tools=[strict])
     taken = client.post(CHAT, json=body)
@@ -299,7 +299,7 @@ def test_strict_tools_where_there_are_no_grammars(client: httpx.Client, tagged: 
 
 
 def tool_message(rng: random.Random) -> str:
-    """An answer that calls, well or badly."""
+    """Returns an answer with valid and malformed calls."""
     value: Any = rng.choice(["Rome", 'q"uote', "</tool_call>", "{", "é😀", "\n", "a, b"])
     good = call(rng.choice(["weather", "clock"]), **{rng.choice(["city", "x"]): value})
     bad = rng.choice(
@@ -311,7 +311,10 @@ def tool_message(rng: random.Random) -> str:
 
 
 def fuzz(client: httpx.Client, seeds: range) -> int:
-    """Streamed tool turns; how many had calls. None may be empty, none have half JSON, and all are as when whole."""
+    """Streams random answers with tools, and returns how many had calls.
+
+    No message may be empty, no arguments may be incomplete JSON, and each message must equal the complete answer.
+    """
     called = 0
     for seed in seeds:
         rng = random.Random(seed)
@@ -334,11 +337,11 @@ def test_streamed_messages_are_never_empty_and_never_cut(client: httpx.Client) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_thousand_streamed_messages(client: httpx.Client) -> None:
+def test_a_thousand_streamed_messages_are_never_empty_and_never_cut(client: httpx.Client) -> None:
     assert fuzz(client, range(1000, 2000)) > 500
 
 
-def test_a_parser_that_is_not_there_is_refused(tagged: Path) -> None:
+def test_an_unknown_parser_is_refused(tagged: Path) -> None:
     for flag, known in (("tool-call-parser", "gemma4, hermes, qwen3_coder"), ("reasoning-parser", "gemma4, think")):
         with serving("--model", str(tagged), f"--{flag}", "nope", module=SCRIPTED, ready=False) as server:
             assert server.wait() == 1

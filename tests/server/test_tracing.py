@@ -1,4 +1,4 @@
-"""Traces, as a collector on the loopback gets them from the real exporter of a real server."""
+"""Tests of traces that a collector on the loopback receives from the real exporter of a real server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 
 
 class Collector(ThreadingHTTPServer):
-    """Keeps every span that it is sent, and who sent it."""
+    """Records every span that it receives, and the resource that sent it."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -80,7 +80,7 @@ def environment(collector: Collector, **more: str) -> dict[str, str]:
     return {VARIABLES[0]: endpoint, "OTEL_BSP_SCHEDULE_DELAY": "100", "NO_PROXY": "127.0.0.1", **more}
 
 
-def test_a_span_a_request_below_its_callers(checkpoint: Any) -> None:
+def test_each_request_has_a_span_below_that_of_its_caller(checkpoint: Any) -> None:
     arguments = ("--model", str(checkpoint), "--served-model-name", "mine", "--api-key", "a-key-of-these-tests")
     with collecting() as collector, serving(*arguments, env=environment(collector)) as server:
         server.headers = {"Authorization": "Bearer a-key-of-these-tests"}
@@ -93,7 +93,7 @@ def test_a_span_a_request_below_its_callers(checkpoint: Any) -> None:
             assert "final" in client.post("/generate", json=streamed).text
             assert client.get("/metrics").status_code == 200
         wait_until(lambda: len(collector.spans) == 9)
-    assert len(collector.spans) == 9  # three requests, and three phases of two
+    assert len(collector.spans) == 9  # three requests, and three phases for each of two
     assert all("secret" not in str(span) for span in collector.spans)
     complete, refused = sorted(collector.named("chat mine"), key=lambda span: span.start_time_unix_nano)
     (stream,) = collector.named("text_completion mine")
@@ -122,7 +122,7 @@ def test_a_span_a_request_below_its_callers(checkpoint: Any) -> None:
 
 
 @pytest.mark.matrix
-def test_the_standard_variables_decide_who_is_sampled_and_the_end_sends_the_rest(checkpoint: Any) -> None:
+def test_the_standard_variables_control_sampling_and_the_end_sends_pending_spans(checkpoint: Any) -> None:
     more = {"OTEL_TRACES_SAMPLER": "parentbased_always_off", "OTEL_SERVICE_NAME": "ours"}
     later = environment(collector := Collector(), **more, OTEL_BSP_SCHEDULE_DELAY="3600000")
     threading.Thread(target=collector.serve_forever, daemon=True).start()
@@ -144,7 +144,7 @@ def test_the_standard_variables_decide_who_is_sampled_and_the_end_sends_the_rest
 
 
 @pytest.mark.parametrize("variable", VARIABLES)
-def test_without_the_extra_one_line_names_it(
+def test_a_missing_extra_is_named_in_one_log_line(
     variable: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(variable, "http://127.0.0.1:9")

@@ -1,4 +1,4 @@
-"""The parts without processes: messages, bodies, figures."""
+"""Unit tests without processes: messages, bodies, metrics."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SPEC = RequestSpec(id="a", prompt=[1, 2], max_tokens=3, seed=2**64 - 1, decoding
         ipc_protocol.Stop("why"),
     ],
 )
-def test_commands_survive_the_wire(command: ipc_protocol.Command) -> None:
+def test_commands_are_equal_after_encoding_and_decoding(command: ipc_protocol.Command) -> None:
     assert ipc_protocol.decode_command(ipc_protocol.encode(command)) == command
 
 
@@ -62,7 +62,7 @@ def test_commands_survive_the_wire(command: ipc_protocol.Command) -> None:
         ipc_protocol.Fatal("a sentence"),
     ],
 )
-def test_events_survive_the_wire(event: ipc_protocol.Event) -> None:
+def test_events_are_equal_after_encoding_and_decoding(event: ipc_protocol.Event) -> None:
     assert ipc_protocol.decode_event(ipc_protocol.encode(event)) == event
 
 
@@ -97,10 +97,10 @@ def test_totals_outlive_their_backend_and_gauges_do_not() -> None:
     ("live", "waiting_by_replica", "requests"),
     [
         ([0], [0], (0, 0)),
-        ([5], [0], (5, 0)),  # though the engine, between two steps, has none
-        ([20], [0], (16, 4)),  # more than an engine takes
+        ([5], [0], (5, 0)),  # although the engine, between two steps, has none
+        ([20], [0], (16, 4)),  # more than an engine runs
         ([5], [2], (3, 2)),  # its pages are full
-        ([1], [7], (0, 1)),  # the others have been aborted since
+        ([1], [7], (0, 1)),  # the other requests have been aborted since
         ([20, 3], [4, 0], (19, 4)),
         ([4, 0], [], (4, 0)),  # no engine has reported yet
     ],
@@ -129,7 +129,7 @@ def test_wrong_types_and_wrong_values_are_400() -> None:
     assert error.param
     assert error.param.startswith("messages[0].content")
     assert refused(CompletionRequest, {"prompt": [["a"]]}).param == "prompt"
-    # a bool is a number in Python, but not here
+    # a bool is a number in Python, but not in a request
     assert refused(ChatRequest, {"messages": [], "frequency_penalty": False}).param == "frequency_penalty"
     assert refused(ChatRequest, {"messages": [], "logprobs": 0}).param == "logprobs"
 
@@ -142,7 +142,7 @@ ANY_JSON = st.recursive(
 
 
 def outcome(kind: type, data: bytes) -> int:
-    """The status that a body is worth."""
+    """Returns the status for a body; 0 if its error message is too long."""
     try:
         parse_body(kind, data)
     except RequestError as error:
@@ -152,13 +152,13 @@ def outcome(kind: type, data: bytes) -> int:
 
 @examples(60)
 @given(st.dictionaries(st.sampled_from(sorted(ChatRequest.model_fields)), ANY_JSON))
-def test_no_body_gets_past_its_schema_by_an_exception(body: dict[str, object]) -> None:
+def test_any_body_of_a_chat_is_accepted_or_refused(body: dict[str, object]) -> None:
     assert outcome(ChatRequest, msgspec.json.encode(body)) in (200, 400)
 
 
 @examples(100)
 @given(st.binary())
-def test_any_bytes_are_a_body_or_an_error(data: bytes) -> None:
+def test_any_bytes_are_accepted_or_refused(data: bytes) -> None:
     assert outcome(GenerateRequest, data) in (200, 400)
 
 
@@ -170,7 +170,7 @@ def test_a_text_is_called_too_long_only_if_it_is(checkpoint: Path) -> None:
     assert tokenizer.certainly_exceeds("a" * 10**5, 512)
 
 
-def test_text_without_template_begins_as_the_model_family_has_it(checkpoint: Path) -> None:
+def test_text_without_template_begins_with_the_bos_token_of_the_model(checkpoint: Path) -> None:
     tokenizer = Tokenizer(checkpoint)
     preparer = Preprocessor(lambda: (info(max_token_id=263, bos_token_id=7), tokenizer))
     request = Request({"type": "http"})
@@ -178,7 +178,7 @@ def test_text_without_template_begins_as_the_model_family_has_it(checkpoint: Pat
     assert asyncio.run(preparer.encode(request, "ab")) == [7, *tokenizer.encode("ab")]
 
 
-def test_a_hubs_signed_addresses_are_cut_off_in_the_log() -> None:
+def test_queries_of_signed_hub_urls_are_removed_from_the_log() -> None:
     def log_of(logger: str) -> str:
         asked = ("https://cdn.example/blob?X-Signature=secret",)
         record = logging.LogRecord(logger, logging.WARNING, "", 0, "%s fails", asked, None)
@@ -203,8 +203,8 @@ logging.getLogger("huggingface_hub.file_download").warning("%s fails", "https://
     assert "secret" not in log
 
 
-def test_routes_that_answer_by_themselves_are_found_by_method_and_path() -> None:
-    """Every generating one, and none of those that the framework works out answers for."""
+def test_raw_body_routes_are_found_by_method_and_path() -> None:
+    """Checks that they are the generating routes and the token counter, and no route whose response FastAPI builds."""
     found = fast_routes(module.router for module in (chat, completions, serving, messages_route, responses, routes))
     paths = {"/v1/chat/completions", "/v1/completions", "/v1/responses"}
     unversioned = {path.removeprefix("/v1") for path in paths}

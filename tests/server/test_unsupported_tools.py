@@ -57,7 +57,7 @@ def strict(tagged: Path) -> Any:
 
 
 def request(route: str, tools: list[Any], **more: Any) -> dict[str, Any]:
-    """A request to a route, with a function among its tools, which the answer calls."""
+    """Returns a request to a route, with a function among its tools that the answer calls."""
     if route == "responses":
         return respond(CALL, tools=[*tools, FUNCTION], **more)
     if route == "messages":
@@ -152,7 +152,7 @@ def call(name: str) -> str:
         ([namespace("sky", "weather"), namespace("sea", "weather")], "sea__weather", "sea"),
     ],
 )
-def test_a_call_of_a_namespaces_function(
+def test_a_function_of_a_namespace_can_be_called(
     client: httpx.Client, tools: list[Any], offered: str, scope: str, stream: bool
 ) -> None:
     body = respond(call(offered), tools=tools, stream=stream)
@@ -272,7 +272,7 @@ def test_calls_of_client_tools_stay_in_the_history(
     assert answer.json()["usage"]["input_tokens"] >= short.json()["usage"]["input_tokens"] + len(name) + len(text)
 
 
-def test_a_custom_call_in_a_chats_history(client: httpx.Client, tagged: Path) -> None:
+def test_a_custom_call_in_the_history_of_a_chat_is_rendered(client: httpx.Client, tagged: Path) -> None:
     call = {"id": "c1", "type": "custom", "custom": {"name": "patch", "input": "a\nb"}}
     history = [
         {"role": "user", "content": "hello"},
@@ -318,7 +318,7 @@ def test_blocks_of_server_tools_do_not_end_a_request(client: httpx.Client, block
     assert answer.json()["usage"]["input_tokens"] == shorter.json()["usage"]["input_tokens"]
 
 
-# What Anthropic's API has within turns and within results of tools, each form once.
+# Each form of the blocks that Anthropic's API has in messages and in results of tools.
 SOURCE = {"type": "base64", "media_type": "image/png", "data": "aGVsbG8="}
 TEXT_BLOCK = {"type": "text", "text": "An entry."}
 CITED = {"type": "search_result", "source": "u", "title": "t", "content": [TEXT_BLOCK], "citations": {"enabled": True}}
@@ -358,7 +358,7 @@ FORMS: list[dict[str, Any]] = [
 
 
 def called(content: Any) -> list[Any]:
-    """A conversation with a tool's result of this content."""
+    """Returns a conversation with a tool result of this content."""
     use = {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "x"}}
     return [
         {"role": "user", "content": "hello"},
@@ -410,7 +410,7 @@ INPUT_IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,aGVsbG
 
 
 def viewed(route: str, part: dict[str, Any], texts: list[str]) -> dict[str, Any]:
-    """A request with an image or a file among the texts in a tool's result."""
+    """Returns a request with an image or a file among the texts of a tool result."""
     if route == "messages":
         parts = [part, *({"type": "text", "text": text} for text in texts)]
         return {"model": "tiny", "max_tokens": 50, "messages": called(parts)}

@@ -1,4 +1,4 @@
-"""Large bodies that wait to be parsed: in which order, how many, and for whom."""
+"""Tests of large bodies that wait to be parsed: their order, their size, and disconnected clients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LARGE, SMALLER = 2**20, 2**14  # bytes
 
 
 class Post:
-    """A request whose body has arrived, and whose client goes away when told to."""
+    """A request whose body has arrived, and whose client disconnects when the test sets `gone`."""
 
     def __init__(self, size: int) -> None:
         self.gone = asyncio.Event()
@@ -46,7 +46,7 @@ class Post:
 
 
 class Server:
-    """What of a service reads bodies."""
+    """The part of a server that reads bodies. It records the order in which they are parsed."""
 
     def __init__(self) -> None:
         self.order: list[int] = []
@@ -73,13 +73,13 @@ def test_a_body_whose_client_is_gone_is_not_parsed() -> None:
         server = Server()
         posts = [Post(LARGE) for _ in range(8)]
         for post in posts[1:-1]:
-            post.gone.set()  # with its body there
+            post.gone.set()  # after its body has arrived
         results = await asyncio.wait_for(
             asyncio.gather(*(server.read(post) for post in posts), return_exceptions=True), TIMEOUT
         )
         assert [type(result) for result in results] == [type(None), *[ClientGone] * 6, type(None)]
         assert len(server.order) == 2
-        await server.read(Post(LARGE))  # the line goes on
+        await server.read(Post(LARGE))  # the queue still works
 
     asyncio.run(everything())
 
@@ -99,7 +99,7 @@ def test_the_bytes_that_wait_are_limited(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Notes(dict[str, str]):
-    """Of a body; it can be seen to be gone."""
+    """Metadata of a body, with weak references by which a test sees that it was freed."""
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ class Notes(dict[str, str]):
 def test_a_request_that_waits_for_its_answer_keeps_no_body(
     monkeypatch: pytest.MonkeyPatch, route: Any, body: ChatRequest | CompletionRequest
 ) -> None:
-    """A thousand may wait, of two megabytes each."""
+    """A thousand requests may wait, with bodies of two megabytes each."""
 
     class Held(ServerContext):
         def __init__(self) -> None:

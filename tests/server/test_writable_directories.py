@@ -1,4 +1,4 @@
-"""A server where nothing can be written ends with one sentence; one without a home directory serves."""
+"""Tests that a server without a temporary directory ends with one sentence, and one without a home directory serves."""
 
 from __future__ import annotations
 

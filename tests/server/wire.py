@@ -1,4 +1,4 @@
-"""Connections over an application that does what its path says: in a thread over real sockets, or over no transport."""
+"""Runs connections over an application that acts by the path, in a thread with real sockets, or without sockets."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from runtime.server.metrics import RequestMetrics
 from tests.wait import TIMEOUT, wait_until
 
 T = TypeVar("T")
-READ_BYTES = 2**18  # that the event loop reads at a time, at most
-BIG = 16 * 2**20  # bytes of an answer: more than the kernel takes for a client
+READ_BYTES = 2**18  # maximum that the event loop reads at once
+BIG = 16 * 2**20  # bytes of an answer, more than the kernel buffers for a client
 
 
 async def read(receive: Any) -> bytes:
@@ -36,7 +36,7 @@ async def read(receive: Any) -> bytes:
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """`/refuse` reads no body, `/wait` answers when the client has gone, `/big` and `/stream` say much."""
+    """Responds by path: `/refuse` reads no body, `/wait` waits for the disconnect, `/big` and `/stream` send much."""
 
     async def answer(body: bytes, status: int = 200) -> None:
         headers = [(b"content-length", b"%d" % len(body))]
@@ -70,7 +70,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 class Wired:
-    """A server with such an application, and with a clock that moves only in `pass_time`.
+    """A server with `app`, and with a clock that advances only in `pass_time`.
 
     It answers `/slow` once the test calls `answer_slow`.
     """
@@ -95,11 +95,11 @@ class Wired:
         await app(scope, receive, send)
 
     def answer_slow(self) -> None:
-        """Lets one request of `/slow` be answered."""
+        """Lets the application answer one request of `/slow`."""
         self.on_loop(self.slow.release)
 
     def on_loop(self, call: Callable[[], T]) -> T:
-        """Calls it in the server's thread, between two events."""
+        """Runs `call` in the server's thread, between two events, and returns its result."""
         done: concurrent.futures.Future[T] = concurrent.futures.Future()
 
         def run() -> None:
@@ -112,12 +112,12 @@ class Wired:
         return done.result(TIMEOUT)
 
     def pass_time(self, seconds: float) -> None:
-        """Moves the clock on; returns after the server has checked its connections at that time."""
+        """Advances the clock. Returns after the server has checked its connections at that time."""
         self.now += seconds
         self.on_loop(self.http.manager.check_timeouts)
 
     def phases(self) -> list[Phase]:
-        """What each open connection waits for."""
+        """Returns the phase of each open connection."""
         return self.on_loop(lambda: [connection.phase for connection in self.http.manager.open])
 
     def until_phase(self, phase: Phase) -> None:
@@ -125,19 +125,19 @@ class Wired:
         wait_until(lambda: self.phases() == [phase], str(phase))
 
     def until_open(self, count: int) -> None:
-        """Waits until so many connections are open."""
+        """Waits until `count` connections are open."""
         wait_until(lambda: self.open == count, f"{count} open connections")
 
     def until_requests(self, count: int) -> None:
-        """Waits until the application answers so many requests at the same time."""
+        """Waits until the application is processing `count` requests."""
         wait_until(lambda: len(self.http.server_state.tasks) == count, f"{count} requests")
 
     def unsent(self) -> int:
-        """Bytes of answers that neither clients nor the kernel have taken."""
+        """Returns the bytes of answers that neither clients nor the kernel have accepted."""
         return self.on_loop(lambda: sum(connection.transport.unsent() for connection in self.http.manager.open))
 
     def connect(self, *data: bytes, receive_buffer: int | None = None) -> socket.socket:
-        """`receive_buffer`: bytes that the client's kernel buffers."""
+        """Connects and sends `data`. `receive_buffer`: bytes that the client's kernel buffers."""
         connection = socket.socket()
         if receive_buffer is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -168,7 +168,7 @@ def wired(**limits: Any) -> Iterator[Wired]:
 
 
 class Transport:
-    """Takes what a connection writes."""
+    """A transport that records what a connection writes."""
 
     def __init__(self) -> None:
         self.sent = b""
@@ -203,7 +203,7 @@ class Transport:
 
 
 async def exchange(segments: list[bytes], patience: int = 2, **limits: Any) -> tuple[bytes, int]:
-    """What a connection answers to these segments, and the most requests that the application had at a time.
+    """Returns a connection's answers to these segments, and the maximum number of concurrent requests.
 
     `patience`: iterations of the loop between segments.
     """

@@ -38,7 +38,7 @@ await check('structured', 'Output.object, streamed', async () => {
 })
 
 await check('structured', 'generateObject', async () => {
-  if (ai.generateObject === undefined) return // newer ones have Output alone
+  if (ai.generateObject === undefined) return // newer versions have only Output
   same((await ai.generateObject({ ...asked(RECORD), schema })).object, PERSON)
 })
 

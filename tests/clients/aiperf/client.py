@@ -1,4 +1,4 @@
-"""Eight requests, two at a time, and what was measured and written of them."""
+"""Runs eight requests, two at a time, and checks the measurements and the texts of the answers."""
 
 import functools
 import json
@@ -12,11 +12,11 @@ from checks import KEY, MODEL, SERVER, SUM, SUM_ANSWER, check, main, same
 REQUESTS = 8
 PROMPTS = pathlib.Path("prompts.jsonl")
 PROMPTS.write_text(f"{json.dumps({'text': SUM})}\n" * REQUESTS)
-TOKENIZER = "unmask/demo"  # offline, aiperf finds one in the hub's cache alone: a folder's path it does not take
+TOKENIZER = "unmask/demo"  # offline, aiperf finds it only in the hub's cache, not by the path of a folder
 
 
 def cached():
-    """A hub's cache that has the demo's tokenizer."""
+    """Makes a hub cache with the demo's tokenizer, and returns its path."""
     home = pathlib.Path("hub")
     repository_folder = home / "hub" / f"models--{TOKENIZER.replace('/', '--')}"
     shutil.copytree(os.environ["UNMASK_CLIENT_TOKENIZER"], repository_folder / "snapshots" / "demo", dirs_exist_ok=True)
@@ -27,7 +27,7 @@ def cached():
 
 @functools.cache
 def profiled(name, *more):
-    """Every request was answered, with what the model is known to say and the tokens that it counts."""
+    """Runs a profile, and checks that each request has the known answer and the number of tokens that aiperf counts."""
     made = pathlib.Path(name)
     command = [
         "aiperf",
@@ -70,7 +70,7 @@ def streamed():
 
 @check("more")
 def metrics():
-    """It reads the server's /metrics beside its own, and finds them in order."""
+    """Checks that aiperf reads the server's /metrics in addition to its own measurements, without errors."""
     profile = json.loads((profiled("whole") / "server_metrics_export.json").read_text())
     same(profile["summary"]["endpoints_successful"], [f"{SERVER}/metrics"])
     assert any(name.startswith("unmask") for name in profile["metrics"]), list(profile["metrics"])

@@ -38,7 +38,7 @@ async def create() -> None:
 
 @check("basic")
 async def agent_with_names() -> None:
-    """Its messages carry the names of those who speak."""
+    """Checks messages of agents, which have the names of their senders."""
     answer = await AssistantAgent("solver", client(), system_message=None).run(task=SUM)
     same(answer.messages[-1].content, SUM_ANSWER)
 

@@ -1,9 +1,9 @@
-// Claude Code without a person: it prints an event a line.
+// Runs Claude Code non-interactively. It prints one event per line.
 import { createRequire } from 'node:module'
 import { KEY, MODEL, SERVER, check, same } from './checks.mjs'
 import { ANSWER, COMMAND, call, run, saying } from './agents.mjs'
 
-// The package's own install script would link the program, and none is run.
+// Install scripts are disabled, so the package's script does not link the program.
 const program = createRequire(import.meta.url).resolve(
   `@anthropic-ai/claude-code-${process.platform}-${process.arch}/claude`,
 )

@@ -1,4 +1,4 @@
-// Codex CLI without a person: it prints an event a line. It always streams.
+// Runs Codex CLI non-interactively. It prints one event per line, and always streams.
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { homedir } from 'node:os'
 import { join } from 'node:path'

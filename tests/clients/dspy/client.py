@@ -1,7 +1,7 @@
 import os
 from typing import Literal
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # its list of prices would be downloaded
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise its list of prices is downloaded
 os.environ["DSPY_CACHEDIR"] = os.path.join(os.environ["HOME"], "cache")
 
 import dspy
@@ -31,7 +31,7 @@ def call() -> None:
 
 @check("structured")
 def predict() -> None:
-    """The demo was not made for the words around the sentence, so only the object's form is known."""
+    """Checks only the form of the object, because the demo is not trained on dspy's prompts."""
     with dspy.context(lm=lm, adapter=dspy.JSONAdapter()):
         found = dspy.Predict(Measure)(sentence="Rome is 9 km away.")
     assert found.unit in ("km", "miles"), found

@@ -98,7 +98,7 @@ func main() {
 		schema := openai.ResponseFormatJSONSchemaJSONSchemaParam{
 			Name:   "person",
 			Strict: openai.Bool(true),
-			Schema: json.RawMessage(schema), // a map would lose the order, and answers keep to it
+			Schema: json.RawMessage(schema), // a map would lose the order of the properties, which answers follow
 		}
 		params.ResponseFormat = openai.ChatCompletionNewParamsResponseFormatUnion{
 			OfJSONSchema: &openai.ResponseFormatJSONSchemaParam{JSONSchema: schema},

@@ -29,7 +29,7 @@ def model():
 
 
 def asked(question, form):
-    """What `form` captured as "answer"."""
+    """Returns what `form` captured as "answer"."""
     state = model()
     with user():
         state += question

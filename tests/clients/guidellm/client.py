@@ -11,7 +11,7 @@ PROMPTS.write_text("".join(json.dumps({"prompt": SUM, "output_tokens_count": 16}
 
 @check("streaming")
 def streamed() -> None:
-    """Eight requests, two at a time, and what was written of them."""
+    """Runs eight requests, two at a time, and checks the report."""
     backend = {"kind": "openai_http", "target": SERVER, "model": MODEL, "api_key": KEY, "stream": True}
     made = pathlib.Path("report.json")
     command = ["guidellm", "run", "--backend", json.dumps(backend), "--profile", "kind=concurrent,streams=2"]

@@ -1,7 +1,7 @@
 import os
 from typing import Any
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # its list of prices would be downloaded
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise its list of prices is downloaded
 
 import litellm
 from checks import KEY, MODEL, PERSON, RECORD, SCHEMA, SUM, SUM_ANSWER, TALE, URL, check, main, same, user_message

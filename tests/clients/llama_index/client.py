@@ -13,7 +13,7 @@ llm = OpenAILike(
     should_use_structured_outputs=True,
     context_window=2048,
     max_retries=0,
-    temperature=0,  # it would ask for 0.1
+    temperature=0,  # its default is 0.1
 )
 
 

@@ -1,4 +1,4 @@
-"""Tasks of sums: the demo model writes the right ones, and finds the right one more probable than wrong ones."""
+"""Runs tasks with sums: the demo model generates the right answer, which is more probable than wrong ones."""
 
 import json
 import os
@@ -15,11 +15,11 @@ from checks import KEY, MODEL, SERVER, URL, check, main, same  # noqa: E402
 os.environ["OPENAI_API_KEY"] = KEY
 import lm_eval  # noqa: E402
 
-SUMS = [(12, 30, 3), (7, 21, 1), (25, 40, 2), (31, 16, 0)]  # two numbers, and where the right answer stands
+SUMS = [(12, 30, 3), (7, 21, 1), (25, 40, 2), (31, 16, 0)]  # two numbers, and the index of the right answer
 
 
 def tokenizer():
-    """The folder of the demo checkpoint's tokenizer, which comes with the package."""
+    """Returns the folder of the demo checkpoint with its tokenizer, which is part of the package."""
     return str(Path(__file__).parents[3] / "runtime" / "demo" / "checkpoint")
 
 
@@ -96,7 +96,7 @@ def remote_tokenizer():
 
 
 def ids():
-    """Prompts go as token ids: text that looks like a special token is ordinary text to the server."""
+    """Returns options that send prompts as token ids: to the server, special tokens in a text are ordinary text."""
     return {"tokenizer": tokenizer(), "tokenizer_backend": "huggingface", "tokenized_requests": True}
 
 

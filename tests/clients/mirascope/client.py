@@ -19,7 +19,7 @@ def call() -> None:
 
 @check("streaming")
 def stream() -> None:
-    streamed = "".join(model.stream(TALE).text_stream())  # it ends each part with a line's end
+    streamed = "".join(model.stream(TALE).text_stream())  # it ends each part with a newline
     same(streamed.removesuffix("\n"), model.call(TALE).text())
 
 

@@ -190,7 +190,7 @@ NAMED: Any = {"type": "function", "function": {"name": "add"}}
 
 
 def fits(call: Any) -> None:
-    """What it calls with is the model's matter; that it can be called with that, the server's."""
+    """Checks that the function accepts the arguments, whose values depend on the model."""
     same(call.function.name, "add")
     parsed_arguments = json.loads(call.function.arguments)
     assert isinstance(add(**parsed_arguments), int), parsed_arguments

@@ -1,4 +1,4 @@
-"""A client that is generated from the running server's ``/openapi.json`` and then used, with the types that it has."""
+"""Generates a client from the running server's ``/openapi.json``, and uses it with its types."""
 
 import importlib
 import json
@@ -35,7 +35,7 @@ def generated() -> None:
 
 
 def call(route: str, body: str = "", **fields: Any) -> Any:
-    """What a route answers, by the generated code."""
+    """Calls a route with the generated code, and returns its answer."""
     made, models = importlib.import_module("made"), importlib.import_module("made.models")
     client = made.AuthenticatedClient(base_url=SERVER, token=KEY, raise_on_unexpected_status=True, timeout=60.0)
     (file,) = (FOLDER / "made" / "api").glob(f"*/{route}.py")

@@ -1,5 +1,5 @@
-// What the scripts of agents share. The server answers with what the last message tells it to say, so an agent's own
-// prompt, tools and loop are what is checked.
+// Shared code of the scripts of agents. The server answers with the text that the last message contains, so the scripts
+// check an agent's own prompt, tools and loop.
 import { spawn } from 'node:child_process'
 import { mkdtempSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -9,14 +9,14 @@ const FILE = 'answer.txt'
 export const ANSWER = 'The answer is 42.'
 export const COMMAND = `cat ${FILE}`
 
-// The prompt to which the server answers with `text`. `thinks`: the agent asks for reasoning first.
+// Returns the prompt to which the server answers with `text`. `thinks`: whether the agent requests reasoning first.
 export const saying = (text, thinks = false) => `SAY:${JSON.stringify(thinks ? `${THOUGHT}</think>${text}` : text)}`
 
-// The text of a call of a tool, as models write it.
+// Returns the text of a tool call in the format of the model.
 export const call = (name, args) => `<tool_call>${JSON.stringify({ name, arguments: args })}</tool_call>`
 
-// Runs an agent in a folder whose file makes the server give the answer once a tool has read it. Returns the events that
-// it prints, a JSON object a line.
+// Runs an agent in a folder with a file. When a tool has read the file, its content makes the server send the answer.
+// Returns the events that the agent prints, one JSON object per line.
 export function run(program, args, variables, thinks = false) {
   const folder = mkdtempSync(join(process.cwd(), 'project-'))
   writeFileSync(join(folder, FILE), `${saying(ANSWER, thinks)}\n`)

@@ -1,4 +1,4 @@
-// What the scripts of Node clients share: as checks.py beside it.
+// Shared code of the scripts of Node clients, like checks.py for Python clients.
 import assert from 'node:assert/strict'
 import { appendFileSync } from 'node:fs'
 
@@ -21,7 +21,7 @@ export const SCHEMA = {
 
 export const same = assert.deepStrictEqual
 
-// Run `work` at once, and tell what became of it.
+// Runs `work` immediately, and reports its outcome.
 export async function check(kind, name, work) {
   const began = performance.now()
   let error = null

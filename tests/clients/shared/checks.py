@@ -1,7 +1,7 @@
-"""What the scripts of Python clients share; it runs in their environments, so it needs Python alone.
+"""Shared code of the scripts of Python clients. It runs in their environments, so it needs the standard library only.
 
-A check is a function that asserts on what the demo model is known to answer. Each one's outcome is a line of JSON in
-the file that the suite names, since clients write to the standard streams what they like.
+A check is a function with assertions on known answers of the demo model. The outcome of each check is a line of JSON
+in the file that the suite names, because clients may write anything to the standard streams.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MULTIPLICATION, MULTIPLICATION_ANSWER = "Solve: 7 * 8.", "7 x 8 = 56."
 TALE = "Tell a story about Anna, a fox and a river."  # the longest kind of answer: several blocks
 RECORD = "Anna, 34, lives in Rome. Write this as JSON."
 PERSON = {"name": "Anna", "age": 34, "city": "Rome"}
-COMPUTE, COMPUTED = "What is 812 + 77?", "889"  # which the demo calls a calculator for, where it is offered one
+COMPUTE, COMPUTED = "What is 812 + 77?", "889"  # for which the demo calls a calculator if it is offered one
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}},
@@ -37,18 +37,18 @@ _found: list[tuple[str, Callable[[], Any]]] = []
 
 
 def user_message(text: str) -> Any:
-    """A conversation of one turn, as chat completions have it."""
+    """Returns the messages of a chat completion with one user message."""
     return [{"role": "user", "content": text}]
 
 
 def calculated(expression: str) -> str:
-    """What a calculator that clients offer gives. Whoever asked for something else than a sum of two fails."""
+    """Returns the result of the calculator that clients offer. Raises ValueError for anything but a sum of two."""
     left, right = expression.split("+")
     return str(int(left) + int(right))
 
 
 def check(kind: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """Of a function that `main` is to call, sync or async: its kind, as the client's `covers` has it."""
+    """Registers a function, sync or async, that `main` calls. `kind` is one of the client's `covers`."""
 
     def add(function: Callable[[], Any]) -> Callable[[], Any]:
         _found.append((kind, function))
@@ -58,7 +58,7 @@ def check(kind: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
 
 
 def main() -> None:
-    """Call every check, each whatever became of those before it."""
+    """Calls every check, also after failed ones, and reports its outcome."""
     with open(os.environ["UNMASK_CLIENT_REPORT"], "a", encoding="utf-8") as report:
         for kind, function in _found:
             began = time.monotonic()

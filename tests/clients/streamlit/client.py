@@ -24,12 +24,12 @@ def asked(app: AppTest, question: str) -> AppTest:
 
 
 def texts(app: AppTest) -> list[str]:
-    """Of the answers, as the turns that are kept have them."""
+    """Returns the texts of the answers in the stored turns."""
     return [answer.text for _, answers in app.session_state["turns"] for answer in answers]
 
 
 def pages(app: AppTest) -> list[str]:
-    """The text of what is drawn of the answers."""
+    """Returns the displayed text of each answer."""
     return [html.unescape(re.sub("<[^>]*>", "", each.proto.body)) for each in app.get("html")]
 
 
