@@ -1,5 +1,5 @@
-"""A server under attack, and what it costs the others: ``python -m tests.siege`` (``make siege``).
+"""Attacks a server and measures how other clients are affected: ``python -m tests.siege`` (``make siege``).
 
-Each attack is tried on a fresh server with the demo model, and what matters is measured from outside: memory, the
-longest wait for ``/health``, an innocent client's requests, descriptors, log lines, processes. Loopback only.
+Each attack runs on a fresh server with the demo model. It is measured from outside: memory, the longest wait for
+``/health``, the requests of an innocent client, descriptors, log lines, processes. Loopback only.
 """

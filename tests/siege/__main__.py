@@ -1,4 +1,4 @@
-"""``python -m tests.siege``. Nothing is imported for children, which import this file again."""
+"""The entry point of ``python -m tests.siege``. Imports nothing at the top: child processes import this file again."""
 
 import sys
 

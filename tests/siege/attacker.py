@@ -1,4 +1,4 @@
-"""One attack, in a process of its own."""
+"""Runs one attack in a separate process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from tests.siege.registry import Attack, by_name
 from tests.siege.target import Target
 
-EXIT_SECONDS = 45.0  # seconds beyond its time in which an attack may end by itself
+EXIT_SECONDS = 45.0  # seconds after its time in which an attack may end by itself
 
 
 def attacker(
@@ -44,7 +44,7 @@ async def _run(attack: Attack, target: Target) -> None:
 
 
 def _raise_limit() -> None:
-    """Thousands of connections take as many descriptors."""
+    """Raises the limit of open files, because each of thousands of connections needs a descriptor."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

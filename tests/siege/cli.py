@@ -1,7 +1,7 @@
-"""Attack a server of our own on loopback and measure what it costs the others (`make siege`).
+"""Attacks a server that it starts on loopback, and measures how other clients are affected (`make siege`).
 
-Every attack alone, each on a fresh server; or with --all everything at once beside good clients. Exits with 1 when a
-bar is missed. The bars: tests/siege/verdict.py.
+Runs every attack alone, each on a fresh server; or, with --all, all at once and with good clients. The exit code is 1
+if a bar is missed. The bars are in tests/siege/verdict.py.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _ended(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt  # so that what was started is stopped, as on Ctrl-C
+    raise KeyboardInterrupt  # stops the child processes, as on Ctrl-C
 
 
 def _keep(results: list[dict[str, Any]], file: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""The innocents: honest clients in processes of their own, every other request of theirs a long one."""
+"""The innocent clients, in separate processes. Every other request of theirs is a long one."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ import aiohttp
 from tests.siege.observers import Report, Stopped, quantile, worst
 
 GIVE_UP = 60.0  # seconds a client waits for an answer
-SLOW_SECONDS = 2.0  # seconds over usual from which a request is noted
+SLOW_SECONDS = 2.0  # seconds over the usual time from which a request is recorded
 ANSWER = 32  # tokens
 PROMPTS = ("Solve: 12 + 30.", "Sort: 5 3 9 1.", "Spell: lantern.", "Count from 3 to 9.")
-LONG_WORD = " backwards"  # the longest that is one token of the demo's
-LONG_BYTES = 12 * 2**10  # of a long body: more than is parsed, rendered and encoded at once
+LONG_WORD = " backwards"  # the longest word that is a single token of the demo
+LONG_BYTES = 12 * 2**10  # bytes of a long body, more than is parsed, rendered and encoded at once
 NOTE = 500  # characters
 
 
 @dataclass(frozen=True)
 class Usual:
-    """What an idle server takes, and the longest text that its context leaves room for."""
+    """Seconds per request on an idle server, and the longest text that fits into its context."""
 
     short: float  # seconds
     long: float
@@ -35,7 +35,7 @@ class Usual:
 
 @dataclass(frozen=True)
 class Asked:
-    at: float  # the clock's
+    at: float  # time.monotonic()
     failure: str | None
     seconds: float
     usual: float
@@ -46,8 +46,10 @@ class Asked:
 
 
 def chat_body(number: int, prompt: str, text: str, streamed: bool, schema: bool = False) -> dict[str, Any]:
-    """A short chat, or, every second time, some 12 KiB: as much text as there may be, the rest as notes. `schema`: the
-    short one has to fit a schema that no request had before."""
+    """Returns a short chat, or, for odd numbers, one of about 12 KiB: the longest text, and notes for the rest.
+
+    `schema`: the short chat has a JSON schema that no earlier request had.
+    """
     messages = [{"role": "user", "content": prompt}]
     body: dict[str, Any] = {"messages": messages, "max_tokens": ANSWER, "stream": streamed}
     if schema and not number % 2:
@@ -56,16 +58,14 @@ def chat_body(number: int, prompt: str, text: str, streamed: bool, schema: bool 
         body["response_format"] = {"type": "json_schema", "json_schema": described}
     if number % 2:
         messages.insert(0, {"role": "system", "content": text})
-        body["decoding"] = {
-            "accept_threshold": 0.01
-        }  # a step a block: it is the server that is measured, not the model
+        body["decoding"] = {"accept_threshold": 0.01}  # one step per block, to measure the server and not the model
         notes = max(LONG_BYTES - len(json.dumps(body)), 0) // NOTE
         body["metadata"] = {f"note{i}": "n" * NOTE for i in range(notes)}
     return body
 
 
 async def chat(client: aiohttp.ClientSession, body: dict[str, Any]) -> tuple[str | None, float]:
-    """One chat to its end: what failed, if anything, and the seconds it took."""
+    """Sends a chat. Returns its failure, if any, and its seconds."""
     streamed = body["stream"]
     start = time.monotonic()
     try:
@@ -100,7 +100,7 @@ def session(port: int, key: str, keep_alive: bool) -> aiohttp.ClientSession:
 
 
 async def longest_text(client: aiohttp.ClientSession) -> str:
-    """As much of a long body's text as the model's length allows beside a prompt and its answer."""
+    """Returns the longest text of a long body that fits into the model's length with a prompt and its answer."""
     repetitions = LONG_BYTES // len(LONG_WORD)
     while True:
         body = chat_body(1, PROMPTS[0], LONG_WORD * repetitions, False)
@@ -108,7 +108,7 @@ async def longest_text(client: aiohttp.ClientSession) -> str:
             found = await answer.json()
             if answer.status != 200:
                 raise RuntimeError(f"the idle server did not count a chat's tokens: {found}")
-        over = found["count"] + 2 * ANSWER - found["max_model_len"]  # prompts differ by a few
+        over = found["count"] + 2 * ANSWER - found["max_model_len"]  # twice, because prompts differ by a few tokens
         if over <= 0 or repetitions == 1:
             return LONG_WORD * repetitions
         tokens_a_word = found["count"] / repetitions
@@ -116,7 +116,7 @@ async def longest_text(client: aiohttp.ClientSession) -> str:
 
 
 def usual(stopped: Stopped, report: Report, port: int, key: str, times: int, schema: bool = False) -> Usual:
-    """The median of a few requests, one after the other: short ones, and long ones."""
+    """Returns the median seconds of a few sequential requests, short and long ones."""
 
     async def asking() -> Usual:
         taken: tuple[list[float], list[float]] = ([], [])
@@ -135,7 +135,7 @@ def usual(stopped: Stopped, report: Report, port: int, key: str, times: int, sch
 def innocent(
     stopped: Stopped, report: Report, port: int, key: str, usual: Usual, schema: bool = False
 ) -> dict[str, Any]:
-    """One request a second, each on a connection of its own, whether or not the one before has ended."""
+    """Sends one request per second, each on a new connection, whether or not the previous one has ended."""
 
     async def asking() -> dict[str, Any]:
         tasks: list[asyncio.Task[Asked]] = []
@@ -157,13 +157,13 @@ def innocent(
 def good_clients(
     stopped: Stopped, report: Report, port: int, key: str, usual: Usual, count: int, think: float
 ) -> dict[str, Any]:
-    """`count` clients with some time to think: every other one keeps its connection, every third one streams."""
+    """Runs `count` clients that pause between requests. Half keep their connection, every third one streams."""
 
     async def one(number: int, done: list[Asked]) -> None:
         rng = random.Random(number)
         async with session(port, key, keep_alive=number % 2 == 0) as client:
             await asyncio.sleep(rng.uniform(0, think))
-            asked = number // 2  # so that either sort of connection begins with either sort of request
+            asked = number // 2  # so that both kinds of connections begin with both kinds of requests
             while not stopped():
                 done.append(await ask(client, asked, rng.choice(PROMPTS), usual, streamed=number % 3 == 0))
                 asked += 1

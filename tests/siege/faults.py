@@ -1,7 +1,7 @@
-"""``python -m tests.siege.faults``: a server under load whose machine fails, compared with one whose machine does not.
+"""Compares a server under load on a failing machine with one on a working machine: ``python -m tests.siege.faults``.
 
-Each fault has a control: the same server, clients and seconds without the fault. The bars are in `missed`, and in the
-words of docs/operations/security.md. Exits with 1 when a bar is missed.
+Each fault has a control: the same server, clients and seconds without the fault. The bars are in `missed`, and
+described in docs/operations/security.md. The exit code is 1 if a bar is missed.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from tests.siege.registry import ATTACKS
 from tests.siege.server import MODULE, ROOT, Besieged, SiegeError
 
 CLIENTS = 6
-SECONDS = 20.0  # of load, with and without the fault
-FIRST_SECONDS = 3.0  # of load before the fault
-READY_SECONDS = 60.0  # from the loss of a process until /ready is 200 again
+SECONDS = 20.0  # seconds of load, with and without the fault
+FIRST_SECONDS = 3.0  # seconds of load before the fault
+READY_SECONDS = 60.0  # seconds from the loss of a process until /ready is 200 again
 ANSWER_SECONDS = clients.GIVE_UP
 ALLOWANCE_MB = 400.0  # memory limit above what the idle server uses
 DAY = 86_400.0
@@ -66,7 +66,7 @@ class Fault:
         inject: causes the fault in a loaded server, and returns after the server has recovered. None: the fault exists
             from the start of the server, see `full`.
         args: flags of the server, with and without the fault.
-        full: directories that have no free space; `cache` stands for the user's cache directory.
+        full: directories that have no free space; `cache` is the user's cache directory.
         loses_requests: whether requests may end with an error while the server recovers.
         converted: whether the checkpoint has no tokenizer.json, so that the server writes one to its cache.
     """
@@ -82,18 +82,18 @@ class Fault:
 
 @dataclass
 class Outcome:
-    """What was measured of one server."""
+    """Measurements of one server."""
 
     answers: list[str] = field(default_factory=list)  # to PROMPTS, before the load
     answers_after: list[str] = field(default_factory=list)
     requests: Counter[str] = field(default_factory=Counter)  # answered, error, broken
     broken: list[str] = field(default_factory=list)  # how requests ended without an answer or an error
-    longest_seconds: float = 0.0  # of a request
+    longest_seconds: float = 0.0  # of one request
     recovery_seconds: float | None = None
     health: dict[str, Any] = field(default_factory=dict)
     growth_mb: float = 0.0
     lines_per_second: int = 0
-    notes: list[str] = field(default_factory=list)  # what a fault's own checks found wrong
+    notes: list[str] = field(default_factory=list)  # errors that the checks of a fault found
 
 
 class Server(Besieged):
@@ -213,7 +213,7 @@ class MemoryLimit:
 
 
 def limit_memory(server: Server, outcome: Outcome) -> None:
-    """A limit that attacks must not reach, then one that the server itself exceeds."""
+    """Sets a limit that attacks must not reach, then one that the server itself exceeds."""
     with MemoryLimit(server, server.memory_mb() + ALLOWANCE_MB) as limit:
         for name in ("choices", "long-prompts"):
             attack = ATTACKS[name]
@@ -302,7 +302,7 @@ def load(stopped: observers.Stopped, report: observers.Report, port: int, key: s
 
 
 async def ask(client: aiohttp.ClientSession, body: dict[str, Any]) -> tuple[str, str]:
-    """Returns how a request ended: `answered`, `error` as the API has it, or `broken`; and details."""
+    """Returns how a request ended (`answered`, `error` in the form of the API, or `broken`), and details."""
     try:
         async with client.post("/v1/completions", json=body) as answer:
             text = await answer.text()

@@ -1,4 +1,4 @@
-"""A server over backends without a model that a wrong key makes grow, stand still and talk: the siege has to tell."""
+"""Runs a server that grows, stalls and logs at each wrong key, which the siege must report. It has no model."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ from runtime.errors import RequestError
 from runtime.server.launcher import run
 from runtime.server.middleware.auth import ApiKeys
 
-GROWTH = 60_000_000  # bytes a wrong key
+GROWTH = 60_000_000  # bytes per wrong key
 STALL = 0.5  # seconds
 LINES = 100
 

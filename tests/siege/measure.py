@@ -1,4 +1,4 @@
-"""One siege of one server: attackers, prober and good clients side by side, the figures before, during and after."""
+"""Runs attackers, prober and good clients against one server, and measures it before, during and after."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.siege.processes import Child
 from tests.siege.registry import CONTROLS, Attack
 from tests.siege.server import MODULE, Besieged, SiegeError, besieged
 
-NICE = 19  # of attackers: some forty of them together give way to the server, as if they had machines of their own
+NICE = 19  # of attackers: about forty of them yield the CPU to the server, as if they ran on other machines
 IDLE_REQUESTS = 8
 MARGIN = 90.0  # seconds in which a child has to start, or to end after the signal to stop
 
@@ -24,9 +24,9 @@ MARGIN = 90.0  # seconds in which a child has to start, or to end after the sign
 class Options:
     module: str = MODULE
     server_args: tuple[str, ...] = ()
-    seconds: float | None = None  # of each attack, in place of its own
+    seconds: float | None = None  # of each attack, instead of its own
     settle: float = 30.0  # seconds in which memory and descriptors may return
-    max_mb: float = 3000.0  # of the frontend, past which an attack is stopped: the machine is ours too
+    max_mb: float = 3000.0  # of the frontend; an attack that exceeds it is stopped, to protect the machine
     pause_factor: float = 1.0
     nice: int = NICE
     good: int = 20
@@ -35,7 +35,7 @@ class Options:
 
 @contextlib.contextmanager
 def _children() -> Iterator[list[Child]]:
-    """Whatever is put in is ended on the way out."""
+    """Yields a list of child processes, which are ended at the exit."""
     children: list[Child] = []
     try:
         yield children
@@ -47,7 +47,7 @@ def _children() -> Iterator[list[Child]]:
 
 
 def one(attack: Attack, options: Options) -> dict[str, Any]:
-    """One attack on a server of its own, an innocent client beside it."""
+    """Measures one attack on a separate server that also has an innocent client."""
     args = (*attack.server_args, *options.server_args)
     with besieged(options.module, args, attack.descriptors, attack.one_key) as server:
         seconds = options.seconds or attack.seconds
@@ -62,7 +62,7 @@ def one(attack: Attack, options: Options) -> dict[str, Any]:
 
 
 def all_at_once(attacks: list[Attack], minutes: float, options: Options) -> dict[str, Any]:
-    """All attacks on one server, each with a key of its own if it has one, good clients beside them."""
+    """Measures all attacks on one server that also has good clients. Attacks with a key have different keys."""
     holders = tuple(attack.name for attack in attacks if attack.keyed)
     with besieged(options.module, options.server_args, holders=holders) as server:
         measured = siege(server, attacks, minutes * 60, options, good=options.good)
@@ -101,7 +101,7 @@ def siege(
                 start(attacker, *_order(attack, server, seconds, options), nice=options.nice) for attack in attacks
             ]
             for child in attackers:
-                child.ready(MARGIN)  # some forty start at once, and give way to the server
+                child.ready(MARGIN)  # about forty start at once, with low priority
             end = time.monotonic() + seconds + EXIT_SECONDS
             while any(child.alive for child in attackers) and time.monotonic() < end and not meter.spent.is_set():
                 time.sleep(0.1)
@@ -132,13 +132,13 @@ def siege(
 
 
 def _order(attack: Attack, server: Besieged, seconds: float, options: Options) -> tuple[Any, ...]:
-    """What an attacker's process is told."""
+    """Returns the arguments of an attacker's process."""
     key = server.keys_of.get(attack.name, server.attackers_key) if attack.keyed else None
     return attack.run.__module__, attack.name, server.port, key, seconds, options.pause_factor
 
 
 def _settle(meter: Meter, before: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Wait until memory and descriptors are back, at most `seconds`."""
+    """Waits until memory and descriptors are back, at most `seconds`."""
     start = time.monotonic()
     while time.monotonic() - start < seconds:
         back = meter.rss_mb() <= before["rss_before_mb"] + verdict.LEFT_MB

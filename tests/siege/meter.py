@@ -1,4 +1,4 @@
-"""What a server's processes use, seen from outside: memory, descriptors, log lines, CPU."""
+"""Measures a server's processes from outside: memory, descriptors, log lines, CPU."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from tests.siege.server import Besieged
 
 MB = 1_000_000
 EVERY = 0.1  # seconds
-SERVED = re.compile(rb"(GET|POST) \S+ 200 ")  # the access line of a request with a key: it is no attack
+SERVED = re.compile(
+    rb"(GET|POST) \S+ 200 "
+)  # the access line of an answered request, whose client has a key: no attack
 
 
 class Meter:
-    """Samples in a thread while it is open. `spent` is set once the frontend's memory passes `max_mb`."""
+    """Samples the server in a thread while it is open. Sets `spent` when the frontend's memory exceeds `max_mb`."""
 
     def __init__(self, server: Besieged, max_mb: float) -> None:
         self.server = server
@@ -34,7 +36,7 @@ class Meter:
         self._cpu = self._cpu_times()
         self.started = time.monotonic()
         with contextlib.suppress(OSError):
-            Path(f"/proc/{server.pid}/clear_refs").write_text("5")  # the kernel's peak begins anew
+            Path(f"/proc/{server.pid}/clear_refs").write_text("5")  # resets the kernel's peak
 
     def __enter__(self) -> Meter:
         self._log.seek(0, 2)
@@ -57,7 +59,7 @@ class Meter:
         return 0
 
     def cpu(self) -> dict[str, float]:
-        """CPU seconds since this was made: of the frontend, of its children, and of all that the machine ran."""
+        """Returns CPU seconds since the meter was made: of the frontend, of its children, and of the machine."""
         now = self._cpu_times()
         return {name: round(now[name] - self._cpu[name], 2) for name in now}
 
@@ -74,7 +76,7 @@ class Meter:
         return found
 
     def _kernels_peak(self) -> float:
-        """VmHWM: no moment is missed between two samples."""
+        """Returns VmHWM, which includes peaks between two samples."""
         with contextlib.suppress(OSError, StopIteration):
             status = Path(f"/proc/{self.server.pid}/status").read_text()
             line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))

@@ -1,4 +1,4 @@
-"""Those who look on, each in a process of its own: the prober, and a stand-in for comparison."""
+"""Observers of a siege, in separate processes: the prober, and a server for comparison."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PROBE_EVERY = 0.05  # seconds
-PROBE_TIMEOUT = 1.0  # as Kubernetes has it unless told otherwise
-SLOW = 0.2  # seconds, from which a probe is noted
-WORST = 10  # spells that are kept
+PROBE_TIMEOUT = 1.0  # the default of Kubernetes
+SLOW = 0.2  # seconds from which a probe is recorded
+WORST = 10  # spells that are reported
 OK = b"HTTP/1.1 200 "
 
 Stopped = Callable[[], bool]
@@ -22,10 +22,10 @@ Report = Callable[[Any], None]
 
 @dataclass
 class Spell:
-    """Probes, one after the other, that failed or were slow. `at` is the clock's, until the siege's start is known."""
+    """Successive probes that failed or were slow. `at` is a time of time.monotonic() until `since` converts it."""
 
     at: float
-    seconds: float = 0.0  # until the next one that was well and quick
+    seconds: float = 0.0  # until the next probe that is answered quickly
     failed: int = 0
     slow: int = 0
     how: Counter[str] = field(default_factory=Counter)
@@ -41,17 +41,17 @@ class Spell:
 
 
 def worst(spells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The longest first, a few of them."""
+    """Returns the `WORST` longest spells, longest first."""
     return sorted(spells, key=lambda spell: -spell["seconds"])[:WORST]
 
 
 def since(start: float, spells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Their `at` as seconds since `start`."""
+    """Returns the spells with `at` as seconds since `start`."""
     return [{**spell, "at": round(spell["at"] - start, 1)} for spell in spells]
 
 
 def probe(port: int, timeout: float = PROBE_TIMEOUT) -> tuple[str | None, float]:
-    """Ask for /health on a new connection, as a kubelet does; how it failed, if it did, and the seconds it took."""
+    """Requests /health on a new connection, as a kubelet does. Returns the failure, if any, and the seconds."""
     start = time.monotonic()
     failure, answer = None, b""
     try:
@@ -76,9 +76,9 @@ def probe(port: int, timeout: float = PROBE_TIMEOUT) -> tuple[str | None, float]
 
 
 def prober(stopped: Stopped, report: Report, port: int, stand_in: int) -> dict[str, Any]:
-    """Probe until stopped, and beside it a server that does nothing else: what that takes is the machine's doing.
+    """Probes until stopped, alternating with a server that does nothing else, whose delays are due to the machine.
 
-    `longest` is the longest time from asking to the next good answer: a probe that is given up counts on.
+    `longest` is the longest time from a probe to the next good answer: the time of failed probes counts too.
     """
     seconds: list[float] = []
     own: list[float] = []
@@ -132,7 +132,7 @@ def prober(stopped: Stopped, report: Report, port: int, stand_in: int) -> dict[s
 
 
 def stand_in(stopped: Stopped, report: Report) -> None:
-    """A server that answers 200 to anything: how long the machine takes when the server has nothing to do."""
+    """Runs a server that answers 200 to anything. Its times show the delays that are due to the machine."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

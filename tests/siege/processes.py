@@ -1,4 +1,4 @@
-"""Children of the siege: functions that run in a process of their own until told to stop, and what they used."""
+"""Child processes of the siege, which run a function until they are stopped and report their CPU seconds."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 
 class Child:
-    """``function(stopped, *args)`` in a process; it returns soon after `stopped()` turns true.
+    """Runs ``function(stopped, report, *args)`` in a process. The function returns soon after `stopped()` is true.
 
-    `nice` above 0 gives way to the server: what is to be measured is the server, not the attacker's appetite for CPU.
+    A `nice` above 0 yields the CPU to the server, because the server is measured and not the attacker's use of CPU.
     """
 
     def __init__(self, function: Callable[..., Any], *args: Any, nice: int = 0) -> None:
         self.name = function.__name__
         self.event = _SPAWN.Event()
         self.results, theirs = _SPAWN.Pipe(duplex=False)
-        # a daemon: ended with this process, whatever happens
+        # a daemon ends with this process in any case
         self.process = _SPAWN.Process(target=_run, args=(theirs, self.event, nice, function, args), daemon=True)
         self.process.start()
         theirs.close()
         self.first: Any = None
 
     def ready(self, seconds: float = 30.0) -> Any:
-        """Wait for what the function reports once it is under way (``report`` is its second argument)."""
+        """Waits for the value that the function reports when it has started (``report`` is its second argument)."""
         if not self.results.poll(seconds):
             raise RuntimeError(f"{self.name}: did not start within {seconds:.0f} s")
         return self.results.recv()
@@ -40,7 +40,7 @@ class Child:
         return self.process.is_alive() and not self.results.poll(0)
 
     def finish(self, seconds: float = 60.0) -> tuple[Any, float]:
-        """Tell it to stop; what it returned, and the CPU seconds it used. Raises RuntimeError with its failure."""
+        """Stops the function. Returns its result and its CPU seconds, or raises RuntimeError with its failure."""
         self.event.set()
         try:
             if not self.results.poll(seconds):

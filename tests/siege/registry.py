@@ -1,4 +1,4 @@
-"""The attacks by name. A family of them is one file in ``attacks/``; importing that package fills the table."""
+"""The attacks by name. Each file in ``attacks/`` has related attacks. Importing all files fills the table."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ AttackFunction = Callable[[Target], Coroutine[Any, Any, None]]
 @dataclass(frozen=True)
 class Attack:
     name: str
-    rate: str  # what it sends and how often, for the table
+    rate: str  # what the attack sends and how often, for the table
     run: AttackFunction
-    keyed: bool  # whether the attacker holds a key (of its own, not the innocents')
+    keyed: bool  # whether the attacker has a key, which innocents do not share unless `one_key` is set
     seconds: float
-    descriptors: int | None  # the server's limit, where the attack is on that
-    one_key: bool  # whether, alone, the server knows one key only, which attacker and innocents share
-    server_args: tuple[str, ...]  # the server's further flags, alone
-    full: bool  # whether, alone, the server may turn innocents away with 503: it has no room by its flags
-    schemas: bool = False  # whether, alone, innocents' short chats bring a JSON schema that the server has not seen
-    # when it runs alone: limit of the median time of innocents, as a multiple of the usual one, or of its control's
+    descriptors: int | None  # the server's limit, if the attack is on that
+    one_key: bool  # whether, in a run alone, the server has a single key, which attacker and innocents share
+    server_args: tuple[str, ...]  # further flags of the server, in a run alone
+    full: bool  # whether, in a run alone, the server may answer innocents with 503, as its flags leave no capacity
+    schemas: bool = (
+        False  # whether, in a run alone, each short chat of innocents has a JSON schema that no earlier one had
+    )
+    # in a run alone: limit of the median time of innocents, as a multiple of the usual time or of the control's
     slowdown: float | None = None
 
 
@@ -56,7 +58,7 @@ def attack(
 
 
 def control(name: str) -> Callable[[AttackFunction], AttackFunction]:
-    """Registers the same load without what the attack `name` is about. Others' slowdown is then relative to it."""
+    """Registers a control of attack `name`: the same load without the attack, the base of the others' slowdown."""
 
     def register(function: AttackFunction) -> AttackFunction:
         CONTROLS[name] = replace(ATTACKS[name], name=f"control of {name}", run=function)

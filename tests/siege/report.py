@@ -1,4 +1,4 @@
-"""The figures as a table, and everything that was measured as JSON."""
+"""Renders the measurements as a table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 COLUMNS = ("attack", "RSS MB", "/health ms, failed", "clients s, failed", "verdict")
-WIDTH = 120  # of what is no terminal
+WIDTH = 120  # if the output is no terminal
 
 
 def table(results: list[dict[str, Any]]) -> Table:
@@ -34,7 +34,7 @@ def _cells(m: dict[str, Any]) -> tuple[str, ...]:
 
 
 def foot(results: list[dict[str, Any]]) -> str:
-    """How far these figures may be trusted."""
+    """Returns notes on the conditions of the measurement, below the table."""
     nice = sorted({m["nice"] for m in results})
     idle = max(m["health"]["stand_in_longest_seconds"] for m in results)
     missed = sum(bool(m["missed"]) for m in results)
@@ -47,6 +47,6 @@ def foot(results: list[dict[str, Any]]) -> str:
 
 
 def console() -> Console:
-    """As wide as the terminal."""
+    """Returns a console as wide as the terminal, or `WIDTH`."""
     found = Console()
     return found if found.is_terminal else Console(width=WIDTH)

@@ -1,8 +1,8 @@
-"""``python -m tests.siege.scraping``: what pods with answers of their owner's choice cost the operator.
+"""Measures the cost of hostile pods for the operator: ``python -m tests.siege.scraping``.
 
-The operator reads ``/metrics`` and ``/startup`` of pods whose images others choose. Here 100 pods send one kind of
-answer, from a process of their own, and the operator's own code reads them all once. Honest pods are the control. The
-exit code is 1 when a bar is missed: see `Cost.missed`.
+The operator reads ``/metrics`` and ``/startup`` of pods whose images its users choose. Here 100 pods, in a separate
+process, send one kind of answer, and the operator's own code reads them all once. Honest pods are the control. The
+exit code is 1 if a bar is missed, see `Cost.missed`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LARGE = 4 << 20  # bytes
 
 
 def answers() -> Mapping[str, bytes]:
-    """What each kind of pod sends, after the request's headers have come, to every request."""
+    """Returns the answer of each kind of pod, which it sends after the headers of any request."""
     names = b"".join(b"%x\n" % number for number in range(LARGE // 7))
     many = b",".join(b'"%d": {"uri": 1}' % number for number in range(14_000))
     return {
@@ -57,17 +57,17 @@ def answers() -> Mapping[str, bytes]:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of reading all pods once."""
+    """Cost of reading all pods once."""
 
     kind: str
     seconds: float
     cpu_seconds: float
-    stall_seconds: float  # the longest that the event loop did nothing else
+    stall_seconds: float  # the longest time in which the event loop was blocked
     growth_mb: float
     readings: int
 
     def missed(self) -> list[str]:
-        """The bars that a hostile kind misses."""
+        """Returns the bars that are missed. All honest pods must be read."""
         if self.kind.startswith("honest"):
             return [] if self.readings == PODS else [f"{self.readings} of {PODS} honest pods were read"]
         bars = (
@@ -113,7 +113,7 @@ def _memory_mb() -> float:
 
 
 async def _read(kind: str, port: int, timeout: float) -> int:
-    """Reads every pod as the operator does; how many gave something."""
+    """Reads every pod as the operator does, and returns the number of pods with a reading."""
     async with pod_session() as session:
         if "metrics" in kind:
             addresses = {f"pod-{number}": "127.0.0.1" for number in range(PODS)}
@@ -130,7 +130,7 @@ async def _read(kind: str, port: int, timeout: float) -> int:
 
 
 def measure(kind: str, answer: bytes, timeout: float = TIMEOUT_SECONDS) -> Cost:
-    """Reads pods that send `answer`; `timeout`: seconds for one pod's metrics."""
+    """Measures the reading of pods that send `answer`. `timeout`: seconds for the metrics of one pod."""
     longest = peak = 0.0
 
     async def beat() -> None:
@@ -158,7 +158,7 @@ def main() -> int:
     parser.parse_args()
     missed = 0
     for kind, answer in answers().items():
-        # A process for each, so that its memory is its own. It may have children, as those of a Pool may not.
+        # One process per kind, to measure its memory. Processes of a Pool could not have children.
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             cost = pool.submit(measure, kind, answer).result()
         found = cost.missed()

@@ -1,4 +1,4 @@
-"""The besieged server: a whole one, in processes of its own, with keys and, where asked for, few descriptors."""
+"""Runs the besieged server with all its processes, with keys and, on request, few descriptors."""
 
 from __future__ import annotations
 
@@ -22,17 +22,20 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULE = "runtime.server"
 START_SECONDS = 120.0
 STOP_SECONDS = 15.0
-DESCRIPTORS = 8192  # unless an attack is on a smaller limit
-THREADS = "1"  # of the backend's arithmetic: with more, it alone keeps a small machine busy
+DESCRIPTORS = 8192  # unless an attack has a smaller limit
+THREADS = "1"  # of the backend's computation: with more, it alone would occupy a small machine
 
 
 class SiegeError(Exception):
-    """The siege itself cannot go on."""
+    """The siege cannot continue."""
 
 
 class Besieged:
-    """One running server. `key` is the innocents'; attackers have `attackers_key`, another one unless there is
-    `one_key` only, or, with `holders`, each of these attacks has one of its own in `keys_of`."""
+    """A running server.
+
+    Innocents use `key`. Attackers use `attackers_key`, which is a different one unless `one_key` is set. Each attack in
+    `holders` has its own key in `keys_of`.
+    """
 
     def __init__(
         self,
@@ -101,7 +104,7 @@ class Besieged:
             return []
 
     def ended(self) -> list[str]:
-        """Which processes of those that were there when it turned ready are gone: a backend, or the frontend."""
+        """Returns the processes, frontend or children, that have ended since the server became ready."""
         gone = [pid for pid, process in self.family.items() if not process.is_running()]
         if self.process.poll() is not None and self.pid not in gone:
             gone.append(self.pid)
@@ -111,7 +114,7 @@ class Besieged:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def stop(self) -> None:
-        """End it and what it started, by pid."""
+        """Ends the server and the processes that it started, by pid."""
         family = {p.pid: p for p in [*self.family.values(), *self._family()]}
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -119,7 +122,7 @@ class Besieged:
                 self.process.wait(STOP_SECONDS)
         for process in family.values():
             with contextlib.suppress(psutil.NoSuchProcess):
-                if process.is_running():  # the same process, not another with its number
+                if process.is_running():  # the same process, not another one with its pid
                     process.kill()
         self.process.wait()
 

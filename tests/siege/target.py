@@ -1,4 +1,4 @@
-"""What an attacker sees: an address, perhaps a key, and a time at which it has to stop."""
+"""The server as an attacker sees it: an address, perhaps a key, and the time at which the attack must stop."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PIECE = 2**16  # bytes written at a time
-RECEIVE_BUFFER = 4096  # bytes, of a narrow connection
+RECEIVE_BUFFER = 4096  # bytes of a narrow connection
 SEGMENT = 536
-LAST_ANSWERS = 5.0  # seconds in which an answer to what was sent may still come
+LAST_ANSWERS = 5.0  # seconds after the attack's time in which an answer may still arrive
 
-# What a server does to an attacker is not an error of the attack.
+# Errors by which a server defends itself are no errors of the attack.
 REBUFFED = (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError, ValueError)
 
 
@@ -30,9 +30,9 @@ class Target:
     key: str | None
     until: float  # time.monotonic()
     stopped: Callable[[], bool]
-    pause_factor: float = 1.0  # every pause is this many times longer
+    pause_factor: float = 1.0  # multiplies every pause
     did: Counter[str] = field(default_factory=Counter)
-    broken: list[str] = field(default_factory=list)  # promises that the server was seen to break
+    broken: list[str] = field(default_factory=list)  # promises that the server broke
 
     def on(self) -> bool:
         return time.monotonic() < self.until and not self.stopped()
@@ -46,7 +46,7 @@ class Target:
             await asyncio.sleep(min(rest, 0.5))
 
     def says(self, sentence: str) -> None:
-        """Note a broken promise, once."""
+        """Records a broken promise, once."""
         if sentence not in self.broken:
             self.broken.append(sentence)
 
@@ -60,7 +60,7 @@ class Target:
     # -- bytes
 
     def head(self, method: str, path: str, *lines: str, key: bool = True) -> bytes:
-        """Request line and headers, with the attacker's key if it has one."""
+        """Returns the request line and headers, with the attacker's key if it has one."""
         authorization = [f"Authorization: Bearer {self.key}"] if self.key and key else []
         return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: siege", *authorization, *lines, "", ""]).encode()
 
@@ -72,8 +72,11 @@ class Target:
     # -- connections
 
     async def connect(self, narrow: bool = False) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A new connection. A `narrow` one takes small segments into a small buffer, as one from far away does: what is
-        not read then waits in the server, while loopback's own segments let its kernel keep megabytes."""
+        """Opens a new connection.
+
+        A `narrow` one has small segments and a small receive buffer, as over a slow network. Unread data then stays in
+        the server, whereas with loopback's own segments the kernel buffers megabytes.
+        """
         sock = socket.socket()
         sock.setblocking(False)
         if narrow:
@@ -97,7 +100,7 @@ class Target:
             writer.transport.abort()
 
     async def write(self, writer: asyncio.StreamWriter, data: bytes) -> None:
-        """All of `data`, as fast as it is taken; raises once the server closes."""
+        """Sends `data` as fast as the server reads it. Raises when the server closes the connection."""
         view = memoryview(data)
         for start in range(0, len(data), PIECE):
             if not self.on() and start:
@@ -108,7 +111,7 @@ class Target:
             self.did["bytes"] += min(PIECE, len(data) - start)
 
     async def answer(self, reader: asyncio.StreamReader, seconds: float = 30.0) -> tuple[int, bytes]:
-        """Status and body of one answer; raises when none comes."""
+        """Returns the status and body of one answer. Raises if there is none."""
         async with asyncio.timeout(min(seconds, self.left() + LAST_ANSWERS)):
             head = await reader.readuntil(b"\r\n\r\n")
             status = int(head.split(b" ", 2)[1])
@@ -119,14 +122,14 @@ class Target:
         return status, body
 
     async def ask(self, request: bytes) -> None:
-        """One request on a connection of its own, and its answer."""
+        """Sends one request on a new connection, and reads its answer."""
         with self.rebuffed():
             async with self.connection() as (reader, writer):
                 await self.write(writer, request)
                 await self.answer(reader)
 
     async def keep_asking(self, request: bytes, pause: float = 0.02) -> None:
-        """The same request over and over on one connection, on another where that ends."""
+        """Sends the same request repeatedly on one connection, and opens another if that ends."""
         while self.on():
             with self.rebuffed():
                 async with self.connection() as (reader, writer):
@@ -137,7 +140,7 @@ class Target:
             await self.pause(pause)
 
     async def pour(self, start: bytes, filler: bytes, total: int, end: bytes = b"", read: bool = True) -> None:
-        """`start`, then `filler` over and over up to `total` bytes, then `end`, on one connection."""
+        """Sends `start`, then `filler` repeated up to `total` bytes, then `end`, on one connection."""
         with self.rebuffed():
             async with self.connection() as (reader, writer):
                 drain = asyncio.create_task(self._discard(reader)) if read else None
@@ -167,23 +170,26 @@ class Target:
 
 
 class Unread:
-    """A connection from which nothing is read, and what the kernel knows of it."""
+    """A connection from which nothing is read, and its state in the kernel."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
-        # a descriptor of our own: the transport's keeps what it must not be asked
+        # a duplicate of the descriptor, because the transport's socket forbids some calls
         self.sock = socket.fromfd(writer.get_extra_info("socket").fileno(), socket.AF_INET, socket.SOCK_STREAM)
 
     def close(self) -> None:
         self.sock.close()
 
     def held(self) -> bool:
-        """Whether the server still holds its end."""
+        """Returns whether the connection is still established."""
         established = 1
         return bool(self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == established)
 
     def is_held(self) -> bool:
-        """Whether a process still holds the server's end. What its kernel gave up by itself, because nothing was taken,
-        it tells nobody; and what was closed it may go on offering for a while."""
+        """Returns whether a process still holds the server's end.
+
+        The client does not see that the server's kernel dropped a connection by itself because nothing was read. The
+        kernel may also keep sending the data of a closed connection for a while.
+        """
         ends = f":{self.sock.getpeername()[1]:04X}", f":{self.sock.getsockname()[1]:04X}"
         with open("/proc/net/tcp") as table:
             for line in table:
@@ -193,13 +199,13 @@ class Unread:
         return False
 
     def waiting(self) -> int:
-        """Bytes that have arrived here and are not read."""
+        """Returns the number of bytes that have arrived and are not read."""
         found = array.array("i", [0])
         fcntl.ioctl(self.sock.fileno(), termios.FIONREAD, found)
         return found[0]
 
     def status(self) -> str:
-        """The status of the answer that waits there."""
+        """Returns the status of the unread answer; empty if there is none."""
         with contextlib.suppress(OSError):
             return self.sock.recv(12, socket.MSG_PEEK | socket.MSG_DONTWAIT)[9:12].decode(errors="replace")
         return ""

@@ -1,4 +1,4 @@
-"""The program that makes the machine fail under a server names the bars that are missed."""
+"""Tests that the program for faults of the machine reports the bars that are missed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program that measures hostile pods reads honest ones, and names the bars that are missed."""
+"""Tests that the program that measures hostile pods reads honest ones and reports the bars that are missed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The siege measures what it says: harmless attacks pass, a server that gives way is told of, nothing stays behind."""
+"""Tests of the siege: harmless attacks pass, a failing server is reported, and no process is left behind."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from tests.wait import TIMEOUT, wait_until
 
 pytestmark = pytest.mark.matrix
 
-OPTIONS = measure.Options(settle=60, think=0.5)  # at most: memory and descriptors are mostly back at once
-NEVER_BACK = measure.Options(settle=2, think=0.5)  # for a server that keeps what it holds
-BUSY = ("/health took", "an innocent request took", "probes of /health failed")  # what a busy machine alone may do
+OPTIONS = measure.Options(settle=60, think=0.5)  # a maximum: memory and descriptors are mostly back at once
+NEVER_BACK = measure.Options(settle=2, think=0.5)  # for a server that never releases memory
+# Bars that may be missed because the machine is busy.
+BUSY = ("/health took", "an innocent request took", "probes of /health failed")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def run(
 
 
 def run_until(enough: Callable[[dict[str, Any]], bool], server: Besieged, *names: str, **more: Any) -> dict[str, Any]:
-    """A siege that was long enough on this machine: each try is four times as long as the one before."""
+    """Runs sieges, each four times as long as the previous one, until one was long enough on this machine."""
     for seconds in (2.0, 8.0, 32.0, 128.0):
         found = run(server, *names, seconds=seconds, **more)
         if enough(found):
@@ -164,7 +165,7 @@ def test_holders_of_keys_and_ended_processes_are_reported(model: Path) -> None:
         assert server.ended() == [f"a child (pid {backend.pid})"]
 
 
-def test_nothing_is_left_behind_when_it_is_interrupted(server: Besieged, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_siege_leaves_no_process_behind(server: Besieged, monkeypatch: pytest.MonkeyPatch) -> None:
     before = set(psutil.Process().children(recursive=True))
 
     def interrupted(*args: object) -> None:
@@ -177,7 +178,7 @@ def test_nothing_is_left_behind_when_it_is_interrupted(server: Besieged, monkeyp
 
 
 def _python(processes: set[psutil.Process]) -> list[str]:
-    """Those that run something of ours; multiprocessing keeps a process of its own for its semaphores."""
+    """Returns the commands of the processes without the one that multiprocessing keeps for its semaphores."""
     found = []
     for process in processes:
         try:
@@ -189,7 +190,7 @@ def _python(processes: set[psutil.Process]) -> list[str]:
     return found
 
 
-def test_a_server_that_does_not_start_says_why(model: Path) -> None:
+def test_a_server_that_does_not_start_is_reported_with_the_cause(model: Path) -> None:
     with pytest.raises(SiegeError, match="--max-num-reqs"), besieged(FAKE, ("--max-num-reqs", "0")):
         pass
 

@@ -1,22 +1,22 @@
-"""The bars, and which of them a measurement missed."""
+"""Defines the bars, and finds those that a measurement missed."""
 
 from __future__ import annotations
 
 from typing import Any
 
-GROWTH_MB = 100.0  # most that the frontend's memory may grow under an attack
-LEFT_MB = 20.0  # of which this much may be left once it is over
+GROWTH_MB = 100.0  # maximum growth of the frontend's memory under an attack
+LEFT_MB = 20.0  # maximum growth that may be left after an attack
 LEFT_TOGETHER_MB = (
-    50.0  # and after all at once: the interpreter keeps an arena in which anything lives on, and uses it again
+    50.0  # and after all attacks at once: the interpreter keeps an arena with any live object, and uses it again
 )
 HEALTH_SECONDS = 0.2
-SLOW_SECONDS = 2.0  # that an innocent request may take longer than usual
+SLOW_SECONDS = 2.0  # maximum by which an innocent request may exceed its usual time
 LEFT_DESCRIPTORS = 10
 LINES_A_SECOND = 50  # log lines that attackers may cause
 
 
 def alone(m: dict[str, Any]) -> list[str]:
-    """What one attack on its own did that it must not."""
+    """Returns the bars that were missed under one attack alone."""
     health, innocent = m["health"], m["innocent"]
     missed = _always(m, LEFT_MB)
     if m["rss_peak_mb"] - m["rss_before_mb"] >= GROWTH_MB:
@@ -46,7 +46,7 @@ def alone(m: dict[str, Any]) -> list[str]:
 
 
 def together(m: dict[str, Any]) -> list[str]:
-    """What all attacks at once did that they must not."""
+    """Returns the bars that were missed under all attacks at once."""
     missed = _always(m, LEFT_TOGETHER_MB)
     good, health = m["good"], m["health"]
     if not good["requests"]:
@@ -77,7 +77,7 @@ def _always(m: dict[str, Any], max_left: float) -> list[str]:
 
 
 def _longest_spell(health: dict[str, Any]) -> str:
-    """When probes failed or were slow for longest, and how."""
+    """Returns a description of the longest spell of failed or slow probes: when and how."""
     if not health["worst"]:
         return ""
     spell = health["worst"][0]
@@ -86,6 +86,6 @@ def _longest_spell(health: dict[str, Any]) -> str:
 
 
 def _machine_note(health: dict[str, Any]) -> str:
-    """Said where a server that does nothing was kept waiting, too: then a miss tells of the machine as well."""
+    """Returns a note if a server that does nothing was delayed too, so that the machine is a part of the cause."""
     own = health["stand_in_longest_seconds"]
     return f"; a server that does nothing took {own * 1000:.0f} ms" if own > HEALTH_SECONDS / 2 else ""

@@ -1,8 +1,8 @@
-"""``python -m tests.soak.fuzz --requests 10000``: one server under valid, invalid, aborted and slow requests.
+"""Sends valid, invalid, aborted and slow requests to one server: ``python -m tests.soak.fuzz --requests 10000``.
 
-Exits non-zero when a request is lost, hangs or gets an answer it should not get, when anything runs, waits or holds a
-page at the end, or when the memory of a process itself (its anonymous PSS) grows by 20 MB or more between request 2,000
-and the last.
+The exit code is not 0 if a request is lost, hangs or gets a wrong answer, or if any request runs, waits or holds a page
+at the end. It is not 0 either if the memory of a process (its anonymous PSS) grows by 20 MB or more between request
+2,000 and the last.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from tests.wait import wait_until_async
 
 WARM = 2000  # requests before the first measurement of memory
 MAX_GROWTH = 20 * 2**20  # bytes
-STALL_SECONDS = 300.0  # without a step of the engine while a request waits: a hang
-# Of the engine, during one request: more are a hang. A completion takes up to 190 steps of its own. A step serves one
-# of the four completions of `choices` if the machine is busy, and a request with `force_single_batch` has steps alone.
+STALL_SECONDS = 300.0  # a request hangs if it waits for this time without a step of the engine
+# Limit of the engine's steps during one request; a request with more hangs. A completion takes up to 190 own steps. On
+# a busy machine a step serves one of the four completions of `choices`, and `force_single_batch` needs separate steps.
 MAX_STEPS = 4 * 190 * 8
 TEXTS = [
     "Solve:",
@@ -60,11 +60,11 @@ TEXTS = [
 
 
 class Fault(Exception):
-    """A request that did not end as it must."""
+    """A request did not end as required."""
 
 
 class Fuzzer:
-    """Requests of all kinds against one server, and what became of them."""
+    """Sends requests of all kinds to one server, and records their outcomes."""
 
     def __init__(self, url: str, seed: int) -> None:
         self.url = url
@@ -74,7 +74,7 @@ class Fuzzer:
         self.client = httpx.AsyncClient(
             base_url=url, timeout=None, trust_env=False, limits=httpx.Limits(max_keepalive_connections=64)
         )
-        self.steps = 0  # of the engine, when last read
+        self.steps = 0  # of the engine, at the last scrape
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.faults: list[str] = []
         weighted: list[tuple[int, Callable[[], Coroutine[Any, Any, str]]]] = [
@@ -114,7 +114,7 @@ class Fuzzer:
             body["max_nfe"] = r.randint(1, 8)
         return body
 
-    # -- kinds; each returns its outcome's name or raises
+    # -- kinds of requests; each method returns the name of the outcome or raises Fault
 
     async def complete(self) -> str:
         body = self.valid()
@@ -151,7 +151,7 @@ class Fuzzer:
         return "choices"
 
     async def promised(self, ask: kinds.Ask) -> str:
-        """Whole, checked, and at times streamed as well, which has to be the same text."""
+        """Sends a request and checks its answer. Sometimes streams it as well, which must give the same text."""
         route, body, check = ask
         answer = await self.client.post(route, json=body)
         self.expect(answer, 200)
@@ -184,7 +184,7 @@ class Fuzzer:
         route, body, _, _ = self.random.choice(refused)
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         answer = await self.client.post(route, content=content)
-        # what is out of range for the test model may fit this one
+        # values that are out of range for the test model may be valid for this one
         self.require(400 <= answer.status_code < 500 or answer.status_code == 200, f"{answer.status_code} for {route}")
         if answer.status_code != 200:
             self.require("message" in answer.json()["error"], "no error object")
@@ -272,19 +272,19 @@ class Fuzzer:
             task.cancel()
 
     async def metrics(self, *names: str) -> dict[str, float]:
-        """Values of metrics with these names, by name and labels."""
+        """Returns the values of metrics with these names, by name and labels."""
         lines = (await self.client.get("/metrics", timeout=STALL_SECONDS)).text.splitlines()
         samples = [line.split(" ") for line in lines if line.partition(" ")[0].partition("{")[0] in names]
         return {name: float(value) for name, value in samples}
 
     async def watch_steps(self) -> None:
-        """Updates `steps` until it is cancelled."""
+        """Updates `steps` until it is canceled."""
         while True:
             self.steps = int(sum((await self.metrics("unmask_engine_steps_total")).values()))
             await asyncio.sleep(1)
 
     async def run(self, count: int, clients: int, end: float) -> int:
-        """`count` requests from `clients` closed loops, fewer when the time is over; how many there were."""
+        """Sends `count` requests from `clients` closed loops, or fewer until `end`. Returns their number."""
         watcher = asyncio.create_task(self.watch_steps())
         left = count
 
@@ -302,13 +302,13 @@ class Fuzzer:
 
 
 def pss(process: psutil.Process) -> int:
-    """Bytes of memory of its own. The share of mapped files says more about who else maps them."""
+    """Returns the bytes of anonymous memory. The PSS of mapped files depends on other processes that map them."""
     lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss_Anon:"))
 
 
 async def idle(fuzzer: Fuzzer) -> dict[str, float]:
-    """What still runs, waits or holds pages once nothing does, or after `TIMEOUT`."""
+    """Waits until no request runs or waits and no page is in use, at most `TIMEOUT`. Returns the last counts."""
     names = ("unmask_requests_running", "unmask_requests_waiting", "unmask_kv_pages_used")
     found: dict[str, float] = {}
 
@@ -377,7 +377,7 @@ def main() -> int:
 
 
 def _of_url(url: str) -> list[psutil.Process]:
-    """The processes of the server that listens there, as far as they can be seen."""
+    """Returns the processes of the server at this URL that are visible to this user."""
     port = urlsplit(url).port
     owners = {c.pid for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.laddr.port == port and c.pid}
     found = [psutil.Process(pid) for pid in owners]

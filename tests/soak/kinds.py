@@ -1,4 +1,4 @@
-"""Requests of a fuzz that promise something: a form, whole calls, log-probabilities, the same text in a stream."""
+"""Random requests whose answers are checked: structured output, complete calls, logprobs, equal streams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import jsonschema_rs
 from tests.server.harness import sse, sse_events
 from tests.structured_output import forms
 
-Ask = tuple[str, dict[str, Any], Callable[[dict[str, Any]], None]]  # a route, a body, and a check of the whole answer
+# A route, a body, and a check of the complete answer.
+Ask = tuple[str, dict[str, Any], Callable[[dict[str, Any]], None]]
 
 CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 8}}, "required": ["city"]}
 ADD = {
@@ -25,7 +26,7 @@ ADD = {
 }
 LARK = 'start: "yes" | "no " NUMBER\nNUMBER: /[0-9]{1,3}/'
 EBNF = 'root ::= "yes" | "no " number\nnumber ::= [0-9] [0-9]? [0-9]?'
-YES_OR_NO = "yes|no [0-9]{1,3}"  # what both let through
+YES_OR_NO = "yes|no [0-9]{1,3}"  # the texts that both accept
 TOOLS: dict[str, dict[str, Any]] = {"weather": CITY, "add": ADD, "ping": {"type": "object", "properties": {}}}
 
 
@@ -39,7 +40,7 @@ def fits(text: str, schema: dict[str, Any]) -> None:
 
 
 def shared(r: random.Random) -> dict[str, Any]:
-    """Fields that every route takes; drawn answers are seeded, so that whole and streamed ones are the same."""
+    """Returns random fields of any route. They have a seed, so that complete and streamed answers are equal."""
     body: dict[str, Any] = {"temperature": r.choice([0, 0, 1, 1.5]), "seed": r.randrange(2**32)}
     more: list[dict[str, Any]] = [
         {"top_p": 0.9}, {"min_p": 0.05}, {"top_k": 20}, {"presence_penalty": 0.5}, {"frequency_penalty": -0.5},
@@ -51,7 +52,7 @@ def shared(r: random.Random) -> dict[str, Any]:
 
 
 def formed(r: random.Random, prompt: str) -> Ask:
-    """An answer of a form, under one of its names, on a route that takes it."""
+    """Returns a request for structured output, under one of its names, on a route that supports it."""
     schema, regex = forms.schema(r), forms.regex(r)
     choice = r.sample(["red", "blue", 'a"b', "é", "x.y"], 3)
 
@@ -99,7 +100,7 @@ def formed(r: random.Random, prompt: str) -> Ask:
 
 
 def called(r: random.Random, prompt: str) -> Ask:
-    """Tools, offered, required or named."""
+    """Returns a request with tools whose call is optional, required, or of a named tool."""
     route = r.choice(["/v1/chat/completions", "/v1/responses", "/v1/messages"])
     strict = r.random() < 0.4
     tool_choice = r.choice(["auto", "auto", "required", "weather", "add"])
@@ -139,7 +140,7 @@ def called(r: random.Random, prompt: str) -> Ask:
 
 
 def with_logprobs(r: random.Random, prompt: str) -> Ask:
-    """Log-probabilities."""
+    """Returns a request with log-probabilities."""
     route = r.choice(["/generate", "/v1/completions", "/v1/chat/completions"])
     top = r.choice([0, 1, 5, 20])
     chat = {"logprobs": True, "top_logprobs": top}
@@ -155,7 +156,10 @@ def with_logprobs(r: random.Random, prompt: str) -> Ask:
 
 
 def _without_ends(body: dict[str, Any]) -> None:
-    """A grammar says where an answer ends: `min_tokens` is refused beside one, and stop tokens end it anywhere."""
+    """Removes fields that conflict with a grammar, which decides where an answer ends.
+
+    `min_tokens` is refused with a grammar, and stop tokens would end an answer anywhere.
+    """
     for name in ("min_tokens", "stop_token_ids"):
         body.pop(name, None)
 
@@ -169,7 +173,7 @@ def _prompt_fields(route: str, prompt: str) -> dict[str, Any]:
 
 
 def check_complete(route: str, answer: httpx.Response) -> dict[str, Any]:
-    """What an answer in one piece says, alike for all routes."""
+    """Returns the content of a complete answer in the same form for all routes."""
     data = answer.json()
     seen: dict[str, Any] = {"calls": [], "logprobs": None, "tokens": None}
     if route == "/generate":
@@ -202,8 +206,8 @@ def check_complete(route: str, answer: httpx.Response) -> dict[str, Any]:
 
 
 def streamed(route: str, answer: httpx.Response) -> dict[str, Any]:
-    """Text and calls that a stream's pieces make, of which every call has its name and whole arguments."""
-    calls: dict[int, list[str]] = {}  # name and arguments, by their place
+    """Returns the text and calls that the pieces of a stream make, with the name and arguments of each call."""
+    calls: dict[int, list[str]] = {}  # name and arguments, by index
     if route == "/v1/responses":
         events = [event for _, event in sse_events(answer.text)]
         text = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
@@ -236,8 +240,10 @@ def streamed(route: str, answer: httpx.Response) -> dict[str, Any]:
 
 
 def same(streamed: dict[str, Any], seen: dict[str, Any]) -> bool:
-    """Whether a stream's pieces make what the answer in one piece says; ValueError where a call's are no JSON. One that
-    `max_tokens` cuts off may have begun in the stream."""
+    """Returns whether a stream has the text and calls of the complete answer.
+
+    A call that `max_tokens` cuts off may have begun in the stream. Raises ValueError if arguments are no JSON.
+    """
     check_complete = len(seen["calls"])
     with_logprobs = [
         [(n, json.loads(arguments)) for n, arguments in each["calls"][:check_complete]] for each in (streamed, seen)

@@ -1,4 +1,4 @@
-"""Thousands of random requests through one engine: `pytest -m slow tests/soak/test_engine.py` (some minutes)."""
+"""Sends thousands of random requests to one engine: `pytest -m slow tests/soak/test_engine.py` (some minutes)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REQUESTS = 1500
 
 
 def ask(rng: random.Random, setup: Setup) -> Ask:
-    """Short and long, hot and cold, of every algorithm; every third shares its beginning with others."""
+    """Returns a short or long request, random or greedy, of any algorithm. A third of them share a prefix."""
     length = rng.randint(1, 12) if rng.random() < 0.6 else rng.randint(1, setup.max_len - 2)
     stem = rng.randrange(3) if rng.random() < 0.33 else rng.randrange(10**6)
     prompt = tuple((stem * 7 + i * i) % 15 for i in range(length))
@@ -45,8 +45,8 @@ def ask(rng: random.Random, setup: Setup) -> Ask:
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("seed", range(3))
-def test_thousands_of_requests(seed: int) -> None:
-    """None is lost, hung or different from the oracle's; no page is held at the end; nothing grows."""
+def test_thousands_of_requests_equal_the_oracle_and_leave_nothing(seed: int) -> None:
+    """Checks that no request is lost, hangs or differs from the oracle, no page is left, and memory does not grow."""
     rng = random.Random(seed)
     setup = Setup(
         block=(4, 8, 4)[seed], buffer=seed + 1, page=(8, 4, 4)[seed], pages=40, budget=36, max_reqs=12, max_len=72

@@ -1,4 +1,4 @@
-"""Random requests to a server, and what the tool takes for a hang; `pytest -m slow tests/soak` runs the long ones."""
+"""Tests of random requests to a server, and of when a request hangs. `pytest -m slow tests/soak` runs the long ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_ten_thousand_requests_lose_nothing_and_leave_nothing() -> None:
 
 
 def finished(work: Callable[[Fuzzer], Coroutine[Any, Any, str]]) -> str:
-    """The outcome of a request that is checked every millisecond."""
+    """Returns the outcome of a request that is checked every millisecond."""
 
     async def run() -> str:
         fuzzer = Fuzzer("http://127.0.0.1:1", seed=0)
@@ -32,7 +32,7 @@ def finished(work: Callable[[Fuzzer], Coroutine[Any, Any, str]]) -> str:
 
 
 async def working(fuzzer: Fuzzer, steps: int) -> str:
-    """A request in which the engine makes a step per iteration of the event loop."""
+    """A request during which the engine makes one step per iteration of the event loop."""
     for _ in range(steps):
         fuzzer.steps += 1
         await asyncio.sleep(0)
@@ -53,6 +53,6 @@ def test_a_request_without_steps_of_the_engine_hangs() -> None:
         finished(hanging)
 
 
-def test_a_request_that_others_starve_hangs() -> None:
+def test_a_request_that_others_starve_is_a_hang() -> None:
     with pytest.raises(Fault, match=f"more than {MAX_STEPS} steps"):
         finished(lambda fuzzer: working(fuzzer, 10**9))

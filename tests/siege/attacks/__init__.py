@@ -1,4 +1,4 @@
-"""Every attack, registered by importing its file."""
+"""The modules of all attacks. Importing a module registers its attacks."""
 
 from tests.siege.attacks import (
     bodies,

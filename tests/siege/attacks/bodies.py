@@ -1,4 +1,4 @@
-"""Valid keys, invalid bodies of up to 2 MiB: what looking at all of one costs, and of twelve at once."""
+"""Attacks with a valid key and invalid bodies of up to 2 MiB, which are costly to check: one, or twelve at once."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ AT_ONCE = 12
 
 
 def filled(start: bytes, item: bytes, end: bytes, size: int = SIZE) -> bytes:
-    """`item`, comma-separated, as often as fits."""
+    """Returns `start`, comma-separated copies of `item` up to `size` bytes in total, and `end`."""
     return start + b",".join([item] * ((size - len(start) - len(end)) // (len(item) + 1))) + end
 
 
@@ -43,7 +43,7 @@ async def validation_bombs(target: Target) -> None:
 
 
 def siblings() -> list[tuple[str, bytes]]:
-    """Bodies with the same idea elsewhere: path and body."""
+    """Returns the paths and bodies of the same attack in other fields."""
     unknown = b",".join(b'"k%d":1' % i for i in range(150_000))
     user = b'"messages":[{"role":"user","content":"x"}]'
     ids = filled(b'{"prompt":[', b"70", b'],"max_tokens":4}')
@@ -80,8 +80,10 @@ async def validation_siblings(target: Target) -> None:
 
 
 def hidden_values() -> list[tuple[str, bytes]]:
-    """Bodies of few JSON values. The arguments of their first call are an open string, those of the second have 700,000
-    lists."""
+    """Returns the paths and bodies of requests with few JSON values, but with many in the arguments of a call.
+
+    The arguments of their first call are an open string. Those of the second call have 700,000 lists.
+    """
     lists = json.dumps({"a": [[]] * (SIZE // 3 - 1000)}, separators=(",", ":"))
     user = {"role": "user", "content": "x"}
     calls = [{"function": {"name": "f", "arguments": text}} for text in ('"', lists)]

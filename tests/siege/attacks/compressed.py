@@ -1,4 +1,4 @@
-"""Compressed bodies: bombs, many frames, and bodies that decode to just under the limit."""
+"""Attacks with compressed bodies: bombs, many frames, and bodies that decode to just under the limit."""
 
 import functools
 import gzip
@@ -17,7 +17,7 @@ FRAMES = 10_000
 
 @functools.cache
 def compressed() -> list[tuple[str, bytes]]:
-    """Returns the codings and bodies, each of at most some 1 MiB."""
+    """Returns the codings and bodies, each of at most about 1 MiB."""
     block = bytes(1 << 20)
     deflater, frames = zlib.compressobj(wbits=31), zstandard.ZstdCompressor()
     stream = frames.compressobj(size=BOMB)

@@ -1,4 +1,4 @@
-"""Many of what is fine alone: choices, wrong keys, connections, requests that are given up."""
+"""Attacks with large numbers of harmless things: choices, wrong keys, connections, aborted requests."""
 
 import asyncio
 

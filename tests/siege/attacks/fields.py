@@ -1,4 +1,4 @@
-"""The largest value of every field, in several shapes, on every route."""
+"""Attacks with the largest value of every field, in several shapes, on every route."""
 
 import asyncio
 import random
@@ -10,12 +10,12 @@ from tests.siege.attacks.bodies import CHAT, SIZE
 from tests.siege.registry import attack
 from tests.siege.target import Target
 
-LARGEST = SIZE - 4_000  # characters, of one value
+LARGEST = SIZE - 4_000  # characters of one value
 PARALLEL = 4
 
 
 def routes() -> list[tuple[str, dict[str, Any], list[str]]]:
-    """Each route with a body that is right, and the names of all fields that it may have."""
+    """Returns each route with a valid body and the names of all fields that the body may have."""
     from pydantic import BaseModel
 
     from runtime.server.anthropic.protocol import MessagesRequest
@@ -35,7 +35,7 @@ def routes() -> list[tuple[str, dict[str, Any], list[str]]]:
 
 
 def values() -> dict[str, Any]:
-    """Values of nearly the size of a body."""
+    """Returns values of nearly the size of a body."""
     texts = [("-/" * 950)[: 1_900 - len(str(i))] + str(i) for i in range(LARGEST // 2_000)]
     return {
         "text": "*" * LARGEST,
@@ -47,7 +47,7 @@ def values() -> dict[str, Any]:
 
 
 def forms() -> list[dict[str, Any]]:
-    """What fields of a form hold: the values above, a level or two deeper."""
+    """Returns fields of structured output and tools with these values, one or two levels deeper."""
     found: list[dict[str, Any]] = []
     for value in values().values():
         found += [{"structured_outputs": {name: value}} for name in ("json", "regex", "choice", "grammar")]
@@ -58,7 +58,7 @@ def forms() -> list[dict[str, Any]]:
 
 
 def bodies() -> Iterator[tuple[str, dict[str, Any]]]:
-    """In a mixed order, so that a short attack has some of every route and shape."""
+    """Returns the paths and bodies in a shuffled order, so that a short attack covers every route and shape."""
     more = [
         (path, body, {name: value}) for path, body, names in routes() for value in values().values() for name in names
     ]

@@ -1,4 +1,4 @@
-"""Strangers who fill up what there is for all, beside honest readers, whose answers must come to their end."""
+"""Attacks that exhaust the server's shared limits, while honest readers must receive their complete answers."""
 
 import asyncio
 import random
@@ -10,9 +10,9 @@ from tests.siege.registry import attack
 from tests.siege.target import REBUFFED, Target
 
 HEAD = 60_000  # bytes of a head that never ends, a little under the limit
-HEADS = 1_200  # so many are more than all connections together may hold
+HEADS = 1_200  # their heads exceed what all connections together may buffer
 HONEST = 4
-SLOW_PIECE, SLOW_EVERY = 4096, 0.1  # bytes and seconds: a slow network, and an honest one
+SLOW_PIECE, SLOW_EVERY = 4096, 0.1  # bytes and seconds: an honest client on a slow network
 
 LAST = b"\r\n0\r\n\r\n"  # the chunk that ends a stream
 
@@ -21,7 +21,7 @@ PROBES_EVERY = 0.2  # seconds
 
 
 async def read_all(target: Target, request: bytes, name: str, slow: bool = False) -> None:
-    """One answer to its end, or to the attack's; says so if it is cut."""
+    """Reads one answer to its end or to that of the attack. Reports an answer that is cut off."""
     got, end, length = 0, b"", None
     try:
         reader, writer = await target.connect(narrow=slow)
@@ -112,7 +112,7 @@ async def full_house(target: Target) -> None:
             await target.pause(0.1)
 
     async def stranger() -> None:
-        """Asks for something that needs a key, then stays."""
+        """Sends a request that needs a key, and keeps the connection open."""
         requests = [
             target.head("GET", "/v1/models", key=False),
             target.head("POST", CHAT, "Content-Length: 100000", key=False),
@@ -133,7 +133,7 @@ async def full_house(target: Target) -> None:
                 await target.pause(0.05)
 
     async def probing() -> None:
-        """On new connections; the prober beside us does it as well, and measures."""
+        """Sends probes on new connections. The prober does the same in its own process, and measures."""
         while target.on():
             found = "nothing"
             try:

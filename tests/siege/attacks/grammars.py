@@ -1,4 +1,4 @@
-"""Grammars that take long to compile, or to apply to each token, and are never the same twice."""
+"""Attacks with grammars that are slow to compile or slow to apply to each token. Most attacks repeat no grammar."""
 
 import asyncio
 import itertools
@@ -13,19 +13,19 @@ MASKS = 8
 
 
 def endless(number: int) -> dict[str, Any]:
-    """A schema of a few characters that compiles until its limit of time."""
+    """Returns a schema of a few characters that compiles until its time limit."""
     return {"json": {"type": "integer", "multipleOf": 9_999_991 + 2 * number}}
 
 
 def branching(number: int) -> dict[str, Any]:
-    """A grammar of 1.5 kB with sixty rules, each ambiguous."""
+    """Returns a grammar of 1.5 kB with sixty rules, each ambiguous."""
     rules = [f"r{i}: s s | s {chr(97 + i % 26)!r} s".replace("'", '"') for i in range(60)]
     start = [f'start: s "~~{number}"', 's: "" | "a" | ' + " | ".join(f"r{i}" for i in range(60))]
     return {"grammar": "\n".join([*start, *rules])}
 
 
 def ambiguous(number: int) -> dict[str, Any]:
-    """A grammar of eighty characters that fits a text in ever more ways."""
+    """Returns a grammar of eighty characters that matches a text in more ways the longer the text is."""
     forms = (
         's: s s | s s s | s s s s | s s s s s| /[a-z]/ | ""',
         's: /[a-z]/ s | s /[a-z]/ | s s | ""',
@@ -36,7 +36,7 @@ def ambiguous(number: int) -> dict[str, Any]:
 
 
 async def keep_up(target: Target, count: int, forms: Iterator[dict[str, Any]]) -> None:
-    """`count` requests at a time, each with the next form."""
+    """Keeps `count` requests in flight, each with the next form."""
 
     async def one() -> None:
         while target.on():

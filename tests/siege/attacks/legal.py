@@ -1,4 +1,4 @@
-"""Nothing but legal requests, as large as they may be: a crowd of bodies, and long prompts that are given up."""
+"""Attacks with only legal requests of the largest size: many bodies at once, and long prompts that are aborted."""
 
 import asyncio
 import json
@@ -13,25 +13,25 @@ from tests.siege.target import REBUFFED, Target
 
 CROWD = 300
 USER = [{"role": "user", "content": "Solve: 12 + 30."}]
-VALUES, MESSAGES = 4_000, 2_000  # a little under what a body may hold
+VALUES, MESSAGES = 4_000, 2_000  # a little under the limits on a body
 
 LONG_CHAT = {
-    "messages": [{"role": "user", "content": " backwards" * 900}],  # nearly the demo's length
+    "messages": [{"role": "user", "content": " backwards" * 900}],  # nearly the demo's maximum length
     "max_tokens": 4,
-    "decoding": {"accept_threshold": 0.01},  # a step a block: it is the server that is tried, not the model
+    "decoding": {"accept_threshold": 0.01},  # one step per block, to load the server and not the model
 }
-AFTERWARDS = 30.0  # seconds in which a long prompt must be answered once others were given up
-ROUND = 5.0  # seconds of prompts given up before one is asked in earnest
+AFTERWARDS = 30.0  # seconds in which a long prompt must be answered after others were aborted
+ROUND = 5.0  # seconds of aborted prompts before one that must be answered
 
 
 def padded(body: dict[str, Any], size: int = SIZE) -> bytes:
-    """`body` with notes up to `size`: a string weighs whatever it is long."""
+    """Returns `body` with a note that fills it to `size`. Only the limit of the body applies to the note's length."""
     missing = size - len(json.dumps({**body, "metadata": {"note": ""}}))
     return json.dumps({**body, "metadata": {"note": "n" * max(missing, 0)}}).encode()
 
 
 def legal_bodies() -> list[bytes]:
-    """Chats of nearly 2 MiB, each just inside one of the limits on bodies, with a short prompt."""
+    """Returns chats of nearly 2 MiB with a short prompt, each just inside one of the limits on bodies."""
     chat = {"messages": USER, "max_tokens": 4}
     values = list(range(1_000_000_000_000, 1_000_000_000_000 + VALUES))
     return [
@@ -70,7 +70,7 @@ async def crowd_of_bodies(target: Target) -> None:
 
 
 async def one_answer(target: Target, request: bytes, seconds: float) -> tuple[int, bytes]:
-    """As `Target.answer`, also once the attack's time is over."""
+    """Returns the status and the beginning of the body of an answer, also after the attack's time is over."""
     async with asyncio.timeout(seconds), target.connection() as (reader, writer):
         writer.write(request)
         await writer.drain()
@@ -79,7 +79,7 @@ async def one_answer(target: Target, request: bytes, seconds: float) -> tuple[in
 
 
 async def still_answered(target: Target, request: bytes, name: str) -> None:
-    """A prompt in earnest, asked again where the queue is full; says so if it gets no answer."""
+    """Repeats a prompt until it is answered, for up to `AFTERWARDS`. Reports a prompt without an answer."""
     end = time.monotonic() + AFTERWARDS
     found = "nothing"
     while (left := end - time.monotonic()) > 1 and not target.stopped():
@@ -98,9 +98,9 @@ async def still_answered(target: Target, request: bytes, name: str) -> None:
 
 
 def answers_in_pieces() -> list[tuple[str, bytes]]:
-    """Earlier answers in as many pieces as a body may hold, of which each API makes one message: path and body."""
+    """Returns paths and bodies with an earlier answer in the maximum number of pieces, which an API joins."""
     user = {"role": "user", "content": "x"}
-    # a first piece of wide characters: all that is joined to it is as wide
+    # Python stores the joined text with 4 bytes per character if the first piece needs 4
     texts = ["\U0001f600", *["a" * 920] * MESSAGES]
     items = [{"role": "assistant", "content": text} for text in texts]
     reasoning = [{"type": "reasoning", "content": text} for text in texts]
@@ -129,7 +129,7 @@ async def many_pieces(target: Target) -> None:
 async def aborted_prompts(target: Target) -> None:
     rng = random.Random(0)
     notes = {"chat_template_kwargs": {f"note{i}": "n" * 10_000 for i in range(60)}}
-    earnest = {  # 9 kB are prepared among the short, 600 kB more that no template reads among the long
+    earnest = {  # 9 kB are in the queue of short work; 600 kB more, which no template reads, in that of long work
         "a long chat": target.post(CHAT, LONG_CHAT),
         "a long chat with notes": target.post(CHAT, LONG_CHAT | notes),
     }

@@ -1,4 +1,4 @@
-"""Strangers who send more than any request needs: pipelines, headers, addresses, trailers, chunk extensions."""
+"""Attacks that send more than any request needs: pipelines, headers, addresses, trailers, chunk extensions."""
 
 from tests.siege.registry import attack
 from tests.siege.target import Target

@@ -1,4 +1,4 @@
-"""Legal requests with as much work per step as their fields allow: logits processors, stop strings and logprobs."""
+"""Attacks by legal requests with the most work per step: logits processors, stop strings and logprobs."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from tests.siege.registry import attack, control
 from tests.siege.target import Target
 
 REQUESTS = 8
-LONG = 3_000  # tokens: a history for the penalties
+LONG = 3_000  # tokens, a long history for the penalties
 BIASED = {str(token): 0.001 * (token % 7) for token in range(1_000)}
 PENALTIES = {"repetition_penalty": 1.01, "presence_penalty": 0.1, "frequency_penalty": 0.01, "min_tokens": LONG - 1}
 STOPS = [f"{'a' * 1_000}{number}" for number in range(32)]
@@ -20,7 +20,7 @@ def body(number: int) -> dict[str, Any]:
 
 
 def control_body(number: int) -> dict[str, Any]:
-    """As many tokens without these fields. Any batch of long answers slows other requests down."""
+    """Returns a request for as many tokens without these fields. Any batch of long answers slows others down."""
     return {"prompt": f"{number}: " + "a" * 500, "max_tokens": LONG, "temperature": 1.0, "ignore_eos": True}
 
 

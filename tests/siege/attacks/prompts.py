@@ -1,4 +1,4 @@
-"""Valid requests with far too much text in them: what rendering and encoding cost."""
+"""Attacks by valid requests with far too much text, which is costly to render and encode."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Clients who ask for much and do not read it, or go away in the middle."""
+"""Attacks by clients that request large answers and do not read them, or disconnect in the middle."""
 
 import asyncio
 import time
@@ -7,23 +7,24 @@ from tests.siege.attacks.bodies import CHAT, SIZE, filled
 from tests.siege.registry import attack
 from tests.siege.target import RECEIVE_BUFFER, Target, Unread
 
-LONGEST = 90.0  # seconds after which the server must have given up who takes nothing
+LONGEST = 90.0  # seconds after which the server must have closed a connection that reads nothing
 LONG_TOKEN = b"569"  # " multiplication", in the demo's vocabulary
 STORY = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 400, "ignore_eos": True}
 
-# every denoising step of two answers is an event; a step takes one position
+# Each denoising step of two answers is an event. A step unmasks one position.
 STEPS = STORY | {"n": 2, "stream_mode": "denoise", "decoding": {"accept_threshold": 1.0}}
 
 
 def long_answer(target: Target) -> bytes:
-    """Asks for 650 kB: as many ids as /detokenize takes."""
+    """Returns a request for about 980 kB of text: 65,500 ids of " multiplication" to /detokenize."""
     return target.post("/detokenize", filled(b'{"tokens":[', LONG_TOKEN, b"]}", SIZE // 8))
 
 
 async def hold(target: Target, unread: Unread) -> None:
-    """Wait until the server gives it up; tells if it never does.
+    """Waits until the server closes the connection. Reports a server that does not.
 
-    It is late from when no more fits here and no more came: an answer that waits for its turn has nothing to say yet.
+    The time counts while the client's buffer is full and no more data arrives: an answer that waits in the queue has
+    sent nothing yet.
     """
     since, waiting = time.monotonic(), 0
     seen = False
@@ -40,7 +41,7 @@ async def hold(target: Target, unread: Unread) -> None:
 
 
 async def keep_unread(target: Target, request: bytes, count: int) -> None:
-    """Keep `count` answers asked for and unread; where the server gives one up, another is begun."""
+    """Keeps `count` unread answers. If the server closes a connection, another request is sent."""
 
     async def one(number: int) -> None:
         await target.pause(number * 0.2)
@@ -60,7 +61,7 @@ async def keep_unread(target: Target, request: bytes, count: int) -> None:
     await asyncio.gather(*(one(i) for i in range(count)))
 
 
-@attack("unread-answers", "8 answers of 650 kB asked for on each of 16 connections, unread", keyed=True, seconds=105)
+@attack("unread-answers", "8 answers of 980 kB asked for on each of 16 connections, unread", keyed=True, seconds=105)
 async def unread_answers(target: Target) -> None:
     await keep_unread(target, long_answer(target) * 8, 16)
 

@@ -1,4 +1,4 @@
-"""Strangers who hold connections: half a header after a good request, a body that trickles after its refusal."""
+"""Attacks that hold connections: half a header after a valid request, a slow body after its refusal."""
 
 import asyncio
 import time
@@ -7,16 +7,16 @@ from collections.abc import Awaitable, Callable
 from tests.siege.registry import attack
 from tests.siege.target import REBUFFED, Target
 
-SOCKETS = 300  # more than the server may have descriptors
+SOCKETS = 300  # more than the server's limit of descriptors
 DESCRIPTORS = 256
-LONGEST = 40.0  # seconds after which what never becomes a request must have been closed
+LONGEST = 40.0  # seconds after which a connection without a complete request must have been closed
 SECONDS = 50.0
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def keep_up(target: Target, count: int, hold: Callable[[Target, Streams], Awaitable[None]]) -> None:
-    """`count` connections on which `hold` runs; where one ends, another is opened after a second."""
+    """Keeps `count` connections on which `hold` runs. If one ends, another is opened after a second."""
 
     async def one(number: int) -> None:
         await target.pause(number / count)
@@ -30,7 +30,7 @@ async def keep_up(target: Target, count: int, hold: Callable[[Target, Streams], 
 
 
 async def hold_open(target: Target, reader: asyncio.StreamReader, drip: Callable[[], None], every: float) -> None:
-    """Drip a byte now and then until the server closes; tells if it never does."""
+    """Calls `drip` every `every` seconds until the server closes. Reports a server that does not."""
     since = time.monotonic()
     while target.on():
         drip()

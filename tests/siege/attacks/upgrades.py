@@ -1,4 +1,4 @@
-"""Requests that offer another protocol: their body must stay a body, and nobody may fill the log with them."""
+"""Attacks by requests that offer another protocol: their body must stay a body, and they must not fill the log."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ INNER = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 async def answers(reader: asyncio.StreamReader, target: Target) -> list[tuple[int, bytes]]:
-    """Every answer until the server is quiet for half a second."""
+    """Returns all answers until the server sends nothing for half a second."""
     found: list[tuple[int, bytes]] = []
     try:
         while True:
@@ -52,7 +52,7 @@ async def lost_bodies(target: Target) -> None:
                 writer.write(body)
                 (status, text), *more = await answers(reader, target)
                 refused = status == 400 and b"invalid_http" in text
-                # a queue that is full is told of once the body has been read; 503 is no word on bodies
+                # a full queue is reported after the body has been read; 503 does not show whether the body was read
                 arrived = status == 200 or (status == 429 and b"queue_full" in text) or status == 503
                 if more or not (arrived or refused):
                     target.says(f"a POST that offers h2c lost its body: {status} {text[:120].decode()}")
