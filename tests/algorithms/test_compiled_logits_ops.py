@@ -1,4 +1,4 @@
-"""`--torch-compile-mode`: what is compiled gives what is not, but for rounding; and where nothing can be compiled."""
+"""Tests of `--torch-compile-mode`: results are the same except for rounding, and a failed compilation is an error."""
 
 import shutil
 
@@ -21,11 +21,11 @@ def compiled():
 @pytest.mark.matrix  # a compilation takes as long as a thousand other tests
 @needs_compiler
 @pytest.mark.parametrize("rows", [1, 2, 37])
-def test_compiled_ops_have_the_same_arguments(compiled, rows):
+def test_compiled_ops_return_the_same_results(compiled, rows):
     random = torch.Generator().manual_seed(rows)
     logits = torch.randn(rows, 300, generator=random) * 5
-    logits[:, 280:] = float("-inf")  # what may not be predicted
-    logits[0, 7] = logits[0, 3] = 99.0  # of equal ones the first
+    logits[:, 280:] = float("-inf")  # forbidden ids
+    logits[0, 7] = logits[0, 3] = 99.0  # of equal logits, the lowest id is the argmax
     before = logits.clone()
     with torch.inference_mode():
         found, expected = compiled.greedy(logits), DEFAULT_LOGITS_OPS.greedy(logits)
@@ -38,7 +38,7 @@ def test_compiled_ops_have_the_same_arguments(compiled, rows):
 
 @pytest.mark.matrix
 @needs_compiler
-def test_answers_are_those_of_what_is_not_compiled(monkeypatch):
+def test_answers_equal_those_without_compilation(monkeypatch):
     asked = []
     entropy_from_logits = CompiledLogitsOps.entropy_from_logits
     monkeypatch.setattr(
@@ -64,7 +64,7 @@ def test_answers_are_those_of_what_is_not_compiled(monkeypatch):
     assert asked
 
 
-def test_where_nothing_can_be_compiled(monkeypatch):
+def test_failed_compilation_is_a_config_error(monkeypatch):
     def broken(*_, **__):
         return lambda *_: (_ for _ in ()).throw(RuntimeError("no compiler\nwas found\n\nSet A=1 for more"))
 

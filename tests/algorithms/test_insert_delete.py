@@ -1,5 +1,7 @@
-"""`edit` where the model orders inserting and deleting, on random logits against the oracle, block by block; and what
-it does with orders, told case by case."""
+"""Tests of `edit` for models that insert and delete.
+
+They compare it with the oracle on random logits, block by block, and check single cases of DELETE and SPLIT.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ QUIET = oracle.Params(max_tokens=1, algorithm="edit", accept_threshold=1.0, edit
 
 
 def begun(block: oracle.Block) -> None:
-    """Of a block in any state one that no step has seen, for the rule counts its steps itself; filled with no order."""
+    """Resets the step counts of a random block, and replaces edit tokens in it.
+
+    The algorithm counts the steps of a block in its history, which is empty before the first step.
+    """
     block.post_steps = block.force_steps = 0
     for i in block.filled:
         if block.tokens[i] in (DELETE, SPLIT):
@@ -46,15 +51,15 @@ def begun(block: oracle.Block) -> None:
 
 
 class Blocks:
-    """Blocks that the rule steps and the oracle follows."""
+    """Makes steps with several blocks, and compares each decision with the oracle's."""
 
     def __init__(self, several: list[oracle.Block], params: list[oracle.Params]) -> None:
         self.several, self.params = several, params
         self.histories: list[History] = [None] * len(several)
-        self.head = Sampler(torch.clone, SAMPLER)  # what is hidden are the logits
+        self.head = Sampler(torch.clone, SAMPLER)  # the hidden states are the logits
 
     def step(self, logits: np.ndarray, force: list[bool]) -> None:
-        """`logits` [blocks, B, VOCAB]."""
+        """Makes one step of all blocks. `logits`: [blocks, B, VOCAB]."""
         n, size = logits.shape[:2]
         plan = plan_of(self.several, self.params, force, self.histories, RULE)
         hidden = torch.from_numpy(logits.reshape(n * size, VOCAB).copy())
@@ -69,9 +74,11 @@ class Blocks:
 
 @examples(60)
 @given(data=st.data())
-def test_it_decides_as_the_oracle(data: st.DataObject) -> None:
-    """Blocks of this rule, of others too, each with parameters of its own, over many steps. The logits of a step are
-    those of an earlier one now and then, so that blocks come back to what they were."""
+def test_edit_with_edit_tokens_decides_as_the_oracle(data: st.DataObject) -> None:
+    """Blocks of this and of other algorithms, each with its own parameters, over several steps.
+
+    Some steps have the logits of an earlier one, so that blocks return to earlier states.
+    """
     others = st.sampled_from(["edit", "edit", "edit", *(key for key in NAIVE_ALGORITHMS if key in algorithm_keys())])
     n = data.draw(st.integers(1, 4))
     several = [data.draw(blocks(SHAPE.block)) for _ in range(n)]
@@ -96,7 +103,7 @@ def test_it_decides_as_the_oracle(data: st.DataObject) -> None:
 @examples(40)
 @given(blocks(SHAPE.block), st.integers(0, 10**6), st.integers(0, 5), st.booleans())
 def test_a_block_ends_in_time_whatever_the_logits(block: oracle.Block, seed: int, limit: int, force: bool) -> None:
-    """Also one that may never force. `check` compares each step's end."""
+    """This includes blocks that never must advance. `check` compares `finished` of each step."""
     begun(block)
     run = Blocks([block], [replace(QUIET, max_post_edit_steps=limit, max_steps_per_block=10**6, edit_threshold=0.0)])
     random = np.random.default_rng(seed)
@@ -114,7 +121,7 @@ def test_a_block_ends_in_time_whatever_the_logits(block: oracle.Block, seed: int
 def one(
     tokens: list[int], prompt: int = 0, pinned: tuple[int, ...] = (), **fields: object
 ) -> tuple[oracle.Block, Blocks]:
-    """A block whose MASK are masks; the first `prompt` positions and `pinned` are FIXED."""
+    """Returns a block in which MASK is MASKED and the first `prompt` positions and `pinned` are FIXED."""
     state = [
         oracle.PROMPT if i < prompt or i in pinned else oracle.MASKED if token == MASK else oracle.UNMASKED
         for i, token in enumerate(tokens)
@@ -124,7 +131,7 @@ def one(
 
 
 def want(*tokens: int | tuple[int, ...]) -> np.ndarray:
-    """Logits of one block: at each position these tokens, the surest first."""
+    """Returns logits of one block that prefer these tokens at each position, the most probable first."""
     logits = np.zeros((1, len(tokens), VOCAB))
     for i, row in enumerate(tokens):
         for rank, token in enumerate((row,) if isinstance(row, int) else row):
@@ -148,7 +155,7 @@ def test_split_inserts_and_cuts() -> None:
     assert (block.tokens, block.masked) == ([4, MASK, 3, 6], [1])
 
 
-def test_what_is_fixed_stays_and_may_hold_orders() -> None:
+def test_prompt_and_pinned_positions_do_not_move() -> None:
     block, run = one([DELETE, 3, SPLIT, 8], prompt=1, pinned=(2,))
     run.step(want(5, SPLIT, 5, 8), [True])
     assert block.tokens == [DELETE, MASK, SPLIT, 3]
@@ -156,8 +163,8 @@ def test_what_is_fixed_stays_and_may_hold_orders() -> None:
     assert block.tokens == [DELETE, 6, SPLIT, MASK]
 
 
-def test_masks_follow_orders_too() -> None:
-    """Two of the four masks pass: the one that is split stays an original mask, the one deleted is gone."""
+def test_masks_can_be_deleted_and_split() -> None:
+    """Two of the four masks pass the threshold. The split one stays an original mask; the deleted one is removed."""
     block, run = one([MASK] * 4, accept_threshold=0.9)
     logits = want(SPLIT, DELETE, 5, 6)
     logits[0, 2:] = 0
@@ -165,18 +172,18 @@ def test_masks_follow_orders_too() -> None:
     assert (block.masked, block.original) == ([0, 1, 2, 3], {1, 2, 3})
 
 
-def test_introduced_masks_raise_the_least() -> None:
+def test_introduced_masks_raise_the_minimum_of_a_step() -> None:
     block, run = one([3, MASK, MASK, 4])
     logits = want(SPLIT, (5, 6), (6, 5), 4)
     logits[0, 2] /= 5
     run.step(logits, [True])
     assert (block.tokens, block.original) == ([MASK, 3, 5, MASK], {3})
-    run.step(want(8, 3, 5, 6), [True])  # no confidence is above 1: two of two
+    run.step(want(8, 3, 5, 6), [True])  # no confidence is above 1: the minimum is both masks
     assert (block.tokens, block.masked) == ([8, 3, 5, 6], [])
 
 
-def test_a_loop_is_left() -> None:
-    """3 and 5 in turn: when the block is what it was, the position takes what it has not had."""
+def test_a_repeated_state_is_left() -> None:
+    """The logits prefer 5 and 3 alternately. In a repeated state, the position takes a token that it has not had."""
     block, run = one([3, 4, 6, 8])
     forth, back = want((5, 3, 0), 4, 6, 8), want((3, 5, 0), 4, 6, 8)
     run.step(forth, [True])
@@ -186,8 +193,8 @@ def test_a_loop_is_left() -> None:
     assert block.tokens == [0, 4, 6, 8]
 
 
-def test_a_block_that_takes_what_it_holds_is_at_rest() -> None:
-    """It comes back to what it was by inserting and deleting; then what it has not had is what stands there."""
+def test_a_step_that_writes_the_current_content_ends_the_block() -> None:
+    """SPLIT and DELETE restore the first state. Then the best token that no step has written is the current one."""
     block, run = one([3, 4, 6, 8])
     for expected in (want(SPLIT, 4, 6, 8), want(DELETE, 3, 4, 6), want(3, 4, 6, 8)):
         run.step(expected, [True])
@@ -197,7 +204,7 @@ def test_a_block_that_takes_what_it_holds_is_at_rest() -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2])
-def test_the_last_step_orders_nothing(limit: int) -> None:
+def test_the_last_step_writes_no_delete_and_no_split(limit: int) -> None:
     block, run = one([MASK, 4, 6, 8], max_post_edit_steps=limit)
     for step in range(limit + 1):
         ends = step == limit
@@ -207,8 +214,8 @@ def test_the_last_step_orders_nothing(limit: int) -> None:
     assert not {DELETE, SPLIT} & set(block.tokens)
 
 
-def test_orders_above_the_largest_id_can_be_chosen() -> None:
-    """The tokenizer may not know them: what it does not know is banned, but for them."""
+def test_edit_tokens_above_the_largest_id_can_be_predicted() -> None:
+    """The tokenizer may not have these tokens. All other ids above its largest one are forbidden."""
     logits = torch.zeros((1, VOCAB), dtype=torch.float64)
     logits[0, 10] = logits[0, 9] = 5.0
     for orders, best in ((None, 0), (EditTokens(3, 10), 10)):
@@ -219,7 +226,7 @@ def test_orders_above_the_largest_id_can_be_chosen() -> None:
         assert batch.candidates.tolist() == [[best]]
 
 
-def test_it_is_edit_and_nothing_else() -> None:
+def test_edit_tokens_change_only_the_algorithm_edit() -> None:
     assert isinstance(RULE("edit"), InsertDelete)
     assert RULE("edit") is RULE("edit")
     assert RULE("threshold") is get_algorithm("threshold")

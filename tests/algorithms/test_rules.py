@@ -1,4 +1,4 @@
-"""Head, unmasking algorithms and choices on random logits against the oracle's decisions, block by block."""
+"""Tests of the sampler, the unmasking algorithms and draws on random logits against the oracle, block by block."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ from tests.worker.sampling import make_sampling_params, sample_plan
 
 VOCAB, MASK, MAX_TOKEN = 11, 9, 9
 SHAPE = oracle.Shape(block=4, buffer=1, mask_id=MASK, eos_ids=frozenset({2, 5}), max_token_id=MAX_TOKEN)
-History = np.ndarray | None  # what a rule remembers of a block
+History = np.ndarray | None  # of one block
 STATE = {oracle.PROMPT: FIXED, oracle.MASKED: MASKED, oracle.UNMASKED: UNMASKED}
 
 LEVELS = (0.0, 0.0, 0.5, 1.0, 2.5)  # coarse: ties are common
 COMPARED = (*NAIVE_ALGORITHMS, "edit", "dmax")
-OTHERS = [key for key in COMPARED if key in algorithm_keys()]  # to stand beside the one that a test is about
+OTHERS = [key for key in COMPARED if key in algorithm_keys()]  # for further blocks of a batch
 
 
 def draw(
@@ -120,7 +120,7 @@ def plan_of(
     histories: list[History],
     get_algorithm: Callable[[str], UnmaskingAlgorithm] = get_algorithm,
 ) -> DenoiseBlocks:
-    """One step of these blocks, as the planner would have it."""
+    """Returns the plan of one step of these blocks, as the engine builds it."""
     n, size = len(several), SHAPE.block
     state = np.array([[STATE[s] for s in b.state] for b in several], dtype=np.int8)
     groups = []
@@ -150,7 +150,7 @@ def plan_of(
 
 
 def direct_head() -> LMHead:
-    """One whose logits are what is hidden, and which finds the likeliest without them."""
+    """Returns an LM head whose logits are the hidden states, and whose argmax computes no logits."""
     weight = LayerFactory.create("cpu", torch.float64).vocab_weight(VOCAB, VOCAB)
     weight.load((), torch.eye(VOCAB))
     head = LMHead(weight, TORCH)
@@ -159,7 +159,7 @@ def direct_head() -> LMHead:
 
 
 def test_only_the_argmax_is_computed_where_no_algorithm_needs_more() -> None:
-    """Of a head that has a direct way; no logits are made then."""
+    """With a fused argmax, the LM head computes no logits then."""
     block = oracle.Block(start=0, tokens=[MASK] * SHAPE.block, state=["masked"] * SHAPE.block)
     for algorithm, bare in (("threshold", True), ("entropy_bound", False)):
         plan = plan_of([block], [oracle.Params(max_tokens=1, algorithm=algorithm)], [True], [None])
@@ -181,20 +181,23 @@ def test_only_the_argmax_is_computed_where_no_algorithm_needs_more() -> None:
 @examples(40)
 @given(data=st.data())
 def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> None:
-    """Blocks of this rule, of others too, each with parameters of its own, over some steps: against one at a time."""
+    """Blocks of this and of other algorithms, each with its own parameters, over several steps.
+
+    The oracle decides on one block at a time.
+    """
     others = st.sampled_from([algorithm, algorithm, *OTHERS])
     size, n = SHAPE.block, data.draw(st.integers(1, 4))
     several = [data.draw(blocks(size)) for _ in range(n)]
     params = [data.draw(parameters(data.draw(others) if i else algorithm)) for i in range(n)]
     histories: list[History] = [None] * n
     random = np.random.default_rng(data.draw(st.integers(0, 10**6)))
-    make = data.draw(st.sampled_from([lambda: torch.clone, direct_head]))  # what is hidden are the logits
+    make = data.draw(st.sampled_from([lambda: torch.clone, direct_head]))  # the hidden states are the logits
     head = Sampler(make(), SamplerConfig(size, MASK, MAX_TOKEN, tuple(sorted(SHAPE.eos_ids))))
     for _ in range(data.draw(st.integers(1, 3))):
         force = [data.draw(st.booleans()) for _ in range(n)]
         logits = random.choice(LEVELS, (n, size, VOCAB))
-        # rows that hold the same numbers in another order would tie but for the last bit of a sum: each has its own
-        # spacing
+        # Confidences of rows with the same logits in another order differ only by rounding. So each row has its own
+        # spacing.
         logits *= random.uniform(0.8, 1.2, (n, size, 1)) * data.draw(st.sampled_from([1.0, 1.0, 4.0]))
         plan = plan_of(several, params, force, histories)
         hidden = torch.from_numpy(logits.reshape(n * size, VOCAB).copy())
@@ -224,17 +227,17 @@ def test_threshold_accepts_what_is_above_it_or_the_best_position() -> None:
     ascending = sorted(range(SHAPE.block), key=conf.__getitem__)
     assert len(set(conf)) == SHAPE.block
     for n, position in enumerate(ascending[:-1]):
-        assert decide(conf[position], force=True)[0] == sorted(ascending[: n + 1]), "an equal confidence is not above"
+        assert decide(conf[position], force=True)[0] == sorted(ascending[: n + 1]), "equal confidence was accepted"
     assert decide(1.0, force=True)[0] == sorted(ascending[:-1])
     assert decide(1.0, force=False)[0] == sorted(ascending)
 
 
 @pytest.mark.parametrize("algorithm", [*NAIVE_ALGORITHMS, "edit"])
 @given(blocks(SHAPE.block), st.integers(0, 10**6), st.data())
-def test_a_block_that_may_not_force_takes_nothing_that_passes_no_threshold(
+def test_a_block_that_need_not_advance_unmasks_nothing_below_the_threshold(
     algorithm: str, block: oracle.Block, seed: int, data: st.DataObject
 ) -> None:
-    """Nothing passes here: a block that may not force stays as it is, one that may fills a position at least."""
+    """No position passes a threshold. A block that must advance still unmasks at least one; another one does not."""
     strict = {"accept_threshold": 1.0, "low_threshold": 1.0, "local_leap_anchor": 1.0, "factor": 0.0}
     others = data.draw(other_fields(algorithm, SHAPE.block))
     p = oracle.Params(
@@ -262,7 +265,7 @@ def check(
     force: bool,
     shape: oracle.Shape = SHAPE,
 ) -> None:
-    """What is decided of one block is what the oracle decides, which goes on to its state after the step."""
+    """Asserts that the decision about a block equals the oracle's, and applies it to the oracle's block."""
     if b.ended:
         return
     decide = dmax.decide if p.algorithm == "dmax" else oracle.decide
@@ -284,7 +287,10 @@ def check(
 
 
 def check_mixture(got: BlockUpdate, row: int, b: oracle.Block, expected: dict[int, list[tuple[int, float]]]) -> None:
-    """The likeliest tokens of what is not fixed, as many as the request mixes; beyond them and elsewhere nothing."""
+    """Asserts that positions that are not FIXED have the `token_merge_top_k` most probable tokens.
+
+    All other probabilities are 0.
+    """
     assert got.soft_tokens is not None
     for i in range(len(b.tokens)):
         ids, probs = got.soft_tokens.ids[row, i].tolist(), got.soft_tokens.probs[row, i].tolist()
@@ -344,7 +350,10 @@ def test_ties() -> None:
 
 
 def test_the_top_tokens() -> None:
-    """In order, of equals the lowest id first, as many as there are; the logits stay as they were."""
+    """They are in descending order, of equal ones the lowest id first. Missing ones have probability 0.
+
+    The logits do not change.
+    """
     logits = torch.tensor([[1.0, 3.0, 1.0, 3.0], [-torch.inf, 0.0, -torch.inf, -torch.inf], [0.0, 0.0, 0.0, 0.0]])
     before = logits.clone()
     for count in (1, 2, 3, 6):
@@ -368,7 +377,7 @@ def test_probabilities_stay_in_the_logits_precision() -> None:
 
 
 def test_registry() -> None:
-    # tests/oracle/canvas.py is noise's
+    # tests/oracle/canvas.py is the naive decoder of `noise`
     missing = set(algorithm_keys()) - {*COMPARED, "noise"}
     assert not missing, f"write naive functions {missing} in tests/oracle/rules.py, and list them in NAIVE_ALGORITHMS"
     with pytest.raises(ConfigError, match="'nope' is not known"):
@@ -384,7 +393,7 @@ def test_registry() -> None:
         register_algorithm(Odd)
 
 
-def test_only_the_vocabulary_of_rows_that_limit_it_is_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rows_with_top_k_or_top_p_are_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
     sorted_rows: list[int] = []
     histories = topk_topp_sampling.top_k_top_p_mask
 

@@ -1,4 +1,7 @@
-"""Every rule on the device decides as on the CPU, which is compared with the oracle: mixed, over several steps."""
+"""Tests that every unmasking algorithm decides on a GPU as on the CPU, in mixed batches over several steps.
+
+test_rules.py compares the CPU with the oracle.
+"""
 
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ from runtime.engine.step_plan import FIXED, MASKED, UNMASKED, AlgorithmBatch, De
 from runtime.worker.sampler import Sampler, SamplerConfig
 from tests.worker.sampling import sample_plan
 
-pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
+pytestmark = pytest.mark.gpu  # selected explicitly, so a missing device must fail these tests and not skip them
 VOCAB, SIZE, EACH, STEPS = 50, 16, 6, 4
 ALTERNATIVES = [{}, {"confidence_metric": "margin", "suppress_eos": "confidence"}, {"confidence_metric": "neg_entropy"}]
 ALTERNATIVES += [{"suppress_eos": "logits", "remask_threshold": 0.05, "penalty_lambda": 1.0}]
@@ -18,7 +21,10 @@ LOW |= {"entropy_bound": 7.0, "steps": 5, "max_steps_per_block": 3, "max_post_ed
 
 
 def trace(device: str, orders: EditTokens | None) -> list[torch.Tensor]:
-    """What the blocks hold after each step: `EACH` blocks of every rule, each rule with several kinds of request."""
+    """Returns tokens and states of all blocks after each step.
+
+    Each algorithm has `EACH` blocks, with the parameters of different requests.
+    """
     random = np.random.default_rng(5)
     keys = algorithm_keys()
     n = EACH * len(keys)

@@ -1,4 +1,4 @@
-"""A vocabulary that processes share answers as one that is whole, also where ids tie."""
+"""Tests that operations on a sharded vocabulary return the results of an unsharded one, also for equal logits."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ VOCAB, ROWS = 37, 24
 
 
 def some_logits(seed, dtype):
-    """Rows with ties, with ids that cannot be, with one that leads by far."""
+    """Returns logits with ties, with ids at -inf and with one dominant id, and the random generator."""
     random = torch.Generator().manual_seed(seed)
     logits = torch.randn(ROWS, VOCAB, generator=random, dtype=dtype) * 2
     logits[::3] = logits[::3].round()
@@ -24,7 +24,7 @@ def some_logits(seed, dtype):
 
 
 def parted(size, ask):
-    """What each of `size` processes is answered; `ask(vocabulary, cut)`, which cuts a whole tensor to its columns."""
+    """Returns the results of `ask(vocabulary, cut)` on each of `size` ranks. `cut` returns a rank's columns."""
 
     def one(group):
         rank = group.rank
@@ -50,7 +50,7 @@ def same(size, ask, *, columns=False):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_asked_of_logits(dtype, size, seed):
+def test_argmax_top_tokens_and_probabilities(dtype, size, seed):
     logits, random = some_logits(seed, dtype)
     tokens = torch.randint(VOCAB, (ROWS,), generator=random)
     several = torch.randint(VOCAB, (ROWS, 4), generator=random)
@@ -96,7 +96,7 @@ def test_distributions_and_draws(dtype, size, seed):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_bans_and_what_is_added(size):
+def test_forbidden_ids_added_values_and_gathered_logits(size):
     logits, random = some_logits(4, torch.float64)
     ids = torch.randint(VOCAB, (ROWS, 3), generator=random)
     values = torch.randn(ROWS, 3, generator=random, dtype=torch.float64)

@@ -1,5 +1,7 @@
-"""What `--deterministic` promises: a request's bits are the same whatever runs beside it, however its prompt is cut,
-and whatever of it was in the prefix cache. Of small checkpoints, on any device."""
+"""Checks of `--deterministic` with small checkpoints, on any device.
+
+The bits of a request do not depend on the other requests of a batch, the chunks of its prompt, or prefix cache hits.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,14 @@ Bits = set[bytes]
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt and how it is answered."""
+    """A prompt with its parameters."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
 
 
 def questions(count: int, seed: int, *, tokens: int = 12, longest: int = 70) -> list[Question]:
-    """Prompts that begin alike, of any length; every third answer is drawn."""
+    """Returns prompts of random lengths with common beginnings. Every third answer has a temperature above 0."""
     numbers = random.Random(seed)
     common = [numbers.randrange(20, 100) for _ in range(longest)]
     made = []
@@ -49,7 +51,7 @@ def questions(count: int, seed: int, *, tokens: int = 12, longest: int = 70) -> 
 
 @contextmanager
 def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bits]:
-    """The hidden states of all sampled rows, as bytes."""
+    """Yields a set, to which the hidden states of all sampled rows are added as bytes."""
     received: Bits = set()
 
     @torch.inference_mode()
@@ -78,7 +80,7 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bits]:
 def answers(
     each: Served, groups: Sequence[Sequence[Question]], *, deterministic: bool = True, **flags: Any
 ) -> list[Any]:
-    """What is said to groups of questions, one group after the other, and in how many steps."""
+    """Returns token ids and `nfe` of all answers. Each group is one batch; they run one after another."""
     settings = {"num_pages": 1024, "max_model_len": 96, "max_num_batched_tokens": 128, "max_num_reqs": 8}
     settings |= dict(each.flags) | flags | {"deterministic": deterministic}
     with LLM(str(GOLDEN / each.folder), skip_tokenizer=True, **settings) as llm:
@@ -90,8 +92,10 @@ def answers(
 
 
 def check(each: Served, asked: list[Question], received: Bits, *schedules: dict[str, Any], **flags: Any) -> None:
-    """One at a time, then all together under each of the schedules' flags, twice: the second time what the first left
-    in the prefix cache is there."""
+    """Asserts that requests have the same answers and hidden states in batches as one at a time.
+
+    The batches run with the flags of each schedule, twice: the second time with prefix cache hits from the first.
+    """
     received.clear()
     expected = answers(each, [[question] for question in asked], disable_prefix_caching=True, **flags)
     alone = set(received)
@@ -103,7 +107,10 @@ def check(each: Served, asked: list[Question], received: Bits, *schedules: dict[
 
 
 def check_looks(directory: Path, monkeypatch: pytest.MonkeyPatch, **flags: Any) -> None:
-    """Grammars and log-probabilities, for which the host reads logits: as many rows at a time as of a request alone."""
+    """Asserts that answers with grammars and log-probabilities are the same in a batch as alone.
+
+    They need full logits. These are computed with the same numbers of rows in a batch as alone.
+    """
     looked: list[int] = []
     raw = Sampler.full_logits
 

@@ -1,6 +1,6 @@
-"""Engines small enough to drive by hand, and what must hold in them after every step.
+"""Small engines that tests run step by step, and checks after every step.
 
-`Shape` and `Params` are the oracle's words for what a server decides and what a request asks.
+The oracle's `Shape` and `Params` describe the settings of the server and the parameters of a request.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from tests.oracle.seeded import decode_seeded
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The server's side of a run."""
+    """Settings of the server."""
 
     strategy: str = "multi_bd"
-    shift: bool = False  # of d2f and full: the family's; fast_dllm_v2 has it always
+    shift: bool = False  # d2f and full: the family's logits shift; fast_dllm_v2 always has one
     block: int = 4
     buffer: int = 1
     page: int = 4
@@ -59,8 +59,8 @@ class Setup:
     mask: int = 13
     max_token: int = 14
     orders: tuple[int, int] | None = None  # the model's DELETE and SPLIT
-    replayed: bool = False  # steps are filled up to recorded sizes, as on a GPU
-    shared_rows: int = 10**6  # rows of a step in which somebody has several turns while others have turns too
+    replayed: bool = False  # steps are padded to captured sizes, as on a GPU
+    shared_rows: int = 10**6  # most rows of a step of several tenants or groups, one with several requests
 
     @property
     def oracle(self) -> OracleShape:
@@ -75,7 +75,7 @@ class Setup:
         return self.strategy in ("fast_dllm_v2", "nemotron_diffusion")
 
     def ends(self, prompt: int, length: int) -> list[int]:
-        """How far each of `length` positions sees whose content is final."""
+        """Returns the `visible_end` of `length` final positions."""
         if self.strategy == "d2f":
             return prefix_full_ends(length, self.block, prompt)
         if self.strategy == "nemotron_diffusion":
@@ -90,7 +90,7 @@ class Ask:
     prompt: tuple[int, ...]
     params: Params
     report: str = "denoise"
-    pinned: tuple[tuple[int, int], ...] = ()  # offsets of the answer and their ids
+    pinned: tuple[tuple[int, int], ...] = ()  # (offset in the answer, token id)
     logprobs: int | None = None
     salt: str = ""
     group: str = ""
@@ -99,12 +99,12 @@ class Ask:
 
     @property
     def pinned_by_offset(self) -> dict[int, int]:
-        """What of `pinned` is in the answer."""
+        """The pinned tokens within the answer, by offset."""
         return {offset: token for offset, token in self.pinned if offset < self.params.max_tokens}
 
 
 class ConstantStepTime(StepTimeEstimator):
-    """Says the same whatever the steps took, so that a run can be repeated."""
+    """Ignores the time of steps, so that a run can be repeated."""
 
     def __init__(self, rows: int) -> None:
         super().__init__(rows)
@@ -115,8 +115,11 @@ class ConstantStepTime(StepTimeEstimator):
 
 
 class CheckedRunner(ModelRunner):
-    """Checks each plan before it runs: nothing shared or final is written, no more rows than the budget, and who asked
-    for forwards of its own has this one to itself."""
+    """Checks each plan before it runs.
+
+    No shared or cached page is written, the rows are within the budget, and a request with an exclusive batch is the
+    only one in its forward.
+    """
 
     engine: Engine
 
@@ -126,24 +129,27 @@ class CheckedRunner(ModelRunner):
         super().launch_forward(plan)
 
     def began(self, plan: StepPlan) -> bool:
-        """Ahead, as the plan that was checked before it: whoever has left since is in it still."""
+        """Returns whether the forward was launched early. Then it was checked with the plan before this one.
+
+        Requests that were removed since are still in it.
+        """
         return False
 
     def check(self, plan: StepPlan) -> None:
         cache, info = self.engine.cache, self.engine.info
         assert 0 < len(plan.tokens) <= info.max_num_batched_tokens
         slots = plan.layout.slots
-        assert len(set(slots.tolist())) == len(slots), "two rows write one slot"
+        assert len(set(slots.tolist())) == len(slots), "two rows write to one slot"
         scheduler = self.engine.scheduler
         served = [request for request in scheduler.running if request.last_served_step == scheduler._step]
         assert len(plan.layout.page_table) == len(served) == 1 or not any(request.exclusive_batch for request in served)
         for page_group in set((slots // cache.page_group_size).tolist()):
-            assert cache._refs[page_group] == 1, "a shared page is written"
-            assert page_group not in cache._key_of, "a final, published page is written"
+            assert cache._refs[page_group] == 1, "the step writes to a shared page"
+            assert page_group not in cache._key_of, "the step writes to a final page of the prefix cache"
 
 
 class CheckedReplayingRunner(CheckedRunner, CudaGraphRunner):
-    """The same of one that fills steps up."""
+    """The same checks for a runner that pads steps to captured sizes."""
 
     def began(self, plan: StepPlan) -> bool:
         return self.has_launched(plan)
@@ -151,11 +157,11 @@ class CheckedReplayingRunner(CheckedRunner, CudaGraphRunner):
     def launch_next(self, tokens: Ints | None = None) -> None:
         super().launch_next(tokens)
         assert self._plan is not None
-        self.check(self._plan)  # it is that one again
+        self.check(self._plan)  # the next forward has its layout
 
 
 def make_engine(setup: Setup, model: Model | None = None) -> Engine:
-    """An engine around `model` (the hash model unless given) with a float64 pool."""
+    """Returns an engine with a float64 pool around `model`, by default the hash model."""
     model = model or HashModel(setup.vocab)
     context = DecodingContext(setup.block, setup.buffer, setup.prefix_caching, setup.max_len, setup.shift)
     strategy = make_strategy(setup.strategy, (setup.strategy,), context)
@@ -204,13 +210,13 @@ def make_engine(setup: Setup, model: Model | None = None) -> Engine:
 
 
 def decoding_of(p: Params) -> dict[str, Any]:
-    """The values of the fields that multi_bd and the request's rule declare."""
+    """Returns the values of the fields that multi_bd and the request's algorithm declare."""
     names = [field.name for field in (*MultiBlock.fields, *get_algorithm(p.algorithm).fields)]
     return {name: getattr(p, name.replace(".", "_")) for name in names}
 
 
 def logits_processor_params(p: Params) -> LogitsProcessorParams | None:
-    """What `runtime.request.resolve` would make of it."""
+    """Returns the logits processor parameters that `runtime.request.resolve` would return."""
     found = LogitsProcessorParams(
         bias=dict(p.logit_bias), repetition=p.repetition_penalty, presence=p.presence_penalty,
         frequency=p.frequency_penalty, min_tokens=p.min_tokens,
@@ -219,7 +225,7 @@ def logits_processor_params(p: Params) -> LogitsProcessorParams | None:
 
 
 def spec_of(id: str, ask: Ask) -> RequestSpec:
-    """What `runtime.request.resolve` would hand the engine, and the values of other strategies' fields."""
+    """Returns the request that `runtime.request.resolve` would return, with the fields of all strategies."""
     p = ask.params
     others = {name: getattr(p, name) for name in ("cache", "block_length", "sub_block_size", "block_cache")}
     return RequestSpec(
@@ -252,7 +258,7 @@ def spec_of(id: str, ask: Ask) -> RequestSpec:
 
 
 def expected(setup: Setup, ask: Ask, logits_of: LogitsOf | None = None, embedded: Embedded | None = None) -> Result:
-    """The oracle's answer, on the hash model unless `logits_of` (multi_bd's) or `embedded` (dmax's) is another's."""
+    """Returns the oracle's answer. `logits_of` (multi_bd) or `embedded` (dmax) replaces the hash model."""
     if setup.strategy == "full":
         return decode_full(HashMemory(setup.vocab), ask.prompt, ask.params, setup.oracle, ask.pinned_by_offset)
     if setup.strategy == "dmax":
@@ -282,7 +288,7 @@ class Received:
 
 
 def check_received(received: Received, result: Result, report: str, *, complete: bool) -> None:
-    """The outputs equal the oracle's trace, as far as they go (`complete`: to the end)."""
+    """Asserts that the outputs equal the oracle's trace. Without `complete` they may stop before its end."""
     outputs, events = received.outputs, result.events
     assert all(o.finish_reason is None and not o.eos for o in outputs[:-1])
     assert all(o.error is None for o in outputs), outputs[-1].error
@@ -306,8 +312,10 @@ def check_received(received: Received, result: Result, report: str, *, complete:
 
 
 def check_logprobs(received: Received, setup: Setup, ask: Ask, logits_of: LogitsOf | None) -> None:
-    """Each token's, and the likeliest ones', are those of the step that last wrote its position, whatever the request
-    has done to logits; of strategies without a naive decoder that forwards whole sequences, that there are as many."""
+    """Asserts that log-probabilities are those of the step that last wrote the position, before logits processors.
+
+    For strategies without a naive decoder that forwards complete sequences, only their number is checked.
+    """
     logprobs = []
     for output in received.outputs:
         assert output.logprobs is not None
@@ -350,7 +358,7 @@ def check_logprobs(received: Received, setup: Setup, ask: Ask, logits_of: Logits
 
 
 def check_accounting(engine: Engine) -> None:
-    """Pages: free + held + cached == total, and every count of holders is right."""
+    """Asserts that every page group is either free, in use or cached, and that all reference counts are right."""
     cache, scheduler = engine.cache, engine.scheduler
     held = Counter(page_group for request in scheduler.running for page_group in request.page_groups)
     free, idle = set(cache._free), set(cache._idle)
@@ -381,7 +389,10 @@ def check_accounting(engine: Engine) -> None:
 
 
 def check_queue(engine: Engine) -> None:
-    """The queue knows who runs; within a group, what waits came after what runs, in order of arrival."""
+    """Asserts that the queue has the right counts of running requests and the right first request.
+
+    Within a group, waiting requests are newer than running ones and in order of arrival.
+    """
     scheduler = engine.scheduler
     queue, running = scheduler.waiting, scheduler.running
     waiting: dict[tuple[str, str], list[Request]] = {}
@@ -436,7 +447,7 @@ def check_cached(engine: Engine, request: Request, setup: Setup) -> None:
 
 
 def check_idle(engine: Engine) -> None:
-    """Nothing runs, nothing is held."""
+    """Asserts that there are no requests, and that no pages are in use."""
     assert not engine.has_work()
     assert not engine._requests
     check_accounting(engine)
@@ -445,10 +456,13 @@ def check_idle(engine: Engine) -> None:
 
 
 class Run:
-    """An engine and all that was received of its requests, checked after every step.
+    """Runs an engine, collects the outputs of its requests, and checks the engine after every step.
 
     Args:
-        engine: on the hash model unless given. logits_of, embedded: the multi_bd and dmax oracles' view of the same.
+        setup: Settings of the server.
+        engine: The engine; by default a new one on the hash model.
+        logits_of: The engine's model for the oracle of multi_bd; by default the hash model.
+        embedded: The engine's model for the oracle of dmax; by default the hash model.
     """
 
     def __init__(
@@ -483,8 +497,8 @@ class Run:
     def step(self) -> None:
         for output in self.engine.step():
             received = self.received[output.id]
-            assert not received.ended, "news after the end"
-            assert output.id not in self.aborted, "news of an aborted request"
+            assert not received.ended, "an output arrived after the last one of its request"
+            assert output.id not in self.aborted, "an output arrived for an aborted request"
             assert output.error is None, output.error
             received.outputs.append(output)
         check_accounting(self.engine)
@@ -503,7 +517,7 @@ class Run:
         assert all(received.ended or id in self.aborted for id, received in self.received.items())
 
     def compare(self) -> None:
-        """Everything received equals the oracle's."""
+        """Asserts that all outputs equal the oracle's."""
         for id, ask in self.asks.items():
             result = expected(self.setup, ask, self.logits_of, self.embedded)
             check_received(self.received[id], result, ask.report, complete=self.received[id].ended)
@@ -512,7 +526,7 @@ class Run:
 
 
 def run_all(setup: Setup, asks: Iterable[Ask]) -> Run:
-    """All at once on the hash model, to the end."""
+    """Adds all requests at once to an engine on the hash model, and runs it to the end."""
     run = Run(setup)
     for ask in asks:
         run.add(ask)
@@ -526,8 +540,14 @@ def run_schedule(
     aborts: Iterable[tuple[int, int]],
     preemptions: Iterable[int] = (),
 ) -> None:
-    """Arrivals and aborts (step, number of the request), and steps before which somebody has to make way beside those
-    that the engine itself decides; then to the end, and compare."""
+    """Runs a schedule to the end, and asserts that all outputs equal the oracle's.
+
+    Args:
+        run: The engine.
+        arrivals: (step, request).
+        aborts: (step, number of the request).
+        preemptions: Steps before which a request is preempted, in addition to the engine's own preemptions.
+    """
     pending = sorted(arrivals, key=lambda arrival: arrival[0])
     for step in range(5000):
         while pending and pending[0][0] <= step:

@@ -1,9 +1,9 @@
-"""A model without weights that notices everything: its logits are a hash of exactly what a row may see.
+"""A model without weights that detects wrong reads: its logits are a hash of exactly what a row may attend to.
 
-It has two layers, as a real model has K/V of tokens and K/V that depend on their context. Layer 0 of the cache keeps
-each position's token and the position itself; layer 1 a hash of all that the position saw when its K/V was written. A
-row's logits hash every value it reads, so that one stale, shared, misplaced or prematurely written entry changes them
-altogether. All is exact: the same hash is computed from plain ids by `hash_logits`, for the oracle.
+It has two layers, as a real model has K/V of tokens and K/V that depend on their context. Layer 0 of the cache has
+each position's token and the position itself. Layer 1 has a hash of everything that the position attended to when its
+K/V was written. The logits of a row hash every value that it reads. So one stale, shared, misplaced or prematurely
+written entry changes all of them. All values are exact: `hash_logits` computes the same hash from ids, for the oracle.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _U64 = np.uint64
 
 
 def digest(values: np.ndarray, *more: int) -> int:
-    """52 bits, exact in float64."""
+    """Returns a hash of 52 bits, which float64 represents exactly."""
     data = np.asarray(values, dtype=np.int64).tobytes() + np.asarray(more, dtype=np.int64).tobytes()
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 12
 
 
 def digests(values: np.ndarray, ends: Iterable[int], positions: Iterable[int]) -> list[int]:
-    """`digest(values[:end], position)` of each pair; what ends share is hashed once, where they come in order."""
+    """Returns `digest(values[:end], position)` of each pair. If the ends ascend, each value is hashed only once."""
     data = memoryview(np.asarray(values, dtype=np.int64).tobytes())
     state, reached, found = hashlib.blake2b(digest_size=8), 0, []
     for end, position in zip(ends, positions, strict=True):
@@ -45,12 +45,12 @@ def digests(values: np.ndarray, ends: Iterable[int], positions: Iterable[int]) -
 
 
 def logits_of_hash(hashes: np.ndarray, vocab: int) -> np.ndarray:
-    """float64 [n, vocab] of int64 [n].
+    """Returns logits, float64 [n, vocab], of hashes, int64 [n].
 
-    Of three kinds, by the hash: all equal (ties between tokens and between positions), a few coarse levels (ties
-    between tokens), and one token raised so far that confidences reach from a guess to near certainty. The levels'
-    spacing is the row's own: rows that hold the same numbers in another order would tie but for the last bit of a sum,
-    which no rule settles.
+    The hash selects one of three kinds of rows: all logits equal (ties between tokens and between positions), a few
+    coarse levels (ties between tokens), or the levels with one raised token. It is raised by different amounts, so that
+    confidences range from low to almost 1. The spacing of the levels differs between rows. Otherwise the confidences of
+    rows with the same logits in another order would differ only by rounding.
     """
     h = hashes.astype(_U64)[:, None]
     z = h * _U64(0x9E3779B97F4A7C15) + np.arange(vocab, dtype=_U64) * _U64(0xD1B54A32D192ED03)
@@ -68,7 +68,7 @@ def logits_of_hash(hashes: np.ndarray, vocab: int) -> np.ndarray:
 
 
 class HashMemory:
-    """The model as a function of what every position was last forwarded with; `Memory` of the oracles."""
+    """The hash model with a memory of what every position was last forwarded with; `Memory` of the oracles."""
 
     def __init__(self, vocab: int) -> None:
         self.vocab = vocab
@@ -76,7 +76,10 @@ class HashMemory:
         self.contexts = np.zeros(0, dtype=np.int64)
 
     def forward(self, first: int, ids: Sequence[int], ends: Sequence[int]) -> np.ndarray:
-        """[len(ids), vocab] of the positions from `first` on, each of which sees those below its end."""
+        """Returns logits [len(ids), vocab] of the positions from `first` on.
+
+        Each position attends to the positions below its entry of `ends`.
+        """
         last = first + len(ids)
         grown = max(last - len(self.tokens), 0)
         self.tokens, self.contexts = np.pad(self.tokens, (0, grown)), np.pad(self.contexts, (0, grown))
@@ -87,17 +90,25 @@ class HashMemory:
 
 
 def hash_logits(vocab: int, ends_of: Callable[[int], Sequence[int]]) -> Callable[[Sequence[int]], np.ndarray]:
-    """The model as a function of the whole sequence; `ends_of` says of its length how far each position sees."""
+    """Returns the hash model as a function of a complete sequence.
+
+    Args:
+        vocab: Size of the vocabulary.
+        ends_of: Returns the `visible_end` of each position of a sequence with a given length.
+    """
     return lambda ids: HashMemory(vocab).forward(0, ids, ends_of(len(ids)))
 
 
 def embedding(tokens: np.ndarray) -> np.ndarray:
-    """int64 [n] -> float64 [n, 2], each of its own length and direction."""
+    """Returns the embeddings, float64 [n, 2], of tokens, int64 [n]. All tokens have different ones."""
     return np.stack([tokens, tokens * 7 % 11 - 5], 1).astype(np.float64)
 
 
 def stored(x: np.ndarray) -> np.ndarray:
-    """int64 [n] of embeddings [n, 2]: the token's id, or a hash of what is no token's, but for the last bits."""
+    """Returns int64 [n] of embeddings [n, 2]: the token id, or a hash of an embedding that belongs to no token.
+
+    The hash ignores rounding.
+    """
     nearest = np.rint(x[:, 0]).astype(np.int64)
     found = nearest.copy()
     for n in np.flatnonzero(np.abs(embedding(nearest) - x).max(1) > 1e-6):
@@ -106,7 +117,7 @@ def stored(x: np.ndarray) -> np.ndarray:
 
 
 class HashedEmbeddings:
-    """The model as a function of embeddings; `Model` of the dmax oracle."""
+    """The hash model as a function of embeddings; `Model` of the dmax oracle."""
 
     def __init__(self, vocab: int, block: int) -> None:
         self.vocab, self.block = vocab, block
@@ -120,12 +131,12 @@ class HashedEmbeddings:
 
 
 def flat(pages: Tensor) -> Tensor:
-    """One number a token: [pages * page_size]."""
+    """Returns the values of all slots, one per token, [pages * page_size]."""
     return pages.view(-1)
 
 
 class HashModel:
-    """`runtime.models.base.Model` on a float64 pool."""
+    """The hash model as a `runtime.models.base.Model` on a float64 pool."""
 
     kv_shapes = (KVShape(1, 1, 1),) * 2
     vocab_shard = None
@@ -144,22 +155,22 @@ class HashModel:
         positions_at[batch.slots[alive]] = batch.positions.double()[alive]
         tiles, seen = batch.query_tiles.tolist(), batch.visible_end.tolist()
         rows = [(request, row) for request, first, count in tiles for row in range(first, first + count)]
-        assert [row for _, row in rows] == list(range(len(batch.tokens))), "each row is in one tile, in order"
+        assert [row for _, row in rows] == list(range(len(batch.tokens))), "tiles lack or reorder rows"
         positions, slots, pages = batch.positions.tolist(), batch.slots.tolist(), batch.page_table.tolist()
 
-        seeing: dict[int, list[int]] = {}  # the rows of a request that are not dead
+        seeing: dict[int, list[int]] = {}  # the rows of a request without padding
         for request, row in rows:
             if slots[row] >= 0:
                 assert slots[row] == pages[request][positions[row] // size] * size + positions[row] % size
                 seeing.setdefault(request, []).append(row)
-        below: dict[int, Tensor] = {}  # slots of all positions that rows of a request see
+        below: dict[int, Tensor] = {}  # slots of all positions that rows of a request attend to
         for request, own in seeing.items():
             at = torch.arange(max(seen[row] for row in own))
             below[request] = batch.page_table[request].long()[at // size] * size + at % size
-            assert torch.equal(positions_at[below[request]], at.double()), "another position's K/V is read"
+            assert torch.equal(positions_at[below[request]], at.double()), "a row reads the K/V of another position"
 
         def hashed(side: Tensor, request: int) -> Tensor:
-            """Of each row of the request, what `side` holds of the positions that it sees."""
+            """Returns, per row of the request, a hash of `side` at the positions that the row attends to."""
             own = seeing[request]
             values = side[below[request]].long().numpy()
             found = digests(values, [seen[row] for row in own], [positions[row] for row in own])

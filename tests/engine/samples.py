@@ -1,4 +1,4 @@
-"""Hypothesis strategies: servers, requests, schedules."""
+"""Hypothesis strategies for servers, requests and schedules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ Scenario = tuple[Setup, list[tuple[int, Ask]], list[tuple[int, int]], list[int]]
 
 
 ALGORITHMS = [key for key in (*NAIVE_ALGORITHMS, "edit") if key in algorithm_keys()]
-# None is 1/n: equal logits have that probability, but for the last bit, which is not the same for everybody.
+# No value is 1/n: n equal logits have this probability except for the last bit, which may differ between oracle and
+# engine.
 THRESHOLDS = st.sampled_from([0.0, 0.11, 0.3, 0.51, 0.7, 0.9, 1.0])
 
 
@@ -54,7 +55,7 @@ def other_fields(draw: st.DrawFn, algorithm: str, block: int) -> tuple[tuple[str
 
 @st.composite
 def params(draw: st.DrawFn, growing: bool, max_tokens: int, setup: Setup) -> Params:
-    """Anything `runtime.request.resolve` lets through, with small numbers where they make blocks change often."""
+    """Parameters that `runtime.request.resolve` accepts. Many are small, so that blocks change often."""
     hot = draw(st.booleans())
     editing = [] if setup.seeded or "edit" not in ALGORITHMS else ["edit", "edit"]
     rules = ["threshold", *(key for key in ALGORITHMS if key != "edit"), *editing]
@@ -81,7 +82,7 @@ def params(draw: st.DrawFn, growing: bool, max_tokens: int, setup: Setup) -> Par
         token_stability_threshold=draw(st.sampled_from([0.0, 0.0, 0.5, 1.0])),
         max_post_edit_steps=draw(st.integers(0, 5)),
         penalty_lambda=draw(st.sampled_from([0.0, 0.0, 1.0, 4.0])),
-        # of a model whose answers are a hash's hardly a block of dmax comes to rest before
+        # with logits that are a hash, few blocks of dmax end before this limit
         max_steps_per_block=draw(st.sampled_from([1, 2, 5, 16, 64] if algorithm != "dmax" else [1, 2, 4, 7])),
         steps=draw(st.integers(1, 9)),
         confidence_metric=draw(st.sampled_from(["max_prob", "margin", "neg_entropy"])),
@@ -102,7 +103,7 @@ def params(draw: st.DrawFn, growing: bool, max_tokens: int, setup: Setup) -> Par
 
 @st.composite
 def shapes(draw: st.DrawFn, setup: Setup, max_tokens: int) -> dict[str, Any]:
-    """What is done to logits, and what else ends an answer. Numbers that make no two logits the same which were not."""
+    """Values of logits processors and stop tokens. They do not make different logits equal."""
     ids = st.integers(0, setup.max_token)
     biases = st.dictionaries(ids, st.sampled_from([-100.0, -2.3, 1.7, 6.1, 100.0]), max_size=4)
     return {
@@ -117,7 +118,7 @@ def shapes(draw: st.DrawFn, setup: Setup, max_tokens: int) -> dict[str, Any]:
 
 @st.composite
 def own_fields(draw: st.DrawFn, setup: Setup) -> dict[str, Any]:
-    """What the strategy alone reads, but for multi_bd's fields."""
+    """Fields that only the strategy reads, except for those of multi_bd."""
     if setup.strategy == "fast_dllm_v2":
         sizes = [size for size in range(1, setup.block + 1) if setup.block % size == 0]
         return {"sub_block_size": draw(st.sampled_from(sizes)), "block_cache": draw(st.booleans())}
@@ -143,7 +144,7 @@ def setups(
     strategy: str = "multi_bd",
     shift: bool | None = None,
 ) -> Setup:
-    """Pages smaller and larger than the block; budgets and pools down to what one request needs."""
+    """Servers with pages smaller and larger than the block. Budgets and pools may just suffice for one request."""
     block = block or draw(st.sampled_from([4, 4, 8, 2]))
     buffer = buffer or draw(st.integers(1, 4)) if strategy in ("multi_bd", "dmax", "d2f") else 1
     least, longest, unit = (buffer + 1) * block, max_len, 1
@@ -178,7 +179,10 @@ def setups(
 
 @st.composite
 def asks(draw: st.DrawFn, setup: Setup) -> Ask:
-    """A request that fits the server. Prompts share beginnings, may hold the mask id, and end anywhere in a block."""
+    """A request that fits the server.
+
+    Prompts have common beginnings, may contain the mask id, and end anywhere in a block.
+    """
     growing = draw(st.booleans())  # a short prompt with a long answer: many start together, and then pages run out
     length = draw(st.integers(1, 9 if growing else setup.max_len - 2))
     stem = [1, setup.mask, 2, 3, 1, 4, setup.mask, 5, 6, 0, 2, 2, 9, 8, 7, 12]
@@ -205,7 +209,7 @@ def asks(draw: st.DrawFn, setup: Setup) -> Ask:
 
 @st.composite
 def scenarios(draw: st.DrawFn, strategy: str = "multi_bd") -> Scenario:
-    """A server, requests with the step at which each arrives, and aborts (step, number) and preemptions (step)."""
+    """A server, requests as (step of arrival, request), aborts as (step, request number), and steps of preemptions."""
     setup = draw(setups(strategy=strategy))
     arrivals = draw(st.lists(st.tuples(st.integers(0, 12), asks(setup)), min_size=2, max_size=7))
     aborts = draw(st.lists(st.tuples(st.integers(0, 25), st.integers(0, 6)), max_size=2))

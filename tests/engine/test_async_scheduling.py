@@ -1,4 +1,4 @@
-"""A step's forward begins before the host has done with the step before it, where nothing can change it; only there."""
+"""Tests of async scheduling: the next forward is launched before output processing if its layout cannot change."""
 
 from __future__ import annotations
 
@@ -30,18 +30,21 @@ from tests.golden import GOLDEN
 from tests.oracle.block import Params
 from tests.worker.replays import PROMPTS, SMALL, pretending
 
-SETUP = Setup(block=8, replayed=True, eos=(15,))  # which it never says
+SETUP = Setup(block=8, replayed=True, eos=(15,))  # never predicted, because it is above `max_token`
 FULL_SEQUENCE = replace(SETUP, strategy="full", budget=192)
-SLOW = {"accept_threshold": 1.0, "ignore_eos": True}  # a token a step
+SLOW = {"accept_threshold": 1.0, "ignore_eos": True}  # one token per step
 
 
 def asking(*counts: int, **others: Any) -> list[Ask]:
-    """Requests for so many tokens."""
+    """Returns one request per number of tokens."""
     return [Ask((1, 2, 3, number), Params(max_tokens=count, **SLOW, **others)) for number, count in enumerate(counts)]
 
 
 def noting(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ref[CudaGraphRunner], bool]]:
-    """From now on each runner that ends a step, which is not kept for it, and whether it has begun the next."""
+    """Returns a list, to which each later step appends its runner and whether it launched the next forward early.
+
+    The runner is a weak reference, so that the list does not keep it alive.
+    """
     asked: list[tuple[ref[CudaGraphRunner], bool]] = []
     wait, launch_next = CudaGraphRunner.wait, CudaGraphRunner.launch_next
 
@@ -60,7 +63,7 @@ def noting(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ref[CudaGraphRunner], 
 
 
 class Watched:
-    """An engine, and how many of its forwards began ahead."""
+    """Runs an engine and counts its early launches of forwards."""
 
     def __init__(self, setup: Setup, several: list[Ask], monkeypatch: pytest.MonkeyPatch) -> None:
         self.engine = make_engine(setup)
@@ -74,7 +77,7 @@ class Watched:
         return sum(begun for runner, begun in self._noted if runner() is self.engine.runner)
 
     def step(self) -> int:
-        """How many forwards began ahead in it."""
+        """Makes a step and returns how many forwards it launched early."""
         before = self.began
         for output in self.engine.step():
             self.received.setdefault(output.id, []).append(output)
@@ -99,7 +102,7 @@ class Watched:
         ),
     ],
 )
-def test_a_batch_that_goes_on_begins_its_next_step_early(
+def test_the_next_step_is_launched_early_if_all_blocks_continue(
     setup: Setup, own: dict[str, Any], early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     several = asking(36, 36, **own)
@@ -114,12 +117,12 @@ def test_a_batch_that_goes_on_begins_its_next_step_early(
         assert watched.tokens(id) == other.tokens
         assert watched.received[id][-1].nfe == other.outputs[-1].nfe
     steps = watched.engine.stats().steps
-    assert (steps / 2 if early else -1) < watched.began < (steps if early else 1)  # not where a block ended
-    assert forwards.call_count == steps, "none in vain"
+    assert (steps / 2 if early else -1) < watched.began < (steps if early else 1)  # not if a block ended
+    assert forwards.call_count == steps, "a launched forward was not used by a step"
 
 
 @pytest.mark.parametrize("who", ["waits", "is received"])
-def test_nothing_begins_early_where_somebody(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_launched_early_if_a_request_waits_or_is_received(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
     setup = replace(SETUP, max_reqs=1) if who == "waits" else SETUP
     watched = Watched(setup, asking(36, 36) if who == "waits" else asking(36), monkeypatch)
     watched.engine.set_overlap_callback(lambda: None, lambda: who == "is received")
@@ -128,13 +131,13 @@ def test_nothing_begins_early_where_somebody(who: str, monkeypatch: pytest.Monke
     assert not watched.began
 
 
-def test_who_comes_meanwhile_joins_a_step_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_added_after_an_early_launch_joins_one_step_later(monkeypatch: pytest.MonkeyPatch) -> None:
     several = asking(36, 36)
     watched = Watched(SETUP, several[:1], monkeypatch)
     while not watched.step():
         pass
     watched.engine.add(spec_of("r1", several[1]))
-    assert not watched.step(), "somebody waits"
+    assert not watched.step(), "a forward was launched early although a request waits"
     assert [request.spec.id for request in watched.engine.scheduler.running] == ["r0"]
     watched.step()
     assert [request.spec.id for request in watched.engine.scheduler.running] == ["r0", "r1"]
@@ -145,7 +148,7 @@ def test_who_comes_meanwhile_joins_a_step_later(monkeypatch: pytest.MonkeyPatch)
     }
 
 
-def test_who_leaves_meanwhile_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_aborted_after_an_early_launch_gets_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
     several = asking(36, 36)
     watched = Watched(SETUP, several, monkeypatch)
     while not watched.step():
@@ -157,7 +160,7 @@ def test_who_leaves_meanwhile_is_not_written(monkeypatch: pytest.MonkeyPatch) ->
     assert watched.tokens("r0") == run_all(SETUP, several).received["r0"].tokens
 
 
-def test_a_step_that_all_have_left_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launched_step_is_not_run_if_all_its_requests_were_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     several = asking(36, 36)
     watched = Watched(SETUP, several[:1], monkeypatch)
     while not watched.step():
@@ -172,7 +175,7 @@ def test_a_step_that_all_have_left_is_not_run(monkeypatch: pytest.MonkeyPatch) -
     assert watched.tokens("r1") == run_all(SETUP, several).received["r1"].tokens
 
 
-def test_a_step_that_fails_after_it_began_ends_its_requests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_fails_after_an_early_launch_ends_only_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     logging.getLogger("runtime.engine.engine").setLevel(logging.CRITICAL)
     several = asking(36, 36, 36)
     watched = Watched(SETUP, several[:2], monkeypatch)
@@ -188,7 +191,7 @@ def test_a_step_that_fails_after_it_began_ends_its_requests_alone(monkeypatch: p
 
 
 @pytest.mark.matrix
-def test_canvases_whose_last_steps_are_reported_begin_early_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_diffusion_gemma_are_launched_early_too(monkeypatch: pytest.MonkeyPatch) -> None:
     noted = noting(monkeypatch)
     with (
         pretending(monkeypatch),
@@ -200,7 +203,7 @@ def test_canvases_whose_last_steps_are_reported_begin_early_too(monkeypatch: pyt
         monkeypatch.setattr(runner.model_step, "forward", forwards)
         llm.generate(PROMPTS[:2], SamplingParams(max_tokens=32, ignore_eos=True))
         assert sum(begun for _, begun in noted) > len(noted) / 2
-        assert forwards.call_count == llm.engine.stats().steps, "none in vain"
+        assert forwards.call_count == llm.engine.stats().steps, "a launched forward was not used by a step"
 
 
 @given(
@@ -208,10 +211,10 @@ def test_canvases_whose_last_steps_are_reported_begin_early_too(monkeypatch: pyt
     st.integers(1, 2),
     st.booleans(),
 )
-def test_a_batch_goes_on_where_all_of_its_blocks_do(
+def test_a_batch_continues_if_all_of_its_blocks_continue(
     blocks: list[tuple[int, int, bool]], dead: int, noisy: bool
 ) -> None:
-    """Whatever is said of those that a step was filled up with."""
+    """The results of padding blocks have no effect."""
     size, plan = 4, blocks[:-dead]
     assume(plan)
     numbers = np.zeros((8, len(blocks)), dtype=np.int64)
@@ -224,8 +227,8 @@ def test_a_batch_goes_on_where_all_of_its_blocks_do(
     assert all_blocks_continue(host_outputs, len(plan), uniform_noise=noisy) == all(found.continuing)
 
 
-def test_a_batch_of_unlike_blocks_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though as many rows are forwarded as so many of the largest would have."""
+def test_blocks_of_different_sizes_cause_no_unused_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forward has as many rows as two blocks of the larger size."""
     own = [{"cache": "dual", "block_length": 8}, {"cache": "none", "block_length": 7}]
     several = [
         Ask((1, 2, 3, 4), Params(max_tokens=32, **SLOW, **own[0])), Ask((5,), Params(max_tokens=7, **SLOW, **own[1])),
@@ -234,11 +237,11 @@ def test_a_batch_of_unlike_blocks_does_not(monkeypatch: pytest.MonkeyPatch) -> N
     forwards = Mock(wraps=watched.engine.runner.model_step.forward)
     monkeypatch.setattr(watched.engine.runner.model_step, "forward", forwards)
     watched.drain()
-    assert forwards.call_count == watched.engine.stats().steps, "none in vain"
+    assert forwards.call_count == watched.engine.stats().steps, "a launched forward was not used by a step"
 
 
-def test_no_step_begins_early_with_one_that_has_ended() -> None:
-    """Though as many run as had a turn: it failed on what it was left, and another was left out."""
+def test_no_step_is_launched_early_with_a_released_request() -> None:
+    """One request of the batch has failed and one running request was not scheduled, so both numbers are equal."""
     ended, going = (
         SimpleNamespace(request=SimpleNamespace(status=status)) for status in (Status.RELEASED, Status.RUNNING)
     )
@@ -256,7 +259,7 @@ def test_no_step_begins_early_with_one_that_has_ended() -> None:
     assert Scheduler.may_repeat(scheduler, batch)
 
 
-def test_what_lies_between_two_steps_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_between_steps_do_not_count_as_step_time(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(SETUP, asking(36), monkeypatch)
     learnt: list[float] = []
     monkeypatch.setattr(watched.engine.scheduler.step_time, "update", lambda _, seconds: learnt.append(seconds))
@@ -281,7 +284,7 @@ def test_what_lies_between_two_steps_is_no_step(monkeypatch: pytest.MonkeyPatch)
 def test_requests_added_and_aborted_between_steps_change_nothing_for_others(
     strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where most steps begin early, and their news are told while the next one runs."""
+    """Most steps are launched early, and outputs are taken while the next step runs."""
     noted = noting(monkeypatch)
     monkeypatch.setattr(CudaGraphRunner, "overlaps", True)
 
@@ -318,11 +321,11 @@ def test_requests_added_and_aborted_between_steps_change_nothing_for_others(
                 assert (emitted, mine[-1].nfe) == (other.tokens, other.outputs[-1].nfe)
 
     check()
-    assert sum(begun for _, begun in noted) > 60, "it was tried"
+    assert sum(begun for _, begun in noted) > 60, "no step was launched early"
 
 
 def endless(params: Params) -> Params:
-    """With nothing that every step has to be looked at for, and blocks that take long."""
+    """Returns parameters with long blocks and without limits that the host must check after every step."""
     return replace(
         params, max_nfe=None, max_repetition_run=None, stop_token_ids=(), accept_threshold=1.0, algorithm="threshold",
         total_steps=None, remask_threshold=0.0, max_steps_per_block=64, cache="dual", block_length=8,

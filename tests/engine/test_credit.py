@@ -1,4 +1,4 @@
-"""The history of `credit` (`UnmaskingAlgorithm.history_fields`) stays with its block between steps."""
+"""Tests that the history of `credit` (`UnmaskingAlgorithm.history_fields`) stays with its block between steps."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ THRESHOLD = replace(CREDIT, algorithm="threshold", accept_threshold=0.7)
 OTHER = next(rule.key for rule in algorithms_for("multi_bd") if not rule.history_fields and not rule.edits)
 
 
-def test_others_have_none_of_it() -> None:
-    """A position has a record for each token that was its likeliest, no more; other rules' blocks carry nothing."""
+def test_only_blocks_of_credit_have_a_history() -> None:
+    """Their history has a record for each token that was the argmax of a position, and no more records."""
     run = Run(Setup(block=8, page=8))
     runner, records, mine = run.engine.runner, [0], list[int]()
     launch_sampling, make_results = runner.launch_sampling, runner.results
@@ -30,7 +30,7 @@ def test_others_have_none_of_it() -> None:
                 assert group.history is None
                 continue
             assert group.history is not None
-            assert not group.history[:, :, -1].any(), "no room for what this step finds"
+            assert not group.history[:, :, -1].any(), "the history has no capacity for the records of this step"
             assert group.history.shape[2] <= blocks.num_advance_steps[group.members].max() + 1
             mine.extend(group.members.tolist())
 
@@ -48,8 +48,8 @@ def test_others_have_none_of_it() -> None:
     assert max(records) > 1
 
 
-def test_it_survives_a_preemption() -> None:
-    """Alone and in a crowd for which there are too few pages, an answer is the same, and the oracle's."""
+def test_credit_survives_a_preemption() -> None:
+    """With too few pages for all requests, the answers still equal the oracle's. Without credit they would differ."""
     asks = [Ask(tuple(range(n, n + 5)), replace(CREDIT, seed=n)) for n in range(4)]
     crowded = Run(Setup(block=8, page=8, pages=8, max_len=32))
     for ask in asks:
@@ -62,4 +62,4 @@ def test_it_survives_a_preemption() -> None:
         baseline.add(replace(ask, params=replace(ask.params, algorithm="threshold")))
     baseline.drain()
     outputs = [[run.received[id].tokens for id in run.received] for run in (crowded, baseline)]
-    assert outputs[0] != outputs[1], "credit decides nothing here"
+    assert outputs[0] != outputs[1], "the answers are the same without credit"

@@ -1,4 +1,4 @@
-"""`--deterministic` on a CPU: the same bits and answers over random schedules, and the answers of plain steps."""
+"""Tests of `--deterministic` on a CPU: bits do not depend on the schedule, and answers equal those without the flag."""
 
 import pytest
 
@@ -21,19 +21,19 @@ def test_bits_do_not_depend_on_the_batch(received, seed):
 
 
 @pytest.mark.parametrize("quantization", marked(["fp8", "int8"], quick=["int8"]))
-def test_nor_do_those_of_other_weights(received, quantization):
+def test_bits_with_quantized_weights_do_not_depend_on_the_batch(received, quantization):
     asked = questions(3, 2, tokens=4, longest=40)
     check(Served("llada2_tiny"), asked, received, SCHEDULES[0], quantization=quantization)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("each", served(once=True))
-def test_nor_do_those_of_any_family_and_strategy(received, each):
+def test_bits_of_any_family_and_strategy_do_not_depend_on_the_batch(received, each):
     check(each, questions(6, 3), received, *SCHEDULES)
 
 
-def test_without_it_they_do(received):
-    """Else the tests above would say nothing."""
+def test_bits_without_the_flag_depend_on_the_batch(received):
+    """This shows that the tests above detect differences."""
     asked = questions(4, 0, tokens=6, longest=45)
     answers(Served("llada2_tiny"), [[question] for question in asked], deterministic=False)
     alone = set(received)
@@ -43,10 +43,10 @@ def test_without_it_they_do(received):
 
 
 @pytest.mark.parametrize("folder", marked(["llada2_tiny", "sdar_moe", "dmax"], quick=["llada2_tiny"]))
-def test_it_answers_as_other_steps_do(folder):
+def test_answers_equal_those_without_the_flag(folder):
     asked = [questions(4, 5, tokens=8)]
     assert answers(Served(folder), asked) == answers(Served(folder), asked, deterministic=False)
 
 
-def test_what_the_host_looks_at_is_one_requests(tmp_path, monkeypatch):
+def test_logits_for_the_host_are_computed_per_request(tmp_path, monkeypatch):
     check_looks(tmp_path, monkeypatch, device="cpu")

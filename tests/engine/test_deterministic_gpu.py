@@ -1,4 +1,4 @@
-"""`--deterministic` on the device: the same bits and answers over batches, chunkings, prefix hits, graphs and none."""
+"""Tests of `--deterministic` on a GPU: bits do not depend on batches, chunks, prefix hits or CUDA graphs."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,8 +14,8 @@ from tests.engine.bits import answers, check, check_looks, listening, questions
 from tests.models.paged import make_batch, page_tables
 from tests.worker.replays import Served
 
-pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
-BEFORE, CANVAS = 128, 128  # positions that are final, and of a canvas
+pytestmark = pytest.mark.gpu  # selected explicitly, so a missing device must fail these tests and not skip them
+BEFORE, CANVAS = 128, 128  # numbers of final positions and of positions of a canvas
 SCHEDULES = (
     {"max_num_reqs": 64, "max_num_batched_tokens": 512},
     {"max_num_reqs": 5, "max_num_batched_tokens": 128, "enforce_eager": True},
@@ -36,23 +36,23 @@ def test_bits_do_not_depend_on_the_batch(received, folder, kind):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_nor_do_those_of_several_canvases_of_diffusion_gemma(received, dtype):
+def test_bits_of_several_canvases_of_diffusion_gemma_do_not_depend_on_the_batch(received, dtype):
     asked = questions(16, 4, tokens=40, longest=40)
     check(Served("diffusion_gemma"), asked, received, *SCHEDULES, device="cuda", dtype=dtype)
 
 
 @pytest.mark.parametrize("attn_impl", ["triton", "torch"])
-def test_nor_on_it_with_other_attention(received, attn_impl):
+def test_bits_with_other_attention_do_not_depend_on_the_batch(received, attn_impl):
     check(Served("llada2_tiny"), questions(12, 2), received, *SCHEDULES, device="cuda", attn_impl=attn_impl)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_what_the_host_looks_at_is_one_requests(tmp_path, monkeypatch, dtype):
+def test_logits_for_the_host_are_computed_per_request(tmp_path, monkeypatch, dtype):
     check_looks(tmp_path, monkeypatch, device="cuda", dtype=dtype)
 
 
 @pytest.mark.parametrize("folder", ["llada2_tiny", "sdar_moe", "dmax", "diffusion_gemma"])
-def test_it_answers_as_other_steps_do_in_float32(folder):
+def test_answers_in_float32_equal_those_without_the_flag(folder):
     asked, flags = [questions(8, 5)], {"device": "cuda", "dtype": "float32"}
     expected = answers(Served(folder), asked, deterministic=False, **flags)
     assert answers(Served(folder), asked, **flags) == expected
@@ -60,7 +60,7 @@ def test_it_answers_as_other_steps_do_in_float32(folder):
 
 
 class Wide:
-    """A model of few layers as wide as a real one, and hidden states of its rows in chosen company."""
+    """Two layers with the width of a real model, and its hidden states in batches of different sizes."""
 
     def __init__(self, name: str, quantization: str | None, attn_impl: str) -> None:
         config = dict(architecture(name))
@@ -71,7 +71,10 @@ class Wide:
         self.ids = [torch.randint(2, 1000, (256,), generator=generator).tolist() for _ in range(64)]
 
     def hidden(self, count: int, cuts: list[int]) -> torch.Tensor:
-        """[256, hidden] of the first of `count` sequences, all of them forwarded up to each of `cuts`."""
+        """Returns hidden states [256, hidden] of the first of `count` sequences.
+
+        All sequences are forwarded in chunks, which end at the positions `cuts`.
+        """
         tables, pages = page_tables([256] * count, 32, torch.Generator().manual_seed(count))
         pool = UnifiedPool(self.model.kv_shapes, num_pages=pages + 1, page_size=32, dtype=torch.bfloat16, device="cuda")
         found, first = [], 0
@@ -88,7 +91,7 @@ class Wide:
 @pytest.mark.parametrize("attn_impl", ["triton_grouped", "triton"])
 @pytest.mark.parametrize("quantization", [None, "fp8", "int8", "int4"])
 @pytest.mark.parametrize("name", ["llada2-mini", "sdar-8b"])
-def test_nor_in_layers_of_a_real_width(name, quantization, attn_impl):
+def test_bits_in_layers_of_a_real_width_do_not_depend_on_the_batch(name, quantization, attn_impl):
     wide = Wide(name, quantization, attn_impl)
     expected = wide.hidden(1, [256])
     assert bool(torch.isfinite(expected).all())
@@ -98,8 +101,10 @@ def test_nor_in_layers_of_a_real_width(name, quantization, attn_impl):
 
 
 class WideCanvas:
-    """Layers of DiffusionGemma as wide as a real one, one with a window and one without, and hidden states of a canvas
-    and what is before it in chosen company."""
+    """Two layers of DiffusionGemma with the real width, and their hidden states in batches of different sizes.
+
+    One layer has a sliding window, and one has none.
+    """
 
     def __init__(self, quantization: str | None, device: str = "cuda", **smaller: Any) -> None:
         config = dict(architecture("diffusiongemma-26b-a4b"))
@@ -118,7 +123,7 @@ class WideCanvas:
         self.device = device
 
     def hidden(self, count: int, cuts: list[int]) -> torch.Tensor:
-        """As `Wide.hidden`; from `BEFORE` on lies an open canvas, which is forwarded at once."""
+        """Returns hidden states as `Wide.hidden`. An open canvas begins at `BEFORE` and is never split."""
         tables, pages = page_tables([256] * count, 32, torch.Generator().manual_seed(count))
         pool = UnifiedPool(
             self.model.kv_shapes, num_pages=pages + 1, page_size=32, dtype=torch.bfloat16, device=self.device
@@ -143,7 +148,7 @@ class WideCanvas:
 
 
 @pytest.mark.parametrize("quantization", [None, "fp8", "int8", "int4"])
-def test_nor_in_a_canvas_of_diffusion_gemma_of_a_real_width(quantization):
+def test_bits_in_a_canvas_of_diffusion_gemma_of_a_real_width_do_not_depend_on_the_batch(quantization):
     wide = WideCanvas(quantization)
     expected = wide.hidden(1, [256])
     assert bool(torch.isfinite(expected).all())

@@ -1,4 +1,4 @@
-"""The strategy `diffusion_gemma` in the whole engine: golden answers, the oracle of canvases, preemption, batches."""
+"""Tests of the strategy `diffusion_gemma` in the engine: golden answers, oracle, preemption and batches."""
 
 import json
 from dataclasses import replace
@@ -43,7 +43,7 @@ def llm():
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_golden_answers(llm, case, monkeypatch):
-    """With the recorded draws in the places of the request's own."""
+    """The recorded draws replace the random numbers of the request."""
     expected = load_file(FOLDER / "expected.safetensors")
     draws = {name: expected[key] for name, key in case["draws"].items()}
 
@@ -74,7 +74,7 @@ def test_golden_answers(llm, case, monkeypatch):
 
 
 class Own:
-    """The request's own numbers, from their definition."""
+    """The random numbers of a request, by their definition (docs/research/decoding-rules.md#random-numbers)."""
 
     def __init__(self, seed: int, prompt: int, size: int, vocab: int) -> None:
         self.seed, self.start, self.size, self.vocab, self.nfe = seed, prompt, size, vocab, 0
@@ -121,7 +121,7 @@ def asked(n: int, ignore_eos: bool = True) -> tuple[list[int], SamplingParams]:
 
 
 def test_engine_equals_the_oracle_whatever_the_batch():
-    """Side by side with few pages, so that canvases begin again; in chunks; and with pages enough."""
+    """The requests run together: with few pages, so that canvases restart; with chunked prompts; with many pages."""
     checkpoint = resolve_checkpoint(str(FOLDER))
     family = resolve_family(None, checkpoint.config)
     build = LayerFactory.create("cpu", torch.float64)
@@ -143,16 +143,18 @@ def test_engine_equals_the_oracle_whatever_the_batch():
         expected.append(canvas.decode(denoise, prompt, max_tokens, SETTINGS[number], draws, set()))
     assert len({answer.nfe for answer in expected}) > 1
     for n in (1, 2):
-        assert any(len(steps) < SETTINGS[REQUESTS[n][2]].max_steps for steps in expected[n].steps), "none ends early"
+        assert any(len(steps) < SETTINGS[REQUESTS[n][2]].max_steps for steps in expected[n].steps), (
+            "no canvas ends before the step limit"
+        )
     prompts, params = zip(*(asked(n) for n in range(len(REQUESTS))), strict=True)
     for pages, budget, page_size in ((18, 64, 8), (200, 33, 32), (200, 512, 4)):
         config = {"num_pages": pages, "max_num_batched_tokens": budget, "page_size": page_size, "max_model_len": 96}
         with LLM(str(FOLDER), device="cpu", dtype="float64", skip_tokenizer=True, **config) as llm:
-            for _ in range(2):  # the second time with what the first left in the prefix cache
+            for _ in range(2):  # the second time with prefix cache hits from the first
                 for out, answer in zip(llm.generate(list(prompts), list(params)), expected, strict=True):
                     assert out.token_ids == answer.ids
                     assert out.nfe == answer.nfe
-            while llm.engine.has_work():  # answers that are committed for others
+            while llm.engine.has_work():  # commits of answers for the prefix cache
                 llm.engine.step()
             stats = llm.engine.stats()
             assert (stats.preemptions > 0) == (pages == 18)
@@ -161,7 +163,7 @@ def test_engine_equals_the_oracle_whatever_the_batch():
 
 
 def test_a_pinned_answer_ends_after_a_preemption():
-    """Equal requests have left all of its tokens in the prefix cache."""
+    """All of its tokens are in the prefix cache, from an equal request."""
     prompt, ask = asked(0)
     ask = replace(ask, max_tokens=32)  # two canvases, all of whose positions are in the answer
     config = {"num_pages": 200, "max_num_batched_tokens": 33, "page_size": 1, "max_model_len": 96}
@@ -184,7 +186,7 @@ def test_a_pinned_answer_ends_after_a_preemption():
 
 @pytest.mark.parametrize("held", [False, True], ids=["written at once", "written while the next runs"])
 def test_a_preemption_changes_nothing(llm, held, monkeypatch):
-    """Also of a neighbour's canvases, and though a canvas begins again with another place on the device."""
+    """All running requests are preempted at once. Their canvases restart, possibly in other slots on the device."""
     engine, sent = llm.engine, []
     if held:
         monkeypatch.setattr(engine, "_on_outputs", lambda: sent.extend(engine.take_outputs()))
@@ -192,7 +194,7 @@ def test_a_preemption_changes_nothing(llm, held, monkeypatch):
     ids = [f"{n}" for n in range(3)]
 
     def answers(preempted: int | None = None) -> tuple[dict[str, tuple[list[int], int]], int]:
-        """Each one's tokens and nfe, and how many steps the engine made."""
+        """Returns tokens and nfe by request, and the number of steps. Before step `preempted`, all are preempted."""
         for id, prompt, ask in zip(ids, prompts, params, strict=True):
             engine.add(resolve(ask, prompt, llm.info, RequestContext(id=id)))
         sent.clear()
@@ -218,11 +220,11 @@ def test_a_preemption_changes_nothing(llm, held, monkeypatch):
         found, taken = answers(preempted)
         longer += taken > steps
         assert found == undisturbed, preempted
-    assert longer > len(chosen) / 2, "nothing began again"
+    assert longer > len(chosen) / 2, "the preemption caused no additional step"
 
 
 def test_committed_kv_equals_a_prefill_of_the_same_tokens(llm):
-    """What an answer left in the prefix cache gives a longer prompt the answer that it gets without one."""
+    """A longer prompt gets the same answer with the cached K/V of an answer as without."""
     prompt, params = asked(0)
     params = replace(params, max_tokens=32)
     (first,) = llm.generate([prompt], params)
@@ -231,14 +233,14 @@ def test_committed_kv_equals_a_prefill_of_the_same_tokens(llm):
     longer, again = prompt + first.token_ids + [7], replace(params, max_tokens=16, seed=3)
     before = llm.engine.stats().prefix_hit_tokens
     (found,) = llm.generate([longer], again)
-    assert llm.engine.stats().prefix_hit_tokens == before + 32  # whole units of the page size
+    assert llm.engine.stats().prefix_hit_tokens == before + 32  # complete pages only
     (fresh,) = llm.generate([longer], replace(again, cache_salt="other"))
     assert llm.engine.stats().prefix_hit_tokens == before + 32
     assert found.token_ids == fresh.token_ids
 
 
 def test_a_first_step_that_has_nothing_else_to_forward_is_reported(llm, monkeypatch):
-    """Of a prompt that is cached whole; what became of the step is written while the next one runs."""
+    """The prompt is completely cached. The outputs of a step are processed while the next one runs."""
     _, params = asked(0)
     prompt, sent = list(range(50, 82)), []
     monkeypatch.setattr(llm.engine, "_on_outputs", lambda: sent.extend(llm.engine.take_outputs()))
@@ -265,7 +267,7 @@ def test_exactly_as_many_tokens_as_asked_for_and_no_more_steps(llm):
 def test_pinned_positions_stay_and_a_pinned_canvas_costs_no_step(llm):
     prompt, params = asked(0)
     pinned = {3: 7, 9: 11} | {offset: offset for offset in range(16, 32)}
-    for length, nfe in ((40, 8), (32, 4)):  # the given canvas lies between two, and last
+    for length, nfe in ((40, 8), (32, 4)):  # the pinned canvas is between two others, or is the last one
         spec = resolve(replace(params, max_tokens=length), prompt, llm.info, RequestContext(id="given"))
         llm.engine.add(msgspec.structs.replace(spec, pinned_tokens=pinned))
         outputs = []
@@ -277,7 +279,7 @@ def test_pinned_positions_stay_and_a_pinned_canvas_costs_no_step(llm):
 
 
 def test_an_end_token_counts_only_when_it_is_committed(llm):
-    """The first one of what was committed ends the answer; those that canvases held before do not."""
+    """The first EOS of the committed tokens ends the answer. Those of earlier steps of a canvas do not."""
     prompt, params = asked(0)
     (full,) = llm.generate([prompt], params)
     end = full.token_ids[20]
@@ -289,7 +291,7 @@ def test_an_end_token_counts_only_when_it_is_committed(llm):
 
 
 def test_temperature_scales_the_schedule(llm):
-    """Twice the temperature is twice both ends of it; at 0 the draw is the argmax, whatever its numbers."""
+    """Temperature 2 doubles `t_min` and `t_max`. At temperature 0 the drawn token is the argmax."""
     prompt, params = asked(0)
 
     def answer(seed=5, temperature=None, **fields):
@@ -300,13 +302,13 @@ def test_temperature_scales_the_schedule(llm):
     assert answer() == answer(temperature=1)
     assert answer(temperature=2) == answer(t_min=0.8, t_max=1.6)
     assert answer(temperature=2) != answer() != answer(seed=6)
-    # all are accepted at once: only the canvas's first noise is left to chance
+    # all positions are accepted in one step: only the initial canvas is random
     greedy = answer(temperature=0, entropy_bound=1000, max_denoising_steps=1)
-    assert greedy == answer(temperature=3, entropy_bound=1000, max_denoising_steps=1), "greedy tokens are the answer"
+    assert greedy == answer(temperature=3, entropy_bound=1000, max_denoising_steps=1), "tokens are not the argmax"
 
 
 def test_every_step_is_reported(llm):
-    """A denoise event shows the canvas as the next step finds it; what is not accepted is noise, and called open."""
+    """A denoise event shows the canvas before the next step. Its positions in `masked` are noise."""
     prompt, params = asked(0)
     spec = resolve(replace(params, max_tokens=16), prompt, llm.info, RequestContext(id="sent", stream_mode="denoise"))
     llm.engine.add(spec)
@@ -321,8 +323,8 @@ def test_every_step_is_reported(llm):
     assert sum(len(out.new_tokens) for out in outputs) == 16
 
 
-def test_what_the_checkpoint_and_the_server_say(llm):
-    """Defaults are the checkpoint's; there is no mask, no other rule, and one canvas at a time."""
+def test_defaults_and_refused_settings(llm):
+    """Defaults are those of the checkpoint. There is no mask, no other algorithm, and one open canvas at a time."""
     info = llm.info
     assert (info.strategy, info.block_size, info.mask_token_id, info.temperature) == ("diffusion_gemma", 16, None, 1.0)
     assert [rule.key for rule in info.algorithms] == [info.default_algorithm] == ["noise"]

@@ -1,5 +1,7 @@
-"""What is particular to dmax, beside test_oracle.py and test_invariants.py: what its blocks are fed, that nothing but
-their ids gets into the cache, and real weights against the oracle."""
+"""Tests of dmax in addition to test_oracle.py and test_invariants.py.
+
+They cover soft embeddings, cached K/V, which depends only on token ids, and real weights against the oracle.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ SMOOTH = replace(SLOW, token_merge_mode="iter_smooth_topk", token_merge_weight=0
 
 
 class Watched(Run):
-    """Keeps the plans."""
+    """Records the plan of each step."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
@@ -65,8 +67,11 @@ def test_preemption_at_any_step_changes_nothing(p: Params, buffer: int) -> None:
     assert steps > 6
 
 
-def test_rows_that_are_mixed() -> None:
-    """UNMASKED positions of blocks that have had a step, with their block's last; nothing in a step without one."""
+def test_rows_with_soft_embeddings() -> None:
+    """These are the UNMASKED positions of open blocks after their first step, with the tokens of their last step.
+
+    A step without such positions has no soft embeddings.
+    """
     run = Watched(replace(SERVER, pages=40, budget=256))
     for n, p in enumerate((SLOW, SMOOTH, replace(SLOW, token_merge_top_k=2, token_merge_renormalize=False))):
         run.add(Ask(tuple(range(n, n + 9)), p))
@@ -104,8 +109,8 @@ def test_rows_that_are_mixed() -> None:
     run.compare()
 
 
-def test_other_rows_run_in_its_steps_and_carry_nothing() -> None:
-    """A prompt in the same forward, and a step of first forwards alone."""
+def test_other_rows_of_a_step_have_no_soft_embeddings() -> None:
+    """These are the rows of a prompt in the same forward, and a step with only the first forward of a block."""
     run = Watched(replace(SERVER, pages=20, prefix_caching=False))
     run.add(Ask((1, 2, 4), SLOW))
     run.step()
@@ -121,8 +126,8 @@ def test_other_rows_run_in_its_steps_and_carry_nothing() -> None:
     run.compare()
 
 
-def test_what_others_find_in_the_cache_is_of_ids_alone() -> None:
-    """A block that was denoised with mixed embeddings is committed with plain ones (`Run` looks at each step)."""
+def test_cached_kv_depends_only_on_token_ids() -> None:
+    """A block that was denoised with soft embeddings is committed with ordinary ones. `Run` checks each step."""
     setup = replace(SERVER, page=4, block=4, pages=40)
     run = Run(setup)
     first = run.add(Ask((1, 2, 4, 5, 6), SLOW))
@@ -135,7 +140,7 @@ def test_what_others_find_in_the_cache_is_of_ids_alone() -> None:
 
 
 def test_embeddings_matter() -> None:
-    """Each field changes the answer of the hash model, as another embedding changes everything there."""
+    """Each field changes the answer, because another embedding changes all logits of the hash model."""
     outputs = set()
     changes = [{}, {"token_merge_top_k": 2}, {"token_merge_renormalize": False}, {"token_merge_weight": 0.25}]
     changes += [{"token_merge_mode": "iter_smooth_topk", "token_merge_weight": weight} for weight in (0.0, 0.25, 1.0)]
@@ -145,7 +150,7 @@ def test_embeddings_matter() -> None:
         run.drain()
         run.compare()
         outputs.add(tuple(run.received[id].tokens))
-    assert len(outputs) == len(changes) - 1, "a weight means nothing to dmax_topk, and everything else something"
+    assert len(outputs) == len(changes) - 1, "token_merge_weight changed dmax_topk, or another field changed nothing"
 
 
 REAL = Setup(
@@ -172,8 +177,10 @@ def oracle() -> OracleModel:
 @examples(12)
 @given(data=st.data())
 def test_real_weights_in_any_schedule(llm: LLM, oracle: OracleModel, data: st.DataObject) -> None:
-    """One engine for all examples: its prefix cache carries over from one to the next. A block has few steps: what it
-    was goes into what it is next, and the last bits with it, which grow several times at each step."""
+    """All examples use one engine, so its prefix cache persists between them.
+
+    Blocks have few steps, because soft embeddings pass rounding errors on to the next step, several times larger.
+    """
     drawn = data.draw(st.lists(st.tuples(st.integers(0, 8), asks(REAL)), min_size=1, max_size=4))
     few = [replace(a.params, max_steps_per_block=min(a.params.max_steps_per_block, 4)) for _, a in drawn]
     arrivals = [(at, replace(ask, params=p)) for (at, ask), p in zip(drawn, few, strict=True)]
@@ -191,7 +198,7 @@ def test_real_answers_take_several_tokens_a_step_and_end_in_both_ways(oracle: Or
 
 
 def test_committed_kv_is_a_fresh_prefills(llm: LLM) -> None:
-    """Real weights: what a block's commit writes is what a prompt of the same tokens writes.
+    """With real weights, the commit of a block writes the same K/V as a prompt of the same tokens.
 
     See docs/research/decoding-rules.md#invariant-3-cached-keys-and-values.
     """

@@ -1,4 +1,4 @@
-"""What steps brought is told when it is asked for: at once, or while the device is at the next step."""
+"""Tests of the engine's outputs, which are taken after a step or while the device runs the next one."""
 
 import logging
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from tests.oracle.block import Params
 
 
 class Overlapping:
-    """A runner that has time for other work in each step that has results."""
+    """A runner that allows output processing while it runs a step."""
 
     def __init__(self, runner: Any) -> None:
         self.runner = runner
@@ -29,7 +29,7 @@ class Overlapping:
 
 
 def overlapping(setup: Setup, received: list[EngineOutput], several: Sequence[Ask] = ()) -> Engine:
-    """An engine whose news come to `received` while it is at the next step, with the requests r0, r1 ..."""
+    """Returns an engine with the requests r0, r1, ... Outputs are added to `received` while the next step runs."""
     engine = make_engine(setup)
     engine.runner = Overlapping(engine.runner)
     assert engine.set_overlap_callback(lambda: received.extend(engine.take_outputs()))
@@ -67,7 +67,7 @@ def test_outputs_a_step_later_are_the_same(strategy: str, data: st.DataObject) -
 @examples(12)
 @given(data=st.data())
 def test_a_request_aborted_between_steps_changes_nothing_for_others(data: st.DataObject) -> None:
-    """What a step leaves to the next one's time is of requests that may be gone, or preempted, by then."""
+    """Requests may be aborted or preempted before their deferred outputs are processed."""
     setup = data.draw(setups(buffer=1))
     several = data.draw(st.lists(asks(setup), min_size=2, max_size=5))
     expected = run_all(setup, several)
@@ -111,10 +111,10 @@ def test_outputs_of_a_step_are_processed_while_the_next_one_runs() -> None:
 
 
 @pytest.mark.parametrize("at", range(1, 6))
-def test_a_strategy_that_fails_on_what_was_left_ends_its_request_alone(
+def test_a_strategy_that_fails_on_deferred_outputs_ends_only_their_request(
     at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It fails while the next step, which has a turn of that request and may answer it, is under way."""
+    """It fails while the next step runs, which contains that request and may finish it."""
     logging.getLogger("runtime.engine.engine").setLevel(logging.CRITICAL)
     setup = Setup(block=8)
     endless = {"accept_threshold": 1.0, "ignore_eos": True}
@@ -157,7 +157,7 @@ def test_errors_are_reported_though_every_step_fails() -> None:
 
 
 def test_a_step_without_requests_reports_too() -> None:
-    """As long as a grammar is compiled there is work, but no turn."""
+    """While a grammar is compiled, the engine has work but schedules no request."""
     received: list[EngineOutput] = []
     engine = overlapping(Setup(), received)
     engine.add(spec_of("r0", Ask((1, 2, 3), Params(max_tokens=3, accept_threshold=0.0, ignore_eos=True))))
@@ -180,12 +180,12 @@ def test_nothing_more_is_reported_of_an_aborted_request() -> None:
     assert engine.take_outputs() == []
     while not any(request.finish_reason for request in engine._output_processor.updated_requests):
         engine.execute_step()
-    engine.abort("kept")  # it has ended, and nobody was told
+    engine.abort("kept")  # it has finished, but its output was not taken
     assert engine.take_outputs() == []
 
 
-def test_a_request_added_in_between_finds_what_the_last_step_made_final() -> None:
-    """Blocks that a step finished are shared when its news are asked for, or their request lets go of them."""
+def test_final_blocks_are_cached_even_if_outputs_are_not_taken() -> None:
+    """Blocks are added to the prefix cache when outputs are taken, or when the pages of their request are freed."""
     setup = Setup(pages=64, max_len=40, max_reqs=2)
     ask = Ask((1, 2, 3, 4), Params(max_tokens=16, accept_threshold=0.0, ignore_eos=True))
     run = Run(setup)

@@ -1,4 +1,4 @@
-"""Fair shares between those who send (request_queue.py): admission, places, pages and the length of steps."""
+"""Tests of fairness between tenants and groups (request_queue.py): admission, slots, pages and step time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANSWER = replace(SLOW, max_tokens=8)
 
 
 def crowd(run: Run, groups: int = 8, size: int = 16, owner: str = "", params: Params = SLOW) -> list[str]:
-    """The attack: many answers asked for by each of a few."""
+    """Adds the requests of an attack: `groups` HTTP requests with `size` completions each. Returns their ids."""
     return [
         run.add(Ask(prompt(group, 5), params, group=f"crowd-{group}", owner=owner))
         for group in range(groups)
@@ -30,7 +30,7 @@ def crowd(run: Run, groups: int = 8, size: int = 16, owner: str = "", params: Pa
 
 
 def steps_until(run: Run, id: str, limit: int = 2000) -> int:
-    """Steps until the request has ended."""
+    """Runs the engine until the request has ended. Returns the number of steps."""
     for steps in range(limit):
         if run.received[id].ended:
             return steps
@@ -43,8 +43,8 @@ def finish(run: Run) -> None:
     run.compare()
 
 
-def test_one_among_eight_crowds_is_served_at_once() -> None:
-    """Eight requests of 16 choices fill every place; one that comes then takes as many steps as if it were alone."""
+def test_a_single_request_among_eight_crowds_is_served_at_once() -> None:
+    """Eight HTTP requests of 4 completions use every slot. A later request takes about as many steps as alone."""
     ask = Ask(prompt(9, 6), ANSWER, group="single")
     alone = Run(Setup())
     usual = steps_until(alone, alone.add(ask))
@@ -53,12 +53,12 @@ def test_one_among_eight_crowds_is_served_at_once() -> None:
     for _ in range(5):
         run.step()
     assert len(run.engine.scheduler.running) == run.setup.max_reqs
-    assert steps_until(run, run.add(ask)) <= usual + 2  # its prefill and its step may not share a forward
+    assert steps_until(run, run.add(ask)) <= usual + 2  # its prefill and its first step may be two forwards
     assert sum(received.ended for received in run.received.values()) == 1
     finish(run)
 
 
-def test_where_all_have_one_slot_a_request_without_gets_the_next() -> None:
+def test_if_all_groups_have_one_slot_a_group_without_gets_the_next() -> None:
     run = Run(Setup(pages=256, max_reqs=8))
     crowd(run, size=3)
     for _ in range(5):
@@ -71,8 +71,8 @@ def test_where_all_have_one_slot_a_request_without_gets_the_next() -> None:
     finish(run)
 
 
-def test_one_comes_in_though_the_pages_are_full() -> None:
-    """The pages of a crowd's newest are given to who has none, and are not taken back for the crowd's growth."""
+def test_a_single_request_is_admitted_if_a_crowd_uses_all_pages() -> None:
+    """The newest requests of the crowd are preempted for it. The growth of the others does not preempt it again."""
     ask = Ask(prompt(9, 16), ANSWER, group="single")
     alone = Run(Setup())
     usual = steps_until(alone, alone.add(ask))
@@ -90,7 +90,7 @@ def test_a_key_with_many_requests_does_not_push_back_another_key() -> None:
     alone = Run(Setup())
     usual = steps_until(alone, alone.add(ask))
     run = Run(Setup(pages=256, shared_rows=8))
-    crowd(run, groups=20, size=1, owner="greedy")  # one answer each: only the key tells that they are one crowd
+    crowd(run, groups=20, size=1, owner="greedy")  # one completion each: only the tenant shows that they are one crowd
     for _ in range(5):
         run.step()
     assert steps_until(run, run.add(ask)) <= usual + 2
@@ -126,7 +126,7 @@ def test_requests_with_one_step_each_are_not_held_back() -> None:
 
 
 def test_beyond_first_entries_a_shared_step_has_limited_rows() -> None:
-    """Two crowds and one: each a turn a step, and no more rows than `shared_rows` allows."""
+    """Two crowds and a single request have one entry each per step, and further entries only within `shared_rows`."""
     run = Watched(Setup(pages=256, shared_rows=16))
     crowd(run, groups=2, size=3)
     run.add(Ask(prompt(9, 4), SLOW, group="single"))
@@ -142,10 +142,13 @@ def test_beyond_first_entries_a_shared_step_has_limited_rows() -> None:
 
 @examples(8)
 @given(st.integers(2, 6), st.integers(1, 4), st.integers(2, 4), st.booleans())
-def test_nobody_waits_for_ever_behind_those_who_keep_coming(slots: int, groups: int, size: int, tight: bool) -> None:
-    """New singles come faster than they can be served. As the n-th of its group, whoever waits sees at most so many
-    first admissions of others before its own: (n + 1) * (the requests in line + twice the places)."""
-    line = groups * size + 8  # as many as the room lets in
+def test_no_request_waits_forever_behind_new_ones(slots: int, groups: int, size: int, tight: bool) -> None:
+    """Single requests arrive faster than they can be served.
+
+    For request n of a group, from 0, at most (n + 1) * (number of waiting requests + 2 * slots) others are admitted for
+    the first time before it is.
+    """
+    line = groups * size + 8  # number of waiting requests
     engine = make_engine(Setup(max_reqs=slots, pages=16 if tight else 256, max_len=48, shared_rows=8))
     waiting = engine.scheduler.waiting
     crowds = [f"{group}-{n}" for group in range(groups) for n in range(size)]
@@ -176,9 +179,10 @@ def test_nobody_waits_for_ever_behind_those_who_keep_coming(slots: int, groups: 
 @examples(12)
 @given(st.data())
 def test_fairness_changes_no_answer(data: st.DataObject) -> None:
-    """Random arrivals by owners and groups, few pages and places, aborts: every answer the oracle's, every page back.
+    """With random tenants and groups, few pages and slots, and aborts, every answer equals the oracle's.
 
-    `Run` checks the queue's books, the order within groups, and who is next after every step.
+    After every step, `Run` checks the queue's counts, the order within groups, and the next request. At the end it
+    checks that every page is free.
     """
     setup = replace(data.draw(setups()), max_reqs=data.draw(st.sampled_from([1, 2, 3])))
     arrivals = []
@@ -197,7 +201,7 @@ def request(seq: int, owner: str, group: str) -> Request:
     return Request(spec, size=8, num_final_tokens=0, mask_id=13, arrival_index=seq)
 
 
-def test_who_is_first_in_line() -> None:
+def test_order_of_admission() -> None:
     queue = FairQueue()
     groups = [("a", "1"), ("a", "1"), ("a", "1"), ("a", "2"), ("b", "3"), ("b", "3")]
     waiting = [request(seq, *group) for seq, group in enumerate(groups)]
@@ -207,12 +211,12 @@ def test_who_is_first_in_line() -> None:
     while queue:
         order.append(queue.first())
         queue.admit(order[-1])
-    # owners in turn, within an owner its groups; when b has no more, a has all
+    # tenants alternate, and within a tenant its groups; when b has no more requests, a gets all slots
     assert [one.arrival_index for one in order] == [0, 4, 3, 5, 1, 2]
     queue.requeue(waiting[2])
     last = request(9, "a", "2")
     queue.add(last)
-    assert queue.first() is last  # of its group fewer run
+    assert queue.first() is last  # its group has fewer running requests
     queue.admit(last)
     assert queue.first() is waiting[2]
     queue.remove(waiting[2])
@@ -223,7 +227,7 @@ def test_who_is_first_in_line() -> None:
     assert not queue._groups
 
 
-def test_who_gave_way_goes_first_among_its_equals() -> None:
+def test_a_preempted_request_is_first_among_equal_groups() -> None:
     queue = FairQueue()
     first, second, third = (request(seq, "", str(seq)) for seq in range(3))
     for one in (first, second, third):
@@ -234,7 +238,7 @@ def test_who_gave_way_goes_first_among_its_equals() -> None:
     assert queue.first() is second
 
 
-def test_who_has_nothing_running_may_displace_who_has_several() -> None:
+def test_a_group_without_running_requests_may_preempt_one_with_several() -> None:
     queue = FairQueue()
     runs = [request(n, "a", "1") for n in range(2)]
     for one in runs:
@@ -262,19 +266,19 @@ def test_round_robin() -> None:
     assert dealt(("a", "x"), ("a", "x"), ("a", "y"), ("b", "x")) == [[0, 3], [2], [1]]
 
 
-def test_a_step_time_is_learnt_from_steps() -> None:
+def test_max_rows_follow_the_times_of_earlier_steps() -> None:
     step_time = StepTimeEstimator(64, 0.1)
     assert step_time.max_rows(8192) == 8192
     for _ in range(20):
         step_time.update(1000, 1.0)
     assert 95 <= step_time.max_rows(8192) <= 105
     for _ in range(20):
-        step_time.update(4096, 0.02)  # where rows cost next to nothing the budget is what binds
+        step_time.update(4096, 0.02)  # rows cost almost no time, so only the budget limits them
     assert step_time.max_rows(8192) == 8192
 
 
-def test_where_the_smallest_step_is_long_others_may_be_twice_as_long() -> None:
-    """Weights that take 0.3 s to read, whatever the rows, and 1 ms a row: 300 more rows double a step, no fewer."""
+def test_steps_may_take_twice_the_time_of_a_slow_smallest_step() -> None:
+    """A step takes 0.3 s to read the weights, and 1 ms per row. So 300 more rows double its time."""
     step_time = StepTimeEstimator(64, 0.1)
     rows = 32
     for _ in range(60):

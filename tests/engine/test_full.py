@@ -1,7 +1,7 @@
-"""`full` from outside: what each cache mode forwards, what a preemption costs, and models served with it.
+"""Tests of `full`: the rows that each cache mode forwards, the cost of a preemption, and models that use it.
 
-Its answers are compared with the oracle's in test_oracle.py and test_invariants.py, and with published code's in
-tests/models/test_llama_like.py.
+Other tests compare its answers: test_oracle.py and test_invariants.py with the oracle, and
+tests/models/test_llama_like.py with published implementations.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHEAP = {"device": "cpu", "skip_tokenizer": True, "dtype": "float64"}
 
 
 class Watched(Run):
-    """Keeps each step's turns as (request number, first row, last row, blocks sampled)."""
+    """Records the scheduled requests as (request number, first row, end of the rows, number of sampled blocks)."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
@@ -48,7 +48,7 @@ class Watched(Run):
 
 
 @pytest.mark.parametrize(("cache", "first"), [("none", True), ("prefix", False), ("dual", False), ("vicinity", False)])
-def test_steps_that_forward_what_the_last_did_are_steady(cache: str, first: bool) -> None:
+def test_steps_with_the_rows_of_the_last_step_have_a_stable_layout(cache: str, first: bool) -> None:
     run = Watched(SERVER)
     run.add(Ask(PROMPT, replace(ONE_A_STEP, max_tokens=8, block_length=8, cache=cache)))
     run.drain()
@@ -65,8 +65,8 @@ def test_steps_that_forward_what_the_last_did_are_steady(cache: str, first: bool
         ("vicinity", [(0, 46), (14, 66), (34, 70)]),
     ],
 )
-def test_what_is_forwarded(cache: str, rows: list[tuple[int, int]], shift: bool) -> None:
-    """The canvas when a block opens, then what the mode renews; every one of them a step."""
+def test_forwarded_rows_of_each_cache_mode(cache: str, rows: list[tuple[int, int]], shift: bool) -> None:
+    """The first step of a block forwards the canvas, later ones the rows of the mode. Each forward is a step."""
     run = Watched(replace(SERVER, shift=shift))
     run.add(Ask(PROMPT, replace(ONE_A_STEP, cache=cache)))
     run.drain()
@@ -78,8 +78,8 @@ def test_what_is_forwarded(cache: str, rows: list[tuple[int, int]], shift: bool)
 
 
 @pytest.mark.parametrize(("cache", "shift"), [("none", False), ("prefix", True), ("dual", False), ("vicinity", True)])
-def test_who_makes_way_writes_its_canvas_again_and_goes_on(cache: str, shift: bool) -> None:
-    """Two requests of a crowd leave no room for another's: one of them waits, and then answers as if it had not."""
+def test_a_preempted_request_recomputes_its_canvas_and_continues(cache: str, shift: bool) -> None:
+    """Two requests of one group leave too few pages for another group. One is preempted, and its answer is the same."""
     setup = replace(SERVER, shift=shift, pages=36, max_reqs=4)
     run = Watched(setup)
     for _ in range(2):
@@ -96,7 +96,7 @@ def test_who_makes_way_writes_its_canvas_again_and_goes_on(cache: str, shift: bo
     assert [o.nfe for o in run.received["r1"].outputs] == list(range(1, 61))
 
 
-def test_a_canvas_waits_for_all_its_pages_and_nobody_slips_past() -> None:
+def test_a_canvas_waits_for_all_its_pages_and_is_not_overtaken() -> None:
     setup = replace(SERVER, pages=24)
     run = Watched(setup)
     for length in (60, 60, 2):
@@ -111,7 +111,7 @@ def test_a_canvas_waits_for_all_its_pages_and_nobody_slips_past() -> None:
 
 
 def test_canvases_alternate_when_the_budget_is_one_canvas() -> None:
-    """Large and small ones together: between two turns of one, no other has more than two."""
+    """Large and small canvases run together. Between two steps of one, no other makes more than two."""
     run = Watched(replace(SERVER, pages=100))
     for length in (80, 30, 50, 20):
         run.add(Ask(PROMPT, replace(ONE_A_STEP, max_tokens=length)))

@@ -1,4 +1,4 @@
-"""multi_bd with a model that inserts and deletes., on the hash model.
+"""Tests of multi_bd with a model that inserts and deletes, on the hash model.
 
 See docs/research/decoding-rules.md#insert-and-delete.
 """
@@ -32,7 +32,7 @@ def servers(draw: st.DrawFn, max_len: int = 40) -> Setup:
 
 @st.composite
 def editing(draw: st.DrawFn, setup: Setup) -> Ask:
-    """Prompts hold both orders; requests of other rules share the steps."""
+    """A request, in most cases with `edit`. Its prompt may contain both edit tokens."""
     ask = draw(asks(setup))
     if draw(st.sampled_from([True, True, True, False])):
         thresholds = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.9])
@@ -43,7 +43,7 @@ def editing(draw: st.DrawFn, setup: Setup) -> Ask:
 
 @contextmanager
 def clear() -> Iterator[None]:
-    """Without the runs in which rounding decides what the oracle says."""
+    """Rejects examples in which the oracle's answer depends on rounding."""
     try:
         yield
     except UnclearError:
@@ -62,7 +62,7 @@ def test_alone(data: st.DataObject) -> None:
 @examples(10)
 @given(data=st.data())
 def test_any_schedule(data: st.DataObject) -> None:
-    """Arrivals, shared prompts, pages of all sizes, small pools, aborts, preemptions: every trace is the oracle's."""
+    """Every trace equals the oracle's, with common prefixes, any page size, small pools, aborts and preemptions."""
     setup = data.draw(servers())
     arrivals = data.draw(st.lists(st.tuples(st.integers(0, 12), editing(setup)), min_size=2, max_size=7))
     aborts = data.draw(st.lists(st.tuples(st.integers(0, 25), st.integers(0, 6)), max_size=2))
@@ -74,7 +74,7 @@ def test_any_schedule(data: st.DataObject) -> None:
 @examples(8)
 @given(data=st.data())
 def test_prompts_of_a_conversation(data: st.DataObject) -> None:
-    """Each turn's prompt begins with all of the turn before, and finds it in the cache."""
+    """The prompt of each chat turn begins with the complete turn before, which is in the prefix cache."""
     setup = data.draw(servers(max_len=64))
     run = Run(setup)
     prompt: tuple[int, ...] = (1, DELETE, 4)
@@ -99,7 +99,7 @@ EDIT = Params(
 @pytest.mark.matrix
 @pytest.mark.parametrize("buffer", [1, 3])
 def test_preemption_at_any_step_changes_nothing(buffer: int) -> None:
-    """What a block remembers of its steps comes back with it."""
+    """The history of a block survives the preemption."""
     setup = Setup(block=8, page=8, pages=8, max_len=32, buffer=buffer, orders=ORDERS)
     remembered = steps = 0
     while True:
@@ -121,9 +121,12 @@ def test_preemption_at_any_step_changes_nothing(buffer: int) -> None:
 
 @examples(20)
 @given(data=st.data())
-def test_what_holds_whatever_the_logits(data: st.DataObject) -> None:
-    """Noise: nothing agrees with what was said before. Every block ends in time; the answer has all its tokens, none of
-    which is an order; only blocks that have ended are told as stable text, and it stays."""
+def test_answers_are_valid_with_random_logits(data: st.DataObject) -> None:
+    """The logits of every forward are new random numbers.
+
+    Every block ends in time. The answer has all its tokens, and none is an edit token. Only the text of final blocks is
+    stable, and it does not change.
+    """
     setup = data.draw(servers())
     ask = data.draw(editing(setup))
     limit = data.draw(st.integers(0, 5))
@@ -153,8 +156,8 @@ def test_what_holds_whatever_the_logits(data: st.DataObject) -> None:
         assert not {DELETE, SPLIT, setup.mask} & {output.tokens[i] for i in free}
 
 
-def test_a_cap_gives_no_orders() -> None:
-    """At `max_nfe` the answer is what is filled so far, also in blocks that go on being edited."""
+def test_an_answer_that_max_nfe_ends_has_no_edit_tokens() -> None:
+    """The answer contains all tokens before the first mask, also those of blocks that could still be edited."""
     cut = 0
     for nfe in range(1, 12):
         run = run_all(Setup(orders=ORDERS), [Ask((1, 2), replace(EDIT, max_nfe=nfe))])
@@ -164,8 +167,8 @@ def test_a_cap_gives_no_orders() -> None:
     assert cut
 
 
-def test_others_remember_nothing() -> None:
-    """Beside it, blocks of rules that keep nothing carry nothing."""
+def test_other_algorithms_have_no_history() -> None:
+    """This includes blocks of `threshold` in the same batch."""
     run = Run(Setup(block=8, page=8, orders=ORDERS))
     runner = run.engine.runner
     assert isinstance(runner, ModelRunner)

@@ -1,6 +1,6 @@
-"""The invariants of every strategy (docs/research/decoding-rules.md#invariants), with their numbers.
+"""Tests of the invariants of every strategy (docs/research/decoding-rules.md#invariants), with their numbers.
 
-8 is tested in tests/distributed, 9 in test_oracle.py and test_llm_oracle.py.
+Invariant 8 is tested in tests/distributed, and invariant 9 in test_oracle.py and test_llm_oracle.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.oracle.block import Params
 
 
 class NoiseModel(HashModel):
-    """New random logits at every forward, whatever the tokens: nothing ever agrees with what was said before."""
+    """Returns new random logits in every forward, whatever the tokens."""
 
     def __init__(self, vocab_size: int, seed: int, scale: float) -> None:
         super().__init__(vocab_size)
@@ -58,7 +58,10 @@ def test_1_exactly_n_tokens(strategy: str, data: st.DataObject) -> None:
 @examples(10)
 @given(data=st.data())
 def test_2_an_answer_depends_on_its_request_alone(strategy: str, data: st.DataObject) -> None:
-    """Another batch, order, page size, pool, budget and cache: the same tokens in as many steps. Drawing ones too."""
+    """Batch, order, page size, pool, budget and cache change neither tokens nor the number of steps.
+
+    This includes requests with a temperature.
+    """
     setup = data.draw(setups(strategy=strategy))
     ask = data.draw(asks(setup))
     alone = run_all(setup, [ask])
@@ -82,7 +85,7 @@ def test_2_an_answer_depends_on_its_request_alone(strategy: str, data: st.DataOb
 @examples(20)
 @given(st.data())
 def test_3_committed_kv_is_a_fresh_prefills(data: st.DataObject) -> None:
-    """`Run` checks this for each running request at each step; here a fresh engine's prefill is what is compared."""
+    """The K/V is compared with the prefill of a new engine. After each step, `Run` also compares it with the hashes."""
     setup = data.draw(setups())
     run = Run(setup)
     run.add(data.draw(asks(setup)))
@@ -100,7 +103,7 @@ def test_3_committed_kv_is_a_fresh_prefills(data: st.DataObject) -> None:
                 fresh = make_engine(replace(setup, prefix_caching=False, budget=256))
                 fresh.add(spec_of("fresh", Ask((*tokens, 0), Params(max_tokens=1, max_nfe=1))))
                 (other,) = fresh.scheduler.waiting
-                fresh.scheduler.schedule()  # pages; the step below would let go of them
+                fresh.scheduler.schedule()  # allocates pages, which the step below frees
                 other_pages = fresh.table._pages[other.req_slot].copy()
                 fresh.step()
                 at = np.arange(compared)
@@ -120,7 +123,7 @@ def test_3_committed_kv_is_a_fresh_prefills(data: st.DataObject) -> None:
 @examples(10)
 @given(data=st.data())
 def test_4_deltas_add_up_to_the_answer(strategy: str, data: st.DataObject) -> None:
-    """The same request reported in the three ways; nothing after the end (`Run` refuses it), never an EOS."""
+    """The same request with each `stream_mode`. Nothing is sent after the end (`Run` checks it), and never an EOS."""
     setup = data.draw(setups(strategy=strategy))
     ask = data.draw(asks(setup))
     run = run_all(setup, [replace(ask, report=report) for report in ("final", "stable", "denoise")])
@@ -128,13 +131,13 @@ def test_4_deltas_add_up_to_the_answer(strategy: str, data: st.DataObject) -> No
     assert len(final.outputs) == 1
     assert final.tokens == stable.tokens == denoise.tokens
     assert all(o.new_tokens for o in stable.outputs[:-1])
-    # a step that settles nothing but given positions is told too, and samples nothing; so is a seed, one a block
+    # A forward that makes only given positions final has an event, but is no step. So has a seed, one per block.
     seeds = (ask.params.max_tokens - 1) // setup.block + 2 if setup.seeded else 0
     assert 0 <= len(denoise.outputs) - final.outputs[0].nfe <= seeds + bool(ask.pinned_by_offset)
     if not ask.params.ignore_eos:
         filled = {token for offset, token in enumerate(final.tokens) if offset not in ask.pinned_by_offset}
         assert not filled & set(setup.eos)
-    # what a denoise stream shows as settled text was shown in the blocks, at its place
+    # stable text of a denoise stream equals the block's tokens at the same positions
     shown = list(ask.prompt)
     for output in denoise.outputs:
         settled = len(shown) + len(output.new_tokens)
@@ -178,7 +181,7 @@ def test_5_a_block_always_ends(strategy: str, data: st.DataObject, seed: int, sc
 
 
 class PoisonedModel(HashModel):
-    """Fails whenever a forward holds the token `poison`."""
+    """Fails whenever a forward contains the token `poison`."""
 
     def __init__(self, vocab_size: int, poison: int) -> None:
         super().__init__(vocab_size)
@@ -194,7 +197,7 @@ class PoisonedModel(HashModel):
 @examples(10)
 @given(data=st.data())
 def test_6_no_request_harms_another_or_the_engine(strategy: str, data: st.DataObject) -> None:
-    """A step that fails ends the requests it served; those before, after, and waiting meanwhile answer as ever."""
+    """A step that fails ends its requests. Earlier, later and waiting requests get the oracle's answers."""
     logging.getLogger("runtime.engine.engine").setLevel(logging.CRITICAL)
     setup = data.draw(setups(strategy=strategy))
     poison = setup.max_token
@@ -226,7 +229,7 @@ def test_6_no_request_harms_another_or_the_engine(strategy: str, data: st.DataOb
 
 
 def test_6_a_failing_commit_harms_no_request_of_the_same_id(caplog: pytest.LogCaptureFixture) -> None:
-    """A finished request's id is free while its last block is still to be committed."""
+    """The id of a finished request can be used again before its last block is committed."""
     caplog.set_level(logging.CRITICAL)
     setup = Setup(budget=12, block=4)
     run = Run(setup)
@@ -238,7 +241,7 @@ def test_6_a_failing_commit_harms_no_request_of_the_same_id(caplog: pytest.LogCa
     assert committing.finished
     second = Ask((1, 2), Params(max_tokens=8, ignore_eos=True))
     run.engine.add(spec_of("same", second))
-    run.engine.scheduler.token_budget = 4  # the failing step serves the commit alone
+    run.engine.scheduler.token_budget = 4  # the failing step contains only the commit
     runner = run.engine.runner
     works, runner.launch_forward = runner.launch_forward, Mock(side_effect=RuntimeError("out of luck"))  # type: ignore[method-assign]
     assert run.engine.step() == []
@@ -280,14 +283,14 @@ def test_6_a_strategy_that_fails_on_a_request_harms_only_that(strategy: str, met
                 ends += [output.error or "answered"] if output.finish_reason else []
             else:
                 run.received[output.id].outputs.append(output)
-    assert ends in (["RuntimeError: out of luck"], ["answered"])  # it may fail on what it commits after its answer
+    assert ends in (["RuntimeError: out of luck"], ["answered"])  # it may fail in the commit after its answer
     assert calls < 0 or ends == ["answered"]
     check_idle(run.engine)
     run.compare()
 
 
 def test_6_a_device_that_failed_ends_the_engine() -> None:
-    """Serving on would fail every later request too: whoever runs the engine has to start another process."""
+    """After this error every later request would fail too, so the process must be replaced."""
     run = Run(Setup())
     run.add(Ask((1, 2), Params(max_tokens=4)))
     run.engine.runner.launch_forward = Mock(side_effect=torch.AcceleratorError("an illegal memory access"))  # type: ignore[method-assign]
@@ -321,7 +324,7 @@ def test_7_abort_at_any_step_frees_every_page(strategy: str, data: st.DataObject
 
 @pytest.mark.parametrize("algorithm", ["threshold", "fixed", "edit"])
 def test_max_nfe_counts_steps_alone(algorithm: str) -> None:
-    """nfe leaves out prefill, commits, and what a preemption computes again."""
+    """`nfe` counts no prefill, no commit, and no recomputation after a preemption."""
     setup = Setup(pages=8, max_len=32, budget=8, max_reqs=4)
     p = Params(max_tokens=18, ignore_eos=True, algorithm=algorithm, accept_threshold=0.5, edit_threshold=0.9)
     several = [Ask(tuple((n + i) % 13 for i in range(5)), p) for n in range(4)]
@@ -333,7 +336,7 @@ def test_max_nfe_counts_steps_alone(algorithm: str) -> None:
         assert alone.received["r0"].tokens == crowded.received[f"r{n}"].tokens
 
 
-def test_6_an_engine_that_nobody_asks_for_statistics_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_6_statistics_that_are_not_read_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "OBSERVATIONS", 5)
     run = Run(Setup(), make_engine(Setup()))
     for i in range(4):

@@ -1,4 +1,4 @@
-"""The cache's keys: hashed once, apart for each salt, and found again by whoever has the same beginning."""
+"""Tests of the prefix cache: hashes of page groups, salts, and reuse by requests with equal beginnings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def chain_of(cache: KVCacheManager, content: np.ndarray, salt: str = "") -> list
     return chain
 
 
-def test_a_chain_grows_to_what_it_would_be_at_once():
+def test_a_chain_that_grows_equals_one_computed_at_once():
     cache = manager()
     content = tokens(1, 2, 3)
     grown: list[bytes] = []
@@ -35,14 +35,14 @@ def test_a_chain_grows_to_what_it_would_be_at_once():
     assert grown == chain_of(cache, content)
 
 
-def test_a_key_stands_for_all_before_it_and_for_the_salt():
+def test_a_hash_depends_on_all_earlier_tokens_and_the_salt():
     cache = manager()
     one, other = chain_of(cache, tokens(1, 2, 3)), chain_of(cache, tokens(9, 2, 3))
     assert not set(one) & set(other)
     assert not set(one) & set(chain_of(cache, tokens(1, 2, 3), salt="tenant"))
 
 
-def test_a_match_ends_at_the_first_unit_that_is_not_known():
+def test_a_match_ends_at_the_first_page_group_that_is_not_cached():
     cache = manager()
     chain = chain_of(cache, tokens(1, 2, 3))
     page_groups = cache.allocate(3)
@@ -51,7 +51,7 @@ def test_a_match_ends_at_the_first_unit_that_is_not_known():
     assert cache.find_longest_prefix(chain) == page_groups[:1]
 
 
-def test_what_is_reclaimed_is_forgotten_the_tail_first():
+def test_the_last_page_group_of_a_prefix_is_evicted_first():
     cache = manager()
     chain = chain_of(cache, tokens(1, 2, 3))
     page_groups = cache.allocate(3)
@@ -71,7 +71,7 @@ def test_admission_takes_all_or_nothing():
         cache.cache_page_group(page_group, key)
     cache.free(page_groups)
     with pytest.raises(OutOfPages):
-        cache.allocate_with_prefix(page_groups, 3)  # four page groups in all, two of them the shared ones
+        cache.allocate_with_prefix(page_groups, 3)  # there are four page groups, two of which are the reused ones
     assert cache.num_available == 4
     assert len(cache.allocate_with_prefix(page_groups, 2)) == 2
     assert cache.num_available == 0
@@ -82,7 +82,7 @@ SETUP = {"block": 32, "pages": 1200, "budget": 4096, "max_len": 1100, "max_reqs"
 
 
 def prefilled(run: Watched) -> int:
-    """Rows of prompts that were computed."""
+    """Returns the number of prompt rows that were computed."""
     return sum(rows for entries in run.entries for _, rows, _ in entries)
 
 
@@ -115,7 +115,7 @@ def test_other_salts_have_no_common_pages() -> None:
     assert prefilled(run) == 2 * len(PROMPT)
 
 
-def test_who_waits_goes_on_when_the_one_that_computes_is_aborted() -> None:
+def test_a_request_that_waits_for_pages_of_another_continues_if_that_is_aborted() -> None:
     run = Watched(Setup(**SETUP | {"page": 32, "budget": 256}))
     first, _ = (run.add(Ask(PROMPT, Params(max_tokens=8), "final")) for _ in range(2))
     run.step()

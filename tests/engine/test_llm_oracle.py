@@ -1,4 +1,4 @@
-"""Real weights in float64 through the Python API and the whole loading path, against the oracle."""
+"""Tests of real weights in float64, loaded through the Python API, against the oracle."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SETUPS = {
     "grouped_moe": replace(TINY, block=4, buffer=2, page=8, pages=10, budget=12),
     "dense_tied": replace(TINY, block=8, buffer=4, page=4, pages=20, budget=40),
     "all_moe": replace(TINY, block=4, buffer=1, page=4, pages=200, budget=256),
-    # frequent tokens of the golden model stand in as ends of sequence
+    # frequent tokens of the golden model are its EOS tokens here
     "golden": Setup(
         vocab=256,
         mask=255,
@@ -91,7 +91,7 @@ def llm(case: Case) -> Iterator[LLM]:
         yield llm
 
 
-def test_facts(case: Case, llm: LLM) -> None:
+def test_engine_info(case: Case, llm: LLM) -> None:
     s, info = case.setup, llm.info
     assert (info.vocab_size, info.mask_token_id, info.max_token_id) == (s.vocab, s.mask, s.max_token)
     assert set(info.eos_token_ids) == set(s.eos)
@@ -119,7 +119,7 @@ def test_logits_of_a_distinct_pool(case: Case, llm: LLM, distinct: LLM) -> None:
 @examples(6)
 @given(data=st.data())
 def test_any_schedule_over_a_distinct_pool(case: Case, distinct: LLM, data: st.DataObject) -> None:
-    """Prefix hits, preemptions, chunks and aborts, against the oracle that the unified pool is compared with."""
+    """Prefix hits, preemptions, chunks and aborts. The oracle is that of the unified pool."""
     setup = case.setup
     arrivals = data.draw(st.lists(st.tuples(st.integers(0, 8), asks(setup)), min_size=1, max_size=4))
     run_schedule(Run(setup, distinct.engine, case.oracle), arrivals, data.draw(ABORTS))
@@ -128,14 +128,14 @@ def test_any_schedule_over_a_distinct_pool(case: Case, distinct: LLM, data: st.D
 @examples(8)
 @given(data=st.data())
 def test_any_schedule(case: Case, llm: LLM, data: st.DataObject) -> None:
-    """One engine for all examples: its prefix cache carries over from one to the next."""
+    """All examples use one engine, so its prefix cache persists between them."""
     setup = case.setup
     arrivals = data.draw(st.lists(st.tuples(st.integers(0, 8), asks(setup)), min_size=1, max_size=4))
     run_schedule(Run(setup, llm.engine, case.oracle), arrivals, data.draw(ABORTS))
 
 
 def params_of_kinds(case: Case) -> list[Params]:
-    """One request of each kind; `sure` is passed by some of the model's confidences and not by most."""
+    """Returns parameters of each kind. Some of the model's confidences are above `sure`, but most are not."""
     sure = 0.018 if case.setup.vocab == 256 else 0.25
     kinds = [
         Params(max_tokens=20, accept_threshold=sure),
@@ -156,7 +156,7 @@ def params_of_kinds(case: Case) -> list[Params]:
 
 
 def nested(values: dict[str, Any]) -> dict[str, Any]:
-    """As requests spell them: ``x.y`` is the entry y of an object x."""
+    """Returns the fields as in a request: `x.y` is the entry y of an object x."""
     out: dict[str, Any] = {}
     for name, value in values.items():
         *outer, last = name.split(".")
@@ -193,9 +193,9 @@ def test_generate_and_stream(case: Case, llm: LLM) -> None:
         assert final["token_ids"] == result.tokens
 
 
-@pytest.mark.all_entries  # with fewer rules there are fewer cases
+@pytest.mark.all_entries  # with fewer algorithms there are fewer cases
 def test_the_cases_are_worth_comparing(case: Case) -> None:
-    """Over the plain cases: several positions accepted in a step, and an answer that ends at an EOS."""
+    """In the first four kinds, steps unmask several positions, and answers end with `stop` and with `length`."""
     random = np.random.default_rng(2)
     results = [
         decode(case.oracle, random.integers(0, case.setup.vocab - 1, 7).tolist(), replace(p, seed=n), case.setup.oracle)
@@ -207,7 +207,7 @@ def test_the_cases_are_worth_comparing(case: Case) -> None:
 
 
 def cached_kv(llm: LLM, tokens: list[int]) -> torch.Tensor:
-    """The K/V that the prefix cache knows for `tokens`: [2, layers, positions, heads, dim]."""
+    """Returns the K/V of `tokens` in the prefix cache, [2, layers, positions, heads, dim]."""
     engine = llm.engine
     while engine.has_work():  # the last block's commit
         engine.step()
@@ -224,7 +224,7 @@ def cached_kv(llm: LLM, tokens: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("algorithm", ["threshold", "edit"])
 def test_committed_kv_is_a_fresh_prefills(case: Case, algorithm: str) -> None:
-    """Denoised, then committed beside the next block: the same K/V as the tokens given as a prompt."""
+    """A block that is denoised, and committed in a step of the next one, has the K/V of the same tokens in a prompt."""
     p = Params(max_tokens=24, ignore_eos=True, algorithm=algorithm, accept_threshold=0.1, edit_threshold=0.1)
     prompt = [t % case.setup.vocab for t in (5, 9, 2, 40, 77, 1, 8)]
     with case.load() as one, case.load() as two:

@@ -1,4 +1,4 @@
-"""Logits processors: of requests in a batch with others, and on logits that ranks share; and min-p."""
+"""Tests of logits processors and of min-p, in batches with other requests and on a sharded vocabulary."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_steps_without_any_are_replayed_and_those_with_one_are_counted() -> None
         assert engine.stats().steps_eager_logits_processors == engine.runner.stats.eager[EagerReason.LOGITS_PROCESSORS]
 
 
-def test_what_asks_for_nothing_is_replayed() -> None:
-    """min-p and stop tokens are no matter of it."""
+def test_steps_with_min_p_and_stop_tokens_are_replayed() -> None:
+    """Neither of them needs a logits processor."""
     params = replace(BASE.params, temperature=1.0, min_p=0.2, stop_token_ids=(12,))
     asked = replace(BASE, params=params)
     runner_stats = run(Setup(replayed=True, max_len=40), asked, asked, asked).engine.runner.stats
@@ -56,14 +56,14 @@ def test_a_bias_decides() -> None:
         assert run(Setup(), biased).received["r0"].tokens == [token] * 9
 
 
-def test_no_token_comes_again_where_steps_take_one_and_the_penalty_is_high() -> None:
+def test_no_token_repeats_with_one_token_per_step_and_a_high_penalty() -> None:
     params = replace(BASE.params, max_tokens=8, accept_threshold=1.0, logit_bias=((3, -100.0),))
     for penalty in ({"presence_penalty": 90.0}, {"frequency_penalty": 90.0}):
         tokens = run(Setup(), replace(BASE, params=replace(params, **penalty))).received["r0"].tokens
         assert len(set(tokens)) == len(tokens) == 8
 
 
-def test_stop_tokens_end_an_answer_though_ends_of_sequence_do_not() -> None:
+def test_stop_tokens_end_an_answer_in_spite_of_ignore_eos() -> None:
     params = replace(BASE.params, logit_bias=((7, 100.0),), stop_token_ids=(7,), max_tokens=9)
     for least in (0, 5):
         received = run(Setup(), replace(BASE, params=replace(params, min_tokens=least))).received["r0"]
@@ -73,7 +73,7 @@ def test_stop_tokens_end_an_answer_though_ends_of_sequence_do_not() -> None:
 
 
 def some_shapes(random):
-    """Ids that several rows share, some of them twice in a row with the same numbers."""
+    """Returns inputs of the processors. Rows have common ids, and some ids twice with the same values."""
     ids = torch.randint(VOCAB, (ROWS, 5), generator=random)
     ids[:, 4] = ids[:, 0]
     numbers = {
@@ -89,7 +89,7 @@ def some_shapes(random):
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("seed", range(3))
-def test_where_processes_have_shards_of_a_vocabulary(size, seed):
+def test_logits_processors_on_a_sharded_vocabulary(size, seed):
     logits, random = some_logits(seed, torch.float64)
     shapes = some_shapes(random)
 
@@ -102,7 +102,7 @@ def test_where_processes_have_shards_of_a_vocabulary(size, seed):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_min_p_where_processes_have_shards_of_a_vocabulary(size):
+def test_min_p_on_a_sharded_vocabulary(size):
     logits, random = some_logits(1, torch.float64)
     limits = {
         "temperature": torch.rand(ROWS, generator=random, dtype=torch.float64) + 0.3,
@@ -127,7 +127,7 @@ def test_min_p_keeps_what_the_oracle_keeps():
         np.testing.assert_allclose(mine, filtered(row / t, int(k), p, m), atol=1e-12)
 
 
-def test_ends_are_never_counted():
+def test_eos_and_stop_tokens_are_never_counted():
     from runtime.request.engine_messages import LogitsProcessorParams, RequestSpec
 
     asked = LogitsProcessorParams(repetition=2.0, presence=1.0, bias={9: 1.5}, min_tokens=4)

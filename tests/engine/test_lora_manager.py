@@ -1,4 +1,4 @@
-"""Which adapters hold the device's slots: least recently used first out, none that somebody holds."""
+"""Tests of the adapters' slots on the device: the least recently used adapter without running requests is evicted."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ from runtime.errors import ConfigError, RequestError
 
 
 class Matrices:
-    """Remembers what was put where. Adapter "x" fails to be put."""
+    """A backend that records the adapter of each slot. `put` fails for the adapter "x"."""
 
     def __init__(self):
         self.slots = {}
@@ -59,7 +59,7 @@ def test_least_recently_used_goes_first(adapters):
     assert adapters.evictions == 2
 
 
-def test_one_that_cannot_be_put_takes_no_slot(adapters):
+def test_an_adapter_that_cannot_be_put_takes_no_slot(adapters):
     for _ in range(3):
         with pytest.raises(MemoryError):
             adapters.activate("x")
@@ -78,13 +78,13 @@ def test_unloading(adapters):
     assert adapters.available == ["b", "c", "x"]
     assert adapters.backend.names == {"b", "c", "x"}
     adapters.acquire("b")
-    adapters.acquire("c")  # into its slot
+    adapters.acquire("c")  # both fit, because unloading freed a slot
     assert adapters.evictions == 0
 
 
-def test_what_a_step_touches(adapters):
+def test_affected_modules_of_a_step(adapters):
     assert adapters.affected_modules([""]) == 0
-    assert adapters.affected_modules(["a", ""]) == 0b011  # what any does, but of the costly ones what these do
+    assert adapters.affected_modules(["a", ""]) == 0b011  # of any adapter, but eager ones of these only
     assert adapters.affected_modules(["a", "c"]) == 0b111
 
 
@@ -107,11 +107,11 @@ def waiting(*names):
     return queue
 
 
-def test_the_base_passes_one_that_waits_for_a_slot(adapters):
+def test_requests_of_the_base_model_precede_one_that_waits_for_a_slot(adapters):
     assert adapters.next_request(waiting()) is None
     assert adapters.next_request(waiting("c", "")).adapter == "c"
     adapters.acquire("a")
     adapters.acquire("b")
     assert adapters.next_request(waiting("c", "a", "", "")).arrival_index == 2
-    assert adapters.next_request(waiting("c", "a")) is None  # or the first would wait for ever
+    assert adapters.next_request(waiting("c", "a")) is None  # else the first request might wait forever
     assert adapters.next_request(waiting("a", "c")).arrival_index == 0

@@ -1,4 +1,7 @@
-"""Arrivals, steps and aborts in any order: pages always add up, and at the end every answer is the oracle's."""
+"""State machine test of the engine: random arrivals, steps and aborts.
+
+The page accounting is always right, and at the end every answer equals the oracle's.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.run.asks)
     @rule(data=st.data())
     def follow_up(self, data: st.DataObject) -> None:
-        """A next turn: a new prompt that begins with an earlier prompt and what was received of its answer."""
+        """Adds a next chat turn. Its prompt begins with an earlier prompt and the received part of its answer."""
         id = data.draw(st.sampled_from(sorted(self.run.asks)))
         prompt = (*self.run.asks[id].prompt, *self.run.received[id].tokens, 7)
         ask = data.draw(asks(self.setup_))

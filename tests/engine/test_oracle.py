@@ -1,4 +1,4 @@
-"""The engine against the oracle, exactly, on a model that detects every wrong read.
+"""Tests that the engine's outputs equal the oracle's exactly, on a model that detects every wrong read.
 
 Tests docs/research/decoding-rules.md#invariant-2-independence and docs/research/decoding-rules.md#invariant-9-oracle.
 """
@@ -27,7 +27,7 @@ def test_alone(strategy: str, data: st.DataObject) -> None:
 @examples(12)
 @given(data=st.data())
 def test_any_schedule(strategy: str, data: st.DataObject) -> None:
-    """Arrivals, prompts that share, small pools, tight budgets, aborts: every request's trace is the oracle's."""
+    """Every trace equals the oracle's, with common prefixes, small pools, tight budgets, aborts and preemptions."""
     setup, *events = data.draw(scenarios(strategy))
     run_schedule(Run(setup), *events)
 
@@ -36,7 +36,7 @@ def test_any_schedule(strategy: str, data: st.DataObject) -> None:
 @examples(6)
 @given(data=st.data())
 def test_prompts_of_a_conversation(strategy: str, data: st.DataObject) -> None:
-    """Each turn's prompt begins with all of the turn before: whatever of it is found in the cache is right."""
+    """The prompt of each chat turn begins with the complete turn before. Its cached K/V must be right."""
     setup = data.draw(setups(max_len=64, strategy=strategy))
     run = Run(setup)
     prompt: tuple[int, ...] = (1, 2, 4)

@@ -1,4 +1,7 @@
-"""Bad input of every family, strategy and rule: one sentence that names the field, the value and what would fit."""
+"""Tests of invalid input of every family, strategy and algorithm.
+
+The error message is one line. It names the field, the value and the valid values.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ from tools.docs.models import fits
 
 FAMILIES: dict[str, ModelFamily[Any]] = {family.key: family for family in map(resolve_family, families(), [{}] * 999)}
 PAIRS = {f"{family.key}-{key}": (family, key) for family, _, key in fits()}
-FOLDERS = {"llada2": "llada2_tiny"}  # golden data that are not called as their family
+FOLDERS = {"llada2": "llada2_tiny"}  # folders of golden data whose name is not that of their family
 MASK = 30
 VALUES = ("many", -1, 2.5, [], {}, [1, 2], True, None, 0, {"x": 1}, math.nan)
 
@@ -44,7 +47,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def flags_of(family: ModelFamily[Any], strategy: str | None, directory: Path) -> dict[str, Any]:
-    """Those with which the family's tiny checkpoint is decoded by `strategy`."""
+    """Returns flags with which `strategy` decodes the family's tiny checkpoint."""
     folder = FOLDERS.get(family.key, family.key)
     flags: dict[str, Any] = {"device": "cpu", "skip_tokenizer": True, "decoding_strategy": strategy}
     flags["model"] = str(checkpoint_of(folder, directory / folder))
@@ -58,7 +61,7 @@ def flags_of(family: ModelFamily[Any], strategy: str | None, directory: Path) ->
 
 
 def start(flags: dict[str, Any]) -> str:
-    """The sentence with which a server of these flags does not start."""
+    """Returns the error message of a server that does not start with these flags."""
     with pytest.raises(ConfigError) as error:
         load_engine(EngineConfig(**flags))
     assert "\n" not in str(error.value)
@@ -79,7 +82,7 @@ def info(pair: tuple[ModelFamily[Any], str], directory: Path) -> EngineInfo:
 
 
 def refused(info: EngineInfo, param: str, prompt: tuple[int, ...] = (1, 2, 3), **fields: Any) -> str:
-    """The sentence of a 400 of that field."""
+    """Returns the message of the error 400 about the field `param`."""
     with pytest.raises(RequestError) as error:
         resolve(SamplingParams(**fields), prompt, info, RequestContext(id="r"))
     assert (error.value.status, error.value.param) == (400, param), error.value.message
@@ -90,7 +93,7 @@ def refused(info: EngineInfo, param: str, prompt: tuple[int, ...] = (1, 2, 3), *
 
 @cache
 def every_field() -> dict[str, Field]:
-    """All that any rule or strategy declares."""
+    """Returns all fields that an algorithm or strategy declares, by name."""
     own = [field for key in algorithm_keys() for field in get_algorithm(key).fields]
     return {field.name: field for field in [*own, *(field for _, made, _ in fits() for field in made.fields)]}
 
@@ -114,7 +117,7 @@ def test_a_budget_below_a_requests_step(pair: tuple[ModelFamily[Any], str], dire
         assert llm.info.max_num_batched_tokens == least
 
 
-def test_defaults_that_no_request_of_the_server_has(pair: tuple[ModelFamily[Any], str], directory: Path) -> None:
+def test_flags_of_fields_that_no_request_has_are_refused(pair: tuple[ModelFamily[Any], str], directory: Path) -> None:
     family, key = pair
     flags = flags_of(family, key, directory)
     with LLM(**flags) as llm:
@@ -127,7 +130,7 @@ def test_defaults_that_no_request_of_the_server_has(pair: tuple[ModelFamily[Any]
         assert message.endswith("; leave it out")
 
 
-def test_a_rule_that_does_not_fit(info: EngineInfo) -> None:
+def test_an_algorithm_that_does_not_fit(info: EngineInfo) -> None:
     there = ", ".join(rule.key for rule in info.algorithms)
     for key in [*algorithm_keys(), "nonesuch"]:
         if info.algorithm(key) is None:
@@ -168,7 +171,7 @@ def test_prompts_and_answers_that_are_too_long(info: EngineInfo) -> None:
     assert message == expected
     message = refused(info, "max_tokens", prompt=(1,) * 9, max_tokens=limit + 1)
     assert message == f"max_tokens: {limit + 1} is more than the model's length, {limit}; ask for less"
-    for requested in (limit - 9, limit - 8, limit):  # what the prompt leaves is all there is
+    for requested in (limit - 9, limit - 8, limit):  # limited to what the prompt leaves
         assert (
             resolve(SamplingParams(max_tokens=requested), (1,) * 9, info, RequestContext(id="r")).max_tokens
             == limit - 9
@@ -197,8 +200,11 @@ def config_of(family: ModelFamily[Any], directory: Path) -> dict[str, Any]:
 
 
 def wrong_configs(config: dict[str, Any]) -> Iterator[tuple[set[str], object, dict[str, Any]]]:
-    """The config with one field, or a field of an object in it, absent or of another value; and its name, or those of
-    the fields that went with it."""
+    """Yields configs in which one field, or one field of an object in it, is absent or has another value.
+
+    Each item has the name of the field, or the names of an object and its fields, the value, and the config. The value
+    of an absent field is None.
+    """
     for name, entry in config.items():
         names = {name, *(entry if isinstance(entry, dict) else ())}
         others = {other: config[other] for other in config if other != name}
@@ -211,7 +217,7 @@ def wrong_configs(config: dict[str, Any]) -> Iterator[tuple[set[str], object, di
 
 @pytest.mark.parametrize("key", FAMILIES)
 def test_a_config_that_lacks_or_contradicts_a_field(key: str, directory: Path) -> None:
-    """Whatever stands in a field, the checkpoint is read, or one sentence names the field."""
+    """With any value of a field, the checkpoint is read, or the error message of one line names the field."""
     family = FAMILIES[key]
     right = config_of(family, directory)
     mask = None if "mask_token_id" in right or not family.masks else MASK

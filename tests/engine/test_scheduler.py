@@ -1,4 +1,4 @@
-"""Requests and rows of each step of the scheduler, on small engines.
+"""Tests of the requests and rows that the scheduler selects for each step, on small engines.
 
 See docs/research/decoding-rules.md#the-multi-block-loop.
 """
@@ -18,7 +18,7 @@ from tests.engine.samples import STRATEGIES, asks, setups
 from tests.examples import examples
 from tests.oracle.block import Params
 
-SLOW = Params(max_tokens=16, accept_threshold=1.0, ignore_eos=True)  # a token a step
+SLOW = Params(max_tokens=16, accept_threshold=1.0, ignore_eos=True)  # one token per step
 
 
 def prompt(n: int, length: int) -> tuple[int, ...]:
@@ -26,7 +26,7 @@ def prompt(n: int, length: int) -> tuple[int, ...]:
 
 
 class Watched(Run):
-    """Keeps each step's turns as (request number, prefill rows, decode rows)."""
+    """Records the scheduled requests of each step as (request number, prefill rows, decode rows)."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
@@ -62,10 +62,11 @@ def test_long_prompts_are_chunked_next_to_decoding_requests() -> None:
     run.add(Ask(prompt(1, 38), replace(SLOW, max_tokens=4)))
     run.drain()
     run.compare()
-    rest = 36  # of its prompt, in whole blocks
+    rest = 36  # of its prompt, in complete blocks
     for entries in run.entries[1:]:
         rows = {own: (prefill, decode) for own, prefill, decode in entries}
-        if rest:  # what the decoding request leaves, in whole blocks; the first step of its own where that fits as well
+        # Its chunk is what the decoding request leaves, in complete blocks. Its first step follows if it fits too.
+        if rest:
             left = 14 - sum(rows.get(0, ()))
             chunk = min(rest, left // 4 * 4)
             rest -= chunk
@@ -83,7 +84,10 @@ def test_a_steps_rows_are_all_or_none() -> None:
 
 @pytest.mark.parametrize(("count", "budget"), [(5, 8), (7, 16), (3, 8)])
 def test_round_robin_when_the_budget_binds(count: int, budget: int) -> None:
-    """One block each a step, and room for fewer than there are: nobody is served twice before all were once."""
+    """The budget suffices for fewer blocks than there are requests.
+
+    No request is served twice before all others were served once.
+    """
     several = [Ask(prompt(n, 4), replace(SLOW, max_tokens=4)) for n in range(count)]
     run = watch(Setup(budget=budget, prefix_caching=False), several)
     served = dict.fromkeys(range(count), 0)
@@ -97,9 +101,11 @@ def test_round_robin_when_the_budget_binds(count: int, budget: int) -> None:
 
 @examples(15)
 @given(st.data())
-def test_nobody_starves(data: st.DataObject) -> None:
-    """With pages for all, the steps between two turns of a request are at most those in which all others had one, and
-    those that the shares of owners and groups leave to the ones of few."""
+def test_no_request_starves(data: st.DataObject) -> None:
+    """With enough pages, the pause between two steps of a request is at most 3 steps per request.
+
+    The bound allows for a step of every other request, and for requests of small tenants and groups, which come first.
+    """
     setup = replace(data.draw(setups()), pages=500, max_reqs=8)
     several = data.draw(st.lists(asks(setup), min_size=2, max_size=5))
     run = watch(setup, several)
@@ -110,7 +116,7 @@ def test_nobody_starves(data: st.DataObject) -> None:
 
 
 def test_first_come_first_served_for_pages() -> None:
-    """A short request does not slip past an older one that waits for pages."""
+    """A short request does not overtake an older one that waits for pages."""
     setup = Setup(pages=10, max_len=40, prefix_caching=False)
     run = Watched(setup)
     run.add(Ask(prompt(0, 20), SLOW))
@@ -129,7 +135,7 @@ def test_first_come_first_served_for_pages() -> None:
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @STRATEGIES
 def test_pinned_answers_end_after_a_preemption(strategy: str, prefix_caching: bool) -> None:
-    """All of their tokens may be in the prefix cache: those of the equal requests that ended before."""
+    """All of their tokens may be in the prefix cache, from equal requests that ended before."""
     setup = Setup(strategy=strategy, page=1, pages=43, budget=256, max_len=40, prefix_caching=prefix_caching)
     ask = pinned_ask(strategy, prompt(0, 4), 20)
     run = run_all(setup, [replace(ask, report=report) for report in ("final", "stable", "denoise")])
@@ -140,7 +146,7 @@ def test_pinned_answers_end_after_a_preemption(strategy: str, prefix_caching: bo
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @STRATEGIES
 def test_a_pinned_answer_as_long_as_the_pool_is_admitted_again(strategy: str, prefix_caching: bool) -> None:
-    """It needs no pages for a further block: there is none."""
+    """It needs no pages for another block, because there is none."""
     budget = {"d2f": 39, "full": 40}.get(strategy, 24)
     longest = 47 if strategy in ("d2f", "nemotron_diffusion") else 40
     setup = Setup(
@@ -162,8 +168,8 @@ def pinned_ask(strategy: str, prompt: tuple[int, ...], max_tokens: int) -> Ask:
     return Ask(prompt, params, pinned=tuple((offset, 5) for offset in range(max_tokens)))
 
 
-def test_admission_asks_for_what_is_needed_now() -> None:
-    """Answers as long as the pool: all start at once, though together they will not fit."""
+def test_admission_requires_only_the_pages_of_the_first_step() -> None:
+    """Each answer fills most of the pool. All requests start at once, although their answers do not fit together."""
     setup = Setup(pages=12, max_len=48, prefix_caching=False)
     run = Watched(setup)
     for n in range(4):
@@ -172,7 +178,7 @@ def test_admission_asks_for_what_is_needed_now() -> None:
     assert len(run.engine.scheduler.running) == 4
 
 
-def test_the_newest_makes_way_and_the_oldest_never_does() -> None:
+def test_the_newest_request_is_preempted_and_the_oldest_never_is() -> None:
     setup = Setup(pages=12, max_len=48, prefix_caching=False)
     run = Watched(setup)
     for n in range(4):
@@ -195,7 +201,7 @@ def test_the_newest_makes_way_and_the_oldest_never_does() -> None:
 
 
 def test_what_was_decoded_survives_a_preemption() -> None:
-    """Preempted requests pick up where they were: their events go on, nothing is sent twice, nfe does not restart."""
+    """Preempted requests continue where they were. No event is missing or sent twice, and `nfe` does not restart."""
     setup = Setup(pages=12, max_len=48, prefix_caching=False)
     run = watch(setup, [Ask(prompt(n, 4), replace(SLOW, max_tokens=40)) for n in range(3)])
     assert run.engine.scheduler.preemptions > 0
@@ -215,16 +221,16 @@ def test_prefix_hits() -> None:
     run.drain()
     run.compare()
     hits = {id: run.received[id].outputs[0].cached_tokens for id in run.received}
-    # whole pages of 8 below the last whole block of the prompt; the answer's committed blocks are hits as well
+    # complete pages of 8 within the complete blocks of the prompt; committed blocks of an answer are hits too
     assert hits == {"r0": 0, again: 16, longer: 24, salted: 0, other: 0, aligned: 16}
     assert run.engine.stats().prefix_hit_tokens == sum(hits.values())
 
 
 @pytest.mark.parametrize("page", [1, 4, 8])
-def test_a_prompts_mask_ids_are_no_hit_for_masks_to_fill(page: int) -> None:
-    """The block that holds the end of a prompt looks like another prompt that goes on in mask ids: it is not final."""
+def test_mask_ids_of_a_cached_prompt_are_no_hit_for_masks_of_an_answer(page: int) -> None:
+    """The last block of a prompt has the ids of another prompt that continues with mask ids, but it is not final."""
     setup = Setup(page=page, pages=256 // page)
-    stem = prompt(0, 22)  # ends in a block, and in a page of 8 that a whole block begins
+    stem = prompt(0, 22)  # ends within a block, and within a page of 8 whose first block is complete
     run = run_all(setup, [Ask((*stem, *[setup.mask] * 2), replace(SLOW, max_tokens=4))])
     id = run.add(Ask(stem, SLOW))
     run.drain()
@@ -242,7 +248,10 @@ def test_no_hits_when_switched_off() -> None:
 
 
 def test_cached_pages_are_reclaimed_least_recently_used_first() -> None:
-    """Room for three prompts of three whole blocks: the fourth, of four, takes the tail of the one used longest ago."""
+    """Three prompts have three cached blocks each, and three pages are free.
+
+    A fourth prompt needs four pages, so it evicts the last block of the prompt that was used longest ago.
+    """
     setup = Setup(pages=12, max_len=16)
     short = replace(SLOW, max_tokens=1)
     run = run_all(setup, [Ask(prompt(n, 13), short) for n in range(3)])
@@ -257,7 +266,7 @@ def test_cached_pages_are_reclaimed_least_recently_used_first() -> None:
 
 
 def test_a_block_costs_its_steps_and_no_commit() -> None:
-    """Fused commit, also with S=1; the final block is committed alone, and only if it is worth caching."""
+    """Commits are fused with steps, also with S=1. The last block is committed separately, and only for the cache."""
     p = replace(SLOW, max_tokens=12)
     for setup, length, commits in (
         (Setup(), 4, 1),  # the answer ends with its block
@@ -267,7 +276,7 @@ def test_a_block_costs_its_steps_and_no_commit() -> None:
         run = run_all(setup, [Ask(prompt(0, length), p)])
         stats = run.engine.stats()
         nfe = run.received["r0"].outputs[-1].nfe
-        assert 12 <= nfe <= (12 if length == 4 else 15)  # masks past the end may be taken first
+        assert 12 <= nfe <= (12 if length == 4 else 15)  # masks past the end may be unmasked first
         assert stats.forwards_denoise == nfe
         assert stats.forwards_commit == commits
 
@@ -278,14 +287,14 @@ def test_the_reply_does_not_wait_for_the_commit() -> None:
     while not run.received["r0"].ended:
         run.step()
     assert run.engine.has_work()
-    run.abort("r0")  # too late to matter
+    run.abort("r0")  # has no effect after the end
     run.drain()
     assert run.engine.stats().forwards_commit == 1
 
 
 @pytest.mark.parametrize("owners", [("", "", "", "", ""), ("a", "b", "b", "b", "c")])
-def test_forwards_of_one_request_alternate_like_others(owners: tuple[str, ...]) -> None:
-    """Two requests that want no company and three that take each other's: all get on, none in another's forward."""
+def test_requests_with_exclusive_batches_alternate_with_others(owners: tuple[str, ...]) -> None:
+    """Two requests have exclusive batches, and three may run together. All make progress."""
     several = [
         Ask(prompt(n, 4 + 3 * n), SLOW, owner=owner, alone=n in (1, 3), salt=str(n)) for n, owner in enumerate(owners)
     ]
@@ -299,8 +308,8 @@ def test_forwards_of_one_request_alternate_like_others(owners: tuple[str, ...]) 
         assert max(later - earlier for earlier, later in pairwise(waits)) <= 4
 
 
-def test_a_request_with_forwards_of_its_own_does_not_wait_for_later_ones() -> None:
-    """Somebody new comes with every step, and new ones go first: every second step is the older one's all the same."""
+def test_a_request_with_exclusive_batches_does_not_wait_for_later_ones() -> None:
+    """A new request arrives in every step and is scheduled first. Still the older one has every second step."""
     run = Watched(Setup(pages=256, max_len=32))
     run.add(Ask(prompt(0, 5), replace(SLOW, max_tokens=20), alone=True))
     for n in range(1, 40):

@@ -1,4 +1,4 @@
-"""Making an engine from flags, and of what a family says about its checkpoints."""
+"""Tests of the construction of an engine from flags and from the declarations of a model family."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_format_of_the_weights_is_reported() -> None:
     engine = load_engine(load, lambda phase, done, total: progress.append(total))
     unquantized = load_engine(EngineConfig(device="cpu"), lambda phase, done, total: progress.append(total))
     assert (engine.info.quantization, unquantized.info.quantization) == ("fp8", None)
-    assert progress[0] < 0.4 * progress[-1], "bytes of the weights, in eight bits and in float32"
+    assert progress[0] < 0.4 * progress[-1], "the fp8 weights have too many bytes"
     for info, name in ((engine.info, "fp8"), (unquantized.info, "none")):
         metrics = Metrics("m", RequestMetrics())
         metrics.on_loaded(info, 1.0)
@@ -72,7 +72,7 @@ def test_the_compiler_starts_before_all_reads_and_ends_if_the_model_cannot_be_lo
     assert events == ["start", "tokenizer", "load", "close"]
 
 
-def test_limits_blocks_and_first_tokens_are_the_familys_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_family_declares_length_block_size_and_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "_FAMILIES", copy.copy(base._FAMILIES))
     facts = {"max_model_len": 96, "block_size": 16, "bos_id": 5}
     base.register_family(
@@ -102,7 +102,7 @@ def test_a_family_whose_strategies_are_not_there_is_refused_with_their_names(mon
         )
 
 
-def test_what_a_checkpoint_computes_together_is_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_block_size_must_be_a_multiple_of_the_familys_block_multiple(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "_FAMILIES", copy.copy(base._FAMILIES))
     facts = {"block_size": 8, "block_multiple": 8}
     base.register_family(
@@ -113,7 +113,7 @@ def test_what_a_checkpoint_computes_together_is_never_cut(monkeypatch: pytest.Mo
         load_engine(EngineConfig(model_name="twin", device="cpu", block_size=12, page_size=12))
 
 
-def test_how_a_checkpoint_samples_is_what_requests_get_by_default(tmp_path: Path) -> None:
+def test_sampling_defaults_are_those_of_generation_config(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "llada2_tiny", tmp_path / "tiny")
 
     def sampling(**says: object) -> tuple[float, float, int]:

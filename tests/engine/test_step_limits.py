@@ -1,4 +1,7 @@
-"""Bounds of the work per step whose amount a client chooses: docs/operations/security.md#work-in-the-engines-thread."""
+"""Tests of limits on the work per step that a client can cause.
+
+See docs/operations/security.md#work-in-the-engines-thread.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is particular to d2f, fast_dllm_v2 and nemotron_diffusion, beside test_oracle.py and test_invariants.py."""
+"""Tests of d2f, fast_dllm_v2 and nemotron_diffusion in addition to test_oracle.py and test_invariants.py."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from tests.oracle.block import Params
     ("strategy", "block_cache"), [("d2f", False), ("fast_dllm_v2", True), ("nemotron_diffusion", False)]
 )
 def test_preemption_at_any_step_changes_nothing(strategy: str, block_cache: bool) -> None:
-    """Also where the next step reads K/V of forwards that cannot be made from what the request holds now: given tokens
-    at the beginnings of sub-blocks make REFINE follow REFINE."""
+    """This includes steps that read K/V of forwards with other tokens than the current ones of the request.
+
+    Pinned tokens at the starts of sub-blocks cause several REFINE steps in a row.
+    """
     setup = Setup(strategy=strategy, block=16, page=8, pages=8, max_len=32, buffer=1 if strategy != "d2f" else 2)
     p = Params(max_tokens=15, ignore_eos=True, accept_threshold=0.95, sub_block_size=4, block_cache=block_cache)
     ask = Ask((1, 2, 4), p, pinned=((1, 5), (5, 6), (9, 6)))
@@ -37,7 +39,7 @@ def test_preemption_at_any_step_changes_nothing(strategy: str, block_cache: bool
 
 
 def test_fast_dllm_v2_forwards_again_what_a_preemption_drops() -> None:
-    """A REFINE after a preemption: the whole block's forward, with the ids of then, is made again first."""
+    """Before a REFINE step after a preemption, the forward of the complete block is repeated with its earlier ids."""
     setup = Setup(strategy="fast_dllm_v2", block=8, page=8, pages=8, budget=64, prefix_caching=False)
     p = Params(max_tokens=16, ignore_eos=True, accept_threshold=1.0, sub_block_size=4, block_cache=True)
     run = Run(setup)
@@ -61,7 +63,7 @@ def test_fast_dllm_v2_forwards_again_what_a_preemption_drops() -> None:
 
 
 def test_an_unaligned_prompt_of_fast_dllm_v2_finds_all_its_blocks() -> None:
-    """Only where a seed is sampled from it is the last row of a prompt forwarded again."""
+    """The last row of a cached prompt is forwarded again only if the first token of a block is sampled from it."""
     setup = Setup(strategy="fast_dllm_v2", block=4, page=4)
     run = Run(setup)
     p = Params(max_tokens=4, sub_block_size=2)

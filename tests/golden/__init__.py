@@ -1,4 +1,4 @@
-"""Where the golden data lies: checkpoints with logits and answers of the published implementations (README.md)."""
+"""Folder of the golden data: checkpoints with logits and answers of the published implementations (README.md)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 See docs/research/decoding-rules.md#unmasking-algorithms.
 
-Position by position, in plain Python. The numbers in brackets are the readings of `tests.oracle.decode`.
+Each position is decided on its own, in plain Python.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Params:
     penalty_lambda: float = 0.0
     max_steps_per_block: int = 64
     steps: int = 32
-    total_steps: int | None = None  # over all blocks, in place of `steps` a block
+    total_steps: int | None = None  # of all blocks; replaces `steps`, which is per block
     confidence_metric: str = "max_prob"
     factor: float = 1.0
     entropy_bound: float = 0.1
@@ -64,10 +64,10 @@ class Params:
     suppress_eos: str = "none"
     sub_block_size: int = 8  # fast_dllm_v2
     block_cache: bool = False
-    cache: str = "none"  # these two: full
-    block_length: int = 4
+    cache: str = "none"  # strategy full
+    block_length: int = 4  # strategy full
 
-    token_merge_mode: str = "dmax_topk"  # these: dmax
+    token_merge_mode: str = "dmax_topk"  # strategy dmax, as the next three fields
     token_merge_top_k: int = 1
     token_merge_renormalize: bool = True
     token_merge_weight: float = 1.0
@@ -85,7 +85,7 @@ class Params:
 
     @property
     def edits(self) -> bool:
-        """Whether a block is done when it comes to rest, and not when it is full."""
+        """Whether UNMASKED tokens are replaced, so that a block without masks may be unfinished."""
         return self.algorithm in ("edit", "dmax")
 
     @property
@@ -94,15 +94,24 @@ class Params:
         return self.edits or (self.algorithm == "threshold" and self.remask_threshold > 0)
 
     def ends(self, token: int, eos_ids: frozenset[int]) -> bool:
-        """Whether a token ends the answer: a stop token whatever `ignore_eos` says."""
+        """Returns whether a token ends the answer. `ignore_eos` does not disable stop tokens."""
         return token in self.stop_token_ids or (token in eos_ids and not self.ignore_eos)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What the server decides: block and buffer size, and which ids mean what; and of the strategy, whether blocks tile
-    from the prompt's end, and how far before a position the row stands whose logits are its own; of the model, which
-    tokens order to delete and to insert."""
+    """Settings of the server, the strategy and the model.
+
+    Attributes:
+        block: Block size.
+        buffer: Maximum number of open blocks.
+        mask_id: Id of the mask token.
+        eos_ids: Ids of the end-of-sequence tokens.
+        max_token_id: Largest token id. Larger ids are never predicted.
+        from_prompt: Whether blocks begin at the prompt's end instead of position 0.
+        shift: Number of positions by which the row with a position's logits precedes the position.
+        orders: The edit tokens of a model that inserts and deletes.
+    """
 
     block: int
     buffer: int
@@ -114,7 +123,7 @@ class Shape:
     orders: tuple[int, int] | None = None  # DELETE and SPLIT
 
     def first(self, prompt_len: int) -> int:
-        """Where the first block that is not all prompt begins."""
+        """Returns the start of the first block that is not completely prompt."""
         return prompt_len if self.from_prompt else prompt_len // self.block * self.block
 
 
@@ -123,19 +132,19 @@ class Block:
     """The state of one block; lists are of length B."""
 
     start: int
-    tokens: list[int]  # the mask id where MASKED
+    tokens: list[int]  # the mask id if MASKED
     state: list[str]
     status: str = ACTIVE
     force_steps: int = 0
-    step_budget: int | None = None  # of a total, in place of the request's `steps`
-    post_steps: int = 0  # edit: steps that began with no mask; with orders, with no original one
-    ended: bool = False  # edit, dmax: frozen
+    step_budget: int | None = None  # part of `total_steps`; replaces `steps`
+    post_steps: int = 0  # edit: steps that began without masks; with edit tokens, without original ones
+    ended: bool = False  # edit, dmax: no step changes it any more
     stepped: bool = False
     written: set[int] = field(default_factory=set)  # offsets the last step wrote
     remasked: set[int] = field(default_factory=set)  # offsets ever remasked
     credit: dict[int, dict[int, float]] = field(default_factory=dict)  # by offset and token
     top_tokens: dict[int, list[tuple[int, float]]] = field(default_factory=dict)  # dmax: the last step's, by offset
-    # with orders: offsets of original masks, what earlier steps began with, and what offsets took in them
+    # with edit tokens: offsets of original masks, states before earlier steps, and tokens written per offset
     original: set[int] = field(default_factory=set)
     history: list[tuple[int | None, ...]] = field(default_factory=list)
     chosen: dict[int, set[int]] = field(default_factory=dict)
@@ -171,18 +180,18 @@ class Block:
 
 @dataclass(frozen=True)
 class Decision:
-    """What one step does to one block, before anything is written. Offsets inside the block."""
+    """Changes of one block that one step has decided and not yet applied. Offsets count from the block's start."""
 
     accept: dict[int, int] = field(default_factory=dict)  # MASKED offset -> token
     edit: dict[int, int] = field(default_factory=dict)  # UNMASKED offset -> other token
     remask: set[int] = field(default_factory=set)
     ends: bool = False  # edit and dmax
-    ordered: insert_delete.Step | None = None  # with orders: all of it
+    ordered: insert_delete.Step | None = None  # with edit tokens; `apply` then ignores the fields above
     top_tokens: dict[int, list[tuple[int, float]]] = field(default_factory=dict)  # dmax: tokens and probabilities
 
 
 def banned(logits: np.ndarray, shape: Shape) -> np.ndarray:
-    """Masks the ids that are never predicted (docs/research/decoding-rules.md#logits)."""
+    """Returns the logits with -inf for ids that are never predicted (docs/research/decoding-rules.md#logits)."""
     out = np.array(logits, dtype=np.float64)
     out[..., shape.mask_id] = -np.inf
     out[..., shape.max_token_id + 1 :] = -np.inf
@@ -190,7 +199,7 @@ def banned(logits: np.ndarray, shape: Shape) -> np.ndarray:
 
 
 def allowed(logits: np.ndarray, p: Params, shape: Shape) -> np.ndarray:
-    """[n, vocab]: what this request may not choose is banned too."""
+    """Returns the logits [n, vocab] with -inf for all ids that this request must not predict."""
     rows = banned(logits, shape)
     if p.suppress_eos == "logits":
         rows[:, sorted(shape.eos_ids)] = -np.inf
@@ -198,7 +207,7 @@ def allowed(logits: np.ndarray, p: Params, shape: Shape) -> np.ndarray:
 
 
 def choose_alone(row: np.ndarray, p: Params, shape: Shape, *, position: int, step: int) -> int:
-    """What a position takes that is a block of its own: its candidate, whatever the confidence."""
+    """Returns the candidate of a position that is sampled on its own, whatever the confidence."""
     rows = allowed(row[None], p, shape)
     if p.algorithm == "credit":
         fuse_credit(Block(position, [shape.mask_id], [MASKED]), rows, p)
@@ -208,7 +217,17 @@ def choose_alone(row: np.ndarray, p: Params, shape: Shape, *, position: int, ste
 def accept_masked(
     block: Block, choices: dict[int, Choice], threshold: float, force: bool, fill: bool
 ) -> dict[int, int]:
-    """3.1: all above the threshold; else, where forcing is allowed, the best; at the cap (`fill`) all."""
+    """Returns the tokens of the masked positions that are unmasked, by offset.
+
+    See docs/research/decoding-rules.md#algorithm-threshold.
+
+    Args:
+        block: The block.
+        choices: The candidate of each masked offset.
+        threshold: Positions with a higher confidence are unmasked.
+        force: Whether the best position is unmasked if none is above the threshold.
+        fill: Whether all positions are unmasked, because the step limit is reached.
+    """
     if fill:
         return {i: c.token for i, c in choices.items()}
     taken = {i: c.token for i, c in choices.items() if c.conf > threshold}
@@ -219,7 +238,10 @@ def accept_masked(
 
 
 def fuse_credit(block: Block, rows: np.ndarray, p: Params) -> None:
-    """`credit`: what a masked position's likeliest tokens have gathered, in this step too, is added to their logits."""
+    """Updates the credits of the masked positions and adds them to the logits in `rows`.
+
+    See docs/research/decoding-rules.md#algorithm-credit.
+    """
     for i in block.masked:
         best = int(np.argmax(rows[i]))
         gain = float(softmax(rows[i])[best]) ** p.credit_power
@@ -231,9 +253,15 @@ def fuse_credit(block: Block, rows: np.ndarray, p: Params) -> None:
 
 
 def decide(block: Block, logits: np.ndarray, p: Params, shape: Shape, *, force: bool, step: int) -> Decision:
-    """The step of one ACTIVE block. logits: [B, vocab] before the ban; `step`: nfe before this step.
+    """Decides on one step of one ACTIVE block. It changes only `block.credit`.
 
-    `block.force_steps` and `block.post_steps` are those before this step; `block.credit` is brought up to date.
+    Args:
+        block: The block as it is before this step.
+        logits: [B, vocab], also of ids that are never predicted.
+        p: Parameters of the request.
+        shape: Settings of the server, the strategy and the model.
+        force: Whether the block must advance.
+        step: nfe before this step.
     """
     rows = allowed(logits, p, shape)
     fill = force and block.force_steps + 1 >= p.max_steps_per_block
@@ -290,7 +318,7 @@ def decide(block: Block, logits: np.ndarray, p: Params, shape: Shape, *, force: 
 
 
 def apply(block: Block, decision: Decision, mask_id: int, *, force: bool) -> None:
-    """Write one block's decision."""
+    """Applies a decision to its block."""
     if block.ended:
         return
     if decision.ordered is not None:
@@ -310,7 +338,7 @@ def apply(block: Block, decision: Decision, mask_id: int, *, force: bool) -> Non
 
 
 def apply_ordered(block: Block, step: insert_delete.Step, mask_id: int, *, force: bool) -> None:
-    """Write a step after which anything may stand anywhere."""
+    """Applies a step with edit tokens, which may move the content of any position."""
     before = insert_delete.text(block)
     block.history.append(before)
     block.post_steps += not block.original

@@ -1,4 +1,4 @@
-"""Denoising of canvases of noise, one request at a time.
+"""A naive decoder of canvases of noise. It decodes one request at a time.
 
 It is written from docs/research/decoding-rules.md#algorithm-noise.
 """
@@ -13,12 +13,12 @@ import torch
 
 
 class Draws(Protocol):
-    """What chance decides, each [canvas length]."""
+    """Random ids of a decoding, each of shape [canvas length]."""
 
     def initial(self, canvas: int) -> torch.Tensor: ...
 
     def sampled(self, step: int, probs: torch.Tensor) -> torch.Tensor:
-        """An id for each row of `probs`; steps count over all canvases."""
+        """Returns an id for each row of `probs`. `step` counts the steps of all canvases."""
         ...
 
     def renoise(self, step: int) -> torch.Tensor: ...
@@ -53,14 +53,14 @@ class Answer:
         return sum(len(canvas) for canvas in self.steps)
 
 
-# committed ids, the canvas, the last step's tempered logits (none at a canvas's first) -> logits [C, vocab]
+# committed ids, the canvas, the last step's tempered logits (None in the first step of a canvas) -> logits [C, vocab]
 Denoiser = Callable[[list[int], list[int], torch.Tensor | None], torch.Tensor]
 
 
 def decode(
     denoise: Denoiser, prompt: list[int], max_tokens: int, settings: Settings, draws: Draws, eos: set[int]
 ) -> Answer:
-    """`eos` empty: none ends the answer."""
+    """Decodes one request. If `eos` is empty, no token ends the answer."""
     answer, seen = Answer(), list(prompt)
     while len(answer.ids) < max_tokens:
         done, steps = len(answer.steps), answer.nfe

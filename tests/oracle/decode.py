@@ -25,31 +25,32 @@ Details of the rules that oracle and engine interpret in the same way:
  4. max_steps_per_block counts the steps in which the block is ACTIVE and must advance, this one included. From the step
     at which the count reaches the limit on, all masked positions are unmasked and nothing is remasked. `fixed` and
     `edit` have this limit too.
- 5. T < 1e-6 is greedy: argmax (lowest id of a tie) and its softmax probability; top-k and top-p play no part.
+ 5. T < 1e-6 is greedy: argmax (lowest id of a tie) and its softmax probability; top-k and top-p have no effect.
  6. T > 0: banned logits / T are filtered by top-k and top-p. Top-k keeps the k largest (ties: lowest ids; 0 or
-    k >= vocabulary: off), and probabilities are renormalised. Top-p keeps the shortest run in descending probability
+    k >= vocabulary: off), and probabilities are renormalized. Top-p keeps the shortest run in descending probability
     (ties: lowest id first) whose cumulative sum reaches top_p (top_p >= 1: off). The run includes the token that
-    reaches it. Probabilities are renormalised again. In id order, the first id whose cumulative probability is > u is
+    reaches it. Probabilities are renormalized again. In id order, the first id whose cumulative probability is > u is
     drawn. If rounding leaves none, it is the last id with a probability > 0. conf is the id's probability in this last
     distribution.
- 7. u = (h >> 11) * 2**-53, h = mix(mix(mix(seed) ^ position) ^ step), all mod 2**64. mix is the splitmix64 finaliser
+ 7. u = (h >> 11) * 2**-53, h = mix(mix(mix(seed) ^ position) ^ step), all mod 2**64. mix is the splitmix64 finalizer
     with its increment. position is absolute; step = nfe before this step (0 for the first). seed is taken mod 2**64.
  8. Probabilities are a softmax in the logits' own precision (float64 here). "Best" is the highest conf, of a tie the
     lowest position. All accept, edit and remask comparisons are strict (>, >, <).
  9. `fixed`: the initial mask count is the block's number of non-fixed positions; i counts the steps in which the
-    block must advance. remask_threshold is ignored but by `threshold`; penalty_lambda and edit_threshold but by `edit`.
+    block must advance. Only `threshold` uses remask_threshold; only `edit` uses penalty_lambda and edit_threshold.
 10. Remasking applies to the UNMASKED positions of every ACTIVE block, with or without masks, whether it must advance or
     not. Positions that this step unmasks or that were remasked before are excepted. The probability is that of the
-    softmax of this step's banned logits at T = 1. A block without masks can so have masks again.
+    softmax of this step's banned logits at T = 1. So a block without masks can have masks again.
 11. From left to right, an ACTIVE block becomes TO_CACHE if two conditions hold. It has no masks after the step
     (`threshold`, `fixed`) or has ended (`edit`). Its predecessor is absent, a prompt block, TO_CACHE or IN_CACHE. An
     ended edit block does not change while its predecessor is ACTIVE.
-12. `edit`: the penalty's "previous position" is that of the same block, its token that before this step; a prompt
-    token counts (it is not MASKED). T > 0: M2T draws from the penalised, banned logits; T2T uses their plain T = 1
-    argmax and its probability. The step that ends a block by max_post_edit_steps applies no edit.
-13. same_token_ratio of an edit block: of the non-fixed positions UNMASKED now, the share whose token the block's
-    last step did not write. A newly filled position counts as changed. The ratio is 0.0 before the first step and
-    where none is UNMASKED.
+12. `edit`: the penalty uses the token of the previous position in the same block, as it is before this step. A prompt
+    token counts (it is not MASKED). T > 0: masked positions draw from the penalized, banned logits. UNMASKED positions
+    use the argmax of these logits and its probability at T = 1. The step that ends a block by max_post_edit_steps
+    applies no edit.
+13. same_token_ratio of an edit block: the fraction of the UNMASKED positions whose token the block's last step did not
+    write. A position that the last step unmasked counts as changed. The ratio is 0.0 before the first step and if no
+    position is UNMASKED.
 14. Stable prefix: for plain `threshold` and `fixed`, the UNMASKED run from P. For `edit`, and `threshold` with
     remasking, its part inside blocks that are TO_CACHE or IN_CACHE. Cut at E and, unless ignored, before the first EOS.
 15. After a step, the first of these reasons applies. stop: an EOS is in the stable prefix. length: the stable prefix
@@ -69,8 +70,9 @@ Details of the rules that oracle and engine interpret in the same way:
 20. `credit`: every step in which the block is ACTIVE credits each of its masked positions, also if the block need not
     advance. The argmax of the banned logits is credited with its probability at T = 1, also at T > 0.
     Candidates, drawn or not, are then taken from the logits with the credit, including that of this step.
-21. `suppress_eos`: "logits" bans the EOS ids as the mask is banned, in every row of the request, filled ones too;
-    "confidence" lets no EOS pass a threshold of `edit` either. The step at max_steps_per_block takes them all the same.
+21. `suppress_eos`: "logits" bans the EOS ids like the mask id, in every row of the request, also in those of UNMASKED
+    positions. With "confidence", an EOS passes no threshold of `edit` either. The step at max_steps_per_block still
+    unmasks it.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ import numpy as np
 from tests.oracle.block import ACTIVE, IN_CACHE, MASKED, PROMPT, TO_CACHE, UNMASKED, Block, Params, Shape, apply, decide
 from tests.oracle.logits_processors import shaped
 
-# ids of the whole sequence so far -> float64 logits [len(ids), vocab], block-causal, before any ban
+# ids of the complete sequence so far -> float64 logits [len(ids), vocab], block-causal, before any ban
 LogitsOf = Callable[[Sequence[int]], np.ndarray]
 
 
@@ -104,12 +106,12 @@ class Result:
     nfe: int
     finish_reason: str
     events: list[Event]
-    sequence: list[int]  # every id of the sequence at the end, the mask id where MASKED
+    sequence: list[int]  # all ids of the sequence at the end; the mask id if MASKED
     blocks: list[Block]
 
 
 def longest_run_cut(tokens: Sequence[int], limit: int) -> int | None:
-    """Number of tokens up to and with the one at which a run of equal tokens reaches `limit`; None: no run does."""
+    """Returns the number of tokens up to and with the one at which a run of equal tokens reaches `limit`, or None."""
     run = 0
     for n, token in enumerate(tokens):
         run = run + 1 if n and tokens[n - 1] == token else 1
@@ -138,7 +140,7 @@ class _Decode:
             self.open_next()
 
     def open_next(self) -> None:
-        """Open the next block, unless it starts at or beyond the end."""
+        """Opens the next block, unless it starts at or beyond the end."""
         size = self.shape.block
         start = self.first + len(self.blocks) * size
         if start >= self.end:
@@ -152,7 +154,10 @@ class _Decode:
             block.status = TO_CACHE
 
     def shared(self) -> list[int]:
-        """Steps of each block: one after another gets one more, left to right, who has fewest and masks for more."""
+        """Returns the steps of each block: `total_steps` divided evenly, with the remainder in the first blocks.
+
+        A block has at most as many steps as masks. Further steps go to the other blocks.
+        """
         size = self.shape.block
         starts = range(self.first, self.end, size)
         masks = [sum(n not in self.known for n in range(start, start + size)) for start in starts]
@@ -170,7 +175,7 @@ class _Decode:
         )
 
     def opening(self) -> None:
-        """See docs/research/decoding-rules.md#opening-blocks."""
+        """Opens blocks before a step (docs/research/decoding-rules.md#opening-blocks)."""
         active = [b for b in self.blocks if b.status == ACTIVE]
         if not active:
             opened = -1
@@ -190,13 +195,13 @@ class _Decode:
             self.open_next()
 
     def must_advance(self, n: int) -> bool:
-        if n == 0:  # the predecessor is absent or a whole prompt block
+        if n == 0:  # the predecessor is absent or completely prompt
             return True
         before = self.blocks[n - 1]
         return before.status != ACTIVE or before.progress >= self.p.semi_complete_threshold
 
     def step(self) -> None:
-        """Opens blocks, then decides and writes (docs/research/decoding-rules.md#denoising-step)."""
+        """Makes a step: opens blocks, decides, and applies (docs/research/decoding-rules.md#denoising-step)."""
         self.opening()
         logits, held = self.look(), self.held()
         plans = []
@@ -220,7 +225,7 @@ class _Decode:
                 block.status = TO_CACHE
 
     def held(self) -> tuple[list[int | None], list[bool]]:
-        """Of each position of the answer what it holds, None where MASKED, and whether it was UNMASKED."""
+        """Returns the token of each position of the answer, None if MASKED, and whether the position is UNMASKED."""
         answer = [self.known.get(n) for n in range(len(self.prompt), self.end)]
         filled = [False] * len(answer)
         for block in self.blocks:
@@ -231,14 +236,14 @@ class _Decode:
         return answer, filled
 
     def look(self) -> np.ndarray:
-        """float64 [n, vocab] of the sequence so far."""
+        """Returns the logits of the sequence so far, float64 [n, vocab]."""
         return self.logits_of(self.sequence())
 
     def sequence(self) -> list[int]:
         return self.prompt[: self.first] + [t for b in self.blocks for t in b.tokens]
 
     def prefix(self, *, stable: bool) -> tuple[list[int], bool]:
-        """The run without a mask from P, cut at E and before an EOS; and whether an EOS cut it."""
+        """Returns the run without masks from P, cut at E and before an EOS, and whether an EOS cut it."""
         out: list[int] = []
         for block in self.blocks:
             if stable and self.p.revises and block.status == ACTIVE:
@@ -253,7 +258,7 @@ class _Decode:
         return out, False
 
     def answer(self) -> tuple[list[int], str | None]:
-        """What is stable after a step, or the whole answer and why it ended."""
+        """Returns the stable tokens and None, or the complete answer and its finish reason."""
         stable, eos = self.prefix(stable=True)
         if eos:
             return stable, "stop"
@@ -286,10 +291,18 @@ class _Decode:
 def decode(
     logits_of: LogitsOf, prompt: Sequence[int], params: Params, shape: Shape, pinned: Mapping[int, int] | None = None
 ) -> Result:
-    """Decode one request to its end. `pinned`: ids that stand at offsets of the answer from the start.
+    """Decodes one request to its end.
 
-    Raises AssertionError when it takes more steps than its blocks may
-    (docs/research/decoding-rules.md#invariant-5-termination).
+    Args:
+        logits_of: The model.
+        prompt: Token ids of the prompt.
+        params: Parameters of the request.
+        shape: Settings of the server, the strategy and the model.
+        pinned: Given tokens of the answer, by offset in the answer.
+
+    Raises:
+        AssertionError: The request takes more steps than its blocks may take
+            (docs/research/decoding-rules.md#invariant-5-termination).
     """
     blocks = -(-(len(prompt) + params.max_tokens - shape.first(len(prompt))) // shape.block)
     per_block = params.max_steps_per_block + params.max_post_edit_steps + 1 + shape.block

@@ -1,19 +1,20 @@
 """A naive decoder of `dmax` on the naive loop of `tests.oracle.decode`.
 
 It is written from docs/research/decoding-rules.md#algorithm-dmax and docs/research/decoding-rules.md#soft-embeddings,
-without code of the engine. Each step forwards the whole sequence again; embeddings of open blocks are mixed here.
+without code of the engine. Each step forwards the complete sequence again and computes the soft embeddings of open
+blocks in plain Python.
 
-Readings, beside those of `tests.oracle.decode`:
+Details of the rules that oracle and engine interpret in the same way, in addition to those of `tests.oracle.decode`:
 
- 1. A MASKED position's conf is its candidate's, which T > 0 draws. An UNMASKED one takes the likeliest token whatever
-    the temperature. What embeddings are mixed from, and what is compared with 0.9, are likeliest tokens of this step's
-    allowed logits and their plain T = 1 probabilities.
- 2. The default of max_steps_per_block is B here: the number of steps in which the block must advance. The last one
+ 1. The conf of a MASKED position is that of its candidate, which is drawn if T > 0. An UNMASKED position takes the
+    argmax at any temperature. Soft embeddings use the most probable tokens of this step's allowed logits, with their
+    probabilities at T = 1. The comparison with 0.9 uses the same probabilities.
+ 2. max_steps_per_block, by default B, limits the number of steps in which the block must advance. The last of them
     unmasks every position, applies its changes, and ends the block.
- 3. A block that has ended and waits for its predecessor is ACTIVE: its UNMASKED positions are still what its own last
-    step found, until it is TO_CACHE. Fixed positions are always plain.
- 4. suppress_eos="confidence": an EOS that is a position's candidate ends the prefix, replaces nothing, and keeps the
-    block from being sure.
+ 3. A block that has ended stays ACTIVE while its predecessor is ACTIVE. Until it is TO_CACHE, its UNMASKED positions
+    have the soft embeddings of its last step. FIXED positions always have ordinary embeddings.
+ 4. suppress_eos="confidence": a position whose candidate is an EOS ends the prefix and is not replaced. The block
+    then cannot end by the rule that all probabilities are at least 0.9.
 """
 
 from __future__ import annotations
@@ -30,16 +31,19 @@ from tests.oracle.draws import choose, softmax
 
 class Model(Protocol):
     def embed(self, token: int) -> np.ndarray:
-        """float64 [hidden]."""
+        """Returns the embedding of a token, float64 [hidden]."""
         ...
 
     def look(self, rows: Sequence[np.ndarray]) -> np.ndarray:
-        """Embeddings of the whole sequence so far -> float64 [len(rows), vocab], block-causal, before any ban."""
+        """Returns block-causal logits, float64 [len(rows), vocab], before any ban.
+
+        `rows` are the embeddings of the complete sequence so far.
+        """
         ...
 
 
 def decide(block: Block, logits: np.ndarray, p: Params, shape: Shape, *, force: bool, step: int) -> Decision:
-    """The step of one ACTIVE block; as `tests.oracle.block.decide`."""
+    """Decides on one step of one ACTIVE block. The arguments are those of `tests.oracle.block.decide`."""
     if block.ended:
         return Decision(ends=True)
     rows = allowed(logits, p, shape)
@@ -68,7 +72,7 @@ def decide(block: Block, logits: np.ndarray, p: Params, shape: Shape, *, force: 
 
 
 def mixed(model: Model, token: int, top_tokens: list[tuple[int, float]], p: Params, mask_id: int) -> np.ndarray:
-    """The embedding of an UNMASKED position of an ACTIVE block."""
+    """Returns the soft embedding of an UNMASKED position of an ACTIVE block."""
     known = sum(prob * model.embed(id) for id, prob in top_tokens)
     if p.token_merge_mode == "iter_smooth_topk":
         return model.embed(token) + p.token_merge_weight * known
@@ -99,6 +103,10 @@ class _DMax(_Decode):
 def decode_dmax(
     model: Model, prompt: Sequence[int], params: Params, shape: Shape, pinned: Mapping[int, int] | None = None
 ) -> Result:
-    """Decode one request to its end. Raises AssertionError when a block takes more steps than it may."""
+    """Decodes one request to its end.
+
+    Raises:
+        AssertionError: The request takes more steps than its blocks may take.
+    """
     blocks = -(-(len(prompt) + params.max_tokens - shape.first(len(prompt))) // shape.block)
     return _DMax(model, prompt, params, shape, pinned or {}).run(blocks * (params.max_steps_per_block + shape.block))

@@ -16,11 +16,11 @@ _MOD = 1 << 64
 class Choice:
     token: int
     conf: float
-    probs: np.ndarray | None = field(default=None, compare=False, repr=False)  # what it was taken from
+    probs: np.ndarray | None = field(default=None, compare=False, repr=False)  # the token's distribution
 
 
 def mix(z: int) -> int:
-    """The splitmix64 step: increment, then its finaliser."""
+    """Returns the splitmix64 step of `z`: the increment, then the finalizer."""
     z = (z + 0x9E3779B97F4A7C15) % _MOD
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % _MOD
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % _MOD
@@ -28,7 +28,7 @@ def mix(z: int) -> int:
 
 
 def uniform(seed: int, position: int, step: int) -> float:
-    """A number in [0, 1) that depends on nothing but its three arguments."""
+    """Returns a number in [0, 1) that depends only on the three arguments."""
     h = mix(seed % _MOD)
     h = mix(h ^ position)
     h = mix(h ^ step)
@@ -36,13 +36,13 @@ def uniform(seed: int, position: int, step: int) -> float:
 
 
 def softmax(row: np.ndarray) -> np.ndarray:
-    """float64 [vocab] -> float64 [vocab]; -inf gives 0."""
+    """Returns the probabilities, float64 [vocab], of logits, float64 [vocab]. A logit of -inf gives 0."""
     weights = np.exp(row - row.max())
     return weights / weights.sum()
 
 
 def filtered(row: np.ndarray, top_k: int, top_p: float, min_p: float = 0.0) -> np.ndarray:
-    """Probabilities of `row` (already divided by T) after min-p, then top-k, then top-p, renormalised."""
+    """Returns the probabilities of `row` (already divided by T) after min-p, then top-k, then top-p, renormalized."""
     if min_p > 0:
         likely = softmax(row)
         row = np.where(likely < min_p * likely.max(), -np.inf, row)
@@ -65,7 +65,7 @@ def filtered(row: np.ndarray, top_k: int, top_p: float, min_p: float = 0.0) -> n
 
 
 def draw(probs: np.ndarray, u: float) -> int:
-    """The first id, in id order, whose cumulative probability exceeds u."""
+    """Returns the first id, in id order, whose cumulative probability exceeds u."""
     total = 0.0
     for i, p in enumerate(probs):
         total += p
@@ -78,7 +78,7 @@ def choose(
     row: np.ndarray, temperature: float, top_k: int, top_p: float, seed: int, position: int, step: int,
     min_p: float = 0.0,
 ) -> Choice:  # fmt: skip
-    """What a masked position would take. row: banned logits [vocab]."""
+    """Returns the candidate of a masked position. `row`: banned logits [vocab]."""
     if temperature < 1e-6:
         token = int(np.argmax(row))
         probs = softmax(row)

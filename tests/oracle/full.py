@@ -1,17 +1,20 @@
 """A naive decoder of `full`, written from docs/research/decoding-rules.md#strategy-full, without code of the engine.
 
-One request. What a row of the canvas sees depends on when each K/V was written, so the model is a memory: a forward of
-some rows writes their K/V and reads everybody's, as it was left. Positions are decided in plain Python (`decide`).
+It decodes one request. The logits of a row depend on when the K/V of each position was written. So the model has a
+memory: a forward of some rows writes their K/V and reads the last written K/V of all positions. Positions are decided
+in plain Python (`decide`).
 
-Readings beside those of `tests.oracle.decode`:
+Details of the rules that oracle and engine interpret in the same way, in addition to those of `tests.oracle.decode`:
 
- 1. A block all of whose positions are given takes no forward and no step, unless it is the last: then one forward that
-    samples nothing ends the answer, and is told.
- 2. With shift and `prefix` or `dual`, a block's full forward fills its first position with that row's choice, whatever
-    its confidence; if that position was given, the forward samples nothing and is no step.
- 3. There the others are a block of their own from then on: their masks are shared out over `steps` less one (at least
-    one), `max_steps_per_block` counts their steps, and what is remasked or edited is among them. There may be none.
- 4. A denoise event shows the block of its step. A forward that samples nothing is told only if the answer ends with it.
+ 1. A block all of whose positions are given takes no forward and no step, unless it is the last. The last one has one
+    forward that samples nothing. This forward ends the answer and has a denoise event.
+ 2. With a logits shift and `prefix` or `dual`, the forward of the complete canvas unmasks only the first position of
+    the block, whatever its confidence. If that position was given, the forward samples nothing and is no step.
+ 3. In this case the other positions are a block of their own from then on. If the first position was sampled, their
+    quotas use `steps` - 1, but at least 1. `max_steps_per_block` counts their steps, and only these positions are
+    remasked or edited. There may be no other positions.
+ 4. A denoise event shows the block of its step. A forward that samples nothing has an event only if the answer ends
+    with it.
 """
 
 from __future__ import annotations
@@ -51,7 +54,11 @@ class _Full:
         raise AssertionError("the last block ends the answer")
 
     def shared(self, masks: list[int]) -> list[int]:
-        """Steps of each block: the request's own, or of its total one after another to who has fewest and needs one."""
+        """Returns the steps of each block: `steps`, or `total_steps` divided evenly.
+
+        The first blocks have the remainder of the total. A block has at most as many steps of it as masks.
+        Further steps go to the other blocks.
+        """
         if self.p.total_steps is None:
             return [self.p.steps] * len(masks)
         steps = [0] * len(masks)
@@ -60,7 +67,7 @@ class _Full:
         return steps
 
     def denoise(self, start: int, stop: int, steps: int) -> str | None:
-        """One block to its end; why the answer ended meanwhile, if it did."""
+        """Denoises one block to its end. Returns the finish reason if the answer ends, else None."""
         p, cache = self.p, self.p.cache
         logits = self.forward(0, self.end)
         block = Block(start, self.ids[start:stop], self.state[start:stop], step_budget=steps)
@@ -101,7 +108,7 @@ class _Full:
         return dict(enumerate(rows, first))
 
     def step(self, block: Block, logits: dict[int, np.ndarray]) -> None:
-        """Every position of the block by the rule; those that are neither masked nor may change need no row."""
+        """Makes one step of the algorithm. Positions that are not masked and cannot change need no row in `logits`."""
         nothing = np.zeros_like(next(iter(logits.values())))
         rows = [logits.get(block.start + i - self.shift, nothing) for i in range(len(block.tokens))]
         decision = decide(
@@ -118,7 +125,7 @@ class _Full:
         return shaped(rows, first, self.ids[: self.start], held, filled, self.p, self.shape)
 
     def prefix(self, last: int) -> tuple[list[int], bool]:
-        """The run without a mask from P below `last`, cut before an EOS; and whether an EOS cut it."""
+        """Returns the run without masks from P below `last`, cut before an EOS, and whether an EOS cut it."""
         out: list[int] = []
         for n in range(self.start, last):
             if self.state[n] == MASKED:
@@ -129,7 +136,7 @@ class _Full:
         return out, False
 
     def answer(self, start: int, stop: int, *, complete: bool) -> tuple[list[int], str | None]:
-        """What is stable after a forward, or the whole answer and why it ended."""
+        """Returns the stable tokens and None, or the complete answer and its finish reason."""
         p = self.p
         stable, eos = self.prefix(start if p.revises and not complete else stop)
         if eos:
@@ -153,5 +160,5 @@ def decode_full(
     shape: Shape,
     pinned: Mapping[int, int] | None = None,
 ) -> Result:
-    """Decode one request to its end on a memory that holds nothing yet."""
+    """Decodes one request to its end. `memory` must be empty."""
     return _Full(memory, prompt, params, shape, pinned or {}).run()

@@ -2,24 +2,26 @@
 
 See docs/research/decoding-rules.md#insert-and-delete.
 
-Readings, beside those of `tests.oracle.decode`. Where they are open, the golden states decide.
+Details of the rules that oracle and engine interpret in the same way, in addition to those of `tests.oracle.decode`.
+Where the rules are open, the golden states decide.
 
- 1. Masks may choose DELETE and SPLIT as well: one that is deleted is gone, one that is split stays, behind a new one.
- 2. "Was masked at the start" is asked of masks alone: the original ones are those of the beginning that nothing took.
-    What SPLIT or padding put there is introduced. A step's least number counts the masks that it began with.
+ 1. The candidate of a mask may be DELETE or SPLIT too. DELETE removes the mask. SPLIT keeps it and inserts a new mask
+    before it.
+ 2. Original masks are those with which the block opened, until a step unmasks or deletes them. Masks from SPLIT and
+    padding are introduced. The minimum number of a step counts the masks that it began with.
  3. The minimum number applies to blocks that must advance. In others, positions that pass the threshold are unmasked.
     If no original mask is left, all masks are unmasked, whether the block must advance or not, and also at the limit
     max_steps_per_block.
- 4. Prompt and given positions keep their places: what moves, moves over the others.
- 5. The hard cap counts every step of the block: its (B + max_post_edit_steps)-th is the last.
- 6. The last step chooses as any other; where that is an order, it takes the likeliest token that is none. The rule
-    against loops does not apply to it. At max_post_edit_steps = 0 the step that takes the last original mask fills all
-    the others too.
- 7. States are compared as text: an original and an introduced mask are the same. Tokens count as chosen at a position
-    in whatever step it took them, orders included, and stay with the position when its content moves. Where nothing is
-    left that it did not choose, it takes its candidate. "Least confidence" is that of the candidates; of a tie, the
-    lowest position's; one that suppress_eos="confidence" holds back has the least.
- 8. A block that is left as it was has "changed nothing", whatever it chose.
+ 4. Prompt and given positions do not move. The content of the other positions moves across them.
+ 5. The limit on all steps counts every step of the block: step B + max_post_edit_steps is the last.
+ 6. The last step selects tokens as any other step does, but replaces DELETE and SPLIT by the best other token. The rule
+    for repeated states does not apply to it. If max_post_edit_steps is 0, the step that unmasks the last original mask
+    also unmasks all other masks.
+ 7. Repeated states: original and introduced masks count as equal. The tokens that earlier steps wrote into a position
+    include DELETE and SPLIT, and belong to the position, not to its content. If no other token is left, the position
+    takes its candidate. The lowest confidence is that of the candidates, of equal ones that of the lowest position. A
+    candidate that suppress_eos="confidence" suppresses has the lowest confidence.
+ 8. A step leaves a block unchanged if the content is the same afterwards, whatever the step wrote.
 """
 
 from __future__ import annotations
@@ -36,19 +38,19 @@ from tests.oracle.draws import Choice, softmax
 if TYPE_CHECKING:
     from tests.oracle.block import Block, Params
 
-SAME = 2e-15  # of probabilities, in float64: what another order of adding may make of them
+SAME = 2e-15  # difference of float64 probabilities that another order of summation may cause
 
 Cell = tuple[int | None, bool]  # a token, None for a mask; and whether it is an original mask
 
 
 class UnclearError(Exception):
-    """Two probabilities that are compared differ by so little that rounding decides, and that is the machine's."""
+    """Two probabilities are so close that their order depends on rounding, which differs between machines."""
 
 
 @dataclass(frozen=True)
 class Step:
-    took: dict[int, int]  # offset -> token, orders as well
-    cells: list[Cell]  # of the positions that are not fixed, afterwards
+    took: dict[int, int]  # offset -> token, DELETE and SPLIT included
+    cells: list[Cell]  # of the positions that are not fixed, after the step
     ends: bool
 
 
@@ -67,7 +69,21 @@ def decide(
     fill: bool,
     held_back: Callable[[int], bool],
 ) -> Step:
-    """`rows` [B, vocab]: logits that candidates are taken from; `found`: those of the masks."""
+    """Decides on one step of one block.
+
+    Args:
+        block: The block as it is before this step.
+        rows: Logits of the candidates, [B, vocab].
+        found: The candidate of each masked offset.
+        p: Parameters of the request.
+        orders: DELETE and SPLIT.
+        force: Whether the block must advance.
+        fill: Whether all masks are unmasked, because the step limit is reached.
+        held_back: Returns whether suppress_eos="confidence" suppresses a candidate.
+
+    Raises:
+        UnclearError: The decision depends on rounding.
+    """
     delete, split = orders
     limit = p.max_post_edit_steps
     masks = block.masked
@@ -125,5 +141,5 @@ def _clear(confs: Iterable[float]) -> None:
 
 
 def by_logit(row: np.ndarray) -> list[int]:
-    """Tokens that may be chosen, the likeliest first, of a tie the lowest."""
+    """Returns the tokens that may be predicted by descending logit, of equal ones the lowest id first."""
     return sorted((t for t in range(len(row)) if row[t] > -np.inf), key=lambda t: (-row[t], t))

@@ -1,6 +1,8 @@
-"""Random tiny checkpoints of the families whose layers are Llama's or Qwen's, as those families write them
-(tests/oracle/spelling.py), and transformers as their oracle: the same tensors in its own Llama, Qwen2, Qwen3, Qwen3-MoE
-or Ministral 3, under a mask that is handed to it."""
+"""Random tiny checkpoints of the families with the layers of Llama or Qwen, and their oracle, which is transformers.
+
+The checkpoints have the family's own format (tests/oracle/spelling.py). transformers loads the same tensors into its
+Llama, Qwen2, Qwen3, Qwen3-MoE or Ministral 3, and applies an explicit attention mask.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ from tests.oracle.spelling import KINDS, for_transformers
 
 
 def tensors_of(family: str, config: dict[str, Any], seed: int) -> dict[str, Tensor]:
-    """float32 tensors that the family's config implies, under Llama's names (``spelling.spelt`` has the family's)."""
+    """Returns random float32 tensors for a config of the family, with Llama's names.
+
+    `spelling.spelt` changes them to the family's names.
+    """
     random = torch.Generator().manual_seed(seed)
 
     def matrix(out: int, inp: int) -> Tensor:
@@ -76,8 +81,14 @@ def write(directory: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -
 
 
 class TransformersOracle:
-    """float32 logits of transformers' implementation; `directory` is a scratch place for its own checkpoint, `tensors`
-    have Llama's names. What LLaDA-MoE has and Qwen3-MoE has not is hooked into it."""
+    """Computes float32 logits with the model of transformers. Forward hooks add what Qwen3-MoE lacks for LLaDA-MoE.
+
+    Args:
+        directory: Temporary folder for the checkpoint that transformers loads.
+        family: Name of the model family.
+        config: config.json in the family's own format.
+        tensors: Tensors with Llama's names.
+    """
 
     def __init__(self, directory: Path, family: str, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         from transformers import AutoModelForCausalLM
@@ -112,18 +123,18 @@ class TransformersOracle:
 
     @torch.inference_mode()
     def logits(self, ids: Sequence[int], block: int) -> Tensor:
-        """[len(ids), vocab]; a query sees the keys up to the end of its own block."""
+        """Returns logits [len(ids), vocab]. A query attends to the keys up to the end of its block."""
         return self.masked_logits(ids, block_causal(len(ids), block))
 
     @torch.inference_mode()
     def masked_logits(self, ids: Sequence[int], visible: Tensor) -> Tensor:
-        """[len(ids), vocab]; query a sees key k where ``visible[a, k]``."""
+        """Returns logits [len(ids), vocab]. Query a attends to key k where `visible[a, k]`."""
         mask = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))
         return self.model(torch.tensor([list(ids)]), attention_mask=mask[None, None], use_cache=False).logits[0]
 
 
 def biased(logits: Tensor, bias: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A router's result where the bias is part of rank and weight."""
+    """Returns the output of a router whose bias changes both the selection of experts and their weights."""
     chosen = (logits.softmax(-1) + bias).sort(-1, descending=True)
     return logits, chosen.values[:, :top_k], chosen.indices[:, :top_k]
 

@@ -1,9 +1,12 @@
-"""What a request has done to its logits, id by id in plain Python (docs/guide/decoding.md#logits-processors).
+"""Logits processors of a request, id by id in plain Python (docs/guide/decoding.md#logits-processors).
 
-Readings: all of it looks at prompt and answer as they are before the step. An answer holds what is UNMASKED or given
-below its end, wherever; ends of sequence and stop tokens are never counted. An UNMASKED position below the end does not
-count its own token. The bias is added first, then come repetition, frequency and presence, in this order; what the ban
-leaves at -inf stays there.
+Details of the rules that oracle and engine interpret in the same way:
+
+* All processors use prompt and answer as they are before the step.
+* The tokens of the answer are those of its UNMASKED and given positions below its end, in any block.
+* EOS and stop tokens are never counted. An UNMASKED position below the end does not count its own token.
+* The bias is added first. The penalties follow in the order repetition, frequency, presence.
+* Logits of banned ids stay -inf.
 """
 
 from __future__ import annotations
@@ -20,8 +23,17 @@ def shaped(
     rows: np.ndarray, first: int, prompt: Sequence[int], answer: Sequence[int | None], filled: Sequence[bool],
     p: Params, shape: Shape,
 ) -> np.ndarray:  # fmt: skip
-    """[n, vocab] of the positions from `first` on. `answer`: of each position of the answer below its end what it
-    holds, None where MASKED; `filled`: whether it was UNMASKED, not given."""
+    """Returns the processed logits [n, vocab] of the positions from `first` on.
+
+    Args:
+        rows: Logits [n, vocab].
+        first: Position of the first row.
+        prompt: Token ids of the prompt.
+        answer: Token of each position of the answer below its end; None if MASKED.
+        filled: Whether the position is UNMASKED, and so not given.
+        p: Parameters of the request.
+        shape: Settings of the server, the strategy and the model.
+    """
     out = np.array(rows, dtype=np.float64)
     ends = shape.eos_ids | set(p.stop_token_ids)
     for i, row in enumerate(out):

@@ -1,4 +1,4 @@
-"""The `visible_end` of each position of a sequence (docs/research/decoding-rules.md#visible-keys), row by row."""
+"""Naive computation of the `visible_end` of each position (docs/research/decoding-rules.md#visible-keys)."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def prefix_full_ends(length: int, block: int, prompt: int) -> list[int]:
 
 
 def prefix_causal_ends(length: int, committed: int) -> list[int]:
-    """`committed` positions are causal; those after it are the open block."""
+    """Returns the ends of `committed` causal positions and of the open block after them."""
     return [a + 1 if a < committed else length for a in range(length)]

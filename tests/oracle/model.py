@@ -20,7 +20,7 @@ DTYPE = torch.float64
 
 
 def block_causal(n: int, block: int) -> Tensor:
-    """[n, n] bool: query a sees key k iff k < (a // block + 1) * block."""
+    """Returns a mask, [n, n] bool: query a attends to key k if k < (a // block + 1) * block."""
     at = torch.arange(n)
     return at[None, :] < (at[:, None] // block + 1) * block
 
@@ -30,7 +30,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotate(x: Tensor, positions: Tensor, dims: int, theta: float) -> Tensor:
-    """NeoX rotary on the first `dims` of the last axis; x: [heads, n, head_dim]."""
+    """Applies NeoX rotary embeddings to the first `dims` of the last axis; x: [heads, n, head_dim]."""
     half = dims // 2
     freq = theta ** (-torch.arange(half, dtype=DTYPE) * 2 / dims)
     angle = positions[:, None].to(DTYPE) * freq
@@ -46,7 +46,7 @@ class OracleModel:
         self.config = dict(config)
         self.w = {name: t.to(DTYPE) for name, t in tensors.items()}
         self.block = block or int(config["block_size"])
-        assert config.get("norm_topk_prob", True), "only models with normalized expert weights are described"
+        assert config.get("norm_topk_prob", True), "the oracle implements only normalized expert weights"
 
     @classmethod
     def load(cls, directory: str | Path, block: int | None = None) -> OracleModel:
@@ -58,11 +58,11 @@ class OracleModel:
         return cls(json.loads((directory / "config.json").read_text()), tensors, block)
 
     def logits(self, ids: Sequence[int]) -> Tensor:
-        """float64 [len(ids), vocab], block-causal from position 0."""
+        """Returns logits, float64 [len(ids), vocab], block-causal from position 0."""
         return self.forward(self.w["model.word_embeddings.weight"][torch.tensor(list(ids))])
 
     def forward(self, x: Tensor) -> Tensor:
-        """`logits` of embeddings [n, hidden]."""
+        """Returns the logits of input embeddings [n, hidden]."""
         c, w = self.config, self.w
         for n in range(c["num_hidden_layers"]):
             name = f"model.layers.{n}."
@@ -82,7 +82,7 @@ class OracleModel:
         return self.w["model.word_embeddings.weight"][token].numpy()
 
     def look(self, rows: Sequence[np.ndarray]) -> np.ndarray:
-        """`logits` of embeddings."""
+        """Returns the logits of input embeddings."""
         with torch.no_grad():
             return self.forward(torch.from_numpy(np.stack(rows))).numpy()
 
@@ -114,7 +114,7 @@ class OracleModel:
         return (gate * torch.sigmoid(gate) * up) @ self.w[name + "down_proj.weight"].T
 
     def _moe(self, name: str, x: Tensor) -> Tensor:
-        """Every expert sees every token; `weights` is 0 where it was not chosen."""
+        """Computes every expert for every token. The weight of an expert that is not selected is 0."""
         c = self.config
         weights = self.route(name, x)
         out = torch.zeros_like(x)
@@ -125,7 +125,7 @@ class OracleModel:
         return out
 
     def route(self, name: str, x: Tensor) -> Tensor:
-        """[n, experts]: each token's weight of each expert. Token by token, in plain Python."""
+        """Returns the weight of each expert per token, [n, experts], computed token by token in plain Python."""
         c, w = self.config, self.w
         experts, groups = c["num_experts"], c["n_group"]
         bias = w.get(name + "gate.expert_bias", w.get(name + "gate.e_score_correction_bias"))

@@ -4,18 +4,21 @@ It is written from docs/research/decoding-rules.md#strategy-fast_dllm_v2 and
 docs/research/decoding-rules.md#strategy-nemotron_diffusion, without code of the engine. It decodes one request and
 forwards everything again in each step.
 
-What REFINE reads and does not forward is in an explicit memory: of each position what it was last forwarded with. A
-FULL step begins with an empty one.
+A REFINE step also reads positions that it does not forward. For them, an explicit memory has what each position was
+last forwarded with. A FULL step begins with an empty memory.
 
-Readings, beside those of `tests.oracle.decode`:
+Details of the rules that oracle and engine interpret in the same way, in addition to those of `tests.oracle.decode`:
 
- 1. A seed is chosen wherever a block begins with a position that nothing is known of, also behind an aligned prompt. It
-    counts as a step of no rule: the rules see the rest of the block. It is final: never masked again.
- 2. To the rules a sub-block is the block: `steps`, `max_steps_per_block` and shares of a total are its own.
- 3. A position whose row is not forwarded is not looked at: the first of a sub-block in REFINE is not masked again.
- 4. A sub-block without a mask is left for the next and frozen then. With masking again only finished sub-blocks and
-    seeds are stable text.
- 5. Each seed is told of as a step is, with `nfe` as it was.
+ 1. A seed is the first token of a block. It is sampled for every block whose first position is MASKED, also directly
+    after an aligned prompt. It is no step of the algorithm, which decides on the rest of the block only. It is never
+    masked again.
+ 2. The algorithm treats a sub-block as its block. `steps`, `max_steps_per_block` and the parts of `total_steps` apply
+    to sub-blocks.
+ 3. A position whose row is not forwarded is not decided on. So REFINE does not mask the first position of a sub-block
+    again.
+ 4. A sub-block without masks does not change any more, and the next one is decoded. With remasking, only finished
+    sub-blocks and seeds are stable text.
+ 5. Each seed has a denoise event, as a step has, but does not count in `nfe`.
 """
 
 from __future__ import annotations
@@ -34,10 +37,13 @@ from tests.oracle.masks import block_end, prefix_causal_ends
 
 
 class Memory(Protocol):
-    """A model and what it was last given at each position."""
+    """A model with a memory of what each position was last forwarded with."""
 
     def forward(self, first: int, ids: Sequence[int], ends: Sequence[int]) -> np.ndarray:
-        """float64 [len(ids), vocab] of the positions from `first` on, each seeing what is below its end."""
+        """Returns logits, float64 [len(ids), vocab], of the positions from `first` on.
+
+        Each position attends to the positions below its entry of `ends`.
+        """
         ...
 
 
@@ -59,13 +65,13 @@ class _Decode:
         self.events: list[Event] = []
 
     def ends(self, first: int, last: int) -> list[int]:
-        """Of the positions [first, last), all of it forwarded as far as the open block reaches."""
+        """Returns the `visible_end` of the positions [first, last) in a sequence that ends with the open block."""
         if self.shape.from_prompt:
             return prefix_causal_ends(self.opened, self.start)[first:last]
         return [block_end(a, self.shape.block) for a in range(first, last)]
 
     def seed(self) -> None:
-        """The first token of the block that begins at `start`, by the row before it."""
+        """Samples the first token of the block that begins at `start` from the logits of the row before it."""
         logits = self.fresh().forward(0, self.tokens[: self.start], self.ends(0, self.start))
         token = choose_alone(
             self.shaped(logits[-1:], self.start)[0], self.p, self.shape, position=self.start, step=self.nfe
@@ -82,7 +88,11 @@ class _Decode:
             self.parts.append(Block(at, self.tokens[here], state, step_budget=steps.get(at)))
 
     def shared(self) -> dict[int, int]:
-        """Of a total, the steps of each part that has a mask, other than a seed's, before the end."""
+        """Returns the steps of each sub-block, by its start, if the request has `total_steps`.
+
+        Sub-blocks without a mask before the end are left out. The position of a seed is no mask.
+        A sub-block has at most as many steps as masks.
+        """
         if self.p.total_steps is None:
             return {}
         masks: dict[int, list[int]] = {}
@@ -97,7 +107,7 @@ class _Decode:
         return steps
 
     def step(self, part: Block, *, first_step: bool) -> None:
-        """FULL or REFINE of the open block's part."""
+        """Makes a FULL or REFINE step of a sub-block of the open block."""
         if first_step or not self.p.block_cache or part.state[0] == MASKED:
             first, last, self.memory = 0, self.opened, self.fresh()
         else:
@@ -196,6 +206,13 @@ def decode_seeded(
     fresh: Callable[[], Memory], prompt: Sequence[int], params: Params, shape: Shape,
     pinned: Mapping[int, int] | None = None,
 ) -> Result:  # fmt: skip
-    """Decode one request to its end. `fresh` makes an empty memory; ``shape.shift`` tells fast_dllm_v2, whose parts
-    have ``params.sub_block_size``, from nemotron_diffusion."""
+    """Decodes one request to its end.
+
+    Args:
+        fresh: Returns an empty memory.
+        prompt: Token ids of the prompt.
+        params: Parameters of the request. `sub_block_size` applies to fast_dllm_v2 only.
+        shape: Settings of the server, the strategy and the model. `shift` is 1 for fast_dllm_v2, else 0.
+        pinned: Given tokens of the answer, by offset in the answer.
+    """
     return _Decode(fresh, prompt, params, shape, pinned or {}).run()

@@ -1,4 +1,4 @@
-"""How each family writes its config.json and names its tensors, and what transformers writes for the same model."""
+"""Fields of config.json and tensor names per model family, and the config of transformers for the same model."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ MODEL_TYPES = {
 
 
 def config_of(family: str, **changes: Any) -> dict[str, Any]:
-    """A config.json of a tiny model of the family; 39 is the mask, whether or not the family's configs say so."""
+    """Returns a config.json of a tiny model of the family. The mask id is 39, even if no field has it."""
     kind = KINDS[family]
     if family == "llada":
         return kind.model_type | _LLADA | changes
@@ -197,7 +197,7 @@ def config_of(family: str, **changes: Any) -> dict[str, Any]:
 
 
 def for_transformers(family: str, config: dict[str, Any]) -> dict[str, Any]:
-    """The config.json of transformers' model for the family's `config`."""
+    """Returns the config.json of the model in transformers for the family's `config`."""
     model = KINDS[family].transformers_model
     if family == "llada":
         model = "Qwen2" if config["include_qkv_bias"] else "Llama"
@@ -230,7 +230,7 @@ def for_transformers(family: str, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def spelt(family: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors with Llama's names under the family's own."""
+    """Returns tensors with Llama's names under the family's names."""
     return {spelt_name(family, name): tensor for name, tensor in tensors.items()}
 
 

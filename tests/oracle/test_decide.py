@@ -1,4 +1,4 @@
-"""One step of one block, each rule by hand on probabilities that can be read."""
+"""Tests of one step of one block per unmasking algorithm, with results computed by hand."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ SHAPE = Shape(block=4, buffer=2, mask_id=MASK, eos_ids=frozenset({0}), max_token
 
 
 def rows(*tops: tuple[int, float]) -> np.ndarray:
-    """[B, 8] logits in which row i gives probability p to its token and shares the rest among ids 1 to 4 and 0, 6."""
+    """Returns logits [B, 8]. Row i gives its token probability p; the rest is split evenly among ids 0 to 4 and 6."""
     out = np.full((len(tops), 8), -np.inf)
     allowed = [0, 1, 2, 3, 4, 6]
     for i, (token, p) in enumerate(tops):
         out[i, allowed] = np.log((1 - p) / (len(allowed) - 1))
         out[i, token] = np.log(p)
-    out[:, [MASK, 7]] = 9.0  # what the ban must hide
+    out[:, [MASK, 7]] = 9.0  # banned ids, which must have no effect
     return out
 
 
 def block(*tokens: int | None, prompt: int = 0) -> Block:
-    """None is MASKED; the first `prompt` tokens are the prompt's."""
+    """Returns a block with these tokens. None is MASKED; the first `prompt` tokens belong to the prompt."""
     states = [PROMPT if i < prompt else MASKED if t is None else UNMASKED for i, t in enumerate(tokens)]
     return Block(start=8, tokens=[MASK if t is None else t for t in tokens], state=states)
 
@@ -122,7 +122,7 @@ def test_fixed_splits_the_masks_remainder_first(steps: int, prompt: int, expecte
     while b.masked:
         idle = run(b, logits, p, force=False)
         assert idle == Decision()
-        apply(b, idle, MASK, force=False)  # a step that may not force does not advance
+        apply(b, idle, MASK, force=False)  # `steps` does not count it
         decision = run(b, logits, p)
         best = sorted(b.masked, key=lambda i: (-[0.3, 0.4, 0.5, 0.2][i], i))
         assert sorted(decision.accept) == sorted(best[: len(decision.accept)])
@@ -137,7 +137,7 @@ def test_edit_replaces_what_is_sure_and_different() -> None:
     assert run(b, logits, edit()) == Decision(accept={3: 4}, edit={1: 2})
     assert run(b, logits, edit(edit_threshold=0.3)) == Decision(accept={3: 4}, edit={1: 2, 2: 3})
     assert run(block(1, 2, 3, 4), logits, edit(edit_threshold=0.0)) == Decision(ends=True)
-    # editing asks for no leave: only the forced single best does
+    # edits do not depend on `force`; only the unmasking of the best position does
     assert run(b, logits, edit(accept_threshold=0.9), force=False) == Decision(edit={1: 2})
 
 
@@ -149,11 +149,11 @@ def test_edit_ends() -> None:
         assert (len(b.masked), b.ended) == (masked_after, ended)
     before = (list(b.tokens), b.post_steps)
     apply(b, run(b, rows(*[(6, 0.99)] * 4), edit()), MASK, force=True)
-    assert (b.tokens, b.post_steps) == before  # frozen
+    assert (b.tokens, b.post_steps) == before  # an ended block does not change
 
 
 def test_edit_ends_at_the_cap_without_its_edits() -> None:
-    """Logits that never agree with what they said: 2 post steps are applied, the third ends and is not."""
+    """Every step prefers another token. The edits of 2 post steps are applied; the third ends the block without any."""
     b = block(None, None, None, None)
     p = edit(max_post_edit_steps=2)
     history = []
@@ -170,14 +170,14 @@ def test_edit_ends_at_the_cap_without_its_edits() -> None:
 def test_penalty_moves_argmax_and_probability() -> None:
     logits = rows((1, 0.6), (1, 0.6), (1, 0.6), (1, 0.6))  # the others: 0.08 each
     b = block(1, None, None, 1)
-    lam = float(np.log(0.6 / 0.04))  # takes token 1 at offset 1 to the odds of 0.04
+    lam = float(np.log(0.6 / 0.04))  # reduces the weight of token 1 at offset 1 from 0.6 to 0.04
     accept = run(b, logits, edit(penalty_lambda=lam, accept_threshold=0.0)).accept
-    assert accept == {1: 0, 2: 1}  # offset 2 follows a mask: not penalised; offset 1 falls to the lowest of five ties
+    assert accept == {1: 0, 2: 1}  # offset 2 follows a mask: no penalty; offset 1 takes the lowest of five equal ids
     # 0.08 / 0.44 = 0.1818: the probability is that after the penalty
     assert run(b, logits, edit(penalty_lambda=lam, accept_threshold=0.18), force=False).accept == {1: 0, 2: 1}
     assert run(b, logits, edit(penalty_lambda=lam, accept_threshold=0.19), force=False).accept == {2: 1}
     assert run(b, logits, edit(accept_threshold=0.19), force=False).accept == {1: 1, 2: 1}
-    # T2T: an UNMASKED row behind its own token is penalised too; row 0 never is
+    # an UNMASKED position after an equal token is penalized too; offset 0 never is
     c = block(1, 1, 2, 2)
     assert run(c, logits, edit(penalty_lambda=lam, edit_threshold=0.18)).edit == {1: 0, 2: 0, 3: 1}
     prompt = block(1, None, None, None, prompt=1)

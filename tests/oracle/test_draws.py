@@ -1,4 +1,4 @@
-"""Choices of single positions: the generator, the filters, the draw."""
+"""Tests of the oracle's random numbers, filters and draws."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROWS = st.lists(st.floats(-8, 8), min_size=2, max_size=12).map(np.array)
 
 
 def test_mix_is_splitmix64() -> None:
-    """The first outputs of the published generator from state 0."""
+    """The expected values are the first outputs of the published generator from state 0."""
     state, seen = 0, []
     for _ in range(3):
         seen.append(mix(state))

@@ -1,4 +1,4 @@
-"""The oracle's forward against the golden logits."""
+"""Tests of the oracle's forward pass against the golden logits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_golden_logits() -> None:
 
 
 def test_golden_answers_detect_a_wrong_mask() -> None:
-    """The golden comparison has teeth: another block size or plain causality is far off."""
+    """Another block size, or causal attention (block size 1), changes the logits far beyond the tolerance."""
     directory = GOLDEN / "llada2_tiny"
     expected = load_file(directory / "expected.safetensors")
     for block in (1, 4, 32):

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-# Each stands for code paths of the family: grouped routing, all dense with one KV head and a tied head, all MoE.
+# Each covers code paths of the family: grouped routing, all dense with one KV head and a tied head, all MoE.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "grouped_moe": {},
     "dense_tied": {
@@ -37,7 +37,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 def tiny_config(vocab: int = 32, block: int = 4, eos: Sequence[int] = (3, 11, 19), **changes: Any) -> dict[str, Any]:
-    """A config.json of a tiny LLaDA2; the mask id is the largest of the vocabulary."""
+    """Returns a config.json of a tiny LLaDA2. The mask id is the largest id of the vocabulary."""
     config: dict[str, Any] = {
         "model_type": "llada2_moe",
         "architectures": ["LLaDA2MoeModelLM"],
@@ -74,7 +74,7 @@ def tiny_config(vocab: int = 32, block: int = 4, eos: Sequence[int] = (3, 11, 19
 
 
 def tiny_tensors(config: dict[str, Any], seed: int, sharpness: float = 1.0) -> dict[str, Tensor]:
-    """float32 tensors under the family's names, random; `sharpness` scales the head, and with it the confidences."""
+    """Returns random float32 tensors with the family's names. `sharpness` scales the logits, and so the confidences."""
     random = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, scale: float = 1.0) -> Tensor:
@@ -124,7 +124,7 @@ def tiny_tensors(config: dict[str, Any], seed: int, sharpness: float = 1.0) -> d
 
 
 def write_tiny(directory: Path, seed: int, sharpness: float = 1.0, **changes: Any) -> dict[str, Any]:
-    """Write config.json and model.safetensors of a random tiny LLaDA2; returns the config."""
+    """Writes config.json and model.safetensors of a random tiny LLaDA2, and returns the config."""
     config = tiny_config(**changes)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))

@@ -1,4 +1,4 @@
-"""A total of denoising steps over an answer's blocks."""
+"""Tests of the division of a total of denoising steps between the blocks of an answer."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_steps_per_block_are_even_and_add_up(masks: list[int], total: int) -> No
 @pytest.mark.parametrize("algorithm", ["fixed", "sequential"])
 @pytest.mark.parametrize(("prompt", "tokens"), [(8, 24), (3, 21), (7, 9)])
 @pytest.mark.parametrize("total", [4, 7, 16, 200])
-def test_so_many_forwards_are_made(algorithm: str, prompt: int, tokens: int, total: int) -> None:
-    """With one block at a time a request takes the steps that it asked for, however the prompt divides the blocks."""
+def test_a_request_takes_the_requested_number_of_steps(algorithm: str, prompt: int, tokens: int, total: int) -> None:
+    """With one open block at a time, this holds wherever the prompt ends in a block."""
     setup = Setup(block=8, page=8)
     p = Params(max_tokens=tokens, ignore_eos=True, algorithm=algorithm, total_steps=total)
     run = run_all(setup, [Ask(tuple(range(prompt)), p)])
