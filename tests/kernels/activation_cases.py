@@ -1,4 +1,4 @@
-"""A dense layer's first product with its gate against float64, as `cases.py`."""
+"""Checks of the fused gate-up GEMM of a dense layer against float64 references, like those in `cases.py`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ SMALL = [
     None,
     GateUpTile(16, 32, 16, 32, 2, 4),
     GateUpTile(32, 16, 0, 16, 2, 4),
-]  # of what the interpreter does in little time
+]  # small enough for the interpreter
 
 
 def check_gate_up_gemm(
     rows: int, inputs: int, width: int, activation: Activation, tile: GateUpTile | None, dtype: torch.dtype, device: str
 ) -> None:
-    """`tile` None: the one that is chosen, or the library and the gate by itself."""
+    """Compares `fused_gate_up` with its float64 reference.
+
+    Args:
+        tile: Tile sizes. None: those that the kernel selects, or the library GEMM with a separate activation.
+    """
     x = random(rows, inputs, dtype=dtype, device=device, seed=5)
     weight = interleave_gate_up(random(2 * width, inputs, dtype=dtype, device=device, seed=6, scale=2 * inputs**-0.5))
     expected = fused_gate_up_reference(x.double(), weight.double(), activation)

@@ -1,4 +1,4 @@
-"""Deterministic kernels of models that condition themselves, each as a function of which rows it is to compute."""
+"""Batch-invariant kernels of models with self-conditioning, each as a function of the rows to compute."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def means(rows: int, ids: int, size: int, dtype: torch.dtype, device: str) -> Ke
 
 
 def heads(rows: int, vocab: int, size: int, dtype: torch.dtype, device: str) -> Kernel:
-    """Logits, and what becomes of them where every third row takes the likeliest and the others draw."""
+    """Returns logits and their softmax statistics. Every third row takes the argmax, the others are sampled."""
     hidden = random(rows, size, dtype=dtype, device=device, seed=93)
     weight = random(vocab, size, dtype=dtype, device=device, seed=94, scale=8 * size**-0.5)
     numbers = torch.Generator().manual_seed(rows)
@@ -51,7 +51,7 @@ def heads(rows: int, vocab: int, size: int, dtype: torch.dtype, device: str) -> 
 
 
 def sandwiches(rows: int, size: int, dtype: torch.dtype, device: str) -> Kernel:
-    """`scale` lies as a layer's does: at a place that depends on the number of rows."""
+    """Returns the sandwich norms. As in a layer, the offset of `scale` in memory depends on the number of rows."""
     mixed, x, dense, chosen = (random(rows, size, dtype=dtype, device=device, seed=n) for n in range(95, 99))
     pairs = random(rows, 3, size, dtype=dtype, device=device, seed=110)
     ids = torch.randint(-1, 5, (rows, 3), generator=torch.Generator().manual_seed(rows)).int().to(device)
@@ -73,7 +73,7 @@ def sandwiches(rows: int, size: int, dtype: torch.dtype, device: str) -> Kernel:
 
 
 def routers(rows: int, experts: int, device: str) -> Kernel:
-    """Choices of softmax scores that come in shares."""
+    """Returns expert selection by softmax of router logits that are split into four partial sums."""
     logits = random(4, rows, experts, dtype=torch.float32, device=device, seed=108)
     rule = RoutingConfig(2, 1, 1, True, 1.0, "softmax")
     return lambda some: BATCH_INVARIANT_TRITON.select_experts(logits[:, some].contiguous(), None, rule)

@@ -1,5 +1,8 @@
-"""Each kernel against its reference on random inputs: the checks that the interpreter (small shapes, CPU) and the GPU
-suite (realistic shapes) share. References run in float64, on inputs rounded to the kernel's dtype."""
+"""Compares each kernel with its reference on random inputs.
+
+The interpreter (small shapes, CPU) and the GPU suite (realistic shapes) share these checks. References run in float64,
+on inputs rounded to the kernel's dtype.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ from runtime.kernels.unmask import BlockInputs, SampledRows, threshold_unmask, t
 from runtime.layers.kv_pool import LAYOUTS, KVShape, LayerKV
 from tests.models.paged import make_batch, page_tables
 
-# ||out - ref|| / ||ref|| that rounding the result, and intermediate values where a kernel keeps them, can explain
+# Largest ||out - ref|| / ||ref|| that rounding of the result, and of a kernel's intermediate values, can explain.
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 
 
@@ -87,7 +90,7 @@ def check_rms_norm(rows: int, size: int, dtype: torch.dtype, device: str) -> Non
 
 
 def check_reduce_add_norm(rows: int, size: int, ranks: int, dtype: torch.dtype, device: str) -> None:
-    """Each rank in turn; rows of others are neither read nor written."""
+    """Checks `reduce_add_norm` on all rows and on one; rows outside the range are neither read nor written."""
     partial = random(ranks, rows, size, dtype=dtype, device=device, seed=1)
     residual = random(rows, size, dtype=dtype, device=device, seed=2)
     weight = 1 + random(size, dtype=dtype, device=device, seed=3, scale=0.2)
@@ -139,7 +142,7 @@ def check_rotary(
     for out, reference in zip(got, expected, strict=True):
         assert_near(out, reference, dtype)
     if clip is not None:
-        assert got[2].abs().max() <= clip < qkv.abs().max(), "nothing was clipped"
+        assert got[2].abs().max() <= clip < qkv.abs().max(), "no value was clipped"
     elif not v_norm:
         assert torch.equal(got[2].double(), expected[2])
 
@@ -149,9 +152,9 @@ def check_write_kv(
 ) -> None:
     pages = -(-rows // page_size) + 2
     slots = torch.randperm(pages * page_size, generator=torch.Generator().manual_seed(9))[:rows].to(device)
-    slots[rows // 2] = -1  # a dead row
+    slots[rows // 2] = -1  # a padding row
     qkv = random(rows, 3 * kv_heads * dim, dtype=dtype, device=device, seed=10)
-    table = torch.tensor([[1.0, 0.0]], device=device)  # nothing turns: what is stored is known to the bit
+    table = torch.tensor([[1.0, 0.0]], device=device)  # no rotation: the stored bits are known exactly
     got, expected = (layer_of(layout, pages, page_size, kv_heads, dim, -7.0, dtype, device) for _ in range(2))
     config = QKNormRopeConfig(kv_heads, kv_heads, 1e-6)
     for store, kv in ((qk_norm_rope_and_cache, got), (qk_norm_rope_and_cache_reference, expected)):
@@ -167,24 +170,24 @@ def check_route(rows: int, experts: int, rule: RoutingConfig, biased: bool, devi
     logits = random(rows, experts, dtype=torch.float32, device=device, seed=12, scale=2.0)
     bias = random(experts, dtype=torch.float32, device=device, seed=13, scale=0.3) if biased else None
     first = None
-    if rule.capacity:  # whole blocks, then one that is shorter, as sequences end
+    if rule.capacity:  # full blocks, then a shorter one, as at the end of a sequence
         first = torch.arange(rows, device=device) // rule.block * rule.block
-    if rows % 2 == 0:  # in shares, as the router's product gives them
+    if rows % 2 == 0:  # partial sums, as the split-K router GEMM returns them
         splits = random(3, rows, experts, dtype=torch.float32, device=device, seed=11)
         logits = torch.cat([splits, (logits - splits.sum(0))[None]])
     ids, weights = select_experts(logits, bias, rule, first)
-    # in the order of the shares: where they are summed otherwise, near ties fall otherwise
+    # Sums the splits in order: another order may resolve near ties differently.
     summed = logits if logits.dim() == 2 else ((logits[0] + logits[1]) + logits[2]) + logits[3]
     expected_ids, expected = select_experts_reference(summed, bias, rule, first)
     assert ids.dtype == torch.int32
-    # two sigmoids may round a near tie differently: among thousands of rows a few may differ, among few none
+    # Two sigmoids may round a near tie differently. That is allowed in 1 of 500 rows.
     same = (ids == expected_ids).all(dim=1)
     assert int((~same).sum()) <= rows // 500
     torch.testing.assert_close(weights[same], expected[same], rtol=5e-6, atol=1e-7)
 
 
 def check_router(rows: int, inputs: int, experts: int, dtype: torch.dtype, device: str) -> None:
-    """To what float32 itself would round, nearly, though no unit multiplies it."""
+    """Checks that router logits are about as accurate as float32, although the matrix units take 16-bit splits."""
     x = random(rows, inputs, dtype=dtype, device=device, seed=40)
     weight = random(experts, inputs, dtype=torch.float32, device=device, seed=41, scale=inputs**-0.5)
     parts = split_bf16x3(weight, dtype)
@@ -207,8 +210,12 @@ def check_router(rows: int, inputs: int, experts: int, dtype: torch.dtype, devic
 def random_ids(
     rows: int, experts: int, top_k: int, device: str, crowded: bool = False, dead: float = 0.0
 ) -> torch.Tensor:
-    """Distinct experts a row; `crowded`: a few experts get nearly all, many none. `dead`: share of dead rows, and of
-    dead choices of the others."""
+    """Returns distinct random expert ids per row.
+
+    Args:
+        crowded: A few experts get nearly all rows, many get none.
+        dead: Fraction of padding rows, and of padding (-1) among the ids of the other rows.
+    """
     generator = torch.Generator().manual_seed(14)
     ranks = torch.rand(rows, experts, generator=generator)
     if crowded:
@@ -259,12 +266,12 @@ def check_moe(
             assert_near(normed, rms_norm_reference(total.double(), wide, 1e-6), dtype)
     if device != "cpu":
         assert torch.equal(out, fused_moe.fused_moe(x, ids, weights, interleaved, down, extra, activation)), (
-            "two runs differ"
+            "two runs return different bits"
         )
 
 
 def check_moe_with_a_rest(monkeypatch, rows: int, experts: int, dtype: torch.dtype, device: str) -> None:
-    """Weights first, whatever the number of pairs: some experts have a few more than whole tiles."""
+    """Checks experts with a few more pairs than full tiles, with the weights as the first operand for any number."""
     sides = 40, 24
     gemms = GemmConfig(64, 64, (4, 3, 3), 4), GemmConfig(128, 64, (5, 4, 3), 4)
     how = FusedMoEConfig(128, clamp_to_shape(gemms[0], sides[1], sides[0]), clamp_to_shape(gemms[1], *sides))
@@ -276,15 +283,19 @@ def check_argmax(
     rows: int, inputs: int, vocab: int, mask_id: int | None, max_token_id: int, allowed_ids: tuple[int, ...],
     dtype: torch.dtype, device: str, dead: int | None = None,
 ) -> None:  # fmt: skip
-    """`dead`: so many rows more, which the kernel is told of."""
+    """Compares `lm_head_argmax` with its float64 reference.
+
+    Args:
+        dead: Number of padding rows that follow; the kernel gets `num_valid`. None: no padding and no `num_valid`.
+    """
     hidden = random(rows, inputs, dtype=dtype, device=device, seed=30)
     weight = random(vocab, inputs, dtype=dtype, device=device, seed=31, scale=3 * inputs**-0.5)
-    signs = random(inputs, dtype=dtype, device=device, seed=32).sign() * 3  # products are exact in whatever order
-    weight[vocab // 2] = weight[vocab // 3] = signs  # of equals the lowest
+    signs = random(inputs, dtype=dtype, device=device, seed=32).sign() * 3  # sums are exact in any order
+    weight[vocab // 2] = weight[vocab // 3] = signs  # ties: the lowest id wins
     weight[vocab - 1] = weight[1] * 2
     for token in (mask_id, vocab - 1):
         if token is not None:
-            hidden[token % rows] = weight[token]  # what is banned would be the likeliest
+            hidden[token % rows] = weight[token]  # a forbidden token would be the argmax
     hidden[0] = signs
     own = {"mask_id": mask_id, "max_token_id": max_token_id, "allowed_ids": allowed_ids}
     if dead is None:
@@ -299,9 +310,9 @@ def check_argmax(
     assert (token.dtype, conf.dtype) == (torch.int64, torch.float32)
     logits = hidden.double() @ weight.double().T
     chosen, best = (logits.gather(1, each[:, None])[:, 0] for each in (token, expected))
-    torch.testing.assert_close(chosen, best, rtol=1e-6, atol=2e-5)  # a near tie may fall to either
+    torch.testing.assert_close(chosen, best, rtol=1e-6, atol=2e-5)  # either token of a near tie is accepted
     assert token[0] == expected[0]
-    twin = (token == vocab // 2) & (expected == vocab // 3)  # equal, but their sums may be rounded in other orders
+    twin = (token == vocab // 2) & (expected == vocab // 3)  # a tie whose sums may be rounded in different orders
     same = (token == expected) | twin
     assert int((~same).sum()) <= rows // 100
     torch.testing.assert_close(conf[same].double(), sure[same], rtol=1e-4, atol=1e-7)
@@ -311,7 +322,7 @@ def check_argmax(
 def layer_of(
     layout: str, pages: int, page_size: int, kv_heads: int, dim: int, value: float, dtype: torch.dtype, device: str
 ) -> LayerKV:
-    """A layer's pages, of `value` throughout."""
+    """Returns a layer's KV pages, filled with `value`."""
     shape = KVShape(kv_heads, dim, dim)
     pool = LAYOUTS[layout]([shape], num_pages=pages, page_size=page_size, dtype=dtype, device=device)
     for tensor in pool.tensors:
@@ -323,7 +334,11 @@ def attention_case(
     runs: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, block_size: int, page_size: int,
     dtype: torch.dtype, device: str, seed: int = 20, layout: str = "unified",
 ):  # fmt: skip
-    """`runs`: (cached, new rows) of each sequence. K/V slots that no position of a sequence owns hold NaN."""
+    """Returns queries, K and V pages, and the batch.
+
+    Args:
+        runs: (cached rows, new rows) of each sequence. K/V slots outside these sequences hold NaN.
+    """
     generator = torch.Generator().manual_seed(seed)
     tables, pages = page_tables([c + n for c, n in runs], page_size, generator)
     batch = make_batch(
@@ -340,8 +355,13 @@ def attention_case(
 
 
 def with_any_sight(batch: ForwardBatch, ends: list[int], seed: int = 21) -> ForwardBatch:
-    """The batch with rows that see as far as they please (`ends`: of each request's K/V), windows that count from
-    anywhere before, and two dead rows and a tile of none after it."""
+    """Returns the batch with random visible ends and window positions, and padding.
+
+    The padding is two rows and an empty query tile at the end.
+
+    Args:
+        ends: Number of each request's K/V positions, the upper bound of the visible ends.
+    """
     generator = torch.Generator().manual_seed(seed)
     device, rows = batch.tokens.device, len(batch.tokens)
     request = torch.repeat_interleave(batch.query_tiles[:, 0].long(), batch.query_tiles[:, 2].long()).cpu()
@@ -369,7 +389,7 @@ def check_sight(
     runs: list[tuple[int, int]], heads: int, kv_heads: int, dim: int, page_size: int, window: int | None,
     dtype: torch.dtype, device: str, layout: str = "unified",
 ) -> None:  # fmt: skip
-    """Rows that see anything: causal, whole canvases, windows of canvases; and dead rows beside them."""
+    """Checks attention with arbitrary visible ends and window positions (causal, canvas, windowed), and padding."""
     q, k, v, batch = attention_case(runs, heads, kv_heads, dim, 1, page_size, dtype, device, layout=layout)
     rows = len(q)
     batch = with_any_sight(batch, [cached + new for cached, new in runs])
@@ -392,7 +412,11 @@ def check_attention(
 
 
 def check_fill(blocks: int, size: int, columns: int, mask_id: int | None, device: str) -> None:
-    """Blocks that pass, that are forced, that are at their last step; full ones; equal probabilities; a dead one."""
+    """Compares `threshold_unmask` with its reference.
+
+    Some blocks have tokens above the threshold, some must advance, some are at their last step, some are full. There
+    are equal probabilities, and a padding block.
+    """
     generator = torch.Generator().manual_seed(blocks * 100 + size)
 
     def drawn(low: int, high: int, *shape: int) -> torch.Tensor:
@@ -440,13 +464,16 @@ def check_sandwich(rows: int, size: int, dtype: torch.dtype, device: str) -> Non
 
 
 def check_sandwich_of_choices(rows: int, size: int, top_k: int, dtype: torch.dtype, device: str) -> None:
-    """The sum that `after` makes has the bits of `moe_sum`'s. Dead choices hold nothing that may be looked at."""
+    """Checks that `post_mlp_norms` sums experts to the same bits as `moe_sum`.
+
+    Outputs of padding (id below 0) are NaN and must not be read.
+    """
     x, dense = (random(rows, size, dtype=dtype, device=device, seed=s) for s in (83, 84))
     weights = tuple(1 + random(size, dtype=dtype, device=device, seed=s, scale=0.2) for s in range(85, 89))
     scale = random(rows, 1, dtype=dtype, device=device, seed=89)
     generator = torch.Generator().manual_seed(rows)
     ids = torch.randint(-2, 11, (rows, top_k), generator=generator).int()
-    ids[0, 0], ids[1:2] = 4, -1  # a row of dead ones alone
+    ids[0, 0], ids[1:2] = 4, -1  # a row with padding only
     pairs = random(rows * top_k, size, dtype=dtype, device=device, seed=90)
     pairs[(ids.flatten() < 0).to(device)] = float("nan")
     routing_weights = torch.rand(rows, top_k, generator=generator).to(device)
@@ -468,7 +495,13 @@ def check_sandwich_of_choices(rows: int, size: int, top_k: int, dtype: torch.dty
 def check_lora(
     counts: list[int], slots: list[int], inputs: int, parts: list[int], rank: int, dtype: torch.dtype, device: str
 ) -> None:
-    """`counts`: rows of each request; `slots`: of its adapter; `parts`: outputs of each. Tiles of no rows follow."""
+    """Compares `add_lora` with its float64 reference. Two empty query tiles follow the others.
+
+    Args:
+        counts: Rows of each request.
+        slots: LoRA slot of each request.
+        parts: Outputs of each of the fused modules.
+    """
     rows, outputs, num_slots = sum(counts), sum(parts), max(slots) + 1
     cut = torch.from_numpy(make_query_tiles(np.array(counts, dtype=np.int64)))
     tiles = torch.cat([cut, torch.zeros(2, 3, dtype=torch.int32)]).to(device)

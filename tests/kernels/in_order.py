@@ -1,5 +1,8 @@
-"""Products of Triton's interpreter as a matrix unit takes them: along the depth from the first number to the last, to
-what was there before. A library's may be summed otherwise for each shape, so that bits would say nothing."""
+"""Makes Triton's interpreter accumulate dot products in order, as a matrix unit does.
+
+Each dot product is added to the accumulator along the depth, from the first element to the last. A library may use
+another order of summation for each shape, so its results could not be compared bit by bit.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def _dot(self, a, b, d, input_precision, max_num_imprecise_acc):
 
 
 def check_alike(kernel: Kernel, rows: int, seed: int) -> None:
-    """All of `rows`, each of some of them alone, and runs and random choices of any number have the same bits."""
+    """Checks that a row has the same bits in all of `rows`, alone, in contiguous ranges, and in random subsets."""
     numbers = random.Random(seed)
     full = kernel(torch.arange(rows))
     chosen = [[numbers.randrange(rows)] for _ in range(2)]

@@ -1,7 +1,9 @@
-"""The kernels on small shapes through Triton's interpreter, on the CPU. Collected by test_interpreter.py alone, in a
-process of its own: the interpreter is chosen by an environment variable before the kernels are imported.
+"""Tests of the kernels on small shapes in Triton's interpreter, on the CPU.
 
-With all combinations, which take minutes more: TRITON_INTERPRET=1 pytest -m "slow or not slow" FILE
+Only test_interpreter.py collects this file, in a separate process: the environment variable that selects the
+interpreter must be set before the kernels are imported.
+
+All combinations take several minutes more: TRITON_INTERPRET=1 pytest -m "slow or not slow" FILE
 """
 
 from dataclasses import replace
@@ -34,15 +36,15 @@ def watched(monkeypatch):
 
 
 layouts = pytest.mark.parametrize("layout", list(LAYOUTS))
-# what has nothing to do with where the cache's numbers lie is tried for all layouts by name alone
+# Tests that hardly depend on the layout of the KV cache use one layout; the others have the marker slow.
 one_layout = pytest.mark.parametrize(
     "layout", [pytest.param(layout, marks=() if layout == "unified" else pytest.mark.slow) for layout in LAYOUTS]
 )
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 dtypes = pytest.mark.parametrize("dtype", FLOATS.values(), ids=list(FLOATS))
-# the interpreter multiplies the bits of bfloat16 matrices, so products are checked in the other two
+# The interpreter's dot product of bfloat16 multiplies raw bits, so GEMMs are checked in the other two dtypes.
 matrix_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
-# plain loads and the copy engine's boxes, each in one dtype
+# Plain loads and TMA loads, each in one dtype.
 KINDS_OF_LOADS = pytest.mark.parametrize(
     ("described", "dtype"), [(False, torch.float32), (True, torch.float16)], ids=["loads", "boxes"]
 )
@@ -98,7 +100,7 @@ def test_elementwise_gate_up_gemm(rows, inputs, width, activation, tile, dtype):
 
 @matrix_dtypes
 @pytest.mark.parametrize(("rows", "ids", "size"), [(1, 9, 8), (70, 300, 40), (150, 130, 136)])
-def test_elementwise_mean(monkeypatch, rows, ids, size, dtype):
+def test_elementwise_soft_embedding(monkeypatch, rows, ids, size, dtype):
     monkeypatch.setattr(weighted_embedding, "SPLIT_SIZE", 128)
     check_mean(rows, ids, size, dtype, "cpu")
     monkeypatch.setattr(weighted_embedding, "SPLIT_SIZE", 16384)
@@ -106,8 +108,8 @@ def test_elementwise_mean(monkeypatch, rows, ids, size, dtype):
 
 
 @pytest.mark.parametrize("made", ["means", "heads", "sandwiches", "routers", "gates"])
-def test_elementwise_alike_with_any_other_rows(monkeypatch, made):
-    """What a model that conditions itself uses."""
+def test_elementwise_kernels_are_batch_invariant(monkeypatch, made):
+    """Checks the kernels that models with self-conditioning use."""
     in_order.patch(monkeypatch)
     monkeypatch.setattr(weighted_embedding, "SPLIT_SIZE", 128)
     monkeypatch.setattr(fused_softmax_stats, "PIECE", 128)
@@ -222,8 +224,8 @@ LARGE = product(
 
 @pytest.mark.parametrize(("few", "pairs"), [*SIZES, *(pytest.param(*size, marks=pytest.mark.slow) for size in LARGE)])
 @pytest.mark.parametrize("experts", [1, 13])
-def test_moe_sort_of_one_sided_choices(monkeypatch, pairs, experts, few):
-    """One expert takes all, the first, the last or one between; nobody takes any; sizes about those of a chunk."""
+def test_moe_sort_of_pairs_of_one_expert(monkeypatch, pairs, experts, few):
+    """Checks that pairs are sorted if one expert or none gets all of them, and if expert ids descend."""
     monkeypatch.setattr(moe_align, "ONE_LAUNCH_PAIRS", few)
     monkeypatch.setattr(moe_align, "CHUNKS_PER_STEP", 4)
     for expert in {-1, 0, experts - 1}:
@@ -233,7 +235,7 @@ def test_moe_sort_of_one_sided_choices(monkeypatch, pairs, experts, few):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_moe_experts_of_dead_rows(shared):
+def test_moe_experts_with_padding_rows(shared):
     cases.check_moe(40, 32, 16, 8, 3, shared, False, torch.float32, "cpu", dead=0.4)
 
 
@@ -255,8 +257,8 @@ def test_moe_experts(rows, hidden, width, experts, top_k, shared, dtype):
     ("rows", "hidden", "width", "experts", "top_k"),
     [(5, 48, 12, 12, 1), (70, 40, 24, 3, 2), (300, 32, 16, 3, 1), (130, 24, 40, 1, 1)],
 )
-def test_moe_experts_of_every_height(monkeypatch, rows, hidden, width, experts, top_k, dtype):
-    """Few pairs an expert, some, many, with the copy engine's boxes and without."""
+def test_moe_experts_with_every_tile_height(monkeypatch, rows, hidden, width, experts, top_k, dtype):
+    """Checks few, some and many pairs per expert, with TMA loads and without."""
     for described in (False, True):
         monkeypatch.setattr(common, "supports_tma", lambda matrix, on=described: on and matrix.stride(0) % 8 == 0)
         cases.check_moe(rows, hidden, width, experts, top_k, True, rows == 70, dtype, "cpu", dead=0.1)
@@ -264,8 +266,8 @@ def test_moe_experts_of_every_height(monkeypatch, rows, hidden, width, experts, 
 
 @pytest.mark.parametrize("described", [False, True])
 @pytest.mark.parametrize(("rows", "hidden", "width", "experts", "top_k"), [(300, 40, 24, 2, 1), (210, 152, 72, 3, 2)])
-def test_moe_experts_steadily(monkeypatch, rows, hidden, width, experts, top_k, described):
-    """So many pairs, that each program of the second product has several tiles."""
+def test_moe_experts_with_persistent_down_gemm(monkeypatch, rows, hidden, width, experts, top_k, described):
+    """Checks the down GEMM with enough pairs that each persistent program processes several tiles."""
     monkeypatch.setattr(moe_align, "ONE_LAUNCH_PAIRS", 0)
     monkeypatch.setattr(common, "supports_tma", lambda matrix: described)
     seen = []
@@ -283,7 +285,7 @@ def test_moe_experts_steadily(monkeypatch, rows, hidden, width, experts, top_k, 
         (430, 3, False, torch.float32),
     ],
 )
-def test_moe_experts_with_a_rest(monkeypatch, rows, experts, few, dtype):
+def test_moe_experts_with_tail_tiles(monkeypatch, rows, experts, few, dtype):
     if not few:
         monkeypatch.setattr(moe_align, "ONE_LAUNCH_PAIRS", 0)
     for described in (False, True):
@@ -300,7 +302,7 @@ def test_moe_gelu():
 
 
 @pytest.mark.parametrize(("blocks", "size", "columns", "mask_id"), [(1, 8, 3, 9), (33, 32, 7, None), (70, 12, 6, 0)])
-def test_elementwise_fill(blocks, size, columns, mask_id):
+def test_elementwise_threshold_unmask(blocks, size, columns, mask_id):
     cases.check_fill(blocks, size, columns, mask_id, "cpu")
 
 
@@ -312,7 +314,7 @@ def test_elementwise_sandwich(rows, size, dtype):
 
 @dtypes
 @pytest.mark.parametrize(("rows", "size", "top_k"), [(1, 8, 1), (5, 48, 3), (4, 40, 8)])
-def test_elementwise_sandwich_of_choices(rows, size, top_k, dtype):
+def test_elementwise_sandwich_norms_of_topk_outputs(rows, size, top_k, dtype):
     cases.check_sandwich_of_choices(rows, size, top_k, dtype, "cpu")
 
 
@@ -321,19 +323,19 @@ def test_elementwise_sandwich_of_choices(rows, size, top_k, dtype):
     [(6, 40, None, 39, 0.2), (30, 300, 7, 250, 0.01), (9, 600, 599, 598, 0.2)],
 )
 @dtypes
-def test_elementwise_distribution(monkeypatch, rows, vocab, mask_id, max_token_id, coolest, dtype):
+def test_elementwise_softmax_stats(monkeypatch, rows, vocab, mask_id, max_token_id, coolest, dtype):
     monkeypatch.setattr(fused_softmax_stats, "PIECE", 64)
     monkeypatch.setattr(fused_softmax_stats, "WRITE_PIECE", 64)
     check_describe(rows, vocab, mask_id, max_token_id, coolest, dtype, "cpu")
 
 
 @dtypes
-def test_elementwise_distribution_of_hot_rows(dtype):
+def test_elementwise_softmax_stats_at_high_temperature(dtype):
     check_hot(3, 300, dtype, "cpu")
 
 
 @dtypes
-def test_elementwise_distribution_of_sure_rows(dtype):
+def test_elementwise_softmax_stats_of_certain_tokens(dtype):
     check_sure(30, 300, dtype, "cpu")
 
 
@@ -349,8 +351,8 @@ def test_elementwise_head(monkeypatch, rows, inputs, vocab, mask_id, max_token_i
 
 @KINDS_OF_LOADS
 @pytest.mark.parametrize(("rows", "dead"), [(3, 2), (130, 9), (20, 140), (177, 1), (200, 7), (258, 30)])
-def test_elementwise_head_with_dead_rows(monkeypatch, rows, dead, described, dtype):
-    """Also a program that does the last rows beside a whole tile, and tiles that are dead."""
+def test_elementwise_head_with_padding_rows(monkeypatch, rows, dead, described, dtype):
+    """Also covers a program that processes a full tile and the tail, and tiles with padding only."""
     monkeypatch.setattr(common, "supports_tma", lambda matrix: described)
     cases.check_argmax(rows, 24, 300, 7, 250, (299,), dtype, "cpu", dead)
 
@@ -391,7 +393,7 @@ def test_attention_of_rows_that_see_anything(window, layout):
     cases.check_sight([(9, 6), (0, 11), (5, 1)], 2, 1, 16, 4, window, torch.float32, "cpu", layout)
 
 
-# of a round's keys, 32 of float32 and 64 of float16, a page has a part, all, or those of several rounds
+# A KV tile has 32 keys in float32 and 64 in float16. A page holds a part of a tile, one tile, or several.
 pages_of_rounds = pytest.mark.parametrize(
     ("page_size", "dtype", "window"),
     [
@@ -407,16 +409,19 @@ pages_of_rounds = pytest.mark.parametrize(
 
 @one_layout
 @pages_of_rounds
-def test_attention_of_rounds_in_pages(page_size, window, dtype, layout):
-    """Each row sees one key more than the one before: of its rounds all rows see those in the middle in full, and some
-    those at the ends. The window's first round is inside a page of two."""
+def test_attention_with_kv_tiles_smaller_and_larger_than_pages(page_size, window, dtype, layout):
+    """Checks KV tiles smaller and larger than a page.
+
+    Each row sees one key more than the row before it. All rows see all keys of the KV tiles in the middle, but only
+    some rows see those of the first and the last. Where a page holds two tiles, the window's first tile is its second.
+    """
     cases.check_attention([(200, 20)], 2, 1, 16, 1, page_size, window, dtype, "cpu", layout)
 
 
 @layouts
 @pages_of_rounds
 def test_attention_in_splits_of_one_length(monkeypatch, page_size, window, dtype, layout):
-    """With a window the first share is empty, and in float32 the next one begins inside."""
+    """Checks splits of constant length. With a window the first split is empty; in float32 the next begins inside."""
     monkeypatch.setattr("runtime.kernels.paged_attention.SPLIT_SIZE", 64)
     q, k, v, batch = cases.attention_case([(200, 20)], 2, 1, 16, 1, page_size, dtype, "cpu", layout=layout)
     expected = paged_attention_reference(q.double(), k.double(), v.double(), batch, scale=0.25, window=window)
@@ -429,7 +434,7 @@ def test_attention_in_splits_of_one_length(monkeypatch, page_size, window, dtype
     ("dim", "page_size", "dtype"), [(200, 8, torch.float32), (200, 32, torch.float16), (512, 16, torch.float16)]
 )
 def test_attention_of_large_heads_masks_what_some_rows_do_not_see(dim, page_size, dtype, window, layout):
-    """Rounds before what all rows see, of it, and after it; pages of a round that are one, two and many."""
+    """Checks KV tiles that some rows do not see in full, and KV tiles of one, two and many pages."""
     cases.check_sight([(70, 40), (150, 30)], 4, 2, dim, page_size, window, dtype, "cpu", layout)
     cases.check_attention([(130, 40)], 4, 2, dim, 40, page_size, window, dtype, "cpu", layout)
 
@@ -437,7 +442,7 @@ def test_attention_of_large_heads_masks_what_some_rows_do_not_see(dim, page_size
 @one_layout
 @pytest.mark.parametrize("window", [1, 2, 33])
 def test_attention_of_rows_that_see_nothing_in_the_first_tiles(window, layout):
-    """The first rows of a program see the first tile of keys, its last ones only later tiles."""
+    """The first rows of a program see the first KV tile, its last rows only later ones."""
     cases.check_attention([(0, 100)], 2, 1, 16, 1, 16, window, torch.float32, "cpu", layout)
 
 
@@ -447,7 +452,10 @@ def test_attention_of_rows_that_see_nothing_in_the_first_tiles(window, layout):
     [(200, 9, 192), (202, 8, 192), (200, 8, 192), (201, 9, 192), (200, 10, 160), (200, 500, 0), (200, None, 0)],
 )
 def test_attention_reads_only_tiles_that_a_window_reaches(watched, cached, window, first, layout):
-    """A canvas of 8 rows whose windows count from its first position: keys are read in tiles of 32."""
+    """Checks the keys that are read for a canvas of 8 rows, whose windows begin at its first position.
+
+    A KV tile has 32 keys.
+    """
     q, k, v, batch = cases.attention_case([(cached, 8)], 2, 1, 16, 8, 16, torch.float32, "cpu", layout=layout)
     batch = replace(batch, window_pos=torch.full((8,), cached))
     watched.clear()
@@ -460,11 +468,11 @@ def test_attention_reads_only_tiles_that_a_window_reaches(watched, cached, windo
             of_token = offsets[int(batch.page_table[0, position // 16]), position % 16].flatten().tolist()
             if touched.intersection(of_token):
                 read.add(position)
-        end = cached + 8 if exact else -(-(cached + 8) // 16) * 16  # of transposed values whole runs are read
+        end = cached + 8 if exact else -(-(cached + 8) // 16) * 16  # transposed values: all 16 tokens of a page
         assert read == set(range(first, end))
 
 
 @pytest.mark.parametrize(("rows", "vocab"), [(12, 17), (9, 300), (7, 5000)])
 @pytest.mark.parametrize("ties", [False, True])
-def test_elementwise_draw(rows, vocab, ties):
+def test_elementwise_topk_topp_sampling(rows, vocab, ties):
     check_draw(rows, vocab, ties, "cpu")

@@ -1,4 +1,4 @@
-"""Attention in two kernels through Triton's interpreter, on the CPU; as interpreted.py otherwise."""
+"""Tests of two-pass attention in Triton's interpreter, on the CPU; collected like interpreted.py."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ def test_wide_rows_that_see_anything(heads, kv_heads, page_size, scores_config, 
 @layouts
 @tiles
 def test_wide_prompts_committed_rows_and_canvases_in_one_launch(scores_config, values_config, layout):
-    """A canvas after its committed rows, one by itself whose keys are whole rounds, two chunks of prompts."""
+    """Checks a canvas behind its committed rows, one with keys that fill KV tiles, and two prefill chunks."""
     runs, committed = [(40, 32), (112, 16), (0, 35), (64, 5)], [16, 0, 35, 5]
     check_in_two(runs, committed, 8, 2, 16, 8, torch.float16, "cpu", layout, scores_config, values_config)
 
@@ -48,8 +48,8 @@ def test_wide_heads_of_512(layout):
 
 @layouts
 @tiles
-def test_wide_rows_that_see_nothing_are_nought(scores_config, values_config, layout):
-    """Beside rows that see keys, and in a program where none does."""
+def test_wide_rows_that_see_nothing_are_zero(scores_config, values_config, layout):
+    """Checks rows without visible keys in a tile with other rows, and in a tile without."""
     q, k, v, batch = attention_case([(40, 80), (0, 5)], 2, 1, 16, 1, 8, torch.float16, "cpu", layout=layout)
     visible_end = batch.visible_end.masked_fill(torch.arange(85) % 3 == 0, 0)
     visible_end[64:80] = visible_end[80:] = 0
@@ -60,13 +60,13 @@ def test_wide_rows_that_see_nothing_are_nought(scores_config, values_config, lay
     assert not out[visible_end == 0].any()
 
 
-def test_wide_weights_of_a_few_tiles_at_a_time(monkeypatch):
-    """Bits do not depend on how many tiles' weights there is room for."""
+def test_wide_attention_bits_do_not_depend_on_the_number_of_passes(monkeypatch):
+    """Bits do not depend on the number of query tiles whose weights fit into the workspace."""
     q, k, v, batch = attention_case([(40, 8), (0, 33), (9, 9), (64, 5), (0, 2)], 4, 2, 16, 8, 8, torch.float16, "cpu")
     batch = with_any_sight(batch, [48, 33, 18, 69, 2])
     q = torch.cat([q, torch.zeros_like(q[:2])])
     scores_config, values_config = SMALL[0]
-    each = -(-33 // 8) * 2 * 16 * 96 * 2  # programs of 16 lanes, and three rounds of 32 keys
+    each = -(-33 // 8) * 2 * 16 * 96 * 2  # bytes per tile: programs of 16 rows, and three KV tiles of 32 keys
     outs = []
     for limit, together in ((1 << 30, 6), (2 * each, 2), (4 * each, 3), (1, 0)):
         monkeypatch.setattr("runtime.kernels.paged_attention.MAX_WORKSPACE", limit)
@@ -79,8 +79,11 @@ def test_wide_weights_of_a_few_tiles_at_a_time(monkeypatch):
     assert all(torch.equal(out, outs[0]) for out in outs)
 
 
-def test_wide_attention_is_where_it_is_quicker(monkeypatch):
-    """Heads of 512 go there where there are enough of them, but for windows, shares of the keys and fixed bits."""
+def test_two_pass_attention_is_used_where_it_is_faster(monkeypatch):
+    """Two-pass attention is used for a head dimension of 512 if there are enough programs.
+
+    It is not used with a window, with a given number of splits, in batch-invariant mode, or for ungrouped heads.
+    """
     q, k, v, batch = attention_case([(30, 16), (0, 9)], 8, 1, 512, 16, 16, torch.float16, "cpu")
     expected = paged_attention_reference(q.double(), k.double(), v.double(), batch, scale=0.05)
     went = []

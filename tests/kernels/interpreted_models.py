@@ -1,4 +1,4 @@
-"""Whole models through Triton's interpreter, on the CPU; as interpreted.py otherwise."""
+"""Tests of full models in Triton's interpreter, on the CPU; collected like interpreted.py."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ MODELS = ("llada2", "llada2dot2", "sdar_moe", "stable_diffcoder", "dream", "llad
 
 @pytest.mark.parametrize("key", [key for key in MODELS if key in families()])
 def test_a_full_model(tmp_path, key):
-    """Every kernel in its place: a tiny model on the Triton path equals itself on the torch path."""
+    """Checks that a tiny model with Triton kernels has the logits of the same model with torch kernels."""
     if key.startswith("llada2"):
         own = {"expert_capacity": 2} if key == "llada2dot2" else {}
         write_tiny(tmp_path, seed=4, num_hidden_layers=2, head_dim=16, **own)
@@ -52,7 +52,7 @@ def test_a_full_model(tmp_path, key):
 
 @pytest.mark.parametrize(("key", "deals"), [("llada2", False), ("llada2", True), ("sdar_moe", False), ("dream", False)])
 def test_a_model_in_shards(tmp_path, key, deals):
-    """Kernels on what two ranks keep of a model; and the likeliest tokens, which neither has the logits of."""
+    """Checks a model sharded over two ranks, and the argmax over vocabulary shards, neither of which has all logits."""
     if key not in families():
         pytest.skip("another family")
     if key == "llada2":
@@ -88,7 +88,12 @@ CANVASES = pytest.mark.skipif("diffusion_gemma" not in families(), reason="the o
 
 
 def canvas_model(kernels, **own):
-    """On these kernels, or None: on the torch path. `own`: of its build."""
+    """Returns a tiny DiffusionGemma.
+
+    Args:
+        kernels: Kernel set. None: the torch path.
+        own: Further fields of the layer factory.
+    """
     checkpoint, family = resolve_checkpoint(str(GOLDEN / "diffusion_gemma")), resolve_family("diffusion_gemma", {})
     arch, build = family.parse(checkpoint.config), LayerFactory.create("cpu", torch.float32)
     if kernels is None:
@@ -102,7 +107,7 @@ def canvas_model(kernels, **own):
 
 
 def canvas_logits(model, layout):
-    """Of a canvas that has been told of its last step, and of rows beside it that are committed."""
+    """Returns the logits of a self-conditioned canvas, and of committed rows of another request."""
     driver = Driver(model, 2, 40, 8, torch.float32, layout=layout)
     driver.commit(0, list(range(24)), 24)
     shard = model.vocab_shard
@@ -112,7 +117,7 @@ def canvas_logits(model, layout):
 
 
 def in_parts(model):
-    """The routers' weights as a bfloat16 model has them, but of a dtype that the interpreter multiplies."""
+    """Splits the router weights as in a bfloat16 model, but into float16, which the interpreter can multiply."""
     for layer in model.layers:
         router = layer.experts.router
         router.weight = SimpleNamespace(kernel_arg=split_bf16x3(router.weight.tensor, torch.float16))
@@ -122,7 +127,7 @@ def in_parts(model):
 @pytest.mark.parametrize("parts", [False, True], ids=["whole_routers", "routers_in_parts"])
 @pytest.mark.parametrize("kernels", [TRITON, BATCH_INVARIANT_TRITON], ids=["plain", "deterministic"])
 def test_a_canvas_model(kernels, parts):
-    """Layers of two kinds, rows that are committed beside rows that are open."""
+    """The model has two kinds of layers; the batch has committed and editable rows."""
     model = canvas_model(kernels)
     if parts:
         in_parts(model)
@@ -134,7 +139,7 @@ def test_a_canvas_model(kernels, parts):
 @CANVASES
 @pytest.mark.parametrize("deals", [False, True])
 def test_a_canvas_model_in_shards(deals):
-    """What experts gave is summed before it is added up between them."""
+    """Each rank sums its experts' outputs before the all-reduce."""
     both = together(
         2, lambda group: canvas_logits(canvas_model(TRITON, group=group, expert_parallel=deals), "distinct")
     )
@@ -144,8 +149,10 @@ def test_a_canvas_model_in_shards(deals):
 
 @CANVASES
 def test_a_canvas_model_with_concurrent_requests(monkeypatch):
-    """With deterministic kernels a canvas, and what is before it, have the same bits alone and among others, however
-    that was cut."""
+    """With batch-invariant kernels, a canvas has the same bits alone and with other requests.
+
+    Its prefix is prefilled in chunks of different sizes.
+    """
     in_order.patch(monkeypatch)
     model = canvas_model(BATCH_INVARIANT_TRITON)
     in_parts(model)

@@ -1,4 +1,4 @@
-"""The kernels of quantized weights through Triton's interpreter, as `interpreted.py`, and collected as it is."""
+"""Tests of the kernels of quantized weights in Triton's interpreter, on the CPU; collected like interpreted.py."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from tests.oracle.tiny import write_tiny
 _convert = interpreter._convert_float
 
 
-CONVERTED = {  # what the interpreter rounds or overflows wrongly, and bfloat16 of which it misreads subnormal numbers
+CONVERTED = {  # the interpreter rounds the first two wrongly or overflows, and misreads subnormal bfloat16 numbers
     (tl.float32, tl.float8e4nv): (torch.float32, torch.float8_e4m3fn),
     (tl.float32, tl.bfloat16): (torch.float32, torch.bfloat16),
     (tl.bfloat16, tl.float32): (torch.bfloat16, torch.float32),
@@ -73,7 +73,7 @@ def test_fp8_attached(rows, size, activation, dtype):
 
 @pytest.fixture(params=[False, True], ids=["loads", "boxes"])
 def described(request, monkeypatch):
-    """With the copy engine's boxes and without."""
+    """Runs a test with TMA loads and without."""
     on = request.param
     monkeypatch.setattr(common, "supports_tma", lambda matrix: on and matrix.stride(0) % 16 == 0)
 
@@ -93,7 +93,7 @@ def test_fp8_linear_dtypes(dtype):
     [(1, 16, 16, 4, 2), (5, 48, 12, 12, 1), (70, 40, 24, 3, 2), (300, 32, 16, 3, 1), (130, 24, 40, 1, 1)],
 )
 def test_fp8_moe(rows, hidden, width, experts, top_k, described):
-    """Few pairs an expert, some, many."""
+    """Checks few, some and many pairs per expert."""
     shared, crowded = rows != 70, rows == 70
     quantized_cases.check_fp8_moe(rows, hidden, width, experts, top_k, shared, crowded, torch.float32, "cpu", dead=0.1)
 
@@ -144,7 +144,7 @@ def test_linear_of_half_precision(kind):
     ],
 )
 def test_moe(kind, rows, hidden, width, experts, top_k, described):
-    """Few pairs an expert, some, many."""
+    """Checks few, some and many pairs per expert."""
     shared, crowded = rows != 70, rows == 70
     quantized_cases.check_group_quantized_moe(
         rows, hidden, width, experts, top_k, shared, crowded, kind, torch.float32, "cpu", dead=0.1
@@ -172,7 +172,7 @@ SLOW = pytest.param("int4_32", 70, 12, marks=pytest.mark.slow), pytest.param("bl
 
 @pytest.mark.parametrize(("kind", "rows", "experts"), [("int8", 256, 3), ("int4", 256, 3), ("int4", 20, 10), *SLOW])
 def test_moe_is_batch_invariant(monkeypatch, kind, rows, experts):
-    """From one block of four rows to 64: few pairs an expert, and many."""
+    """Checks few and many pairs per expert."""
     in_order.patch(monkeypatch)
     in_order.check_alike(
         quantized_cases.batch_invariant_moe(rows, 136, 24, experts, 2, kind, torch.float16, "cpu"), rows, 2
@@ -189,8 +189,10 @@ def test_moe_gelu():
     ids=["fp8_an_expert_more", "fp8_pair_stride", "int4_an_expert_more", "int8_pair_stride"],
 )
 def test_full_model(tmp_path, shared, quantization):
-    """Every kernel in its place: a tiny model as with the torch ones, but for what rounding rows to fp8 costs; its
-    shared expert among the others, or wider than they are."""
+    """Checks that a tiny model has the same logits with Triton and torch kernels, up to the fp8 rounding of rows.
+
+    Its shared expert is fused with the routed experts, or too wide for that.
+    """
     write_tiny(tmp_path, seed=4, num_hidden_layers=3, head_dim=16, hidden_size=64, num_shared_experts=shared)
     checkpoint, family = resolve_checkpoint(str(tmp_path)), resolve_family("llada2", {})
     arch, build = family.parse(checkpoint.config), LayerFactory.create("cpu", torch.float32, quantization=quantization)

@@ -1,4 +1,4 @@
-"""Import this before kernels run in Triton's interpreter: what it needs of newer libraries."""
+"""Patches Triton's interpreter for newer libraries. Import this module before kernels run in the interpreter."""
 
 from triton.runtime import interpreter
 
@@ -6,7 +6,7 @@ _patch = interpreter._patch_lang_tensor
 
 
 def _patch_with_index(tensor, scope):
-    """The interpreter turns loop bounds into ints by a conversion that newer numpy refuses for arrays."""
+    """Adds `__index__` to tensors, because newer numpy refuses the interpreter's conversion of loop bounds to int."""
     _patch(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 

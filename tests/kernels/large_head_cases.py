@@ -1,4 +1,4 @@
-"""Attention in two kernels against its reference: the checks that the interpreter and the GPU suite share."""
+"""Compares two-pass attention with its reference. The interpreter and the GPU suite share these checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runtime.kernels.paged_attention import (
 )
 from tests.kernels.cases import assert_near, attention_case, with_any_sight
 
-# as small as they may be: rounds of one box of weights, and of several; queries as a whole, and in parts
+# Smallest configs: KV tiles with one and with several tiles of weights; queries loaded at once, and in parts.
 SMALL = [
     (ScoresConfig(16, 32, 16, 4, 2), ValuesConfig(16, 32, 4, 2)),
     (ScoresConfig(64, 32, 512, 4, 2), ValuesConfig(16, 16, 4, 2)),
@@ -26,7 +26,7 @@ SMALL = [
 
 
 def committing(batch: ForwardBatch, committed: list[int]) -> ForwardBatch:
-    """Of each request the first rows are `committed`, causal; the others see all of it, as a canvas does."""
+    """Returns the batch with `committed` causal rows at the start of each request; its other rows see all keys."""
     visible_end = batch.visible_end.clone()
     request = torch.repeat_interleave(batch.query_tiles[:, 0].long(), batch.query_tiles[:, 2].long())
     for n, rows in enumerate(committed):
@@ -41,8 +41,12 @@ def check_in_two(
     dtype: torch.dtype, device: str, layout: str, scores_config: ScoresConfig = SCORES_CONFIG,
     values_config: ValuesConfig = VALUES_CONFIG,
 ) -> None:  # fmt: skip
-    """`runs`: (cached, new rows) of each sequence. `committed`: as of `committing`; None: rows that see anything, dead
-    ones and a tile of none beside them. K/V that nobody wrote, and the queries of dead rows, are NaN."""
+    """Compares `two_pass_attention` with its reference. Unwritten K/V and the queries of padding rows are NaN.
+
+    Args:
+        runs: (cached rows, new rows) of each sequence.
+        committed: Argument of `committing`. None: arbitrary visible ends, padding rows and an empty query tile.
+    """
     q, k, v, batch = attention_case(runs, heads, kv_heads, dim, 1, page_size, dtype, device, layout=layout)
     rows = len(q)
     if committed is None:
@@ -50,7 +54,7 @@ def check_in_two(
         q = torch.cat([q, torch.full_like(q[:2], float("nan"))])
     else:
         batch = committing(batch, committed)
-    batch = replace(batch, max_seq_len=1)  # it tells nothing of what may be seen
+    batch = replace(batch, max_seq_len=1)  # must not bound the visible keys
     expected = paged_attention_reference(q.double(), k.double(), v.double(), batch, scale=dim**-0.5)
     out = two_pass_attention(q, k, v, batch, scale=dim**-0.5, scores_config=scores_config, values_config=values_config)
     assert_near(out[:rows], expected[:rows], dtype)

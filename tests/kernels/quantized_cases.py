@@ -1,5 +1,8 @@
-"""Kernels of quantized weights against their references: those of fp8 to the rounding that both do alike, and all to
-the float64 GEMM of the dequantized values, within what eight bits cost."""
+"""Compares kernels of quantized weights with their references.
+
+Fp8 kernels are compared with references that round in the same way. All are compared with the float64 GEMM of the
+dequantized values, within the rounding error of eight bits.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,9 @@ from runtime.kernels.quantized_tensor import (
 from runtime.quantization.fp8 import Fp8Weight
 from tests.kernels.cases import TOLERANCE, assert_near, random, random_ids
 
-MANY = 1000  # numbers whose mean error is what it is of any
-LINEAR, MOE = 0.045, 0.065  # ||out - product|| / ||product|| of e4m3 with a scale for each row, on both sides
-# of sums that the matrix unit keeps 14 bits of, and of numbers that lie so near between two that they round either way
+MANY = 1000  # numbers that suffice for a representative mean error
+LINEAR, MOE = 0.045, 0.065  # ||out - ref|| / ||ref|| of a GEMM with e4m3 operands, each with a scale per row
+# The matrix unit keeps 14 bits of sums, and numbers about halfway between two fp8 values may round either way.
 ALIKE = 5e-3
 
 
@@ -49,13 +52,13 @@ def check_quantize_fp8(rows: int, size: int, dtype: torch.dtype, device: str) ->
     torch.testing.assert_close(got.scales, expected.scales)
     values, expected_values = got.values.float(), expected.values.float()
     assert float((values != expected_values).float().mean()) < 1e-3
-    # those that lie between two may go to the other one
+    # Numbers about halfway between two fp8 values may round either way.
     torch.testing.assert_close(values, expected_values, rtol=0.13, atol=0.002)
     assert not values[rows // 2].any()
 
 
 def extreme_rows(rows: int, size: int, dtype: torch.dtype, device: str) -> torch.Tensor:
-    """[rows, size] of all magnitudes of the dtype, with rows of zeros and of subnormal numbers."""
+    """Returns [rows, size] numbers of all magnitudes of the dtype, with a row of zeros and one of subnormals."""
     limits = torch.finfo(dtype)
     exponents = torch.linspace(math.log10(limits.tiny), math.log10(limits.max) - 1, rows, dtype=torch.float64)
     x = random(rows, size, dtype=torch.float32, device=device, seed=rows + size).double()
@@ -66,7 +69,7 @@ def extreme_rows(rows: int, size: int, dtype: torch.dtype, device: str) -> torch
 
 
 def check_fp8_weight(rows: int, size: int, dtype: torch.dtype, device: str, interleaved: bool) -> None:
-    """Weights that one kernel quantizes have the bits of those of the reference, in any part of a stack."""
+    """Checks that the kernel quantizes weights to the bits of the reference, in any slice of a stack."""
     shape, values = (3, 2 * rows, size), extreme_rows(6 * rows, size, dtype, device).view(3, 2 * rows, size)
     kernel, reference = (
         Fp8Weight(shape, torch.float32, torch.device(device), kernels, interleaved=interleaved)
@@ -98,7 +101,7 @@ def check_fp8_weight_that_is_not_finite(rows: int, size: int, dtype: torch.dtype
 
 
 def check_fp8_weight_overflow(dtype: torch.dtype, device: str) -> None:
-    """The largest value of a row decides, as it is after quantization."""
+    """Checks that loading fails if the largest dequantized value of a row overflows the dtype."""
     limit = torch.finfo(dtype).max
     fitting = [[1.0, limit * (1 - 2.0**-12)], [0.0, -1.0]]
     weights = [Fp8Weight((2, 2), dtype, torch.device(device), kernels) for kernels in (TRITON, TORCH)]
@@ -112,7 +115,7 @@ def check_fp8_weight_overflow(dtype: torch.dtype, device: str) -> None:
 
 
 def check_attached_fp8(rows: int, size: int, activation: Activation, dtype: torch.dtype, device: str) -> None:
-    """Norms and gates as the plain ones, and what `quantize_fp8` makes of them."""
+    """Checks that the quantizing norms and activations equal the ordinary ones, with `quantize_fp8` attached."""
     x, residual = (random(rows, size, dtype=dtype, device=device, seed=s) for s in (40, 41))
     weight = 1 + random(size, dtype=dtype, device=device, seed=42, scale=0.2)
     gates = random(rows, 2 * size, dtype=dtype, device=device, seed=43, scale=3.0)
@@ -145,7 +148,7 @@ def check_fp8_linear(rows: int, inputs: int, outputs: int, biased: bool, dtype: 
     assert distance(out, same) < TOLERANCE[dtype] + ALIKE
     if out.numel() >= MANY:
         assert distance(out, x.double() @ weight.double().T + added) < LINEAR
-    assert torch.equal(out, linear.fp8_linear(x, quantized_weight, bias)), "two runs differ"
+    assert torch.equal(out, linear.fp8_linear(x, quantized_weight, bias)), "two runs return different bits"
 
 
 def check_fp8_moe(
@@ -165,7 +168,7 @@ def check_fp8_moe(
     out = fused_moe.fused_moe(x, ids, weights, quantized_gate_up, quantized_down, extra, activation)
     assert out.dtype == dtype
     again = fused_moe.fused_moe(x, ids, weights, quantized_gate_up, quantized_down, extra, activation)
-    assert torch.equal(out, again), "two runs differ"
+    assert torch.equal(out, again), "two runs return different bits"
     if activation == "silu":
         residual = random(rows, hidden, dtype=dtype, device=device, seed=39)
         scale = 1 + random(hidden, dtype=dtype, device=device, seed=44, scale=0.2)
@@ -191,7 +194,7 @@ def fp8_moe_expected(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
     activation: Activation,
 ) -> torch.Tensor:  # fmt: skip
-    """float64 but for the numbers that are rounded."""
+    """Returns the float64 result with weights and intermediate rows rounded to fp8."""
     quantized_of = quantize_fp8_reference(x).dequantize(torch.float64)
     total = torch.zeros_like(quantized_of)
     for expert in range(len(gate_up)):
@@ -212,7 +215,7 @@ KINDS = ("int8", "int4", "int4_32", "blocks")
 
 
 def quantized(x: torch.Tensor, kind: str) -> GroupQuantized:
-    """`x` in a format; blocks: e4m3 with a scale for each 128 inputs."""
+    """Returns `x` quantized to a format. "blocks": e4m3 with a scale per 128 inputs."""
     if kind == "int8":
         return quantize_rows(x)
     if kind == "blocks":
@@ -229,7 +232,7 @@ def check_group_quantized_linear(
     out = linear.group_quantized_linear(x, weight, bias)
     added = 0 if bias is None else bias.double()
     assert_near(out, x.double() @ weight.dequantize(torch.float64).T + added, dtype)
-    assert torch.equal(out, linear.group_quantized_linear(x, weight, bias)), "two runs differ"
+    assert torch.equal(out, linear.group_quantized_linear(x, weight, bias)), "two runs return different bits"
 
 
 def check_dequantize(rows: int, size: int, kind: str, dtype: torch.dtype, device: str) -> None:
@@ -255,7 +258,7 @@ def check_group_quantized_moe(
     )  # fmt: skip
     assert_near(out, expected, dtype)
     assert torch.equal(out, fused_moe.fused_moe(x, ids, weights, swap_ab, quantized_down, extra, activation)), (
-        "two runs differ"
+        "two runs return different bits"
     )
     if activation == "silu":
         residual = random(rows, hidden, dtype=dtype, device=device, seed=58)
@@ -269,7 +272,7 @@ def check_group_quantized_moe(
 
 
 def batch_invariant_linear(rows: int, inputs: int, outputs: int, kind: str, dtype: torch.dtype, device: str) -> Kernel:
-    """The deterministic linear layer of some of `rows`."""
+    """Returns the batch-invariant linear layer as a function of the rows to compute."""
     x = random(rows, inputs, dtype=dtype, device=device, seed=70)
     weight = quantized(random(outputs, inputs, dtype=dtype, device=device, seed=71, scale=inputs**-0.5), kind)
     bias = random(outputs, dtype=dtype, device=device, seed=72)
@@ -280,7 +283,7 @@ def batch_invariant_moe(
     rows: int, hidden: int, width: int, experts: int, top_k: int, kind: str, dtype: torch.dtype, device: str, *,
     crowded: bool = False,
 ) -> Kernel:  # fmt: skip
-    """The deterministic experts of some of `rows`: alone, and with what follows them."""
+    """Returns the batch-invariant experts, alone and fused with add and norm, as a function of the rows to compute."""
     x = random(rows, hidden, dtype=dtype, device=device, seed=73)
     gate_up = random(experts, 2 * width, hidden, dtype=dtype, device=device, seed=74, scale=hidden**-0.5)
     down = quantized(random(experts, hidden, width, dtype=dtype, device=device, seed=75, scale=width**-0.5), kind)
@@ -291,7 +294,7 @@ def batch_invariant_moe(
         random_ids(rows, experts, top_k, device, crowded, dead=0.1),
         quantized(interleave_gate_up(gate_up), kind),
     )
-    kernels = BATCH_INVARIANT_TRITON.for_quantization("int4")  # as all of these
+    kernels = BATCH_INVARIANT_TRITON.for_quantization("int4")  # the same kernels for all kinds
 
     def computed(some: Some) -> tuple[torch.Tensor, ...]:
         arguments = x[some], ids[some], weights[some], swap_ab, down

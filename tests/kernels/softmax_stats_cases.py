@@ -1,4 +1,4 @@
-"""What a rule of noise asks of logits, and the mean of a table's rows under it, against float64; as `cases.py`."""
+"""Checks of the softmax statistics and the soft embedding against float64 references, like those in `cases.py`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ CAP = 9.0
 def check_describe(
     rows: int, vocab: int, mask_id: int | None, max_token_id: int, coolest: float, dtype: torch.dtype, device: str
 ) -> None:
-    """Flat logits and such as lie at the cap. `coolest`: of the rows; 0.2 is hot enough for all of their weights."""
+    """Compares `softmax_stats` with its reference, for flat logits and for logits at the softcap.
+
+    Args:
+        coolest: Lowest temperature. At 0.2 the weights of all tokens are representable.
+    """
     generator = torch.Generator().manual_seed(rows)
     steep = torch.linspace(0.4, 12, rows)[torch.randperm(rows, generator=generator)].to(device)
     logits = random(rows, vocab, dtype=torch.float32, device=device, seed=61) * steep[:, None]
-    logits[:, vocab // 2] = logits[:, vocab // 3] = logits.amax(1)  # of equals the lowest
+    logits[:, vocab // 2] = logits[:, vocab // 3] = logits.amax(1)  # ties: the lowest id wins
     temperature = (coolest * (1 + 5 * torch.rand(rows, generator=generator, dtype=torch.float64))).to(device)
     uniform = torch.rand(rows, generator=generator, dtype=torch.float64)
     uniform[::5] = -1
     uniform[1::7] = 1 - 2**-53
-    slack = max(1.0, 0.2 / coolest)  # what is lost of a logit grows as it is divided
+    slack = max(1.0, 0.2 / coolest)  # division by the temperature magnifies a logit's rounding error
     for draws in (uniform.to(device), None):
         request = StatsRequest(temperature, draws, CAP, mask_id, max_token_id, dtype)
         got = softmax_stats(logits, request)
@@ -35,7 +39,7 @@ def check_describe(
         chosen = expected.probs.gather(1, got.token[:, None])[:, 0]
         torch.testing.assert_close(got.conf.double(), chosen, rtol=1e-4 * slack, atol=1e-9)
         assert bool((chosen > 0).all())
-        if draws is not None:  # as the reference, or one that is as right but for rounding
+        if draws is not None:  # the reference's token, or one that differs by rounding only
             after = expected.probs.cumsum(1).gather(1, got.token[:, None])[:, 0]
             drawn, near = draws >= 0, 1e-6 * slack
             assert bool(((after > draws - near) & (after - chosen <= draws + near))[drawn].all())
@@ -55,7 +59,7 @@ def check_describe(
 
 
 def check_hot(rows: int, vocab: int, dtype: torch.dtype, device: str) -> None:
-    """All weights are as large as they may be; sums of large embeddings have room."""
+    """Checks that sums of large embeddings do not overflow at a temperature that makes all weights large."""
     logits = random(rows, vocab, dtype=torch.float32, device=device, seed=63)
     temperature = torch.full((rows,), 1e3, dtype=torch.float64, device=device)
     request = StatsRequest(temperature, None, CAP, None, vocab - 1, dtype)
@@ -65,7 +69,7 @@ def check_hot(rows: int, vocab: int, dtype: torch.dtype, device: str) -> None:
 
 
 def check_sure(rows: int, vocab: int, dtype: torch.dtype, device: str) -> None:
-    """A row that is sure of an id has that one's embedding, of 16 bits to the last, however its weight was rounded."""
+    """Checks that a row with one certain token has exactly its 16-bit embedding, however the weight was rounded."""
     sure = torch.randperm(vocab, generator=torch.Generator().manual_seed(64))[:rows].to(device)
     logits = torch.full((rows, vocab), -4 * CAP, device=device)
     logits[torch.arange(rows, device=device), sure] = torch.linspace(1, 2 * CAP, rows, device=device)
@@ -79,14 +83,14 @@ def check_sure(rows: int, vocab: int, dtype: torch.dtype, device: str) -> None:
 
 
 def _check_weights(got: SoftmaxStats, probs: torch.Tensor, slack: float, size: float = 1.0) -> None:
-    """Of each row by itself: the weights are a multiple of the distribution, and so is what they make of a table."""
+    """Checks that each row of weights is a multiple of the distribution, and the weighted mean of embeddings."""
     assert got.probs is not None
     assert got.divisor is not None
     assert bool((got.divisor > 0).all())
     dtype = got.probs.dtype
     bound = TOLERANCE[dtype] + 2e-5 * slack
     assert _error(got.probs.double() / got.divisor.double()[:, None], probs) < bound
-    assert not got.probs[:, (probs == 0).all(0)].any(), "what is banned weighs something"
+    assert not got.probs[:, (probs == 0).all(0)].any(), "a banned id has a weight above 0"
     table = random(probs.shape[1], 24, dtype=dtype, device=probs.device.type, seed=62, scale=size) + 0.5 * size
     for made in _means(table, got):
         assert made.dtype == dtype
@@ -94,7 +98,10 @@ def _check_weights(got: SoftmaxStats, probs: torch.Tensor, slack: float, size: f
 
 
 def _means(table: torch.Tensor, got: SoftmaxStats) -> list[torch.Tensor]:
-    """By whatever makes them. The interpreter multiplies the bits of bfloat16 matrices, so that its kernel has none."""
+    """Returns the soft embeddings of the reference and of the kernel.
+
+    The kernel is left out for bfloat16 on the CPU, because the interpreter's dot product multiplies raw bits.
+    """
     assert got.probs is not None
     made = [soft_embedding_reference(got.probs, table, got.divisor)]
     if table.is_cuda or table.dtype != torch.bfloat16:
@@ -103,5 +110,5 @@ def _means(table: torch.Tensor, got: SoftmaxStats) -> list[torch.Tensor]:
 
 
 def _error(out: torch.Tensor, reference: torch.Tensor) -> float:
-    """The largest of a row, relative to it."""
+    """Returns the largest relative error of a row."""
     return float(((out - reference).norm(dim=1) / reference.norm(dim=1)).max())

@@ -1,4 +1,4 @@
-"""Deterministic kernels on the device: a row has the same bits among few and among thousands, wherever it stands."""
+"""Tests of the batch-invariant kernels on the GPU: a row's bits do not depend on the batch size or its position."""
 
 from functools import partial
 
@@ -17,7 +17,7 @@ from tests.kernels.batch_invariant_cases import check_gemm
 from tests.kernels.cases import attention_case, random, random_ids
 from tests.kernels.weighted_embedding_cases import check_mean
 
-pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
+pytestmark = pytest.mark.gpu  # selected by this marker only, so that a missing device is a failure and no skip
 ROWS = 4500
 PARTS = [slice(0, 1), slice(9, 41), slice(70, 134), slice(1, 130), slice(3, 515), slice(5, 2053)]
 SHAPES = pytest.mark.parametrize(("inputs", "outputs"), [(2048, 3072), (512, 1000), (100, 36)])
@@ -27,7 +27,11 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=[
 
 
 def same(kernel, rows=ROWS):
-    """`kernel` takes which of the rows it is to compute, in one tensor or several."""
+    """Checks that `kernel` computes the same bits for slices of the rows as for all rows.
+
+    Args:
+        kernel: Takes a slice of the rows and returns one tensor or several.
+    """
     full = kernel(slice(0, rows))
     for part in PARTS:
         found = kernel(part)
@@ -49,7 +53,7 @@ def test_gemm(inputs, outputs, dtype):
 
 
 @HALVES
-def test_all_tiles_sum_alike(dtype):
+def test_all_tiles_give_the_same_bits(dtype):
     x, weight = made(600, 2048, dtype=dtype), made(320, 2048, dtype=dtype, seed=1)
     tiles = {batch_invariant_tile_sizes(rows, 2048, 2) for rows in range(1, 8193)}
     assert len(tiles) > 1
@@ -66,14 +70,14 @@ def test_fp8_gemm(inputs, outputs):
 @FEW_BITS
 @DTYPES
 @SHAPES
-def test_gemm_of_few_bits(inputs, outputs, kind, dtype):
+def test_group_quantized_gemm(inputs, outputs, kind, dtype):
     rows = ROWS if dtype == torch.bfloat16 else 2100
     same(quantized_cases.batch_invariant_linear(rows, inputs, outputs, kind, dtype, "cuda"), rows)
 
 
 @FEW_BITS
 @HALVES
-def test_all_tiles_of_few_bits_sum_alike(kind, dtype):
+def test_all_group_quantized_tiles_give_the_same_bits(kind, dtype):
     x = made(600, 2048, dtype=dtype)
     weight = quantized_cases.quantized(made(320, 2048, dtype=dtype, seed=1), kind)
     tiles = {linear.group_quantized_tile_sizes(rows, weight, 2, batch_invariant=True) for rows in range(1, 8193)}
@@ -87,8 +91,8 @@ def test_all_tiles_of_few_bits_sum_alike(kind, dtype):
 @FEW_BITS
 @pytest.mark.parametrize("crowded", [False, True])
 @pytest.mark.parametrize(("experts", "hidden", "width"), [(32, 2048, 512), (9, 100, 36), (6, 64, 24), (300, 64, 12)])
-def test_experts_of_few_bits(experts, hidden, width, kind, crowded):
-    """Few pairs an expert and many, as the rows are."""
+def test_group_quantized_experts(experts, hidden, width, kind, crowded):
+    """Slices with few and with many rows give few and many pairs per expert."""
     same(
         quantized_cases.batch_invariant_moe(
             ROWS, hidden, width, experts, 4, kind, torch.bfloat16, "cuda", crowded=crowded
@@ -97,7 +101,7 @@ def test_experts_of_few_bits(experts, hidden, width, kind, crowded):
 
 
 @FEW_BITS
-def test_experts_of_few_bits_in_float32(kind):
+def test_group_quantized_experts_in_float32(kind):
     same(quantized_cases.batch_invariant_moe(2100, 100, 36, 9, 4, kind, torch.float32, "cuda"), 2100)
 
 
@@ -151,7 +155,7 @@ def test_head(vocab, inputs, dtype):
 
 @DTYPES
 @pytest.mark.parametrize(("ids", "size"), [(40_000, 2816), (224, 64), (333, 100)])
-def test_means_of_embeddings(ids, size, dtype):
+def test_soft_embeddings(ids, size, dtype):
     for rows in (1, 50, 257):
         check_mean(rows, ids, size, dtype, "cuda")
     same(batch_invariant_cases.means(600, ids, size, dtype, "cuda"), 600)
@@ -159,18 +163,18 @@ def test_means_of_embeddings(ids, size, dtype):
 
 @DTYPES
 @pytest.mark.parametrize(("vocab", "size"), [(20_000, 2816), (224, 64)])
-def test_head_of_noise(vocab, size, dtype):
+def test_head_with_softmax_stats(vocab, size, dtype):
     same(batch_invariant_cases.heads(600, vocab, size, dtype, "cuda"), 600)
 
 
 @DTYPES
 @pytest.mark.parametrize("size", [2816, 64])
-def test_norms_between_parts(size, dtype):
+def test_sandwich_norms(size, dtype):
     same(batch_invariant_cases.sandwiches(ROWS, size, dtype, "cuda"))
 
 
 @pytest.mark.parametrize("experts", [128, 4])
-def test_choices(experts):
+def test_expert_selection(experts):
     same(batch_invariant_cases.routers(ROWS, experts, "cuda"))
 
 
@@ -187,7 +191,7 @@ def test_gates(width, dtype):
 )
 @pytest.mark.parametrize("window", [None, 200])
 def test_attention(heads, kv_heads, dim, grouped, dtype, window):
-    """Requests in one batch, and each in pieces by itself, in tiles of other heights."""
+    """Compares requests in one batch with chunks of each request alone, in query tiles of other sizes."""
     runs = [(512, 32), (0, 544), (96, 64), (1024, 1), (64, 300)]
     q, k, v, batch = attention_case(runs, heads, kv_heads, dim, 32, 32, dtype, "cuda", 1)
     attend = partial(paged_attention, scale=0.1, window=window, grouped=grouped, batch_invariant=True)

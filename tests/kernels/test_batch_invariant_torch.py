@@ -1,4 +1,4 @@
-"""The torch kernels a row at a time: what the plain ones give, and the same bits for a row whatever is beside it."""
+"""Tests of the batch-invariant torch kernels: near the ordinary kernels, and the same bits for a row in any batch."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ make = partial(random, dtype=torch.float32, device="cpu")
 
 
 def kernels(own, seed):
-    """[(name, kernel of a tensor's rows and of what belongs to each)], of one of the sets."""
+    """Returns the kernels of a set by name. Each takes rows and their index in the per-row inputs."""
     weight, bias, norm = make(WIDTH, SIZE, seed=seed), make(WIDTH, seed=seed + 1), make(SIZE, seed=seed + 2)
     gate_up = make(EXPERTS, 2 * WIDTH, SIZE, seed=seed + 3, scale=0.3)
     down = make(EXPERTS, SIZE, WIDTH, seed=seed + 4, scale=0.3)
@@ -49,7 +49,7 @@ def test_rows(name):
         assert torch.equal(kernel(x[part], part), full[part]), part
 
 
-def test_a_pool_of_experts_is_its_blocks():
+def test_expert_pool_depends_on_its_block_only():
     rule = RoutingConfig(2, 1, 1, True, 1.0, capacity=3, block=4)
     logits, first = make(12, EXPERTS, seed=3), torch.arange(12) // 4 * 4
     full = batch_invariant_torch.select_experts(logits, None, rule, first)
@@ -68,5 +68,5 @@ def test_attention(window):
     shape = AttentionShape(4, 2, 12, 0.3)
     out = BatchInvariantAttention(shape).prepare_metadata(batch, window).run(q, LayerKV(k, v))
     base = TorchAttention(shape, torch.float32).prepare_metadata(batch, window).run(q, LayerKV(k, v))
-    rows = sum(new for _, new in runs)  # what dead ones hold is nobody's
+    rows = sum(new for _, new in runs)  # outputs of padding rows are unused
     torch.testing.assert_close(out[:rows], base[:rows], rtol=1e-5, atol=1e-5)

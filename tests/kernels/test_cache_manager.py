@@ -1,4 +1,4 @@
-"""The layered cache reads the shipped directory first, wherever it is, and writes only to TRITON_CACHE_DIR."""
+"""Tests of the layered Triton cache: it reads the shipped directory first and writes only to TRITON_CACHE_DIR."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def fill(text: str) -> None:
 
 
 def ship(tmp_path: Path) -> None:
-    """Moves what was compiled to the shipped directory, and makes that read-only."""
+    """Moves the compiled kernels to the shipped directory and makes it read-only."""
     shutil.move(tmp_path / "own", tmp_path / "shipped")
     for path in (tmp_path / "shipped", *(tmp_path / "shipped").rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
 
 
-def test_shipped_kernels_are_read_from_where_they_are(tmp_path: Path) -> None:
+def test_shipped_kernels_are_read_without_a_copy(tmp_path: Path) -> None:
     fill("shipped")
     ship(tmp_path)
     manager = get_cache_manager(KEY)
@@ -47,7 +47,7 @@ def test_shipped_kernels_are_read_from_where_they_are(tmp_path: Path) -> None:
     assert not (tmp_path / "own").exists()  # reading creates nothing
 
 
-def test_others_are_written_to_the_own_directory(tmp_path: Path) -> None:
+def test_new_kernels_are_written_to_the_own_directory(tmp_path: Path) -> None:
     assert get_cache_manager(KEY).get_group("k.json") is None
     fill("own")
     assert not (tmp_path / "shipped").exists()

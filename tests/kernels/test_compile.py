@@ -1,5 +1,7 @@
-"""Every kernel compiles for Hopper (sm_90) in the shapes of LLaDA2.0-mini, without a GPU: types, tile sizes, shared
-memory and registers are looked at here; numbers are checked by the interpreter and on the device."""
+"""Compiles every kernel for Hopper (sm_90) in the shapes of LLaDA2.0-mini, without a GPU.
+
+This checks types, tile sizes, shared memory and registers. Results are checked in the interpreter and on the GPU.
+"""
 
 import re
 import subprocess
@@ -40,7 +42,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=[
 
 
 def build(kernel, types: dict[str, str | tuple[str, ...]], constants: dict[str, object], **options):
-    """Compile with pointers aligned to 16 bytes, as torch's are; returns the compiled kernel."""
+    """Compiles with pointers aligned to 16 bytes, as those of torch are; returns the compiled kernel."""
     order = kernel.arg_names
     signature = {name: types.get(name, "constexpr") for name in order}
     assert set(order) == types.keys() | constants.keys()
@@ -56,7 +58,7 @@ def build(kernel, types: dict[str, str | tuple[str, ...]], constants: dict[str, 
 
 
 def strides_of(layout: str, heads: int, dim: int, page: int = 32) -> dict[str, int]:
-    """Of a pool with pages of so many tokens."""
+    """Returns the page strides of a KV pool with `page` tokens per page."""
     shape = KVShape(heads, dim, dim)
     return page_strides(
         *LAYOUTS[layout]([shape], num_pages=1, page_size=page, dtype=torch.bfloat16, device="meta").layer(0)
@@ -64,7 +66,7 @@ def strides_of(layout: str, heads: int, dim: int, page: int = 32) -> dict[str, i
 
 
 def spilled(compiled) -> int:
-    """Bytes of a thread's own memory: what its registers do not hold."""
+    """Returns the bytes of stack per thread, to which registers spill."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
@@ -134,7 +136,7 @@ def test_gate():
     for gelu, run in ((False, 5120), (True, 8)):
         constants = {"WIDTH": 5120, "INTERLEAVE": run, "COLUMNS": 1024, "GELU": gelu}
         compiled = build(activation._act_and_mul, {"gate_up_ptr": p, "out_ptr": p}, constants, num_warps=4)
-        assert re.search(r"ld\.global(\.\w+)*\.v4\.b32", compiled.asm["ptx"]), "16 bytes at a time"
+        assert re.search(r"ld\.global(\.\w+)*\.v4\.b32", compiled.asm["ptx"]), "loads are not of 16 bytes"
 
 
 @pytest.mark.parametrize(("softmax", "weighs"), [(True, False), (False, False), (True, True)])
@@ -208,14 +210,14 @@ def test_expert_sort():
 
 
 def boxed(rows: int, columns: int, kind: str = "bf16") -> str:
-    """The type of what the copy engine loads such boxes from."""
+    """Returns the type of a TMA descriptor with blocks of this shape."""
     return f"tensordesc<{kind}[{rows}, {columns}]>"
 
 
 def build_gemm(
     first: bool, how: tile_config.GemmConfig, height: int, dtype: torch.dtype, described: bool, hidden: int, width: int
 ):
-    """The first or the second product of experts."""
+    """Compiles the gate-up (`first`) or the down GEMM of fused MoE."""
     p, (low, middle, high) = POINTER[dtype], how.stages
     types = {"order_ptr": "*i32", "tiles_ptr": "*i32", "max_tiles": "i32"}
     constants = {
@@ -248,14 +250,14 @@ def test_moe_gemms(dtype, pairs_per_expert, described):
         compiled = build_gemm(first, how, height, dtype, described, 2048, 512)
         if size == 2:
             assert spilled(compiled) == 0
-            assert "wgmma" in compiled.asm["ptx"], "the products do not reach Hopper's matrix units"
+            assert "wgmma" in compiled.asm["ptx"], "the GEMM does not use Hopper's matrix units"
             assert ("cp.async.bulk.tensor" in compiled.asm["ptx"]) == described
 
 
 @pytest.mark.matrix
 @DTYPES
 @pytest.mark.parametrize("rows", [1, 50, 256])
-def test_mean(rows, dtype):
+def test_soft_embedding(rows, dtype):
     p, how = POINTER[dtype], weighted_embedding.tile_sizes(rows, 4 if dtype == torch.float32 else 2)
     constants = {
         "IDS": 262144, "SIZE": 2816, "SPLIT_SIZE": weighted_embedding.SPLIT_SIZE, "ROWS": how.rows,
@@ -265,7 +267,7 @@ def test_mean(rows, dtype):
     compiled = build(weighted_embedding._soft_embedding, types, constants, num_warps=how.warps)
     if dtype == torch.bfloat16:
         assert spilled(compiled) == 0
-        assert "wgmma" in compiled.asm["ptx"], "the product does not reach Hopper's matrix units"
+        assert "wgmma" in compiled.asm["ptx"], "the GEMM does not use Hopper's matrix units"
     types = {"parts_ptr": "*fp32", "divisor_ptr": "*fp32", "out_ptr": p, "rows": "i32"}
     for divided in (False, True):
         constants = {"SIZE": 2816, "SPLITS": 16, "TILE": weighted_embedding.TILE, "DIVIDED": divided}
@@ -289,7 +291,7 @@ def test_moe_batch_invariant_gemm():
 @pytest.mark.matrix
 @pytest.mark.parametrize("path", sorted(tile_config.TABLES.glob("*.json")), ids=lambda path: path.stem)
 def test_moe_gemms_as_tuned(path):
-    """What a shipped table names compiles and spills nothing, in the shape that it was tuned for."""
+    """Every config of a shipped tuned table compiles without register spills, in the shape it was tuned for."""
     for shape, rows in tile_config.load_table(path.stem.replace("_", " ")).items():
         hidden, width = (int(size) for size in re.findall(r"(\d+) to (\d+)", shape)[0])
         for first in (True, False):
@@ -339,15 +341,15 @@ def test_paged_attention(dim, tile_rows, packed, windowed, page, dtype, layout):
     compiled = build(paged_attention._paged_attention, types, constants, num_warps=tile.warps, num_stages=tile.stages)
     if size == 2 and packed_p2 * tile.rows >= 64:
         few = 0 if dim <= 128 else 384 if splits > 1 else 128
-        assert spilled(compiled) <= few, "a few numbers of 128 lanes of 256 are quicker for it"
+        assert spilled(compiled) <= few, "the kernel spills more than the few registers that make it faster"
         assert "wgmma" in compiled.asm["ptx"]
-        assert "cp.async.cg.shared.global" in compiled.asm["ptx"], "keys and values do not arrive 16 bytes at a time"
+        assert "cp.async.cg.shared.global" in compiled.asm["ptx"], "keys and values are not loaded 16 bytes at a time"
         assert "ld.global.b16" not in compiled.asm["ptx"]
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("packed", [4, 8])
-def test_paged_attention_in_crowds(packed):
+def test_paged_attention_at_high_occupancy(packed):
     tile = paged_attention.select_config_high_occupancy(packed, 128, 2, 32)
     assert (tile.rows * packed, tile.keys) == (128, 32)
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), "*bf16") | {
@@ -368,7 +370,7 @@ def test_paged_attention_in_crowds(packed):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("layout", list(LAYOUTS))
-def test_attention_in_two(layout):
+def test_two_pass_attention(layout):
     scores_config, values_config = paged_attention.SCORES_CONFIG, paged_attention.VALUES_CONFIG
     types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "p_ptr", "out_ptr"), "*bf16")
     types |= dict.fromkeys(("alpha_ptr", "l_ptr"), "*fp32") | {"scale_log2": "fp32"}
@@ -385,11 +387,11 @@ def test_attention_in_two(layout):
         compiled = build(kernel, taken, own, num_warps=how.warps, num_stages=how.stages)
         assert spilled(compiled) <= 8
         assert "wgmma" in compiled.asm["ptx"]
-        assert "cp.async.cg.shared.global" in compiled.asm["ptx"], "numbers do not arrive 16 bytes at a time"
+        assert "cp.async.cg.shared.global" in compiled.asm["ptx"], "loads are not of 16 bytes"
         assert "ld.global.b16" not in compiled.asm["ptx"]
 
 
-def test_draw():
+def test_topk_topp_sampling():
     types = {
         "logits_ptr": "*fp32",
         "params_ptr": "*fp64",
@@ -483,7 +485,7 @@ def test_head(rows, dtype, batch_invariant):
 
 
 @pytest.mark.parametrize("size", [32, 256])
-def test_fill(size):
+def test_threshold_unmask(size):
     names = [
         "tokens_ptr",
         "num_steps_ptr",
@@ -510,7 +512,7 @@ def test_fill(size):
 
 
 @pytest.mark.parametrize("draws", [False, True])
-def test_distribution(draws):
+def test_softmax_stats(draws):
     floats = dict.fromkeys(
         ("logits_ptr", "temperature_ptr", "max_logit_ptr", "sum_exp_ptr", "weighted_ptr", "prob_sum_ptr"), "*fp32"
     )
@@ -568,7 +570,7 @@ def test_sandwich():
 @pytest.mark.matrix
 @pytest.mark.parametrize(("dtype", "rank"), [(torch.float32, 16), (torch.bfloat16, 64)])
 def test_lora(dtype, rank):
-    """What adapters add to one product of queries, keys and values that a checkpoint holds as three."""
+    """Compiles the LoRA kernels for the fused QKV projection, which checkpoints store as three weights."""
     data = POINTER[dtype]
     block_k, block_n = lora.tile_sizes(rank, dtype.itemsize)
     common = {"lora_slots_ptr": "*i32", "tiles_ptr": "*i32", "rows": "i32", "shrunk_ptr": "*fp32"}

@@ -1,4 +1,4 @@
-"""The kernels of quantized weights compile for Hopper in the shapes of LLaDA2.0-mini, as in `test_compile.py`."""
+"""Compiles the kernels of quantized weights for Hopper in the shapes of LLaDA2.0-mini, like `test_compile.py`."""
 
 import re
 
@@ -16,7 +16,7 @@ from tests.kernels.test_compile import boxed, build, spilled
 
 pytestmark = pytest.mark.matrix
 UNIT = re.compile(r"(wgmma)\.mma_async\S*?(k\d+)|(mma\.sync)\S*?(k\d+)")
-KINDS = {  # how codes are stored, their groups, and how Triton calls them
+KINDS = {  # dtype of the stored codes, group size, and Triton's name of the dtype
     "int8": (torch.int8, None, "i8"),
     "int4": (torch.uint8, 128, "u8"),
     "blocks": (torch.float8_e4m3fn, 128, "fp8e4nv"),
@@ -38,7 +38,7 @@ def constants_of(weight, depth):
 
 
 def compile_gemms(kind, pairs, experts, hidden, width, described):
-    """Both products of experts, compiled."""
+    """Compiles the gate-up and the down GEMM of fused MoE."""
     (gate_up, name), (down, _) = held((experts, 2 * width, hidden), kind), held((experts, hidden, width), kind)
     height, *both = tile_config.group_quantized_config(pairs, experts, 2, gate_up, down)
     types = {"scales_ptr": "*fp32", "order_ptr": "*i32", "tiles_ptr": "*i32", "max_tiles": "i32", "hidden_ptr": "*bf16"}
@@ -81,8 +81,8 @@ def test_group_quantized_moe(kind, pairs_per_expert, described):
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize(("hidden", "width"), [(2048, 512), (64, 12)])
-def test_all_cuts_sum_on_the_same_unit(kind, hidden, width):
-    """Deterministic experts are cut as the others are, by how many pairs there are: sums may not differ by it."""
+def test_all_tile_configs_sum_on_the_same_matrix_unit(kind, hidden, width):
+    """The tile config depends on the number of pairs in batch-invariant mode too, so it must not change the sums."""
     units = [
         [
             set(UNIT.findall(compiled.asm["ptx"]))
@@ -101,7 +101,7 @@ def test_all_cuts_sum_on_the_same_unit(kind, hidden, width):
         ("int4", 200, True),
         ("int8", 128, False),
         ("blocks", 128, True),
-        *((kind, 1000, described) for kind in KINDS for described in (True, False)),  # of deterministic ones
+        *((kind, 1000, described) for kind in KINDS for described in (True, False)),  # batch-invariant
     ],
 )
 def test_group_quantized_linear(kind, rows, described):
@@ -141,7 +141,7 @@ def test_fp8_moe(pairs_per_expert, described):
             own = {"hidden_ptr": "*fp8e4nv", "hidden_scales_ptr": "*fp32", "weights": weights, "pairs_ptr": "*bf16"}
         compiled = build(kernel, types | own, constants, num_warps=how.warps)
         assert spilled(compiled) == 0
-        assert ".f32.e4m3.e4m3" in compiled.asm["ptx"], "the products do not reach Hopper's matrix units"
+        assert ".f32.e4m3.e4m3" in compiled.asm["ptx"], "the GEMM does not use Hopper's matrix units"
         assert "wgmma" in compiled.asm["ptx"]
         assert ("cp.async.bulk.tensor" in compiled.asm["ptx"]) == described
 
@@ -172,7 +172,7 @@ def test_fp8_quantize():
     shape = limits | {"INVERSE": quantized_tensor.INVERSE_FP8_MAX, "DTYPE": tl.bfloat16, "COLUMNS": 1024}
     compiled = build(quantized_tensor._quantize_fp8_weight, types, shape, num_warps=4)
     assert spilled(compiled) == 0
-    assert "div.rn.f32" in compiled.asm["ptx"]  # the bits of the reference
+    assert "div.rn.f32" in compiled.asm["ptx"]  # exact division, for the bits of the reference
     types = made | dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "out_ptr", "sum_ptr"), "*bf16")
     shape = limits | {"SIZE": 4096, "SIZE_P2": 4096, "ADD": True, "WEIGHTED": True}
     assert spilled(build(layernorm._rms_norm_quant, types | {"eps": "fp32"}, shape, num_warps=8)) == 0

@@ -1,4 +1,4 @@
-"""Kernels are compiled from recorded specializations in other processes, and found in the cache afterwards."""
+"""Tests of the kernel compiler, which compiles recorded specializations into the cache in other processes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HOPPER = GPUTarget("cuda", 90, 32)
 
 
 def rms_norm(width: int, name: str = "_rms_norm") -> tuple[str, ASTSource]:
-    """A specialization as Triton records it, and the source that Triton itself compiles."""
+    """Returns a specialization as Triton records it, and the source that Triton compiles for it."""
     kernel = layernorm._rms_norm
     order = kernel.arg_names
     pointers = dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "out_ptr", "sum_ptr"), "*bf16")
@@ -68,7 +68,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A GPU that launches nothing."""
+    """Replaces Triton's driver by one that reports a Hopper GPU and has a stub of libcuda."""
     monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(write_libcuda_stub(tmp_path)))
     active = SimpleNamespace(
         get_current_target=lambda: HOPPER, get_current_device=lambda: 0, get_current_stream=lambda device: 0
@@ -120,7 +120,7 @@ def test_another_target_has_kernels_of_its_own(cache: Path) -> None:
     assert missing_from_cache([text], HOPPER) == [text]
 
 
-def test_launches_are_recorded_and_not_made(cache: Path, hopper: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_are_recorded_without_running(cache: Path, hopper: None, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = torch.ones(4, 64, dtype=torch.bfloat16), torch.ones(64, dtype=torch.bfloat16)
     kernel = layernorm._rms_norm
     with record_specializations() as found:
@@ -133,7 +133,7 @@ def test_launches_are_recorded_and_not_made(cache: Path, hopper: None, monkeypat
     assert missing_from_cache(list(found), HOPPER) == list(found)
     assert compile_all(CompileJob(list(found), 90, processes=1, launcher=False)).errors == []
     assert missing_from_cache(list(found), HOPPER) == []
-    assert not kernel.device_caches[0][0]  # a launch now compiles, or finds the compiled kernel
+    assert not kernel.device_caches[0][0]  # the next launch compiles, or loads from the cache
     kernel.device_caches.clear()
 
 

@@ -1,4 +1,4 @@
-"""A start on the device compiles its kernels in parallel, and the next start finds all of them."""
+"""Tests that a start on the GPU compiles kernels in parallel, and that the next start finds all of them cached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiles: how rows of a forward are cut."""
+"""Tests of the query tiles of a forward."""
 
 import numpy as np
 

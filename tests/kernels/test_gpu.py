@@ -1,4 +1,4 @@
-"""The kernels on the device, in the shapes of LLaDA2.0-mini and awkward ones, against float64 references."""
+"""Tests of the kernels on the GPU against float64 references, in the shapes of LLaDA2.0-mini and in odd ones."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.kernels import cases, topk_topp_sampling_cases
 from tests.kernels.activation_cases import EVERY, check_gate_up_gemm
 from tests.kernels.softmax_stats_cases import check_describe, check_hot, check_sure
 
-pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
+pytestmark = pytest.mark.gpu  # selected by this marker only, so that a missing device is a failure and no skip
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 layouts = pytest.mark.parametrize("layout", list(LAYOUTS))
 dtypes = pytest.mark.parametrize("dtype", FLOATS.values(), ids=list(FLOATS))
@@ -151,12 +151,12 @@ def test_expert_sort(rows, experts, top_k, tile, crowded, dead):
 
 @pytest.mark.parametrize("pairs", [1, 33, 512, 513, 65536])
 @pytest.mark.parametrize("expert", [-1, 0, 77, 255])
-def test_expert_sort_of_one_sided_choices(pairs, expert):
+def test_expert_sort_of_pairs_of_one_expert(pairs, expert):
     cases.check_sorted(torch.full((pairs, 1), expert, dtype=torch.int32, device="cuda"), 256, 64)
 
 
 @dtypes
-def test_experts_of_dead_rows(dtype):
+def test_experts_with_padding_rows(dtype):
     cases.check_moe(300, 256, 128, 32, 4, True, False, dtype, "cuda", dead=0.4)
 
 
@@ -169,7 +169,7 @@ def test_experts(rows, crowded, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("rows", "experts"), [(150, 1), (1300, 9), (6000, 40)])
-def test_experts_with_a_rest(monkeypatch, rows, experts, dtype):
+def test_experts_with_tail_tiles(monkeypatch, rows, experts, dtype):
     cases.check_moe_with_a_rest(monkeypatch, rows, experts, dtype, "cuda")
 
 
@@ -195,7 +195,7 @@ def test_head(rows, inputs, vocab, allowed_ids, dtype):
 
 @dtypes
 @pytest.mark.parametrize(("rows", "dead"), [(3, 0), (130, 30), (128, 32), (150, 30), (177, 15), (250, 6), (521, 119)])
-def test_head_with_dead_rows(rows, dead, dtype):
+def test_head_with_padding_rows(rows, dead, dtype):
     cases.check_argmax(rows, 512, 5000, 4991, 4993, (), dtype, "cuda", dead)
 
 
@@ -253,7 +253,7 @@ def test_attention_of_a_row_does_not_depend_on_the_batch(layout, splits):
 
 
 def test_launches_do_not_wait_for_the_device():
-    """No kernel of the step reads sizes back: under `error` torch refuses any synchronisation it knows of."""
+    """No kernel of a step reads sizes back to the host. With "error", torch raises on host syncs that it detects."""
     q, k, v, batch = cases.attention_case([(64, 32)] * 3, 8, 2, 64, 32, 32, torch.bfloat16, "cuda")
     x = torch.randn(96, 256, device="cuda", dtype=torch.bfloat16)
     ids = cases.random_ids(96, 16, 4, "cuda")
@@ -269,7 +269,7 @@ def test_launches_do_not_wait_for_the_device():
 
 
 @pytest.mark.parametrize(("blocks", "size", "columns", "mask_id"), [(2, 32, 8, 9), (65, 32, 8, 0), (33, 256, 6, None)])
-def test_fill(blocks, size, columns, mask_id):
+def test_threshold_unmask(blocks, size, columns, mask_id):
     cases.check_fill(blocks, size, columns, mask_id, "cuda")
 
 
@@ -279,17 +279,17 @@ def test_fill(blocks, size, columns, mask_id):
 )
 @pytest.mark.parametrize("coolest", [0.2, 0.01])
 @dtypes
-def test_distribution(rows, vocab, mask_id, max_token_id, coolest, dtype):
+def test_softmax_stats(rows, vocab, mask_id, max_token_id, coolest, dtype):
     check_describe(rows, vocab, mask_id, max_token_id, coolest, dtype, "cuda")
 
 
 @dtypes
-def test_distribution_of_hot_rows(dtype):
+def test_softmax_stats_at_high_temperature(dtype):
     check_hot(64, 262144, dtype, "cuda")
 
 
 @dtypes
-def test_distribution_of_sure_rows(dtype):
+def test_softmax_stats_of_certain_tokens(dtype):
     check_sure(64, 262144, dtype, "cuda")
 
 
@@ -301,11 +301,11 @@ def test_sandwich(rows, size, dtype):
 
 @dtypes
 @pytest.mark.parametrize(("rows", "size", "top_k"), [(1, 64, 1), (300, 2816, 8)])
-def test_sandwich_of_choices(rows, size, top_k, dtype):
+def test_sandwich_norms_of_topk_outputs(rows, size, top_k, dtype):
     cases.check_sandwich_of_choices(rows, size, top_k, dtype, "cuda")
 
 
 @pytest.mark.parametrize(("rows", "vocab"), [(1, 300), (40, 5000), (24, 157_184)])
 @pytest.mark.parametrize("ties", [False, True])
-def test_draw(rows, vocab, ties):
+def test_topk_topp_sampling(rows, vocab, ties):
     topk_topp_sampling_cases.check_draw(rows, vocab, ties, "cuda")

@@ -1,6 +1,6 @@
-"""Runs interpreted*.py under Triton's interpreter, a part at a time.
+"""Runs interpreted*.py in Triton's interpreter, one part at a time.
 
-`make test` compares whole models, which use each kernel once; `make test-rest` compares every kernel in many shapes.
+`make test` compares full models, which use each kernel once; `make test-rest` compares every kernel in many shapes.
 """
 
 import os

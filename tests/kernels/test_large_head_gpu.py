@@ -1,4 +1,4 @@
-"""Attention in two kernels on the device, in DiffusionGemma's shape and awkward ones, against float64 references."""
+"""Tests of two-pass attention on the GPU against float64 references, in DiffusionGemma's shape and in odd ones."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from runtime.layers.kv_pool import LAYOUTS
 from tests.kernels.cases import assert_near, attention_case
 from tests.kernels.large_head_cases import check_in_two, committing
 
-pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
+pytestmark = pytest.mark.gpu  # selected by this marker only, so that a missing device is a failure and no skip
 layouts = pytest.mark.parametrize("layout", list(LAYOUTS))
 dtypes = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 
@@ -39,8 +39,11 @@ def test_prompts_committed_rows_and_canvases_in_one_launch(layout, dtype):
 
 @layouts
 @pytest.mark.parametrize("limit", [MAX_WORKSPACE, 1 << 26])
-def test_a_recorded_launch_follows_what_its_batch_says(monkeypatch, limit, layout):
-    """Eight canvases with room for more keys than they have, also a few tiles at a time; after other rows see less."""
+def test_a_captured_launch_reads_visible_ends_at_replay(monkeypatch, limit, layout):
+    """Captures eight canvases, also with several passes, and replays the graph after visible ends were reduced.
+
+    The page table has space for more keys than the canvases have.
+    """
     monkeypatch.setattr("runtime.kernels.paged_attention.MAX_WORKSPACE", limit)
     monkeypatch.setattr("runtime.kernels.paged_attention.MIN_PROGRAMS", 32)
     q, k, v, batch = attention_case([(512, 256)] * 8, 16, 2, 512, 256, 32, torch.bfloat16, "cuda", layout=layout)

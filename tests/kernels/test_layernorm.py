@@ -1,4 +1,4 @@
-"""Products whose partial sums the norm adds up."""
+"""Tests of the split-K GEMM whose partial sums the following norm adds."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from runtime.kernels.layernorm import gemm_add_norm_reference
 
 
 @pytest.mark.parametrize(("rows", "once"), [(32, True), (33, False)])
-def test_a_gemm_in_splits_is_rounded_with_the_sum_alone(rows, once):
+def test_only_a_split_gemm_is_rounded_once(rows, once):
     drawn = torch.Generator().manual_seed(5)
     x, weight, residual = (
         torch.randn(*shape, generator=drawn).bfloat16() for shape in ((rows, 2048), (2064, 2048), (rows, 2064))

@@ -1,4 +1,4 @@
-"""Which kernels a model gets, and what happens where triton is not installed."""
+"""Tests of kernel selection, and of the behavior without triton."""
 
 import subprocess
 import sys
@@ -23,14 +23,14 @@ def test_selection():
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4", "int4_32", "fp8_blocks"])
-def test_weights_of_few_bits_have_deterministic_kernels(quantization):
+def test_group_quantized_weights_have_batch_invariant_kernels(quantization):
     found = select_kernels(torch.device("cuda"), torch.bfloat16, quantization, deterministic=True)
     assert found.batch_invariant
     assert found.group_quantized_linear is BATCH_INVARIANT_TRITON.group_quantized_linear
     assert found.group_quantized_linear is not TRITON.group_quantized_linear
 
 
-def test_without_triton_references_work_and_kernels_say_what_is_missing():
+def test_without_triton_references_work_and_kernels_name_what_is_missing():
     program = """
 import sys, torch
 sys.modules["triton"] = None

@@ -1,5 +1,7 @@
-"""The kernels of quantized weights on the device, in the shapes of LLaDA2.0-mini and awkward ones, and what loading
-holds."""
+"""Tests of the kernels of quantized weights on the GPU, and of peak memory while weights are loaded.
+
+The shapes are those of LLaDA2.0-mini, and odd ones.
+"""
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from runtime.quantization.fp8 import Fp8Weight
 from runtime.quantization.int4_int8 import GroupQuantizedWeight
 from tests.kernels import quantized_cases
 
-pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
+pytestmark = pytest.mark.gpu  # selected by this marker only, so that a missing device is a failure and no skip
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 dtypes = pytest.mark.parametrize("dtype", FLOATS.values(), ids=list(FLOATS))
 kinds = pytest.mark.parametrize("kind", quantized_cases.KINDS)

@@ -1,4 +1,4 @@
-"""Means under multiples of distributions, by torch alone; the kernel's are in interpreted.py."""
+"""Tests of the torch soft embedding under scaled distributions. interpreted.py has those of the kernel."""
 
 import pytest
 import torch
@@ -9,8 +9,8 @@ FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_a_mean_under_multiples_is_rounded_once(monkeypatch, dtype):
-    """However far the multiples are from 1, where the dtype has room for them."""
+def test_a_mean_under_scaled_distributions_is_rounded_once(monkeypatch, dtype):
+    """The error does not depend on the factors as long as the dtype can represent the scaled weights."""
     monkeypatch.setattr("runtime.kernels.weighted_embedding.WIDE_CHUNK", 11)
     random = torch.Generator().manual_seed(1)
     table = torch.randn(40, 6, generator=random).to(dtype)

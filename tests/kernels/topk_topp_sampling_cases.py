@@ -1,4 +1,4 @@
-"""The top-k and top-p kernel, against its torch reference."""
+"""Compares the top-k and top-p sampling kernel with its torch reference."""
 
 import torch
 
@@ -7,7 +7,11 @@ from tests.kernels.cases import random
 
 
 def check_draw(rows: int, vocab: int, ties: bool, device: str) -> None:
-    """Rows under no limit, under each, under several; flat and steep ones; `ties`: of equal logits many."""
+    """Compares rows without a limit, with one and with several, for flat and for peaked distributions.
+
+    Args:
+        ties: Many logits are equal.
+    """
     generator = torch.Generator().manual_seed(rows + vocab)
 
     def drawn() -> torch.Tensor:
@@ -31,7 +35,7 @@ def check_draw(rows: int, vocab: int, ties: bool, device: str) -> None:
         expected, probability = multinomial(filtered_probs(logits.clone(), params, free), uniform)
         token, conf = topk_topp_sample(logits, params, uniform, num_unfiltered=free)
         other = token != expected
-        # a sum that ends just short of what is drawn, or of top-p, may be rounded otherwise
+        # Sums just below the uniform number or top-p may be rounded to the other side.
         assert int(other.sum()) <= rows // 20
         assert bool((logits.gather(1, token[:, None]) > float("-inf")).all())
         assert torch.allclose(conf[~other], probability[~other], rtol=1e-5, atol=1e-7)

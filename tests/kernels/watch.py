@@ -1,4 +1,4 @@
-"""What kernels load, store and hold, seen through Triton's interpreter."""
+"""Records loads and stores of kernels in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ Pointers = npt.NDArray[np.uint64]
 
 @dataclass
 class Watched:
-    """The addresses of every load and store, masked ones left out, and the most numbers that one of them could move."""
+    """Addresses of all loads and stores without masked elements.
+
+    Attributes:
+        loads: addresses of each load.
+        stores: addresses of each store.
+        widest: largest number of elements of one load or store, masked ones included.
+    """
 
     loads: list[Pointers] = field(default_factory=list)
     stores: list[Pointers] = field(default_factory=list)
@@ -26,14 +32,14 @@ class Watched:
         self.loads, self.stores, self.widest = [], [], 0
 
     def loaded(self, tensor: torch.Tensor | None = None) -> int:
-        """How many numbers were loaded, of `tensor` alone or of anything."""
+        """Returns the number of loaded elements, of `tensor` or of all tensors."""
         return sum(len(_inside(pointers, tensor)) for pointers in self.loads)
 
     def stored(self) -> int:
         return sum(len(pointers) for pointers in self.stores)
 
     def touched(self, tensor: torch.Tensor) -> set[int]:
-        """Places of the flat contiguous `tensor` that were loaded."""
+        """Returns the indices of loaded elements of the flat contiguous `tensor`."""
         found = np.concatenate([_inside(pointers, tensor) for pointers in self.loads])
         return set(((found - tensor.data_ptr()) // tensor.element_size()).tolist())
 
@@ -46,7 +52,7 @@ def _inside(pointers: Pointers, tensor: torch.Tensor | None) -> npt.NDArray[np.i
 
 
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watched:
-    """Every kernel of the test from here on is watched."""
+    """Patches the interpreter so that the result records the accesses of all later kernels of the test."""
     seen = Watched()
     builder = interpreter.InterpreterBuilder
     load, store = builder.create_masked_load, builder.create_masked_store

@@ -1,4 +1,4 @@
-"""The mean of embeddings against float64, as `cases.py`."""
+"""Checks of the soft embedding against float64 references, like those in `cases.py`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from tests.kernels.cases import assert_near, random
 
 
 def distributions(rows: int, ids: int, dtype: torch.dtype, device: str) -> torch.Tensor:
-    """Flat ones and such as have hardly more than one id."""
+    """Returns distributions from almost flat to almost one-hot."""
     logits = random(rows, ids, dtype=torch.float32, device=device, seed=90)
     return (logits * torch.linspace(0.1, 12, rows, device=device)[:, None]).softmax(1).to(dtype)
 
 
 def multiplied(probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Multiples by powers of 2, which round nothing, as far from 1 as what is large of a row has room for; and by which
-    they are."""
+    """Returns the distributions multiplied by powers of 2, and these factors.
+
+    Powers of 2 cause no rounding. They range as far from 1 as the large elements of a row stay representable.
+    """
     powers = (3, -3) if probs.dtype == torch.float16 else (96, -70)
     divisor = 2 ** torch.linspace(*powers, len(probs), device=probs.device).round()
     return (probs.float() * divisor[:, None]).to(probs.dtype), divisor

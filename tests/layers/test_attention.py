@@ -1,4 +1,4 @@
-"""The torch attention against the reference that goes sequence by sequence, over random batches, pages and windows."""
+"""Tests of the torch attention against a reference per sequence, with random batches, pages and windows."""
 
 from dataclasses import replace
 
@@ -53,8 +53,8 @@ def test_equals_the_reference(runs, heads, block_size, page_size, window, seed, 
     seed=st.integers(0, 9),
     layout=st.sampled_from(list(LAYOUTS)),
 )
-def test_each_row_sees_what_it_says(runs, page_size, window, seed, layout):
-    """Implementation and reference against sums key by key; dead rows are left alone."""
+def test_each_row_attends_to_its_visible_keys(runs, page_size, window, seed, layout):
+    """Compares implementation and reference with sums over single keys. Padding rows are not compared."""
     q, k, v, batch = attention_case(runs, 2, 1, 8, 1, page_size, torch.float64, "cpu", seed, layout=layout)
     batch = with_any_sight(batch, [cached + new for cached, new in runs], seed)
     q = torch.cat([q, torch.full_like(q[:2], float("nan"))])
@@ -93,7 +93,7 @@ def test_like_sequences_are_one_group_and_padding_is_bounded():
         return TorchAttention(shape, torch.float32).prepare_metadata(batch).groups
 
     assert len(groups([(104, 8)] * 32)) == 1
-    assert groups([(104, 8)] * 32)[0].mask is None, "whole blocks at their sequence's end see everything"
+    assert groups([(104, 8)] * 32)[0].mask is None, "complete blocks at the end of a sequence need no mask"
     mixed = [(8 * (n % 13), 8) for n in range(32)] + [(0, 250)]
     plans = groups(mixed)
     padded = sum(g.rows.numel() * g.slots.shape[1] for g in plans)
@@ -105,7 +105,7 @@ def test_like_sequences_are_one_group_and_padding_is_bounded():
 
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 def test_keys_that_no_window_reaches_are_not_read(layout):
-    """A canvas of 8 rows whose windows count from its first position: what lies before them may be anything."""
+    """The windows of a canvas of 8 rows begin at its first position. K/V before them is NaN and must not be read."""
     q, k, v, batch = attention_case([(40, 8), (3, 8)], 2, 1, 8, 8, 8, torch.float64, "cpu", layout=layout)
     batch = replace(batch, window_pos=torch.tensor([40] * 8 + [3] * 8))
     attention = TorchAttention(AttentionShape(2, 1, 8, 0.5), torch.float64)
@@ -120,7 +120,7 @@ def test_keys_that_no_window_reaches_are_not_read(layout):
 
 
 def test_layers_of_several_shapes_and_windows_are_in_one_batch():
-    """One pool, one batch: each layer has its own heads, dimensions and window, and its own attention."""
+    """Layers with different heads, dimensions, windows and attentions share one pool and one batch."""
     shapes = [KVShape(2, 8, 8, window=5), KVShape(1, 20, 20), KVShape(4, 16, 16, window=17)]
     random = torch.Generator().manual_seed(2)
     *_, batch = attention_case([(40, 8), (0, 21)], 4, 1, 8, 4, 8, torch.float64, "cpu")

@@ -1,4 +1,4 @@
-"""Soft embeddings against their definition in plain Python (docs/research/decoding-rules.md#soft-embeddings)."""
+"""Tests of soft embeddings against their definition in Python (docs/research/decoding-rules.md#soft-embeddings)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def by_hand(table: list[list[float]], own: int, mixture: list[tuple[int, float]]
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 8e-3)]
 )
 @pytest.mark.parametrize("count", [1, 3])
-def test_each_row_is_mixed_in_its_own_way(dtype: torch.dtype, tolerance: float, count: int) -> None:
+def test_each_row_has_its_own_soft_embedding_parameters(dtype: torch.dtype, tolerance: float, count: int) -> None:
     random = torch.Generator().manual_seed(count)
     table = torch.randn(VOCAB, HIDDEN, generator=random, dtype=torch.float64).to(dtype)
     hows = [(smooth, weight, flag) for smooth in (False, True) for weight in (0.0, 0.5, 2.0) for flag in (False, True)]
@@ -41,7 +41,7 @@ def test_each_row_is_mixed_in_its_own_way(dtype: torch.dtype, tolerance: float, 
     tokens = torch.randint(VOCAB, (n,), generator=random)
     ids = torch.stack([torch.randperm(VOCAB, generator=random)[:count] for _ in range(n)])
     probs = torch.rand(n, count, generator=random, dtype=torch.float64) / count
-    probs[0, 0], probs[-1] = 0, 0  # no part of it; nothing at all
+    probs[0, 0], probs[-1] = 0, 0  # one token without weight; a row without any
     smooth, weight, renormalize = torch.tensor(hows, dtype=torch.float64).unbind(1)
     got = soft_token_embeddings(
         lambda ids: table[ids], table[tokens], ids, probs, MASK,
@@ -58,8 +58,8 @@ def test_each_row_is_mixed_in_its_own_way(dtype: torch.dtype, tolerance: float, 
     )
 
 
-def test_it_is_summed_in_float32_for_bfloat16() -> None:
-    """Many small parts: rounded at each step they would be lost."""
+def test_bfloat16_embeddings_are_summed_in_float32() -> None:
+    """Many small terms would be lost if each addition rounded to bfloat16."""
     table = torch.full((VOCAB, 1), 1.0, dtype=torch.bfloat16)
     table[0] = 256.0
     ids = torch.arange(9)[None]

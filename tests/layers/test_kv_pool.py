@@ -1,4 +1,4 @@
-"""The pool of keys and values: every layer has its own pages of its own shape, in either layout."""
+"""Tests of the KV pool: every layer has its own pages of its own shape, in each layout."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ layouts = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
 def test_layers_of_several_shapes_have_the_same_page_ids(layout):
     pool = layout(SHAPES, num_pages=5, page_size=4, dtype=torch.float32, device="cpu")
     assert pool.nbytes == 5 * layout.page_bytes(SHAPES, 4, torch.float32)
-    assert len(pool.tensors) == 4, "layers that differ in their window alone lie side by side"
+    assert len(pool.tensors) == 4, "layers that differ only in their window share a tensor"
     for index, shape in enumerate(SHAPES):
         kv = pool.layer(index)
         assert kv.k.flatten(3).shape == (5, 4, shape.heads, shape.k_dim)
@@ -30,7 +30,7 @@ def test_layers_of_several_shapes_have_the_same_page_ids(layout):
 
 
 @layouts
-def test_like_is_another_pool_of_the_same_kind(layout):
+def test_like_returns_another_pool_of_the_same_kind(layout):
     pool = layout(SHAPES, num_pages=5, page_size=4, dtype=torch.float64, device="cpu")
     pool.layer(1).k.fill_(1)
     other = pool.like(2)
@@ -42,8 +42,8 @@ def test_like_is_another_pool_of_the_same_kind(layout):
     assert not pool.layer(0).v.any()
 
 
-def test_where_numbers_lie():
-    """Number d of head h's key and value at offset t of page p, in memory."""
+def test_memory_layouts():
+    """Checks the memory offset of element d of head h's key and value at offset t of page p."""
     shape = KVShape(3, 20, 12)
     pools = [
         layout([shape], num_pages=5, page_size=4, dtype=torch.float64, device="cpu")

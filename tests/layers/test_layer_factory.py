@@ -1,4 +1,4 @@
-"""What a model is built from, chosen for a device and a dtype."""
+"""Tests of the layer factory, which selects kernels and attention for a device and a dtype."""
 
 from dataclasses import replace
 
@@ -66,12 +66,12 @@ def test_dense_gates_are_interleaved_where_a_kernel_needs_it(dtype, quantization
     assert isinstance(layer.gate_up_proj.weight, LoRAWeight) == (adapters is not None)
     assert (
         isinstance(layer.gate_up_proj.weight.active, InterleavedWeight) == interleaved
-    )  # which no adapter changes in this forward
+    )  # the active weight if no adapter changes it in this forward
     assert layer.gate_up_proj.weight.shape == (128, 32)
 
 
 def _fused() -> KernelSet:
-    """The references, and those of what is fused, in the kernels' places."""
+    """Returns a kernel set of references that includes those of the fused kernels."""
 
     def gated(x: torch.Tensor, weight: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
         return fused_gate_up_reference(x, weight, activation)
@@ -86,8 +86,8 @@ def _drawn(seed: int, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("adapters", [None, LoRAConfig(2, 8)])
-def test_a_layer_gives_the_same_however_its_gates_lie(activation, adapters):
-    """With and without adapters, which change it or do not."""
+def test_interleaved_gates_do_not_change_the_output(activation, adapters):
+    """Also covers adapters, which change the layer or not."""
     factory = LayerFactory.create("cpu", torch.float64, lora_config=adapters)
     recorded = []
     gates, ups, down, weight, x, residual, low, high = _drawn(
@@ -125,8 +125,8 @@ def _batch(slots: list[int]) -> LoRABatch:
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("adapters", [None, LoRAConfig(2, 8)])
-def test_what_is_added_and_normed_is_all_that_a_layer_gives(biased, adapters):
-    """Its bias, and what adapters add, too."""
+def test_fused_add_norm_includes_bias_and_adapters(biased, adapters):
+    """`forward_add_norm` adds the layer's bias and the output of adapters before the norm."""
     build = replace(LayerFactory.create("cpu", torch.float64, lora_config=adapters), kernels=_fused())
     layer, norm = Linear(build, 16, 8, bias=biased), RMSNorm(build, 8, 1e-6)
     weight, scale, bias, x, residual, low, high = _drawn(4, (8, 16), (8,), (8,), (3, 16), (3, 8), (8, 16), (8, 8))
@@ -147,6 +147,6 @@ def test_what_is_added_and_normed_is_all_that_a_layer_gives(biased, adapters):
     torch.testing.assert_close(made, norm.add(expected, residual))
 
 
-def test_norms_of_eight_bits_make_their_rows_themselves():
+def test_fp8_has_no_fused_gemm_and_norm():
     assert TRITON.for_quantization("fp8").gemm_add_norm is None
     assert TRITON.for_quantization("int4").gemm_add_norm is TRITON.gemm_add_norm

@@ -1,4 +1,4 @@
-"""The torch experts and routing against loops in plain Python; rows that crowd, few rows, many rows."""
+"""Tests of the torch experts and routing against Python loops, with few, many and unevenly routed rows."""
 
 import math
 from dataclasses import replace
@@ -30,7 +30,7 @@ def by_hand(x, ids, weights, gate_up, down, shared):
 @pytest.mark.parametrize("few_rows", [0, 512])
 @pytest.mark.parametrize(("rows", "experts", "top_k"), [(1, 4, 1), (3, 8, 2), (64, 6, 3), (50, 16, 2)])
 def test_moe(monkeypatch, rows, experts, top_k, few_rows, crowded, dead):
-    monkeypatch.setattr(fused_moe, "FEW_ROWS", few_rows)  # 0: expert after expert wherever padding would be much
+    monkeypatch.setattr(fused_moe, "FEW_ROWS", few_rows)  # 0: a loop over experts if padding would be large
     random = torch.Generator().manual_seed(rows)
     x, shared = torch.randn(2, rows, 12, generator=random, dtype=torch.float64)
     gate_up = torch.randn(experts, 20, 12, generator=random, dtype=torch.float64)
@@ -58,7 +58,7 @@ def test_both_ways_of_running_experts_are_used(monkeypatch):
     assert used == ["_batched", "grouped_gemm", "grouped_gemm", "_batched"]
 
 
-def test_the_bias_ranks_and_does_not_weigh():
+def test_the_bias_selects_experts_without_changing_weights():
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]], dtype=torch.float64)
     bias = torch.tensor([0.0, 0.0, 0.0, 5.0], dtype=torch.float64)
     ids, weights = select_experts_reference(logits, bias, RoutingConfig(2, 1, 1, False, 3.0))
@@ -80,7 +80,7 @@ def test_a_shared_expert_is_chosen_last_by_every_row():
 
 
 def test_a_block_has_one_pool_of_experts():
-    """By hand: three rows of a block, then one alone."""
+    """Compares three rows of a block, and one row of another block, with results computed by hand."""
     logits = torch.tensor(
         [[5.0, 1.0, 0.0, 2.0], [0.0, 4.0, 1.0, 3.9], [0.5, 0.0, 3.0, 1.0], [0.0, 0.0, 3.0, 1.0]], dtype=torch.float64
     )
@@ -94,7 +94,7 @@ def test_a_block_has_one_pool_of_experts():
     torch.testing.assert_close(weights[2], logits.sigmoid()[2, 2:3])
 
 
-def test_equals_in_a_pool_go_to_the_lower_expert():
+def test_ties_in_a_pool_select_the_lower_expert():
     logits = torch.zeros(2, 6, dtype=torch.float64)
     logits[1, 5] = 1.0
     rule = RoutingConfig(3, 1, 1, False, 1.0, capacity=3, block=2)
@@ -102,7 +102,7 @@ def test_equals_in_a_pool_go_to_the_lower_expert():
     assert [sorted(row) for row in ids.tolist()] == [[0, 1, 5], [0, 1, 5]]
 
 
-def test_a_bias_may_weigh_too():
+def test_a_bias_may_change_weights():
     logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]], dtype=torch.float64)
     bias = torch.tensor([0.9, 0.0, 0.0, -0.2], dtype=torch.float64)
     ids, weights = select_experts_reference(
@@ -124,7 +124,7 @@ def test_softmax_scores_are_normalized_over_all_experts(normalise):
 
 
 def test_groups_are_ranked_by_their_two_best():
-    # group 0 holds the single best expert, group 1 the better pair
+    # Group 0 has the best expert, group 1 the better pair.
     logits = torch.tensor([[4.0, -9.0, 1.0, 1.0]])
     ids, _ = select_experts_reference(logits, None, RoutingConfig(2, 2, 1, True, 1.0))
     assert sorted(ids[0].tolist()) == [2, 3]

@@ -1,4 +1,4 @@
-"""What layers hold: filled in the coordinates of the whole, and multiplied with."""
+"""Tests of parameters: they are loaded by indices of the full weight, and used in GEMMs."""
 
 import random
 from dataclasses import replace
@@ -29,7 +29,7 @@ def some_index(shape: tuple[int, ...], draw: random.Random) -> tuple[int | slice
 
 
 @pytest.mark.parametrize("shape", [(9,), (5, 7), (4, 6, 3)])
-def test_parts_are_as_torch_indexes(shape):
+def test_slices_equal_torch_indexing(shape):
     draw, coordinates = random.Random(len(shape)), torch.arange(torch.Size(shape).numel()).view(shape)
     for _ in range(100):
         index = some_index(shape, draw)
@@ -49,7 +49,7 @@ def test_parts_are_as_torch_indexes(shape):
     "index",
     [(4,), (-1,), (slice(0, 5),), (slice(2, 2),), (slice(-2, None),), (slice(0, 4, 2),), (slice(3, 1), 0), (0, 0, 0)],
 )
-def test_no_part(index):
+def test_invalid_indices_are_refused(index):
     with pytest.raises(ValueError, match=r"is no part of a weight \[4, 6\]"):
         WeightSlice.of((4, 6), index)
 
@@ -61,7 +61,7 @@ def test_nothing_is_broadcast(shape):
     assert str(error.value) == f"is {list(shape)}, not [2, 6]"
 
 
-def test_what_is_not_finite_is_refused_after_the_cast():
+def test_values_that_are_not_finite_after_the_cast_are_refused():
     values = torch.tensor([[1.0, 2.0], [1e6, 0.0]])
     with pytest.raises(ConfigError, match=r"^holds values too large for torch.float16; choose another --dtype$"):
         unquantized(2, 2, dtype=torch.float16).load((), values)
@@ -85,8 +85,11 @@ def test_gemms():
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 5), (2, 24, 4), (1, 10, 3), (2, 2, 1)])
-def test_interleaved_gates_are_filled_as_if_they_came_first(shape):
-    """Whole, by halves as checkpoints hold them, and by any part; what kernels get is in runs of eight or fewer."""
+def test_interleaved_gates_are_loaded_in_checkpoint_order(shape):
+    """The weight is loaded in full, by halves as in checkpoints, and by any slice.
+
+    Kernels get gate and up rows interleaved in groups of at most eight.
+    """
     draw = random.Random(shape[1])
     build = replace(LayerFactory.create("cpu", torch.float32), kernels=TRITON)
     values = torch.randn(shape)
@@ -114,7 +117,7 @@ def test_interleaved_gates_are_filled_as_if_they_came_first(shape):
         weight.load((), torch.full(shape, torch.nan))
 
 
-def test_a_routers_weight_in_parts_is_the_weight():
+def test_a_split_router_weight_equals_the_weight():
     build = replace(LayerFactory.create("cpu", torch.bfloat16), kernels=TRITON)
     weight, values = build.router_weight(6, 40), torch.randn(6, 40)
     for row in range(6):
@@ -127,7 +130,7 @@ def test_a_routers_weight_in_parts_is_the_weight():
     assert (unquantized.dtype, unquantized.dim()) == (torch.float32, 2)
 
 
-def test_weights_have_the_names_of_where_they_are():
+def test_weights_are_named_by_their_module_path():
     build = LayerFactory.create("cpu", torch.float32)
     module = nn.Module()
     module.top = build.vocab_weight(4, 2)

@@ -1,4 +1,4 @@
-"""The table of cosines and sines against transformers' frequencies."""
+"""Tests of the table of cosines and sines against the frequencies of transformers."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Drives a model that commits causally and denoises a canvas: forwards of several sequences over one paged pool."""
+"""Runs a model that commits tokens causally and denoises a canvas, for several sequences over one KV pool."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from tests.models.paged import page_tables, poisoned_pool
 
 @dataclass
 class Run:
-    """Rows of one sequence in a forward: ids from position `first` on; an open canvas, or rows that are committed."""
+    """Rows of one sequence in a forward.
+
+    Attributes:
+        first: position of the first id.
+        open: the rows are an editable canvas; otherwise they are committed.
+        signal: self-conditioning, [len(ids), hidden].
+    """
 
     sequence: int
     ids: list[int]
@@ -23,7 +29,10 @@ class Run:
 
 
 class Driver:
-    """A model and `sequences` of at most `length` positions, whose pages lie in random order among poison."""
+    """Runs forwards of `sequences` sequences with at most `length` positions.
+
+    Their pages are in random order, and unwritten K/V is NaN.
+    """
 
     def __init__(
         self, model: DiffusionGemma, sequences: int, length: int, page_size: int, dtype: torch.dtype,
@@ -34,7 +43,7 @@ class Driver:
         self.pool = poisoned_pool(model, pages, page_size, dtype, device, layout)
 
     def step(self, *runs: Run) -> list[torch.Tensor]:
-        """Logits [len(ids), vocab] of each run."""
+        """Returns the logits [len(ids), vocab] of each run."""
         positions = torch.cat([torch.arange(run.first, run.first + len(run.ids)) for run in runs])
         counts = torch.tensor([len(run.ids) for run in runs])
         owner = torch.repeat_interleave(torch.arange(len(runs)), counts)

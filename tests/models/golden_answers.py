@@ -1,4 +1,4 @@
-"""The golden cases, and what an LLM has to answer to those that decode, on any device."""
+"""Loads the golden cases, and checks an LLM's answers to those that decode, on any device."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.oracle.spelling import KINDS
 
 GOLDENS = {key: key for key, kind in KINDS.items() if kind.golden}  # folder -> family
 GOLDENS |= {"d2f_dream": "dream", "d2f_llada": "llada", "dmax": "llada2", "llada2dot2": "llada2dot2"}
-SERVER = ("model_name", "decoding_strategy", "sampling_mode", "block_size", "buffer_size", "full_cache")  # settings
+SERVER = ("model_name", "decoding_strategy", "sampling_mode", "block_size", "buffer_size", "full_cache")  # flags
 
 
 def cases(kind: str) -> list[Any]:
-    """(folder, case), as pytest's parameters, with the names of all that they need."""
+    """Returns pytest parameters (folder, case) of all golden cases of a kind."""
     found = []
     for folder in GOLDENS:
         for case in json.loads((GOLDEN / folder / "cases.json").read_text()):
@@ -31,14 +31,17 @@ def cases(kind: str) -> list[Any]:
 
 
 class LlmOf(Protocol):
-    """The LLM that serves a case of a folder."""
+    """Returns the LLM that serves a case of a folder."""
 
     def __call__(self, folder: str, case: dict[str, Any]) -> LLM: ...
 
 
 @contextmanager
 def llms(**flags: Any) -> Iterator[LlmOf]:
-    """One LLM at a time, made when a case asks for another folder or other settings of a server than the one before."""
+    """Yields a function that returns the LLM for a case.
+
+    There is one LLM at a time. It is replaced if a case has another folder or other server flags than the case before.
+    """
     made: tuple[str, LLM] | None = None
 
     def get(folder: str, case: dict[str, Any]) -> LLM:
@@ -50,7 +53,7 @@ def llms(**flags: Any) -> Iterator[LlmOf]:
         if made is None or made[0] != key:
             if made is not None:
                 made[1].close()
-                made = None  # should the next one not load
+                made = None  # in case the next one fails to load
             made = key, LLM(str(GOLDEN / folder), skip_tokenizer=True, **server, **flags)
         return made[1]
 
@@ -60,7 +63,7 @@ def llms(**flags: Any) -> Iterator[LlmOf]:
 
 
 def check_answer(llm: LLM, case: dict[str, Any]) -> None:
-    """Token for token, with as many forwards, with and without the end of text."""
+    """Checks tokens, number of forwards and finish reason, with and without `ignore_eos`."""
     assert llm.info.mask_token_id == case["mask_token_id"]
     assert llm.info.eos_token_ids == case["eos_token_ids"]
     settings = {name: value for name, value in case["settings"].items() if name not in SERVER}

@@ -1,4 +1,4 @@
-"""Drives a model the way serving does: paged pool in random order, chunks of several sequences in one forward."""
+"""Runs a model as the server does: pages in random order, and chunks of several sequences in one forward."""
 
 from __future__ import annotations
 
@@ -25,9 +25,12 @@ def make_batch(
     page_size: int,
     prompt: int = 0,
 ) -> ForwardBatch:
-    """`rows`: for each sequence its ids, the first position to run and the end of the run. `tables` [seqs, pages].
-    Blocks tile from `prompt` on; rows before see all of it, as those of `d2f` do.
-    See docs/research/decoding-rules.md#visible-keys.
+    """Returns the batch of a forward. See docs/research/decoding-rules.md#visible-keys.
+
+    Args:
+        rows: For each sequence its ids, the first position to run, and the end of the run.
+        tables: Page tables, [sequences, pages].
+        prompt: Position at which the first block begins. Rows before it see all of the prompt, as in `d2f`.
     """
     device = tables.device
     firsts, ends = (torch.tensor(numbers) for numbers in zip(*((first, end) for _, first, end in rows), strict=True))
@@ -55,8 +58,11 @@ def make_batch(
 
 
 def page_tables(lengths: Sequence[int], page_size: int, random: torch.Generator) -> tuple[torch.Tensor, int]:
-    """Disjoint pages in random order, [seqs, most pages] with 0 past a sequence's end, and the pool's page count.
-    Page 0 belongs to nobody, so that reading a padded entry reads poison."""
+    """Returns page tables with disjoint pages in random order, and the number of pages of the pool.
+
+    The tables are [sequences, maximum pages], with 0 behind a sequence's end. No sequence uses page 0, so a kernel that
+    reads a padding entry reads NaN.
+    """
     counts = [-(-n // page_size) for n in lengths]
     order = torch.randperm(sum(counts), generator=random) + 1
     tables = torch.zeros(len(counts), max(counts), dtype=torch.int32)
@@ -68,7 +74,7 @@ def page_tables(lengths: Sequence[int], page_size: int, random: torch.Generator)
 def poisoned_pool(
     model: Model, pages: int, page_size: int, dtype: torch.dtype, device: str = "cpu", layout: str = "unified"
 ) -> KVPool:
-    """A pool full of NaN: whatever reads a slot that nobody wrote shows it."""
+    """Returns a KV pool full of NaN, which reveals reads of unwritten slots."""
     pool = LAYOUTS[layout](model.kv_shapes, num_pages=pages, page_size=page_size, dtype=dtype, device=device)
     for tensor in pool.tensors:
         tensor.fill_(float("nan"))
@@ -88,8 +94,12 @@ def logits_in_chunks(
     device: str = "cpu",
     layout: str = "unified",
 ) -> list[torch.Tensor]:
-    """Logits [len, vocab] of each sequence, each run in chunks of its own `chunk_blocks` blocks, all side by side. A
-    `prompt` is a whole number of blocks and runs in the first chunk."""
+    """Returns the logits [len, vocab] of each sequence. All sequences run in the same forwards.
+
+    Args:
+        chunk_blocks: Blocks per chunk, for each sequence.
+        prompt: Length of the prompt, a multiple of the block size. The prompt runs in the first chunk.
+    """
     random = torch.Generator().manual_seed(seed)
     tables, pages = page_tables([len(s) for s in sequences], page_size, random)
     tables = tables.to(device)
@@ -118,7 +128,7 @@ def load(
     group: TensorParallelGroup = SINGLE_RANK,
     deals: bool = False,
 ) -> Model:
-    """The model of a checkpoint, or a rank's share of it; `name`: as --model-name."""
+    """Loads the model of a checkpoint, or a rank's shard of it. `name`: the value of --model-name."""
     checkpoint = resolve_checkpoint(str(path))
     family = resolve_family(name, checkpoint.config)
     quantization = quantization_of(checkpoint.config, quantization)

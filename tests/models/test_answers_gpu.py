@@ -1,4 +1,7 @@
-"""Every strategy on the device answers as published or, where nothing is, as on the CPU, token for token in float32."""
+"""Tests of the answers of every strategy on the GPU in float32, token by token.
+
+They are compared with the published answers, or with those on the CPU if there are none.
+"""
 
 import pytest
 
@@ -6,8 +9,8 @@ from runtime import LLM, SamplingParams
 from tests.golden import GOLDEN
 from tests.models.golden_answers import cases, check_answer, llms
 
-pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
-DEVICE = {"device": "cuda", "dtype": "float32", "num_pages": 512}  # others run beside it
+pytestmark = pytest.mark.gpu  # selected by this marker only, so that a missing device is a failure and no skip
+DEVICE = {"device": "cuda", "dtype": "float32", "num_pages": 512}  # few, because other processes may use the GPU
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 9, 8], list(range(20, 53))]
 
 

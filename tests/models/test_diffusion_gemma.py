@@ -1,4 +1,4 @@
-"""DiffusionGemma: golden logits, transformers as an oracle on random weights, exact coverage, refused configs."""
+"""Tests of DiffusionGemma: golden logits, random weights against transformers, weight coverage, refused configs."""
 
 import json
 from dataclasses import replace
@@ -53,7 +53,7 @@ def config_of(**text):
 
 @pytest.fixture(params=["golden_shape", "one_group", "all_full"])
 def theirs(request, tmp_path):
-    """A published model of random weights, and the folder it was saved to."""
+    """Returns the published model implementation with random weights, and the folder that it was saved to."""
     transformers = pytest.importorskip("transformers")
     changes = {
         "golden_shape": {},
@@ -79,7 +79,7 @@ def theirs(request, tmp_path):
 
 
 def test_random_models_equal_transformers(theirs):
-    """Two requests of unlike lengths side by side: one denoises while the other commits, then the other way round."""
+    """Two requests of different lengths share forwards: one denoises while the other commits, then vice versa."""
     oracle, path = theirs
     model = load(path, torch.float64)
     random = torch.Generator().manual_seed(2)
@@ -112,7 +112,7 @@ def test_random_models_equal_transformers(theirs):
     )
     compare(with_signal, prompts[0], first[0], before[0])
     compare(without, prompts[1], first[1])
-    # the first request's canvas is done: committed, and the next opened in the same forward or after it
+    # The first request's canvas is done: it is committed, and the next canvas begins in the next forward.
     driver.step(Run(0, first[0], 37), Run(1, first[1], 6, open=True, signal=signals[1]))
     later, other = driver.step(
         Run(0, second[0], 37 + length, open=True, signal=signals[0]), Run(1, first[1], 6, open=True, signal=signals[1])
@@ -121,8 +121,8 @@ def test_random_models_equal_transformers(theirs):
     compare(other, prompts[1], first[1], before[1])
 
 
-def test_a_signal_of_multiples_of_a_distribution():
-    """As kernels write it before they know the sum."""
+def test_self_conditioning_accepts_unnormalized_probabilities():
+    """Kernels write unnormalized probabilities before they know the sum."""
     model = load(FOLDER, torch.float32)
     random = torch.Generator().manual_seed(3)
     probs = torch.randn(4, 224, generator=random).mul(3).softmax(-1)
@@ -172,8 +172,8 @@ SCALE, PROJ = (f"model.decoder.layers.1.router.{name}" for name in ("scale", "pr
 
 @pytest.mark.parametrize("first", [SCALE, PROJ])
 @pytest.mark.parametrize("kind", ["float32", "float64", "in_parts"])
-def test_the_routers_scale_is_in_its_weight(tmp_path, first, kind):
-    """Whichever of the two stands in the first file, and however the product is kept."""
+def test_the_routers_scale_is_multiplied_into_its_weight(tmp_path, first, kind):
+    """Does not depend on which of the two tensors is in the first file, nor on the format of the loaded weight."""
     tensors, random = load_file(FOLDER / "model.safetensors"), torch.Generator().manual_seed(6)
     for name in (SCALE, PROJ):
         tensors[name] = torch.randn(tensors[name].shape, generator=random)
@@ -200,7 +200,7 @@ def test_the_routers_scale_is_in_its_weight(tmp_path, first, kind):
         (torch.ones(64, dtype=torch.int8), "is torch.int8: quantized"),
     ],
 )
-def test_a_routers_scale_that_is_none(tmp_path, value, sentence):
+def test_invalid_router_scales_are_refused(tmp_path, value, sentence):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     save_file(load_file(FOLDER / "model.safetensors") | {SCALE: value}, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError) as error:
@@ -208,7 +208,7 @@ def test_a_routers_scale_that_is_none(tmp_path, value, sentence):
     assert sentence in str(error.value)
 
 
-def test_a_routers_scale_that_is_there_twice(tmp_path):
+def test_two_different_router_scales_are_refused(tmp_path):
     twice = SCALE.replace("model.decoder.", "model.encoder.language_model.")
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     save_file(load_file(FOLDER / "model.safetensors") | {twice: torch.ones(64) * 9}, tmp_path / "model.safetensors")
@@ -269,7 +269,7 @@ def test_the_config_around_the_text():
 
 
 def test_heads_of_full_layers_by_fields_of_their_own():
-    """As the larger published configs say it; without any of them a full layer's heads have 512 dimensions."""
+    """The larger published configs have these fields. Without them the head dimension of a full layer is 512."""
     own = {"per_layer_config": None, "global_head_dim": 32, "num_global_key_value_heads": 1}
     assert parse(config_of(**own)) == parse(CONFIG)
     sliding, full = parse(config_of(per_layer_config=None)).kinds
@@ -296,14 +296,14 @@ class Recorded:
 
 @pytest.mark.parametrize("case", [c for c in CASES if c["kind"] == "generate"], ids=lambda case: case["name"])
 def test_golden_generation(case):
-    """The model under the oracle of its decoding: each canvas is committed once, over one pool."""
+    """Runs the model under the decoding oracle. Each canvas is committed once, in one KV pool."""
     model, prompt, settings = load(FOLDER, torch.float32), case["prompt_ids"], dict(case["settings"])
     max_tokens, length = settings["max_tokens"], case["canvas_length"]
     names = canvas.Settings.__dataclass_fields__
     options = canvas.Settings(**{name: settings[name] for name in names})
     expected = load_file(FOLDER / "expected.safetensors")
     trace = {name: expected[key] for name, key in case["trace"].items()}
-    stops = case["finish_reason"] == "stop"  # else its end tokens change nothing
+    stops = case["finish_reason"] == "stop"  # otherwise the EOS tokens have no effect
     for eos, suffix in ((set(), "_ignore_eos"), (set(case["eos_token_ids"]), ""))[not stops :]:
         driver, committed = Driver(model, 1, len(prompt) + max_tokens, 8, torch.float32), 0
 

@@ -1,5 +1,7 @@
-"""LLaDA2 served with dmax: the published states of its blocks, what it does unasked, and what it refuses. Its golden
-answers are test_llama_like.py's."""
+"""Tests of LLaDA2 with dmax: published block states, defaults, and refused flags and fields.
+
+test_llama_like.py has its golden answers.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,10 @@ def test_golden_states(llm: LLM, case: dict[str, Any]) -> None:
 
 
 def test_golden_answers_in_one_batch(llm: LLM) -> None:
-    """All at once, each with its own numbers of tokens that are mixed; with those that draw and those that add."""
+    """All cases run in one batch, with different numbers of merged tokens.
+
+    Two further requests sample, one of them with `iter_smooth_topk`.
+    """
     prompts, asked = [case["prompt_ids"] for case in CASES], [sampling(case, ignore_eos=False) for case in CASES]
     others = [{"token_merge_mode": "iter_smooth_topk", "token_merge_weight": 0.3}, {"token_merge_top_k": 64}]
     companions = [SamplingParams(max_tokens=24, temperature=1.0, seed=n, decoding=d) for n, d in enumerate(others)]
@@ -56,7 +61,7 @@ def test_golden_answers_in_one_batch(llm: LLM) -> None:
         assert (out.token_ids, out.nfe, out.finish_reason) == (case["ids"], case["nfe"], case["finish_reason"])
 
 
-def test_what_it_does_unasked(llm: LLM) -> None:
+def test_defaults_of_the_strategy(llm: LLM) -> None:
     info = llm.info
     assert (info.strategy, info.default_algorithm, info.buffer_size, info.prefix_caching) == ("dmax", "dmax", 1, True)
     assert [rule.key for rule in info.algorithms] == ["dmax"]
@@ -86,7 +91,7 @@ def test_flags_are_the_defaults_of_its_fields() -> None:
         assert {name: values[name] for name in flags} == flags
 
 
-def test_other_strategies_have_neither_the_rule_nor_its_fields() -> None:
+def test_other_strategies_have_neither_the_algorithm_nor_its_fields() -> None:
     with load(sampling_mode="edit") as llm:
         assert "dmax" not in [rule.key for rule in llm.info.algorithms]
         for decoding in ({"algorithm": "dmax"}, {"token_merge_top_k": 2}):

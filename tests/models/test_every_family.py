@@ -1,4 +1,4 @@
-"""Every family's tiny model over both layouts of the pool."""
+"""Tests of a tiny model of every family."""
 
 import copy
 import itertools
@@ -35,7 +35,7 @@ def test_layouts_give_the_same_logits(tmp_path, key):
 
 
 def of_what_was_rounded(*where):
-    """A plain model that holds what the numbers of a model of few bits stand for; `where`: as `load`."""
+    """Returns an unquantized model with the dequantized weights of a quantized one. `where`: arguments of `load`."""
     *where, form = where
     model, rounded = load(*where, None), named_weights(load(*where, form))
     for name, weight in named_weights(model).items():
@@ -44,16 +44,19 @@ def of_what_was_rounded(*where):
     return model
 
 
-FORMATS = {"fp8": (0.01, 0.25, 0.6), "int8": (0.001, 0.1, 0.3), "int4": (0.01, 0.6, 1.2)}  # least, median, most
+# Limits of the relative error: lowest median, highest median, highest 90th percentile.
+FORMATS = {"fp8": (0.01, 0.25, 0.6), "int8": (0.001, 0.1, 0.3), "int4": (0.01, 0.6, 1.2)}
 
 
 ONE_FORMAT = [(key, list(FORMATS)[n % len(FORMATS)]) for n, key in enumerate(EVERY)]  # per family
 
 
 @pytest.mark.parametrize(("key", "form"), marked(itertools.product(EVERY, FORMATS), quick=ONE_FORMAT))
-def test_few_bits(monkeypatch, tmp_path, key, form):
-    """Logits are those of a plain model of the rounded numbers, and near those of the checkpoint: the bulk of them, as
-    a tiny model amplifies what rounding does to its routing and its canvases."""
+def test_quantized_models(monkeypatch, tmp_path, key, form):
+    """Logits equal those of an unquantized model with the dequantized weights, and most are near the checkpoint's.
+
+    Not all are near, because rounding can change the routing and the canvas of a tiny model.
+    """
     path = checkpoint_of(key, tmp_path)
     unquantized, out = (tiny_logits(key, path, torch.float32, quantization=name) for name in (None, form))
     monkeypatch.setattr(tiny, "load", lambda *where: of_what_was_rounded(*where[:-1], form))
@@ -78,7 +81,7 @@ def test_a_checkpoint_is_recognized(tmp_path, key):
 def test_no_family_is_left_out(tmp_path):
     found = set()
     for key in EVERY:
-        with suppress(ConfigError):  # of a family that is not there: the test above
+        with suppress(ConfigError):  # test_a_checkpoint_is_recognized reports an unknown family
             found.add(family_of(key, tmp_path / key))
     missing = {family.key for family in _FAMILIES.values()} - found
     assert not missing, f"no tiny checkpoint of {missing}: add them to KINDS in tests/oracle/spelling.py"
@@ -89,7 +92,7 @@ HUGE = ("hidden_size", "d_model", "num_hidden_layers", "n_layers", "num_experts"
 
 
 def stated(config, name):
-    """The part of a config.json that holds the field."""
+    """Returns the part of a config.json that has the field, or None."""
     return next((part for part in (config, config.get("text_config", {})) if part.get(name) is not None), None)
 
 
@@ -108,8 +111,8 @@ def test_sizes_that_the_files_do_not_have_are_refused_and_not_allocated(tmp_path
 
 
 @pytest.mark.parametrize("key", EVERY)
-def test_a_sketch_has_the_weights_that_every_build_has(tmp_path, key):
-    """Also those that a GPU would have: nothing of it is asked of one."""
+def test_a_meta_model_has_the_weights_of_every_build(tmp_path, key):
+    """Also covers the layout for GPU kernels, which needs no GPU here."""
     checkpoint = resolve_checkpoint(str(checkpoint_of(key, tmp_path)))
     family = resolve_family(key if key in KINDS and KINDS[key].needs_model_name else None, checkpoint.config)
     arch = family.parse(checkpoint.config)

@@ -1,4 +1,4 @@
-"""Every family's tiny model on the device, with each attention and each layout, against the same model on the CPU."""
+"""Compares a tiny model of every family on the GPU with the CPU, for each attention implementation and KV layout."""
 
 import pytest
 import torch
@@ -6,14 +6,14 @@ import torch
 from runtime.layers.kv_pool import LAYOUTS
 from tests.models.tiny import EVERY, checkpoint_of, tiny_logits
 
-pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
-# of the logits' error relative to the row, in the middle row: in a narrow dtype a few rows go to other experts
+pytestmark = pytest.mark.gpu  # selected by this marker only, so that a missing device is a failure and no skip
+# Of the median relative error of a row's logits. In a narrow dtype a few rows are routed to other experts.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 
 
 @pytest.fixture(scope="module", params=EVERY)
 def family(request, tmp_path_factory):
-    """A family's checkpoint, and its logits on the CPU in float64."""
+    """Returns a family's key, its checkpoint, and its logits on the CPU in float64."""
     path = checkpoint_of(request.param, tmp_path_factory.mktemp(request.param))
     return request.param, path, tiny_logits(request.param, path, torch.float64)
 
@@ -36,8 +36,8 @@ def test_the_device_equals_the_cpu(family, attn_impl, layout, dtype):
 
 
 @pytest.mark.parametrize(("form", "least", "maximum"), [("fp8", 0.01, 0.35), ("int8", 0.001, 0.1), ("int4", 0.01, 0.6)])
-def test_few_bits(family, form, least, maximum):
-    """With fp8, of rows too, which the CPU leaves as they are: so the bulk of them is as near as these bits are."""
+def test_quantized_models(family, form, least, maximum):
+    """Only the median error is bounded: with fp8 the GPU also quantizes activations, which the CPU does not."""
     key, path, expected = family
     logits = torch.cat(tiny_logits(key, path, torch.bfloat16, "cuda", quantization=form))
     assert torch.isfinite(logits).all()

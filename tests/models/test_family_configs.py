@@ -1,4 +1,4 @@
-"""What single families honour or refuse in config.json beyond what all that are like Llama share."""
+"""Tests of the config.json fields of single families, beyond those that all Llama-like families share."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a row computes after the last attention it computes by itself, so that it need not be done for all."""
+"""Tests of `final_hidden_states`: it computes what follows the last attention, and can do so for selected rows only."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_rows_are_finished_each_by_itself(shape):
+def test_final_hidden_states_are_computed_per_row(shape):
     model = random_model(architecture("llada2-tiny") | SHAPES[shape], LayerFactory.create("cpu", torch.float64))
     random = torch.Generator().manual_seed(1)
     ids = torch.randint(0, 90, (64,), generator=random).tolist()
@@ -27,6 +27,6 @@ def test_rows_are_finished_each_by_itself(shape):
     assert model.split_last_layer == (not model.routing_block)
     assert (
         torch.equal(hidden_states, left) != model.split_last_layer
-    )  # where rows belong together all of it has been done
+    )  # with routing per block, `forward` has computed this for all rows
     some = torch.randperm(64, generator=random)[:11]
     torch.testing.assert_close(model.final_hidden_states(left[some]), hidden_states[some], rtol=1e-12, atol=1e-12)

@@ -1,4 +1,4 @@
-"""LLaDA2 against the golden logits and, on random architectures, against the independent float64 forward."""
+"""Tests of LLaDA2 against golden logits and, with random architectures, against the float64 oracle."""
 
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def test_random_architectures_equal_the_oracle(tmp_path, name, biased):
 
 @pytest.mark.parametrize("changes", [{}, {"num_experts": 7, "expert_capacity": 4, "num_experts_per_tok": 3}])
 def test_the_pool_of_experts_of_llada2dot2_equals_the_oracle(tmp_path, changes):
-    """LLaDA2.2: chunks of whole blocks, several sequences side by side, last blocks that are not whole."""
+    """LLaDA2.2: chunks of complete blocks, several sequences in one forward, and incomplete last blocks."""
     settings = {"first_k_dense_replace": 0, "expert_capacity": 3, "n_group": 1, "topk_group": 1, **changes}
     write_tiny(tmp_path, seed=8, **settings)
     model, oracle = load(tmp_path, torch.float64), OracleModel.load(tmp_path)
@@ -77,7 +77,7 @@ def test_the_pool_of_experts_of_llada2dot2_equals_the_oracle(tmp_path, changes):
     (settings.pop("expert_capacity"), write_tiny(tmp_path, seed=8, **settings))
     free = logits_in_chunks(load(tmp_path, torch.float64), sequences[4:], block_size=4, page_size=4, chunk_blocks=[9],
                             dtype=torch.float64)  # fmt: skip
-    assert not torch.allclose(free[0], oracle.logits(sequences[4]), rtol=1e-3), "the pool left nothing out"
+    assert not torch.allclose(free[0], oracle.logits(sequences[4]), rtol=1e-3), "the expert pool excluded no expert"
 
 
 def test_the_first_row_of_each_rows_block():
@@ -85,7 +85,7 @@ def test_the_first_row_of_each_rows_block():
     slots = torch.tensor([0] * 11 + [-1, -1])
     assert first_rows(positions, slots, 4).tolist() == [0, 0, 0, 0, 4, 4, 6, 6, 8, 8, 8, 11, 12]
     slots = torch.tensor([0] * 9 + [-1] * 4)
-    assert first_rows(positions, slots, 4).tolist()[8:] == [8, 9, 10, 11, 12], "dead rows are alone"
+    assert first_rows(positions, slots, 4).tolist()[8:] == [8, 9, 10, 11, 12], "padding rows belong to a block"
 
 
 def test_rows_do_not_depend_on_the_batch(tmp_path):

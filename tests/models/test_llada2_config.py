@@ -1,4 +1,4 @@
-"""Every field of config.json is honoured, or refused where it holds what is not built."""
+"""Tests of LLaDA2's config.json: every field has its effect, or is refused if its value is not supported."""
 
 import logging
 
@@ -116,6 +116,6 @@ def test_the_pool_of_experts_of_llada2dot2():
         family.parse(config | {"delete_token_id": "x"})
 
 
-def test_what_the_engine_reads():
+def test_kv_shapes():
     model = random_model(architecture("llada2-tiny"), LayerFactory.create("cpu", torch.float32))
     assert model.kv_shapes == (KVShape(2, 32, 32),) * 3

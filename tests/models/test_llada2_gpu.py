@@ -1,4 +1,4 @@
-"""LLaDA2 on the device: golden logits, each attention implementation, and the Triton path against the torch path."""
+"""Tests of LLaDA2 on the GPU: golden logits with each attention implementation, and Triton against torch kernels."""
 
 from dataclasses import replace
 
@@ -16,8 +16,8 @@ from tests.models.test_llada2 import golden, load  # noqa: F401 - golden is a fi
 from tests.oracle.model import OracleModel
 from tests.oracle.tiny import ARCHITECTURES, write_tiny
 
-pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
-# relative error of the logits that a dtype's rounding explains on models of a few layers
+pytestmark = pytest.mark.gpu  # selected by this marker only, so that a missing device is a failure and no skip
+# Relative error of the logits that a dtype's rounding can explain in models with a few layers.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 0.12}
 dtypes = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["float32", "float16", "bfloat16"])
 implementations = pytest.mark.parametrize("attn_impl", ["triton_grouped", "triton", "torch"])
@@ -87,7 +87,7 @@ def test_the_head_keeps_the_accumulators_precision():
 
 
 def test_four_layers_of_minis_width_prefill_and_decode():
-    """Realistic widths and 256 experts: the Triton path against the torch path in the same dtype and in float32."""
+    """Compares Triton kernels in bfloat16 with torch kernels in float32, at realistic widths and with 256 experts."""
     arch = parse({**architecture("llada2-mini"), "num_hidden_layers": 4, "vocab_size": 4096, "mask_token_id": 4095})
     model = Decoder(arch, LayerFactory.create("cuda", torch.bfloat16))
     fill_random(model, torch.Generator("cuda").manual_seed(5))
@@ -99,7 +99,7 @@ def test_four_layers_of_minis_width_prefill_and_decode():
     expected = logits_in_chunks(reference, sequences, dtype=torch.float32, **plan)
     results = logits_in_chunks(model, sequences, dtype=torch.bfloat16, **plan)
     for logits, expected_logits in zip(results, expected, strict=True):
-        # a row whose routing is a near tie may take another expert: the bulk of the rows must agree closely
+        # A row whose routing is a near tie may take another expert, so not all rows must agree.
         rows = (logits - expected_logits).norm(dim=1) / expected_logits.norm(dim=1)
         assert float(rows.median()) < 0.08
         assert float(rows.quantile(0.9)) < 0.6

@@ -1,5 +1,8 @@
-"""LLaDA2.2 served: its published decoder's states step by step, any schedule in float64 against the oracle, and what
-fits a checkpoint whose answers are edited by inserting and deleting."""
+"""Tests of LLaDA2.2, which edits its answers by inserting and deleting tokens.
+
+They compare each step with the published decoder and random schedules in float64 with the oracle, and cover the flags
+and fields that fit such a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def llm() -> Iterator[LLM]:
 
 
 def states(llm: LLM, prompt: list[int], params: SamplingParams) -> tuple[list[tuple[int, list[int]]], list[int]]:
-    """After each step the first open block, (start, ids), and the answer."""
+    """Returns the first open block after each step as (start, ids), and the answer."""
     llm.engine.add(resolve(params, prompt, llm.info, RequestContext(id="states", stream_mode="denoise")))
     shown, answer = [], []
     while llm.engine.has_work():
@@ -53,8 +56,11 @@ def states(llm: LLM, prompt: list[int], params: SamplingParams) -> tuple[list[tu
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
 def test_golden_states_of_insert_delete(llm: LLM, case: dict[str, Any]) -> None:
-    """A block that its last step still changed the published decoder forwards once more, for its K/V, and tells of it
-    as done then; here that forward is the next block's first step, or nobody's."""
+    """Compares the states of each block with those of the published decoder.
+
+    If the last step changed a block, the published decoder runs one more forward for the block's K/V and then reports
+    the block again. Here the first step of the next block computes that K/V, if there is one.
+    """
     assert (llm.info.delete_token_id, llm.info.split_token_id) == (case["delete_token_id"], case["split_token_id"])
     names = ("accept_threshold", "edit_threshold", "max_post_edit_steps")
     params = SamplingParams(
@@ -92,7 +98,10 @@ class Served:
 
 @pytest.fixture(scope="module", params=[(1, 8, 8), (2, 4, 8), (3, 16, 8), (2, 16, 16)], ids=str)
 def served(request: pytest.FixtureRequest) -> Served:
-    """Buffer, page, block: also blocks of two of the checkpoint's. Frequent tokens stand in as ends of sequence."""
+    """Returns a setup for a buffer size, page size and block size, and its oracle.
+
+    One block size is twice that of the checkpoint. Frequent tokens are the EOS tokens.
+    """
     buffer, page, block = request.param
     setup = Setup(
         vocab=224, mask=MASK, max_token=223, eos=(222, 62, 124, 173), block=block, page=page, pages=128 // page,
@@ -110,7 +119,7 @@ def exact(served: Served) -> Iterator[LLM]:
 @examples(5)
 @given(data=st.data())
 def test_any_schedule_of_insert_delete(served: Served, exact: LLM, data: st.DataObject) -> None:
-    """In float64, requests through a cache against whole sequences without one; the cache outlives the examples."""
+    """Compares requests through a KV cache in float64 with full sequences without one. Examples share the cache."""
     arrivals = data.draw(st.lists(st.tuples(st.integers(0, 8), editing(served.setup)), min_size=1, max_size=4))
     preemptions = data.draw(st.lists(st.integers(1, 40), max_size=6))
     with clear():
@@ -130,7 +139,7 @@ def test_committed_kv_is_a_fresh_prefills(served: Served) -> None:
 
 
 @pytest.mark.matrix
-def test_what_it_does_unasked(llm: LLM) -> None:
+def test_defaults_of_the_strategy(llm: LLM) -> None:
     info = llm.info
     assert (info.family, info.strategy, info.default_algorithm) == ("llada2dot2", "multi_bd", "edit")
     values = info.defaults().values
@@ -202,13 +211,13 @@ def test_the_steps_of_insert_delete_have_a_limit(llm: LLM) -> None:
         ({"delete_token_id": 7, "split_token_id": 32}, r"split_token_id 32 is outside the vocabulary \(0 to 31\)"),
     ],
 )
-def test_ids_that_are_no_orders(tmp_path: Path, ids: dict[str, int], says: str) -> None:
+def test_invalid_edit_tokens_are_refused(tmp_path: Path, ids: dict[str, int], says: str) -> None:
     write_tiny(tmp_path, seed=1, expert_capacity=3, **ids)
     with pytest.raises(ConfigError, match=says):
         load_engine(EngineConfig(model=str(tmp_path), device="cpu", skip_tokenizer=True))
 
 
-def test_a_checkpoint_without_orders_is_edited_all_the_same(tmp_path: Path) -> None:
+def test_a_checkpoint_without_edit_tokens_uses_the_edit_algorithm(tmp_path: Path) -> None:
     write_tiny(tmp_path, seed=1, expert_capacity=3)
     with LLM(str(tmp_path), device="cpu", skip_tokenizer=True) as reference:
         assert (reference.info.default_algorithm, reference.info.delete_token_id) == ("edit", None)

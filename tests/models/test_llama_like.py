@@ -1,4 +1,7 @@
-"""Families with Llama's and Qwen's names: golden logits and answers, transformers as an oracle, exact coverage."""
+"""Tests of families with the weight names of Llama and Qwen.
+
+They cover golden logits and answers, random weights against transformers, and weight coverage.
+"""
 
 from typing import Any
 
@@ -15,7 +18,7 @@ from tests.oracle.llama_like import TransformersOracle, tensors_of, write
 from tests.oracle.spelling import KINDS, config_of, spelt, spelt_name
 
 TOLERANCE = 5e-4  # of golden logits (tests/golden/README.md)
-NAMED = {key: key for key, kind in KINDS.items() if kind.needs_model_name}  # what --model-name has to say
+NAMED = {key: key for key, kind in KINDS.items() if kind.needs_model_name}  # families that need --model-name
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "sdar": ("sdar", {}),
     "sdar_biased_tied": ("sdar", {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 1}),
@@ -82,7 +85,7 @@ def test_random_models_equal_transformers(tmp_path, shape):
     oracle = TransformersOracle(tmp_path / "theirs", family, config, tensors)
     random = torch.Generator().manual_seed(3)
     sequences = [torch.randint(0, 40, (n,), generator=random).tolist() for n in (1, 7, 12, 31, 50)]
-    for block, page_size, chunks in ((4, 2, [1, 1, 2, 3, 5]), (64, 16, [1] * 5)):  # blocks, and one canvas each
+    for block, page_size, chunks in ((4, 2, [1, 1, 2, 3, 5]), (64, 16, [1] * 5)):  # blocks, and one canvas per sequence
         results = logits_in_chunks(
             model, sequences, block_size=block, page_size=page_size, chunk_blocks=chunks, dtype=torch.float64
         )
@@ -107,7 +110,7 @@ def test_every_tensor_is_accounted_for(tmp_path, family):
 
 
 @pytest.mark.parametrize(("family", "field"), [("sdar", "tie_word_embeddings"), ("llada", "weight_tying")])
-def test_a_tied_head_may_stand_in_the_file_too(tmp_path, family, field):
+def test_a_checkpoint_may_contain_a_tied_head(tmp_path, family, field):
     config = config_of(family, **{field: True})
     tensors = tensors_of(family, config, seed=1)
     assert "lm_head.weight" not in tensors
@@ -116,8 +119,8 @@ def test_a_tied_head_may_stand_in_the_file_too(tmp_path, family, field):
     load(tmp_path, torch.float32)
 
 
-def test_queries_of_nemotron_diffusion_grow_past_the_positions_of_the_training(tmp_path):
-    """Up to them nothing grows: the oracle says so too."""
+def test_queries_of_nemotron_diffusion_are_scaled_beyond_the_training_length(tmp_path):
+    """Checks the scaling of queries against transformers. Up to the training length it has no effect."""
     config = config_of("nemotron_diffusion")
     tensors = tensors_of("nemotron_diffusion", config, seed=3)
     write(tmp_path / "ours", config, spelt("nemotron_diffusion", tensors))

@@ -1,4 +1,4 @@
-"""config.json in the manner of Llama and Qwen: whose it is, what it says, what it may leave out, what is refused."""
+"""Tests of config.json of families like Llama and Qwen: detection, parsed values, defaults and refusals."""
 
 import logging
 
@@ -15,7 +15,7 @@ from runtime.weights.checkpoint import Checkpoint
 from runtime.weights.special_tokens import resolve_token_ids
 from tests.oracle.spelling import KINDS, config_of
 
-LLAMAS = [family for family in KINDS if family != "llada"]  # whose fields are Llama's; LLaDA's are its own
+LLAMAS = [family for family in KINDS if family != "llada"]  # families with the field names of Llama
 
 
 def parse(family: str, **changes):
@@ -65,7 +65,7 @@ def test_detection(model_type, architectures, family):
         ("sdar", [1], "config.json: architectures must be a list of names"),
     ],
 )
-def test_whose_it_is_must_be_clear(model_type, architectures, sentence):
+def test_ambiguous_configs_are_refused(model_type, architectures, sentence):
     with pytest.raises(ConfigError) as error:
         resolve_family(None, {"model_type": model_type, "architectures": architectures})
     assert sentence in str(error.value)
@@ -76,7 +76,7 @@ def test_whose_it_is_must_be_clear(model_type, architectures, sentence):
     ("family", "config"),
     [("sdar", {"model_type": "qwen3"}), ("diffullama", {"model_type": "llama"}), ("diffucoder", config_of("dream"))],
 )
-def test_a_family_that_is_named_is_taken_at_its_word(family, config):
+def test_a_named_family_is_used_if_the_config_does_not_contradict(family, config):
     assert resolve_family(family, config).key == family
 
 
@@ -113,7 +113,7 @@ def test_a_family_that_is_named_is_taken_at_its_word(family, config):
 )
 def test_refusals_name_the_field(family, changes, sentence):
     if family == "sdar_moe":
-        changes = {"decoder_sparse_step": 2} | changes  # so that there are dense layers too
+        changes = {"decoder_sparse_step": 2} | changes  # adds dense layers
     with pytest.raises(ConfigError) as error:
         parse(family, **changes)
     assert sentence in str(error.value)
@@ -140,7 +140,7 @@ def test_refusals_about_experts_of_sdar_moe(changes, sentence):
 
 def test_which_layers_of_sdar_moe_have_experts():
     assert parse("sdar_moe").mixture.layers == {0, 1, 2}
-    assert parse("sdar_moe").width == 0, "nothing dense is built"
+    assert parse("sdar_moe").width == 0, "a dense layer is built"
     assert parse("sdar_moe", mlp_only_layers=[1]).mixture.layers == {0, 2}
     assert parse("sdar_moe", decoder_sparse_step=2).mixture.layers == {1}
     assert parse("sdar_moe", decoder_sparse_step=4).mixture is None
@@ -163,8 +163,8 @@ def test_which_layers_of_sdar_moe_have_experts():
         ("nemotron_diffusion", 32, 262144, 100, (11,)),
     ],
 )
-def test_what_a_config_may_leave_out(family, block, limit, mask, eos, tmp_path):
-    """Some checkpoints name no block size, no limit and no mask: these come from the family."""
+def test_fields_that_a_config_may_omit(family, block, limit, mask, eos, tmp_path):
+    """Some checkpoints have no block size, no length limit and no mask token. The family then supplies them."""
     config = config_of(family, vocab_size=157184, embedding_size=None, mask_token_id=None, eos_token_id=None)
     for name in ("block_size", "bd_size", "max_position_embeddings", "max_sequence_length", "num_key_value_heads",
                  "n_kv_heads", "attention_bias"):  # fmt: skip
@@ -189,8 +189,8 @@ def test_diffullama_has_its_tokenizers_mask(tmp_path):
 
 
 @pytest.mark.parametrize("family", KINDS)
-def test_what_else_the_engine_has_to_know(family):
-    """Whose rows score the next position, whose plain prompts begin with a token, whose limit is not the authors'."""
+def test_shift_bos_token_and_length_limit_of_each_family(family):
+    """Checks which families shift logits by one position, begin prompts with a BOS token, or have another limit."""
     known = resolve_family(family, {})
     facts = known.facts(known.parse(config_of(family, bos_token_id=1)))
     assert facts.shift == (family in ("dream", "diffucoder", "diffullama", "fast_dllm_v2"))
@@ -198,7 +198,7 @@ def test_what_else_the_engine_has_to_know(family):
     assert facts.max_model_len == (2048 if family in ("dream", "diffucoder") else None)
 
 
-def test_the_token_that_begins_text_of_llada(tmp_path):
+def test_the_bos_token_of_llada(tmp_path):
     known = resolve_family("llada", {})
     assert known.facts(known.parse(config_of("llada", vocab_size=126464, embedding_size=None))).bos_id == 126080
     assert known.facts(known.parse(config_of("llada"))).bos_id is None
@@ -235,7 +235,7 @@ def test_experts_are_no_field_of_sdar(caplog):
 
 
 def test_the_width_of_dense_layers_is_known_if_there_are_none(caplog):
-    """LLaDA-MoE's published config has it, although all layers are sparse."""
+    """LLaDA-MoE's published config has the field, although all layers are sparse."""
     family, config = resolve_family("llada_moe", {}), ARCHITECTURES["llada-moe-7b"]
     assert "dense_intermediate_size" in config
     family.parse(config)

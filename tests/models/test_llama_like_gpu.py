@@ -1,4 +1,4 @@
-"""Families with Llama's and Qwen's names on the device: golden logits, with each attention implementation."""
+"""Tests of the golden logits of Llama-like families on the GPU, with each attention implementation."""
 
 import json
 
@@ -11,7 +11,7 @@ from tests.models.paged import load, logits_in_chunks
 from tests.models.test_llada2_gpu import TOLERANCE, distance, dtypes, implementations
 from tests.oracle.spelling import KINDS
 
-pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
+pytestmark = pytest.mark.gpu  # selected by this marker only, so that a missing device is a failure and no skip
 
 
 @dtypes

@@ -1,4 +1,4 @@
-"""`--model-name` and config.json: a family that config.json contradicts is refused."""
+"""Tests of `--model-name`: a family that config.json contradicts is refused."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Checkpoints served with d2f, fast_dllm_v2 and nemotron_diffusion: what they do unasked, what they refuse, and
-nemotron_diffusion, which has no golden answers, against transformers. The golden answers are test_llama_like.py's."""
+"""Tests of checkpoints served with d2f, fast_dllm_v2 and nemotron_diffusion: defaults and refused flags.
+
+nemotron_diffusion has no golden answers and is compared with transformers. test_llama_like.py has the golden answers of
+the others.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +26,7 @@ def load(folder: str, **flags: object) -> LLM:
 
 @dataclass(frozen=True)
 class FullForward:
-    """Transformers' model as an oracle's memory, for one that is always forwarded whole."""
+    """The transformers model with the interface of the oracle's cache. It forwards full sequences without a cache."""
 
     model: TransformersOracle
 
@@ -61,7 +64,7 @@ def defaults(llm: LLM) -> dict[str, object]:
     return dict(llm.info.defaults("threshold").values)
 
 
-def test_what_d2f_does_unasked_on_dream():
+def test_defaults_of_d2f_on_dream():
     with load("d2f_dream", decoding_strategy="d2f") as llm:
         assert (llm.info.buffer_size, llm.info.prefix_caching) == (4, False)
         values = defaults(llm)
@@ -100,7 +103,7 @@ def test_what_d2f_does_unasked_on_dream():
         ("sdar", {"edit_threshold": 0.3}, "--edit-threshold is not supported by multi_bd of the sdar family"),
     ],
 )
-def test_what_does_not_fit_is_refused(folder, flags, says):
+def test_flags_that_do_not_fit_the_model_are_refused(folder, flags, says):
     with pytest.raises(ConfigError, match=says):
         load(folder, mask_token_id=225 if folder == "fast_dllm_v2" else None, **flags)
 
@@ -121,7 +124,7 @@ def test_fields_of_fast_dllm_v2_and_fixed():
         ):
             with pytest.raises(RequestError, match=says):
                 answer(max_tokens=4, decoding={name: value})
-        # the answer, positions 3 to 63, lies in sub-blocks 0 to 7 of 8 positions; a seed is no step
+        # The answer, positions 3 to 63, is in sub-blocks 0 to 7 of 8 positions. A forward that seeds is no step.
         assert answer(max_tokens=61, num_denoising_steps=17).nfe == 17
         with pytest.raises(RequestError, match="7 is less than the 8 blocks"):
             answer(max_tokens=61, num_denoising_steps=7)

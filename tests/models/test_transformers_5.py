@@ -1,4 +1,4 @@
-"""Checkpoints and configs as transformers 4 and 5 write them: each family reads both, and refuses contradictions."""
+"""Tests of the checkpoints and configs that transformers 4 and 5 write: families read both, refuse contradictions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def parse(family: str, config: Config) -> Any:
 
 
 def part_of(config: Config) -> Config:
-    """The part of a config with the fields of the language model."""
+    """Returns the part of a config with the fields of the language model."""
     return config.get("text_config", config)
 
 
@@ -58,7 +58,7 @@ def test_every_family_is_tried() -> None:
 
 
 def moved_theta(config: Config) -> Config:
-    """rope_theta and its like within rope_parameters, as transformers 5 writes them."""
+    """Returns the config with rope_theta and partial_rotary_factor in rope_parameters, as transformers 5 writes it."""
     moved = {name: config[name] for name in ("rope_theta", "partial_rotary_factor") if config.get(name) is not None}
     older = config.get("rope_scaling") or config.get("rope_parameters") or {}
     rope = {"rope_type": "default", **older, **moved}
@@ -66,7 +66,7 @@ def moved_theta(config: Config) -> Config:
 
 
 def one_per_kind(config: Config) -> Config:
-    """Rotary parameters per kind of layer, as transformers 5 writes them for configs with layer_types."""
+    """Returns the config with rotary parameters per layer type, as transformers 5 writes it if it has layer_types."""
     moved = moved_theta(config)
     layers = moved.get("num_hidden_layers") or moved["n_layers"]
     rope = {"full_attention": moved["rope_parameters"], "sliding_attention": None}
@@ -150,7 +150,7 @@ def test_other_names_of_fields_are_read(family: str) -> None:
                 assert parse(family, changed(CONFIGS[family], **{other: None})) == expected
 
 
-def test_names_of_experts_are_among_them() -> None:
+def test_all_families_with_experts_are_covered() -> None:
     assert {family for family in CONFIGS if "num_experts" in part_of(CONFIGS[family])} == set(MIXTURES)
 
 
@@ -234,7 +234,7 @@ def test_experts_as_transformers_5_has_them_in_memory_are_read(family: str, tmp_
 
 
 def fused(tensors: Mapping[str, Tensor], layers: set[str] | None = None) -> dict[str, Tensor]:
-    """Tensors whose experts are two per layer: all gates' rows before those of `up`, and `down`."""
+    """Returns the tensors with fused experts: one tensor per layer for gate and up (gate first), one for down."""
     experts: dict[str, dict[tuple[int, str], Tensor]] = {}
     rest = {}
     for name, tensor in tensors.items():

@@ -1,5 +1,8 @@
-"""A tiny checkpoint of every family, and the logits that its model gives over a few sequences on any device, with any
-attention and any layout of the pool. Imports nothing of the server's, so that the device's tests may use it."""
+"""Tiny checkpoints of every family, and the logits of their models for a few sequences.
+
+Any device, attention implementation and KV layout can be selected. This module imports nothing of the server, so GPU
+tests can use it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ LENGTHS = (50, 9, 32)
 
 
 def checkpoint_of(key: str, directory: Path) -> Path:
-    """Where the checkpoint lies: in the golden data, or in `directory`, into which it is written."""
+    """Returns the path of a checkpoint of the golden data, or writes one to `directory`."""
     if key not in WRITTEN:
         return GOLDEN / key
     config = config_of(key)
@@ -41,8 +44,11 @@ def tiny_logits(
     quantization: str | None = None,
     **shared: Any,
 ) -> list[torch.Tensor]:
-    """Logits [len, vocab] of each sequence, in chunks of unlike lengths side by side; `shared`: a rank's, of its ids
-    (see `load`)."""
+    """Returns the logits [len, vocab] of each sequence, from chunks of different lengths in the same forwards.
+
+    Args:
+        shared: A rank's arguments of `load`. The logits are then those of its vocabulary shard.
+    """
     name = key if key in KINDS and KINDS[key].needs_model_name else None
     model = load(path, dtype, device, attn_impl, name, quantization, **shared)
     if isinstance(model, DiffusionGemma):
@@ -60,7 +66,7 @@ def tiny_logits(
 
 
 def _seen(key: str, path: Path) -> tuple[int, int, list[int] | None]:
-    """The size of blocks, 0: whole canvases, the prompt that they tile from, and golden ids."""
+    """Returns the block size (0: one block per sequence), the length of the prompt before blocks, and golden ids."""
     if not (path / "expected.safetensors").exists():
         return (0 if key == "illada" else 4), 0, None
     expected = load_file(path / "expected.safetensors")
@@ -72,8 +78,11 @@ def _seen(key: str, path: Path) -> tuple[int, int, list[int] | None]:
 
 
 def _canvases(model: DiffusionGemma, dtype: torch.dtype, device: str, layout: str) -> list[torch.Tensor]:
-    """A canvas whose windows reach back over a long prompt, told of its last step, beside a prompt that is committed;
-    then both as canvases."""
+    """Returns the logits of two forwards.
+
+    The first has a self-conditioned canvas whose windows reach back into a long prompt, and a prompt that is committed.
+    The second has canvases of both sequences.
+    """
     random = torch.Generator().manual_seed(4)
 
     def ids(count: int) -> list[int]:

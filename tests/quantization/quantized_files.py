@@ -1,5 +1,7 @@
-"""Quantized checkpoints in their methods' published layouts, made of a plain one with nothing of the runtime's, and the
-plain checkpoint of the numbers that they stand for."""
+"""Writes quantized checkpoints in published layouts, and unquantized ones with their dequantized weights.
+
+The source is an unquantized checkpoint. Nothing of the runtime is used.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 Tensors = dict[str, torch.Tensor]
-Made = tuple[Tensors, torch.Tensor]  # the tensors of a weight by their endings, and what they stand for
+Made = tuple[Tensors, torch.Tensor]  # tensors of a weight by suffix, and the dequantized weight
 UNQUANTIZED = ("word_embeddings.weight", "lm_head.weight", "mlp.gate.weight", "norm.weight", "layernorm.weight")
 WEIGHTS = {"dynamic": False, "symmetric": True, "actorder": None, "observer": "minmax", "block_structure": None}
 
 
 def int4(group: int | None) -> Callable[[torch.Tensor], Made]:
-    """compressed-tensors, pack-quantized."""
+    """Returns a quantizer for compressed-tensors, format pack-quantized."""
 
     def made(weight: torch.Tensor) -> Made:
         outputs, inputs = weight.shape
@@ -44,7 +46,7 @@ def int4(group: int | None) -> Callable[[torch.Tensor], Made]:
 
 
 def blocks(ending: str, rows: int) -> Callable[[torch.Tensor], Made]:
-    """e4m3 in blocks of `rows` x 128."""
+    """Returns a quantizer to e4m3 with one scale per block of `rows` x 128."""
 
     def made(weight: torch.Tensor) -> Made:
         outputs, inputs = weight.shape
@@ -62,7 +64,7 @@ def blocks(ending: str, rows: int) -> Callable[[torch.Tensor], Made]:
 
 
 def scaled(kind: torch.dtype, each: bool, static: bool = False) -> Callable[[torch.Tensor], Made]:
-    """e4m3 or int8 with a scale for each output, or one for all."""
+    """Returns a quantizer to e4m3 or int8 with one scale per output (`each`) or per tensor."""
 
     def made(weight: torch.Tensor) -> Made:
         limit = 448 if kind == torch.float8_e4m3fn else 127
@@ -86,7 +88,7 @@ def compressed(format: str, **weights: Any) -> dict[str, Any]:
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
 INT, FLOAT = {"type": "int"}, {"type": "float", "num_bits": 8}
 E4M3 = torch.float8_e4m3fn
-# what config.json says, how a weight is kept, and the format here
+# quantization_config of config.json, quantizer, and name of the format in the runtime
 LAYOUTS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Made], str]] = {
     "int4, groups of 128": (
         compressed("pack-quantized", num_bits=4, strategy="group", group_size=128, **INT), int4(128), "int4",

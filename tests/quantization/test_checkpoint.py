@@ -1,5 +1,4 @@
-"""Checkpoints that are quantized already are read as they are: the very numbers, and every tensor accounted for. What
-is not read is refused."""
+"""Tests of quantized checkpoints: codes are loaded unchanged, every tensor is used, and other formats are refused."""
 
 import json
 
@@ -35,7 +34,7 @@ def logits(path, dtype=torch.float32):
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
-    """With matrices that groups and blocks of 128 divide, and some that these do not."""
+    """Returns a checkpoint with matrices whose sizes are multiples of 128, and with some whose sizes are not."""
     path = tmp_path_factory.mktemp("wide")
     sizes = {
         "hidden_size": 128,
@@ -66,8 +65,8 @@ def test_loaded_codes_are_those_of_the_checkpoint(tmp_path, wide, layout):
 
 
 @pytest.mark.parametrize("layout", [INT4, "fp8, blocks"])
-def test_it_answers(tmp_path, layout):
-    """As the plain checkpoint of the same numbers does."""
+def test_answers_equal_those_of_the_dequantized_checkpoint(tmp_path, layout):
+    """The answers equal those of the unquantized checkpoint with the same weights."""
     prompts, answers = [list(range(40, 61)), list(range(100, 164)), [7]], []
     for path in write_both(layout, TINY, tmp_path):
         with LLM(model=str(path), device="cpu", skip_tokenizer=True) as llm:
@@ -79,7 +78,7 @@ def test_it_answers(tmp_path, layout):
 
 
 def test_unquantized_weights_of_a_checkpoint_stay_unquantized(tmp_path):
-    """Shared experts and one attention layer: to the bit, and no kernel takes them for experts."""
+    """Shared experts and one attention layer are unquantized, so the shared experts are not fused with the others."""
 
     def is_unquantized(name):
         return "shared_experts" in name or name.startswith("model.layers.1.attention")
@@ -144,7 +143,7 @@ def test_every_tensor_is_accounted_for(tmp_path, change, sentence):
     assert "\n" not in str(error.value)
 
 
-def test_numbers_that_are_none(tmp_path):
+def test_nan_codes_are_refused(tmp_path):
     quantized, _ = write_both("fp8, blocks", TINY, tmp_path)
     tensors = load_file(quantized / "model.safetensors")
     tensors[f"{QKV}.weight"].view(torch.uint8)[5, 5] = 0x7F
@@ -184,7 +183,7 @@ def test_numbers_that_are_none(tmp_path):
         (compressed("x") | {"config_groups": {"a": {"weights": None}}}, "weights is None"),
     ],
 )
-def test_what_is_not_read_is_refused_in_one_sentence(stated, sentence):
+def test_unsupported_formats_are_refused_in_one_sentence(stated, sentence):
     with pytest.raises(ConfigError) as error:
         get_scheme({"quantization_config": stated})
     assert sentence in str(error.value)

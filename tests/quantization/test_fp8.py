@@ -1,4 +1,4 @@
-"""Weights of eight bits: what a checkpoint's parts become, what is refused, and how little more than it is held."""
+"""Tests of fp8 weights: quantization of a checkpoint's tensors, refusals, and the memory used while loading."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def normal(*shape: int) -> torch.Tensor:
 
 
 def test_each_number_is_rounded_to_the_nearest():
-    """By hand: all of the format's numbers, times each row's scale."""
+    """Compares with all numbers of the format times each row's scale."""
     every = torch.arange(256, dtype=torch.uint8).view(E4M3).float()
     every = every[every.isfinite()].unique()
     x = normal(7, 300) * torch.tensor([1e-30, 1e-3, 1.0, 7.0, 1e4, 1e30, 0.0])[:, None]
@@ -43,7 +43,7 @@ def test_each_number_is_rounded_to_the_nearest():
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("piece", [1, 70, 1 << 22])
 def test_parts_in_any_order_form_the_full_weight(monkeypatch, piece, interleaved):
-    """A fused matrix in parts, experts alone and together: each as if it had come whole."""
+    """Slices of a fused matrix, single experts and several experts give the same weight as one full tensor."""
     monkeypatch.setattr(base, "CHUNK_ELEMENTS", piece)
     values = normal(5, 32, 24).to(torch.bfloat16)
     weight = fp8(5, 32, 24, interleaved=interleaved)
@@ -66,7 +66,7 @@ def test_a_part_has_complete_rows():
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_what_is_not_finite_is_refused_as_in_every_format(interleaved):
+def test_values_that_are_not_finite_are_refused_as_in_every_format(interleaved):
     values = torch.tensor([[1.0, 2.0], [1e6, 0.0]])
     with pytest.raises(ConfigError, match=r"^holds values too large for torch.float16; choose another --dtype$"):
         fp8(2, 2, dtype=torch.float16, interleaved=interleaved).load((), values)
@@ -79,7 +79,7 @@ def test_what_is_not_finite_is_refused_as_in_every_format(interleaved):
 
 
 class Largest(TorchDispatchMode):
-    """The most bytes that an operation made."""
+    """Records the largest number of bytes that an operation allocates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,8 +92,8 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_loading_makes_nothing_larger_than_a_piece(monkeypatch):
-    """So nothing wide is ever there but a piece of the one tensor that is being read."""
+def test_loading_allocates_no_more_than_a_chunk(monkeypatch):
+    """So a chunk of the tensor that is being read is all that is held in float32."""
     monkeypatch.setattr(base, "CHUNK_ELEMENTS", 1 << 10)
     for weight, index in ((fp8(64, 96, 32, interleaved=True), ()), (fp8(4096, 32), (slice(1024, 4096),))):
         values = normal(*weight.shape)[index].to(torch.bfloat16)
@@ -112,7 +112,7 @@ def test_gemms():
     assert 0.01 < (expected - x @ values.T).norm() / (x @ values.T).norm() < 0.04
 
 
-def test_a_build_makes_matrices_of_them_and_nothing_else():
+def test_only_matrices_are_quantized():
     build = LayerFactory.create("cpu", torch.bfloat16, quantization="fp8")
     assert build.kernels == TORCH.for_quantization("fp8")
     assert build.kernels.fp8_linear is TORCH.fp8_linear is not TRITON.fp8_linear
@@ -123,7 +123,7 @@ def test_a_build_makes_matrices_of_them_and_nothing_else():
         assert not isinstance(weight, Fp8Weight)
 
 
-def test_what_they_do_not_go_with(monkeypatch):
+def test_unsupported_dtypes_and_gpus_are_refused(monkeypatch):
     with pytest.raises(ConfigError, match="--quantization fp8 does not go with float64"):
         LayerFactory.create("cpu", torch.float64, quantization="fp8")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -135,7 +135,7 @@ def test_what_they_do_not_go_with(monkeypatch):
     assert LayerFactory.create("cuda", torch.bfloat16, quantization="fp8").kernels == TRITON.for_quantization("fp8")
 
 
-def test_minis_shape_takes_half():
+def test_fp8_halves_the_size_of_llada2_mini():
     config = architecture("llada2-mini")
     family = resolve_family(None, config)
     nbytes = []

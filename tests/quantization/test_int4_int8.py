@@ -1,5 +1,4 @@
-"""Weights of eight and of four bits with scales of groups: what a checkpoint's parts become, how far from it they are,
-and what is refused."""
+"""Tests of int8, int4 and block-scaled fp8 weights: quantization of a checkpoint's tensors, errors and refusals."""
 
 import pytest
 import torch
@@ -49,7 +48,7 @@ def normal(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("size", "group"), [(256, 128), (80, 128), (96, 32), (130, 64)])
-def test_codes_of_four_bits_come_back(size, group):
+def test_packed_int4_codes_are_unpacked_unchanged(size, group):
     codes = torch.randint(-8, 8, (3, 5, size), generator=torch.Generator().manual_seed(size)).to(torch.int8)
     packed = pack(codes, group)
     assert packed.shape == (3, 5, -(-size // group) * group // 2)
@@ -63,7 +62,7 @@ def test_codes_of_four_bits_come_back(size, group):
 
 @pytest.mark.parametrize("name", [*NAMES, "fp8"])
 def test_outputs_are_in_the_checkpoints_order_wherever_rows_are_stored(name):
-    """As what is no kernel of experts takes them: experts that adapters change."""
+    """`matmul`, which serves experts with LoRA, returns outputs in checkpoint order for interleaved weights too."""
     x, matrix = normal(5, 256), normal(64, 256)
     weights = [weight_of(name, 64, 256, interleaved=interleaved) for interleaved in (False, True)]
     for weight in weights:
@@ -75,15 +74,15 @@ def test_outputs_are_in_the_checkpoints_order_wherever_rows_are_stored(name):
     torch.testing.assert_close(part.select(1).matmul(x), unquantized, rtol=1e-4, atol=1e-4)
 
 
-def test_eight_bits_are_rounded_to_the_nearest():
+def test_int8_codes_are_rounded_to_the_nearest():
     x = normal(7, 300) * torch.tensor([1e-30, 1e-3, 1.0, 7.0, 1e4, 1e30, 0.0])[:, None]
     made = quantize_rows(x)
     assert made.values.abs().amax(1).tolist() == [127] * 6 + [0]
     assert ((made.dequantize(torch.float32) - x).abs() <= made.scales * 0.50001).all()
 
 
-def test_each_group_of_four_bits_has_the_step_that_costs_it_least():
-    """No worse than either end of the codes at the largest number; groups know nothing of each other."""
+def test_int4_scales_minimize_the_error_per_group():
+    """The error is at most that of a scale that maps the largest number to 7 or to -8. Groups are independent."""
     x = normal(6, 300) * torch.tensor([1e-20, 1e-3, 1.0, 1e4, 1e20, 0.0])[:, None]
     made = quantize_groups(x, 128)
     dequantized = made.dequantize(torch.float64)
@@ -103,7 +102,7 @@ def test_each_group_of_four_bits_has_the_step_that_costs_it_least():
     ("name", "low", "high"), [("int8", 0.004, 0.012), ("int4", 0.06, 0.11), ("fp8_blocks", 0.015, 0.035)]
 )
 def test_the_error_of_a_quantized_layer(name, low, high):
-    """||out - product|| / ||product|| of weights that are normal: what docs/guide/quantization.md says."""
+    """Checks ||out - ref|| / ||ref|| for normally distributed weights, as stated in docs/guide/quantization.md."""
     weight, values, x = weight_of(name, 300, 512), normal(300, 512), normal(9, 512)
     weight.load((), values)
     bias = normal(300)
@@ -117,7 +116,7 @@ def test_the_error_of_a_quantized_layer(name, low, high):
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("piece", [1, 70, 1 << 22])
 def test_parts_in_any_order_form_the_full_weight(monkeypatch, name, piece, interleaved):
-    """A fused matrix in parts, experts alone and together: each as if it had come whole."""
+    """Slices of a fused matrix, single experts and several experts give the same weight as one full tensor."""
     monkeypatch.setattr(base, "CHUNK_ELEMENTS", piece)
     values = normal(5, 32, 24).to(torch.bfloat16)
     weight = weight_of(name, 5, 32, 24, interleaved=interleaved)
@@ -140,7 +139,7 @@ def test_parts_in_any_order_form_the_full_weight(monkeypatch, name, piece, inter
 @names
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_codes_of_a_checkpoint_are_stored_unchanged(name, interleaved):
-    """Experts' gates and ups, one by one, and a run of rows of a matrix."""
+    """Covers the gate and up halves of experts, loaded one by one, and a submatrix."""
     values = normal(3, 32, 200)
     weight, selected = weight_of(name, 3, 32, 200, interleaved=interleaved), rounded(name, values)
     for expert in range(3):
@@ -156,7 +155,7 @@ def test_codes_of_a_checkpoint_are_stored_unchanged(name, interleaved):
     assert torch.equal(part.dequantize(torch.float32), weight.tensor[0, 4:8, 128:])
 
 
-def test_inputs_may_be_cut_between_groups_alone():
+def test_inputs_may_be_split_only_between_groups():
     values, weight = normal(6, 300), weight_of("int4", 6, 300)
     for first, last in ((128, 300), (0, 128)):
         assert weight.load((slice(None), slice(first, last)), values[:, first:last]) == 6 * (last - first)
@@ -172,7 +171,7 @@ def test_inputs_may_be_cut_between_groups_alone():
 
 @names
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_what_is_not_finite_is_refused_as_in_every_format(name, interleaved):
+def test_values_that_are_not_finite_are_refused_as_in_every_format(name, interleaved):
     values = torch.tensor([[1.0, 2.0], [1e6, 0.0]])
     with pytest.raises(ConfigError, match=r"^holds values too large for torch.float16; choose another --dtype$"):
         weight_of(name, 2, 2, dtype=torch.float16, interleaved=interleaved).load((), values)
@@ -183,7 +182,7 @@ def test_what_is_not_finite_is_refused_as_in_every_format(name, interleaved):
 
 
 @names
-def test_a_build_makes_matrices_of_them_and_nothing_else(name):
+def test_only_matrices_are_quantized(name):
     build = LayerFactory.create("cpu", torch.bfloat16, quantization=name)
     assert build.kernels == TORCH.for_quantization(name)
     assert build.kernels.group_quantized_linear is TORCH.group_quantized_linear is not TRITON.group_quantized_linear
@@ -195,7 +194,7 @@ def test_a_build_makes_matrices_of_them_and_nothing_else(name):
 
 
 @pytest.mark.parametrize(("name", "max_bytes"), [("int8", 17.5e9), ("int4", 10e9)])
-def test_what_minis_shape_takes(name, max_bytes):
+def test_size_of_llada2_mini(name, max_bytes):
     config = architecture("llada2-mini")
     family = resolve_family(None, config)
     model = family.make(family.parse(config), LayerFactory.create("meta", torch.bfloat16, quantization=name))

@@ -1,4 +1,4 @@
-"""What replayed steps must answer: what steps launched anew do, of every family, strategy and rule."""
+"""Compares answers of replayed CUDA graphs with those of eager steps, for every family, strategy and algorithm."""
 
 from __future__ import annotations
 
@@ -31,14 +31,18 @@ PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 9, 8], list(range(20, 53))]
 
 @dataclass(frozen=True)
 class Served:
-    """A checkpoint and how it is served."""
+    """A checkpoint and the flags that it is served with."""
 
     folder: str
     flags: tuple[tuple[str, Any], ...] = ()
 
 
 def served(*, once: bool = False) -> list[Any]:
-    """Every checkpoint under every strategy and mode that a golden case has; `once`: each of these but once."""
+    """Returns pytest parameters: every checkpoint with every strategy and mode of its golden cases.
+
+    Args:
+        once: One checkpoint per way of decoding.
+    """
     found: dict[Served, None] = dict.fromkeys(map(Served, ("llada2_tiny", "diffusion_gemma", "llada2dot2")))
     found[Served("llada2_tiny", (("buffer_size", 3),))] = None
     for parameters in cases("decode"):
@@ -53,7 +57,7 @@ def served(*, once: bool = False) -> list[Any]:
 
 
 def _manner(each: Served) -> tuple[Any, ...]:
-    """How a checkpoint is decoded, whether it is told of its last step, and whether it was asked for several blocks."""
+    """Returns what distinguishes ways of decoding: two special families, several blocks at a time, and the flags."""
     names = ("decoding_strategy", "sampling_mode", "full_cache")
     flags = dict(each.flags)
     last_step_flags = [each.folder == folder for folder in ("diffusion_gemma", "llada2dot2")]
@@ -61,7 +65,11 @@ def _manner(each: Served) -> tuple[Any, ...]:
 
 
 def questions(llm: LLM) -> list[list[SamplingParams]]:
-    """Of each rule that goes: greedily, drawing, and drawing under a limit, in one batch. Then several rules in one."""
+    """Returns the sampling parameters of batches.
+
+    For each available algorithm there is a batch with greedy decoding, sampling, and sampling with top-p. The last
+    batch has several algorithms.
+    """
     asked = []
     for rule in llm.info.algorithms:
         decoding = {"algorithm": rule.key}
@@ -78,7 +86,7 @@ def questions(llm: LLM) -> list[list[SamplingParams]]:
 
 
 def answers(each: Served, rounds: int = 1, **flags: Any) -> tuple[list[Any], Any]:
-    """What is said, the same in every round; and what the runner did."""
+    """Returns the answers and the runner. Checks that the answers are the same in every round."""
     with LLM(str(GOLDEN / each.folder), skip_tokenizer=True, **SMALL, **dict(each.flags), **flags) as llm:
         outputs = []
         for asked in questions(llm):
@@ -89,7 +97,11 @@ def answers(each: Served, rounds: int = 1, **flags: Any) -> tuple[list[Any], Any
 
 
 def check(each: Served, rounds: int, **flags: Any) -> None:
-    """`rounds`: of the same questions; those of the first find recorded what is recorded at start."""
+    """Compares answers of captured steps with those of eager steps.
+
+    Args:
+        rounds: Repetitions of the same requests. In the first round only the graphs captured at start exist.
+    """
     expected, _ = answers(each, enforce_eager=True, **flags)
     found, runner = answers(each, rounds, **flags)
     assert found == expected
@@ -99,7 +111,7 @@ def check(each: Served, rounds: int, **flags: Any) -> None:
 
 
 class Quiet(TorchDispatchMode):
-    """Refuses whatever a recording could not hold: what asks the host, or has a size that depends on contents."""
+    """Refuses operations that a CUDA graph cannot contain: host syncs, and output sizes that depend on values."""
 
     REFUSED = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal")
 
@@ -108,13 +120,13 @@ class Quiet(TorchDispatchMode):
         assert name not in self.REFUSED, name
         if name in ("index", "index_put", "index_put_"):
             kinds = [index.dtype for index in args[1] if index is not None]
-            assert torch.bool not in kinds, "a mask as index"
+            assert torch.bool not in kinds, "an index is a boolean mask"
         return func(*args, **(kwargs or {}))
 
 
 @contextmanager
 def pretending(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A CPU that records: steps are filled up and go the way of recorded ones, and nothing in what decides asks."""
+    """Makes a CPU run steps like captured ones, with padding. Operations that a graph cannot contain raise an error."""
     monkeypatch.setattr(memory, "_uses_cuda_graphs", lambda config, *_: not config.enforce_eager)
     monkeypatch.setattr(memory, "GraphCapturer", lambda device: run_eagerly)
     sample = ModelStep.sample

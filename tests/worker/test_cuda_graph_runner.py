@@ -1,4 +1,4 @@
-"""Steps that are filled up and replayed answer as those that are not, and record what a CUDA graph can hold."""
+"""Tests of the CUDA graph runner: padding, captured sizes, and captures at start and between steps."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ QUICK = ("sdar_moe-sdar_moe-multi_bd-4-1",)
 
 
 @pytest.mark.parametrize("each", marked(served(once=True), quick=QUICK))
-def test_filled_up_steps_answer_the_same(each: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padded_steps_give_the_same_answers(each: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     with pretending(monkeypatch):
         check(each, 2, device="cpu", dtype="float64")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("each", served())
-def test_filled_up_steps_of_every_checkpoint_answer_the_same(each: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padded_steps_of_every_checkpoint_give_the_same_answers(each: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     with pretending(monkeypatch):
         check(each, 2, device="cpu", dtype="float64")
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("each", [Served("llada2_tiny"), Served("llada", (("full_cache", "dual"),))])
-def test_a_batch_that_only_denoises_sends_its_tokens_alone(each: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_tokens_are_copied_if_the_layout_is_unchanged(each: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     again: list[int] = []
     replay = CudaGraphRunner._replay
 
@@ -77,7 +77,7 @@ def test_a_batch_that_only_denoises_sends_its_tokens_alone(each: Served, monkeyp
     assert len(again) >= 4, again
 
 
-def test_sizes_are_few_and_close() -> None:
+def test_capture_sizes_are_few_and_close() -> None:
     sizes = capture_batch_sizes(128)
     assert sizes[0] == 1
     assert sizes[-1] == 128
@@ -102,7 +102,7 @@ def test_every_forward_that_fits_has_a_captured_size(max_tokens: int, max_num_re
             descriptor = ForwardDescriptor(rows, tiles, tiles, 3, -(-rows // tiles), 9)
             padded = sizes.pad_forward(descriptor)
             if padded is None:
-                assert tiles > rows // 8  # tiles of less than a block, more than a batch of blocks has
+                assert tiles > rows // 8  # tiles smaller than a block, more of them than complete blocks would need
                 continue
             assert padded in recorded
             assert padded.requests >= tiles
@@ -112,7 +112,7 @@ def test_every_forward_that_fits_has_a_captured_size(max_tokens: int, max_num_re
 
 @pytest.mark.parametrize("max_num_reqs", [1, 5, 64])
 def test_steps_of_complete_blocks_find_a_captured_graph(max_num_reqs: int) -> None:
-    """As many requests as there may be, each with one block, two, or a chunk of its prompt, in any mixture."""
+    """Checks up to the maximum number of requests, each with one block, two, or a prefill chunk, in any mixture."""
     sizes = CaptureSizes(block_size=32, pages=7, page_size=4, max_tokens=8192, max_num_reqs=max_num_reqs)
     recorded = set(sizes.forward_descriptors())
     random = np.random.default_rng(max_num_reqs)
@@ -127,7 +127,7 @@ def test_steps_of_complete_blocks_find_a_captured_graph(max_num_reqs: int) -> No
             assert padded.tile_rows <= max(MAX_TILE_ROWS if largest > 2 else 64, 32)
 
 
-def test_a_block_larger_than_a_tile_is_recorded() -> None:
+def test_a_block_larger_than_a_tile_is_captured() -> None:
     sizes = CaptureSizes(block_size=512, pages=7, page_size=4, max_tokens=4096, max_num_reqs=3)
     for descriptor in sizes.forward_descriptors():
         pad_forward_inputs(*_empty(descriptor, sizes.block_size), descriptor, sizes)
@@ -138,14 +138,14 @@ def test_a_block_larger_than_a_tile_is_recorded() -> None:
 
 
 def _empty(descriptor: ForwardDescriptor, block: int) -> tuple[Views, ForwardDescriptor, Views]:
-    """Arrays of a descriptor, and a forward of nothing to fill up to it."""
+    """Returns arrays of a descriptor, and an empty forward to pad to it."""
     kinds = forward_buffer_specs(descriptor, block)
     into = {name: np.zeros(size, dtype) for name, (dtype, size) in kinds.items()}
     nothing = {name: array[:0] for name, array in into.items()}
     return into, ForwardDescriptor(0, 0, 0, descriptor.pages, 0, 0), nothing
 
 
-def test_recordings_have_no_more_tiles_than_steps() -> None:
+def test_captured_forwards_have_no_more_tiles_than_steps() -> None:
     sizes = CaptureSizes(block_size=32, pages=7, page_size=4, max_tokens=8192, max_num_reqs=16)
     assert {descriptor.rows for descriptor in sizes.forward_descriptors() if descriptor.tile_rows == 32} == {
         32 * n for n in capture_batch_sizes(16)
@@ -174,8 +174,8 @@ def test_sizes_of_blocks_include_a_padding_block() -> None:
 
 
 @pytest.mark.parametrize("rows", [(33, 0), (0, 7), (5, 16), (0, 0)])
-def test_what_lies_behind_the_last_live_row_is_dead(rows: tuple[int, int]) -> None:
-    """The head does none of it."""
+def test_rows_behind_the_last_valid_row_are_padding(rows: tuple[int, int]) -> None:
+    """The LM head processes no padding rows."""
     sizes = CaptureSizes(block_size=8, pages=7, page_size=4, max_tokens=64, max_num_reqs=3)
     descriptor = SampleDescriptor(6, 8, tuple(AlgorithmDescriptor(get_algorithm("threshold"), 0, 3, n) for n in rows))
     arrays = {name: np.ones(size, dtype) for name, (dtype, size) in sample_buffer_specs(descriptor).items()}
@@ -189,10 +189,10 @@ def test_what_lies_behind_the_last_live_row_is_dead(rows: tuple[int, int]) -> No
     assert live == (padded.groups[0].rows + rows[1] if rows[1] else rows[0])
 
 
-def test_what_is_sampled_is_recorded_for_no_more_blocks_than_are_open() -> None:
+def test_sampling_is_captured_for_no_more_blocks_than_can_be_open() -> None:
     few = CaptureSizes(block_size=8, pages=7, page_size=4, max_tokens=512, max_num_reqs=3, max_sampled_blocks=5)
     assert few.blocks[-1] == 64
-    assert few.sampled_blocks == [1, 2, 3, 4, 6]  # five are filled up to six
+    assert few.sampled_blocks == [1, 2, 3, 4, 6]  # five are padded to six
     every = CaptureSizes(block_size=8, pages=7, page_size=4, max_tokens=64, max_num_reqs=3)
     assert every.sampled_blocks == every.blocks
     assert CaptureSizes(
@@ -222,7 +222,7 @@ def test_a_step_of_the_prefill_size_is_captured_with_its_sampling() -> None:
 
 
 @pytest.mark.parametrize(("requests", "budget", "rows"), [(1, 8192, 2048), (128, 8192, 4096), (1, 512, 512)])
-def test_prompts_find_recorded_steps_however_few_requests_there_may_be(requests: int, budget: int, rows: int) -> None:
+def test_prefill_sizes_are_captured_for_any_number_of_requests(requests: int, budget: int, rows: int) -> None:
     facts = msgspec.structs.replace(info(), block_size=32, max_num_reqs=requests, max_num_batched_tokens=budget)
     strategy = make_strategy("multi_bd", ("multi_bd",), DecodingContext(32, 2, True, facts.max_model_len))
     sizes = capture_sizes_for(facts, strategy, 4, LoRAManager())
@@ -230,7 +230,10 @@ def test_prompts_find_recorded_steps_however_few_requests_there_may_be(requests:
 
 
 def test_a_full_step_is_captured_as_well_as_smaller_ones() -> None:
-    """Prompts fill a step up to what a server lets it have; what only fills half of that is launched anew."""
+    """There is one graph of the maximum size, for prefill steps that nearly fill it.
+
+    Other steps of more than `max_tokens` rows run eagerly.
+    """
     sizes = CaptureSizes(block_size=32, pages=7, page_size=4, max_tokens=4096, max_num_reqs=16, max_prefill_tokens=8192)
     recorded = sizes.forward_descriptors()
     assert [descriptor.rows for descriptor in recorded].count(8192) == 1
@@ -287,7 +290,7 @@ def test_graphs_of_few_requests_are_captured_at_start_and_the_others_while_idle(
 
 
 def test_the_estimate_of_graph_memory_extrapolates_a_few_captures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs of a kind that fit into memory which the driver had already count as one chunk per measured captures."""
+    """Graphs that needed no further driver memory count as one chunk per `MEASURED_CAPTURES` graphs."""
     with pretending(monkeypatch):
         engine = load()
         runner = engine.runner
@@ -351,7 +354,7 @@ def test_a_step_captures_a_pending_graph_at_its_first_use_and_no_second_one(monk
 
 
 def slow(engine: Engine) -> DecodingParams:
-    """Unmasks a token per step."""
+    """Returns parameters that unmask one token per step."""
     defaults = engine.info.defaults("threshold")
     return msgspec.structs.replace(defaults, values=defaults.values | {"accept_threshold": 1.0})
 

@@ -1,4 +1,4 @@
-"""On the device, steps replayed as CUDA graphs answer as those launched anew, token for token in float32."""
+"""Tests of CUDA graphs on the GPU: replayed steps give the same tokens as eager steps in float32."""
 
 import pytest
 
@@ -8,16 +8,16 @@ from runtime.request.engine_messages import RequestSpec
 from tests.golden import GOLDEN
 from tests.worker.replays import PROMPTS, SMALL, Served, answers, check, served
 
-pytestmark = pytest.mark.gpu  # asked for by name, so that a missing device fails them rather than skips them
+pytestmark = pytest.mark.gpu  # selected by this marker only, so that a missing device is a failure and no skip
 DEVICE = {"device": "cuda", "dtype": "float32"}
 
 
 @pytest.mark.parametrize("each", served())
-def test_graphs_answer_as_launches_do(each):
+def test_replayed_steps_answer_like_eager_steps(each):
     check(each, 3, **DEVICE)
 
 
-def test_forwards_alone_may_be_recorded():
+def test_forwards_can_be_captured_without_sampling():
     expected, _ = answers(Served("llada2_tiny"), **DEVICE)
     found, runner = answers(Served("llada2_tiny"), **DEVICE, disable_full_static_runner=True)
     assert found == expected
@@ -25,14 +25,14 @@ def test_forwards_alone_may_be_recorded():
 
 
 @pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
-def test_what_is_compiled_is_recorded_too(mode):
+def test_compiled_forwards_are_captured(mode):
     expected, _ = answers(Served("llada2_tiny"), **DEVICE)
     found, runner = answers(Served("llada2_tiny"), **DEVICE, torch_compile_mode=mode)
     assert found == expected
     assert runner.stats.replayed
 
 
-def test_their_memory_is_reported_and_the_device_is_timed():
+def test_graph_memory_and_device_time_are_reported():
     _, runner = answers(Served("llada2_tiny"), **DEVICE)
     assert runner.stats.graph_bytes > 0
     assert len(runner.stats.device_seconds) > 0
@@ -45,7 +45,7 @@ def test_graphs_captured_between_steps_change_no_answer():
 
 
 def complete(*, captures):
-    """Answers of three requests, whose steps some graphs are captured between."""
+    """Returns the answers of the requests. `captures`: graphs are captured between their steps."""
     flags = {"model": str(GOLDEN / "llada2_tiny"), "skip_tokenizer": True, **DEVICE, **SMALL, "max_num_reqs": 64}
     engine = load_engine(EngineConfig.from_flags(**flags | {"max_num_batched_tokens": 2048}))
     stats = engine.runner.stats

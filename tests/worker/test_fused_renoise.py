@@ -1,4 +1,4 @@
-"""A head of noise by one kernel: the same statistics as step by step."""
+"""Tests of the fused softmax statistics for renoising: they equal those of separate operations."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ VOCAB, SIZE, BLOCKS, WIDTH = 30, 6, 4, 5
 
 
 def plan(top_k: int) -> DenoiseBlocks:
-    """Two canvases that draw, and two that take the likeliest."""
+    """Returns a plan with two sampled and two greedy canvases."""
     random = np.random.default_rng(3)
     rule = get_algorithm("noise")
     n = np.arange(BLOCKS)
@@ -38,7 +38,7 @@ def plan(top_k: int) -> DenoiseBlocks:
 
 
 @pytest.mark.parametrize(("top_k", "alone"), [(0, True), (4, False)])
-def test_statistics_are_the_same(monkeypatch: pytest.MonkeyPatch, top_k: int, alone: bool) -> None:
+def test_fused_statistics_equal_separate_operations(monkeypatch: pytest.MonkeyPatch, top_k: int, alone: bool) -> None:
     asked = plan(top_k)
     hidden = torch.randn(BLOCKS * SIZE, VOCAB, generator=torch.Generator().manual_seed(2)) * 5
     weight = SimpleNamespace(logits=torch.clone, shape=(VOCAB, VOCAB))
@@ -47,7 +47,7 @@ def test_statistics_are_the_same(monkeypatch: pytest.MonkeyPatch, top_k: int, al
     def softmax_stats(*arguments):
         seen.append(len(arguments[0]))
         found = softmax_stats_reference(*arguments)
-        twice = torch.full_like(found.conf, 2)  # the kernel's weights are multiples too
+        twice = torch.full_like(found.conf, 2)  # the kernel's probabilities are unnormalized too
         return found._replace(probs=found.probs * 2, divisor=twice)
 
     monkeypatch.setattr("runtime.worker.sampler.LOGITS_CHUNK_ROWS", 7)
@@ -67,4 +67,4 @@ def test_statistics_are_the_same(monkeypatch: pytest.MonkeyPatch, top_k: int, al
     for name in ("confidence", "entropy"):
         torch.testing.assert_close(*(getattr(blocks, name) for blocks, _ in found), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found[0][1], found[1][1])
-    assert int((found[0][0].candidates != found[0][0].argmax).sum()) > 0, "nothing was drawn"
+    assert int((found[0][0].candidates != found[0][0].argmax).sum()) > 0, "all candidates are the argmax"

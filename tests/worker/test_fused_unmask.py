@@ -1,4 +1,4 @@
-"""The plainest rules by one kernel: as by the rule and the outcome themselves."""
+"""Tests of the fused unmask kernel: it gives the same blocks as the algorithm and the block update."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ FUSED = [key for key in algorithm_keys() if get_algorithm(key).fused_threshold i
 
 
 class Model:
-    """As much of one as deciding needs: hidden states are logits."""
+    """The parts of a model that sampling needs. Its hidden states are logits."""
 
     vocab_shard = None
 
@@ -44,7 +44,7 @@ def random_batch(key: str, random: np.random.Generator) -> tuple[SampleDescripto
     state = random.integers(0, 3, (BLOCKS, SIZE)).astype(np.int8)
     state[-1] = 0
     block, at = np.nonzero(state == 1)
-    block, at = np.append(block, [BLOCKS - 1] * 3), np.append(at, [0] * 3)  # as rows that are added are
+    block, at = np.append(block, [BLOCKS - 1] * 3), np.append(at, [0] * 3)  # like padding rows
     params = np.zeros((BLOCKS, len(rule.columns)))
     threshold, max_steps = rule.fused_threshold
     params[:, rule.columns[threshold.name]] = random.random(BLOCKS)
@@ -61,13 +61,13 @@ def random_batch(key: str, random: np.random.Generator) -> tuple[SampleDescripto
 
 @pytest.mark.parametrize("key", FUSED)
 @pytest.mark.parametrize("seed", range(5))
-def test_blocks_become_the_same(key: str, seed: int) -> None:
+def test_fused_unmasking_gives_the_same_blocks(key: str, seed: int) -> None:
     descriptor, arrays = random_batch(key, np.random.default_rng(seed))
     hidden = 3 * torch.randn(BLOCKS * SIZE, VOCAB, generator=torch.Generator().manual_seed(seed))
     found = []
     for fused in (True, False):
         outputs = step(fused=fused).sample(descriptor, arrays, hidden)
-        assert ("remasked" in outputs) != fused, "which of the two ways was gone"
+        assert ("remasked" in outputs) != fused, "the other implementation was used"
         found.append(
             to_block_results(descriptor, {name: t.numpy() for name, t in outputs.items()}, [np.arange(BLOCKS)])
         )
@@ -76,7 +76,7 @@ def test_blocks_become_the_same(key: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("wants", [LogitStat.TOKEN_PROB, LogitStat.MARGIN, LogitStat.SUPPRESS_EOS])
-def test_rules_that_want_something_decide_themselves(wants: LogitStat) -> None:
+def test_algorithms_that_need_further_statistics_are_not_fused(wants: LogitStat) -> None:
     descriptor, arrays = random_batch("threshold", np.random.default_rng(1))
     descriptor = replace(descriptor, groups=(replace(descriptor.groups[0], required_stats=int(wants)),))
     outputs = step(fused=True).sample(descriptor, arrays, torch.randn(BLOCKS * SIZE, VOCAB))

@@ -1,4 +1,4 @@
-"""What a plan keeps of the one before it."""
+"""Tests of the input builder, which reuses the layout of the previous plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WHERE = ("positions", "slots", "visible_end", "window_pos", "is_editable", "quer
 
 
 class Comparing(InputBuilder):
-    """Compares each plan with one that is made anew."""
+    """Compares each plan that reuses a layout with a new one."""
 
     made = 0
     num_reused = 0
@@ -45,7 +45,7 @@ OF_EACH_KIND = [key for key in ("multi_bd", "d2f", "full", "nemotron_diffusion")
 
 @examples(12)
 @given(st.data())
-def test_what_stands_where_it_stood_is_where_it_would_be(data: st.DataObject) -> None:
+def test_reused_layouts_equal_new_ones(data: st.DataObject) -> None:
     strategy = data.draw(st.sampled_from(OF_EACH_KIND))
     setup = data.draw(setups(strategy=strategy))
     run = Run(setup)
@@ -56,7 +56,7 @@ def test_what_stands_where_it_stood_is_where_it_would_be(data: st.DataObject) ->
     run.compare()
 
 
-def test_a_batch_of_fixed_that_only_denoises_is_not_laid_out_again() -> None:
+def test_a_denoising_batch_of_fixed_reuses_its_layout() -> None:
     run = Run(Setup(block=8, page=8))
     run.engine.input_builder = planner = Comparing(run.engine.table, run.engine.strategy)
     for n in range(3):

@@ -1,4 +1,4 @@
-"""Log-probabilities of texts that are recited; those of answers are compared in every random schedule."""
+"""Tests of the log-probabilities of forced tokens. Random schedules of the engine tests cover those of answers."""
 
 from __future__ import annotations
 
@@ -42,8 +42,10 @@ def spec_of(setup: Setup, text: list[int], first: int, *, id: str, stride: int =
 
 
 def expected(setup: Setup, text: list[int], first: int, stride: int = 1) -> list[np.ndarray]:
-    """Of each position from `first` on, the log-probabilities of all tokens where it and all behind it are masked, by a
-    memory that holds nothing: one forward for each group of positions."""
+    """Returns the log-probabilities of all tokens, for each position from `first` on.
+
+    The position and all behind it are masked. There is one forward without a cache for each group of positions.
+    """
     shape, size = setup.oracle, setup.block
     origin = first if shape.from_prompt or setup.strategy == "full" else 0
     found: list[np.ndarray] = []
@@ -59,7 +61,7 @@ def expected(setup: Setup, text: list[int], first: int, stride: int = 1) -> list
             ends = [n + 1 if n < start else end for n in range(len(ids))]
         elif setup.strategy != "full":
             ends = setup.ends(first, len(ids))
-        if seeded:  # by the row before, before the block is there
+        if seeded:  # by the row before, when the block does not exist yet
             ids, ends = ids[:at], ends[:at]
         rows = banned(HashMemory(setup.vocab).forward(0, ids, ends), shape)
         for n in range(at, at + group):
@@ -70,7 +72,7 @@ def expected(setup: Setup, text: list[int], first: int, stride: int = 1) -> list
 
 
 def received(run: Run, *specs: RequestSpec) -> dict[str, list[tuple[int, float]]]:
-    """Tokens and values of each, all run together."""
+    """Runs the requests together and returns the tokens and log-probabilities of each."""
     for spec in specs:
         run.engine.add(spec)
     found = {}
@@ -97,7 +99,7 @@ def test_each_token_depends_on_all_before_it(setup: Setup, replayed: bool) -> No
 
 @examples(25)
 @given(data=st.data())
-def test_with_others_and_several_per_forward(data: st.DataObject) -> None:
+def test_logprobs_with_other_requests_and_several_tokens_per_forward(data: st.DataObject) -> None:
     setup = Setup(block=data.draw(st.sampled_from([4, 8])), buffer=2, pages=200, budget=data.draw(st.integers(24, 80)))
     tokens = st.integers(0, setup.max_token - 2)
     specs, rows = [], {}
@@ -125,7 +127,7 @@ def test_with_others_and_several_per_forward(data: st.DataObject) -> None:
             np.testing.assert_allclose(value, max(row[token], MIN_LOGPROB), atol=1e-9)
 
 
-def test_what_a_score_asks_of_the_engine() -> None:
+def test_engine_request_of_a_score() -> None:
     constrained = info(
         algorithms=[replace(rule, supports_grammar=rule.key == "threshold") for rule in info().algorithms]
     )

@@ -1,4 +1,4 @@
-"""Kernels are compiled before a warm-up that the cache does not have all kernels of."""
+"""Tests of the warm-up: kernels that the cache lacks are compiled first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runtime.worker.model_runner import ModelRunner
 
 
 class Steps:
-    """Records what happens. The first `missing` warm-ups launch a kernel that is not cached."""
+    """Records events. The first `missing` warm-ups launch a kernel that is not cached."""
 
     def __init__(self, missing: int) -> None:
         self.missing = missing

@@ -1,4 +1,4 @@
-"""How the runner cuts its work, and what warming it up goes through."""
+"""Tests of the model runner: chunks of head and sampling, warm-up, and the fused argmax."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.worker.sampling import sample_plan
 
 @examples(16, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_how_rows_are_cut_for_head_and_draws_changes_nothing(
+def test_chunk_sizes_of_head_and_sampling_do_not_change_results(
     monkeypatch: pytest.MonkeyPatch, data: st.DataObject
 ) -> None:
     monkeypatch.setattr(sampler, "LOGITS_CHUNK_ROWS", data.draw(st.integers(1, 9)))
@@ -42,7 +42,7 @@ def test_how_rows_are_cut_for_head_and_draws_changes_nothing(
 
 
 class Listening(ModelRunner):
-    """Keeps the rows of every plan, of each sequence and sampled, and what came of it."""
+    """Records for every plan the number of rows, the largest number per sequence, and the number of sampled rows."""
 
     received: list[tuple[int, int, int]]
 
@@ -53,7 +53,7 @@ class Listening(ModelRunner):
         return super().launch(plan)
 
 
-def test_warming_up_goes_through_every_size_and_draws_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warmup_covers_every_size_and_samples_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = Setup(block=4, page=8)
     model = HashModel(setup.vocab)
     runner = Listening(
@@ -79,7 +79,7 @@ def test_warming_up_goes_through_every_size_and_draws_each_row(monkeypatch: pyte
 
 
 class Bare(LMHead):
-    """A head that makes no logits unless it is asked for them."""
+    """An LM head with a fused argmax. It records which of its functions are called."""
 
     def __init__(self) -> None:
         self.fused_argmax = True
