@@ -1,1 +1,1 @@
-"""Tests against real clusters, and the clusters themselves (`e2e.cluster`)."""
+"""Tests against real Kubernetes clusters. `e2e.cluster` starts these clusters."""

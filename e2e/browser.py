@@ -1,4 +1,4 @@
-"""`python -m e2e.browser`: install the browser that the page's tests drive."""
+"""`python -m e2e.browser`: installs the browser that the tests of the playground page drive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster under test: the one of UNMASK_E2E_KUBECONFIG, which `make e2e` starts and names there."""
+"""Fixtures for tests on the cluster that UNMASK_E2E_KUBECONFIG names. `make e2e` starts one and sets the variable."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ LIMIT = 1800  # seconds for one test
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that replace the operator come last: while they do, nobody looks after the others' services."""
-    ours = [item for item in items if item.path.is_relative_to(FOLDER)]  # the session may have others, too
+    """Adds the marker and the timeout, and runs tests that replace the operator last.
+
+    While the operator is replaced, the services of other tests are not reconciled.
+    """
+    ours = [item for item in items if item.path.is_relative_to(FOLDER)]  # a session may include tests of other folders
     for item in ours:
         item.add_marker(pytest.mark.node)
         item.add_marker(pytest.mark.timeout(LIMIT))
@@ -29,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def kube() -> Iterator[Kube]:
-    """The admin's client. Says first which cluster it is: tests create and delete things there."""
+    """Yields the client of the cluster's admin. Prints the cluster first, because tests create and delete objects."""
     config = environment().kubeconfig
     if config is None:
         pytest.exit('no cluster: run `make e2e`, or `eval "$(python -m e2e.cluster up)"` first', returncode=2)
@@ -41,7 +44,7 @@ def kube() -> Iterator[Kube]:
 
 @pytest.fixture
 def namespace(kube: Kube) -> Iterator[str]:
-    """A new namespace, where pods may be created; deleted with all that is in it."""
+    """Yields a new namespace in which pods can be created. It is deleted with its content after the test."""
     name = f"e2e-{secrets.token_hex(3)}"
     made = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
     kube.create(made)
@@ -52,7 +55,10 @@ def namespace(kube: Kube) -> Iterator[str]:
 
 @pytest.fixture
 def release(kube: Kube) -> Iterator[Release]:
-    """The chart's release, to upgrade and take away: afterwards it is as it was found. No other test runs meanwhile."""
+    """Yields the chart's release, which the test may upgrade or uninstall. It is restored after the test.
+
+    No other test runs at the same time.
+    """
     found = Release(kube)
     yield found
     found.restore()

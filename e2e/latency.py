@@ -1,7 +1,7 @@
-"""``python -m e2e.latency``: how long a person waits, on the cluster that `up` started.
+"""``python -m e2e.latency``: measures the latencies that a user sees, on the cluster that `up` started.
 
-Applies the demo service and waits until it is Ready, edits it and looks in the audit log for the operator's first write
-to a child, deletes it; so many times, one after the other. Nothing else should run on the machine meanwhile.
+Each repetition applies the demo service and waits until it is Ready. It then edits the service, finds the operator's
+first write to a child in the audit log, and deletes the service. Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ def apply_to_ready(kube: Kube, namespace: str) -> float:
 
 
 def edit_to_write(kube: Kube, namespace: str) -> float:
-    """From the end of the edit's request to the beginning of the first write that is no trial."""
+    """Returns the seconds from the end of the edit's request to the operator's first write to a child.
+
+    Dry runs do not count.
+    """
     log = audit_log().stat().st_size
     patch(kube, namespace, {"engine": {"maxNumReqs": 12}})
 

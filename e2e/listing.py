@@ -1,4 +1,4 @@
-"""Everything that a cluster holds, by what the API server itself says there is."""
+"""Lists all objects of a cluster, of every kind that the API server's discovery reports."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from e2e.cluster.kube import ApiError, Obj
 
 Key = tuple[str, str, str, str]  # apiVersion, kind, namespace, name
 
-# Not asked for: Events and pod metrics come and go by themselves, and these kinds show others a second time.
+# Kinds that are not listed: Events and metrics change on their own, and ComponentStatus repeats other information.
 _PASSING = {"Event", "PodMetrics", "NodeMetrics", "ComponentStatus"}
-# What no two lives of an object share.
+# Members that differ when an object is deleted and created again.
 _OWN = {
     "uid",
     "resourceVersion",
@@ -29,7 +29,7 @@ _OWN = {
 
 
 def everything(kube: Kube, namespace: str = "") -> dict[Key, Obj]:
-    """All objects of a namespace, or of the whole cluster with what lies outside namespaces."""
+    """Returns all objects of a namespace, or of the whole cluster including cluster-scoped objects."""
     found: dict[Key, Obj] = {}
     for version in versions(kube):
         root = f"/apis/{version}" if "/" in version else f"/api/{version}"
@@ -43,7 +43,7 @@ def everything(kube: Kube, namespace: str = "") -> dict[Key, Obj]:
 
 
 def _list(kube: Kube, version: str, kind: str, namespace: str) -> list[Obj]:
-    """None of a kind whose definition has gone meanwhile."""
+    """Returns the objects of a kind. The list is empty if the kind's definition has been deleted since discovery."""
     try:
         return kube.list(version, kind, namespace)
     except ApiError as error:
@@ -53,13 +53,13 @@ def _list(kube: Kube, version: str, kind: str, namespace: str) -> list[Obj]:
 
 
 def versions(kube: Kube) -> list[str]:
-    """Every group in the version that its server prefers."""
+    """Returns the apiVersion `v1` and that of each API group in the version that the server prefers."""
     groups = kube.request("GET", "/apis")["groups"]
     return ["v1", *(group["preferredVersion"]["groupVersion"] for group in groups)]
 
 
 def essence(value: Any) -> Any:
-    """An object without what no two lives of it share."""
+    """Returns an object without the members that differ when it is deleted and created again."""
     if isinstance(value, dict):
         return {key: essence(part) for key, part in value.items() if key not in _OWN}
     return [essence(part) for part in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""A service under load: 20 clients in a pod of the cluster that never retry (cluster/go/pod/load.go)."""
+"""Load on a service from 20 clients that never retry. They run in a pod of the cluster (cluster/go/pod/load.go)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from e2e.pods import pod
 from e2e.services import POD_TIMEOUT
 
 CLIENTS = 20
-ENOUGH = 300  # requests over a change, to say that it fails none
-REQUEST_SECONDS = 120  # that a client waits for an answer
+ENOUGH = 300  # number of requests during a change that is enough to conclude that none fails
+REQUEST_SECONDS = 120  # a client's timeout per request
 LOAD_TIMEOUT = 1200.0  # seconds until requests have ended: a busy machine may take most of REQUEST_SECONDS for each
-PAUSE = "1s"  # 20 clients with it send 10 to 18 requests a second: a busy pod with room for another to start
+PAUSE = "1s"  # 20 clients then send 10 to 18 requests per second: the pod is busy, but another pod can still start
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A request that brought no whole answer. `started` and `ended` count seconds from the start of the load."""
+    """A request without a complete response. `started` and `ended` are seconds since the start of the load."""
 
     started: float
     ended: float
@@ -32,14 +32,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class Report:
-    """
+    """Statistics of the load.
+
     Attributes:
-        seconds: since the start of the load.
-        requests: that ended, well or not; `streamed`, `keep_alive`: how many of them.
-        connections: they took.
-        failures: all of the `failed` ones.
-        latency: p50, p95, p99 and max of the whole answers, in seconds.
-        fewest: answers that one client had, the one with the fewest.
+        seconds: time since the start of the load.
+        requests: number of requests that have ended, whether or not they failed. `streamed` and `keep_alive` count
+            those that streamed and those that used keep-alive.
+        connections: number of connections that the requests used.
+        failures: all `failed` requests.
+        latency: p50, p95, p99 and maximum of the complete responses, in seconds.
+        fewest: number of responses of the client that received the fewest.
     """
 
     seconds: float
@@ -55,28 +57,28 @@ class Report:
 
 
 class Load:
-    """The pod `called` of a namespace, while it runs."""
+    """Controls the running load pod named `called`."""
 
     def __init__(self, kube: Kube, namespace: str, called: str) -> None:
         self._kube = kube
         self._proxy = kube.path("v1", "Pod", namespace, f"{called}:8080", "proxy")
 
     def report(self) -> Report:
-        """What has happened so far."""
+        """Returns the statistics so far."""
         return self._kube.wait("the load's report", self.found)
 
     def found(self) -> Report | None:
-        """What has happened so far; None when the pod is not reached, because it starts or for a moment."""
+        """Returns the statistics so far; None if the pod cannot be reached, for example while it starts."""
         return self._ask("GET", "/")
 
     def stop(self) -> Report:
-        """Send no more requests, wait for those under way, and tell what happened in all."""
+        """Stops sending requests, waits for those in flight, and returns the final statistics."""
         return self._kube.wait("the load's last report", lambda: self._ask("POST", "/stop"))
 
     def served(self, at_least: int = 0) -> None:
         """Stops after `at_least` requests and asserts that none failed: each got its answer within REQUEST_SECONDS.
 
-        Every client has had at least one whole response and one stream by then, since it requests them alternately.
+        Every client has had at least one complete response and one stream by then, since it requests them alternately.
         """
         self.wait_requests(at_least - self.report().requests)
 
@@ -89,7 +91,7 @@ class Load:
         assert not report.failed, report.failures
 
     def wait_requests(self, more: int, *, timeout: float = LOAD_TIMEOUT) -> Report:
-        """Wait until so many more requests have ended."""
+        """Waits until this number of further requests has ended."""
         goal = self.report().requests + more
 
         def reached() -> Report | None:
@@ -102,11 +104,11 @@ class Load:
         try:
             report = self._kube.request(method, self._proxy + path)
         except ApiError as error:
-            if error.status not in (400, 502, 503):  # no address yet, nobody listens yet, or not reached
+            if error.status not in (400, 502, 503):  # no address yet, no listener yet, or unreachable
                 raise
             return None
         report = Report(**{**report, "failures": tuple(Failure(**one) for one in report["failures"])})
-        assert report.failed == len(report.failures), "more failures than it lists"
+        assert report.failed == len(report.failures), "the report does not list all failures"
         return report
 
 
@@ -121,9 +123,10 @@ def load(
     clients: int = CLIENTS,
     pause: str = PAUSE,
 ) -> Iterator[Load]:
-    """Put service `name` under load until the block ends; then print what happened. The block begins with answers.
+    """Puts service `name` under load until the block ends, then prints the statistics.
 
-    The clients ask the Service of that name, or that of `at` (`name` or `name:port`) in the same namespace.
+    The block begins after the first response. The clients send requests to the Service of that name, or to the one
+    that `at` (`name` or `name:port`) gives, in the same namespace.
     """
     host, _, port = (at or name).partition(":")
     url = f"http://{host}.{namespace}.svc:{port or 80}/v1"
@@ -140,6 +143,6 @@ def load(
         kube.wait("the load's first answer", answers, timeout=POD_TIMEOUT)
         yield it
     finally:
-        with contextlib.suppress(ApiError):  # where it never ran there is nothing to tell
+        with contextlib.suppress(ApiError):  # there are no statistics if the pod never ran
             print(f"{called}: {it.found()}")
         kube.delete(made)

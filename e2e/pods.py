@@ -1,4 +1,4 @@
-"""Pods that tests run: made of the suite's own image, whose modes are in cluster/go/pod/main.go."""
+"""Pods that tests run. They use the suite's own image, whose modes are in cluster/go/pod/main.go."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from e2e.services import POD_TIMEOUT
 
 
 def pod(namespace: str, name: str, *arguments: str, labels: dict[str, str] | None = None) -> dict[str, Any]:
-    """A pod that runs the image with these arguments, once."""
+    """Returns a pod that runs the image once with these arguments."""
     container = {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "args": list(arguments)}
     return {
         "apiVersion": "v1",
@@ -21,7 +21,7 @@ def pod(namespace: str, name: str, *arguments: str, labels: dict[str, str] | Non
 
 
 def output(kube: Kube, namespace: str, name: str, *arguments: str) -> str:
-    """Run a pod to its end and return what it printed. AssertionError with that text when it failed."""
+    """Runs a pod until it ends and returns its output. Raises AssertionError with the output if the pod failed."""
     made = kube.create(pod(namespace, name, *arguments))
 
     def phase() -> str:

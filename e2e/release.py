@@ -1,4 +1,4 @@
-"""The chart's release on the cluster: upgraded, taken away, and put back as it was found."""
+"""Upgrades, uninstalls and restores the chart's release on the cluster."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["ACCOUNT", "CHART", "CRDS", "CRDS_CHART", "NAMESPACE", "RELEASE", "Re
 
 CHART = ROOT / "charts" / RELEASE
 CRDS_CHART = ROOT / "charts" / CRDS
-WAIT = "10m"  # until the operator's pods are as a release has them
-HELM_TIMEOUT = 900  # seconds: longer than WAIT, after which helm itself reports what it waited for
+WAIT = "10m"  # helm's timeout until the operator's pods match the release
+HELM_TIMEOUT = 900  # seconds: longer than WAIT, so that helm itself can report what did not become ready
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"  # the operator's user
 
 
 def helm(*arguments: str, values: Obj | None = None) -> str:
-    """What helm prints. AssertionError with its complaint when it fails."""
+    """Runs helm and returns its stdout. Raises AssertionError with its output if it fails."""
     line = ["helm", *arguments, "--namespace", NAMESPACE, "--kubeconfig", str(environment().kubeconfig)]
     done = subprocess.run(line, input=json.dumps(values or {}), capture_output=True, text=True, timeout=HELM_TIMEOUT)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -32,9 +32,10 @@ def helm(*arguments: str, values: Obj | None = None) -> str:
 
 
 class Release:
-    """
+    """The release of the operator's chart, and that of the CRD's chart.
+
     Attributes:
-        values: what it was installed with.
+        values: values that the release was installed with.
     """
 
     def __init__(self, kube: Kube) -> None:
@@ -43,8 +44,10 @@ class Release:
         self._changed = self._crds_changed = False
 
     def upgrade(self, values: dict[str, Any] | None = None, *, chart: Path = CHART) -> str:
-        """Install, or upgrade to, `values` (by their dotted paths) over those it was found with. Afterwards its pods
-        run and no others do: helm does not wait for the end of those before."""
+        """Installs or upgrades the release with the original values, overridden by `values` (by their dotted paths).
+
+        Returns when only the release's new pods are left, because helm does not wait until the previous pods end.
+        """
         self._changed = True
         sets = [
             word for path, value in (values or {}).items() for word in ("--set-json", f"{path}={json.dumps(value)}")
@@ -55,18 +58,18 @@ class Release:
         return output
 
     def roll_back(self) -> None:
-        """To the revision before, as `helm rollback` does."""
+        """Rolls back to the previous revision with `helm rollback`."""
         self._changed = True
         helm("rollback", RELEASE, "--wait", "--timeout", WAIT)
         self._kube.wait("the operator's pods alone", self._settled, timeout=POD_TIMEOUT)
 
     def crds(self, chart: Path = CRDS_CHART) -> None:
-        """Install the CustomResourceDefinition, or upgrade to this chart's."""
+        """Installs the CustomResourceDefinition of this chart, or upgrades to it."""
         self._crds_changed = chart != CRDS_CHART
         helm("upgrade", CRDS, str(chart), "--install", "--create-namespace", "--wait", "--timeout", WAIT)
 
     def uninstall_crds(self) -> None:
-        """Take away the release of the CustomResourceDefinition, which itself stays."""
+        """Uninstalls the release of the CustomResourceDefinition. The definition itself stays."""
         self._crds_changed = True
         helm("uninstall", CRDS)
 
@@ -81,7 +84,7 @@ class Release:
         helm("uninstall", RELEASE, "--wait", "--timeout", WAIT)
 
     def restore(self) -> None:
-        """As it was found."""
+        """Restores the CustomResourceDefinition and the release with the original values if a test changed them."""
         if self._crds_changed:
             self.crds()
         if self._changed:
@@ -90,12 +93,12 @@ class Release:
 
 
 def operators(kube: Kube) -> list[Obj]:
-    """The operator's pods."""
+    """Returns the operator's pods."""
     return kube.list("v1", "Pod", NAMESPACE, labelSelector=f"app.kubernetes.io/instance={RELEASE}")
 
 
 def leader(kube: Kube) -> Obj | None:
-    """The operator's pod that holds the Lease; None while none does."""
+    """Returns the operator's pod that holds the Lease; None if no pod holds it."""
     lease = kube.get("coordination.k8s.io/v1", "Lease", RELEASE, NAMESPACE)
     pod = (lease.get("spec", {}).get("holderIdentity") or "").rpartition("_")[0]
     return next((one for one in operators(kube) if one["metadata"]["name"] == pod), None)

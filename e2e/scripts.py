@@ -1,6 +1,6 @@
-"""Scripts of e2e/stubs and clients, in pods of the runtime's image: it has Python and lies on the node already.
+"""Pods that run clients and the scripts of e2e/stubs.
 
-The pods pass the restricted Pod Security level.
+They use the runtime's image, which has Python and is on the node already. They pass the restricted Pod Security level.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ print(json.dumps([answer.status, json.loads(answer.read())]))
 
 
 def python_pod(namespace: str, name: str, command: list[str], **more: Any) -> Obj:
-    """A pod that runs `python COMMAND`, with more members of its container."""
+    """Returns a pod that runs `python COMMAND`. `more` are further members of its container."""
     container = {
         "name": "main",
         "image": IMAGE,
@@ -73,7 +73,10 @@ def python_pod(namespace: str, name: str, command: list[str], **more: Any) -> Ob
 
 
 def script_pod(kube: Kube, namespace: str, script: str, *arguments: str) -> Obj:
-    """A pod called `script` that will run e2e/stubs/SCRIPT.py and listen on PORT. The script itself is made at once."""
+    """Returns a pod named `script` that runs e2e/stubs/SCRIPT.py, which listens on PORT.
+
+    The ConfigMap with the script is created immediately; the pod is not.
+    """
     text = (STUBS / f"{script}.py").read_text()
     meta = {"name": script, "namespace": namespace}
     kube.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"script.py": text}})
@@ -89,7 +92,7 @@ def script_pod(kube: Kube, namespace: str, script: str, *arguments: str) -> Obj:
 
 
 def serve(kube: Kube, pod: Obj, port: int = 80) -> None:
-    """Run a script's pod behind a Service of its name; returns when it listens."""
+    """Runs a script's pod behind a Service with the same name. Returns when the script listens."""
     meta = {key: pod["metadata"][key] for key in ("name", "namespace")}
     kube.create(pod)
     spec = {"selector": pod["metadata"]["labels"], "ports": [{"port": port, "targetPort": PORT}]}
@@ -102,7 +105,7 @@ def wait_ready(kube: Kube, namespace: str, pod: str) -> None:
 
 
 class Client:
-    """A pod `client` that sends requests, with what headers and where a test likes."""
+    """Runs a pod named `client` that sends requests for a test."""
 
     def __init__(self, kube: Kube, namespace: str) -> None:
         self._namespace = namespace
@@ -110,20 +113,20 @@ class Client:
         wait_ready(kube, namespace, "client")
 
     def send(self, url: str, body: Obj | None = None, key: str = "") -> tuple[int, Obj]:
-        """The answer's status and JSON."""
+        """Returns the status and the JSON of the response."""
         text = json.dumps(body) if body else ""
         output = kubectl("exec", "client", "--", "python", "-c", _ASK, url, key, text, namespace=self._namespace)
         status, answer = json.loads(output)
         return status, answer
 
     def ask(self, service: str = "demo", key: str = "", question: str = "Solve: 12 + 30.") -> tuple[int, Obj]:
-        """What `service` answers to a question that the demo model knows."""
+        """Sends a question that the demo model can answer to `service`. Returns the status and the JSON."""
         body = {"model": service, "messages": [{"role": "user", "content": question}]}
         return self.send(f"http://{service}/v1/chat/completions", body, key)
 
 
 def text(answer: tuple[int, Obj]) -> str:
-    """The words of a completion. AssertionError for anything but a completion."""
+    """Returns the text of a completion. Raises AssertionError if the status is not 200."""
     status, body = answer
     assert status == 200, body
     return str(body["choices"][0]["message"]["content"])

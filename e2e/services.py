@@ -1,4 +1,4 @@
-"""DiffusionLMServices as the tests make, change and watch them, and kubectl as a user runs it."""
+"""Helpers that create, change and watch DiffusionLMServices, and run kubectl as a user does."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from e2e.cluster.kube import ApiError, Obj
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 API, KIND = "serving.unmask.dev/v1alpha1", "DiffusionLMService"
-POD_TIMEOUT = 600.0  # seconds until an engine's pod is as a test wants it: on a busy node its imports take minutes
+POD_TIMEOUT = 600.0  # seconds to wait for an engine's pod: on a busy node its imports take minutes
 LABEL = "serving.unmask.dev/service"  # its value on every pod and child is the service's name
 
 
 def kubectl_command(*arguments: str, namespace: str) -> list[str]:
-    """The command line: for the cluster under test, whichever one the shell's own KUBECONFIG names."""
+    """Returns a kubectl command line for the cluster under test. It ignores the shell's KUBECONFIG."""
     return ["kubectl", "--kubeconfig", str(environment().kubeconfig), "--namespace", namespace, *arguments]
 
 
 def kubectl(*arguments: str, namespace: str, stdin: str = "", refused: bool = False) -> str:
-    """kubectl's stdout; with `refused` its stderr. AssertionError when it ends otherwise than that says."""
+    """Runs kubectl and returns its stdout, or its stderr if `refused`.
+
+    Raises:
+        AssertionError: kubectl failed although `refused` is false, or succeeded although it is true.
+    """
     command = kubectl_command(*arguments, namespace=namespace)
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=600)
     assert (done.returncode != 0) == refused, done.stderr or done.stdout
@@ -32,7 +36,7 @@ def kubectl(*arguments: str, namespace: str, stdin: str = "", refused: bool = Fa
 
 
 def demo(namespace: str, name: str = "demo", spec: Obj | None = None) -> Obj:
-    """The service of examples/demo-service.yaml with the members of `spec` laid over its own (None takes one away)."""
+    """Returns the service of examples/demo-service.yaml with `spec` merged into its own. None removes a member."""
     service: Obj = yaml.safe_load((EXAMPLES / "demo-service.yaml").read_text())
     service["metadata"] = {"name": name, "namespace": namespace}
     service["spec"] = _over(service["spec"], spec or {})
@@ -51,17 +55,17 @@ def get(kube: Kube, namespace: str, name: str = "demo") -> Obj:
 
 
 def patch(kube: Kube, namespace: str, spec: Obj, name: str = "demo") -> Obj:
-    """Change members of the spec by a merge patch, as `kubectl patch` does."""
+    """Changes members of the spec with a merge patch, as `kubectl patch --type=merge` does."""
     return kube.patch(demo(namespace, name), {"spec": spec})
 
 
 def pods(kube: Kube, namespace: str, name: str = "demo") -> list[Obj]:
-    """The service's engine pods, those on their way out included."""
+    """Returns the service's engine pods, including those that are being deleted."""
     return kube.list("v1", "Pod", namespace, labelSelector=f"{LABEL}={name}")
 
 
 def condition(obj: Obj, kind: str) -> Obj:
-    """A condition by its type, {} where there is none."""
+    """Returns the condition of this type; {} if there is none."""
     return next((one for one in obj.get("status", {}).get("conditions", ()) if one["type"] == kind), {})
 
 
@@ -80,9 +84,18 @@ def wait_condition(
     says: str = "",
     timeout: float = POD_TIMEOUT,
 ) -> Obj:
-    """Wait until the operator says this, with this reason and these words where given, of the spec as it is now.
+    """Waits until a condition of the current generation has this status, and this reason and text if given.
 
-    Returns the condition. AssertionError with what kubectl tells of the service, its pods and Events when it does not.
+    Args:
+        kind: Type of the condition.
+        says: Text that the message must contain.
+
+    Returns:
+        The condition.
+
+    Raises:
+        AssertionError: The condition did not reach this state in time. The message has the output of
+            `kubectl describe` for the service, its Deployments and its pods.
     """
 
     def found() -> Obj | None:
@@ -104,7 +117,10 @@ def wait_condition(
 
 
 def engines(kube: Kube, namespace: str) -> dict[str, int]:
-    """Every engine pod of a namespace by its uid, with its restarts: what stays the same while engines run on."""
+    """Returns the number of restarts per engine pod of a namespace, by the pod's uid.
+
+    The result is unchanged if no pod was replaced and no container restarted.
+    """
     found = kube.list("v1", "Pod", namespace, labelSelector=LABEL)
     return {
         pod["metadata"]["uid"]: sum(one["restartCount"] for one in pod["status"].get("containerStatuses", ()))
@@ -113,8 +129,13 @@ def engines(kube: Kube, namespace: str) -> dict[str, int]:
 
 
 def ask(kube: Kube, namespace: str, name: str = "demo", question: str = "What is 6 times 7?", model: str = "") -> str:
-    """The answer of a service, or of an adapter of it, asked through the API server's proxy of its Service. LookupError
-    where it has no such model: a 404 that no waiting would change."""
+    """Returns the completion of a service or of one of its adapters.
+
+    The request passes through the API server's proxy of the Service.
+
+    Raises:
+        LookupError: The service has no such model (404).
+    """
     path = kube.path("v1", "Service", namespace, f"{name}:http", "proxy")
     body = {"model": model or name, "messages": [{"role": "user", "content": question}], "max_tokens": 32}
 

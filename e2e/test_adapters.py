@@ -1,4 +1,4 @@
-"""Adapters of a service: chosen by `model`, added to it while it serves, told where they are wrong."""
+"""Tests of a service's LoRA adapters: selection by `model`, changes while it serves, and reports of failed adapters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WRONG = {"name": "wrong", "uri": "pvc://made/nothing-here"}
 
 
 def with_made_adapters(namespace: str, *adapters: Obj, **lora_fields: Any) -> Obj:
-    """The demo service whose claim `made` is a directory into which an init container writes two adapters."""
+    """Returns the demo service with an init container that writes two adapters to the directory of claim `made`."""
     volume: Obj = {"name": "adapters-0", "emptyDir": {}}
     script = (STUBS / "adapters.py").read_text()
     writer = {
@@ -33,7 +33,7 @@ def with_made_adapters(namespace: str, *adapters: Obj, **lora_fields: Any) -> Ob
 
 
 def answer(kube: Kube, namespace: str, model: str) -> str:
-    """What a model of the service `demo` says; "404" of one that there is not."""
+    """Returns the completion of a model of the service `demo`; "404" if there is no such model."""
     try:
         return ask(kube, namespace, model=model)
     except LookupError:
@@ -46,12 +46,12 @@ def soon(kube: Kube, what: str, there: Callable[[], Any]) -> None:
     print(f"{what} after {time.monotonic() - start:.1f} s")
 
 
-def test_adapters_come_and_go_while_the_service_serves(kube: Kube, namespace: str) -> None:
+def test_adapters_are_added_and_removed_while_the_service_serves(kube: Kube, namespace: str) -> None:
     kube.create(with_made_adapters(namespace, FIRST))
     wait_condition(kube, namespace)
     wait_condition(kube, namespace, "AdaptersLoaded")
     base = answer(kube, namespace, "demo")
-    assert answer(kube, namespace, "first") not in (base, "404"), "it is loaded before its pod is ready"
+    assert answer(kube, namespace, "first") not in (base, "404"), "the adapter was not loaded when its pod became ready"
     assert answer(kube, namespace, "second") == "404"
     before = engines(kube, namespace)
 
@@ -75,10 +75,10 @@ def test_adapters_come_and_go_while_the_service_serves(kube: Kube, namespace: st
     soon(kube, "the first one's end", lambda: answer(kube, namespace, "first") == "404")
     wait_condition(kube, namespace, "AdaptersLoaded")
     assert answer(kube, namespace, "demo") == base
-    assert engines(kube, namespace) == before, "no pod was restarted"
+    assert engines(kube, namespace) == before, "a pod was replaced or restarted"
 
 
-def test_one_that_is_merged_is_what_both_names_answer(kube: Kube, namespace: str) -> None:
+def test_a_premerged_adapter_serves_both_model_names(kube: Kube, namespace: str) -> None:
     kube.create(with_made_adapters(namespace, FIRST, preMerge=True))
     wait_condition(kube, namespace)
     assert answer(kube, namespace, "demo") == answer(kube, namespace, "first") != "404"

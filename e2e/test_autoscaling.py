@@ -1,4 +1,4 @@
-"""Replicas follow `kubectl scale`, and the Builtin autoscaler the load, without one failed request."""
+"""Tests of `kubectl scale`, and of the Builtin autoscaler, which follows the load without a failed request."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from e2e.services import API, KIND, demo, get, kubectl, pods, wait_condition
 
 
 def at(kube: Kube, namespace: str, replicas: int) -> Obj | None:
-    """The service, once so many pods serve and there are no others."""
+    """Returns the service if it has exactly `replicas` pods and all are ready, else None."""
     service = get(kube, namespace)
     status = service["status"]
     there = len(pods(kube, namespace)) == status.get("replicas") == status.get("readyReplicas") == replicas
     return service if there and service["spec"]["replicas"] == replicas else None
 
 
-# Seconds until replicas follow: of a busy machine's time, that in which an engine loads, and twice as long before the
-# autoscaler takes away what it added.
+# Seconds until the replicas have changed. On a busy machine that includes the time in which an engine loads, and twice
+# that time before the autoscaler removes a replica that it added.
 SCALING_TIMEOUT = 1200.0
 
 
@@ -38,21 +38,21 @@ def wait_desired(kube: Kube, namespace: str, replicas: int) -> Obj:
 def test_kubectl_scale(kube: Kube, namespace: str) -> None:
     kube.create(demo(namespace))
     ready = wait_condition(kube, namespace)
-    kubectl("scale", "dlms/demo", "--replicas=2", namespace=namespace)  # within its minReadySeconds
+    kubectl("scale", "dlms/demo", "--replicas=2", namespace=namespace)  # within the pod's minReadySeconds
     wait_replicas(kube, namespace, 2)
     scale = kube.get(API, KIND, "demo", namespace, subresource="scale")
     assert (scale["spec"]["replicas"], scale["status"]["replicas"]) == (2, 2)
     selected = kube.list("v1", "Pod", namespace, labelSelector=scale["status"]["selector"])
     assert {one["metadata"]["name"] for one in selected} == {one["metadata"]["name"] for one in pods(kube, namespace)}
-    assert len(kube.list("apps/v1", "ControllerRevision", namespace)) == 1  # scaling is no edit
+    assert len(kube.list("apps/v1", "ControllerRevision", namespace)) == 1  # scaling adds no revision
     kubectl("scale", "dlms/demo", "--replicas=1", namespace=namespace)
     wait_replicas(kube, namespace, 1)
-    assert wait_condition(kube, namespace)["lastTransitionTime"] == ready["lastTransitionTime"]  # it never ended
+    assert wait_condition(kube, namespace)["lastTransitionTime"] == ready["lastTransitionTime"]  # stayed True
 
 
 def test_builtin_follows_the_load_up_and_down(kube: Kube, namespace: str) -> None:
     spec = {
-        # The limit keeps a full pod from taking the cores that the next ones start on.
+        # Without the limit a busy pod would use the cores that the next pods need to start.
         "resources": {"limits": {"cpu": "700m"}},
         "autoscaling": {
             "minReplicas": 1,
@@ -64,10 +64,10 @@ def test_builtin_follows_the_load_up_and_down(kube: Kube, namespace: str) -> Non
     }
     kube.create(demo(namespace, spec=spec))
     wait_condition(kube, namespace)
-    with load(kube, namespace, called="light", clients=1, pause="500ms") as light:  # never more than one pod's share
+    with load(kube, namespace, called="light", clients=1, pause="500ms") as light:  # never more than one pod's target
         light.wait_requests(5)
         assert at(kube, namespace, 1)
-        # However fast the engines are, an answer takes longer than this pause: most of 20 clients wait for one.
+        # Each response takes longer than this pause, even with fast engines, so most of the 20 clients always wait.
         with load(kube, namespace, pause="5ms") as heavy:
             assert wait_desired(kube, namespace, 3)["status"]["lastScaleTime"]
             heavy.wait_requests(max(100, ENOUGH - heavy.report().requests))

@@ -1,4 +1,4 @@
-"""What keeps an engine from running is said by `Ready`, in the words of whoever stopped it; mending it is enough."""
+"""Tests that `Ready` reports why an engine does not run, with the original error, and recovers after a fix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def quota(namespace: str, memory: str) -> Obj:
     return {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": meta, "spec": {"hard": hard}}
 
 
-def test_a_quota_that_refuses_the_pods_is_quoted(kube: Kube, namespace: str) -> None:
+def test_an_exceeded_quota_is_reported(kube: Kube, namespace: str) -> None:
     small = kube.create(quota(namespace, "512Mi"))
     kube.wait(
         "the quota's count",
@@ -28,7 +28,7 @@ def test_a_quota_that_refuses_the_pods_is_quoted(kube: Kube, namespace: str) -> 
     assert pods(kube, namespace) == []
 
     kube.patch(small, {"spec": {"hard": {"requests.memory": "2Gi"}}})
-    wait_condition(kube, namespace, "Scheduled")  # a pod was made; how it comes up is told elsewhere
+    wait_condition(kube, namespace, "Scheduled")  # a pod was created; other tests cover its start
 
 
 def test_a_missing_claim_is_named(kube: Kube, namespace: str) -> None:
@@ -44,11 +44,11 @@ def test_a_missing_claim_is_named(kube: Kube, namespace: str) -> None:
     assert "has no volume yet: weights" in unbound["message"]
 
 
-def test_a_block_size_that_the_model_refuses_is_the_engines_own_sentence(kube: Kube, namespace: str) -> None:
+def test_the_engines_error_for_an_invalid_block_size_is_reported(kube: Kube, namespace: str) -> None:
     kube.create(demo(namespace, spec={"engine": {"blockSize": 48}}))
     fatal = "is neither a multiple nor a divisor of the block size 48"
     wait_condition(kube, namespace, "ModelLoaded", "False", reason="CrashLoopBackOff", says=fatal)
-    service = get(kube, namespace)  # read at once, while the kubelet tries again and again: nothing flickers
+    service = get(kube, namespace)  # both conditions must stay the same while the kubelet restarts the container
     loaded, ready = condition(service, "ModelLoaded"), condition(service, "Ready")
     assert (ready["status"], ready["reason"], ready["message"]) == ("False", "CrashLoopBackOff", loaded["message"])
 
@@ -58,7 +58,7 @@ def test_a_block_size_that_the_model_refuses_is_the_engines_own_sentence(kube: K
 
 @pytest.mark.parametrize(("policy", "reason"), [("Never", "ErrImageNeverPull"), ("IfNotPresent", "ImagePullBackOff")])
 def test_an_image_that_is_not_there_is_named(kube: Kube, namespace: str, policy: str, reason: str) -> None:
-    image = "registry.invalid/unmask-runtime:9.9.9"  # a name that no name server resolves
+    image = "registry.invalid/unmask-runtime:9.9.9"  # a host name that never resolves
     kube.create(demo(namespace, spec={"image": image, "imagePullPolicy": policy}))
     named = wait_condition(kube, namespace, "Ready", "False", reason=reason)
     assert image in named["message"]
@@ -72,7 +72,7 @@ def test_a_missing_secret_is_named(kube: Kube, namespace: str) -> None:
 
 
 def test_a_volume_that_cannot_be_mounted_is_named(kube: Kube, namespace: str) -> None:
-    """Only the pod's Events say so."""
+    """Only the pod's Events have the cause."""
     volume = {"name": "ca", "configMap": {"name": "company-ca"}}
     mount = {"name": "main", "volumeMounts": [{"name": "ca", "mountPath": "/etc/ca"}]}
     template = {"spec": {"volumes": [volume], "containers": [mount]}}
@@ -82,9 +82,9 @@ def test_a_volume_that_cannot_be_mounted_is_named(kube: Kube, namespace: str) ->
 
 
 def test_a_model_that_takes_longer_than_its_probe_allows_is_named(kube: Kube, namespace: str) -> None:
-    """The engine ends in peace when the kubelet asks for it: only the pod's Events say what for."""
+    """The engine exits normally on the kubelet's SIGTERM, so only the pod's Events have the cause."""
     hasty = {"periodSeconds": 1, "timeoutSeconds": 1, "failureThreshold": 1}
-    slow = {"requests": {"cpu": "20m"}, "limits": {"cpu": "20m"}}  # a kubelet that is late must not find it started
+    slow = {"requests": {"cpu": "20m"}, "limits": {"cpu": "20m"}}  # so slow that a late probe also fails
     kube.create(demo(namespace, spec={"startupProbe": hasty, "drainTimeoutSeconds": 1, "resources": slow}))
     named = wait_condition(kube, namespace, "Ready", "False", reason="StartupProbeFailed")
     assert "spec.startupProbe" in named["message"]

@@ -1,4 +1,4 @@
-"""What a newcomer does: install the chart, apply the demo service, and get answers from a client in the cluster."""
+"""Test of the first steps of a new user: apply the demo service and run a client in the cluster."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def test_the_demo_service_answers_in_the_cluster(kube: Kube, namespace: str) -> 
         lambda: ended(kube.get("batch/v1", "Job", "demo-client", namespace)),
         timeout=POD_TIMEOUT,
     )
-    # Of the pods that it took: the job may have begun a moment before the Service was known everywhere.
+    # The job may have several pods, because the first can start shortly before the Service is known on the node.
     clients = kube.list("v1", "Pod", namespace, labelSelector="batch.kubernetes.io/job-name=demo-client")
     last = max(clients, key=lambda pod: pod["metadata"]["creationTimestamp"])["metadata"]["name"]
     answers = kubectl("logs", last, namespace=namespace).split("\n")
     assert condition(job, "Complete"), answers
-    assert [line for line in answers if "42" in line] == answers[:2], answers  # plain, then streamed
+    assert [line for line in answers if "42" in line] == answers[:2], answers  # complete, then streamed
 
 
 def ended(job: Obj) -> Obj | None:

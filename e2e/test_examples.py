@@ -1,4 +1,4 @@
-"""The examples are what a user applies as they stand."""
+"""Tests of the manifests in examples/, which a user can apply without changes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from e2e.services import EXAMPLES, condition, get, kubectl, wait_condition
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.stem)
-def test_the_api_server_accepts_it(kube: Kube, namespace: str, file: Path) -> None:
+def test_the_api_server_accepts_each_example(kube: Kube, namespace: str, file: Path) -> None:
     output = kubectl("apply", "--dry-run=server", "-f", "-", namespace=namespace, stdin=placed(file.name, namespace))
     assert all("server dry run" in line for line in output.splitlines()), output
 
 
 def placed(example: str, namespace: str) -> str:
-    """An example's text; a namespace that it makes is the test's own instead."""
+    """Returns the text of an example, in which `namespace` replaces the namespace that it creates."""
     objects = list(yaml.safe_load_all((EXAMPLES / example).read_text()))
     made = {one["metadata"]["name"] for one in objects if one["kind"] == "Namespace"}
     for one in objects:
@@ -30,7 +30,7 @@ def placed(example: str, namespace: str) -> str:
 
 
 def test_the_hardened_service_runs_at_the_restricted_level(kube: Kube, namespace: str) -> None:
-    """Its keys and its rights are tried in test_hardened.py."""
+    """test_hardened.py covers API keys and the permissions of the pods."""
     kubectl(
         "create",
         "secret",
@@ -58,7 +58,7 @@ def test_the_autoscaled_service_is_scaled(kube: Kube, namespace: str) -> None:
 
 
 def test_a_missing_kind_is_named(kube: Kube, namespace: str) -> None:
-    """`monitoring.podMonitor` where the Prometheus operator's CustomResourceDefinition is not installed."""
+    """Uses `monitoring.podMonitor` without the Prometheus operator's CustomResourceDefinition."""
     if kube.find("apiextensions.k8s.io/v1", "CustomResourceDefinition", "podmonitors.monitoring.coreos.com"):
         pytest.skip("this cluster has PodMonitors")
     service = yaml.safe_load((EXAMPLES / "demo-service.yaml").read_text())

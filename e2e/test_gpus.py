@@ -1,6 +1,6 @@
-"""Too few GPUs: the resource says how many are asked for and how many there are, and whether waiting can help.
+"""Tests of services on nodes with too few GPUs. Their conditions have both numbers, and whether waiting can help.
 
-The node only counts the GPUs (e2e/cluster/node/gpus.py), so these engines are configured to run on the CPU.
+The GPUs are simulated (e2e/cluster/node/gpus.py), so these engines are configured to run on the CPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ON_CPU = {"gpu": {}, "engine": {"extraArgs": ["--device=cpu"]}}
 
 
 def test_an_engine_of_two_ranks_gets_two_gpus(kube: Kube, namespace: str) -> None:
-    """On the CPU two processes share the demo model all the same, and answer as one."""
+    """On the CPU, too, two processes run the demo model with tensor parallelism."""
     with pretend_gpus(kube, 2):
         limits = {"resources": {"limits": {"memory": "4Gi"}}}
         kube.create(demo(namespace, "shared", {**ON_CPU, **limits, "parallelism": {"tensor": 2}}))
@@ -33,13 +33,13 @@ def test_an_engine_of_two_ranks_gets_two_gpus(kube: Kube, namespace: str) -> Non
 
 
 def holder(namespace: str) -> Obj:
-    """A pod of somebody else's that has the one GPU."""
+    """Returns a pod, unrelated to the operator, that occupies the only GPU."""
     made = pod(namespace, "holder")
     made["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
     return made
 
 
-def test_a_pod_that_fits_no_node_has_another_reason_than_one_that_waits(kube: Kube, namespace: str) -> None:
+def test_the_message_distinguishes_pods_that_never_fit_from_waiting_pods(kube: Kube, namespace: str) -> None:
     with pretend_gpus(kube, 1):
         kube.create(demo(namespace, "large", {"gpu": {}, "parallelism": {"data": 4}}))
         short: Obj = {"status": "False", "reason": "InsufficientGPU"}
@@ -62,7 +62,7 @@ def running(kube: Kube, namespace: str, name: str) -> bool:
     return bool(kube.get("v1", "Pod", name, namespace)["status"].get("phase") == "Running")
 
 
-def test_a_rollout_without_a_free_gpu_says_how_to_go_on(kube: Kube, namespace: str) -> None:
+def test_a_rollout_without_a_free_gpu_reports_how_to_continue(kube: Kube, namespace: str) -> None:
     with pretend_gpus(kube, 1):
         kube.create(demo(namespace, spec=ON_CPU))
         wait_condition(kube, namespace, "Ready")

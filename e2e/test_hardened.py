@@ -1,4 +1,4 @@
-"""Engine pods hold no right that they do not need, and clients need a key where the spec says so."""
+"""Tests of the restricted Pod Security level for engines and the operator, and of API keys from a Secret."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ print(json.dumps({
 
 @pytest.fixture
 def restricted(kube: Kube, namespace: str) -> str:
-    """A namespace that enforces the restricted Pod Security level by now, with a Service called `unmask` in it."""
+    """Returns a namespace that enforces the restricted Pod Security level and has a Service named `unmask`."""
     level = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
     kube.patch(kube.get("v1", "Namespace", namespace), level)
     meta = {"name": "unmask", "namespace": namespace}
@@ -70,7 +70,7 @@ def test_engines_run_under_the_restricted_level(kube: Kube, restricted: str) -> 
     assert (found["root"], found["app"]) == ("Read-only file system", "Read-only file system")
     assert found["tmp"] is True
     assert not found["account"]
-    assert found["variables"] == ["UNMASK_DEFAULT_HOST", "UNMASK_KERNEL_CACHE"]  # of the image; none of a Service
+    assert found["variables"] == ["UNMASK_DEFAULT_HOST", "UNMASK_KERNEL_CACHE"]  # set by the image; none by a Service
     assert "42" in text(Client(kube, restricted).ask())
 
 
@@ -89,11 +89,11 @@ def set_keys(kube: Kube, namespace: str, keys: str) -> None:
 
 
 def lives(pod: Obj) -> tuple[str, list[int]]:
-    """Changes when the pod is replaced or one of its containers starts again."""
+    """Returns a value that changes when the pod is replaced or one of its containers restarts."""
     return pod["metadata"]["uid"], [container["restartCount"] for container in pod["status"]["containerStatuses"]]
 
 
-def test_a_secrets_keys_open_and_rotate_without_a_restart(kube: Kube, namespace: str) -> None:
+def test_api_keys_of_a_secret_rotate_without_a_restart(kube: Kube, namespace: str) -> None:
     old, new = secrets.token_hex(16), secrets.token_hex(16)
     set_keys(kube, namespace, old)
     kube.create(demo(namespace, spec={"auth": {"apiKeySecretRef": {"name": "demo-keys", "key": "keys"}}}))
@@ -109,7 +109,7 @@ def test_a_secrets_keys_open_and_rotate_without_a_restart(kube: Kube, namespace:
 
     (before,) = pods(kube, namespace)
     set_keys(kube, namespace, new)
-    # the kubelet writes the new Secret into the pod within a minute or two, and the engine reads it within seconds
+    # The kubelet updates the Secret's file in the pod within a minute or two. The engine reads it within seconds.
     kube.wait("the new key to open", lambda: client.send("http://demo/v1/models", key=new)[0] == 200, timeout=600)
     (after,) = pods(kube, namespace)
     assert is_ready(after)

@@ -1,4 +1,4 @@
-"""`provider: HPA`: Kubernetes' own autoscaler moves a service by an adapter's metrics, and the operator lets it."""
+"""Test of `provider: HPA`: a HorizontalPodAutoscaler scales a service by the metrics of a custom metrics adapter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from e2e.services import POD_TIMEOUT, condition, demo, get, pods, wait_condition
 GROUP, VERSION = "custom.metrics.k8s.io", "v1beta2"
 API = {"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService"}
 REGISTERED = API | {"metadata": {"name": f"{VERSION}.{GROUP}"}}
-OPERATOR = "unmask-operator"  # as the manager of the fields that it writes
+OPERATOR = "unmask-operator"  # the operator's name as a field manager
 RBAC = "rbac.authorization.k8s.io"
 AT_ONCE = {"stabilizationWindowSeconds": 0, "policies": [{"type": "Pods", "value": 4, "periodSeconds": 15}]}
 SCALING = {
@@ -29,13 +29,13 @@ SCALING = {
 
 
 class Adapter:
-    """e2e/stubs/metrics.py as the cluster's custom metrics API."""
+    """Runs e2e/stubs/metrics.py as the cluster's custom metrics API."""
 
     def __init__(self, kube: Kube, namespace: str) -> None:
         self._kube, self._namespace = kube, namespace
 
     def start(self) -> None:
-        """Run it, and tell the API server once it answers."""
+        """Starts the adapter, registers it with the API server, and waits until its API is available."""
         meta = {"name": "metrics", "namespace": self._namespace}
         ca = Authority("custom metrics")
         pair = ca.issue("metrics", hosts=[f"metrics.{self._namespace}.svc"])
@@ -75,7 +75,7 @@ class Adapter:
         self._kube.create(bound | {"subjects": [{"kind": "ServiceAccount", **meta}]})
 
     def say(self, value: int) -> None:
-        """From now on this many requests wait in each pod."""
+        """Sets the number of waiting requests that the adapter reports for each pod."""
         proxy = self._kube.path("v1", "Service", self._namespace, "https:metrics:443", "proxy")
         self._kube.request("POST", f"{proxy}/value", {"value": str(value)})
 
@@ -86,26 +86,29 @@ def _text(data: bytes) -> str:
 
 @pytest.fixture
 def adapter(kube: Kube, namespace: str) -> Iterator[Adapter]:
-    """Not started yet. Its API goes before its pod does: one that does not answer stops the deletion of namespaces."""
+    """Yields an adapter that is not started yet.
+
+    Its API is unregistered before its pod is deleted, because an unavailable API blocks the deletion of namespaces.
+    """
     if any(one["spec"].get("group") == GROUP for one in kube.list(API["apiVersion"], API["kind"])):
         pytest.skip("the cluster has a custom metrics adapter of its own")
     yield Adapter(kube, namespace)
     kube.delete(REGISTERED)
 
 
-def test_the_horizontal_pod_autoscaler_moves_a_service(kube: Kube, namespace: str, adapter: Adapter) -> None:
+def test_the_horizontal_pod_autoscaler_scales_a_service(kube: Kube, namespace: str, adapter: Adapter) -> None:
     kube.create(demo(namespace, spec={"autoscaling": SCALING}))
     nobody = {"reason": "FailedGetPodsMetric", "says": "custom metrics API"}
     wait_condition(kube, namespace, "ScalingReady", "False", **nobody)
     kube.wait("the autoscaler's own words", lambda: quoted(kube, namespace))
-    wait_condition(kube, namespace)  # that nobody scales stops nobody from serving
+    wait_condition(kube, namespace)  # the service serves although it cannot be scaled
 
     adapter.start()
     wait_condition(kube, namespace, "ScalingReady", "True", reason="Active")
     seen = [1]
 
     def settled(expected: int) -> bool:
-        """The operator's Deployment follows the autoscaler's word and never leaves it again."""
+        """Records changes of the Deployment's replicas. Returns whether all counts of replicas are `expected`."""
         deployment = kube.get("apps/v1", "Deployment", "demo", namespace)
         if (replicas := deployment["spec"]["replicas"]) != seen[-1]:
             seen.append(replicas)
@@ -125,11 +128,11 @@ def test_the_horizontal_pod_autoscaler_moves_a_service(kube: Kube, namespace: st
     ]
     ((manager, subresource),) = writers
     assert subresource == "scale"
-    assert manager != OPERATOR  # but whatever program of this cluster has the autoscaler in it
+    assert manager != OPERATOR  # the program that contains the autoscaler has different names in different clusters
 
 
 def quoted(kube: Kube, namespace: str) -> bool:
-    """The service says of its scaling what the HorizontalPodAutoscaler does: its words may change between two looks."""
+    """Returns whether ScalingReady has the HorizontalPodAutoscaler's message, which may change between two polls."""
     (hpa,) = kube.list("autoscaling/v2", "HorizontalPodAutoscaler", namespace)
     scaling = condition(get(kube, namespace), "ScalingReady")
     return bool(scaling["message"] == condition(hpa, "ScalingActive")["message"])

@@ -1,4 +1,4 @@
-"""A private model of a hub: the token of a Secret, progress in the status, one plain sentence per refusal."""
+"""Tests of a private model on a hub: the token from a Secret, the progress in the status, and the error messages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from e2e.visible_text import visible_text
 
 
 def private(namespace: str, **model: object) -> Obj:
-    """A service of the stub's private model. HF_ENDPOINT is the chart's to set; here one service alone has a hub."""
+    """Returns a service for the stub's private model.
+
+    HF_ENDPOINT is usually set by the chart for all services. Here only this service uses the stub.
+    """
     env = [
         {"name": "HF_ENDPOINT", "value": "http://hub"},
-        {"name": "HF_HUB_DOWNLOAD_TIMEOUT", "value": "600"},  # in seconds: each file waits for those before it
+        {"name": "HF_HUB_DOWNLOAD_TIMEOUT", "value": "600"},  # in seconds: the stub sends one file at a time
     ]
     spec = {
         "model": {"uri": "hf://org/private", "tokenSecretRef": {"name": "hub-token", "key": "token"}} | model,
@@ -26,7 +29,12 @@ def private(namespace: str, **model: object) -> Obj:
 
 
 def start_hub(kube: Kube, namespace: str, token: str, *more: str) -> None:
-    """The stub as http://hub, which accepts this token. `more`: of its arguments, "held" to stop downloads halfway."""
+    """Starts the stub as http://hub.
+
+    Args:
+        token: The token that it accepts.
+        more: Further arguments of the stub: "held" stops downloads halfway.
+    """
     meta = {"name": "hub", "namespace": namespace}
     kube.create({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "stringData": {"TOKEN": token}})
     pod = script_pod(kube, namespace, "hub", CHECKPOINT, str(PORT), "1e9", *more)
@@ -35,7 +43,7 @@ def start_hub(kube: Kube, namespace: str, token: str, *more: str) -> None:
 
 
 def keep(kube: Kube, namespace: str, **values: str) -> None:
-    """Make the Secret hub-token, or give it these members."""
+    """Creates or updates the Secret hub-token with these members."""
     data = {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
     meta = {"name": "hub-token", "namespace": namespace}
     kube.apply({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": data})
@@ -61,14 +69,14 @@ def test_a_private_model_is_fetched_with_a_token(kube: Kube, namespace: str) -> 
     assert "42" in text(Client(kube, namespace).ask())
     assert token not in visible_text(kube, namespace)
 
-    # Without its pin the revision is the newest, which this runtime cannot load: the pinned one serves on.
+    # Without a pinned revision, new pods use the newest one, which this runtime cannot load. The old pod keeps serving.
     patch(kube, namespace, {"model": {"revision": None}})
     wait_condition(kube, namespace, "ModelLoaded", "False", reason="CrashLoopBackOff", says="'nobody_has_it'")
     assert condition(get(kube, namespace), "Available")["status"] == "True"
     assert token not in visible_text(kube, namespace)
 
 
-def test_each_refusal_is_a_sentence_that_leads_to_the_token(kube: Kube, namespace: str) -> None:
+def test_the_error_for_each_refusal_names_the_setting_of_the_token(kube: Kube, namespace: str) -> None:
     right, wrong = (f"hf_{secrets.token_hex(12)}" for _ in range(2))
     start_hub(kube, namespace, right)
     kube.create(private(namespace, revision="v1", tokenSecretRef=None))
@@ -86,12 +94,12 @@ def test_each_refusal_is_a_sentence_that_leads_to_the_token(kube: Kube, namespac
     wait_condition(kube, namespace, "Ready", "False", reason="CrashLoopBackOff", says=refused)
     newest = max(pods(kube, namespace), key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
-    # A corrected token needs no edit: the container is started again with what the Secret holds then.
+    # A corrected token needs no edit of the service, because the container restarts with the new content of the Secret.
     keep(kube, namespace, token=right)
     wait_condition(kube, namespace)
     ready = [pod for pod in pods(kube, namespace) if is_ready(pod)]
     assert [pod["metadata"]["uid"] for pod in ready] == [newest["metadata"]["uid"]]
     shown = visible_text(kube, namespace)
-    assert refused in shown  # as the container's last life wrote it
+    assert refused in shown  # in the log of the previous container
     assert right not in shown
     assert wrong not in shown

@@ -1,4 +1,4 @@
-"""The cluster itself does what the other tests rest on: it runs pods, finds Services by name, counts GPUs."""
+"""Tests of the cluster features that other tests need: it runs pods, resolves Service names, and counts GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from e2e.services import kubectl
 
 
 def serve(kube: Kube, namespace: str) -> None:
-    """A Service `web` and its one pod, ready."""
+    """Creates a Service `web` and its only pod, and waits until the pod is ready."""
     labels = {"app": "web"}
     kube.create(pod(namespace, "web", "serve", "hello", labels=labels))
     meta = {"name": "web", "namespace": namespace}

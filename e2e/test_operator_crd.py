@@ -1,4 +1,4 @@
-"""Another CRD than the operator's own, older or newer: the resources stay, and no engine notices."""
+"""Tests of an operator with an older or newer CRD: the resources stay, and no engine restarts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLUMN = {"name": "Older", "type": "string", "jsonPath": ".spec.model.uri"}
 
 
 def chart_with(directory: Path, change: Callable[[Obj], None]) -> Path:
-    """The CRD's chart after a change of the one version that the CRD has."""
+    """Returns a copy of the CRD's chart after `change` has edited the CRD's only version."""
     chart = directory / CRDS_CHART.name
     shutil.copytree(CRDS_CHART, chart)
     (file,) = (chart / "files" / "crds").glob("*.yaml")
@@ -31,14 +31,14 @@ def chart_with(directory: Path, change: Callable[[Obj], None]) -> Path:
 
 
 def fields(version: Obj) -> Obj:
-    """Of the spec."""
+    """Returns the schema's properties of the spec."""
     found: Obj = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     return found
 
 
 @pytest.fixture
 def older(tmp_path: Path) -> Path:
-    """A CRD that lacks a field, `spec.suspend`, and shows a column that ours does not."""
+    """Returns a chart whose CRD lacks the field `spec.suspend` and has an additional printer column."""
 
     def change(version: Obj) -> None:
         del fields(version)["suspend"]
@@ -49,7 +49,7 @@ def older(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def newer(tmp_path: Path) -> Path:
-    """A CRD with fields that no operator knows yet."""
+    """Returns a chart whose CRD has two fields that are unknown to the operator."""
 
     def change(version: Obj) -> None:
         fields(version)["ofTomorrow"] = {"type": "integer", "description": "Nobody knows."}
@@ -66,13 +66,11 @@ def version(kube: Kube) -> Obj:
 
 
 def knows(kube: Kube, namespace: str, field: str, value: object) -> bool:
-    """Whether the API server stores this field of the spec: it applies a changed CRD a moment after the change."""
+    """Returns whether the API server stores this field of the spec. A changed CRD takes effect after a short delay."""
     return field in kube.create(demo(namespace, "asked", {field: value}), dryRun="All")["spec"]
 
 
-def test_an_upgrade_brings_the_crd_and_the_resources_stay(
-    kube: Kube, namespace: str, release: Release, older: Path
-) -> None:
+def test_an_upgrade_of_the_crd_keeps_the_resources(kube: Kube, namespace: str, release: Release, older: Path) -> None:
     release.crds(older)
     assert COLUMN in version(kube)["additionalPrinterColumns"]
     kube.wait("the older schema", lambda: not knows(kube, namespace, "suspend", True))
@@ -80,7 +78,7 @@ def test_an_upgrade_brings_the_crd_and_the_resources_stay(
     wait_condition(kube, namespace)
     service, before = get(kube, namespace), engines(kube, namespace)
     output = kubectl("patch", "dlms", "demo", "--type=merge", "-p", '{"spec":{"suspend":true}}', namespace=namespace)
-    assert "no change" in output  # pruned: that CRD does not know the field
+    assert "no change" in output  # the API server prunes the field, which the older CRD lacks
 
     with load(kube, namespace) as under:
         release.restore()
@@ -88,9 +86,9 @@ def test_an_upgrade_brings_the_crd_and_the_resources_stay(
         kube.wait("the newer schema", lambda: knows(kube, namespace, "suspend", True))
         now = get(kube, namespace)
         assert now["metadata"]["uid"] == service["metadata"]["uid"]
-        assert now["spec"] == service["spec"]  # the API server writes no new field into it
+        assert now["spec"] == service["spec"]  # the API server adds no new field
         assert condition(now, "Ready")["status"] == "True"
-        patch(kube, namespace, {"service": {"annotations": {"somebody": "asks"}}})  # what restarts no pod
+        patch(kube, namespace, {"service": {"annotations": {"somebody": "asks"}}})  # restarts no pod
         wait_condition(kube, namespace, "UpToDate")
         wait_condition(kube, namespace)
         assert engines(kube, namespace) == before
@@ -99,10 +97,10 @@ def test_an_upgrade_brings_the_crd_and_the_resources_stay(
     wait_condition(kube, namespace, "Ready", "False", reason="Suspended")
 
 
-def test_a_newer_crd_and_an_operator_that_does_not_know_its_fields(
+def test_an_operator_reports_unknown_fields_of_a_newer_crd(
     kube: Kube, namespace: str, release: Release, newer: Path
 ) -> None:
-    """GitOps brings the CRD first, or the newer operator's image cannot be pulled."""
+    """This state occurs if GitOps upgrades the CRD first, or if the newer operator's image cannot be pulled."""
     kube.create(demo(namespace))
     wait_condition(kube, namespace)
     before = engines(kube, namespace)
@@ -116,7 +114,7 @@ def test_a_newer_crd_and_an_operator_that_does_not_know_its_fields(
         kube.wait("the edit", lambda: "a" in kube.get("v1", "Service", "demo", namespace)["metadata"]["annotations"])
         assert engines(kube, namespace) == before
 
-        # The operator goes back and forth; the CRD stays the newer one, and so do the fields that are stored.
+        # The operator is upgraded and rolled back. The newer CRD and the stored fields stay.
         release.upgrade({"log.level": "debug"})
         release.roll_back()
         assert COLUMN in version(kube)["additionalPrinterColumns"]
@@ -126,7 +124,7 @@ def test_a_newer_crd_and_an_operator_that_does_not_know_its_fields(
         under.served(ENOUGH)
 
 
-def test_the_operators_release_leaves_the_crd_alone(kube: Kube, release: Release) -> None:
+def test_the_operators_release_does_not_change_the_crd(kube: Kube, release: Release) -> None:
     crd = kube.get(*CRD)
     release.upgrade({"log.level": "debug"})
     release.roll_back()

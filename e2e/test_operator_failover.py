@@ -1,4 +1,4 @@
-"""Leaders that end without a word, or freeze and come back: the work is done once, and as if nothing had happened."""
+"""Tests of leaders that are killed or frozen: another pod completes the work, with the same result."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from e2e.release import ACCOUNT, NAMESPACE, Release, leader, operators
 from e2e.services import API, KIND, POD_TIMEOUT, condition, demo
 
 SERVICES = 24
-INTERRUPTED = 18  # the leader is stopped as soon as so many are there: it works on some, and others are yet to come
-UNNAMED = {"Endpoints", "EndpointSlice"}  # the controller-manager makes these, under random names
+INTERRUPTED = 18  # the leader is stopped when this many exist: some are in progress, others are created later
+UNNAMED = {"Endpoints", "EndpointSlice"}  # not compared: the controller-manager creates these, some with random names
 
 
 @pytest.fixture(autouse=True)
@@ -32,20 +32,20 @@ def _on_this_machine() -> None:
 
 @pytest.fixture
 def namespaces(kube: Kube, namespace: str) -> Iterator[tuple[str, str]]:
-    """Two: one where nothing happens to the leader, and one where something does."""
+    """Yields two namespaces: one for an undisturbed leader, and one for a leader that is killed or frozen."""
     other = kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": f"{namespace}-2"}})
     yield namespace, other["metadata"]["name"]
     kube.delete(other)
 
 
 def create(kube: Kube, namespace: str, first: int = 0, end: int = SERVICES) -> None:
-    """Services without pods: they have every other child."""
+    """Creates suspended services, which have no pods but every other child."""
     for number in range(first, end):
         kube.create(demo(namespace, f"s{number}", {"suspend": True, "networkPolicy": {}}))
 
 
 def create_and_stop(kube: Kube, namespace: str, number: int) -> Obj:
-    """Create services, and among them send a signal to the leader that has begun with them. Returns that pod."""
+    """Creates services, and signals the leader after it has started to reconcile them. Returns the leader's pod."""
     signaled = the_leader(kube)
     create(kube, namespace, 0, 2)
     kube.wait("it has begun", lambda: accepted(kube, namespace) == 2)
@@ -57,7 +57,7 @@ def create_and_stop(kube: Kube, namespace: str, number: int) -> Obj:
 
 
 def accepted(kube: Kube, namespace: str) -> int:
-    """How many services the operator has done with."""
+    """Returns the number of services that the operator has accepted."""
     return sum(condition(one, "Accepted").get("status") == "True" for one in kube.list(API, KIND, namespace))
 
 
@@ -66,7 +66,10 @@ def all_accepted(kube: Kube, namespace: str) -> None:
 
 
 def state(kube: Kube, namespace: str) -> dict[tuple[str, str], Any]:
-    """All that is in a namespace, but for what no two lives share, and the namespace's name."""
+    """Returns all objects of a namespace without the members that differ between two equal objects.
+
+    The namespace's name is replaced by a fixed one.
+    """
     return {
         (kind, name): json.loads(json.dumps(essence(obj)).replace(namespace, "NAMESPACE"))
         for (_, kind, _, name), obj in everything(kube, namespace).items()
@@ -75,14 +78,14 @@ def state(kube: Kube, namespace: str) -> dict[tuple[str, str], Any]:
 
 
 def same_state(kube: Kube, namespace: str, other: str) -> None:
-    """Once the controllers have done their part, too."""
+    """Waits until both namespaces have the same state, because other controllers may still be at work."""
     with contextlib.suppress(TimeoutError):
         kube.wait("the same state", lambda: state(kube, namespace) == state(kube, other), timeout=POD_TIMEOUT)
     assert state(kube, namespace) == state(kube, other)
 
 
 def writers(namespace: str, after: int) -> list[str]:
-    """The pods of the operator that wrote objects of a namespace, in the order of their turns."""
+    """Returns the operator's pods that wrote objects of a namespace, in order. A pod appears once per run of writes."""
     events = [e for e in requests(ACCOUNT, after) if e["verb"] in ("create", "patch", "delete", "update")]
     events = [e for e in events if e["objectRef"].get("namespace") == namespace]
     events.sort(key=lambda event: event["requestReceivedTimestamp"])
@@ -99,7 +102,7 @@ def the_leader(kube: Kube) -> Obj:
 
 
 def another_leads(kube: Kube, before: Obj) -> float:
-    """Wait for it; the seconds that took."""
+    """Waits until another pod leads. Returns the seconds that took."""
     start = time.monotonic()
 
     def other() -> bool:
@@ -110,15 +113,13 @@ def another_leads(kube: Kube, before: Obj) -> float:
     return time.monotonic() - start
 
 
-def test_a_leader_killed_in_the_middle_is_followed_as_if_nothing_had_happened(
-    kube: Kube, namespaces: tuple[str, str]
-) -> None:
+def test_another_leader_completes_the_work_of_a_killed_one(kube: Kube, namespaces: tuple[str, str]) -> None:
     undisturbed, disturbed = namespaces
     create(kube, undisturbed)
     all_accepted(kube, undisturbed)
     log = audit_log().stat().st_size
     killed = create_and_stop(kube, disturbed, signal.SIGKILL)
-    kube.delete(killed, gracePeriodSeconds=0)  # else its container comes back within it, and may lead again
+    kube.delete(killed, gracePeriodSeconds=0)  # otherwise its container restarts in the same pod and may lead again
     print(f"another leads after {another_leads(kube, killed):.1f} s")
     all_accepted(kube, disturbed)
     same_state(kube, disturbed, undisturbed)
@@ -126,10 +127,10 @@ def test_a_leader_killed_in_the_middle_is_followed_as_if_nothing_had_happened(
     assert (active_pods[0], len(active_pods)) == (killed["metadata"]["name"], 2), active_pods
 
 
-def test_of_three_one_writes_also_after_it_was_frozen(
+def test_a_frozen_leader_of_three_does_not_write_after_it_resumes(
     kube: Kube, namespaces: tuple[str, str], release: Release
 ) -> None:
-    """The frozen one wakes up in the middle of its work and in the belief that it leads."""
+    """The frozen replica resumes while it reconciles, and still assumes that it leads."""
     release.upgrade({"replicas": 3})
     undisturbed, disturbed = namespaces
     create(kube, undisturbed)

@@ -1,4 +1,4 @@
-"""An operator of some namespaces: it acts there and nowhere else, and could not elsewhere."""
+"""Test of an operator that is limited to some namespaces: it acts only there, and has no permissions elsewhere."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from e2e.services import API, KIND, LABEL, demo, get, wait_condition
 
 @pytest.fixture
 def elsewhere(kube: Kube, namespace: str) -> Iterator[str]:
-    """A second namespace, which the operator is not told of."""
+    """Yields a second namespace, which is not in the operator's `watchNamespaces`."""
     name = f"{namespace}-other"
     made = kube.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     yield name
     kube.delete(made)
 
 
-def test_it_acts_in_its_namespaces_alone(kube: Kube, namespace: str, elsewhere: str, release: Release) -> None:
+def test_the_operator_acts_only_in_its_namespaces(kube: Kube, namespace: str, elsewhere: str, release: Release) -> None:
     release.upgrade({"watchNamespaces": [namespace]})
     kube.create(demo(elsewhere, spec={"suspend": True}))
     kube.create(demo(namespace, spec={"suspend": True}))
     wait_condition(kube, namespace, "Accepted")
     kube.create(demo(namespace, "later", {"suspend": True}))
-    wait_condition(kube, namespace, "Accepted", name="later")  # what it does elsewhere, it would have done by now
+    wait_condition(kube, namespace, "Accepted", name="later")  # by now it would have acted elsewhere too
     assert "status" not in get(kube, elsewhere)
     assert not kube.list("apps/v1", "Deployment", elsewhere, labelSelector=LABEL)
     for api, kind in (("v1", "Pod"), ("apps/v1", "Deployment"), (API, KIND)):
@@ -40,7 +40,7 @@ def test_it_acts_in_its_namespaces_alone(kube: Kube, namespace: str, elsewhere: 
 
 
 def may_list(api: str, kind: str, namespace: str) -> bool:
-    """Whether the operator's account may, tried in its name; "" is the whole cluster."""
+    """Returns whether the operator's service account may list a kind in a namespace ("": in the whole cluster)."""
     config = environment().kubeconfig
     assert config is not None
     operator = Kube(config, user=ACCOUNT, groups=("system:serviceaccounts", "system:authenticated"))

@@ -1,4 +1,4 @@
-"""The operator goes and comes back: engines serve on; then everything goes, and nothing of ours is left anywhere."""
+"""Test of an uninstalled operator: engines keep serving and are adopted after a reinstall. A purge leaves nothing."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from e2e.release import CRDS, NAMESPACE, RELEASE, Release, helm
 from e2e.services import API, KIND, POD_TIMEOUT, ask, demo, engines, kubectl, patch, wait_condition
 
 GROUP = API.partition("/")[0]
-PURGE = ("delete", "crd", "diffusionlmservices.serving.unmask.dev")  # as docs/operations/install.md and chart notes say
+PURGE = ("delete", "crd", "diffusionlmservices.serving.unmask.dev")  # as in docs/operations/install.md and chart notes
 CRD: Key = ("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", PURGE[2])
-SERVED: Key = ("apiregistration.k8s.io/v1", "APIService", "", f"v1alpha1.{GROUP}")  # the API server's own, for the CRD
+SERVED: Key = ("apiregistration.k8s.io/v1", "APIService", "", f"v1alpha1.{GROUP}")  # the API server makes it for a CRD
 
 
 @pytest.fixture
 def nobody_elses(kube: Kube) -> None:
-    """This test purges: on a cluster with services of somebody's it must not run."""
+    """Fails the test if the cluster has DiffusionLMServices of others, because a purge would delete them."""
     for service in kube.list(API, KIND):
         name = service["metadata"]["namespace"]
         namespace = kube.find("v1", "Namespace", name)
-        if namespace and "deletionTimestamp" not in namespace["metadata"]:  # an earlier test's is on its way out
+        if namespace and "deletionTimestamp" not in namespace["metadata"]:  # an earlier test's may still be terminating
             pytest.fail(f"{name} has DiffusionLMServices, which this test would delete: move them, or leave it out")
 
 
@@ -39,7 +39,10 @@ def purge(kube: Kube, release: Release) -> None:
 
 
 def ours(found: dict[Key, Obj]) -> set[Key]:
-    """Of every kind: what the chart or the operator made, or others for that. The rest is not ours, and may change."""
+    """Returns the keys of all objects that the charts or the operator created, or other controllers for those.
+
+    All other objects are unrelated and may change during the test.
+    """
     return {key for key, obj in found.items() if _marked(key, obj["metadata"])}
 
 
@@ -54,20 +57,20 @@ def _marked(key: Key, meta: Obj) -> bool:
 
 
 def chart_made() -> set[tuple[str, str]]:
-    """Kind and name of all that helm applied."""
+    """Returns kind and name of each object in the release's manifest."""
     objects = yaml.safe_load_all(helm("get", "manifest", RELEASE))
     return {(obj["kind"], obj["metadata"]["name"]) for obj in objects if obj}
 
 
 def wait_none(what: str, kube: Kube, left: Callable[[], set[Key]]) -> None:
-    """Controllers collect what belonged to something that is gone."""
+    """Waits until `left` is empty, because controllers delete dependents only after their owner is gone."""
     with contextlib.suppress(TimeoutError):
         kube.wait(what, lambda: not left(), timeout=POD_TIMEOUT)
     assert left() == set(), what
 
 
 @pytest.mark.usefixtures("nobody_elses")
-def test_uninstall_and_purge_strand_nothing(kube: Kube, namespace: str, release: Release) -> None:
+def test_uninstall_and_purge_leave_nothing_behind(kube: Kube, namespace: str, release: Release) -> None:
     release.uninstall()
     purge(kube, release)
     wait_none("the first life leaves nothing", kube, lambda: ours(everything(kube)))
@@ -79,7 +82,7 @@ def test_uninstall_and_purge_strand_nothing(kube: Kube, namespace: str, release:
     wait_condition(kube, namespace)
     before = engines(kube, namespace)
     assert len(before) == 2
-    # `ours` overlooks nothing that the chart made, nor anything that is new in the two namespaces.
+    # `ours` must include all objects of the chart, and all new objects in the two namespaces.
     there = everything(kube)
     assert chart_made() <= {(kind, name) for _, kind, _, name in ours(there)}
     assert new(there, nothing, namespace) <= ours(there)
@@ -95,7 +98,7 @@ def test_uninstall_and_purge_strand_nothing(kube: Kube, namespace: str, release:
     assert "42" in ask(kube, namespace)
 
     release.upgrade()
-    patch(kube, namespace, {"service": {"annotations": {"somebody": "is back"}}})  # what restarts no pod
+    patch(kube, namespace, {"service": {"annotations": {"somebody": "is back"}}})  # restarts no pod
     wait_condition(kube, namespace, "RolloutComplete")
     service = kube.get("v1", "Service", "demo", namespace)
     assert service["metadata"]["annotations"]["somebody"] == "is back"
@@ -113,7 +116,7 @@ def test_uninstall_and_purge_strand_nothing(kube: Kube, namespace: str, release:
 
 
 def new(now: dict[Key, Obj], then: dict[Key, Obj], namespace: str) -> set[Key]:
-    """What there was not then, in the release's namespace and the test's, whoever made it."""
+    """Returns the keys of all new objects in the release's namespace and in the test's, regardless of the creator."""
     return {key for key in now.keys() - then.keys() if key[2] in (NAMESPACE, namespace)}
 
 

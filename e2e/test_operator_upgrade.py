@@ -1,4 +1,4 @@
-"""Another operator over live services: it restarts no engine, tells what it would change, and keeps all the rest up."""
+"""Tests of an operator upgrade while services run: it restarts no engine, reports pending changes, and reconciles."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from e2e.services import (
     wait_condition,
 )
 
-# What the newer chart renders otherwise: one more variable, and another default image. The same image by another of its
-# names, so that it is on every node that has the first one.
+# The newer chart renders one more variable, and another default image. That is the same image under another name, so
+# that it is on every node that has the first one.
 VARIABLE = "E2E_NEWER"
 
 
@@ -35,9 +35,10 @@ def newer(release: Release) -> dict[str, object]:
 
 
 def addresses(kube: Kube, namespace: str, name: str) -> str:
-    """The part of the log of the service's one engine that says which clients it accepts.
+    """Returns the log line of the service's only engine with the addresses on which it listens.
 
-    Neither its command line nor its environment in the pod sets an address: the image has the default.
+    Checks that neither its command line nor its environment in the pod sets an address, so that the image's default
+    applies.
     """
     (pod,) = [pod for pod in pods(kube, namespace, name) if "deletionTimestamp" not in pod["metadata"]]
     container = pod["spec"]["containers"][0]
@@ -48,13 +49,14 @@ def addresses(kube: Kube, namespace: str, name: str) -> str:
 
 
 def main(kube: Kube, namespace: str, name: str) -> tuple[str, bool]:
-    """The image of a service's one engine that stays, and whether it has the newer chart's variable."""
+    """Returns the image of a service's only engine that is not being deleted, and whether it has the new variable."""
     (pod,) = [pod for pod in pods(kube, namespace, name) if "deletionTimestamp" not in pod["metadata"]]
     container = pod["spec"]["containers"][0]
     return container["image"], VARIABLE in {variable["name"] for variable in container["env"]}
 
 
-# What no pod is made of (of lora the list). The newer operator would make the pods otherwise; none of these lets it.
+# Sections that do not affect the pod template (of `lora`: the list of adapters). Although the newer operator renders
+# another pod template, an edit of these sections must not apply it.
 OUTSIDE_POD_TEMPLATE: dict[str, Obj] = {
     "autoscaling": {"minReplicas": 1, "maxReplicas": 1, "targets": {"queuedRequestsPerReplica": 4}},
     "podDisruptionBudget": {"minAvailable": 1},
@@ -70,10 +72,10 @@ OUTSIDE_POD_TEMPLATE: dict[str, Obj] = {
 def test_edits_outside_the_pod_template_restart_no_pods_under_another_operator(
     kube: Kube, namespace: str, release: Release, newer: dict[str, object]
 ) -> None:
-    """20 clients notice nothing from before the upgrade until after the way back.
+    """No request of 20 clients fails from before the upgrade until after the rollback.
 
-    They ask a Service of their own, as an Ingress goes to the pods by itself: an edit of the port takes the old one
-    away from whoever asks it. A few more ask the operator's Service, before that edit and after it.
+    They use a separate Service, as an Ingress may send requests directly to pods, because an edit of the port removes
+    the old port of the operator's Service. Four more clients use the operator's Service before and after that edit.
     """
     adapters: Obj = {"lora": {"maxAdapters": 1}}
     kube.create(demo(namespace, spec={"resources": {"requests": {"cpu": "100m"}}, "suspend": True} | adapters))
@@ -99,7 +101,7 @@ def test_edits_outside_the_pod_template_restart_no_pods_under_another_operator(
         under.served(ENOUGH)
     assert engines(kube, namespace) == before
     recorded = pins(kube, namespace)
-    assert first in recorded.items(), "what came before the form that runs"
+    assert first in recorded.items(), "the previous revision was changed or deleted"
     assert recorded.popitem()[1]["template"] == second[1]["template"]
 
 
@@ -110,14 +112,14 @@ def edit(kube: Kube, namespace: str, section: str, value: Obj) -> None:
 
 
 def front(kube: Kube, namespace: str) -> None:
-    """A Service `front` of somebody else's to the same pods."""
+    """Creates a Service `front` for the same pods, which the operator does not manage."""
     spec = {"selector": {LABEL: "demo"}, "ports": [{"port": 80, "targetPort": 8000}]}
     meta = {"name": "front", "namespace": namespace}
     kube.create({"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec})
 
 
 def pins(kube: Kube, namespace: str) -> dict[str, Obj]:
-    """What the service's ControllerRevisions hold, by their names, the oldest first."""
+    """Returns the data of the service's ControllerRevisions by name, the oldest first."""
     found = kube.list("apps/v1", "ControllerRevision", namespace, labelSelector=f"{LABEL}=demo")
     return {one["metadata"]["name"]: one["data"] for one in sorted(found, key=lambda one: int(one["revision"]))}
 
@@ -163,12 +165,12 @@ def test_an_upgrade_and_a_downgrade_restart_no_engine(
 
 
 def restart(kube: Kube, namespace: str, name: str) -> None:
-    """As docs/operations/rolling-upgrade.md says."""
+    """Restarts a service's pods as docs/operations/rolling-upgrade.md describes."""
     kube.patch(demo(namespace, name), {"metadata": {"annotations": {"serving.unmask.dev/restartedAt": "now"}}})
 
 
 def spoil(kube: Kube, namespace: str, name: str) -> None:
-    """Change or delete each of the service's children, the pods' template left alone."""
+    """Changes or deletes three children of the service, but not the pod template."""
     kube.patch(child(kube, "v1", "Service", namespace, name), {"spec": {"selector": {"somebody": "else"}}})
     kube.patch(child(kube, "apps/v1", "Deployment", namespace, name), {"spec": {"progressDeadlineSeconds": 1234}})
     kube.delete(child(kube, "networking.k8s.io/v1", "NetworkPolicy", namespace, name))

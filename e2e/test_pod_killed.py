@@ -1,4 +1,4 @@
-"""A pod dies under load: requests that were with it fail, and say so; all others are served by the second pod."""
+"""Test of a pod that dies under load: only its requests fail, with an error; the second pod serves all others."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from e2e.cluster.kube import Obj
 from e2e.load import CLIENTS, Load, load
 from e2e.services import POD_TIMEOUT, condition, demo, get, is_ready, kubectl, kubectl_command, pods, wait_condition
 
-LOST = ("EOF", "connection reset", "broke off")  # what clients see of a process that died with their request
-# And of one that is not forgotten yet, or of its successor in the same pod.
+LOST = ("EOF", "connection reset", "broke off")  # errors of clients whose request was in a process that died
+# Errors of clients whose request was sent to an address that is still an endpoint, or to the restarted container.
 SENT_TO_NOBODY = ("connection refused", "no route to host", "model is being loaded")
-# Ends the engine's first process, as running out of memory would, so that nothing of a drain runs. It is at work then,
-# and is stopped for some seconds before, in which clients go on sending: it has some of their requests, however fast it
-# is.
+# Kills the engine's first process without a drain, as the kernel does when memory runs out. The process is busy then,
+# and is stopped for some seconds before. Clients keep sending meanwhile, so even a fast engine has requests in flight.
 CRASH = """
 import os, pathlib, re, signal, time, urllib.request
 processes = pathlib.Path("/proc").glob("[0-9]*")
@@ -29,7 +28,7 @@ os.kill(engine, signal.SIGKILL)
 
 
 def serving(kube: Kube, namespace: str) -> list[Obj]:
-    """The service's two pods once both are Ready and it says so; else nothing."""
+    """Returns the service's two pods if both and the service are Ready; else an empty list."""
     service, found = get(kube, namespace), pods(kube, namespace)
     ready = [pod for pod in found if is_ready(pod)]
     is_complete = len(found) == len(ready) == service["status"].get("readyReplicas") == 2
@@ -37,8 +36,10 @@ def serving(kube: Kube, namespace: str) -> list[Obj]:
 
 
 def lost_since(before: int, under: Load) -> int:
-    """How many requests died with a pod. Beyond the `before` failures of earlier no other may have failed, but for
-    those sent to it until the cluster forgot it, which was before now."""
+    """Returns the number of requests that were lost with a pod, after the first `before` failures.
+
+    Checks that every other failure is one of SENT_TO_NOBODY, and that all failed requests started before this call.
+    """
     now = under.report().seconds
     failures = under.wait_requests(100).failures[before:]
     for one in failures:
@@ -49,8 +50,8 @@ def lost_since(before: int, under: Load) -> int:
 
 
 def test_only_requests_of_the_dead_pod_fail(kube: Kube, namespace: str) -> None:
-    # With one process namespace for the whole pod the engine's process is no init, which nothing in a pod can kill.
-    # The limit leaves its successor room to start, though the load keeps requests in flight all the time.
+    # In a shared process namespace the engine is not process 1, which cannot be killed from inside a pod. The CPU limit
+    # leaves CPU for the restarted container under constant load.
     spec = {
         "replicas": 2,
         "podTemplate": {"spec": {"shareProcessNamespace": True}},
@@ -61,7 +62,7 @@ def test_only_requests_of_the_dead_pod_fail(kube: Kube, namespace: str) -> None:
     victim = pods(kube, namespace)[0]["metadata"]
     with load(kube, namespace, pause="150ms") as under:
         assert not under.report().failed
-        # The container may take this process with it, so its exit code tells nothing; the restart does.
+        # The exit code is not checked, because this process may die with the container. The restart is checked below.
         crash = kubectl_command("exec", victim["name"], "--", "python", "-c", CRASH, namespace=namespace)
         subprocess.run(crash, capture_output=True)
 

@@ -1,4 +1,4 @@
-"""What cannot be had is refused with a sentence that says why, and what ran goes on."""
+"""Tests of refused specs and edits: the error states the cause, and running engines continue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_kubectl_apply_says_what_is_wrong(namespace: str, kube: Kube, what: str) -> None:
+def test_kubectl_apply_reports_what_is_wrong(namespace: str, kube: Kube, what: str) -> None:
     spec, message = REFUSED[what]
     name = "demo" if spec else "a" * 41
     output = kubectl(
@@ -69,7 +69,7 @@ THEIRS: tuple[Obj, ...] = (
 )
 
 
-def test_objects_of_somebody_else_are_named_and_left_alone(kube: Kube, namespace: str) -> None:
+def test_objects_of_other_owners_are_named_and_not_changed(kube: Kube, namespace: str) -> None:
     theirs = []
     for body in THEIRS:
         name = "demo-engine" if body["kind"] == "ServiceAccount" else "demo"
@@ -85,4 +85,4 @@ def test_objects_of_somebody_else_are_named_and_left_alone(kube: Kube, namespace
         assert now["metadata"]["uid"] == one["metadata"]["uid"]
         assert "unmask-operator" not in {entry["manager"] for entry in now["metadata"]["managedFields"]}
         kube.delete(now)
-    wait_condition(kube, namespace, "Scheduled")  # nothing tells us that they are gone: a look every 30 s
+    wait_condition(kube, namespace, "Scheduled")  # the operator does not watch these objects, so it checks every 30 s

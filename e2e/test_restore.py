@@ -1,4 +1,4 @@
-"""docs/operations/backup-restore.md: a resource made again from the output of kubectl gets all its objects back."""
+"""Tests of docs/operations/backup-restore.md: a resource restored from kubectl's output gets all its children."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ CHILDREN = {
 
 
 def children(kube: Kube, namespace: str) -> dict[str, str]:
-    """The uid of each, by kind and name."""
+    """Returns the uid of each child of the namespace's services, by kind and name."""
     found = [one for kind, api in CHILDREN.items() for one in kube.list(api, kind, namespace, labelSelector=LABEL)]
     return {f"{item['kind']}/{item['metadata']['name']}": item["metadata"]["uid"] for item in found}
 
 
-def test_a_service_is_made_again_from_what_kubectl_printed(kube: Kube, namespace: str, tmp_path: Path) -> None:
-    # replicas beside autoscaling, as every backup of an autoscaled service has it
+def test_a_service_is_restored_from_kubectl_output(kube: Kube, namespace: str, tmp_path: Path) -> None:
+    # The backup of an autoscaled service has `replicas` as well as `autoscaling`.
     service = demo(namespace, spec={"autoscaling": SCALING, "networkPolicy": {}})
     kubectl("apply", "-f", "-", namespace=namespace, stdin=yaml.safe_dump(service))
     wait_condition(kube, namespace)
@@ -40,7 +40,7 @@ def test_a_service_is_made_again_from_what_kubectl_printed(kube: Kube, namespace
     for member in ("uid:", "resourceVersion:", "managedFields:", "status:", "autoscaling:", "replicas: 1"):
         assert member in backup.read_text()
 
-    # At once, while the old children are still there: the garbage collector takes them, and new ones come.
+    # Without a wait, so that the old children still exist. The garbage collector deletes them, and new ones follow.
     kubectl("delete", "dlms", "demo", namespace=namespace)
     kubectl("apply", "-f", str(backup), namespace=namespace)
     wait_condition(kube, namespace)
@@ -49,19 +49,19 @@ def test_a_service_is_made_again_from_what_kubectl_printed(kube: Kube, namespace
     assert after["spec"] == before["spec"]
     assert now.keys() == was.keys()
     assert {child.partition("/")[0] for child in now} == set(CHILDREN)
-    assert not set(now.values()) & set(was.values()), "every child is a new one"
+    assert not set(now.values()) & set(was.values()), "a child of the deleted service still exists"
     assert "42" in text(Client(kube, namespace).ask())
 
 
 @pytest.mark.parametrize("verb", ["create", "apply"])
-def test_the_manifest_goes_on_being_applied_after_a_restore(namespace: str, tmp_path: Path, verb: str) -> None:
+def test_the_manifest_can_be_applied_after_a_restore(namespace: str, tmp_path: Path, verb: str) -> None:
     manifest = str(EXAMPLES / "demo-service.yaml")
     kubectl("apply", "-f", manifest, namespace=namespace)
     backup = tmp_path / "services.yaml"
     backup.write_text(kubectl("get", "dlms", "-o", "yaml", namespace=namespace))
     kubectl("delete", "dlms", "demo", namespace=namespace)
     kubectl(verb, "-f", str(backup), namespace=namespace)
-    # kubectl now remembers the backup's resourceVersion as something that the manifest gives up
+    # The last-applied annotation has the backup's resourceVersion, so kubectl tries to remove it.
     assert "resourceVersion" in kubectl("apply", "-f", manifest, namespace=namespace, refused=True)
     kubectl("annotate", "dlms", "--all", f"{LAST_APPLIED}-", namespace=namespace)
     kubectl("apply", "-f", manifest, namespace=namespace)

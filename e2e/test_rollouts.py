@@ -1,4 +1,4 @@
-"""Every change that replaces a service's pods goes by without one failed request."""
+"""Tests that no request fails during changes that replace a service's pods."""
 
 from __future__ import annotations
 
@@ -22,9 +22,13 @@ def main_container(pod: Obj) -> Obj:
 
 
 def finish(kube: Kube, namespace: str, under: Load, old: set[str], before: int) -> list[Obj]:
-    """Wait until the rollout that began at `before` requests is over and the `old` pods have drained and are gone.
+    """Waits until a rollout is complete and the `old` pods are gone. Checks that no request has failed.
 
-    Returns the main containers of the new ones. No request may have failed from the beginning to then.
+    Args:
+        before: Number of requests that had ended when the rollout began.
+
+    Returns:
+        The main containers of the new pods.
     """
     wait_condition(kube, namespace, "RolloutComplete")
     wait_condition(kube, namespace, "Ready")
@@ -64,7 +68,7 @@ def test_new_arguments_and_images_fail_no_request(kube: Kube, namespace: str) ->
 
 
 def test_rollouts_without_surge_fail_no_requests(kube: Kube, namespace: str) -> None:
-    """Where there is no room for one more pod, the others carry the load."""
+    """If the cluster has no capacity for one more pod, the remaining pods serve the load."""
     spec = {"replicas": 2, "rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 1}}
     kube.create(demo(namespace, spec=spec))
     wait_condition(kube, namespace)
@@ -74,8 +78,8 @@ def test_rollouts_without_surge_fail_no_requests(kube: Kube, namespace: str) -> 
         assert not under.stop().failed
 
 
-def test_a_rollout_ends_well_though_the_operator_is_killed(kube: Kube, namespace: str) -> None:
-    """The leader dies at once after the edit, whatever it has written by then, and gives its Lease to nobody."""
+def test_a_rollout_completes_after_the_leader_is_killed(kube: Kube, namespace: str) -> None:
+    """The leader is killed immediately after the edit, in any state of its writes, and does not release its Lease."""
     kube.create(demo(namespace))
     wait_condition(kube, namespace)
     killed = kube.wait("a leader", lambda: leader(kube))["metadata"]["name"]

@@ -1,4 +1,4 @@
-"""`suspend` takes the engines away and nothing else; the service comes back as it was."""
+"""Test of `suspend`: it removes the engines, and the service's previous state returns when it ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from e2e.services import POD_TIMEOUT, demo, get, kubectl, patch, pods, wait_cond
 BUDGET = ("policy/v1", "PodDisruptionBudget", "demo-engine")
 
 
-def test_a_suspended_service_runs_no_engine_and_comes_back(kube: Kube, namespace: str) -> None:
+def test_a_suspended_service_runs_no_engine_until_it_resumes(kube: Kube, namespace: str) -> None:
     kube.create(
         demo(namespace, spec={"replicas": 2, "drainTimeoutSeconds": 1, "resources": {"requests": {"cpu": "100m"}}})
     )
@@ -21,11 +21,11 @@ def test_a_suspended_service_runs_no_engine_and_comes_back(kube: Kube, namespace
     assert "set it to false to serve again" in stopped["message"]
     kube.wait("the pods' end", lambda: not pods(kube, namespace), timeout=POD_TIMEOUT)
     wait_condition(kube, namespace, "Available", "False", reason="Suspended")
-    assert get(kube, namespace)["spec"]["replicas"] == 2  # remembered
-    assert kube.find(*BUDGET, namespace) is None  # it would count pods that nobody wants
+    assert get(kube, namespace)["spec"]["replicas"] == 2  # for the end of the suspension
+    assert kube.find(*BUDGET, namespace) is None  # a budget would count pods that must not run
     assert kube.get("v1", "Service", "demo", namespace)["spec"]["clusterIP"] == address
     events = kubectl("events", "--for=dlms/demo", namespace=namespace)
-    assert "Unavailable" not in events  # it was asked for
+    assert "Unavailable" not in events  # the user requested it
 
     patch(kube, namespace, {"suspend": False})
     wait_condition(kube, namespace, "Ready")

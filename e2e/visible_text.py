@@ -1,4 +1,4 @@
-"""Text about a namespace that people without access to its Secrets can read."""
+"""Collects the text about a namespace that is readable without access to its Secrets."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ _KINDS = "dlms,deployments,replicasets,pods,services,controllerrevisions,events"
 
 
 def visible_text(kube: Kube, namespace: str) -> str:
-    """Returns its objects, its Events, the logs of the engines, also of previous containers, and of the operator."""
+    """Returns the namespace's objects and Events, and the logs of its engines and of the operator.
+
+    The logs include those of previous containers.
+    """
     objects = kubectl("get", _KINDS, "--output=yaml", namespace=namespace)
     return objects + _logs(kube, namespace, LABEL) + _logs(kube, OPERATOR, f"app.kubernetes.io/instance={RELEASE}")
 
 
 def _logs(kube: Kube, namespace: str, selector: str) -> str:
-    """Returns the logs of all selected pods that have any. AssertionError if none has."""
+    """Returns the logs of all selected pods that have any. Raises AssertionError if none has."""
     found = []
     for pod in kube.list("v1", "Pod", namespace, labelSelector=selector):
         path = kube.path("v1", "Pod", namespace, pod["metadata"]["name"], "log")
@@ -26,7 +29,7 @@ def _logs(kube: Kube, namespace: str, selector: str) -> str:
             try:
                 found.append(str(kube.request("GET", path, previous=previous)))
             except ApiError as error:
-                if error.status not in (400, 404):  # it has not begun, or had no life before; it is gone
+                if error.status not in (400, 404):  # 400: not started, or no previous container; 404: pod deleted
                     raise
     assert found, f"no logs of {selector} in namespace {namespace}"
     return "".join(found)

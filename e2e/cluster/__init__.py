@@ -1,6 +1,6 @@
-"""Kubernetes clusters for tests: an API server in seconds, or one whole node with real pods.
+"""Kubernetes clusters for tests: an API server that starts within seconds, or a complete node that runs real pods.
 
-`python -m e2e.cluster up` and `down` from a shell; `start_api_server` from Python. See e2e/README.md.
+In a shell use `python -m e2e.cluster up` and `down`, in Python `start_api_server`. See e2e/README.md.
 """
 
 from e2e.cluster.api_server import ApiServer, external_api_server, start_api_server

@@ -1,4 +1,4 @@
-"""Test clusters from a shell: eval "$(python -m e2e.cluster up)", and `down` when done."""
+"""Starts and ends test clusters from a shell: eval "$(python -m e2e.cluster up)", and `down` when done."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from e2e.cluster.config import Environment, environment
 from e2e.cluster.lifecycle import Options, down, up
 from e2e.cluster.process import StartError
 
-_QUOTE = "'\\''"  # ends the quoted text, adds a quote, begins again
+_QUOTE = "'\\''"  # for the shell: ends the quoted text, adds an escaped quote, and starts a new quoted text
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -34,7 +34,7 @@ def _run(arguments: argparse.Namespace, env: Environment) -> None:
     if arguments.command == "build":
         if unknown := set(arguments.names) - set(binaries.PROGRAMS):
             raise StartError(f"no such program: {', '.join(unknown)}; there are {', '.join(binaries.PROGRAMS)}")
-        if not env.kubeconfig or arguments.names:  # somebody's cluster needs no binaries of ours
+        if not env.kubeconfig or arguments.names:  # an external cluster needs no compiled programs
             binaries.build(arguments.names or binaries.TESTS, env)
     elif arguments.command == "up":
         for name, value in up(env, Options(arguments.api_only, not arguments.no_install, arguments.base)).items():

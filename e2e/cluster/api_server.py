@@ -1,4 +1,4 @@
-"""The first level: an API server on loopback, with or without controllers, for as long as a test run."""
+"""The API server level of test clusters: an API server on loopback, with or without controllers, for one test run."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class ApiServer:
 
     Attributes:
         url: its address.
-        kubeconfig: of its admin; the admin proves itself by a token, which also passes through a proxy.
-        directory: for kubeconfigs and other files; gone at the end.
-        audit_log: one JSON event a line, None for a cluster that is not ours.
-        controllers: a controller-manager acts on it (garbage collection, Deployments' ReplicaSets, quota, HPA).
+        kubeconfig: kubeconfig of its admin, who authenticates with a token, because a token also works through a proxy.
+        directory: folder for kubeconfigs and other files; it is removed at the end.
+        audit_log: file with one JSON event per line; None for an external cluster.
+        controllers: whether a controller-manager runs (garbage collection, Deployments' ReplicaSets, quota, HPA).
     """
 
     url: str
@@ -40,28 +40,32 @@ class ApiServer:
 
     @property
     def processes(self) -> dict[str, int]:
-        """Process ids by name; none of a cluster that is not ours."""
+        """Process ids by name; empty for an external cluster."""
         return {daemon.name: daemon.pid for daemon in self._plane.daemons} if self._plane else {}
 
     def admin(self, *, user: str = "", groups: tuple[str, ...] = ()) -> Kube:
-        """A client: the admin itself, or the admin impersonating somebody."""
+        """Returns a client of the admin, which impersonates `user` and `groups` if given."""
         return Kube(self.kubeconfig, user=user, groups=groups)
 
     def kubeconfig_through(self, server: str) -> Path:
-        """The admin's, for the same cluster at another address (a proxy over http)."""
+        """Writes a kubeconfig of the admin for the same cluster at another address (a proxy over HTTP)."""
         token = kubeconfig.read(self.kubeconfig).headers.get("Authorization", "").removeprefix("Bearer ")
         if not token:
             raise StartError(f"{self.kubeconfig}: only a user with a token can be passed on by a proxy")
         return kubeconfig.write(self.directory / "proxied.kubeconfig", server, b"", user="admin", token=token)
 
     def user_kubeconfig(self, user: str, *groups: str) -> Path:
-        """For a user who need not exist, by a client certificate. StartError for a cluster that is not ours."""
+        """Writes a kubeconfig for any user name, with a client certificate. Raises StartError for external clusters."""
         if not self._plane:
             raise StartError("only a cluster that the suite started issues client certificates; use a service account")
         return self._plane.user(user, groups)
 
     def service_account_kubeconfig(self, namespace: str, name: str, *, server: str = "") -> Path:
-        """For a service account, by a token of one hour; with `server`, through that address (a proxy over http)."""
+        """Writes a kubeconfig for a service account, with a token that is valid for one hour.
+
+        Args:
+            server: Another address of the API server (a proxy over HTTP).
+        """
         kube = self.admin()
         path = kube.path("v1", "ServiceAccount", namespace, name, "token")
         token = kube.request(
@@ -73,7 +77,7 @@ class ApiServer:
         return kubeconfig.write(file, server or self.url, ca, user=name, token=token["status"]["token"])
 
     def requests(self, user: str = "") -> list[Obj]:
-        """The audit log's events, of one user (`system:serviceaccount:NAMESPACE:NAME`) or of all."""
+        """Returns the audit log's events of one user (`system:serviceaccount:NAMESPACE:NAME`), or of all users."""
         if not self.audit_log:
             raise StartError("this cluster is not ours: it has no audit log that tests can read")
         return read_events(self.audit_log, user)
@@ -81,11 +85,16 @@ class ApiServer:
 
 @contextlib.contextmanager
 def start_api_server(*, controllers: bool = False, nodes: int = 0) -> Iterator[ApiServer]:
-    """etcd and kube-apiserver, kube-controller-manager with `controllers`; ready within seconds, ended with the block.
+    """Starts etcd and kube-apiserver, which are ready within seconds. They end with the block.
 
-    With `nodes` also so many pretend nodes, whose pods become ready and run nothing, and the scheduler and controllers
-    that they need. MissingProgramError where programs are not built yet, StartError with the log's end where one does
-    not come up.
+    Args:
+        controllers: Whether to start kube-controller-manager.
+        nodes: Number of simulated nodes. Their pods become ready but run nothing. If not 0, the scheduler and
+            kube-controller-manager start too.
+
+    Raises:
+        MissingProgramError: Programs are not built yet.
+        StartError: A program does not start. The message has the end of its log.
     """
     env = environment()
     controllers = controllers or nodes > 0
@@ -110,7 +119,7 @@ def start_api_server(*, controllers: bool = False, nodes: int = 0) -> Iterator[A
 
 @contextlib.contextmanager
 def external_api_server(path: Path) -> Iterator[ApiServer]:
-    """Somebody's cluster: says which on stderr, starts nothing."""
+    """Yields an external cluster and prints its address on stderr. Starts nothing."""
     access = kubeconfig.read(path)
     print(f"tests use the cluster of {path}: context {access.context}, {access.server}", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="unmask-api-") as directory:

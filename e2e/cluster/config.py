@@ -1,4 +1,4 @@
-"""What the environment says about clusters; read here and nowhere else in this package."""
+"""Reads the environment variables for clusters. No other module of this package reads them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Environment:
-    """
+    """Settings from environment variables.
+
     Attributes:
-        cache: where binaries, images and running clusters live.
-        assets: KUBEBUILDER_ASSETS, a folder with ready-made etcd, kube-apiserver and kubectl.
-        kubeconfig: UNMASK_E2E_KUBECONFIG, somebody's cluster to test against instead of our own.
+        cache: folder of binaries, images and running clusters.
+        assets: KUBEBUILDER_ASSETS, a folder with prebuilt etcd, kube-apiserver and kubectl.
+        kubeconfig: UNMASK_E2E_KUBECONFIG, an existing cluster to test against.
         cluster: UNMASK_E2E_CLUSTER, the id that `up` printed.
         runtime_next: UNMASK_E2E_IMAGE_RUNTIME_NEXT, the runtime's image under a second tag, for tests of an upgrade.
         path: PATH.
@@ -29,7 +30,11 @@ class Environment:
 
 
 def environment(environ: Mapping[str, str] | None = None) -> Environment:
-    """Read the variables. ValueError names one that points nowhere."""
+    """Reads the variables.
+
+    Raises:
+        ValueError: The path in a variable does not exist. The message names the variable.
+    """
     environ = os.environ if environ is None else environ
 
     def existing(name: str) -> Path | None:

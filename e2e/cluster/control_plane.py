@@ -1,4 +1,4 @@
-"""etcd, kube-apiserver, kube-controller-manager and kube-scheduler of one cluster, with the keys between them."""
+"""Starts etcd, kube-apiserver, kube-controller-manager and kube-scheduler of a cluster with their credentials."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from e2e.cluster.pki import Authority, new_key, private_pem
 from e2e.cluster.process import Daemon, spawn, stop, wait_for
 
 SERVICES = "10.96.0.0/16"
-# Of an API server on loopback: that address is no endpoint; with ranges of both families Services may ask for either.
+# For an API server on loopback. A loopback address is no valid endpoint, so the reconciler of endpoints is off. With
+# ranges of both address families, Services may request either.
 LOOPBACK_FLAGS = ("--endpoint-reconciler-type=none", f"--service-cluster-ip-range={SERVICES},fd00:10:96::/112")
-_API_SERVICE = "10.96.0.1"  # the first address of SERVICES: the Service `kubernetes`
+_API_SERVICE = "10.96.0.1"  # address of the Service `kubernetes`, the first of SERVICES
 _ISSUER = "https://kubernetes.default.svc"
 _AUDIT = {
     "apiVersion": "audit.k8s.io/v1",
@@ -32,15 +33,15 @@ _AUDIT = {
 
 @dataclass(frozen=True)
 class Site:
-    """Where a cluster's daemons run.
+    """Folder, addresses and ports of a cluster's daemons.
 
     Attributes:
-        directory: for their files.
-        address, port: of the API server, as seen by its clients.
-        etcd_ports: of etcd's clients and its peers; on 127.0.0.1.
-        controller_ports: of the controller-manager and the scheduler, for health; on 127.0.0.1.
-        enter: what a command begins with to run in the cluster's network namespace.
-        tied: the daemons die with this process.
+        directory: folder for their files.
+        address, port: address and port of the API server, as seen by its clients.
+        etcd_ports: etcd's ports for clients and for peers, on 127.0.0.1.
+        controller_ports: health ports of the controller-manager and the scheduler, on 127.0.0.1.
+        enter: prefix of a command that runs in the cluster's network namespace.
+        tied: whether the daemons die with this process.
     """
 
     directory: Path
@@ -61,11 +62,14 @@ class Site:
 
 
 class ControlPlane:
-    """Starts the daemons it is asked for.
+    """The control plane of one cluster. Each daemon has its own start method.
+
+    Args:
+        started: Called after the start of each daemon.
 
     Attributes:
-        daemons: those that run, in the order of their start; `started` is called after each.
-        authority: signs whatever certificate is wanted later.
+        daemons: running daemons, in the order of their start.
+        authority: certificate authority, which can issue certificates later too.
         admin: the admin's kubeconfig.
     """
 
@@ -89,7 +93,7 @@ class ControlPlane:
         return self._keys / "ca.crt"
 
     def _write_credentials(self) -> Path:
-        """Everything that the daemons read from files. Returns the admin's kubeconfig."""
+        """Writes the certificates, keys, tokens and policies that the daemons read. Returns the admin's kubeconfig."""
         keys, front = self._keys, Authority("unmask-e2e-front-proxy")
         self.ca_file.write_bytes(self.authority.certificate)
         (keys / "front-proxy-ca.crt").write_bytes(front.certificate)
@@ -107,7 +111,7 @@ class ControlPlane:
         return kubeconfig.write(path, self.site.url, self.authority.certificate, user="admin", token=token)
 
     def user(self, user: str, groups: Sequence[str] = ()) -> Path:
-        """A kubeconfig for somebody, by a client certificate."""
+        """Writes a kubeconfig for a user, with a client certificate."""
         path = self._keys / f"{user.replace(':', '-')}.kubeconfig"
         pair = self.authority.issue(user, groups)
         return kubeconfig.write(path, self.site.url, self.authority.certificate, user=user, pair=pair)
@@ -134,7 +138,7 @@ class ControlPlane:
         )
 
     def start_api_server(self, *extra: str) -> None:
-        """Start it and wait until it is ready, RBAC's own roles included."""
+        """Starts kube-apiserver and waits until it is ready, including the default roles of RBAC."""
         keys, site = self._keys, self.site
         server = self.spawn(
             "kube-apiserver",
@@ -180,7 +184,7 @@ class ControlPlane:
             wait_for("the API server", ready, [*self.daemons[:1], server])
 
     def start_controller_manager(self) -> None:
-        """With the rate of requests that hundreds of services need."""
+        """Starts kube-controller-manager with a request rate that is sufficient for hundreds of services."""
         keys = self._keys
         self.spawn(
             "kube-controller-manager",
@@ -193,7 +197,7 @@ class ControlPlane:
             "--leader-elect=false",
             "--kube-api-qps=300",
             "--kube-api-burst=600",
-            "--horizontal-pod-autoscaler-sync-period=5s",  # the default of 15 s is a test's time and nobody's load
+            "--horizontal-pod-autoscaler-sync-period=5s",  # shorter than the default of 15 s, which slows tests down
         )
 
     def start_scheduler(self) -> None:

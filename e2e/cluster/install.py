@@ -1,4 +1,4 @@
-"""The charts, as a user installs them."""
+"""Installs the charts as a user does."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from e2e.cluster.binaries import say
 from e2e.cluster.node.images import ROOT
 
 RELEASE, CRDS, NAMESPACE = "unmask-operator", "unmask-crds", "unmask-system"
-REGISTRY = "docker.io/library"  # as the node calls images that are loaded into it by name
+REGISTRY = "docker.io/library"  # the registry in the names of images that are loaded into the node
 
 
 def install_chart(helm: Path, kubeconfig: Path, identity: str) -> None:
-    """Install both charts or upgrade them, and wait until the operator's pods are ready.
+    """Installs or upgrades both charts, and waits until the operator's pods are ready.
 
-    `identity` is the operator image's: the tag stays the same from build to build, so the pods would, too.
+    Args:
+        identity: Digest of the operator's image. It becomes an annotation of the pods, because the tag does not change
+            from build to build and the pods would not be replaced otherwise.
     """
     say(f"installing the charts into {NAMESPACE}")
     values = f"podAnnotations.image={identity[:12]},global.imageRegistry={REGISTRY}"

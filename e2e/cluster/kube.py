@@ -1,4 +1,4 @@
-"""Objects of a Kubernetes API server, for tests and for setting a cluster up, by the official client."""
+"""A client for objects of a Kubernetes API server, for tests and the start of clusters. It uses the official client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,13 @@ APPLY = "application/apply-patch+yaml"
 
 
 class ApiError(Exception):
-    """A refusal by the API server: `status` is the HTTP status, `reason` the API's, the text is its message."""
+    """An error response of the API server.
+
+    Attributes:
+        status: the HTTP status.
+        reason: `reason` of the returned Status object.
+        message: its message.
+    """
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"{status} {reason}: {message}")
@@ -30,13 +36,13 @@ class ApiError(Exception):
 
 
 class Kube:
-    """Objects are plain dicts with apiVersion and kind; plural names come from the server's own discovery.
+    """Client whose objects are dicts with apiVersion and kind. Plural names come from the server's discovery.
 
-    Every method raises ApiError on a refusal. `namespace` is for objects and kinds that live in one.
+    Every method raises ApiError for an error response. `namespace` is for namespaced objects and kinds.
     """
 
     def __init__(self, config: Path, *, user: str = "", groups: tuple[str, ...] = ()) -> None:
-        """As the kubeconfig's own user, or as `user` with `groups` where its user may impersonate."""
+        """Uses the kubeconfig's user, or impersonates `user` with `groups` if the kubeconfig's user may do so."""
         access = kubeconfig.read(config)
         self.server, self.context = access.server, access.context
         self._api = ApiClient(kubeconfig.load(config))
@@ -58,7 +64,7 @@ class Kube:
         timeout: float = TIMEOUT,
         **query: Any,
     ) -> Obj:
-        """One request; the answer's JSON, or {"text": ...} where it is none."""
+        """Sends one request. Returns the JSON object of the response, or {"text": ...} for any other response."""
         header_params = {"Accept": accept, **({"Content-Type": content} if body is not None else {})}
         _, url, headers, *_ = self._api.param_serialize(
             method,
@@ -70,7 +76,7 @@ class Kube:
         headers = HTTPHeaderDict(headers)
         for name, value in self._impersonated:
             headers.add(name, value)
-        # The official client encodes JSON by itself, with escapes for characters beyond the BMP, which are no YAML.
+        # The official client encodes characters beyond the BMP as JSON escapes, which are not valid YAML.
         data = json.dumps(body, ensure_ascii=False) if content == APPLY else body
         response = self._api.call_api(method, url, headers, data, _request_timeout=timeout)
         text: str = response.read().decode()
@@ -84,7 +90,7 @@ class Kube:
         return answer if isinstance(answer, dict) else {"text": text}
 
     def path(self, api_version: str, kind: str, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """The path of a kind's collection, an object or a subresource."""
+        """Returns the path of a kind's collection, of an object or of a subresource."""
         root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
         if (api_version, kind) not in self._plurals:
             for entry in self.request("GET", root)["resources"]:
@@ -105,7 +111,7 @@ class Kube:
         return self.request("GET", self.path(api_version, kind, namespace, name, subresource))
 
     def find(self, api_version: str, kind: str, name: str, namespace: str = "") -> Obj | None:
-        """Like `get`, but None where there is no such object."""
+        """Returns an object, or None if there is no such object."""
         try:
             return self.get(api_version, kind, name, namespace)
         except ApiError as error:
@@ -114,7 +120,7 @@ class Kube:
             raise
 
     def list(self, api_version: str, kind: str, namespace: str = "", **query: Any) -> list[Obj]:
-        """Objects of a kind, in a namespace or everywhere; `labelSelector="a=b"` and the like are passed on."""
+        """Returns the objects of a kind, in one namespace or in all. `query` has parameters like `labelSelector`."""
         items = self.request("GET", self.path(api_version, kind, namespace), **query)["items"]
         return [{"apiVersion": api_version, "kind": kind, **item} for item in items]
 
@@ -125,17 +131,17 @@ class Kube:
         return self.request("PUT", self._path_of(obj, subresource=subresource), obj, **query)
 
     def apply(self, obj: Obj, *, manager: str = "unmask-test", force: bool = True, **query: Any) -> Obj:
-        """Server-side apply: create the object or take the fields that it names."""
+        """Creates or updates an object with server-side apply. Takes over the fields in `obj` if `force`."""
         query |= {"fieldManager": manager, "force": str(force).lower()}
         return self.request("PATCH", self._path_of(obj), obj, content=APPLY, **query)
 
     def patch(self, obj: Obj, change: Any, *, subresource: str = "") -> Obj:
-        """A JSON merge patch (a dict) or a JSON patch (a list) of the object that `obj` names."""
+        """Applies a JSON merge patch (a dict) or a JSON patch (a list) to the object that `obj` names."""
         content = "application/json-patch+json" if isinstance(change, list) else "application/merge-patch+json"
         return self.request("PATCH", self._path_of(obj, subresource=subresource), change, content=content)
 
     def delete(self, obj: Obj, **query: Any) -> None:
-        """Delete; an object that is gone already is fine."""
+        """Deletes an object. Does nothing if it does not exist."""
         try:
             self.request("DELETE", self._path_of(obj), **query)
         except ApiError as error:
@@ -143,7 +149,10 @@ class Kube:
                 raise
 
     def events(self, namespace: str, reason: str, *, at_least: int = 1) -> Sequence[Obj]:
-        """The Events of a reason, once `at_least` are there: one is written after the status that it tells of."""
+        """Waits for `at_least` Events with a reason and returns them.
+
+        The wait is necessary because an Event is written after the status that it reports.
+        """
 
         def matching_events() -> Sequence[Obj] | None:
             found = [event for event in self.list("events.k8s.io/v1", "Event", namespace) if event["reason"] == reason]
@@ -152,15 +161,16 @@ class Kube:
         return self.wait(f"{at_least} Events of {reason}", matching_events)
 
     def define(self, crd: Obj) -> None:
-        """Apply a CustomResourceDefinition and wait until its kind can be used."""
+        """Applies a CustomResourceDefinition and waits until its kind is served."""
         self.apply(crd)
         self._wait_served(crd)
 
     def undefine(self, crd: Obj) -> None:
-        """Delete a CustomResourceDefinition and wait for its end; one that is gone already is fine.
+        """Deletes a CustomResourceDefinition and waits until it is gone. Does nothing if it does not exist.
 
-        Its kind is served first: the API server deletes a kind's objects before the definition, fails where their
-        storage is still being made, and can lose its own retry until it looks at all definitions, every 5 minutes.
+        Waits until the kind is served before the deletion. The API server deletes a kind's objects before the
+        definition, and fails if their storage is not initialized yet. It can lose its own retry until the next resync
+        of all definitions, every 5 minutes.
         """
         named = (crd["apiVersion"], crd["kind"], crd["metadata"]["name"])
         if self.find(*named):
@@ -169,7 +179,7 @@ class Kube:
             self.wait(f"the end of {named[2]}", lambda: self.find(*named) is None)
 
     def _wait_served(self, crd: Obj) -> None:
-        """Until the kind is, which is a moment after its definition says "Established"."""
+        """Waits until the kind is served, which happens shortly after the condition "Established" of its definition."""
         spec = crd["spec"]
         api_version, kind = f"{spec['group']}/{spec['versions'][0]['name']}", spec["names"]["kind"]
 
@@ -177,7 +187,7 @@ class Kube:
             try:
                 self.list(api_version, kind)
             except ApiError as error:
-                if error.status in (429, 503):  # its storage is being made
+                if error.status in (429, 503):  # its storage is being initialized
                     return False
                 raise
             return True
@@ -185,7 +195,11 @@ class Kube:
         self.wait(f"{kind} is served", served)
 
     def wait(self, what: str, found: Callable[[], Found | None], *, timeout: float = TIMEOUT) -> Found:
-        """`wait_until` for what `found` returns, where a 404 counts as "not yet". TimeoutError names `what`."""
+        """Calls `found` until it returns a true value and returns that value. A 404 counts as "not yet".
+
+        Raises:
+            TimeoutError: There is no such value within `timeout`. The message names `what`.
+        """
 
         def look() -> Found | None:
             try:

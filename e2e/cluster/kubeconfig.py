@@ -1,4 +1,4 @@
-"""Kubeconfig files: written with everything inside, and read by the official client."""
+"""Writes self-contained kubeconfig files, and reads kubeconfig files with the official client."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kubernetes.config import ConfigException, list_kube_config_contexts, load_k
 
 from e2e.cluster.pki import Pair
 
-BEARER = "BearerToken"  # the official client's name of the Authorization header's value
+BEARER = "BearerToken"  # key under which the official client stores the value of the Authorization header
 
 
 @dataclass(frozen=True)
 class Access:
-    """How to reach a cluster: its address, its context's name, headers that prove who asks, its CA (PEM), TLS."""
+    """Access to a cluster: its address, the context's name, headers with credentials, its CA (PEM), TLS settings."""
 
     server: str
     context: str
@@ -29,7 +29,7 @@ class Access:
 
 
 def write(path: Path, server: str, ca: bytes, *, user: str, token: str = "", pair: Pair | None = None) -> Path:
-    """A kubeconfig with one context, whose user proves itself by a bearer token or a client certificate."""
+    """Writes a kubeconfig with one context, whose user authenticates with a bearer token or a client certificate."""
     proof: dict[str, Any] = {"token": token} if token else {}
     if pair:
         proof["client-certificate-data"] = _text(pair.certificate)
@@ -49,9 +49,13 @@ def write(path: Path, server: str, ca: bytes, *, user: str, token: str = "", pai
 
 
 def load(path: Path) -> Configuration:
-    """The current context of a kubeconfig, for the official client. ValueError says why it cannot be used."""
+    """Returns the current context of a kubeconfig, for the official client.
+
+    Raises:
+        ValueError: It cannot be used. The message has the reason.
+    """
     configuration = Configuration(retries=False, connection_pool_maxsize=64)
-    configuration.proxy = None  # a proxy of the environment is not for a cluster; the kubeconfig may name one
+    configuration.proxy = None  # ignores the proxy of the environment; the kubeconfig may name one
     try:
         load_kube_config(str(path), client_configuration=configuration, persist_config=False)
     except ConfigException as error:
@@ -66,7 +70,11 @@ def load(path: Path) -> Configuration:
 
 
 def read(path: Path) -> Access:
-    """The same for other clients. ValueError says why it cannot be used."""
+    """Returns the current context of a kubeconfig, for clients other than the official one.
+
+    Raises:
+        ValueError: It cannot be used. The message has the reason.
+    """
     configuration = load(path)
     _, current = list_kube_config_contexts(str(path))
     authorization = configuration.get_api_key_with_prefix(BEARER)

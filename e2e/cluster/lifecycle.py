@@ -1,4 +1,4 @@
-"""`up` and `down`: clusters that stay when the command has ended."""
+"""Implements `up` and `down`. A cluster keeps running after the command that starts it has ended."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from e2e.cluster.process import StartError, free_ports, stop
 from e2e.cluster.records import Record, choose, claim, load_all
 
 _VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-IMAGES = {target: f"docker.io/library/unmask-{target}:{_VERSION}" for target in ("operator", "runtime")}  # in full
-RUNTIME_NEXT = f"{IMAGES['runtime']}-next"  # the same image once more: a tag to upgrade to
+IMAGES = {target: f"docker.io/library/unmask-{target}:{_VERSION}" for target in ("operator", "runtime")}
+RUNTIME_NEXT = f"{IMAGES['runtime']}-next"  # the same image under a second tag, for tests of an upgrade
 
 
 @dataclass(frozen=True)
 class Options:
-    """
+    """Options of `up`.
+
     Attributes:
-        api_only: no node, no images, no chart.
+        api_only: start only an API server with controllers, without a node, images and the chart.
         install: install the chart.
-        base: the Dockerfile's base image; empty makes one.
+        base: the Dockerfile's base image; if empty, `up` builds one.
     """
 
     api_only: bool = False
@@ -43,9 +44,9 @@ class Options:
 
 
 def up(env: Environment, options: Options) -> dict[str, str]:
-    """The variables of a running cluster; starts one unless this checkout has one that runs.
+    """Returns the variables of a running cluster. Starts one unless this checkout has a running one.
 
-    Whatever goes wrong on the way, Ctrl-C and SIGTERM included, ends what was started.
+    If the start fails or is interrupted (Ctrl-C, SIGTERM), the new cluster is removed.
     """
     if env.kubeconfig and not env.cluster:
         access = kubeconfig.read(env.kubeconfig)
@@ -73,7 +74,7 @@ def up(env: Environment, options: Options) -> dict[str, str]:
 
 
 def down(env: Environment, cluster_id: str = "") -> bool:
-    """End the cluster of that id, of UNMASK_E2E_CLUSTER, or this checkout's newest. False where there is none."""
+    """Ends the cluster with this id, that of UNMASK_E2E_CLUSTER, or this checkout's newest; False if there is none."""
     record = choose(env.cache, str(ROOT), cluster_id or env.cluster)
     if record:
         say(f"{record.id}: ending")
@@ -82,7 +83,7 @@ def down(env: Environment, cluster_id: str = "") -> bool:
 
 
 def clean_up_the_dead(env: Environment) -> None:
-    """Remove clusters that somebody killed, or that a restart of the machine ended."""
+    """Removes what is left of clusters that were killed or that ended with a restart of the machine."""
     for record in load_all(env.cache):
         if record.dead():
             say(f"{record.id}: is dead; removing what is left of it")

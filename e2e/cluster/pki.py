@@ -1,4 +1,4 @@
-"""Certificates and keys of a cluster: elliptic-curve keys, valid for ten days."""
+"""Certificates and elliptic-curve keys of a cluster. The certificates are valid for ten days."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Pair:
     key: bytes
 
     def write(self, directory: Path, name: str) -> tuple[Path, Path]:
-        """Write NAME.crt and NAME.key; the key is for the owner alone."""
+        """Writes NAME.crt and NAME.key. Only the owner can read the key."""
         certificate, key = directory / f"{name}.crt", directory / f"{name}.key"
         certificate.write_bytes(self.certificate)
         key.touch(mode=0o600)
@@ -43,7 +43,7 @@ def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 class Authority:
-    """A certificate authority that lives as long as its cluster."""
+    """A certificate authority of one cluster."""
 
     def __init__(self, name: str) -> None:
         self._key = new_key()
@@ -79,7 +79,7 @@ class Authority:
         ).add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
 
     def issue(self, user: str, groups: Sequence[str] = (), hosts: Sequence[str] = ()) -> Pair:
-        """A certificate for a client (Kubernetes reads user and groups from it) and, with `hosts`, for a server."""
+        """Returns a certificate for a client and, with `hosts`, for a server. Its subject has the user and groups."""
         key = new_key()
         subject = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
         subject.append(x509.NameAttribute(NameOID.COMMON_NAME, user))

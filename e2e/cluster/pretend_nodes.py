@@ -1,4 +1,4 @@
-"""Hundreds of pods without a kubelet: nodes that kwok plays, whose pods start and become ready but run nothing."""
+"""Nodes that kwok simulates, for hundreds of pods without a kubelet. The pods become ready but run nothing."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.kube import Kube, Obj
 
-PODS = 110  # what a node takes, as kubelets have it
-LOAD_MILLISECONDS = 2000  # from the process's start to a pod that is ready
-# Multicast addresses: the kernel refuses to connect to them, so nothing that is sent to a pod leaves the machine,
-# while the API server takes them for endpoints, other than loopback addresses.
+PODS = 110  # maximum number of pods per node, the default of kubelets
+LOAD_MILLISECONDS = 2000  # from the start of the containers until the pod is ready
+# Multicast addresses. The kernel refuses to connect to them, so requests to pods never leave the machine. The API
+# server accepts them as endpoints, unlike loopback addresses.
 POD_ADDRESSES = "239.10.0.0/16"
 LEASE_SECONDS = 40
 
 
 def start(plane: ControlPlane, nodes: int) -> None:
-    """Make the nodes and start kwok, which keeps their Leases and plays their pods."""
+    """Creates the nodes and starts kwok, which renews their Leases and simulates their pods."""
     config = plane.site.directory / "kwok.json"
     config.write_text("\n---\n".join(json.dumps(stage) for stage in _stages()))  # JSON is YAML
     kube = Kube(plane.admin)
@@ -42,7 +42,7 @@ def _node(name: str) -> Obj:
 
 
 def _stages() -> list[Obj]:
-    """A node gets ready; a pod starts, is ready a while later, and goes away when it is deleted."""
+    """Returns kwok's stages: nodes become ready; pods start, become ready after a delay, and end when deleted."""
     alive = _where(".metadata.deletionTimestamp", "DoesNotExist")
     waiting = _where(".status.phase", "In", "Pending")
     running = _where(".status.phase", "In", "Running")
@@ -73,7 +73,7 @@ conditions:
 
 
 def _pod(ready: str, *, address: bool = False) -> str:
-    """A pod whose containers run, and are started and ready or not."""
+    """Returns the status template of a pod whose containers run. `ready` ("True", "False") is also used for started."""
     conditions = "".join(
         f'- {{type: {kind}, status: "{status}", lastTransitionTime: {{{{ Now | Quote }}}}}}\n'
         for kind, status in (("Initialized", "True"), ("ContainersReady", ready), ("Ready", ready))

@@ -1,4 +1,4 @@
-"""Daemons: started with their output in files, known by process id and start time, and stopped by it."""
+"""Starts and stops daemons, whose output is in files. A daemon is identified by its process id and its start time."""
 
 from __future__ import annotations
 
@@ -18,17 +18,21 @@ from pathlib import Path
 
 from tests.wait import TIMEOUT, wait_until
 
-PORTS = range(20_000, 32_000)  # below those of connections, which begin at 32768 on Linux
+PORTS = range(20_000, 32_000)  # below the ephemeral ports, which begin at 32768 on Linux
 _PR_SET_PDEATHSIG = 1
 
 
 class StartError(Exception):
-    """Something did not come up; the message carries the end of its log."""
+    """A daemon or another part of a cluster did not start. The message has the cause, for a daemon its log's end."""
 
 
 @dataclass(frozen=True)
 class Daemon:
-    """A started process. `born` is its start time as the kernel tells it, so that a reused id is not taken for it."""
+    """A started process.
+
+    Attributes:
+        born: start time that the kernel reports. It distinguishes the process from a later one with the same id.
+    """
 
     name: str
     pid: int
@@ -36,7 +40,7 @@ class Daemon:
     log: str
 
     def alive(self) -> bool:
-        with contextlib.suppress(ChildProcessError):  # collect it if it is a child of this very process
+        with contextlib.suppress(ChildProcessError):  # reaps it if it is a child of this process
             os.waitpid(self.pid, os.WNOHANG)
         return bool(self.born) and _born(self.pid) == self.born
 
@@ -46,11 +50,11 @@ class Daemon:
 
 
 def _born(pid: int) -> str:
-    """A process's start time, "" when it is gone or a zombie."""
+    """Returns a process's start time; "" if it is gone or a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if stat[0] == "Z" else stat[19]
-    except (FileNotFoundError, ProcessLookupError):  # the latter where it goes between opening and reading
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends between opening and reading
         if sys.platform == "linux":
             return ""
     found = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
@@ -66,9 +70,10 @@ def _die_with_parent() -> None:
 
 
 def spawn(name: str, command: Sequence[str | Path], logs: Path, *, tied: bool) -> Daemon:
-    """Start a daemon with stdout and stderr in `logs`/NAME.log.
+    """Starts a daemon in its own session, with stdout and stderr in `logs`/NAME.log.
 
-    `tied`: it dies with this process (where the kernel can do that); otherwise it has a session of its own and stays.
+    Args:
+        tied: Whether the daemon is killed when this process ends (Linux only). Otherwise it keeps running.
     """
     path = logs / f"{name}.log"
     with open(path, "ab") as log:
@@ -80,12 +85,12 @@ def spawn(name: str, command: Sequence[str | Path], logs: Path, *, tied: bool) -
             start_new_session=True,
             preexec_fn=_die_with_parent if tied and sys.platform == "linux" else None,
         )
-    process.returncode = 0  # its end is watched by `Daemon`; this object must not complain of a running child
+    process.returncode = 0  # `Daemon` checks the process; this prevents Popen's warning about a running child
     return Daemon(name, process.pid, _born(process.pid), str(path))
 
 
 def stop(daemons: Sequence[Daemon], *, grace: float = 5.0) -> None:
-    """End daemons, all at once: SIGTERM, and SIGKILL to those that still live after `grace` seconds."""
+    """Ends all daemons at the same time with SIGTERM, and with SIGKILL after `grace` seconds."""
     for number, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, TIMEOUT)):
         for daemon in daemons:
             if daemon.alive():
@@ -96,7 +101,14 @@ def stop(daemons: Sequence[Daemon], *, grace: float = 5.0) -> None:
 
 
 def wait_for(what: str, ready: Callable[[], bool], daemons: Sequence[Daemon] = (), *, timeout: float = TIMEOUT) -> None:
-    """`wait_until` for `ready`. StartError when the time is over, or when one of the daemons that it needs has died."""
+    """Waits until `ready` returns True.
+
+    Args:
+        daemons: Daemons that must keep running meanwhile.
+
+    Raises:
+        StartError: The timeout is over, or one of the daemons has ended. The message has the ends of their logs.
+    """
 
     def look() -> bool:
         if ready():
@@ -116,11 +128,11 @@ def wait_for(what: str, ready: Callable[[], bool], daemons: Sequence[Daemon] = (
 def free_ports(count: int) -> list[int]:
     """Returns ports of 127.0.0.1 that are free.
 
-    Other processes that call this function do not get them while this process runs: each port has a locked file. The
-    kernel does not give them to connections, because they lie below its range.
+    Other processes that call this function do not get these ports while this process runs, because each port has a
+    locked file. The kernel does not use them for outgoing connections, because they are below its ephemeral range.
 
     Raises:
-        StartError: There are not as many.
+        StartError: There are fewer than `count` free ports.
     """
     folder = Path(tempfile.gettempdir()) / f"unmask-ports-{os.getuid()}"
     folder.mkdir(exist_ok=True)
@@ -136,7 +148,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _reserve(path: Path) -> bool:
-    """Locks a file for as long as this process runs; False where another process, or this one, has locked it."""
+    """Locks a file while this process runs. Returns False if it is already locked, by this process or another one."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

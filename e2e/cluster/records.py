@@ -1,7 +1,7 @@
-"""Clusters that outlive the command that started them: a numbered folder each, with a record of what to stop.
+"""Records of clusters that outlive the command that started them. Each has a numbered folder with its record.
 
-The number names everything that a machine has only once (network namespace, cgroup, addresses, image store), so that
-clusters side by side do not meet.
+The number is part of every name that must be unique on the machine (network namespace, cgroup, addresses, image store),
+so that concurrent clusters do not conflict.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ MAX_CLUSTERS = 60
 
 @dataclass
 class Record:
-    """
+    """State of one cluster.
+
     Attributes:
-        number: the cluster's own.
-        directory: everything it writes.
-        checkout: the working tree that it was made from.
+        number: the cluster's number.
+        directory: folder of all its files.
+        checkout: working tree from which it was started.
         level: "api" or "node".
-        owner: process id of the `up` that builds it, 0 once it is up.
-        started: seconds since the epoch.
-        daemons: in the order of their start.
-        exports: what `up` prints.
-        network: the network namespace of this number was made by it, and not by another user's cluster.
+        owner: process id of the `up` that starts it; 0 when it is up.
+        started: start time in seconds since the epoch.
+        daemons: its daemons, in the order of their start.
+        exports: variables that `up` prints.
+        network: whether it created the network namespace of this number, rather than another user's cluster.
     """
 
     number: int
@@ -50,11 +51,11 @@ class Record:
         return bool(self.owner) and is_running(self.owner)
 
     def is_complete(self) -> bool:
-        """It is up, and all that was started still runs."""
+        """Returns whether the cluster is up and all its daemons run."""
         return bool(self.exports) and all(daemon.alive() for daemon in self.daemons)
 
     def dead(self) -> bool:
-        """Nobody is building it and nothing of it runs any more."""
+        """Returns whether no `up` is starting the cluster and none of its daemons runs."""
         return not self.is_starting() and not any(daemon.alive() for daemon in self.daemons)
 
     def save(self) -> None:
@@ -69,12 +70,12 @@ def folder(cache: Path) -> Path:
 
 
 def claim(cache: Path, checkout: str, level: str) -> Record:
-    """A new record under the lowest free number. OSError when all numbers are taken."""
+    """Creates a record with the lowest free number. Raises OSError if all numbers are taken."""
     for number in range(MAX_CLUSTERS):
         directory = folder(cache) / str(number)
         directory.parent.mkdir(parents=True, exist_ok=True)
         if level == "node" and Path(f"/run/netns/unmask-e2e-{number}").exists():
-            continue  # of another user, or of another home
+            continue  # belongs to another user or another home directory
         try:
             directory.mkdir()
         except FileExistsError:
@@ -88,7 +89,7 @@ def claim(cache: Path, checkout: str, level: str) -> Record:
 
 
 def load_all(cache: Path) -> list[Record]:
-    """Every recorded cluster, the newest first."""
+    """Returns the records of all clusters, the newest first."""
     records = []
     for path in folder(cache).glob("*/cluster.json"):
         content = json.loads(path.read_text())

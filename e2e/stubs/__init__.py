@@ -1,1 +1,1 @@
-"""Small stand-ins for what a cluster has around it. Scripts of the standard library alone, run in pods."""
+"""Scripts that replace external services, such as a model hub. They run in pods of the runtime's image."""

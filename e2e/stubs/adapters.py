@@ -1,8 +1,8 @@
-"""Writes an adapter of a checkpoint: noise on its queries, keys and values, so strong that every answer is another.
+"""Writes LoRA adapters for a checkpoint: noise on its queries, keys and values that is strong enough to change outputs.
 
     python adapters.py CHECKPOINT DIRECTORY...
 
-Each directory gets one of its own, as PEFT saves it.
+Each directory gets a different adapter, in PEFT's format.
 """
 
 from __future__ import annotations

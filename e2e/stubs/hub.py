@@ -1,11 +1,12 @@
-"""A model hub with one private repository, as far as huggingface_hub asks: who may read what, and its files.
+"""A model hub with one private repository. It serves the requests of huggingface_hub for metadata and files.
 
     python hub.py DIRECTORY PORT BYTES_PER_SECOND [held]
 
-`org/private` holds the checkpoint in DIRECTORY, its weights in four shards, for whoever brings the token in the
-environment variable TOKEN. Its revision `v1` is that checkpoint; `main`, which is newer, says to be of a family that
-nobody has. `org/gated` lets nobody in. One file is sent at a time, so slowly that a download can be watched. With
-`held` a download stops halfway until POST /release; until then it sends a byte per second, so that no client times out.
+`org/private` has the checkpoint in DIRECTORY, with its weights in four shards. Requests need the token in the
+environment variable TOKEN. Its revision `v1` is that checkpoint. Its newer revision `main` has a config with an unknown
+model type. `org/gated` refuses every request. Files are sent one at a time at the given rate, so that a test can
+observe the progress of a download. With `held` a download stops halfway until POST /release. Until then it sends one
+byte per second, so that no client times out.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PATH = re.compile(
 
 
 def checkpoint(directory: Path) -> dict[str, bytes]:
-    """The checkpoint's files; the weights as shards with an index, as large models have them."""
+    """Returns the checkpoint's files, with the weights as shards with an index, like those of large models."""
     files = {path.name: path.read_bytes() for path in directory.iterdir() if path.suffix == ".json"}
     content = (directory / "model.safetensors").read_bytes()
     length = int.from_bytes(content[:8], "little")
@@ -48,7 +49,7 @@ def checkpoint(directory: Path) -> dict[str, bytes]:
             content += data[start:end]
             listed[name] = shard
         head = json.dumps(header).encode()
-        head += b" " * (-len(head) % 8)  # what follows is aligned
+        head += b" " * (-len(head) % 8)  # aligns the data that follows
         files[shard] = len(head).to_bytes(8, "little") + head + content
     files["model.safetensors.index.json"] = json.dumps({"metadata": {}, "weight_map": listed}).encode()
     return files
@@ -56,7 +57,14 @@ def checkpoint(directory: Path) -> dict[str, bytes]:
 
 @dataclass
 class Hub:
-    """Files by commit, the token that opens them, how fast they are sent, and whether a download stops halfway."""
+    """State of the hub.
+
+    Attributes:
+        commits: files by commit.
+        token: token that requests need.
+        bytes_per_second: rate at which files are sent.
+        held: whether downloads stop halfway until they are released.
+    """
 
     commits: dict[str, dict[str, bytes]]
     token: str
@@ -71,11 +79,11 @@ class Hub:
             self.released.set()
 
     def is_halfway(self, commit: str) -> bool:
-        """Whether half of a commit's files was sent."""
+        """Returns whether half of the bytes of a commit's files has been sent."""
         return 2 * self.sent >= sum(map(len, self.commits[commit].values()))
 
     def pieces(self, commit: str, content: bytes) -> Iterator[bytes]:
-        """A file's content, each piece when its time has come."""
+        """Yields a file's content in pieces, at the hub's rate."""
         start = 0
         while start < len(content):
             stopped = self.is_halfway(commit) and not self.released.wait(1.0)
@@ -94,7 +102,7 @@ class Hub:
         return cls({COMMITS["v1"]: good, COMMITS["main"]: bad}, token, bytes_per_second, held)
 
     def refusal(self, repository: str, authorization: str) -> tuple[int, str] | None:
-        """Status and the hub's code, None for who may read."""
+        """Returns the HTTP status and the hub's error code of a refused request; None for an allowed one."""
         if authorization != f"Bearer {self.token}":
             return 401, "" if authorization else "RepoNotFound"
         if repository == "org/gated":
@@ -103,12 +111,12 @@ class Hub:
 
 
 def identity(content: bytes) -> str:
-    """A file's name among the hub's contents."""
+    """Returns the hash of a file's content, the id of the file in the hub."""
     return hashlib.sha256(content).hexdigest()
 
 
 class Handler(BaseHTTPRequestHandler):
-    """GET and HEAD of a model's facts, its tree and its files."""
+    """Handles GET and HEAD of a model's metadata, its file tree and its files, and POST /release."""
 
     protocol_version = "HTTP/1.1"
     hub: Hub
@@ -160,7 +168,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.wfile.write(piece)
 
     def answer(self, body: bytes, headers: dict[str, str], status: int = 200) -> None:
-        """At once, whatever file is being sent."""
+        """Sends a response immediately, even while a file is being sent."""
         self.head(status, headers | {"Content-Length": str(len(body))})
         if self.command != "HEAD":
             self.wfile.write(body)

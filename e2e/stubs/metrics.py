@@ -1,9 +1,9 @@
-"""A custom metrics adapter that says the same value of every pod asked for.
+"""A custom metrics adapter that reports the same value for every requested pod.
 
     python metrics.py PORT
 
-GET below /apis/custom.metrics.k8s.io is what the API server passes on; POST /value sets the value (it begins at 0).
-The certificate and key of TLS are in /tls. The names of the pods come from the API server, by the pod's own token.
+The API server forwards GET requests below /apis/custom.metrics.k8s.io. POST /value sets the value, which is 0 at first.
+The TLS certificate and key are in /tls. The names of the pods are read from the API server with the pod's own token.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ API_SERVER = "https://kubernetes.default.svc"
 
 
 def pods(namespace: str, query: str) -> list[str]:
-    """Names of the pods that the query's label selector names."""
+    """Returns the names of the pods that match the query's label selector."""
     selector = re.search(r"(?:^|&)(labelSelector=[^&]*)", query)
     url = f"{API_SERVER}/api/v1/namespaces/{namespace}/pods?{selector[1] if selector else ''}"
     token = (ACCOUNT / "token").read_text()
@@ -39,7 +39,7 @@ def pods(namespace: str, query: str) -> list[str]:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """The API server's questions, and the test's word on the value."""
+    """Handles the API server's GET requests, and the test's POST requests that set the value."""
 
     protocol_version = "HTTP/1.1"
     value = "0"
@@ -91,7 +91,7 @@ def main() -> None:
     server = Server(("", int(sys.argv[1])), Handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain("/tls/tls.crt", "/tls/tls.key")
-    # each connection's thread shakes hands: one that says nothing, as a probe's, must not keep the others waiting
+    # The thread of each connection does the handshake, so that a silent connection, such as a probe's, blocks no other.
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     server.serve_forever()
 

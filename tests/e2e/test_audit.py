@@ -1,4 +1,4 @@
-"""The API server's audit log is read while it is written."""
+"""Test of reading the API server's audit log while it is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of the test clusters that need no cluster."""
+"""Tests of those parts of e2e.cluster that need no running cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def env(cache: Path, **more: object) -> Environment:
     return Environment(**{"cache": cache, "assets": None, "kubeconfig": None, "cluster": "", "path": "/bin", **more})  # type: ignore[arg-type]
 
 
-def test_a_variable_that_points_nowhere_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_variable_whose_path_does_not_exist(tmp_path: Path) -> None:
     assert environment({"KUBEBUILDER_ASSETS": str(tmp_path), "KUBECONFIG": "/nowhere"}).assets == tmp_path
     for name in ("KUBEBUILDER_ASSETS", "UNMASK_E2E_KUBECONFIG"):
         with pytest.raises(ValueError, match=name):
@@ -41,11 +41,11 @@ def test_every_program_has_a_pinned_version() -> None:
 
 
 def test_programs_that_make_test_compiles_are_in_one_module() -> None:
-    """Two modules would have two versions of the libraries of Kubernetes, and each be compiled: minutes."""
+    """With two modules, two versions of the Kubernetes libraries would be compiled, which takes minutes."""
     assert {PROGRAMS[name].folder for name in binaries.TESTS if PROGRAMS[name].origin} == {"kubernetes"}
 
 
-def test_ready_made_programs_serve_what_they_have(tmp_path: Path) -> None:
+def test_prebuilt_programs_are_used_if_they_exist(tmp_path: Path) -> None:
     assets, cache = tmp_path / "assets", tmp_path / "cache"
     assets.mkdir()
     (assets / "etcd").touch()
@@ -67,7 +67,7 @@ def test_certificates_name_users_groups_and_hosts() -> None:
     assert [str(host.value) for host in hosts] == ["10.0.0.1", "web.local"]
 
 
-def test_kubeconfigs_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_written_kubeconfigs_can_be_read(tmp_path: Path) -> None:
     authority = Authority("test")
     path = kubeconfig.write(
         tmp_path / "k", "https://10.0.0.1:6443", authority.certificate, user="admin", token="secret"
@@ -82,7 +82,7 @@ def test_kubeconfigs_are_read_as_they_were_written(tmp_path: Path) -> None:
     )
 
 
-def test_a_kubeconfig_that_we_cannot_use_says_why(tmp_path: Path) -> None:
+def test_the_error_for_an_unusable_kubeconfig_has_the_cause(tmp_path: Path) -> None:
     path = kubeconfig.write(tmp_path / "k", "https://h", b"", user="cloud", token="x")
     path.write_text(path.read_text().replace("token: x", "exec: {command: login}"))
     with pytest.raises(ValueError, match="no credentials; the user needs"):
@@ -113,14 +113,14 @@ def test_daemons_are_stopped_by_their_own_id(tmp_path: Path) -> None:
     ]
     daemon = spawn("stubborn", stubborn, tmp_path, tied=False)
     wait_for("it", lambda: "up" in daemon.tail(), [daemon])
-    other = Daemon(daemon.name, daemon.pid, "0", daemon.log)  # the same id, of a process that ended before
+    other = Daemon(daemon.name, daemon.pid, "0", daemon.log)  # an earlier process with the same id
     stop([other])
     assert daemon.alive()
     stop([daemon], grace=0.2)
     assert not daemon.alive()
 
 
-def test_what_ends_early_shows_its_log(tmp_path: Path) -> None:
+def test_the_error_for_a_daemon_that_ends_early_has_its_log(tmp_path: Path) -> None:
     daemon = spawn("broken", ["sh", "-c", "echo no such flag >&2; exit 1"], tmp_path, tied=True)
     with pytest.raises(StartError, match="no such flag"):
         wait_for("it", lambda: False, [daemon])
@@ -147,7 +147,7 @@ def test_concurrent_clusters_are_independent(tmp_path: Path) -> None:
     networks = [Network(record.number) for record in made]
     for what in ("name", "machine", "node"):
         assert len({getattr(network, what) for network in networks}) == 3
-    assert made[0].is_starting()  # by this process
+    assert made[0].is_starting()  # this process is its owner
     assert not made[0].dead()
     newest = records.choose(tmp_path, "/one", "")
     assert newest is not None
@@ -169,7 +169,7 @@ def test_a_cluster_is_dead_when_nothing_of_it_runs(tmp_path: Path) -> None:
     assert record.dead()
 
 
-def test_a_process_that_goes_while_it_is_looked_at_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ends_during_the_check_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     def goes(path: Path) -> str:
         raise ProcessLookupError(3, "No such process", str(path))
 

@@ -1,4 +1,4 @@
-"""The load program tells every way a request can fail, and sends none twice."""
+"""Tests of the load program: it reports every kind of failed request, and never repeats a request."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.wait import TIMEOUT, wait_until
 
 COMPLETE = b'{"choices": [{"finish_reason": "stop"}]}'
 STREAM = b'data: {"choices": [{"finish_reason": null}]}\n\ndata: ' + COMPLETE + b"\n\ndata: [DONE]\n\n"
-LONG = "10m"  # the limit of a request, which a slow machine does not reach
-EACH = 3  # requests of each kind at least: streamed, plain, on a connection that is kept, on one of its own
+LONG = "10m"  # timeout of a request that even a slow machine does not reach
+EACH = 3  # minimum number of requests per kind: streamed, not streamed, with keep-alive, on a new connection
 
 
 class Answers(BaseHTTPRequestHandler):
-    """Answers as the server's `manner` says."""
+    """Responds to requests in the way that the server's `manner` selects."""
 
     protocol_version = "HTTP/1.1"
 
@@ -76,7 +76,7 @@ def server(manner: str) -> Iterator[Any]:
 
 
 def run(port: int, *, timeout: str = LONG) -> dict[str, Any]:
-    """The report of four clients that asked, each kind of request EACH times at least."""
+    """Runs the load program with four clients until each kind of request was sent EACH times. Returns its report."""
     program: Path = binaries.build(["pod"], environment())["pod"]
     (listen,) = free_ports(1)
     report = f"http://127.0.0.1:{listen}"
@@ -95,12 +95,12 @@ def run(port: int, *, timeout: str = LONG) -> dict[str, Any]:
 
 
 def enough(report: dict[str, Any]) -> bool:
-    """Whether there were requests of each kind, and an answer for every client where any had one."""
+    """Returns whether there were EACH requests of each kind, and a response per client unless all requests failed."""
     return min(kinds(report)) >= EACH and (report["fewest"] >= 1 or report["failed"] == report["requests"])
 
 
 def kinds(report: dict[str, Any]) -> tuple[int, int, int, int]:
-    """How many requests there were of each kind."""
+    """Returns the number of requests of each kind: streamed, not streamed, with keep-alive, without."""
     total, streamed, keep_alive = report["requests"], report["streamed"], report["keep_alive"]
     return streamed, total - streamed, keep_alive, total - keep_alive
 
@@ -112,7 +112,7 @@ def test_complete_answers_are_no_failures() -> None:
     assert report["requests"] == len(it.asked)
     assert report["streamed"] == sum(asked["stream"] for asked in it.asked)
     assert report["connections"] == len(it.connections)
-    assert report["connections"] - (report["requests"] - report["keep_alive"]) in (1, 2)  # two clients keep theirs
+    assert report["connections"] - (report["requests"] - report["keep_alive"]) in (1, 2)  # two clients use keep-alive
     assert 0 < report["latency"]["p50"] <= report["latency"]["max"]
     assert 1 <= report["fewest"] <= report["requests"] // 4
     assert {asked["max_tokens"] for asked in it.asked} == {32}
@@ -141,8 +141,8 @@ def test_every_failure_is_reported_and_no_request_is_repeated(manner: str, cause
     assert {one["keep_alive"] for one in report["failures"]} == {True, False}
 
 
-def test_nobody_listening_is_a_failure() -> None:
-    with socket.socket() as nobody:  # has a port, and listens to nobody there
+def test_a_refused_connection_is_a_failure() -> None:
+    with socket.socket() as nobody:  # bound to a port, but not listening
         nobody.bind(("127.0.0.1", 0))
         report = run(nobody.getsockname()[1])
     assert report["requests"] == report["failed"]

@@ -1,1 +1,1 @@
-"""The second level: one node that runs pods, in a network namespace of its own."""
+"""The node level of test clusters: one node that runs pods, in its own network namespace."""

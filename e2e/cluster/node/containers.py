@@ -1,4 +1,4 @@
-"""containerd of one cluster: started with its own store, filled with images, emptied of containers at the end."""
+"""containerd of one cluster: starts it with its own store, loads images, and removes all containers at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from e2e.cluster.node.network import PODS, Network
 from e2e.cluster.process import Daemon, spawn, wait_for
 from tests.wait import wait_until
 
-PAUSE = "localhost/unmask-e2e/pod:1"  # its first mode of life is to wait
+PAUSE = "localhost/unmask-e2e/pod:1"  # without arguments it waits, as a pause container does
 _REPLACED = "localhost/unmask-e2e/replaced:1"
 
 _CONFIG = """\
@@ -46,7 +46,13 @@ _CNI = """\
 
 
 class Containers:
-    """Attributes: `socket`, its address; `daemon`, once it runs. The image store outlives the cluster."""
+    """The containerd of a cluster. Its image store outlives the cluster.
+
+    Attributes:
+        state: folder of its state.
+        socket: path of its socket.
+        daemon: its process, set by `start`.
+    """
 
     def __init__(self, directory: Path, store: Path) -> None:
         self._directory, self._store = directory, store
@@ -62,7 +68,7 @@ class Containers:
         config.write_text(_CONFIG.format(store=self._store, state=self.state, socket=self.socket, pause=PAUSE, cni=cni))
         self.daemon = spawn("containerd", [*network.enter, "containerd", "--config", config], logs, tied=False)
         wait_for("containerd", lambda: self._ctr("version").returncode == 0, [self.daemon])
-        self.remove_containers()  # of a cluster that used this store and was killed
+        self.remove_containers()  # left by a killed cluster that used this store
         return self.daemon
 
     def _ctr(self, *command: str) -> subprocess.CompletedProcess[str]:
@@ -73,16 +79,16 @@ class Containers:
         return name in self._ctr("images", "list", "--quiet").stdout.split()
 
     def tag(self, name: str, other: str) -> None:
-        """Give an image a second name, which may have been another's. OSError with ctr's words when it refuses."""
+        """Gives an image a second name, which may belong to another image. Raises OSError with ctr's error."""
         done = self._ctr("images", "tag", "--force", name, other)
         if done.returncode:
             raise OSError(f"{name}: {done.stderr.strip()}")
 
     def load(self, name: str, archive: Path) -> None:
-        """Import image `name` from an archive. OSError with ctr's words when it refuses.
+        """Imports image `name` from an archive. Raises OSError with ctr's error.
 
-        An older image of that name stays until the new one is unpacked: its layers, which the new one may share, would
-        be collected under its hands.
+        An older image of that name stays until the new one is unpacked. Otherwise garbage collection could remove
+        layers that both share during the import.
         """
         if self.has_image(name):
             self.tag(name, _REPLACED)
@@ -92,7 +98,7 @@ class Containers:
             raise OSError(f"{archive}: {done.stderr.strip()}")
 
     def remove_containers(self) -> None:
-        """Kill every task and remove every container; only images stay."""
+        """Kills every task and removes every container. Images stay."""
         if running := self._ctr("tasks", "list", "--quiet").stdout.split():
             for task in running:
                 self._ctr("tasks", "kill", "--signal", "SIGKILL", "--all", task)
@@ -108,7 +114,7 @@ class Containers:
 
 
 def unmount_below(directory: Path) -> None:
-    """Unmount everything below a folder, the deepest first."""
+    """Unmounts everything below a folder, the deepest first."""
     points = [
         line.split()[4].encode().decode("unicode_escape")
         for line in Path("/proc/self/mountinfo").read_text().splitlines()
@@ -118,19 +124,19 @@ def unmount_below(directory: Path) -> None:
 
 
 def remove_cgroups(name: str) -> None:
-    """Remove the cgroup `name` and all below it, in every hierarchy; processes left in it are killed."""
+    """Removes the cgroup `name` and all below it, in every hierarchy. Kills processes that are left in it."""
     for top in [Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").glob("*/")]:
         root = top / name
         for folder, _, _ in os.walk(root, topdown=False):
             for pid in _processes(Path(folder)):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, 9)
-            with contextlib.suppress(TimeoutError):  # its processes may still be on their way out
+            with contextlib.suppress(TimeoutError):  # its processes may not have ended yet
                 wait_until(partial(_is_removed, folder), f"the end of {folder}", timeout=10)
 
 
 def _is_removed(folder: str) -> bool:
-    """Removes a folder unless something is in it; True when it is gone."""
+    """Removes a folder if it is empty. Returns whether it is gone."""
     try:
         os.rmdir(folder)
     except OSError:

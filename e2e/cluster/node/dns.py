@@ -1,4 +1,4 @@
-"""CoreDNS on the node's own address, and the Service through which pods reach it."""
+"""Starts CoreDNS on the node's address and creates the Service through which pods reach it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PORTS = [("dns", "UDP"), ("dns-tcp", "TCP")]
 
 
 def start_dns(plane: ControlPlane, network: Network, kube: Kube) -> None:
-    """Pods then resolve `web` and `web.default.svc.cluster.local`; names outside the cluster have no answer."""
+    """Starts CoreDNS. Pods can then resolve names like `web` and `web.default.svc.cluster.local`, but no others."""
     file = plane.site.directory / "Corefile"
     file.write_text(_COREFILE.format(address=network.node, kubeconfig=plane.user("coredns")))
     for obj in _objects(network.node):

@@ -1,4 +1,4 @@
-"""GPUs that the scheduler and the kubelet count, and that nobody has."""
+"""Simulated GPUs: the node's status reports them to the scheduler and the kubelet, but there is no hardware."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ _PATH = "/status/{}/nvidia.com~1gpu"
 
 @contextlib.contextmanager
 def pretend_gpus(kube: Kube, count: int) -> Iterator[None]:
-    """One node, and no other, has `count` GPUs (resource nvidia.com/gpu) while the block lasts; containers run on the
-    CPU. LookupError where no node takes pods, or where there are real GPUs."""
+    """Sets the number of GPUs (resource nvidia.com/gpu) of one node to `count` during the block.
+
+    Containers still run on the CPU.
+
+    Raises:
+        LookupError: No node takes any pod, or the cluster has real GPUs.
+    """
     node = _free_node(kube)
     kube.patch(node, [{"op": "add", "path": _PATH.format("capacity"), "value": str(count)}], subresource="status")
 
@@ -32,7 +37,7 @@ def pretend_gpus(kube: Kube, count: int) -> Iterator[None]:
 
 
 def _free_node(kube: Kube) -> Obj:
-    """A node that takes any pod."""
+    """Returns a node that takes any pod. Raises LookupError if there is none, or if a node has GPUs already."""
     nodes = kube.list("v1", "Node")
     if real := [node["metadata"]["name"] for node in nodes if "nvidia.com/gpu" in node["status"]["capacity"]]:
         raise LookupError(f"{', '.join(real)}: has GPUs already; these tests need a cluster without")

@@ -1,4 +1,4 @@
-"""The images of a cluster: built by buildah from the repository's Dockerfile, loaded into its containerd."""
+"""Builds the images of a cluster with buildah from the repository's Dockerfile, and loads them into containerd."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ _TRIM = ("var/lib/apt/lists", "var/cache/apt", "usr/share/doc", "usr/share/man",
 
 
 class Images:
-    """Builds in buildah's own store; `cache` keeps what takes longest.
+    """Builds images in buildah's store.
 
     Args:
-        base: the Dockerfile's BASE; empty makes a small Debian by debootstrap.
+        cache: Folder that keeps the base image between builds.
+        base: The Dockerfile's BASE; if empty, debootstrap makes a small Debian.
     """
 
     def __init__(self, cache: Path, base: str = "") -> None:
         self._cache, self._base = cache, base
 
     def build_pod(self, program: Path) -> str:
-        """The image of the pause container and of the tests' own pods."""
+        """Builds the image of the pause container and of pods that tests run. Returns its name."""
         with tempfile.TemporaryDirectory() as folder:
             shutil.copy(program, Path(folder) / "pod")
             (Path(folder) / "Dockerfile").write_text('FROM scratch\nCOPY pod /pod\nUSER 65532\nENTRYPOINT ["/pod"]\n')
@@ -39,7 +40,7 @@ class Images:
         return PAUSE
 
     def build(self, target: str, name: str) -> str:
-        """A target of the Dockerfile, as image `name`."""
+        """Builds a target of the Dockerfile as image `name`. Returns the name."""
         say(f"building {name}")
         arguments = [
             "--layers",
@@ -50,19 +51,19 @@ class Images:
             "--build-arg",
             f"BASE={self._base or self._debian()}",
             "--build-arg",
-            "KERNEL_CAPABILITIES=90",  # the nodes have no GPU; one generation shows that the step works
+            "KERNEL_CAPABILITIES=90",  # one GPU generation is enough to test this build step; the nodes have no GPU
         ]
-        if Path("/etc/ssl/certs/ca-certificates.crt").exists():  # the machine may have a CA of its own
+        if Path("/etc/ssl/certs/ca-certificates.crt").exists():  # the machine may use its own CA
             arguments += ["--volume", "/etc/ssl/certs:/etc/ssl/certs:ro"]
         self._buildah("bud", *arguments, str(ROOT))
         return name
 
     def identity(self, name: str) -> str:
-        """What an image's content is called: another content, another identity."""
+        """Returns the id of an image, which depends on its content."""
         return self._buildah("inspect", "--type", "image", "--format", "{{.FromImageID}}", name)
 
     def load(self, name: str, containers: Containers, store: Path) -> None:
-        """Bring an image into containerd, unless that very image is there from an earlier cluster."""
+        """Loads an image into containerd unless an earlier cluster has loaded the same image."""
         loaded = store / "loaded.json"
         known: dict[str, str] = json.loads(loaded.read_text()) if loaded.exists() else {}
         identity = self.identity(name)
@@ -76,7 +77,7 @@ class Images:
         loaded.write_text(json.dumps({**known, name: identity}))
 
     def _debian(self) -> str:
-        """A minimal Debian with Python, made once."""
+        """Returns the name of a base image: a minimal Debian with Python, which is made once and kept in the cache."""
         recipe = hashlib.sha256(repr((_SUITE, _INCLUDE, _TRIM)).encode()).hexdigest()[:8]
         name, archive = f"localhost/unmask-e2e/base:{recipe}", self._cache / f"base-{_SUITE}-{recipe}.tar"
         if not archive.exists():
@@ -102,7 +103,7 @@ class Images:
             partial.rename(archive)
 
     def _buildah(self, *arguments: str) -> str:
-        """Run buildah; its words go to stderr. Returns what it printed on stdout."""
+        """Runs buildah. Returns its stdout, except for builds, whose output goes to stderr."""
         environment = {**os.environ, "BUILDAH_ISOLATION": "chroot"}  # crun refuses hybrid cgroups
         if arguments[0] == "bud":
             subprocess.run(["buildah", *arguments], env=environment, stdout=sys.stderr, check=True)

@@ -1,4 +1,4 @@
-"""The kubelet and kube-proxy of the cluster's one node."""
+"""Starts the kubelet and kube-proxy of the cluster's only node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DNS = "10.96.0.10"
 
 
 def make_cgroup(name: str) -> None:
-    """The cgroup below which all pods live, in every hierarchy that there is (v1) or in the one (v2)."""
+    """Creates the parent cgroup of all pods, in every hierarchy (cgroup v1) or in the only one (v2)."""
     root = Path("/sys/fs/cgroup")
     if (root / "cgroup.controllers").exists():
         (root / name).mkdir(exist_ok=True)
@@ -29,7 +29,7 @@ def make_cgroup(name: str) -> None:
 
 
 def start_kubelet(plane: ControlPlane, network: Network, socket: Path, cgroup: str) -> str:
-    """Start it and return the node's name."""
+    """Starts the kubelet and returns the node's name."""
     directory, node = plane.site.directory, network.name
     config: dict[str, Any] = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",

@@ -1,4 +1,4 @@
-"""A network namespace for a whole cluster, joined to the machine by a pair of interfaces and to nothing else."""
+"""A network namespace for a cluster. Its only connection is a veth pair to the machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PODS = "10.244.0.0/24"
 
 @dataclass(frozen=True)
 class Network:
-    """The namespace of cluster `number`; its addresses are a /30 of 198.18.0.0/24, which is nobody's."""
+    """The namespace of cluster `number`. Its addresses are a /30 of 198.18.0.0/24, a range reserved for benchmarks."""
 
     number: int
 
@@ -31,7 +31,10 @@ class Network:
 
     @property
     def enter(self) -> tuple[str, ...]:
-        """Runs a command inside. Not `ip netns exec`: that mounts another /sys, without the cgroups."""
+        """The prefix of a command that runs in the namespace.
+
+        `ip netns exec` would not work, because it mounts another /sys, without the cgroups.
+        """
         return ("nsenter", f"--net=/run/netns/{self.name}")
 
     @property
@@ -39,26 +42,26 @@ class Network:
         return f"unmask-e2e{self.number}"
 
     def claim(self) -> None:
-        """Make the namespace. OSError where there is one of that name: the whole machine has only one."""
+        """Creates the namespace. Raises OSError if it exists, because its name is unique on the machine."""
         _run("ip", "netns", "add", self.name)
 
     def connect(self) -> None:
-        """Join the claimed namespace to the machine, and make it route between its pods."""
+        """Connects the claimed namespace to the machine, and enables routing between its pods."""
         inside = self.enter
         _run("ip", "link", "add", self._link, "type", "veth", "peer", "name", "eth0", "netns", self.name)
         _run("ip", "address", "add", f"{self.machine}/30", "dev", self._link)
         _run("ip", "link", "set", self._link, "up")
         forwarding = Path(f"/proc/sys/net/ipv4/conf/{self._link}/forwarding")
-        forwarding.write_text("0")  # what comes from the cluster ends on this machine
+        forwarding.write_text("0")  # the cluster reaches this machine and nothing beyond it
         _run(*inside, "ip", "address", "add", f"{self.node}/30", "dev", "eth0")
         for link in ("lo", "eth0"):
             _run(*inside, "ip", "link", "set", link, "up")
-        _run(*inside, "ip", "route", "add", "default", "via", self.machine)  # kube-proxy and the kubelet look for one
-        for key in ("ipv4/ip_forward", "bridge/bridge-nf-call-iptables"):  # Services between pods on one bridge
+        _run(*inside, "ip", "route", "add", "default", "via", self.machine)  # kube-proxy and the kubelet need one
+        for key in ("ipv4/ip_forward", "bridge/bridge-nf-call-iptables"):  # for Services between pods on one bridge
             _run(*inside, "sh", "-c", f"test ! -e /proc/sys/net/{key} || echo 1 > /proc/sys/net/{key}")
 
     def delete(self) -> None:
-        """Remove it, and with it every interface and rule inside; fine when it is gone."""
+        """Removes the namespace with all its interfaces and rules. Does nothing if it does not exist."""
         subprocess.run(["ip", "link", "delete", self._link], capture_output=True)
         if Path(f"/run/netns/{self.name}").exists():
             _run("ip", "netns", "delete", self.name)

@@ -1,4 +1,4 @@
-"""A whole cluster of one node, from nothing to Ready, and back to nothing."""
+"""Starts and removes a complete cluster with one node."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ _ETCD, _CONTROLLERS = (2379, 2380), (10257, 10259)
 
 
 def store_of(record: Record, cache: Path) -> Path:
-    """containerd's images: kept for the next cluster of this number, since importing torch takes minutes."""
+    """Returns containerd's image store. It is kept for the next cluster of this number.
+
+    An import of the runtime's image takes minutes, because it has torch.
+    """
     return cache / "images" / str(record.number)
 
 
 class Node:
-    """Cluster `record`: everything in its own network namespace and below its own cgroup and folder."""
+    """The cluster of a record. It has its own network namespace, cgroup and folder."""
 
     def __init__(self, record: Record, cache: Path) -> None:
         self.record = record
@@ -32,7 +35,7 @@ class Node:
         self.containers = Containers(record.directory, self.store)
 
     def start_containers(self) -> None:
-        """The namespace, and containerd in it: enough to load images."""
+        """Creates the network namespace and starts containerd in it, so that images can be loaded."""
         self.network.claim()
         self.record.network = True
         self.record.save()
@@ -43,7 +46,11 @@ class Node:
         self.record.save()
 
     def start(self, programs: dict[str, Path]) -> Path:
-        """The control plane, kubelet, kube-proxy and DNS. Returns the admin's kubeconfig once the node is Ready."""
+        """Starts the control plane, the kubelet, kube-proxy and CoreDNS, and waits until the node is Ready.
+
+        Returns:
+            The admin's kubeconfig.
+        """
         site = Site(self.record.directory, self.network.node, 6443, _ETCD, _CONTROLLERS, self.network.enter)
         plane = ControlPlane(site, programs, started=self._remember)
         plane.start_etcd()
@@ -60,13 +67,13 @@ class Node:
         return plane.admin
 
     def _remember(self, plane: ControlPlane) -> None:
-        """On disk at once, so that whatever interrupts the start can be cleaned up after."""
+        """Saves the started daemons at once, so that they can be stopped after an interrupted start."""
         known = {daemon.pid for daemon in self.record.daemons}
         self.record.daemons += [daemon for daemon in plane.daemons if daemon.pid not in known]
         self.record.save()
 
     def destroy(self) -> None:
-        """Stop and remove all there is of it, also when it was only half made. The image store stays."""
+        """Stops and removes the cluster, even if it was only partly started. The image store stays."""
         by_name = {daemon.name: daemon for daemon in self.record.daemons}
         first = [daemon for daemon in self.record.daemons if daemon.name != "containerd"]
         stop(first[::-1], grace=2)

@@ -1,4 +1,4 @@
-"""What a node, and a browser, need of the machine itself: Debian's packages."""
+"""Installs the Debian packages that a node and the browser need on the machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from e2e.cluster.binaries import say
 from e2e.cluster.process import StartError
 
-_PROGRAMS = {  # a program, and the Debian package that brings it
+_PROGRAMS = {  # program -> Debian package that contains it
     "containerd": "containerd",
     "runc": "runc",
     "/usr/lib/cni/bridge": "containernetworking-plugins",
@@ -26,14 +26,14 @@ _PROGRAMS = {  # a program, and the Debian package that brings it
 
 
 def install_packages() -> None:
-    """Install what a node lacks. StartError without root, or where there is no apt-get."""
+    """Installs missing packages of a node. Raises StartError without root, or if apt-get is needed but missing."""
     if os.geteuid() != 0:
         raise StartError("a node needs root (network namespaces, containers); use --api-only, or run as root")
     install(_PROGRAMS)
 
 
 def install(programs: Mapping[str, str]) -> None:
-    """Install, with apt-get, the packages of the programs that are missing. StartError where that cannot be."""
+    """Installs the packages of missing programs with apt-get. Raises StartError if that is impossible."""
     missing = sorted(package for program, package in programs.items() if not _exists(program))
     if not missing:
         return
