@@ -1,4 +1,4 @@
-"""Counts calls: how a function's cost grows with its input, at any speed of the machine."""
+"""Counts function calls, so that tests can check how a function's cost grows with its input on any machine."""
 
 from __future__ import annotations
 

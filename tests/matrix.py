@@ -1,4 +1,4 @@
-"""Long matrices: which cases `make test` runs, and which `make test-rest`."""
+"""Splits the cases of long test matrices between `make test` and `make test-rest`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def marked(cases: Iterable[Any], *, quick: Container[Any]) -> list[Any]:
     """
     found = []
     for case in cases:
-        if hasattr(case, "marks"):  # of pytest.param
+        if hasattr(case, "marks"):  # a result of pytest.param
             values, marks, id, key = *case, case.id
         else:
             values, marks, id, key = case if isinstance(case, tuple) else (case,), (), None, case
         found.append(pytest.param(*values, id=id, marks=(*marks, *(() if key in quick else [pytest.mark.matrix]))))
-    assert any("matrix" not in {mark.name for mark in case.marks} for case in found), "no case is quick"
+    assert any("matrix" not in {mark.name for mark in case.marks} for case in found), "`quick` has none of the cases"
     return found

@@ -1,4 +1,4 @@
-"""What a host can do with IPv6 and network namespaces, and namespaces in which an address family is missing."""
+"""Markers for tests that need IPv6 or network namespaces, and commands that run in a namespace."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ needs_ipv6 = pytest.mark.skipif(not _has_ipv6(), reason="this host has no IPv6")
 needs_namespaces = pytest.mark.skipif(not _has_namespaces(), reason="needs root and iproute2 for a network namespace")
 
 TARGETS = ("127.0.0.1", "10.9.9.9", "::1", "fd00::9")  # addresses of a namespace
-# How a namespace differs from one with both families: a shell command, and the targets that a wildcard accepts.
+# Name of a setup -> shell command that changes a namespace with both families, and targets that a wildcard listener
+# accepts in it.
 NAMESPACES = {
     "both": ("true", ["127.0.0.1", "10.9.9.9", "::1", "fd00::9"]),
     "no IPv4 address": ("ip -4 addr flush dev lo", ["::1", "fd00::9"]),
@@ -51,12 +52,13 @@ def report(listener, targets):
 
 
 def python_in_namespace(script: str, arguments: Sequence[str] = (), setup: str = "true") -> list[str]:
-    """The command of a Python script in a network namespace of its own.
+    """Returns the command that runs a Python script in its own network namespace.
 
     Args:
-        script: Has `report(listener, targets)`, which prints the targets that a listening socket accepts, as JSON.
-        arguments: Of the script.
-        setup: Shell command that changes the namespace first.
+        script: Python source. It can call `report(listener, targets)`, which prints the targets that a listening socket
+            accepts, as JSON.
+        arguments: Arguments of the script.
+        setup: Shell command that changes the namespace before the script runs.
     """
     shell = (
         "ip link set lo up && ip addr add 10.9.9.9/32 dev lo && ip addr add fd00::9/128 dev lo && "

@@ -1,4 +1,7 @@
-"""An event loop whose clock advances only while every task waits: hours pass at once, and no test depends on speed."""
+"""An event loop whose clock advances only while every task waits, so that tests do not depend on the machine's speed.
+
+Simulated hours take almost no time.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ T = TypeVar("T")
 
 
 class _Selector(selectors.SelectSelector):
-    """Advances the clock to the next timer instead of a wait for it."""
+    """Advances the clock to the next timer instead of waiting for it."""
 
     now = 0.0
 
@@ -25,7 +28,7 @@ class _Selector(selectors.SelectSelector):
 
 
 class SimulatedTimeLoop(asyncio.SelectorEventLoop):
-    """`time()` begins at 0 and advances by the seconds that tasks sleep. Use no real sockets and no threads with it."""
+    """An event loop in simulated time, which begins at 0. It does not support real sockets or threads."""
 
     def __init__(self) -> None:
         self._simulated = _Selector()
@@ -36,11 +39,11 @@ class SimulatedTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run_simulated(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` in simulated time."""
+    """Runs a coroutine like `asyncio.run`, in simulated time."""
     with asyncio.Runner(loop_factory=SimulatedTimeLoop) as runner:
         return runner.run(main)
 
 
 def now() -> float:
-    """The running loop's time, for what takes a clock."""
+    """Returns the running loop's time. Serves as the `clock` of code under test."""
     return asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""The terminal chat against a server of canned answers."""
+"""Tests of the terminal chat, with a fake server that sends fixed responses."""
 
 import json
 
@@ -23,7 +23,7 @@ def step(start, tokens, text, nfe, reason=None):
 
 
 ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
-# a prompt of 2 tokens, then blocks of 4: positions 0 and 1 of the first block are the prompt's
+# The prompt has 2 tokens and a block 4, so positions 0 and 1 of the first block belong to the prompt.
 ANSWER = [
     ROLE,
     *step(0, [1, 1, MASK, 11], "", 1),
@@ -34,7 +34,7 @@ ANSWER = [
 
 
 class Server:
-    """Answers as the routes do; keeps what was asked."""
+    """Imitates the server's routes and records the chat requests."""
 
     def __init__(self, events=ANSWER, status=200):
         self.events, self.status, self.asked = events, status, []
@@ -72,8 +72,8 @@ def test_frames_show_blocks_being_denoised(server):
     assert draw(frames[2]).plain.endswith("\n3 steps")
 
 
-def test_an_edited_token_is_fresh_again_and_open_text_is_shown():
-    # editing: nothing is final until its block has ended, so the text stays empty while positions change
+def test_an_edited_token_is_marked_fresh_again_and_open_text_is_shown():
+    # With edits, no token is final before its block ends, so the text stays empty while positions change.
     events = [ROLE, *step(0, [1, 1, 10, 12], "", 1), *step(0, [1, 1, 10, 11], "", 2), *step(4, [MASK], "Hello", 3)]
     frames = list(conversation_with(Server(events)).ask("hi"))
     assert frames[1].open == (Piece("Hel"), Piece("lo", fresh=True))
@@ -126,7 +126,7 @@ def test_commands(server):
     assert "/reset" in screen.command("/nonsense") == screen.command("/mode fast")
 
 
-def test_the_loop_reads_answers_and_leaves(server, monkeypatch):
+def test_the_loop_shows_answers_until_quit(server, monkeypatch):
     screen = terminal(conversation_with(server))
     lines = iter(["hi [bold]", "", "/mode speed", "/quit"])
     monkeypatch.setattr(screen.console, "input", lambda prompt: next(lines))

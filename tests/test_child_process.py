@@ -1,4 +1,4 @@
-"""A file in the current directory does not replace a module in the processes that a server starts."""
+"""Tests that files in the current directory do not shadow modules in the processes that a server starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.child_process import module_command
 from tests.server.harness import ROOT, serving
 
 SHADOWED = ("types", "logging", "json", "tokenizers", "msgspec", "numpy", "torch", "zmq", "runtime")
-SERVE = ("-P", "-c", "from runtime.cli import main; raise SystemExit(main())", "serve")  # as the script unmask
+SERVE = ("-P", "-c", "from runtime.cli import main; raise SystemExit(main())", "serve")  # like the script `unmask`
 PLUGIN = """
 from runtime.algorithms.base import register_algorithm
 from runtime.algorithms.threshold import Threshold
@@ -26,7 +26,7 @@ class Mine(Threshold):
 
 
 @pytest.mark.parametrize("entry", ["", "cwd"])
-def test_children_find_modules_in_the_current_directory_where_their_parent_does(
+def test_children_import_from_the_current_directory_only_if_their_parent_does(
     entry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -45,8 +45,8 @@ def test_a_deleted_current_directory_is_no_error(tmp_path: Path, monkeypatch: py
     assert module_command("a.b") == (sys.executable, "-P", "-m", "a.b")
 
 
-def test_a_server_runs_where_files_have_the_names_of_modules(tmp_path: Path) -> None:
-    """With several frontend processes, a plugin by its relative path, and a process for grammars."""
+def test_a_server_runs_in_a_directory_with_files_named_like_modules(tmp_path: Path) -> None:
+    """The server has several frontend processes, a plugin with a relative path, and a process for grammars."""
     for name in SHADOWED:
         (tmp_path / f"{name}.py").write_text("raise SystemExit(f'{__file__} replaces a module')\n")
     (tmp_path / "mine.py").write_text(PLUGIN)

@@ -1,4 +1,4 @@
-"""The `unmask` command: which program a subcommand is, and what it is given."""
+"""Tests of the `unmask` command: its subcommands and the arguments that it passes to them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_directory_is_no_repository(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
-def test_every_command_is_there(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_exists(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main([name, "--help"])
     assert ended.value.code == 0

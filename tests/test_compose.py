@@ -1,4 +1,4 @@
-"""compose.yaml runs the image of this version, and Prometheus and Grafana find what they need."""
+"""Tests of compose.yaml: the version of its image, and the configuration of Prometheus and Grafana."""
 
 import re
 import shlex

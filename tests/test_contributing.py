@@ -1,4 +1,4 @@
-"""The examples of CONTRIBUTING.md do what it says: one file and one import each."""
+"""Tests of the examples in CONTRIBUTING.md. Each adds one file and one import."""
 
 import copy
 import json
@@ -33,11 +33,11 @@ EXAMPLES = [
     "runtime/models/twin.py",
     "runtime/parsers/bracketed.py",
 ]
-PROMPTS = [list(range(40, 61)), list(range(100, 132)), [7]]  # the second ends with a block
+PROMPTS = [list(range(40, 61)), list(range(100, 132)), [7]]  # the second ends at the end of a block
 
 
 def example(path: str) -> str:
-    """Returns the example of a file."""
+    """Returns the source of an example, which CONTRIBUTING.md shows as the file `path`."""
     found = re.search(rf"`{re.escape(path)}`.*?```python\n(.*?)```", TEXT, re.DOTALL)
     assert found, f"CONTRIBUTING.md has no example of {path}"
     return found[1]
@@ -45,7 +45,7 @@ def example(path: str) -> str:
 
 @pytest.fixture
 def run(monkeypatch):
-    """Executes the example of a file as importing it would; registries are put back afterwards."""
+    """Returns a function that executes an example as an import would. The registries are restored after the test."""
     for module, name in (
         (models, "_FAMILIES"),
         (algorithms, "_ALGORITHMS"),
@@ -81,7 +81,7 @@ def test_the_tutorial_has_the_same_algorithm():
     ]
 
 
-def test_the_naive_function_decides_as_the_algorithm(run, monkeypatch):
+def test_the_naive_function_of_the_example_matches_the_algorithm(run, monkeypatch):
     run("runtime/algorithms/best_few.py")
     (naive,) = re.findall(r"```python\n([^`]*def best_few[^`]*)```", TEXT)
     found: dict = {}
@@ -103,9 +103,9 @@ def test_a_strategy(run):
     assert new != answers(params, buffer_size=4)
 
 
-def test_an_acceptance_rule(run, tmp_path):
+def test_an_unmasking_algorithm(run, tmp_path):
     run("runtime/algorithms/best_few.py")
-    least = SamplingParams(max_tokens=32, ignore_eos=True, decoding={"accept_threshold": 1.0})  # the best one a step
+    least = SamplingParams(max_tokens=32, ignore_eos=True, decoding={"accept_threshold": 1.0})  # only the best per step
     for few in (1, 2):
         params = SamplingParams(max_tokens=32, ignore_eos=True, decoding={"algorithm": "best_few", "few": few})
         new = answers(params, buffer_size=1)

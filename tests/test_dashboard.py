@@ -1,4 +1,4 @@
-"""The dashboard's JSON is generated, a server has the series of its queries, and its picture shows their results."""
+"""Tests of the Grafana dashboard: its generated JSON, the series in its queries, and its picture."""
 
 import json
 import re
@@ -11,16 +11,16 @@ from tests.server.harness import serving
 from tools import dashboard
 from tools.docs import dashboard_picture
 
-TARGET_LABELS = {"namespace", "job", "pod"}  # which Prometheus adds: compose.yaml, or a PodMonitor
+TARGET_LABELS = {"namespace", "job", "pod"}  # Prometheus adds these, by compose.yaml or a PodMonitor
 ENGINES, OPERATOR = yaml.safe_load(dashboard.PANELS.read_text(encoding="utf-8"))
 QUERIES = [query for panel in ENGINES["panels"] for query in panel["queries"].items()]
 
 
-def test_the_dashboard_is_that_of_the_panels():
+def test_the_dashboard_is_generated_from_its_panels():
     assert dashboard.DASHBOARD.read_text(encoding="utf-8") == dashboard.text(), "run python -m tools.dashboard"
 
 
-def test_panels_have_positions_of_their_own_and_complete_queries():
+def test_panels_have_distinct_positions_and_complete_queries():
     panels = json.loads(dashboard.text())["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     assert len({(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}) == len(panels)
@@ -56,11 +56,11 @@ def test_a_server_has_the_series_and_labels_of_each_query(labels_of_series, lege
     for name in names:
         assert grouped | shown <= labels_of_series[name] | TARGET_LABELS
     if "sum" in query or "max" in query:
-        assert shown <= grouped, "an aggregation keeps only the labels that it groups by"
+        assert shown <= grouped, "the legend has labels that the aggregation drops"
 
 
 def result(expression, **labels):
-    """Returns two samples, and none for what a server without a GPU does not have."""
+    """Returns two finite samples and a NaN, or nothing for metrics that a server without a GPU does not have."""
     values = [[60, "1"], [120, "NaN"], [180, "3"]]
     return [] if re.search("device|step_host", expression) else [{"metric": labels, "values": values}]
 

@@ -1,4 +1,4 @@
-"""What the documentation says is what the code does."""
+"""Tests that the documentation matches the code."""
 
 import argparse
 import ast
@@ -58,13 +58,13 @@ def test_the_readme_has_fewer_than_120_lines_and_one_picture():
     assert len(re.findall(r"!\[.*?\]\(", readme)) == 1
 
 
-def test_flags_are_the_tables():
+def test_the_table_of_flags_is_up_to_date():
     assert page(FLAGS_PAGE) == with_table(page(FLAGS_PAGE)), "run python -m tools.docs.flags"
 
 
 @cache
 def bench_flags() -> set[str]:
-    """Of every tool of runtime.bench."""
+    """Returns the flags of all tools of runtime.bench."""
     found = set()
     for tool in TOOLS:
         parser = argparse.ArgumentParser()
@@ -73,7 +73,7 @@ def bench_flags() -> set[str]:
     return found
 
 
-# Flags of other programs that pages name.
+# Flags of other programs that occur in pages.
 OTHER_FLAGS = {
     "pytest": {"--hypothesis-profile", "--timeout"},
     "tests": {"--all", "--list", "--uses", "--write", "--repeat", "--passes", "--jobs"},  # tools in tests/
@@ -143,7 +143,7 @@ def test_tools_and_targets_exist():
             assert tool in TOOLS, tool
 
 
-def test_the_picture_of_the_algorithms_is_the_commands(monkeypatch):
+def test_the_picture_of_the_algorithms_is_the_output_of_the_documented_command(monkeypatch):
     monkeypatch.chdir(ROOT)
     text = page(DECODING_PAGE)
     (command,) = re.findall(r"python -m runtime\.bench sweep (.*)", text.replace("\\\n", ""))
@@ -161,7 +161,7 @@ def test_the_table_of_tools_lists_tools_of_bench():
     assert sorted(listed) == sorted(TOOLS)
 
 
-def test_python_examples_use_what_there_is():
+def test_python_examples_use_existing_names():
     import runtime
 
     for block in code("docs/get-started/laptop.md", "python"):
@@ -173,7 +173,7 @@ def test_python_examples_use_what_there_is():
 
 
 @pytest.mark.all_entries
-def test_decoding_fields_are_the_table():
+def test_the_table_of_decoding_fields_is_up_to_date():
     text = page(DECODING_PAGE)
     assert text == decoding_fields.with_table(text), "run python -m tools.docs.decoding_fields"
 
@@ -185,7 +185,7 @@ def test_fields_of_every_request_are_documented():
 
 
 def described(section: str) -> dict[str, set[str]]:
-    """Of each paragraph of a section of docs/guide/decoding.md: the fields that it names at its end."""
+    """Returns the fields that each paragraph in a section of docs/guide/decoding.md lists at its end, by heading."""
     text = re.search(rf"\n## {section}\n(.*?)(?=\n## )", page(DECODING_PAGE), re.DOTALL)[1]
     paragraphs = dict(re.findall(r"### (\w+)\n\n(.*?)(?=\n###|\Z)", text, re.DOTALL))
     fields = {}
@@ -196,7 +196,7 @@ def described(section: str) -> dict[str, set[str]]:
     return fields
 
 
-def test_a_requests_fields_are_the_table():
+def test_the_table_of_request_fields_is_up_to_date():
     text = page(FIELDS_PAGE)
     assert text == request_markdown.with_table(text), "run python -m tools.docs.request_fields"
 
@@ -247,7 +247,7 @@ def test_a_strategys_paragraph_and_the_table_name_its_fields(key):
 
 
 @pytest.mark.all_entries
-def test_families_and_shapes_are_the_tables():
+def test_the_tables_of_families_and_shapes_are_up_to_date():
     assert page(MODELS_PAGE) == models.with_tables(page(MODELS_PAGE)), "run python -m tools.docs.models"
 
 
@@ -303,8 +303,8 @@ def test_metrics_are_documented():
             assert f"`{name}" in text, name
 
 
-def test_messages_of_the_troubleshooting_page_are_those_of_the_code():
-    """A message has three dots in place of what varies."""
+def test_messages_in_the_troubleshooting_page_match_the_code():
+    """Three dots in a message replace a variable part."""
     literals = {
         node.value
         for path in (ROOT / "runtime").rglob("*.py")
@@ -321,7 +321,7 @@ def test_messages_of_the_troubleshooting_page_are_those_of_the_code():
         assert any(part in literal for literal in literals), part
 
 
-def test_limits_of_the_security_page_are_the_codes():
+def test_limits_in_the_security_page_match_the_code():
     from runtime.server.http_protocol.limits import Limits
     from runtime.server.openai import protocol
     from runtime.server.preprocessing import preprocessor, request_body

@@ -1,6 +1,6 @@
-"""The Python API (docs/get-started/laptop.md#without-a-server), with ids on the golden checkpoint.
+"""Tests of the Python API (docs/get-started/laptop.md#without-a-server) with token ids on the golden checkpoint.
 
-Tests of the demo check text.
+Tests of the demo model cover text.
 """
 
 from dataclasses import replace
@@ -17,7 +17,7 @@ from tests.oracle.tiny import write_tiny
 
 @pytest.fixture(scope="module", params=[False, True], ids=["at once", "held"])
 def llm(request):
-    """Its news are told after each step, or while the next one runs."""
+    """Yields an LLM that reports outputs after each step, or (param True) during the next step."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param:
             patch.setattr(ModelRunner, "overlaps", True)
@@ -29,7 +29,7 @@ def params(**changes):
     return SamplingParams(**{"max_tokens": 12, "ignore_eos": True, "decoding": {"accept_threshold": 0.02}, **changes})
 
 
-def test_outputs_come_in_the_order_of_the_prompts_whatever_ends_first(llm):
+def test_outputs_keep_the_order_of_the_prompts_whichever_ends_first(llm):
     prompts = [[1, 2, 3], [4] * 20, [9, 8]]
     outs = llm.generate(prompts, [params(max_tokens=30), params(max_tokens=3), params(max_tokens=9)])
     assert [len(out.token_ids) for out in outs] == [30, 3, 9]
@@ -57,7 +57,7 @@ def test_a_stream_has_the_same_answer_step_by_step(llm):
                 assert token == full[at]
 
 
-def test_choices_draw_with_seeds_of_their_own(llm):
+def test_each_choice_samples_with_its_own_seed(llm):
     hot = params(temperature=5.0, seed=7, n=3)
     (out,) = llm.generate([[1, 2, 3]], hot)
     assert out.choices[0].token_ids == out.token_ids
@@ -74,7 +74,7 @@ def test_a_top_p_of_0_is_a_top_k_of_1(llm):
     assert least.token_ids == top.token_ids != other.token_ids
 
 
-def test_a_wrong_prompt_stops_the_call_before_anything_runs(llm):
+def test_a_call_with_an_invalid_prompt_runs_nothing(llm):
     with pytest.raises(RequestError) as error:
         llm.generate([[1, 2], [1, 256]], params())
     assert error.value.param == "prompt[1]"
@@ -87,7 +87,7 @@ def test_without_a_tokenizer_text_is_refused(llm, prompt):
         llm.generate([prompt], params())
 
 
-def test_a_stream_that_is_left_frees_its_pages(llm):
+def test_a_closed_stream_frees_its_pages(llm):
     events = llm.stream([1] * 40, params(max_tokens=40))
     next(events)
     events.close()
@@ -96,7 +96,7 @@ def test_a_stream_that_is_left_frees_its_pages(llm):
 
 
 def test_calls_of_one_llm_may_interleave(llm):
-    """Each call makes the engine step for all of them; none may take another's news away."""
+    """Each call steps the engine for all calls. A call must not consume the outputs of another one."""
     prompts, lengths = [[1, 2, 3], [4] * 11, [7, 7]], [30, 9, 17]
     alone = [llm.generate([prompt], params(max_tokens=n))[0] for prompt, n in zip(prompts, lengths, strict=True)]
     streams = [llm.stream(prompt, params(max_tokens=n)) for prompt, n in zip(prompts, lengths, strict=True)]
@@ -115,7 +115,7 @@ def test_calls_of_one_llm_may_interleave(llm):
 
 def test_closing():
     llm = LLM(str(GOLDEN / "llada2_tiny"), device="cpu", skip_tokenizer=True, max_model_len=64)
-    llm.generate([[1] * 8], params(max_tokens=8))  # leaves a block to commit
+    llm.generate([[1] * 8], params(max_tokens=8))  # leaves a block whose KV is not cached yet
     events = llm.stream([1, 2, 3], params())
     next(events)
     llm.close()
@@ -126,13 +126,13 @@ def test_closing():
         llm.generate([[1]])
 
 
-def test_logits_do_not_depend_on_what_the_cache_holds(llm):
+def test_logits_do_not_depend_on_the_content_of_the_cache(llm):
     ids = torch.randint(0, 250, (21,), generator=torch.Generator().manual_seed(3)).tolist()
     before = llm.logits(ids)
     llm.generate([ids], params())
     assert torch.equal(before, llm.logits(ids))
     assert before.shape == (21, 256)
-    longer = llm.logits([*ids, 7, 7, 7, 7])  # 21 ends inside a block of 8: only whole blocks are unchanged
+    longer = llm.logits([*ids, 7, 7, 7, 7])  # 21 ends inside a block of 8: only complete blocks are unchanged
     assert torch.allclose(before[:16], longer[:16])
 
 
@@ -172,7 +172,7 @@ def test_the_token_budget_must_hold_a_step(tmp_path):
         LLM(str(tmp_path), device="cpu", skip_tokenizer=True, max_num_batched_tokens=100, page_size=64)
 
 
-def test_flags_of_the_server_and_misspelt_ones_are_refused():
+def test_server_flags_and_misspelled_flags_are_refused():
     with pytest.raises(ConfigError, match="port"):
         LLM(port=1)
     with pytest.raises(ConfigError, match="blok_size"):

@@ -1,4 +1,4 @@
-"""The package as pip installs it: what it contains, how messages name it, and the environment without CUDA."""
+"""Tests of the installed package: its content, install commands in pages and messages, and the setup without CUDA."""
 
 import os
 import re
@@ -145,7 +145,7 @@ def test_make_setup_refuses_another_build_of_torch_than_the_environment_has(tmp_
     assert "has another build of torch than TORCH=cpu; run make clean first" in other.stdout
     stamp.write_text("cpu\n", encoding="utf-8")
     os.utime(stamp, (2**32, 2**32))
-    assert setup().returncode == 0, "the environment keeps the choice"
+    assert setup().returncode == 0, "make setup without TORCH refuses the build that the environment has"
     unknown = setup("TORCH=cuda")
     assert unknown.returncode == 2
     assert "TORCH=cuda is not supported; use TORCH=cpu" in unknown.stderr

@@ -1,4 +1,4 @@
-"""Commands and examples of pages work with the demo model, and their answers are those of the page."""
+"""Tests that commands and examples in pages work with the demo model and produce the responses in the pages."""
 
 import argparse
 import json
@@ -39,7 +39,7 @@ def demo(tmp_path_factory):
 
 
 def answers(body: str) -> list[str]:
-    """Returns the texts of an answer of any route, also of a stream, and the arguments of its calls."""
+    """Returns the texts and tool call arguments in a response of any route, streamed or not."""
     found: dict[str, str] = {}
 
     def collect(node, path=""):
@@ -59,14 +59,14 @@ def test_every_command_has_a_known_treatment():
     assert [command for command in ALL if command.treatment == "unknown"] == []
 
 
-def test_commands_are_split_at_lines_that_end_them():
+def test_a_block_is_split_into_complete_commands():
     block = "# of a\na \\\n  b  # c\n# of d\nd 'e\nf'\nfor g in h; do\n  i\ndone\nj \"k\nl\"\n"
     assert list(split_commands(block)) == ["a b", "d 'e\nf'", "for g in h; do\n  i\ndone", 'j "k\nl"']
 
 
 @pytest.mark.all_entries
 @pytest.mark.parametrize("command", REQUESTS, ids=lambda command: command.page)
-def test_requests_get_the_answers_of_the_page(demo, command):
+def test_requests_get_the_responses_in_the_page(demo, command):
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
     parser.add_argument("-N", action="store_true")

@@ -1,4 +1,4 @@
-"""A process that can run no Python code any more ends with its parent."""
+"""Test that a process ends with its parent even if it cannot run any Python code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.wait import wait_until
 
-# The expression takes longer than any test and holds the interpreter's lock: no thread and no signal handler runs.
+# The regular expression takes longer than any test and holds the GIL, so no thread and no signal handler runs.
 CHILD = """
 import re
 from runtime.child_process import exit_with_parent

@@ -1,4 +1,4 @@
-"""Plugins register what they define in every process, and their errors name the file and the fix."""
+"""Tests of plugins: every process loads them, and errors name the file and the fix."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ register_strategy("mine", families=("llada2",))(MultiBlock)
 
 
 def page_plugin(name: str) -> str:
-    """Returns a file that docs/research/experiments.md shows."""
+    """Returns the content of a file in docs/research/experiments.md."""
     found = re.search(rf'```python title="{name}"\n(.*?)```', PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert found
     return found[1]
@@ -76,7 +76,7 @@ def test_the_algorithm_of_the_page_decodes(best_few: Path) -> None:
             llm.generate(IDS, SamplingParams(decoding={"algorithm": "best_few", "few": 0}))
 
 
-def test_a_strategy_is_known_before_its_flag_is_checked(write: Callable[[str], Path]) -> None:
+def test_a_strategy_is_registered_before_its_flag_is_checked(write: Callable[[str], Path]) -> None:
     with pytest.raises(ConfigError, match="--decoding-strategy 'mine'"):
         tiny(decoding_strategy="mine")
     with tiny(decoding_strategy="mine", plugin=[str(write(STRATEGY))]) as llm:
@@ -128,7 +128,7 @@ def test_a_plugin_that_cannot_be_loaded_is_named_with_the_cause(
     path = write(source)
     with pytest.raises(ConfigError, match=re.escape(f"--plugin {path}: {message}")):
         tiny(plugin=path)
-    assert "mine" not in strategies.strategies(), "what it registered before the exception is removed"
+    assert "mine" not in strategies.strategies(), "the failed plugin is still registered"
     path.write_text(STRATEGY)
     tiny(plugin=path).close()
     assert "mine" in strategies.strategies()
@@ -152,10 +152,10 @@ def test_a_file_is_executed_once_and_must_not_change(write: Callable[[str], Path
 
 
 def test_a_changed_file_is_executed_even_if_its_size_and_time_are_the_same(write: Callable[[str], Path]) -> None:
-    """Python would execute the cached bytecode of the first one."""
+    """In this case an ordinary import would execute the cached bytecode of the old file."""
     path = write(STRATEGY)
     plugins.load_plugins([str(path)])
-    plugins._loaded.clear()  # as in another process
+    plugins._loaded.clear()  # simulates another process
     before = path.stat()
     path.write_text(STRATEGY.replace("mine", "ours"))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))

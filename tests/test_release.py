@@ -1,4 +1,4 @@
-"""A release is refused while a marked place is not filled or a version differs."""
+"""Tests of the release check, which refuses unfilled placeholders and different versions."""
 
 import re
 import shutil
@@ -16,7 +16,7 @@ CHARTS = [ROOT / "charts" / name / "Chart.yaml" for name in ("unmask-crds", "unm
 
 @pytest.fixture
 def tree(tmp_path):
-    """Returns a copy of the files that the check reads, ready for a release. They may be ready already."""
+    """Returns a copy of the files that the check reads, ready for a release even if the repository is not."""
     for name in (*release.PLACEHOLDERS, *release.VERSIONS, "pyproject.toml", "CHANGELOG.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)

@@ -1,4 +1,4 @@
-"""docs/models/verification.md says of every repository of the hub that pages name whether it was checked."""
+"""Test that docs/models/verification.md lists every Hub repository in the pages, and whether it was checked."""
 
 import re
 from pathlib import Path

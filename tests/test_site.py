@@ -1,4 +1,4 @@
-"""The site of docs/ has every page, and its links to files of the repository lead to copies of them."""
+"""Tests of the documentation site: its navigation, and its links to copies of repository files."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def pages_of(nav) -> list[str]:
-    """Returns the pages of a navigation, in order."""
+    """Returns the pages of a navigation in order."""
     if isinstance(nav, str):
         return [nav]
     return [page for entry in (nav.values() if isinstance(nav, dict) else nav) for page in pages_of(entry)]
@@ -58,7 +58,7 @@ def test_files_outside_docs_are_found_through_other_files():
     assert not any(path.startswith("docs/") for path in found)
 
 
-def test_a_copied_file_is_code():
+def test_a_copied_file_is_a_code_block():
     assert re.fullmatch(
         r"# examples/demo-service.yaml\n\n```yaml\n.*\n```\n", site.copied_text("examples/demo-service.yaml"), re.DOTALL
     )
@@ -120,7 +120,7 @@ def test_every_diagram_has_a_background():
     assert on_white(drawn) == '<svg id="a" style="background-color: white; max-width: 9px;"><g style="b"/></svg>'
 
 
-def test_a_picture_has_a_dark_one_if_there_is_one(tmp_path, monkeypatch):
+def test_a_picture_is_followed_by_its_dark_variant_if_that_exists(tmp_path, monkeypatch):
     monkeypatch.setattr(site, "ROOT", tmp_path)
     (tmp_path / "docs" / "images").mkdir(parents=True)
     text = "![A page](../images/page.png) and ![other](../images/other.png)"

@@ -1,4 +1,4 @@
-"""The first steps of README.md and of docs/get-started/laptop.md, with the demo model in real processes."""
+"""Tests of the first steps in README.md and docs/get-started/laptop.md, with the demo model in real processes."""
 
 import argparse
 import contextlib
@@ -60,7 +60,7 @@ def run(code: str) -> str:
 
 
 def test_the_terminal_chat_ends_with_the_answer(server):
-    question = "Tell a story about Clara, a duck and a forest."  # free choices: takes many steps
+    question = "Tell a story about Clara, a duck and a forest."  # many possible continuations, so it takes many steps
     with server.client() as http:
         body = {"messages": [{"role": "user", "content": question}], "max_tokens": 100}
         full_answer = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
@@ -79,7 +79,7 @@ def test_the_terminal_chat_ends_with_the_answer(server):
             assert conversation.messages[-1]["content"] == frames[-1].text
         conversation = Conversation(http, max_tokens=100)
         for user_text, answer in (("Solve: 3 x 4.", "3 x 4 = 12."), ("And times 2?", "12 x 2 = 24.")):
-            assert list(conversation.ask(user_text))[-1].text == answer  # the second needs the first
+            assert list(conversation.ask(user_text))[-1].text == answer  # the second answer depends on the first
 
 
 def test_ctrl_c_frees_the_server(server):
@@ -106,14 +106,14 @@ def test_the_load_benchmark(server, tmp_path, capsys):
     assert "8 clients" in capsys.readouterr().out
 
 
-def test_proxies_are_not_for_this_machine():
+def test_proxies_are_not_used_for_this_machine():
     assert [may_use_proxy(u) for u in ("http://127.0.0.1:8000", "http://[::1]:80", "http://localhost")] == [False] * 3
     assert not any(may_use_proxy(f"http://{a}:8000") for a in ("0.0.0.0", "[::]", "[::ffff:127.0.0.1]"))
     assert may_use_proxy("http://[2001:db8::1]:8000")
     assert may_use_proxy("https://models.example")
 
 
-def test_what_can_be_an_address():
+def test_valid_and_invalid_addresses():
     assert all(map(is_address, ("http://127.0.0.1:8000", "https://models.example/a", "http://[::1]:80/")))
     for wrong in ("localhost:8000", "127.0.0.1", "ftp://x", "http://", "http://[::1", "http://x:y", ""):
         assert not is_address(wrong)

@@ -1,10 +1,10 @@
-"""Runs the CPU tests beside busy loops, to find tests that depend on how fast the machine is.
+"""Runs the CPU tests next to busy loops, to find tests that depend on the speed of the machine.
 
 ``python -m tests.under_load`` runs every slice of the suite once, on two processors. A slice has at most 12 files of
-a directory, or of small directories. Results are appended to a log. A slice that passed at this commit is skipped, so
-one pass can be spread over several runs. ``--jobs 8`` runs eight slices at once, of one pass or of several, each on two
-processors of its own; those that took longest in the log are first. ``--repeat 20 tests/server/test_api.py`` runs some
-tests many times instead.
+one directory, or of several small directories. Results are appended to a log. A slice that passed at this commit is
+skipped, so one pass can be spread over several runs. ``--jobs 8`` runs eight slices at once, of one or several passes,
+each on its own two processors. The slices that took longest in the log run first.
+``--repeat 20 tests/server/test_api.py`` runs the given tests many times instead.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ BUSY_LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n  
 
 @dataclass(frozen=True)
 class Result:
-    """One slice of one pass, as the log has it.
+    """The result of one slice of one pass, an entry of the log.
 
     Attributes:
         number: Number of the pass, from 1.
-        loops: Busy loops that ran beside the tests.
-        repeated: Whether it is a run of `--repeat`, which is no part of a pass.
-        summary: Last line of pytest.
+        loops: Number of busy loops that ran next to the tests.
+        repeated: Whether it is a run of `--repeat`, which does not count as part of a pass.
+        summary: Last line of pytest's output.
     """
 
     commit: str
@@ -90,7 +90,7 @@ def busy_loops(count: int) -> Iterator[None]:
 
 
 def run(commit: str, paths: list[str], number: int, loops: int, repeated: bool) -> Result:
-    """Runs the CPU tests below `paths` once and prints the output if one fails, or if there are none."""
+    """Runs the CPU tests below `paths` once. Prints the output if a test fails or if there are no tests."""
     command = [sys.executable, "-m", "pytest", "-n", "3", "--dist", "worksteal", "-m", CPU_TESTS, "-rfE"]
     start = time.monotonic()
     # Runs that start at the same time would compete for the next number of pytest's usual directory.
@@ -142,7 +142,7 @@ def run_all(runs: list[tuple[int, list[str]]], log: Path, commit: str, loops: in
 
     def run_one(number: int, paths: list[str]) -> bool:
         pair = pairs.get()
-        os.sched_setaffinity(0, pair)  # of this thread; its processes inherit it
+        os.sched_setaffinity(0, pair)  # for this thread; its child processes inherit it
         try:
             result = run(commit, paths, number, loops, repeated)
         finally:
@@ -178,14 +178,14 @@ def main() -> int:
     chosen = [[path] for path in options.path] or slices()
     commit = current_commit()
     results = read_log(options.log)
-    # A dirty tree has the same name whatever it contains.
+    # The name of a dirty tree does not depend on its changes.
     known = [] if options.repeat or commit.endswith("-dirty") else results
     known = [result for result in known if (result.commit, result.loops) == (commit, options.loops)]
     done = {(result.number, *result.paths) for result in known if result.passed_all and not result.repeated}
     numbers = range(1, (options.repeat or options.passes) + 1)
     runs = [(number, paths) for number in numbers for paths in chosen if (number, *paths) not in done]
     times = seconds_per_file(results)
-    # The longest first, so that none is left alone at the end. A path without a time may be long.
+    # The longest run first, so that no long one runs alone at the end. A path without a time may be long.
     runs.sort(key=lambda item: sum(times.get(path, math.inf) for path in item[1]), reverse=True)
     if skipped := len(numbers) * len(chosen) - len(runs):
         print(f"skipped {skipped} slices that passed at {commit}", flush=True)

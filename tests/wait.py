@@ -1,4 +1,4 @@
-"""Waiting for a condition: the one way in which tests wait for something asynchronous."""
+"""Functions that wait for a condition. Tests use only these to wait for asynchronous events."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def wait_until(
 
     Args:
         condition: Called without arguments. It must not block for long.
-        message: What is waited for; it becomes the text of the error.
-        timeout: Seconds until the wait fails. Raise it where the work itself is long; do not lower it.
+        message: Name of the condition for the error message.
+        timeout: Seconds until the wait fails. Raise it if the work itself takes long; do not lower it.
         interval: Seconds between two polls.
         ignore: Exceptions of `condition` that count as "not yet".
 

@@ -1,4 +1,4 @@
-"""What a process has written to a file that it shares with us."""
+"""Reads a file to which another process writes through an inherited descriptor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import IO, Any
 
 
 def written(file: IO[Any]) -> str:
-    """All of it. Who inherits a file shares its position too: reading by it would move where the process writes next,
-    and a line that comes at that moment would be written over the first."""
+    """Returns the whole content without changing the file position.
+
+    The process that inherited the descriptor shares its position. A seek for reading would also move the position at
+    which the process writes next, so its next line could overwrite the first one.
+    """
     descriptor = file.fileno()
     return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""`eval` counts what an engine answered: right answers, tokens, forwards, bars and differing batches."""
+"""Tests of `eval`: it counts right answers, tokens and forwards, checks minimum scores, and compares batch sizes."""
 
 import json
 from contextlib import nullcontext
@@ -20,7 +20,11 @@ ANSWERS = {
 
 
 class Oracle:
-    """Knows every answer; spoils one in `spoil`, or none. Three forwards an answer of ten tokens and a turn end."""
+    """An LLM that knows every answer. Each answer has ten tokens and an EOS token, and takes three forwards.
+
+    Args:
+        spoil: Every answer with a number divisible by this is wrong. 0: none is.
+    """
 
     def __init__(self, spoil: int = 0) -> None:
         self.spoil, self.asked, self.seen = spoil, 0, []
@@ -45,7 +49,7 @@ class Oracle:
 
 @pytest.fixture
 def engines(monkeypatch):
-    """Engines handed out by `open_llm`, by batch size."""
+    """Returns the engines that `open_llm` has returned, by batch size."""
     made = {}
 
     def open_llm(args, batch):
@@ -131,7 +135,7 @@ def test_eval_compares_batches(engines, capsys) -> None:
         ),
     ],
 )
-def test_what_the_engine_refuses_is_one_sentence(line, arguments, llm, monkeypatch, capsys) -> None:
+def test_errors_of_the_engine_are_one_sentence(line, arguments, llm, monkeypatch, capsys) -> None:
     for module in (evaluation, sweep):
         monkeypatch.setattr(module, "open_llm", lambda args, batch: nullcontext(llm))
     tool, *rest = line.split()
@@ -140,7 +144,7 @@ def test_what_the_engine_refuses_is_one_sentence(line, arguments, llm, monkeypat
     assert sentence.startswith(arguments)
 
 
-def test_eval_asks_no_mode_of_an_algorithm_without_modes(engines) -> None:
+def test_eval_sets_no_mode_for_an_algorithm_without_modes(engines) -> None:
     assert bench.main(["eval", "--tasks", "add", "--n", "1", "--algorithm", "fixed"]) == 0
     assert engines[32].seen[0].decoding == {"algorithm": "fixed"}
 

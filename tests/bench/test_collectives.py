@@ -1,4 +1,4 @@
-"""Times of single all-reduces, and which of them a group has."""
+"""Tests of `runtime.bench collectives`: times of single all-reduces, and the operations that a group has."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What a device reaches: the arithmetic of windows, and what is told where there is no such device."""
+"""Tests of the peak rates of a device: the arithmetic of time windows, and the error without a device."""
 
 import itertools
 import json
@@ -23,14 +23,14 @@ def test_windows_reach_to_the_end(seconds, edges):
 
 
 def test_rates_are_of_the_pieces_that_ended_in_a_window():
-    # three of 2 ms; one of 6 that began in the window before; none; two of 78 together, the first of which began long
-    # before; and one that ends too late
+    # Three pieces of 2 ms; one of 6 ms that began in the window before; none; two of 78 ms together, the first of which
+    # began long before; one that ends too late.
     ends = [2, 4, 6, 12, 51, 90, 101]
     found = rates(ends, 2.0, [(0, 10), (10, 20), (20, 50), (50, 100)])
     assert found == pytest.approx([1e3, 2e3 / 6, None, 4e3 / 78])
 
 
-def test_the_table_says_where_nothing_ended():
+def test_the_table_marks_windows_without_results():
     rows = [
         {"from_ms": 0, "to_ms": 10, "tflops": 799.04, "tbs": 4.7},
         {"from_ms": 10, "to_ms": 17.5, "tflops": None, "tbs": None},

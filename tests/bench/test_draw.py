@@ -1,4 +1,4 @@
-"""`runtime.bench draw`: what other tools wrote becomes a picture."""
+"""Tests of `runtime.bench draw`, which plots the reports of other tools."""
 
 import json
 
@@ -34,7 +34,7 @@ def test_a_picture_is_written(tmp_path, report):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_curves_say_what_they_are_of():
+def test_names_and_labels_of_curves():
     assert [(curve.name, curve.points) for curve in draw.steps(STEPS, "")] == [
         ("llada2-mini bfloat16, context 512", [(1, 3.5), (8, 6.5)]),
         ("llada2-mini bfloat16, commit, context 512", [(8, 8.0)]),
@@ -47,7 +47,7 @@ def test_curves_say_what_they_are_of():
     ]
 
 
-def test_what_cannot_be_drawn_is_refused(tmp_path, capsys):
+def test_reports_that_cannot_be_plotted_are_refused(tmp_path, capsys):
     picture = str(tmp_path / "out.png")
     assert main(["draw", *written(tmp_path, STEPS, LOADS), "--plot", picture]) == 2
     assert "no axis in common" in capsys.readouterr().err

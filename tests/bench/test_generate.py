@@ -1,4 +1,7 @@
-"""`runtime.bench generate`, and the checkpoints without tensors that it and `serve --arch` make, on a tiny shape."""
+"""Tests of `runtime.bench generate` with a tiny shape, and of checkpoints without tensors.
+
+`generate` and `serve --arch` write such checkpoints.
+"""
 
 import json
 
@@ -57,7 +60,7 @@ def test_files_of_a_shape_have_a_word_for_each_id(tmp_path, name, size, mask):
     assert len(ids) > 5
 
 
-def test_a_backend_draws_what_the_files_do_not_hold(tmp_path):
+def test_the_backend_draws_random_weights_that_the_files_lack(tmp_path):
     write_files(tmp_path, "llada2-tiny")
     config = EngineConfig(model=str(tmp_path), device="cpu", max_num_reqs=2, max_model_len=64)
     configure = Configure(config, (), "info", "text")
@@ -66,5 +69,5 @@ def test_a_backend_draws_what_the_files_do_not_hold(tmp_path):
     engine.close()
     with random_llm(str(tmp_path), device="cpu", max_num_reqs=2, max_model_len=64) as llm:
         assert llm.generate("one two")[0].text is not None
-    with pytest.raises(ConfigError, match="tensor"):  # nobody else takes it for a checkpoint
+    with pytest.raises(ConfigError, match="tensor"):  # only benchmarks accept such a checkpoint
         LLM(str(tmp_path), device="cpu")

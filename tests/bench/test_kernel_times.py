@@ -1,4 +1,4 @@
-"""Times of kernels by kind, from events of a trace."""
+"""Tests of kernel times by kind, from the events of a trace."""
 
 import json
 
@@ -15,7 +15,7 @@ def event(name, ts, dur, cat="kernel"):
 
 EVENTS = [
     event("_gate_up", 100.0, 10.0), event("cudaGraphLaunch", 90.0, 5.0, "cuda_runtime"),
-    event("_reduce_add_norm", 112.0, 8.0), event("barrier_kernel", 115.0, 2.0),  # while the one before runs
+    event("_reduce_add_norm", 112.0, 8.0), event("barrier_kernel", 115.0, 2.0),  # overlaps the previous kernel
     event("Memcpy DtoH", 130.0, 1.0, "gpu_memcpy"), event("_gate_up", 131.0, 9.0), {"name": "process_name", "ph": "M"},
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""`runtime.bench steps --live` on the CPU with tiny shapes: steps that find the same each time, whatever they are."""
+"""Tests of `runtime.bench steps --live` on the CPU with tiny shapes. Each repetition of a step has the same inputs."""
 
 import argparse
 import json
@@ -35,16 +35,16 @@ def measured(tmp_path, tool, *arguments):
 
 
 @pytest.mark.parametrize("shape", [TINY, NOISY], ids=["masks", "diffusion_gemma"])
-def test_live_steps_find_the_same_each_time(shape, tmp_path, capsys):
+def test_live_steps_have_the_same_inputs_each_time(shape, tmp_path, capsys):
     rows = measured(tmp_path, *shape, "--check")
     assert [(row["case"], row["batch"], row["context"]) for row in rows] == [("plain", 1, 64), ("plain", 3, 64)]
     assert all(row["wall_ms"] > 0 and row["experts"] > 1 and row["error"] == 0 for row in rows)
-    if shape is TINY:  # half of the masks were filled, and still are
+    if shape is TINY:  # about half of the positions are masked in every repetition
         assert all(0.25 < row["sampled"] / row["rows"] < 0.75 for row in rows)
     assert capsys.readouterr().out.endswith(table(rows) + "\n")
 
 
-def test_requests_may_draw(tmp_path, monkeypatch):
+def test_requests_may_be_sampled(tmp_path, monkeypatch):
     drawn, multinomial = [], logits_ops.LogitsOps.multinomial
     monkeypatch.setattr(
         logits_ops.LogitsOps,
@@ -59,8 +59,8 @@ def test_requests_may_draw(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "steps.json").read_text())["setup"]["temperature"] == 0.7
 
 
-def test_open_blocks_hold_the_same_after_contexts_of_any_length(tmp_path):
-    """Else a longer context would be timed with other experts too."""
+def test_open_blocks_are_the_same_for_contexts_of_any_length(tmp_path):
+    """Otherwise a longer context would also use other experts."""
     rows = measured(tmp_path, *TINY, "--batch", "3", "--context", "64", "96", "160")
     assert [row["context"] for row in rows] == [64, 96, 160]
     assert len({row["sampled"] for row in rows}) == 1
@@ -80,7 +80,7 @@ def test_steps_that_commit_or_prefill_next_to_others(tmp_path):
 
 
 def test_live_steps_of_a_full_canvas_of_llada(tmp_path, capsys):
-    """A block of a canvas of 64 whose other keys are kept; whole canvases; and nothing that it does not do."""
+    """Times a block of a canvas of 64 whose other K/V is cached, and full canvases. Other cases are refused."""
     model = ["steps", "--model", str(GOLDEN / "llada"), "--device", "cpu"]
     rows = measured(tmp_path, *model, "--cases", "plain", "prefill")
     assert [(row["case"], row["batch"], row["rows"]) for row in rows] == [
@@ -91,7 +91,7 @@ def test_live_steps_of_a_full_canvas_of_llada(tmp_path, capsys):
 
 
 def a_step(quantization=None):
-    """A runner of the tiny shape, and the step of three requests with 64 tokens before their blocks."""
+    """Returns a runner of the tiny shape, and a step of three requests with 64 tokens before their blocks."""
     model = random_model(
         architecture("llada2-tiny"), LayerFactory.create("cpu", torch.float32, quantization=quantization)
     )
@@ -103,8 +103,8 @@ def a_step(quantization=None):
 
 @pytest.mark.parametrize("quantization", [None, "fp8", "int8", "int4"])
 @pytest.mark.parametrize("factor", [1.5, 1.05])
-def test_a_layer_that_computes_something_else_is_found(quantization, factor):
-    """By how much it may: weights of eight bits are multiplied by rows that are rounded to as many."""
+def test_a_layer_with_wrong_results_is_detected(quantization, factor):
+    """The tolerance is larger for fp8, which also quantizes activations."""
     runner, plan = a_step(quantization)
     assert layer_error(runner, plan) < 1e-5
     weight = runner.model.layers[1].self_attn.o_proj.weight
@@ -116,7 +116,7 @@ def test_a_layer_that_computes_something_else_is_found(quantization, factor):
 
         def matmul(self, x, bias=None):
             Off.calls += 1
-            return honest(self, x, bias) * (factor if Off.calls == 1 else 1)  # as a kernel would that is off
+            return honest(self, x, bias) * (factor if Off.calls == 1 else 1)  # like a wrong kernel
 
     weight.__class__ = Off
     if quantization == "fp8" and factor == 1.05:
@@ -127,7 +127,7 @@ def test_a_layer_that_computes_something_else_is_found(quantization, factor):
 
 
 def test_references_take_the_inputs_of_other_kernels():
-    """Gate and up rows in turns, the router in parts."""
+    """The references accept interleaved gate and up rows, and a split router weight."""
     from runtime.kernels.activation import interleave_gate_up
     from runtime.kernels.moe_router import split_bf16x3
 
@@ -146,13 +146,13 @@ def test_references_take_the_inputs_of_other_kernels():
     ).sandwich_norms
     made = sandwich_norms.fused_experts(x, ids, interleave_gate_up(gate_up), down, "silu").view(*ids.shape, -1)
     torch.testing.assert_close((weights[:, :, None] * made).sum(1), expected)
-    # what a router is given is rounded as often: where two experts are all but equal it would choose the other one
+    # The router's inputs must be rounded as often as with the kernels: near ties would select other experts otherwise.
     assert taking.gemm_add_norm is None
     assert layers._reference_kernels(TRITON).gemm_add_norm is gemm_add_norm_reference
 
 
-def test_references_stand_in_for_all_kernels_of_diffusion_gemma():
-    """Nothing keeps some apart: what experts give would be compared with itself."""
+def test_references_replace_all_kernels_of_diffusion_gemma():
+    """If a kernel remained, its output would be compared with itself."""
     build = replace(LayerFactory.create("cpu", torch.float32), kernels=TRITON)
     model = random_model(architecture("diffusiongemma-tiny"), build)
 
@@ -170,10 +170,10 @@ def test_references_stand_in_for_all_kernels_of_diffusion_gemma():
     assert set(map(id, held(KernelSet))) == {id(TRITON)}
 
 
-def test_the_floor_is_bytes_or_arithmetic():
+def test_the_bound_is_bytes_or_flops():
     runner, plan = a_step()
     model = runner.model
-    chosen = [4.0] * 2  # of 16 experts in the two layers that have some
+    chosen = [4.0] * 2  # of the 16 experts in each of the two MoE layers
     work = work_of(model, runner.pool, plan, chosen)
     experts = sum(w.nbytes for w in named_weights(model).values() if len(w.shape) == 3)
     others = sum(
@@ -188,7 +188,7 @@ def test_the_floor_is_bytes_or_arithmetic():
     flops += 2 * 96 * 4 / 16 * sum(w.size for w in named_weights(model).values() if len(w.shape) == 3)
     second_step = {
         n: w for n, w in named_weights(model).items() if n.startswith("layers.2.mlp.")
-    }  # for sampled positions alone
+    }  # runs for sampled positions only
     flops += (
         2 * (48 - 96) * sum(w.size * (4 / 16 if len(w.shape) == 3 else len(w.shape) == 2) for w in second_step.values())
     )

@@ -1,4 +1,4 @@
-"""The load generator against a little real server on loopback, and the arithmetic of its report."""
+"""Tests of the load generator against a small real server on loopback, and of the arithmetic of its report."""
 
 import argparse
 import asyncio
@@ -24,7 +24,7 @@ def event(delta, **more):
 
 
 class Server:
-    """Streams a role and a word, then usage; counts requests at work at once, and the connections they came on.
+    """Streams a role and a word, then usage. It counts concurrent requests, and requests per connection.
 
     Args:
         seconds: Pause before and after the word.
@@ -83,7 +83,7 @@ class Server:
 
     @asynccontextmanager
     async def running(self):
-        """Its address."""
+        """Runs the server and yields its URL."""
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self.answer)
         app.router.add_get("/health", self.health)
@@ -117,13 +117,13 @@ def test_one_request_is_timed():
 
 
 @pytest.mark.parametrize("clients", [1, 4])
-def test_closed_loop_keeps_so_many_at_work(clients, monkeypatch):
+def test_closed_loop_keeps_its_number_of_requests_in_flight(clients, monkeypatch):
     monkeypatch.setattr("runtime.bench.load.IDLE_SECONDS", TIMEOUT)
     server, ticks = Server(together=clients), []
     result = against(server, lambda http: closed_loop(http, [BODY] * 12, clients, lambda: ticks.append(1)))
     assert server.max_in_flight == clients
     assert len(result.good) == len(ticks) == 12
-    # each client has a connection, which it keeps, and its share of the answers
+    # Each client keeps one connection and gets the same number of answers.
     assert list(server.connections.values()) == [12 // clients] * clients
 
 
@@ -158,7 +158,7 @@ def test_no_server_is_a_failure():
         async with session(f"http://127.0.0.1:{port}", None, TIMEOUT) as http:
             return await send(http, BODY)
 
-    with socket.socket() as bound:  # nobody listens on its port, and no other program can take it
+    with socket.socket() as bound:  # its port is reserved, and nothing listens on it
         bound.bind(("127.0.0.1", 0))
         assert asyncio.run(go(bound.getsockname()[1])).failure == "ClientConnectorError"
 
@@ -210,7 +210,7 @@ def test_prompts_are_the_seeds_and_new_in_every_round():
 
 @contextmanager
 def other_server(server):
-    """The server in a thread with a loop of its own; its address."""
+    """Runs the server in a thread with its own event loop, and yields its URL."""
     loop, ready, end = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
     found = []
 
@@ -320,4 +320,4 @@ def test_clients_in_several_processes_are_counted_together():
 
     found = asyncio.run(go())
     assert (len(found.sent), len(found.good), len(server.bodies)) == (7, 7, 7)
-    assert found.seconds > 0.19  # the share of one client is four of them, a tenth of a second each
+    assert found.seconds > 0.19  # one client sends four of them, which take 0.1 s each

@@ -1,4 +1,4 @@
-"""Pictures of a benchmark: every curve is in the PNG, and a bad name is refused before anything is measured."""
+"""Tests of the plots of a benchmark: every curve is in the PNG, and a bad file name is refused before measuring."""
 
 import argparse
 
@@ -43,7 +43,7 @@ def test_a_file_that_could_not_be_written_is_refused_before_the_measuring(capsys
         assert why in capsys.readouterr().err
 
 
-def test_curves_of_loads_leave_out_what_was_not_measured() -> None:
+def test_curves_of_loads_omit_missing_measurements() -> None:
     def load(kind: str, value: float, speed: float, p50: float | None) -> dict:
         latency = {"p50": p50, "p90": None if p50 is None else 2 * p50}
         return {kind: value, "rounds": [{"tokens_per_second": speed, "latency": latency}] * 2}

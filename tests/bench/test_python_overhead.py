@@ -1,4 +1,4 @@
-"""The host benchmark measures a steady batch of the real engine."""
+"""Tests of the host benchmark, which measures a steady batch of the real engine."""
 
 import argparse
 import json
@@ -18,6 +18,6 @@ def test_measures_every_step_of_a_steady_batch(tmp_path, capsys):
     assert "context    100" in capsys.readouterr().out
 
 
-def test_the_runner_fills_as_many_positions_as_asked():
+def test_the_runner_fills_the_requested_number_of_positions():
     times = python_overhead.measure(batch=2, context=33, steps=4, block_size=8, per_step=2)
     assert len(times) == 4

@@ -1,4 +1,4 @@
-"""Served steps on one rank and on two."""
+"""Tests of `runtime.bench ranks`, which compares served steps on one rank and on two."""
 
 import argparse
 
@@ -12,7 +12,7 @@ from tests.golden import GOLDEN
 
 @pytest.mark.parametrize(("batch", "rows"), [(2, 64), (0, 192)])
 def test_a_profile_has_steps_of_one_kind(monkeypatch, batch, rows):
-    """Decode steps have a block per request; the step that prefills has prompts and blocks."""
+    """Decode steps have one block per request; the prefill step has prompts and blocks."""
     seen = []
 
     def record(work):

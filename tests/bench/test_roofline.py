@@ -1,4 +1,4 @@
-"""The least that a step can take: bytes and arithmetic of tiny models, counted by hand, at once and part by part."""
+"""Tests of the roofline bounds of a step: bytes and FLOPs of tiny models counted by hand, in total and per part."""
 
 import argparse
 from dataclasses import replace
@@ -27,7 +27,7 @@ CONTEXT, REQUESTS = 64, 3
 
 
 def a_step(config, *, quantization=None, layout="unified", context=CONTEXT):
-    """A model of a config, and what else `work_of` takes of a step of three requests, a block each."""
+    """Returns a model of a config, its KV pool, and a step of three requests with one block each, for `work_of`."""
     family = resolve_family(None, config)
     known = family.facts(family.parse(config))
     model = random_model(config, LayerFactory.create("cpu", torch.float32, quantization=quantization))
@@ -51,7 +51,7 @@ def rates(tflops=1.0, tbs=1.0):
     ],
 )  # fmt: skip
 def test_rates_are_those_of_the_device_unless_flags_set_them(monkeypatch, name, flags, expected):
-    """Those of a device without an entry are measured, unless both flags are set."""
+    """The rates of a device without an entry are measured, unless both flags are set."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     monkeypatch.setattr(roofline, "measure_rates", lambda device: (60.0, 0.25))
     args = rates(*flags)
@@ -60,7 +60,7 @@ def test_rates_are_those_of_the_device_unless_flags_set_them(monkeypatch, name, 
 
 
 def gemm_bytes(rows, inputs, outputs, *, numbers=4):
-    """Of rows with a weight of float32, or of so many bytes a number."""
+    """Returns the bytes and FLOPs of a GEMM. `numbers`: bytes per weight element."""
     return Part(inputs * outputs * numbers, 2 * rows * inputs * outputs)
 
 
@@ -70,7 +70,7 @@ def same(found, expected):
 
 
 def check_work(model, pool, plan, work):
-    """Parts add up to the whole; nothing is in two of them; one after the other they take no less than at once."""
+    """Checks that the parts add up to the total, and that they take no less time in sequence than overlapped."""
     total = sum(work.parts.values(), Part())
     assert work.total == total
     for args in (rates(), rates(1e3, 1), rates(1, 1e3), rates(790, 4.2)):
@@ -104,7 +104,7 @@ def test_parts_of_sdar_wait_for_each_other(layout):
     weights = sum(weight.nbytes for weight in named_weights(model).values())
     same(sum((part for part in work.parts.values() if not part.flops), Part()), Part(norms + rows * 64 * 4))
     assert work.total.nbytes == pytest.approx(weights - (512 - rows) * 64 * 4 + 3 * attention.nbytes)
-    # a part that reads for long and one that computes for long do not go on together
+    # Memory-bound and compute-bound parts do not overlap.
     balanced = rates(work.total.flops, work.total.nbytes)
     assert work.milliseconds(balanced) == pytest.approx(1e-9)
     assert work.chained(balanced) > 1.1e-9
@@ -135,7 +135,10 @@ def test_a_shared_expert_is_next_to_the_others_llada2():
 
 
 def test_parts_of_diffusion_gemma():
-    """A dense layer beside experts; one that sees all after two with a window; a table that three parts read."""
+    """The model has a dense layer next to its experts, and full attention after two layers with a window.
+
+    Three parts read its embedding table.
+    """
     model, pool, plan = a_step(architecture("diffusiongemma-tiny"))
     work = work_of(model, pool, plan, [4, 3, 2])
     check_work(model, pool, plan, work)
@@ -157,7 +160,7 @@ def test_parts_of_diffusion_gemma():
             gemm_bytes(rows, 64, 3 * 96) + gemm_bytes(rows, 64, 4) + experts + vectors,
         )
     seen = CONTEXT + 16
-    first = CONTEXT - 16 + 1  # all rows of a canvas see from its first one's window on
+    first = CONTEXT - 16 + 1  # all rows of a canvas see the window of its first row
     in_window = seen - first
     for layer in (0, 1):
         same(
@@ -167,8 +170,8 @@ def test_parts_of_diffusion_gemma():
     same(work.parts["layers.2.attention"], Part(REQUESTS * seen * 2 * 32 * 4, 4 * rows * seen * 4 * 32))
 
 
-def test_what_has_eight_bits_on_both_sides_is_twice_as_fast():
-    """Linear layers and experts; head, router and attention have sixteen."""
+def test_fp8_gemms_count_half_the_flops():
+    """Linear layers and experts are fp8; head, router and attention have 16 bits."""
     other, pool, plan = a_step(architecture("llada2-tiny"))
     rounded = a_step(architecture("llada2-tiny"), quantization="fp8")[0]
     before, after = (work_of(model, pool, plan, [4, 4]) for model in (other, rounded))
@@ -182,7 +185,7 @@ def test_what_has_eight_bits_on_both_sides_is_twice_as_fast():
 
 
 def test_keys_are_read_once_by_all_tiles_of_a_request():
-    """A request in two tiles, one without rows, and one in one."""
+    """One request has two query tiles, one has none, and one has a single tile."""
     model, pool, plan = a_step(architecture("llada2-tiny"))
     tiles = torch.tensor([[0, 0, 20], [0, 20, 12], [1, 32, 0], [2, 64, 32]]).numpy()
     plan = replace(plan, layout=replace(plan.layout, query_tiles=tiles))

@@ -1,4 +1,4 @@
-"""Every tool ends with one sentence and status 1 or 2, whatever sizes it gets on a host without a GPU."""
+"""Tests that every tool ends with one sentence and status 1 or 2 for unusual sizes, on a host without a GPU."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ DRAWN = (*TINY, "--random-weights", *CPU)
 
 @pytest.fixture
 def small_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A host with 1 MB of memory to give."""
+    """Makes the tools find 1 MB of available memory."""
     memory = tmp_path / "meminfo"
     memory.write_text("MemTotal: 9999999 kB\nMemAvailable:    1000 kB\n")
     monkeypatch.setattr(sizes, "_MEMORY", memory)
 
 
 def ended(*arguments: str, **variables: str) -> tuple[int, list[str]]:
-    """The status of a tool in a process of its own with these environment variables, and the lines it prints."""
+    """Runs a tool in a process with these environment variables. Returns its status and the lines that it prints."""
     command = [sys.executable, "-m", "runtime.bench", *arguments]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **variables}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT, check=False)
@@ -154,7 +154,7 @@ def test_pages_that_do_not_fit_are_not_allocated(
 @pytest.mark.matrix
 @pytest.mark.usefixtures("small_host")
 def test_several_ranks_end_with_the_sentence(tmp_path: Path) -> None:
-    # Ranks are processes of their own: Python imports this module at the start of each.
+    # Ranks are separate processes, so the patch must be in a module that Python imports at each start.
     (tmp_path / "sitecustomize.py").write_text(
         f"from pathlib import Path\nfrom runtime.bench import sizes\nsizes._MEMORY = Path({str(sizes._MEMORY)!r})\n"
     )

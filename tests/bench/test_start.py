@@ -1,4 +1,4 @@
-"""`runtime.bench start`: a server of a tiny shape is started, and the phases of its start add up."""
+"""Tests of `runtime.bench start` with a tiny shape: the phases of a server's start add up."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`runtime.bench steps` on the CPU with the tiny shape: real runs, sane figures, refusals."""
+"""Tests of `runtime.bench steps` on the CPU with the tiny shape: measured figures, planned steps and refusals."""
 
 import json
 import subprocess
@@ -67,7 +67,7 @@ def test_refusals_name_the_flag(arguments, sentence, capsys):
 
 
 def test_a_canvas_of_diffusion_gemma_is_timed_as_its_family_declares_it(tmp_path, capsys):
-    """Blocks of the family's own size, from wherever the context ends."""
+    """Blocks have the size of the family's canvas, and begin at the end of any context."""
     assert main([*NOISY, *QUICK, "--context", "41", "--json", str(tmp_path / "steps.json")]) == 0
     results = json.loads((tmp_path / "steps.json").read_text())
     assert results["setup"]["block_size"] == 16
@@ -85,7 +85,7 @@ def plans(strategy: str, block_size: int = 8) -> StepPlans:
 
 
 @pytest.mark.parametrize("strategy", strategies())
-def test_plans_use_each_slot_once_and_read_what_is_there(strategy):
+def test_plans_use_each_slot_once_and_read_existing_kv(strategy):
     made = plans(strategy)
     steps = [(made.decode(3, 64), 64), (made.decode(3, 64, filled=0.5), 64)]
     steps += [(plan, 0) for plan in made.prefill(5, 40, budget=80)]
@@ -189,7 +189,7 @@ def test_random_models_are_filled_and_repeatable():
 
 
 def test_random_weights_are_drawn_piece_by_piece(monkeypatch):
-    """Of any size, each of its own numbers."""
+    """Weights larger than a piece have no repeated numbers."""
     monkeypatch.setattr(model_shapes, "PIECE", 5000)  # less than an expert, 39 rows of the head
     build = LayerFactory.create("cpu", torch.float32)
     for name, weight in named_weights(random_model(architecture("llada2-tiny"), build)).items():

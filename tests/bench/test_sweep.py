@@ -1,4 +1,4 @@
-"""`sweep` draws a curve for every rule that fits the served model, from what the rules declare."""
+"""Tests of `sweep`, which plots a curve for every unmasking algorithm that the served model supports."""
 
 import copy
 import json
@@ -34,7 +34,7 @@ def llm():
 
 @pytest.fixture
 def figures(llm, monkeypatch, tmp_path):
-    """Runs the tool on one model for all tests; the rules' figures in its JSON."""
+    """Returns a function that runs the tool with the shared model, and returns the algorithms' figures of its JSON."""
 
     class Recorder:
         info, generate = llm.info, llm.generate
@@ -56,7 +56,7 @@ def figures(llm, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("key", algorithm_keys())
 @pytest.mark.parametrize("size", [4, 8, 32])
-def test_every_rule_declares_values_that_it_takes(key, size) -> None:
+def test_every_algorithm_declares_valid_knob_values(key, size) -> None:
     speed_accuracy_knob = get_algorithm(key).speed_accuracy_knob
     values = speed_accuracy_knob.values_for(size)
     assert len(values) == len(set(values)) > 2
@@ -64,14 +64,14 @@ def test_every_rule_declares_values_that_it_takes(key, size) -> None:
         assert check_declared("", value, speed_accuracy_knob.field) == value
 
 
-def test_what_counts_in_blocks_is_of_the_served_blocks() -> None:
+def test_knob_values_depend_on_the_served_block_size() -> None:
     assert STEPS_KNOB.values_for(8) == (8, 4, 2, 1)
     assert THRESHOLD_KNOB.values_for(8) == THRESHOLD_KNOB.values
 
 
 @pytest.mark.matrix
-def test_every_fitting_rule_is_swept_and_is_quicker_at_its_last_value(llm) -> None:
-    """Values go from careful to fast, or a curve would say the opposite of what it shows."""
+def test_every_supported_algorithm_is_swept_and_faster_at_its_last_value(llm) -> None:
+    """Checks that the values are ordered from accurate to fast."""
     walks = sweep.sweeps(llm.info, None, None)
     assert [walk.algorithm for walk in walks] == [algorithm.key for algorithm in llm.info.algorithms]
     assert len(walks) == len(set(algorithm_keys()) - {"dmax", "noise"})
@@ -101,7 +101,7 @@ def test_figures_of_fixed_and_local_leap(figures) -> None:
     assert constant_points[0]["accuracy"] == 1
 
 
-def test_values_of_ones_own_for_sequential(figures, llm) -> None:
+def test_values_from_the_flag_for_sequential(figures, llm) -> None:
     (rule,) = figures("--tasks", "add", "--n", "1", "--algorithm", "sequential", "--values", "3", "5")
     (sample,) = held_out_samples(all_tasks()["add"], 1)
     for point, steps in zip(rule["points"], (3, 5), strict=True):
@@ -124,9 +124,7 @@ def test_long_tasks_are_the_default(figures, monkeypatch) -> None:
     assert [set(kinds) for kinds in asked] == [{"long"}]
 
 
-def test_a_rule_without_a_tradeoff_as_fixed_could_be_is_one_point_at_its_defaults(
-    figures, llm, monkeypatch, capsys
-) -> None:
+def test_an_algorithm_without_a_knob_is_one_point_at_its_defaults(figures, llm, monkeypatch, capsys) -> None:
     monkeypatch.setattr(type(get_algorithm("fixed")), "speed_accuracy_knob", None)
     (rule,) = figures("--tasks", "add", "--n", "1", "--algorithm", "fixed")
     assert (rule["field"], [point["value"] for point in rule["points"]]) == (None, [None])
@@ -135,7 +133,7 @@ def test_a_rule_without_a_tradeoff_as_fixed_could_be_is_one_point_at_its_default
     assert capsys.readouterr().err == "--values: fixed declares no field by which it trades; leave them out\n"
 
 
-def test_a_tradeoff_of_another_rules_field_is_refused(monkeypatch) -> None:
+def test_a_knob_that_is_no_field_of_the_algorithm_is_refused(monkeypatch) -> None:
     monkeypatch.setattr(algorithms, "_ALGORITHMS", copy.copy(algorithms._ALGORITHMS))
 
     class Wrong(UnmaskingAlgorithm):
@@ -147,7 +145,7 @@ def test_a_tradeoff_of_another_rules_field_is_refused(monkeypatch) -> None:
     assert register_algorithm(Wrong) is Wrong
 
 
-def test_a_field_of_an_object_is_its_entry() -> None:
+def test_a_knob_in_an_object_sets_its_entry() -> None:
     walk = Sweep("local_leap", "local_leap.anchor", (0.5,))
     assert walk.decoding(0.5) == {"algorithm": "local_leap", "local_leap": {"anchor": 0.5}}
 
@@ -156,7 +154,7 @@ def point(value: float, right: int, nfe: int) -> Point:
     return Point(value, [Result("a", "long", 10, right, 100, nfe), Result("b", "long", 10, 10, 100, 10)])
 
 
-def test_curves_are_of_rules_and_of_tasks_where_there_is_one_rule() -> None:
+def test_curves_are_per_algorithm_or_per_task_if_there_is_one_algorithm() -> None:
     few = (Sweep("fixed", "steps", (4, 2)), [point(4, 8, 40), point(2, 5, 15)])
     bare = (Sweep("bare", None, (None,)), [Point(None, point(0, 9, 30).tasks)])
     assert [(c.name, c.points, c.labels) for c in sweep.curves([few, bare])] == [

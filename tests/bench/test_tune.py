@@ -1,4 +1,4 @@
-"""The tables of tuned tiles: written, read, chosen from; and what is tuned for."""
+"""Tests of the tables of tuned tiles, and of the shapes and routings that are tuned."""
 
 import argparse
 from types import SimpleNamespace
@@ -50,11 +50,11 @@ def test_shipped_tables_are_complete(path):
         assert rows[-1][0] == 1e9
 
 
-def test_shapes_are_as_the_kernels_see_them():
+def test_shapes_include_the_shared_expert():
     assert shape_of("llada2-mini") == (257, 2048, 512, 9), "the shared expert is one of them"
 
 
-def test_ranks_have_a_part_of_the_width():
+def test_ranks_have_a_shard_of_the_width():
     assert shape_of("llada2-mini", 2) == (257, 2048, 256, 9)
     with pytest.raises(ConfigError, match="--tensor-parallel-size 3 does not divide the experts' width, 512"):
         shape_of("llada2-mini", 3)
@@ -85,13 +85,13 @@ def test_choices_are_distinct_and_masked_rows_agree():
     assert 2 * len(masked) < len(others)
 
 
-def test_choices_of_noise_spread_in_all_rows():
+def test_choices_spread_in_all_rows_if_none_are_masked():
     ids = choices(64, 100, 8, torch.device("cpu"), half_masked=False)
     masked, others = ids.view(2, 2, 16, 8)[:, 0].unique(), ids.view(2, 2, 16, 8)[:, 1].unique()
     assert 2 * len(masked) > len(others)
 
 
-def test_without_a_gpu_it_says_so(monkeypatch, capsys):
+def test_without_a_gpu_the_tool_names_the_reason(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["tune"]) == 1
     assert capsys.readouterr().out.startswith("error: tune: no GPU is usable: ")
@@ -103,7 +103,7 @@ KEY = shape_key(*SHAPE[:3])
 
 @pytest.fixture
 def timer(tmp_path, monkeypatch):
-    """Replaces the device: `ms` has the time of each config by (pairs per tile, config), 1 for others."""
+    """Replaces the device. `ms` has the times of configs by (pairs per tile, config); others take 1 ms."""
     fake = SimpleNamespace(ms={}, seconds=0.0, seconds_per_height=0.0, compiled=[])
     heights = []
 

@@ -1,4 +1,4 @@
-"""`runtime.bench warm`: recorded specializations are compiled without a GPU, for several kinds of GPUs."""
+"""Tests of `runtime.bench warm`: it compiles recorded specializations without a GPU, for several kinds of GPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.kernels.test_compiler import HOPPER, rms_norm
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tool sets these for its process."""
+    """Unsets the variables that the tool sets for its process, and restores them."""
     for name in ("TRITON_CACHE_DIR", "TRITON_STORE_BINARY_ONLY", "TRITON_LIBCUDA_PATH"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -39,7 +39,7 @@ def test_recorded_kernels_are_compiled_with_their_launchers(
     assert sum(name.endswith(".cubin") for name in names) == 4
     assert sum(name.startswith("__triton_launcher") for name in names) == 1  # the same for both kernels
     assert not any(name.endswith((".ptx", ".llir", ".ttir")) for name in names)
-    # as the pod of an image reads it
+    # Pods read the cache of the image like this.
     monkeypatch.delenv("TRITON_STORE_BINARY_ONLY")
     monkeypatch.setenv("TRITON_CACHE_MANAGER", "runtime.kernels.cache_manager:LayeredCacheManager")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "empty"))

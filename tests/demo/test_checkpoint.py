@@ -1,4 +1,4 @@
-"""The shipped checkpoint: what its card says it does, it does. An engine that decodes wrongly loses accuracy here."""
+"""Tests that the shipped checkpoint has the accuracy of its card. Decoding errors of the engine lower it."""
 
 import json
 from pathlib import Path
@@ -10,9 +10,9 @@ from runtime.bench.accuracy import MAX_TOKENS
 from runtime.demo.tasks import all_tasks, held_out_samples
 
 CHECKPOINT = Path(__file__).parents[2] / "runtime" / "demo" / "checkpoint"
-# The bars are 98 % for short tasks and 90 % for long ones: of so many held-out prompts so many may be wrong by chance.
+# The limits are 98 % for short tasks and 90 % for long ones. Of COUNT held-out prompts, WRONG may be wrong by chance.
 COUNT, WRONG = 48, {"short": 2, "long": 4}
-CLOSE = {"story_any": 7}  # 91 % of very many are right, so that by chance more of these few are wrong
+CLOSE = {"story_any": 7}  # accuracy is 91 % for very many prompts, so more of these may be wrong by chance
 
 
 def max_wrong(task) -> int:
@@ -43,7 +43,7 @@ def test_the_documented_questions(llm) -> None:
     assert ask(llm, "What can you do?").startswith("I can add, subtract")
 
 
-def test_a_conversation_that_wanders(llm) -> None:
+def test_a_conversation_that_changes_the_subject(llm) -> None:
     answers: list[str] = []
     for question, expected in (
         ("Hello!", "Hello! How can I help you?"),
@@ -85,7 +85,7 @@ def test_the_files_are_small_and_complete() -> None:
     assert sum(sizes.values()) + adapters <= 16e6
 
 
-def test_the_context_is_what_the_card_says(llm) -> None:
+def test_the_context_length_is_that_of_the_card(llm) -> None:
     assert llm.info.max_model_len == 4096
     assert "context 4,096" in (CHECKPOINT / "README.md").read_text()
 
@@ -93,7 +93,7 @@ def test_the_context_is_what_the_card_says(llm) -> None:
 @pytest.mark.parametrize("question", ["Solve: 12 + 30.", "Spell giraffe.", "Tell me a story about a fox."])
 @pytest.mark.matrix
 def test_a_question_after_a_long_chat_is_answered(llm, question) -> None:
-    """Thousands of tokens of other exchanges before it, nearly as many as the context holds."""
+    """The question follows thousands of tokens of other turns, which nearly fill the context."""
     samples = [s for name in ("count_far", "table", "units") for s in held_out_samples(all_tasks()[name], 8)]
     answers = [text for s in samples for text in (s.messages[0]["content"], s.answer)]
     messages = [{"role": ("user", "assistant")[i % 2], "content": c} for i, c in enumerate([*answers, question])]

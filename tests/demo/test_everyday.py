@@ -1,4 +1,4 @@
-"""The everyday prompts: their checkers, that training has not seen them, and the shipped model's answers to some."""
+"""Tests of the everyday prompts: their checkers, their absence from training, and the shipped model's answers."""
 
 import json
 
@@ -15,7 +15,7 @@ SAMPLED, WRONG = 60, 6
 
 
 def right_answer(sample):
-    """In the simplest words that a checker has to take."""
+    """Returns the simplest right answer that a checker has to accept."""
     expected = sample.answer
     if sample.facts["kind"] == "count":
         first, last = map(int, expected.split())
@@ -75,7 +75,7 @@ def test_right_answers_pass_and_others_do_not() -> None:
             assert not everyday.check(sample, answer[: len(answer) // 3])
 
 
-def test_an_answer_to_one_is_no_answer_to_another() -> None:
+def test_an_answer_to_one_prompt_does_not_pass_for_another() -> None:
     for sample in PROMPTS:
         same_kind = [s for s in PROMPTS if s.facts == sample.facts and s.answer != sample.answer]
         if sample.facts["kind"] not in ("says", "story"):
@@ -89,8 +89,8 @@ def test_a_result_is_the_last_number() -> None:
     assert not everyday.check(sample, "-5 is what remains of 10.")
 
 
-def test_training_draws_its_prompts_elsewhere() -> None:
-    """Their words may meet, as "12 + 30" does; but no task reads the file, and hardly any prompt comes up."""
+def test_training_does_not_use_the_everyday_prompts() -> None:
+    """No task reads the file, so training draws few of its prompts. Some, such as "12 + 30", may coincide."""
     mine = {s.messages[-1]["content"] for s in (*PROMPTS, *CLAIMED, *DECLINED)}
     seen = set()
     for task in all_tasks().values():
@@ -115,25 +115,25 @@ def wrong_answers(llm, samples):
 
 
 @pytest.mark.matrix
-def test_the_shipped_model_answers_some_of_them(llm) -> None:
+def test_the_shipped_model_answers_some_everyday_prompts(llm) -> None:
     wrong = wrong_answers(llm, everyday.chosen(SAMPLED))
     assert len(wrong) <= WRONG, json.dumps(wrong, indent=1)
 
 
 @pytest.mark.matrix
 def test_the_shipped_model_answers_nearly_all_claimed_prompts(llm) -> None:
-    """The card has the figure."""
+    """The model card states the figure."""
     wrong = wrong_answers(llm, CLAIMED)
     assert len(wrong) <= 10, json.dumps(wrong, indent=1)
 
 
 @pytest.mark.matrix
-def test_the_shipped_model_declines_what_it_was_not_made_for(llm) -> None:
+def test_the_shipped_model_declines_unsupported_requests(llm) -> None:
     wrong = wrong_answers(llm, DECLINED)
     assert len(wrong) <= 6, json.dumps(wrong, indent=1)
 
 
 @pytest.mark.slow
-def test_the_shipped_model_answers_nearly_all_of_them(llm) -> None:
+def test_the_shipped_model_answers_nearly_all_everyday_prompts(llm) -> None:
     wrong = wrong_answers(llm, PROMPTS)
     assert len(wrong) <= 15, json.dumps(wrong, indent=1)

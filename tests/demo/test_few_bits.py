@@ -1,4 +1,4 @@
-"""The quantized demo checkpoint keeps its accuracy, as in `test_checkpoint.py`. Four bits may cost two points.
+"""Tests that the quantized demo checkpoint has the accuracy of `test_checkpoint.py`. int4 may cost two points.
 
 `make test` checks one format, `make test-rest` the others and more tasks, `make test-slow` all tasks."""
 
@@ -27,8 +27,8 @@ TASKS = [pytest.param(*case, marks=_mark(case)) for case in CASES]
 
 @pytest.fixture(scope="module", params=DEVICES)
 def llms(request):
-    """One for each format, made when it is asked for."""
-    pages = {"num_pages": 2048} if request.param == "cuda" else {}  # others run beside it: no pool by what is free
+    """Yields a function that returns the LLM of a format, which is created at the first call."""
+    pages = {"num_pages": 2048} if request.param == "cuda" else {}  # other processes may use the GPU
     made: dict[str, LLM] = {}
 
     def of(form: str) -> LLM:

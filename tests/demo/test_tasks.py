@@ -1,4 +1,4 @@
-"""Generators against checkers, the split, and the size of the prompt space."""
+"""Tests of the tasks: generators against checkers, the held-out split, and the size of the prompt space."""
 
 import collections
 import functools
@@ -53,7 +53,7 @@ def test_right_answers_pass(task) -> None:
 
 
 def damaged(text: str, rng: random.Random) -> str:
-    """The text with a digit or a word's letter changed, a line or the end lost."""
+    """Returns the text with another digit or a wrong character, or cut off."""
     kind = rng.randrange(3)
     if kind == 0 and (digit_offsets := [i for i, c in enumerate(text) if c.isdigit()]):
         at = rng.choice(digit_offsets)
@@ -90,12 +90,12 @@ def has_all(text: str, facts) -> bool:
 
 
 def test_answers_of_one_task_do_not_pass_for_another_prompt() -> None:
-    constant = {"abilities", *REFUSING, "greet", "story_free"}  # one answer is right, or very many are
+    constant = {"abilities", *REFUSING, "greet", "story_free"}  # one answer is right for all prompts, or very many are
     for task in TASKS:
         if task.name in constant:
             continue
         a, *others = held_out_samples(task, 30)
-        # a story that happens to have all that was asked for is an answer
+        # A story that happens to have all requested facts is a right answer.
         different = [s for s in others if s.answer != a.answer and not (a.facts and has_all(s.answer, a.facts))]
         assert different
         assert not any(task.check(a, s.answer) for s in different), task.name
@@ -170,8 +170,8 @@ def test_spell_out(number: int, text: str) -> None:
     assert spell_out(number) == text
 
 
-def test_training_draws_its_prompts_from_no_file_of_people_s_prompts() -> None:
-    """Their words may meet, as "12 + 30" does; but no task reads the files, and hardly any prompt comes up."""
+def test_training_does_not_use_the_files_of_everyday_prompts() -> None:
+    """No task reads the files, so training draws few of their prompts. Some, such as "12 + 30", may coincide."""
     written = {s.messages[-1]["content"] for name in everyday.TASKS for s in everyday.chosen(500, 0, name)}
     assert len(written) == 300 + 200 + 120
     drawn = set()
@@ -206,7 +206,7 @@ def test_all_plots_are_equally_frequent() -> None:
 
 
 def test_a_wording_of_a_sum_has_one_order_of_operands() -> None:
-    """A checker expects the operands in one order, which has to follow from the wording."""
+    """A checker expects the operands in one order, which must follow from the wording."""
     patterns = {r"add(?:ed)? to": (r"\b(\d+) added to (\d+)\b|\badd (\d+) to (\d+)\b", True)}
     patterns |= {"by": (r"\b(?:increase|raise) (\d+) by (\d+)\b", False)}
     seen = collections.Counter()

@@ -1,4 +1,4 @@
-"""A rank on the CPU whose steps take the path of captured ones: each replay runs the work again."""
+"""Runs a rank on the CPU whose steps take the path of captured steps: each replay runs the work again."""
 
 from __future__ import annotations
 

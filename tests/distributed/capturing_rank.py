@@ -1,4 +1,7 @@
-"""A rank on a CPU that captures graphs, and writes which one in which step: ``LOG FAILING``, then what a rank takes."""
+"""Runs a rank on the CPU that captures graphs, and logs each capture with its step.
+
+Arguments: ``LOG FAILING``, then those of a rank.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from runtime.worker.cuda_graph_runner import CudaGraphRunner, Work
 
 
 class Capturer:
-    """Replays run the work again. The captures number `failing` fail after a run of their work."""
+    """Captures work so that replays run it again. The captures with the numbers `failing` fail after running it."""
 
     def __init__(self, failing: tuple[int, ...]) -> None:
         self.failing = failing

@@ -1,4 +1,4 @@
-"""Checkpoints of every family whose heads two processes can share, and requests that ask for everything they offer."""
+"""Checkpoints of every family whose heads can be sharded over two ranks, and requests that use all their features."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LENT = ("llada2_tiny", "llada2dot2", "dmax", "diffusion_gemma")  # golden checkp
 FAMILIES = (*LENT, *KINDS)
 EXPERTS = (*LENT, "sdar_moe", "llada_moe")
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 9, 8, 1, 2], [3]]
-# a vocabulary that two do not share evenly, and one key head for two processes
+# A vocabulary of odd size, and one KV head for two ranks.
 ODD = {"dream": {"vocab_size": 41, "num_key_value_heads": 1}}
 MASKS = {"diffullama": 39, "fast_dllm_v2": 39, "illada": 39, "llada_moe": 39}
 
 
 def served(key: str, directory: Path) -> dict[str, Any]:
-    """The flags that serve it."""
+    """Returns the flags to serve a checkpoint, which is written to `directory` unless it is a golden one."""
     flags: dict[str, Any] = {"device": "cpu", "dtype": "float64", "skip_tokenizer": True}
     if key in LENT:
         modes = {
@@ -38,8 +38,8 @@ def served(key: str, directory: Path) -> dict[str, Any]:
 
 
 def asks(llm: LLM, length: int = 13) -> list[SamplingParams]:
-    """Every rule as it is, and the ways to draw; the prompts are asked in turn."""
-    few = {"max_tokens": length, "ignore_eos": True, "seed": 3}  # a canvas of noise draws in any case
+    """Returns parameters for every algorithm with its defaults, for each way of sampling, and for further fields."""
+    few = {"max_tokens": length, "ignore_eos": True, "seed": 3}  # DiffusionGemma samples in any case
     found = [SamplingParams(**few, temperature=0, decoding={"algorithm": rule.key}) for rule in llm.info.algorithms]
     found += [
         SamplingParams(**few, temperature=0.9),
@@ -60,7 +60,7 @@ def asks(llm: LLM, length: int = 13) -> list[SamplingParams]:
 
 
 def answers(flags: dict[str, Any], **more: Any) -> list[Any]:
-    """Of all that is asked, in one batch."""
+    """Returns the answers to all requests of `asks`, in one batch."""
     with LLM(**flags, **more) as llm:
         asked = asks(llm)
         prompts = [PROMPTS[n % len(PROMPTS)] for n in range(len(asked))]

@@ -1,4 +1,4 @@
-"""One pair of ranks for all tests of a worker: starting a process takes longer than most of them."""
+"""One pair of ranks for all tests of a pytest worker. Starting a process takes longer than most tests."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from runtime.distributed.rank_launcher import WorkerPlacement
 
 
 class Lent:
-    """Ranks that outlive the LLM which uses them."""
+    """Wraps ranks so that they outlive the LLM that uses them."""
 
     def __init__(self, ranks: MultiprocExecutor) -> None:
         self.load = ranks.load
@@ -19,7 +19,7 @@ class Lent:
 
 @pytest.fixture(scope="session", autouse=True)
 def long_silence() -> Iterator[None]:
-    """A rank that gets no CPU time is not taken for one that hangs."""
+    """Raises the limit of silence, so that a rank without CPU time is not treated as hanging."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(monitor, "SILENCE_SECONDS", 3600.0)
         yield
@@ -34,6 +34,6 @@ def ranks() -> Iterator[MultiprocExecutor]:
 
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch, ranks: MultiprocExecutor) -> MultiprocExecutor:
-    """What ``LLM(tensor_parallel_size=2)`` uses instead of processes of its own."""
+    """Returns ranks that ``LLM(tensor_parallel_size=2)`` uses instead of starting processes."""
     monkeypatch.setattr("runtime.distributed.executor.local_executor", lambda config, command: Lent(ranks))
     return ranks

@@ -1,4 +1,4 @@
-"""Two ranks answer with adapters as one process does: token for token in float64."""
+"""Tests that two ranks give the same tokens with LoRA adapters as one process, in float64."""
 
 from pathlib import Path
 
@@ -12,15 +12,15 @@ from tests.matrix import marked
 
 LAYER = r".*(layers|blocks)\.\d+\."
 KINDS = (
-    rf"{LAYER}(?!router).*(proj|query_key_value|dense|attn_out|ff_out)",  # a batch shares its routers
+    rf"{LAYER}(?!router).*(proj|query_key_value|dense|attn_out|ff_out)",  # no adapter may change a router
     rf"{LAYER}.*(q_proj|query_key_value|o_proj|dense|attn_out)",
     rf"{LAYER}.*(experts.*|up_proj)",
 )
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 9, 8, 1, 2], [3], [4, 4, 9], [7, 7]]
 NAMES = ["a0", None, "a1", "a2", "a0"]
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.0, decoding={"accept_threshold": 0.1})
-NOISE = SamplingParams(max_tokens=12, ignore_eos=True, seed=3)  # canvases of it are drawn in any case
-# one product for all heads or three, few key heads, an odd width of them, experts
+NOISE = SamplingParams(max_tokens=12, ignore_eos=True, seed=3)  # DiffusionGemma samples in any case
+# Fused or separate QKV weights, few KV heads, an odd head width, experts.
 KEYS = ("llada2_tiny", "dream", "llada", "sdar_moe", "dmax")
 
 
@@ -52,11 +52,11 @@ def test_a_mixed_batch_over_two_slots(pair, flags, adapters):
     expected, others = answers(flags, adapters)
     assert tokens == expected
     torch.testing.assert_close(logits, others, rtol=1e-10, atol=1e-10)
-    assert len({one.sum().item() for one in logits}) == 4, "each changes something"
+    assert len({one.sum().item() for one in logits}) == 4, "two adapters give the same logits"
 
 
 @pytest.mark.parametrize("flags", ["sdar_moe"], indirect=True)
-def test_experts_that_are_dealt_out(pair, flags, adapters):
+def test_expert_parallelism(pair, flags, adapters):
     tokens, logits = answers(flags, adapters, tensor_parallel_size=2, expert_parallel_size=2)
     expected, others = answers(flags, adapters)
     assert tokens == expected
@@ -65,13 +65,13 @@ def test_experts_that_are_dealt_out(pair, flags, adapters):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [key for key in EXPERTS if key not in (*KEYS, "diffusion_gemma")], indirect=True)
-def test_every_mixture(pair, flags, adapters):
+def test_every_family_with_experts(pair, flags, adapters):
     test_a_mixed_batch_over_two_slots(pair, flags, adapters)
 
 
 @pytest.mark.parametrize("flags", ["llada2_tiny"], indirect=True)
-def test_they_come_and_go(pair, flags, adapters):
-    """The leading rank alone reads what comes later."""
+def test_adapters_are_loaded_and_unloaded_while_serving(pair, flags, adapters):
+    """Only rank 0 reads adapters that are loaded later."""
     expected, _ = answers(flags, adapters)
     with LLM(**flags, max_loras=2, tensor_parallel_size=2) as llm:
         for _ in range(2):
@@ -83,7 +83,7 @@ def test_they_come_and_go(pair, flags, adapters):
 
 
 @pytest.mark.parametrize("flags", ["llada2_tiny"], indirect=True)
-def test_one_that_is_merged(pair, flags, adapters):
+def test_an_adapter_merged_at_start(pair, flags, adapters):
     merged = {"use_lora": True, "lora_path": adapters["a0"], "pre_merge_lora": True}
     found = []
     for more in ({"tensor_parallel_size": 2}, {}):

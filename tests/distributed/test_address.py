@@ -1,4 +1,4 @@
-"""Processes of a replica meet at addresses of either family."""
+"""Tests of the addresses at which the processes of a replica connect, for IPv4 and IPv6."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_ranks_of_one_host_meet_at_an_address_that_its_loopback_has(setup: str, 
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_ranks_meet_in_a_store_and_add_up_their_tensors(address: str) -> None:
+def test_ranks_connect_to_a_store_and_all_reduce_tensors(address: str) -> None:
     store = groups.make_store(address, TIMEOUT)
     sums: list[float] = []
 
@@ -102,7 +102,7 @@ def test_ranks_of_another_host_connect_to_the_first(address: str) -> None:
 
 
 @needs_ipv6
-def test_ranks_that_do_not_come_are_reported_with_the_address() -> None:
+def test_ranks_that_do_not_connect_are_reported_with_the_address() -> None:
     with create_listener("::1", 0) as free:
         port = free.getsockname()[1]
     with pytest.raises(ConfigError, match=rf"did not come to \[::1\]:{port} within"):

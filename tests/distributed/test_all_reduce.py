@@ -1,4 +1,4 @@
-"""Where a group adds up: places that are used in turns, and what lies there for how long."""
+"""Tests of the all-reduce buffers: their rotation, the lifetime of results, and sharded residuals."""
 
 from dataclasses import replace
 
@@ -31,10 +31,10 @@ def test_a_stored_tensor_lasts_until_all_slots_were_used():
     assert (stored[1] == 1).all()
 
 
-def test_what_lies_there_already_is_not_copied():
+def test_a_tensor_in_the_buffer_is_not_copied():
     buffer = AllReduceBuffer(CPU)
     slot = buffer.next((4, 2), torch.float64)
-    assert buffer.next((4, 2), torch.float64).data_ptr() == slot.data_ptr()  # asking takes nothing
+    assert buffer.next((4, 2), torch.float64).data_ptr() == slot.data_ptr()  # `next` does not reserve the buffer
     slot.fill_(3)
     assert buffer.put(slot) is slot
     assert buffer.next((4, 2), torch.float64).data_ptr() != slot.data_ptr()
@@ -59,7 +59,7 @@ def test_processes_with_different_histories_agree_on_keys():
     shared = dist.HashStore()
     counting = [RenumberingStore(shared) for _ in range(2)]  # torch does not own stores that are written in Python
     old, new = (dist.PrefixStore("memory", store) for store in counting)
-    for ours, theirs in ((7, 0), (8, 1), (12, 2)):  # between the last two the old one met others
+    for ours, theirs in ((7, 0), (8, 1), (12, 2)):  # before the last one, the old process had joined another group
         old.set(f"CUDA/{ours}/0", f"{ours}")
         new.set(f"CUDA/{theirs}/1", f"{theirs}")
         old.wait([f"CUDA/{ours}/1"])
@@ -67,7 +67,7 @@ def test_processes_with_different_histories_agree_on_keys():
         assert new.get(f"CUDA/{theirs}/0") == str(ours).encode()
 
 
-def test_other_keys_are_as_they_are():
+def test_other_keys_are_unchanged():
     shared = dist.HashStore()
     store = RenumberingStore(shared)
     store.set("name", "a")
@@ -77,7 +77,11 @@ def test_other_keys_are_as_they_are():
 
 
 def add_reduced(group, x, residual):
-    """On one rank, which has only its own rows of `residual`; of the sum it returns those rows, and where they are."""
+    """Runs `RMSNorm.add_reduced` on a rank that has only its own rows of `residual`.
+
+    Returns:
+        The normed rows, the rank's own rows of the sum, and their slice.
+    """
     norm = RMSNorm(LayerFactory(CPU, torch.float64, TORCH, "torch", group=group), x.shape[2], 1e-6, weighted=False)
     rows = group.own_rows(len(residual))
     own = torch.full_like(residual, float("nan"))
@@ -89,7 +93,7 @@ def add_reduced(group, x, residual):
 @pytest.mark.parametrize("has_buffer", [True, False])
 @pytest.mark.parametrize(("size", "rows"), [(2, 6), (3, 7), (4, 5), (4, 2)])  # the last ranks may have no rows
 def test_ranks_norm_their_own_rows(monkeypatch, size, rows, has_buffer):
-    if not has_buffer:  # as while a graph is captured that needs a larger one
+    if not has_buffer:  # as during the capture of a graph that needs a larger buffer
         monkeypatch.setattr(SharedBuffer, "next", lambda self, shape, dtype: None)
     x, residual = torch.randn(size, rows, 8, dtype=torch.float64), torch.randn(rows, 8, dtype=torch.float64)
     expected, total = add_rms_norm_reference(x.sum(0), residual, None, 1e-6)
@@ -100,7 +104,7 @@ def test_ranks_norm_their_own_rows(monkeypatch, size, rows, has_buffer):
     torch.testing.assert_close(torch.cat([own for _, own, _ in found]), total, rtol=1e-12, atol=1e-12)
 
 
-def test_only_shared_buffers_are_used_so():
+def test_residuals_are_sharded_only_with_shared_buffers():
     def decided(group):
         return [
             LayerFactory(CPU, torch.float64, kernels, "torch", group=group).shards_residual

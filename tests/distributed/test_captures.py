@@ -1,4 +1,4 @@
-"""Tensor parallel workers capture the same graph in the same step."""
+"""Tests that tensor parallel workers capture the same graph in the same step."""
 
 import sys
 from pathlib import Path
@@ -22,7 +22,7 @@ PROMPTS = ([5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 9, 8], list(range(20, 53)))
 
 
 def answers(path, *, failing: str = "", enforce_eager: bool = False) -> tuple[dict[str, list[int]], int]:
-    """Answers of a pair of ranks that capture within and between steps, and the number of graphs left."""
+    """Returns the answers of two ranks that capture in and between steps, and the number of pending graphs."""
     config = EngineConfig.from_flags(
         model=str(GOLDEN / "llada2_tiny"), skip_tokenizer=True, device="cpu", max_num_reqs=4, num_pages=256,
         max_num_batched_tokens=128, max_model_len=96, tensor_parallel_size=2, distributed_timeout_seconds=600,
@@ -48,7 +48,7 @@ def answers(path, *, failing: str = "", enforce_eager: bool = False) -> tuple[di
 
 @pytest.mark.parametrize("failing", ["", "2,4,6,7"], ids=["captured", "capture_fails_on_rank_1"])
 def test_ranks_capture_the_same_graphs_in_the_same_steps(tmp_path, monkeypatch, failing):
-    """If one rank cannot capture, its sizes and collective operations still are those of the others."""
+    """A rank whose capture fails uses the same sizes and collective operations as the other ranks."""
     expected, _ = answers(tmp_path / "eager", enforce_eager=True)
     log: list[str] = []
     capture_on_cpu(monkeypatch, log.append)
@@ -102,7 +102,7 @@ class ReducedWork:
 
 
 def test_a_rank_that_cannot_capture_uses_the_buffers_of_the_others():
-    """Ranks access each other's buffers: an all-reduce in two different ones would never end."""
+    """Ranks access each other's buffers, so an all-reduce with different buffers would never end."""
     found = []
     for fails in (False, True):
         rank = ReducedWork(fails)

@@ -1,4 +1,4 @@
-"""Ranks whose next forward is launched before the host has processed the results of a step."""
+"""Tests of async scheduling with two ranks: the next forward is launched before a step's outputs are processed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def captured_ranks() -> Iterator[MultiprocExecutor]:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch, captured_ranks: MultiprocExecutor) -> Iterator[list[rpc.Message]]:
-    """Messages to the other rank, which ``LLM(tensor_parallel_size=2)`` uses."""
+    """Yields the messages to the other rank, which ``LLM(tensor_parallel_size=2)`` uses."""
     monkeypatch.setattr("runtime.distributed.executor.local_executor", lambda config, command: Lent(captured_ranks))
     found: list[rpc.Message] = []
     broadcast = captured_ranks.broadcast
@@ -53,7 +53,7 @@ def count(sent: list[rpc.Message], kind: type[rpc.Message]) -> int:
 
 
 def early(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """Gets an entry for each forward that is launched early."""
+    """Returns a list that gets an entry for each forward that is launched early."""
     found: list[None] = []
     launch_next = DistributedRunner.launch_next
 
@@ -80,8 +80,8 @@ def test_ranks_launch_the_next_forward_early(
         found = llm.generate([PROMPT, [9, 8]], SLOW)
         steps = llm.engine.stats().steps
     assert steps / 2 < len(launched) < steps  # not where a block ends
-    assert count(sent, rpc.Step) == count(sent, rpc.Sample) == steps, "no forward is launched twice"
-    assert len(computed) == len(launched), "its tokens are computed once"
+    assert count(sent, rpc.Step) == count(sent, rpc.Sample) == steps, "a forward is launched twice"
+    assert len(computed) == len(launched), "tokens of an early step are computed twice"
     with LLM(**flags, enforce_eager=True) as llm:
         expected = llm.generate([PROMPT, [9, 8]], SLOW)
     assert [(out.token_ids, out.nfe) for out in found] == [(out.token_ids, out.nfe) for out in expected]
@@ -105,7 +105,7 @@ def test_an_abandoned_step_is_replaced_by_the_next(
         assert found.token_ids == llm.generate([PROMPT], SLOW)[0].token_ids
 
 
-def test_a_launched_step_goes_on_after_other_messages(
+def test_a_launched_step_completes_after_other_messages(
     sent: list[rpc.Message], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags, launched = served("llada2_tiny", tmp_path) | FLAGS, early(monkeypatch)
@@ -122,7 +122,7 @@ def test_a_launched_step_goes_on_after_other_messages(
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_requests_that_come_and_go_are_answered_as_alone(sent: list[rpc.Message], tmp_path: Any, seed: int) -> None:
+def test_answers_do_not_depend_on_other_and_aborted_requests(sent: list[rpc.Message], tmp_path: Any, seed: int) -> None:
     flags = served("llada2_tiny", tmp_path) | FLAGS
     requests = some_requests(seed, 8)
     with LLM(**flags, num_pages=64, max_num_reqs=4, tensor_parallel_size=2) as llm:

@@ -1,4 +1,4 @@
-"""Two ranks answer as one process does: token for token in float64, whatever the family and the request."""
+"""Tests that two ranks give the same tokens as one process in float64, for every family and kind of request."""
 
 from typing import Any
 
@@ -17,13 +17,13 @@ def test_every_family(pair, tmp_path, key):
 
 
 @pytest.mark.parametrize("key", marked(EXPERTS, quick=("llada2_tiny", "sdar_moe")))
-def test_experts_that_are_dealt_out(pair, tmp_path, key):
+def test_expert_parallelism(pair, tmp_path, key):
     flags = served(key, tmp_path)
     dealt = logits(flags, tensor_parallel_size=2, expert_parallel_size=2)
     torch.testing.assert_close(dealt, logits(flags), rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("key", ["dream"])  # of an odd vocabulary
+@pytest.mark.parametrize("key", ["dream"])  # its vocabulary size is odd
 def test_logits_are_complete(pair, tmp_path, key):
     flags = served(key, tmp_path)
     torch.testing.assert_close(logits(flags, tensor_parallel_size=2), logits(flags), rtol=1e-11, atol=1e-11)
@@ -42,7 +42,7 @@ def test_every_family_layout_and_shard(pair, tmp_path, key, layout, experts):
 
 @pytest.mark.parametrize("quantization", ["fp8"])
 def test_eight_bits(pair, tmp_path, quantization):
-    """Each rank rounds its own inputs' share, so that it is near and not the same."""
+    """Each rank quantizes its own shard of the activations, so the logits are near but not equal."""
     flags = served("llada2_tiny", tmp_path) | {"dtype": "float32", "quantization": quantization}
     ours, expected = logits(flags, tensor_parallel_size=2), logits(flags)
     assert float((ours - expected).norm() / expected.norm()) < 0.2
@@ -53,7 +53,10 @@ HELD = [{"json": SCHEMA}, {"regex": "[a-f]{3,9}-(x|yz)+"}, {"choice": ["a fox", 
 
 
 def held(**more: Any) -> list[Any]:
-    """Answers that keep to grammars, drawn and not, beside one that does not; with log-probabilities, and a text's."""
+    """Returns answers, and log-probabilities of these and of a scored text.
+
+    Some answers follow a grammar, greedily or sampled, and some do not.
+    """
     few = {"max_tokens": 16, "seed": 5, "logprobs": 3}
     asked = [SamplingParams(**few, structured_outputs=form, temperature=t) for form in HELD for t in (0.0, 0.8)]
     asked += [SamplingParams(**few), SamplingParams(**few, structured_outputs=HELD[1], logit_bias={70: -3.0})]
@@ -65,8 +68,8 @@ def held(**more: Any) -> list[Any]:
 
 
 @pytest.mark.matrix
-def test_the_first_rank_decides_with_full_logits(pair, monkeypatch):
-    """More rows than are gathered at a time, too."""
+def test_rank_0_samples_from_full_logits(pair, monkeypatch):
+    """Also covers more rows than are gathered at a time."""
     expected, others = held()
     monkeypatch.setattr("runtime.worker.sampler.GATHERED_ROWS", 40)
     outputs, logprobs = held(tensor_parallel_size=2)
@@ -78,6 +81,6 @@ def test_the_first_rank_decides_with_full_logits(pair, monkeypatch):
     assert values[0] == pytest.approx(values[1], abs=1e-9)
 
 
-def test_an_engine_says_what_it_is(pair, tmp_path):
+def test_engine_info_has_the_parallel_sizes(pair, tmp_path):
     with LLM(**served("llada2_tiny", tmp_path), tensor_parallel_size=2) as llm:
         assert (llm.info.tensor_parallel_size, llm.info.expert_parallel_size) == (2, 1)

@@ -1,4 +1,4 @@
-"""Two GPUs: ranks answer as one does, their steps are recorded and replayed, and a lost one is told at once."""
+"""Tests with two GPUs: answers equal those of one GPU, steps are captured, and a lost rank is reported at once."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ TWO = {"tensor_parallel_size": 2, "distributed_timeout_seconds": 120}
 
 @pytest.fixture(scope="module")
 def gpu_ranks():
-    """Two ranks for most tests of the module. Starting a process and its groups takes longer than a test."""
+    """Yields two ranks for most tests of the module. Starting a process and its groups takes longer than a test."""
     torch.cuda.set_device(0)
     ranks = MultiprocExecutor(2, WorkerPlacement((0, 1)), TWO["distributed_timeout_seconds"])
     yield ranks
@@ -34,7 +34,7 @@ def gpu_ranks():
 
 @pytest.fixture
 def shared(monkeypatch, gpu_ranks):
-    """What ``LLM(tensor_parallel_size=2)`` uses instead of a process of its own."""
+    """Makes ``LLM(tensor_parallel_size=2)`` use these ranks instead of starting a process."""
     monkeypatch.setattr("runtime.distributed.executor.local_executor", lambda config, command: Lent(gpu_ranks))
 
 
@@ -53,7 +53,7 @@ def answers(flags, **more):
 
 
 def near(ours, expected, tolerance):
-    """The bulk of them: a tiny model amplifies what rounding does to its routing."""
+    """Checks the median error of the rows. A few may differ, as rounding can change the routing of a tiny model."""
     relative_error = (ours - expected).norm(dim=1) / expected.norm(dim=1)
     assert float(relative_error.median()) < tolerance
 
@@ -65,7 +65,7 @@ def test_every_family(shared, tmp_path, key):
     expected, _, full = answers(flags)
     near(logits, full, 1e-3)
     assert replayed > 0
-    if key != "diffusion_gemma":  # whose canvases of noise take 48 steps, each told of the one before
+    if key != "diffusion_gemma":  # its 48 self-conditioned steps per canvas magnify rounding
         answered = [[tokens for tokens, _ in found] for found in (ours, expected)]
         pairs = [pair for two in zip(*answered, strict=True) for pair in zip(*two, strict=False)]
         same = sum(a == b for a, b in pairs)
@@ -73,7 +73,7 @@ def test_every_family(shared, tmp_path, key):
 
 
 @pytest.mark.parametrize("key", EXPERTS)
-def test_experts_that_are_dealt_out(shared, tmp_path, key):
+def test_expert_parallelism(shared, tmp_path, key):
     flags = served(key, tmp_path) | DEVICE
     ours, expected = answers(flags, **TWO, expert_parallel_size=2), answers(flags)
     near(ours[2], expected[2], 1e-3)
@@ -82,12 +82,12 @@ def test_experts_that_are_dealt_out(shared, tmp_path, key):
 
 @pytest.mark.parametrize("quantization", [None, "fp8", "int8"])
 @pytest.mark.parametrize("experts", [1, 2])
-def test_sixteen_bits(shared, tmp_path, quantization, experts):
+def test_bfloat16(shared, tmp_path, quantization, experts):
     flags = served("llada2_tiny", tmp_path) | DEVICE | {"dtype": "bfloat16", "quantization": quantization}
     near(answers(flags, **TWO, expert_parallel_size=experts)[2], answers(flags)[2], 0.3)
 
 
-def test_ranks_use_common_memory_where_they_may(tmp_path, monkeypatch):
+def test_ranks_use_symmetric_memory_if_possible(tmp_path, monkeypatch):
     flags = served("llada2_tiny", tmp_path) | DEVICE | TWO
     found = []
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Why no GPU is usable: the real cause, and the fix."""
+"""Tests of the messages that name why no GPU is usable, and the fix."""
 
 from __future__ import annotations
 

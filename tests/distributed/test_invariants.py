@@ -1,4 +1,4 @@
-"""The invariants of docs/research/decoding-rules.md#invariants hold with two tensor parallel ranks.
+"""Tests that the invariants of docs/research/decoding-rules.md#invariants hold with two tensor parallel ranks.
 
 With preemption, other requests, aborts and prefix hits, each answer is that of one process without other requests.
 """
@@ -33,7 +33,7 @@ def some_requests(seed, count):
 
 
 def run(llm, requests, seed):
-    """Tokens of those that were not aborted; they arrive and are aborted between steps."""
+    """Returns the tokens of requests that were not aborted. Requests arrive and are aborted between steps."""
     draw, engine = random.Random(seed), llm.engine
     pending = [
         resolve(ask, prompt, llm.info, RequestContext(id=f"r{n}", stream_mode="stable"))
@@ -61,7 +61,7 @@ def run(llm, requests, seed):
 
 
 @pytest.mark.parametrize("seed", marked(range(2), quick=(0,)))
-def test_every_request_is_answered_as_alone(pair, tmp_path, seed):
+def test_no_answer_depends_on_other_requests(pair, tmp_path, seed):
     flags = served("llada2_tiny", tmp_path) | FLAGS
     requests = some_requests(seed, 10)
     with LLM(**flags, **TIGHT, tensor_parallel_size=2) as llm:

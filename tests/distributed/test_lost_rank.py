@@ -1,4 +1,4 @@
-"""A rank that exits, hangs or does not start ends the replica with one sentence."""
+"""Tests that a rank that exits, hangs or does not start ends the replica with one sentence."""
 
 import contextlib
 import os
@@ -26,13 +26,13 @@ FLAGS = {"device": "cpu", "skip_tokenizer": True, "tensor_parallel_size": 2, "di
 
 @pytest.fixture(autouse=True)
 def long_limits(monkeypatch):
-    """However slow the machine is, a rank's exit code is known before a failure is reported."""
+    """Raises time limits, so that a rank's exit code is known before a failure is reported, even on a slow machine."""
     monkeypatch.setattr(monitor, "END_SECONDS", HOUR)
     monkeypatch.setattr(executor, "CAUSE_SECONDS", HOUR)
 
 
 def test_a_killed_rank_ends_a_step_that_waits_for_it():
-    """Before any time limit: the limits of these tests are an hour."""
+    """The step ends without a time limit: those of these tests are an hour."""
     with LLM(str(GOLDEN / "llada2_tiny"), **FLAGS) as llm:
         process = llm._ranks.workers[0].process
         ask = SamplingParams(max_tokens=500, ignore_eos=True, temperature=0, decoding={"accept_threshold": 1.0})
@@ -93,7 +93,7 @@ def wires():
 
 
 class Watched:
-    """A watch of one rank, on a clock that the test sets; the rank is silent after 10 s, a step too long after 100."""
+    """A monitor of one rank, with a clock that the test sets. Limits: 10 s of silence, 100 s per step."""
 
     def __init__(self, wire):
         self.now = 0.0
@@ -107,7 +107,7 @@ class Watched:
         return self.now
 
     def until_checked(self):
-        """Waits until the watch has compared its limits with the present time.
+        """Waits until the monitor has compared its limits with the current time.
 
         A message and each comparison read the clock once. After four reads one comparison has begun and ended.
         """
@@ -145,7 +145,7 @@ def test_a_step_that_takes_too_long(wires):
     assert watched.reason() == "a step took longer than --distributed-timeout-seconds, 100 s"
 
 
-def test_a_rank_on_another_host_that_goes(wires):
+def test_a_remote_rank_that_disconnects(wires):
     ours, theirs = wires
     watched = Watched(ours)
     theirs.close()
@@ -163,7 +163,7 @@ def test_a_rank_that_does_not_start_in_time():
         MultiprocExecutor(2, WorkerPlacement(command=("sh", "-c", f"exec sleep {HOUR}")), 0.1)
 
 
-def test_hosts_that_do_not_come():
+def test_nodes_that_do_not_connect():
     with pytest.raises(ConfigError, match=r"the ranks of node 1 did not come to 127.0.0.1:\d+ within"):
         MultiprocExecutor(2, WorkerPlacement(nodes=2), 0.1)
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -1,4 +1,4 @@
-"""Logits of a model that ranks share are the whole model's; ranks as threads, so that a device may be shared too."""
+"""Tests that a sharded model has the logits of the full model. Ranks are threads, so they can share one GPU."""
 
 from functools import partial
 
@@ -22,7 +22,7 @@ def checkpoint(key, directory):
 
 
 def shared(size, key, path, dtype, device="cpu", *, buffers=False, **more):
-    """Logits over the whole vocabulary. `buffers`: ranks access each other's."""
+    """Returns logits over the full vocabulary. `buffers`: ranks access each other's buffers."""
     work = partial(tiny_logits, key, path, dtype, device, **more)
     parts = together(size, lambda group: work(group=group), torch.device(device), shared=buffers)
     return [torch.cat(each, 1) for each in zip(*parts, strict=True)]
@@ -46,7 +46,7 @@ def test_two_ranks(tmp_path, key, deals, layout):
 
 
 @pytest.mark.parametrize(("key", "deals"), cases())
-def test_ranks_with_the_residual_stream_of_their_own_rows(tmp_path, key, deals):
+def test_ranks_with_a_sharded_residual(tmp_path, key, deals):
     """Each rank norms its own rows and keeps only their sums."""
     path = checkpoint(key, tmp_path)
     unsharded = tiny_logits(key, path, torch.float64)
@@ -71,7 +71,7 @@ def test_two_ranks_on_one_device(tmp_path, key, deals):
 @pytest.mark.gpu
 @pytest.mark.parametrize("key", ["llada2_tiny", "sdar_moe"])
 @pytest.mark.parametrize("deals", [False, True])
-def test_two_ranks_of_eight_bits(tmp_path, key, deals):
+def test_two_ranks_with_fp8(tmp_path, key, deals):
     path = checkpoint(key, tmp_path)
     unsharded = torch.cat(tiny_logits(key, path, torch.bfloat16, "cuda", quantization="fp8")).float().cpu()
     ours = torch.cat(shared(2, key, path, torch.bfloat16, "cuda", quantization="fp8", deals=deals)).float().cpu()

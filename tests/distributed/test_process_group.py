@@ -1,4 +1,4 @@
-"""A group's collectives; on a GPU recorded too."""
+"""Tests of a group's collectives, also captured on a GPU."""
 
 import os
 
@@ -15,7 +15,7 @@ from runtime.distributed.process_group import (
 )
 
 
-def test_a_group_of_one_asks_nobody():
+def test_a_group_of_one_rank_does_not_communicate():
     x = torch.arange(4.0)
     assert SINGLE_RANK.is_single
     assert SINGLE_RANK.all_reduce(x) is x
@@ -24,7 +24,7 @@ def test_a_group_of_one_asks_nobody():
     SINGLE_RANK.abort()
 
 
-def test_ranks_meet_at_one_address_alone():
+def test_the_store_listens_on_one_address_only():
     store = make_store("127.0.0.1", 5)
     make_store("127.0.0.1", 5, store.port).set("a", "b")
     assert store.get("a") == b"b"
@@ -39,7 +39,7 @@ def nccl():
     store = dist.HashStore()
     made = init_process_group(0, 1, store, device, 60)
     assert made.is_single
-    yield TensorParallelGroup(0, 2, made.backend)  # says two, so that it asks
+    yield TensorParallelGroup(0, 2, made.backend)  # claims two ranks, so that collectives run
     made.abort()
 
 
@@ -74,7 +74,7 @@ def test_a_gather_of_one(nccl):
 
 
 @pytest.mark.parametrize(("near", "disabled", "why"), [(False, "0", "several hosts"), (True, "1", "NCCL_P2P_DISABLE")])
-def test_a_group_without_common_memory_says_why(monkeypatch, caplog, near, disabled, why):
+def test_a_group_without_symmetric_memory_logs_the_reason(monkeypatch, caplog, near, disabled, why):
     monkeypatch.setenv("NCCL_P2P_DISABLE", disabled)
     with caplog.at_level("INFO"):
         assert _make_buffer(TensorParallelGroup(0, 2), None, torch.device("cuda", 0), same_host=near) is None

@@ -1,4 +1,4 @@
-"""Two ranks read a quantized checkpoint as one process does: each keeps its share of the very numbers."""
+"""Tests of quantized checkpoints with two ranks: each rank loads its shard of the unchanged codes."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from tests.quantization.quantized_files import LAYOUTS, write_both
 
 CASES = [(layout, 1) for layout in LAYOUTS] + [("int4, groups of 32", 2), ("fp8, blocks", 2)]
 QUICK = CASES[-1:]
-ROUNDED = 0.2  # where rows are rounded as well, which each rank does by its own share of one
+ROUNDED = 0.2  # for fp8, where each rank quantizes its own shard of the activations
 
 
 def flags(path):
@@ -26,7 +26,7 @@ def flags(path):
 
 @pytest.fixture(scope="module")
 def unquantized(tmp_path_factory):
-    """Halves of whose widths groups and blocks of 128 divide."""
+    """Returns a checkpoint whose widths, halved, are multiples of the group and block size 128."""
     path = tmp_path_factory.mktemp("plain")
     sizes = {
         "hidden_size": 256,
@@ -50,8 +50,11 @@ def test_each_layout(pair, unquantized, tmp_path, layout, experts):
 @pytest.mark.parametrize("dim", [-3, -2, -1])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("format", ["fp8", "fp8_blocks", "int8", "int4"])
-def test_what_each_keeps_are_the_very_codes(format, interleaved, dim):
-    """Of two experts' matrices, also where a block of 128 rows is cut. In turns lie gate and up rows, both shared."""
+def test_shards_have_the_unchanged_codes(format, interleaved, dim):
+    """Checks the shards of two experts, also where a shard boundary is inside a block of 128 rows.
+
+    In interleaved weights, gate rows and up rows are sharded separately.
+    """
     shape, device = (2, 384, 512), torch.device("cpu")
     kernels = select_kernels(device, torch.float32, format)
 

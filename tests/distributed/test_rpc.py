@@ -1,4 +1,4 @@
-"""Messages with arrays, over a socket."""
+"""Tests of messages with arrays over a socket."""
 
 import dataclasses
 import socket
@@ -31,7 +31,7 @@ def wires():
     theirs.close()
 
 
-def test_arrays_come_as_they_went(wires):
+def test_arrays_are_received_unchanged(wires):
     ours, theirs = wires
     sent = [
         np.zeros((0, 3), np.int32), np.array([[1, -2]], np.int8), np.array([True, False]),
@@ -45,7 +45,7 @@ def test_arrays_come_as_they_went(wires):
         assert message.lora_b.dtype == array.dtype
         assert np.array_equal(message.lora_a, array)
         assert np.array_equal(message.lora_b, array)
-    found[2].lora_b[0] = False  # and may be written to
+    found[2].lora_b[0] = False  # it is writable
     assert found[2].lora_a[0]
 
 
@@ -76,14 +76,14 @@ def test_the_end_of_a_connection_is_reported(wires):
 
 
 @pytest.mark.parametrize("data", [b"\xff" * 8, b"\x05\0\0\0\0\0\0\0hello"])
-def test_what_is_no_message(wires, data):
+def test_invalid_messages(wires, data):
     ours, theirs = wires
     ours.socket.sendall(data)
     with pytest.raises(ValueError, match="not a message of this protocol"):
         theirs.receive()
 
 
-def test_plans_come_as_they_went(wires):
+def test_plans_are_received_unchanged(wires):
     ours, theirs = wires
     rows = np.arange(4)
     layout = BatchLayout(
@@ -114,7 +114,7 @@ def test_plans_come_as_they_went(wires):
     found_blocks = decode_blocks(theirs.receive().blocks, get_algorithm)
     assert_equal(found, plan)
     assert found_blocks.groups[1].algorithm is get_algorithm("credit")
-    assert_equal(found_blocks, replace(blocks, num_logprobs=None, forced_tokens=()))  # which only rank 0 applies
+    assert_equal(found_blocks, replace(blocks, num_logprobs=None, forced_tokens=()))  # only rank 0 uses these
     assert decode_blocks(encode_blocks(None), get_algorithm) is None
 
 
@@ -145,7 +145,7 @@ def assert_equal(found, expected):
         assert found == expected
 
 
-def test_a_hello_says_who_it_is(wires):
+def test_hello_messages(wires):
     ours, theirs = wires
     ours.send(Hello(1, 2, "host", 3, 4))
     assert theirs.receive() == Hello(1, 2, "host", 3, 4)

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: the same calls of a group, without sockets."""
+"""Runs ranks as threads of one process. Their group has the same methods, without sockets."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ CPU = torch.device("cpu")
 
 
 class Exchange:
-    """Where the threads leave tensors for each other. One of them works at a time: compilers and interpreters of
-    kernels are not made for several."""
+    """Exchanges tensors between the threads.
+
+    One thread runs at a time, because kernel compilers and Triton's interpreter are not thread-safe.
+    """
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size, timeout=600)
@@ -42,7 +44,7 @@ class Exchange:
 
 
 class SharedBuffer(AllReduceBuffer):
-    """Memory that all ranks access, as the symmetric memory of GPUs."""
+    """Memory that all ranks access, like the symmetric memory of GPUs."""
 
     def __init__(self, device: torch.device, rank: int, exchange: Exchange) -> None:
         super().__init__(device)
@@ -76,7 +78,11 @@ class ThreadGroup(TensorParallelGroup):
 def together(
     size: int, work: Callable[[TensorParallelGroup], T], device: torch.device = CPU, *, shared: bool = False
 ) -> list[T]:
-    """What `work` gives in each rank; all of them are on one device. `shared`: they access each other's buffers."""
+    """Returns the result of `work` on each rank. All ranks use one device.
+
+    Args:
+        shared: Ranks access each other's buffers.
+    """
     exchange = Exchange(size)
 
     def one(rank: int) -> T:

@@ -1,8 +1,8 @@
-"""Compares the violations of each rule with the baselines that list those which the code still has.
+"""Compares the violations of each rule with baselines, which list the violations that the code still has.
 
 A baseline is a file `baseline/CHECK/PACKAGE.txt` with one `KEY COUNT` per line, sorted. Counts may only shrink:
-`python -m tests.layout.baselines` lowers them to what the code has and removes entries that are gone. It never adds
-or raises one, so a new violation needs an edit by hand, which a reviewer sees.
+`python -m tests.layout.baselines` lowers them to the current counts and removes entries that no longer occur. It never
+adds or raises one, so a new violation needs a manual edit, which a reviewer sees.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Comparison:
 
     Attributes:
         grown: keys that are new or occur more often, with their locations and the fix.
-        shrunk: keys that occur less often than the baseline says.
+        shrunk: keys that occur less often than in the baseline.
     """
 
     grown: list[str]
     shrunk: list[str]
 
     def report(self) -> str:
-        """Returns the messages with what to do, or "" without differences."""
+        """Returns the messages with the necessary action, or "" if there are no differences."""
         parts = list(self.grown)
         if self.shrunk:
             parts.append(

@@ -1,4 +1,4 @@
-"""What a check finds, and what its baselines count."""
+"""Data classes for checks of the source code and their findings."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class Finding:
     """One place that breaks a rule.
 
     Attributes:
-        package: group that counts it (`source.package_of`).
-        key: what the baseline counts, such as an identifier.
+        package: group in whose baseline it is counted (`source.package_of`).
+        key: key in the baseline, such as an identifier.
         path: file, from the root of the repository.
         line: line number, from 1.
-        detail: shown after the place, if not empty.
+        detail: text that is shown after the location, if not empty.
     """
 
     package: str
@@ -35,7 +35,7 @@ class Check:
     Attributes:
         name: folder of its baselines.
         find: returns all violations in the repository.
-        advice: says how to fix a violation, given its key.
+        advice: returns how to fix a violation with the given key.
     """
 
     name: str

@@ -40,7 +40,7 @@ def headings(text: str) -> list[str]:
 
 
 def slugs(text: str) -> set[str]:
-    """Returns the anchors of a page: GitHub's of its headings, and those that it sets itself."""
+    """Returns the anchors of a page: those that GitHub makes from its headings, and those in its HTML tags."""
     found = set(re.findall(r"""<a (?:id|name)=["']([^"']+)""", text))
     for heading in headings(text):
         slug = re.sub(r"[^\w\- ]", "", LINK.sub(r"\1", heading).lower()).replace(" ", "-")
@@ -58,7 +58,7 @@ def _blank(expression: re.Pattern[str], text: str) -> str:
 def texts(page: str) -> Iterator[Text]:
     """Yields paragraphs and list items of a page, each with its first line.
 
-    Headings, tables, code blocks and comments are no prose. A list item of links alone is none either.
+    Headings, tables, code blocks, comments, and list items that contain only links are left out.
     """
     first, lines = 0, list[str]()
     for number, line in enumerate((*_blank(COMMENT, without_fences(page)).splitlines(), ""), start=1):

@@ -1,12 +1,12 @@
-"""Finds references in comments, docstrings and pages that lead nowhere.
+"""Finds dangling references in comments, docstrings and pages.
 
-Checked are:
-* names of pages, with the anchor, the section numbers, or after a comma the title of a heading behind them;
+It checks:
+* names of pages, with the anchor, the section numbers or, after a comma, the title of a heading that follows;
 * paths in backticks, if they begin with a folder of the repository or end with ".py";
 * dotted names in backticks or after "python -m", if they begin with a package of the repository;
 * links of Markdown pages, with their anchors.
 
-Records of the past, which are the changelog and the benchmarks, may name files that are gone: only their links are
+Records of the past (the changelog and the benchmarks) may name files that no longer exist. Of these only links are
 checked.
 """
 
@@ -25,7 +25,7 @@ from tests.layout.pages import SPAN, headings, pages, slugs, without_code, witho
 from tests.layout.source import CODE, ROOT, Text, module, package_of, python_files, read
 
 RECORDS = ("CHANGELOG.md", "docs/benchmarks/")
-# Files that CONTRIBUTING.md shows how to write.
+# Files that do not exist: CONTRIBUTING.md has them as examples.
 EXAMPLES = {
     "runtime/models/twin.py",
     "runtime/parsers/bracketed.py",
@@ -65,7 +65,7 @@ def find() -> list[Finding]:
 
 
 def comments(source: str) -> Iterator[Text]:
-    """Yields blocks of comments; lines that follow each other are one block."""
+    """Yields blocks of comments. Consecutive lines are one block."""
     if not any("#" in line and CANDIDATE.search(line) for line in source.splitlines()):
         return
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
@@ -73,7 +73,7 @@ def comments(source: str) -> Iterator[Text]:
 
 
 def files_with_comments() -> list[str]:
-    """Returns files that are not Python and whose comments are lines that begin with a hash."""
+    """Returns the checked files that are not Python. Their comments are lines that begin with a hash."""
     found = [ROOT / name for name in ("Makefile", "Dockerfile", "pyproject.toml", ".pre-commit-config.yaml")]
     found += [path for folder in ("charts", "examples") for path in (ROOT / folder).rglob("*.yaml")]
     return [path.relative_to(ROOT).as_posix() for path in found]
@@ -97,7 +97,7 @@ def _blocks(comments: Iterable[tuple[int, str]]) -> Iterator[Text]:
 
 
 def findings_in(path: str, text: Text) -> Iterator[Finding]:
-    """Yields the references in a text of the file `path` that lead nowhere, links excepted."""
+    """Yields the dangling references in a text of the file `path`, except links."""
     for reference, position in references(text.text):
         if not resolves(reference, path):
             yield _finding(path, text, reference, position)
@@ -115,7 +115,7 @@ def _finding(path: str, text: Text, reference: str, position: int) -> Finding:
 
 
 def references(text: str) -> Iterator[tuple[str, int]]:
-    """Yields pages, paths and dotted names with their positions; a page has its anchor, a number or a title."""
+    """Yields pages, paths and dotted names with their positions. A page includes its anchor, number or title."""
     prose = without_fences(text)
     for match in PAGE.finditer(LINK.sub(lambda link: "]" + " " * (len(link[0]) - 1), prose)):
         name, anchor, numbers, title = match.groups()
@@ -150,7 +150,7 @@ def _is_ours(path: str) -> bool:
 
 @cache
 def resolves(reference: str, path: str) -> bool:
-    """Returns whether a reference in the file `path` leads to something."""
+    """Returns whether the target of a reference in the file `path` exists."""
     name, _, title = reference.partition(", ")
     name, _, number = name.partition(" ")
     name, _, anchor = name.partition("#")
@@ -173,7 +173,7 @@ def resolves(reference: str, path: str) -> bool:
 
 @cache
 def link_resolves(target: str, path: str) -> bool:
-    """Returns whether a link in the page `path` leads to a file and, in a page, to a heading."""
+    """Returns whether the target file of a link in the page `path` exists and, if it is a page, has the anchor."""
     name, _, anchor = target.partition("#")
     file = (ROOT / path).parent / name if name else ROOT / path
     if not file.exists():
@@ -215,7 +215,7 @@ def _has_member(file: Path, names: list[str]) -> bool:
 
 @cache
 def _members(file: Path) -> dict[str, frozenset[str] | None]:
-    """Returns the names at the top of a file; those of a class with what it defines, if it has no bases."""
+    """Returns the names at module level of a file. The value of a class without bases is the set of its members."""
     found: dict[str, frozenset[str] | None] = {}
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         for name in _names(node):

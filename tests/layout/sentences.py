@@ -1,6 +1,6 @@
 """Finds sentences of pages that are too long.
 
-`python -m tests.layout.sentences PAGE...` lists them, all of a page or of all pages.
+`python -m tests.layout.sentences PAGE...` lists all of them for the given pages, or for all pages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_LENGTH = 35  # words
 
 
 def checked_pages() -> list[str]:
-    """Returns the pages that are checked: all but records of measurements and the demo checkpoint's card."""
+    """Returns the pages that are checked: all except benchmark records and the demo checkpoint's model card."""
     return [page for page in pages() if not page.startswith(("docs/benchmarks/", "runtime/demo/checkpoint/"))]
 
 

@@ -21,7 +21,7 @@ class Text:
 
     Attributes:
         line: number of its first line, from 1.
-        text: its lines, without quotes and comment signs.
+        text: its lines, without quotes and hashes.
     """
 
     line: int
@@ -30,7 +30,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Module:
-    """What the checks read of one Python file.
+    """The content of one Python file that the checks use.
 
     Attributes:
         path: path from the root of the repository.
@@ -64,7 +64,7 @@ def read(path: str) -> str:
 
 @cache
 def module(path: str) -> Module:
-    """Parses one file. The syntax tree is dropped: it takes many times the memory of its source."""
+    """Parses one file. The syntax tree is not kept, because it takes many times the memory of its source."""
     return parse(path, read(path))
 
 
@@ -86,7 +86,7 @@ def _module_name(path: str) -> str:
 
 
 def _bound_by(node: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yields the names that `node` itself binds; an import binds a name of ours only with `as`."""
+    """Yields the names that `node` itself binds. An import counts only with `as`."""
     match node:
         case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
             yield name, node.lineno

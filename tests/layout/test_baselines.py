@@ -1,4 +1,4 @@
-"""The code has no violation that its baselines do not list, and the baselines list none that is gone."""
+"""Tests that the baselines list exactly the violations in the code, and tests of `tests.layout.baselines`."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.layout.baselines import CHECKS, FOLDER, BaselineError, compare, count
 from tests.layout.check import Check, Finding
 
 
-@pytest.mark.all_entries  # files of an entry that is taken out have violations too
+@pytest.mark.all_entries  # files of removed entries have violations too
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
 def test_violations_are_those_of_the_baselines(check):
     report = compare(check, check.find(), load(FOLDER / check.name)).report()
@@ -75,7 +75,7 @@ def tree(tmp_path, monkeypatch):
     return tmp_path / "example"
 
 
-def test_the_command_lowers(tree):
+def test_the_command_lowers_counts(tree):
     save(tree, {"tools": {"told": 4, "said": 1}, "e2e": {"said": 1}})
     assert baselines.main([]) == 0
     assert load(tree) == {"tools": {"told": 2}}
@@ -97,7 +97,7 @@ def test_check_changes_nothing(tree, capsys):
     assert baselines.main(["--check"]) == 0
 
 
-def test_write_replaces_even_what_cannot_be_read(tree, capsys):
+def test_write_replaces_unreadable_baselines(tree, capsys):
     tree.mkdir()
     (tree / "tools.txt").write_text("<<<<<<< HEAD\n")
     assert baselines.main([]) == 2

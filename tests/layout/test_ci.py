@@ -1,4 +1,4 @@
-"""CI runs make targets that exist, and a public host runs the same ones as `.ci/run`."""
+"""Tests that CI runs existing make targets, and that the workflow of a public host runs those of `.ci/run`."""
 
 import re
 import tomllib

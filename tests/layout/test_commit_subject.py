@@ -1,4 +1,4 @@
-"""Which commit subjects the commit-msg hook accepts."""
+"""Tests of the commit-msg hook, which checks commit subjects."""
 
 import pytest
 

@@ -1,7 +1,7 @@
-"""Imports of the runtime and of the operator: modules in no circle, packages only from those above them.
+"""Tests of the imports in the runtime and the operator: no cycles, and packages import only from layers above them.
 
-The order is that of the table on the architecture page of each. Some packages have modules in several rows: a module
-belongs to its own row if there is one, else to the row of its package.
+The order of the layers is that of the table on the architecture page of each distribution package. Some packages have
+modules in several rows. A module belongs to its own row if there is one, else to the row of its package.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-RUNS = ("module", "function")  # when the module is imported, or a function called
-TYPING = "typing"  # never: under TYPE_CHECKING
-# What waits, writes or talks. The operator's core has none of it; its settings read the environment.
+RUNS = ("module", "function")  # executed when the module is imported, or when a function is called
+TYPING = "typing"  # never executed: under TYPE_CHECKING
+# Modules for I/O, time and concurrency. The operator's core imports none of them, except that its settings read the
+# environment.
 OUTSIDE = {
     "aiohttp",
     "asyncio",
@@ -36,14 +37,20 @@ OUTSIDE = {
 
 @dataclass(frozen=True)
 class House:
-    """A package of the distribution, the folder it lies in, and the page with its table."""
+    """A top-level package of the distribution.
+
+    Attributes:
+        package: its name.
+        folder: folder that contains it.
+        page: architecture page with the table of its packages, below docs/.
+    """
 
     package: str
     folder: Path
     page: str
 
     def modules(self) -> dict[str, Path]:
-        """Its modules by their names; a package is its ``__init__``."""
+        """Returns the paths of its modules by dotted name. A package is the path of its ``__init__.py``."""
         names = {}
         for path in (self.folder / self.package).rglob("*.py"):
             parts = path.relative_to(self.folder).with_suffix("").parts
@@ -51,7 +58,7 @@ class House:
         return names
 
     def graph(self, *when: str) -> dict[str, set[str]]:
-        """Module -> the modules of the house that it imports at those times."""
+        """Returns module -> modules of the same top-level package that it imports at the given times."""
         known = self.modules()
         found: dict[str, set[str]] = {}
         for name, path in known.items():
@@ -61,7 +68,7 @@ class House:
         return found
 
     def rows(self) -> list[list[str]]:
-        """The table's packages and modules, as Python names them, from its top: those of each row."""
+        """Returns the dotted names of the table's packages and modules per row, from the top."""
         page = (ROOT / "docs" / self.page).read_text(encoding="utf-8")
         lines = page.split("## Packages")[1].split("\n## ")[0].splitlines()
         first = [line.split("|")[1] for line in lines if "|" in line]
@@ -72,13 +79,13 @@ class House:
         ]
 
     def order(self) -> list[str]:
-        """All of the table's packages and modules, from its top."""
+        """Returns all packages and modules of the table, from the top."""
         return [name for row in self.rows() for name in row]
 
     def layers(self) -> dict[str, int]:
-        """Package or module of the table -> its layer, from 0 at the top.
+        """Returns package or module of the table -> its layer, from 0 at the top.
 
-        Each is a layer of its own. Only modules of one row and of one package below the house are a layer together.
+        Each is a separate layer, except that consecutive modules of one row and of the same subpackage share a layer.
         """
         found: dict[str, int] = {}
         for row in self.rows():
@@ -99,12 +106,12 @@ EACH = pytest.mark.parametrize("house", HOUSES, ids=lambda house: house.package)
 
 
 def imports(tree: ast.AST, when: str = "module") -> Iterator[tuple[str, str, str]]:
-    """Every import below `tree`: the module that is named, the name taken from it ("" for none), and when it runs."""
+    """Yields each import below `tree` as (module, imported name or "", when it is executed)."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "", when) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute here"
+            assert node.level == 0, "the import is relative"
             yield from ((node.module or "", alias.name, when) for alias in node.names)
         elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             yield from imports(ast.Module(node.body, []), TYPING)
@@ -121,13 +128,13 @@ def imports_of(path: Path) -> tuple[tuple[str, str, str], ...]:
 
 
 def home(module: str, packages: list[str]) -> str:
-    """The package of the table that a module is of."""
+    """Returns the most specific package or module of the table that contains a module."""
     mine = [package for package in packages if module == package or module.startswith(f"{package}.")]
     return max(mine, key=len)
 
 
 @EACH
-def test_modules_import_each_other_in_no_circle(house):
+def test_imports_have_no_cycles(house):
     try:
         TopologicalSorter(house.graph(*RUNS)).prepare()
     except CycleError as circle:
@@ -139,9 +146,9 @@ def test_every_module_is_in_the_table(house):
     packages = house.order()
     assert len(packages) == len(set(packages))
     for module in house.modules():
-        assert module == house.package or home(module, packages) != house.package, f"{module} is of no row"
+        assert module == house.package or home(module, packages) != house.package, f"{module} is in no row of the table"
     for package in packages:
-        assert package in house.modules(), f"{package} is not there"
+        assert package in house.modules(), f"the table has {package}, which does not exist"
 
 
 @EACH
@@ -182,7 +189,7 @@ def test_the_operators_core_does_no_io():
     assert wrong == []
 
 
-def test_a_circle_would_be_found():
+def test_imports_are_found_with_the_time_of_execution():
     assert list(imports(ast.parse("from a import b\nif TYPE_CHECKING:\n    import c\ndef f():\n    import d"))) == [
         ("a", "b", "module"),
         ("c", "", "typing"),

@@ -1,4 +1,7 @@
-"""The operator uses its libraries as they are: what it extends or overrides could change with any release."""
+"""Tests that the operator depends only on the public API of its libraries, and extends only one of their classes.
+
+Extended classes and private names could change with any release.
+"""
 
 import ast
 import importlib.util
@@ -13,12 +16,12 @@ import pytest
 OPERATOR = Path(__file__).parents[2] / "operator"
 
 
-# Of kopf one class is meant to be extended.
+# kopf intends this one of its classes for subclasses.
 EXTENDED = {("settings.py", "NoDiffBase")}
 
 
 @pytest.mark.parametrize("library", ["aiohttp", "kopf", "kubernetes"])
-def test_no_class_of_a_library_is_extended_and_nothing_private_of_it_used(library):
+def test_no_class_of_a_library_is_extended_and_no_private_name_is_used(library):
     found = []
     for file in OPERATOR.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -32,7 +35,7 @@ def test_no_class_of_a_library_is_extended_and_nothing_private_of_it_used(librar
     assert set(found) <= EXTENDED
 
 
-def test_kopf_is_imported_where_the_operator_is_wired_to_it_and_nowhere_else():
+def test_only_the_modules_that_configure_kopf_import_it():
     found = set()
     for file in OPERATOR.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -51,9 +54,9 @@ print(json.dumps({"modules": sorted(sys.modules), "kilobytes": int(status["VmRSS
 
 
 def test_the_program_imports_no_typed_api_of_the_official_client():
-    """Those of the operator's kinds take 40 MB. kopf imports two models, which import one more.
+    """The API modules of the operator's kinds take 40 MB. kopf imports two models, which import one more.
 
-    kopf also imports `kubernetes_asyncio` if it is installed, which takes 106 MB.
+    If `kubernetes_asyncio` is installed, kopf imports it too, which takes 106 MB.
     """
     environment = {**os.environ, "PYTHONPATH": f"{OPERATOR}{os.pathsep}{OPERATOR.parent}"}
     done = subprocess.run(

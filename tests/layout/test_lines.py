@@ -1,4 +1,4 @@
-"""tools/lines.py counts code as a reader would by hand."""
+"""Tests of tools/lines.py, which counts lines of code."""
 
 import json
 

@@ -1,10 +1,10 @@
-"""Tests that need compiled programs or an API server carry the marker that keeps them out of `make test`."""
+"""Tests that modules which need compiled programs or an API server have a marker, so that `make test` skips them."""
 
 import re
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-# What a test module imports or names when it runs helm or uses an API server of tests/operator/conftest.py.
+# Matches modules that run helm or use an API server of tests/operator/conftest.py, by their imports and fixtures.
 NEEDS_PROGRAMS = re.compile(
     r"^from tests\.operator\.helm import|\bstart_api_server\("
     r"|^(?:async )?def test_\w+\([^)]*\b(?:(?:controlled_)?(?:admin|api_server|namespace)|fault_proxy)\b",

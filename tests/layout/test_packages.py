@@ -1,4 +1,4 @@
-"""The distribution's two packages are importable, and neither hides a module of Python's own."""
+"""Tests that both packages of the distribution are importable, and that neither hides a standard library module."""
 
 import operator
 import sysconfig
@@ -15,6 +15,6 @@ def test_both_packages_come_from_this_checkout():
     assert Path(unmask_operator.__file__).is_relative_to(ROOT / "operator")
 
 
-def test_pythons_own_operator_wins():
+def test_operator_is_the_module_of_the_standard_library():
     assert Path(operator.__file__).parent == Path(sysconfig.get_path("stdlib"))
     assert not (ROOT / "operator" / "__init__.py").exists()

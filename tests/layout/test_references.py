@@ -1,4 +1,4 @@
-"""Which references count as dangling. `test_baselines.py` compares the repository with the baselines."""
+"""Tests of the detection of dangling references. `test_baselines.py` compares the repository with the baselines."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def dangling(text: str, path: str = "runtime/engine/engine.py") -> list[str]:
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    """A repository with one page, one module, and one package of the operator."""
+    """Yields the root of a repository with one page, one module, and one package of the operator."""
     for path, content in (
         ("docs/server.md", "# 3. Flags\n\n## 3.1 More `flags`\n\n## Flags & fields\n\n## Flags & fields\n"),
         ("runtime/__init__.py", '__all__ = ["LLM"]\n\nif TYPE_CHECKING:\n    from runtime.llm import LLM\n'),
@@ -79,16 +79,16 @@ def test_dangles(tree, text, found):
 @pytest.mark.parametrize(
     "target", ["server.md", "#flags--fields", "server.md#3-flags", "../runtime/llm.py", "https://a.b/c"]
 )
-def test_links_that_lead_somewhere(tree, target):
+def test_links_with_an_existing_target_are_accepted(tree, target):
     assert list(broken_links(PAGE, Text(1, f"a [link]({target})"))) == []
 
 
 @pytest.mark.parametrize("target", ["missing.md", "docs/server.md", "#missing", "server.md#missing", "../missing/"])
-def test_links_that_lead_nowhere(tree, target):
+def test_broken_links_are_found(tree, target):
     assert [finding.key for finding in broken_links(PAGE, Text(1, f"a [link]({target})"))] == [target]
 
 
-def test_links_in_code_are_no_links(tree):
+def test_links_in_code_are_ignored(tree):
     assert list(broken_links(PAGE, Text(1, "`[a](b)`\n```\n[a](b)\n```"))) == []
 
 

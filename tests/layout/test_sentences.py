@@ -1,4 +1,4 @@
-"""What counts as a sentence, and as a word. `test_baselines.py` compares the pages with the baselines."""
+"""Tests of the detection of long sentences. `test_baselines.py` compares the pages with the baselines."""
 
 import pytest
 
@@ -44,5 +44,5 @@ def test_records_of_measurements_are_not_checked():
     assert not any("benchmarks" in page for page in checked)
 
 
-def test_a_paragraph_knows_its_first_line():
+def test_a_paragraph_has_the_number_of_its_first_line():
     assert list(texts("# Title\n\nOne\ntwo.\n")) == [Text(3, "One\ntwo.")]

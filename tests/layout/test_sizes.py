@@ -1,4 +1,4 @@
-"""No file grows past what a reader can hold."""
+"""Tests of the maximum length of Python files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A denoising step stays readable: it passes few files of the host, in few pieces."""
+"""Tests that a denoising step passes few files of the host code with few switches, so that it is readable."""
 
 from __future__ import annotations
 

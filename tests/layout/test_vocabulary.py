@@ -1,4 +1,4 @@
-"""Which names count as house words. `test_baselines.py` compares the code with the baselines."""
+"""Tests of the detection of house words in names. `test_baselines.py` compares the code with the baselines."""
 
 import pytest
 

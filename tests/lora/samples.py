@@ -1,4 +1,4 @@
-"""Adapters that tests write, and PEFT's sum by itself: checkpoints merged tensor by tensor, by its names' rules."""
+"""Writes LoRA adapters, and checkpoints that are merged tensor by tensor with the naming rules of PEFT."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def config(**fields):
 
 
 def write_adapter(path: Path, pairs: dict[str, tuple[torch.Tensor, torch.Tensor]], **fields) -> Path:
-    """`pairs`: module -> A and B."""
+    """Writes an adapter. `pairs`: A and B by module."""
     path.mkdir(parents=True, exist_ok=True)
     tensors = {}
     for module, (down, up) in pairs.items():
@@ -30,7 +30,7 @@ def write_adapter(path: Path, pairs: dict[str, tuple[torch.Tensor, torch.Tensor]
 
 
 def random_adapter(path: Path, base: Path, pattern: str, seed: int, rank: int = 4, size: float = 0.2, **fields) -> Path:
-    """Of all matrices of a checkpoint whose modules match."""
+    """Writes a random adapter of all matrices of a checkpoint whose module names match the pattern."""
     random = torch.Generator().manual_seed(seed)
     pairs = {}
     for name, tensor in load_file(base / "model.safetensors").items():
@@ -45,7 +45,7 @@ def random_adapter(path: Path, base: Path, pattern: str, seed: int, rank: int = 
 
 
 def merged_checkpoint(path: Path, base: Path, adapter: Path) -> Path:
-    """`base` with `adapter` added by plain sums: what PEFT's merge_and_unload gives."""
+    """Writes `base` with `adapter` added to its weights, as PEFT's merge_and_unload does."""
     shutil.copytree(base, path)
     adapter_config = json.loads((adapter / "adapter_config.json").read_text())
     tensors, adapter_tensors = load_file(base / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")

@@ -1,4 +1,4 @@
-"""What is refused of an adapter, each by the name of its tensor or field."""
+"""Tests of reading adapters. Refusals name the tensor or field."""
 
 import json
 import shutil
@@ -43,7 +43,7 @@ def say(adapter, **fields):
 A, B = (f"base_model.model.{QKV}.lora_{half}.weight" for half in "AB")
 
 
-def test_what_it_holds(adapter, base):
+def test_pairs_rank_and_digest(adapter, base):
     read = read_adapter(adapter, base, 4)
     assert len(read.pairs) == 6
     assert read.rank == 4
@@ -83,14 +83,14 @@ def rename(tensors, old, new):
         (lambda t: t.update({A.replace("lora_A.", "lora_A.default."): t[A]}), "is there twice"),
     ],
 )
-def test_a_broken_one_is_refused_by_its_tensor(adapter, base, change, message):
+def test_invalid_tensors_are_refused_by_name(adapter, base, change, message):
     edit(adapter, change)
     with pytest.raises(ConfigError, match=message) as error:
         read_adapter(adapter, base)
     assert str(adapter) in str(error.value)
 
 
-def test_one_above_the_rank(adapter, base):
+def test_a_rank_above_the_limit_is_refused(adapter, base):
     with pytest.raises(ConfigError, match=r"tensor '.*lora_A.weight' has rank 4, more than --max-lora-rank 3"):
         read_adapter(adapter, base, 3)
 
@@ -118,7 +118,7 @@ def test_one_above_the_rank(adapter, base):
         ({"target_modules": ["dense"]}, "target_modules does not name .*query_key_value"),
     ],
 )
-def test_a_config_that_is_refused_by_its_field(adapter, base, fields, message):
+def test_invalid_configs_are_refused_by_field(adapter, base, fields, message):
     say(adapter, **fields)
     with pytest.raises(ConfigError, match=message):
         read_adapter(adapter, base)
@@ -133,7 +133,7 @@ def test_files_that_are_missing(adapter, base):
         read_adapter(adapter, base)
 
 
-def test_what_patterns_say():
+def test_rank_alpha_and_module_patterns():
     read = parse_peft_config(
         config(rank_pattern={"q_proj": 8}, alpha_pattern={r".*\.1\..*": 4}, target_modules=["q_proj", "k_proj"],
                exclude_modules=["0.k_proj"], layers_to_transform=[0, 1])
@@ -146,7 +146,7 @@ def test_what_patterns_say():
 
 
 def test_experts_may_be_missing_together_but_not_one(base, tmp_path):
-    """A model that holds them in one parameter has no modules for them."""
+    """A model with fused experts has no module for each expert, so its adapters lack all of them."""
     checkpoint = GOLDEN / "llada2_tiny"
     every = r".*\.(query_key_value|gate_proj|up_proj|down_proj)"
     fields = {"target_modules": ["query_key_value", "gate_proj", "up_proj", "down_proj"]}
@@ -157,8 +157,8 @@ def test_experts_may_be_missing_together_but_not_one(base, tmp_path):
         read_adapter(path, base)
 
 
-def test_experts_that_a_file_holds_together(base, tmp_path):
-    """Each of them is changed by its own pair."""
+def test_fused_experts_are_merged_one_by_one(base, tmp_path):
+    """Each expert of a fused tensor is merged with its own pair."""
     path = random_adapter(tmp_path / "a", GOLDEN / "llada2_tiny", r".*layers.1.*experts\.\d+\.gate_proj", 0)
     adapter = read_adapter(path, base)
     merge = LoRAMerge.of(adapter, base.weights, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Adapters merged at start: the published implementation's logits, and plain sums of weights."""
+"""Tests of adapters merged at start, against logits of PEFT and against checkpoints with summed weights."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Adapters over a checkpoint that is quantized already: beside its very numbers, or merged and rounded again."""
+"""Tests of adapters on a quantized checkpoint: added to its unchanged weights, or merged and quantized again."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ IDS = list(range(40, 64))
 
 @pytest.mark.parametrize("layout", ["int4, groups of 32", "int8, outputs", "fp8, blocks"])
 def test_adapters_on_a_quantized_checkpoint(tmp_path, layout):
-    """Also where the shared experts are plain."""
+    """The shared experts are unquantized."""
     paths = {"one": str(random_adapter(tmp_path / "one", BASE, EVERY, 3))}
     quantized, unquantized = write_both(layout, BASE, tmp_path, lambda name: "shared_experts" in name)
     out = []
@@ -25,7 +25,7 @@ def test_adapters_on_a_quantized_checkpoint(tmp_path, layout):
 
 
 @pytest.mark.parametrize("layout", ["int8, outputs", "fp8, blocks"])
-def test_an_adapter_merged_into_one(tmp_path, layout):
+def test_an_adapter_merged_into_quantized_weights(tmp_path, layout):
     adapter = str(random_adapter(tmp_path / "one", BASE, EVERY, 3))
     quantized, unquantized = write_both(layout, BASE, tmp_path)
     merged = {"use_lora": True, "lora_path": adapter, "pre_merge_lora": True}

@@ -1,4 +1,4 @@
-"""Adapters that requests name, in an engine of this process: each answer is what the merged weights give alone."""
+"""Tests of adapters named by requests: each answer equals that of the merged weights without other requests."""
 
 import functools
 import json
@@ -43,7 +43,7 @@ def test_logits_of_peft(case):
 
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory):
-    """Eight: of attention, of everything, and of experts alone, of several ranks."""
+    """Returns eight adapters of several ranks, for attention, for all matrices, or for experts only."""
     directory = tmp_path_factory.mktemp("adapters")
     kinds = (ATTENTION, EVERY, r".*experts.*")
     return {
@@ -63,7 +63,7 @@ NAMES = [None if i % 9 == 8 else f"a{i % 9}" for i in range(18)]
 
 @pytest.fixture(scope="module")
 def alone(adapters, tmp_path_factory):
-    """What an adapter's merged weights answer to one of the prompts; without a name, the base's."""
+    """Returns a function that returns the answer of an adapter's merged weights, or the base's, to a prompt."""
     directory = tmp_path_factory.mktemp("merged")
 
     @functools.cache
@@ -80,7 +80,7 @@ def alone(adapters, tmp_path_factory):
 
 @pytest.mark.parametrize("slots", marked([8, 3], quick=[3]))
 def test_a_batch_of_eight_and_the_base_equals_each_alone(adapters, alone, slots):
-    """Also where not all of them fit on the device."""
+    """Also covers fewer LoRA slots than adapters."""
     with llm(lora=adapters, max_loras=slots, max_num_reqs=32) as engine:
         outs = engine.generate(prompts(18), PARAMS, adapter=NAMES)
         evictions = engine.engine.lora_manager.evictions
@@ -90,7 +90,7 @@ def test_a_batch_of_eight_and_the_base_equals_each_alone(adapters, alone, slots)
 
 
 def replayed(engine):
-    """The same with steps that are filled up and replayed, as on a GPU."""
+    """Makes the engine pad and replay steps, as on a GPU."""
     inner = engine.engine
     runner, info = inner.runner, engine.info
     sizes = capture_sizes_for(info, inner.strategy, -(-info.max_model_len // info.page_size), inner.lora_manager)
@@ -104,9 +104,9 @@ def replayed(engine):
     return engine
 
 
-def test_filled_up_steps_answer_the_same(adapters, alone):
-    """Those that change experts are launched anew; the base's own steps have nothing of adapters in them."""
-    mine = [i for i in range(18) if i % 9 in (0, 3, 8)]  # of attention, and the base
+def test_padded_steps_give_the_same_answers(adapters, alone):
+    """Steps with adapters of experts run eagerly. Steps without adapters have no LoRA operations."""
+    mine = [i for i in range(18) if i % 9 in (0, 3, 8)]  # adapters of attention, and the base
     unmerged = {name: path for name, path in adapters.items() if int(name[1:]) % 3 == 0}
     with replayed(llm(lora=unmerged, max_num_reqs=8)) as engine:
         outs = engine.generate([prompts(18)[i] for i in mine], PARAMS, adapter=[NAMES[i] for i in mine])
@@ -120,7 +120,7 @@ def test_filled_up_steps_answer_the_same(adapters, alone):
         assert runner_stats.replayed == replayed_before
 
 
-def test_a_prefix_is_shared_with_ones_own_adapter_alone(adapters):
+def test_a_cached_prefix_is_shared_within_one_adapter_only(adapters):
     prompt, answers = list(range(2, 40)), {}
     with llm(lora=adapters, page_size=8) as engine:
         for name in ("a1", None, "a2"):
@@ -161,7 +161,7 @@ def test_loading_and_unloading(adapters, tmp_path):
 
 
 def test_answers_that_still_commit_hold_no_adapter(tmp_path):
-    """An answer ends before its last canvas is in the cache, for which the next step would come too late here."""
+    """A request finishes before its last canvas is in the KV cache, and must not hold its adapter until then."""
     base = GOLDEN / "diffusion_gemma"
     some = {f"a{n}": str(random_adapter(tmp_path / f"a{n}", base, r".*self_attn\..*_proj", n)) for n in range(2)}
     with LLM(model=str(base), device="cpu", skip_tokenizer=True, lora=some, max_loras=1) as engine:
@@ -173,7 +173,7 @@ def test_answers_that_still_commit_hold_no_adapter(tmp_path):
             engine.load_adapter(first, some[first])
 
 
-def test_what_flags_refuse(adapters, tmp_path):
+def test_invalid_flags_are_refused(adapters, tmp_path):
     for flags, message in (
         ({"lora": ["x"]}, "is not of the form NAME=PATH"),
         ({"lora": ["x=a", "x=b"]}, "the name 'x' is given twice"),
@@ -197,8 +197,8 @@ def test_one_adapter_for_all_requests(adapters, alone):
 
 
 @pytest.mark.parametrize("quantization", ["fp8", "int8"])
-def test_adapters_next_to_and_merged_before_eight_bits(quantization, tmp_path):
-    """Beside them it adds to what the rounded weights give; merged it is rounded with them."""
+def test_adapters_on_quantized_weights_and_merged_before_quantization(quantization, tmp_path):
+    """An adapter is added to the output of quantized weights, or merged and quantized with them."""
     ids, base = prompts(1)[0], GOLDEN / "llada"
     adapter = str(random_adapter(tmp_path / "a", base, r".*(q_proj|v_proj|attn_out|up_proj)", 0, size=0.1))
     rounded = {"dtype": "float32", "quantization": quantization}
@@ -237,8 +237,8 @@ def test_d2f_decodes_with_adapters(family, tmp_path):
         assert outs[i].nfe == expected.nfe
 
 
-def test_forty_over_eight_slots(tmp_path):
-    """None is lost, whatever comes and goes meanwhile."""
+def test_forty_adapters_in_eight_slots(tmp_path):
+    """Every request is answered while adapters are evicted and loaded."""
     paths = {f"n{n}": random_adapter(tmp_path / f"n{n}", BASE, ATTENTION, n, rank=2, size=0.5) for n in range(40)}
     numbers = random.Random(1)
     names = [f"n{n}" for n in range(40)] + [None] * 8
@@ -258,7 +258,7 @@ def test_forty_over_eight_slots(tmp_path):
 
 
 def test_deterministic_rows_do_not_depend_on_the_batch(adapters):
-    """What adapters add, and whole logits; experts, which have no such kernel, are refused."""
+    """Checks the LoRA kernel and full logits. Adapters of experts have no batch-invariant kernel and are refused."""
     random = torch.Generator().manual_seed(0)
     x, out, lora_a, lora_b = (
         torch.randn(*shape, generator=random) for shape in ((9, 64), (9, 48), (2, 32, 64), (2, 48, 16))

@@ -1,4 +1,4 @@
-"""Adapters beside a model on the device: recorded steps and those launched anew answer alike, and as the CPU does."""
+"""Tests of adapters on the GPU: captured and eager steps give the answers of the CPU."""
 
 import pytest
 import torch
@@ -39,8 +39,8 @@ def test_logits_and_answers(kinds, tmp_path):
                 assert (runner_stats.replayed > 0) == (kinds == [ATTENTION])
 
 
-def test_an_adapter_that_comes_later_is_recorded_too(tmp_path):
-    """Of weights that no adapter changed when steps were recorded."""
+def test_an_adapter_that_is_loaded_later_is_captured(tmp_path):
+    """The adapter changes weights that no adapter changed when graphs were captured."""
     other = random_adapter(tmp_path / "b", BASE, r".*layers\.0\.mlp\.(gate_proj|up_proj|down_proj)", 9)
     with llm(tmp_path, [ATTENTION]) as engine:
         engine.load_adapter("b", str(other))
@@ -55,7 +55,7 @@ def test_an_adapter_that_comes_later_is_recorded_too(tmp_path):
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(2048, 1024), (512, 16), (16, 2048)])
 def test_gemms_of_experts_with_adapters(inputs, outputs):
-    """In bfloat16, some experts without a row."""
+    """Compares the grouped GEMM in bfloat16; some experts have no rows."""
     random = torch.Generator().manual_seed(inputs)
     expert = torch.randint(0, 12, (300,), generator=random).sort().values + 2
     x, stack = (torch.randn(*shape, generator=random) for shape in ((300, inputs), (16, outputs, inputs)))

@@ -1,4 +1,4 @@
-"""Schemas as zod 4 and pydantic 2 write them, by the type that they stand for."""
+"""Schemas that zod 4 and pydantic 2 write, by type."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class Tree(BaseModel):
     children: list[Tree] = []
 
 
-# pydantic's EmailStr needs a package of its own; its schema is a format alone.
+# EmailStr of pydantic is left out, because it needs another package. Its schema has just a format.
 _TYPES: dict[str, Any] = {
     "str": str,
     "int": int,
@@ -184,7 +184,7 @@ _TYPES: dict[str, Any] = {
     "Base64Str": Base64Str,
     "Decimal": Decimal,
 }
-_DISTINCT = {"set": set[int], "frozenset": frozenset[str]}  # whose items may not repeat: refused by name
+_DISTINCT = {"set": set[int], "frozenset": frozenset[str]}  # their items are unique, which is refused by name
 
 
 def _model(kind: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Random schemas and regular expressions of the kinds that people send."""
+"""Random schemas and regular expressions of the kinds that clients send."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _object(rng: random.Random, depth: int) -> dict[str, Any]:
 
 
 def regex(rng: random.Random, depth: int = 0) -> str:
-    """That Python's ``re`` reads the same way."""
+    """Returns a random expression that has the same meaning in Python's ``re``."""
     if depth > 2 or rng.random() < 0.3:
         return (
             rng.choice(["a", "b", r"\d", "[a-f]", "[^x\n]", r"\.", "-", "/", " ", "Ab", r"\w"])

@@ -1,4 +1,4 @@
-"""Random JSON schemas of many keywords and dialects, and values that come close to fitting them."""
+"""Random JSON schemas with many keywords and dialects, and values that nearly match them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DIALECTS = (
 
 
 def document(rng: random.Random) -> dict[str, Any]:
-    """A schema with definitions that it may refer to."""
+    """Returns a schema with definitions that it may reference."""
     dialect = rng.choice(DIALECTS)
     made: dict[str, Any] = {**schema(rng, 0)}
     made["$defs"] = {
@@ -30,13 +30,13 @@ def document(rng: random.Random) -> dict[str, Any]:
     }
     if dialect is not None:
         made = {"$schema": dialect, **made}
-    if "draft-07" in str(dialect):  # without anchors
+    if "draft-07" in str(dialect):  # draft 7 has no anchors
         made = json.loads(json.dumps(made).replace('"#one"', '"#/$defs/one"'))
     return made
 
 
 def _without_loops(made: dict[str, Any]) -> dict[str, Any]:
-    """A definition without references to others but the last: one that is itself means nothing."""
+    """Returns a definition that references only the last definition, because a reference to itself has no meaning."""
     text = json.dumps(made)
     for reference in ("#one", "#/$defs/one", "#/$defs/two"):
         text = text.replace(f'"{reference}"', '"#/$defs/names"')
@@ -176,7 +176,7 @@ def _names(rng: random.Random) -> Any:
 
 
 def value(rng: random.Random, depth: int = 0) -> Any:
-    """A value of any type, of the names and texts that schemas mention."""
+    """Returns a random value with the names and texts that occur in the schemas."""
     if depth < 2 and rng.random() < 0.6:
         if rng.random() < 0.7:
             return {name: value(rng, depth + 1) for name in rng.sample(NAMES, rng.randint(0, 3))}

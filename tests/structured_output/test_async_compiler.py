@@ -1,4 +1,4 @@
-"""The thread that compiles grammars gives tenants equal time, and forgets who waits no longer."""
+"""Tests of the grammar compiler thread: it gives tenants equal time and does not compile canceled grammars."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from tests.wait import TIMEOUT, wait_until
 
 
 class Recorded:
-    """Grammars whose first compilation lasts until it is released, and the others as long as a simulated clock says."""
+    """A grammar cache that records compilations.
+
+    Compilations wait until `release` is set, and take one second on a simulated clock.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.release = threading.Event(), threading.Event()
@@ -52,7 +55,7 @@ def test_one_tenant_does_not_wait_behind_the_grammars_of_another(recorded: Recor
     compiling.close()
 
 
-def test_what_is_dropped_is_not_compiled_and_errors_are_yielded(recorded: Recorded) -> None:
+def test_canceled_grammars_are_not_compiled_and_errors_are_yielded(recorded: Recorded) -> None:
     compiling: GrammarCompiler[str] = GrammarCompiler(cast(GrammarCache, recorded))
     for name in ("first", "dropped", "wrong", "last"):
         compiling.submit(name, name, name)

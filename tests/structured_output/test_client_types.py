@@ -1,4 +1,4 @@
-"""The types of zod and pydantic: their schemas compile, and answers of the demo model fit them."""
+"""Tests of the types of zod and pydantic: their schemas compile, and answers of the demo model match them."""
 
 from __future__ import annotations
 

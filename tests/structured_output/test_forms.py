@@ -1,4 +1,4 @@
-"""The demo's answers under random schemas and expressions: whatever ends with `stop` fits, by another's judgement."""
+"""Tests of the demo model with random schemas and expressions: other libraries accept answers that end with `stop`."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_many_regexes(llm: LLM, part: int) -> None:
     check_regexes(llm, 50, part)
 
 
-def test_several_tokens_go_per_forward(llm: LLM) -> None:
+def test_several_tokens_are_unmasked_per_forward(llm: LLM) -> None:
     from runtime.demo.tasks.records import json_object
 
     rng = random.Random(0)
@@ -108,7 +108,7 @@ def test_a_stream_brings_the_same_text(llm: LLM, asked: dict[str, Any]) -> None:
 
 
 @pytest.mark.matrix
-def test_others_answer_as_if_alone(llm: LLM) -> None:
+def test_constrained_requests_do_not_change_other_answers(llm: LLM) -> None:
     with LLM(device="cpu", dtype="float64") as exact:
         free = SamplingParams(max_tokens=16)
         chats = [[{"role": "user", "content": text}] for text in ("Solve: 12 + 30.", "Tell a story.", "Spell: garden")]
@@ -120,7 +120,7 @@ def test_others_answer_as_if_alone(llm: LLM) -> None:
         assert [out.token_ids for out in again] == [out.token_ids for out in outs[3:]]
 
 
-def test_choices_keep_to_it_each(llm: LLM) -> None:
+def test_each_choice_matches_the_expression(llm: LLM) -> None:
     asked = SamplingParams(
         max_tokens=MAX_TOKENS, n=3, temperature=2.0, seed=5, structured_outputs={"regex": "[a-z]{3}[0-9]"}
     )
@@ -129,7 +129,7 @@ def test_choices_keep_to_it_each(llm: LLM) -> None:
     assert len(set(texts)) > 1
 
 
-def test_an_answer_that_does_not_fit_its_tokens_is_a_beginning(llm: LLM) -> None:
+def test_an_answer_cut_at_max_tokens_is_a_valid_prefix(llm: LLM) -> None:
     out = llm.generate([CHAT], SamplingParams(max_tokens=9, structured_outputs={"json": PERSON}))[0]
     assert (out.finish_reason, len(out.token_ids)) == ("length", 9)
     assert (out.text or "").startswith('{"name": "')

@@ -1,5 +1,8 @@
-"""The walk against a naive one: no cache, no batch, the whole sequence forwarded again in each step, and the grammar
-read from its beginning for each token."""
+"""Tests of constrained decoding against a naive decoder.
+
+The naive decoder has no cache and no batch. It forwards the full sequence in each step and parses the grammar from its
+beginning for each token.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class Found:
 
 
 class Naive:
-    """A decoder of one request."""
+    """A naive decoder of one request."""
 
     def __init__(self, directory: Path) -> None:
         self.model = OracleModel.load(directory, block=BLOCK)
@@ -41,7 +44,7 @@ class Naive:
         self.tokens = llguidance.LLTokenizer(text, n_vocab=VOCAB, eos_token=[EOS, EOS + 1])
 
     def next(self, grammar: str, answer: list[int]) -> tuple[list[int], bool]:
-        """The tokens that may follow, and whether the grammar leaves no choice."""
+        """Returns the tokens that may follow, and whether the grammar forces one."""
         matcher = llguidance.LLMatcher(self.tokens, translate_grammar(grammar))
         assert matcher.consume_tokens(answer)
         if matcher.is_stopped():
@@ -121,7 +124,7 @@ def compare(llm: LLM, naive: Naive, requests: list[tuple[list[int], SamplingPara
         assert Found(out.token_ids, out.nfe, out.finish_reason) == expected, params.structured_outputs
 
 
-def test_as_the_naive_walk(llm: LLM, naive: Naive) -> None:
+def test_answers_equal_those_of_the_naive_decoder(llm: LLM, naive: Naive) -> None:
     compare(llm, naive, asked(24, 1))
 
 
@@ -131,7 +134,7 @@ def test_as_the_naive_walk(llm: LLM, naive: Naive) -> None:
      {"max_num_batched_tokens": 32}, {"deterministic": True}],
     ids=["several blocks", "preemption", "no prefixes", "chunks", "deterministic"],
 )  # fmt: skip
-def test_however_it_is_served(directory: Path, naive: Naive, flags: dict[str, Any]) -> None:
+def test_serving_flags_do_not_change_answers(directory: Path, naive: Naive, flags: dict[str, Any]) -> None:
     with load(directory, **flags) as llm:
         compare(llm, naive, asked(12, 2))
         if "num_pages" in flags:

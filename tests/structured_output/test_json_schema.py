@@ -1,4 +1,4 @@
-"""Rewritten schemas accept what the originals accept, as another library judges; what cannot be kept to is named."""
+"""Tests of schema rewriting: another library compares the schemas, and unsupported keywords are refused by name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LIST = {"type": "array"}
 
 
 def simplified(schema: Any) -> Any:
-    """The rewritten schema, of a copy without common objects, as a request has it."""
+    """Returns the rewritten schema. The schema is copied first, so that no objects are shared, as in a request."""
     return simplify_schema(json.loads(json.dumps(schema)))
 
 
@@ -119,7 +119,7 @@ FORBID_NOTHING: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("schema", "more"), FORBID_NOTHING, ids=[json.dumps(more) for _, more in FORBID_NOTHING])
-def test_what_forbids_nothing_is_dropped_at_any_depth(schema: dict[str, Any], more: dict[str, Any]) -> None:
+def test_keywords_without_effect_are_dropped_at_any_depth(schema: dict[str, Any], more: dict[str, Any]) -> None:
     reduced, fuller = simplified(schema), simplified({**schema, **more})
     assert (
         fuller == {"required": more["required"], **reduced} if "required" in more else json_equal(fuller, reduced, more)
@@ -129,7 +129,7 @@ def test_what_forbids_nothing_is_dropped_at_any_depth(schema: dict[str, Any], mo
 
 
 def json_equal(fuller: Any, reduced: Any, more: dict[str, Any]) -> bool:
-    """Whether nothing is left of `more` but the bounds that it has besides."""
+    """Returns whether the rewriting has dropped `more`, except for `maxItems`."""
     return bool(fuller == {**reduced, **{name: more[name] for name in ("maxItems",) if name in more}})
 
 
@@ -275,7 +275,7 @@ def test_formats_of_property_names_hold_unless_a_one_of_remains() -> None:
         assert not accepts(made, {"a": 1})
     made = simplified({"oneOf": [names, True]})
     assert len(made["oneOf"]) == 2
-    assert not accepts(made, {"a": 1})  # fits both alternatives, where a format is an annotation
+    assert not accepts(made, {"a": 1})  # matches both alternatives if a format is an annotation
 
 
 WITH_PATTERNS = {
@@ -307,7 +307,7 @@ def test_property_names_with_a_format_and_its_published_expression_have_both(goo
 
 
 HOUR, TIME_OF_DAY = r"(?:[01]\d|2[0-3])", r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d"
-TIMES = [  # a format, an expression next to it, and whether some text fits both
+TIMES = [  # a format, an expression, and whether some text matches both
     ("time", TIME, False),
     ("time", rf"^{HOUR}:[0-5]\d$", False),
     ("time", rf"^{TIME_OF_DAY}$", False),
@@ -443,7 +443,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("schema", "path", "reason"), REFUSED, ids=[json.dumps(schema) for schema, _, _ in REFUSED])
-def test_what_is_not_supported_is_refused_with_its_path(schema: dict[str, Any], path: str, reason: str) -> None:
+def test_unsupported_schemas_are_refused_with_their_path(schema: dict[str, Any], path: str, reason: str) -> None:
     definitions = {"$defs": {"a": {"type": "object"}}}
     for outer, before in (
         (schema | definitions, ""),
@@ -496,7 +496,7 @@ def test_spellings_of_older_drafts_are_read() -> None:
 
 
 REFERRED = {"$defs": {"t": {"type": "string", "nullable": True}}}
-NULLABLE: list[tuple[Any, list[Any], list[Any]]] = [  # a schema of OpenAPI 3.0, what fits, and what does not
+NULLABLE: list[tuple[Any, list[Any], list[Any]]] = [  # a schema of OpenAPI 3.0, valid values, and invalid values
     ({"type": "string", "nullable": True}, ["a", None], [1]),
     ({"type": "string", "nullable": False}, ["a"], [None]),
     ({"type": ["string", "integer"], "nullable": True}, ["a", 1, None], [True]),
@@ -571,7 +571,7 @@ def test_expressions_match_what_they_match_in_ecmascript(pattern: str, fitting: 
     assert not any(accepts(schema, text) for text in others), written
 
 
-EMOJIS = "😀1#\u20e3🇫🇷\ufe0f\u200d🏽a"  # also parts of emoji that are none alone
+EMOJIS = "😀1#\u20e3🇫🇷\ufe0f\u200d🏽a"  # includes parts of emoji that are no emoji alone
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(3000, marks=pytest.mark.matrix)])
@@ -631,7 +631,7 @@ POSITIONS: dict[str, Position] = {
 
 
 def is_well_typed(keyword: str, value: Any) -> bool:
-    """Whether some draft allows this value. Members of definitions are checked when something refers to them."""
+    """Returns whether some draft allows this value. Definitions are checked only when something references them."""
     if keyword in ("$defs", "definitions"):
         return isinstance(value, dict)
     if keyword in ("contentMediaType", "contentEncoding", "$anchor", "$dynamicAnchor"):
@@ -731,7 +731,7 @@ def test_keywords_next_to_a_reference_are_not_checked_where_they_are_ignored() -
     assert simplified({**draft, "propertyNames": schema}) == simplified(draft)
 
 
-def test_whether_a_name_fits_an_expression() -> None:
+def test_names_are_matched_against_expressions() -> None:
     assert matches("^a", "ab") is True
     assert matches("^a", "ba") is False
     assert matches("^a", "é") is None

@@ -1,4 +1,4 @@
-"""Grammars whose masks take too long end their own requests, with a sentence, and are refused after two of them."""
+"""Tests of slow grammar masks: they end their own request with an error. After two such requests they are refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def llm() -> Iterator[LLM]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """CPU time that passes by `step` seconds per look."""
+    """Replaces the thread's CPU time. Each call advances it by `step` seconds."""
     found = {"now": 0.0, "step": 0.0}
 
     def thread_time() -> float:
@@ -72,7 +72,7 @@ def test_an_answer_that_exceeds_its_time_fails_alone(llm: LLM, clock: dict[str, 
 
 
 def _walk(answer: GrammarMatcher, tokens: int, pick: int = 0) -> int:
-    """Takes the first allowed tokens, or others by `pick`; returns how many were."""
+    """Accepts up to `tokens` tokens, each the allowed one with index `pick`; returns the number of accepted tokens."""
     import numpy as np
 
     for taken in range(tokens):
@@ -135,7 +135,7 @@ def test_a_refused_grammar_is_accepted_again_after_ten_minutes(llm: LLM) -> None
     now = [0.0]
     grammars = GrammarCache(llm.engine.grammars.load_tokenizer, llm.engine.grammars.facts, lambda: now[0])
     text = grammar_of({"regex": "[a-z]"}, "x")
-    for start in (0.0, 600.0):  # the second overrun comes when the first is forgotten
+    for start in (0.0, 600.0):  # the first overrun has expired before the second
         now[0] = start
         grammars.add_overrun(text, "slow")
         grammars.compile(text, "x")

@@ -1,4 +1,4 @@
-"""A process compiles each grammar first; one that takes too long or too much memory ends that process alone."""
+"""Tests of the grammar sandbox: a grammar that takes too much time or memory ends only the sandbox process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from runtime.structured_output.grammar_cache import GrammarCache
 from runtime.structured_output.sandbox import OUT_OF_MEMORY, GrammarSandbox
 from runtime.structured_output.sandbox_process import READY, SandboxLimits
 
-# An automaton of ten million states: at any speed, the limit of time ends its compilation.
+# An automaton with ten million states: the time limit ends its compilation on any machine.
 ENDLESS: dict[str, Any] = {"json": {"type": "integer", "multipleOf": 9999991}}
 HOUR = 3600.0
 UNLIMITED = SandboxLimits(HOUR, HOUR, HOUR, HOUR)
@@ -41,7 +41,7 @@ def asked() -> Iterator[tuple[Path, Any]]:
 
 @pytest.fixture
 def make(asked: tuple[Path, Any]) -> Iterator[Callable[[SandboxLimits], GrammarSandbox]]:
-    """Makes trials with the limits that a test needs, and closes them."""
+    """Yields a function that returns a sandbox with limits, and closes all sandboxes."""
     with contextlib.ExitStack() as stack:
 
         def make(limits: SandboxLimits) -> GrammarSandbox:
@@ -74,7 +74,7 @@ def test_supported_and_unsupported_schemas(trials: GrammarSandbox) -> None:
     assert trials.result(wrong) == trials.check(wrong)
 
 
-def test_a_slow_one_ends_is_remembered_and_the_next_is_tried(make: Callable[[SandboxLimits], GrammarSandbox]) -> None:
+def test_a_slow_grammar_is_remembered_and_the_next_is_compiled(make: Callable[[SandboxLimits], GrammarSandbox]) -> None:
     trials = make(SHORT)
     assert reason_of(trials, text(regex="a")) == ""
     assert reason_of(trials, text(**ENDLESS)) == TOO_SLOW
@@ -87,7 +87,7 @@ def test_a_slow_one_ends_is_remembered_and_the_next_is_tried(make: Callable[[San
 def test_an_expression_that_takes_exponential_time_next_to_a_format_of_times_is_ended(
     make: Callable[[SandboxLimits], GrammarSandbox],
 ) -> None:
-    """Python's `re` compares it with times, and cannot be interrupted by Python code."""
+    """The expression is matched against times with Python's `re`, which Python code cannot interrupt."""
     trials = make(SHORT)
     assert reason_of(trials, text(json={"type": "string", "format": "time", "pattern": r"^((\d|.)+)+x$"})) == TOO_SLOW
     assert reason_of(trials, text(regex="b")) == ""
@@ -112,12 +112,12 @@ def test_a_process_that_does_not_start_is_reported(
         make(replace(UNLIMITED, start_seconds=0.1)).check(text(regex="a"))
 
 
-def test_gbnf_is_translated_by_the_trial_and_not_with_the_request(
+def test_gbnf_is_translated_in_the_sandbox_process(
     make: Callable[[SandboxLimits], GrammarSandbox], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """These rules take some twenty seconds to translate, which a server's event loop must not spend."""
+    """The translation of these rules takes about 20 seconds, which would block the server's event loop."""
     monkeypatch.setattr("llguidance.gbnf_to_lark.any_to_lark", lambda text: pytest.fail("translated in this process"))
-    rules = text(grammar='root ::= "a"' + "\n" * 32_000)  # as long as a request may be, once written as JSON
+    rules = text(grammar='root ::= "a"' + "\n" * 32_000)  # as JSON, about the maximum size of a request
     trials = make(SHORT)
     assert reason_of(trials, rules) == TOO_SLOW
     assert reason_of(trials, text(grammar='root ::= "a" [b-c]')) == ""
@@ -125,14 +125,14 @@ def test_gbnf_is_translated_by_the_trial_and_not_with_the_request(
 
 def test_gbnf_within_the_limits(trials: GrammarSandbox) -> None:
     assert "it is not a readable grammar" in reason_of(trials, text(grammar="root ::= ("))
-    (form,) = json.loads(text(grammar='root ::= "a"'))["grammars"]  # as one part of a grammar of tools has it
+    (form,) = json.loads(text(grammar='root ::= "a"'))["grammars"]  # like a part of a grammar for tools
     both = [{"lark_grammar": "start: @form"}, {"name": "form", **form}]
     assert reason_of(trials, json.dumps({"grammars": both})) == ""
     long = "root ::= " + '"a" | ' * 7000 + '"b"'
     assert "characters in Lark's notation, at most 65536" in reason_of(trials, text(grammar=long))
 
 
-def test_a_process_that_is_gone_is_started_again(trials: GrammarSandbox) -> None:
+def test_a_process_that_exited_is_restarted(trials: GrammarSandbox) -> None:
     assert reason_of(trials, text(regex="a")) == ""
     assert trials._process is not None
     trials._process.kill()
@@ -141,15 +141,15 @@ def test_a_process_that_is_gone_is_started_again(trials: GrammarSandbox) -> None
 
 
 def test_gbnf_that_takes_too_long_to_translate(make: Callable[[SandboxLimits], GrammarSandbox]) -> None:
-    rules = 1500  # some ten times the limit, and the translation of the second grammar a thousandth of it
+    rules = 1500  # takes about ten times the limit; the second grammar takes a thousandth of it
     chain = "\n".join(f'r{i} ::= "a" r{i + 1}' for i in range(rules)) + f'\nr{rules} ::= "b"\n'
     trials = make(replace(UNLIMITED, translate_seconds=0.1))
     assert "its notation takes" in reason_of(trials, text(grammar="root ::= r0\n" + chain))
     assert reason_of(trials, text(grammar='root ::= "a" | "b"\n')) == ""
 
 
-def test_one_that_takes_too_much_memory(trials: GrammarSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system ends the process, as it does for memory."""
+def test_a_grammar_that_takes_too_much_memory(trials: GrammarSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is killed with SIGKILL, as by the kernel when memory runs out."""
     assert reason_of(trials, text(regex="a")) == ""
     assert trials._process is not None
     process = trials._process
@@ -159,8 +159,8 @@ def test_one_that_takes_too_much_memory(trials: GrammarSandbox, monkeypatch: pyt
 
 
 @pytest.mark.matrix
-def test_one_that_stays_large_is_refused_however_many_came_before(trials: GrammarSandbox) -> None:
-    """An engine keeps some dozens: of these each would be some 80 MB."""
+def test_a_grammar_that_is_large_once_compiled_is_refused(trials: GrammarSandbox) -> None:
+    """The cache of an engine holds several dozen grammars. Each of these would take about 80 MB."""
     for i in range(2):
         assert "MiB once compiled, at most 32" in reason_of(
             trials, text(json={"type": "integer", "multipleOf": 199999 - 2 * i})
@@ -169,7 +169,7 @@ def test_one_that_stays_large_is_refused_however_many_came_before(trials: Gramma
 
 
 def tools(*schemas: dict[str, Any]) -> str:
-    """A grammar with a part per schema, as that of a request's tools."""
+    """Returns a grammar with one part per schema, like that of a request's tools."""
     parts = []
     for i, schema in enumerate(schemas):
         (part,) = json.loads(text(json=schema))["grammars"]
@@ -199,7 +199,7 @@ def test_parts_that_do_not_translate_are_found_without_compiling(monkeypatch: py
 def test_each_part_that_the_engine_refuses_has_its_own_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
     timers: list[float] = []
     monkeypatch.setattr(trial_module.signal, "setitimer", lambda _, seconds: timers.append(seconds))
-    now = iter([0.0, 0.0, 0.0, 0.0, 4.0, 6.0])  # the translation's begin and end, the begin of the parts, and each part
+    now = iter([0.0, 0.0, 0.0, 0.0, 4.0, 6.0])  # start and end of the translation, start of the parts, each part
     monkeypatch.setattr(trial_module.time, "process_time", lambda: next(now))
     refuse = Mock(side_effect=lambda text, **_: (None, "refused" if "oneOf" in text else ""))
     grammars = GrammarCache(Mock(), Mock())
@@ -211,7 +211,7 @@ def test_each_part_that_the_engine_refuses_has_its_own_limit_of_time(monkeypatch
     assert (refused.reason, refused.parts, refused.wrong) == ("tools[1]: refused", ("tool1",), False)
 
 
-def test_verdicts_hold_the_refused_parts(trials: GrammarSandbox) -> None:
+def test_results_name_the_refused_parts(trials: GrammarSandbox) -> None:
     refused, wrong = tools({"type": "integer"}, OVERLAPPING), tools({"type": "integer"}, {"enum": []})
     assert reason_of(trials, refused).startswith("tools[1]: oneOf: two alternatives may fit")
     assert (trials.check(refused).parts, trials.check(refused).wrong) == (("tool1",), False)
@@ -219,14 +219,14 @@ def test_verdicts_hold_the_refused_parts(trials: GrammarSandbox) -> None:
     assert (trials.check(wrong).parts, trials.check(wrong).wrong) == ((), True)
 
 
-def test_verdicts_are_few(trials: GrammarSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_stored_results_is_limited(trials: GrammarSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials_module, "MAX_RESULTS", 2)
     for word in ("a", "b", "c"):
         reason_of(trials, text(regex=word))
     assert [trials.result(text(regex=word)) for word in ("a", "b", "c")] == [None, CheckResult(), CheckResult()]
 
 
-def test_a_tokenizer_that_is_not_there(asked: tuple[Path, Any], tmp_path: Path) -> None:
+def test_a_missing_tokenizer_is_reported(asked: tuple[Path, Any], tmp_path: Path) -> None:
     nowhere = GrammarSandbox(tmp_path, asked[1], os.environ)
     with pytest.raises(ConfigError, match=r"tokenizer\.json: not found"):
         nowhere.check(text(regex="a"))

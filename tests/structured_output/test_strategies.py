@@ -1,4 +1,7 @@
-"""Every strategy that fills masks, replayed and not, preempted and not: answers match, and are the same."""
+"""Tests of grammars with every mask-filling strategy, replayed or eager, preempted or not.
+
+Answers match their grammar and are equal in all cases.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ QUICK += [(name, True) for name in ("multi_bd", "full", "full, shifted")]
 
 
 class TokenTable:
-    """The vocabulary as the grammar engine asks for it."""
+    """The vocabulary in the form that the grammar engine reads."""
 
     eos_token_id, bos_token_id = EOS, None
     tokens = TOKENS
@@ -67,7 +70,11 @@ def spec_of(i: int, cache: str, **more: Any) -> RequestSpec:
 
 
 def served(engine: Engine, specs: list[RequestSpec], every: int = 0) -> dict[str, tuple[str, str | None, int]]:
-    """Text, reason and nfe of each; `every`: steps after which one of them gives way."""
+    """Runs the requests and returns text, finish reason and number of forwards of each.
+
+    Args:
+        every: A request is preempted every so many steps. 0: none is.
+    """
     for spec in specs:
         engine.add(spec)
     ids: dict[str, list[int]] = {spec.id: [] for spec in specs}
@@ -107,7 +114,7 @@ def test_answers_match(name: str, replayed: bool) -> None:
         ]
 
 
-def test_a_grammar_without_a_token_for_it_ends_its_request_alone() -> None:
+def test_a_grammar_that_no_token_matches_ends_only_its_request() -> None:
     engine = engine_of(SETUPS["multi_bd"])
     odd = grammar_of({"regex": "[ab]{3}é"}, "structured_outputs")
     specs = [spec_of(0, "none"), spec_of(1, "none")]
@@ -117,7 +124,7 @@ def test_a_grammar_without_a_token_for_it_ends_its_request_alone() -> None:
     assert got["1"][1] in ("stop", "length")
 
 
-def test_a_wrong_grammar_ends_its_request_alone() -> None:
+def test_an_invalid_grammar_ends_only_its_request() -> None:
     engine = engine_of(SETUPS["multi_bd"])
     wrong = msgspec.structs.replace(spec_of(0, "none"), grammar="{}")
     got = served(engine, [wrong, spec_of(1, "none")])
@@ -125,7 +132,7 @@ def test_a_wrong_grammar_ends_its_request_alone() -> None:
     assert got["1"][1] in ("stop", "length")
 
 
-def test_what_waits_for_its_grammar_can_be_aborted() -> None:
+def test_a_request_that_waits_for_its_grammar_can_be_aborted() -> None:
     engine = engine_of(SETUPS["multi_bd"])
     engine.add(spec_of(0, "none"))
     engine.abort("0")

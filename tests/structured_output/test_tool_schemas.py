@@ -1,4 +1,4 @@
-"""Schemas of agents' tools compile, and their masks stay far below the limits."""
+"""Tests that schemas of agents' tools compile, and that their masks stay far below the limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.structured_output import forms
 from tests.structured_output.client_types import EVERY
 from tests.structured_output.tool_schemas import TOOLS
 
-MARGIN = 4  # that the limits leave at least
+MARGIN = 4  # minimum ratio of the limits to the work of these schemas
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def facts() -> Iterator[tuple[Path, EngineInfo]]:
 
 @pytest.fixture
 def tight(facts: tuple[Path, EngineInfo], monkeypatch: pytest.MonkeyPatch) -> GrammarCache:
-    """Grammars with a fraction of the limits of work per token."""
+    """Returns a grammar cache whose limits of work per token are divided by `MARGIN`."""
     for name in ("step_max_items", "step_lexer_fuel", "max_items_in_row"):
         monkeypatch.setitem(module.LIMITS, name, module.LIMITS[name] // MARGIN)
     return create_grammar_cache(*facts)

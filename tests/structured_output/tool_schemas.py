@@ -1,4 +1,4 @@
-"""Two hundred parameter schemas of tools, written as the agents and tool servers that people use write theirs."""
+"""Two hundred parameter schemas of tools, in the style of widely used agents and tool servers."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ BASIC = [*FILES, *CODE, *WEB, *WORK, *DATA, *ACTIONS]
 
 
 def _nullable(schema: Schema) -> Schema:
-    """As strict agents write it: every property is required, and optional ones may be null."""
+    """Returns the schema in the style of strict agents: all properties are required, and optional ones may be null."""
     names = schema["properties"]
     required = schema.get("required", [])
     wrapped = {name: each if name in required else {"anyOf": [each, {"type": "null"}]} for name, each in names.items()}
@@ -161,7 +161,7 @@ def _nullable(schema: Schema) -> Schema:
 
 
 def _wrapped(schema: Schema, number: int) -> Schema:
-    """As a tool server with a batch and a reason writes it."""
+    """Returns the schema in the style of a tool server that takes a batch of requests and a reason."""
     inner = {name: each for name, each in schema.items() if name not in ("$defs", "$schema")}
     made = closed(
         ["reason", "requests"], reason=text(maxLength=80), requests=many(inner, minItems=1, maxItems=number % 4 + 1)
@@ -170,7 +170,7 @@ def _wrapped(schema: Schema, number: int) -> Schema:
 
 
 def _drafted(schema: Schema) -> Schema:
-    """With the annotations of a generator."""
+    """Returns the schema with annotations that schema generators add."""
     annotated = {
         name: {"title": name.title(), "examples": ["x"], "x-order": i, **each}
         for i, (name, each) in enumerate(schema["properties"].items())

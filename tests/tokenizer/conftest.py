@@ -1,4 +1,4 @@
-"""Small tokenizers of the two kinds that checkpoints use, made on the spot."""
+"""Builds small tokenizers of the kinds that checkpoints use."""
 
 import json
 
@@ -34,7 +34,7 @@ def byte_level() -> Library:
 
 
 def sentencepiece() -> Library:
-    """As Llama's: spaces as a sign, bytes as the last resort."""
+    """Returns a tokenizer like Llama's, with "▁" for spaces and with byte fallback."""
     pieces = ["<unk>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "b", "ab", "▁a", "▁▁", "é", "▁the", "x▁y"]
     merges = [("a", "b"), ("▁", "a"), ("▁", "▁")]
     vocab = {piece: i for i, piece in enumerate(pieces)}
@@ -66,7 +66,7 @@ def save(library: Library, directory, *, template: str | None = TEMPLATE, specia
 
 @pytest.fixture(scope="session", params=sorted(KINDS))
 def pair(request, tmp_path_factory):
-    """Ours and the library's reading of the same files."""
+    """Returns the runtime's tokenizer and that of the library, loaded from the same files."""
     directory = tmp_path_factory.mktemp(request.param)
     save(KINDS[request.param](), directory)
     return Tokenizer(directory), Library.from_file(str(directory / "tokenizer.json"))

@@ -25,7 +25,7 @@ json.dump(results, sys.stdout)
 
 
 def rendered_by_transformers(cases: Sequence[tuple[str, Any, Mapping[str, Any]]]) -> list[str | None]:
-    """For each template, conversation and its variables the text; None if transformers raises."""
+    """Returns the text for each template, conversation and set of variables; None if transformers raises."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], input=json.dumps(cases), capture_output=True, text=True, check=True
     )
@@ -157,7 +157,7 @@ DETAILS = """{% for m in messages %}{{ loop.index }}/{{ loop.length }} {{ loop.p
 {% set ns = namespace(n=0) %}{% for c in 'abc' if c != 'b' %}{% set ns.n = ns.n + 1 %}{% else %}none{% endfor %}{{ ns.n }}
 {{ tools is none }}{{ documents is none }}{{ custom | default('unset', true) }}{{ eos_token }}{{ messages[-1].content[:3] }}"""
 
-# By what they are like: the families that docs/models/index.md documents.
+# Templates by the families of docs/models/index.md whose templates they resemble.
 TEMPLATES = {
     "SDAR, Dream, DiffuCoder, Fast-dLLM v2, DreamReasoner, Nemotron": IM,
     "LLaDA2, LLaDA-MoE": ROLES,

@@ -1,4 +1,4 @@
-"""Chat templates render as in transformers, with all arguments of its filters, within the limits of a rendering."""
+"""Tests that chat templates render as in transformers, with all arguments of its filters, and of their limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARTS = (
 
 @pytest.fixture(scope="module")
 def expected() -> dict[tuple[str, int, int], str | None]:
-    """transformers' text of every template, conversation and set of variables."""
+    """Returns the text that transformers renders, by template, conversation and set of variables."""
     keys = list(itertools.product(TEMPLATES, range(len(CHATS)), range(len(VARIABLES))))
     cases = [(TEMPLATES[name], CHATS[chat], NAMED | VARIABLES[values]) for name, chat, values in keys]
     return dict(zip(keys, rendered_by_transformers(cases), strict=True))
@@ -144,7 +144,7 @@ def test_calls_with_the_deepest_arguments_can_be_sent_back(expression: str, inne
 
 @pytest.fixture
 def make(tmp_path: Path) -> Any:
-    """Writes a tokenizer whose tokenizer_config.json has these fields, and returns its directory."""
+    """Returns a function that writes a tokenizer_config.json with these fields, and returns the directory."""
 
     def write(**config: Any) -> Path:
         save(byte_level(), tmp_path, template=None)
@@ -168,7 +168,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_templates_by_name_are_chosen_as_in_transformers(form: str, make: Any) -> None:
+def test_named_templates_are_selected_as_in_transformers(form: str, make: Any) -> None:
     directory = make(chat_template=FORMS[form])
     assert Tokenizer(directory).has_template
     assert text_of(directory) == "D"
@@ -344,7 +344,7 @@ def test_a_byte_order_mark_before_a_file_is_skipped(name: str, make: Any) -> Non
     assert text_of(directory) == "<|end|>"
 
 
-def test_a_template_that_only_walks_parts_gets_parts() -> None:
+def test_a_template_that_only_iterates_over_parts_gets_parts() -> None:
     chat = [
         {"role": "system", "content": "s"},
         {"role": "user", "content": "a<b>"},
@@ -370,7 +370,7 @@ def test_a_template_that_takes_text_gets_text(source: str) -> None:
     assert ChatTemplate(source, {}, {}).render(USER, {}) == theirs
 
 
-def test_a_template_may_walk_parts_of_one_role_only() -> None:
+def test_a_template_may_iterate_over_parts_of_one_role_only() -> None:
     source = (
         "{% for m in messages %}{% if m.role == 'user' %}{% for p in m['content'] %}{{ p['text'] }}{% endfor %}"
         "{% else %}{{ m.content }}{% endif %};{% endfor %}"

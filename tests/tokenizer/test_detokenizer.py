@@ -1,4 +1,4 @@
-"""Text that grows must be the text of the whole, whatever the pushes and wherever a stop string falls."""
+"""Tests of the incremental detokenizer: its text does not depend on how tokens are split into pushes."""
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from tests.calls import count_calls
 from tests.examples import examples
 
 SLOW = examples(300)
-BYTES = st.lists(st.integers(0, 400), max_size=40)  # ids past the vocabulary among them
+BYTES = st.lists(st.integers(0, 400), max_size=40)  # includes ids outside the vocabulary
 TEXT = st.text(alphabet="ab é東😀\n", max_size=30)
 STOPS = st.lists(st.text(alphabet="ab é東�", min_size=1, max_size=4), max_size=3)
 
@@ -22,7 +22,7 @@ def in_pushes(draw, ids):
 
 
 def naive(text: str, stops) -> str:
-    """Read a character at a time; the first stop string to be complete ends the text, the longest of several."""
+    """Returns the text before the first complete stop string (the longest of several), read by characters."""
     for end in range(1, len(text) + 1):
         hit = [s for s in stops if text[:end].endswith(s)]
         if hit:
@@ -32,10 +32,10 @@ def naive(text: str, stops) -> str:
 
 @SLOW
 @given(data=st.data(), ids=BYTES)
-def test_complete_text_is_the_librarys(pair, data, ids):
+def test_decoded_text_equals_that_of_the_library(pair, data, ids):
     ours, library = pair
     expected = library.decode(ids, skip_special_tokens=False)
-    if pair[0].token_id("<0x00>") is None or "�" not in expected:  # runs of invalid byte tokens are ours to define
+    if pair[0].token_id("<0x00>") is None or "�" not in expected:  # both decode invalid bytes differently
         assert ours.decode(ids) == expected
     answer = IncrementalDetokenizer(ours)
     text = "".join(answer.push(part) for part in in_pushes(data.draw, ids)) + answer.finish()
@@ -49,7 +49,7 @@ def test_complete_text_is_the_librarys(pair, data, ids):
 
 @SLOW
 @given(data=st.data(), source=st.one_of(TEXT, BYTES), stops=STOPS)
-def test_stop_strings_end_the_text_whatever_the_pushes(pair, data, source, stops):
+def test_stop_strings_end_the_text_for_any_pushes(pair, data, source, stops):
     tokenizer = pair[0]
     ids = tokenizer.encode(source) if isinstance(source, str) else source
     expected = tokenizer.byte_decoder.visible().decode(ids)
@@ -66,7 +66,7 @@ def test_stop_strings_end_the_text_whatever_the_pushes(pair, data, source, stops
     assert "".join(deltas) == answer.text == naive(expected, stops)
     assert answer.stopped == any(stop in expected for stop in stops)
     assert answer.finish() == ""
-    # the ids are the longest beginning of ids whose text does not reach into the stop string
+    # The token ids are the longest prefix whose text does not extend into the stop string.
     token_ids = answer.token_ids
     assert token_ids == ids[: len(token_ids)]
     if not answer.stopped:
@@ -93,7 +93,7 @@ REASONED = st.text(alphabet="ab <>/think\n", max_size=20)
 
 @SLOW
 @given(data=st.data(), thought=REASONED, text=REASONED, stops=STOPS, opened=st.booleans(), closed=st.booleans())
-def test_stop_strings_are_searched_after_reasoning_alone(pair, data, thought, text, stops, opened, closed):
+def test_stop_strings_are_searched_only_after_reasoning(pair, data, thought, text, stops, opened, closed):
     tokenizer = pair[0]
     marked = ("" if opened else "<think>") + thought + ("</think>" + text if closed else "")
     ids = tokenizer.encode(marked)
@@ -106,7 +106,7 @@ def test_stop_strings_are_searched_after_reasoning_alone(pair, data, thought, te
 
 
 def halves(text, opened):
-    """The reasoning with its marks and the space around them, and the rest."""
+    """Splits a text into the reasoning with its tags and the surrounding whitespace, and the rest."""
     begun = text.lstrip()
     if not opened and not begun.startswith("<think>"):
         return "", text
@@ -130,7 +130,7 @@ def test_a_stop_string_across_tokens_and_inside_one(pair):
     assert len(answer.token_ids) < len(ids)
 
 
-def test_what_may_become_a_stop_string_is_withheld(directory):
+def test_a_possible_beginning_of_a_stop_string_is_withheld(directory):
     from runtime.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(directory)

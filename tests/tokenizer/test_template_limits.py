@@ -1,4 +1,4 @@
-"""What a rendering and an encoding may take, and that within it they give what they always gave."""
+"""Tests of the limits of template rendering and encoding. Within these limits, results are unchanged."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def template(source: str) -> ChatTemplate:
 
 
 @pytest.mark.parametrize("source", LOOPS)
-def test_a_watched_loop_is_the_loop_it_was(source: str) -> None:
+def test_limited_loops_render_as_unlimited_ones(source: str) -> None:
     unlimited = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).from_string(source)
     assert template(source).render(MESSAGES, {}) == unlimited.render(messages=MESSAGES)
 
 
-def test_what_is_no_list_is_refused_as_before() -> None:
+def test_loops_over_values_that_are_no_lists_are_refused() -> None:
     with pytest.raises(RequestError, match="cannot render"):
         template("{% for x in 5 %}{{ x }}{% endfor %}").render(MESSAGES, {})
     with pytest.raises(RequestError, match="cannot render"):
@@ -58,14 +58,14 @@ SPINS = [
 
 
 @pytest.mark.parametrize("source", SPINS)
-def test_a_template_that_spins_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_with_many_iterations_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.2)
     with pytest.raises(RequestError, match=r"takes more than 0\.2 s on them; send less") as refused:
         template(source).render(MESSAGES, {"n": 99_999})
     assert refused.value.param == "messages"
 
 
-def test_a_rendering_ends_when_nobody_waits_for_it() -> None:
+def test_a_rendering_that_is_not_needed_is_canceled() -> None:
     looks = 0
 
     def is_requested() -> bool:
@@ -77,7 +77,7 @@ def test_a_rendering_ends_when_nobody_waits_for_it() -> None:
         template(SPINS[0]).render(MESSAGES, {"n": 99_999}, RenderBudget(is_needed=is_requested))
 
 
-def test_a_template_that_multiplies_is_stopped() -> None:
+def test_a_template_with_large_output_is_stopped() -> None:
     with pytest.raises(RequestError, match="writes more than 1000 characters"):
         template("{% for a in range(n) %}{{ messages[0].content }}{% endfor %}").render(
             MESSAGES, {"n": 9999}, RenderBudget(1000)
@@ -110,7 +110,7 @@ def test_a_text_is_refused_only_if_it_is_too_long(small: list[Tokenizer], kind: 
         assert small[kind].encode_limited(text, len(encoded) + 2 * (len(text) // 16 + 1)) == encoded
 
 
-def test_a_long_text_is_let_go_between_windows(small: list[Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoding_of_a_long_text_stops_between_windows(small: list[Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizer, "WINDOW", 16)
     encoded: list[str] = []
     unlimited = Tokenizer._encode
@@ -124,7 +124,7 @@ def test_a_long_text_is_let_go_between_windows(small: list[Tokenizer], monkeypat
 
 
 def wild(directory: Path, text: str) -> None:
-    """A checkpoint whose pattern takes for ever on ``aaa...``; `text` is what its template adds."""
+    """Writes a tokenizer whose pattern takes exponential time on ``aaa...``. `text`: its template adds this."""
     save(byte_level(), directory)
     data: dict[str, Any] = json.loads((directory / "tokenizer.json").read_text())
     pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
@@ -147,8 +147,8 @@ def test_a_panic_while_loading_names_the_file(tmp_path: Path) -> None:
         Tokenizer(tmp_path)
 
 
-def test_a_quick_rendering_asks_for_no_threads_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is a system call, and a conversation is rendered in less time than a few of them take."""
+def test_a_fast_rendering_does_not_read_the_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the thread's CPU time is a system call. Most renderings take less time than a few of these calls."""
     monkeypatch.setattr(template_sandbox, "GRACE", 60.0)
     monkeypatch.setattr(time, "thread_time", lambda: pytest.fail("asked"))
     assert template(LOOPS[0]).render(MESSAGES, {}) != ""

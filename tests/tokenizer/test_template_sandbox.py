@@ -1,4 +1,4 @@
-"""No template takes much memory or time, and templates that do neither write what jinja writes."""
+"""Tests that templates that take much memory or time are refused, and that others render as in jinja."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime.tokenizer.chat_template import ChatTemplate
 from tests.matrix import marked
 
 MESSAGES = [{"role": "user", "content": "Aa b\nc <d> 'e' é"}, {"role": "assistant", "content": ""}]
-PEAK_BYTES = 128 * 2**20  # of all that a rendering may hold, as it is measured
+PEAK_BYTES = 128 * 2**20  # maximum measured memory of a rendering
 GROW = "{% set ns = namespace(x='a', l=[], d={}) %}"
 BIG = GROW + "{% for i in range(21) %}{% set ns.x = ns.x + ns.x %}{% endfor %}"  # 2 MiB
 
@@ -112,7 +112,7 @@ HARMLESS = [
 ]  # fmt: skip
 
 
-# Measured memory makes these ones slow: they take seconds each.
+# With memory measurement, each of these takes several seconds.
 SLOW = {
     "a separator of an iterator", "nested lists as JSON", "a separator of keys", "a nested list as text",
     "a separator of a mapping", "rows", "JSON with long separators", "JSON with long separators of keys",
@@ -121,7 +121,7 @@ CASES = [pytest.param(source, id=name) for name, source in HOSTILE.items()]
 
 
 @pytest.mark.parametrize("source", marked(CASES, quick=HOSTILE.keys() - SLOW))
-def test_a_template_that_makes_too_much_is_refused_before_it_is_made(source: str) -> None:
+def test_a_template_that_needs_too_much_memory_is_refused_in_advance(source: str) -> None:
     template = ChatTemplate(source, {}, {})
     tracemalloc.start()
     try:
@@ -135,7 +135,7 @@ def test_a_template_that_makes_too_much_is_refused_before_it_is_made(source: str
 
 
 @pytest.mark.parametrize("source", HARMLESS)
-def test_other_templates_write_what_jinja_writes(source: str) -> None:
+def test_other_templates_render_as_in_jinja(source: str) -> None:
     reference = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(source)
     assert ChatTemplate(source, {}, {}).render(MESSAGES, {}) == reference.render(messages=MESSAGES)
 

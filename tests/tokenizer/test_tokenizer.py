@@ -1,4 +1,4 @@
-"""Text to ids: nothing from outside becomes a special token, and templates come out as transformers has them."""
+"""Tests of the tokenizer: user text never becomes a special token, and templates give the ids of transformers."""
 
 import json
 
@@ -23,19 +23,19 @@ def special_ids(tokenizer) -> set[int]:
 
 @examples(300)
 @given(text=st.one_of(st.text(max_size=40), HOSTILE))
-def test_text_never_yields_special_ids_and_comes_back(pair, text):
+def test_text_never_yields_special_ids_and_round_trips(pair, text):
     tokenizer, library = pair
     ids = tokenizer.encode(text)
     assert not special_ids(tokenizer) & set(ids)
     if not any(s in text for s in SPECIALS):
         assert ids == library.encode(text, add_special_tokens=False).ids
-    if tokenizer.token_id("Ġ") is not None:  # byte level: nothing is lost
+    if tokenizer.token_id("Ġ") is not None:  # byte-level tokenizers are lossless
         assert tokenizer.decode(ids) == text
 
 
 @examples(300)
 @given(contents=st.lists(HOSTILE, min_size=1, max_size=3), note=HOSTILE)
-def test_no_message_and_no_variable_can_forge_a_mark(pair, contents, note):
+def test_no_message_and_no_variable_can_forge_a_special_token(pair, contents, note):
     tokenizer = pair[0]
     messages = [{"role": "user", "content": c} for c in contents]
     ids = tokenizer.encode_chat(messages, note=note)
@@ -44,7 +44,7 @@ def test_no_message_and_no_variable_can_forge_a_mark(pair, contents, note):
     assert found == [role, close, end] * len(contents) + [role, close]
 
 
-def test_a_role_cannot_forge_a_mark(directory):
+def test_a_role_cannot_forge_a_special_token(directory):
     (directory / "tokenizer_config.json").write_text(
         json.dumps(
             {"chat_template": "{% for m in messages %}<role>{{ m.role|lower }}</role>{{ m.content }}{% endfor %}"}
@@ -58,7 +58,7 @@ def test_a_role_cannot_forge_a_mark(directory):
     ]
 
 
-def test_harmless_conversations_are_those_of_transformers(pair, tmp_path):
+def test_ordinary_conversations_have_the_ids_of_transformers(pair, tmp_path):
     from transformers import PreTrainedTokenizerFast
 
     tokenizer, library = pair
@@ -114,7 +114,7 @@ def test_bad_conversations(directory, messages, kwargs, param):
     assert len(caught.value.message) < 400
 
 
-def test_a_templates_own_refusal_shows_no_marks(directory):
+def test_an_error_raised_by_a_template_shows_no_internal_marks(directory):
     with pytest.raises(RequestError, match="Unknown <role> wizard"):
         Tokenizer(directory).encode_chat([{"role": "wizard", "content": "a"}])
 
@@ -141,7 +141,7 @@ def test_helpers_of_templates(directory):
     assert ids.count(tokenizer.token_id("<|end|>")) == 1
 
 
-def test_where_templates_come_from(directory):
+def test_precedence_of_template_sources(directory):
     (directory / "chat_template.jinja").write_text("from the file")
     assert (
         Tokenizer(directory).decode(Tokenizer(directory).encode_chat([{"role": "user", "content": ""}]))
@@ -159,8 +159,8 @@ def test_where_templates_come_from(directory):
         Tokenizer(directory).encode_chat([{"role": "user", "content": "a"}])
 
 
-def test_tokens_that_are_special_only_in_effect(tmp_path):
-    """Not flagged special, but written by the template, or named in config.json."""
+def test_tokens_without_the_special_flag_that_are_used_as_special(tmp_path):
+    """These tokens have no special flag, but the template writes them or config.json names them."""
     save(byte_level(), tmp_path, special=False)
     (tmp_path / "config.json").write_text(json.dumps({"mask_token_id": Library.from_file(
         str(tmp_path / "tokenizer.json")).token_to_id("<|mask|>")}))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Formats that no model has, as small as they can be: what the seam between checkpoint, weight and layer must carry."""
+"""Minimal weight formats that no model has. They test the interface between checkpoint, weight and layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runtime.layers.sharding import Shard, WeightSlice
 
 @dataclass(frozen=True)
 class Formats(LayerFactory):
-    """A build whose products are of `form(build, shape)`."""
+    """A layer factory whose GEMM weights are `form(build, shape)`."""
 
     form: Callable[[LayerFactory, tuple[int, ...]], Weight]
 
@@ -31,27 +31,27 @@ class Formats(LayerFactory):
 
 
 def rounded(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[..., outputs, inputs] -> int8 of that shape, and what each output's are multiplied by, [..., outputs, 1]."""
+    """Quantizes [..., outputs, inputs] to int8 of the same shape, and scales [..., outputs, 1]."""
     scale = values.float().abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
     return (values.float() / scale).round().to(torch.int8), scale
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """What `moe_int8` reads of an `Int8`."""
+    """The kernel argument of an `Int8` weight, for `moe_int8`."""
 
     codes: torch.Tensor
     scale: torch.Tensor
 
 
 def moe_int8(x, ids, weights, gate_up, down, shared, activation="silu", out=None):
-    """Experts of bytes, as `moe_torch` otherwise."""
+    """Runs `moe_torch` with dequantized int8 experts."""
     dequantized = ((each.codes * each.scale).to(x.dtype) for each in (gate_up, down))
     return moe_torch(x, ids, weights, *dequantized, shared, activation, out)
 
 
 class Int8(Weight):
-    """A byte an element and a scale an output; made while the checkpoint is read, part by part."""
+    """One byte per element and one scale per output. Slices are quantized while the checkpoint is read."""
 
     def __init__(self, build: LayerFactory, shape: tuple[int, ...]) -> None:
         super().__init__(shape, build.dtype)
@@ -88,7 +88,7 @@ class Int8(Weight):
 
 
 class RankWeight(Weight):
-    """The `rank`th of `ranks` runs of outputs. A product asks all shards, `group`, for theirs."""
+    """Shard number `rank` of `ranks`, a range of outputs. A GEMM concatenates the results of all shards in `group`."""
 
     def __init__(self, build: LayerFactory, shape: tuple[int, ...], rank: int, ranks: int) -> None:
         super().__init__(shape, build.dtype)
@@ -124,7 +124,7 @@ class RankWeight(Weight):
 
 
 class Adapted(Weight):
-    """Another format's, plus what an adapter of low rank adds."""
+    """A weight of another format, with a low-rank adapter."""
 
     def __init__(self, base: Weight, rank: int) -> None:
         super().__init__(base.shape, base.dtype)

@@ -1,4 +1,4 @@
-"""Checkpoints as they come: whole, sharded, broken in each way that ends start-up with one sentence."""
+"""Tests of checkpoints in one file and in shards, and of broken ones, which end the start with one sentence."""
 
 import json
 import shutil
@@ -33,7 +33,7 @@ def one_line(error) -> str:
 
 @pytest.fixture
 def tiny(tmp_path):
-    """A function that writes a tiny checkpoint after `change` has had its way with the tensors."""
+    """Returns a function that writes a tiny checkpoint whose tensors are changed by `change`."""
 
     def write(change=lambda tensors: None, **config):
         settings = tiny_config(**config)
@@ -47,7 +47,7 @@ def tiny(tmp_path):
 
 
 def shard(path, parts=3):
-    """Split model.safetensors into `parts` files with an index; returns their names."""
+    """Splits model.safetensors into `parts` files with an index; returns their names."""
     tensors = load_file(path / "model.safetensors")
     (path / "model.safetensors").unlink()
     names, files = sorted(tensors), [f"model-{n}-of-{parts}.safetensors" for n in range(parts)]
@@ -69,7 +69,7 @@ def test_shards_load_like_one_file(tiny):
     assert torch.equal(logits(load(path)), expected)
 
 
-def test_an_index_may_name_files_as_paths_of_the_checkpoint(tiny):
+def test_an_index_may_name_files_by_path(tiny):
     path = tiny()
     expected = logits(load(path))
     (path / "parts").mkdir()
@@ -131,7 +131,7 @@ def test_the_other_name_of_the_expert_bias(tiny):
 
 
 def fuse(tensors, parts=("gate_proj", "up_proj", "down_proj")):
-    """Layer 1's experts as one tensor [experts, out, in] a part."""
+    """Fuses the experts of layer 1 into one tensor [experts, out, in] per part."""
     for part in parts:
         names = [f"model.layers.1.mlp.experts.{expert}.{part}.weight" for expert in range(4)]
         tensors[f"model.layers.1.mlp.experts.{part}"] = torch.stack([tensors.pop(name) for name in names])
@@ -160,7 +160,7 @@ def test_broken_fused_experts(tiny, change, sentence):
     assert sentence in one_line(error)
 
 
-def test_a_head_may_be_normed_when_it_is_loaded(tiny):
+def test_a_head_may_be_normalized_when_it_is_loaded(tiny):
     def norm(tensors):
         head = tensors["lm_head.weight"]
         tensors["lm_head.weight"] = head / head.square().sum(0).sqrt()
@@ -280,7 +280,7 @@ def test_hub_names_are_resolved_by_huggingface_hub(tiny, monkeypatch):
     assert "not found" in one_line(error)
 
 
-def test_a_directory_of_the_hubs_cache_is_called_by_its_commit(tiny, tmp_path):
+def test_a_directory_of_the_hub_cache_is_named_by_its_commit(tiny, tmp_path):
     path, commit = tiny(), "0123456789abcdef" * 2 + "01234567"
     assert resolve_checkpoint(str(path)).revision is None
     for snapshot, revision in ((f"snapshots/{commit}", commit), ("snapshots/main", None), (f"else/{commit}", None)):

@@ -1,4 +1,4 @@
-"""Of a checkpoint only plain files inside it are read: whoever made it must not learn what else the server can read."""
+"""Tests that only regular files inside a checkpoint are read, so it cannot disclose other files of the server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def model(written: Path, tmp_path: Path) -> Path:
 
 
 def read_all(model: Path) -> Tokenizer:
-    """Everything that frontend and backend read of a checkpoint."""
+    """Reads all files of a checkpoint that frontend and backend read."""
     checkpoint = resolve_checkpoint(str(model))
     family = resolve_family(None, checkpoint.config)
     resolve_token_ids(checkpoint, family, family.facts(family.parse(checkpoint.config)))
@@ -55,7 +55,7 @@ def refusal(model: Path) -> str:
 
 
 def outside(model: Path, name: str) -> None:
-    """Move the file out of the checkpoint, and link to it."""
+    """Moves the file out of the checkpoint and links to it."""
     target = model.parent / f"moved-{name}"
     shutil.move(model / name, target)
     (model / name).symlink_to(target)
@@ -93,7 +93,7 @@ def test_a_shard_that_the_index_names_may_not_link_outside(model: Path) -> None:
     assert "leads out of the checkpoint" in refusal(model)
 
 
-def test_a_directory_that_links_outside_hides_nothing(model: Path) -> None:
+def test_files_behind_a_directory_link_to_outside_are_refused(model: Path) -> None:
     (model.parent / "secret").mkdir()
     (model.parent / "secret" / "chat_template.jinja").write_text("secret")
     (model / "sub").symlink_to("../secret")
@@ -101,15 +101,18 @@ def test_a_directory_that_links_outside_hides_nothing(model: Path) -> None:
     assert "leads out of the checkpoint" in refusal(model)
 
 
-def test_a_neighbour_of_a_similar_name_is_outside(model: Path) -> None:
+def test_a_sibling_directory_with_a_similar_name_is_outside(model: Path) -> None:
     shutil.copytree(model, model.parent / "model-2")
     (model.parent / "model-2" / "chat_template.jinja").write_text("secret")
     (model / "chat_template.jinja").symlink_to("../model-2/chat_template.jinja")
     assert "leads out of the checkpoint" in refusal(model)
 
 
-def test_links_inside_are_read_as_volumes_have_them(model: Path) -> None:
-    """A ConfigMap's volume: names -> ..data/name, ..data -> a directory named by the time; and a linked directory."""
+def test_links_inside_a_volume_are_followed(model: Path) -> None:
+    """Covers the links of a ConfigMap volume, and a linked directory.
+
+    In such a volume each name links to ..data/name, and ..data links to a directory named by a timestamp.
+    """
     (model / "..2026").mkdir()
     for name in (*NAMES, "model.safetensors"):
         shutil.move(model / name, model / "..2026" / name)
@@ -126,7 +129,7 @@ def test_links_inside_are_read_as_volumes_have_them(model: Path) -> None:
 
 
 def hub_cache(model: Path) -> Path:
-    """The checkpoint as huggingface_hub's cache holds it; the directory that shows a revision."""
+    """Moves the checkpoint to a cache of huggingface_hub, and returns the directory of its revision."""
     repository = model.parent / "hub" / "models--org--name"
     revision = repository / "snapshots" / "0123"
     revision.mkdir(parents=True)
@@ -146,12 +149,12 @@ def test_the_hubs_cache_links_to_contents_of_the_same_repository(model: Path) ->
     (revision / "chat_template.jinja").symlink_to("../../../models--org--other/blobs/0")
     assert "leads out of the checkpoint" in refusal(revision)
     (revision / "chat_template.jinja").unlink()
-    (revision.parents[1] / "token").write_text("secret")  # in the repository's folder, yet no content of it
+    (revision.parents[1] / "token").write_text("secret")  # in the repository's folder, but no blob
     (revision / "chat_template.jinja").symlink_to("../../token")
     assert "leads out of the checkpoint" in refusal(revision)
 
 
-def test_contents_that_are_themselves_elsewhere_are_not_read(model: Path) -> None:
+def test_a_blob_directory_that_links_elsewhere_is_not_read(model: Path) -> None:
     revision = hub_cache(model)
     blobs = revision.parents[1] / "blobs"
     shutil.move(blobs, model.parent / "elsewhere")
@@ -165,14 +168,14 @@ def test_a_broken_link_is_named(model: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*NAMES, "chat_template.jinja", "model.safetensors"])
-def test_a_pipe_is_refused_and_not_waited_for(model: Path, name: str) -> None:
+def test_a_pipe_is_refused_without_waiting(model: Path, name: str) -> None:
     (model / name).unlink(missing_ok=True)
     os.mkfifo(model / name)
     messages: list[str] = []
     thread = threading.Thread(target=lambda: messages.append(refusal(model)), daemon=True)
     thread.start()
     thread.join(TIMEOUT)
-    assert messages, "reading waits for a pipe's other end"
+    assert messages, "reading blocks on the pipe"
     assert f"{model / name} is not a regular file" in messages[0]
 
 
@@ -182,8 +185,8 @@ def test_a_directory_instead_of_a_file_is_refused(model: Path) -> None:
     assert "is not a regular file" in refusal(model)
 
 
-def test_what_is_opened_is_what_was_looked_at(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link that takes the file's place after the name was resolved is not followed."""
+def test_a_link_that_replaces_a_resolved_file_is_not_followed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that replaces the file after its name was resolved is not followed."""
     (model.parent / "secret").write_text("secret")
     resolve = os.path.realpath
 
@@ -200,8 +203,8 @@ def test_what_is_opened_is_what_was_looked_at(model: Path, monkeypatch: pytest.M
         checkpoint_files.read_text(model, "chat_template.jinja", 100)
 
 
-def test_a_name_that_is_swapped_meanwhile_is_resolved_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a volume is updated: the directory that a link led to a moment ago is gone."""
+def test_a_link_that_changes_meanwhile_is_resolved_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a volume is updated, the directory that a link led to is removed."""
     (model / "new").mkdir()
     (model / "new" / "a").write_text("new")
     (model / "a").symlink_to("new/a")
@@ -260,7 +263,7 @@ def test_a_link_of_the_owner_to_a_file_of_the_kernel_is_refused_too(model: Path)
         Tokenizer(model, link)
 
 
-def test_the_owners_template_may_lie_anywhere_else(model: Path) -> None:
+def test_the_owners_template_may_be_at_any_other_path(model: Path) -> None:
     (model.parent / "real.jinja").write_text("chosen")
     link = model.parent / "link.jinja"
     link.symlink_to("real.jinja")

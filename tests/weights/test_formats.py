@@ -1,5 +1,7 @@
-"""The seam: another format, a share of the whole, or an adapter comes in through `LayerFactory`, and neither the
-loader nor a family nor a layer knows."""
+"""Tests of the weight interface of `LayerFactory`.
+
+It accepts other formats, shards and adapters without changes to the loader, the families or the layers.
+"""
 
 from dataclasses import replace
 
@@ -42,7 +44,7 @@ def logits(model):
 
 
 def linears(model):
-    """The weights of Linear layers, which alone are [outputs, inputs] here, and are not the router's or a table."""
+    """Returns the weights in the tested format: those of linear layers and experts, not the router and the tables."""
     return {name: weight for name, weight in named_weights(model).items() if not isinstance(weight, UnquantizedWeight)}
 
 
@@ -53,7 +55,7 @@ def unquantized():
 
 
 def test_int8_made_while_loading(unquantized, tmp_path):
-    """Linears and experts: as if the checkpoint had held the rounded values, and near what it did hold."""
+    """The logits equal those of a checkpoint with the rounded weights, and are near the original ones."""
     tensors = load_file(TINY / "model.safetensors")
     for name, tensor in tensors.items():
         if tensor.dim() == 2 and not name.endswith(("gate.weight", "word_embeddings.weight", "lm_head.weight")):
@@ -74,7 +76,7 @@ def test_int8_made_while_loading(unquantized, tmp_path):
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_shards_are_filled_by_coordinates_of_the_full_weight(unquantized, ranks):
-    """Each keeps a run of outputs, which the checkpoint's tensors do not end with; together they are the whole."""
+    """Each shard is a range of outputs with boundaries inside checkpoint tensors. Together they are the full weight."""
 
     def form(rank):
         return lambda build, shape: (
@@ -95,7 +97,7 @@ def test_shards_are_filled_by_coordinates_of_the_full_weight(unquantized, ranks)
 
 
 @pytest.mark.parametrize("base", [Int8, None])
-def test_an_adapter_around_any_format(unquantized, base):
+def test_an_adapter_works_with_any_format(unquantized, base):
     def under(build, shape):
         return build.parameter(*shape) if base is None else base(build, shape)
 
@@ -113,7 +115,7 @@ def test_an_adapter_around_any_format(unquantized, base):
 
 
 class Forgetful(UnquantizedWeight):
-    """Takes nothing of what begins at its first output."""
+    """A weight that loads nothing of slices that begin at its first output."""
 
     def __init__(self, build, shape):
         super().__init__(shape, build.dtype, build.device)
@@ -122,13 +124,13 @@ class Forgetful(UnquantizedWeight):
         return 0 if part.ranges[0].start == 0 else super().load_slice(part, tensor)
 
 
-def test_a_format_must_take_all_that_it_keeps():
+def test_a_format_must_load_all_its_elements():
     with pytest.raises(AssertionError, match=r"format of 'layers.0.self_attn.qkv_proj.weight', .* did not take"):
         load(Forgetful)
 
 
-def test_a_map_must_reach_each_element_once():
-    """Counting elements would not find one part twice and another never."""
+def test_a_weight_map_must_fill_each_element_once():
+    """A count of elements alone would not detect that one slice is loaded twice and another never."""
     gate = "model.layers.1.mlp.experts.{}.gate_proj.weight"
 
     def twice(family):
@@ -142,7 +144,7 @@ def test_a_map_must_reach_each_element_once():
         load(change=twice)
 
 
-def test_nothing_is_left_that_no_checkpoint_fills():
+def test_parameters_that_no_checkpoint_fills_are_errors():
     def stray(hold):
         def change(family):
             def make(arch, build):

@@ -1,4 +1,4 @@
-"""A model of the hub, fetched by huggingface_hub from a small hub of our own."""
+"""Tests of models from the Hugging Face Hub, which huggingface_hub downloads from a local stub."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.networks import needs_ipv6
 from tests.wait import TIMEOUT, wait_until
 
 TOKEN = "hf_right"
-# A process of its own: huggingface_hub reads its environment once, when it is imported.
+# Runs in a separate process, because huggingface_hub reads its environment once, at import.
 FETCH = """
 import json, sys
 from runtime.errors import ConfigError
@@ -76,7 +76,7 @@ def test_a_download_reports_its_progress(endpoint: str, tmp_path: Path) -> None:
     assert totals.pop() > 11e6
     done = [done for _, done, _ in messages]
     assert done == sorted(done)
-    assert len(set(done)) >= 3, done  # shard after shard
+    assert len(set(done)) >= 3, done  # one report per shard
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", pytest.param("[::1]", marks=needs_ipv6)])
@@ -108,7 +108,7 @@ def test_a_held_hub_stops_halfway_until_it_is_released(address: str) -> None:
         server.shutdown()
 
 
-def test_who_reads_no_weights_fetches_none(endpoint: str, tmp_path: Path) -> None:
+def test_text_files_are_fetched_without_weights(endpoint: str, tmp_path: Path) -> None:
     found = fetch(endpoint, tmp_path, "hf://org/private@v1", what="text")
     assert "tokenizer.json" in found["files"]
     assert not [f for f in found["files"] if f.endswith(".safetensors")]
@@ -124,7 +124,7 @@ def test_who_reads_no_weights_fetches_none(endpoint: str, tmp_path: Path) -> Non
         ("hf://org/private@v9", TOKEN, "the repository has no revision 'v9'"),
     ],
 )
-def test_why_a_model_could_not_be_fetched(endpoint: str, tmp_path: Path, model: str, token: str, message: str) -> None:
+def test_download_errors_name_the_reason(endpoint: str, tmp_path: Path, model: str, token: str, message: str) -> None:
     error = str(fetch(endpoint, tmp_path, model, token)["error"])
     assert message in error
     assert repr(model) in error

@@ -1,4 +1,4 @@
-"""On a GPU, weights that are read ahead equal those that are loaded one tensor at a time."""
+"""Tests on a GPU that prefetched weights equal those that are loaded one tensor at a time."""
 
 import json
 

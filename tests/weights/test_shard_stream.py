@@ -1,4 +1,4 @@
-"""Tensors that are read ahead equal those that the library reads, whatever their sizes and files."""
+"""Tests that prefetched tensors equal those that the safetensors library reads, for all sizes and files."""
 
 import itertools
 import json
@@ -23,7 +23,10 @@ def small_buffers(monkeypatch):
 
 @pytest.fixture
 def shards(tmp_path):
-    """Files of tensors of several dtypes, from none to several buffers each, and the shards that read them."""
+    """Returns a function that writes files and returns the shards that read them.
+
+    The tensors have several dtypes, and sizes from zero to several buffers.
+    """
     opened = []
 
     def write(count):

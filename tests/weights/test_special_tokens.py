@@ -1,4 +1,4 @@
-"""Mask, end and largest ids out of flags, configs and tokenizers."""
+"""Tests of the mask, EOS and largest token ids, which are read from flags, configs and tokenizers."""
 
 import json
 
@@ -51,7 +51,7 @@ def test_eos_is_the_union_of_all_sources(make):
     assert (ids.mask, ids.eos) == (31, (0, 1, 2, 3))
 
 
-def test_the_tokenizers_mask_goes_before_the_familys_word(make):
+def test_the_tokenizers_mask_takes_precedence_over_the_familys(make):
     assert make(tokenizer_config={"mask_token": "c"}).mask == 5
 
 
@@ -60,14 +60,14 @@ def test_flags_override(make):
     assert (ids.mask, ids.eos) == (1, (5,))
 
 
-def test_without_a_tokenizer_the_vocabulary_is_the_configs(make):
+def test_without_a_tokenizer_the_config_sets_the_vocabulary(make):
     ids = make(config={"eos_token_id": [3, 7], "mask_token_id": 31}, tokens=None, skip_tokenizer=True)
     assert (ids.mask, ids.eos, ids.max_token_id) == (31, (3, 7), 31)
     with pytest.raises(ConfigError, match=r"no tokenizer\.json.*skip_tokenizer"):
         make(config={"mask_token_id": 31}, tokens=None)
 
 
-def test_the_familys_own_ids_serve_where_no_file_names_one(make):
+def test_the_familys_ids_are_used_if_no_file_names_one(make):
     large = {"vocab_size": 156896}
     ids = make(config=large, tokens=None, skip_tokenizer=True)
     assert (ids.mask, ids.eos) == (156895, (156892,))

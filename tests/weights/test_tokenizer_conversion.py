@@ -1,4 +1,4 @@
-"""Checkpoints without tokenizer.json: ids of converted tokenizers, the cache, limits and messages."""
+"""Tests of checkpoints without tokenizer.json: ids of converted tokenizers, the cache, limits and messages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ FOLDER = Path(__file__).parent / "transformers4"
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of this test alone."""
+    """Returns the path of an empty cache for this test."""
     base = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(base))
     monkeypatch.delenv(tokenizer_json.TEMPORARY_VARIABLE, raising=False)
@@ -140,7 +140,7 @@ def test_normalization_rules_of_sentencepiece_are_applied(tmp_path: Path) -> Non
         assert [text for text in texts if tokenizer.encode(text) != reference(text)] == []
 
 
-def test_what_text_editors_add_to_files_does_not_change_a_tokenizer(tmp_path: Path) -> None:
+def test_line_endings_and_byte_order_marks_do_not_change_a_tokenizer(tmp_path: Path) -> None:
     write_bpe(tmp_path)
     texts = random_texts()[:200]
     expected = [Tokenizer(tmp_path).encode(text) for text in texts]
@@ -161,7 +161,7 @@ def test_what_text_editors_add_to_files_does_not_change_a_tokenizer(tmp_path: Pa
         ({}, "its class is not named"),
     ],
 )  # fmt: skip
-def test_a_vocabulary_without_a_known_class_says_what_to_name(tmp_path: Path, config: Any, says: str) -> None:
+def test_the_error_for_an_unknown_tokenizer_class_names_the_remedy(tmp_path: Path, config: Any, says: str) -> None:
     write_bpe(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=f"{says}.*name a class of transformers as tokenizer_class"):
@@ -216,7 +216,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", marked(REFUSED, quick=["an unknown class with vocab.json", "a damaged model"]))
-def test_what_cannot_be_converted_gets_a_sentence_with_the_remedy(case: str, tmp_path: Path) -> None:
+def test_errors_of_the_conversion_name_the_remedy(case: str, tmp_path: Path) -> None:
     breaks, reason = REFUSED[case]
     breaks(tmp_path)
     with pytest.raises(ConfigError, match="cannot be converted") as caught:
@@ -273,7 +273,7 @@ def test_a_config_of_a_sentencepiece_model_names_no_files_either(tmp_path: Path)
 
 @pytest.fixture
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The checkpoints that were converted, in order."""
+    """Returns a list that gets the directory of each checkpoint that is converted."""
     found: list[Path] = []
     run = tokenizer_json._run
 
@@ -351,7 +351,7 @@ def test_without_a_writable_cache_a_temporary_file_serves_the_process(tmp_path: 
 def test_a_cache_without_space_is_replaced_by_a_temporary_file(
     tmp_path: Path, cache: Path, conversions: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lock file can be created, and the write of the result fails."""
+    """The lock file can be created, but the write of the result fails."""
     write_bpe(tmp_path)
     temporary = tmp_path / "temporary"
     monkeypatch.setenv(tokenizer_json.TEMPORARY_VARIABLE, str(temporary))
@@ -429,7 +429,7 @@ def test_the_conversion_is_limited(limit: str, tmp_path: Path, monkeypatch: pyte
     value = {"ADDRESS_SPACE": 64 << 20, "CPU_SECONDS": 0}[limit]
     hook = tmp_path / "hook"
     hook.mkdir()
-    # A limit that an import of transformers exceeds, as a huge vocabulary would exceed the real one.
+    # The import of transformers exceeds this limit, as a huge vocabulary would exceed the real one.
     text = f"from runtime.weights import tokenizer_conversion\ntokenizer_conversion.{limit} = {value}\n"
     runner = f"{text}import sys\nfrom pathlib import Path\nsys.exit(tokenizer_conversion.main(Path(sys.argv[-1])))\n"
     (hook / "limited.py").write_text(runner)
@@ -463,7 +463,7 @@ sys.meta_path.insert(0, Stuck())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the signal is Linux's")
-def test_a_conversion_ends_with_its_server_and_its_files_are_the_servers(tmp_path: Path) -> None:
+def test_a_conversion_ends_with_its_server_and_uses_its_directory(tmp_path: Path) -> None:
     write_bpe(tmp_path)
     hook, temporary, own, evidence = (tmp_path / name for name in ("hook", "temporary", "own", "evidence"))
     for path in (hook, temporary):
@@ -486,7 +486,7 @@ def test_a_conversion_ends_with_its_server_and_its_files_are_the_servers(tmp_pat
     assert list(temporary.iterdir()) == []
 
 
-def test_the_process_that_asks_imports_no_transformers(tmp_path: Path) -> None:
+def test_the_server_process_imports_no_transformers(tmp_path: Path) -> None:
     write_bpe(tmp_path)
     script = "import sys\nfrom runtime.tokenizer import Tokenizer\nTokenizer(sys.argv[1])\nprint(*sys.modules)\n"
     root = tokenizer_json.__file__.rpartition("/runtime/")[0]
@@ -519,7 +519,7 @@ def test_the_converting_process_imports_no_torch(tmp_path: Path) -> None:
 
 
 def _named_specials(directory: Path, **config: Any) -> None:
-    """A Llama model, with special tokens behind its pieces."""
+    """Writes a Llama tokenizer with special tokens behind its pieces."""
     write_sentencepiece(directory, LLAMA)
     size = 1 + max(Tokenizer(directory).token_id(piece) or 0 for piece in ("<unk>", "</s>", *_pieces(directory)))
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}

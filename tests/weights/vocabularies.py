@@ -1,4 +1,4 @@
-"""Tokenizers in the formats that their authors publish, built on the spot, and independent readings of each format."""
+"""Builds tokenizers in their published formats, with an independent encoder for each format."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SENTENCES = (
     "😀👍🏽 👩‍💻 🎉 ∑∫√ €£¥ it's we'll they've",
     "def f(x):\n\treturn x ** 2  # 注释\r\n\n    if a != b:",
 )
-# First and last code points of what random texts are made of.
+# First and last code points of the characters in random texts.
 RANGES = (
     (0x20, 0x7E), (0x20, 0x7E), (0x00, 0x1F), (0x7F, 0xA0), (0xA1, 0x24F), (0x300, 0x36F), (0x370, 0x3FF),
     (0x400, 0x4FF), (0x5D0, 0x5EA), (0x620, 0x64A), (0x900, 0x97F), (0xE01, 0xE5B), (0x1100, 0x11FF), (0x2000, 0x206F),
@@ -47,8 +47,10 @@ FRAGMENTS = (
 
 @functools.cache
 def random_texts(count: int = 2000, seed: int = 36) -> tuple[str, ...]:
-    """Texts of all scripts, emoji, control characters and the text of special tokens. Unassigned code points are left
-    out: libraries differ in the version of Unicode."""
+    """Returns random texts of many scripts, emoji, control characters and the text of special tokens.
+
+    Unassigned code points are left out, because libraries use different versions of Unicode.
+    """
     source = random.Random(seed)
     texts = []
     for _ in range(count):
@@ -73,7 +75,7 @@ def corpus() -> tuple[str, ...]:
 
 
 def train_bpe(pattern: str, size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """A byte-level vocabulary of `size` tokens and its merges."""
+    """Trains a byte-level vocabulary of `size` tokens, and returns it with its merges."""
     library = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(pattern), "isolated")
     library.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
@@ -98,7 +100,7 @@ def write_bpe(
 
 
 def write_specials(directory: Path, first: int, **config: Any) -> None:
-    """added_tokens.json, special_tokens_map.json and tokenizer_config.json, with the special tokens from id `first`."""
+    """Writes added_tokens.json, special_tokens_map.json and tokenizer_config.json; special ids begin at `first`."""
     numbers = {text: first + n for n, text in enumerate(SPECIALS)}
     (directory / "added_tokens.json").write_text(json.dumps(numbers))
     named = {"eos_token": SPECIALS[0], "mask_token": SPECIALS[3], "additional_special_tokens": list(SPECIALS)}
@@ -109,7 +111,7 @@ def write_specials(directory: Path, first: int, **config: Any) -> None:
 def naive_bpe(
     vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], pattern: str, form: Any
 ) -> Callable[[str], list[int]]:
-    """Byte-level BPE as its paper describes it: the best pair of neighbors is merged everywhere, until none is left."""
+    """Returns an encoder with byte-level BPE as in its paper: it merges all best pairs until none is left."""
     ranks = {pair: rank for rank, pair in enumerate(merges)}
     letters = byte_letters()
     split = regex.compile(pattern)
@@ -143,7 +145,7 @@ def _merged(parts: Sequence[str], pair: tuple[str, str]) -> Iterator[str]:
 
 @functools.cache
 def byte_letters() -> dict[int, str]:
-    """GPT-2's letter for each byte."""
+    """Returns GPT-2's letter for each byte."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = {byte: chr(byte) for byte in visible}
     rest = (byte for byte in range(256) if byte not in letters)
@@ -152,7 +154,7 @@ def byte_letters() -> dict[int, str]:
 
 @functools.cache
 def sentencepiece_model(**options: Any) -> bytes:
-    """A trained model. `options` are those of the trainer."""
+    """Trains and returns a sentencepiece model. `options`: those of the trainer."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(corpus()),

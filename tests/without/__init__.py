@@ -1,1 +1,1 @@
-"""Whether what is added by name can be taken away again: the tests of a tree without some of its entries."""
+"""Runs the tests in a copy of the repository without some entries (strategies, algorithms, model families)."""

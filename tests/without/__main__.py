@@ -1,4 +1,7 @@
-"""Runs tests without some families, strategies or rules: all but these entries' own have to pass (CONTRIBUTING.md)."""
+"""Runs tests without some model families, strategies or algorithms (CONTRIBUTING.md#removing-an-entry).
+
+All tests except those of the removed entries must pass.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ NOTHING_PROVED = 2
 
 
 def main(args: list[str]) -> int:
-    """0: only tests failed that are the entries' own; 1: others too; 2: nothing was run."""
+    """Returns 0 if all failed tests belong to the removed entries, 1 if others failed too, 2 if no tests ran."""
     at = args.index("--") if "--" in args else len(args)
     parser = argparse.ArgumentParser("python -m tests.without", description=__doc__)
     parser.add_argument("entry", nargs="*", help="what is taken out: a module's name, as models.dream or dream")
@@ -66,7 +69,10 @@ def tests_of(tree: Path, plugin: str, args: Sequence[str | Path]) -> int:
 
 
 def record(there: list[Entry], uses: Path, args: Sequence[str]) -> int:
-    """Which tests use an entry and are not its own, as a table; all of them go into the file."""
+    """Runs all tests and writes the entries that each one uses to the file `uses`.
+
+    Prints per entry how many tests use it, and how many of these do not belong to it.
+    """
     uses.unlink(missing_ok=True)
     with copied() as tree:
         mark(tree, there)

@@ -1,4 +1,4 @@
-"""What is added by name: read from the packages' imports, and taken out of a copy of the tree."""
+"""Reads the entries from the imports of their packages, and removes entries from a copy of the tree."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 PACKAGES = ("models", "strategies", "algorithms")
 
-# What the shipped demo checkpoint is served with. Every test of the server, the command
-# line and the examples runs on that checkpoint, so that without these there is nothing left to run.
+# The entries that serve the shipped demo checkpoint. They cannot be removed, because all tests of the server, the
+# command line and the examples run on that checkpoint.
 DEMO = ("models.llada2", "strategies.multi_bd", "algorithms.threshold")
 
 
@@ -29,7 +29,7 @@ class Entry(NamedTuple):
 
 
 def _imports(path: Path) -> set[str]:
-    """The modules that a file names in its imports, at any depth."""
+    """Returns the modules that a file imports, at module level or in functions."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -40,7 +40,7 @@ def _imports(path: Path) -> set[str]:
 
 
 def entries(root: Path) -> list[Entry]:
-    """Every entry: a module that its package imports by name."""
+    """Returns all entries. An entry is a module that the `__init__.py` of its package imports."""
     found = []
     for package in PACKAGES:
         tree = ast.parse((root / "runtime" / package / "__init__.py").read_text(encoding="utf-8"))
@@ -51,7 +51,11 @@ def entries(root: Path) -> list[Entry]:
 
 
 def chosen(root: Path, names: Iterable[str]) -> list[Entry]:
-    """The entries called so, with or without their package; ValueError for what there is none of, or several."""
+    """Returns the entries with these names, given with or without their package.
+
+    Raises:
+        ValueError: A name fits no entry or several, or the entry cannot be removed.
+    """
     every = entries(root)
     found = []
     for name in names:
@@ -67,7 +71,7 @@ def chosen(root: Path, names: Iterable[str]) -> list[Entry]:
 
 
 def _declared(path: Path, name: str, package: str) -> list[Entry]:
-    """What a rule or a family says it goes with, by a declaration of that name (`strategies = (...)`)."""
+    """Returns the entries of `package` that an algorithm or a family declares under `name` (`strategies = (...)`)."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         named = isinstance(node, ast.keyword) and node.arg == name
         if named or (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name):
@@ -76,8 +80,11 @@ def _declared(path: Path, name: str, package: str) -> list[Entry]:
 
 
 def with_dependents(root: Path, entries_out: Iterable[Entry]) -> list[Entry]:
-    """And the entries that are nothing without them: whose files import theirs (in the tree they would bring them
-    back), strategies whose own rule is gone, families that no other strategy or rule decodes."""
+    """Returns the removed entries and those that depend on them.
+
+    These are entries whose files import a removed one (they would import it again), strategies whose own algorithm is
+    removed, and families that no remaining strategy or algorithm can decode.
+    """
     every = entries(root)
     imports = {entry: _imports(entry.file(root)) for entry in every}
     families = [entry for entry in every if entry.package == "models"]
@@ -98,7 +105,7 @@ def with_dependents(root: Path, entries_out: Iterable[Entry]) -> list[Entry]:
 
 
 def copy_tree(root: Path, to: Path) -> None:
-    """What git tracks or would track, as it stands now, and the environment as a link."""
+    """Copies all files that git tracks or does not ignore, with uncommitted changes. Links the virtual environment."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=root, check=True, capture_output=True, text=True,
@@ -126,7 +133,7 @@ class _Without(ast.NodeTransformer):
 
 
 def take_out(root: Path, gone: Iterable[Entry]) -> None:
-    """Remove the entries' imports from their packages, and make their files impossible to import from elsewhere."""
+    """Removes the entries' imports from their packages, and makes an import of their files raise ImportError."""
     gone = list(gone)
     for package in PACKAGES:
         names = {entry.name for entry in gone if entry.package == package}
@@ -138,7 +145,9 @@ def take_out(root: Path, gone: Iterable[Entry]) -> None:
 
 
 def named(test: str, names: Iterable[str]) -> set[str]:
-    """Which of `names` a test's id names: as a word of its file's name, of its own, or of its parameters, where the
-    longest name counts (`llada_moe` is not `llada`)."""
+    """Returns those of `names` that a test's id contains as words, in the name of the file, the test or a parameter.
+
+    Of overlapping names the longest one counts (`llada_moe` does not contain `llada`).
+    """
     longest = sorted(names, key=len, reverse=True)
     return set(re.findall(rf"(?<![a-z0-9])(?:{'|'.join(longest)})(?![a-z0-9])", test.replace("-", "_")))

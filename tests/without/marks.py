@@ -1,4 +1,4 @@
-"""Marks in a copy of the tree: every function of an entry tells that it was called, in whichever process."""
+"""Instruments the entries in a copy of the tree: each function of an entry records its calls, in any process."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 from tests.without.entries import Entry
 
-VARIABLE = "UNMASK_USES"  # where processes that a test starts write what they use
+VARIABLE = "UNMASK_USES"  # file to which child processes of a test write the entries that they use
 
 
 class Used:
-    """What this process used since it was last asked, and what those that it started did."""
+    """The entries that this process and its child processes have used since the last `take`."""
 
     def __init__(self) -> None:
-        self.here: set[str] | None = None  # None: another process asks, by the file
+        self.here: set[str] | None = None  # None in a child process, which writes to the file instead
         self.read = 0
 
     def listen(self, path: Path) -> None:
@@ -48,7 +48,10 @@ def used(entry: str) -> None:
 
 
 class _Marks(ast.NodeTransformer):
-    """Has each function below tell first; but not how a family is recognized, for which all of them are asked."""
+    """Adds a call of `used` to the beginning of each function.
+
+    Leaves out functions that detect a family, because each detection calls those of all families.
+    """
 
     def __init__(self, entry: str, asked_of_all: set[str]) -> None:
         self.entry, self.asked_of_all = entry, asked_of_all
@@ -93,7 +96,8 @@ def _write(path: Path, tree: ast.Module) -> None:
     path.write_text(ast.unparse(tree) + "\n", encoding="utf-8")
 
 
-# Who is asked for one by name, and how it is known which: its functions may all stand in a file that is no entry.
+# Functions that look up an entry by name, with the statement that records the result. They are needed for entries
+# whose functions are all defined in other files.
 _LOOKUPS = {
     "models": ("resolve_family", "used('models.' + found.key)"),
     "strategies": ("make_strategy", "used('strategies.' + key)"),
@@ -101,7 +105,7 @@ _LOOKUPS = {
 
 
 class _Lookup(ast.NodeTransformer):
-    """Has a function tell what it returns."""
+    """Adds a call of `used` before each return of one function."""
 
     def __init__(self, function: str, call: str) -> None:
         self.function, self.call = function, call

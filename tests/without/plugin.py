@@ -1,5 +1,7 @@
-"""For pytest: writes the ids of the tests that fail, and of files that cannot be collected, into a file; leaves out
-tests that a file names."""
+"""pytest plugin that writes the ids of failed tests and of files with collection errors to a file.
+
+It also deselects the tests whose ids another file lists.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     out = set(path.read_text(encoding="utf-8").splitlines()) if path else set()
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in out])
     items[:] = [item for item in items if item.nodeid not in out]
-    for item in items:  # in whichever process runs it; its report carries this to where it is written
+    for item in items:  # user properties are part of the report, so they reach the process that writes the file
         item.user_properties.append(("fixtures", list(getattr(item, "fixturenames", ()))))
 
 

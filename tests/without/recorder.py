@@ -1,4 +1,4 @@
-"""For pytest, in a copy whose entries are marked: writes which of them each test used, a JSON line each."""
+"""pytest plugin for a copy with instrumented entries. It writes the entries that each test used, as JSON lines."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Recorder:
         USED.listen(path.with_name(f"{path.name}-{os.getpid()}"))
         self.path = path
         self.names = {entry.name for entry in entries(ROOT)}
-        self.collected: dict[str, set[str]] = {}  # by a node's id: what was used to find its tests
-        self.fixtures: dict[tuple[str, int], set[str]] = {}  # those that stand, by name and which of their parameters
-        self.open: list[set[str]] = [set()]  # of the test, and of the fixtures that are being set up for it
+        self.collected: dict[str, set[str]] = {}  # node id -> entries used to collect it
+        self.fixtures: dict[tuple[str, int], set[str]] = {}  # (fixture, index of its parameter) -> entries it used
+        self.open: list[set[str]] = [set()]  # stack: the test's entries, then those of fixtures that are being set up
 
     def take(self) -> None:
         self.open[-1] |= USED.take()
@@ -46,7 +46,7 @@ class Recorder:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Generator[None, Any, Any]:
-        """What a fixture uses is used by all tests that ask for it, though it is set up for the first alone."""
+        """Records the entries that a fixture uses. They count for all tests that request it, not only for the first."""
         self.take()
         self.open.append(set())
         try:

@@ -1,4 +1,7 @@
-"""Which entries each test uses, from one run of all: so that to take one out only those tests need to run again."""
+"""Records of the entries that each test uses, from one run of all tests.
+
+A later run without an entry needs to execute only the tests that use it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tests.without.entries import Entry, named
 
-# What tells of everything that is registered, and calls nothing of it.
+# Tests that read the whole registry without calling the entries' functions.
 READ_BY_NAME = (
     "tests/without/",
     "tests/test_docs.py",
@@ -25,33 +28,33 @@ READ_BY_NAME = (
 
 
 class Test(NamedTuple):
-    """A test as it ran with all entries."""
+    """The record of a test that ran with all entries."""
 
-    __test__ = False  # to pytest
+    __test__ = False  # pytest does not collect this class
 
     id: str
     fixtures: tuple[str, ...]
-    all_entries: bool  # marked so
-    uses: frozenset[str]  # the entries that it called, or its fixtures, or a process that it started
-    says: frozenset[str]  # the names of entries that stand in quotes in its source
+    all_entries: bool  # has the marker `all_entries`
+    uses: frozenset[str]  # entries that the test, its fixtures or its child processes called
+    says: frozenset[str]  # names of entries in the strings of its source
 
     def line(self) -> str:
         return json.dumps([self.id, self.fixtures, self.all_entries, sorted(self.uses), sorted(self.says)]) + "\n"
 
     def own(self, gone: Iterable[Entry], names: Iterable[str]) -> bool:
-        """Whether it may fail without those entries."""
+        """Returns whether the test belongs to those entries, so that it may fail without them."""
         return self.all_entries or bool(
             named(" ".join([self.id, *self.fixtures]), names) & {entry.name for entry in gone}
         )
 
     def concerned(self, gone: Iterable[Entry]) -> bool:
-        """Whether it could fail without those entries."""
+        """Returns whether the removal of those entries could change the result of the test."""
         is_named = any(str(entry) in self.uses or entry.name in self.says for entry in gone)
         return is_named or self.id.startswith(READ_BY_NAME)
 
 
 def spoken(function: Callable[..., Any], names: Iterable[str]) -> set[str]:
-    """Which of `names` stand in quotes in a function's source, beside its docstring."""
+    """Returns those of `names` that occur in the strings of a function's source, except its docstring."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     strings = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     return named(" ".join(text for text in strings if inspect.cleandoc(text) != function.__doc__), names)

@@ -1,4 +1,4 @@
-"""The shipped adapter `roman`, and how such a one is trained."""
+"""Tests of the shipped adapter `roman`, and of training such adapters."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ from training.demo.lora import TARGETS, add_adapter, export_adapter
 from training.demo.model import DemoModel
 from training.demo.tokenizer import make_tokenizer
 
-PROMISED = {"multiply": 1, "compare": 1, "count": 5, "sort": 5}  # as its card has it: most wrong answers of COUNT
+PROMISED = {"multiply": 1, "compare": 1, "count": 5, "sort": 5}  # maximum wrong answers of COUNT, as in its card
 COUNT = 16
 SETTINGS = SamplingParams(max_tokens=256, temperature=0.0, decoding={"mode": "quality"})
 
@@ -43,7 +43,7 @@ def test_a_fresh_adapter_changes_nothing_and_is_all_that_learns() -> None:
     assert {n.rpartition(".")[2] for n in pairs} == set(TARGETS)
 
 
-def test_a_checkpoint_comes_back_as_it_was_but_for_rounding(tmp_path) -> None:
+def test_a_loaded_checkpoint_equals_the_exported_one_up_to_rounding(tmp_path) -> None:
     model = make()
     export(model.state_dict(), TINY, make_tokenizer(), tmp_path)
     again = load_checkpoint(tmp_path)
@@ -52,8 +52,8 @@ def test_a_checkpoint_comes_back_as_it_was_but_for_rounding(tmp_path) -> None:
         torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-2, atol=1e-2)
 
 
-def test_what_is_written_is_what_the_server_adds(tmp_path) -> None:
-    """The training's own layers, and the server's merged weights, of one trained pair for each layer."""
+def test_the_exported_adapter_equals_that_of_the_training(tmp_path) -> None:
+    """Compares the training model's adapter layers with merged weights, for one trained pair per layer."""
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     export(make().state_dict(), TINY, make_tokenizer(), base)
     model = load_checkpoint(base).eval()
@@ -75,7 +75,7 @@ def test_what_is_written_is_what_the_server_adds(tmp_path) -> None:
 
 
 @pytest.mark.matrix
-def test_the_script_trains_one_that_can_be_served(tmp_path, monkeypatch) -> None:
+def test_the_script_trains_an_adapter_that_can_be_served(tmp_path, monkeypatch) -> None:
     ticks = itertools.count()
     monkeypatch.setattr(train_adapter, "time", SimpleNamespace(perf_counter=lambda: next(ticks) / 10))
     base, adapter = tmp_path / "base", tmp_path / "adapter"
@@ -113,7 +113,7 @@ def test_the_shipped_adapter_answers_in_roman_numerals_next_to_the_base(llm) -> 
 
 
 @pytest.mark.parametrize("name", PROMISED)
-def test_the_shipped_one_keeps_what_its_card_promises(llm, name) -> None:
+def test_the_shipped_adapter_has_the_accuracy_of_its_card(llm, name) -> None:
     stream = (s for s in train_adapter.samples("test", held_out=True) if s.task == name)
     samples = [next(stream) for _ in range(COUNT)]
     outs = llm.generate([s.messages for s in samples], SETTINGS, adapter="roman")
@@ -121,13 +121,13 @@ def test_the_shipped_one_keeps_what_its_card_promises(llm, name) -> None:
     assert len(wrong) <= PROMISED[name], wrong
 
 
-def test_it_is_small_and_found_by_its_name() -> None:
+def test_the_shipped_adapter_is_small_and_found_by_name() -> None:
     path = resolve_adapter("demo://roman")
     assert sum(file.stat().st_size for file in path.iterdir()) <= 1e6
     assert path.parent == Path(demo.__file__).parent / "adapters"
 
 
 @pytest.mark.parametrize("uri", ["demo://greek", "demo://", "demo://../checkpoint"])
-def test_another_name_is_refused_with_those_there_are(uri) -> None:
+def test_an_unknown_adapter_is_refused_with_the_available_ones(uri) -> None:
     with pytest.raises(ConfigError, match=r"does not ship with this copy of unmask; it has 'roman'$"):
         resolve_adapter(uri)

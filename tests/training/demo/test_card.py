@@ -1,4 +1,4 @@
-"""The tables of the model card, from the figures of a run."""
+"""Tests of the tables of the model card, which are generated from the figures of a run."""
 
 import json
 

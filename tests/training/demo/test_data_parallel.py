@@ -1,4 +1,4 @@
-"""Training in several processes: gradients of a divided batch, equal weights, and one clock for all ranks."""
+"""Tests of data parallel training: gradients of a divided batch, equal weights, and one clock for all ranks."""
 
 import dataclasses
 import itertools
@@ -27,7 +27,7 @@ from training.demo.tokenizer import make_tokenizer, save_tokenizer
 CPU = torch.device("cpu")
 RANKS = 2
 PRESET = dataclasses.replace(TOY, eval_prompts=0, total_minutes=0.02, eval_every_minutes=0.008)
-STEP_SECONDS = 0.03  # of a step on rank 0, whose time decides
+STEP_SECONDS = 0.03  # duration of a step on rank 0, whose clock counts
 
 
 def part(out: Path, rank: int) -> Tensors:
@@ -55,13 +55,13 @@ def gradients(trainer: script.Trainer, batch: Tensors) -> dict[str, torch.Tensor
 
 
 def train_rank(rank: int, out: Path) -> None:
-    """Runs in a process of its own: writes what the rank has after one backward pass and after a training."""
+    """Runs a rank in its process, and writes its state after one backward pass and after the training."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=RANKS)
     trainer = script.Trainer(PRESET, out, 0, DataParallel(CPU, rank, RANKS))
     first = gradients(trainer, part(out, rank))
     ticks = itertools.count()
-    tick_seconds = STEP_SECONDS / 2 * (1 + 9 * rank)  # ranks' clocks disagree
+    tick_seconds = STEP_SECONDS / 2 * (1 + 9 * rank)  # the clocks of the ranks differ
     script.time = SimpleNamespace(perf_counter=lambda: next(ticks) * tick_seconds)
     script.train(trainer, float("inf"))
     state = {"first": first, "weights": trainer.model.state_dict(), "average": trainer.average.weights}
@@ -71,7 +71,7 @@ def train_rank(rank: int, out: Path) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The directory and the ranks' states after a training by two processes."""
+    """Returns the directory and the ranks' states after a training by two processes."""
     out = tmp_path_factory.mktemp("ranks")
     (out / "tokenizer").mkdir()
     save_tokenizer(make_tokenizer(), out / "tokenizer", PRESET.shape.max_position_embeddings)
@@ -101,14 +101,14 @@ def test_weights_stay_equal_on_all_ranks(trained) -> None:
         assert name.endswith("expert_bias") or not torch.equal(value, begin[name])
 
 
-def test_the_time_of_rank_0_decides(trained) -> None:
+def test_the_clock_of_rank_0_ends_the_training(trained) -> None:
     out, (first, second) = trained
     assert first["progress"] == second["progress"]
     steps, seconds = first["progress"]
     assert seconds == pytest.approx(PRESET.total_minutes * 60, abs=script.CLOCK_EVERY * STEP_SECONDS)
     assert steps == pytest.approx(PRESET.total_minutes * 60 / STEP_SECONDS, abs=script.CLOCK_EVERY)
     entries = [json.loads(text) for text in (out / "log.jsonl").read_text().splitlines()]
-    assert [entry["step"] for entry in entries] == [20, steps]  # one rank writes
+    assert [entry["step"] for entry in entries] == [20, steps]  # only one rank writes
 
 
 def torchrun(ranks: int, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -119,14 +119,14 @@ def torchrun(ranks: int, *flags: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.matrix
 def test_torchrun_trains_and_resumes(tmp_path) -> None:
-    call = partial(torchrun, RANKS, "--out", str(tmp_path), "--minutes", "0.001")  # CLOCK_EVERY steps, at least
+    call = partial(torchrun, RANKS, "--out", str(tmp_path), "--minutes", "0.001")  # at least CLOCK_EVERY steps
     begun = call()
     assert begun.returncode == 0, begun.stderr
     resumed = call("--resume")
     assert resumed.returncode == 0, resumed.stderr
     first, last = [json.loads(text) for text in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert 0 < first["step"] < last["step"]
-    assert resumed.stdout.count(f"step {first['step']}\n") == 1  # rank 0 alone prints
+    assert resumed.stdout.count(f"step {first['step']}\n") == 1  # only rank 0 prints
     assert (tmp_path / "checkpoint" / "model.safetensors").exists()
 
 

@@ -1,4 +1,4 @@
-"""The training model computes LLaDA2, its packed rows see what serving will show them, and its export is loadable."""
+"""Tests of the training model: it computes LLaDA2, packed rows see the same tokens as in serving, exports load."""
 
 import dataclasses
 import json
@@ -69,7 +69,7 @@ def test_both_ways_of_running_the_experts_agree() -> None:
 
 
 def test_noised_blocks_see_earlier_clean_blocks_and_themselves(encoder) -> None:
-    """Packed clean and noised copies give the logits of one block at a time behind its clean past."""
+    """Packed clean and noised copies give the same hidden states as one block at a time behind its clean past."""
     weights = {"add": 1.0, "followup": 1.0, "count": 1.0}
     noiser = Noiser(encoder, NoiseRecipe(corrupt=0.5), 3)
     batch = to_device(next(batches(Documents(encoder, weights, "s"), noiser, 3, 160, encoder.eos)), CPU)
@@ -91,8 +91,8 @@ def test_noised_blocks_see_earlier_clean_blocks_and_themselves(encoder) -> None:
     assert checked >= 6
 
 
-def test_both_masks_of_training_show_the_same(encoder) -> None:
-    shape = dataclasses.replace(TINY, hidden_size=64, head_dim=16)  # FlexAttention takes no narrower heads
+def test_both_attention_masks_of_training_are_equal(encoder) -> None:
+    shape = dataclasses.replace(TINY, hidden_size=64, head_dim=16)  # the smallest head_dim that FlexAttention supports
     noiser = Noiser(encoder, NoiseRecipe(corrupt=0.5), 3)
     batch = to_device(
         next(batches(Documents(encoder, {"add": 1.0, "json": 1.0}, "s"), noiser, 2, 256, encoder.eos)), CPU
@@ -222,7 +222,7 @@ def test_rows_hold_every_document(name, encoder) -> None:
     packer = Packer(encoder.eos, preset.row_length)
     documents = Documents(encoder, preset.tasks, "long")
     for _ in range(3000):
-        packer.add(*next(documents), size=32)  # ValueError for one that fits no way
+        packer.add(*next(documents), size=32)  # raises ValueError if a document does not fit
 
 
 def test_bfloat16_autocast_gives_nearly_the_same(encoder) -> None:

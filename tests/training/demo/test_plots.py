@@ -1,4 +1,4 @@
-"""Plots of stories: the offsets of their roles, and how they are counted."""
+"""Tests of the plots of stories: the token offsets of their roles, and their counts."""
 
 import json
 import random
@@ -12,7 +12,7 @@ from training.demo.tokenizer import ChatEncoder, make_tokenizer
 
 
 def test_plots_are_counted_among_right_stories_only(monkeypatch, tmp_path, capsys) -> None:
-    """An engine whose every second seed gives a story with another name."""
+    """The engine is replaced. Every second of its stories is wrong."""
 
     class Engine:
         def __init__(self, **settings: object) -> None: ...
@@ -36,7 +36,7 @@ def test_plots_are_counted_among_right_stories_only(monkeypatch, tmp_path, capsy
 
 
 def test_the_offset_of_a_role_depends_on_no_plot_and_on_no_choice() -> None:
-    """Else decoding is uncertain where to copy a requested name, and sampling prefers some plots."""
+    """Otherwise decoding is uncertain where to copy a requested name, and sampling prefers some plots."""
     encoder = ChatEncoder(make_tokenizer())
 
     def openings(**asked: str) -> list[list[int]]:

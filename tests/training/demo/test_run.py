@@ -1,4 +1,4 @@
-"""A complete run: the order of its steps, and how it continues after one that failed."""
+"""Tests of a complete run: the order of its steps, and resuming after a failed step."""
 
 import copy
 import itertools
@@ -27,7 +27,7 @@ FIGURES = {
 
 @pytest.fixture
 def steps(monkeypatch):
-    """Replaces processes: each writes what its module would write. `steps.fail` names one that fails.
+    """Replaces the processes by stubs that write the files of their modules. `steps.fail` names one that fails.
 
     With `steps.pairs`, each step after the training waits until another one runs too.
     """

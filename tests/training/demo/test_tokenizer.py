@@ -1,4 +1,4 @@
-"""The tokenizer: round trips, the digit rule, and a chat encoding equal to the shipped template's."""
+"""Tests of the demo tokenizer: round trips, one token per digit, and a chat encoding equal to the template's."""
 
 import json
 import random
@@ -31,7 +31,7 @@ def encoder(saved):
     return ChatEncoder(Tokenizer.from_file(str(saved / "tokenizer.json")))
 
 
-def test_any_text_comes_back(encoder) -> None:
+def test_any_text_round_trips(encoder) -> None:
     @given(st.text())
     def check(text: str) -> None:
         assert encoder.tokenizer.decode(encoder.text(text), skip_special_tokens=False) == text
@@ -54,7 +54,7 @@ def test_the_vocabulary_ends_with_the_special_tokens(encoder) -> None:
     assert size <= VOCAB_SIZE
 
 
-def test_the_shipped_tokenizer_is_the_one_of_the_vocabulary(saved) -> None:
+def test_the_shipped_tokenizer_equals_the_generated_one(saved) -> None:
     assert json.loads((CHECKPOINT / "tokenizer.json").read_text()) == json.loads((saved / "tokenizer.json").read_text())
     shipped = json.loads((CHECKPOINT / "tokenizer_config.json").read_text())
     assert shipped["chat_template"] == json.loads((saved / "tokenizer_config.json").read_text())["chat_template"]
@@ -82,7 +82,7 @@ def test_special_tokens_in_content_stay_text(encoder) -> None:
 
 
 def template_of(directory: Path) -> jinja2.Template:
-    """As transformers and the server read it."""
+    """Returns the chat template with the jinja environment of transformers and the server."""
     template = json.loads((directory / "tokenizer_config.json").read_text())["chat_template"]
     rendering = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     rendering.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
@@ -90,7 +90,7 @@ def template_of(directory: Path) -> jinja2.Template:
 
 
 def as_clients_send(messages):
-    """A conversation of the tool tasks in the interface's own fields: (tools, messages)."""
+    """Converts a conversation of the tool tasks to the fields of the API: (tools, messages)."""
     first, *rest = messages
     system, _, tool_list = first["content"].rpartition("# Tools\n<tools>\n")
     tools = [json.loads(line) for line in tool_list.removesuffix(f"\n</tools>\n{HOW}").split("\n")]
@@ -121,7 +121,7 @@ def test_tools_are_offered_and_called_in_the_family_s_format(encoder, saved, nam
         assert library.encode(text, add_special_tokens=False).ids == encoder.prompt(sample.messages)
 
 
-def test_several_calls_and_results_of_one_turn_stand_together(saved) -> None:
+def test_several_calls_and_results_of_one_turn_are_adjacent(saved) -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     messages = [
         {"role": "user", "content": "Go"},

@@ -1,4 +1,4 @@
-"""The training script end to end at a toy size: it learns, stops and resumes, and leaves a loadable checkpoint."""
+"""Tests of the training script at a toy size: it learns, stops and resumes, and writes a loadable checkpoint."""
 
 import dataclasses
 import itertools
@@ -33,11 +33,11 @@ TOY = dataclasses.replace(
     total_minutes=0.05,
     eval_every_minutes=100.0,
 )
-STEP_SECONDS = 0.03  # of a step, which reads the clock twice more
+STEP_SECONDS = 0.03  # duration of a step, which reads the clock twice
 
 
 def use_toy(patch: pytest.MonkeyPatch) -> None:
-    """Makes `toy` the only preset, with a clock that depends on the steps alone."""
+    """Makes `toy` the only preset, with a clock that depends only on the steps."""
     ticks = itertools.count()
     patch.setattr(script, "PRESETS", {"toy": TOY})
     patch.setattr(script, "time", SimpleNamespace(perf_counter=lambda: next(ticks) * STEP_SECONDS / 2))
@@ -45,13 +45,13 @@ def use_toy(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A directory after a training cut in two calls."""
+    """Returns the directory of a training that was interrupted and resumed."""
     out = tmp_path_factory.mktemp("training")
     with pytest.MonkeyPatch.context() as patch:
         use_toy(patch)
         call = ["--preset", "toy", "--out", str(out), "--device", "cpu"]
         assert script.main([*call, "--minutes", "0.02"]) == 0
-        assert script.main(call) == 2  # there is a training already
+        assert script.main(call) == 2  # refused: the directory has a training
         assert script.main([*call, "--resume"]) == 0
     return out
 
@@ -152,7 +152,7 @@ def test_decoding_fills_blocks_and_stops(trained) -> None:
         assert encoder.mask not in answer
         assert 1 <= count <= 40
     quick = decode(model, prompts, encoder, threshold=0.0, max_new=20)[1]
-    assert max(quick) <= 4  # everything passes: one step a block
+    assert max(quick) <= 4  # all tokens pass the threshold: one step per block
 
 
 def test_the_learning_rate_rises_and_falls() -> None:
