@@ -232,6 +232,8 @@ def test_aborted_connections_leave_nothing(several: ServerProcess) -> None:
     def files() -> list[int]:
         return [process.num_fds() for process in frontends(several)]
 
+    with clients(several) as each:  # a process opens a descriptor at its first connection
+        assert [client.post("/generate", json=SHORT).status_code for client in each] == [200] * PROCESSES
     several.until_idle()
     wait_until(lambda: not any(connections(several)))
     before = files()
