@@ -1,4 +1,4 @@
-"""Test of a pod that dies under load: only its requests fail, with an error; the second pod serves all others."""
+"""Test of a pod that is killed under load: only its requests fail, with an error; the second pod serves all others."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ ANSWERS = {
 
 
 class Oracle:
-    """An LLM that knows every answer. Each answer has ten tokens and an EOS token, and takes three forwards.
+    """An LLM that answers every prompt correctly, with ten tokens and an EOS token, in three forwards.
 
     Args:
         spoil: Every answer with a number divisible by this is wrong. 0: none is.

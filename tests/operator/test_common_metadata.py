@@ -81,7 +81,7 @@ def test_an_edit_of_the_common_metadata_replaces_the_pods_and_reaches_the_revisi
 
 
 def test_children_keep_the_common_metadata_next_to_an_unknown_value_in_the_spec():
-    """Checks a value that only another version of the operator knows. The pods and the labels stay unchanged."""
+    """Checks a value that only another version of the operator supports. The pods and the labels stay unchanged."""
     observed = running(commonLabels={"team": "a"}, engine={"decodingStrategy": "MultiBd"})
     spec = {**observed.resource["spec"], "engine": {"decodingStrategy": "OfTomorrow"}}
     pin = next(obj for obj in observed.children.values() if obj["kind"] == "ControllerRevision")
