@@ -130,7 +130,7 @@ def load(
     """
     host, _, port = (at or name).partition(":")
     url = f"http://{host}.{namespace}.svc:{port or 80}/v1"
-    options = ("-clients", str(clients), "-pause", pause, "-timeout", f"{REQUEST_SECONDS}s")
+    options = ("-clients", str(clients), "-pause", pause, "-timeout", f"{REQUEST_SECONDS}s", "-wait")
     made = kube.create(pod(namespace, called, "load", *options, url, name))
 
     it = Load(kube, namespace, called)

@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptrace"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -68,11 +69,17 @@ func runLoad(arguments []string) error {
 	timeout := flags.Duration("timeout", time.Minute, "for a whole answer")
 	maxTokens := flags.Int("max-tokens", 32, "of each answer")
 	listen := flags.String("listen", ":8080", "address of the report")
+	wait := flags.Bool("wait", false, "start when the server accepts a connection")
 	if err := flags.Parse(arguments); err != nil {
 		return err
 	}
 	if flags.NArg() != 2 {
 		return errors.New("load: two arguments, please: URL (with /v1) and MODEL")
+	}
+	if *wait {
+		if err := waitReachable(flags.Arg(0)); err != nil {
+			return err
+		}
 	}
 	l := &load{
 		url: strings.TrimSuffix(flags.Arg(0), "/") + "/chat/completions", model: flags.Arg(1),
@@ -96,6 +103,21 @@ func runLoad(arguments []string) error {
 		l.tell(w, r)
 	})
 	return http.Serve(listener, nil)
+}
+
+// waitReachable returns once the server of a URL accepts a connection. A node refuses connections to a Service until
+// kube-proxy has its endpoints.
+func waitReachable(server string) error {
+	parsed, err := url.Parse(server)
+	if err != nil {
+		return err
+	}
+	for {
+		if connection, err := net.Dial("tcp", parsed.Host); err == nil {
+			return connection.Close()
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
 }
 
 func (l *load) since() float64 { return time.Since(l.start).Seconds() }
