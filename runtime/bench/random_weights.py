@@ -20,6 +20,7 @@ from torch import nn
 from runtime.bench.model_shapes import architecture, random_model
 from runtime.bench.sizes import check_memory, check_weights
 from runtime.child_process import module_command
+from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
@@ -125,8 +126,13 @@ def load_random(
     return random_model(checkpoint.config, build, check=check)
 
 
-def random_llm(model: str | None, **flags: Any) -> LLM:
-    """`LLM(model, **flags)` of such a directory."""
+def random_llm(model: str | None, group: TensorParallelGroup | None = None, **flags: Any) -> LLM:
+    """Returns `LLM(model, **flags)` with random weights.
+
+    Args:
+        model: a directory of `write_files`.
+        group: of the only rank that is loaded. None: all ranks of the flags are started.
+    """
     from runtime import LLM
     from runtime.config import EngineConfig
     from runtime.distributed.executor import local_engine
@@ -135,11 +141,11 @@ def random_llm(model: str | None, **flags: Any) -> LLM:
 
     config = EngineConfig.from_flags(model=model, **flags)
     load = partial(load_random, pages=config.num_pages or 0)
-    if config.tensor_parallel_size > 1:
+    if config.tensor_parallel_size > 1 and group is None:
         command = module_command("runtime.bench.random_rank")
         made = LLM.from_engine(*local_engine(config, load, command))
     else:
-        made = LLM.from_engine(load_engine(config, load=load))
+        made = LLM.from_engine(load_engine(config, load=load, group=group or SINGLE_RANK))
     if model is not None and not config.skip_tokenizer:
         made.tokenizer = Tokenizer(model)
     return made

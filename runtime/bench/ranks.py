@@ -3,6 +3,9 @@
 It runs a complete engine: captured steps, plans sent to the other ranks, results on the host. Requests are random ids
 with one token per step, so that every step has the same batch. It prints medians. The step that prefills all prompts is
 last.
+
+With --no-communication, rank 0 runs alone on one GPU, and its collectives transfer nothing. No step of several GPUs can
+be shorter. Each rank norms all rows then, because the fused all-reduce and norm needs the other ranks.
 """
 
 from __future__ import annotations
@@ -15,10 +18,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from runtime.bench import kernel_times, output
 from runtime.bench.model_shapes import ARCHITECTURES
 from runtime.bench.sizes import check_positive
 from runtime.distributed.gpu import require_gpu
+from runtime.distributed.process_group import AllReduceBuffer, TensorParallelGroup
 from runtime.errors import ConfigError
 
 PREFILLS = 5
@@ -29,7 +35,13 @@ SETTLE = 5  # others
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", choices=ARCHITECTURES, required=True, help="a named shape")
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2], help="ranks; default: 1 2")
-    parser.add_argument("--deal", action="store_true", help="deal the experts out too, where there are several ranks")
+    parser.add_argument(
+        "--expert-parallel", action="store_true", help="measure several ranks also with whole experts per rank"
+    )
+    parser.add_argument(
+        "--no-communication", action="store_true",
+        help="run only rank 0 of each size, on one device, with collectives that transfer nothing",
+    )  # fmt: skip
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="requests at a time")
     parser.add_argument("--context", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--steps", type=int, default=60, help="tokens of an answer, and steps of each batch")
@@ -52,7 +64,7 @@ def main(args: argparse.Namespace) -> int:
             raise ConfigError(f"--steps {args.steps} must be at least {SETTLE + PROFILED} for --profile")
     rows = []
     for size in args.sizes:
-        for experts in {1, size} if args.deal else {1}:
+        for experts in {1, size} if args.expert_parallel else {1}:
             rows += _served(args, size, experts)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
@@ -69,20 +81,39 @@ def _served(args: argparse.Namespace, size: int, experts: int) -> list[dict[str,
         "tensor_parallel_size": size, "expert_parallel_size": experts, "disable_prefix_caching": True,
         "num_pages": max_requests * (longest // 32 + 2), "quantization": args.quantization,
     }  # fmt: skip
+    group = RankAlone.create(size, args.device) if args.no_communication and size > 1 else None
+    row = {"ranks": size, "expert_parallel": experts, "communication": group is None}
     rows = []
     with tempfile.TemporaryDirectory(prefix="unmask-bench-") as directory:
         write_files(Path(directory), args.arch)
-        with random_llm(directory, **flags) as llm:
+        with random_llm(directory, group, **flags) as llm:
             for batch in args.batch:
-                row = {"ranks": size, "expert_parallel": experts, "batch": batch, "context": args.context}
-                rows.append(row | _batch(llm, batch, args))
+                rows.append(row | {"batch": batch, "context": args.context} | _batch(llm, batch, args))
                 print(json.dumps(rows[-1]), flush=True)
-            rows.append({"ranks": size, "expert_parallel": experts} | _prefill(llm, args))
+            rows.append(row | _prefill(llm, args))
             print(json.dumps(rows[-1]), flush=True)
             for batch in [*args.batch, 0] if args.profile else []:
-                rows.append({"ranks": size, "expert_parallel": experts} | _profile(llm, batch, args))
+                rows.append(row | _profile(llm, batch, args))
                 print(json.dumps(rows[-1]), flush=True)
     return rows
+
+
+class RankAlone(TensorParallelGroup):
+    """Rank 0 of a tensor parallel group without other ranks. Its collectives return this rank's values."""
+
+    @classmethod
+    def create(cls, size: int, device: str | None) -> RankAlone:
+        where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        return cls(size=size, buffer=AllReduceBuffer(where))
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def all_reduce_max(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        return x.expand(self.size, *x.shape).contiguous()
 
 
 def _prefill(llm: Any, args: argparse.Namespace) -> dict[str, Any]:

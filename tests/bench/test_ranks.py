@@ -1,8 +1,10 @@
 """Tests of `runtime.bench ranks`, which compares served steps on one rank and on two."""
 
 import argparse
+import json
 
 import pytest
+import torch
 
 from runtime import LLM
 from runtime.bench import kernel_times, ranks
@@ -63,7 +65,7 @@ def test_the_table(tmp_path, capsys):
         "4",
         "--context",
         "32",
-        "--deal",
+        "--expert-parallel",
         "--prefill",
         "64",
     ]
@@ -71,3 +73,23 @@ def test_the_table(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [("step_ms" in line, "prefill" in line) for line in lines] == [(True, False), (True, True)] * 3
     assert where.read_text().count('"expert_parallel": 2') == 2
+
+
+def test_one_rank_of_four_runs_alone(capsys):
+    """The one rank has a quarter of the weights, and no other process is started."""
+    flags = "--arch llada2-tiny --device cpu --sizes 4 --batch 2 --steps 4 --context 32 --prefill 64 --no-communication"
+    assert main(["ranks", *flags.split()]) == 0
+    step, prefill = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (step["ranks"], step["communication"], step["batch"]) == (4, False, 2)
+    assert step["step_ms"] > 0
+    assert prefill["prefill"] == 64
+
+
+def test_collectives_of_a_rank_alone_return_its_values():
+    group = ranks.RankAlone.create(4, "cpu")
+    x = torch.arange(6.0).view(2, 3)
+    assert torch.equal(group.all_reduce(x.clone()), x)
+    assert torch.equal(group.all_reduce_out(x.clone()), x)
+    assert torch.equal(group.all_reduce_max(x.clone()), x)
+    assert torch.equal(group.all_gather(x), torch.stack([x] * 4))
+    assert group.min_across_ranks(7, x.device) == 7
