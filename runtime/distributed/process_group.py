@@ -362,11 +362,9 @@ def init_process_group(
     """
     limit = timedelta(seconds=seconds)
     if device.type == "cuda":
-        options: Any = dist.ProcessGroupNCCL.Options()
-        options._timeout = limit
-        made: Any = dist.ProcessGroupNCCL(store, rank, size, options)
+        made: Any = dist.ProcessGroupNCCL(store, rank, size, limit)  # type: ignore[arg-type]  # missing in torch's stub
     else:
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = limit
         made = dist.ProcessGroupGloo(store, rank, size, options)
