@@ -26,7 +26,7 @@ TOOLS = {
     "eval": "accuracy and tokens per forward on the demo tasks",
     "sweep": "accuracy against speed, a curve for each unmasking algorithm",
 }
-# Flags that --help lists, of tools with many; --help-all lists all flags.
+# Flags that --help lists for tools with many flags. --help-all lists all flags.
 COMMON = {
     "serve": (
         "--url --model --arch --random-weights --server-args --clients --rate --requests --max-tokens --json --plot"
@@ -39,7 +39,7 @@ EXAMPLES = {
     "serve": "python -m runtime.bench serve --clients 1 8 --requests 64",
     "steps": "python -m runtime.bench steps --arch llada2-mini --random-weights --batch 1 8 --context 512",
 }
-MODULES = {"ceilings": "device_peaks", "host": "python_overhead"}  # of the tools whose modules have other names
+MODULES = {"ceilings": "device_peaks", "host": "python_overhead"}  # of tools whose modules have other names
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,13 +79,16 @@ def _shorten_help(parser: argparse.ArgumentParser, tool: str, *, everything: boo
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether an allocator raised the error: Python's, torch's for GPUs, or torch's for the CPU, which has no class."""
+    """Returns whether an allocator raised the error: that of Python, or of torch for GPUs or the CPU.
+
+    The error of torch's allocator for the CPU has no class of its own.
+    """
     kinds = type(error).__name__ in ("MemoryError", "OutOfMemoryError")
     return kinds or "allocate memory" in str(error) or "invalid buffer size" in str(error).lower()
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's text, or its class."""
+    """Returns the first line of an error's text, or the name of its class. At most 200 characters."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 

@@ -1,4 +1,4 @@
-"""A runner whose steps change nothing, so that each finds what the one before it found; and what is counted of them."""
+"""A runner whose steps change no block, so that all steps have the same input, and the count of selected experts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runtime.worker.model_runner import ModelRunner, RunnerStats
 
 
 class AcceptNoneRunner:
-    """A runner whose results say that nothing has changed."""
+    """Runs a model runner, and replaces its results by ones without changes."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
@@ -28,7 +28,7 @@ class AcceptNoneRunner:
         self._same: BlockResults | None = None
 
     def hold(self) -> None:
-        """From now on every step samples the same blocks, as they are now: results are made once for all of them."""
+        """Reuses the results of the next step for all later steps, which must sample the same blocks."""
         self._held, self._same = True, None
 
     @property
@@ -67,7 +67,7 @@ class AcceptNoneRunner:
         results, blocks = self.runner.results(), self.plan.blocks
         if blocks is None:
             if self.runner.device.type == "cuda":
-                torch.cuda.synchronize(self.runner.device)  # a step with results waits for them
+                torch.cuda.synchronize(self.runner.device)  # a step with sampled blocks waits for its results
             return results
         if self._same is None or not self._held:
             masked = blocks.state == MASKED
@@ -82,14 +82,14 @@ class AcceptNoneRunner:
 
 
 def count_experts(model: torch.nn.Module, runner: ModelRunner, plan: StepPlan) -> list[int]:
-    """How many experts of each layer the rows of a step choose: it is launched once more."""
+    """Returns the number of experts per MoE layer that the rows of a step select. Launches the step once more."""
     routers = [part for part in model.modules() if isinstance(part, Router)]
     chosen: dict[torch.nn.Module, set[int]] = {router: set() for router in routers}
 
     def record_experts(router: torch.nn.Module, _: Any, out: tuple[torch.Tensor, torch.Tensor]) -> None:
         assert isinstance(router, Router)
         ids = out[0].unique().tolist()  # type: ignore[no-untyped-call]
-        chosen[router] |= {n for n in ids if 0 <= n < router.weight.shape[0]}  # one that all share may come after them
+        chosen[router] |= {n for n in ids if 0 <= n < router.weight.shape[0]}  # a fused shared expert has the next id
 
     hooks = [router.register_forward_hook(record_experts) for router in routers]
     if hooks:

@@ -1,4 +1,4 @@
-"""What `eval` and `sweep` share: held-out demo prompts through an `LLM`, answers through the tasks' checkers."""
+"""Runs held-out demo prompts through an `LLM` and checks the answers, for `eval` and `sweep`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from runtime.demo import everyday
 from runtime.demo.tasks import Sample, Task, all_tasks, held_out_samples
 from runtime.errors import ConfigError
 
-MAX_TOKENS = 400  # of an answer: above the longest right one
+MAX_TOKENS = 400  # per answer; more than the longest correct answer
 
 
 @dataclass(frozen=True)
 class Result:
-    """Of one task. `tokens` counts turn ends: they are decoded like the others."""
+    """Results of one task. `tokens` includes end tokens, because they are decoded like the others."""
 
     task: str
     kind: str
@@ -48,7 +48,7 @@ class Result:
 
 
 def pooled(results: Iterable[Result]) -> tuple[float, float]:
-    """(mean accuracy over all prompts, tokens per forward: sum of tokens / sum of forwards)."""
+    """Returns the mean accuracy over all prompts, and tokens per forward: sum of tokens / sum of forwards."""
     found = list(results)
     count = sum(r.count for r in found)
     return sum(r.right for r in found) / count, sum(r.tokens for r in found) / sum(r.nfe for r in found)
@@ -69,14 +69,15 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 def chosen_tasks(
     names: Sequence[str] | None, kind: str | None = None, known: Mapping[str, Task] | None = None
 ) -> list[Task]:
-    """Returns the tasks of those names, of one kind if given.
+    """Returns the tasks of these names.
 
     Args:
-        names: of `known` and of the files of everyday.py; all of `known` without it.
-        known: the tasks that the shipped checkpoint was trained on, without it.
+        names: names in `known`, or of the files of everyday.py; None for all of `known`.
+        kind: if set, only tasks of this kind.
+        known: None for the tasks that the shipped checkpoint was trained on.
 
     Raises:
-        ConfigError: for an unknown name.
+        ConfigError: a name is unknown.
     """
     known = all_tasks() if known is None else known
     tasks = {**known, **everyday.TASKS}
@@ -87,14 +88,14 @@ def chosen_tasks(
 
 
 def prompts_of(task: Task, count: int, seed: int) -> list[Sample]:
-    """`count` held-out prompts of a task; of the files of everyday.py as many as there are."""
+    """Returns `count` held-out prompts of a task; at most all prompts of a file of everyday.py."""
     if task.name in everyday.TASKS:
         return everyday.chosen(count, seed, task.name)
     return held_out_samples(task, count, seed)
 
 
 def open_llm(args: argparse.Namespace, batch: int) -> Any:
-    """An `LLM` that decodes `batch` requests at a time."""
+    """Returns an `LLM` that decodes `batch` requests at a time."""
     from runtime import LLM
 
     named = {"device": args.device, "dtype": args.dtype, "quantization": args.quantization}
@@ -111,7 +112,7 @@ def run_task(
     chunk: int,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Result:
-    """Decode every sample greedily, `chunk` prompts a call, and check the answers."""
+    """Decodes every sample greedily, `chunk` prompts per call, and checks the answers."""
     from runtime import SamplingParams
 
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, seed=0, decoding=decoding)
@@ -132,7 +133,7 @@ def run_task(
 def run_tasks(
     llm: Any, tasks: Sequence[Task], args: argparse.Namespace, decoding: dict[str, Any], title: str
 ) -> list[Result]:
-    """All tasks, with a progress bar on a terminal."""
+    """Runs all tasks, with a progress bar on a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -1,4 +1,4 @@
-"""`python -m runtime.bench collectives`: the time of single all-reduces of tensor parallel layers, by rows of a step.
+"""`python -m runtime.bench collectives`: times single all-reduces of tensor parallel layers, by rows of a step.
 
 On GPUs each operation is captured `--repeats` times in one CUDA graph, as in a step. Columns:
 
@@ -6,7 +6,7 @@ On GPUs each operation is captured `--repeats` times in one CUDA graph, as in a 
 * `two_shot`, `one_shot`: torch's all-reduces in symmetric memory.
 * `barrier`: a barrier of all ranks on the device.
 * `add_norm`: the residual addition and the norm of all rows, without communication.
-* `reduce_add_norm`: the all-reduce of layers that norm their own rows (``RMSNorm.add_reduced``).
+* `reduce_add_norm`: the all-reduce of layers whose ranks norm only their own rows (``RMSNorm.add_reduced``).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _run(args: argparse.Namespace, group: TensorParallelGroup) -> int:
 
 
 def operations(factory: LayerFactory, rows: int, hidden: int) -> dict[str, Operation]:
-    """Returns the operations that the group of `factory` has. All ranks call them in this order."""
+    """Returns the operations that the group of `factory` supports. All ranks call them in this order."""
     group, device, dtype = factory.group, factory.device, factory.dtype
     x, residual = (torch.zeros(rows, hidden, device=device, dtype=dtype) for _ in range(2))
     norm = RMSNorm(factory, hidden, 1e-6)

@@ -1,8 +1,8 @@
-"""`python -m runtime.bench ceilings`: how fast this device multiplies and reads, from the first milliseconds on.
+"""`python -m runtime.bench ceilings`: peak rates of GEMMs and memory reads, from the first milliseconds on.
 
-`roofline.py` uses these rates. A device with a power limit lowers its clock under load, and
-does not hold what it reaches at first. The product is of random numbers, for the power that it takes depends on them.
-Either kind of work begins after a pause.
+`roofline.py` uses these rates. A device with a power limit lowers its clock under load, and does not sustain its first
+rate. The GEMM multiplies random numbers, because its power draw depends on the values. Each kind of work begins after a
+pause.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from runtime.errors import ConfigError
 from runtime.kernels.common import tl, triton
 
 SIDE = 8192  # of the matrices
-NUMBERS = 1 << 31  # of four bytes, that are read
-BLOCK = 4096  # of these at a time
-BLOCKS = 64  # one after the other by each program: 1 MiB
-EDGES = (0, 10, 50, 200, 500)  # milliseconds between which a rate is printed; then doubled each time
-COPIED_BYTES = 1 << 29  # by one copy of `measure_rates`
+NUMBERS = 1 << 31  # four-byte integers to read
+BLOCK = 4096  # integers per load
+BLOCKS = 64  # consecutive loads per program: 1 MiB
+EDGES = (0, 10, 50, 200, 500)  # borders of the windows in milliseconds; later borders double
+COPIED_BYTES = 1 << 29  # per copy of `measure_rates`
 COPIED_SIDE = 4096  # of its matrices
-RATE_SECONDS = 0.05  # of either kind of its work
-PAUSE = 0.5  # seconds without work, before which a device is cool again
-MAX_IN_FLIGHT = 16  # pieces of work that the host launches before it waits for the first of them
+RATE_SECONDS = 0.05  # of each kind of its work
+PAUSE = 0.5  # seconds without work, after which a device is cool again
+MAX_IN_FLIGHT = 16  # launches before the host waits for the first of them
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,8 +58,10 @@ def main(args: argparse.Namespace) -> int:
 
 
 def measure_rates(device: torch.device) -> tuple[float, float]:
-    """Returns 10^12 operations per second of a GEMM in bfloat16, and 10^12 bytes per second that a copy reads and
-    writes. Both are those of a cool device, and take 1 GiB of its memory.
+    """Measures the rates of a bfloat16 GEMM and of a copy on a cool device. Takes 1 GiB of its memory.
+
+    Returns:
+        10^12 operations per second of the GEMM, and 10^12 bytes per second that the copy reads and writes.
     """
     with torch.cuda.device(device):
         multiplied = _ends(_matmul(COPIED_SIDE), RATE_SECONDS)
@@ -69,7 +71,7 @@ def measure_rates(device: torch.device) -> tuple[float, float]:
 
 
 def windows(seconds: float) -> list[tuple[float, float]]:
-    """Milliseconds from and to, up to `seconds`."""
+    """Returns the windows as start and end in milliseconds, up to `seconds`."""
     edges, end = [float(edge) for edge in EDGES], 1e3 * seconds
     while edges[-1] < end:
         edges.append(2 * edges[-1])
@@ -77,10 +79,12 @@ def windows(seconds: float) -> list[tuple[float, float]]:
 
 
 def rates(ends: Sequence[float], work: float, between: Sequence[tuple[float, float]]) -> list[float | None]:
-    """`work` a second in each window, by the pieces of so much work that ended in it. None: none did.
+    """Returns the work per second in each window, from the launches that ended in it; None if none did.
 
     Args:
-        ends: milliseconds at which pieces that follow each other ended, from the first one's beginning on.
+        ends: end of each of consecutive launches, in milliseconds from the start of the first.
+        work: amount of work per launch.
+        between: start and end of each window, in milliseconds.
     """
     pieces = list(itertools.pairwise([0.0, *ends]))
     found: list[float | None] = []
@@ -91,7 +95,7 @@ def rates(ends: Sequence[float], work: float, between: Sequence[tuple[float, flo
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """A line for each window."""
+    """Returns a table with one line per window."""
     lines = [f"{'ms':>12}{'TFLOP/s':>10}{'TB/s':>8}"]
     for row in rows:
         tflops, tbs = ("-" if row[name] is None else f"{row[name]:.{n}f}" for name, n in (("tflops", 1), ("tbs", 2)))
@@ -101,9 +105,13 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _ends(launch: Callable[[int], None], seconds: float) -> list[float]:
-    """Of pieces of work that go on for `seconds`: milliseconds from the first one's beginning to the end of each.
-    `launch(n)` launches the n-th one."""
-    launch(0)  # what is made at the first time is made now
+    """Launches work for `seconds`. Returns milliseconds from the start of the first launch to the end of each.
+
+    Args:
+        launch: called with the number of the launch.
+        seconds: how long to launch.
+    """
+    launch(0)  # compiles kernels and initializes libraries
     torch.cuda.synchronize()
     time.sleep(PAUSE)
     begin = _now()
@@ -121,13 +129,13 @@ def _now() -> torch.cuda.Event:
 
 
 def _elapsed(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
-    """Milliseconds; waits for the end."""
+    """Returns milliseconds between two events. Waits for `end`."""
     end.synchronize()
     return float(begin.elapsed_time(end))
 
 
 def _matmul(side: int) -> Callable[[int], None]:
-    """Two left operands take turns, so that no product is the one before it again."""
+    """Returns a launcher of GEMMs that alternates between two left operands, so that consecutive GEMMs differ."""
     left, other, right, out = (torch.randn(side, side, dtype=torch.bfloat16, device="cuda") for _ in range(4))
 
     def launch(n: int) -> None:
@@ -147,12 +155,12 @@ def _copying() -> Callable[[int], None]:
 
 @triton.jit
 def _read(numbers_ptr, out_ptr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
-    """One program: BLOCKS blocks that follow each other."""
+    """Each program reads BLOCKS consecutive blocks."""
     first = tl.program_id(0).to(tl.int64) * BLOCKS
     acc = tl.zeros([BLOCK], tl.int32)
     for n in range(BLOCKS):
         acc |= tl.load(numbers_ptr + (first + n) * BLOCK + tl.arange(0, BLOCK))
-    if tl.max(acc) == 1:  # never, of random numbers; but then they have to be read
+    if tl.max(acc) == 1:  # never with random numbers; it keeps the compiler from removing the loads
         tl.store(out_ptr, 1)
 
 

@@ -1,5 +1,7 @@
-"""`python -m runtime.bench draw FILE.json ... --plot FILE.png`: what earlier runs wrote with `--json`, as curves: of
-`steps --live` milliseconds over the batch, of `serve` latency over throughput."""
+"""`python -m runtime.bench draw FILE.json ... --plot FILE.png`: draws results of earlier runs with `--json` as curves.
+
+Results of `steps --live` are milliseconds over batch size, those of `serve` latency over throughput.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def steps(report: dict[str, Any], name: str) -> list[plot.Curve]:
-    """A curve for each case and context, over the batch."""
+    """Returns one curve per case and context: milliseconds over batch size."""
     setup = report["setup"]
     name = name or f"{setup['model']} {setup['quantization'] or setup['dtype']}"
     found: dict[str, list[tuple[float, float]]] = {}
@@ -63,7 +65,10 @@ def steps(report: dict[str, Any], name: str) -> list[plot.Curve]:
 
 
 def loads(report: dict[str, Any], name: str) -> list[plot.Curve]:
-    """Median and 90th percentile, by clients and by rate; the first round of each load."""
+    """Returns curves of median and 90th percentile latency over requests per second, by clients and by rate.
+
+    They use the first round of each load.
+    """
     found = []
     for kind in ("clients", "rate"):
         mine = [(load[kind], load["rounds"][0]) for load in report["loads"] if kind in load]

@@ -106,7 +106,7 @@ def _has_modes(algorithm: str) -> bool:
 
 
 def field_values(settings: Sequence[str]) -> dict[str, Any]:
-    """Parses FIELD=VALUE settings. Values are JSON, else text; requests check them. Raises ConfigError."""
+    """Parses FIELD=VALUE settings. Values are JSON, else text, and are validated with a request. Raises ConfigError."""
     values: dict[str, Any] = {}
     for setting in settings:
         name, sign, text = setting.partition("=")
@@ -122,7 +122,7 @@ def field_values(settings: Sequence[str]) -> dict[str, Any]:
 
 
 def differences(left: Sequence[Result], right: Sequence[Result]) -> int:
-    """How many answers of the same prompts differ."""
+    """Returns for how many prompts the two answers differ."""
     return sum(a != b for x, y in zip(left, right, strict=True) for a, b in zip(x.answers, y.answers, strict=True))
 
 
@@ -146,7 +146,7 @@ def _table(results: Sequence[Result], title: str) -> Any:
 
 
 def _below(results: Sequence[Result], args: argparse.Namespace) -> list[str]:
-    """Sentences about every bar that was missed."""
+    """Returns one sentence per limit that does not hold."""
     bars = {"short": args.min_short, "long": args.min_long}
     faults = [
         f"{r.task}: {100 * r.accuracy:.1f} % is below the bar of {100 * bars[r.kind]:.1f} % for {r.kind} tasks"

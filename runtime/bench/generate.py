@@ -1,8 +1,9 @@
-"""`python -m runtime.bench generate`: tokens a second of `LLM.generate`, beside what its steps by themselves allow.
+"""`python -m runtime.bench generate`: tokens per second of `LLM.generate`, and the bound that its steps allow.
 
-Every step fills its block (accept threshold 0), so that each but the first commits a block and begins the next: an
-upper bound, which shows what all that is not a step costs. The bound of a batch is `steps --live --cases commit` of it,
-in this process and with the same model, in the middle of the answers.
+Every step fills its block (accept threshold 0), so that each step but the first commits a block and begins the next.
+The measured rate is therefore an upper bound. Its distance to the bound of the steps is the cost of everything else.
+The bound of a batch follows from its step time in `steps --live --cases commit`. That is measured in this process with
+the same model, at the context length in the middle of the answers.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from runtime.errors import ConfigError
 if TYPE_CHECKING:
     from runtime import LLM
 
-IDS = 1000, 150_000  # of prompts, as far as the vocabulary reaches
+IDS = 1000, 150_000  # range of the prompts' token ids, limited to the vocabulary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +75,7 @@ def _llm(args: argparse.Namespace) -> Iterator[LLM]:
         "max_num_reqs": max(args.batch), "max_model_len": longest, "skip_tokenizer": True,
         "quantization": args.quantization, "device": args.device, "dtype": args.dtype,
         "enforce_eager": args.enforce_eager, "disable_prefix_caching": True,
-        "num_pages": max(args.batch) * (longest // 32 + 4),  # the bound's pool lies beside it
+        "num_pages": max(args.batch) * (longest // 32 + 4),  # leaves memory for the KV pool of the bound
     }  # fmt: skip
     if args.arch is None:
         with LLM(args.model, **flags) as llm:
@@ -106,8 +107,8 @@ def _case(llm: LLM, batch: int, args: argparse.Namespace) -> dict[str, Any]:
         steps = stats.steps - before
         different = statistics.mean(len(set(out.token_ids)) / len(out.token_ids) for out in outputs)
     row: dict[str, Any] = {"batch": batch, "tokens_per_s": round(statistics.median(speeds[1:])), "steps": steps}
-    row["in_steps"] = round(statistics.median(inside[1:]), 3)  # share of the time
-    row["different"] = round(different, 3)  # share of an answer's tokens: equal ones choose equal experts
+    row["in_steps"] = round(statistics.median(inside[1:]), 3)  # fraction of the time
+    row["different"] = round(different, 3)  # fraction of distinct tokens per answer: equal tokens select equal experts
     commit = _commit_ms(llm, batch, args)
     if commit is not None:
         row |= {"commit_ms": commit, "allowed": round(batch * llm.info.block_size / commit * 1e3)}
@@ -117,7 +118,7 @@ def _case(llm: LLM, batch: int, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _commit_ms(llm: LLM, batch: int, args: argparse.Namespace) -> float | None:
-    """Milliseconds of a step that commits; None where the strategy has none."""
+    """Returns milliseconds of a step that commits blocks; None if the strategy has no such step."""
     from runtime.bench.live import Live
     from runtime.bench.steady_state import SERVED, pages_of, steady_step
     from runtime.engine.lora_manager import LoRAManager

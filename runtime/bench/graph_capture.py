@@ -1,4 +1,4 @@
-"""Work as a CUDA graph, checked."""
+"""Captures a forward as a CUDA graph, and checks its output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import torch
 
 @torch.inference_mode()
 def capture(forward: Callable[[], torch.Tensor]) -> Callable[[], object]:
-    """The forward as a CUDA graph: the same launches without the host between them."""
+    """Captures `forward` as a CUDA graph. Returns its replay, which launches the same kernels without the host.
+
+    Raises:
+        RuntimeError: the output of a replay differs from the eager output.
+    """
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

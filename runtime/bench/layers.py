@@ -1,5 +1,7 @@
-"""Each layer of a step beside the kernels' references: the same rows through both, layer by layer, so that what one
-rounds otherwise is not the next one's error too."""
+"""Compares each layer of a step with the kernels' references.
+
+Both compute every layer from the same input, so that rounding differences of one layer do not add to those of the next.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,18 @@ from runtime.quantization.fp8 import Fp8Weight
 from runtime.worker.model_runner import ModelRunner
 
 ALLOWED = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 1e-4, torch.float64: 1e-9}
-ALLOWED_FP8 = 0.1  # the references do not round rows to eight bits
+ALLOWED_FP8 = 0.1  # the references do not quantize activations to FP8
 
 
 @torch.inference_mode()
 def layer_error(runner: ModelRunner, plan: StepPlan) -> float:
-    """The largest error of a layer's outputs, relative to them, over all layers of a step, the last one's halves each
-    by itself. RuntimeError where it is more than rounding explains."""
+    """Returns the largest relative error of a layer's outputs over all layers of a step.
+
+    If the model runs the attention and the MLP of its last layer separately, they are compared separately.
+
+    Raises:
+        RuntimeError: the error is larger than rounding explains.
+    """
     model = cast(Any, runner.model)
     layers = list(model.layers)
     inputs: list[tuple[Any, ...]] = []
@@ -48,7 +55,7 @@ def layer_error(runner: ModelRunner, plan: StepPlan) -> float:
     def compares(layer: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
         theirs = made[len(errors)]
         errors.append(max(_relative_error(*pair) for pair in zip(theirs, _tensors(out), strict=True)))
-        return theirs[0] if isinstance(out, torch.Tensor) else tuple(theirs)  # what follows begins with the same
+        return theirs[0] if isinstance(out, torch.Tensor) else tuple(theirs)  # so that later code has the same inputs
 
     with _hooked(layers, None, listens):
         left = _forward(runner, plan)
@@ -94,7 +101,7 @@ def _hooked(layers: list[nn.Module], before: Any, after: Any) -> Iterator[None]:
 
 @contextmanager
 def _references(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Every module of `model` computes with the references meanwhile."""
+    """Makes every module of `model` compute with the references inside the context."""
     before: list[tuple[object, str, Any]] = []
 
     def put(owner: object, name: str, value: Any) -> None:
@@ -120,7 +127,7 @@ def _references(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def _reference_kernels(kernels: KernelSet) -> KernelSet:
-    """The references, taking what `kernels` take; weights of few bits as the numbers that they stand for."""
+    """Returns the references with the arguments of `kernels`. Quantized weights are dequantized."""
 
     def experts(
         x: Any, ids: Any, weights: Any, gate_up: Any, down: Any, shared: Any, activation: Any = "silu", out: Any = None
@@ -137,13 +144,13 @@ def _reference_kernels(kernels: KernelSet) -> KernelSet:
         ones = torch.ones(len(alone), 1, dtype=wide(x.dtype), device=x.device)
         return experts(alone, ids.reshape(-1, 1), ones, gate_up, down, None, activation)
 
-    # the router sees the very same rows: where two experts are all but equal, others would choose the other one
+    # pre_mlp_norms stays, so that the router sees identical rows: experts with nearly equal scores could change places
     sandwich_norms = (
         None
         if kernels.sandwich_norms is None
         else SandwichNormOps(kernels.sandwich_norms.pre_mlp_norms, post_mlp_norms_reference, pairs)
     )
-    added = None if kernels.gemm_add_norm is None else gemm_add_norm_reference  # which rounds as often
+    added = None if kernels.gemm_add_norm is None else gemm_add_norm_reference  # rounds as often as the kernel
     return replace(TORCH, moe=experts, router_logits=scores, sandwich_norms=sandwich_norms, gemm_add_norm=added)
 
 

@@ -1,9 +1,9 @@
-"""`python -m runtime.bench steps --live`: wall clock of ``Engine.execute_step`` beside the device's own time.
+"""`python -m runtime.bench steps --live`: wall clock of ``Engine.execute_step``, and the device time of the step.
 
-Requests are live: prefilled, scheduled, planned, and their results applied. What a step writes into a block is
-discarded, so that all steps have the same input (`steady_state.py`): each position of the open block is masked with
-probability .5, the others hold random ids; a block that has just opened is masked throughout. The wall clock includes
-all host work, copies, forward, head and unmasking algorithms, and the reset before the step.
+Requests are live: prefilled, scheduled, planned, and their results applied. Updates of blocks are discarded, so that
+all steps have the same input (`steady_state.py`). Each position of the open block is masked with probability 0.5, and
+the others have random ids. A block that has just opened is fully masked. The wall clock includes all host work, copies,
+forward, LM head and unmasking algorithms, and the reset before the step.
 """
 
 from __future__ import annotations
@@ -40,14 +40,17 @@ from runtime.worker.model_runner import ModelRunner
 from runtime.worker.sampler import SamplerConfig
 
 ACCEPT = 0.95  # a threshold that random weights do not reach
-IDS = 1000, 150_000  # of what is not masked, as far as the vocabulary reaches
-BLOCKS = 23  # seed of what open blocks hold, which is the same after contexts of any length
-SETTLE = 12  # steps before those that are timed
+IDS = 1000, 150_000  # range of unmasked token ids, limited to the vocabulary
+BLOCKS = 23  # seed of the tokens of open blocks, which do not depend on the context length
+SETTLE = 12  # steps before the timed ones
 
 
 def cases(args: argparse.Namespace, strategy: Strategy) -> list[tuple[str, int, int, list[SteadyStep]]]:
-    """Kind, batch and context of what the flags ask for, and the steps that each is made of, itself the last. Raises
-    ConfigError for what the strategy does not do."""
+    """Returns kind, batch, context and steps of each case of the flags. The last step is the case, others its parts.
+
+    Raises:
+        ConfigError: the strategy has no such step.
+    """
     found = []
     for kind in args.cases:
         kinds = ["plain", "chunk", kind] if kind == "mixed" else [kind]
@@ -60,14 +63,14 @@ def cases(args: argparse.Namespace, strategy: Strategy) -> list[tuple[str, int, 
 
 
 def pages_needed(args: argparse.Namespace, strategy: Strategy) -> int:
-    """Of the pool, for all cases."""
+    """Returns the number of KV pages that suffices for each case."""
     every = [step for _, _, _, steps in cases(args, strategy) for step in steps]
     return max(pages_of(step, strategy, args.block_size, args.page_size) for step in every)
 
 
 @dataclass
 class Live:
-    """What the cases share."""
+    """The model, the KV pool and the settings that all cases use."""
 
     model: Model
     pool: KVPool
@@ -76,10 +79,10 @@ class Live:
     mask_id: int | None
     args: argparse.Namespace
     adapters: LoRAManager
-    loras: int = 0  # of these, that requests have in turn
+    loras: int = 0  # number of adapters that are assigned to requests in rotation
 
     def case(self, kind: str, batch: int, context: int, steps: list[SteadyStep]) -> dict[str, Any]:
-        """Milliseconds of a step, medians; of one that is made of others, also what these take by themselves."""
+        """Times a case. Returns its row of median milliseconds, with those of its parts if it has some."""
         *parts, complete = steps
         row: dict[str, Any] = {"case": kind, "batch": batch, "context": context, **self._time(complete, context)}
         if self.adapters.slots:
@@ -93,13 +96,13 @@ class Live:
         return row
 
     def _time(self, step: SteadyStep, seed: int, *, measure: bool = True) -> dict[str, Any]:
-        """`measure`: also the step's floor, and the error of each layer."""
+        """Times a step. Returns its row, with `measure` including the columns of `_measured`."""
         block, repeats = self.args.block_size, self.args.repeats
         info = self._info(step)
         runner = self._runner(info)
         discarding = AcceptNoneRunner(runner)
         engine = Engine(info=info, runner=discarding, strategy=self.strategy, lora_manager=self.adapters)
-        engine.set_overlap_callback(engine.take_outputs)  # which a server's backend sends then
+        engine.set_overlap_callback(engine.take_outputs)  # as a server's engine process does
         random = np.random.default_rng(len(step.members) * 1_000_003 + seed)
         last = self.facts.vocab_size - 1
         low, high = min(IDS[0], last // 2), min(IDS[1], last)
@@ -125,7 +128,7 @@ class Live:
         runner.stats.device_seconds.clear()
         walls = []
         for _ in range(repeats):
-            started = time.perf_counter()  # before what is put back: the device may be at this step already
+            started = time.perf_counter()  # before the rewind: the device may already run this step
             rewind()
             engine.execute_step()
             walls.append((time.perf_counter() - started) * 1e3)
@@ -147,14 +150,14 @@ class Live:
         return row
 
     def _measured(self, discarding: AcceptNoneRunner, wall: float) -> dict[str, Any]:
-        """Of the last step."""
+        """Returns mean experts per layer and, on a GPU, lower bounds of the last step; with --check also the error."""
         model, plan, args = cast(torch.nn.Module, self.model), discarding.plan, self.args
         experts = count_experts(model, discarding.runner, plan)
         complete = (
             experts[:-1] if isinstance(model, Decoder) and model.split_last_layer else experts
-        )  # of layers that see all rows
+        )  # layers whose experts run on all rows
         found: dict[str, Any] = {"experts": round(statistics.mean(complete), 1)} if complete else {}
-        if self.pool.device.type == "cuda":  # the rates are a GPU's
+        if self.pool.device.type == "cuda":  # rates are known for GPUs only
             found |= work_of(model, self.pool, plan, experts).columns(wall, args)
         if args.check:
             found["error"] = float(f"{layer_error(discarding.runner, plan):.2g}")

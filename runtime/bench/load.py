@@ -1,4 +1,4 @@
-"""Requests at a server, closed loop (so many clients, each waits for its answer) or open loop (a Poisson stream)."""
+"""Sends requests to a server: closed loop (each client waits for its answer) or open loop (a Poisson process)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from runtime.client import ServerError, event_object, headers, may_use_proxy, re
 ROUTE = "v1/chat/completions"  # under the session's base URL
 AT_ONCE = "health"
 HEADERS = {"Content-Type": "application/json"}
-IDLE_SECONDS = 4.0  # after which a connection is not used again: servers close theirs after 5 s at the earliest
+IDLE_SECONDS = 4.0  # idle connections are not reused after this; servers close theirs after 5 s at the earliest
 
 
 @dataclass
 class Sent:
-    """One request: seconds from its sending to the first text and to the end, or the kind of its failure."""
+    """Result of one request: seconds from sending to the first text and to the end, or the kind of its failure."""
 
     first: float = 0.0
     latency: float = 0.0
@@ -32,7 +32,7 @@ class Sent:
 
 @dataclass
 class Round:
-    """What one round measured; `seconds` from the first request to the last answer."""
+    """Results of one round. `seconds` is the time from the first request to the end of the last answer."""
 
     seconds: float
     sent: list[Sent] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Round:
         return [s for s in self.sent if s.failure is None]
 
     def summary(self) -> dict[str, Any]:
-        """Throughput over the whole round, percentiles (seconds) over its good requests, failures by kind."""
+        """Returns throughput over the whole round, percentiles (seconds) over its good requests, failures by kind."""
         good = self.good
         return {
             "seconds": self.seconds,
@@ -57,7 +57,7 @@ class Round:
 
 
 def percentiles(values: Sequence[float], at: Sequence[int] = (50, 90, 99)) -> dict[str, float | None]:
-    """Nearest-rank percentiles: each is a value that was measured."""
+    """Returns nearest-rank percentiles: each is a measured value. Without values each is None."""
     ordered = sorted(values)
     return {f"p{p}": ordered[-(-len(ordered) * p // 100) - 1] if ordered else None for p in at}
 
@@ -78,7 +78,7 @@ def session(url: str, api_key: str | None, timeout: float) -> aiohttp.ClientSess
 
 
 class Stream:
-    """Reads a streamed response in pieces of any size, and parses only events that may have new information."""
+    """Reads a streamed response in chunks of any size, and parses only events that may have new information."""
 
     def __init__(self) -> None:
         self.rest = b""  # of an incomplete line
@@ -87,7 +87,7 @@ class Stream:
         self.ended = False
 
     def feed(self, piece: bytes) -> None:
-        """Raises ServerError for an error in place of an event."""
+        """Reads a chunk. Raises ServerError if it has an error in place of an event."""
         *lines, self.rest = (self.rest + piece).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
@@ -96,7 +96,7 @@ class Stream:
     def _read(self, data: bytes) -> None:
         if data == b"[DONE]":
             self.ended = True
-        # these names cannot stand unescaped in the text of an answer; what is skipped is text after the first
+        # these names cannot occur unescaped in the text of an answer; skipped events are text after the first one
         elif not self.has_text or b'"error"' in data or (b'"usage"' in data and b'"usage":null' not in data):
             event = event_object(data)
             self.has_text = self.has_text or any(choice["delta"].get("content") for choice in event["choices"])
@@ -105,7 +105,7 @@ class Stream:
 
 
 async def send(http: aiohttp.ClientSession, body: bytes) -> Sent:
-    """One streamed chat request, its JSON ready made."""
+    """Sends one streamed chat request, whose body is JSON."""
     sent, stream, start = Sent(), Stream(), time.perf_counter()
     try:
         async with http.post(ROUTE, data=body, headers=HEADERS) as response:
@@ -121,20 +121,20 @@ async def send(http: aiohttp.ClientSession, body: bytes) -> Sent:
         sent.failure = error.kind
     except TimeoutError:
         sent.failure = "timeout"
-    except (aiohttp.ClientPayloadError, ValueError):  # it broke off, or an event is no JSON
+    except (aiohttp.ClientPayloadError, ValueError):  # the stream broke off, or an event is not JSON
         sent.failure = "broken stream"
     except aiohttp.ClientError as error:
         sent.failure = type(error).__name__
     sent.tokens = stream.tokens
     sent.latency = time.perf_counter() - start
-    sent.first = sent.first or sent.latency  # an empty answer shows its first sign at the end
+    sent.first = sent.first or sent.latency  # an empty answer has no first text
     return sent
 
 
 async def closed_loop(
     http: aiohttp.ClientSession, bodies: Sequence[bytes], clients: int, done: Callable[[], None]
 ) -> Round:
-    """`clients` at work at any time until all `bodies` are answered."""
+    """Sends all `bodies` from `clients` clients, each of which waits for its answer."""
     queue = iter(bodies)
     found: list[Sent] = []
 
@@ -149,7 +149,7 @@ async def closed_loop(
 
 
 async def answers_at_once(http: aiohttp.ClientSession, clients: int, requests: int) -> float:
-    """Requests a second of as many clients at a route that has nothing to work out."""
+    """Returns requests per second of `clients` clients at /health, which answers without computation."""
     left = iter(range(requests))
 
     async def client() -> None:
@@ -165,7 +165,7 @@ async def answers_at_once(http: aiohttp.ClientSession, clients: int, requests: i
 async def open_loop(
     http: aiohttp.ClientSession, bodies: Sequence[bytes], rate: float, seed: int, done: Callable[[], None]
 ) -> Round:
-    """`rate` requests a second on average, at exponentially distributed distances, however slow the answers are."""
+    """Sends `rate` requests per second on average at exponentially distributed intervals, however slow answers are."""
     rng = random.Random(seed)
     found: list[Sent] = []
 

@@ -1,4 +1,4 @@
-"""Adapters for timings: random ones on attention's projections, a different one for each request as far as they go."""
+"""Random LoRA adapters on the attention projections, for timings. They are assigned to requests in rotation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def lora_config(args: argparse.Namespace) -> LoRAConfig | None:
-    """For the adapters that the flags ask for. ConfigError for what they cannot."""
+    """Returns the LoRA config of the flags; None without --loras. Raises ConfigError for invalid values."""
     if args.loras is None:
         return None
     if args.loras < 1 or args.lora_rank < 1 or not args.live:
@@ -36,7 +36,7 @@ def lora_config(args: argparse.Namespace) -> LoRAConfig | None:
 def random_adapters(
     args: argparse.Namespace, family: ModelFamily[Any], arch: Any, model: Model, build: LayerFactory
 ) -> LoRAManager:
-    """They, named "0", "1" ..., all on the device."""
+    """Returns a manager with random adapters "0", "1" ..., all of them active on the device."""
     if build.lora is None:
         return LoRAManager()
     count, rank = args.loras, args.lora_rank

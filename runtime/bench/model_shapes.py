@@ -1,4 +1,4 @@
-"""Named shapes for timing and tests, as config.json would give them, and models of them with random weights."""
+"""Named model shapes for timing and tests, in the form of config.json, and models of them with random weights."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ _GEMMA_TEXT: dict[str, Any] = {
     "vocab_size": 262144,
     "hidden_size": 2816,
     "intermediate_size": 2112,
-    "num_hidden_layers": 30,  # every sixth sees everything
+    "num_hidden_layers": 30,  # every sixth has full attention
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
     "head_dim": 256,
@@ -234,7 +234,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 def architecture(name: str) -> Mapping[str, Any]:
-    """The config called `name`; ConfigError listing the names where there is none."""
+    """Returns the config called `name`. Raises ConfigError, which lists the known names, if there is none."""
     if name not in ARCHITECTURES:
         raise ConfigError(f"--arch {name!r} is not known; known: {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[name]
@@ -246,8 +246,16 @@ def random_model(
     seed: int = 0,
     check: Callable[[Model, LayerFactory], None] | None = None,
 ) -> Model:
-    """A model of `config`'s shape whose weights are drawn on the device, scaled so that activations stay of order 1
-    and routing spreads over the experts. `check`: raises for a model that is not to be drawn."""
+    """Returns a model of the shape of `config` with random weights, drawn on the device.
+
+    They are scaled so that activations stay of order 1 and routing spreads over the experts.
+
+    Args:
+        config: content of a config.json.
+        build: creates the layers.
+        seed: of the weights. Each rank draws its shards of weights with another seed.
+        check: called before weights are drawn; raises if they must not be.
+    """
     family = resolve_family(None, config)
     model = family.make(family.parse(config), build)
     if check is not None:

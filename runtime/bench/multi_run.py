@@ -1,4 +1,4 @@
-"""A benchmark on several ranks: each is a process that runs all of it, in the same order, and the first one speaks."""
+"""Runs a benchmark on several ranks. Each is a process that runs all of it in the same order; only rank 0 prints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Run = Callable[[argparse.Namespace, TensorParallelGroup], int]
 
 
 def run_on_ranks(args: argparse.Namespace, run: Run) -> int:
-    """Runs `run` in `--tensor-parallel-size` processes. Returns the exit code of the first one."""
+    """Runs `run` in `--tensor-parallel-size` processes. Exits with the code of rank 0; returns 1 with --live."""
     if args.live:
         print("error: --live is the wall clock of one process; leave --tensor-parallel-size out")
         return 1
@@ -33,7 +33,7 @@ def run_on_ranks(args: argparse.Namespace, run: Run) -> int:
     for other in others:
         other.join(10)
     sys.stdout.flush()
-    os._exit(code)  # a group whose other ranks have gone would be waited for
+    os._exit(code)  # a normal exit would wait for the process group, whose other ranks have exited
 
 
 def _other(args: argparse.Namespace, run: Run, rank: int, port: int) -> None:

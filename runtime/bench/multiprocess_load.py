@@ -1,4 +1,4 @@
-"""Clients in several processes: one of Python sends two or three thousand requests a second at most."""
+"""Clients in several processes: one Python process sends at most two or three thousand requests per second."""
 
 from __future__ import annotations
 
@@ -17,25 +17,32 @@ from runtime.bench.load import Round, closed_loop, open_loop, session
 
 Work = Callable[[aiohttp.ClientSession, Sequence[bytes]], Awaitable[Round]]
 
-START_DELAY = 0.3  # seconds in which every process has what it is to send
+START_DELAY = 0.3  # seconds until all processes start; each has received its requests by then
 
 
 class LoadProcesses:
-    """Processes that send to the server at `url`, one for each of `pools`."""
+    """Processes that send requests to the server at `url`, one per pool."""
 
     def __init__(self, pools: Sequence[ProcessPoolExecutor], url: str, api_key: str | None, timeout: float) -> None:
         self.pools = pools
         self.server = url, api_key, timeout
 
     async def closed_loop(self, bodies: Sequence[bytes], clients: int) -> Round:
-        """As of one process, with its share of the clients and of the requests in each. `clients`: at least as many as
-        there are processes."""
+        """Runs `load.closed_loop` with clients and requests divided among the processes.
+
+        Args:
+            bodies: JSON of the requests.
+            clients: at least the number of processes.
+        """
         count = len(self.pools)
         each = [clients // count + (i < clients % count) for i in range(count)]
         return await self._all(bodies, [partial(closed_loop, clients=n, done=_nothing) for n in each])
 
     async def open_loop(self, bodies: Sequence[bytes], rate: float, seed: int) -> Round:
-        """As of one process: Poisson streams of a share of the rate each are one of all of it together."""
+        """Runs `load.open_loop` with the rate divided among the processes.
+
+        The sum of their Poisson processes is a Poisson process with the sum of their rates.
+        """
         count = len(self.pools)
         seeds = range(seed * count, (seed + 1) * count)
         return await self._all(bodies, [partial(open_loop, rate=rate / count, seed=s, done=_nothing) for s in seeds])
@@ -54,7 +61,7 @@ class LoadProcesses:
 
 @contextlib.contextmanager
 def load_processes(processes: int, url: str, api_key: str | None, timeout: float) -> Iterator[LoadProcesses]:
-    """So many processes, ready to send."""
+    """Starts this number of processes. Yields them when they are ready to send, and stops them at the end."""
     spawn = multiprocessing.get_context("spawn")
     with contextlib.ExitStack() as stack:
         pools = [stack.enter_context(ProcessPoolExecutor(1, spawn)) for _ in range(processes)]
@@ -70,7 +77,7 @@ def _nothing() -> None:
 def _run_shard(
     server: tuple[str, str | None, float], bodies: Sequence[bytes], work: Work, start: float
 ) -> tuple[float, Round]:
-    """When it ended, by the clock that all processes share, and what it found."""
+    """Runs `work` from `start` on. Returns its end, by the clock that all processes share, and its results."""
 
     async def run() -> tuple[float, Round]:
         async with session(*server) as http:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def new_file(text: str) -> Path:
-    """An argument that names a file to write."""
+    """Parses an argument that names a file to write."""
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is a directory; name a file in it")

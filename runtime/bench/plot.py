@@ -1,4 +1,4 @@
-"""Curves of a benchmark as a PNG; matplotlib is asked for only then (extra `plots`)."""
+"""Draws curves of a benchmark as a PNG. Only this needs matplotlib (extra `plots`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MARKERS = "osD^vP*X<>"  # as many as colors, so that curves that meet can be dis
 
 @dataclass(frozen=True)
 class Curve:
-    """A line through points (x, y), each with its own label; points without a figure were left out by the caller."""
+    """A line through points (x, y), each with its own label. The caller leaves out points without a value."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -39,7 +39,7 @@ def _png(text: str) -> Path:
 
 
 def draw(path: Path, title: str, axes: tuple[str, str], curves: Sequence[Curve], log_x: bool = False) -> None:
-    """Write `curves` with axis labels (x, y) as a PNG. OSError where `path` can't be written."""
+    """Writes `curves` with axis labels (x, y) as a PNG. Raises OSError if `path` cannot be written."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,7 +1,7 @@
-"""`python -m runtime.bench host`: what a step costs in Python, with a runner that computes nothing.
+"""`python -m runtime.bench host`: the Python cost of a step, with a runner that computes nothing.
 
-Measures plan, apply and events of a steady batch (S=1, no streaming) at several context lengths: no sampling, messages
-or text. The cost must not grow with the context.
+It measures the planning, the processing of results and the output events of a steady batch (S=1, no streaming) at
+several context lengths. Sampling, messages and text are not included. The cost must not grow with the context.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ MASK_ID, VOCAB = 1023, 1024
 
 
 class FillingRunner:
-    """Fills the first `per_step` masked positions of every block, as a model that is sure of them would."""
+    """A runner that fills the first `per_step` masked positions of every block without a model."""
 
     def __init__(self, per_step: int) -> None:
         self.per_step = per_step
         self.overlaps = False
         self.filled = NO_RESULTS
         self.stats = RunnerStats()
-        self.seconds = 0.0  # spent here instead of in a model: not the host's cost
+        self.seconds = 0.0  # spent in `_fill` in place of a model; not part of a step's cost
 
     def step_context(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -90,7 +90,7 @@ class FillingRunner:
 
 
 def measure(*, batch: int, context: int, steps: int, block_size: int, per_step: int) -> list[float]:
-    """Seconds of each of `steps` steps of `batch` requests, from prompts of `context` tokens on."""
+    """Returns host seconds of each of `steps` steps of `batch` requests after prompts of `context` tokens."""
     tokens = (steps + 64) * per_step + 4 * block_size
     longest = context + tokens + block_size
     strategy = make_strategy("multi_bd", ("multi_bd",), DecodingContext(block_size, 1, True, longest))

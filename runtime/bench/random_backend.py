@@ -1,4 +1,4 @@
-"""A server's backend whose weights are drawn; started by the frontend of `random_server.py`."""
+"""Engine process of a server with random weights. The frontend of `random_server.py` starts it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank whose weights are drawn; started by the rank of `random_weights.py` that leads."""
+"""Rank worker with random weights. Rank 0 of an engine of `random_weights.py` starts it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""`python -m runtime.bench.random_server FLAGS`: the server, but the weights of --model, which holds none, are drawn.
-`runtime.bench serve --arch` starts it."""
+"""`python -m runtime.bench.random_server FLAGS`: the server with random weights, for a --model without tensors.
+
+`runtime.bench serve --arch` starts it.
+"""
 
 from __future__ import annotations
 

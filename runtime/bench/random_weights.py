@@ -1,5 +1,7 @@
-"""A named shape as the rest of the runtime finds checkpoints: a directory with all of one's files, but no tensors: they
-are drawn where they are to lie. To write and read those of a large shape would take minutes."""
+"""Writes checkpoint directories of named model shapes without tensors, and loads them with random weights.
+
+Weights are drawn on the device that uses them, because files of a large shape would take minutes to write and read.
+"""
 
 from __future__ import annotations
 
@@ -33,21 +35,26 @@ from runtime.weights.loader import meta_model
 if TYPE_CHECKING:
     from runtime import LLM
 
-PAGE_SIZE = 32  # the default
+PAGE_SIZE = 32  # the default of --page-size
 NO_TENSORS = b"\x02" + bytes(7) + b"{}"
-SPACE = "Ġ"  # how the tokenizer of the demo spells one
+SPACE = "Ġ"  # a space in the vocabulary of the demo's tokenizer
 
 
 def write_files(directory: Path, name: str) -> None:
-    """Of the shape `name`, with the demo's tokenizer and as many invented words as its vocabulary is larger.
-    ConfigError if there is no such shape."""
+    """Writes a checkpoint directory of the shape `name` without tensors.
+
+    It has the demo's tokenizer, with invented words up to the size of the shape's vocabulary.
+
+    Raises:
+        ConfigError: there is no such shape.
+    """
     config = architecture(name)
     demo = resolve_checkpoint(None).path
     size = config.get("vocab_size") or config["text_config"]["vocab_size"]
     tokenizer: dict[str, Any] = json.loads((demo / "tokenizer.json").read_text())
     vocab: dict[str, int] = tokenizer["model"]["vocab"]
     _assign_id(config.get("mask_token_id"), "<|mask|>", tokenizer["added_tokens"])
-    vocab |= {token["content"]: token["id"] for token in tokenizer["added_tokens"]}  # they keep their ids so
+    vocab |= {token["content"]: token["id"] for token in tokenizer["added_tokens"]}  # invented words get other ids
     invented = (SPACE + word for word in _invented_tokens() if SPACE + word not in vocab)
     vocab |= dict(zip(invented, range(max(vocab.values()) + 1, size), strict=False))
     (directory / "config.json").write_text(json.dumps(config))
@@ -95,7 +102,7 @@ def write_tensors(directory: Path, name: str, shard_bytes: int = 2 << 30) -> int
 
 
 def _assign_id(token_id: int | None, name: str, tokens: list[dict[str, Any]]) -> None:
-    """The token `name` gets the id `wanted` if that is another's of `tokens`, which gets its own."""
+    """Swaps the ids of the token `name` and of the one with the id `token_id`. Without such a token, does nothing."""
     other = next((token for token in tokens if token["id"] == token_id), None)
     mine = next(token for token in tokens if token["content"] == name)
     if other is not None:
@@ -116,7 +123,11 @@ def load_random(
     *,
     pages: int = 0,
 ) -> Model:
-    """In place of `runtime.weights.loader.load_model`. `pages`: of the KV cache, if their number is known."""
+    """Returns a model with random weights, in place of `runtime.weights.loader.load_model`.
+
+    Args:
+        pages: number of KV pages to check the host's memory for; 0 if it is not known.
+    """
 
     def check(model: Model, build: LayerFactory) -> None:
         check_weights(model, build)

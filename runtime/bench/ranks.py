@@ -1,11 +1,11 @@
-"""`python -m runtime.bench ranks`: served steps of a named shape with random weights, on one rank and on several.
+"""`python -m runtime.bench ranks`: times served steps of a named shape with random weights, on one rank and on several.
 
-It runs a complete engine: captured steps, plans sent to the other ranks, results on the host. Requests are random ids
-with one token per step, so that every step has the same batch. It prints medians. The step that prefills all prompts is
-last.
+It runs a complete engine: captured steps, plans sent to the other ranks, results on the host. Requests have random ids
+and decode one token per step, so that every step has the same batch. It prints medians. The step that prefills all
+prompts is the last row.
 
 With --no-communication, rank 0 runs alone on one GPU, and its collectives transfer nothing. No step of several GPUs can
-be shorter. Each rank norms all rows then, because the fused all-reduce and norm needs the other ranks.
+be shorter. Each rank normalizes all rows then, because the fused all-reduce and norm needs the other ranks.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from runtime.distributed.process_group import AllReduceBuffer, TensorParallelGro
 from runtime.errors import ConfigError
 
 PREFILLS = 5
-PROFILED = 10  # steps of a profile, after
-SETTLE = 5  # others
+PROFILED = 10  # steps in a profile
+SETTLE = 5  # steps before them
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -117,7 +117,7 @@ class RankAlone(TensorParallelGroup):
 
 
 def _prefill(llm: Any, args: argparse.Namespace) -> dict[str, Any]:
-    """The longest step of answers of one token is the one that takes in the prompts."""
+    """Times the step that prefills the prompts. It is the longest step of requests with one token."""
     from runtime import SamplingParams
 
     draw, last, count = random.Random(1), llm.info.vocab_size // 2, args.prefill // args.context
@@ -133,7 +133,7 @@ def _prefill(llm: Any, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _profile(llm: Any, batch: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Device times of decode steps of `batch` requests; 0: of the step that prefills."""
+    """Returns device times by kind of kernel of decode steps of `batch` requests; 0: of the step that prefills."""
     from runtime import SamplingParams
     from runtime.request.resolve import RequestContext, resolve
 
@@ -154,7 +154,7 @@ def _profile(llm: Any, batch: int, args: argparse.Namespace) -> dict[str, Any]:
     events = kernel_times.record(lambda: [engine.step() for _ in range(steps)])
     for id in ids:
         engine.abort(id)
-    engine.step()  # ends requests whose output waits
+    engine.step()  # finishes requests whose output is deferred
     return {
         "profile": batch or "prefill", "kinds": kernel_times.kernel_times(events, steps),
         "slowest": kernel_times.slowest(events, steps),
@@ -167,7 +167,7 @@ def _batch(llm: Any, batch: int, args: argparse.Namespace) -> dict[str, Any]:
     draw, last = random.Random(0), llm.info.vocab_size // 2
     prompts = [[draw.randrange(last) for _ in range(args.context)] for _ in range(batch)]
     ask = SamplingParams(max_tokens=args.steps, ignore_eos=True, temperature=0, decoding={"accept_threshold": 1.0})
-    for _ in range(2):  # the first time is for what is compiled late
+    for _ in range(2):  # the first run compiles kernels that are not compiled at start
         llm.engine.stats()
         llm.generate(prompts, ask)
         stats = llm.engine.stats()

@@ -26,7 +26,7 @@ from runtime.layers.parameter import named_weights
 from runtime.models.base import Model, SelfConditioned
 from runtime.models.decoder import Decoder
 
-FP8_SPEEDUP = 2.0  # times as many products a second
+FP8_SPEEDUP = 2.0  # rate of FP8 GEMMs relative to bfloat16
 
 # 10^12 operations and bytes per second, by the name of the device. Those of the H200 were measured: 80 % of NVIDIA's
 # number for bfloat16 without sparsity and 88 % of that for memory. The others are these fractions of NVIDIA's numbers.
@@ -57,7 +57,12 @@ def set_rates(args: argparse.Namespace, device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class Part:
-    """What may go on at once. `flops`: as many of sixteen bits as take as long; of eight on both sides half count."""
+    """Reads and arithmetic that may overlap.
+
+    Attributes:
+        nbytes: bytes read.
+        flops: 16-bit operations that take the same time; FP8 operations count half.
+    """
 
     nbytes: float = 0.0
     flops: float = 0.0
@@ -80,15 +85,15 @@ class Work:
         return sum(self.parts.values(), Part())
 
     def milliseconds(self, args: argparse.Namespace) -> float:
-        """As if all parts went on at once."""
+        """Returns the time if all parts overlap."""
         return self.total.milliseconds(args)
 
     def chained(self, args: argparse.Namespace) -> float:
-        """Milliseconds of the parts, one after the other."""
+        """Returns milliseconds of the parts, one after the other."""
         return sum(part.milliseconds(args) for part in self.parts.values())
 
     def columns(self, wall: float, args: argparse.Namespace) -> dict[str, float]:
-        """Columns of a step that took `wall` milliseconds."""
+        """Returns the columns of a step that took `wall` milliseconds."""
         floor, chained = self.milliseconds(args), self.chained(args)
         return {
             "floor_ms": round(floor, 3), "of_floor": round(wall / floor, 2),
@@ -97,11 +102,15 @@ class Work:
 
 
 def work_of(model: nn.Module, pool: KVPool, plan: StepPlan, experts: Sequence[int]) -> Work:
-    """Args:
-    plan: of the step. experts: chosen in each layer that has some, in the layers' order.
+    """Returns the reads and the arithmetic of a step.
 
-    What the last layer does after its attention is counted for those rows that it is done for
-    (``Model.final_hidden_states``).
+    The work of the last layer after its attention counts only for rows that it runs on (``Model.final_hidden_states``).
+
+    Args:
+        model: The model.
+        pool: its KV pool.
+        plan: of the step.
+        experts: number of selected experts per MoE layer, in the layers' order.
     """
     rows = len(plan.tokens)
     sampled = 0 if plan.blocks is None else int(plan.blocks.sampled.sum())
@@ -118,7 +127,7 @@ def work_of(model: nn.Module, pool: KVPool, plan: StepPlan, experts: Sequence[in
     for path, weight in weights.items():
         here = sampled if path.startswith(sampled_only) else rows
         if weight is table and path != head:
-            continue  # it is looked up, and no more
+            continue  # a lookup without a GEMM
         if len(weight.shape) == 3:
             router, count = chosen[path.rpartition(".")[0]]
             touched, uses = count / weight.shape[0], here * router.routing.top_k / weight.shape[0]
@@ -128,22 +137,26 @@ def work_of(model: nn.Module, pool: KVPool, plan: StepPlan, experts: Sequence[in
         part = Part(touched * weight.nbytes, 2.0 * uses * weight.size / rate)
         parts["head" if path == head else _name(path, weights)] += part
         if path == head and isinstance(model, SelfConditioned):
-            parts["mean"] = part  # of all embeddings, an input of the next step
+            parts["mean"] = part  # the weighted mean of all embeddings, for the self-conditioning of the next step
     shapes = cast(Model, model).kv_shapes
     read = {window: _read(plan, window) for window in {shape.window for shape in shapes}}
     for index, shape in enumerate(shapes):
         kv, (keys, pairs) = pool.layer(index), read[shape.window]
         token = (kv.k.nbytes + kv.v.nbytes) / (pool.num_pages * pool.page_size)
         width = weights[f"layers.{index}.self_attn.o_proj.weight"].shape[-1]
-        # scores, and what they weigh
+        # two GEMMs: scores, and the weighted sum of values
         parts[f"layers.{index}.attention"] = Part(keys * token, 4.0 * width * pairs)
     return Work(dict(parts))
 
 
 def _name(path: str, weights: Container[str]) -> str:
-    """The part that a weight belongs to: its product's own, unless others do not wait for it. DiffusionGemma's experts
-    stand beside a dense layer, others' beside a shared expert, and all of both is one part. That down waits for gate
-    and up adds nothing there: of either side it has half of their bytes and half of their arithmetic."""
+    """Returns the name of the part that a weight belongs to.
+
+    Each GEMM is a part, except for GEMMs that do not depend on each other. Experts and the dense layer of
+    DiffusionGemma, or experts and a shared expert of other models, are one part with all of their GEMMs. The dependency
+    of down on gate_up does not change the bound there: on both sides, down has half the bytes and half the arithmetic
+    of gate_up.
+    """
     if found := LAYER.match(path):
         layer, half = found.groups()
         if half in ("mlp", "experts") and f"{layer}.experts.gate_up_proj" in weights:
@@ -154,7 +167,7 @@ def _name(path: str, weights: Container[str]) -> str:
 
 
 def _read(plan: StepPlan, window: int | None) -> tuple[int, int]:
-    """Of a layer with this window: keys that the step's requests see, and pairs of a row and a key that it sees."""
+    """Returns counts for a layer with this window: keys that the requests see, and pairs of a row and a visible key."""
     back = 0 if window is None else plan.layout.window_pos - window + 1
     first = np.broadcast_to(np.maximum(back, 0), plan.layout.visible_end.shape)
     seen: dict[int, tuple[int, int]] = {}

@@ -1,7 +1,7 @@
-"""``python -m runtime.bench serve``: a server under load over HTTP, its throughput and latencies.
+"""``python -m runtime.bench serve``: measures throughput and latencies of a server under load over HTTP.
 
-Loads the server at ``--url``, or starts one of its own on a free port. With ``--compare-llm`` the same prompts also go
-through ``runtime.LLM`` in this process, at batch 32, which shows what HTTP and the processes cost.
+Loads the server at ``--url``, or starts one on a free port. ``--compare-llm`` also runs the same prompts through
+``runtime.LLM`` in this process, at batch 32, which shows the cost of HTTP and of the server's processes.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _run(args: argparse.Namespace, loads: list[tuple[str, float]], model: str | 
 
 
 def bodies(args: argparse.Namespace, round_number: int) -> list[Body]:
-    """Chat requests of one round: prompts of the demo's tasks, new ones in every round so that no cache helps."""
+    """Returns the chat requests of one round: prompts of the demo's tasks, new in each round so that no cache helps."""
     from runtime.demo.tasks import all_tasks
 
     rng = random.Random(f"bench/{args.seed}/{round_number}")
@@ -111,7 +111,7 @@ def bodies(args: argparse.Namespace, round_number: int) -> list[Body]:
 async def _measure(
     args: argparse.Namespace, url: str, loads: list[tuple[str, float]]
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """What was measured of each load; and requests per second, by clients, of a route that answers at once."""
+    """Returns the results of each load, and requests per second by clients of a route that answers at once."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -156,7 +156,7 @@ async def _measure(
 
 
 def _with_llm(args: argparse.Namespace, model: str | None, numbers: list[int]) -> dict[str, Any]:
-    """The prompts of these rounds through LLM.generate, at most LLM_BATCH at once, in this process."""
+    """Runs the prompts of these rounds through LLM.generate, at most LLM_BATCH at once, in this process."""
     from runtime import LLM, SamplingParams
 
     rounds = []
@@ -198,7 +198,7 @@ def _median(rounds: list[dict[str, Any]], *path: str) -> float | None:
 
 
 def _curves(loads: list[dict[str, Any]]) -> list[plot.Curve]:
-    """Median and 90th percentile of the latency over the throughput; every point is a load, closed or open."""
+    """Returns curves of median and 90th percentile latency over throughput. Each point is a load, closed or open."""
     curves = []
     for kind in ("clients", "rate"):
         for percentile in ("p50", "p90"):

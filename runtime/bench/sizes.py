@@ -1,4 +1,4 @@
-"""Checks of sizes before anything is drawn: what is too small, and what this host has no memory for."""
+"""Checks sizes before weights are drawn: lower limits, and the memory of this host."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MEMORY = Path("/proc/meminfo")
 
 
 def check_positive(args: argparse.Namespace, *names: str) -> None:
-    """Raises ConfigError for the first of the arguments, numbers or lists of numbers, that is below 1."""
+    """Raises ConfigError for the first of these arguments, numbers or lists of numbers, that is below 1."""
     for name in names:
         value = getattr(args, name)
         numbers = value if isinstance(value, list) else [value]
@@ -39,7 +39,7 @@ def check_weights(model: Model, build: LayerFactory) -> None:
 
     Args:
         model: Its weights are allocated, but the system has given no memory to them yet.
-        build: What made it. All ranks of its group are on this host.
+        build: The factory that created it. All ranks of its group are on this host.
     """
     size = sum(weight.nbytes for weight in named_weights(cast(nn.Module, model)).values()) * build.group.size
     name = str(build.dtype).removeprefix("torch.")
@@ -71,10 +71,10 @@ def check_memory(device: torch.device, size: float, what: str, advice: str) -> N
     """Raises ConfigError if `size` bytes on the CPU are more than this host has available.
 
     Args:
-        device: Where they are allocated. Nothing is checked on a GPU, whose allocator refuses by itself.
+        device: Device of the allocation. Nothing is checked on a GPU, whose allocator raises an error itself.
         size: Bytes.
-        what: The subject of the sentence, in the plural.
-        advice: What to change.
+        what: The subject of the error message, in the plural.
+        advice: The fix that the message names.
     """
     available = available_memory()
     if device.type == "cpu" and available is not None and size > available:
@@ -84,7 +84,7 @@ def check_memory(device: torch.device, size: float, what: str, advice: str) -> N
 
 
 def available_memory() -> int | None:
-    """Bytes that this host can give to new programs; None where Linux does not say."""
+    """Returns the bytes of memory that new programs can get on this host; None if Linux does not report them."""
     try:
         lines = _MEMORY.read_text().splitlines()
     except OSError:

@@ -1,8 +1,9 @@
 """Measures the time from process start to ready, by phase.
 
-Each run starts a server. With ``--arch`` it serves random weights that are written to files first. The kernel cache is
-empty in the first run and filled afterwards, unless ``--kernels`` is set. With ``--clients``, requests arrive from the
-moment of /ready on, while CUDA graphs are left to capture: two periods of the same load are compared.
+Each run starts a server. With ``--arch`` it serves random weights that are written to files first. Runs with an empty
+kernel cache and runs with a filled one are measured, unless ``--kernels`` selects one of them. With ``--clients``,
+requests arrive from the moment of /ready on, while CUDA graphs are left to capture. Two periods of the same load are
+compared.
 """
 
 from __future__ import annotations
@@ -263,10 +264,12 @@ async def _load(port: int, clients: int, seconds: float) -> FirstLoad:
 
 
 def tokens_between(answers: list[tuple[float, float, int]], start: float, stop: float) -> float:
-    """Returns the tokens of a period. An answer at its border counts in proportion to its time.
+    """Returns the tokens of a period. An answer across its border counts in proportion to its time in the period.
 
     Args:
-        answers: begin and end in seconds, and the number of tokens.
+        answers: begin and end in seconds, and the number of tokens, of each answer.
+        start: start of the period in seconds.
+        stop: end of the period in seconds.
     """
     return sum(tokens * max(min(end, stop) - max(begin, start), 0.0) / (end - begin) for begin, end, tokens in answers)
 

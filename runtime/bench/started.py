@@ -1,4 +1,4 @@
-"""The server that a load goes to: one that runs, or one that is started for it and ended again."""
+"""Finds the server to load: a running one, or one that is started and stopped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def flags_error(args: argparse.Namespace) -> str | None:
-    """What is wrong with the flags, if something is."""
+    """Returns an error message for flags that do not fit together; None if they do."""
     if args.random_weights != (args.arch is not None):
         return "--random-weights goes with --arch, which has no weights of its own, and with nothing else"
     if args.arch is not None and (args.url or args.model):
@@ -37,7 +37,11 @@ def flags_error(args: argparse.Namespace) -> str | None:
 
 @contextmanager
 def checkpoint(args: argparse.Namespace) -> Iterator[str | None]:
-    """What --model is to the server, and to an LLM of the same. ConfigError for a shape that has no name."""
+    """Yields the value of --model for the server, and for an `LLM` of the same model.
+
+    Raises:
+        ConfigError: there is no such shape.
+    """
     if args.arch is None:
         yield args.model
         return
@@ -52,7 +56,12 @@ def checkpoint(args: argparse.Namespace) -> Iterator[str | None]:
 
 @contextmanager
 def running(args: argparse.Namespace, model: str | None) -> Iterator[str]:
-    """The address of the server to load; one that was started here is ended again. `model`: see `checkpoint`."""
+    """Yields the address of the server to load. Without --url, starts one and stops it at the end.
+
+    Args:
+        args: The flags.
+        model: as yielded by `checkpoint`.
+    """
     if args.url:
         yield args.url
         return

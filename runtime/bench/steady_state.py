@@ -1,4 +1,4 @@
-"""Steps that find the same each time: which requests a step is made of, and what is put back before the next."""
+"""Steady-state steps: the requests of a step, and the reset of their state before the next one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from runtime.engine.request import Request
 from runtime.errors import ConfigError
 from runtime.strategies.base import Strategy
 
-if TYPE_CHECKING:  # the machines that measure may lack the messages' package
+if TYPE_CHECKING:  # machines that measure may lack msgspec
     from runtime.engine.engine import Engine
 
-COLUMNS = (  # of a table of such steps, as far as they have been measured
+COLUMNS = (  # of a table of such steps; those that no row has are left out
     *("case", "batch", "context", "loras", "rows", "sampled", "wall_ms", "device_ms", "host_ms", "ratio", "experts"),
     *("replayed", "floor_ms", "of_floor", "chain_floor_ms", "of_chain_floor", "error", "parts_ms", "of_parts"),
     "tokens_per_s",
@@ -26,13 +26,17 @@ KINDS = {
     "prefill": "prompts with their first blocks, as many as --budget holds",
 }
 CHUNK = 512  # rows of the prompt in a mixed step
-SERVED = 8192  # rows of a server's largest step, unless its flags say otherwise
+SERVED = 8192  # maximum number of rows of a server's step, by default
 
 
 @dataclass(frozen=True)
 class Member:
-    """A request of a step: its prompt, and of that how many positions each step finds in the cache. None: all, or what
-    an open canvas leaves there."""
+    """A request of a step.
+
+    Attributes:
+        prompt: number of prompt tokens.
+        cached: prompt tokens that are cached before each step. None: all, or those that an open canvas leaves cached.
+    """
 
     prompt: int
     cached: int | None = None
@@ -45,8 +49,14 @@ class Member:
 
 @dataclass(frozen=True)
 class SteadyStep:
-    """`rows`: of each step. `places`: requests at a time of the server that it is a step of. `budget`: most rows of a
-    step."""
+    """A step whose input is reset before each run.
+
+    Attributes:
+        members: its requests.
+        rows: number of rows of each run.
+        max_requests: maximum number of running requests of the engine that runs it.
+        budget: maximum number of rows of a step of that engine.
+    """
 
     members: list[Member]
     rows: int
@@ -55,9 +65,16 @@ class SteadyStep:
 
 
 def steady_step(kind: str, batch: int, context: int, block: int, strategy: Strategy, budget: int) -> SteadyStep:
-    """The step `kind` of `batch` requests with `context` tokens before what they denoise; of `prefill`, of prompts that
-    are `context` long together with their first blocks. Where nothing of a prompt is ever final, `context` is a
-    canvas, the last block of which is open. "chunk" is what "mixed" adds to "plain".
+    """Returns the step `kind` of `batch` requests.
+
+    Args:
+        kind: one of `KINDS`, or "chunk", which is the part that "mixed" adds to "plain".
+        batch: number of requests; not used for "prefill", whose number follows from `budget`.
+        context: number of tokens before the denoised block. For "prefill", length of a prompt with its first block. If
+            prompt tokens are never final, length of the canvas, whose last block is open.
+        block: block size.
+        strategy: decoding strategy of the model.
+        budget: maximum number of rows of "prefill". One prompt may exceed it.
 
     Raises:
         ConfigError: the strategy has no such step.
@@ -83,7 +100,7 @@ def steady_step(kind: str, batch: int, context: int, block: int, strategy: Strat
 
 
 def pages_of(step: SteadyStep, strategy: Strategy, block: int, page_size: int) -> int:
-    """Pages that the step's requests take."""
+    """Returns the number of KV pages of the step's requests."""
     grain = strategy.block_layout.alignment
     cache = KVCacheManager(num_pages=1, page_size=page_size, block_size=grain, prefix_caching=False)
     page_groups = [cache.page_groups_for(strategy.total_len(member.prompt, block)) for member in step.members]
@@ -91,8 +108,11 @@ def pages_of(step: SteadyStep, strategy: Strategy, block: int, page_size: int) -
 
 
 def begin(engine: Engine, step: SteadyStep) -> Callable[[], None]:
-    """Brings the requests of `step`, which `engine` was given in its members' order, to where all of them denoise.
-    Returns what has to be done before each step."""
+    """Runs steps until all requests of `step` denoise. They were added to `engine` in the order of its members.
+
+    Returns:
+        A function to call before each further step. It resets the requests.
+    """
     scheduler = engine.scheduler
     while scheduler.waiting or any(request.prefilling or not request.nfe for request in scheduler.running):
         engine.step()

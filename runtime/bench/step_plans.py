@@ -1,5 +1,7 @@
-"""Step plans of requests that exist only to be timed: turns as the scheduler would hand them out, which the planner
-writes. Which rows see what, which of them are open, and which rule decides, follows from the strategy."""
+"""Builds step plans for timing, from requests as the scheduler would schedule them.
+
+Visible keys, editable rows and the unmasking algorithm follow from the strategy.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from runtime.request.field_spec import Value, values_of, with_defaults
 from runtime.strategies.base import Strategy
 from runtime.worker.input_batch import InputBuilder
 
-if TYPE_CHECKING:  # the machines that measure lack the messages' package
+if TYPE_CHECKING:  # machines that measure may lack msgspec
     from runtime.request.engine_messages import RequestSpec
 
 ACCEPT = 0.95  # a threshold that random weights do not reach
@@ -28,7 +30,7 @@ def pages_needed(tokens: int, page_size: int) -> int:
 
 @dataclass(frozen=True)
 class _Decoding:
-    """What a request reads of its DecodingParams."""
+    """The fields of DecodingParams that a request reads."""
 
     algorithm: str
     values: dict[str, Value]
@@ -38,7 +40,7 @@ class _Decoding:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a request reads of its RequestSpec."""
+    """The fields of RequestSpec that a request reads."""
 
     prompt: list[int]
     max_tokens: int
@@ -64,10 +66,11 @@ class _Asked:
 
 @dataclass(frozen=True)
 class StepPlans:
-    """Plans for one strategy and one pool.
+    """Builds plans for one strategy and one KV pool.
 
-    Args:
-        mask_id: None where what is open is noise. pages: of the pool; each request's are drawn from them at random.
+    Attributes:
+        mask_id: None if open positions hold noise.
+        pages: number of pages of the pool. Each request has random ones.
     """
 
     strategy: Strategy
@@ -78,9 +81,17 @@ class StepPlans:
     pages: int
 
     def decode(self, batch: int, context: int, *, filled: float = 0.0) -> StepPlan:
-        """The second step of `batch` requests' first blocks, with `context` cached tokens before each: under the rule
-        `threshold`, `filled` of a block's positions, drawn at random, hold random ids and the others are masked; noise
-        is random throughout. A strategy that feeds more, or less, of its first step is timed on the block alone."""
+        """Returns the plan of the second step of the first block of `batch` requests.
+
+        The algorithm is `threshold`; for uniform noise, the first one that fits. The step has the rows of the block
+        alone, even if a strategy forwards more or fewer rows in its first step.
+
+        Args:
+            batch: number of requests.
+            context: cached tokens before each block.
+            filled: fraction of a block's positions, chosen at random, that have random ids. The others are masked. With
+                uniform noise, all positions have random ids.
+        """
         random = np.random.default_rng(batch)
         scheduled = []
         last = context + self.block_size
@@ -99,8 +110,11 @@ class StepPlans:
         return self._plan(scheduled, last)
 
     def prefill(self, batch: int, length: int, *, budget: int) -> list[StepPlan]:
-        """`batch` prompts of `length` random tokens, whole prompts a forward up to `budget` tokens, at least one. Where
-        nothing of a prompt is final it is a canvas of `length`, all but the last position of it the prompt."""
+        """Returns the plans that prefill `batch` prompts of `length` random tokens.
+
+        Each forward has as many whole prompts as `budget` tokens allow, at least one. If no prompt token is final, the
+        forward computes a canvas of `length` tokens, of which all but the last are the prompt.
+        """
         answer = 0 if self.strategy.initial_final_len(length) else 1
         each = max(1, budget // length)
         random = np.random.default_rng(batch * length)
@@ -132,7 +146,7 @@ class StepPlans:
         return made
 
     def _plan(self, batch: list[ScheduledRequest], tokens: int) -> StepPlan:
-        """Each request's first `tokens` positions lie in pages drawn at random."""
+        """Returns the plan of a step. The first `tokens` positions of each request are in random pages."""
         units = pages_needed(tokens, self.page_size)
         table = PageTable(rows=len(batch), page_groups=units, pages_per_group=1, page_size=self.page_size)
         drawn = np.random.default_rng(7).permutation(self.pages)[: len(batch) * units].reshape(len(batch), units)

@@ -1,11 +1,13 @@
 """`python -m runtime.bench steps`: times of decode steps and prefills by batch size and context length.
 
 docs/operations/performance.md#measure-it-yourself describes the tool.
-Runs the server's own model runner: forward, head, sampling, results on the host. Times are warm medians; inputs are
-random, every output is checked to be finite. Decode feeds one block a request (S=1) in its second step, of masks and
-random tokens, or a canvas of noise; which rows see what is the strategy's to say, the family's first. A model whose
-prompts are never final, because it sees its whole canvas, is timed with a dual cache there, and what is called
-prefill is its full forward. Where what was denoised is committed, prefill is also what a commit of that length costs.
+It runs the server's model runner: forward, LM head, sampling, results on the host. Times are warm medians. Inputs are
+random, and every output is checked to be finite. A decode case forwards one block per request (S=1), in its second step
+of denoising. The block has masks and random tokens, or is a canvas of noise. The family's first strategy determines
+which keys are visible.
+
+A model that sees its whole canvas has no final prompt tokens. Its decode steps use a dual cache, and its prefill is its
+full forward. For models that commit denoised blocks, prefill is also the cost of a commit of that length.
 """
 
 from __future__ import annotations
@@ -101,7 +103,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, group: TensorParallelGroup = SINGLE_RANK) -> int:
-    """All cases; all ranks of a group do the same."""
+    """Runs all cases. All ranks of a group run the same."""
     try:
         setup = _set_up(args, group)
     except ConfigError as error:
@@ -120,7 +122,7 @@ def _run(args: argparse.Namespace, group: TensorParallelGroup = SINGLE_RANK) -> 
 
 
 class _Setup:
-    """A runner over one pool large enough for every case, its plans, and the facts that make the figures comparable."""
+    """A runner with one KV pool that suffices for every case, its plans, and the settings to report with results."""
 
     def __init__(
         self,
@@ -164,7 +166,7 @@ class _Setup:
             self.facts |= {"tflops": args.tflops, "tbs": args.tbs}
 
     def fill_pool(self) -> None:
-        """Random keys and values, so that the context is as scattered as a real one."""
+        """Fills the pool with random keys and values, so that the context is as scattered as a real one."""
         for tensor in self.pool.tensors:
             tensor.normal_()
 
@@ -212,7 +214,11 @@ def _set_up(args: argparse.Namespace, group: TensorParallelGroup) -> _Setup:
 
 
 def _strategy(family: ModelFamily[Any], known: ModelInfo, args: argparse.Namespace) -> Strategy:
-    """The family's first one; settles what `args` leaves to it. ConfigError for what does not fit it."""
+    """Returns the family's first strategy, and sets the defaults in `args` that depend on it.
+
+    Raises:
+        ConfigError: a flag does not fit the strategy.
+    """
     if args.block_size is None:
         args.block_size = known.block_size
     longest = max([*args.context, *args.prompt]) + args.block_size
@@ -288,7 +294,10 @@ def _check_finite(runner: ModelRunner, plan: StepPlan) -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Milliseconds, one line a case and context, one column a batch size."""
+    """Returns a table of milliseconds: one line per case and context, one column per batch size.
+
+    Results of --live have one line per row.
+    """
     if rows and "wall_ms" in rows[0]:
         names = [name for name in COLUMNS if any(name in row for row in rows)]
         lines = ["".join(f"{name:>{max(10, len(name) + 1)}}" for name in names)]

@@ -1,4 +1,4 @@
-"""`python -m runtime.bench sweep`: accuracy against speed, one curve per unmasking algorithm, on the demo's long tasks.
+"""`python -m runtime.bench sweep`: accuracy over speed, one curve per unmasking algorithm, on the demo's long tasks.
 
 The served model lists its algorithms. Each declares the field that trades accuracy for speed
 (`UnmaskingAlgorithm.speed_accuracy_knob`).
@@ -44,7 +44,7 @@ class Sweep:
     values: tuple[float | None, ...]
 
     def decoding(self, value: float | None) -> dict[str, Any]:
-        """Returns `decoding` of a request; a field ``outer.inner`` is an entry of an object."""
+        """Returns `decoding` of a request. A field ``outer.inner`` is an entry of an object."""
         fields: Any = value
         for name in reversed((self.field or "").split(".")):
             fields = {name: fields}
@@ -100,11 +100,16 @@ def main(args: argparse.Namespace) -> int:
 
 
 def sweeps(info: EngineInfo, names: Sequence[str] | None, values: Sequence[float] | None) -> list[Sweep]:
-    """Returns the algorithms of `names`, else all of the served model, with `values`, else those that each declares.
+    """Returns the algorithms to sweep, with the values of their fields.
+
+    Args:
+        info: of the engine.
+        names: keys of algorithms; None for all of the served model.
+        values: values of the field of a single algorithm; None for those that each algorithm declares.
 
     Raises:
-        ConfigError: The model does not have an algorithm, or values belong to several algorithms.
-        RequestError: for a value that the field does not take.
+        ConfigError: the model does not have an algorithm, or values are given for several algorithms.
+        RequestError: the field does not accept a value.
     """
     from runtime.algorithms.base import get_algorithm
 
@@ -146,7 +151,7 @@ def curves(found: Found) -> list[plot.Curve]:
 
 
 def _curve(name: str, scores: Sequence[tuple[float, float]], labels: Sequence[str] = ()) -> plot.Curve:
-    """`scores`: (accuracy, tokens per forward)."""
+    """Returns a curve. `scores` are pairs of accuracy and tokens per forward."""
     return plot.Curve(name, [(speed, 100 * accuracy) for accuracy, speed in scores], labels or [""] * len(scores))
 
 
@@ -177,7 +182,7 @@ def _print(title: str, tasks: Sequence[Task], found: Found) -> None:
 
 
 def _number(text: str) -> float:
-    """An int where it is written as one: fields tell them apart."""
+    """Parses a number: an int if it is written as one, because fields distinguish int and float."""
     for kind in (int, float):
         try:
             return kind(text)

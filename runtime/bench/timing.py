@@ -1,4 +1,4 @@
-"""How long something takes, warm."""
+"""Times a function after warm-up runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def median(work: Callable[[], object], device: torch.device, args: argparse.Namespace) -> float:
-    """Milliseconds of `work`, warm: device events around it on CUDA, the clock elsewhere."""
+    """Returns median milliseconds of `work` after warm-up runs, by device events on CUDA, else by the host's clock."""
     for _ in range(args.warmup):
         work()
     if device.type != "cuda":

@@ -3,8 +3,8 @@
 Routing is as in blocks of the family. In half-masked blocks the masked rows select mostly the same experts, and the
 others differ, with some experts more frequent. With uniform noise no row is masked. The result is written into the
 table of the device (``runtime/kernels/fused_moe/tile_config.py``) or to --out, again after each number of rows.
-Kernels are compiled before, in parallel. Timings of tiles alternate: a device with a power limit slows down under load,
-so that otherwise the first tile would win.
+Kernels are compiled before, in parallel. Timings of tiles alternate, because a device with a power limit slows down
+under load. Otherwise the first tile would win.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from runtime.models.base import resolve_family
 from runtime.strategies.base import DecodingContext, make_strategy
 
 BLOCK = 32
-GAIN = 0.02  # by which others must be quicker than what the rule takes
-STACKS = 3  # of weights, in turns, so that none stays in the cache
+GAIN = 0.02  # minimum relative gain of a config over the default
+STACKS = 3  # copies of the weights, used in rotation so that none stays in the cache
 
-# Maximum pairs per tile, and up to which average of pairs per expert it is tried. The tallest tile of a kernel
-# determines its registers and shared memory, and therefore how many programs an SM runs.
+# Maximum pairs per tile, and the largest average of pairs per expert for which it is tried. The tallest tile of a
+# kernel determines its registers and shared memory, and therefore how many programs an SM runs.
 HEIGHTS = [(128, math.inf), (64, 96.0), (16, 4.0)]
 # columns, depth, stages, warps
 GATE_UP = [
@@ -62,7 +62,7 @@ DOWN = [
     GemmConfig(128, 64, (3, 3, 3), 4, swap_ab=False), GemmConfig(128, 64, (3, 3, 3), 8, swap_ab=False),
     GemmConfig(64, 64, (4, 4, 4), 4, swap_ab=False),
 ]  # fmt: skip
-# Tiles of narrow experts, whose depth is few steps: with fewer stages, more programs fit on a multiprocessor.
+# Tiles of narrow experts, whose inner dimension has few steps: with fewer stages, more programs fit on an SM.
 NARROW_WIDTH = 256
 NARROW_DOWN = [
     GemmConfig(128, 64, (2, 2, 2), 4), GemmConfig(128, 64, (3, 3, 3), 4), GemmConfig(128, 128, (2, 2, 2), 4),
@@ -105,7 +105,7 @@ def tune(args: argparse.Namespace, device: torch.device, name: str) -> None:
     cases = {rows: choices(rows, experts, top_k, device, half_masked=half_masked) for rows in args.rows}
     compile_kernels(gemms, list(cases.values()))
     print(f"compiled after {time.monotonic() - began:.1f} s", flush=True)
-    # Until its turn, a number of rows has the default: tiles of another number may be much slower.
+    # A number of rows that is not tuned yet has the default: tiles of another number may be much slower.
     found = {rows * top_k / experts: gemms.default(rows * top_k) for rows in args.rows}
     for index, (rows, ids) in enumerate(cases.items()):
         if index and args.time_limit is not None and time.monotonic() - began > args.time_limit:
@@ -117,8 +117,15 @@ def tune(args: argparse.Namespace, device: torch.device, name: str) -> None:
 
 
 def shape_of(arch: str, ranks: int = 1) -> tuple[int, int, int, int]:
-    """(experts, hidden, width, choices of a row) as the kernels of one of so many ranks see a named shape: a shared
-    expert may be one."""
+    """Returns the shape of the fused MoE kernels on one of `ranks` tensor parallel ranks.
+
+    Returns:
+        Experts, hidden size, width of an expert on the rank, and experts per row. Both counts include a shared expert
+        of the same width as the others, because it is fused with them.
+
+    Raises:
+        ConfigError: the architecture is unknown or has no experts, or `ranks` does not divide their width.
+    """
     experts, hidden, width, top_k = _full_shape(arch)
     if width % ranks:
         raise ConfigError(f"--tensor-parallel-size {ranks} does not divide the experts' width, {width}")
@@ -138,7 +145,7 @@ def _full_shape(arch: str) -> tuple[int, int, int, int]:
 
 
 def masks(arch: str) -> bool:
-    """Whether a named shape's family denoises masks, not noise."""
+    """Returns whether the family of a named shape denoises masks, not uniform noise."""
     config = architecture(arch)
     family = resolve_family(None, config)
     size = family.facts(family.parse(config)).block_size
@@ -147,13 +154,19 @@ def masks(arch: str) -> bool:
 
 
 def between(found: list[tuple[float, FusedMoEConfig]]) -> list[tuple[float, FusedMoEConfig]]:
-    """Each of these cuts up to half way, in ratio, to the next; the last beyond."""
+    """Returns each config with the upper limit of its pairs per expert: the geometric mean with the next one's value.
+
+    The limit of the last one is 1e9.
+
+    Args:
+        found: pairs per expert and config, in ascending order.
+    """
     limits = [round(math.sqrt(a * b), 2) for (a, _), (b, _) in itertools.pairwise(found)]
     return [(limit, chosen) for limit, (_, chosen) in zip([*limits, 1e9], found, strict=True)]
 
 
 def choices(rows: int, experts: int, top_k: int, device: torch.device, *, half_masked: bool = True) -> torch.Tensor:
-    """int32 [rows, top_k], distinct in a row."""
+    """Returns random expert ids, int32 [rows, top_k], distinct within a row."""
     random = torch.Generator(device).manual_seed(rows)
     liked = torch.randn(experts, generator=random, device=device)
     scores = liked + torch.randn(rows, experts, generator=random, device=device) * 1.5
@@ -180,7 +193,7 @@ class ExpertGemms:
         return torch.randn(shape, dtype=torch.bfloat16, device=self._device)
 
     def default(self, pairs: int) -> FusedMoEConfig:
-        """Returns the config without a table for `pairs` token-expert pairs."""
+        """Returns the config for `pairs` token-expert pairs on a device without a table."""
         return default_config(pairs / self.experts, 2, self.hidden, self.width)
 
     def cases(self, ids: torch.Tensor) -> Iterator[tuple[int, list[tuple[Run, list[GemmConfig]]]]]:
@@ -196,7 +209,10 @@ class ExpertGemms:
                 yield height, list(zip(self._runs(ids, height), self.candidates(ids.numel(), height), strict=True))
 
     def candidates(self, pairs: int, height: int) -> tuple[list[GemmConfig], list[GemmConfig]]:
-        """Returns the configs of gate_up and of down. Pairs are the rows of the GEMM in the tallest tiles only."""
+        """Returns the configs of gate_up and of down.
+
+        Configs without `swap_ab`, in which pairs are the rows of the GEMM, are candidates for the tallest tiles only.
+        """
         _, default_gate_up, default_down = self.default(pairs)
         narrow = NARROW_DOWN if self.width <= NARROW_WIDTH else []
         gate_up = [clamp_to_shape(config, self.width, self.hidden) for config in GATE_UP]
@@ -236,7 +252,7 @@ def compile_kernels(gemms: ExpertGemms, cases: list[torch.Tensor]) -> None:
 
 
 def _best(gemms: ExpertGemms, ids: torch.Tensor, repeats: int) -> FusedMoEConfig:
-    """Returns the fastest config. Others than the default have to be faster by `GAIN`."""
+    """Returns the fastest config. It differs from the default only if it is faster by `GAIN`."""
     defaults, default_ms = gemms.default(ids.numel())[1:], 0.0
     found: list[tuple[float, FusedMoEConfig]] = []
     for height, both in gemms.cases(ids):
@@ -258,7 +274,7 @@ def _best(gemms: ExpertGemms, ids: torch.Tensor, repeats: int) -> FusedMoEConfig
 
 
 def _timed(run: Callable[[GemmConfig], None], candidates: list[GemmConfig], repeats: int) -> list[float]:
-    """Milliseconds of each, as a replayed graph; they take turns."""
+    """Returns median milliseconds per candidate. Each is captured as a CUDA graph, and their replays alternate."""
     graphs = []
     for how in candidates:
         run(how)

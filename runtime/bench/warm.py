@@ -2,7 +2,7 @@
 
 On a GPU, ``--model`` or ``--arch`` loads an engine, whose start compiles all of its kernels. ``--record`` writes their
 specializations to a file. Without a GPU, ``--specializations`` compiles those of such files, also for GPUs of another
-compute capability. Kernels whose specialization depends on the device have others there, and are compiled at start.
+compute capability. Kernels whose specialization depends on the device differ there, and are compiled at start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import runtime
 from runtime.config.flags import KERNEL_CACHE
 from runtime.errors import ConfigError
 
-FORMAT = 1  # of a file of specializations
+FORMAT = 1  # version of the file of specializations
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,8 +46,8 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError("--record writes the kernels of --model or --arch; leave out --specializations")
     args.cache.mkdir(parents=True, exist_ok=True)
     os.environ["TRITON_CACHE_DIR"] = str(args.cache.absolute())
-    os.environ.pop(KERNEL_CACHE, None)  # what it has would not be written
-    os.environ["TRITON_STORE_BINARY_ONLY"] = "1"  # intermediate code takes four times as much
+    os.environ.pop(KERNEL_CACHE, None)  # kernels found in it would not be written to --cache
+    os.environ["TRITON_STORE_BINARY_ONLY"] = "1"  # intermediate code takes four times as much space
     if args.specializations:
         return _compile_recorded(args)
     recorded = _load_engine(args)
@@ -95,7 +95,7 @@ def _compile_recorded(args: argparse.Namespace) -> int:
 
 
 def write_libcuda_stub(directory: Path) -> Path:
-    """Writes an empty libcuda.so.1 to link launchers with where there is no driver. Returns its directory."""
+    """Writes an empty libcuda.so.1, with which launchers are linked if there is no driver. Returns its directory."""
     library = directory / "libcuda.so.1"
     subprocess.run(["cc", "-shared", "-x", "c", "/dev/null", "-o", str(library)], check=True)
     return directory
