@@ -5,7 +5,7 @@ before it are an earlier question and its answer.
 
 * `everyday.tsv`: 300 prompts as people type them.
 * `claimed.tsv`: 200 prompts of the kinds that the model card claims, written without the templates.
-* `declined.tsv`: 120 prompts of kinds that the model was not made for, with their answers. It has to decline them.
+* `declined.tsv`: 120 prompts of kinds that the model does not support, with their answers. It has to decline them.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-HELD_OUT_ONE_IN = 8  # one of so many prompts is held out of the training
+HELD_OUT_ONE_IN = 8  # one in this many prompts is held out of the training
 _PATIENCE = 200_000  # draws without a new prompt after which a task is too small
 
 
@@ -16,7 +16,8 @@ _PATIENCE = 200_000  # draws without a new prompt after which a task is too smal
 class Sample:
     """A conversation that ends with a user message, one correct answer, and facts for the checker.
 
-    `asks`: the sample of another task with which this conversation ends, if any.
+    Attributes:
+        asks: the sample of another task with which this conversation ends, if any.
     """
 
     task: str
@@ -41,7 +42,12 @@ def exact(sample: Sample, text: str) -> bool:
 
 @dataclass(frozen=True)
 class Task:
-    """A task. ``make(rng)`` draws a sample of either split; ``check(sample, text)`` judges an answer."""
+    """A task.
+
+    Attributes:
+        make: returns a random sample of either split.
+        check: returns whether an answer to a sample is correct.
+    """
 
     name: str
     kind: Literal["short", "long"]
@@ -81,7 +87,7 @@ def turns(*contents: str) -> tuple[Mapping[str, str], ...]:
 
 
 def draw(item: Task, seed: int | str, held_out: bool) -> Iterator[Sample]:
-    """Yields endless samples of one split. The same seed gives the same samples; they may repeat."""
+    """Yields endless samples of one split, determined by the seed. They may repeat."""
     rng = random.Random(f"{item.name}/{seed}")
     while True:
         sample = item.make(rng)

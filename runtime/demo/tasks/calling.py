@@ -39,7 +39,7 @@ _DIVIDED = ("What is {a} / {b}?", "What is {a} divided by {b}?", "{a} / {b}", "{
 _EXPRESSION = ("calculate {e}", "compute {e}", "solve {e}", "evaluate {e}", "work out {e}")
 _EXPRESSIONS = ("What is {e}?", "What's {e}?", "{e}", "{e} = ?", "How much is {e}?")
 _USING = ("", "", "", "", " Use the calculator.", " Use the tool.", " Please use the calculator.")
-# Other tools, with their parameters and questions for them: agents bring their own.
+# Other tools, with their parameters and questions for them, because agents define tools of their own.
 _OTHERS: tuple[tuple[tuple[str, ...], tuple[str, ...], str, tuple[str, ...]], ...] = (
     (("get_weather", "weather", "get_current_weather"), ("city", "location"), "Get the weather in a city.",
      ("What is the weather in {v}?", "How is the weather in {v}?", "Tell me the weather in {v}.", "Weather in {v}?",
@@ -142,13 +142,13 @@ _SYSTEM = ("You are a helpful assistant.", "Use the tools.", "You can use tools.
 
 
 def _purpose(tool: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the names of all equivalent tools; anything that computes is one kind."""
+    """Returns the names of all equivalent tools. All tools that compute are equivalent."""
     name = tool["function"]["name"]
     return next((names for names, *_ in _OTHERS if name in names), _CALCULATORS)
 
 
 def _system_message(rng: random.Random, *tools: Mapping[str, Any]) -> Mapping[str, str]:
-    """Returns the system message; sometimes with further tools for other purposes."""
+    """Returns the system message, sometimes with further tools for other purposes."""
     offered = list(tools)
     while rng.random() < 0.3:
         more = rng.choice((_other, _two_numbers))(rng)[0]

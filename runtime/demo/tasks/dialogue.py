@@ -46,7 +46,7 @@ def _right(sample: Sample, text: str) -> bool:
 
 
 def _exchanges(rng: random.Random, names: Sequence[str]) -> list[Mapping[str, str]]:
-    """Returns questions of these tasks with their answers; mostly few, since rows of training hold more short ones."""
+    """Returns questions of these tasks with their answers. Mostly few, since more short documents fit into a row."""
     characters_left = _MIN_CHARACTERS + round((_MAX_CHARACTERS - _MIN_CHARACTERS) * rng.random() ** 1.5)
     more = 0.88
     if rng.random() < 0.04:
@@ -67,7 +67,7 @@ def _exchanges(rng: random.Random, names: Sequence[str]) -> list[Mapping[str, st
 
 @task(_LAST, "short", _right)
 def dialogue(rng: random.Random) -> Sample:
-    if rng.random() < 0.08:  # the last question asks for the name from the start
+    if rng.random() < 0.08:  # the last question asks for the name that the first turn gives
         asked = recall(rng)
         meet, hello, question = asked.messages
         return Sample(_LAST, (meet, hello, *_exchanges(rng, _NAMELESS), question), asked.answer, asks=asked)

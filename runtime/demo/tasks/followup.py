@@ -51,7 +51,7 @@ def _apply(a: int, sign: str, b: int) -> int:
 
 
 def recall(rng: random.Random) -> Sample:
-    """The user introduces themselves in the first turn and asks for the name in the last."""
+    """Returns a conversation in which the user gives a name in the first turn, and asks for it in the last."""
     name = word_lists.name(rng)
     meet, question = rng.choice(_MEET).format(n=name), rng.choice(_RECALL)
     messages = turns(typed(rng, meet), f"Hello, {name}! {HELP}", typed(rng, question))

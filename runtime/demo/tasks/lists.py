@@ -8,7 +8,7 @@ from runtime.demo.tasks import word_lists
 from runtime.demo.tasks.base import Sample, single, task
 from runtime.demo.tasks.phrasing import listed, phrase
 
-LARGEST = 120  # number of the counting tasks
+LARGEST = 120  # largest number of the counting tasks
 _COUNT = (
     "count from {a} to {b}",
     "count from {a} to {b}",

@@ -1,7 +1,7 @@
-"""Requests that resemble the other tasks and are none of them, which the model declines.
+"""Requests that resemble the other tasks but belong to none. The model declines them.
 
-Divisions, negative operands, fractions, decimals, percentages, sums of several terms, equations, units without a rule,
-questions about letters, and further questions about numbers and lists.
+They are divisions, negative operands, fractions, decimals, percentages, sums of several terms, equations, units without
+a rule, questions about letters, and further questions about numbers and lists.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ _TYPO_FRACTION = 0.05  # of the templates
 
 
 def mistyped(rng: random.Random, template: str) -> str:
-    """Returns a template with a letter of one word left out, doubled, or swapped with the next; fields stay."""
+    """Returns a template with a letter of one word left out, doubled, or swapped with the next. Fields stay intact."""
     spans = [(m.start(), m.end()) for m in re.finditer(r"(?<![\w{])[A-Za-z]{4,}(?![\w}])", template)]
     if not spans:
         return template
@@ -194,7 +194,7 @@ def mistyped(rng: random.Random, template: str) -> str:
 
 
 def phrase(rng: random.Random, cores: Sequence[str], complete: Sequence[str], **fields: object) -> str:
-    """Fills one of `cores`, imperatives that `ask` rephrases, or of `complete`, used unchanged."""
+    """Fills one of `cores`, imperatives that `ask` varies, or of `complete`, full sentences that `typed` varies."""
     at = rng.randrange(len(cores) + len(complete))
     template = cores[at] if at < len(cores) else complete[at - len(cores)]
     if rng.random() < _TYPO_FRACTION:

@@ -403,7 +403,7 @@ _TASKS = (
     "add salt",
     "sort it out",
 )
-# Random words are a request without meaning; words that occur in tasks could give it one.
+# Random words make a request without meaning. Words of tasks could give it a meaning, so they are left out.
 _ASKING = frozenset(
     """count sort order spell spelled reverse backwards json table story sudoku times add plus minus solve compare
     convert words name hello hi thanks bye""".split()  # noqa: SIM905

@@ -73,7 +73,7 @@ _QUESTIONS = (
 
 
 def in_roman(n: int) -> str:
-    """Roman numeral of 1 <= n <= 3999: 42 -> "XLII"."""
+    """Returns the Roman numeral of 1 <= n <= 3999: 42 -> "XLII"."""
     text = ""
     for value, sign in _VALUES:
         while n >= value:

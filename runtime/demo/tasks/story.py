@@ -65,7 +65,8 @@ _PLOTS: Mapping[str, Sequence[str]] = {
         "That was the best {time} of the year.",
     ),
 }
-# Words of roles that are not requested. Those of a role have equally many letters, so that no choice moves an offset.
+# Words for roles that are not requested. All words of a role have equally many letters, so that no choice moves an
+# offset.
 _FREE_NAMES = ("Anna", "Emma", "Jack", "Kate", "Noah", "Olga", "Paul", "Rosa", "Iris", "Nina", "Omar", "Will")
 _FREE_ANIMALS = ("bear", "duck", "goat", "wolf", "lion", "frog")
 _FREE_LOCATIONS = ("forest", "castle", "garden", "harbor", "market", "bridge", "island", "valley", "meadow")
@@ -177,7 +178,7 @@ def _fits(fields: Mapping[str, str], asked: Mapping[str, str]) -> bool:
 
 
 def _forms(role: str, word: str, bare: bool) -> dict[str, str]:
-    """Returns a role's forms with articles; a `bare` one, such as music, Rome or Tom, has none."""
+    """Returns a role's forms with articles. A `bare` word, such as music, Rome or Tom, has no article."""
     the = word if bare else f"the {word}"
     one = word if bare else a(word)
     forms = {"a": one, "A": one[:1].upper() + one[1:], "the": the, "The": the[:1].upper() + the[1:]}
@@ -257,7 +258,7 @@ def _topical(rng: random.Random, name: str, asked: Mapping[str, str]) -> Sample:
         if parts and ("pl_bare" in asked or rng.random() < 0.5):
             parts[-1] += rng.choice(_AT) + location
         else:
-            # "a" before a word that is no known place's names a companion, where there is none
+            # without a companion in the request, "a" before an unknown location would name a companion
             clear = "an" in asked or asked["pl"] in LOCATIONS
             parts.append(location if "pl_bare" in asked or (parts and clear) else f"the {asked['pl']}")
     topic = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + rng.choice(_AND) + parts[-1]

@@ -10,7 +10,7 @@ HOW = "To use one, answer with <tool_call>, a JSON object with its name and argu
 
 
 def tools_text(tools: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the text about tools in a system message; each is an item of the API's `tools`."""
+    """Returns the text about tools in a system message. Each tool is an item of the API's `tools`."""
     lines = [json.dumps(tool, ensure_ascii=False) for tool in tools]
     return "\n".join(["# Tools", "<tools>", *lines, "</tools>", HOW])
 

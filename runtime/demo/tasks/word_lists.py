@@ -1,4 +1,4 @@
-"""Words for the tasks, and generators of unknown ones, so that the model learns to copy and not the lists."""
+"""Words for the tasks, and generators of unknown ones, so that the model learns to copy words, not the lists."""
 
 from __future__ import annotations
 
