@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 COLUMNS = ("quality", "balanced", "speed", "edit", "fp8", "int8", "int4")
-_WITH_SPEED = ("quality", "balanced", "edit")  # columns with tokens per forward beside them
+_WITH_SPEED = ("quality", "balanced", "edit")  # each is followed by a column with tokens per forward
 
 
 def scores(measured: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from training.demo.tokenizer import ChatEncoder
 BLOCK_SIZES = (8, 16, 32)
 PAD_WEIGHT = 0.25  # loss weight of the EOS padding after the end of the turn
 KEEP_WEIGHT = 0.25  # loss weight of a correct, visible token in a document that also has wrong ones
-CONTEXT = 4096  # tokens of a conversation
+CONTEXT = 4096  # maximum number of tokens of a conversation
 MAX_MISSED = 20  # consecutive documents that no row can hold
 TOGETHER = 160  # tokens at the end of a prompt that stay together
 SYSTEM_FRACTION = 0.08  # of documents without a system message that get one
@@ -108,7 +108,7 @@ class Packer:
         self._closed: list[list[tuple[list[int], int, int]]] = []
 
     def add(self, prompt: list[int], answer: list[int], size: int) -> bool:
-        """Adds a document; returns False if no row can hold it."""
+        """Adds a document. Returns False if no row can hold it."""
         ids = prompt + answer
         need = self._need(ids, prompt, size)
         if need > self._length:  # smaller blocks duplicate less of a document
@@ -280,7 +280,7 @@ def batches(
     A document that no row can hold is skipped. Raises ValueError after MAX_MISSED of them in sequence.
     """
     packer = Packer(eos, length)
-    missed = 0  # one after the other
+    missed = 0  # consecutive ones
     for prompt, answer in documents:
         missed = 0 if packer.add(prompt, answer, noiser.block_size()) else missed + 1
         if missed == MAX_MISSED:

@@ -20,7 +20,7 @@ _TIMEOUT = timedelta(hours=2)  # a rank waits for rank 0 during evaluations
 
 @dataclass(frozen=True)
 class DataParallel:
-    """This process among those of a training. A training of one process has no process group."""
+    """Rank and device of this process in a training. A training with one process has no process group."""
 
     device: torch.device
     rank: int = 0
@@ -40,7 +40,7 @@ class DataParallel:
         return float(tensor.item())
 
     def barrier(self) -> None:
-        """Waits until all ranks are here, so that none closes its connections while another one receives."""
+        """Waits until all ranks call it, so that none closes its connections while another one receives."""
         if self.size > 1:
             arrived = torch.ones((), device=self.device)
             dist.all_reduce(arrived)

@@ -17,7 +17,7 @@ TARGETS = ("query_key_value", "dense", "gate_proj", "up_proj", "down_proj")
 
 
 class LoraLinear(nn.Module):
-    """A frozen linear layer with a LoRA pair; `up` begins at zero."""
+    """A frozen linear layer with a LoRA pair. `up` is initialized to zero."""
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class LoraLinear(nn.Module):
 
 
 def add_adapter(model: DemoModel, rank: int, alpha: float) -> dict[str, LoraLinear]:
-    """Freezes the model and adds pairs to the targeted layers; returns them by the layers' names."""
+    """Freezes the model and adds LoRA pairs to the targeted layers. Returns them by the layers' names."""
     model.requires_grad_(False)
     chosen = {
         name: module

@@ -2,7 +2,7 @@
 
 See docs/models/architecture-notes.md#llada2-layers.
 
-Parameters have the checkpoint's names, but the experts of a layer are stacked; `export.py` splits them.
+Parameters have the checkpoint's names, but the experts of a layer are stacked. `export.py` splits them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from training.demo.norm import RMSNorm, rms_norm
 from training.demo.shape import Shape
 
 Dispatch = Literal["loop", "dense"]
-Mask = torch.Tensor | BlockMask  # dense (bool, additive under autocast), or
+Mask = torch.Tensor | BlockMask  # a dense mask is bool, and additive under autocast
 
 
 class Attention(nn.Module):
@@ -32,7 +32,14 @@ class Attention(nn.Module):
         self.dense = nn.Linear(self.heads * self.dim, shape.hidden_size, bias=False)
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: Mask) -> torch.Tensor:
-        """x [rows, length, hidden]; cos, sin [rows, length, 1, rotary / 2]; a dense mask has all its batch axes."""
+        """Returns the attention output [rows, length, hidden].
+
+        Args:
+            x: [rows, length, hidden].
+            cos: [rows, length, 1, rotary / 2].
+            sin: as `cos`.
+            mask: a dense mask has four dimensions, which broadcast to [rows, heads, length, length].
+        """
         rows, length, _ = x.shape
         qkv = self.query_key_value(x).view(rows * length, -1, self.dim)
         qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
@@ -206,7 +213,7 @@ class Body(nn.Module):
 
 
 class DemoModel(nn.Module):
-    """ids, positions [rows, length] and an attention mask -> hidden states; `head` turns some of them into logits."""
+    """Computes hidden states from ids and positions [rows, length] and an attention mask. `lm_head` returns logits."""
 
     frequencies: torch.Tensor
 
@@ -252,9 +259,10 @@ class DemoModel(nn.Module):
 
 
 def training_mask(docs: torch.Tensor, blocks: torch.Tensor, noised: torch.Tensor) -> torch.Tensor:
-    """Block-causal attention of packed rows, bool [rows, 1, length, length], True where the query sees the key.
+    """Returns the block-causal mask of packed rows, bool [rows, 1, length, length]: True if the query sees the key.
 
-    Inside a document, a query sees the clean copy of every earlier block and the copy of its own block that it is in.
+    Inside a document, a query sees the clean copy of every earlier block. Of its own block it sees the copy that it
+    belongs to.
     """
 
     def query(a: torch.Tensor) -> torch.Tensor:
@@ -269,7 +277,10 @@ def training_mask(docs: torch.Tensor, blocks: torch.Tensor, noised: torch.Tensor
 
 
 def training_blocks(docs: torch.Tensor, blocks: torch.Tensor, noised: torch.Tensor) -> BlockMask:
-    """`training_mask` for FlexAttention, which skips tiles without visible keys: rows have many short documents."""
+    """Returns `training_mask` for FlexAttention, which skips tiles without visible keys.
+
+    Rows have many short documents, so there are many such tiles.
+    """
     rows, length = docs.shape
 
     def sees(row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

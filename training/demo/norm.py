@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 
 class FewPassNorm(torch.autograd.Function):
-    """RMS norm of the last dimension with as few passes over memory as eager torch allows, for CPUs."""
+    """RMS norm of the last dimension for CPUs, with as few passes over memory as eager torch allows."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -31,7 +31,7 @@ class FewPassNorm(torch.autograd.Function):
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMS norm of the last dimension of x [tokens, ..., size]; weight [..., size]."""
+    """Returns the RMS norm of the last dimension of x [tokens, ..., size]; weight [..., size]."""
     if x.is_cuda:
         return F.rms_norm(x, x.shape[-1:], None, eps) * weight.to(x.dtype)
     return FewPassNorm.apply(x, weight, eps)

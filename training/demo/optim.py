@@ -10,7 +10,7 @@ from torch import nn
 
 
 def orthogonalize(matrix: torch.Tensor, rounds: int = 5) -> torch.Tensor:
-    """Newton-Schulz iteration towards the nearest matrix with equal singular values; [..., rows, columns]."""
+    """Applies Newton-Schulz iterations towards the nearest matrix with equal singular values; [..., rows, columns]."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrix.bfloat16() if matrix.is_cuda else matrix
     tall = x.shape[-2] > x.shape[-1]
@@ -23,7 +23,7 @@ def orthogonalize(matrix: torch.Tensor, rounds: int = 5) -> torch.Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalized per matrix; stacked matrices [n, rows, columns] are treated one by one, in a batch."""
+    """Applies momentum, orthogonalized per matrix. Stacked matrices [n, rows, columns] are a batch of matrices."""
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay})
@@ -52,7 +52,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """(matrices inside the layers, everything else: embedding, head, router, norms)."""
+    """Returns the matrices inside the layers, and all other parameters: embedding, head, router, norms."""
     inside, rest = [], []
     for name, p in model.named_parameters():
         matrix = p.dim() >= 2 and not any(part in name for part in ("word_embeddings", "lm_head", "gate.weight"))

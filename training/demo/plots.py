@@ -1,4 +1,4 @@
-"""Counts the plots that seeds give: ``python -m training.demo.plots --model DIR``.
+"""Counts the plots of stories over seeds: ``python -m training.demo.plots --model DIR``.
 
 Each request for a story is sampled with several seeds.
 """

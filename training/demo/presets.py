@@ -67,7 +67,7 @@ class Preset:
     matrix_lr: float = 0.02
     other_lr: float = 0.003
     decay: float = 0.01
-    average: float = 0.996  # of the averaged weights at each update
+    average: float = 0.996  # fraction of the averaged weights that an update keeps
     balance_rate: float = 0.001
     total_minutes: float = 8.5
     eval_every_minutes: float = 100.0

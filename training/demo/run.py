@@ -1,8 +1,8 @@
 """Trains a checkpoint and its adapter, and measures them: ``python -m training.demo.run --out DIR``.
 
-Each step is a process of its own, since a GPU's memory holds one engine. On one GPU they run one after another. With
+Each step is a separate process, since a GPU's memory holds one engine. On one GPU they run one after another. With
 ``--gpus N`` the training uses N GPUs, and then N other steps run at a time. A step with a result in DIR is skipped, so
-that the same command continues a run that was cut off. The exit code is 1 if a bar of README.md is missed.
+that the same command continues an interrupted run. The exit code is 1 if a bar of README.md is missed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EVALUATIONS: Mapping[str, Sequence[str]] = {
     "int8": ("--quantization", "int8"),
     "int4": ("--quantization", "int4"),
 }
-# Least accuracy: of tasks by kind, in the modes and formats that have these bars, and of people's prompts.
+# Minimum accuracy: of tasks by kind, in the modes and formats that have these bars, and of people's prompts.
 BY_KIND: Mapping[str, float] = {"short": 0.98, "long": 0.9}
 BY_FILE: Mapping[str, float] = {"everyday": 0.95, "claimed": 0.96, "declined": 0.95}
 _WITH_BARS_BY_KIND = ("quality", "edit", "fp8", "int8", "int4")
@@ -109,7 +109,7 @@ def missed_bars(measured: Mapping[str, Any]) -> list[str]:
 
 
 def launcher(gpus: int) -> list[str]:
-    """Returns the arguments of python that run a module once, or in a process per GPU."""
+    """Returns the arguments of python that run a module in one process, or in one process per GPU."""
     if gpus == 1:
         return ["-m"]
     # The address keeps torchrun from looking up the name of the machine.
@@ -134,7 +134,9 @@ def _steps_after_training(args: argparse.Namespace) -> list[Step]:
 
 
 def _run_all(steps: Sequence[Step], gpus: int) -> None:
-    """Runs the steps, as many at a time as there are GPUs. The first error ends the run after the steps under way.
+    """Runs the steps, as many at a time as there are GPUs.
+
+    An error cancels the pending steps. It is raised when the running ones have ended.
 
     Raises:
         subprocess.CalledProcessError: a step failed.

@@ -1,4 +1,4 @@
-"""Architecture of the demo model: LLaDA2. with a few million parameters.
+"""Architecture of the demo model: LLaDA2 with a few million parameters.
 
 See docs/models/architecture-notes.md#llada2-layers.
 """

@@ -25,7 +25,7 @@ ROLES: Mapping[str, str] = {"system": "SYSTEM", "user": "HUMAN", "assistant": "A
 THINKING_OFF = "detailed thinking off"
 
 # A digit alone; a word with the space before it; any other sign with the spaces around it that do not belong to a word;
-# white space sign by sign.
+# each white-space character alone.
 PIECE_PATTERN = r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}] (?=\p{N})| ?[^\s\p{L}\p{N}]|\n|\s"
 
 CHAT_TEMPLATE = (
@@ -91,7 +91,7 @@ class ChatEncoder:
         return [self._role, *self.text(name), self._role_close]
 
     def text(self, text: str) -> list[int]:
-        """Encodes ordinary text; names of special tokens in it stay text."""
+        """Encodes ordinary text. Names of special tokens in it stay text."""
         self.tokenizer.encode_special_tokens = True
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 

@@ -52,7 +52,7 @@ def loss_of(model: DemoModel, batch: Tensors, make_mask: MakeMask = training_mas
 
 
 class Trainer:
-    """State of a training: saved, resumed and stepped."""
+    """State of a training, with methods to train on a batch, to save and to resume."""
 
     def __init__(self, preset: Preset, out: Path, seed: int, ranks: DataParallel) -> None:
         torch.manual_seed(seed)
@@ -120,7 +120,7 @@ class Trainer:
         part.replace(self.out / "state.pt")
 
     def begin_with(self, checkpoint: Path) -> None:
-        """Loads a checkpoint's weights; all other state is that of a new training."""
+        """Loads a checkpoint's weights. All other state is that of a new training."""
         state = load_checkpoint(checkpoint).state_dict()
         self.model.load_state_dict(state)
         self.average = Average(self.model, self.preset.average)
@@ -138,7 +138,10 @@ class Trainer:
 
 
 def compile_layers(model: DemoModel, batch: Tensors, make_mask: MakeMask) -> float:
-    """Compiles the layers; layers of one kind share the code. All batches have the same shape. Returns its seconds."""
+    """Compiles the layers. Returns the seconds that it took.
+
+    Layers of one kind share the code. All batches have the same shape.
+    """
     start = time.perf_counter()
     for layer in model.model.layers:
         layer.compile(dynamic=False)
@@ -181,7 +184,7 @@ class Report:
         self.reset()
 
     def reset(self) -> None:
-        """Begins to measure the speed anew, after an evaluation."""
+        """Restarts the measurement of the speed, after an evaluation."""
         self._mark, self._tokens, self._waited = time.perf_counter(), 0, 0.0
 
     def add(self, loss: torch.Tensor, tokens: int, waited: float) -> None:
@@ -205,7 +208,7 @@ class Report:
 
 
 def rank_preset(preset: Preset, size: int) -> Preset:
-    """Returns the recipe with the rows and workers of one rank; all workers use at most half of the cores."""
+    """Returns the recipe with the rows and workers of one rank. All workers use at most half of the cores."""
     if size == 1:
         return preset
     workers = min(preset.workers, max(1, (os.cpu_count() or 1) // (2 * size)))
@@ -279,7 +282,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a finished training saves its state too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a terminated training saves its state too
     preset = PRESETS[args.preset]
     if args.total_minutes is not None:
         preset = dataclasses.replace(preset, total_minutes=args.total_minutes)

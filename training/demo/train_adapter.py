@@ -1,6 +1,6 @@
 """Trains the adapter `roman` for a demo checkpoint: ``python -m training.demo.train_adapter --model DIR --out DIR``.
 
-With it, numbers in answers are roman numerals; everything else stays the same. It takes a minute on a GPU.
+With it, numbers in answers are roman numerals. All other text stays the same. Training takes a minute on a GPU.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from training.demo.train import compile_layers, loss_of
 RANK, ALPHA = 16, 32
 PEAK = 4e-3  # peak learning rate
 ROWS, LENGTH = 64, 768
-# Short answers with numbers, which change, and some without, which do not.
+# Tasks whose answers have numbers, which the adapter changes, and tasks without, which it does not change.
 CHANGED = {"add": 4.0, "subtract": 3.0, "multiply": 2.5, "compare": 1.5, "count": 1.5, "sort": 1.5, "followup": 1.0}
 UNCHANGED = {"spell": 0.5, "story": 0.3, "greet": 0.4, "about": 0.3, "reverse": 0.4}
 _MAX_NUMBER = 100  # answers with larger numbers are not trained
 
 
 def in_romans(text: str) -> str | None:
-    """Replaces numbers by roman numerals, except 0; returns None if a number is too large."""
+    """Replaces numbers by roman numerals, except 0. Returns None if a number is too large."""
     numbers = [int(n) for n in re.findall(r"\d+", text)]
     if max(numbers, default=0) > _MAX_NUMBER:
         return None
@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _tried(model: DemoModel, encoder: ChatEncoder, count: int) -> tuple[int, int]:
-    """Returns number of correct answers, of `count` held-out samples."""
+    """Returns the number of correct answers, and of held-out samples. Stories count as correct."""
     stream = samples("held-out", held_out=True)
     chosen = [next(stream) for _ in range(count)]
     device = next(model.parameters()).device.type
