@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("runtime", "training", "operator", "tools", "tests", "e2e")
-# What `core` leaves out of runtime/: the front ends and what does not serve requests.
+# Parts of runtime/ that `core` leaves out: the front ends, and code that does not serve requests.
 NOT_CORE = {"server", "bench", "demo", "chat.py", "cli.py", "client.py"}
 
 

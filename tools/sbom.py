@@ -1,7 +1,7 @@
 """Bill of materials of an image's Python packages, as CycloneDX, exported by uv from the constraints.
 
-uv exports the locked packages of a project. A temporary project is created, whose requirements are the constraints. The
-packages of the base image are not included.
+uv exports the locked packages of a project. The requirements of a temporary project are the constraints. The packages
+of the base image are not included.
 """
 
 from __future__ import annotations

@@ -25,14 +25,14 @@ from tools.call_trace import Trace, run_tool
 MAX_FILES = 32
 MAX_SWITCHES = 140
 TRACES = 30
-# Of heartbeats, statistics and the regular check of connections, which no request causes.
+# Functions of heartbeats, statistics and the regular check of connections, which no request causes.
 LEFT_OUT = frozenset({"_send_pings", "on_stats", "serve"})
 HOST = "127.0.0.1"
 BODY = {"messages": [{"role": "user", "content": "Solve: 12 + 30."}], "stream": True, "temperature": 0}
 
 
 def trace_request() -> Trace:
-    """Returns the trace of a chat. Runs a server in this thread, which has to be the main thread, until then."""
+    """Returns the trace of a chat. Until then it runs a server in this thread, which has to be the main thread."""
     from runtime.config import parse
     from runtime.server.launcher import run
 
@@ -61,7 +61,7 @@ def _send_requests(port: int, trace: Trace, traces: list[Trace]) -> None:
         for _ in range(TRACES):
             trace.calls, trace.active = [], True
             _chat(port)
-            _get(probe, "/health")  # answered once nothing of the chat is left to do
+            _get(probe, "/health")  # answered after all work of the chat is done
             trace.active = False
             end = max(i for i, (_, function) in enumerate(trace.calls) if function.endswith(".data_received"))
             traces.append(Trace(trace.calls[:end]))
@@ -89,7 +89,7 @@ def _chat(port: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the trace; the exit code is 1 above `MAX_FILES` or `MAX_SWITCHES`."""
+    """Prints the trace. Returns the exit code, which is 1 above `MAX_FILES` or `MAX_SWITCHES`."""
     limits = MAX_FILES, MAX_SWITCHES
     return run_tool("tools.trace_request", "traces one streamed chat", trace_request, limits, arguments)
 

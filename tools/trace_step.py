@@ -38,7 +38,7 @@ def trace_step() -> Trace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the trace; the exit code is 1 above `MAX_FILES` or `MAX_SWITCHES`."""
+    """Prints the trace. Returns the exit code, which is 1 above `MAX_FILES` or `MAX_SWITCHES`."""
     limits = MAX_FILES, MAX_SWITCHES
     return run_tool("tools.trace_step", "traces one denoising step", trace_step, limits, arguments)
 

@@ -49,7 +49,7 @@ def treatment(text: str) -> str:
 
 
 def split_commands(block: str) -> Iterator[str]:
-    """Splits a block of shell commands; a quoted argument or a loop may have several lines."""
+    """Splits a block of shell commands. A quoted argument or a loop may have several lines."""
     pending = ""
     for line in re.sub(r"(^|\s+)# .*$", "", re.sub(r"\s*\\\n\s*", " ", block), flags=re.MULTILINE).splitlines():
         pending = f"{pending}\n{line}" if pending else line

@@ -8,7 +8,7 @@ from runtime.strategies.base import DecodingContext, make_strategy, strategies
 from tools.docs.flags import put_between, rewrite
 from tools.docs.request_fields import describe_values
 
-FEW = 2  # algorithms that do not read a field: they are listed
+FEW = 2  # up to this number, the algorithms that do not read a field are listed instead of those that do
 BEGIN, END = "<!-- fields: python -m tools.docs.decoding_fields -->", "<!-- end of fields -->"
 
 

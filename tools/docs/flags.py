@@ -1,4 +1,4 @@
-"""Generates the tables of docs/reference/flags.md: ``python -m tools.docs.flags``. Has helpers of tables."""
+"""Generates the tables of docs/reference/flags.md: ``python -m tools.docs.flags``. Has helpers for other tables."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ RECORDS = "docs/benchmarks/"
 
 
 def lengths(markdown: str) -> list[int]:
-    """Returns the number of words of each sentence; of a page without prose, [0]."""
+    """Returns the number of words of each sentence; [0] for a page without prose."""
     return [len(sentence.text.split()) for text in texts(markdown) for sentence in sentences(text)] or [0]
 
 

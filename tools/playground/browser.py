@@ -18,7 +18,8 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 T = TypeVar("T")
 
-# The first two because tests run as root on machines without a display; the others prevent requests of Chromium itself.
+# The first two are needed because tests run as root on machines without a display. Most others prevent requests of
+# Chromium itself.
 FLAGS = (
     "--headless=new",
     "--no-sandbox",
