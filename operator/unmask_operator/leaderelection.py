@@ -151,7 +151,7 @@ class LeaderElector:
             log.warning("cannot release the Lease, it expires in %d s: %s", LEASE_SECONDS, str(error) or "no answer")
 
     async def _give_back(self) -> None:
-        """Reads the Lease again first: an interrupted request may have written it."""
+        """Releases the Lease if it is still held. Reads it again first: an interrupted request may have written it."""
         lease = await self._client.get(LEASES, *self._where)
         if (lease.get("spec") or {}).get("holderIdentity") == self._lease.identity:
             await self._client.update_lease(Lease.released(lease), timeout=RELEASE_SECONDS)

@@ -61,7 +61,7 @@ class Metrics(Collector):
         self.registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
-        """Yields what is counted at scrape time: resources, their conditions, the queue's length, the cache's age."""
+        """Yields the metrics computed at scrape time: resources, conditions, the queue's length, the cache's age."""
         resources = list(self._cache.resources())
         yield GaugeMetricFamily("unmask_operator_services", "Resources in the cache.", value=len(resources))
         by_condition = GaugeMetricFamily(

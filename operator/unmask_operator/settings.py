@@ -44,7 +44,7 @@ class Settings:
     ca_config_map: str = ""
     # Labels of the operator's pods, which every NetworkPolicy admits.
     operator_selector: Mapping[str, str] = field(default_factory=lambda: {"app.kubernetes.io/name": "unmask-operator"})
-    port: int = 8080  # for probes and metrics
+    port: int = 8080  # port of probes and metrics
     log_level: str = "info"
     log_format: str = "text"
 

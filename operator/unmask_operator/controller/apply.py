@@ -117,9 +117,9 @@ class Applier:
 
     Attributes:
         client: requests to the API server.
-        cache: is updated with every object that was written.
+        cache: updated with every object that was written.
         count: called with the verb of each write.
-        conflicts: which fields something else keeps changing.
+        conflicts: the fields that other clients or admission webhooks keep changing.
         refused_writes: by resource, children whose last write was refused although their dry run was not. They are
             written first, so that each retry of the edit does not roll pods to its template and back.
     """

@@ -108,7 +108,7 @@ class FieldConflicts:
                 del known[ref]
                 continue
             if not known[ref].fields:
-                continue  # as for most children; comparing them would cost time in each reconcile
+                continue  # true of most children, which would be slow to compare in each reconcile
             changed = {OBJECT} if ref not in live else set(differences(written_form(desired[ref]), live[ref]))
             for path, one in list(known[ref].fields.items()):
                 if path in changed and not one.changed:

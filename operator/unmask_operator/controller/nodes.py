@@ -56,7 +56,9 @@ class Nodes:
 
 
 def slim(node: Obj) -> Obj:
-    """Returns the part of a node that the status needs: labels, resources of device plugins, and what excludes pods.
+    """Returns the part of a node that the status needs: labels, resources of device plugins, and exclusions of pods.
+
+    Taints, a cordon and a Ready condition that is not True exclude pods.
 
     The names of images are the largest part of a node and are left out.
     """

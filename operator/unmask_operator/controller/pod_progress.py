@@ -21,7 +21,7 @@ POLL_SECONDS = 10.0  # limit for one poll of all pods
 SILENT_SECONDS = 5.0  # first pause after a pod that gave no answer; each pause is twice the previous one
 LONGEST_SECONDS = 60.0  # longest pause; a firewall that drops packets makes each request take the full timeout
 FAILED_SECONDS = 30.0  # between polls of a pod whose adapters failed; it loads them again at this interval
-SETTLED_SECONDS = 1200.0  # for a pod that serves all; its backend may restart and fail to load one
+SETTLED_SECONDS = 1200.0  # between polls of a pod that serves all adapters; a backend may restart and fail to load one
 STEP_PERCENT = 5  # smaller advances are ignored, because each one writes the status
 MAX_REVISIONS = 10_000  # in memory; a pod whose entry was removed is polled again
 LONGEST_PHASE = 64  # characters, the limit of the status
@@ -32,7 +32,7 @@ _ENDS = {"ready", "failed"}  # final states
 
 @dataclass(frozen=True)
 class StartupReport:
-    """A pod's answer: its progress, or the loaded commit ("": none) and the adapters."""
+    """A pod's report: the load progress, or, once loaded, the commit ("": none) and the adapters."""
 
     load: Load | None = None
     revision: str = ""
@@ -159,7 +159,7 @@ async def startup(
         parsing: Held while an answer is parsed, so that one iteration of the event loop parses at most one.
 
     Returns:
-        What the pod reports; None without a usable answer.
+        The pod's report; None without a usable answer.
     """
     try:
         text = await get_text(session, address, "/startup", port, TIMEOUT_SECONDS, (200, 503))

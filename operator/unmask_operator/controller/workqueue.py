@@ -89,7 +89,7 @@ class WorkQueue(Generic[K]):
         return self._num_requeues.get(key, 0)
 
     def __len__(self) -> int:
-        """Number of waiting keys, due or not."""
+        """Returns the number of waiting keys, due or not."""
         return len(self._due)
 
     def _end(self, key: K) -> None:

@@ -70,7 +70,7 @@ class Observed:
     # Live objects with the service label, and other objects in the namespace that have the name of a planned child.
     children: Mapping[Ref, Obj] = field(default_factory=dict)
     pods: Sequence[Obj] = ()  # selected by the service label, in any phase
-    apis: frozenset[str] = frozenset()  # optional kinds of the API server, as "group/version/Kind"
+    apis: frozenset[str] = frozenset()  # optional kinds that the API server has, as "group/version/Kind"
     nodes: Sequence[Obj] | None = None  # all nodes, while a pod is unschedulable and the operator may list nodes
     # By pod uid: load progress; the loaded commit of an hf:// model ("" if unreported); adapters by name; and Events,
     # oldest first, of a pod that does not start and whose status has no cause.

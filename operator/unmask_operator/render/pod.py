@@ -11,7 +11,7 @@ from unmask_operator.render.merge import merge_template
 from unmask_operator.settings import Settings
 
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
-END_SECONDS = 10  # for the process to exit after its last request
+END_SECONDS = 10  # time for the process to exit after its last request
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ def number(obj: Any, member: str, default: int = 0) -> int:
 
 
 def _age(pod: Obj) -> tuple[float, str]:
-    """Sort key: the newest pod first, then by name, so that the order is stable."""
+    """Returns the sort key: the newest pod first, then by name, so that the order is stable."""
     stamp = "".join(c for c in pod["metadata"].get("creationTimestamp", "") if c.isdigit())
     return -float(stamp or 0), pod_status.name(pod)
 

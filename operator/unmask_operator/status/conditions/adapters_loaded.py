@@ -34,7 +34,7 @@ def entries(inputs: StatusInput) -> list[Obj]:
 
 
 def evaluate(inputs: StatusInput) -> Condition | None:
-    """AdaptersLoaded. It is not part of Ready: requests for other adapters and the model are served."""
+    """Evaluates AdaptersLoaded. It is not part of Ready: requests for other adapters and the model are served."""
     every = entries(inputs)
     if not every:
         return None

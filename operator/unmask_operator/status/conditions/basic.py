@@ -15,7 +15,7 @@ NEEDED = ("Accepted", "Scheduled", "ModelLoaded", "RolloutComplete", "Available"
 
 
 def accepted(inputs: StatusInput) -> Condition:
-    """Accepted: the spec is valid, and the API server accepted all children."""
+    """Evaluates Accepted: the spec is valid, and the API server accepted all children."""
     refusals, failures = sorted(inputs.observed.refusals.items()), sorted(inputs.observed.failures.items())
     refused = "; ".join(f"{ref.kind} {ref.name} was refused: {reason}" for ref, reason in refusals)
     failed = "; ".join(f"{ref.kind} {ref.name}: {reason}" for ref, reason in failures)
@@ -33,7 +33,7 @@ def accepted(inputs: StatusInput) -> Condition:
 
 
 def model_loaded(inputs: StatusInput) -> Condition | None:
-    """ModelLoaded: pods of the newest template have loaded their model.
+    """Evaluates ModelLoaded: pods of the newest template have loaded their model.
 
     A pod that scaling adds may still load. All pods of a rollout must have loaded it.
     """
@@ -53,7 +53,7 @@ def model_loaded(inputs: StatusInput) -> Condition | None:
 
 
 def up_to_date(inputs: StatusInput) -> Condition | None:
-    """UpToDate: the pods have the template that this operator renders."""
+    """Evaluates UpToDate: the pods have the template that this operator renders."""
     if inputs.never_created:
         return None
     rollout = None if inputs.rolled_out else rollout_complete.evaluate(inputs)
@@ -72,7 +72,7 @@ def up_to_date(inputs: StatusInput) -> Condition | None:
 
 
 def protected(inputs: StatusInput) -> Condition | None:
-    """Protected: clients of a service with an external address need a key."""
+    """Evaluates Protected: clients of a service with an external address need a key."""
     if section(inputs.spec, "service").get("type") != "LoadBalancer":
         return None
     if section(inputs.spec, "auth"):
@@ -85,7 +85,7 @@ def protected(inputs: StatusInput) -> Condition | None:
 
 
 def available(inputs: StatusInput) -> Condition:
-    """Available: at least one pod, of any revision, is Ready."""
+    """Evaluates Available: at least one pod, of any revision, is Ready."""
     if inputs.ready_pods:
         return true("Serving", "at least one pod takes requests")
     if inputs.suspended:
@@ -102,7 +102,7 @@ def available(inputs: StatusInput) -> Condition:
 
 
 def ready(others: Mapping[str, Condition], suspended: bool) -> Condition:
-    """Ready: all conditions that serving needs are True. The reason is that of the first one that is not."""
+    """Evaluates Ready: all conditions that serving needs are True. The reason is that of the first one that is not."""
     if suspended and others["Accepted"].status == "True":
         return Condition("False", "Suspended", "spec.suspend is true: no engine runs; set it to false to serve again")
     for condition in NEEDED:
