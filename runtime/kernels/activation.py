@@ -82,7 +82,7 @@ def store_gated_tile(
 def _act_and_mul(
     gate_up_ptr, out_ptr, WIDTH: tl.constexpr, INTERLEAVE: tl.constexpr, COLUMNS: tl.constexpr, GELU: tl.constexpr
 ):  # fmt: skip
-    """One program per row and COLUMNS columns. Groups of INTERLEAVE gate and up columns alternate."""
+    """Computes COLUMNS columns of one row per program. Groups of INTERLEAVE gate and up columns alternate."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     ok = column < WIDTH
@@ -99,7 +99,7 @@ def _act_and_mul(
 def act_and_mul(
     gate_up: torch.Tensor, activation: Activation = "silu", *, interleave: int | None = None
 ) -> torch.Tensor:
-    """`act_and_mul_reference` for contiguous rows on a GPU.
+    """Computes `act_and_mul_reference` for contiguous rows on a GPU.
 
     Args:
         interleave: number of consecutive gate columns if gate and up are interleaved; None: all gate
@@ -124,21 +124,21 @@ def interleave_group(width: int) -> int:
 
 
 def interleave_gate_up(gate_up: torch.Tensor) -> torch.Tensor:
-    """[..., 2 * width, inputs] with gate rows first -> the same rows interleaved."""
+    """Interleaves the rows of `gate_up` [..., 2 * width, inputs], which has all gate rows first."""
     width = gate_up.shape[-2] // 2
     groups = gate_up.unflatten(-2, (2, width // interleave_group(width), interleave_group(width)))
     return groups.transpose(-4, -3).flatten(-4, -2).contiguous()
 
 
 def deinterleave(interleaved: torch.Tensor) -> torch.Tensor:
-    """Inverse of `interleave_gate_up`."""
+    """Inverts `interleave_gate_up`."""
     width = interleaved.shape[-2] // 2
     groups = interleaved.unflatten(-2, (width // interleave_group(width), 2, interleave_group(width)))
     return groups.transpose(-4, -3).flatten(-4, -2).contiguous()
 
 
 def deinterleave_outputs(outputs: torch.Tensor) -> torch.Tensor:
-    """[..., 2 * width] computed from interleaved rows -> the order of gate rows first."""
+    """Reorders outputs [..., 2 * width] of interleaved rows, so that all gate outputs come first."""
     return deinterleave(outputs.unsqueeze(-1)).squeeze(-1)
 
 
@@ -155,7 +155,7 @@ def _act_and_mul_quant(
     gate_up_ptr, out_ptr, values_ptr, scales_ptr, WIDTH: tl.constexpr, WIDTH_P2: tl.constexpr, GELU: tl.constexpr,
     FP8_MAX: tl.constexpr, MIN_SCALE: tl.constexpr,
 ):  # fmt: skip
-    """One program per row."""
+    """Computes and quantizes one row per program."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH_P2)
     ok = column < WIDTH
@@ -168,7 +168,7 @@ def _act_and_mul_quant(
 
 
 def act_and_mul_quant(gate_up: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
-    """`act_and_mul` with the fp8 output attached (``quantized_tensor.quantized_of``)."""
+    """Computes `act_and_mul`, and attaches the fp8 form to the output (``quantized_tensor.quantized_of``)."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
     quantized = empty_fp8(out)
@@ -191,7 +191,7 @@ class GateUpTile(NamedTuple):
     warps: int
 
 
-GATE_UP_TILES = {  # by number of rows, tiles for wide layers first
+GATE_UP_TILES = {  # tiles by number of rows, those for wide layers first
     32: (GateUpTile(32, 128, 64, 128, 3, 4), GateUpTile(32, 64, 0, 128, 5, 4)),
     64: (GateUpTile(64, 128, 64, 64, 5, 4), GateUpTile(64, 64, 0, 128, 4, 4)),
     128: (GateUpTile(128, 128, 64, 64, 5, 8),),
@@ -203,7 +203,7 @@ TYPICAL_ROWS = 2048  # rows by which the largest tile of a layer is selected, so
 
 
 def fused_gate_up_reference(x: torch.Tensor, weight: torch.Tensor, activation: Activation = "silu") -> torch.Tensor:
-    """act(gate) * up of x [rows, inputs] times weight [2 * width, inputs]^T -> [rows, width].
+    """Returns act(gate) * up of x [rows, inputs] times weight [2 * width, inputs]^T, [rows, width].
 
     Gate and up rows are interleaved.
     """
@@ -217,7 +217,10 @@ def _fused_gate_up(
     EXTRA_COLUMNS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, X_TMA: tl.constexpr,
     TMA: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
-    """One program: ROWS rows times COLUMNS + EXTRA_COLUMNS weight rows. Consecutive programs read the same weights."""
+    """Computes act(gate) * up of ROWS rows and COLUMNS + EXTRA_COLUMNS weight rows per program.
+
+    Consecutive programs read the same weights.
+    """
     first_weight_row = tl.program_id(0) // row_tiles * (COLUMNS + EXTRA_COLUMNS)
     first_row = tl.program_id(0) % row_tiles * ROWS
     acc = tl.zeros([COLUMNS, ROWS], tl.float32)
@@ -242,7 +245,7 @@ def _fused_gate_up(
 def fused_gate_up(
     x: torch.Tensor, weight: torch.Tensor, activation: Activation = "silu", *, tile: GateUpTile | None = None
 ) -> torch.Tensor:
-    """`fused_gate_up_reference` for contiguous rows on a GPU.
+    """Computes `fused_gate_up_reference` for contiguous rows on a GPU.
 
     Args:
         tile: overrides `select_gate_up_tile`, which may select the library GEMM.

@@ -1,7 +1,7 @@
 """Batch-invariant torch kernels: they process one row at a time.
 
 Libraries select the summation order by the shape of the input, and vector instructions by its alignment. One row in its
-own memory always gets the same.
+own memory always gets the same order and the same instructions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TensorPair = tuple[torch.Tensor, torch.Tensor]
 
 
 def split_rows(x: torch.Tensor) -> list[torch.Tensor]:
-    """[rows, ...] -> a list of [1, ...], each in its own allocation and thus aligned alike."""
+    """Returns the rows of `x` [rows, ...] as tensors [1, ...], each in its own allocation with the same alignment."""
     return [row.clone(memory_format=torch.contiguous_format) for row in x.split(1)]
 
 
@@ -34,7 +34,7 @@ def per_row(kernel: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> 
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """``F.linear`` per row."""
+    """Computes ``F.linear`` per row."""
     return per_row(lambda row: F.linear(row, weight, bias), x)
 
 
@@ -85,7 +85,7 @@ def router_logits(x: torch.Tensor, weight: torch.Tensor, factor: torch.Tensor | 
 def select_experts(
     logits: torch.Tensor, bias: torch.Tensor | None, config: RoutingConfig, first: torch.Tensor | None = None
 ) -> TensorPair:
-    """``select_experts_reference`` per row, or per block if the rows of a block share an expert pool."""
+    """Computes ``select_experts_reference`` per row, or per block if the rows of a block share an expert pool."""
     if config.capacity:
         assert first is not None
         counts = torch.unique_consecutive(first, return_counts=True)[1].tolist()
@@ -98,7 +98,7 @@ def select_experts(
 
 
 def quantized_linear(x: torch.Tensor, weight: QuantizedTensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """`quantized_linear_torch` per row; each chunk of the weight is dequantized once for all rows."""
+    """Computes `quantized_linear_torch` per row; each chunk of the weight is dequantized once for all rows."""
     return quantized_linear_torch(x, weight, bias, linear)
 
 
@@ -106,7 +106,7 @@ def moe(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Matrices, down: Matrices,
     shared: torch.Tensor | None, activation: Activation = "silu", out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """`moe_reference` per row, with the experts in the order of their rank."""
+    """Computes `moe_reference` per row, with the experts in the order of their rank."""
     up = weights.dtype
     result = []
     for i, row in enumerate(split_rows(x)):

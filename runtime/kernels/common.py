@@ -57,8 +57,9 @@ def heads_per_program(heads: int, dim: int, tile: int = HEADS_TILE) -> int:
 
 
 def make_descriptor(matrix: torch.Tensor, rows: int, columns: int) -> Any:
-    """Returns what `tma_load` loads [rows, columns] tiles of a matrix from: a TMA descriptor, or the matrix if
-    unsupported.
+    """Returns the source from which `tma_load` loads [rows, columns] tiles of a matrix.
+
+    It is a TMA descriptor, or the matrix itself if TMA does not support it.
     """
     if not supports_tma(matrix):
         return matrix
@@ -68,7 +69,7 @@ def make_descriptor(matrix: torch.Tensor, rows: int, columns: int) -> Any:
 
 
 def supports_tma(matrix: torch.Tensor) -> bool:
-    """Hopper or later, elements of 8 or 16 bits, contiguous rows aligned to 16 bytes."""
+    """Whether TMA can load from it: Hopper or later, elements of 8 or 16 bits, contiguous rows aligned to 16 bytes."""
     return (
         matrix.is_cuda
         and matrix.element_size() <= 2

@@ -52,7 +52,7 @@ WAIT_SECONDS = 300.0
 CGROUP_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 WORKER_COMMAND = module_command("runtime.kernels.compile_worker")
 CACHE_MANAGER = "runtime.kernels.cache_manager:LayeredCacheManager"
-STDERR = 2  # of the compile worker too: whatever its imports print is no result
+STDERR = 2  # standard output of the worker goes there, because imports may print; results have another descriptor
 ALLOCATIONS = (torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty)
 
 # Triton computes these from the target, or they name files of the machine where the specialization was recorded.
@@ -183,7 +183,7 @@ def compile_specialization(text: str, target: Any, *, launcher: bool) -> None:
     if launcher:
         from triton.backends.nvidia.driver import CudaLauncher
 
-        with contextlib.suppress(ImportError):  # it is in the cache, but cannot be loaded where there is no driver
+        with contextlib.suppress(ImportError):  # without a driver, the compiled launcher is cached but cannot be loaded
             CudaLauncher(kernel.src, kernel.metadata)
 
 
@@ -295,7 +295,7 @@ def _lock_directory(path: str) -> int | None:
 
 
 def _result(future: Future[str], text: str) -> str:
-    """Returns the error of a kernel. A process that the compiler or the kernel of the host has killed is one too."""
+    """Returns the error of a kernel; "" if it was compiled. A killed or crashed compiler process is an error too."""
     try:
         return future.result()
     except BrokenProcessPool as error:
@@ -377,7 +377,7 @@ class KernelCompiler:
         if self._deadline is not None:
             self._deadline.cancel()
         if worker is not None:
-            # closing the pipe flushes again what an exited worker has not read
+            # Closing the pipe flushes it, which fails if the worker exited before it had read everything.
             with contextlib.suppress(BrokenPipeError), worker:
                 worker.kill()
         if self._results is not None:
@@ -493,7 +493,7 @@ def cache_directories() -> list[Path]:
 def _hash_triton() -> None:
     from triton.runtime.cache import triton_key
 
-    triton_key()  # it keeps the result; hashing 400 MB does not hold the GIL
+    triton_key()  # Triton keeps the result. Hashing 400 MB does not hold the GIL.
 
 
 def _has_entries(directory: Path) -> bool:

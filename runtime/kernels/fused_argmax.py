@@ -131,7 +131,9 @@ def _partial_argmax(
     BLOCK_K: tl.constexpr, STAGES: tl.constexpr, SWAP_AB: tl.constexpr, TAIL_M: tl.constexpr,
     TAIL_STAGES: tl.constexpr, HAS_NUM_VALID: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_M rows, plus up to TAIL_M rows if they are the last, times BLOCK_N tokens of the vocabulary.
+    """Reduces the logits of BLOCK_M rows and BLOCK_N tokens of the vocabulary per program.
+
+    The program also reduces up to TAIL_M further rows if they are the last.
 
     HAS_NUM_VALID: the number of rows is read from `num_valid_ptr`. `tail_hidden`: `hidden` with a descriptor of
     TAIL_M rows.
@@ -190,7 +192,7 @@ def _merge_partials(
     num_valid_ptr, max_logit_ptr, token_ptr, sum_exp_ptr, out_ptr, conf_ptr, logit_ptr, rows, pieces,
     BLOCK_M: tl.constexpr, PIECES: tl.constexpr, HAS_NUM_VALID: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_M rows, PIECES pieces per iteration. Padding rows get token 0 with probability 1."""
+    """Merges BLOCK_M rows per program, PIECES pieces per iteration. Padding rows get token 0 with probability 1."""
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     num_valid = rows
     if HAS_NUM_VALID:
@@ -221,7 +223,9 @@ def lm_head_argmax(
     hidden: torch.Tensor, weight: torch.Tensor, *, mask_id: int | None, max_token_id: int,
     allowed_ids: Sequence[int] = (), num_valid: torch.Tensor | None = None, batch_invariant: bool = False,
 ) -> ArgmaxOutput:  # fmt: skip
-    """`lm_head_argmax_reference` for contiguous float32, float16 and bfloat16 on a GPU, accumulated in float32.
+    """Computes `lm_head_argmax_reference` for contiguous float32, float16 and bfloat16 on a GPU.
+
+    Logits are accumulated in float32.
 
     Args:
         batch_invariant: the bits of a row do not depend on the other rows.

@@ -28,7 +28,7 @@ HALF_MAX = 2.0**15  # the row's largest weight in float16; small probabilities w
 
 
 class StatsRequest(NamedTuple):
-    """What to compute of rows of logits.
+    """Parameters of the statistics of rows of logits.
 
     Logits are soft-capped (``cap * tanh(logits / cap)``), forbidden ids are set to -inf, and the rest is divided by
     `temperature`.
@@ -52,7 +52,7 @@ class SoftmaxStats(NamedTuple):
 
 
 def softmax_stats_reference(logits: torch.Tensor, request: StatsRequest) -> SoftmaxStats:
-    """logits: float32 or float64 [rows, vocab], not modified."""
+    """Returns the statistics of `logits`, float32 or float64 [rows, vocab], which are not modified."""
     up = wide(logits.dtype)
     scaled = (logits.to(up) / request.cap).tanh() * request.cap
     if request.mask_id is not None:
@@ -63,7 +63,8 @@ def softmax_stats_reference(logits: torch.Tensor, request: StatsRequest) -> Soft
     token = argmax
     if request.uniform is not None:
         below = probs.cumsum(1, dtype=torch.float64) <= request.uniform[:, None]
-        last = probs.shape[1] - 1 - (probs > 0).flip(1).int().argmax(1)  # if rounding keeps the sum below `uniform`
+        # The last possible id is sampled if rounding keeps the sum below `uniform`.
+        last = probs.shape[1] - 1 - (probs > 0).flip(1).int().argmax(1)
         token = torch.where(request.uniform < 0, argmax, torch.minimum(below.sum(1), last))
     conf = probs.gather(1, token[:, None])[:, 0]
     entropy = torch.special.entr(probs).sum(1)
@@ -74,7 +75,7 @@ def softmax_stats_reference(logits: torch.Tensor, request: StatsRequest) -> Soft
 
 @triton.jit
 def _scaled(logits_ptr, row, token, vocab, cap, temperature, mask_id, max_id):
-    """Capped, masked and tempered logits of `token` in units of log 2, relative to their upper bound.
+    """Returns the capped, masked and tempered logits of `token` in units of log 2, relative to their upper bound.
 
     Forbidden ids are loaded too, because a mask that ends anywhere would split the vector loads.
     """
@@ -89,7 +90,7 @@ def _piece_stats(
     logits_ptr, temperature_ptr, max_logit_ptr, token_ptr, sum_exp_ptr, weighted_ptr, prob_sum_ptr, probs_ptr, vocab,
     pieces, cap, mask_id, max_id, PIECE: tl.constexpr, MAX_EXPONENT: tl.constexpr, WRITE_PROBS: tl.constexpr,
 ):  # fmt: skip
-    """One program: one piece of a row.
+    """Reduces one piece of a row per program.
 
     Stores the maximum and its id, the sum of 2^(x - max), the sum of that times (x - max), and the sum of weights, each
     to [rows, pieces]; and the weights.
@@ -110,7 +111,7 @@ def _piece_stats(
     if WRITE_PROBS:
         weight = (part * tl.exp2(max_logit + MAX_EXPONENT)).to(probs_ptr.dtype.element_ty)
         tl.store(probs_ptr + row.to(tl.int64) * vocab + token, weight, mask=token < vocab)
-        # of the rounded weights, so that a row with one dominant id gets exactly that id's embedding
+        # The sum is that of the rounded weights, so that a row with one dominant id gets exactly that id's embedding.
         tl.store(prob_sum_ptr + at, tl.sum(weight.to(tl.float32), 0))
 
 
@@ -121,7 +122,7 @@ def _merge_pieces(
     max_id, PIECE: tl.constexpr, PIECES: tl.constexpr, DRAWS: tl.constexpr, MAX_EXPONENT: tl.constexpr,
     MIN_EXPONENT: tl.constexpr, HALF_MAX: tl.constexpr, WRITE_PROBS: tl.constexpr,
 ):  # fmt: skip
-    """One program per row."""
+    """Merges the pieces of one row per program."""
     row = tl.program_id(0)
     piece = tl.arange(0, PIECES)
     inside = piece < pieces
@@ -171,10 +172,10 @@ def _write_probs(
     logits_ptr, temperature_ptr, largest_ptr, sum_ptr, divisor_ptr, probs_ptr, vocab, cap, mask_id, max_id,
     PIECE: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
-    """One of WRITERS programs of a row, which take pieces in turn; of all rows with ALL, else of rows whose divisor is
-    1.
+    """Writes the probabilities of all rows with ALL, otherwise only of rows whose divisor is 1.
 
-    A row whose weights sum up to exactly 1 is written again with the same result.
+    Each row has WRITERS programs, which write its pieces in turn. A row whose weights sum up to exactly 1 is written
+    again with the same result.
     """
     row = tl.program_id(1)
     divisor = tl.load(divisor_ptr + row)
@@ -190,7 +191,7 @@ def _write_probs(
 
 
 def softmax_stats(logits: torch.Tensor, request: StatsRequest) -> SoftmaxStats:
-    """`softmax_stats_reference` for contiguous float32 logits on a GPU; `probs` may have another divisor."""
+    """Computes `softmax_stats_reference` for contiguous float32 logits on a GPU; `probs` may have another divisor."""
     rows, vocab = logits.shape
     piece = min(PIECE, max(16, triton.next_power_of_2(vocab)))
     pieces = triton.cdiv(vocab, piece)

@@ -23,9 +23,9 @@ from runtime.kernels.quantized_tensor import FP8_MAX, MIN_SCALE, attach_quantize
 
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension, in x's dtype; computed in float32 or float64.
+    """Returns ``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension, in x's dtype.
 
-    `weight`: None for a norm without weights.
+    It is computed in float32 or float64. `weight`: None for a norm without weights.
     """
     up = wide(x.dtype)
     return F.rms_norm(x.to(up), x.shape[-1:], None if weight is None else weight.to(up), eps).to(x.dtype)
@@ -46,7 +46,7 @@ def _rms_norm(
     x_ptr, residual_ptr, weight_ptr, out_ptr, sum_ptr, eps, rows, SIZE: tl.constexpr, SIZE_P2: tl.constexpr,
     ADD: tl.constexpr, WEIGHTED: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """One program per row; x is the sum of SPLITS partial results."""
+    """Computes one row per program; x is the sum of SPLITS partial results."""
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE_P2)
     column = tl.arange(0, SIZE_P2)
     ok = column < SIZE
@@ -60,7 +60,7 @@ def _rms_norm(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """`rms_norm_reference` for contiguous [rows, size] on a GPU."""
+    """Computes `rms_norm_reference` for contiguous [rows, size] on a GPU."""
     out = torch.empty_like(x)
     _launch(x, x, weight, out, out, eps, add=False)
     return out
@@ -69,7 +69,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`add_rms_norm_reference` for contiguous [rows, size] on a GPU.
+    """Computes `add_rms_norm_reference` for contiguous [rows, size] on a GPU.
 
     Args:
         x: [rows, size], or float32 partial results [splits, rows, size], whose sum is not rounded before the addition.
@@ -96,7 +96,7 @@ def _rms_norm_quant(
     x_ptr, residual_ptr, weight_ptr, out_ptr, sum_ptr, values_ptr, scales_ptr, eps, SIZE: tl.constexpr,
     SIZE_P2: tl.constexpr, ADD: tl.constexpr, WEIGHTED: tl.constexpr, FP8_MAX: tl.constexpr, MIN_SCALE: tl.constexpr,
 ):  # fmt: skip
-    """One program per row: `_rms_norm` plus the quantized row."""
+    """Computes `_rms_norm` of one row per program, and quantizes it."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, SIZE_P2)
     at, ok = row * SIZE + column, column < SIZE
@@ -110,7 +110,7 @@ def _rms_norm_quant(
 
 
 def rms_norm_quant(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """`rms_norm` with the fp8 output attached (``quantized_tensor.quantized_of``)."""
+    """Computes `rms_norm`, and attaches the fp8 form to the output (``quantized_tensor.quantized_of``)."""
     out = torch.empty_like(x)
     return _launch_rms_norm(x, x, weight, out, out, eps, add=False)
 
@@ -118,7 +118,7 @@ def rms_norm_quant(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> 
 def add_rms_norm_quant(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`add_rms_norm` with the fp8 output attached."""
+    """Computes `add_rms_norm`, and attaches the fp8 form to the output."""
     out, total = torch.empty_like(x), torch.empty_like(x)
     return _launch_rms_norm(x, residual, weight, out, total, eps, add=True), total
 
@@ -140,7 +140,7 @@ def reduce_add_norm_reference(
     ranks: tuple[torch.Tensor, ...], rows: slice, residual: torch.Tensor, weight: torch.Tensor | None, eps: float,
     total: torch.Tensor,
 ) -> None:  # fmt: skip
-    """`add_rms_norm_reference` of the sum of all ranks' partial results, for the rows that one rank reduces.
+    """Computes `add_rms_norm_reference` of the sum of all ranks' partial results, for the rows that one rank reduces.
 
     The sum and the residual are rounded once, before the norm.
 
@@ -165,7 +165,7 @@ def _reduce_add_norm(
     ranks, residual_ptr, weight_ptr, sum_ptr, eps, first, SIZE: tl.constexpr, SIZE_P2: tl.constexpr,
     WEIGHTED: tl.constexpr, RANKS: tl.constexpr,
 ):  # fmt: skip
-    """One program per row, `first` and the rows after it. `ranks`: a tuple of pointers."""
+    """Computes one row per program, from row `first` on. `ranks`: a tuple of pointers."""
     at = (first + tl.program_id(0)).to(tl.int64) * SIZE + tl.arange(0, SIZE_P2)
     column = tl.arange(0, SIZE_P2)
     ok = column < SIZE
@@ -182,7 +182,7 @@ def reduce_add_norm(
     ranks: tuple[torch.Tensor, ...], rows: slice, residual: torch.Tensor, weight: torch.Tensor | None, eps: float,
     total: torch.Tensor,
 ) -> None:  # fmt: skip
-    """`reduce_add_norm_reference` for contiguous rows that this GPU can access, summed in float32."""
+    """Computes `reduce_add_norm_reference` for contiguous rows that this GPU can access, summed in float32."""
     size = residual.shape[1]
     _reduce_add_norm[(rows.stop - rows.start,)](
         ranks, residual, residual if weight is None else weight, total, eps, rows.start, SIZE=size,
@@ -193,15 +193,16 @@ def reduce_add_norm(
 
 SPLIT_K = 2
 SPLIT_K_ROWS, SPLIT_K_INPUTS = 256, 8192  # split-K: at most this many rows, at least this many inputs
-SMALL_GEMM_INPUTS = 2048  # minimum inputs of a small GEMM:
-FEW_ROWS = 32  # one of at most this many rows,
-NARROW_ROWS, NARROW_OUTPUTS = 128, 2048  # or of at most this many rows and outputs
+SMALL_GEMM_INPUTS = 2048  # split-K of a small GEMM: at least this many inputs
+# A GEMM is small if it has at most FEW_ROWS rows, or at most NARROW_ROWS rows and NARROW_OUTPUTS outputs.
+FEW_ROWS = 32
+NARROW_ROWS, NARROW_OUTPUTS = 128, 2048
 
 
 def gemm_add_norm_reference(
     x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`add_rms_norm_reference` of x [rows, inputs] times weight [outputs, inputs]^T, and residual [rows, outputs].
+    """Computes `add_rms_norm_reference` of x [rows, inputs] @ weight [outputs, inputs]^T and residual [rows, outputs].
 
     With split-K the GEMM's result is not rounded before the residual is added.
     """
@@ -213,7 +214,7 @@ def gemm_add_norm_reference(
 def gemm_add_norm(
     x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`gemm_add_norm_reference` for contiguous rows on a GPU; split-K from Hopper on."""
+    """Computes `gemm_add_norm_reference` for contiguous rows on a GPU; split-K from Hopper on."""
     rows, inputs = x.shape
     if not (supports_tma(x) and supports_tma(weight) and use_split_k(rows, inputs, len(weight))):
         return add_rms_norm(F.linear(x, weight), residual, norm, eps)
@@ -239,7 +240,7 @@ class NormOutputs(NamedTuple):
 
 
 class SandwichNormOps(NamedTuple):
-    """Fused norms of sandwich-norm layers, and experts that leave their sum to them."""
+    """Fused norms of sandwich-norm layers, and the experts, whose outputs `post_mlp_norms` sums."""
 
     pre_mlp_norms: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float], NormOutputs]
     post_mlp_norms: Callable[
@@ -285,7 +286,7 @@ def _pre_mlp_norms(
     mixed_ptr, x_ptr, post_attention_ptr, dense_ptr, experts_ptr, total_ptr, dense_out, factor_out, experts_out, eps,
     SIZE: tl.constexpr, SIZE_P2: tl.constexpr,
 ):  # fmt: skip
-    """One program per row."""
+    """Computes one row per program."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, SIZE_P2)
     ok = column < SIZE
@@ -310,7 +311,7 @@ def _post_mlp_norms(
     dense_ptr, chosen_ptr, ids_ptr, weights_ptr, expert_scale_ptr, x_ptr, scale_ptr, a_ptr, b_ptr, c_ptr, d_ptr,
     out_ptr, total_ptr, eps, TOP_K: tl.constexpr, SIZE: tl.constexpr, SIZE_P2: tl.constexpr,
 ):  # fmt: skip
-    """One program per row. TOP_K: number of experts per row in `chosen`; 0 if they are summed already."""
+    """Computes one row per program. TOP_K: number of experts per row in `chosen`; 0 if they are summed already."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, SIZE_P2)
     ok = column < SIZE
@@ -340,7 +341,7 @@ def pre_mlp_norms(
     mixed: torch.Tensor, x: torch.Tensor, post_attention: torch.Tensor, dense: torch.Tensor, experts: torch.Tensor,
     eps: float,
 ) -> NormOutputs:  # fmt: skip
-    """`pre_mlp_norms_reference` for contiguous rows on a GPU."""
+    """Computes `pre_mlp_norms_reference` for contiguous rows on a GPU."""
     rows, size = x.shape
     factor = x.new_empty(rows, dtype=torch.float32)
     out = NormOutputs(torch.empty_like(x), torch.empty_like(x), factor, torch.empty_like(x))
@@ -355,7 +356,7 @@ def post_mlp_norms(
     dense: torch.Tensor, chosen: torch.Tensor | TopKOutputs, x: torch.Tensor, scale: torch.Tensor,
     weights: tuple[torch.Tensor, ...], eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """`post_mlp_norms_reference` for contiguous rows on a GPU."""
+    """Computes `post_mlp_norms_reference` for contiguous rows on a GPU."""
     rows, size = x.shape
     out, total = torch.empty_like(x), torch.empty_like(x)
     summed = isinstance(chosen, torch.Tensor)

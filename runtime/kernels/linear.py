@@ -50,7 +50,7 @@ def _gemm(
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     STAGES: tl.constexpr, BIASED: tl.constexpr, X_TMA: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
-    """One program: COLUMNS outputs of ROWS rows."""
+    """Computes COLUMNS outputs of ROWS rows per program."""
     first_column, first_row = tl.program_id(0) * COLUMNS, tl.program_id(1) * ROWS
     acc = tl.zeros([COLUMNS, ROWS], tl.float32)
     for start in tl.range(0, INPUTS, DEPTH, num_stages=STAGES):
@@ -132,8 +132,9 @@ def _fp8_linear(
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     STAGES: tl.constexpr, BIASED: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
-    """One program: COLUMNS outputs of ROWS rows. The weights are the first operand (swap AB), so that few rows waste
-    nothing.
+    """Computes COLUMNS outputs of ROWS rows per program.
+
+    The weights are the first operand (swap AB), which takes 64 rows at a time. So few rows of x need little padding.
     """
     first_column, first_row = tl.program_id(0) * COLUMNS, tl.program_id(1) * ROWS
     acc = tl.zeros([COLUMNS, ROWS], tl.float32)
@@ -151,7 +152,9 @@ def _fp8_linear(
 def fp8_linear(
     x: torch.Tensor, weight: Fp8, bias: torch.Tensor | None, *, batch_invariant: bool = False
 ) -> torch.Tensor:
-    """`quantized_linear_torch` for contiguous [rows, inputs], up to fp8 rounding; deterministic, no host sync.
+    """Computes `quantized_linear_torch` for contiguous [rows, inputs], up to fp8 rounding.
+
+    Deterministic, no host sync.
 
     Args:
         batch_invariant: the bits of a row do not depend on the other rows.
@@ -194,7 +197,7 @@ def fp8_tile_sizes(rows: int, inputs: int, *, batch_invariant: bool = False) -> 
 
 @triton.jit
 def to_float(code, dtype: tl.constexpr):
-    """uint8 code from 0 to 15 -> code - 8.
+    """Converts a uint8 code from 0 to 15 to the float code - 8.
 
     The code is placed in the lowest mantissa bits of 128 (bfloat16) or 1024 (float16), which avoids slow conversions.
     """
@@ -270,7 +273,7 @@ def _dequantize(
     SIZE: tl.constexpr, STORED: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, FOUR: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """One program: [ROWS, COLUMNS] of the stored codes."""
+    """Dequantizes [ROWS, COLUMNS] of the stored codes per program."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     stored = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     ok = (row < rows)[:, None] & (stored < STORED)[None, :]
@@ -292,7 +295,7 @@ def _dequantize(
 
 
 def dequantize(weight: GroupQuantized, dtype: torch.dtype) -> torch.Tensor:
-    """``GroupQuantized.dequantize`` of contiguous [rows, size]."""
+    """Computes ``GroupQuantized.dequantize`` of contiguous [rows, size]."""
     (rows, size), stored = weight.shape, weight.values.shape[-1]
     out = torch.empty(rows, size, dtype=dtype, device=weight.values.device)
     tile_rows, tile_columns = DEQUANTIZE_TILE
@@ -310,7 +313,7 @@ def _group_quantized_linear(
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, GROUP: tl.constexpr, INT4: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, BIASED: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
-    """One program: COLUMNS outputs of ROWS rows."""
+    """Computes COLUMNS outputs of ROWS rows per program."""
     first_column, first_row = tl.program_id(0) * COLUMNS, tl.program_id(1) * ROWS
     row, column = first_row + tl.arange(0, ROWS), first_column + tl.arange(0, COLUMNS)
     row_ok, column_ok = row < rows, column < OUTPUTS
@@ -329,8 +332,9 @@ def group_quantized_linear(
     batch_invariant: bool = False,
     tile: GemmTile | None = None,
 ) -> torch.Tensor:
-    """`quantized_linear_torch` for contiguous [rows, inputs], accumulated in float32; deterministic, no host
-    sync.
+    """Computes `quantized_linear_torch` for contiguous [rows, inputs], accumulated in float32.
+
+    Deterministic, no host sync.
 
     Args:
         batch_invariant: the bits of a row do not depend on the other rows.
@@ -351,7 +355,7 @@ def group_quantized_linear(
 
 
 def group_size(weight: GroupQuantized) -> int:
-    """Inputs per scale, as `group_quantized_gemm` expects it: 0 if a row has one scale."""
+    """Returns the inputs per scale, as `group_quantized_gemm` expects it: 0 if a row has one scale."""
     return 0 if weight.scales.shape[-1] == 1 and not weight.is_int4 else weight.group
 
 
@@ -377,7 +381,7 @@ def group_quantized_tile_sizes(
 
 
 def depth_of(weight: GroupQuantized) -> int:
-    """Inputs per iteration: one group if groups have their own scales."""
+    """Returns the inputs per iteration: one group if groups have their own scales."""
     if group_size(weight) == 0:
         return min(128, max(32, triton.next_power_of_2(weight.size)))
     return weight.group

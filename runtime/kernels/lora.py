@@ -69,7 +69,7 @@ def _shrink(
     INPUTS: tl.constexpr, RANK: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, CHUNKS: tl.constexpr,
     SPAN: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_M rows of a tile, one part, SPAN of the inputs."""
+    """Computes BLOCK_M rows of a tile, for one part and SPAN of the inputs, per program."""
     tile, chunk = tl.program_id(0) // CHUNKS, tl.program_id(0) % CHUNKS
     part, split = tl.program_id(1), tl.program_id(2)
     first = tl.load(tiles_ptr + tile * 3 + 1)
@@ -99,7 +99,7 @@ def _expand(
     OUTPUTS: tl.constexpr, RANK: tl.constexpr, PARTS: tl.constexpr, CUT1: tl.constexpr, CUT2: tl.constexpr,
     SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program: BLOCK_N outputs of BLOCK_M rows of a tile."""
+    """Computes BLOCK_N outputs of BLOCK_M rows of a tile per program."""
     tile, chunk = tl.program_id(0) // CHUNKS, tl.program_id(0) % CHUNKS
     first = tl.load(tiles_ptr + tile * 3 + 1)
     last = first + tl.load(tiles_ptr + tile * 3 + 2)
@@ -137,7 +137,7 @@ def add_lora(
     out: torch.Tensor, x: torch.Tensor, lora_a: torch.Tensor, lora_b: torch.Tensor, part_starts: Sequence[int],
     batch: LoRABatch,
 ) -> None:  # fmt: skip
-    """``add_lora_reference`` for contiguous tensors and at most `MAX_PARTS` parts.
+    """Computes ``add_lora_reference`` for contiguous tensors and at most `MAX_PARTS` parts.
 
     Deterministic, no host sync; the bits of a row do not depend on the others.
     """

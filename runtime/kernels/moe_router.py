@@ -23,8 +23,8 @@ from runtime.kernels.common import tl, triton
 from runtime.kernels.linear import batch_invariant_gemm
 
 NUM_PARTS = 3
-EXPERTS_PER_PROGRAM = 64  # the rows that tensor cores process at once;
-MANY_ROWS = 4096  # from this number of rows, twice as many
+EXPERTS_PER_PROGRAM = 64  # the number of rows that tensor cores process at once
+MANY_ROWS = 4096  # from this number of rows on, programs have twice as many experts
 DEPTH = 64
 TARGET_PROGRAMS = 256  # split-K until there are this many programs; more splits cost more to sum
 MAX_SPLITS = 8
@@ -32,7 +32,10 @@ BATCH_INVARIANT_SPLITS = 4  # independent of the number of rows
 
 
 def split_bf16x3(weight: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """float32 [experts, inputs] -> [NUM_PARTS, experts, inputs] of `dtype`, whose sum it is, the largest part first."""
+    """Splits float32 [experts, inputs] into [NUM_PARTS, experts, inputs] of `dtype`, the largest part first.
+
+    Their sum is `weight`.
+    """
     parts = []
     for _ in range(NUM_PARTS):
         parts.append(weight.to(dtype))
@@ -41,8 +44,9 @@ def split_bf16x3(weight: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> t
 
 
 def router_logits_reference(x: torch.Tensor, weight: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor:
-    """[rows, inputs] times [experts, inputs]^T in the weight's dtype -> [rows, experts], times `factor` [rows] if not
-    None.
+    """Returns x [rows, inputs] @ weight [experts, inputs]^T in the weight's dtype, [rows, experts].
+
+    `factor` [rows]: the factor of each row's logits, or None.
     """
     return apply_factor(F.linear(x.to(weight.dtype), weight), factor)
 
@@ -57,7 +61,9 @@ def _router(
     EXPERTS: tl.constexpr, INPUTS: tl.constexpr, SPLIT_SIZE: tl.constexpr, ROWS: tl.constexpr,
     EXPERTS_PER_PROGRAM: tl.constexpr, DEPTH: tl.constexpr, WIDE: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """One program: EXPERTS_PER_PROGRAM experts of ROWS rows over SPLIT_SIZE inputs; to [splits, rows, experts].
+    """Computes EXPERTS_PER_PROGRAM experts of ROWS rows over SPLIT_SIZE inputs per program.
+
+    The output has the shape [splits, rows, experts].
 
     WIDE: rows are float32. SCALED: logits are multiplied by the factor of their row.
     """
@@ -100,7 +106,7 @@ def _router(
 def router_logits(
     x: torch.Tensor, weight: torch.Tensor, factor: torch.Tensor | None = None, *, batch_invariant: bool = False
 ) -> torch.Tensor:
-    """`router_logits_reference` on a GPU.
+    """Computes `router_logits_reference` on a GPU.
 
     Args:
         x: [rows, inputs] of the weight's dtype or float32.
@@ -226,7 +232,10 @@ def _pool(
     EXPERTS: tl.constexpr, EXPERTS_P2: tl.constexpr, CAPACITY: tl.constexpr, BLOCK: tl.constexpr,
     BIASED: tl.constexpr, SOFTMAX: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """One program per row. That of a block's first row stores 1 for each expert of the pool; the others return."""
+    """Computes the expert pool of each block: stores 1 for each expert of the pool, and 0 for the others.
+
+    There is one program per row. Only the program of a block's first row does work.
+    """
     row = tl.program_id(0).to(tl.int64)
     if tl.load(first_ptr + row) == row:
         expert = tl.arange(0, EXPERTS_P2)
@@ -261,7 +270,7 @@ def _select_experts(
     BIASED: tl.constexpr, BIAS_IN_WEIGHTS: tl.constexpr, NORMALIZE: tl.constexpr, SOFTMAX: tl.constexpr,
     POOLED: tl.constexpr, SPLITS: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """One program per row. Experts are laid out as [groups, experts per group], padded to powers of two."""
+    """Selects the experts of one row per program. Layout: [groups, experts per group], padded to powers of two."""
     SIZE: tl.constexpr = EXPERTS // GROUPS
     row = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, GROUPS_P2)
@@ -323,7 +332,7 @@ def _select_experts(
 def select_experts(
     logits: torch.Tensor, bias: torch.Tensor | None, config: RoutingConfig, first: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`select_experts_reference` for float32 logits on a GPU."""
+    """Computes `select_experts_reference` for float32 logits on a GPU."""
     rows, experts = logits.shape[-2:]
     splits = len(logits) if logits.dim() == 3 else 1
     ids = torch.empty(rows, config.num_choices, dtype=torch.int32, device=logits.device)

@@ -81,7 +81,7 @@ class KernelSet:
     gemm_add_norm: GemmAddNormKernel | None = None  # GEMM of an unquantized weight, then `add_rms_norm`
     qk_norm_rope_and_cache: QKNormRopeAndCacheKernel
     act_and_mul: ActAndMulKernel
-    fused_gate_up: FusedGateUpKernel | None = None  # of a dense layer's interleaved, unquantized gate and up rows
+    fused_gate_up: FusedGateUpKernel | None = None  # for a dense layer's interleaved, unquantized gate and up rows
     router_logits: RouterLogitsKernel
     select_experts: SelectExpertsKernel
     moe: MoEKernel
@@ -89,17 +89,17 @@ class KernelSet:
     lm_head_argmax: LMHeadArgmaxKernel
     # fused `algorithms.base` and `worker.sampler`, for the simplest algorithms
     threshold_unmask: UnmaskKernel | None = None
-    softmax_stats: SoftmaxStatsKernel | None = None  # what `worker.sampler` computes for renoising algorithms
+    softmax_stats: SoftmaxStatsKernel | None = None  # statistics that `worker.sampler` needs for renoising algorithms
     topk_topp_sample: TopKTopPSampleKernel | None = None  # None: `filtered_probs` and `multinomial`
     sandwich_norms: layernorm.SandwichNormOps | None = None  # fused norms between sublayers
     add_lora: LoRAKernel
-    linear: LinearKernel = F.linear  # of unquantized weights
+    linear: LinearKernel = F.linear  # for unquantized weights
     fp8_linear: QuantizedLinearKernel
     group_quantized_linear: QuantizedLinearKernel
     quantize_fp8_weight: QuantizeFp8WeightKernel | None = None  # None: ``quantized_tensor.quantize_fp8_reference``
     quantizing: QuantizingKernels | None = None  # for fp8 models; None: no kernel attaches the fp8 form
     soft_embedding: SoftEmbeddingKernel = soft_embedding_reference
-    head_logits: TableKernel | None = None  # of a soft-capped lm_head; None: ``layers.lm_head.head_logits``
+    head_logits: TableKernel | None = None  # for a soft-capped lm_head; None: ``layers.lm_head.head_logits``
     batch_invariant: bool = False  # the bits of a row do not depend on the other rows: `--deterministic`
 
     def for_quantization(self, quantization: str | None) -> KernelSet:

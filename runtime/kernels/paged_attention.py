@@ -121,7 +121,7 @@ def select_config(packed_p2: int, dim: int, element_size: int, tile_rows: int) -
 
 
 def select_config_high_occupancy(packed_p2: int, dim: int, element_size: int, tile_rows: int) -> AttentionConfig:
-    """Config for high occupancy: other programs hide latency, so it minimizes re-reads of keys."""
+    """Selects the tile for high occupancy. Other programs hide latency, so it minimizes re-reads of keys."""
     tile = select_config(packed_p2, dim, element_size, tile_rows)
     if element_size != 2 or dim > 128 or tile.rows * packed_p2 != 64:
         return tile
@@ -163,7 +163,7 @@ def load_page_ids(pages_at, key, end, PAGE: tl.constexpr):
 
 @triton.jit
 def online_softmax_step(scores, m_i, l_i, scale_log2):
-    """One step of online softmax (arXiv 1805.02867).
+    """Computes one step of online softmax (arXiv 1805.02867).
 
     Args:
         scores: [BLOCK_M, keys] of a KV tile. m_i, l_i: running maximum and sum of weights, [BLOCK_M].
@@ -222,8 +222,9 @@ def _paged_attention(
     PACKED: tl.constexpr, PACKED_P2: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DIM_P2: tl.constexpr,
     VALUES: tl.constexpr, WINDOWED: tl.constexpr, SPLITS: tl.constexpr, SPLIT_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """One program: ROWS rows of a tile times PACKED query heads of one KV head, VALUES value columns, one of SPLITS
-    splits.
+    """Computes, per program, VALUES value columns of ROWS rows of a tile and PACKED query heads of one KV head.
+
+    A program processes one of SPLITS splits of the keys.
 
     With several splits the result is partial: the unnormalized sum of values, [SPLITS, rows, heads, dim], and in [2,
     SPLITS, rows, heads] the maximum score and the sum of weights. A split has SPLIT_SIZE keys, or, if that is 0, an
@@ -254,7 +255,7 @@ def _paged_attention(
     end = tl.max(visible_end, 0)  # keys beyond it are never read
     all_visible_end = tl.min(tl.where(row < rows, visible_end, 2147483647), 0)  # all rows see all keys before it
     begin = 0
-    if WINDOWED:  # nor keys before the first window
+    if WINDOWED:  # keys before the first window are never read
         window_pos = tl.load(window_pos_ptr + first_row + row, mask=row < rows, other=2147483647).to(tl.int32)
         begin = tl.maximum(tl.min(window_pos, 0) - window + 1, 0) // KEYS * KEYS
         # all windows include the keys from here on
@@ -336,7 +337,7 @@ def paged_attention(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: ForwardBatch, *, scale: float,
     window: int | None = None, grouped: bool = True, splits: int | None = None, batch_invariant: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """`paged_attention_reference` for float32, float16 and bfloat16 on a GPU; no host sync.
+    """Computes `paged_attention_reference` for float32, float16 and bfloat16 on a GPU; no host sync.
 
     Args:
         grouped: one tile for all query heads of a KV head.
@@ -382,7 +383,7 @@ def _merge_split_kv(
     HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
     HEADS_P2: tl.constexpr, DIM_P2: tl.constexpr,
 ):  # fmt: skip
-    """One program: HEADS_P2 heads of a row, over the splits in ascending order of keys."""
+    """Merges HEADS_P2 heads of a row per program, over the splits in ascending order of keys."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS_P2 + tl.arange(0, HEADS_P2)
     dim = tl.arange(0, DIM_P2)
@@ -429,10 +430,10 @@ def _scores(
     K_PAGE: tl.constexpr, K_TOKEN: tl.constexpr, K_HEAD: tl.constexpr, K_PIECE: tl.constexpr,
     PACKED_P2: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SUB_KEYS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """One program: ROWS rows of a tile times all query heads of one KV head (BLOCK_M).
+    """Computes the weights of ROWS rows of a tile and all query heads of one KV head (BLOCK_M) per program.
 
     Stores weights [programs, kv_tiles, KEYS / SUB_KEYS, BLOCK_M, SUB_KEYS], alphas [programs, kv_tiles, BLOCK_M] and
-    row sums [programs, BLOCK_M], as far as the rows see.
+    row sums [programs, BLOCK_M]. Only KV tiles with visible keys are stored.
     """
     tile = first_tile + tl.program_id(2)
     start = tl.program_id(0) * ROWS
@@ -499,7 +500,7 @@ def _values(
     V_PAGE: tl.constexpr, V_TOKEN: tl.constexpr, V_HEAD: tl.constexpr, V_NUMBER: tl.constexpr,
     PACKED_P2: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SUB_KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """One program: VALUES value columns for the rows of one `_scores` program, SUB_KEYS keys per iteration."""
+    """Sums, per program, VALUES value columns for the rows of one `_scores` program; SUB_KEYS keys per iteration."""
     COLUMNS: tl.constexpr = DIM // VALUES  # adjacent programs read the same weights
     tile, part = first_tile + tl.program_id(2), tl.program_id(0) // COLUMNS
     start = part * ROWS
@@ -551,8 +552,9 @@ MIN_PROGRAMS = 128  # programs per pass from which two kernels are faster
 
 
 def _tiles_per_pass(q: torch.Tensor, kv_heads: int, batch: ForwardBatch, config: ScoresConfig) -> tuple[int, int]:
-    """Returns how many tiles fit the workspace per pass, evenly distributed (0: not even one), and the programs per
-    tile.
+    """Returns the number of tiles per pass that fit the workspace, and the number of programs per tile.
+
+    Tiles are evenly distributed over the passes. 0: not even one tile fits.
     """
     programs = triton.cdiv(batch.tile_rows, config.block_m // triton.next_power_of_2(q.shape[1] // kv_heads)) * kv_heads
     max_count = MAX_WORKSPACE // (
@@ -563,8 +565,9 @@ def _tiles_per_pass(q: torch.Tensor, kv_heads: int, batch: ForwardBatch, config:
 
 
 def _max_kv_tiles(batch: ForwardBatch, config: ScoresConfig) -> int:
-    """Upper bound of KV tiles, by the page table instead of `max_seq_len`: a row may see keys behind all rows of the
-    batch.
+    """Returns an upper bound of the number of KV tiles.
+
+    It depends on the page table, not on `max_seq_len`, because a row may see keys after all rows of the batch.
     """
     return triton.cdiv(batch.page_table.shape[1] * batch.page_size, config.keys)
 
@@ -586,8 +589,9 @@ def two_pass_attention(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: ForwardBatch, *, scale: float,
     scores_config: ScoresConfig = SCORES_CONFIG, values_config: ValuesConfig = VALUES_CONFIG,
 ) -> torch.Tensor:  # fmt: skip
-    """`paged_attention_reference` without a window, for float16 and bfloat16 and a head_dim that is a power of two
-    from 16 on; no host sync.
+    """Computes `paged_attention_reference` without a window; no host sync.
+
+    The dtype is float16 or bfloat16, and the head_dim a power of two, at least 16.
     """
     heads, dim = q.shape[1:]
     kv_heads = k_cache.shape[2]

@@ -20,8 +20,8 @@ from runtime.kernels.common import tl, triton
 E4M3 = torch.float8_e4m3fn
 FP8_MAX = 448.0  # largest e4m3 value
 INVERSE_FP8_MAX = 1 / FP8_MAX  # a product has the same bits everywhere; torch divides by a number differently on a GPU
-MIN_SCALE = 2.0**-120  # of scales: zeros must not get scale 0
-FEW_ROWS = 1024  # up to this number, one program per row
+MIN_SCALE = 2.0**-120  # smallest scale, because a row of zeros must not have scale 0
+FEW_ROWS = 1024  # up to this number of rows, each program quantizes one row
 MAX_CODE = {torch.int8: 127.0, torch.uint8: 8.0, E4M3: FP8_MAX}  # largest absolute code, by storage dtype
 # Candidate scales of an int4 group, relative to its largest value: 1/7 and 1/-8 represent it exactly, others clip it.
 STEPS = tuple(ratio / end for end in (7, -8) for ratio in (1.0, 0.94, 0.88, 0.82))
@@ -106,12 +106,12 @@ def store_quantized_row(x, values_at, scale_at, ok, FP8_MAX: tl.constexpr, MIN_S
     tl.store(values_at, (x / scale).to(values_at.dtype.element_ty), mask=ok)
 
 
-@triton.jit(do_not_specialize=["rows"])  # else each new value may compile again
+@triton.jit(do_not_specialize=["rows"])  # avoids a recompilation per value
 def _quantize(
     x_ptr, values_ptr, scales_ptr, rows, SIZE: tl.constexpr, SIZE_P2: tl.constexpr, ROWS: tl.constexpr,
     FP8_MAX: tl.constexpr, MIN_SCALE: tl.constexpr,
 ):  # fmt: skip
-    """One program: ROWS rows."""
+    """Quantizes ROWS rows per program."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, SIZE_P2)
     ok = (row < rows)[:, None] & (column < SIZE)[None, :]
@@ -123,7 +123,7 @@ def _quantize(
 
 
 def quantize_fp8(x: torch.Tensor) -> Fp8:
-    """`quantize_fp8_reference` for contiguous [rows, size] on a GPU."""
+    """Computes `quantize_fp8_reference` for contiguous [rows, size] on a GPU."""
     rows, size = x.shape
     result = empty_fp8(x)
     size_p2 = triton.next_power_of_2(size)
@@ -143,7 +143,7 @@ def _quantize_fp8_weight(
     x_ptr, values_ptr, scales_ptr, overflow_ptr, row_stride, size, first_row, first, width, group,
     DTYPE: tl.constexpr, COLUMNS: tl.constexpr, FP8_MAX: tl.constexpr, INVERSE: tl.constexpr, MIN_SCALE: tl.constexpr,
 ):  # fmt: skip
-    """One program per row. `group` 0: rows are not interleaved."""
+    """Quantizes one row per program. `group` 0: rows are not interleaved."""
     row = tl.program_id(0)
     source = x_ptr + row.to(tl.int64) * row_stride
     row += first
@@ -294,21 +294,21 @@ def pack(codes: torch.Tensor, group: int) -> torch.Tensor:
 
 
 def unpack(values: torch.Tensor, group: int) -> torch.Tensor:
-    """Inverse of `pack`, including the padding."""
+    """Inverts `pack`. The result includes the padding."""
     halves = values.unflatten(-1, (-1, group // 2))
     codes = torch.stack((halves & 15, halves >> 4), -2).flatten(-3)
     return codes.view(torch.int8) - 8
 
 
 def quantize_rows(x: torch.Tensor) -> GroupQuantized:
-    """int8 codes with one scale per row; the largest absolute value of a row has code 127."""
+    """Quantizes to int8 codes with one scale per row; the largest absolute value of a row has code 127."""
     x = x.float()
     scales = (x.abs().amax(-1, keepdim=True) / 127).clamp(min=MIN_SCALE)
     return GroupQuantized((x / scales).round_().to(torch.int8), scales, x.shape[-1], x.shape[-1])
 
 
 def quantize_blocks(x: torch.Tensor, group: int) -> GroupQuantized:
-    """e4m3 codes with one scale per group; the largest absolute value of a group has the largest code."""
+    """Quantizes to e4m3 codes with one scale per group; its largest absolute value has the largest code."""
     x = x.float()
     size = x.shape[-1]
     groups = F.pad(x, (0, -size % group)).unflatten(-1, (-1, group))
@@ -318,8 +318,9 @@ def quantize_blocks(x: torch.Tensor, group: int) -> GroupQuantized:
 
 
 def quantize_groups(x: torch.Tensor, group: int) -> GroupQuantized:
-    """int4 codes with one scale per group: that of `STEPS` with the smallest squared error, which may clip the largest
-    value.
+    """Quantizes to int4 codes with one scale per group.
+
+    The scale is the one of `STEPS` with the smallest squared error. It may clip the largest value.
     """
     x = x.float()
     size = x.shape[-1]

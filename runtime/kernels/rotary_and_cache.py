@@ -110,7 +110,7 @@ def _qk_norm_rope_and_cache(
     K_PAGE: tl.constexpr, K_TOKEN: tl.constexpr, K_HEAD: tl.constexpr, K_PIECE: tl.constexpr,
     V_PAGE: tl.constexpr, V_TOKEN: tl.constexpr, V_HEAD: tl.constexpr, V_NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """One program: HEADS_PER_PROGRAM heads of a row, in the order Q, K, V, as one [heads, dim] tile."""
+    """Processes HEADS_PER_PROGRAM heads of a row per program, in the order Q, K, V, as one [heads, dim] tile."""
     HALF: tl.constexpr = ROTARY // 2
     STORED: tl.constexpr = HEADS + KV_HEADS if V_FROM_K else HEADS + 2 * KV_HEADS
     row = tl.program_id(0).to(tl.int64)
@@ -173,7 +173,7 @@ def qk_norm_rope_and_cache(
     k_weight: torch.Tensor | None, config: QKNormRopeConfig, slots: torch.Tensor, k_cache: torch.Tensor,
     v_cache: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """`qk_norm_rope_and_cache_reference` for contiguous rows on a GPU."""
+    """Computes `qk_norm_rope_and_cache_reference` for contiguous rows on a GPU."""
     heads, kv_heads, eps, clip, pair_stride, v_norm, v_from_k = config
     rows, dim = len(qkv), qkv.shape[1] // (heads + (1 if v_from_k else 2) * kv_heads)
     norm = q_weight is not None and k_weight is not None

@@ -76,21 +76,22 @@ def multinomial(probs: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tenso
         Token int64 [rows], and its probability [rows].
     """
     below = probs.cumsum(dim=1, dtype=torch.float64) <= uniform[:, None]
-    last = probs.shape[1] - 1 - (probs > 0).flip(1).int().argmax(dim=1)  # if rounding leaves the sum lower
+    # The last possible id is sampled if rounding keeps the sum below `uniform`.
+    last = probs.shape[1] - 1 - (probs > 0).flip(1).int().argmax(dim=1)
     token = torch.minimum(below.sum(dim=1), last)
     return token, probs.gather(1, token[:, None])[:, 0]
 
 
 @triton.jit
 def _key(x):
-    """32-bit integer whose order is that of the floats."""
+    """Returns a 32-bit integer; the order of keys is the order of the floats."""
     bits = x.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 @triton.jit
 def _keys(logits_ptr, at, ok, temperature):
-    """Tempered logits and their keys."""
+    """Returns the tempered logits and their keys."""
     x = tl.load(logits_ptr + at, mask=ok, other=float("-inf"))
     x = tl.div_rn(x, temperature) + 0.0  # -0 is 0
     return x, _key(x)
@@ -98,20 +99,20 @@ def _keys(logits_ptr, at, ok, temperature):
 
 @triton.jit
 def _value(key):
-    """Inverse of `_key`."""
+    """Inverts `_key`."""
     bits = tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.int32)
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _weights(x, max_logit):
-    """e^(x - max_logit)."""
+    """Returns e^(x - max_logit)."""
     return tl.exp2((x - max_logit) * 1.4426950408889634)
 
 
 @triton.jit
 def _sum_allowed(logits_ptr, row_start, vocab, temperature, max_logit, threshold, ties, TILE: tl.constexpr):
-    """Sum of weights of all logits with a key above `threshold`, plus at most `ties` of those equal to it."""
+    """Sums the weights of all logits with a key above `threshold`, and of at most `ties` of those equal to it."""
     weighed, equal = tl.zeros([TILE], tl.float32), tl.zeros([TILE], tl.int32)
     for first in range(0, vocab, TILE):
         token = first + tl.arange(0, TILE)
@@ -156,7 +157,7 @@ def _sample(
     logits_ptr, params_ptr, uniform_ptr, token_ptr, conf_ptr, stride, params_stride, vocab, num_unfiltered,
     NUM_THRESHOLDS: tl.constexpr, SEARCH_TILE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """One program per row. It keeps logits above the threshold and the first `ties` of those equal to it."""
+    """Samples one row per program, from the logits above the threshold and the first `ties` of those equal to it."""
     row = tl.program_id(0)
     row_start = row.to(tl.int64) * stride
     params_at = params_ptr + row * params_stride
@@ -189,7 +190,7 @@ def _sample(
                 NUM_THRESHOLDS, SEARCH_TILE,
             )  # fmt: skip
             tie_weight = _weights(_value(found), max_logit).to(tl.float64)
-            num_ties = tl.maximum(tl.ceil((target - excess) / tie_weight), 1.0)  # with the one that crosses it
+            num_ties = tl.maximum(tl.ceil((target - excess) / tie_weight), 1.0)  # with the one that crosses `target`
             num_ties = tl.minimum(num_ties, 2147483647.0).to(tl.int32)
             ties = tl.where(found > threshold, num_ties, tl.minimum(ties, num_ties))
             threshold = found
@@ -222,7 +223,7 @@ def _sample(
 def topk_topp_sample(
     logits: torch.Tensor, params: torch.Tensor, uniform: torch.Tensor, *, num_unfiltered: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`filtered_probs` and `multinomial` for float32 logits [rows, vocab] with contiguous rows on a GPU.
+    """Computes `filtered_probs` and `multinomial` for float32 logits [rows, vocab] with contiguous rows on a GPU.
 
     Args:
         params, uniform, num_unfiltered: see `filtered_probs` and `multinomial`.

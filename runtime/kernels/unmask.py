@@ -13,7 +13,7 @@ import torch
 
 from runtime.kernels.common import tl, triton
 
-MASKED, UNMASKED = 1, 2  # states of a position; 0: given
+MASKED, UNMASKED = 1, 2  # states of a position; 0: FIXED
 NUMBERS = 8
 ROWS, MAX_COMPARISONS = 128, 4096  # maximum sampled rows per iteration, and rows times positions
 
@@ -87,7 +87,7 @@ def _threshold_unmask(
     COLUMNS: tl.constexpr, THRESHOLD: tl.constexpr, STEPS: tl.constexpr, SIZE: tl.constexpr, SIZE_P2: tl.constexpr,
     ROWS: tl.constexpr, EOS: tl.constexpr,
 ):  # fmt: skip
-    """One program per block."""
+    """Processes one block per program."""
     block = tl.program_id(0)
     at = tl.arange(0, SIZE_P2)
     ok = at < SIZE
@@ -141,14 +141,14 @@ def _threshold_unmask(
 
 
 def rows_per_iteration(size_p2: int) -> int:
-    """Sampled rows that a program compares with the positions of a block per iteration."""
+    """Returns the number of sampled rows that a program compares with the positions of a block per iteration."""
     return max(1, min(ROWS, MAX_COMPARISONS // size_p2))
 
 
 def threshold_unmask(
     blocks: BlockInputs, sampled: SampledRows, mask_id: int | None, eos_ids: torch.Tensor
 ) -> UnmaskOutput:
-    """`threshold_unmask_reference` for contiguous tensors and float32 probabilities on a GPU."""
+    """Computes `threshold_unmask_reference` for contiguous tensors and float32 probabilities on a GPU."""
     n, size = blocks.tokens.shape
     numbers = torch.empty(NUMBERS, n, dtype=torch.int64, device=blocks.tokens.device)
     new_tokens, new_state = torch.empty_like(blocks.tokens), torch.empty_like(blocks.state)

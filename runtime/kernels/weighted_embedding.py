@@ -19,10 +19,12 @@ TILE = 1024  # elements per program of the sum over splits
 def soft_embedding_reference(
     probs: torch.Tensor, table: torch.Tensor, divisor: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """[n, ids] of any dtype and [ids, size] -> [n, size] in the table's dtype.
+    """Returns the mean embedding under each distribution, [n, size] in the table's dtype.
 
     Args:
-        divisor: [n], the rows of `probs` are the distributions times it. Sums are divided before they are rounded.
+        probs: [n, ids] of any dtype, the distributions, times `divisor` if it is not None.
+        table: [ids, size].
+        divisor: [n]. Sums are divided by it before they are rounded.
     """
     probs = probs.to(table.dtype)
     if divisor is None:
@@ -31,8 +33,9 @@ def soft_embedding_reference(
 
 
 def wide_sums(weights: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """weights [n, ids] times [ids, size], of one dtype -> [n, size] in float32 (float64 for float64), never rounded
-    between.
+    """Returns weights [n, ids] @ table [ids, size], both of one dtype, in float32 (float64 for float64).
+
+    Sums are never rounded to a narrower dtype.
     """
     up = wide(table.dtype)
     if table.dtype == up:
@@ -51,7 +54,7 @@ def _soft_embedding(
     IDS: tl.constexpr, SIZE: tl.constexpr, SPLIT_SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One program: COLUMNS of ROWS results over SPLIT_SIZE ids; to [splits, rows, SIZE]."""
+    """Computes COLUMNS of ROWS results over SPLIT_SIZE ids per program. The output is [splits, rows, SIZE]."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     split = tl.program_id(2)
@@ -73,7 +76,7 @@ def _sum_splits(
     parts_ptr, divisor_ptr, out_ptr, rows,
     SIZE: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr, DIVIDED: tl.constexpr,
 ):  # fmt: skip
-    """One program: TILE elements of a row."""
+    """Sums the splits of TILE elements of a row per program."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     ok = column < SIZE
@@ -86,8 +89,9 @@ def _sum_splits(
 
 
 def soft_embedding(probs: torch.Tensor, table: torch.Tensor, divisor: torch.Tensor | None = None) -> torch.Tensor:
-    """`soft_embedding_reference` on a GPU, for a contiguous table of float32, float16 or bfloat16, accumulated in
-    float32.
+    """Computes `soft_embedding_reference` on a GPU, accumulated in float32.
+
+    The table is contiguous, of float32, float16 or bfloat16.
     """
     probs = probs.to(table.dtype).contiguous()
     rows, (ids, size) = len(probs), table.shape

@@ -58,7 +58,9 @@ def moe_reference(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Matrices, down: Matrices,
     shared: torch.Tensor | None, activation: Activation = "silu", out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """``shared[t] + sum_j weights[t, j] * expert[ids[t, j]](x[t])``, accumulated in float32 (float64 for float64).
+    """Computes ``shared[t] + sum_j weights[t, j] * expert[ids[t, j]](x[t])``.
+
+    The sum is accumulated in float32 (float64 for float64).
 
     Args:
         x: [rows, hidden]; ids: int32 [rows, top_k], -1 for no expert; weights: float [rows, top_k].
@@ -94,9 +96,10 @@ def moe_torch(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Matrices, down: Matrices,
     shared: torch.Tensor | None, activation: Activation = "silu", out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """`moe_reference`, with few calls for unquantized weights: rows are sorted by expert, and batched if there are few.
+    """Computes `moe_reference`, with few calls for unquantized weights.
 
-    The result of a row depends on the other rows only by rounding.
+    Rows are sorted by expert, and batched if there are few. The result of a row depends on the other rows only by
+    rounding.
     """
     if not isinstance(gate_up, torch.Tensor) or not isinstance(down, torch.Tensor):
         return moe_reference(x, ids, weights, gate_up, down, shared, activation, out)
@@ -116,7 +119,7 @@ def _batched(
     inputs: torch.Tensor, experts: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor,
     activation: Activation,
 ) -> torch.Tensor:  # fmt: skip
-    """One batched GEMM for all experts, padded to the largest number of rows: few calls, for few rows."""
+    """Runs one batched GEMM for all experts, padded to the most rows of an expert: few calls, for few rows."""
     starts = counts.cumsum(0) - counts
     padded_index = experts * int(counts.max()) + torch.arange(len(inputs), device=inputs.device) - starts[experts]
     padded = inputs.new_zeros(len(counts) * int(counts.max()), inputs.shape[1])
@@ -168,7 +171,7 @@ def _gate_up_tile(
     GROUP: tl.constexpr, PAIRS: tl.constexpr, TAIL: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     STAGES: tl.constexpr, SWAP_AB: tl.constexpr, TMA: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
-    """PAIRS of one expert's pairs, and the TAIL behind them, if any; the tail always swaps AB."""
+    """Computes a tile of PAIRS pairs of one expert, and the TAIL pairs after them. The tail always swaps AB."""
     depth = tl.arange(0, DEPTH)
     pos = first_pos + tl.arange(0, PAIRS)
     ok = pos < end_pos
@@ -227,7 +230,9 @@ def _gate_up(
     LOW: tl.constexpr, MIDDLE: tl.constexpr, HIGH: tl.constexpr, SWAP_AB: tl.constexpr, TMA: tl.constexpr,
     GELU: tl.constexpr,
 ):  # fmt: skip
-    """One program: a tile of one expert's pairs times COLUMNS of its width; stores act(gate) * up sorted by expert.
+    """Computes a tile of one expert's pairs and COLUMNS of its width per program; stores act(gate) * up.
+
+    The results are sorted by expert.
 
     FORMAT of the weights: "float", "fp8", "int4" or "group" (int8 or e4m3 codes). GROUP: inputs per scale of the latter
     two, see `group_quantized_gemm`. `x_scales_ptr` and `scales_ptr` are None without scales.
@@ -271,7 +276,7 @@ def run_gate_up(
     x: torch.Tensor | Fp8, gate_up: Matrices, inner: torch.Tensor, aligned: AlignedTokens, top_k: int,
     config: tile_config.GemmConfig, activation: Activation,
 ) -> None:  # fmt: skip
-    """x [rows, hidden] -> inner [pairs, width], sorted by expert."""
+    """Runs the gate_up GEMM of x [rows, hidden]. Writes `inner` [pairs, width], sorted by expert."""
     rows, x_scales = (x.values, x.scales) if isinstance(x, Fp8) else (x, None)
     weights, scales, format, group = _weight_args(gate_up, 2 * config.columns, config.depth)
     width, max_tiles, height = inner.shape[1], aligned.tiles.shape[1], aligned.rows
@@ -304,7 +309,7 @@ def _down_tile(
     TAIL: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, SWAP_AB: tl.constexpr,
     TMA: tl.constexpr, HIDDEN_TMA: tl.constexpr,
 ):  # fmt: skip
-    """One tile; as `_gate_up_tile`."""
+    """Computes one tile of the down GEMM; see `_gate_up_tile`."""
     if FORMAT == "int4" or FORMAT == "group":
         row = first_pos + tl.arange(0, PAIRS)
         ok, weight_row = row < end_pos, expert * HIDDEN + column_tile * COLUMNS
@@ -364,7 +369,9 @@ def _down(
     HEIGHT: tl.constexpr, TAIL: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr,
     MIDDLE: tl.constexpr, HIGH: tl.constexpr, SWAP_AB: tl.constexpr, TMA: tl.constexpr, HIDDEN_TMA: tl.constexpr,
 ):  # fmt: skip
-    """One program: a tile of one expert's pairs times COLUMNS of the hidden size, stored at each pair's index.
+    """Computes a tile of one expert's pairs and COLUMNS of the hidden size per program.
+
+    Each result is stored at the index of its pair.
 
     `middle`, `hidden`, `tail`: descriptors of `hidden_ptr` with 64, HEIGHT and TAIL rows; None unless FORMAT is
     "float". See `_gate_up`.
@@ -412,7 +419,7 @@ def _persistent_down(
     HIDDEN: tl.constexpr, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     STAGES: tl.constexpr, TILES_P2: tl.constexpr, TMA: tl.constexpr, X_TMA: tl.constexpr,
 ):  # fmt: skip
-    """Persistent kernel of the down GEMM, for experts with many pairs.
+    """Runs the down GEMM as a persistent kernel, for experts with many pairs.
 
     As many programs as fit on the device loop over the tiles, which overlaps the loads of the next tile with the
     epilogue of the current one. One program processes every n-th work item: a tile of one expert's pairs times COLUMNS
@@ -442,7 +449,10 @@ def run_down(
     inner: torch.Tensor | Fp8, down: Matrices, pairs: torch.Tensor, aligned: AlignedTokens,
     config: tile_config.GemmConfig,
 ) -> None:  # fmt: skip
-    """inner [pairs, width], sorted by expert -> pairs [pairs, hidden], in the order of rows and choices."""
+    """Runs the down GEMM of `inner` [pairs, width], sorted by expert.
+
+    Writes `pairs` [pairs, hidden], in the order of rows and choices.
+    """
     if isinstance(inner, torch.Tensor) and isinstance(down, torch.Tensor) and use_persistent(aligned, config):
         run_persistent(inner, down, pairs, aligned, config)
         return
@@ -470,7 +480,7 @@ def use_persistent(aligned: AlignedTokens, config: tile_config.GemmConfig) -> bo
 def run_persistent(
     inner: torch.Tensor, down: torch.Tensor, pairs: torch.Tensor, aligned: AlignedTokens, config: tile_config.GemmConfig
 ) -> None:  # fmt: skip
-    """`run_down` by the persistent kernel."""
+    """Does the same as `run_down`, with the persistent kernel."""
     width, hidden, max_tiles = inner.shape[1], pairs.shape[1], aligned.tiles.shape[1]
     weights = make_descriptor(down.flatten(0, 1), config.columns, config.depth)
     x_desc = make_descriptor(inner, aligned.rows, config.depth)
@@ -507,7 +517,7 @@ def weighted_sum(
     pairs_ptr, ids_ptr, weights_ptr, scale_ptr, row, column, ok,
     TOP_K: tl.constexpr, HIDDEN: tl.constexpr, COLUMNS: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """float32 [COLUMNS] of one row, its experts in the order of rank."""
+    """Returns the weighted sum of one row's experts in the order of rank, float32 [COLUMNS]."""
     acc = tl.zeros([COLUMNS], tl.float32)
     for choice in tl.static_range(TOP_K):
         expert = tl.load(ids_ptr + row * TOP_K + choice)
@@ -526,7 +536,7 @@ def _moe_sum(
     TOP_K: tl.constexpr, HIDDEN: tl.constexpr, COLUMNS: tl.constexpr, SHARED: tl.constexpr, NORM: tl.constexpr,
     WEIGHTED: tl.constexpr, QUANTIZED: tl.constexpr, FP8_MAX: tl.constexpr, MIN_SCALE: tl.constexpr,
 ):  # fmt: skip
-    """One program: COLUMNS of one row; with NORM the full row."""
+    """Computes COLUMNS of one row per program; with NORM, the full row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     ok = column < HIDDEN
@@ -547,7 +557,7 @@ def moe_sum(
     pairs: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Returns [rows, hidden], in `out` if not None.
+    """Returns the weighted sum per row, [rows, hidden], in `out` if not None.
 
     Args:
         pairs: [rows * top_k, hidden], choice c of row r at r * top_k + c.
@@ -569,7 +579,7 @@ def moe_sum_add_norm(
     pairs: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, shared: torch.Tensor | None,
     residual: torch.Tensor, norm: torch.Tensor | None, eps: float, *, quantize: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """`add_rms_norm_reference` of the result of `moe_sum` and `residual` [rows, hidden]; the sum is rounded once.
+    """Computes `add_rms_norm_reference` of the result of `moe_sum` and `residual` [rows, hidden]; rounds the sum once.
 
     Args:
         quantize: attach the fp8 form to the normed rows.
@@ -619,7 +629,7 @@ def fused_moe(
     shared: torch.Tensor | None, activation: Activation = "silu", out: torch.Tensor | None = None, *,
     batch_invariant: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """`moe_reference` on a GPU for contiguous tensors, float32 `weights`, and interleaved `gate_up` rows.
+    """Computes `moe_reference` on a GPU, for contiguous tensors, float32 `weights` and interleaved `gate_up` rows.
 
     Deterministic, no host sync. With fp8 weights, rows and the outputs of the activation are quantized per row.
 
@@ -635,7 +645,7 @@ def fused_moe_add_norm(
     shared: torch.Tensor | None, residual: torch.Tensor, norm: torch.Tensor | None, eps: float, *,
     batch_invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """`add_rms_norm_reference` of the result of `fused_moe` and `residual`.
+    """Computes `add_rms_norm_reference` of the result of `fused_moe` and `residual`.
 
     With fp8 weights the normed rows have their fp8 form attached.
     """

@@ -41,7 +41,7 @@ class AlignedTokens:
 
 
 def max_num_tiles(pairs: int, experts: int, rows: int) -> int:
-    """Upper bound of the number of tiles for any routing of `pairs` pairs.
+    """Returns an upper bound of the number of tiles for any routing of `pairs` pairs.
 
     With gaps, an expert with n pairs before it begins at tile n // rows plus its id, because the experts before it
     never have more tiles.
@@ -50,7 +50,13 @@ def max_num_tiles(pairs: int, experts: int, rows: int) -> int:
 
 
 def moe_align_block_size_reference(ids: torch.Tensor, experts: int, rows: int, *, gaps: bool = True) -> AlignedTokens:
-    """ids: int32 [rows of the batch, top_k], each below `experts` or -1. Returns ``AlignedTokens``."""
+    """Sorts token-expert pairs by expert.
+
+    Args:
+        ids: int32 [rows of the batch, top_k], each below `experts` or -1.
+        rows: rows per tile.
+        gaps: see `AlignedTokens`.
+    """
     flat = ids.flatten().long()
     tiles = torch.full((3, max_num_tiles(len(flat), experts, rows)), -1, dtype=torch.int32, device=ids.device)
     num_padding, *counts = torch.bincount(flat + 1, minlength=experts + 1).tolist()
@@ -95,7 +101,7 @@ def _sort(
     ids_ptr, order_ptr, tiles_ptr, pairs, max_tiles, ROWS: tl.constexpr, READ: tl.constexpr,
     TILES_PER_STEP: tl.constexpr
 ):  # fmt: skip
-    """One program per expert; READ is at least the number of pairs."""
+    """Sorts the pairs of one expert per program. READ is at least the number of pairs."""
     expert, index = tl.program_id(0), tl.arange(0, READ)
     ids = tl.load(ids_ptr + index, mask=index < pairs, other=-1)
     is_expert = (ids == expert).to(tl.int32)
@@ -108,7 +114,7 @@ def _sort(
 
 @triton.jit(do_not_specialize=["pairs"])
 def _count(ids_ptr, counts_ptr, pairs, EXPERTS_P2: tl.constexpr, CHUNK: tl.constexpr):
-    """One program per chunk: its pairs of each expert, to [chunks, experts]."""
+    """Counts the pairs of each expert in one chunk per program, [chunks, experts]."""
     chunk = tl.program_id(0)
     pair = chunk * CHUNK + tl.arange(0, CHUNK)
     ids = tl.load(ids_ptr + pair, mask=pair < pairs, other=-1)
@@ -121,8 +127,9 @@ def _prefix_sum(
     counts_ptr, totals_ptr, chunks, EXPERTS_P2: tl.constexpr, CHUNKS_PER_STEP: tl.constexpr,
     EXPERTS_PER_PROGRAM: tl.constexpr
 ):  # fmt: skip
-    """One program per EXPERTS_PER_PROGRAM experts: replaces counts by the sums over previous chunks; stores the
-    totals.
+    """Replaces counts by the sums over previous chunks, and stores the totals.
+
+    Each program processes EXPERTS_PER_PROGRAM experts.
     """
     expert = tl.program_id(0) * EXPERTS_PER_PROGRAM + tl.arange(0, EXPERTS_PER_PROGRAM)
     num_tiles = tl.zeros([EXPERTS_PER_PROGRAM], tl.int32)
@@ -142,8 +149,9 @@ def _scatter(
     ROWS: tl.constexpr, EXPERTS_P2: tl.constexpr, CHUNK: tl.constexpr, COMPARE_CHUNK: tl.constexpr,
     TILES_PER_STEP: tl.constexpr,
 ):  # fmt: skip
-    """One program per chunk stores its pairs at their experts' positions, in ascending order. Then one per expert
-    stores tiles.
+    """Stores the pairs of one chunk per program at the positions of their experts, in ascending order.
+
+    Further programs, one per expert, store the tiles.
     """
     program = tl.program_id(0)
     experts_range = tl.arange(0, EXPERTS_P2)
@@ -175,7 +183,7 @@ def _scatter(
 
 
 def moe_align_block_size(ids: torch.Tensor, experts: int, rows: int) -> AlignedTokens:
-    """`moe_align_block_size_reference` on a GPU, in one launch or three; deterministic, without atomics."""
+    """Computes `moe_align_block_size_reference` on a GPU, in one launch or three; deterministic, without atomics."""
     pairs = ids.numel()
     max_tiles = max_num_tiles(pairs, experts, rows)
     order = torch.empty(pairs, dtype=torch.int32, device=ids.device)

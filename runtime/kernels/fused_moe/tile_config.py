@@ -16,7 +16,8 @@ from runtime.kernels.common import triton
 from runtime.kernels.linear import depth_of, group_size
 from runtime.kernels.quantized_tensor import GroupQuantized
 
-# pairs behind an expert's last full tile that its program processes too, so that weights are read once for both
+# Maximum pairs after an expert's last full tile that the program of that tile processes too. It reads the weights once
+# for both.
 TAIL_ROWS = 32
 TABLES = Path(__file__).parents[1] / "tuned"
 
