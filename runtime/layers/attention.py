@@ -36,7 +36,15 @@ class BatchAttention(Protocol):
     """Attention over one batch, with all metadata that depends on the batch alone."""
 
     def run(self, q: torch.Tensor, kv: LayerKV) -> torch.Tensor:
-        """q [rows, heads, head_dim] over a layer's pages, which already hold the K/V of the batch -> like q."""
+        """Computes attention over a layer's pages, which already contain the K/V of the batch.
+
+        Args:
+            q: [rows, heads, head_dim].
+            kv: the pages.
+
+        Returns:
+            The shape and dtype of `q`.
+        """
         ...
 
 
@@ -47,7 +55,7 @@ class Attention(Protocol):
     """
 
     def prepare_metadata(self, batch: ForwardBatch, window: int | None = None) -> BatchAttention:
-        """Called once per forward for all layers with this window."""
+        """Prepares the metadata of a batch, once per forward for all layers with this window."""
         ...
 
 
@@ -154,7 +162,7 @@ class TorchAttention:
 
 
 def _tiles(batch: ForwardBatch, window: int | None) -> list[_Tile]:
-    """The batch's tiles with the range of keys that each reads."""
+    """Returns the tiles of the batch, each with the range of keys that it reads."""
     tiles = batch.query_tiles.cpu().numpy()
     tiles = tiles[tiles[:, 2] > 0]
     if not len(tiles):

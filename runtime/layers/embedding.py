@@ -11,7 +11,10 @@ from runtime.layers.layer_factory import ForwardCall, LayerFactory
 
 
 class Embedding(nn.Module):
-    """int64 ids [rows] -> [rows, hidden]; uninitialized. Sharded over the vocabulary with tensor parallelism."""
+    """Maps int64 ids [rows] to embeddings [rows, hidden]. Uninitialized.
+
+    With tensor parallelism, the table is sharded over the vocabulary.
+    """
 
     __call__: ForwardCall[[torch.Tensor], torch.Tensor]
 
@@ -28,8 +31,10 @@ class Embedding(nn.Module):
         return self.vocab_shard.group.all_reduce(self.weight.rows(index).mul_(is_local[:, None]))
 
     def soft_embedding(self, probs: torch.Tensor, divisor: torch.Tensor | None = None) -> torch.Tensor:
-        """[n, local ids] -> [n, hidden], the mean embedding under each distribution. See
-        ``kernels.weighted_embedding``.
+        """Returns the mean embedding under each distribution, [n, hidden]. See ``kernels.weighted_embedding``.
+
+        Args:
+            probs: [n, local ids].
         """
         partial = self.kernels.soft_embedding(probs, self.weight.tensor, divisor)
         return partial if self.vocab_shard is None else self.vocab_shard.group.all_reduce(partial)

@@ -1,4 +1,4 @@
-"""What every layer of a model is made from."""
+"""The factory that creates the weights of a model's layers and selects their kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runtime.quantization.base import QuantizedWeight, get_format
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
-EXPERT_WIDTH = "experts' width"  # in error messages
+EXPERT_WIDTH = "experts' width"  # name for error messages
 
 
 class ForwardCall(Protocol[P, R_co]):
@@ -37,7 +37,10 @@ class GateUpDown(NamedTuple):
 
 @dataclass(frozen=True)
 class FusedSharedExpert:
-    """Weights of routed experts and of a shared expert, stored behind them; and both together for the kernels."""
+    """Weights of routed experts, and of a shared expert that is stored as the last expert of the same stack.
+
+    `gate_up` and `down` are the kernel arguments for the complete stack.
+    """
 
     experts: GateUpDown
     shared: GateUpDown
@@ -51,7 +54,7 @@ class LayerFactory:
 
     Attributes:
         device, dtype: of the weights.
-        kernels: what the layers compute with.
+        kernels: the kernels of all layers.
         attn_impl: name of the attention implementation (``layers/attention.py``).
         quantization: format of linear layers and experts; None for unquantized. Norms, router, embedding and lm_head
             are never quantized.
@@ -109,7 +112,7 @@ class LayerFactory:
         """Returns this rank's even shard of a weight's dimension; None without tensor parallelism.
 
         Args:
-            repeat: the dimension has `repeat` blocks of `length`, and each is sharded alike.
+            repeat: the dimension has `repeat` blocks of `length`, each of which is sharded in the same way.
             what: name of what is sharded, for the message.
 
         Raises:
@@ -135,7 +138,7 @@ class LayerFactory:
         """Returns this rank's query heads and their KV heads. With fewer KV heads than ranks, ranks replicate them.
 
         Raises:
-            ConfigError: the heads cannot be divided so.
+            ConfigError: the query heads cannot be divided evenly, or the KV heads neither divided nor replicated.
         """
         size = self.group.size
         queries, group = self.local_range(heads, "attention heads"), heads // kv_heads
@@ -175,7 +178,7 @@ class LayerFactory:
     def dense_gate_up(self, width: int, hidden: int, shard: Shard | None) -> Weight:
         """Creates gate and up weights of a dense MLP, [2 * width, hidden], gate rows first in a checkpoint.
 
-        They are interleaved if the kernels expect it, which unquantized ones may.
+        Unquantized weights are interleaved if the kernels have a fused GEMM for them.
         """
         checkpoint_layout = self.kernels.fused_gate_up is None or self.quantization is not None
         make = self.weight if checkpoint_layout else self._interleaved

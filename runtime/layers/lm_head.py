@@ -42,7 +42,7 @@ class SoftcapLMHead:
         self.cap = cap
 
     def uncapped(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, hidden] -> [n, vocab], see `head_logits`."""
+        """Returns logits [n, vocab] before soft-capping for `hidden` [n, hidden]; see `head_logits`."""
         logits = self.kernels.head_logits
         return self.weight.logits(hidden) if logits is None else logits(hidden, self.weight.tensor)
 
@@ -65,15 +65,16 @@ class LMHead:
         self.fused_argmax = kernels.lm_head_argmax is not lm_head_argmax_reference
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, hidden] -> [n, vocab], see `head_logits`."""
+        """Returns logits [n, vocab] for `hidden` [n, hidden]; see `head_logits`."""
         return self.weight.logits(hidden)
 
     def argmax(
         self, hidden: torch.Tensor, *, mask_id: int | None, max_token_id: int, allowed_ids: Sequence[int] = (),
         num_valid: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """[n, hidden] -> token int64 [n] and its probability [n], see
-        ``kernels.fused_argmax.lm_head_argmax_reference``.
+        """Returns the argmax token, int64 [n], and its probability [n] for `hidden` [n, hidden].
+
+        ``kernels.fused_argmax.lm_head_argmax_reference`` documents the arguments.
         """
         if self.vocab_shard is not None:
             return self._merge_ranks(self.vocab_shard, hidden, mask_id, max_token_id, allowed_ids, num_valid)
@@ -87,7 +88,7 @@ class LMHead:
         self, shard: VocabShard, hidden: torch.Tensor, mask_id: int | None, max_token_id: int,
         allowed_ids: Sequence[int], num_valid: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """The argmax over all ranks, from each rank's argmax."""
+        """Computes the argmax over the full vocabulary from the argmax of each rank."""
         first = shard.local.start
         token, conf, peak = self.kernels.lm_head_argmax(
             hidden, self.weight.tensor, mask_id=mask_id - first if mask_id in shard.local else None,  # type: ignore[operator]

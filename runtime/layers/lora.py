@@ -83,7 +83,7 @@ class StackedLoRA:
 
 
 class LoRAWeight(Weight):
-    """A base weight plus the adapter of each row. It loads as the base does, which may be sharded.
+    """A base weight plus the adapter of each row. It is loaded like the base weight, which may be sharded.
 
     A matrix has static slots, with one part for each range of outputs that is a tensor of its own in checkpoints. An
     expert stack holds an adapter's matrices as long as the adapter has a slot. `eager`: see
@@ -121,7 +121,7 @@ class LoRAWeight(Weight):
 
     @property
     def _batch(self) -> LoRABatch | None:
-        """The slots of the current forward's rows, if one of its adapters may change this weight."""
+        """The slots of the current forward's rows if one of its adapters may change this weight, else None."""
         return self.lora.batch if self.lora.active_modules & self.module_bit else None
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -158,7 +158,7 @@ class LoRAWeight(Weight):
             self.lora_a = self.lora_a.to(device)  # empty, only for its device
 
     def max_adapter_bytes(self, rank: int) -> int:
-        """Upper bound of the memory of an adapter of this rank in addition to the slots."""
+        """Returns an upper bound of the bytes that an adapter of this rank uses in addition to the slots."""
         if len(self.shape) == 2:
             return 0
         experts, outputs, inputs = self.shape
@@ -167,7 +167,7 @@ class LoRAWeight(Weight):
 
     @property
     def adapter_bytes(self) -> int:
-        """Memory that adapters use in addition to the slots."""
+        """Bytes that adapters use in addition to the slots."""
         return sum(stack.lora_a.nbytes + stack.lora_b.nbytes for stacked in self.stacks.values() for stack in stacked)
 
     def load_adapter(self, slot: int, pairs: Mapping[WeightSlice, tuple[torch.Tensor, torch.Tensor]]) -> None:
@@ -208,8 +208,9 @@ def lora_experts(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: Weight, down: Weight,
     shared: torch.Tensor | None, lora: LoRAContext, activation: Activation = "silu",
 ) -> torch.Tensor:  # fmt: skip
-    """``kernels.fused_moe.fused_moe.moe_reference`` of weights with LoRA: both GEMMs run separately, each with the
-    adapter of each row. Synchronizes the device, so it cannot be captured.
+    """Computes ``kernels.fused_moe.fused_moe.moe_reference`` with LoRA.
+
+    Both GEMMs run separately, each with the adapter of each row. Synchronizes the device, so it cannot be captured.
     """
     flat = ids.flatten().long()
     order = flat.argsort(stable=True)
@@ -221,7 +222,16 @@ def lora_experts(
 
 
 def _expert_gemm(x: torch.Tensor, expert: torch.Tensor, lora_slots: torch.Tensor, weight: Weight) -> torch.Tensor:
-    """[pairs, inputs] -> [pairs, outputs], each pair with its expert; pairs are sorted by expert."""
+    """Multiplies each token-expert pair by the weight of its expert, and adds the adapter of its row.
+
+    Args:
+        x: [pairs, inputs], sorted by expert.
+        expert: [pairs].
+        lora_slots: [pairs], -1 for no adapter.
+
+    Returns:
+        [pairs, outputs].
+    """
     stack = weight.tensor
     out = grouped_gemm(x, torch.bincount(expert, minlength=len(stack)), stack)
     for slot, stacks in weight.stacks.items() if isinstance(weight, LoRAWeight) else ():

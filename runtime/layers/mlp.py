@@ -47,7 +47,7 @@ class GatedMLP(nn.Module):
         return self.down_proj.forward_add_norm(self._activated(x), residual, norm)
 
     def _activated(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] -> [rows, width]."""
+        """Returns act(gate(x)) * up(x), [rows, width], for `x` [rows, hidden]."""
         weight, fused = self.gate_up_proj.weight.active, self.kernels.fused_gate_up
         if fused is not None and isinstance(weight, InterleavedWeight):
             return fused(x, weight.kernel_arg, self.activation)

@@ -33,17 +33,21 @@ class Router(nn.Module):
     def forward(
         self, x: torch.Tensor, first: torch.Tensor | None, factor: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[rows, hidden] -> ids int32 and weights, both [rows, top_k].
+        """Selects experts for `x` [rows, hidden]. Returns their ids, int32, and their weights, both [rows, top_k].
 
         Args:
-            first: see ``select_experts_reference``. factor: see ``router_logits_reference``.
+            first: see ``select_experts_reference``.
+            factor: see ``router_logits_reference``.
         """
         logits = self.kernels.router_logits(x, self.weight.kernel_arg, factor)
         return self.kernels.select_experts(logits, tensor_of(self.bias), self.routing, first)
 
 
 class ExpertWeights(NamedTuple):
-    """Weights of the local experts, or of the local part of each expert's width; then `expert_shard` is None."""
+    """Weights of the local experts.
+
+    `expert_shard` is None if all experts are local, in full or each with a shard of its width.
+    """
 
     weights: GateUpDown
     expert_shard: range | None
@@ -121,13 +125,13 @@ class MoE(nn.Module):
     def _forward_lora(
         self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, lora: LoRAContext
     ) -> torch.Tensor:
-        """The experts with LoRA. A fused shared expert is the last choice and computed separately here."""
+        """Runs the experts with LoRA. A fused shared expert, which is the last choice, is computed separately."""
         k = self.top_k
         shared_experts = None if self.shared_experts is None else self.shared_experts(x)
         return lora_experts(x, ids[:, :k], weights[:, :k], self.gate_up_proj, self.down_proj, shared_experts, lora)
 
     def _kernel_args(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Returns the kernels' gate_up and down weights, and what is added to the result."""
+        """Returns the gate_up and down arguments of the kernels, and the rows to add to the result (None: none)."""
         if self.fused_shared is not None:
             return self.fused_shared.gate_up, self.fused_shared.down, None
         shared = None if self.shared_experts is None else self.shared_experts(x)

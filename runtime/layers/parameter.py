@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 class Weight(ABC):
     """A parameter [..., outputs, inputs], or a vector, that layers compute with in `dtype`.
 
-    Checkpoint tensors are loaded in the coordinates of the full parameter, whatever shard of it this rank stores
-    (`shape`) and in whatever format. A format defines `load_slice` and `tensor`; the GEMMs follow from these and may be
+    Checkpoint tensors are loaded in the coordinates of the full parameter, independent of the format and of the shard
+    that this rank stores. A format defines `load_slice` and `tensor`. The GEMMs are derived from these and may be
     overridden.
 
     Attributes:
         shard: the shard that this rank stores; None for the full parameter.
-        shape: of what this rank stores.
+        shape: shape of the part that this rank stores.
     """
 
     shard: Shard | None = None  # None: not sharded
@@ -57,7 +57,7 @@ class Weight(ABC):
     @property
     @abstractmethod
     def tensor(self) -> torch.Tensor:
-        """The stored values in `dtype`: the stored tensor itself if unquantized, otherwise dequantized anew."""
+        """The stored values in `dtype`: the stored tensor itself if unquantized, else dequantized on each access."""
 
     @property
     def kernel_arg(self) -> Any:
@@ -102,7 +102,7 @@ class Weight(ABC):
         return self.load_lazily(index, lambda box: tensor[box])
 
     def load_lazily(self, index: Index, read: Callable[[tuple[slice, ...]], torch.Tensor]) -> int:
-        """As `load`, but reads only what this rank stores: `read(slices)` returns that part of the tensor."""
+        """Does the same as `load`, but reads only the local part: `read(slices)` returns these slices of the tensor."""
         part = WeightSlice.of(self.full_shape, index)
         return sum(
             self.load_slice(stored, read(box).reshape([len(r) for r in stored.ranges]))
@@ -114,34 +114,32 @@ class Weight(ABC):
         return [(part, part.tensor_slices)] if self.shard is None else self.shard.intersect(part)
 
     def load_quantized(self, index: Index, packed: QuantizedTensor) -> int:
-        """As `load` for a quantized matrix of a checkpoint, which the same format stores unchanged."""
+        """Loads a quantized matrix of a checkpoint, as `load`. A weight of the same format stores it unchanged."""
         return self.load(index, packed.dequantize(torch.float32))
 
     @abstractmethod
     def load_slice(self, part: WeightSlice, tensor: torch.Tensor) -> int:
-        """Loads a slice of what this rank stores; `tensor` has as many dimensions and the slice's sizes. See `load`."""
+        """Loads `tensor`, which has the slice's size in all dimensions, into a slice of the local shard. See `load`."""
 
     @property
     def active(self) -> Weight:
-        """The weight that the current forward computes with: this one, or the base if no adapter of the batch changes
-        it.
-        """
+        """The weight that the current forward uses: this one, or its base if no adapter of the batch changes it."""
         return self
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """[rows, inputs] -> [rows, outputs], plus `bias` [outputs]."""
+        """Returns the product with `x` [rows, inputs], plus `bias` [outputs]: [rows, outputs]."""
         return F.linear(x, self.tensor, bias)
 
     def matmul_out(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-        """`matmul` without a bias, written to `out` if the format can do so without a copy."""
+        """Returns `matmul` without a bias, written to `out` if the format can do so without a copy."""
         return self.matmul(x)
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """int64 [rows] -> [rows, inputs], the outputs of these ids."""
+        """Returns the matrix rows with these ids, [n, inputs], for int64 `ids` [n]."""
         return F.embedding(ids, self.tensor)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, inputs] -> [n, outputs], see `head_logits`."""
+        """Returns the logits [n, outputs] of `hidden` [n, inputs]; see `head_logits`."""
         return head_logits(hidden, self.tensor)
 
 
@@ -177,7 +175,7 @@ class InterleavedWeight(Weight):
     (``kernels/activation.py``).
     """
 
-    __slots__ = ("kernel_arg",)  # as `UnquantizedWeight.tensor`
+    __slots__ = ("kernel_arg",)  # an attribute, like `UnquantizedWeight.tensor`
     kernel_arg: torch.Tensor
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
@@ -206,7 +204,7 @@ class InterleavedWeight(Weight):
 
 
 class SplitBF16Weight(Weight):
-    """A float32 matrix as three bfloat16 matrices whose sum it is (``kernels/moe_router.py``)."""
+    """A float32 matrix, stored as three bfloat16 matrices with the same sum (``kernels/moe_router.py``)."""
 
     __slots__ = ("kernel_arg",)
     kernel_arg: torch.Tensor
@@ -257,7 +255,7 @@ class DeferredChecks:
     def failed(self, *, wait: bool = True) -> str | None:
         """Returns the first tensor with values that are not finite; None if there is none.
 
-        Without `wait`, results are looked at only when there are BATCH of them.
+        Without `wait`, it checks the results only if there are at least BATCH of them.
         """
         if not self._results or not (wait or len(self._results) >= self.BATCH):
             return None
@@ -294,7 +292,7 @@ def require_finite(stored: torch.Tensor, source: torch.Tensor) -> None:
 def require_no_overflow(
     store: Callable[[torch.Tensor], None], source: torch.Tensor, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """As `require_finite`, for a kernel that checks what it stores.
+    """Does the same as `require_finite`, for a kernel that checks the values it stores.
 
     Args:
         store: launches the kernel; its argument is a float32 zero [] on `device`, to which the kernel stores NaN if
@@ -321,7 +319,7 @@ def tensor_of(weight: Weight | None) -> torch.Tensor | None:
 
 
 def named_weights(module: nn.Module) -> dict[str, Weight]:
-    """What a module and those in it hold, by where: "layers.0.attention.qkv.weight"."""
+    """Returns the weights of a module and its submodules by path, such as "layers.0.self_attn.qkv_proj.weight"."""
     return {
         f"{path}.{name}" if path else name: held
         for path, part in module.named_modules()

@@ -28,11 +28,11 @@ class Yarn:
     magnitude: float = 1.0
 
     def scale_frequencies(self, frequencies: torch.Tensor, theta: float) -> torch.Tensor:
-        """[n] frequencies theta^(-i/n) -> scaled frequencies."""
+        """Returns the scaled frequencies for `frequencies` [n], which are theta^(-i/n)."""
         n = len(frequencies)
 
         def index_of(rotations: float) -> float:
-            """Which of the frequencies turns so often within `original`, as a fraction of places."""
+            """Returns the index i, not rounded, of the frequency with this number of rotations within `original`."""
             return n * math.log(self.original / (rotations * 2 * math.pi)) / math.log(theta)
 
         # the reference implementation bounds the ramp by the head's dimensions, twice the number of frequencies
@@ -43,8 +43,9 @@ class Yarn:
 
 
 class RotaryTable:
-    """[positions, rotary_dim]: cosines, then sines, of position * theta^(-2i/span), i < rotary_dim/2, scaled by
-    `yarn`.
+    """Table [positions, rotary_dim] of cosines, then sines, of position * theta^(-2i/span), i < rotary_dim/2.
+
+    `yarn` scales the frequencies and the magnitude.
 
     Angles are computed in float64 and stored in float32 (float64 for a float64 model), so that far positions are exact.
     The table covers the model's maximum length and grows if a block exceeds it.
@@ -73,7 +74,7 @@ class RotaryTable:
 
     def _make(self, positions: int) -> torch.Tensor:
         rows = -(-positions // ROW_MULTIPLE) * ROW_MULTIPLE
-        if self.device.type == "meta":  # of a model that only checks its checkpoint
+        if self.device.type == "meta":  # for a model that only checks a checkpoint, without values
             return torch.empty(rows, self.rotary_dim, dtype=self.dtype, device=self.device)
         steps = torch.arange(0, self.rotary_dim, 2, dtype=torch.float64) / self.span
         frequencies, magnitude = self.theta**-steps, 1.0

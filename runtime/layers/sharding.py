@@ -27,7 +27,7 @@ class WeightSlice:
 
     @classmethod
     def of(cls, shape: Sequence[int], index: Index) -> WeightSlice:
-        """The slice [index] of a parameter of `shape`.
+        """Returns the slice [index] of a parameter of `shape`.
 
         Raises:
             ValueError: the index is out of range, empty or has a step.
@@ -59,18 +59,18 @@ class WeightSlice:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """The slice in the parameter, with all dimensions."""
+        """The slices of the parameter, one per dimension."""
         return tuple(slice(r.start, r.stop) for r in self.ranges)
 
     @property
     def tensor_slices(self) -> tuple[slice, ...]:
-        """All of the checkpoint tensor."""
+        """The slices that select the complete checkpoint tensor."""
         return tuple(slice(0, size) for size in self.shape)
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The part of a parameter that a rank stores: ranges of one dimension, one after the other, and all of the others.
+    """The part of a parameter that a rank stores: concatenated ranges of one dimension, and the others in full.
 
     Attributes:
         dim: the sharded dimension, counted from the last: -1.
@@ -153,7 +153,12 @@ class HeadShard:
         return len(self.queries), len(self.keys)
 
     def qkv_ranges(self, heads: int, kv_heads: int, *, values: bool = True) -> tuple[range, ...]:
-        """Returns the rows of these heads in the QKV weight of a model with so many heads; QK without `values`."""
+        """Returns the rows of these heads in the full QKV weight, which has no V rows without `values`.
+
+        Args:
+            heads: query heads of the model.
+            kv_heads: KV heads of the model.
+        """
         starts = (0, heads, heads + kv_heads)[: 3 if values else 2]
         parts = (self.queries, self.keys, self.keys)
         return tuple(

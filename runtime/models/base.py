@@ -20,7 +20,7 @@ from runtime.request.field_spec import Value
 
 @dataclass(frozen=True)
 class WeightTarget:
-    """Where a checkpoint tensor goes.
+    """The destination of a checkpoint tensor.
 
     Attributes:
         param: parameter of the model.
@@ -101,7 +101,7 @@ class Model(Protocol):
     vocab_shard: VocabShard | None  # this rank's part of the vocabulary; None if it is not sharded
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """int64 ids [rows] -> [rows, hidden], the input of `forward`."""
+        """Returns the embeddings [rows, hidden] of int64 ids [rows], the input of `forward`."""
         ...
 
     def forward(self, x: torch.Tensor, batch: ForwardBatch, pool: KVPool) -> torch.Tensor:
@@ -115,13 +115,15 @@ class Model(Protocol):
     def final_hidden_states(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Returns hidden states after the final norm, [n, hidden], for some rows of the result of `forward`.
 
-        It may run what a row computes alone after the last attention, which is needed only for rows whose logits are.
+        It may also run the operations of the last layer after attention. They are independent per row, so they run only
+        for rows whose logits are needed.
         """
         ...
 
     def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, hidden] -> logits [n, vocab], float32 (float64 for a float64 model). With tensor parallelism those of
-        the local ids.
+        """Returns logits [n, vocab] of `hidden` [n, hidden], float32 (float64 for a float64 model).
+
+        With tensor parallelism, they are the logits of the local ids.
         """
         ...
 
@@ -133,9 +135,11 @@ class SelfConditioned(Protocol):
     self_conditioning_size: int
 
     def compute_self_conditioning(self, probs: torch.Tensor, divisor: torch.Tensor | None = None) -> torch.Tensor:
-        """[n, vocab] -> [n, self_conditioning_size]: the self-conditioning for a step with these distributions.
+        """Returns the self-conditioning of the next step for these distributions, [n, self_conditioning_size].
 
-        `divisor` [n]: `probs` are the distributions times it (``kernels.fused_softmax_stats.SoftmaxStats``).
+        Args:
+            probs: [n, vocab], the distributions, times `divisor` if it is not None.
+            divisor: [n], see ``kernels.fused_softmax_stats.SoftmaxStats``.
         """
         ...
 
@@ -167,7 +171,7 @@ class ModelFamily(Generic[Arch]):
         architectures: architecture names that only this family uses. With another family's model type they are
             ambiguous and refused.
         parse: config.json -> the family's frozen architecture dataclass; raises ConfigError that names the field.
-        facts: architecture -> what the engine needs.
+        facts: architecture -> the ``ModelInfo`` for the engine.
         make: (architecture, factory) -> the module with uninitialized parameters.
         weights: architecture -> the ``WeightMap`` of checkpoint tensors (runtime/models/base.py).
         turn_end_tokens, mask_tokens: looked up in the tokenizer by their text.

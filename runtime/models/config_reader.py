@@ -35,7 +35,7 @@ class ConfigReader:
         self._read: set[str] = set()
 
     def integer(self, name: str, default: int | None = None, *, low: int = 1, high: int = MAX_INTEGER) -> int:
-        """An integer from `low` to `high`."""
+        """Returns an integer from `low` to `high`."""
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
             raise ConfigError(f"{self._file}: {name} must be a whole number of at least {low}, not {value!r}")
@@ -44,19 +44,19 @@ class ConfigReader:
         return value
 
     def layers(self, name: str) -> int:
-        """A number of layers."""
+        """Returns a number of layers."""
         return self.integer(name, high=MAX_LAYERS)
 
     def experts(self, name: str) -> int:
-        """A number of experts."""
+        """Returns a number of experts."""
         return self.integer(name, high=MAX_EXPERTS)
 
     def positions(self, name: str, default: int | None = None) -> int:
-        """A number of positions."""
+        """Returns a number of positions."""
         return self.integer(name, default, high=MAX_POSITIONS)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A finite number above 0."""
+        """Returns a finite number above 0."""
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
             raise ConfigError(f"{self._file}: {name} must be a number above 0, not {value!r}")
@@ -73,14 +73,14 @@ class ConfigReader:
         return self._value(name) is not None
 
     def strings(self, name: str) -> tuple[str, ...]:
-        """A list of strings; empty if absent or null."""
+        """Returns a list of strings; empty if absent or null."""
         value = self._value(name)
         if value is not None and not (isinstance(value, list) and all(isinstance(v, str) for v in value)):
             raise ConfigError(f"{self._file}: {name} must be a list of names, not {value!r}")
         return tuple(value or ())
 
     def ids(self, name: str, what: str = "token id") -> tuple[int, ...]:
-        """Integers from 0: one, a list, or none if absent or null."""
+        """Returns the non-negative integers of a field with one number or a list; empty if absent or null."""
         value = self._value(name)
         values = [] if value is None else value if isinstance(value, list) else [value]
         if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values):
@@ -88,7 +88,7 @@ class ConfigReader:
         return tuple(values)
 
     def id(self, name: str) -> int | None:
-        """One token id, or None if absent or null."""
+        """Returns one token id; None if absent or null."""
         values = self.ids(name)
         if len(values) > 1:
             raise ConfigError(f"{self._file}: {name} must be one token id, not {list(values)!r}")

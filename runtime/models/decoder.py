@@ -53,9 +53,9 @@ class QueryLengthScaling:
     original_positions: int
 
     def of(self, positions: torch.Tensor, dtype: torch.dtype, *, per_row: bool = False) -> torch.Tensor:
-        """int64 [rows] -> [rows, 1, 1] of `dtype`, for queries [rows, heads, head_dim].
+        """Returns the factors [rows, 1, 1] of `dtype` for queries [rows, heads, head_dim] at int64 `positions` [rows].
 
-        `per_row`: compute each row separately, because on a CPU the last bit of a logarithm depends on its place in a
+        `per_row`: compute each row separately, because on a CPU the last bit of a logarithm depends on its index in the
         tensor.
         """
         if per_row:
@@ -301,7 +301,7 @@ LLAMA = TensorNames()
 
 
 def llama_weights(config: DecoderConfig, names: TensorNames = LLAMA) -> WeightMap:
-    """Weight map of Llama-like checkpoints, with separate tensors for queries, keys and values."""
+    """Returns the weight map of Llama-like checkpoints, with separate tensors for queries, keys and values."""
     return decoder_weights(config, names, partial(_attention_targets, config, names))
 
 
@@ -311,7 +311,7 @@ def decoder_weights(
     attention: Callable[[str, str], dict[str, WeightTarget]],
     rename: Callable[[str], str] = lambda name: name,
 ) -> WeightMap:
-    """Weight map of a decoder.
+    """Returns the weight map of a decoder.
 
     `attention` maps (checkpoint prefix, parameter prefix) to the targets of a layer's attention. A checkpoint may also
     hold rotary tables, and an lm_head although it is tied; both are skipped.
@@ -360,7 +360,7 @@ def _attention_targets(
 def _moe_targets(
     mixture: MoEConfig, names: TensorNames, checkpoint_prefix: str, prefix: str
 ) -> dict[str, WeightTarget]:
-    """Router, experts one by one, shared experts."""
+    """Returns the targets of the router, of each expert, and of the shared experts."""
     slots = {f"{checkpoint_prefix}{names.router}.weight": WeightTarget(f"{prefix}gate.weight")}
     if mixture.router_bias:
         slots[f"{checkpoint_prefix}{names.router_bias}"] = WeightTarget(f"{prefix}gate.bias")
@@ -379,8 +379,9 @@ def _moe_targets(
 
 
 def _fused_expert_targets(mixture: MoEConfig, checkpoint_prefix: str, prefix: str) -> dict[str, Fused]:
-    """The same experts as stacked tensors [experts, out, in], without `.weight`: three, or two with gate rows before
-    up rows.
+    """Returns the targets of experts that a checkpoint stores as stacked tensors [experts, out, in], without `.weight`.
+
+    A checkpoint has three of these tensors, or two: gate_up_proj, with the gate rows before the up rows, and down_proj.
     """
     width, every = mixture.width, slice(None)
     slots = {
@@ -408,7 +409,7 @@ def _fused_expert_targets(mixture: MoEConfig, checkpoint_prefix: str, prefix: st
 def mlp_targets(
     checkpoint_prefix: str, prefix: str, width: int, names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
 ) -> dict[str, WeightTarget]:
-    """Targets of gate, up and down, called `names`, of an MLP without biases; gate and up are one parameter."""
+    """Returns the targets of gate, up and down (`names`) of an MLP without biases. Gate and up are one parameter."""
     gate, up, down = (f"{checkpoint_prefix}{name}.weight" for name in names)
     return {
         gate: WeightTarget(f"{prefix}gate_up_proj.weight", (slice(0, width),)),
@@ -418,7 +419,7 @@ def mlp_targets(
 
 
 def _unit_columns(head: torch.Tensor) -> torch.Tensor:
-    """[vocab, hidden], every column normalized to length 1."""
+    """Returns `head` [vocab, hidden] with every column normalized to length 1."""
     return F.normalize(head.to(wide(head.dtype)), dim=0, eps=1e-7)
 
 

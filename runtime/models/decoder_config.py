@@ -53,7 +53,7 @@ def rotary(config: Mapping[str, Any], head_dim: int, *, yarn: bool = False) -> R
         outer, inner = config.get(field), nested.get(field)
         if outer is None or inner is None or outer == inner:
             continue
-        if name == SCALING and not is_yarn:  # which transformers 4 does not read if it scales nothing
+        if name == SCALING and not is_yarn:  # transformers 4 ignores the object if it scales nothing
             log.warning("config.json: %s %r of %s ignored: the config's own is %r", field, inner, name, outer)
         else:
             raise ConfigError(f"config.json: {field} {outer!r} contradicts {name}, which says {inner!r}")

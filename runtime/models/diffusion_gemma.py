@@ -315,8 +315,10 @@ class SelfAttention(nn.Module):
 
 
 class Experts(nn.Module):
-    """Router and experts, with separate norms. The router takes rows under a norm without weights (`router_input`), or
-    unnormed rows with the norm's factors; the norm's scale is folded into the router's weight.
+    """Router and experts, with separate norms.
+
+    The input of the router is either rows under a norm without weights (`router_input`), or unnormed rows with the
+    factors of that norm. The scale of the norm is folded into the router's weight.
     """
 
     __call__: ForwardCall[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -344,8 +346,9 @@ class Experts(nn.Module):
         return self.group.all_reduce_out(self.kernels.moe(normed, ids, weights, gate_up, down, None, GELU, out))
 
     def choices(self, norms: NormOutputs, sandwich_norms: SandwichNormOps) -> torch.Tensor | TopKOutputs:
-        """Returns the outputs of each row's experts, to be summed by `sandwich_norms`; with tensor parallelism their
-        sum.
+        """Returns the outputs of each row's experts, which `sandwich_norms` sums.
+
+        With tensor parallelism, returns their sum, after the all-reduce.
         """
         if not self.group.is_single:
             return self(norms.total, norms.experts, norms.factor)
@@ -427,7 +430,10 @@ class SelfConditioning(nn.Module):
         self.post_norm = RMSNorm(factory, config.hidden, config.eps, weighted=False)
 
     def forward(self, x: torch.Tensor, signal: torch.Tensor | None) -> torch.Tensor:
-        """[rows, hidden]; a row whose signal is 0, as all are without one, is in its first step."""
+        """Returns the conditioned embeddings, [rows, hidden].
+
+        `signal` [rows, hidden] is 0 for rows in their first step; None if all are.
+        """
         return self.post_norm(x if signal is None else x + self.mlp(self.pre_norm(signal)))
 
 
@@ -462,7 +468,7 @@ class DiffusionGemma(nn.Module):
         self.vocab_shard = self.embed_tokens.vocab_shard
         self.self_conditioning = SelfConditioning(factory, config)
         self.layers = nn.ModuleList(DecoderLayer(factory, config, index) for index in range(len(config.layers)))
-        self.scales = factory.parameter(len(config.layers), 2)  # of committed and of editable rows
+        self.scales = factory.parameter(len(config.layers), 2)  # scales of committed and of editable rows
         self.norm = RMSNorm(factory, config.hidden, config.eps)
         self.lm_head = SoftcapLMHead(self.embed_tokens.weight, factory.kernels, config.cap)
 
@@ -472,8 +478,10 @@ class DiffusionGemma(nn.Module):
 
     @torch.inference_mode()
     def compute_self_conditioning(self, probs: torch.Tensor, divisor: torch.Tensor | None = None) -> torch.Tensor:
-        """[n, local ids] -> [n, hidden]: the mean embedding under each distribution. See
-        ``kernels.weighted_embedding``.
+        """Returns the mean embedding under each distribution, [n, hidden]. See ``kernels.weighted_embedding``.
+
+        Args:
+            probs: [n, local ids].
         """
         return self.embed_tokens.soft_embedding(probs, divisor) * self.embed_scale
 
@@ -500,7 +508,7 @@ class DiffusionGemma(nn.Module):
 
 
 def generation(config: Mapping[str, Any]) -> dict[str, Value]:
-    """The published generation's settings, by the names of our fields."""
+    """Returns the defaults of decoding fields from generation_config.json. Raises ConfigError if it is invalid."""
     fields = ConfigReader(config, "generation_config.json")
     found: dict[str, Value] = {}
     for name in ("t_min", "t_max", "confidence_threshold"):

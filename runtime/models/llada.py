@@ -128,7 +128,7 @@ def detect(config: Mapping[str, Any]) -> bool:
 
 
 def model_info(config: DecoderConfig) -> ModelInfo:
-    """Every text of the training begins with a token that the published config does not name."""
+    """Returns the model info. All training texts begin with the BOS token, which the published config does not name."""
     known = BOS if config.vocab_size > BOS else None
     return replace(config, bos_id=known if config.bos_id is None else config.bos_id)
 

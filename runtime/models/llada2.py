@@ -112,7 +112,7 @@ def _grouped(fields: ConfigReader, experts: int) -> RoutingConfig:
 
 
 def _pooled(fields: ConfigReader, experts: int) -> RoutingConfig:
-    """Routing with an expert pool; groups are not used, and routing blocks are the config's blocks."""
+    """Returns the routing with an expert pool per block of the config. It does not use groups."""
     top_k, capacity = fields.integer("num_experts_per_tok"), fields.integer("expert_capacity")
     if not top_k <= capacity <= experts:
         raise ConfigError(

@@ -20,7 +20,7 @@ def detect(config: Mapping[str, Any]) -> bool:
 
 
 def model_info(config: DecoderConfig) -> ModelInfo:
-    """A decoded block has one or more blocks of the config, which are routing blocks."""
+    """Returns the model info. Decoding blocks are multiples of the config's block, which is the routing block."""
     return replace(config, block_multiple=config.block_size)
 
 

@@ -28,7 +28,7 @@ NAMES = TensorNames(router_bias="mlp.expert_bias", shared="shared_expert")
 
 
 def detect(config: Mapping[str, Any]) -> bool:
-    """The model type of the published checkpoints is LLaDA's. Another distribution writes "lladamoe"."""
+    """Detects LLaDA-MoE. The published checkpoints have LLaDA's model type; another distribution has "lladamoe"."""
     kind = config.get("model_type")
     return kind == "lladamoe" or (kind == "llada" and "LLaDAMoEModelLM" in architectures(config))
 
