@@ -10,9 +10,9 @@ import time
 from runtime.errors import ConfigError
 
 MIN_KEY_CHARACTERS = 16  # shorter keys can be guessed, or are the beginning of a key that is being written
-KEY_FILE_BYTES = 1 << 20  # of a file of keys
-SETTLE_SECONDS = 1.0  # unchanged for this time, a file is complete
-_TRIES = 10  # at start, of SETTLE_SECONDS each
+KEY_FILE_BYTES = 1 << 20  # maximum size of a key file
+SETTLE_SECONDS = 1.0  # a file that did not change for this time is complete
+_TRIES = 10  # attempts at start; each waits SETTLE_SECONDS
 
 Stamp = tuple[int, int, int, int]  # changes with every write of a file
 

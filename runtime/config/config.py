@@ -80,7 +80,7 @@ class EngineConfig:
     device: Literal["cuda", "cpu"] | None = _parallel(
         "device of the model; default: cuda if a GPU is usable, else cpu", common=True
     )
-    # float64: tests, through Python only
+    # float64 is for tests; only the Python API accepts it.
     dtype: Literal["bfloat16", "float16", "float32", "float64"] | None = _model(
         "data type of weights and KV cache; default: bfloat16 on cuda, float32 on cpu",
         choices=("bfloat16", "float16", "float32"),
@@ -152,7 +152,7 @@ class EngineConfig:
     max_lora_rank: int | None = _adapters(
         "maximum rank of an adapter; default: the largest of --lora, at least 16", low=1, high=512
     )
-    # decoding defaults of the server; None: the family's, else those of docs/guide/decoding.md
+    # Decoding defaults of the server. None: the default of the family, else that of docs/guide/decoding.md.
     add_block_threshold: float | None = _fraction(
         "progress of the newest block at which the next block opens; default: 0.1"
     )
@@ -358,7 +358,8 @@ class ServerConfig:
         "profiler of POST /start_profile and /stop_profile, which return 409 without it; requires --torch-profiler-dir"
     )
     torch_profiler_dir: str | None = _server("directory of the profiler's traces, one file per backend", metavar="DIR")
-    keys_in_file: tuple[str, ...] = field(default=(), repr=False)  # at start; without keys and file, clients need none
+    # Keys of --api-key-file at start. Without --api-key and --api-key-file, clients need no key.
+    keys_in_file: tuple[str, ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = field(default=(), compare=False)  # messages for the log at start
 
     def __post_init__(self) -> None:

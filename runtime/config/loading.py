@@ -223,7 +223,7 @@ def _build(sources: Mapping[str, tuple[Any, str]]) -> ServerConfig:
     values["notes"] = tuple(notes)
     later = values["lora_config"] is not None or values["lora_routes"]
     if later and not values["lora"] and values["max_loras"] is None:
-        values["max_loras"] = DEFAULT_MAX_LORAS  # room for those that come while it serves
+        values["max_loras"] = DEFAULT_MAX_LORAS  # slots for adapters that are loaded while the server runs
     engine = EngineConfig(**{f.name: values[f.name] for f in dataclasses.fields(EngineConfig) if f.name in values})
     own = {f.name: values[f.name] for f in dataclasses.fields(ServerConfig) if f.name in values}
     config = ServerConfig(engine=engine, **own)

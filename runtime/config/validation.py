@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from runtime.config.config import EngineConfig
 
 DEFAULT_MAX_LORAS = 8  # slots of a server whose adapters are loaded later
-MAX_NAME_CHARS = 200  # characters
+MAX_NAME_CHARS = 200
 _ROUNDED = "are rounded may depend on how many rows there are"
 
 

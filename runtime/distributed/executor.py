@@ -238,7 +238,7 @@ class DistributedRunner:
         local.notify_ranks = lambda rows: executor.broadcast(rpc.FetchRows(rows))
         self.overlaps = local.overlaps
         self._step_guard = executor.step_guard()
-        self._last_plan: StepPlan | None = None  # whose layout the other ranks have
+        self._last_plan: StepPlan | None = None  # the other ranks have its layout
 
     @contextmanager
     def step_context(self) -> Iterator[None]:

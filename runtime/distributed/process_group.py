@@ -23,7 +23,7 @@ from runtime.distributed.address import create_listener
 MIN_BYTES = 1 << 20  # minimum size of a buffer
 NUM_BUFFERS = 2  # buffers per size: one more all-reduce may run before the result of an all-reduce is read
 RELEASE_SECONDS = 10.0  # maximum duration of `SymmetricMemoryAllReduce.release`
-IDLE_SECONDS = 0.25  # if the device is idle for this time, no kernel waits for a lost rank any more
+IDLE_SECONDS = 0.25  # after the device was idle for this time, no kernel waits for a lost rank
 log = logging.getLogger(__name__)
 
 

@@ -61,7 +61,7 @@ class WorkerLoRABackend:
 
     def __init__(self, weights: LoRAWeights) -> None:
         self.weights = weights
-        self.pairs: dict[str, LoRAPair] = {}  # of the adapter that is being received
+        self.pairs: dict[str, LoRAPair] = {}  # pairs of the adapter that is being received
 
     def apply(self, message: rpc.AdapterPair | rpc.AddAdapter | rpc.DropAdapter | rpc.PutAdapter) -> None:
         match message:

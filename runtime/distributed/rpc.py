@@ -245,7 +245,7 @@ class RpcConnection:
     def wait_closed(self) -> None:
         """Returns when the peer has closed the connection. It reads no data."""
         poller = select.poll()
-        poller.register(self.socket, select.POLLRDHUP)  # and errors, which poll always returns
+        poller.register(self.socket, select.POLLRDHUP)  # poll also returns errors, without a flag
         poller.poll()
 
     def close(self) -> None:

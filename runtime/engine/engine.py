@@ -52,9 +52,9 @@ class Engine:
         self.grammar_queue = GrammarQueue(self.scheduler, grammars)
         self._launched: list[ScheduledRequest] | None = None  # the batch of a step whose forward was launched early
         self._has_pending_commands: Callable[[], bool] = bool
-        self._requests: dict[str, Request] = {}  # without finished ones
+        self._requests: dict[str, Request] = {}  # unfinished requests by id
         self._failed_outputs: list[EngineOutput] = []  # of requests that ended with an error
-        self._on_outputs: Callable[[], object] = bool  # the overlap callback; by default one without effect
+        self._on_outputs: Callable[[], object] = bool  # the overlap callback; the default has no effect
         self._num_arrivals = 0
         self._last_step_end = 0.0  # time.perf_counter()
         self._closed = False
@@ -98,7 +98,7 @@ class Engine:
         request = self._requests.pop(request_id, None)
         if request is not None:
             self.grammar_queue.remove(request)
-        self._output_processor.discard(request_id)  # also a finished one, as its id may be reused
+        self._output_processor.discard(request_id)  # also if it is finished, because its id may be reused
         self._failed_outputs = [output for output in self._failed_outputs if output.id != request_id]
 
     def unload_adapter(self, name: str) -> bool:
@@ -154,12 +154,12 @@ class Engine:
             plan = self.input_builder.replan(batch) if launched else self.input_builder.plan(batch)
             with runner.step_context():
                 runner.launch_forward(plan)  # no launch if it was launched in the previous step
-                outputs.finish_deferred()  # of the previous step
+                outputs.finish_deferred()  # the output of the previous step
                 blocks = self.input_builder.blocks(batch)
                 if blocks is not None and runner.must_split(blocks):
                     blocks = self.input_builder.split(blocks, batch)
                 runner.launch_sampling(blocks)
-                self._on_outputs()  # of the previous step
+                self._on_outputs()  # outputs of the previous step
                 if runner.wait() and self._may_launch_next(batch):
                     runner.launch_next()
                     self._launched = batch

@@ -192,7 +192,7 @@ class PageTable:
         self.version += 1
         n = self._pages_per_group
         if n == 1:
-            for i, page_group in enumerate(page_groups, at):  # usually one: a slice would take ten times as long
+            for i, page_group in enumerate(page_groups, at):  # usually one; a slice assignment takes ten times as long
                 self._pages[row, i] = page_group
             return
         pages = np.array(page_groups, dtype=np.int32)[:, None] * n + np.arange(n, dtype=np.int32)
@@ -253,7 +253,7 @@ class PrefillDeduplicator:
         self.table.write(request.req_slot, n, [page_group])
         request.num_computed_tokens = (n + 1) * self.cache.page_group_size
         request.num_cached_page_groups = n + 1
-        if not request.preempted:  # it would be counted twice: what was computed, or found, before is found again
+        if not request.preempted:  # a preempted request had found or computed these tokens before
             assert request.cached_tokens is not None
             request.cached_tokens += self.cache.page_group_size
             self.num_adopted_tokens += self.cache.page_group_size

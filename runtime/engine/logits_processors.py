@@ -76,7 +76,7 @@ class LogitsProcessorState:
             min_tokens[ids.searchsorted(self._end_ids)] = params.min_tokens
         self._adjustments = TokenAdjustments(ids, repetition_counts, output_counts, bias, min_tokens)
         self._is_static = np.ones(len(ids), dtype=np.bool_)  # [ids], of the prompt, the bias or min_tokens
-        self._output = ids[:0]  # of the last call
+        self._output = ids[:0]  # argument of the last call of `adjustments`
 
     def adjustments(self, output: Ints) -> TokenAdjustments:
         """Returns the adjustments for a step. Later calls do not change them.
@@ -161,7 +161,7 @@ def make_logits_processor_batch(
 
     def stacked(name: str) -> np.ndarray:
         parts = [getattr(each, name) for _, each in adjustments]
-        # a repeated id changes nothing; nor does id 0 with zero adjustments
+        # Padding repeats the last id, or is id 0 with zero adjustments. Neither changes a logit.
         return np.stack([_pad(part, max_ids, part[-1] if len(part) else 0) for part in parts])
 
     return LogitsProcessorBatch(

@@ -231,7 +231,7 @@ class LoRASetup:
             bank.check(adapter)
             adapters.load(name, adapter)
         for name in adapters.available[:max_loras]:
-            adapters.activate(name)  # before the KV pool takes the remaining memory
+            adapters.activate(name)  # allocates its memory before the KV pool takes the rest
         return adapters
 
 

@@ -42,13 +42,13 @@ class OutputProcessor:
         self.strategy = strategy
         self.scheduler = scheduler
         self.updated_requests: dict[Request, None] = {}
-        self._uncached: list[Request] = []  # with final page groups that are not cached yet
+        self._uncached: list[Request] = []  # requests with final page groups that are not cached yet
         self._stats = stats
         self._step_stats = step_stats
         self._unfinished = unfinished
         self._fail_request = fail_request
-        self._deferred: list[tuple[ScheduledRequest, int]] = []  # with the index of its block in `_results`
-        self._results = NO_RESULTS  # of the last step
+        self._deferred: list[tuple[ScheduledRequest, int]] = []  # each with the index of its block in `_results`
+        self._results = NO_RESULTS  # results of the last step
 
     def update_from_output(self, batch: list[ScheduledRequest], results: BlockResults) -> None:
         """Applies the results of a step.
@@ -115,7 +115,7 @@ class OutputProcessor:
         elif num_computed < num_final:
             if request.prefilling:
                 stats.forwards_prefill += 1
-                if not request.nfe and request.queue_seconds is not None:  # else it was preempted
+                if not request.nfe and request.queue_seconds is not None:  # otherwise this prefill follows a preemption
                     request.prefill_seconds = time.perf_counter() - request.arrival_time - request.queue_seconds
             elif not scheduled.is_denoise_step:
                 stats.forwards_commit += 1
@@ -130,7 +130,7 @@ class OutputProcessor:
             else:
                 self._uncached.append(request)
         if request.finish_reason is not None:
-            if span is not None:  # the step that finished it
+            if span is not None:  # this step finished the request; later ones only write K/V for the prefix cache
                 del self._unfinished[request.spec.id]
             if request.num_computed_tokens >= request.num_final_tokens:
                 self.scheduler.release(request)

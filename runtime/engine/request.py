@@ -130,7 +130,7 @@ class Request:
         hit_eos: an end-of-sequence id or a stop token, which is not part of the output, ended it.
         eos_generated: some block had `has_eos` at some step.
         streams_updates: return an output after each step. stream_steps: with the content of the open blocks.
-        finish_reason: why the output ended. None: it has not; a request that failed or was aborted has none either.
+        finish_reason: why the output ended. None: it has not ended, or the request failed or was aborted.
         last_step_event: first position, token ids and masked offsets of the last denoise event.
         values: values of the decoding fields, by name.
         exclusive_batch: run in batches without other requests.

@@ -280,7 +280,7 @@ class GrammarQueue:
         return failed
 
     def remove(self, request: Request) -> None:
-        """Removes a request in any state and frees all that it holds."""
+        """Removes a request in any state and frees its resources."""
         if self.compiling is None or self.compiling.cancel(request.spec.id) is None:
             if request.constraint is None and request.spec.grammar:
                 return  # it was not submitted

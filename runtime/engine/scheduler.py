@@ -64,9 +64,9 @@ class Scheduler:
         self.waiting = FairQueue()
         self.running: list[Request] = []
         self.preemptions = 0
-        self._num_prefix_hit_tokens = 0  # at admission
+        self._num_prefix_hit_tokens = 0  # found at admission; `prefill_deduplicator` counts those found later
         self._step = 0
-        self._budget_exhausted = False  # in the last step, for some request
+        self._budget_exhausted = False  # the last step had no budget left for some request
         self._deferred_exclusive: Request | None = None  # the last batch had other requests; it runs alone
         self._failed_admission: tuple[int, int] | None = None  # arrival index, and available page groups
 
@@ -238,7 +238,7 @@ class Scheduler:
                     return
                 continue
             if self._failed_admission == (request.arrival_index, self.cache.num_available):
-                return  # as many page groups are available as when it failed
+                return  # as many page groups are available as when its admission failed
             try:
                 self.lora_manager.activate(request.adapter)
             except Exception as error:
@@ -274,7 +274,7 @@ class Scheduler:
         """Preempts a request for a waiting one whose group has no running request, see ``FairQueue.may_preempt``."""
         tenant_running, group_running = self.waiting.running_counts(request)
         if group_running or tenant_running == len(self.running) == self.waiting.num_competing:
-            return False  # its group runs already, or only its tenant runs, one request per group
+            return False  # its group runs already, or all running requests are of its tenant, one per group
         victim = self._preemption_victim()
         if victim.finished or not self.waiting.may_preempt(request, victim):
             return False  # a finished request leaves after this step
@@ -312,7 +312,7 @@ class Scheduler:
             request.num_cached_page_groups = computed
 
     def release(self, request: Request) -> None:
-        """Removes a request in any state and frees all that it holds."""
+        """Removes a request in any state and frees its pages, its page table row and its adapter."""
         if request.status is Status.RUNNING:
             self._free(request)
             self.waiting.end(request)

@@ -64,7 +64,7 @@ def load_engine(
     strategy = _strategy(config, family, context)
     free_at_start = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     with contextlib.closing(KernelCompiler(device)) as compiler:
-        if config.compile_mode is None:  # else `build_model_runner` does not use it
+        if config.compile_mode is None:  # `build_model_runner` does not use the compiler with torch.compile
             compiler.start()
         ids = resolve_token_ids(
             checkpoint, family, facts, mask_token_id=config.mask_token_id, eos_token_ids=config.eos_token_ids,
@@ -160,7 +160,7 @@ def _dtype(config: EngineConfig) -> torch.dtype:
 
 @dataclass(frozen=True)
 class _Source:
-    """A checkpoint and what it says about its model."""
+    """A checkpoint, its family, and the properties of its model."""
 
     checkpoint: Checkpoint
     family: ModelFamily[Any]

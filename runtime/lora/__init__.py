@@ -1,1 +1,1 @@
-"""LoRA adapters in PEFT's format: configuration, checkpoints, weights beside a model, and merged weights."""
+"""LoRA adapters in PEFT's format: configuration, checkpoints, unmerged weights and merged weights."""

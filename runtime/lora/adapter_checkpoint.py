@@ -27,7 +27,7 @@ from runtime.weights.loader import meta_model
 
 CONFIG_FILE = "adapter_config.json"
 MAX_RANK = 4096
-MAX_PATTERN_CHARS = 1000  # characters of a regular expression, which is untrusted
+MAX_PATTERN_CHARS = 1000  # limit for regular expressions of an adapter, which are untrusted
 
 ALL_LINEAR = "all-linear"
 # Fields about training, or that repeat what the tensors and the model state.
@@ -358,9 +358,9 @@ def _pairs(path: Path, handle: TensorFile, config: PeftConfig, base: BaseModelIn
 
 
 def _modules(handle: TensorFile) -> dict[str, dict[str, str]]:
-    """Returns module -> "A" and "B" -> the tensor's name."""
+    """Returns the names of the tensors by module and half, "A" or "B"."""
     modules: dict[str, dict[str, str]] = {}
-    for name in handle.keys():  # noqa: SIM118  # no dict
+    for name in handle.keys():  # noqa: SIM118  # the handle is not a dict
         match = _NAME.fullmatch(name)
         if match is None:
             raise ConfigError(f"tensor {name!r} is not half of a LoRA pair; only LoRA adapters are supported")

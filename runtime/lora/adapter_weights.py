@@ -93,13 +93,13 @@ class LoRAWeights:
 
     @torch.inference_mode()
     def put(self, slot: int, name: str) -> None:
-        """Copies an adapter into a slot of the device, replacing what was there."""
+        """Copies an adapter into a slot of the device, and replaces the previous adapter of the slot."""
         pairs: Mapping[str, Pairs] = self._pairs[name]
         for path, weight in self.weights.items():
             weight.load_adapter(slot, pairs.get(path, {}))
 
     def _stack_bytes(self, adapter: Adapter) -> int:
-        """Returns the bytes of a slot's separate allocations, those of experts."""
+        """Returns an upper bound of the bytes that a slot allocates for the adapter: those of its expert stacks."""
         changed = {pair.slot.param for pair in adapter.pairs.values()}
         return sum(self.weights[path].max_adapter_bytes(adapter.rank) for path in changed)
 

@@ -32,7 +32,7 @@ class QuantizedWeight(Weight):
         interleaved: gate and up rows are interleaved (``kernels/activation.py``).
     """
 
-    __slots__ = ("kernel_arg",)  # as `UnquantizedWeight.tensor`
+    __slots__ = ("kernel_arg",)  # an attribute, like `UnquantizedWeight.tensor`
     kernel_arg: Any
     group_size: int | None = None
 
@@ -53,7 +53,10 @@ class QuantizedWeight(Weight):
         """
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns outputs in the order of a checkpoint; the format's kernels keep interleaved outputs interleaved."""
+        """Returns outputs in the order of a checkpoint.
+
+        The format's own kernel would return the outputs of an interleaved weight interleaved.
+        """
         return super().matmul(x, bias) if self.interleaved else self.linear(x, self.kernel_arg, bias)
 
     @property
@@ -71,7 +74,7 @@ class QuantizedWeight(Weight):
         return tensor.numel()
 
     def _load_rows(self, at: tuple[int, ...], rows: range, inputs: range, source: torch.Tensor) -> None:
-        """Quantizes `source` [len(rows), len(inputs)] to its place in the matrix `at` of the stack."""
+        """Quantizes `source` [len(rows), len(inputs)] and stores it in matrix `at` of the stack."""
         codes, scales = self.columns(inputs)
         stored = self.kernel_arg.values[at][:, codes], self.kernel_arg.scales[at][..., scales]
         result = self.pack(source.to(stored[0].device))
@@ -89,7 +92,7 @@ class QuantizedWeight(Weight):
         )
 
     def _store_quantized(self, part: WeightSlice, packed: QuantizedTensor) -> int:
-        """Stores a slice of what this rank stores."""
+        """Stores a slice of the part of the weight that this rank stores."""
         if type(packed) is not type(self.kernel_arg) or packed.values.dtype != self.kernel_arg.values.dtype:
             raise AssertionError(f"{type(packed).__name__} of {packed.values.dtype} is no such format")
         if packed.scales.shape[1:] != self.kernel_arg.scales.shape[len(self.shape) - 1 :]:

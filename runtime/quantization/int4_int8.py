@@ -49,7 +49,8 @@ def _check(device: torch.device, dtype: torch.dtype) -> None:
 
 register_format(WeightFormat("int8", partial(GroupQuantizedWeight, code_dtype=torch.int8), _check))
 register_format(WeightFormat("int4", partial(GroupQuantizedWeight, code_dtype=torch.uint8, group_size=GROUP), _check))
-# Formats of quantized checkpoints. Weights that a checkpoint changes after loading are requantized to them.
+# Formats of quantized checkpoints. If a transform, such as a merged adapter, changes a weight while it is loaded, the
+# weight is quantized to the same format again.
 register_format(WeightFormat("int4_64", partial(GroupQuantizedWeight, code_dtype=torch.uint8, group_size=64), _check))
 register_format(WeightFormat("int4_32", partial(GroupQuantizedWeight, code_dtype=torch.uint8, group_size=32), _check))
 _make_blocks = partial(GroupQuantizedWeight, code_dtype=quantized_tensor.E4M3, group_size=GROUP)

@@ -22,8 +22,10 @@ from runtime.worker.host_buffers import ArraySpecs
 from runtime.worker.input_batch import AlgorithmDescriptor, Arrays, ForwardDescriptor, SampleDescriptor
 
 MIN_PREFILL_FILL = 15 / 16  # a step is padded to the prefill size only if it fills at least this fraction of it
-SAMPLED_ROWS_MULTIPLE = 16  # sampled rows are padded to a multiple of this,
-SAMPLED_ROWS_STEPS = 8  # and of this fraction of the positions of their blocks
+# Sampled rows are padded to a multiple of a step: the number of positions of their blocks, divided by
+# SAMPLED_ROWS_STEPS and rounded up to a multiple of SAMPLED_ROWS_MULTIPLE.
+SAMPLED_ROWS_MULTIPLE = 16
+SAMPLED_ROWS_STEPS = 8
 MIN_HISTORY_LEN = 8  # smallest padded history of an algorithm
 
 Views = dict[str, npt.NDArray[Any]]
@@ -99,7 +101,7 @@ class CaptureSizes:
 
     @cached_property
     def tiles(self) -> list[int]:
-        """Tile heights: for steps that denoise one block per request, that also commit one, and for all others."""
+        """Tile heights: for steps with one block per request, with two (denoised and committed), and for all others."""
         return sorted({min(rows, MAX_TILE_ROWS) for rows in (self.block_size, 2 * self.block_size, MAX_TILE_ROWS)})
 
     def forward_descriptors(self) -> list[ForwardDescriptor]:
@@ -164,7 +166,7 @@ class CaptureSizes:
         pieces = -(-self.block_size // tile_rows)
         return min(blocks * pieces, self.max_num_reqs + blocks * self.block_size // tile_rows) + 1
 
-    @cache  # noqa: B019  # there is one for the process's life
+    @cache  # noqa: B019  # one instance lives as long as the process
     def _forward(self, blocks: int, tile: int) -> ForwardDescriptor:
         return ForwardDescriptor(
             rows=blocks * self.block_size,
@@ -180,7 +182,7 @@ class CaptureSizes:
         """Returns the padded descriptor of sampling, with at least one padding block; None if there are too many."""
         if descriptor.blocks > self._sample_sizes[-1]:
             return None
-        # where requests choose their blocks they may be larger
+        # A request that sets its block size may have larger blocks.
         size = -(-descriptor.size // self.block_size) * self.block_size
         return SampleDescriptor(
             blocks=_round_up(descriptor.blocks, self._sample_sizes) + 1,

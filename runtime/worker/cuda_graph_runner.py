@@ -62,7 +62,8 @@ class GraphCapturer:
         self.device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(self._stream):  # libraries allocate their workspace per stream: here, outside the pool
+        # Libraries allocate a workspace per stream. The GEMM allocates it now, outside the pool of the graphs.
+        with torch.cuda.stream(self._stream):
             some = torch.ones(16, 16, device=device)
             torch.mm(some, some)
         torch.cuda.synchronize(device)
@@ -127,7 +128,7 @@ class LockstepCapturer:
             log.warning("CUDA graph capture failed on this rank, which runs this shape eagerly", exc_info=True)
         if buffer is None:
             return work
-        buffer.num_puts = 2 * after - before  # as on ranks that have captured the work
+        buffer.num_puts = 2 * after - before  # after two runs, as on ranks that captured the work
         num_sizes = len(buffer.buffers)
 
         def replay() -> None:
@@ -182,14 +183,14 @@ class CudaGraphRunner(ModelRunner):
         self._num_uses: Counter[Hashable] = Counter()  # number of steps that needed a graph that is not captured
         self._pending: dict[ForwardDescriptor | SampleDescriptor, None] = {}  # see `capture_later`, in this order
         self._may_capture = True  # no step is delayed by more than one capture
-        self._plan: StepPlan | None = None  # of the current step
-        self._eager_reason: EagerReason | None = None  # why its forward ran eagerly; None: it was replayed
-        self._last_layout: BatchLayout | None = None  # of the last forward, if it was replayed
+        self._plan: StepPlan | None = None  # plan of the current step
+        self._eager_reason: EagerReason | None = None  # why the step's forward ran eagerly; None: it was replayed
+        self._last_layout: BatchLayout | None = None  # layout of the last forward, if it was replayed
         self._last_graph: CapturedGraph | None = None  # the graph of that forward, which holds its inputs
-        self._last_conditioned: SelfConditioningRows | None = None  # of that forward
+        self._last_conditioned: SelfConditioningRows | None = None  # self-conditioning rows of that forward
         self._static_hidden_states: torch.Tensor | None = None  # of the last replayed forward, [max rows, hidden]
-        self._sample_graph: CapturedGraph | None = None  # of the current step, if its sampling was replayed
-        self._launched_tokens: Ints | None = None  # of the next step, if its forward was launched already
+        self._sample_graph: CapturedGraph | None = None  # graph of the current step's sampling, if it was replayed
+        self._launched_tokens: Ints | None = None  # tokens of the next step, if its forward was launched already
         self.next_tokens_fn = next_tokens  # benchmarks replace it to repeat a step
         largest = BufferLayout(forward_buffer_specs(sizes.forward_descriptors()[0], sizes.block_size)).nbytes
         self._forward_memory, self._sample_memory, self._output_memory = (

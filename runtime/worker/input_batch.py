@@ -256,10 +256,10 @@ class InputBuilder:
         self.table = table
         self.lora_manager = lora_manager or LoRAManager()
         self.strategy = strategy
-        self._layout: BatchLayout | None = None  # of the last step
-        self._cache_key: list[int] = []  # all values that determine it
+        self._layout: BatchLayout | None = None  # layout of the last step
+        self._cache_key: list[int] = []  # all values that determine the layout
         self._batch: list[ScheduledRequest] = []
-        self._offsets: list[int] = []  # added to a position of each scheduled request, gives its row
+        self._offsets: list[int] = []  # per scheduled request: row = position + offset
         self._has_soft_embeddings = self._has_self_conditioning = False
 
     def plan(self, batch: list[ScheduledRequest]) -> StepPlan:
@@ -341,7 +341,7 @@ def _plan_blocks(batch: list[ScheduledRequest], offsets: list[int]) -> DenoiseBl
     """Returns the blocks to sample; None if there are none.
 
     Args:
-        offsets: added to a position of each scheduled request, gives its row.
+        offsets: one per scheduled request; the row of a position is the position plus the offset.
     """
     blocks: list[Block] = []
     owners: list[Request] = []
@@ -420,7 +420,7 @@ def _pad_and_stack(parts: list[np.ndarray], size: int) -> np.ndarray:
 
 
 def _concat(parts: list[np.ndarray]) -> np.ndarray:
-    """Same as ``np.concatenate`` for contiguous arrays of one dtype, in a third of the time."""
+    """Does the same as ``np.concatenate`` for contiguous arrays of one dtype, in a third of the time."""
     return np.frombuffer(bytearray().join(cast("list[bytearray]", parts)), dtype=parts[0].dtype)  # arrays are buffers
 
 

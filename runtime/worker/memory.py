@@ -125,7 +125,7 @@ def build_model_runner(
         return runner
 
     pages, on_cuda = config.num_pages, device.type == "cuda"
-    # a recording would run torch.compile a second time
+    # The compiler records the kernels in an extra run, which would run torch.compile a second time.
     compiler = rank.compiler if on_cuda and config.compile_mode is None else None
     kernels = _Kernels(lambda: make(needed), run_warm_up, info, rank.group, compiler)
     if pages is None and on_cuda:
@@ -174,7 +174,8 @@ class _Kernels:
     def compiled_before(self, work: Callable[[], T]) -> T:
         """Compiles missing kernels, runs `work`, which warms up a runner, and returns its result.
 
-        A start compiles the kernels of `work` and of the graphs. A cache with all of the former has the latter too.
+        Each start compiles the kernels of both `work` and the CUDA graphs. Therefore, a cache that has all kernels of
+        `work` has those of the graphs too.
         """
         if self.compiler is None:
             return work()
@@ -199,7 +200,7 @@ class _Kernels:
         missing = compiler.missing(found)
         # Steps have collective operations, so all ranks record the same ones.
         if isinstance(runner, CudaGraphRunner) and self.group.min_across_ranks(-len(missing), runner.device):
-            compiler.submit(missing)  # meanwhile
+            compiler.submit(missing)  # compiled while the kernels of the captures are recorded
             with record_specializations() as found:
                 run_captures_eagerly(runner, self.info)
             missing = list(dict.fromkeys([*missing, *compiler.missing(found)]))

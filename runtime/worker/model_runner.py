@@ -121,16 +121,16 @@ class ModelRunner:
         self.batch_invariant = config.batch_invariant
         self.model_step = ModelStep(model, pool, config)
         self.notify_ranks: Callable[[np.ndarray], None] | None = None  # on the driver rank, see FullLogits
-        self.last_logits: FullLogits | None = None  # of the last step, for requests of the driver rank
+        self.last_logits: FullLogits | None = None  # logits of the last step, for messages of the driver rank
         self.stats = RunnerStats()
         self.timer = DeviceTimer(self.device, self.stats)
         self.h2d, self.d2h = PinnedBuffer(self.device), PinnedBuffer(self.device)
-        # of the current step
+        # State of the current step.
         self.hidden_states: torch.Tensor | None = None
         self.blocks: DenoiseBlocks | None = None
         self._launched: list[tuple[DenoiseBlocks, SampleDescriptor, SamplerOutput]] = []
-        self._outputs: list[HostOutput] = []  # of `_launched`
-        self._output_buffer = self.d2h  # through which they were copied
+        self._outputs: list[HostOutput] = []  # host outputs of `_launched`
+        self._output_buffer = self.d2h  # buffer through which `_outputs` were copied
         self._next_launched = False
 
     @property
@@ -179,7 +179,8 @@ class ModelRunner:
             for (part, descriptor, _), output in zip(launched, self._outputs, strict=True)
         ]
         results = concat_results(parts)
-        follows = self.model_step.logits_ops.is_sharded and self.notify_ranks is None  # the driver rank sends it rows
+        # The driver rank sends the rows whose logits the other ranks compute.
+        follows = self.model_step.logits_ops.is_sharded and self.notify_ranks is None
         if follows or blocks.grammar_blocks or blocks.forced_tokens or blocks.num_logprobs is not None:
             self._apply_constraints(blocks, hidden_states, results)
         return results
@@ -422,7 +423,7 @@ class DeviceTimer:
 
     def __init__(self, device: torch.device, stats: RunnerStats) -> None:
         self.stats = stats
-        self._begins: list[torch.cuda.Event] = []  # of this step and another
+        self._begins: list[torch.cuda.Event] = []  # starts of this step, and of the previous or the next one
         if device.type == "cuda":
             self._begins = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
 

@@ -445,7 +445,7 @@ class Sampler:
 
         It uses the kernel of ``kernels.topk_topp_sampling``, if there is one and no statistic needs the probabilities.
         """
-        num_random_before = 0  # in the previous groups
+        num_random_before = 0  # random rows of the previous groups
         for group in groups:
             descriptor = group.descriptor
             span = group.rows_in(part, descriptor.num_random) if descriptor.num_random else None
@@ -557,7 +557,7 @@ def to_block_results(descriptor: SampleDescriptor, output: HostOutput, members: 
             pairs = zip(output[f"ids{i}"].copy(), output[f"probs{i}"].copy(), strict=True)
             soft_tokens |= zip(mine.tolist(), pairs, strict=False)
     return BlockResults(
-        tokens=output["tokens"][:n],  # type: ignore[arg-type]  # each is of the type that it was made of
+        tokens=output["tokens"][:n],  # type: ignore[arg-type]  # HostOutput does not state the dtype of each array
         state=output["state"][:n],  # type: ignore[arg-type]
         remasked=_remasked(output, n),
         history=history,
