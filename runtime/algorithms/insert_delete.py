@@ -122,7 +122,7 @@ class InsertDelete(Edit):
 
 @dataclass(frozen=True)
 class _Past:
-    """What the history of `n` blocks says about them and their current content."""
+    """Summary of the history of `n` blocks, in relation to their current content."""
 
     steps: torch.Tensor  # int64 [n]
     post_edits: torch.Tensor  # int64 [n], steps that began without original masks
@@ -136,7 +136,7 @@ def _past(history: torch.Tensor, tokens: torch.Tensor, masked: torch.Tensor) -> 
     exists = content[:, 0] != 0
     steps = exists.sum(1)
     current = torch.where(masked, ORIGINAL_MASK, tokens + 1).double()
-    # 0: beyond the end of a smaller block
+    # A content of 0 means that the position is beyond the end of a smaller block.
     same = (content.clamp(min=ORIGINAL_MASK) == current[:, :, None]) | (content == 0)
     newest = (steps - 1).clamp(min=0)[:, None, None].expand(-1, tokens.shape[1], 1)
     original = history[..., ORIGINAL].gather(2, newest)[:, :, 0] > 0

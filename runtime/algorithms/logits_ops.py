@@ -206,11 +206,11 @@ class CompiledLogitsOps(LogitsOps):
         self._entropy_from_logits = torch.compile(super().entropy_from_logits, mode=mode, dynamic=True)
         try:
             with torch.inference_mode():
-                for rows in (1, 2):  # one row is compiled separately
+                for rows in (1, 2):  # torch.compile specializes for one row
                     logits = torch.zeros(rows, ids, dtype=dtype, device=device)
                     self.greedy(logits)
                     self.entropy_from_logits(logits)
-        except Exception as error:  # of many types: the compiler may be missing or fail
+        except Exception as error:  # many types: the compiler may be missing or fail
             message = str(error).split("\n\n")[0]  # hints for debugging torch.compile follow
             reason = " ".join(message.split())[:300] or type(error).__name__
             raise ConfigError(

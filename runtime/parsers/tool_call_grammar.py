@@ -14,7 +14,7 @@ from runtime.request.validation import refuse
 CallMode = Literal["only", "or_form", "within"]
 
 _ANY_TEXT = r"/(?s:.*)/"
-# keywords of a schema with which further arguments may be valid
+# With these keywords, a schema may allow arguments that `properties` does not list.
 _OPEN_ENDED = frozenset({"$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "propertyNames"}) | {
     "additionalProperties", "patternProperties", "unevaluatedProperties",
 }  # fmt: skip
@@ -103,7 +103,8 @@ def _calls(
     assert held.format.wraps is not None
     each = []
     total = 0
-    for where, tool in held.tools:  # checked first, so that nothing is built from schemas that are too long together
+    # The total length is checked first, so that no grammar is built from schemas that are too long together.
+    for where, tool in held.tools:
         total += check_length(tool.parameters, where)
         if total > MAX_CHARS:
             raise refuse(param, f"the schemas have {total} characters together; at most {MAX_CHARS}")

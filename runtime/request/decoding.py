@@ -107,7 +107,7 @@ def resolve_decoding(
         if name not in fields and name not in SELECTORS and name not in ENGINE_FIELDS:
             _refuse_foreign(at(name), name, value, algorithm, info)
     _check_block_length(fields_set, info, at)
-    own: dict[str, Value] = {}  # defaults in blocks, if the request sets its block size
+    own: dict[str, Value] = {}  # defaults of `per_block` fields for the block size of the request, if it sets one
     size = info.block_size
     if BLOCK_LENGTH in fields and BLOCK_LENGTH in fields_set:
         size = int(check_declared(at(BLOCK_LENGTH), fields_set[BLOCK_LENGTH], fields[BLOCK_LENGTH]))

@@ -66,12 +66,12 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     stream_mode: StreamMode = "final"
     cache_salt: str = ""
     adapter: str = ""  # name of the LoRA adapter; "": the base model
-    # for fair scheduling (request_queue.py): the client's request that this is part of, and its API key
+    # For fair scheduling (request_queue.py): the id of the client's request that this is a part of, and its API key.
     parent_id: str = ""
     tenant: str = ""
 
 
-MIN_LOGPROB = -9999.0  # of tokens with probability 0, because JSON has no -inf
+MIN_LOGPROB = -9999.0  # replaces the logprob of tokens with probability 0, because JSON has no -inf
 
 
 class TokenLogprobs(msgspec.Struct):

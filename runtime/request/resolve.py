@@ -21,7 +21,7 @@ from runtime.request.sampling_params import At, SamplingParams, check_fields
 from runtime.request.structured import grammar_of
 from runtime.request.validation import number, preview, refuse
 
-MAX_BIASED_IDS = 1024  # of a logit_bias
+MAX_BIASED_IDS = 1024  # maximum entries of a logit_bias
 MAX_BIAS = 100.0
 NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_tokens": 0}
 
@@ -117,7 +117,7 @@ def _token(key: object) -> int | None:
 
 @dataclass(frozen=True)
 class RequestContext:
-    """What a request has besides its parameters and its prompt.
+    """Context of a request in addition to its parameters and its prompt.
 
     Attributes:
         default_max_tokens: for a request without `max_tokens`, unless the strategy has a default; limited by the
@@ -298,7 +298,7 @@ def _max_tokens(requested: int | None, length: int, info: EngineInfo, default: i
     if requested > info.max_model_len:
         why = f"{requested} is more than the model's length, {info.max_model_len}; ask for less"
         raise refuse(param, why, code=TOO_LONG)
-    return min(requested, left)  # many clients send a round number, independent of the prompt
+    return min(requested, left)  # no error: many clients send a round number, independent of the prompt
 
 
 def _check_pages(positions: int, info: EngineInfo, param: str) -> None:

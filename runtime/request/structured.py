@@ -17,7 +17,7 @@ FIELD = "structured_outputs"
 FORMS = ("json", "json_object", "regex", "choice", "grammar")
 # Fields that the client of vLLM always sends; false has no effect.
 _SWITCHES = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties")
-MAX_CHARS = 2**16  # of the text of a grammar
+MAX_CHARS = 2**16  # maximum length of a grammar as text
 MAX_CHOICES = 1024
 # Keys of parts that are translated before the engine reads the grammar (``runtime.structured_output.gbnf``).
 GBNF = "gbnf_grammar"
@@ -31,7 +31,7 @@ _MARKS = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~/]")
 
 
 def path_of(constraint: object, at: str) -> str:
-    """Returns the path for errors of the form: that of the form, or the client's name of the field."""
+    """Returns the path for errors of a constraint: that of its form, or the name that the client used for the field."""
     forms = [form for form in FORMS if isinstance(constraint, Mapping) and constraint.get(form) is not None]
     return f"{at}.{forms[0]}" if at == FIELD and forms else at
 

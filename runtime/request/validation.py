@@ -16,7 +16,7 @@ def refuse(param: str, sentence: str, *, status: int = 400, code: str | None = N
 
 
 def integral(value: Any) -> Any:
-    """Returns the integer that a float such as 20.0 is; any other value unchanged."""
+    """Converts a float with an integral value, such as 20.0, to an int. Returns any other value unchanged."""
     return int(value) if type(value) is float and value.is_integer() else value
 
 

@@ -24,7 +24,7 @@ class DecodingContext:
     prefix_caching: bool
     max_model_len: int
     shift: bool = False  # logits shift: the logits of a position are those of the row before it
-    vocab_size: int = 0  # of the model, for strategies that sample noise from it
+    vocab_size: int = 0  # vocabulary size of the model, for strategies that sample noise
 
 
 class Strategy:
@@ -156,7 +156,7 @@ def max_request_len(strategy: Strategy, max_model_len: int) -> int:
 
 
 StrategyFactory = Callable[[DecodingContext], Strategy]
-# each with families that do not list it
+# Each strategy is stored with the families that it supports although they do not list it.
 _STRATEGIES: Registry[tuple[StrategyFactory, tuple[str, ...]]] = Registry("decoding strategy")
 
 

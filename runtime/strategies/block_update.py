@@ -146,7 +146,7 @@ def _find_end(request: Request) -> tuple[FinishReason, int] | None:
     cut = request.repetition_run.advance(
         request.tokens, min(request.num_stable_tokens, unmasked), spec.max_repetition_run
     )
-    if cut is None:  # tokens that may change are counted in a copy
+    if cut is None:  # a copy scans the tokens that may change, because they must not advance the state
         cut = request.repetition_run.copy().advance(request.tokens, unmasked, spec.max_repetition_run)
     return ("repetition", cut) if cut is not None else None
 

@@ -17,4 +17,4 @@ from runtime.strategies.multi_bd import MultiBlock
 @register_strategy("dmax")
 class DMax(MultiBlock):
     supports_grammar = False
-    defaults: Mapping[str, Value] = {"accept_threshold": 0.5}  # of the algorithm, instead of that of the family
+    defaults: Mapping[str, Value] = {"accept_threshold": 0.5}  # of the algorithm; it replaces that of the family

@@ -25,13 +25,13 @@ class _Job(Generic[T]):
 
 
 class GrammarCompiler(Generic[T]):
-    """Requests whose grammars are being compiled, by name. Tenants get equal time of the thread."""
+    """Compiles the grammars of requests in one thread. Tenants get equal time of the thread."""
 
     def __init__(self, grammars: GrammarCache) -> None:
         self._grammars = grammars
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._waiting: dict[str, _Job[T]] = {}
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.Lock()  # guards `_queued` and `_used`
         self._queued: dict[str, dict[str, _Job[T]]] = {}  # jobs that have not begun, by tenant and name
         self._used = ServiceTime()
 
@@ -39,11 +39,11 @@ class GrammarCompiler(Generic[T]):
         return len(self._waiting)
 
     def submit(self, name: str, item: T, text: str, tenant: str = "") -> GrammarMatcher | None:
-        """Starts a request's grammar.
+        """Returns a matcher for the grammar of a request, or queues the grammar for compilation.
 
         Args:
             name: Name of the request.
-            item: What `poll` yields for it.
+            item: Object that `poll` yields for the request.
             text: The grammar.
             tenant: API key whose time the compilation counts against.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from runtime.structured_output.keywords import TYPES, named_types
 
-MAX_ALTERNATIVES = 100  # all pairs are compared
+MAX_ALTERNATIVES = 100  # limit, because all pairs are compared
 _DEPTH = 8  # levels of references and allOf that are followed
 
 
@@ -62,7 +62,7 @@ def _lacks_required(one: _SchemaFacts, other: _SchemaFacts) -> bool:
 
 
 def _conjunction(schemas: Sequence[Any], definitions: Mapping[str, Any]) -> _SchemaFacts:
-    """Returns what every value has that fits all of the schemas."""
+    """Returns the properties of all values that fit all of the schemas."""
     found = _SchemaFacts()
     pending = [(schema, _DEPTH) for schema in schemas]
     while pending:

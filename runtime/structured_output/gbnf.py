@@ -18,7 +18,7 @@ from runtime.structured_output.patterns import Unsupported
 
 # llguidance does not tokenize forced text: a model may have one token for a colon and the space behind it.
 _UNFORCED = '%llguidance {"no_forcing": true}'
-_ONE_OF = "'coerce_one_of'"  # in the library's error for a oneOf
+_ONE_OF = "'coerce_one_of'"  # part of the library's error for a oneOf
 
 
 def translate_grammar(text: str) -> str:

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from runtime.structured_output.sandbox import GrammarSandbox
 
 MAX_CACHED = 64  # compiled grammars
-_UNSATISFIABLE = "Unsatisfiable"  # in the library's error for a schema that no value fits
-STACK_BYTES = 512 << 20  # of stack: the compiler recurses along chains of rules
+_UNSATISFIABLE = "Unsatisfiable"  # part of the library's error for a schema that no value fits
+STACK_BYTES = 512 << 20  # stack size of the compiler, which recurses along chains of rules
 QUICK_WALK_TOKENS = 4  # tokens of the quick check; a schema's first two may be a brace and a quotation mark
 WALK_TOKENS = 64  # tokens of each walk of a thorough check
 NUM_WALKS = 3  # walks of a thorough check: one takes the first allowed token, the others random ones
 WALK_SECONDS = 0.3  # CPU time per walk, some 20 times what the slowest schemas of clients take
 MAX_OVERRUN = 4096  # remembered grammars whose output exceeded its CPU time, as digests
-MAX_OVERRUN_ANSWERS = 2  # requests over their CPU time before the grammar is refused: one may have met a busy machine
+MAX_OVERRUN_ANSWERS = 2  # requests over their CPU time before the grammar is refused; one may be due to a busy machine
 OVERRUN_SECONDS = 600.0  # how long an overrun is remembered
 # Limits per grammar, so that no schema takes seconds or gigabytes: about 20 ms of lexer, 25 ms per mask, 40 MB of
 # states. Masks of the schemas that clients send need a tenth of the items
@@ -52,7 +52,7 @@ LIMITS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class _Overrun:
-    """Number of requests whose output exceeded its CPU time, the last reason, and when this is forgotten."""
+    """Number of requests whose output exceeded its CPU time, the last reason, and the time when this entry expires."""
 
     answers: int
     why: str

@@ -122,7 +122,7 @@ class _Simplifier:
         self._has_name_formats = has_name_formats
         self._references = References(root)
         dialect = str(root.get("$schema", ""))
-        self._is_json_schema = "json-schema.org" in dialect  # where `nullable` is an annotation
+        self._is_json_schema = "json-schema.org" in dialect  # JSON Schema ignores `nullable`, OpenAPI does not
         # Drafts 4 to 7 ignore the keywords next to a reference.
         self._is_ref_exclusive = any(f"draft-0{number}" in dialect for number in (4, 5, 6, 7))
         self._old_items = self._is_ref_exclusive or "2019-09" in dialect  # `items` applies to the first items, too
@@ -298,7 +298,7 @@ class _Simplifier:
     def _array(self, value: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
         first, items = value.get("prefixItems"), value.get("items", True)
         rest = "items"
-        if first is None and isinstance(items, list):  # before 2020-12
+        if first is None and isinstance(items, list):  # drafts before 2020-12
             first, items, rest = items, value.get("additionalItems", True), "additionalItems"
         others = self.schema(items, (*path, rest))
         if rest not in value and "unevaluatedItems" in value:
@@ -441,7 +441,7 @@ class _Simplifier:
                 )
             made[keyword] = bound
         if lowest > len(required) + 1:
-            # llguidance does not compare the names that an output makes up: one may occur twice.
+            # llguidance does not compare generated property names, so one may occur twice.
             raise UnsupportedSchema(
                 (*path, "minProperties"),
                 f"{lowest} is not supported: names of the answer's own choice may repeat; at most {len(required) + 1}",
@@ -495,7 +495,7 @@ class _Simplifier:
         return then if self._all_or_no_names(value["if"], (*path, "if"), seen).any else otherwise
 
     def _formatted_names(self, value: Mapping[str, Any], path: Path) -> _Names:
-        """Returns the names that ``format`` and ``contentEncoding`` allow, where validators check those of values."""
+        """Returns the names that ``format`` and ``contentEncoding`` allow, as far as validators check them."""
         format = str(value.get("format"))
         made: dict[str, Any] = {}
         self._described_format(value, made)
@@ -516,7 +516,7 @@ class _Simplifier:
             return properties, patterned, others
         keyword = "patternProperties" if patterned else "additionalProperties"
         covering = [each for pattern, each in patterned.items() if pattern in _ANY_NAME or pattern in names.patterns]
-        if covering and len(covering) == len(patterned):  # all of them apply to all names
+        if covering and len(covering) == len(patterned):  # all patternProperties apply to all names
             others = functools.reduce(_both, covering)
             if properties and isinstance(others, dict):
                 others = {"$ref": self._shared(others)}
@@ -554,7 +554,7 @@ class _Simplifier:
 
 
 def _references(schema: Schema) -> Iterator[str]:
-    """Yields the definitions all of which apply to each value of a rewritten schema."""
+    """Yields the definitions that apply to every value of a rewritten schema."""
     pending: list[Any] = [schema]
     while pending:
         value = pending.pop()
@@ -643,7 +643,7 @@ def _number(value: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
     kinds = value.get("type")
     is_listed = bool({"multipleOf", "const", "enum"} & value.keys())
     if "number" in (kinds if isinstance(kinds, list) else [kinds]) and not is_listed:
-        # Without a bound llguidance allows exponents: 1e999 is JSON, and infinity to those who read it.
+        # Without a bound llguidance allows exponents: 1e999 is valid JSON, but parsers read it as infinity.
         if not {"minimum", "exclusiveMinimum"} & made.keys():
             made["minimum"] = -MAX_NUMBER
         if not {"maximum", "exclusiveMaximum"} & made.keys():
@@ -651,12 +651,12 @@ def _number(value: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
 
 
 def _count(value: Mapping[str, Any], keyword: str) -> int | None:
-    """Returns a keyword that bounds a count; JSON Schema takes 2.0 for 2."""
+    """Returns the value of a keyword that bounds a count; None if absent. In JSON Schema, 2.0 equals 2."""
     return int(value[keyword]) if keyword in value else None
 
 
 def _own_names(value: Mapping[str, Any], path: Path) -> _Names:
-    """Returns what the keywords of a schema of names allow, except those that combine schemas."""
+    """Returns the names that a schema of names allows, apart from its keywords that combine schemas."""
     if "string" not in _types(value):
         return _Names(())
     listed = None
@@ -676,7 +676,7 @@ def _own_names(value: Mapping[str, Any], path: Path) -> _Names:
 
 
 def _alternatives(parts: Sequence[_Names], path: Path, *, exclusive: bool) -> tuple[str, ...]:
-    """Returns the names of alternatives that list theirs; with `exclusive`, those of exactly one."""
+    """Returns the names that an alternative lists; with `exclusive`, those that exactly one alternative lists."""
     counts: dict[str, int] = {}
     for part in parts:
         if part.listed is None or part.patterns or part.shortest or part.longest is not None:

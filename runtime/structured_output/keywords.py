@@ -17,12 +17,13 @@ class References:
     """Resolves the references of one schema document (JSON Schema 2020-12 core, 8.2; earlier drafts likewise).
 
     Attributes:
-        has_one_of: Whether the document has a ``oneOf``, which a stricter alternative would make accept more values.
+        has_one_of: Whether the document has a ``oneOf``, which would accept more values if one of its alternatives
+            became stricter.
     """
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
-        self._bases: dict[int, str] = {}  # by identity of a subschema
+        self._bases: dict[int, str] = {}  # base URI by identity of the subschema
         self._resources: dict[str, Any] = {"": root}
         self._anchors: dict[tuple[str, str], Any] = {}
         self._dynamic: dict[str, list[Any]] = {}
@@ -91,7 +92,7 @@ class References:
             own = value.get(keyword)
             if isinstance(own, str) and own:
                 address, fragment = urldefrag(urljoin(base, own))
-                if fragment:  # before draft 2019-09 this was an anchor
+                if fragment:  # an anchor, in drafts before 2019-09
                     self._anchors.setdefault((address or base, fragment), value)
                 elif keyword == "$id" or value is self._root:
                     base = address
@@ -218,7 +219,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    """Returns whether a value bounds a count; JSON Schema takes 2.0 for 2."""
+    """Returns whether a value is a valid bound of a count. In JSON Schema, 2.0 equals 2."""
     exact = value.is_integer() if isinstance(value, float) else isinstance(value, int) and not isinstance(value, bool)
     return exact and value >= 0
 

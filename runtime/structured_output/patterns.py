@@ -173,9 +173,10 @@ _BEFORE_TIME = {"time": "", "date-time": "2024-02-29T"}
 
 
 def excludes_format(pattern: str, format: object) -> bool:
-    """Returns whether an expression is of local or shorter times, next to a format that requires RFC 3339's.
+    """Returns whether an expression matches only times that its `format` excludes: without seconds or an offset.
 
-    zod 4.0 writes both for ``z.iso.time()`` and for times without seconds. No text fits both.
+    RFC 3339 requires seconds and an offset. zod 4.0 writes such an expression next to the format for ``z.iso.time()``
+    and for times without seconds, although no text fits both.
     """
     before = _BEFORE_TIME.get(str(format))
     if before is None:

@@ -134,7 +134,7 @@ def _request(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> b
     """Sends a line; returns the reply. Raises SandboxExited, TimeoutError."""
     assert process.stdin is not None
     assert process.stdout is not None
-    with contextlib.suppress(BrokenPipeError):  # reading below finds the end
+    with contextlib.suppress(BrokenPipeError):  # the read below detects that the process has exited
         process.stdin.write(line)
         process.stdin.flush()
     reply = _read_line(process.stdout, seconds)
@@ -149,4 +149,4 @@ def _read_line(source: IO[bytes], seconds: float) -> bytes:
         ready.register(source, selectors.EVENT_READ)
         if not ready.select(seconds):
             raise TimeoutError
-    return source.readline()  # one write of the child
+    return source.readline()  # does not block: the child writes a line in one call

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-MAX_TENANTS = 1024  # tenants whose time is remembered while nothing of theirs waits
+MAX_TENANTS = 1024  # from this number on, `join` forgets tenants without waiting requests that are not above the level
 
 
 class ServiceTime:

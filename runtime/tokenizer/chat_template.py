@@ -104,7 +104,8 @@ class ChatTemplate:
             raise ConfigError(f"the chat template is too large to compile: {type(error).__name__}") from None
         self._variables = {name: self._marked(text) for name, text in variables.items()}
         self._part_roles = frozenset(role for role in PROBES if self._reads_parts_only(role))
-        # a template that writes calls may write results where it writes every role
+        # A template without the literal 'tool' may write tool results as it writes messages of any role. This counts
+        # only if it also writes tool calls.
         self._renders_results = re.search(r"""['"]tool['"]""", source) is not None or (
             self._renders_calls and ("tool" in self._part_roles or self._writes("tool", PROBE) is True)
         )
@@ -228,7 +229,7 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as the filter of transformers writes it, with the same arguments in the same order."""
+    """Converts a value to JSON like the filter of transformers, with the same arguments in the same order."""
     if indent is None and separators is None:
         return json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys)
     check_size(len(text) for text in separators or ())

@@ -39,12 +39,12 @@ class TokenByteDecoder:
         """
         self._tokens = tokens
         self._special = special
-        self._hidden: frozenset[int] = frozenset()  # those of `special` without bytes here
+        self._hidden: frozenset[int] = frozenset()  # special tokens without bytes in this decoder
         self._visible: dict[tuple[str, ...], TokenByteDecoder] = {}
         self._steps: list[_Step] = []
         self._byte_level = self._byte_fallback = False
         self._fused = False
-        # character, and how many of it are stripped from the start of a text
+        # A character, and the number of its occurrences that are stripped from the start of a text.
         self._strip: tuple[str, int] | None = None
         self._read(decoder)
         self._cache: dict[int, bytes] = {}
@@ -82,7 +82,7 @@ class TokenByteDecoder:
         return max(len(self._bytes(token, False)) for token in self._tokens)
 
     def prefix_stripper(self) -> PrefixStripper:
-        """Returns what strips the leading characters that the decoder removes from a text."""
+        """Returns a stripper of the leading characters that the decoder removes from a text."""
         return PrefixStripper(*(self._strip or ("", 0))) if not self._continues else PrefixStripper("", 0)
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -25,20 +25,20 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-MAX_CHARS = 4 * 2**20  # characters that a template may write, or have in one string
-MAX_BYTES = 64 * 2**20  # of all strings and lists that a rendering creates, including temporary ones
-MAX_SECONDS = 2.0  # CPU time of the rendering thread
+MAX_CHARS = 4 * 2**20  # maximum characters that a template writes, and of one string
+MAX_BYTES = 64 * 2**20  # maximum bytes of all strings and lists that a rendering creates, including temporary ones
+MAX_SECONDS = 2.0  # maximum CPU time of the rendering thread
 GRACE = 0.01  # seconds of wall time without a check: reading a thread's CPU time is a system call
 
 _current: ContextVar[RenderBudget] = ContextVar("budget")
 
 
-MAX_FACTOR = 10_000  # repetitions of a string or list, and columns of padding
-MAX_ITEMS = 100_000  # of a list
-MAX_NODES = 300_000  # values in lists and mappings that are converted to text; a request's body has 131,072 at most
-MAX_BITS = 4096  # of an integer
-MAX_DIGITS = 400  # of rounding; a float has fewer
-MAX_SLOW_CHARS = 65_536  # of a string for filters that take seconds for megabytes
+MAX_FACTOR = 10_000  # maximum repetitions of a string or list, and columns of padding
+MAX_ITEMS = 100_000  # maximum items of a list
+MAX_NODES = 300_000  # maximum values in lists and mappings that become text; a request's body has at most 131,072
+MAX_BITS = 4096  # maximum bits of an integer
+MAX_DIGITS = 400  # maximum digits to which a value is rounded; a float has fewer
+MAX_SLOW_CHARS = 65_536  # maximum string length for filters that take seconds for megabytes
 # Nesting of lists and mappings that are converted to text: 64 levels of a call's arguments, inside of a conversation.
 MAX_DEPTH = 72
 CONCATENATED = "concatenated"  # the filter that replaces ``a ~ b``
@@ -64,7 +64,7 @@ class BudgetExceeded(Exception):
 
 
 class Cancelled(Exception):
-    """The client of this work is gone."""
+    """The client has disconnected, so the result is not needed."""
 
 
 class RenderBudget:
@@ -72,7 +72,7 @@ class RenderBudget:
 
     Args:
         chars: Maximum number of written characters.
-        is_needed: Returns False once the client is gone.
+        is_needed: Returns False once the client has disconnected.
     """
 
     def __init__(self, chars: int = MAX_CHARS, is_needed: Callable[[], bool] = lambda: True) -> None:
@@ -405,7 +405,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters |= {CONCATENATED: _concatenated, SLICED: _sliced}
         self.guard_filters(self.filters)
         del self.globals["lipsum"]
-        self.concat = self._concat  # type: ignore[method-assign]  # of blocks, macros and calls
+        self.concat = self._concat  # type: ignore[method-assign]  # joins the text of blocks, macros and calls
 
     def guard_filters(self, filters: Mapping[str, Callable[..., Any]]) -> None:
         """Adds filters with checks of their operands and results."""

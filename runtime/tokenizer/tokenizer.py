@@ -21,7 +21,7 @@ from runtime.weights import checkpoint_files, tokenizer_json
 log = logging.getLogger(__name__)
 
 TEMPLATE_FILES = {"default": "chat_template.jinja", "tool_use": "additional_chat_templates/tool_use.jinja"}
-PROCESSOR_FILES = ("chat_template.json", "processor_config.json")  # where processors of transformers 4 had the template
+PROCESSOR_FILES = ("chat_template.json", "processor_config.json")  # template files of processors of transformers 4
 WINDOW = 2**16  # characters per step when the tokens of a long text are counted
 _MARK_LENGTH = 12  # characters of a private-use area, about 150 random bits
 
@@ -129,7 +129,7 @@ class Tokenizer:
             text: The text.
             tokens: Maximum number of tokens.
             param: Field that errors name.
-            is_needed: Returns False once the client is gone.
+            is_needed: Returns False once the client has disconnected.
 
         Raises:
             RequestError: As `encode`.

@@ -122,7 +122,7 @@ class Checkpoint:
             listed = self.read_json(INDEX_FILE).get("weight_map")
             if not isinstance(listed, dict) or not all(isinstance(v, str) for v in listed.values()):
                 raise ConfigError(f"{self.path / INDEX_FILE} has no weight_map of tensor names to files")
-            listed = {name: os.path.normpath(file) for name, file in listed.items()}  # without ./
+            listed = {name: os.path.normpath(file) for name, file in listed.items()}  # removes ./ from names
             shards, lost = sorted(set(listed.values())), []
             for file in shards:
                 with checkpoint_files.opened(self.path, file) as descriptor:

@@ -20,8 +20,8 @@ from typing import Any
 
 from runtime.errors import ConfigError
 
-JSON_BYTES = 128 << 20  # of a JSON file; the largest in use, tokenizers of large vocabularies, have a third of it
-TEMPLATE_BYTES = 1 << 20  # of a chat template
+JSON_BYTES = 128 << 20  # maximum size of a JSON file; the largest tokenizers have a third of it
+TEMPLATE_BYTES = 1 << 20  # maximum size of a chat template
 
 KERNEL_FILESYSTEMS = ("/proc", "/sys", "/dev")  # files of processes and devices
 

@@ -39,7 +39,7 @@ class OpenTensors:
     Attributes:
         sources: Canonical name -> tensor.
         copies: Canonical name -> further tensors that have to be equal to it.
-        slots: Canonical name -> where the tensor goes.
+        slots: Canonical name -> target of the tensor.
     """
 
     sources: Mapping[str, StoredTensor]
@@ -110,7 +110,7 @@ def meta_model(
 
 
 def _check_same_weights(module: nn.Module, drawn: nn.Module) -> None:
-    """Asserts that a model has the weights of its drawing on the meta device, which the checkpoint was matched to."""
+    """Asserts that a model has the weights of its copy on the meta device, to which the checkpoint was matched."""
     shapes, expected = (
         {name: weight.full_shape for name, weight in named_weights(each).items()} for each in (module, drawn)
     )
@@ -132,7 +132,7 @@ def _unquantized_weights(drawn: nn.Module, opened: OpenTensors, checkpoint: Chec
     for name, slot in slots.items():
         found.setdefault(slot.param, set()).add(sources[name].scheme is None)
     packed = {name: weight for name, weight in named_weights(drawn).items() if isinstance(weight, QuantizedWeight)}
-    fits = ({False}, {True})  # the second fits only matrices that are not stacked
+    fits = ({False}, {True})  # all parts quantized, or none; the latter only for matrices that are not stacked
     wrong = [name for name, weight in packed.items() if found[name] not in fits[: 4 - len(weight.shape)]]
     if wrong:
         unquantized = [name for name, slot in slots.items() if slot.param in wrong and sources[name].scheme is None]

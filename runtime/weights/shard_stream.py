@@ -20,9 +20,9 @@ import torch
 from runtime.errors import ConfigError
 
 NUM_THREADS = 8
-BUFFER_BYTES = 16 << 20  # of a pinned buffer; each thread has two
+BUFFER_BYTES = 16 << 20  # size of a pinned buffer; each thread has two
 SEGMENT_BYTES = 32 << 20  # largest segment of several tensors
-NUM_PREFETCHED = 3  # per thread, on the device
+NUM_PREFETCHED = 3  # maximum segments per thread on the device
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn, "I64": torch.int64, "I32": torch.int32, "I8": torch.int8, "U8": torch.uint8,
@@ -30,7 +30,7 @@ DTYPES = {
 
 
 class TensorRange(NamedTuple):
-    """Where a tensor lies in its file: bytes [start, stop)."""
+    """Byte range [start, stop) of a tensor in its file, and the tensor's dtype and shape."""
 
     name: str
     start: int
@@ -160,7 +160,7 @@ class _Reader:
             segment.release()
 
     def stop(self) -> None:
-        """Ends the threads, whatever has been read."""
+        """Ends the threads, even if tensors are left to read."""
         self._stopping.set()
         for slots in self._slots:
             slots.release(NUM_PREFETCHED)

@@ -320,7 +320,10 @@ def _index(vocabulary: Sequence[Sequence[Any]], text: str) -> int | None:
 
 
 def _from_sentencepiece(directory: Path, name: str, settings: _Settings) -> dict[str, Any]:
-    """A sentencepiece model: assembled here where its ids are the tokenizer's, else by transformers' class."""
+    """Converts a sentencepiece model.
+
+    If its ids are those of the tokenizer, tokenizer.json is assembled here, otherwise by transformers' class.
+    """
     import sentencepiece
     from transformers.convert_slow_tokenizer import import_protobuf
 
@@ -344,7 +347,7 @@ def _from_sentencepiece(directory: Path, name: str, settings: _Settings) -> dict
 
 
 def _assemble(proto: Any, settings: _Settings) -> dict[str, Any]:
-    """tokenizer.json of a sentencepiece model."""
+    """Returns the content of tokenizer.json for a sentencepiece model."""
     trainer, pieces = proto.trainer_spec, proto.pieces
     if trainer.model_type not in (UNIGRAM, BPE):
         raise Unconvertible("its sentencepiece model is neither of type unigram nor of type bpe")
@@ -383,7 +386,7 @@ def _assemble(proto: Any, settings: _Settings) -> dict[str, Any]:
             "vocab": [[piece.piece, score] for piece, score in zip(pieces, _scores(pieces), strict=True)],
         }
     prefixed = _is_prefixed(proto, settings)
-    # The prefix belongs before text after a special token too, unless the class says otherwise.
+    # Text after a special token gets the prefix too if the class has `legacy` behavior.
     everywhere = prefixed and not symbols and settings.config.get("legacy") is not False
     normalizers = _normalizers(proto.normalizer_spec, everywhere)
     splitter = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": False}

@@ -42,8 +42,8 @@ SETTING_FILES = (ADDED_FILE, SPECIAL_FILE, CONFIG_FILE, "config.json")
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
-MAX_ID_DIGITS = 9  # of a token id
-SPACE = "▁"  # how sentencepiece's pieces spell a space
+MAX_ID_DIGITS = 9  # maximum digits of a token id
+SPACE = "▁"  # a space in the pieces of sentencepiece
 TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 # Directory for converted files if the cache is not writable, inherited by child processes. The name must not begin with
@@ -57,7 +57,7 @@ REMEDY = (
 )
 
 
-VERSION = 2  # of the conversion; a new number invalidates cached files
+VERSION = 2  # version of the conversion; a new number invalidates cached files
 CONVERSION_SECONDS = 900.0  # wall time; the child limits its CPU time itself
 _HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGINGFACE_TOKEN")
 _MARKUP = re.compile(r"[<\[{|].+[>\]}|]", re.DOTALL)
@@ -239,7 +239,8 @@ def _ordinary(texts: set[str], model: Any) -> set[str]:
 def converted(directory: Path, vocabularies: Sequence[str]) -> dict[str, Any]:
     """Returns the tokenizer in the files `vocabularies` of a checkpoint, from the cache if it was converted before.
 
-    ConfigError if a file cannot be read or the tokenizer cannot be converted.
+    Raises:
+        ConfigError: a file cannot be read, or the tokenizer cannot be converted.
     """
     inputs = {name: data for name in (*vocabularies, *SETTING_FILES) if (data := _content(directory, name)) is not None}
     key = _key(inputs)
@@ -286,7 +287,7 @@ def cache_directory() -> Path | None:
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "unmask" / "tokenizers"
-    except RuntimeError:  # of Path.home
+    except RuntimeError:  # Path.home found no home directory
         return None
 
 
@@ -313,10 +314,10 @@ def _cached(path: Path) -> dict[str, Any] | None:
 
 
 def _convert_once(directory: Path, inputs: Mapping[str, bytes], key: str) -> dict[str, Any]:
-    """Converts, unless another process has done so while holding the lock of the cache."""
+    """Converts the tokenizer, unless another process did so while this one waited for the lock of the cache."""
     with contextlib.ExitStack() as stack:
         target = _writable(stack, key)
-        if found := _find(key):  # another process held the lock
+        if found := _find(key):  # written by the process that held the lock
             return found
         log.info("converting the tokenizer of %s to tokenizer.json", directory)
         text = _run(directory, inputs)
