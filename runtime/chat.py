@@ -1,4 +1,4 @@
-"""``python -m runtime.chat``: talk to a running server and watch its blocks being denoised."""
+"""``python -m runtime.chat``: chats with a running server in the terminal and shows how its blocks are denoised."""
 
 from __future__ import annotations
 
@@ -27,7 +27,12 @@ MASK = "░"
 
 @dataclass(frozen=True)
 class Piece:
-    """One position of an open block: its text, None where it is masked; `fresh` if it was filled by the last step."""
+    """One position of an open block.
+
+    Attributes:
+        text: its text; None if the position is masked.
+        fresh: whether the last step filled it.
+    """
 
     text: str | None
     fresh: bool = False
@@ -35,7 +40,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Frame:
-    """An answer after a step: the text that is final, the open positions after it, steps so far."""
+    """An answer after a step: the final text, the open positions after it, and the number of steps so far."""
 
     text: str
     open: tuple[Piece, ...] = ()
@@ -43,22 +48,26 @@ class Frame:
 
 
 class Conversation:
-    """Turns with a server over its chat route."""
+    """A conversation with a server over its chat route."""
 
     def __init__(self, http: httpx.Client, model: str | None = None, **fields: Any) -> None:
         """`fields` are further fields of every request (max_tokens, temperature)."""
         self._http = http
         self._model = model
         self._fields = fields
-        self._texts: dict[int, str] = {}  # of token ids, as the server spells them
+        self._texts: dict[int, str] = {}  # texts of token ids, from the server
         self.messages: list[dict[str, str]] = []
         self.decoding: dict[str, Any] = {}
         self.finish_reason: str | None = None
 
     def ask(self, text: str) -> Generator[Frame, None, None]:
-        """Send a message; the answer step by step, at the end whole. The turn counts only once it has ended.
+        """Sends a message. Yields the answer after each step, and the complete answer at the end.
 
-        Closing the iterator early (Ctrl-C) hangs up, which ends the request on the server. Raises ServerError.
+        The turn is added to the conversation only at its end. Closing the iterator early (Ctrl-C) closes the
+        connection, which ends the request on the server.
+
+        Raises:
+            ServerError: the server refused the request or failed.
         """
         messages = [*self.messages, {"role": "user", "content": text}]
         body = {"messages": messages, "stream": True, "stream_mode": "denoise", **self._fields}
@@ -97,7 +106,7 @@ class Conversation:
     def _open(
         self, step: dict[str, Any], first: int, final: int, before: dict[int, int], now: dict[int, int]
     ) -> tuple[Piece, ...]:
-        """The open positions from `first` on, less the `final` characters that the final text already shows."""
+        """Returns the open positions, from `first` on, without the first `final` characters, which are final text."""
         known = {**before, **now}
         last = step["start"] + len(step["tokens"])
         pieces, skip = [], final
@@ -118,7 +127,7 @@ class Conversation:
         return self._texts[token]
 
     def _count(self, messages: Sequence[dict[str, str]]) -> int:
-        """Tokens of the prompt: where the answer begins."""
+        """Returns the number of prompt tokens, which is the first position of the answer."""
         return int(self._post("/tokenize", {"messages": messages})["count"])
 
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -130,13 +139,13 @@ class Conversation:
 
 
 def _filled(step: dict[str, Any]) -> dict[int, int]:
-    """Position -> token id of the open positions that are filled."""
+    """Returns position -> token id for the filled positions of a step."""
     masked = set(step["masked"])
     return {step["start"] + i: token for i, token in enumerate(step["tokens"]) if i not in masked}
 
 
 def draw(frame: Frame) -> Text:
-    """A frame as rich text: final text plain, open text in colour (bold when just filled), masks as shades."""
+    """Returns a frame as rich text: final text plain, open text in color (bold if just filled), masks as shades."""
     from rich.text import Text
 
     text = Text(frame.text)
@@ -144,7 +153,7 @@ def draw(frame: Frame) -> Text:
         if piece.text is None:
             text.append(MASK, "dim")
         elif piece.text.startswith("<|") and piece.text.endswith("|>"):
-            text.append("·", "dim")  # an end mark
+            text.append("·", "dim")  # an end token
         else:
             text.append(piece.text, "bold green" if piece.fresh else "green")
     if frame.nfe:
@@ -157,7 +166,7 @@ def _steps(number: int) -> str:
 
 
 class Terminal:
-    """The loop around a conversation: reads lines, obeys commands, draws answers."""
+    """The loop around a conversation: reads lines, runs commands, draws answers."""
 
     def __init__(self, conversation: Conversation, console: Console) -> None:
         self.conversation = conversation

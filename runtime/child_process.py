@@ -22,7 +22,7 @@ def module_command(module: str) -> tuple[str, ...]:
 
 
 def _finds_in_current_directory() -> bool:
-    """Whether sys.path has the current directory before the standard library."""
+    """Returns whether sys.path has the current directory before the standard library."""
     standard = sysconfig.get_path("stdlib")
     first = sys.path[: sys.path.index(standard)] if standard in sys.path else sys.path
     try:

@@ -47,7 +47,7 @@ example:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns the exit code."""
+    """Runs a command. Returns the exit code."""
     args = list(sys.argv[1:] if argv is None else argv)
     if args[:1] in (["--version"], ["version"]):
         print(f"unmask {runtime.__version__}")

@@ -1,4 +1,4 @@
-"""What our own HTTP clients share, whatever library they speak HTTP with: server-sent events and error objects."""
+"""Server-sent events and error objects for this project's HTTP clients. It does not depend on their HTTP library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 class ServerError(Exception):
-    """The server refused or failed. `kind` is short and the same for all of its sort: "429", "error event"."""
+    """The server refused or failed. `kind` is a short text that groups errors, such as "429" or "error event"."""
 
     def __init__(self, message: str, kind: str) -> None:
         super().__init__(message)
@@ -23,16 +23,16 @@ def headers(api_key: str | None) -> dict[str, str]:
 
 
 def is_address(url: str) -> bool:
-    """Whether this can be a server's address at all."""
+    """Returns whether a URL has the form of a server's address."""
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # half an IPv6 address, a port that is no number
+    except ValueError:  # an incomplete IPv6 address, or a port that is no number
         return False
 
 
 def may_use_proxy(url: str) -> bool:
-    """Whether the environment's proxy is for this server: not for one on this machine."""
+    """Returns whether the environment's proxy applies to this server; False for a server on this machine."""
     host = urlsplit(url).hostname or ""
     try:
         address = ipaddress.ip_address(host.removeprefix("::ffff:"))
@@ -42,9 +42,10 @@ def may_use_proxy(url: str) -> bool:
 
 
 def read_event(line: str) -> dict[str, Any] | None:
-    """The object of one line of an event stream; None for comments, blank lines and the closing ``[DONE]``.
+    """Returns the object of one line of an event stream; None for comments, blank lines and the closing ``[DONE]``.
 
-    Raises ServerError for an error that the server sent in place of an event.
+    Raises:
+        ServerError: the server sent an error in place of an event.
     """
     if not line.startswith("data:") or is_end(line):
         return None
@@ -52,7 +53,7 @@ def read_event(line: str) -> dict[str, Any] | None:
 
 
 def event_object(data: str | bytes) -> dict[str, Any]:
-    """The object that an event's data spell. Raises ServerError as `read_event` does."""
+    """Parses the data of an event. Raises ServerError as `read_event` does."""
     event: dict[str, Any] = json.loads(data)
     if "error" in event:
         raise ServerError(error_message(event) or "the server failed", "error event")
@@ -73,7 +74,7 @@ def refusal(status: int, body: bytes) -> ServerError:
 
 
 def error_message(body: Any) -> str | None:
-    """OpenAI's ``error.message``."""
+    """Returns OpenAI's ``error.message``, or None."""
     error = body.get("error") if isinstance(body, dict) else None
     message = error.get("message") if isinstance(error, dict) else None
     return message if isinstance(message, str) else None

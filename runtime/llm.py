@@ -55,6 +55,8 @@ def forward_logits(engine: Engine, ids: list[int], block_size: int | None = None
     """Returns logits [len(ids), vocab] on the CPU.
 
     Args:
+        engine: The engine. The forward uses a separate KV pool.
+        ids: Token ids.
         block_size: use block-causal attention with blocks of this size. None: the strategy's attention within prompts.
         adapter: name of a LoRA adapter.
 
@@ -104,9 +106,9 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, o
 
 
 class LLM:
-    """A model in this process. A process may have several; none may be used by several threads.
+    """A model in this process. A process may have several models. A model may be used by one thread only.
 
-    Streams may be open at the same time, and `generate` may be called meanwhile: they are batched together.
+    Several streams may be open at the same time, also while `generate` is called. They are batched together.
 
     Args:
         model: Directory, ``hf://org/name[@revision]``, or None for the demo checkpoint.
@@ -162,11 +164,11 @@ class LLM:
         *,
         adapter: str | Sequence[str | None] | None = None,
     ) -> list[GenerationOutput]:
-        """Generates completions for all prompts, batched together; returns them in order.
+        """Generates completions for all prompts, batched together. Returns them in order.
 
         Args:
             prompts: Texts (continued as they are), lists of ids, or lists of chat messages, in any mix.
-            params: For all prompts, or one per prompt.
+            params: Parameters for all prompts, or one entry per prompt.
             adapter: Name of a loaded adapter, for all prompts or per prompt; None: the base model.
 
         Raises:
@@ -280,7 +282,7 @@ class LLM:
 
         Args:
             ids: Token ids.
-            block_size: Block size of the attention; None: the engine's.
+            block_size: Use block-causal attention with blocks of this size; None: the strategy's attention in prompts.
             adapter: Name of an adapter.
 
         Returns:
@@ -311,8 +313,6 @@ class LLM:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    # -- parts
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, Sequence) and not isinstance(prompt, str):
@@ -386,7 +386,7 @@ def _one_each(name: str, value: Any, count: int) -> list[Any]:
 
 
 def _engine(config: EngineConfig) -> tuple[Engine, MultiprocExecutor | None]:
-    """Loads an engine; returns it and the executor of its other ranks, if any."""
+    """Loads an engine. Returns it and the executor of its other ranks, if any."""
     if config.tensor_parallel_size == 1:
         return load_engine(config), None
     from runtime.distributed.executor import local_engine

@@ -29,7 +29,7 @@ _lock = threading.Lock()
 
 
 class Registry(dict[str, T]):
-    """Entries of one kind by key, to which plugins add theirs.
+    """Entries of one kind by key. Plugins add entries.
 
     Args:
         kind: what the entries are, for messages.
