@@ -112,7 +112,7 @@ class LeaderElector:
         self._where = (namespace, name)
         self._lease = lease
         self._read: Obj | None = None
-        self._asked_for = False  # a request that acquires the Lease was sent, with or without an answer
+        self._requested = False  # a request that acquires the Lease was sent, with or without an answer
         self.reads = False  # the last read of the Lease succeeded: login and permissions work
 
     @property
@@ -142,15 +142,15 @@ class LeaderElector:
 
     async def release(self) -> None:
         """Releases the Lease if it is held. After a failure it expires."""
-        if not self._asked_for:
+        if not self._requested:
             return
         self._lease.renewed_at = None
         try:
-            await asyncio.wait_for(self._give_back(), RELEASE_SECONDS)
+            await asyncio.wait_for(self._release(), RELEASE_SECONDS)
         except (ApiError, TimeoutError) as error:
             log.warning("cannot release the Lease, it expires in %d s: %s", LEASE_SECONDS, str(error) or "no answer")
 
-    async def _give_back(self) -> None:
+    async def _release(self) -> None:
         """Releases the Lease if it is still held. Reads it again first: an interrupted request may have written it."""
         lease = await self._client.get(LEASES, *self._where)
         if (lease.get("spec") or {}).get("holderIdentity") == self._lease.identity:
@@ -163,7 +163,7 @@ class LeaderElector:
             self.reads = True
             if not self._lease.can_acquire(lease):
                 return False
-            self._asked_for = True
+            self._requested = True
             mine = self._lease.held(lease, datetime.now(UTC))
             self._read = await self._client.update_lease(mine, timeout=RETRY_SECONDS)
         except ApiError as error:

@@ -29,7 +29,7 @@ def measured_seconds(*looks, since=LATER):
     seconds = []
     starts = ColdStarts(seconds.append, lambda phase, seconds: None, since)
     for pods in looks:
-        starts.look(KEY, pods)
+        starts.observe(KEY, pods)
     return seconds
 
 
@@ -64,10 +64,10 @@ def test_a_pod_that_is_ready_before_it_is_first_observed_is_measured():
 
 def test_the_data_of_a_deleted_pod_are_dropped():
     starts = ColdStarts(lambda seconds: None, lambda phase, seconds: None, LATER)
-    starts.look(KEY, [pod("a")])
+    starts.observe(KEY, [pod("a")])
     starts.phase_reported(KEY, "a", "weights", LATER)
-    starts.look(KEY, [])
-    assert starts._coming == starts._load_phases == {}
+    starts.observe(KEY, [])
+    assert starts._pending == starts._load_phases == {}
 
 
 def at(seconds):
@@ -81,14 +81,14 @@ def phases_of(reports=(), *, scheduled=3, started=20, restarts=0):
     """
     found = {}
     starts = ColdStarts(lambda seconds: None, found.__setitem__, CREATED)
-    starts.look(KEY, [pod("a")])
+    starts.observe(KEY, [pod("a")])
     for phase, seconds in reports:
         starts.phase_reported(KEY, "a", phase, at(seconds))
-        starts.look(KEY, [pod("a")])
+        starts.observe(KEY, [pod("a")])
     ready = pod("a", 2, restarts=restarts)
     ready["status"]["conditions"] += [{"type": "PodScheduled", "lastTransitionTime": at(scheduled).isoformat()}]
     ready["status"]["containerStatuses"][0]["state"] = {"running": {"startedAt": at(started).isoformat()}}
-    starts.look(KEY, [ready])
+    starts.observe(KEY, [ready])
     return found
 
 

@@ -154,7 +154,7 @@ class Applier:
 
     async def _apply_with_retries(self, make_plan: MakePlan, last_accepted: MakePlan, observed: Observed) -> Outcome:
         outcome, conflict = Outcome(make_plan(observed), observed), None
-        self.conflicts.look(outcome.key, outcome.plan.children, observed.children, _written_form)
+        self.conflicts.observe(outcome.key, outcome.plan.children, observed.children, _written_form)
         for _ in range(MAX_RETRIES):
             conflict = await self._apply_once(outcome)
             if conflict is None:

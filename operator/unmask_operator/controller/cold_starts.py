@@ -14,7 +14,7 @@ class ColdStarts:
     """Reports the times of each pod once, in seconds.
 
     A pod that is Ready when this process first sees it was reported by an earlier leader, unless it was created after
-    `since`: a pod may become Ready between two calls of `look`.
+    `since`: a pod may become Ready between two calls of `observe`.
     """
 
     def __init__(
@@ -23,7 +23,7 @@ class ColdStarts:
         self._observe = observe
         self._observe_phase = observe_phase
         self._since = since
-        self._coming: dict[Key, dict[str, bool]] = {}  # by uid: whether the pod was never Ready
+        self._pending: dict[Key, dict[str, bool]] = {}  # by uid: whether the pod was never Ready
         self._load_phases: dict[Key, dict[str, dict[str, datetime]]] = {}  # by uid: when each phase was first seen
 
     def phase_reported(self, key: Key, uid: str, phase: str, now: datetime) -> None:
@@ -34,22 +34,22 @@ class ColdStarts:
         if phase in LOAD_PHASES:
             self._load_phases.setdefault(key, {}).setdefault(uid, {}).setdefault(phase, now)
 
-    def look(self, key: Key, pods: Sequence[Obj]) -> None:
+    def observe(self, key: Key, pods: Sequence[Obj]) -> None:
         """Compares the pods of a resource with those of the previous call."""
-        known, now = self._coming.pop(key, {}), dict[str, bool]()
+        known, now = self._pending.pop(key, {}), dict[str, bool]()
         reported = self._load_phases.pop(key, {})
         for pod in pods:
             uid, created = pod["metadata"]["uid"], datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
-            coming = known.get(uid, created >= self._since or not (is_ready(pod) or is_started(pod) or restarts(pod)))
+            pending = known.get(uid, created >= self._since or not (is_ready(pod) or is_started(pod) or restarts(pod)))
             ready = condition(pod, "Ready").get("lastTransitionTime") if is_ready(pod) else None
-            if coming and ready is not None:
+            if pending and ready is not None:
                 end = datetime.fromisoformat(ready)
                 self._observe((end - created).total_seconds())
                 for phase, seconds in phase_seconds(pod, reported.get(uid, {}), end).items():
                     self._observe_phase(phase, seconds)
-            now[uid] = coming and ready is None
+            now[uid] = pending and ready is None
         if now:
-            self._coming[key] = now
+            self._pending[key] = now
         if loading := {uid: phases for uid, phases in reported.items() if now.get(uid)}:
             self._load_phases[key] = loading
 

@@ -29,7 +29,7 @@ LAST_ADMISSION_PAUSE_SECONDS = 3600.0
 # if that is longer.
 SETTLED_SECONDS = 60.0
 
-SHORTEST_LOOK_SECONDS = 0.1  # minimum until the next reconcile for a conflict
+MIN_CHECK_SECONDS = 0.1  # minimum until the next reconcile for a conflict
 
 REPLICAS: FieldPath = ("spec", "replicas")  # of a Deployment
 OBJECT: FieldPath = ()  # the object itself, which another client keeps deleting
@@ -87,7 +87,7 @@ class FieldConflicts:
         """Removes the state of a resource."""
         self._children.pop(key, None)
 
-    def look(
+    def observe(
         self, key: Key, planned: Iterable[Obj], live: Mapping[Ref, Obj], written_form: Callable[[Obj], Obj]
     ) -> None:
         """Compares the fields in memory with the live objects, before the writes of a reconcile.
@@ -211,14 +211,14 @@ class FieldConflicts:
             if one.pause
         ]
 
-    def next_look(self, key: Key) -> float | None:
+    def next_check(self, key: Key) -> float | None:
         """Returns seconds until the next repair or the possible end of a conflict, or None without a conflict."""
         now = self._clock()
         contested = [
             one for child in self._children.get(key, {}).values() for one in child.fields.values() if one.pause
         ]
         delays = ((one.due if one.changed else one.settles) - now for one in contested)
-        return min((max(seconds, SHORTEST_LOOK_SECONDS) for seconds in delays), default=None)
+        return min((max(seconds, MIN_CHECK_SECONDS) for seconds in delays), default=None)
 
     def _recent(self, one: _Field) -> list[float]:
         return [at for at in one.repairs if at > self._clock() - WINDOW_SECONDS]

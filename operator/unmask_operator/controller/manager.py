@@ -108,7 +108,7 @@ class Manager:
         while True:
             key = await self._queue.get()
             try:
-                self._cold_starts.look(key, self._cache.pods(key))
+                self._cold_starts.observe(key, self._cache.pods(key))
                 result = await self._reconciler.reconcile(key, first_attempt=not self._queue.num_requeues(key))
             except ApiError as error:
                 pause = self._queue.add_rate_limited(key, error.retry_after or 0.0)

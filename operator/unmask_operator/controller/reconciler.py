@@ -116,7 +116,7 @@ class Reconciler:
             return Result(requeue_after=0.0)
         observed = outcome.observed
         refused = any((observed.refusals, outcome.failures, observed.not_adopted, key in self._status_refusals))
-        delays = (annotate_after, outcome.plan.requeue_seconds, self._conflicts.next_look(key))
+        delays = (annotate_after, outcome.plan.requeue_seconds, self._conflicts.next_check(key))
         return Result(refused, min((seconds for seconds in delays if seconds is not None), default=None))
 
     async def _annotate_pods(self, outcome: Outcome) -> float | None:

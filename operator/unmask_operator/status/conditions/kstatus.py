@@ -30,7 +30,7 @@ def stalled(inputs: StatusInput, accepted: Condition, ready: Condition) -> Condi
 def _cause(inputs: StatusInput, accepted: Condition, ready: Condition) -> Condition | None:
     """Returns why the resource needs an action, or None while it may become Ready without one."""
     if accepted.status == "False":
-        return None if _earlier_children_go(inputs) else accepted
+        return None if _has_earlier_children(inputs) else accepted
     if accepted.status != "True":
         return None  # a request failed without a refusal, and the write is retried
     if inputs.desired_zero:
@@ -54,7 +54,7 @@ def _refused_for_long(inputs: StatusInput) -> bool:
     return (inputs.observed.now - datetime.fromisoformat(str(since))).total_seconds() >= REFUSED_SECONDS
 
 
-def _earlier_children_go(inputs: StatusInput) -> bool:
+def _has_earlier_children(inputs: StatusInput) -> bool:
     """Returns whether a child of an earlier resource of this name exists, which the garbage collector deletes."""
     meta = inputs.observed.resource["metadata"]
 

@@ -27,13 +27,13 @@ def evaluate(inputs: StatusInput) -> Condition | None:
 def _builtin(inputs: StatusInput) -> Condition:
     decision = inputs.observed.decision
     if decision is None:
-        return _as_it_was(inputs) or unknown("Waiting", "the autoscaler has not read the pods' metrics yet")
+        return _previous_condition(inputs) or unknown("Waiting", "the autoscaler has not read the pods' metrics yet")
     if decision.healthy:
         return true("Active", "the operator reads the pods' metrics")
     return false("MetricsMissing", decision.reason)
 
 
-def _as_it_was(inputs: StatusInput) -> Condition | None:
+def _previous_condition(inputs: StatusInput) -> Condition | None:
     """Returns the old condition, which is valid until a new leader has its first decision."""
     old = condition(inputs.observed.resource, TYPE)
     known = old.get("reason") in ("Active", "MetricsMissing")
