@@ -118,7 +118,7 @@ def _piece_stats(
 @triton.jit(do_not_specialize=["pieces", "mask_id", "max_id"])
 def _merge_pieces(
     logits_ptr, temperature_ptr, uniform_ptr, max_logit_ptr, token_ptr, sum_exp_ptr, weighted_ptr, prob_sum_ptr,
-    drawn_ptr, conf_ptr, argmax_ptr, entropy_ptr, largest_ptr, sum_ptr, divisor_ptr, vocab, pieces, cap, mask_id,
+    sampled_ptr, conf_ptr, argmax_ptr, entropy_ptr, largest_ptr, sum_ptr, divisor_ptr, vocab, pieces, cap, mask_id,
     max_id, PIECE: tl.constexpr, PIECES: tl.constexpr, DRAWS: tl.constexpr, MAX_EXPONENT: tl.constexpr,
     MIN_EXPONENT: tl.constexpr, HALF_MAX: tl.constexpr, WRITE_PROBS: tl.constexpr,
 ):  # fmt: skip
@@ -154,7 +154,7 @@ def _merge_pieces(
             first = tl.min(tl.where(tl.cumsum(part.to(tl.float64), 0) > target, one, 2147483647), 0)
             token = tl.minimum(first, tl.max(tl.where(part > 0, one, 0), 0))
             conf = tl.sum(tl.where(one == token, part, 0.0), 0) / sum_exp
-    tl.store(drawn_ptr + row, token.to(tl.int64))
+    tl.store(sampled_ptr + row, token.to(tl.int64))
     tl.store(conf_ptr + row, conf)
     tl.store(argmax_ptr + row, argmax.to(tl.int64))
     tl.store(entropy_ptr + row, entropy)

@@ -113,14 +113,14 @@ def _weights(x, max_logit):
 @triton.jit
 def _sum_allowed(logits_ptr, row_start, vocab, temperature, max_logit, threshold, ties, TILE: tl.constexpr):
     """Sums the weights of all logits with a key above `threshold`, and of at most `ties` of those equal to it."""
-    weighed, equal = tl.zeros([TILE], tl.float32), tl.zeros([TILE], tl.int32)
+    weighted, equal = tl.zeros([TILE], tl.float32), tl.zeros([TILE], tl.int32)
     for first in range(0, vocab, TILE):
         token = first + tl.arange(0, TILE)
         x, key = _keys(logits_ptr, row_start + token, token < vocab, temperature)
-        weighed += tl.where(key > threshold, _weights(x, max_logit), 0.0)
+        weighted += tl.where(key > threshold, _weights(x, max_logit), 0.0)
         equal += (key == threshold).to(tl.int32)
     tie_weight = _weights(_value(threshold), max_logit).to(tl.float64)
-    return tl.sum(weighed, 0).to(tl.float64) + tl.minimum(tl.sum(equal, 0), ties).to(tl.float64) * tie_weight
+    return tl.sum(weighted, 0).to(tl.float64) + tl.minimum(tl.sum(equal, 0), ties).to(tl.float64) * tie_weight
 
 
 @triton.jit

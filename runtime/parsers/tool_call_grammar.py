@@ -41,7 +41,7 @@ class ToolCallConstraint:
 
 
 def grammar(
-    held: ToolCallConstraint | None,
+    constraint: ToolCallConstraint | None,
     form: str,
     reasoning: ReasoningFormat | None,
     control: Callable[[str], int | None],
@@ -50,7 +50,7 @@ def grammar(
     """Returns the grammar as text.
 
     Args:
-        held: The constrained calls; None: there are none.
+        constraint: The constrained calls; None: there are none.
         form: Grammar of the requested response format; "" if there is none.
         reasoning: Format of the reasoning that the prompt has opened; None: it has opened none.
         control: Returns the id of a marker that is a special token; None for text.
@@ -65,16 +65,16 @@ def grammar(
     if form:
         (asked,) = json.loads(form)["grammars"]
         parts.append({"name": "form", **asked})
-    if held is not None:
-        _calls(held, rules, parts, control, param)
-        more = "?" if held.single_call else "*"
-        if held.mode == "within":
+    if constraint is not None:
+        _calls(constraint, rules, parts, control, param)
+        more = "?" if constraint.single_call else "*"
+        if constraint.mode == "within":
             body = f"begun{more} rest"
-            rules += [_until("text", held.format.opens, control), "begun: text written", f"rest: {_ANY_TEXT}"]
+            rules += [_until("text", constraint.format.opens, control), "begun: text written", f"rest: {_ANY_TEXT}"]
         else:
-            body = "calls" + (" | @form" if held.mode == "or_form" else "")
-            after = "" if held.single_call else f" ({_literal(chr(10))} call)*"
-            rules += [f"calls: call{after}", f"call: {_mark(held.format.opens, control)} written"]
+            body = "calls" + (" | @form" if constraint.mode == "or_form" else "")
+            after = "" if constraint.single_call else f" ({_literal(chr(10))} call)*"
+            rules += [f"calls: call{after}", f"call: {_mark(constraint.format.opens, control)} written"]
     rules.append(f"body: {body}")
     start = "body"
     if reasoning is not None:
@@ -93,30 +93,30 @@ def part_name(number: int) -> str:
 
 
 def _calls(
-    held: ToolCallConstraint,
+    constraint: ToolCallConstraint,
     rules: list[str],
     parts: list[dict[str, Any]],
     control: Callable[[str], int | None],
     param: str,
 ) -> None:
     """Adds the rule `written`: the text after a call's start marker."""
-    assert held.format.wraps is not None
+    assert constraint.format.wraps is not None
     each = []
     total = 0
     # The total length is checked first, so that no grammar is built from schemas that are too long together.
-    for where, tool in held.tools:
+    for where, tool in constraint.tools:
         total += check_length(tool.parameters, where)
         if total > MAX_CHARS:
             raise refuse(param, f"the schemas have {total} characters together; at most {MAX_CHARS}")
-    for i, (where, tool) in enumerate(held.tools):
-        before, after = held.format.wraps(tool.name)
+    for i, (where, tool) in enumerate(constraint.tools):
+        before, after = constraint.format.wraps(tool.name)
         each.append(f"{_literal(before)} @{part_name(i)} {_literal(after)}")
         # Arguments are never null, also if their schema is nullable.
         parameters = {**tool.parameters, "type": "object", "nullable": False}
-        schema = _closed(parameters) if i not in held.any_object else {"type": "object"}
+        schema = _closed(parameters) if i not in constraint.any_object else {"type": "object"}
         (made,) = json.loads(grammar_of({"json": schema}, where))["grammars"]
         parts.append({"name": part_name(i), FIELD_PATH: where, **made})
-    rules += [f"written: one {_mark(held.format.closes, control)}", f"one: {' | '.join(each)}"]
+    rules += [f"written: one {_mark(constraint.format.closes, control)}", f"one: {' | '.join(each)}"]
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:

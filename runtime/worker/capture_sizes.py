@@ -344,7 +344,7 @@ def pad_sample_inputs(
         into["req_slot"][n:] = sizes.max_num_reqs
     several = len(descriptor.groups) > 1
     into["num_valid"][0] = 0
-    read = write = drawn_read = drawn_write = 0
+    read = write = sampled_read = sampled_write = 0
     for i, (group, larger) in enumerate(zip(descriptor.groups, padded.groups, strict=True)):
         last = larger.blocks - 1  # the padding block of the group
         for parts, capacity in zip(_parts(group), _parts(larger), strict=True):
@@ -359,11 +359,11 @@ def pad_sample_inputs(
             read, write = read + parts, write + capacity
         for parts, capacity in zip(_parts(group)[1:], _parts(larger)[1:], strict=True):
             if capacity:
-                for name, none_drawn in (("sampling_params", NO_FILTERS), ("uniform", 0.0)):
-                    view = into[name][drawn_write : drawn_write + capacity]
-                    view[:parts] = arrays[name][drawn_read : drawn_read + parts]
-                    view[parts:] = none_drawn
-            drawn_read, drawn_write = drawn_read + parts, drawn_write + capacity
+                for name, padding in (("sampling_params", NO_FILTERS), ("uniform", 0.0)):
+                    view = into[name][sampled_write : sampled_write + capacity]
+                    view[:parts] = arrays[name][sampled_read : sampled_read + parts]
+                    view[parts:] = padding
+            sampled_read, sampled_write = sampled_read + parts, sampled_write + capacity
         if several:
             members = into[f"members{i}"]
             members[: group.blocks] = arrays[f"members{i}"]

@@ -520,7 +520,7 @@ def test_softmax_stats(draws):
     piece = {"PIECE": fused_softmax_stats.PIECE, "MAX_EXPONENT": fused_softmax_stats.MAX_EXPONENT, "WRITE_PROBS": True}
     types = floats | numbers | {"token_ptr": "*i32", "pieces": "i32"}
     assert spilled(build(fused_softmax_stats._piece_stats, types | {"probs_ptr": "*bf16"}, piece, num_warps=2)) == 0
-    types |= {"uniform_ptr": "*fp64"} | dict.fromkeys(("drawn_ptr", "argmax_ptr"), "*i64")
+    types |= {"uniform_ptr": "*fp64"} | dict.fromkeys(("sampled_ptr", "argmax_ptr"), "*i64")
     types |= dict.fromkeys(("conf_ptr", "entropy_ptr", "largest_ptr", "sum_ptr", "divisor_ptr"), "*fp32")
     piece |= {"MIN_EXPONENT": fused_softmax_stats.MIN_EXPONENT, "HALF_MAX": fused_softmax_stats.HALF_MAX}
     build(fused_softmax_stats._merge_pieces, types, piece | {"PIECES": 128, "DRAWS": draws}, num_warps=4)
