@@ -16,15 +16,15 @@ TOOLS = {
     "steps": "time the steps of an architecture with random weights",
     "start": "time from process start to ready, by phase",
     "warm": "compile kernels into a cache that servers read at start",
-    "generate": "tokens a second of LLM.generate, beside what its steps allow",
+    "generate": "tokens per second of LLM.generate, and the bound of its steps",
     "ranks": "time served steps of an architecture with random weights on one GPU and on several",
-    "collectives": "time the all-reduces of tensor parallel layers by themselves, by rows of a step",
-    "draw": "curves of what steps or serve wrote",
+    "collectives": "time single all-reduces of tensor parallel layers, by rows of a step",
+    "draw": "draw results of steps or serve as curves",
     "tune": "find the fastest tiles of fused MoE on this GPU, and write its table; needs a GPU",
     "ceilings": "peak rates of this GPU in GEMMs and memory reads, to compare steps with; needs a GPU",
     "host": "the Python cost of a step, with a model that computes nothing",
     "eval": "accuracy and tokens per forward on the demo tasks",
-    "sweep": "accuracy against speed, a curve for each unmasking algorithm",
+    "sweep": "accuracy over speed, one curve per unmasking algorithm",
 }
 # Flags that --help lists for tools with many flags. --help-all lists all flags.
 COMMON = {

@@ -55,14 +55,14 @@ def pooled(results: Iterable[Result]) -> tuple[float, float]:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", help="checkpoint directory; the shipped demo without it")
-    parser.add_argument("--device", help="cpu or cuda; cuda where there is one, without it")
-    parser.add_argument("--dtype", help="float32 on the CPU, bfloat16 on CUDA, without it")
-    parser.add_argument("--plugin", action="append", default=[], metavar="FILE.py", help="register what it defines")
+    parser.add_argument("--model", help="checkpoint directory; default: the shipped demo")
+    parser.add_argument("--device", help="cpu or cuda; default: cuda if available")
+    parser.add_argument("--dtype", help="default: float32 on the CPU, bfloat16 on CUDA")
+    parser.add_argument("--plugin", action="append", default=[], metavar="FILE.py", help="plugin to load, repeatable")
     parser.add_argument("--quantization", help="format of linear layers and experts: fp8, int8, int4")
-    parser.add_argument("--batch", type=int, default=32, help="requests decoded at a time (32)")
-    parser.add_argument("--n", type=int, default=500, help="held-out prompts per task (500)")
-    parser.add_argument("--seed", type=int, default=0, help="of the choice of held-out prompts (0)")
+    parser.add_argument("--batch", type=int, default=32, help="requests per batch; default: 32")
+    parser.add_argument("--n", type=int, default=500, help="held-out prompts per task; default: 500")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the choice of held-out prompts; default: 0")
     output.add_json(parser)
 
 
@@ -82,7 +82,7 @@ def chosen_tasks(
     known = all_tasks() if known is None else known
     tasks = {**known, **everyday.TASKS}
     if unknown := sorted(set(names or ()) - set(tasks)):
-        raise ConfigError(f"--tasks: {', '.join(unknown)} is no demo task; known: {', '.join(sorted(tasks))}")
+        raise ConfigError(f"--tasks: {', '.join(unknown)} is not a demo task; known: {', '.join(sorted(tasks))}")
     picked = [tasks[n] for n in names] if names else list(known.values())
     return [t for t in picked if kind is None or t.kind == kind]
 

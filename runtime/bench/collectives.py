@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tensor-parallel-size", type=int, default=2, help="ranks; default: 2")
     parser.add_argument("--rows", type=int, nargs="+", default=[32, 256, 1024, 2048, 8192], help="rows of a step")
     parser.add_argument("--hidden", type=int, default=2048, help="values per row; default: 2048")
-    parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda where there is one")
+    parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda if available, else cpu")
     parser.add_argument("--repeats", type=int, default=20, help="operations per CUDA graph, and timed runs of it")
     parser.add_argument("--warmup", type=int, default=3)
     output.add_json(parser)

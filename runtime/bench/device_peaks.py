@@ -34,7 +34,7 @@ MAX_IN_FLIGHT = 16  # launches before the host waits for the first of them
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", type=float, default=0.5, help="of each kind of work; default: .5")
+    parser.add_argument("--seconds", type=float, default=0.5, help="seconds per kind of work; default: 0.5")
     output.add_json(parser)
 
 

@@ -16,17 +16,19 @@ from runtime.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", type=Path, nargs="+", metavar="FILE.json", help="all of one tool")
-    parser.add_argument("--names", nargs="+", metavar="NAME", help="of the files' curves; default: what was measured")
-    parser.add_argument("--cases", nargs="+", metavar="CASE", help="of steps, these alone")
-    parser.add_argument("--title", default="", help="over the plot")
-    plot.add_argument(parser, "them")
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE.json", help="results of one tool")
+    parser.add_argument(
+        "--names", nargs="+", metavar="NAME", help="names of the curves, one per file; default: the settings"
+    )
+    parser.add_argument("--cases", nargs="+", metavar="CASE", help="cases of steps to draw; default: all")
+    parser.add_argument("--title", default="", help="title of the plot")
+    plot.add_argument(parser, "the curves")
 
 
 def main(args: argparse.Namespace) -> int:
     names = args.names or [""] * len(args.files)
     if len(names) != len(args.files) or args.plot is None:
-        print("--plot is needed, and as many --names as files", file=sys.stderr)
+        print("give --plot, and one --names entry per file", file=sys.stderr)
         return 2
     try:
         reports = [json.loads(path.read_text()) for path in args.files]
@@ -35,10 +37,10 @@ def main(args: argparse.Namespace) -> int:
         return 1
     for path, report in zip(args.files, reports, strict=True):
         if not isinstance(report, dict) or not ({"setup", "loads"} & report.keys()):
-            raise ConfigError(f"{path} is not what steps or serve write with --json")
+            raise ConfigError(f"{path} has no results of steps or serve; use a file that they wrote with --json")
     of_steps = ["setup" in report for report in reports]
     if any(of_steps) != all(of_steps):
-        print("steps and loads have no axis in common; draw them apart", file=sys.stderr)
+        print("results of steps and serve cannot be drawn together; use one plot per tool", file=sys.stderr)
         return 2
     make, axes = (steps, ("requests", "ms")) if any(of_steps) else (loads, ("requests/s", "latency, ms"))
     for report in reports if args.cases and all(of_steps) else []:
@@ -46,9 +48,10 @@ def main(args: argparse.Namespace) -> int:
     try:
         curves = [curve for report, name in zip(reports, names, strict=True) for curve in make(report, name)]
     except (KeyError, TypeError, IndexError) as error:
-        raise ConfigError(f"a file lacks {error}: steps --live and serve write what is drawn, with --json") from None
+        reason = f"a file lacks {error}; use results that steps --live or serve wrote with --json"
+        raise ConfigError(reason) from None
     if not curves:
-        raise ConfigError("the files hold nothing to draw; give others, or other --cases")
+        raise ConfigError("the files have no results to draw; use other files or other --cases")
     plot.draw(args.plot, args.title, axes, curves, log_x=all(of_steps))
     return 0
 

@@ -29,13 +29,11 @@ from runtime.plugins import load_plugins
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument(
-        "--tasks", nargs="+", metavar="TASK", help="only these; all but `everyday`, `claimed` and `declined` without it"
+        "--tasks", nargs="+", metavar="TASK", help="tasks to run; default: all but `everyday`, `claimed` and `declined`"
     )
+    parser.add_argument("--algorithm", help="unmasking algorithm, such as threshold or edit; default: the server's")
     parser.add_argument(
-        "--algorithm", help="unmasking algorithm: threshold, edit, ...; the server's default without it"
-    )
-    parser.add_argument(
-        "--mode", choices=("quality", "balanced", "speed"), help="default: quality, where the algorithm has modes"
+        "--mode", choices=("quality", "balanced", "speed"), help="default: quality, if the algorithm has modes"
     )
     parser.add_argument(
         "--set",
@@ -44,10 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FIELD=VALUE",
         help="value of a field of the algorithm, such as accept_threshold=0.8, repeatable",
     )
-    parser.add_argument("--compare-batch", action="store_true", help="decode everything one by one too; must be equal")
-    parser.add_argument("--min-short", type=float, metavar="SHARE", help="least accuracy of each short task")
-    parser.add_argument("--min-long", type=float, metavar="SHARE", help="least accuracy of each long task")
-    parser.add_argument("--min-tokens-per-forward", type=float, metavar="N", help="least pooled tokens per forward")
+    parser.add_argument(
+        "--compare-batch", action="store_true", help="also decode one prompt at a time; answers must be equal"
+    )
+    parser.add_argument("--min-short", type=float, metavar="FRACTION", help="minimum accuracy of each short task")
+    parser.add_argument("--min-long", type=float, metavar="FRACTION", help="minimum accuracy of each long task")
+    parser.add_argument("--min-tokens-per-forward", type=float, metavar="N", help="minimum pooled tokens per forward")
     parser.add_argument("--show-wrong", type=int, default=0, metavar="N", help="print N wrong answers per task")
 
 

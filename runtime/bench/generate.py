@@ -32,19 +32,21 @@ IDS = 1000, 150_000  # range of the prompts' token ids, limited to the vocabular
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", help="a named shape")
-    parser.add_argument("--random-weights", action="store_true", help="draw the weights; --arch needs it")
+    parser.add_argument("--random-weights", action="store_true", help="use random weights; required with --arch")
     parser.add_argument("--model", help="use this checkpoint instead (a directory or hf://org/name)")
     parser.add_argument(
         "--batch", type=int, nargs="+", default=[1, 32, 64], help="requests at a time; default: 1 32 64"
     )
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt; default: 64")
-    parser.add_argument("--max-tokens", type=int, default=1024, help="of an answer; default: 1024")
-    parser.add_argument("--rounds", type=int, default=3, help="of each batch, the median is shown; default: 3")
+    parser.add_argument("--max-tokens", type=int, default=1024, help="tokens per answer; default: 1024")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="rounds per batch, of which the median is shown; default: 3"
+    )
     formats = BY_DEST["quantization"].choices
     parser.add_argument("--quantization", choices=formats, help="format of linear layers and experts; default: none")
-    parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda where there is one")
+    parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda if available, else cpu")
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help="default: bfloat16 on CUDA")
-    parser.add_argument("--enforce-eager", action="store_true", help="launch each step anew")
+    parser.add_argument("--enforce-eager", action="store_true", help="run without CUDA graphs")
     parser.add_argument("--repeats", type=int, default=30, help="timed steps of the bound; default: 30")
     roofline.add_arguments(parser)
     output.add_json(parser)

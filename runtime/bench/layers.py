@@ -41,35 +41,36 @@ def layer_error(runner: ModelRunner, plan: StepPlan) -> float:
     model = cast(Any, runner.model)
     layers = list(model.layers)
     inputs: list[tuple[Any, ...]] = []
-    made: list[list[torch.Tensor]] = []
+    outputs: list[list[torch.Tensor]] = []
     errors: list[float] = []
 
-    def listens(layer: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+    def record_layer(layer: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         inputs.append(tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args))
-        made.append([part.clone() for part in _tensors(out)])
+        outputs.append([part.clone() for part in _tensors(out)])
 
-    def gives(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        theirs = inputs[len(errors)]
-        return tuple(had if isinstance(had, torch.Tensor) else arg for had, arg in zip(theirs, args, strict=True))
+    def replay_inputs(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        recorded = inputs[len(errors)]
+        return tuple(old if isinstance(old, torch.Tensor) else arg for old, arg in zip(recorded, args, strict=True))
 
-    def compares(layer: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
-        theirs = made[len(errors)]
-        errors.append(max(_relative_error(*pair) for pair in zip(theirs, _tensors(out), strict=True)))
-        return theirs[0] if isinstance(out, torch.Tensor) else tuple(theirs)  # so that later code has the same inputs
+    def compare_outputs(layer: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
+        recorded = outputs[len(errors)]
+        errors.append(max(_relative_error(*pair) for pair in zip(recorded, _tensors(out), strict=True)))
+        # so that later code has the same inputs
+        return recorded[0] if isinstance(out, torch.Tensor) else tuple(recorded)
 
-    with _hooked(layers, None, listens):
+    with _hooked(layers, None, record_layer):
         left = _forward(runner, plan)
     finished = model.final_hidden_states(left)
-    with _references(model, runner.pool.dtype), _hooked(layers, gives, compares):
+    with _references(model, runner.pool.dtype), _hooked(layers, replay_inputs, compare_outputs):
         errors.append(_relative_error(left, _forward(runner, plan)))
         errors.append(_relative_error(finished, model.final_hidden_states(left)))
     worst = max(range(len(errors)), key=errors.__getitem__)
-    of_eight_bits = any(isinstance(weight.active, Fp8Weight) for weight in named_weights(model).values())
-    allowed = ALLOWED_FP8 if of_eight_bits else ALLOWED[runner.pool.dtype]
+    is_fp8 = any(isinstance(weight.active, Fp8Weight) for weight in named_weights(model).values())
+    allowed = ALLOWED_FP8 if is_fp8 else ALLOWED[runner.pool.dtype]
     if not errors[worst] <= allowed:
         raise RuntimeError(
-            f"layer {worst} is off by {errors[worst]:.2g} of its outputs, more than {allowed:g}: these times would "
-            "mean nothing"
+            f"layer {worst} has a relative error of {errors[worst]:.2g}, above the limit of {allowed:g}; the times are "
+            "not valid"
         )
     return errors[worst]
 

@@ -42,7 +42,7 @@ from runtime.worker.sampler import SamplerConfig
 ACCEPT = 0.95  # a threshold that random weights do not reach
 IDS = 1000, 150_000  # range of unmasked token ids, limited to the vocabulary
 BLOCKS = 23  # seed of the tokens of open blocks, which do not depend on the context length
-SETTLE = 12  # steps before the timed ones
+WARMUP_STEPS = 12  # steps before the timed ones
 
 
 def cases(args: argparse.Namespace, strategy: Strategy) -> list[tuple[str, int, int, list[SteadyStep]]]:
@@ -75,7 +75,7 @@ class Live:
     model: Model
     pool: KVPool
     strategy: Strategy
-    facts: ModelInfo
+    model_info: ModelInfo
     mask_id: int | None
     args: argparse.Namespace
     adapters: LoRAManager
@@ -100,28 +100,28 @@ class Live:
         block, repeats = self.args.block_size, self.args.repeats
         info = self._info(step)
         runner = self._runner(info)
-        discarding = AcceptNoneRunner(runner)
-        engine = Engine(info=info, runner=discarding, strategy=self.strategy, lora_manager=self.adapters)
+        accept_none = AcceptNoneRunner(runner)
+        engine = Engine(info=info, runner=accept_none, strategy=self.strategy, lora_manager=self.adapters)
         engine.set_overlap_callback(engine.take_outputs)  # as a server's engine process does
         random = np.random.default_rng(len(step.members) * 1_000_003 + seed)
-        last = self.facts.vocab_size - 1
+        last = self.model_info.vocab_size - 1
         low, high = min(IDS[0], last // 2), min(IDS[1], last)
         for n, member in enumerate(step.members):
             prompt = random.integers(low, high, member.prompt).tolist()
-            asked = RequestSpec(
+            spec = RequestSpec(
                 id=str(n), prompt=prompt, max_tokens=block, ignore_eos=True, seed=n,
                 temperature=self.args.temperature or float(self.strategy.uniform_noise), top_p=self.args.top_p,
                 decoding=info.defaults(),
                 adapter=str(n % self.loras) if self.loras else "",
             )  # fmt: skip
-            engine.add(asked)
+            engine.add(spec)
         rewind = begin(engine, step)
-        drawn = np.random.default_rng((BLOCKS, len(step.members)))
+        block_random = np.random.default_rng((BLOCKS, len(step.members)))
         for member, request in zip(step.members, engine.scheduler.running, strict=True):
             if member.cached is None and not self.strategy.uniform_noise:
-                self._half_fill(request, drawn, (low, high))
-        discarding.hold()
-        for _ in range(SETTLE):
+                self._half_fill(request, block_random, (low, high))
+        accept_none.hold()
+        for _ in range(WARMUP_STEPS):
             rewind()
             engine.execute_step()
         before = runner.stats.replayed
@@ -132,11 +132,11 @@ class Live:
             rewind()
             engine.execute_step()
             walls.append((time.perf_counter() - started) * 1e3)
-        timed = discarding.rows[-repeats:]
+        timed = accept_none.rows[-repeats:]
         if set(timed) != {step.rows}:
             raise RuntimeError(f"the batch was not steady: steps of {sorted(set(timed))} rows, not {step.rows}")
         device = [seconds * 1e3 for seconds in runner.stats.device_seconds]
-        blocks = discarding.plan.blocks
+        blocks = accept_none.plan.blocks
         sampled = 0 if blocks is None else int(blocks.sampled.sum())
         row: dict[str, Any] = {"rows": step.rows, "sampled": sampled, "wall_ms": round(statistics.median(walls), 3)}
         if len(device) == repeats:
@@ -146,13 +146,13 @@ class Live:
         row["replayed"] = runner.stats.replayed - before
         engine.close()
         if measure:
-            row |= self._measured(discarding, row["wall_ms"])
+            row |= self._measured(accept_none, row["wall_ms"])
         return row
 
-    def _measured(self, discarding: AcceptNoneRunner, wall: float) -> dict[str, Any]:
+    def _measured(self, accept_none: AcceptNoneRunner, wall: float) -> dict[str, Any]:
         """Returns mean experts per layer and, on a GPU, lower bounds of the last step; with --check also the error."""
-        model, plan, args = cast(torch.nn.Module, self.model), discarding.plan, self.args
-        experts = count_experts(model, discarding.runner, plan)
+        model, plan, args = cast(torch.nn.Module, self.model), accept_none.plan, self.args
+        experts = count_experts(model, accept_none.runner, plan)
         complete = (
             experts[:-1] if isinstance(model, Decoder) and model.split_last_layer else experts
         )  # layers whose experts run on all rows
@@ -160,7 +160,7 @@ class Live:
         if self.pool.device.type == "cuda":  # rates are known for GPUs only
             found |= work_of(model, self.pool, plan, experts).columns(wall, args)
         if args.check:
-            found["error"] = float(f"{layer_error(discarding.runner, plan):.2g}")
+            found["error"] = float(f"{layer_error(accept_none.runner, plan):.2g}")
         return found
 
     def _half_fill(self, request: Request, random: np.random.Generator, ids: tuple[int, int]) -> None:
@@ -198,8 +198,8 @@ class Live:
             strategy="bench",
             device=self.pool.device.type,
             dtype=str(self.pool.dtype),
-            vocab_size=self.facts.vocab_size,
-            max_token_id=self.facts.vocab_size - 1,
+            vocab_size=self.model_info.vocab_size,
+            max_token_id=self.model_info.vocab_size - 1,
             mask_token_id=self.mask_id,
             eos_token_ids=[0],
             block_size=size,

@@ -15,7 +15,7 @@ import aiohttp
 from runtime.client import ServerError, event_object, headers, may_use_proxy, refusal
 
 ROUTE = "v1/chat/completions"  # under the session's base URL
-AT_ONCE = "health"
+HEALTH_ROUTE = "health"
 HEADERS = {"Content-Type": "application/json"}
 IDLE_SECONDS = 4.0  # idle connections are not reused after this; servers close theirs after 5 s at the earliest
 
@@ -116,12 +116,12 @@ async def send(http: aiohttp.ClientSession, body: bytes) -> Sent:
                 if stream.has_text and not sent.first:
                     sent.first = time.perf_counter() - start
         if not stream.ended:
-            raise ServerError("the stream broke off", "broken stream")
+            raise ServerError("the stream ended early", "broken stream")
     except ServerError as error:
         sent.failure = error.kind
     except TimeoutError:
         sent.failure = "timeout"
-    except (aiohttp.ClientPayloadError, ValueError):  # the stream broke off, or an event is not JSON
+    except (aiohttp.ClientPayloadError, ValueError):  # the stream ended early, or an event is not JSON
         sent.failure = "broken stream"
     except aiohttp.ClientError as error:
         sent.failure = type(error).__name__
@@ -148,13 +148,13 @@ async def closed_loop(
     return Round(time.perf_counter() - start, found)
 
 
-async def answers_at_once(http: aiohttp.ClientSession, clients: int, requests: int) -> float:
+async def health_rate(http: aiohttp.ClientSession, clients: int, requests: int) -> float:
     """Returns requests per second of `clients` clients at /health, which answers without computation."""
     left = iter(range(requests))
 
     async def client() -> None:
         for _ in left:
-            async with http.get(AT_ONCE) as response:
+            async with http.get(HEALTH_ROUTE) as response:
                 await response.read()
 
     start = time.perf_counter()

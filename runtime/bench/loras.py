@@ -20,8 +20,13 @@ ATTENTION = ("self_attn.qkv_proj.weight", "self_attn.o_proj.weight")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--loras", type=int, help="of --live: time steps also with so many adapters, in turn")
-    parser.add_argument("--lora-rank", type=int, default=16, help="their rank, on attention's projections")
+    parser.add_argument(
+        "--loras", type=int, metavar="N",
+        help="with --live: also time steps with N adapters, assigned to requests in rotation",
+    )  # fmt: skip
+    parser.add_argument(
+        "--lora-rank", type=int, default=16, help="rank of the adapters, on attention projections; default: 16"
+    )
 
 
 def lora_config(args: argparse.Namespace) -> LoRAConfig | None:
@@ -29,7 +34,7 @@ def lora_config(args: argparse.Namespace) -> LoRAConfig | None:
     if args.loras is None:
         return None
     if args.loras < 1 or args.lora_rank < 1 or not args.live:
-        raise ConfigError("--loras and --lora-rank must be at least 1, and go with --live")
+        raise ConfigError("--loras and --lora-rank: must be at least 1, and need --live")
     return LoRAConfig(args.loras, args.lora_rank)
 
 

@@ -20,7 +20,7 @@ Run = Callable[[argparse.Namespace, TensorParallelGroup], int]
 def run_on_ranks(args: argparse.Namespace, run: Run) -> int:
     """Runs `run` in `--tensor-parallel-size` processes. Exits with the code of rank 0; returns 1 with --live."""
     if args.live:
-        print("error: --live is the wall clock of one process; leave --tensor-parallel-size out")
+        print("error: --live cannot be combined with --tensor-parallel-size; leave one out")
         return 1
     store = groups.make_store("127.0.0.1", SECONDS)
     size, context = args.tensor_parallel_size, multiprocessing.get_context("spawn")

@@ -12,9 +12,9 @@ def new_file(text: str) -> Path:
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is a directory; name a file in it")
     if not path.absolute().parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} is in no directory that there is")
+        raise argparse.ArgumentTypeError(f"the directory of {text!r} does not exist; create it")
     return path
 
 
 def add_json(parser: argparse.ArgumentParser, what: str = "the figures") -> None:
-    parser.add_argument("--json", type=new_file, metavar="FILE", help=f"write {what} there too")
+    parser.add_argument("--json", type=new_file, metavar="FILE", help=f"also write {what} to this file")

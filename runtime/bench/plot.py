@@ -47,8 +47,8 @@ def draw(path: Path, title: str, axes: tuple[str, str], curves: Sequence[Curve],
     FigureCanvasAgg(figure)
     plot = figure.add_subplot()
     for curve, marker in zip(curves, itertools.cycle(MARKERS)):
-        look: dict[str, Any] = {"marker": marker, "markersize": 5, "markerfacecolor": "none", "linewidth": 1.2}
-        plot.plot(*zip(*curve.points, strict=True), label=curve.name, clip_on=False, **look)
+        style: dict[str, Any] = {"marker": marker, "markersize": 5, "markerfacecolor": "none", "linewidth": 1.2}
+        plot.plot(*zip(*curve.points, strict=True), label=curve.name, clip_on=False, **style)
         for point, label in zip(curve.points, curve.labels, strict=True):
             plot.annotate(label, point, textcoords="offset points", xytext=(5, 5), fontsize=8)
     plot.set(title=title, xlabel=axes[0], ylabel=axes[1])

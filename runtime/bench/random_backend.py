@@ -15,7 +15,7 @@ def make_engine(configure: Configure, progress: backend.Progress, lost: backend.
     from runtime.engine.setup import load_engine
 
     if configure.engine.tensor_parallel_size > 1:
-        raise ConfigError("--tensor-parallel-size: a server of drawn weights runs on one device; leave it out")
+        raise ConfigError("--tensor-parallel-size: a server with random weights runs on one device; leave it out")
     backend.take_devices(configure)
     return load_engine(configure.engine, progress, load_random)
 

@@ -29,7 +29,7 @@ from runtime.errors import ConfigError
 
 PREFILLS = 5
 PROFILED = 10  # steps in a profile
-SETTLE = 5  # steps before them
+WARMUP_STEPS = 5  # steps before them
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,13 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-communication", action="store_true",
         help="run only rank 0 of each size, on one device, with collectives that transfer nothing",
     )  # fmt: skip
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="requests at a time")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], help="requests per step")
     parser.add_argument("--context", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--steps", type=int, default=60, help="tokens of an answer, and steps of each batch")
     parser.add_argument("--prefill", type=int, default=8192, help="tokens of the prompts of one step; default: 8192")
-    parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda where there is one")
+    parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda if available, else cpu")
     parser.add_argument("--quantization", help="format of linear layers and experts; default: none")
-    parser.add_argument("--profile", action="store_true", help="also the device time of rank 0's kernels, by kind")
+    parser.add_argument(
+        "--profile", action="store_true", help="also print the device time of rank 0's kernels, by kind"
+    )
     output.add_json(parser)
 
 
@@ -60,8 +62,8 @@ def main(args: argparse.Namespace) -> int:
         if args.device == "cpu":
             raise ConfigError("--profile needs a GPU, and --device is cpu; leave --profile out")
         require_gpu("--profile")
-        if args.steps < SETTLE + PROFILED:
-            raise ConfigError(f"--steps {args.steps} must be at least {SETTLE + PROFILED} for --profile")
+        if args.steps < WARMUP_STEPS + PROFILED:
+            raise ConfigError(f"--steps {args.steps} must be at least {WARMUP_STEPS + PROFILED} for --profile")
     rows = []
     for size in args.sizes:
         for experts in {1, size} if args.expert_parallel else {1}:
@@ -148,7 +150,7 @@ def _profile(llm: Any, batch: int, args: argparse.Namespace) -> dict[str, Any]:
         scheduler = engine.scheduler
         while scheduler.waiting or any(request.prefilling or not request.nfe for request in scheduler.running):
             engine.step()
-        for _ in range(SETTLE):
+        for _ in range(WARMUP_STEPS):
             engine.step()
     steps = PROFILED if batch else 1
     events = kernel_times.record(lambda: [engine.step() for _ in range(steps)])

@@ -40,8 +40,8 @@ LAYER = re.compile(r"(layers\.\d+)\.(\w+)\.")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    rates = "of the floor: 10^12 {} per second; default: those of the device, measured if it is not a known one"
-    parser.add_argument("--tflops", type=float, help=rates.format("sums and products"))
+    rates = "rate for the lower bounds: 10^12 {} per second; default: that of the device, measured if it is unknown"
+    parser.add_argument("--tflops", type=float, help=rates.format("operations"))
     parser.add_argument("--tbs", type=float, help=rates.format("bytes read"))
 
 

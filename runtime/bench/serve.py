@@ -20,7 +20,7 @@ import aiohttp
 import uvloop
 
 from runtime.bench import output, plot, started
-from runtime.bench.load import answers_at_once, closed_loop, open_loop, session
+from runtime.bench.load import closed_loop, health_rate, open_loop, session
 from runtime.bench.multiprocess_load import load_processes
 from runtime.client import DEFAULT_URL, is_address
 from runtime.errors import ConfigError
@@ -35,17 +35,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key", metavar="KEY")
     parser.add_argument("--clients", type=int, nargs="+", metavar="N", help="closed loop; default: 1 32")
     parser.add_argument("--rate", type=float, nargs="+", metavar="R", help="open loop: requests per second, Poisson")
-    parser.add_argument("--processes", type=int, default=1, metavar="N", help="that the clients are in; default: 1")
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="processes of the clients; default: 1")
     parser.add_argument("--requests", type=int, default=128, metavar="N", help="requests per round; default: 128")
-    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="of each load; default: 1")
-    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of an answer; default: 64")
+    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="rounds per load; default: 1")
+    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="tokens per answer; default: 64")
     parser.add_argument("--ignore-eos", action="store_true", help="every answer takes all of --max-tokens")
-    parser.add_argument("--accept-threshold", type=float, metavar="P", help="of requests; 0: a step fills its block")
+    parser.add_argument(
+        "--accept-threshold", type=float, metavar="P", help="accept_threshold of requests; 0 fills a block per step"
+    )
     parser.add_argument("--mode", choices=("speed", "balanced", "quality"))
-    parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="of a request; default: 300")
-    parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals; default: 0")
-    parser.add_argument("--at-once", action="store_true", help="as many clients also at a route that answers at once")
-    parser.add_argument("--compare-llm", action="store_true", help=f"also LLM.generate at batch {LLM_BATCH}")
+    parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="seconds per request; default: 300")
+    parser.add_argument("--seed", type=int, default=0, help="seed of prompts and arrivals; default: 0")
+    parser.add_argument("--at-once", action="store_true", help="also load /health with the same clients")
+    parser.add_argument("--compare-llm", action="store_true", help=f"also run LLM.generate at batch {LLM_BATCH}")
     output.add_json(parser, "everything measured")
     plot.add_argument(parser, "throughput against latency")
 
@@ -58,10 +60,10 @@ def main(args: argparse.Namespace) -> int:
         return 2
     fewest = min((value for kind, value in loads if kind == "clients"), default=args.requests)
     if not 1 <= args.processes <= fewest:
-        print(f"--processes: at least 1, and no more than there are clients or requests, {fewest:g}", file=sys.stderr)
+        print(f"--processes: must be between 1 and the number of clients and requests, {fewest:g}", file=sys.stderr)
         return 2
     if args.url and not is_address(args.url):
-        print(f"--url: {args.url!r} is no server's address; one is like {DEFAULT_URL}", file=sys.stderr)
+        print(f"--url: {args.url!r} is not a server's address, such as {DEFAULT_URL}", file=sys.stderr)
         return 2
     if (sentence := started.flags_error(args)) is not None:
         print(sentence, file=sys.stderr)
@@ -111,7 +113,7 @@ def bodies(args: argparse.Namespace, round_number: int) -> list[Body]:
 async def _measure(
     args: argparse.Namespace, url: str, loads: list[tuple[str, float]]
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Returns the results of each load, and requests per second by clients of a route that answers at once."""
+    """Returns the results of each load, and requests per second of /health by clients."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -148,7 +150,7 @@ async def _measure(
                     number += 1
                 rows.append({kind: value, "rounds": rounds})
         at_once = {
-            f"{n:g}": await answers_at_once(client, int(n), args.requests)
+            f"{n:g}": await health_rate(client, int(n), args.requests)
             for kind, n in loads
             if args.at_once and kind == "clients"
         }
@@ -251,7 +253,7 @@ def _show(report: dict[str, Any]) -> None:
     for clients, answers in report.get("at_once", {}).items():
         rounds = next(load["rounds"] for load in report["loads"] if load.get("clients") == float(clients))
         ratio = (_median(rounds, "requests_per_second") or 0.0) / answers
-        console.print(f"{clients} clients at a route that answers at once: {answers:.1f} req/s; of that {ratio:.2f}")
+        console.print(f"{clients} clients at /health: {answers:.1f} req/s; chat reaches {ratio:.2f} of that")
     if "llm" in report:
         own = _median(report["llm"]["rounds"], "tokens_per_second") or 0.0
         console.print(f"LLM.generate at batch {LLM_BATCH}: {own:.1f} tokens/s")

@@ -21,8 +21,8 @@ COLUMNS = (  # of a table of such steps; those that no row has are left out
 )
 KINDS = {
     "plain": "every request denoises a block",
-    "commit": "every request feeds a finished block and a fresh one",
-    "mixed": "as plain, beside a chunk of another's prompt",
+    "commit": "every request forwards a finished block and a new one",
+    "mixed": "as plain, plus a prefill chunk of another request",
     "prefill": "prompts with their first blocks, as many as --budget holds",
 }
 CHUNK = 512  # rows of the prompt in a mixed step

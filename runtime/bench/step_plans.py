@@ -39,7 +39,7 @@ class _Decoding:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _RequestSpec:
     """The fields of RequestSpec that a request reads."""
 
     prompt: list[int]
@@ -134,9 +134,9 @@ class StepPlans:
         values = values_of(with_defaults(declared, self.block_size, {"accept_threshold": ACCEPT}))
         made = []
         for n in range(count):
-            asked = _Asked([0] * prompt, answer, _Decoding(key, values), temperature=float(noisy), seed=n)
+            spec = _RequestSpec([0] * prompt, answer, _Decoding(key, values), temperature=float(noisy), seed=n)
             request = Request(
-                cast("RequestSpec", asked),
+                cast("RequestSpec", spec),
                 size=self.strategy.total_len(prompt, answer),
                 num_final_tokens=self.strategy.initial_final_len(prompt),
                 mask_id=self.mask_id or 0,
@@ -147,10 +147,10 @@ class StepPlans:
 
     def _plan(self, batch: list[ScheduledRequest], tokens: int) -> StepPlan:
         """Returns the plan of a step. The first `tokens` positions of each request are in random pages."""
-        units = pages_needed(tokens, self.page_size)
-        table = PageTable(rows=len(batch), page_groups=units, pages_per_group=1, page_size=self.page_size)
-        drawn = np.random.default_rng(7).permutation(self.pages)[: len(batch) * units].reshape(len(batch), units)
-        for scheduled, pages in zip(batch, drawn.tolist(), strict=True):
+        page_groups = pages_needed(tokens, self.page_size)
+        table = PageTable(rows=len(batch), page_groups=page_groups, pages_per_group=1, page_size=self.page_size)
+        page_ids = np.random.default_rng(7).permutation(self.pages)[: len(batch) * page_groups]
+        for scheduled, pages in zip(batch, page_ids.reshape(-1, page_groups).tolist(), strict=True):
             scheduled.request.req_slot = table.allocate_row()
             table.write(scheduled.request.req_slot, 0, pages)
         builder = InputBuilder(table, self.strategy)

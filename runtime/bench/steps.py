@@ -54,41 +54,43 @@ _REPORTED_ARGS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", help=f"a named shape: {', '.join(ARCHITECTURES)}")
-    parser.add_argument("--random-weights", action="store_true", help="draw the weights; --arch needs it")
+    parser.add_argument("--random-weights", action="store_true", help="use random weights; required with --arch")
     parser.add_argument("--model", help="time this checkpoint instead (a directory or hf://org/name)")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 8, 16, 32, 64], help="requests a step")
-    parser.add_argument("--context", type=int, nargs="+", default=[128, 512, 1024], help="cached tokens a request")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 8, 16, 32, 64], help="requests per step")
+    parser.add_argument("--context", type=int, nargs="+", default=[128, 512, 1024], help="cached tokens per request")
     parser.add_argument("--prompt", type=int, nargs="*", default=[512, 1024], help="prompt lengths to prefill")
-    parser.add_argument("--budget", type=int, default=8192, help="most tokens of one prefill forward")
+    parser.add_argument("--budget", type=int, default=8192, help="maximum tokens per prefill forward")
     parser.add_argument("--dtype", choices=DTYPES, help="default: bfloat16 on CUDA, float32 on CPU")
     parser.add_argument(
         "--quantization",
         choices=BY_DEST["quantization"].choices,
         help="format of linear layers and experts; default: none",
     )
-    parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda where there is one")
+    parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda if available, else cpu")
     parser.add_argument("--attn-impl", choices=attention_names(), help="default: triton_grouped on CUDA, else torch")
     parser.add_argument("--deterministic", action="store_true", help="kernels whose bits do not depend on the batch")
     parser.add_argument("--kv-cache-layout", choices=LAYOUTS, default="unified")
     parser.add_argument("--block-size", type=int, help="default: the checkpoint's, else the family's")
-    parser.add_argument("--filled", type=float, help="share of a block of masks that holds random tokens; default: 0.5")
+    parser.add_argument(
+        "--filled", type=float, help="fraction of a masked block that is filled with random tokens; default: 0.5"
+    )
     parser.add_argument("--page-size", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=30, help="timed runs of each case; the median is shown")
     parser.add_argument("--warmup", type=int, default=5)
-    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="ranks that share the model; not of --live")
+    parser.add_argument(
+        "--tensor-parallel-size", type=int, default=1, help="tensor parallel ranks; not with --live; default: 1"
+    )
     parser.add_argument("--expert-parallel-size", type=int, default=1, help="as the server's")
     parser.add_argument("--graphs", action="store_true", help="also replay each decode forward as a CUDA graph")
-    parser.add_argument("--live", action="store_true", help="the wall clock of an engine's whole step instead")
+    parser.add_argument("--live", action="store_true", help="measure the wall clock of complete engine steps instead")
     about = "; ".join(f"{name}: {text}" for name, text in KINDS.items())
-    parser.add_argument("--cases", choices=KINDS, nargs="+", default=["plain"], help=f"of --live; {about}")
-    parser.add_argument("--temperature", type=float, default=0.0, help="of --live: at which requests draw")
-    parser.add_argument(
-        "--top-p", type=float, default=1.0, help="of --live: with --temperature, from how much they draw"
-    )
+    parser.add_argument("--cases", choices=KINDS, nargs="+", default=["plain"], help=f"cases of --live; {about}")
+    parser.add_argument("--temperature", type=float, default=0.0, help="with --live: sampling temperature")
+    parser.add_argument("--top-p", type=float, default=1.0, help="with --live and --temperature: top-p of sampling")
     loras.add_arguments(parser)
-    parser.add_argument("--enforce-eager", action="store_true", help="of --live: launch each step anew")
+    parser.add_argument("--enforce-eager", action="store_true", help="with --live: run without CUDA graphs")
     parser.add_argument(
-        "--check", action="store_true", help="of --live: compare each layer with the kernels' references"
+        "--check", action="store_true", help="with --live: compare each layer with the kernels' references"
     )
     roofline.add_arguments(parser)
     output.add_json(parser, "the results")
@@ -109,14 +111,14 @@ def _run(args: argparse.Namespace, group: TensorParallelGroup = SINGLE_RANK) -> 
     except ConfigError as error:
         print(f"error: {error}")
         return 1
-    print(json.dumps(setup.facts))
+    print(json.dumps(setup.settings))
     if args.live:
         rows = _live_cases(setup, args)
     else:
         rows = [_decode_case(setup, batch, context, args) for batch in args.batch for context in args.context]
         rows += [_prefill_case(setup, batch, length, args) for length in args.prompt for batch in args.batch]
     if args.json:
-        args.json.write_text(json.dumps({"setup": setup.facts, "results": rows}, indent=1) + "\n")
+        args.json.write_text(json.dumps({"setup": setup.settings, "results": rows}, indent=1) + "\n")
     print(table(rows))
     return 0
 
@@ -128,7 +130,7 @@ class _Setup:
         self,
         model: Model,
         strategy: Strategy,
-        known: ModelInfo,
+        model_info: ModelInfo,
         args: argparse.Namespace,
         build: LayerFactory,
         adapters: LoRAManager,
@@ -144,11 +146,11 @@ class _Setup:
         size = pages * layout.page_bytes(model.kv_shapes, args.page_size, dtype)
         check_memory(device, size, "the KV pages", "choose a smaller --batch, --context or --prompt")
         self.pool = layout(model.kv_shapes, num_pages=pages, page_size=args.page_size, dtype=dtype, device=device)
-        last = known.vocab_size - 1
-        mask_id = None if strategy.uniform_noise else last if known.mask_id is None else known.mask_id
-        self.known = known
+        last = model_info.vocab_size - 1
+        mask_id = None if strategy.uniform_noise else last if model_info.mask_id is None else model_info.mask_id
+        self.model_info = model_info
         self.plans = StepPlans(
-            strategy, args.block_size, mask_id, known.vocab_size, args.page_size, self.pool.num_pages
+            strategy, args.block_size, mask_id, model_info.vocab_size, args.page_size, self.pool.num_pages
         )
         config = SamplerConfig(
             args.block_size, mask_id, last, eos_ids=(0,), max_num_reqs=max(args.batch),
@@ -157,13 +159,13 @@ class _Setup:
         self.runner = ModelRunner(model, self.pool, config)
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
         weights = sum(weight.nbytes for weight in named_weights(cast(nn.Module, model)).values())
-        self.facts = {
+        self.settings = {
             "model": args.arch or args.model, "device": gpu, "dtype": str(dtype).removeprefix("torch."),
             "quantization": build.quantization, "torch": torch.__version__, "weights_gb": round(weights / 1e9, 3),
-            "ranks": build.group.size, "experts_dealt": build.expert_parallel,
+            "ranks": build.group.size, "expert_parallel_size": args.expert_parallel_size,
         } | {name: getattr(args, name) for name in _REPORTED_ARGS}  # fmt: skip
         if args.live and device.type == "cuda":
-            self.facts |= {"tflops": args.tflops, "tbs": args.tbs}
+            self.settings |= {"tflops": args.tflops, "tbs": args.tbs}
 
     def fill_pool(self) -> None:
         """Fills the pool with random keys and values, so that the context is as scattered as a real one."""
@@ -175,7 +177,7 @@ def _set_up(args: argparse.Namespace, group: TensorParallelGroup) -> _Setup:
     if (args.arch is None) == (args.model is None):
         raise ConfigError("give either --arch NAME --random-weights or --model CHECKPOINT")
     if args.random_weights != (args.arch is not None):
-        raise ConfigError("--random-weights goes with --arch, which has no weights of its own, and with nothing else")
+        raise ConfigError("--random-weights must be used with --arch, and only with it")
     check_positive(args, "batch", "context", "prompt", "repeats", "budget", "block_size", "page_size")
     if args.warmup < 0:
         raise ConfigError("--warmup must be at least 0")
@@ -189,7 +191,7 @@ def _set_up(args: argparse.Namespace, group: TensorParallelGroup) -> _Setup:
     dtype = DTYPES[args.dtype or ("bfloat16" if device.type == "cuda" else "float32")]
     checkpoint = None if args.model is None else resolve_checkpoint(args.model)
     config = architecture(args.arch) if checkpoint is None else checkpoint.config
-    quantization, deals = quantization_of(config, args.quantization), args.expert_parallel_size > 1
+    quantization, expert_parallel = quantization_of(config, args.quantization), args.expert_parallel_size > 1
     build = LayerFactory.create(
         device,
         dtype,
@@ -198,34 +200,38 @@ def _set_up(args: argparse.Namespace, group: TensorParallelGroup) -> _Setup:
         loras.lora_config(args),
         deterministic=args.deterministic,
         group=group,
-        expert_parallel=deals,
+        expert_parallel=expert_parallel,
     )
     family = resolve_family(None, config)
     arch = family.parse(config)
-    known = family.facts(arch)
-    strategy = _strategy(family, known, args)
+    model_info = family.facts(arch)
+    strategy = _strategy(family, model_info, args)
     model = (
         random_model(config, build, check=check_weights)
         if checkpoint is None
         else load_model(checkpoint, family, arch, build)
     )
     adapters = loras.random_adapters(args, family, arch, model, build)
-    return _Setup(model, strategy, known, args, build, adapters)
+    return _Setup(model, strategy, model_info, args, build, adapters)
 
 
-def _strategy(family: ModelFamily[Any], known: ModelInfo, args: argparse.Namespace) -> Strategy:
+def _strategy(family: ModelFamily[Any], model_info: ModelInfo, args: argparse.Namespace) -> Strategy:
     """Returns the family's first strategy, and sets the defaults in `args` that depend on it.
 
     Raises:
         ConfigError: a flag does not fit the strategy.
     """
     if args.block_size is None:
-        args.block_size = known.block_size
+        args.block_size = model_info.block_size
     longest = max([*args.context, *args.prompt]) + args.block_size
-    context = DecodingContext(args.block_size, None, True, longest, shift=known.shift, vocab_size=known.vocab_size)
+    context = DecodingContext(
+        args.block_size, None, True, longest, shift=model_info.shift, vocab_size=model_info.vocab_size
+    )
     strategy = make_strategy(family.strategies[0], family.strategies + strategies_supporting(family.key), context)
     if strategy.uniform_noise and args.filled is not None:
-        raise ConfigError(f"--filled {args.filled:g} means nothing here: {family.key} denoises noise, not masks")
+        raise ConfigError(
+            f"--filled {args.filled:g} has no effect: {family.key} uses uniform noise, not masks; leave it out"
+        )
     if not strategy.uniform_noise and args.filled is None:
         args.filled = 0.5
     if args.filled is not None and not 0 <= args.filled < 1:
@@ -264,7 +270,7 @@ def _live_cases(setup: _Setup, args: argparse.Namespace) -> list[dict[str, Any]]
     from runtime.bench.live import Live, cases
 
     runner, plans = setup.runner, setup.plans
-    live = Live(runner.model, setup.pool, plans.strategy, setup.known, plans.mask_id, args, setup.adapters)
+    live = Live(runner.model, setup.pool, plans.strategy, setup.model_info, plans.mask_id, args, setup.adapters)
     rows = []
     for kind, batch, context, steps in cases(args, plans.strategy):
         for live.loras in sorted({0, setup.adapters.slots}):
@@ -290,7 +296,7 @@ def _check_finite(runner: ModelRunner, plan: StepPlan) -> None:
     left = model.forward(model.embed(batch.tokens), batch, runner.pool)
     logits = model.lm_head(model.final_hidden_states(left[:256]))
     if not bool(torch.isfinite(left).all() & torch.isfinite(logits).all()):
-        raise RuntimeError("the model's outputs are not finite: these times would mean nothing")
+        raise RuntimeError("the model's outputs are not finite; the times are not valid")
 
 
 def table(rows: list[dict[str, Any]]) -> str:

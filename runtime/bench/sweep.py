@@ -25,12 +25,16 @@ AXES = ("tokens per forward", "accuracy, %")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="these tasks; every long one without it")
+    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="tasks to run; default: all long ones")
     parser.add_argument(
-        "--algorithm", nargs="+", metavar="NAME", help="these unmasking algorithms; all that fit the model without it"
+        "--algorithm", nargs="+", metavar="NAME", help="unmasking algorithms; default: all that fit the model"
     )
     parser.add_argument(
-        "--values", nargs="+", type=_number, metavar="V", help="of the field of the one --algorithm, instead of its own"
+        "--values",
+        nargs="+",
+        type=_number,
+        metavar="V",
+        help="values of the field of a single --algorithm; default: those it declares",
     )
     plot.add_argument(parser, "tokens per forward against accuracy")
 
@@ -116,7 +120,7 @@ def sweeps(info: EngineInfo, names: Sequence[str] | None, values: Sequence[float
     fitting = [algorithm.key for algorithm in info.algorithms]
     for name in names or ():
         if name not in fitting:
-            raise ConfigError(f"--algorithm: {name} is no algorithm of this model; available: {', '.join(fitting)}")
+            raise ConfigError(f"--algorithm: {name} is not an algorithm of this model; available: {', '.join(fitting)}")
     keys = list(dict.fromkeys(names or fitting))
     if values is None:
         return [_declared(key, info) for key in keys]

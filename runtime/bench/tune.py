@@ -77,13 +77,13 @@ Run = Callable[[GemmConfig], None]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", default="llada2-mini", help=f"a named shape with experts: {', '.join(ARCHITECTURES)}")
     parser.add_argument(
-        "--tensor-parallel-size", type=int, default=1, help="ranks that share each expert's width; default: 1"
+        "--tensor-parallel-size", type=int, default=1, help="tensor parallel ranks that shard each expert; default: 1"
     )
     rows = [32, 256, 1024, 2048, 8192]
     parser.add_argument("--rows", type=int, nargs="+", default=rows, help="rows of a forward, tuned in this order")
     parser.add_argument("--repeats", type=int, default=10, help="timed runs of each case; the median counts")
     parser.add_argument("--time-limit", type=float, help="seconds after which no further --rows begin; default: none")
-    parser.add_argument("--out", type=Path, help="write the table there; default: the device's own")
+    parser.add_argument("--out", type=Path, help="file of the table; default: that of the device")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -100,19 +100,19 @@ def tune(args: argparse.Namespace, device: torch.device, name: str) -> None:
     """Tunes the shape of the arguments on a device, and writes the table of the device of this `name`."""
     began = time.monotonic()
     experts, hidden, width, top_k = shape_of(args.arch, args.tensor_parallel_size)
-    gemms, half_masked = ExpertGemms(experts, hidden, width, device), masks(args.arch)
+    gemms, half_masked = ExpertGemms(experts, hidden, width, device), is_masked_family(args.arch)
     path = args.out or table_path(name)
-    cases = {rows: choices(rows, experts, top_k, device, half_masked=half_masked) for rows in args.rows}
+    cases = {rows: random_expert_ids(rows, experts, top_k, device, half_masked=half_masked) for rows in args.rows}
     compile_kernels(gemms, list(cases.values()))
     print(f"compiled after {time.monotonic() - began:.1f} s", flush=True)
     # A number of rows that is not tuned yet has the default: tiles of another number may be much slower.
     found = {rows * top_k / experts: gemms.default(rows * top_k) for rows in args.rows}
     for index, (rows, ids) in enumerate(cases.items()):
         if index and args.time_limit is not None and time.monotonic() - began > args.time_limit:
-            print(f"--time-limit reached, not tuned: {rows} rows and what follows", flush=True)
+            print(f"--time-limit reached, not tuned: {rows} rows and the following", flush=True)
             break
         found[rows * top_k / experts] = _best(gemms, ids, args.repeats)
-        write_table(path, load_table(name) | {shape_key(experts, hidden, width): between(sorted(found.items()))})
+        write_table(path, load_table(name) | {shape_key(experts, hidden, width): with_limits(sorted(found.items()))})
     print(path)
 
 
@@ -144,7 +144,7 @@ def _full_shape(arch: str) -> tuple[int, int, int, int]:
     raise ConfigError(f"--arch {arch} has no experts")
 
 
-def masks(arch: str) -> bool:
+def is_masked_family(arch: str) -> bool:
     """Returns whether the family of a named shape denoises masks, not uniform noise."""
     config = architecture(arch)
     family = resolve_family(None, config)
@@ -153,7 +153,7 @@ def masks(arch: str) -> bool:
     return not make_strategy(family.strategies[0], family.strategies, context).uniform_noise
 
 
-def between(found: list[tuple[float, FusedMoEConfig]]) -> list[tuple[float, FusedMoEConfig]]:
+def with_limits(found: list[tuple[float, FusedMoEConfig]]) -> list[tuple[float, FusedMoEConfig]]:
     """Returns each config with the upper limit of its pairs per expert: the geometric mean with the next one's value.
 
     The limit of the last one is 1e9.
@@ -165,14 +165,17 @@ def between(found: list[tuple[float, FusedMoEConfig]]) -> list[tuple[float, Fuse
     return [(limit, chosen) for limit, (_, chosen) in zip([*limits, 1e9], found, strict=True)]
 
 
-def choices(rows: int, experts: int, top_k: int, device: torch.device, *, half_masked: bool = True) -> torch.Tensor:
+def random_expert_ids(
+    rows: int, experts: int, top_k: int, device: torch.device, *, half_masked: bool = True
+) -> torch.Tensor:
     """Returns random expert ids, int32 [rows, top_k], distinct within a row."""
     random = torch.Generator(device).manual_seed(rows)
-    liked = torch.randn(experts, generator=random, device=device)
-    scores = liked + torch.randn(rows, experts, generator=random, device=device) * 1.5
+    popularity = torch.randn(experts, generator=random, device=device)
+    scores = popularity + torch.randn(rows, experts, generator=random, device=device) * 1.5
     if half_masked:
         masked = torch.arange(rows, device=device) % BLOCK < BLOCK // 2
-        scores[masked] = liked * 2 + torch.randn(int(masked.sum()), experts, generator=random, device=device) * 0.3
+        noise = torch.randn(int(masked.sum()), experts, generator=random, device=device)
+        scores[masked] = popularity * 2 + noise * 0.3
     return scores.topk(top_k, dim=1).indices.int()
 
 

@@ -131,7 +131,7 @@ def test_eval_compares_batches(engines, capsys) -> None:
         ("sweep --n 1 --algorithm fixed --values 0.5", "--values: steps: 0.5 is not an integer"),
         (
             "sweep --n 1 --algorithm edit dmax",
-            "--algorithm: dmax is no algorithm of this model; available: credit",
+            "--algorithm: dmax is not an algorithm of this model; available: credit",
         ),
     ],
 )
@@ -151,7 +151,7 @@ def test_eval_sets_no_mode_for_an_algorithm_without_modes(engines) -> None:
 
 def test_unknown_tasks_and_tools_are_refused(engines, capsys) -> None:
     assert run("eval", "--tasks", "poetry") == 1
-    assert "poetry is no demo task" in capsys.readouterr().err
+    assert "poetry is not a demo task" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         run("nothing")
 

@@ -50,6 +50,6 @@ def test_names_and_labels_of_curves():
 def test_reports_that_cannot_be_plotted_are_refused(tmp_path, capsys):
     picture = str(tmp_path / "out.png")
     assert main(["draw", *written(tmp_path, STEPS, LOADS), "--plot", picture]) == 2
-    assert "no axis in common" in capsys.readouterr().err
+    assert "cannot be drawn together" in capsys.readouterr().err
     assert main(["draw", *written(tmp_path, STEPS), "--plot", picture, "--names", "a", "b"]) == 2
     assert main(["draw", str(tmp_path / "none.json"), "--plot", picture]) == 1

@@ -122,7 +122,7 @@ def test_a_layer_with_wrong_results_is_detected(quantization, factor):
     if quantization == "fp8" and factor == 1.05:
         assert layer_error(runner, plan) > 1e-3
         return
-    with pytest.raises(RuntimeError, match="layer 1 is off by"):
+    with pytest.raises(RuntimeError, match="layer 1 has a relative error of"):
         layer_error(runner, plan)
 
 

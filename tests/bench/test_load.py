@@ -256,7 +256,7 @@ def test_a_route_that_answers_at_once_is_loaded_as_well(tmp_path, capsys):
     assert server.asked == 6
     assert json.loads(out.read_text())["at_once"]["2"] > 0
     assert server.bodies[-1]["decoding"] == {"accept_threshold": 0.0}
-    assert "2 clients at a route that answers at once" in capsys.readouterr().out
+    assert "2 clients at /health: " in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -270,8 +270,11 @@ def test_a_shape_is_served_with_drawn_weights(tmp_path):
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        (["--arch", "llada2-tiny"], "--random-weights goes with --arch"),
-        (["--arch", "llada2-tiny", "--random-weights", "--url", "http://here:1"], "leave out --url"),
+        (["--arch", "llada2-tiny"], "--random-weights must be used with --arch"),
+        (
+            ["--arch", "llada2-tiny", "--random-weights", "--url", "http://here:1"],
+            "--arch cannot be combined with --url",
+        ),
     ],
 )
 def test_shapes_are_for_servers_that_are_started(argv, sentence, capsys):
@@ -295,7 +298,7 @@ def test_senseless_addresses_are_refused(capsys):
 )
 def test_no_more_processes_than_clients(capsys, more):
     assert serve.main(arguments(*more)) == 2
-    assert capsys.readouterr().err.startswith("--processes: at least 1, and no more than there are clients or requests")
+    assert capsys.readouterr().err.startswith("--processes: must be between 1 and the number of clients and requests")
 
 
 def test_a_poisson_stream_of_several_processes():

@@ -37,7 +37,7 @@ def test_another_kind_of_file_is_refused(tool, capsys) -> None:
 def test_a_file_that_could_not_be_written_is_refused_before_the_measuring(capsys, tmp_path, tool, flag, name) -> None:
     parser = argparse.ArgumentParser()
     tool.add_arguments(parser)
-    for path, why in ((tmp_path / "none" / name, "is in no directory that there is"), (tmp_path, "is a directory")):
+    for path, why in ((tmp_path / "none" / name, "does not exist; create it"), (tmp_path, "is a directory")):
         with pytest.raises(SystemExit):
             parser.parse_args([flag, str(path)])
         assert why in capsys.readouterr().err

@@ -47,7 +47,7 @@ def test_profiles_need_a_device_and_steps(capsys, monkeypatch):
     assert main([*flags, "--device", "cpu"]) == 1
     assert "--profile needs a GPU, and --device is cpu" in capsys.readouterr().out
     monkeypatch.setattr(ranks, "require_gpu", lambda flag: None)
-    assert main([*flags, "--steps", str(ranks.SETTLE + ranks.PROFILED - 1)]) == 1
+    assert main([*flags, "--steps", str(ranks.WARMUP_STEPS + ranks.PROFILED - 1)]) == 1
     assert "must be at least 15 for --profile" in capsys.readouterr().out
 
 

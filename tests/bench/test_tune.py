@@ -8,7 +8,7 @@ import torch
 
 from runtime.bench import tune as tuning
 from runtime.bench.__main__ import main
-from runtime.bench.tune import between, choices, masks, shape_of
+from runtime.bench.tune import is_masked_family, random_expert_ids, shape_of, with_limits
 from runtime.errors import ConfigError
 from runtime.kernels.fused_moe import tile_config
 from runtime.kernels.fused_moe.moe_align import moe_align_block_size_reference
@@ -31,7 +31,7 @@ CUTS = [
 def test_a_table_is_written_and_chosen_from(tmp_path, monkeypatch):
     monkeypatch.setattr(tile_config, "TABLES", tmp_path / "tuned")
     name = shape_key(256, 2048, 512)
-    write_table(tile_config.table_path("Some GPU"), {name: between([(1, CUTS[0]), (4, CUTS[1]), (256, CUTS[2])])})
+    write_table(tile_config.table_path("Some GPU"), {name: with_limits([(1, CUTS[0]), (4, CUTS[1]), (256, CUTS[2])])})
     load_table.cache_clear()
     assert load_table("Some GPU") == {name: [(2, CUTS[0]), (32, CUTS[1]), (1e9, CUTS[2])]}
     for each, chosen in ((1, 0), (2, 0), (3, 1), (33, 2), (10**6, 2)):
@@ -70,7 +70,7 @@ def test_the_shape_of_diffusion_gemma():
 
 @pytest.mark.parametrize(("arch", "masked"), [("llada2-mini", True), ("diffusiongemma-26b-a4b", False)])
 def test_rows_are_masked_where_the_family_denoises_masks(arch, masked):
-    assert masks(arch) is masked
+    assert is_masked_family(arch) is masked
 
 
 def test_llada_has_no_experts():
@@ -78,15 +78,15 @@ def test_llada_has_no_experts():
         shape_of("llada-8b")
 
 
-def test_choices_are_distinct_and_masked_rows_agree():
-    ids = choices(64, 100, 8, torch.device("cpu"))
+def test_expert_ids_are_distinct_and_masked_rows_agree():
+    ids = random_expert_ids(64, 100, 8, torch.device("cpu"))
     assert all(len(set(row)) == 8 for row in ids.tolist())
     masked, others = ids.view(2, 2, 16, 8)[:, 0].unique(), ids.view(2, 2, 16, 8)[:, 1].unique()
     assert 2 * len(masked) < len(others)
 
 
-def test_choices_spread_in_all_rows_if_none_are_masked():
-    ids = choices(64, 100, 8, torch.device("cpu"), half_masked=False)
+def test_expert_ids_spread_in_all_rows_if_none_are_masked():
+    ids = random_expert_ids(64, 100, 8, torch.device("cpu"), half_masked=False)
     masked, others = ids.view(2, 2, 16, 8)[:, 0].unique(), ids.view(2, 2, 16, 8)[:, 1].unique()
     assert 2 * len(masked) > len(others)
 
@@ -163,7 +163,7 @@ def test_rows_that_begin_after_the_time_limit_keep_the_default(timer, capsys):
     assert few.down == short, "two heights of 128 rows"
     assert (more, many) == (default_config(128, 2, 256, 128), default_config(1024, 2, 256, 128))
     assert limit == 1e9
-    assert "--time-limit reached, not tuned: 1024 rows and what follows" in capsys.readouterr().out
+    assert "--time-limit reached, not tuned: 1024 rows and the following" in capsys.readouterr().out
 
 
 def test_narrow_experts_have_candidates_of_their_own():
