@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MODES = ("speed", "balanced", "quality")
 HELP = """\
-/mode speed|balanced|quality   how eagerly tokens are accepted (/mode alone: the server's own)
+/mode speed|balanced|quality   how eagerly tokens are accepted (/mode alone: the server's default)
 /edit                          let filled tokens be revised, on or off
 /reset                         forget the conversation
 /quit                          leave (also Ctrl-D); Ctrl-C ends an answer"""
@@ -192,10 +192,10 @@ class Terminal:
         match line.split():
             case ["/reset"]:
                 self.conversation.reset()
-                return "forgotten"
+                return "conversation reset"
             case ["/mode"]:
                 self.conversation.decoding.pop("mode", None)
-                return "mode: the server's own"
+                return "mode: the server's default"
             case ["/mode", mode] if mode in MODES:
                 self.conversation.decoding["mode"] = mode
                 return f"mode: {mode}"
@@ -218,12 +218,12 @@ class Terminal:
         except KeyboardInterrupt:
             frames.close()
             self.console.print(frame.text, markup=False, highlight=False)
-            self.console.print("[dim]ended; this turn is not kept[/dim]")
+            self.console.print("[dim]stopped; this turn is discarded[/dim]")
         except (ServerError, httpx.HTTPError) as error:
             self.console.print(f"error: {error or type(error).__name__}", style="red", markup=False)
         else:
             self.console.print(frame.text, markup=False, highlight=False)
-            cut = " (cut: no room left)" if self.conversation.finish_reason == "length" else ""
+            cut = " (stopped at the length limit)" if self.conversation.finish_reason == "length" else ""
             self.console.print(f"[dim]{_steps(frame.nfe)}{cut}[/dim]")
 
 

@@ -265,7 +265,7 @@ class LLM:
             ids += self._tokenizer("text").encode(text) if isinstance(text, str) else list(text)
             check_ids(ids, self.engine.info, "text")
             if first == len(ids):
-                raise refuse("text", f"the one of pair {n} is empty; give at least one token")
+                raise refuse("text", f"is empty in pair {n}; give at least one token")
             context = RequestContext(id=f"llm-{next(self._ids)}", adapter=self.engine.lora_manager.resolve(adapter))
             spec = score_spec(
                 ids, self.engine.info, context, param="text", prompt_len=first, logprobs=top, tokens_per_step=stride
@@ -300,7 +300,7 @@ class LLM:
         self.engine.drain()
         if not self.engine.unload_adapter(name):
             self.engine.lora_manager.unloading.discard(name)
-            raise refuse("adapter", f"answers with {name!r} are under way", status=409)
+            raise refuse("adapter", f"requests with {name!r} are running; retry when they have finished", status=409)
 
     def close(self) -> None:
         """Frees the model and the cache; the object cannot be used afterwards. Closing again does nothing."""

@@ -148,7 +148,7 @@ def test_loading_and_unloading(adapters, tmp_path):
         assert error.value.status == 404
         stream = engine.stream([3, 4], SamplingParams(max_tokens=16), adapter="x")
         next(stream)
-        with pytest.raises(RequestError, match="answers with 'x' are under way"):
+        with pytest.raises(RequestError, match="requests with 'x' are running"):
             engine.unload_adapter("x")
         assert engine.engine.lora_manager.available == ["x"]
         list(stream)

@@ -29,8 +29,8 @@ REQUESTS: Mapping[str, Mapping[str, str]] = {
 def main(argv: list[str] | None = None) -> int:
     runtime.wait_passively()
     parser = argparse.ArgumentParser(description="Count the plots of stories over seeds.")
-    parser.add_argument("--model", help="checkpoint directory; the shipped demo without it")
-    parser.add_argument("--device", help="cpu or cuda; cuda where there is one, without it")
+    parser.add_argument("--model", help="checkpoint directory; default: the shipped demo")
+    parser.add_argument("--device", help="cpu or cuda; default: cuda if available")
     parser.add_argument("--seeds", type=int, default=32, help="per request (32)")
     parser.add_argument("--temperature", type=float, default=1.0, help="of the sampling (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")

@@ -128,7 +128,7 @@ class Trainer:
     def resume(self) -> None:
         state = torch.load(self.out / "state.pt", map_location=self.device, weights_only=True)
         if state["shape"] != dataclasses.asdict(self.preset.shape):
-            raise SystemExit(f"{self.out}/state.pt is of another shape: start in a fresh --out")
+            raise SystemExit(f"{self.out}/state.pt has another shape; use a new --out")
         self.model.load_state_dict(state["model"])
         self.average.weights = state["average"]
         self.average.count = state["average_count"]
@@ -293,7 +293,7 @@ def main(argv: list[str] | None = None) -> int:
     preset = dataclasses.replace(preset, matrix_lr=args.peak * preset.matrix_lr, other_lr=args.peak * preset.other_lr)
     args.out.mkdir(parents=True, exist_ok=True)
     if not args.resume and (args.out / "state.pt").exists():
-        print(f"{args.out} holds a training already: --resume it, or name a fresh --out", file=sys.stderr)
+        print(f"{args.out} already has a training; add --resume or use a new --out", file=sys.stderr)
         return 2
     ranks = join(args.device)
     if preset.rows % ranks.size:

@@ -107,14 +107,14 @@ def main(argv: list[str] | None = None) -> int:
     merged = load_checkpoint(args.model, "loop" if device.type == "cpu" else "dense").to(device).eval()
     for name, pair in pairs.items():
         merged.get_parameter(f"{name}.weight").data += pair.scale * (pair.up @ pair.down).detach()
-    right, total = _tried(merged, ChatEncoder(Tokenizer.from_file(str(file))), args.prompts)
+    right, total = _score_adapter(merged, ChatEncoder(Tokenizer.from_file(str(file))), args.prompts)
     print(
         f"{step} steps, {sum(p.numel() for p in trained):,} parameters; held out: {right} of {total} right", flush=True
     )
     return 0
 
 
-def _tried(model: DemoModel, encoder: ChatEncoder, count: int) -> tuple[int, int]:
+def _score_adapter(model: DemoModel, encoder: ChatEncoder, count: int) -> tuple[int, int]:
     """Returns the number of correct answers, and of held-out samples. Stories count as correct."""
     stream = samples("held-out", held_out=True)
     chosen = [next(stream) for _ in range(count)]

@@ -233,12 +233,12 @@ _NO_TOOL_TASKS = ("count", "sort", "spell", "reverse", "units", "json", "greet",
           "number_words", "story", "sudoku", "compare")  # fmt: skip
 
 
-def _right(sample: Sample, text: str) -> bool:
+def _is_correct(sample: Sample, text: str) -> bool:
     assert sample.asks is not None
     return all_tasks()[sample.asks.task].check(sample.asks, text)
 
 
-@task("tool_offered", "short", _right)
+@task("tool_offered", "short", _is_correct)
 def tool_offered(rng: random.Random) -> Sample:
     """A question that needs no calculator, answered without a call."""
     asked = all_tasks()[rng.choice(_NO_TOOL_TASKS)].make(rng)

@@ -40,7 +40,7 @@ def _any_sample(rng: random.Random, names: Sequence[str]) -> Sample:
     return all_tasks()[rng.choice(names)].make(rng)
 
 
-def _right(sample: Sample, text: str) -> bool:
+def _is_correct(sample: Sample, text: str) -> bool:
     assert sample.asks is not None
     return all_tasks()[sample.asks.task].check(sample.asks, text)
 
@@ -65,7 +65,7 @@ def _exchanges(rng: random.Random, names: Sequence[str]) -> list[Mapping[str, st
     return turns
 
 
-@task(_LAST, "short", _right)
+@task(_LAST, "short", _is_correct)
 def dialogue(rng: random.Random) -> Sample:
     if rng.random() < 0.08:  # the last question asks for the name that the first turn gives
         asked = recall(rng)

@@ -158,10 +158,10 @@ def _match_plot(text: str) -> tuple[str, re.Match[str]] | None:
 def _check(sample: Sample, text: str) -> bool:
     """Returns whether the text is one of the plots, with the requested roles, which stay the same."""
     found = _match_plot(text)
-    return found is not None and _fits(found[1].groupdict(), sample.facts)
+    return found is not None and _roles_match(found[1].groupdict(), sample.facts)
 
 
-def _fits(fields: Mapping[str, str], asked: Mapping[str, str]) -> bool:
+def _roles_match(fields: Mapping[str, str], asked: Mapping[str, str]) -> bool:
     """Returns whether the fields of a story agree with each other and have the requested roles."""
     roles = {"he": fields["he"]}
     for role in ("an", "pl", "th"):
@@ -207,7 +207,7 @@ chocolate kindness science football dreams flowers colors books""".split()  # no
 _LETTERS = 10  # of the longest word of a request
 
 
-def _some(rng: random.Random, known: list[str]) -> str:
+def _random_word(rng: random.Random, known: list[str]) -> str:
     """Returns a known or unknown word, sometimes with an adjective."""
     found = rng.choice(known) if rng.random() < 0.65 else word_lists.noun(rng)[:_LETTERS]
     if rng.random() < 0.2:
@@ -231,11 +231,11 @@ def story_any(rng: random.Random) -> Sample:
     if "he" in roles:
         asked["he"] = word_lists.name(rng)[:_LETTERS]
     if "an" in roles:
-        asked["an"] = _some(rng, ANIMALS)
+        asked["an"] = _random_word(rng, ANIMALS)
         if "he" in roles and rng.random() < 0.25:
             asked |= {"an": word_lists.name(rng)[:_LETTERS], "an_bare": "yes"}
     if "pl" in roles:
-        asked["pl"] = _some(rng, LOCATIONS)
+        asked["pl"] = _random_word(rng, LOCATIONS)
         if rng.random() < 0.25:
             asked |= {"pl": word_lists.city(rng)[:_LETTERS], "pl_bare": "yes"}
     if roles == "th":

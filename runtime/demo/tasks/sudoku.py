@@ -30,7 +30,7 @@ def solutions() -> tuple[str, ...]:
 
 
 @functools.cache
-def _holding() -> dict[tuple[int, str], int]:
+def _grids_with() -> dict[tuple[int, str], int]:
     """Returns (cell, digit) -> bitmask of the `solutions()` that have it."""
     grids = solutions()
     return {(i, d): sum(1 << k for k, g in enumerate(grids) if g[i] == d) for i in range(16) for d in "1234"}
@@ -93,7 +93,7 @@ def sudoku(rng: random.Random) -> Sample:
     fits = 0
     while fits.bit_count() != 1:  # few clues may have several solutions: draw until there is one
         clue_cells = set(rng.sample(range(16), rng.randint(5, 11)))
-        fits = functools.reduce(int.__and__, (_holding()[i, grid[i]] for i in clue_cells))
+        fits = functools.reduce(int.__and__, (_grids_with()[i, grid[i]] for i in clue_cells))
     clues = "".join(c if i in clue_cells else "_" for i, c in enumerate(grid))
     shown = _shown(rng, _lines(clues))
     kind = rng.random()
