@@ -79,7 +79,7 @@ def read_settled_key_file(file: str) -> tuple[str, ...]:
             keys, stamp = read_key_file(file)
             if stamp == before:
                 return keys
-    raise ConfigError(f"--api-key-file: {file} is being written all the time; write it once, before the start")
+    raise ConfigError(f"--api-key-file: {file} changed during every read; write it once, before the start")
 
 
 def _stamp(found: os.stat_result) -> Stamp:

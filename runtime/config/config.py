@@ -407,10 +407,7 @@ class ServerConfig:
             raise ConfigError(f"--node-rank {self.node_rank}: must be less than --num-nodes, {nodes}")
         if nodes == 1:
             if self.master_port is not None or self.master_addr != "localhost":
-                raise ConfigError(
-                    "--master-addr, --master-port: are where the hosts of a replica meet, and --num-nodes is 1; leave "
-                    "them out"
-                )
+                raise ConfigError("--master-addr, --master-port: require --num-nodes above 1; leave them out")
             return
         if size % nodes:
             raise ConfigError(f"--num-nodes {nodes} does not divide --tensor-parallel-size {size}; give one that does")

@@ -70,7 +70,7 @@ def _check_exact(config: EngineConfig) -> None:
     if config.deterministic and many:
         why, other = f"--deterministic: how sums of several ranks {_ROUNDED}", "--tensor-parallel-size"
     elif compiles and many:
-        why, other = "--torch-compile-mode: logits that ranks share are not compiled", "--tensor-parallel-size"
+        why, other = "--torch-compile-mode: sharded logits are not compiled", "--tensor-parallel-size"
     elif compiles and config.deterministic:
         why, other = f"--torch-compile-mode: how compiled sums {_ROUNDED}", "--deterministic"
     else:

@@ -89,7 +89,7 @@ class MultiprocExecutor:
                 if seen.files != own:
                     names = {name for name in own.keys() | seen.files.keys() if own.get(name) != seen.files.get(name)}
                     raise ConfigError(
-                        f"--model: rank {rank} sees other files than rank 0: {', '.join(sorted(names)[:4])} differ; "
+                        f"--model: rank {rank} has other files than rank 0: {', '.join(sorted(names)[:4])} differ; "
                         "give all hosts the same checkpoint and adapters"
                     )
             self.broadcast(rpc.LoadEngine())
@@ -127,8 +127,8 @@ class MultiprocExecutor:
             self.monitor.check()
             if isinstance(error, RuntimeError | ReplicaLost) and "imed out" in str(error):
                 raise ConfigError(
-                    "--distributed-timeout-seconds: the ranks did not come together in time; see that their hosts "
-                    "reach each other"
+                    "--distributed-timeout-seconds: the ranks did not connect in time; check the network between "
+                    "their hosts"
                 ) from error
             raise
 

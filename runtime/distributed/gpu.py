@@ -52,5 +52,5 @@ def check_devices(devices: tuple[int, ...], flag: str) -> None:
     if absent:
         raise ConfigError(
             f"{flag}: GPU {absent[0]} is required, but only {there} are visible; lower --tensor-parallel-size, or "
-            "--data-parallel-size, or give --device-ids that are there"
+            "--data-parallel-size, or give --device-ids that exist"
         )

@@ -120,8 +120,8 @@ def _accept_remote(
             except TimeoutError:
                 absent = sorted(set(range(1, placement.nodes)) - {rank // ranks_per_node for rank in found})
                 raise ConfigError(
-                    f"--num-nodes {placement.nodes}: the ranks of node {', '.join(map(str, absent))} did not come to "
-                    f"{endpoint(placement.address, placement.port)} within --distributed-timeout-seconds"
+                    f"--num-nodes {placement.nodes}: the ranks of node {', '.join(map(str, absent))} did not connect "
+                    f"to {endpoint(placement.address, placement.port)} within --distributed-timeout-seconds"
                 ) from None
             connection.settimeout(None)
             undo.callback(connection.close)
@@ -144,7 +144,7 @@ def _handshake(
     poller = select.poll()
     poller.register(connection.fileno(), select.POLLIN)
     if not poller.poll(max(until - time.monotonic(), 0) * 1000):
-        raise ConfigError("--distributed-timeout-seconds: a rank's process did not start in time; give more")
+        raise ConfigError("--distributed-timeout-seconds: a rank's process did not start in time; raise it")
     try:
         hello = connection.receive()
     except ConnectionClosed:
@@ -190,7 +190,7 @@ def _connect(config: ServerConfig) -> socket.socket:
         except OSError as error:
             if time.monotonic() > until:
                 raise ConfigError(
-                    f"--master-addr {address[0]} --master-port {address[1]}: node 0 was not there within "
+                    f"--master-addr {address[0]} --master-port {address[1]}: node 0 did not accept connections within "
                     f"--distributed-timeout-seconds, {seconds:g} s: {error.strerror or error}"
                 ) from None
             time.sleep(RETRY_SECONDS)

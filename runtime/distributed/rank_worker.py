@@ -102,7 +102,7 @@ class RankWorker:
         """
         message = self.connection.receive()
         if not isinstance(message, rpc.Join):
-            raise ValueError(f"{type(message).__name__} came before Join")
+            raise ValueError(f"{type(message).__name__} was received before Join")
         group = self._join(message)
         config: EngineConfig | None = None
         while True:
@@ -117,7 +117,7 @@ class RankWorker:
                 self._run_engine(engine)
                 engine.close()
             elif not isinstance(message, rpc.CloseEngine):
-                raise ValueError(f"{type(message).__name__} came while no engine was loaded")
+                raise ValueError(f"{type(message).__name__} was received while no engine was loaded")
 
     def _join(self, message: rpc.Join) -> groups.TensorParallelGroup:
         device = torch.device(message.device)

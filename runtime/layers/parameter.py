@@ -321,8 +321,8 @@ def tensor_of(weight: Weight | None) -> torch.Tensor | None:
 def named_weights(module: nn.Module) -> dict[str, Weight]:
     """Returns the weights of a module and its submodules by path, such as "layers.0.self_attn.qkv_proj.weight"."""
     return {
-        f"{path}.{name}" if path else name: held
+        f"{path}.{name}" if path else name: weight
         for path, part in module.named_modules()
-        for name, held in vars(part).items()
-        if isinstance(held, Weight)
+        for name, weight in vars(part).items()
+        if isinstance(weight, Weight)
     }

@@ -38,8 +38,8 @@ class Yarn:
         # the reference implementation bounds the ramp by the head's dimensions, twice the number of frequencies
         first, last = max(math.floor(index_of(self.beta_fast)), 0), min(math.ceil(index_of(self.beta_slow)), 2 * n - 1)
         width = last - first or 0.001
-        shard = ((torch.arange(n, dtype=frequencies.dtype) - first) / width).clamp(0, 1)
-        return frequencies * (1 - shard) + frequencies / self.factor * shard
+        ramp = ((torch.arange(n, dtype=frequencies.dtype) - first) / width).clamp(0, 1)
+        return frequencies * (1 - ramp) + frequencies / self.factor * ramp
 
 
 class RotaryTable:

@@ -366,13 +366,13 @@ def _modules(handle: TensorFile) -> dict[str, dict[str, str]]:
             raise ConfigError(f"tensor {name!r} is not half of a LoRA pair; only LoRA adapters are supported")
         module, half = match.groups()
         if half in modules.setdefault(module, {}):
-            raise ConfigError(f"tensor {name!r} is there twice, under two names")
+            raise ConfigError(f"tensor {name!r} occurs twice, under two names")
         modules[module][half] = name
     for module, halves in modules.items():
         for half in "AB":
             if half not in halves:
                 raise ConfigError(f"tensor 'base_model.model.{module}.lora_{half}.weight' is missing; "
-                                  "its other half is there")  # fmt: skip
+                                  "only the other matrix exists")  # fmt: skip
     return modules
 
 
@@ -384,7 +384,7 @@ def _check_targets(modules: object, config: PeftConfig, base: BaseModelInfo) -> 
     held = set(modules)  # type: ignore[call-overload]
     stray = sorted(module for module in held if not config.targeted(module))
     if stray:
-        raise ConfigError(f"target_modules does not name {summary(stray)}, of which there are tensors")
+        raise ConfigError(f"target_modules does not name {summary(stray)}, which the adapter has tensors for")
     every = {}
     for module in (name.removesuffix(".weight") for name in base.weights.slots):
         target = base.module(module)

@@ -73,8 +73,8 @@ class LoRAWeights:
         required, free = self._stack_bytes(adapter) * self.lora.max_loras, self._free_bytes()
         if required > free:
             raise ConfigError(
-                f"adapter {adapter.path}: it changes experts, for which --max-loras {self.lora.max_loras} such take "
-                f"{required / 1e9:.1f} GB and {free / 1e9:.1f} GB of the device are free; merge it into the weights, "
+                f"adapter {adapter.path}: it changes experts; --max-loras {self.lora.max_loras} of them need "
+                f"{required / 1e9:.1f} GB, but {free / 1e9:.1f} GB of the device are free; merge it into the weights, "
                 "or lower --max-loras or --gpu-memory-utilization"
             )
 

@@ -100,7 +100,7 @@ class ConfigReader:
         for name, values in supported.items():
             if name in self._config and self._config[name] not in values:
                 allowed = " or ".join(repr(v) for v in values)
-                raise ConfigError(f"{self._file}: {name} is {self._config[name]!r}, but only {allowed} is built")
+                raise ConfigError(f"{self._file}: {name} is {self._config[name]!r}, but only {allowed} is supported")
 
     def warn_unread(self, family: str, known: frozenset[str] = frozenset()) -> None:
         """Logs a warning with the fields that were not read and are neither in `UNREAD` nor in `known`."""
@@ -146,9 +146,7 @@ def canonical(config: Mapping[str, Any], file: str = "config.json") -> dict[str,
             if found.get(name) is None:
                 found[name] = value
             elif value is not None and _bare(value) != _bare(found[name]):
-                raise ConfigError(
-                    f"{file}: {other} {value!r} contradicts {name} {found[name]!r}; keep the one that is right"
-                )
+                raise ConfigError(f"{file}: {other} {value!r} contradicts {name} {found[name]!r}; remove one")
     for name in NESTED:
         if isinstance(found.get(name), Mapping):
             found[name] = canonical(found[name], f"{file}'s {name}")

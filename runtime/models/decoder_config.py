@@ -48,7 +48,7 @@ def rotary(config: Mapping[str, Any], head_dim: int, *, yarn: bool = False) -> R
     is_yarn = "yarn" in (nested.get("rope_type"), nested.get("type"))
     read_fields = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *(YARN_READ if is_yarn else ())}
     if surplus := sorted(nested.keys() - read_fields):
-        raise ConfigError(f"config.json: {name} holds {', '.join(surplus)}, which is not built")
+        raise ConfigError(f"config.json: {name} holds {', '.join(surplus)}, which is not supported")
     for field in ("rope_theta", "partial_rotary_factor"):
         outer, inner = config.get(field), nested.get(field)
         if outer is None or inner is None or outer == inner:
@@ -95,7 +95,7 @@ def _rope_object(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     for key in sorted({_rope_key(key) for key in newer} & {_rope_key(key) for key in older}):
         one, other = (next(v for k, v in each.items() if _rope_key(k) == key) for each in (newer, older))
         if one != other:
-            raise ConfigError(f"config.json: {ROPE} says {key} {one!r}, and {SCALING} {other!r}; keep the right one")
+            raise ConfigError(f"config.json: {ROPE}'s {key} is {one!r}, but {SCALING}'s is {other!r}; remove one")
     return ROPE, older | newer
 
 
@@ -117,7 +117,7 @@ def _with_yarn(rope: RopeConfig, fields: ConfigReader, file: str) -> RopeConfig:
     """Adds YaRN, and query scaling if the config has it."""
     factor, original = fields.number("factor"), fields.integer("original_max_position_embeddings")
     if factor < 1:
-        raise ConfigError(f"{file}: factor is {factor:g}, but YaRN stretches by 1 or more")
+        raise ConfigError(f"{file}: factor {factor:g} must be at least 1")
     fast, slow = fields.number("beta_fast", 32.0), fields.number("beta_slow", 1.0)
     if fast <= slow:
         raise ConfigError(f"{file}: beta_fast {fast:g} is not more than beta_slow {slow:g}")
@@ -213,7 +213,9 @@ def llama_like(
 def require_full_attention(fields: ConfigReader) -> None:
     """Raises ConfigError for layers with a sliding window or other restricted attention."""
     if any(kind != "full_attention" for kind in fields.strings("layer_types")):
-        raise ConfigError("config.json: layer_types names a layer that is no 'full_attention', which is not built")
+        raise ConfigError(
+            "config.json: layer_types names a layer type other than 'full_attention', which is not supported"
+        )
 
 
 def sparse_layers(fields: ConfigReader, layers: int, from_older_fields: frozenset[int], names: str) -> frozenset[int]:
@@ -231,7 +233,7 @@ def sparse_layers(fields: ConfigReader, layers: int, from_older_fields: frozense
         )
     found = frozenset(layer for layer, kind in enumerate(kinds) if kind == "sparse")
     if found != from_older_fields and any(fields.has(name) for name in names.split()):
-        raise ConfigError(f"config.json: mlp_layer_types contradicts {' and '.join(names.split())}; keep what is right")
+        raise ConfigError(f"config.json: mlp_layer_types contradicts {' and '.join(names.split())}; remove one")
     return found
 
 

@@ -164,7 +164,7 @@ def _layer_types(text: ConfigReader) -> tuple[str, ...]:
         raise ConfigError(f"{TEXT}: layer_types has {len(names)} entries, but num_hidden_layers is {layers}")
     for name in names:
         if name not in (SLIDING, FULL):
-            raise ConfigError(f"{TEXT}: layer_types names {name!r}, but only {SLIDING!r} and {FULL!r} are built")
+            raise ConfigError(f"{TEXT}: layer_types names {name!r}, but only {SLIDING!r} and {FULL!r} are supported")
     if names[-1] != FULL:
         raise ConfigError(f"{TEXT}: layer_types ends with {names[-1]!r}, but the last layer of this family is {FULL!r}")
     return names
@@ -190,7 +190,8 @@ def _shapes(text: ConfigReader, inner: Mapping[str, Any], names: tuple[str, ...]
     for n, (name, shape) in enumerate(zip(names, every, strict=True)):
         if shapes.setdefault(name, shape) != shape:
             raise ConfigError(
-                f"{TEXT}: per_layer_config gives layer {n} other heads than another {name} layer, which is not built"
+                f"{TEXT}: per_layer_config gives layer {n} other heads than another {name} layer, which is not "
+                "supported"
             )
     return shapes
 
@@ -208,16 +209,16 @@ def _kind(
     rope = ConfigReader(own, file)
     rope.reject_unsupported({"rope_type": ("default", "proportional"), "factor": (1, None)})
     if surplus := sorted(own.keys() - {"rope_type", "rope_theta", "partial_rotary_factor", "factor"}):
-        raise ConfigError(f"{file} holds {', '.join(surplus)}, which is not built")
+        raise ConfigError(f"{file} holds {', '.join(surplus)}, which is not supported")
     rotary_factor = rope.number("partial_rotary_factor", 1.0)
     if rotary_factor != 1 and own.get("rope_type") != "proportional":
         raise ConfigError(
-            f"{file}: partial_rotary_factor {rotary_factor:g} is built only with rope_type 'proportional'"
+            f"{file}: partial_rotary_factor {rotary_factor:g} is supported only with rope_type 'proportional'"
         )
     rotary = 2 * int(rotary_factor * head_dim // 2)
     if head_dim % 2 or not 2 <= rotary <= head_dim:
         raise ConfigError(
-            f"{file}: partial_rotary_factor turns {rotary} of a head's {head_dim} dimensions; both must be even, and "
+            f"{file}: partial_rotary_factor rotates {rotary} of a head's {head_dim} dimensions; both must be even, and "
             "the first at least 2"
         )
     return Kind(
@@ -330,8 +331,8 @@ class Experts(nn.Module):
         self.router = Router(factory, config.hidden, config.experts, routing, bias=False)
         self.expert_scale = factory.parameter(config.experts, dtype=wide(factory.dtype))
         self.pre_feedforward_layernorm_2 = RMSNorm(factory, config.hidden, config.eps)
-        held, self.expert_shard = make_experts(factory, config.experts, config.hidden, config.expert_width)
-        self.gate_up_proj, self.down_proj = held
+        weights, self.expert_shard = make_experts(factory, config.experts, config.hidden, config.expert_width)
+        self.gate_up_proj, self.down_proj = weights
         self.kernels, self.group = factory.kernels, factory.group
 
     def router_input(self, x: torch.Tensor) -> torch.Tensor:

@@ -62,8 +62,8 @@ def _parse(
     norm_head = fields.flag("norm_head", False)
     if norm_head and fields.flag("tie_word_embeddings", False):
         raise ConfigError(
-            "config.json: norm_head is true beside tie_word_embeddings, which is not built: a tied head has no columns "
-            "of its own to norm"
+            "config.json: norm_head is not supported with tie_word_embeddings: a tied head has no separate weights to "
+            "normalize"
         )
     qkv_bias, out_bias = fields.flag("use_qkv_bias", False), fields.flag("use_bias", False)
     parsed = llama_like(

@@ -106,7 +106,7 @@ class QuantizedWeight(Weight):
     def columns(self, inputs: range) -> tuple[slice, slice]:
         """Returns the slices of a row of codes and of scales that hold these inputs."""
         if len(inputs) != self.shape[-1]:
-            raise AssertionError(f"{len(inputs)} of the {self.shape[-1]} numbers came that share a scale")
+            raise AssertionError(f"got {len(inputs)} of the {self.shape[-1]} inputs that share a scale")
         return slice(None), slice(None)
 
     def _store_rows(self, rows: range, stored: tuple[torch.Tensor, torch.Tensor], result: Any) -> None:

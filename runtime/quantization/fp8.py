@@ -48,13 +48,13 @@ class Fp8Weight(QuantizedWeight):
 
 def check_fp8(device: torch.device, dtype: torch.dtype) -> None:
     if dtype == torch.float64:
-        raise ConfigError("--quantization fp8 does not go with float64, which nothing is rounded in; leave one out")
+        raise ConfigError("--quantization fp8: cannot be combined with --dtype float64; leave one out")
     if device.type == "cuda" and torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability(device)
         if (major, minor) < MIN_COMPUTE_CAPABILITY:
             raise ConfigError(
-                "weights in fp8 need a GPU that multiplies numbers of eight bits, of compute capability 8.9 or later, "
-                f"and {torch.cuda.get_device_name(device)} has {major}.{minor}; leave --quantization out, or take a "
+                "--quantization fp8 and fp8 checkpoints need a GPU with compute capability 8.9 or later, but "
+                f"{torch.cuda.get_device_name(device)} has {major}.{minor}; leave --quantization out, or use a "
                 "checkpoint that is not in fp8"
             )
 

@@ -46,7 +46,7 @@ def merge_flat_fields(
         if value is None:
             continue
         if name in fields:
-            raise refuse(flat.name, f"says the same as {path}.{name}; give one of them")
+            raise refuse(flat.name, f"duplicates {path}.{name}; give one of them")
         found[name] = flat.value_names.get(value, value) if isinstance(value, str) else value
         client_names[name] = flat.name
     if params.use_local_leap:
@@ -201,7 +201,7 @@ def _check_total(
     if algorithm.key not in supporting:
         raise _no_effect("num_denoising_steps", algorithm, supporting)
     if "steps" in fields_set:
-        raise refuse("num_denoising_steps", f"says the same as {at('steps')}; give one of them")
+        raise refuse("num_denoising_steps", f"duplicates {at('steps')}; give one of them")
     if total < blocks:
         raise refuse("num_denoising_steps", f"{total} is less than the {blocks} blocks of the answer; each needs one")
 

@@ -82,12 +82,12 @@ def _check_min_tokens(
     min_tokens, max_tokens = params.min_tokens, params.max_tokens
     assert min_tokens is not None
     if max_tokens is not None and min_tokens > max_tokens:
-        raise refuse(at("min_tokens"), f"{min_tokens} is more than {at('max_tokens')}, {max_tokens}; ask for fewer")
+        raise refuse(at("min_tokens"), f"{min_tokens} is more than {at('max_tokens')}, {max_tokens}; lower it")
     if params.structured_outputs is not None:
         name = at("structured_outputs")
-        raise refuse(at("min_tokens"), f"an answer that keeps to {name} ends where its grammar does; leave it out")
+        raise refuse(at("min_tokens"), f"cannot be combined with {name}: the grammar determines the end; leave it out")
     if is_infill:
-        raise refuse(at("min_tokens"), "has no meaning where every hole is filled; leave it out")
+        raise refuse(at("min_tokens"), "has no effect for infill; leave it out")
     _check_no_reordering(decoding, info, at("min_tokens"))
 
 
@@ -211,9 +211,13 @@ def _grammar(
     if decoding.values.get("remask_threshold"):
         raise refuse(name, f"a remasked token may be one that the grammar needs; set {path}.remask_threshold to 0")
     if decoding.values.get(SUPPRESS_EOS, "none") != "none":
-        raise refuse(name, f"ends where its grammar does; leave {path}.{SUPPRESS_EOS} out")
+        raise refuse(
+            name, f"cannot be combined with {path}.{SUPPRESS_EOS}: the grammar determines the end; leave that out"
+        )
     if params.ignore_eos:
-        raise refuse(name, f"ends where its grammar does; leave {at('ignore_eos')} out")
+        raise refuse(
+            name, f"cannot be combined with {at('ignore_eos')}: the grammar determines the end; leave that out"
+        )
     if decoding.total_steps is not None:
         raise refuse(name, f"cannot be combined with {at('num_denoising_steps')}; leave that out")
     return grammar or grammar_of(params.structured_outputs, name)
@@ -296,7 +300,7 @@ def _max_tokens(requested: int | None, length: int, info: EngineInfo, default: i
         default = info.default_max_tokens or default
         return left if default is None else min(default, left)
     if requested > info.max_model_len:
-        why = f"{requested} is more than the model's length, {info.max_model_len}; ask for less"
+        why = f"{requested} is more than the model's length, {info.max_model_len}; lower it"
         raise refuse(param, why, code=TOO_LONG)
     return min(requested, left)  # no error: many clients send a round number, independent of the prompt
 

@@ -55,7 +55,7 @@ def grammar_of(constraint: object, at: str) -> str:
     unknown = [name for name in forms if name not in FORMS]
     if unknown:
         raise RequestError(
-            f"{at}: {preview(unknown[0])} is no form of an answer; there are {', '.join(FORMS)}",
+            f"{at}: {preview(unknown[0])} is not a constraint; use one of {', '.join(FORMS)}",
             param=f"{at}.{unknown[0]}" if isinstance(unknown[0], str) and len(unknown[0]) < 60 else at,
             code="unknown_field",
         )
@@ -152,7 +152,7 @@ def _text(grammar: dict[str, Any], param: str) -> str:
         text = json.dumps({"grammars": [grammar]}, ensure_ascii=False)
         text.encode()
     except (UnicodeEncodeError, ValueError, TypeError, RecursionError):
-        raise refuse(param, "is no JSON that can be written down: a lone surrogate, or nested too deeply") from None
+        raise refuse(param, "cannot be serialized as JSON: it has a lone surrogate, or is nested too deeply") from None
     return text
 
 

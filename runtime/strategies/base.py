@@ -191,9 +191,9 @@ def make_strategy(key: str, fits: tuple[str, ...], context: DecodingContext) -> 
     usable = [name for name in strategies() if name in fits]
     if not usable:
         raise ConfigError(
-            f"a model of this family is decoded by {' or '.join(fits)}, which this version does not have; it has: "
+            f"the model's family needs the decoding strategy {' or '.join(fits)}, which is not registered; registered: "
             f"{', '.join(strategies())}"
         )
     if key not in usable:
-        raise ConfigError(f"--decoding-strategy {key!r} does not fit this model; it can be: {', '.join(usable)}")
+        raise ConfigError(f"--decoding-strategy {key!r} does not fit this model; use one of {', '.join(usable)}")
     return _STRATEGIES[key][0](context)

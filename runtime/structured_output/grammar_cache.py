@@ -260,7 +260,7 @@ class GrammarError(RequestError):
     """
 
     def __init__(self, param: str, reason: str, parts: Collection[str] = (), *, wrong: bool = False) -> None:
-        super().__init__(f"{param}: cannot be kept to: {reason}", param=param, detail=reason)
+        super().__init__(f"{param}: cannot be applied: {reason}", param=param, detail=reason)
         self.reason = reason
         self.parts = tuple(parts)
         self.wrong = wrong
@@ -304,4 +304,4 @@ def load_llguidance_tokenizer(directory: Path, *, size: int, eos: Sequence[int])
     try:
         return LLTokenizer(json.dumps(data), n_vocab=size, eos_token=list(eos))
     except Exception as error:  # the library raises nothing narrower
-        raise ConfigError(f"{file}: grammars cannot be built on it: {error}") from None
+        raise ConfigError(f"{file}: grammars do not support this tokenizer: {error}") from None

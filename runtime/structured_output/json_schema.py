@@ -444,7 +444,7 @@ class _Simplifier:
             # llguidance does not compare generated property names, so one may occur twice.
             raise UnsupportedSchema(
                 (*path, "minProperties"),
-                f"{lowest} is not supported: names of the answer's own choice may repeat; at most {len(required) + 1}",
+                f"{lowest} is not supported: generated names may repeat; at most {len(required) + 1}",
             )
 
     def _allowed_names(self, origin: Any, path: Path, seen: tuple[int, ...]) -> _Names:

@@ -31,7 +31,7 @@ from runtime.tokenizer.template_sandbox import (
 
 # Values in these nodes are compared and not written. With marks, the template would not find its texts in messages.
 _CONTROL_NODES = (nodes.Compare, nodes.Test, nodes.Getitem, nodes.Slice)
-_CHECKED_FILTER = "watched"
+_CHECKED_FILTER = "checked"
 RENDERING_ERRORS = (
     TemplateError, SecurityError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError,
 )  # fmt: skip
@@ -51,7 +51,7 @@ PROBES: dict[str, list[dict[str, Any]]] = {  # a conversation with a message of 
         {"role": "tool", "content": ""},
     ],
 }
-_PASSED_ON = {"default", "d", "join"}  # filters that write their arguments
+_WRITING_FILTERS = {"default", "d", "join"}  # filters that write their arguments
 
 
 class Generation(Extension):
@@ -131,9 +131,10 @@ class ChatTemplate:
             pieces = self._template.generate(values, messages=adapted)
             return (budget or RenderBudget()).gather(pieces)
         except BudgetExceeded as spent:
-            raise refuse("messages", f"the model's chat template {spent} on them; send less") from None
+            raise refuse("messages", f"the model's chat template {spent} for these messages; shorten them") from None
         except MemoryError:
-            raise refuse("messages", "the model's chat template takes too much memory on them; send less") from None
+            reason = "the model's chat template needs too much memory for these messages; shorten them"
+            raise refuse("messages", reason) from None
         except RENDERING_ERRORS as e:
             reason = self.unmarked(" ".join(str(e).split()))[:300]
             raise RequestError(
@@ -189,7 +190,7 @@ def _check_loops(tree: nodes.Template, env: Environment) -> None:
 def _only_reads(node: nodes.Node) -> bool:
     """Returns whether a call only searches for its arguments, as ``content.split(...)``, and does not write them."""
     if isinstance(node, nodes.Filter):
-        return node.name not in _PASSED_ON
+        return node.name not in _WRITING_FILTERS
     return isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr)
 
 

@@ -94,7 +94,7 @@ class RenderBudget:
         """Counts a value that the rendering has created. Raises BudgetExceeded beyond `MAX_BYTES`."""
         self._bytes += sys.getsizeof(value)
         if self._bytes > MAX_BYTES:
-            raise BudgetExceeded(f"makes more than {MAX_BYTES >> 20} MiB of texts")
+            raise BudgetExceeded(f"creates more than {MAX_BYTES >> 20} MiB of values")
 
     def check(self) -> None:
         if time.monotonic() > self._grace:

@@ -314,7 +314,7 @@ def _json_templates(value: Any, file: Path) -> dict[str, str]:
     elif isinstance(value, list) and all(isinstance(entry, Mapping) for entry in value):
         named = {entry.get("name"): entry.get("template") for entry in value}
     else:
-        raise ConfigError(f"{file}: chat_template must be a text, an object or a list; use --chat-template or mend it")
+        raise ConfigError(f"{file}: chat_template must be a text, an object or a list; use --chat-template or fix it")
     for name, text in named.items():
         if not isinstance(name, str) or not isinstance(text, str):
             raise ConfigError(f"{file}: chat_template must have texts as names and templates; name {name!r} does not")

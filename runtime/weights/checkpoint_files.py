@@ -156,7 +156,7 @@ def _open_inside(directory: Path, name: str) -> int | None:
             if error.errno not in _SWAPPED:
                 raise
     if os.path.exists(directory / name):
-        raise _Refused("is replaced again and again while it is opened; start again when it is in its place")
+        raise _Refused("changed during every attempt to open it; start again when it is complete")
     raise _Refused("is a link to nothing; put the file itself there")
 
 
@@ -178,7 +178,7 @@ def _home(directory: Path, real: str) -> str:
 
 
 def _open_anywhere(real: str) -> int:
-    kernels = _Refused("is the kernel's, not a regular file; name a file on disk")
+    kernels = _Refused("is in a kernel file system, not a regular file; name a file on disk")
     if any(real == folder or real.startswith(folder + "/") for folder in KERNEL_FILESYSTEMS):
         raise kernels
     descriptor = _walk(os.sep, real)
@@ -218,7 +218,7 @@ def _bytes(descriptor: int, name: str, limit: int) -> bytes:
         with open(descriptor, "rb", closefd=False) as file:
             data += file.read(limit + 1)
     if max(size, len(data)) > limit:
-        raise ConfigError(f"{name} is larger than the {limit} bytes that are read of it; make it smaller")
+        raise ConfigError(f"{name} is larger than the limit of {limit} bytes; make it smaller")
     return bytes(data)
 
 

@@ -82,18 +82,18 @@ def load_model(
     """
     weights = family.weights(arch)
     try:
-        drawn = meta_model(family, arch, build.dtype, build.quantization)
+        meta = meta_model(family, arch, build.dtype, build.quantization)
     except RuntimeError as error:
         raise ConfigError(f"{checkpoint.path}: config.json states sizes that no tensor can have: {error}") from None
     with ExitStack() as stack:
-        opened = _open(cast(nn.Module, drawn), checkpoint, weights, stack)
-        unquantized = _unquantized_weights(cast(nn.Module, drawn), opened, checkpoint)
+        opened = _open(cast(nn.Module, meta), checkpoint, weights, stack)
+        unquantized = _unquantized_weights(cast(nn.Module, meta), opened, checkpoint)
         model = family.make(arch, replace(build, allow_fused_shared_expert=not unquantized) if unquantized else build)
         module = cast(nn.Module, model)
         for name, shape in unquantized.items():
             path, _, attribute = name.rpartition(".")
             setattr(module.get_submodule(path), attribute, build.with_lora(build.parameter(*shape)))
-        _check_same_weights(module, cast(nn.Module, drawn))
+        _check_same_weights(module, cast(nn.Module, meta))
         _load(module, checkpoint, opened, progress, transform)
     return model
 
@@ -109,17 +109,17 @@ def meta_model(
     return family.make(arch, LayerFactory.create("meta", dtype, "torch", quantization, adapters))
 
 
-def _check_same_weights(module: nn.Module, drawn: nn.Module) -> None:
+def _check_same_weights(module: nn.Module, meta: nn.Module) -> None:
     """Asserts that a model has the weights of its copy on the meta device, to which the checkpoint was matched."""
     shapes, expected = (
-        {name: weight.full_shape for name, weight in named_weights(each).items()} for each in (module, drawn)
+        {name: weight.full_shape for name, weight in named_weights(each).items()} for each in (module, meta)
     )
     wrong = [name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name)]
     if wrong:
         raise AssertionError(f"{summary(sorted(wrong))} differ from the model on the meta device")
 
 
-def _unquantized_weights(drawn: nn.Module, opened: OpenTensors, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+def _unquantized_weights(meta: nn.Module, opened: OpenTensors, checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     """Returns name -> shape of the weights that a quantized checkpoint stores unquantized; they stay so.
 
     Raises:
@@ -131,7 +131,7 @@ def _unquantized_weights(drawn: nn.Module, opened: OpenTensors, checkpoint: Chec
     found: dict[str, set[bool]] = {}
     for name, slot in slots.items():
         found.setdefault(slot.param, set()).add(sources[name].scheme is None)
-    packed = {name: weight for name, weight in named_weights(drawn).items() if isinstance(weight, QuantizedWeight)}
+    packed = {name: weight for name, weight in named_weights(meta).items() if isinstance(weight, QuantizedWeight)}
     fits = ({False}, {True})  # all parts quantized, or none; the latter only for matrices that are not stacked
     wrong = [name for name, weight in packed.items() if found[name] not in fits[: 4 - len(weight.shape)]]
     if wrong:
@@ -191,7 +191,7 @@ def _load(
         raise AssertionError(f"{wrong_name!r} was not finite when it was loaded first")
     wrong = [name for name, weight in params.items() if taken[name] != weight.size]
     if wrong:
-        raise AssertionError(f"the format of {summary(wrong)} did not take each element that it keeps once")
+        raise AssertionError(f"the format of {summary(wrong)} did not load each local element exactly once")
 
 
 def _prefetch(
@@ -291,7 +291,7 @@ def _reader(stored: StoredTensor, copies: Iterable[StoredTensor], *, full: bool)
 
 
 def _differing_copies(copy: StoredTensor) -> ConfigError:
-    return ConfigError(f"and {copy.name!r} there are one tensor in this family, but have different values")
+    return ConfigError(f"and {copy.name!r} name one tensor in this family, but have different values")
 
 
 def _open(module: nn.Module, checkpoint: Checkpoint, weights: WeightMap, stack: ExitStack) -> OpenTensors:

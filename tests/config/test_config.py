@@ -242,7 +242,10 @@ def test_variables_that_kubernetes_injects_for_a_service_are_ignored_or_explaine
             ["--torch-compile-mode", "default", "--deterministic"],
             "--torch-compile-mode: how compiled .*--deterministic",
         ),
-        (["--torch-compile-mode", "default", "--tensor-parallel-size", "2"], "--torch-compile-mode: logits that ranks"),
+        (
+            ["--torch-compile-mode", "default", "--tensor-parallel-size", "2"],
+            "--torch-compile-mode: sharded logits are not",
+        ),
         (["--full-cache", "all"], "--full-cache: 'all' is not one of prefix, dual, vicinity"),
         (["--sampling-mode", "edit", "--remask-threshold", "0.1"], "--remask-threshold"),
         (["--mask-token-id", "3", "--eos-token-ids", "1,3"], "--eos-token-ids: 3"),

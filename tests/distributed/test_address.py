@@ -105,5 +105,5 @@ def test_ranks_of_another_host_connect_to_the_first(address: str) -> None:
 def test_ranks_that_do_not_connect_are_reported_with_the_address() -> None:
     with create_listener("::1", 0) as free:
         port = free.getsockname()[1]
-    with pytest.raises(ConfigError, match=rf"did not come to \[::1\]:{port} within"):
+    with pytest.raises(ConfigError, match=rf"did not connect to \[::1\]:{port} within"):
         start_workers(2, WorkerPlacement(nodes=2, address="::1", port=port), 0.01)

@@ -164,7 +164,7 @@ def test_a_rank_that_does_not_start_in_time():
 
 
 def test_nodes_that_do_not_connect():
-    with pytest.raises(ConfigError, match=r"the ranks of node 1 did not come to 127.0.0.1:\d+ within"):
+    with pytest.raises(ConfigError, match=r"the ranks of node 1 did not connect to 127.0.0.1:\d+ within"):
         MultiprocExecutor(2, WorkerPlacement(nodes=2), 0.1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -186,5 +186,5 @@ def test_a_refusal_by_a_rank_is_reported(key, flags, says):
 
 def test_ranks_that_see_other_files(monkeypatch, tmp_path):
     monkeypatch.setattr(executor, "file_digests_of", lambda config, progress: {"config.json": "x"})
-    with pytest.raises(ConfigError, match=r"rank 1 sees other files than rank 0: .*config.json.* differ"):
+    with pytest.raises(ConfigError, match=r"rank 1 has other files than rank 0: .*config.json.* differ"):
         LLM(str(GOLDEN / "llada2_tiny"), **FLAGS)

@@ -105,7 +105,7 @@ def test_a_strategy_that_does_not_fit_the_family(key: str, directory: Path) -> N
     for name in [*strategies(), "nonesuch"]:
         if name not in mine:
             message = start(flags_of(family, name, directory))
-            assert message == f"--decoding-strategy {name!r} does not fit this model; it can be: {', '.join(mine)}"
+            assert message == f"--decoding-strategy {name!r} does not fit this model; use one of {', '.join(mine)}"
 
 
 def test_a_budget_below_a_requests_step(pair: tuple[ModelFamily[Any], str], directory: Path) -> None:
@@ -170,7 +170,7 @@ def test_prompts_and_answers_that_are_too_long(info: EngineInfo) -> None:
     expected = f"prompt: has {limit} tokens, and the model's length is {limit}, the answer included; shorten it"
     assert message == expected
     message = refused(info, "max_tokens", prompt=(1,) * 9, max_tokens=limit + 1)
-    assert message == f"max_tokens: {limit + 1} is more than the model's length, {limit}; ask for less"
+    assert message == f"max_tokens: {limit + 1} is more than the model's length, {limit}; lower it"
     for requested in (limit - 9, limit - 8, limit):  # limited to what the prompt leaves
         assert (
             resolve(SamplingParams(max_tokens=requested), (1,) * 9, info, RequestContext(id="r")).max_tokens

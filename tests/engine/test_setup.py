@@ -45,7 +45,7 @@ def test_the_format_of_the_weights_is_reported() -> None:
         metrics = Metrics("m", RequestMetrics())
         metrics.on_loaded(info, 1.0)
         assert f'quantization="{name}"' in metrics.text().decode()
-    with pytest.raises(ConfigError, match="--quantization fp8 does not go with float64"):
+    with pytest.raises(ConfigError, match="--quantization fp8: cannot be combined with --dtype float64"):
         LLM(device="cpu", dtype="float64", quantization="fp8")
 
 
@@ -97,7 +97,7 @@ def test_a_family_whose_strategies_are_not_there_is_refused_with_their_names(mon
         with pytest.raises(ConfigError) as error:
             load_engine(EngineConfig(model_name="twin", device="cpu", **flags))
         assert str(error.value) == (
-            "a model of this family is decoded by ahead or aside, which this version does not have; it has: "
+            "the model's family needs the decoding strategy ahead or aside, which is not registered; registered: "
             + ", ".join(strategies())
         )
 

@@ -80,7 +80,7 @@ def rename(tensors, old, new):
             lambda t: t.update({A.replace("lora_A", "lora_magnitude_vector"): t[A]}),
             "lora_magnitude_vector.* is not half",
         ),
-        (lambda t: t.update({A.replace("lora_A.", "lora_A.default."): t[A]}), "is there twice"),
+        (lambda t: t.update({A.replace("lora_A.", "lora_A.default."): t[A]}), "occurs twice, under"),
     ],
 )
 def test_invalid_tensors_are_refused_by_name(adapter, base, change, message):

@@ -212,7 +212,7 @@ def test_two_different_router_scales_are_refused(tmp_path):
     twice = SCALE.replace("model.decoder.", "model.encoder.language_model.")
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     save_file(load_file(FOLDER / "model.safetensors") | {twice: torch.ones(64) * 9}, tmp_path / "model.safetensors")
-    with pytest.raises(ConfigError, match=r"router.scale' of .* are one tensor in this family, but have different"):
+    with pytest.raises(ConfigError, match=r"router.scale' of .* name one tensor in this family, but have different"):
         load(tmp_path, torch.float32)
 
 
@@ -223,7 +223,7 @@ def test_two_different_router_scales_are_refused(tmp_path):
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries, but num_hidden_layers is 3"),
         ({"layer_types": ["full_attention"] * 2 + ["chunked"]}, "layer_types names 'chunked'"),
         ({"layer_types": ["full_attention"] * 2 + ["sliding_attention"]}, "layer_types ends with 'sliding_attention'"),
-        ({"hidden_activation": "silu"}, "hidden_activation is 'silu', but only 'gelu_pytorch_tanh' is built"),
+        ({"hidden_activation": "silu"}, "hidden_activation is 'silu', but only 'gelu_pytorch_tanh' is supported"),
         ({"attention_bias": True}, "attention_bias is True"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
         ({"top_k_experts": 9}, "top_k_experts 9 is more than num_experts 4"),
@@ -241,12 +241,12 @@ def test_two_different_router_scales_are_refused(tmp_path):
         (
             {"rope_parameters": CONFIG["text_config"]["rope_parameters"]
              | {"sliding_attention": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}},
-            "partial_rotary_factor 0.5 is built only with rope_type 'proportional'",
+            "partial_rotary_factor 0.5 is supported only with rope_type 'proportional'",
         ),
         (
             {"rope_parameters": CONFIG["text_config"]["rope_parameters"]
              | {"full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.01}}},
-            "partial_rotary_factor turns 0 of a head's 32 dimensions",
+            "partial_rotary_factor rotates 0 of a head's 32 dimensions",
         ),
     ],
 )  # fmt: skip

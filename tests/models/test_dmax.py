@@ -103,7 +103,7 @@ def test_other_strategies_have_neither_the_algorithm_nor_its_fields() -> None:
     ("folder", "flags", "says"),
     [
         ("dmax", {"decoding_strategy": "dmax"}, "--decoding-strategy dmax needs --sampling-mode edit"),
-        ("sdar", {"decoding_strategy": "dmax"}, "does not fit this model; it can be: multi_bd"),
+        ("sdar", {"decoding_strategy": "dmax"}, "does not fit this model; use one of multi_bd"),
         ("dmax", {"token_merge_top_k": 2}, "--token-merge-top-k is not supported by multi_bd of the llada2 family"),
         ("dmax", {**DMAX, "edit_threshold": 0.1}, "--edit-threshold is not supported by dmax of the llada2 family"),
         ("dmax", {**DMAX, "token_merge_top_k": 65}, "--token-merge-top-k: 65 is not"),

@@ -30,7 +30,7 @@ from tests.oracle.tiny import tiny_config
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type is 'yarn'"),
         ({"rope_parameters": {"factor": 4}}, "factor"),
         ({"rope_parameters": {"rope_theta": 5e5}}, "rope_theta 10000.0 contradicts rope_parameters"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu' is built"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu' is supported"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"score_function": "softmax"}, "score_function"),
         ({"use_qk_norm": False}, "use_qk_norm"),
@@ -107,7 +107,7 @@ def test_the_pool_of_experts_of_llada2dot2():
     assert arch.mixture.routing == RoutingConfig(2, 1, 1, True, 1.5, capacity=3, block=4)
     facts = family.facts(arch)
     assert (facts.block_size, facts.block_multiple, facts.delete_id, facts.split_id) == (4, 4, 7, 8)
-    with pytest.raises(ConfigError, match="expert_capacity is 3, but only None is built"):
+    with pytest.raises(ConfigError, match="expert_capacity is 3, but only None is supported"):
         parse(config)
     for capacity in (1, 5):
         with pytest.raises(ConfigError, match=f"expert_capacity {capacity} is not from num_experts_per_tok 2 to"):

@@ -185,7 +185,7 @@ def test_fields_that_do_not_fit(llm: LLM, fields: dict[str, Any], param: str, sa
             "--block-size 12 is no multiple of 8, the positions that this checkpoint",
         ),
         ({"remask_threshold": 0.1}, "--remask-threshold is not supported by multi_bd of the llada2dot2 family"),
-        ({"decoding_strategy": "full"}, "'full' does not fit this model; it can be: multi_bd"),
+        ({"decoding_strategy": "full"}, "'full' does not fit this model; use one of multi_bd"),
         ({"eos_token_ids": [DELETE]}, "delete_token_id 16 is also the eos_token_id"),
         ({"mask_token_id": SPLIT}, "split_token_id 47 is also the mask_token_id"),
     ],

@@ -91,8 +91,8 @@ def test_defaults_of_d2f_on_dream():
             {"decoding_strategy": "d2f", "max_model_len": 64, "max_num_batched_tokens": 160},
             "160 is less than the 161 rows",
         ),
-        ("d2f_llada", {"decoding_strategy": "fast_dllm_v2"}, "does not fit this model; it can be: d2f"),
-        ("fast_dllm_v2", {"decoding_strategy": "d2f"}, "does not fit this model; it can be: fast_dllm_v2"),
+        ("d2f_llada", {"decoding_strategy": "fast_dllm_v2"}, "does not fit this model; use one of d2f"),
+        ("fast_dllm_v2", {"decoding_strategy": "d2f"}, "does not fit this model; use one of fast_dllm_v2"),
         ("fast_dllm_v2", {"buffer_size": 2}, "--buffer-size 2: this model's blocks are decoded one at a time"),
         (
             "fast_dllm_v2",

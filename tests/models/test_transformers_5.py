@@ -110,7 +110,7 @@ def test_scaling_that_a_family_supports_is_read_from_either_field() -> None:
     assert arch.rope.yarn is not None
     both = config | {"rope_theta": theta, "rope_scaling": {"type": "yarn", "factor": rope["factor"]}}
     assert parse("nemotron_diffusion", both) == arch
-    with pytest.raises(ConfigError, match=r"rope_parameters says factor 8\.0, and rope_scaling 4"):
+    with pytest.raises(ConfigError, match=r"rope_parameters's factor is 8\.0, but rope_scaling's is 4"):
         parse("nemotron_diffusion", config | {"rope_scaling": {"type": "yarn", "factor": 4}})
 
 

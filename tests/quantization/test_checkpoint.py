@@ -155,10 +155,16 @@ def test_nan_codes_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("stated", "sentence"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "the method 'gptq', but compressed-tensors and fp8 alone are read"),
-        ({"bits": 4}, "the method None, but"),
-        ("int4", "the method None, but"),
-        (FP8 | {"weight_block_size": [64, 64]}, "weight_block_size is [64, 64], which is not read; what is: blocks of"),
+        (
+            {"quant_method": "gptq", "bits": 4},
+            "quant_method is 'gptq', which is not supported; supported: compressed-tensors, fp8; use",
+        ),
+        ({"bits": 4}, "quant_method is None, which is not supported"),
+        ("int4", "quant_method is None, which is not supported"),
+        (
+            FP8 | {"weight_block_size": [64, 64]},
+            "weight_block_size is [64, 64], which is not supported; supported: blocks of",
+        ),
         (FP8 | {"fmt": "e5m2"}, "fmt is 'e5m2'"),
         (
             compressed("pack-quantized", num_bits=2, strategy="group", group_size=128, type="int"),
@@ -203,7 +209,7 @@ def test_a_requested_format_contradicts_the_checkpoint():
     assert quantization_of(config, "int4") == quantization_of(config, None) == "int4_32"
     assert quantization_of({"quantization_config": FP8 | {"weight_block_size": [128, 128]}}, "fp8") == "fp8_blocks"
     assert quantization_of({}, "int4") == quantization_of({"quantization_config": None}, "int4") == "int4"
-    with pytest.raises(ConfigError, match="--quantization fp8: this checkpoint's weights are quantized already"):
+    with pytest.raises(ConfigError, match="--quantization fp8: the checkpoint is already quantized as "):
         quantization_of(config, "fp8")
 
 

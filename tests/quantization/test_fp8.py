@@ -61,7 +61,7 @@ def test_parts_in_any_order_form_the_full_weight(monkeypatch, piece, interleaved
 
 
 def test_a_part_has_complete_rows():
-    with pytest.raises(AssertionError, match="2 of the 3 numbers"):
+    with pytest.raises(AssertionError, match="got 2 of the 3 inputs that share a scale"):
         fp8(4, 3).load((slice(0, 4), slice(0, 2)), torch.ones(4, 2))
 
 
@@ -124,12 +124,12 @@ def test_only_matrices_are_quantized():
 
 
 def test_unsupported_dtypes_and_gpus_are_refused(monkeypatch):
-    with pytest.raises(ConfigError, match="--quantization fp8 does not go with float64"):
+    with pytest.raises(ConfigError, match="--quantization fp8: cannot be combined with --dtype float64"):
         LayerFactory.create("cpu", torch.float64, quantization="fp8")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an older GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
-    with pytest.raises(ConfigError, match=r"8\.9 or later, and an older GPU has 8\.6; leave --quantization out"):
+    with pytest.raises(ConfigError, match=r"8\.9 or later, but an older GPU has 8\.6; leave --quantization out"):
         LayerFactory.create("cuda", torch.bfloat16, quantization="fp8")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     assert LayerFactory.create("cuda", torch.bfloat16, quantization="fp8").kernels == TRITON.for_quantization("fp8")

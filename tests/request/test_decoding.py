@@ -164,13 +164,17 @@ def test_dlmserve_names():
     assert spec(force_single_batch=True).decoding.force_single_batch
     assert spec(decoding={"force_single_batch": True}).decoding.force_single_batch
     refused({"block_length": 4}, "block_length", "4 is not the server's block size, 8")
-    refused({"force_single_batch": True, "decoding": {"force_single_batch": True}}, "force_single_batch", "same")
+    refused({"force_single_batch": True, "decoding": {"force_single_batch": True}}, "force_single_batch", "duplicates")
     for ours, theirs in (("max_prob", "top1_prob"), ("neg_entropy", "entropy_inverse"), ("margin", "margin")):
         assert spec(confidence_metric=theirs).decoding.values["confidence_metric"] == ours
     wrong = {"use_local_leap": True, "decoding": {"algorithm": "threshold"}}
     refused(wrong, "use_local_leap", "has no meaning with decoding.algorithm 'threshold', only with local_leap")
     refused({"confidence_metric": "best"}, "confidence_metric")
-    refused({"confidence_metric": "margin", "decoding": {"confidence_metric": "margin"}}, "confidence_metric", "same")
+    refused(
+        {"confidence_metric": "margin", "decoding": {"confidence_metric": "margin"}},
+        "confidence_metric",
+        "duplicates decoding.confidence_metric; give one",
+    )
     refused({"block_schedule": "uniform"}, "block_schedule", "leave it out")
     refused({"target_length": 5}, "target_length", "leave it out")
 
@@ -183,7 +187,11 @@ def test_num_denoising_steps_of_fixed():
     got = spec(max_tokens=21, num_denoising_steps=13)
     assert (got.decoding.algorithm, got.decoding.total_steps) == ("fixed", 13)
     refused({"max_tokens": 21, "num_denoising_steps": 2}, "num_denoising_steps", "3 blocks")
-    refused({"num_denoising_steps": 99, "decoding": {"steps": 3}}, "num_denoising_steps", "says the same")
+    refused(
+        {"num_denoising_steps": 99, "decoding": {"steps": 3}},
+        "num_denoising_steps",
+        "duplicates decoding.steps; give one",
+    )
 
 
 @pytest.mark.parametrize("rule", [rule.key for rule in INFO.algorithms])

@@ -138,7 +138,7 @@ def test_fields_of_logits_processors_are_resolved():
 def test_unsupported_fields_of_logits_processors_are_refused():
     refused({"stop_token_ids": [1, 91]}, "stop_token_ids[1]", "is not a token id of this model")
     refused({"logit_bias": {"5": 101}}, "logit_bias[5]")
-    refused({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "9 is more than max_tokens, 8; ask for fewer")
+    refused({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "9 is more than max_tokens, 8; lower it")
     noise = info(mask_token_id=None)
     for field, value in (("logit_bias", {1: 1}), ("presence_penalty", 1), ("min_tokens", 2)):
         refused({field: value}, field, "has no effect for models that denoise noise", facts=noise)
@@ -148,7 +148,7 @@ def test_unsupported_fields_of_logits_processors_are_refused():
         structured_output_error="", algorithms=[replace(rule, supports_grammar=True) for rule in INFO.algorithms]
     )
     refused({"min_tokens": 2, "structured_outputs": {"regex": "a"}}, "min_tokens", "grammar", facts=grammatical)
-    with pytest.raises(RequestError, match="every hole is filled"):
+    with pytest.raises(RequestError, match="has no effect for infill; leave it out"):
         resolve(SamplingParams(min_tokens=2), [1], INFO, RequestContext(id="r", pinned_tokens={3: 4}))
 
 

@@ -108,7 +108,7 @@ def test_an_invalid_schema_is_refused(client: httpx.Client) -> None:
     wrong = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "nothing"}}}}}
     refused = client.post(CHAT, json={**BODY, "tools": [wrong], "tool_choice": "required"})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
-    assert "cannot be kept to" in refused.text
+    assert "cannot be applied" in refused.text
     strict = {"type": "function", "function": {**wrong["function"], "strict": True}}  # type: ignore[dict-item]
     refused = client.post(CHAT, json={**BODY, "tools": [strict]})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")

@@ -109,7 +109,7 @@ def test_inconsistent_flags_are_refused(flags, says):
 def test_a_size_that_does_not_divide_the_heads_is_refused():
     ended = started("--device", "cpu", "--port", "0", "--tensor-parallel-size", "3")
     assert ended.returncode == 1
-    assert "--tensor-parallel-size 3: the model's attention heads are 8, which it does not divide" in last_line(ended)
+    assert "--tensor-parallel-size 3: must divide the model's 8 attention heads" in last_line(ended)
 
 
 def started(*flags):
@@ -127,7 +127,7 @@ def test_a_node_ends_if_node_0_does_not_join_in_time():
         "--master-port", "9", "--distributed-timeout-seconds", "1",
     )  # fmt: skip
     assert ended.returncode == 1
-    assert "node 0 was not there within --distributed-timeout-seconds, 1 s" in last_line(ended)
+    assert "node 0 did not accept connections within --distributed-timeout-seconds, 1 s" in last_line(ended)
 
 
 @pytest.mark.slow

@@ -26,8 +26,8 @@ SECRET = "swordfish"
         (RequestError("metadata.a key: is too long", param="metadata.a key"), "metadata.<5 characters>: is too long"),
         (RequestError("tools[0].function.name: 7 is no name", param="tools[0].function.name"),
          "tools[0].function.name: 7 is no name"),
-        (RequestError("a: cannot be kept to: lark says no", param="a", detail="lark says no"),
-         "a: cannot be kept to: <12 characters>"),
+        (RequestError("a: cannot be applied: lark says no", param="a", detail="lark says no"),
+         "a: cannot be applied: <12 characters>"),
     ],
 )  # fmt: skip
 def test_text_of_a_client_is_replaced_by_its_length(error: RequestError, logged: str) -> None:

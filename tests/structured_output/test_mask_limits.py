@@ -49,7 +49,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 @pytest.mark.parametrize("name", AMBIGUOUS)
 def test_ambiguous_grammars_are_refused_before_they_reach_the_engine(llm: LLM, name: str) -> None:
     steps = llm.engine.stats().steps
-    with pytest.raises(RequestError, match=r"^structured_outputs\.grammar: cannot be kept to: .*(limit|CPU time)"):
+    with pytest.raises(RequestError, match=r"^structured_outputs\.grammar: cannot be applied: .*(limit|CPU time)"):
         llm.generate([CHAT], SamplingParams(structured_outputs={"grammar": AMBIGUOUS[name]}))
     assert llm.engine.stats().steps == steps
 

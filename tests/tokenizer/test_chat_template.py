@@ -216,7 +216,7 @@ def test_templates_of_processors_come_after_those_of_the_tokenizer(make: Any) ->
     [
         ("{", "is not readable JSON"),
         ('"D"', "must hold a JSON object"),
-        ('{"chat_template": 7}', "chat_template must be a text, an object or a list; use --chat-template or mend it"),
+        ('{"chat_template": 7}', "chat_template must be a text, an object or a list; use --chat-template or fix it"),
     ],
 )
 def test_a_file_of_a_processor_that_holds_no_template_is_named(content: str, reason: str, make: Any) -> None:

@@ -60,7 +60,7 @@ SPINS = [
 @pytest.mark.parametrize("source", SPINS)
 def test_a_template_with_many_iterations_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.2)
-    with pytest.raises(RequestError, match=r"takes more than 0\.2 s on them; send less") as refused:
+    with pytest.raises(RequestError, match=r"takes more than 0\.2 s for these messages; shorten them") as refused:
         template(source).render(MESSAGES, {"n": 99_999})
     assert refused.value.param == "messages"
 

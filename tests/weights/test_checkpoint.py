@@ -168,7 +168,7 @@ def test_a_head_may_be_normalized_when_it_is_loaded(tiny):
     expected = logits(load(tiny(norm)))
     torch.testing.assert_close(logits(load(tiny(norm_head=True))), expected)
     assert not torch.allclose(logits(load(tiny())), expected)
-    with pytest.raises(ConfigError, match="norm_head is true beside tie_word_embeddings"):
+    with pytest.raises(ConfigError, match="norm_head is not supported with tie_word_embeddings"):
         load(tiny(norm_head=True, tie_word_embeddings=True))
 
 

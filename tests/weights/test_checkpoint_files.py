@@ -220,7 +220,7 @@ def test_a_link_that_changes_meanwhile_is_resolved_again(model: Path, monkeypatc
 
 def test_files_are_read_to_a_limit(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (model / "chat_template.jinja").write_text("x" * (checkpoint_files.TEMPLATE_BYTES + 1))
-    assert f"larger than the {checkpoint_files.TEMPLATE_BYTES} bytes" in refusal(model)
+    assert f"larger than the limit of {checkpoint_files.TEMPLATE_BYTES} bytes" in refusal(model)
     (model / "chat_template.jinja").unlink()
     settings = json.loads((model / "tokenizer_config.json").read_text())
     longer = {**settings, "chat_template": "x" * (checkpoint_files.TEMPLATE_BYTES + 1)}
@@ -251,7 +251,7 @@ KERNELS = (
 def test_the_owner_cannot_choose_a_file_of_the_kernel(model: Path, path: str) -> None:
     if not os.path.exists(path):
         pytest.skip("this system has no such file")
-    with pytest.raises(ConfigError, match=r"--chat-template: .* is (the kernel's|no plain file)") as caught:
+    with pytest.raises(ConfigError, match=r"--chat-template: .* is in a kernel file system") as caught:
         Tokenizer(model, path)
     assert os.environ["PATH"] not in str(caught.value)
 
@@ -259,7 +259,7 @@ def test_the_owner_cannot_choose_a_file_of_the_kernel(model: Path, path: str) ->
 def test_a_link_of_the_owner_to_a_file_of_the_kernel_is_refused_too(model: Path) -> None:
     link = model.parent / "template"
     link.symlink_to("/proc/self/environ")
-    with pytest.raises(ConfigError, match="is the kernel's"):
+    with pytest.raises(ConfigError, match="is in a kernel file system"):
         Tokenizer(model, link)
 
 

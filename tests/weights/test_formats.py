@@ -125,7 +125,7 @@ class Forgetful(UnquantizedWeight):
 
 
 def test_a_format_must_load_all_its_elements():
-    with pytest.raises(AssertionError, match=r"format of 'layers.0.self_attn.qkv_proj.weight', .* did not take"):
+    with pytest.raises(AssertionError, match=r"format of 'layers.0.self_attn.qkv_proj.weight', .* did not load"):
         load(Forgetful)
 
 

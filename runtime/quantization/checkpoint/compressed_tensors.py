@@ -69,7 +69,7 @@ class Int8(QuantScheme):
     def read_quantized(self, read: Read, device: torch.device) -> QuantizedTensor:
         values = read(WEIGHT)
         if values.dtype != torch.int8 or values.dim() != 2:
-            raise ConfigError(f"is {values.dtype} {list(values.shape)} beside a scale, not a matrix of torch.int8")
+            raise ConfigError(f"is {values.dtype} {list(values.shape)} with a scale, not a matrix of torch.int8")
         outputs, inputs = values.shape
         scales = channel_scales(read(".weight_scale"), outputs, device)
         return GroupQuantized(values.to(device), scales[:, None], inputs, inputs)
@@ -81,13 +81,13 @@ class CompressedBlockScale(BlockScale):
 
 def _method(config: Mapping[str, Any]) -> QuantScheme:
     if config.get("kv_cache_scheme") is not None:
-        raise refuse("kv_cache_scheme", config["kv_cache_scheme"], "none: keys and values are held in --dtype")
+        raise refuse("kv_cache_scheme", config["kv_cache_scheme"], "null; the KV cache has the type of --dtype")
     sparsity = config.get("sparsity_config") or {}
     if sparsity.get("format", "dense") != "dense":
         raise refuse("sparsity_config", sparsity.get("format"), "dense weights")
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping) or not groups or not all(isinstance(g, Mapping) for g in groups.values()):
-        raise ConfigError(f"config.json: {FIELD} has no config_groups, which say how its weights are kept")
+        raise ConfigError(f"config.json: {FIELD} has no config_groups, which define the weight formats")
     schemes = []
     for group in groups.values():
         weights = group.get("weights")
@@ -95,7 +95,7 @@ def _method(config: Mapping[str, Any]) -> QuantScheme:
             raise refuse("weights", weights, SUPPORTED)
         schemes.append(_scheme(str(group.get("format") or config.get("format")), weights))
     if len({(type(scheme), scheme.format, getattr(scheme, "rows", None)) for scheme in schemes}) > 1:
-        raise refuse("config_groups", sorted(groups), "groups whose weights are all kept alike")
+        raise refuse("config_groups", sorted(groups), "groups that all have the same weight format")
     return schemes[0]
 
 
@@ -104,7 +104,7 @@ def _scheme(format: str, weights: Mapping[str, Any]) -> QuantScheme:
     if not weights.get("symmetric", True):
         raise refuse("symmetric", False, "symmetric weights, which have no weight_zero_point")
     if weights.get("actorder") not in (None, False, "static", "weight"):
-        raise refuse("actorder", weights["actorder"], "weights whose groups lie in the order of their inputs")
+        raise refuse("actorder", weights["actorder"], "null, false, 'static' and 'weight'")
     size = weights.get("group_size")
     if (format, bits, kind) == ("pack-quantized", 4, "int"):
         if strategy == "channel":
@@ -112,7 +112,9 @@ def _scheme(format: str, weights: Mapping[str, Any]) -> QuantScheme:
         if strategy == "group" and size in (*GROUP_SIZES, 256, 512, 1024):
             return Int4(size)
         raise refuse(
-            "group_size", size, f"{', '.join(map(str, GROUP_SIZES))}, multiples of 128, or one scale an output"
+            "group_size",
+            size,
+            f"{', '.join(map(str, GROUP_SIZES))}, multiples of 128 up to 1024, or one scale per output",
         )
     if (format, bits, kind) == ("int-quantized", 8, "int") and strategy in ("channel", "tensor"):
         return Int8()

@@ -12,13 +12,13 @@ from runtime.kernels.quantized_tensor import E4M3, Fp8, GroupQuantized, Quantize
 from runtime.quantization.checkpoint.scheme import WEIGHT, QuantScheme, Read, refuse, register_method
 
 BLOCK = 128  # inputs per block
-SUPPORTED = "blocks of [128, 128], or none for one scale a tensor"
+SUPPORTED = "blocks of [128, 128], or null for one scale per tensor"
 
 
 def read_e4m3(read: Read, device: torch.device) -> torch.Tensor:
     values = read(WEIGHT)
     if values.dtype != E4M3 or values.dim() != 2:
-        raise ConfigError(f"is {values.dtype} {list(values.shape)} beside a scale, not a matrix of {E4M3}")
+        raise ConfigError(f"is {values.dtype} {list(values.shape)} with a scale, not a matrix of {E4M3}")
     values = values.to(device)
     if bool(((values.view(torch.uint8) & 0x7F) == 0x7F).any()):
         raise ConfigError("holds NaN or infinite values")

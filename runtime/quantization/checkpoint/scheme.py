@@ -62,8 +62,8 @@ def get_scheme(config: Mapping[str, Any]) -> QuantScheme | None:
     method: Any = field.get("quant_method") if isinstance(field, Mapping) else None
     if not isinstance(field, Mapping) or method not in _METHODS:
         raise ConfigError(
-            f"config.json: {FIELD} names the method {method!r}, but {' and '.join(sorted(_METHODS))} alone are read; "
-            "take the plain checkpoint, and --quantization if it is to be small"
+            f"config.json: {FIELD}'s quant_method is {method!r}, which is not supported; supported: "
+            f"{', '.join(sorted(_METHODS))}; use an unquantized checkpoint, optionally with --quantization"
         )
     return _METHODS[method](field)
 
@@ -82,11 +82,10 @@ def quantization_of(config: Mapping[str, Any], requested: str | None) -> str | N
         return requested if scheme is None else scheme.format
     if requested is not None:
         raise ConfigError(
-            f"--quantization {requested}: this checkpoint's weights are quantized already, as {scheme.label}, and to "
-            "round them again would only lose more; leave it out"
+            f"--quantization {requested}: the checkpoint is already quantized as {scheme.label}; leave it out"
         )
     return scheme.format
 
 
 def refuse(field: str, value: object, supported: str) -> ConfigError:
-    return ConfigError(f"config.json: {FIELD}'s {field} is {value!r}, which is not read; what is: {supported}")
+    return ConfigError(f"config.json: {FIELD}'s {field} is {value!r}, which is not supported; supported: {supported}")
