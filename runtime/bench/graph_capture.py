@@ -26,5 +26,5 @@ def capture(forward: Callable[[], torch.Tensor]) -> Callable[[], object]:
     graph.replay()
     torch.cuda.synchronize()
     if not torch.allclose(eager.float(), replayed.float(), rtol=1e-2, atol=1e-2):
-        raise RuntimeError("a replayed graph gives other outputs than the eager forward")
+        raise RuntimeError("the outputs of the replayed CUDA graph differ from those of the eager forward")
     return graph.replay

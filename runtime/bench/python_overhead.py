@@ -145,7 +145,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", type=int, nargs="+", default=[512, 4096], help="prompt lengths, tokens")
     parser.add_argument("--steps", type=int, default=1000, help="measured steps")
     parser.add_argument("--block-size", type=int, default=32)
-    parser.add_argument("--per-step", type=int, default=4, help="positions a block fills in a step")
+    parser.add_argument("--per-step", type=int, default=4, help="positions that a block fills per step")
     output.add_json(parser)
 
 

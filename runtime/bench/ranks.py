@@ -176,8 +176,8 @@ def _batch(llm: Any, batch: int, args: argparse.Namespace) -> dict[str, Any]:
     full = [seconds for seconds, n in zip(stats.step_seconds, stats.batch_sizes, strict=True) if n == batch]
     if not full:
         raise ConfigError(
-            f"--batch {batch}: the largest step held {max(stats.batch_sizes, default=0)} of the requests, as a step "
-            f"feeds at most {llm.info.max_num_batched_tokens} tokens; choose a smaller --batch, --context or --steps"
+            f"--batch {batch}: the largest step had {max(stats.batch_sizes, default=0)} of the requests, because a "
+            f"step has at most {llm.info.max_num_batched_tokens} tokens; lower --batch, --context or --steps"
         )
     found = {"step_ms": statistics.median(full), "device_ms": statistics.median(stats.device_seconds or [0.0])}
     return {name: round(1e3 * seconds, 3) for name, seconds in found.items()} | {"steps": len(full)}

@@ -45,7 +45,7 @@ def check_weights(model: Model, build: LayerFactory) -> None:
     name = str(build.dtype).removeprefix("torch.")
     check_memory(build.device, size, f"the weights in {name}", "choose a smaller --arch, --dtype or --quantization")
     if size > NOTED and build.group.rank == 0:
-        print(f"drawing {size / 1e9:.1f} GB of random weights", file=sys.stderr, flush=True)
+        print(f"creating {size / 1e9:.1f} GB of random weights", file=sys.stderr, flush=True)
 
 
 def check_served_weights(arch: str, server_args: str) -> None:

@@ -81,7 +81,7 @@ def steady_step(kind: str, batch: int, context: int, block: int, strategy: Strat
     """
     canvas = strategy.initial_final_len(context) == 0
     if canvas and kind in ("commit", "mixed", "chunk"):
-        raise ConfigError(f"--cases {kind}: this model sees its whole canvas, of which no part is forwarded by itself")
+        raise ConfigError(f"--cases {kind}: is not supported for models that attend to a complete canvas")
     member = Member(context - block if canvas else context)
     chunk = Member(3 * CHUNK, CHUNK)
     if kind == "commit":

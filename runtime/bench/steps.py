@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", choices=["cuda", "cpu"], help="default: cuda if available, else cpu")
     parser.add_argument("--attn-impl", choices=attention_names(), help="default: triton_grouped on CUDA, else torch")
-    parser.add_argument("--deterministic", action="store_true", help="kernels whose bits do not depend on the batch")
+    parser.add_argument("--deterministic", action="store_true", help="use batch-invariant kernels")
     parser.add_argument("--kv-cache-layout", choices=LAYOUTS, default="unified")
     parser.add_argument("--block-size", type=int, help="default: the checkpoint's, else the family's")
     parser.add_argument(
@@ -80,7 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tensor-parallel-size", type=int, default=1, help="tensor parallel ranks; not with --live; default: 1"
     )
-    parser.add_argument("--expert-parallel-size", type=int, default=1, help="as the server's")
+    parser.add_argument(
+        "--expert-parallel-size", type=int, default=1, help="1 or --tensor-parallel-size, as for the server; default: 1"
+    )
     parser.add_argument("--graphs", action="store_true", help="also replay each decode forward as a CUDA graph")
     parser.add_argument("--live", action="store_true", help="measure the wall clock of complete engine steps instead")
     about = "; ".join(f"{name}: {text}" for name, text in KINDS.items())
@@ -235,7 +237,7 @@ def _strategy(family: ModelFamily[Any], model_info: ModelInfo, args: argparse.Na
     if not strategy.uniform_noise and args.filled is None:
         args.filled = 0.5
     if args.filled is not None and not 0 <= args.filled < 1:
-        raise ConfigError(f"--filled {args.filled} must be at least 0 and less than 1: something has to be sampled")
+        raise ConfigError(f"--filled {args.filled} must be at least 0 and less than 1, so that a step samples tokens")
     for flag, lengths in (("context", args.context), ("prompt", args.prompt)):
         if not strategy.block_layout.from_prompt and any(length % args.block_size for length in lengths):
             raise ConfigError(

@@ -128,7 +128,7 @@ def sweeps(info: EngineInfo, names: Sequence[str] | None, values: Sequence[float
         raise ConfigError("--values: belong to the field of one algorithm; name it with --algorithm")
     speed_accuracy_knob = get_algorithm(keys[0]).speed_accuracy_knob
     if speed_accuracy_knob is None:
-        raise ConfigError(f"--values: {keys[0]} declares no field by which it trades; leave them out")
+        raise ConfigError(f"--values: {keys[0]} has no field that trades accuracy for speed; leave --values out")
     field = speed_accuracy_knob.field
     for value in values:
         check_declared(f"--values: {field.name}", value, field)

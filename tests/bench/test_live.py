@@ -87,7 +87,7 @@ def test_live_steps_of_a_full_canvas_of_llada(tmp_path, capsys):
         ("plain", 1, 32), ("plain", 3, 96), ("prefill", 4, 512),
     ]  # fmt: skip
     assert main([*model, *SIZES, "--cases", "commit"]) == 1
-    assert "--cases commit: this model sees its whole canvas" in capsys.readouterr().out
+    assert "--cases commit: is not supported for models that attend to a complete canvas" in capsys.readouterr().out
 
 
 def a_step(quantization=None):

@@ -52,7 +52,7 @@ def ended(*arguments: str, **variables: str) -> tuple[int, list[str]]:
         pytest.param(("ranks", *TINY, *CPU, "--sizes", "3", "--context", "32", "--prefill", "64"),
                      "--tensor-parallel-size 3", marks=pytest.mark.matrix),
         pytest.param(("ranks", *TINY, *CPU, "--sizes", "1", "--batch", "300", "--context", "32", "--steps", "2"),
-                     "--batch 300: the largest step held 256 of the requests", marks=pytest.mark.matrix),
+                     "--batch 300: the largest step had 256 of the requests", marks=pytest.mark.matrix),
         (("steps", *DRAWN, "--warmup", "-1"), "--warmup must be at least 0"),
         (("steps", *DRAWN, "--batch", "0"), "--batch must be at least 1"),
         (("generate", *DRAWN, "--batch", "0"), "--batch must be at least 1"),
@@ -168,7 +168,7 @@ def test_several_ranks_end_with_the_sentence(tmp_path: Path) -> None:
 def test_a_large_model_is_announced(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizes, "NOTED", 0.0)
     assert bench.main(["steps", *DRAWN, "--batch", "1", "--context", "32", "--prompt", "--repeats", "1"]) == 0
-    assert capsys.readouterr().err.startswith("drawing 0.0 GB of random weights")
+    assert capsys.readouterr().err.startswith("creating 0.0 GB of random weights")
 
 
 @pytest.mark.parametrize(

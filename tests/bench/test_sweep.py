@@ -130,7 +130,9 @@ def test_an_algorithm_without_a_knob_is_one_point_at_its_defaults(figures, llm, 
     assert (rule["field"], [point["value"] for point in rule["points"]]) == (None, [None])
     assert Sweep("fixed", None, (None,)).decoding(None) == {"algorithm": "fixed"}
     assert bench.main(["sweep", "--algorithm", "fixed", "--values", "2"]) == 1
-    assert capsys.readouterr().err == "--values: fixed declares no field by which it trades; leave them out\n"
+    assert (
+        capsys.readouterr().err == "--values: fixed has no field that trades accuracy for speed; leave --values out\n"
+    )
 
 
 def test_a_knob_that_is_no_field_of_the_algorithm_is_refused(monkeypatch) -> None:
