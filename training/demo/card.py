@@ -44,7 +44,7 @@ def _cells(task: str, kind: str, figures: Mapping[str, Mapping[str, float]]) -> 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Print the scores of a run as the tables of the model card.")
-    parser.add_argument("run", type=Path, metavar="DIR", help="of training.demo.run --out")
+    parser.add_argument("run", type=Path, metavar="DIR", help="directory of training.demo.run --out")
     directory = parser.parse_args(argv).run
 
     def read(name: str) -> Any:

@@ -31,9 +31,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Count the plots of stories over seeds.")
     parser.add_argument("--model", help="checkpoint directory; default: the shipped demo")
     parser.add_argument("--device", help="cpu or cuda; default: cuda if available")
-    parser.add_argument("--seeds", type=int, default=32, help="per request (32)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="of the sampling (1)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--seeds", type=int, default=32, help="seeds per request; default: 32")
+    parser.add_argument("--temperature", type=float, default=1.0, help="sampling temperature; default: 1")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     args = parser.parse_args(argv)
     from runtime import LLM, SamplingParams
 

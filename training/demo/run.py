@@ -54,12 +54,14 @@ class Step:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Train and measure the demo model. Other flags go to the training.")
     parser.add_argument("--out", type=Path, required=True, help="directory of the training, and of roman/ and *.json")
-    parser.add_argument("--preset", default="gpu", choices=sorted(PRESETS), help="of the training (gpu)")
-    parser.add_argument("--device", default="cuda", help="cuda or cpu (cuda)")
-    parser.add_argument("--gpus", type=int, default=1, help="of this machine to use, or processes on a CPU (1)")
-    parser.add_argument("--n", type=int, default=500, help="held-out prompts per task (500)")
-    parser.add_argument("--batch", type=int, default=128, help="requests decoded at a time (128)")
-    parser.add_argument("--adapter-seconds", type=float, default=70.0, help="of the adapter's training (70)")
+    parser.add_argument("--preset", default="gpu", choices=sorted(PRESETS), help="preset of the training; default: gpu")
+    parser.add_argument("--device", default="cuda", help="cuda or cpu; default: cuda")
+    parser.add_argument("--gpus", type=int, default=1, help="GPUs of this machine, or processes on a CPU; default: 1")
+    parser.add_argument("--n", type=int, default=500, help="held-out prompts per task; default: 500")
+    parser.add_argument("--batch", type=int, default=128, help="requests per batch; default: 128")
+    parser.add_argument(
+        "--adapter-seconds", type=float, default=70.0, help="seconds of the adapter's training; default: 70"
+    )
     args, training = parser.parse_known_args(argv)
     if any(flag.startswith("--minutes") for flag in training):
         parser.error("--minutes: would measure an unfinished training; set --total-minutes")

@@ -272,13 +272,21 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Train the demo checkpoint.", allow_abbrev=False)
     parser.add_argument("--preset", choices=sorted(PRESETS), required=True)
     parser.add_argument("--out", type=Path, required=True, help="directory of state.pt, log.jsonl and checkpoint/")
-    parser.add_argument("--resume", action="store_true", help="go on from DIR/state.pt")
-    parser.add_argument("--start-from", type=Path, metavar="CHECKPOINT", help="weights to begin with, of this shape")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop this call after so much training")
-    parser.add_argument("--total-minutes", type=float, help="the whole training's time, over all calls (preset's)")
-    parser.add_argument("--peak", type=float, default=1.0, help="of the preset's learning rates, at their highest (1)")
-    parser.add_argument("--eval-prompts", type=int, help="prompts per task of the scores; 0 skips them (preset's)")
-    parser.add_argument("--eval-minutes", type=float, help="training time between evaluations and exports (preset's)")
+    parser.add_argument("--resume", action="store_true", help="continue from DIR/state.pt")
+    parser.add_argument("--start-from", type=Path, metavar="CHECKPOINT", help="initial weights, of the same shape")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="stop this call after this many minutes of training"
+    )
+    parser.add_argument("--total-minutes", type=float, help="minutes of training over all calls; default: the preset's")
+    parser.add_argument(
+        "--peak", type=float, default=1.0, help="factor of the preset's peak learning rates; default: 1"
+    )
+    parser.add_argument(
+        "--eval-prompts", type=int, help="prompts per task of the scores, 0 for none; default: the preset's"
+    )
+    parser.add_argument(
+        "--eval-minutes", type=float, help="minutes between evaluations and exports; default: the preset's"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(argv)
