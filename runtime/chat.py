@@ -237,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--temperature", type=float, metavar="T")
     args = parser.parse_args(argv)
     if not is_address(args.url):
-        print(f"--url: {args.url!r} is no server's address; one is like {DEFAULT_URL}", file=sys.stderr)
+        print(f"--url: {args.url!r} is not a server's address, such as {DEFAULT_URL}", file=sys.stderr)
         return 1
     from rich.console import Console
 

@@ -150,7 +150,7 @@ def test_ctrl_c_ends_the_answer_not_the_chat(server, monkeypatch):
     screen.answer("hi")
     shown = screen.console.export_text()
     assert "Hel" in shown
-    assert "not kept" in shown
+    assert "this turn is discarded" in shown
 
 
 def test_no_server(capsys):

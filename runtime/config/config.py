@@ -380,7 +380,7 @@ class ServerConfig:
             raise ConfigError("--profiler and --torch-profiler-dir go together; give both, or leave both out")
         if (self.zmq_command_addr is None) != (self.zmq_event_addr is None):
             missing = "--zmq-event-addr" if self.zmq_event_addr is None else "--zmq-command-addr"
-            raise ConfigError(f"{missing}: needed too, the two addresses are given together")
+            raise ConfigError(f"{missing}: is required; give both addresses, or leave both out")
         for name in ("zmq_command_addr", "zmq_event_addr"):
             addr: str | None = getattr(self, name)
             if addr is not None and (not addr.startswith("ipc://") or addr.startswith("ipc://@")):

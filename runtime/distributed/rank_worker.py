@@ -124,7 +124,9 @@ class RankWorker:
         if device.type == "cuda":
             device = device if self.device_index is None else torch.device("cuda", self.device_index)
             if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
-                raise ConfigError(f"there is no {device} on {socket.gethostname()}; give --device-ids that are")
+                raise ConfigError(
+                    f"--device-ids: {device} does not exist on {socket.gethostname()}; give ids that exist there"
+                )
             torch.cuda.set_device(device)
         connection = self.connection.socket
         own = message.host if connection.family == socket.AF_UNIX else connection.getsockname()[0]

@@ -207,7 +207,9 @@ def _grammar(
     if algorithm is None or not algorithm.supports_grammar:
         supporting = [other.key for other in info.algorithms if other.supports_grammar]
         others = " or ".join(supporting) or "no algorithm of this server"
-        raise refuse(name, f"goes with {others}, not with {decoding.algorithm}; set {path}.algorithm, or leave it out")
+        raise refuse(
+            name, f"is supported with {others}, not with {decoding.algorithm}; set {path}.algorithm, or leave it out"
+        )
     if decoding.values.get("remask_threshold"):
         raise refuse(name, f"a remasked token may be one that the grammar needs; set {path}.remask_threshold to 0")
     if decoding.values.get(SUPPRESS_EOS, "none") != "none":

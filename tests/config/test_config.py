@@ -250,7 +250,7 @@ def test_variables_that_kubernetes_injects_for_a_service_are_ignored_or_explaine
         (["--sampling-mode", "edit", "--remask-threshold", "0.1"], "--remask-threshold"),
         (["--mask-token-id", "3", "--eos-token-ids", "1,3"], "--eos-token-ids: 3"),
         (["--eos-token-ids", "1,,2"], "--eos-token-ids: is empty"),
-        (["--zmq-command-addr", "ipc://a"], "--zmq-event-addr: needed too"),
+        (["--zmq-command-addr", "ipc://a"], "--zmq-event-addr: is required; give both"),
         (["--zmq-command-addr", "udp://a", "--zmq-event-addr", "ipc://a"], "--zmq-command-addr: .*use ipc://PATH"),
         (["--zmq-command-addr", "tcp://a:1", "--zmq-event-addr", "ipc://a"], "--zmq-command-addr: .*use ipc://PATH"),
         (["--zmq-command-addr", "ipc://a", "--zmq-event-addr", "tcp://a:1"], "--zmq-event-addr: .*use ipc://PATH"),

@@ -165,7 +165,7 @@ def test_inputs_may_be_split_only_between_groups():
     selected = weight.kernel_arg.submatrix(slice(2, 5), range(128, 300))
     assert torch.equal(selected.dequantize(torch.float32), weight.tensor[2:5, 128:])
     assert selected.shape == (3, 172)
-    with pytest.raises(AssertionError, match="100 of the 300 numbers"):
+    with pytest.raises(AssertionError, match="got 100 of the 300 inputs that share a scale"):
         weight_of("int8", 6, 300).load((slice(None), slice(0, 100)), values[:, :100])
 
 
