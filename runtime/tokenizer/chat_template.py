@@ -51,7 +51,7 @@ PROBES: dict[str, list[dict[str, Any]]] = {  # a conversation with a message of 
         {"role": "tool", "content": ""},
     ],
 }
-_WRITING_FILTERS = {"default", "d", "join"}  # filters that write their arguments
+_OUTPUT_FILTERS = {"default", "d", "join"}  # filters that write their arguments
 
 
 class Generation(Extension):
@@ -190,7 +190,7 @@ def _check_loops(tree: nodes.Template, env: Environment) -> None:
 def _only_reads(node: nodes.Node) -> bool:
     """Returns whether a call only searches for its arguments, as ``content.split(...)``, and does not write them."""
     if isinstance(node, nodes.Filter):
-        return node.name not in _WRITING_FILTERS
+        return node.name not in _OUTPUT_FILTERS
     return isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr)
 
 

@@ -416,7 +416,7 @@ def refuses(_: Sample, text: str) -> bool:
     return text.strip().startswith(REFUSAL.split(".")[0]) and REFUSAL.startswith(text.strip())
 
 
-def _random_words(rng: random.Random) -> str:
+def _random_text(rng: random.Random) -> str:
     kinds = (lambda: rng.choice(_SALAD), lambda: word_lists.noun(rng), lambda: word_lists.letters(rng))
     chosen = [rng.choices(kinds, (4, 4, 1))[0]() for _ in range(rng.randint(2, 9))]
     return " ".join(chosen) + rng.choice(("", ".", "?", "!"))
@@ -426,7 +426,7 @@ def _random_words(rng: random.Random) -> str:
 def refuse(rng: random.Random) -> Sample:
     kind = rng.random()
     if kind < 0.1:
-        text = _random_words(rng)
+        text = _random_text(rng)
         return single("refuse", text[:1].upper() + text[1:] if rng.random() < 0.5 else text, REFUSAL)
     fields = {
         "c": word_lists.city(rng),
