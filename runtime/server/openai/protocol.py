@@ -10,12 +10,12 @@ that may be missing are `NotRequired`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, NotRequired
 
 import pydantic
-from pydantic import Field, PlainValidator, ValidationInfo, WithJsonSchema, field_validator, model_validator
-from pydantic_core import PydanticCustomError, from_json
+from pydantic import Field, GetPydanticSchema, ValidationInfo, WithJsonSchema, field_validator, model_validator
+from pydantic_core import PydanticCustomError, core_schema, from_json
 from typing_extensions import TypedDict
 
 from runtime.request.resolve import MAX_TOKENS_PER_STEP
@@ -282,39 +282,19 @@ def _arguments(arguments: Any) -> Any:
 MAX_ENTRIES = 64  # of metadata, of chat_template_kwargs and of include; `request_body` has the limits of a body
 
 
-def _checked(is_valid: Callable[[Any], bool], message: str) -> PlainValidator:
-    """Returns a validator of values without a type of their own."""
-
-    def check(value: Any) -> Any:
-        if not is_valid(value):
-            raise PydanticCustomError("value_type", "{message}", {"message": message})
-        return value
-
-    return PlainValidator(check)
+def _type_error(message: str) -> GetPydanticSchema:
+    """Replaces the errors of a type, one for each arm of a union, with `message`."""
+    return GetPydanticSchema(
+        lambda kind, handler: core_schema.custom_error_schema(handler(kind), "value_type", custom_error_message=message)
+    )
 
 
-def _is_prompt(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, list) and set(map(type, value)) <= {int})
-
-
-def _are_prompts(value: Any) -> bool:
-    return _is_prompt(value) or (isinstance(value, list) and all(map(_is_prompt, value)))
-
-
-def _is_stop(value: Any) -> bool:
-    return value is None or isinstance(value, str) or (isinstance(value, list) and set(map(type, value)) <= {str})
-
-
-_IDS = {"type": "array", "items": {"type": "integer"}}
-_STRING = {"type": "string"}
-_STRINGS = {"type": "array", "items": _STRING}
-Prompt = Annotated[
-    Any, _checked(_is_prompt, "must be a string or a list of token ids"), WithJsonSchema({"anyOf": [_STRING, _IDS]})
-]
+_FAIL_FAST = Field(fail_fast=True)
+_Ids = Annotated[list[int], _FAIL_FAST]
+Prompt = Annotated[str | _Ids, _type_error("must be a string or a list of token ids")]
 Prompts = Annotated[
-    Any,
-    _checked(_are_prompts, "must be a string, a list of token ids, or a list of strings or of such lists"),
-    WithJsonSchema({"anyOf": [_STRING, _IDS, _STRINGS, {"type": "array", "items": _IDS}]}),
+    str | _Ids | Annotated[list[str | _Ids], _FAIL_FAST],
+    _type_error("must be a string, a list of token ids, or a list of strings or of such lists"),
 ]
 Entries = Annotated[dict[str, Any], Field(max_length=MAX_ENTRIES)]
 ModelName = Annotated[
@@ -322,11 +302,7 @@ ModelName = Annotated[
 ]
 Verbosity = Annotated[Literal["low", "medium", "high"] | None, api_field("accepted for compatibility; ignored", "low")]
 TemplateArguments = Annotated[Entries | None, api_field("variables of the chat template", {"enable_thinking": False})]
-Stop = Annotated[
-    Any,
-    _checked(_is_stop, "must be a string or a list of strings"),
-    WithJsonSchema({"anyOf": [_STRING, _STRINGS, {"type": "null"}]}),
-]
+Stop = Annotated[str | Annotated[list[str], _FAIL_FAST], _type_error("must be a string or a list of strings")]
 
 
 _TYPES: dict[str, Any] = {
