@@ -342,12 +342,10 @@ def unknown_format_keys(requested: object) -> Iterator[str]:
     if not isinstance(requested, dict):
         return
     kind, inner = requested.get("type"), requested.get("json_schema")
-    nested = kind == "json_schema" and isinstance(inner, dict)
-    known = frozenset({"json_schema"}) if nested else _FORMATS.get(kind, frozenset()) if isinstance(kind, str) else ()
-    yield from (name for name, value in requested.items() if name not in known and name != "type" and value is not None)
-    if nested and isinstance(inner, dict):
-        found = (name for name, value in inner.items() if name not in _DESCRIBED and value is not None)
-        yield from (f"json_schema.{name}" for name in found)
+    nested = inner if kind == "json_schema" and isinstance(inner, dict) else {}
+    known = {"json_schema"} if nested else _FORMATS.get(kind, frozenset()) if isinstance(kind, str) else frozenset()
+    yield from (name for name, value in requested.items() if name not in {"type", *known} and value is not None)
+    yield from (f"json_schema.{name}" for name, value in nested.items() if name not in _DESCRIBED and value is not None)
 
 
 if TYPE_CHECKING:
@@ -451,10 +449,8 @@ class GenerationRequest(SamplingFields):
 
     def set_fields(self) -> dict[str, Any]:
         """Returns the declared fields that the request sets, by name."""
-        unknown = self.model_extra or {}  # those of a body that has not all of them
-        names = (name for name in self.model_fields_set if name in _DECLARED and name not in unknown)
-        values = ((name, getattr(self, name)) for name in names)
-        return {name: value for name, value in values if value is not None}
+        values = {name: getattr(self, name) for name in self.model_fields_set & _DECLARED.keys()}
+        return {name: value for name, value in values.items() if value is not None}
 
     def names(self) -> dict[str, str]:
         """Returns names of fields as the client spelled them, by the names of `SamplingParams`."""
