@@ -158,7 +158,7 @@ class ServerContext:
             completions,
             streamed=inputs.stream_mode is not None,
             prompts=len(inputs.prompts),
-            scores=() if inputs.echo is None else inputs.echo.scores,
+            scores=() if inputs.echo is None else list(inputs.echo.scores.values()),
             form=builder.grammar_field,
         )
 

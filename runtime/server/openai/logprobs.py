@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +19,6 @@ from runtime.tokenizer.detokenizer import OffsetTracker, TokenByteDecoder, Token
 
 if TYPE_CHECKING:
     from runtime.server.engine_client.generation_job import OutputDelta
-    from runtime.server.generate.protocol import OwnLogprob
     from runtime.server.openai.protocol import ChatLogprobs, CompletionLogprobs, CompletionRequest
 
 
@@ -60,21 +58,21 @@ def token_text(data: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-class LogprobStreamer(ABC):
-    """The log-probabilities of a completion in the form of an API: in full, or with the text that has been returned."""
+class LogprobStreamer:
+    """The log-probabilities of a completion as a list: in full, or with the text that has been returned."""
 
     def __init__(self, choice: CompletionState, pieces: TokenByteDecoder, echo: PromptEcho | None = None) -> None:
         self._choice, self._pieces, self._echo = choice, pieces, echo
         self._positions: list[TokenOffset] = []
         self._sent = 0
 
-    @abstractmethod
     def empty(self) -> Any:
         """Returns an empty field `logprobs`."""
+        return []
 
-    @abstractmethod
     def append(self, field: Any, entries: Iterable[TokenEntry]) -> None:
         """Appends tokens to the field `logprobs`."""
+        field += (self._with_top(entry) for entry, _ in entries)
 
     def entries(self) -> Sequence[TokenEntry]:
         """Returns the tokens of the full response."""
@@ -126,18 +124,11 @@ class ChatLogprobStreamer(LogprobStreamer):
         return {"content": [], "refusal": None}
 
     def append(self, field: ChatLogprobs, entries: Iterable[TokenEntry]) -> None:
-        content: list[Any] = field["content"]
-        content += (self._with_top(entry) for entry, _ in entries)
+        super().append(field["content"], entries)
 
 
 class GenerateLogprobStreamer(LogprobStreamer):
     """The form of ``/generate``: an entry per token id. The full response repeats the entries of the stream."""
-
-    def empty(self) -> list[OwnLogprob]:
-        return []
-
-    def append(self, field: list[Any], entries: Iterable[TokenEntry]) -> None:
-        field += (self._with_top(entry) for entry, _ in entries)
 
     def entries(self) -> Sequence[TokenEntry]:
         return [(entry, 0) for entry in self._choice.token_logprobs or ()]
@@ -197,7 +188,7 @@ class PromptEcho:
 
     Attributes:
         silent: only prompts are returned, no completions.
-        scores: scoring requests, one per prompt of several tokens.
+        scores: scoring requests, by the index of their prompt. A prompt of one token has none.
         texts: texts of the prompts.
     """
 
@@ -207,8 +198,7 @@ class PromptEcho:
         self.silent = silent
         self._stride = stride
         self._choices_per_prompt = 1  # answers to a prompt
-        self._scored: dict[int, CompletionState] = {}
-        self._ids: list[list[int]] = []
+        self.scores: dict[int, CompletionState] = {}
         self._adds_bos = False
         self.texts: list[str] = []
 
@@ -225,7 +215,6 @@ class PromptEcho:
             )
         for number, choice in enumerate(choices[::each]):
             prompt, spec = self._prompts[number], choice.spec
-            self._ids.append(spec.prompt)
             self.texts.append(prompt if isinstance(prompt, str) else tokenizer.decode(prompt))
             if spec.logprobs is not None and len(spec.prompt) > 1:
                 context = RequestContext(
@@ -235,14 +224,10 @@ class PromptEcho:
                     spec.prompt, info, context, param="echo", logprobs=spec.logprobs, tokens_per_step=self._stride,
                     cache_salt=spec.cache_salt,
                 )  # fmt: skip
-                self._scored[number] = CompletionState(number, scored, TextBuilder())
+                self.scores[number] = CompletionState(number, scored, TextBuilder())
         if self.silent:
             for choice in choices:
                 choice.finish_reason = "length"
-
-    @property
-    def scores(self) -> list[CompletionState]:
-        return list(self._scored.values())
 
     def text(self, choice: CompletionState) -> str:
         """Returns the text of the prompt of a completion."""
@@ -251,8 +236,7 @@ class PromptEcho:
     def entries(self, choice: CompletionState) -> list[TokenEntry]:
         """Returns the scored tokens of the prompt of a completion; the first token has no log-probability."""
         number = choice.index // self._choices_per_prompt
-        ids = self._ids[number]
-        scored = self._scored.get(number)
+        ids, scored = choice.spec.prompt, self.scores.get(number)
         known: list[TokenLogprob] = [] if scored is None else scored.token_logprobs or []
         before = int(self._adds_bos and isinstance(self._prompts[number], str))  # not part of the text
         offsets = [0] * before + [offset.start for offset in OffsetTracker(self._pieces).push(ids[before:])]
