@@ -373,9 +373,6 @@ def _add_input(made: openai.Conversation, message: InputMessage, path: str) -> N
         made.add(path, role=message.role, content="".join(texts))
 
 
-Json = dict[str, Any]
-
-
 class MessagesErrorDetail(TypedDict):
     type: Annotated[str, api_field("type of the error, by status")]
     message: Annotated[str, api_field("what is wrong, and the fix")]
@@ -403,7 +400,7 @@ class ToolUseBlock(TypedDict):
     type: Literal["tool_use"]
     id: Annotated[str, api_field("id for the block with the result")]
     name: Annotated[str, api_field("name of the tool")]
-    input: Annotated[Json, api_field("arguments; in a stream they follow as deltas of JSON")]
+    input: Annotated[dict[str, Any], api_field("arguments; in a stream they follow as deltas of JSON")]
 
 
 StopReason = Literal["end_turn", "tool_use", "max_tokens", "stop_sequence"]

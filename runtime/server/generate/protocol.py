@@ -79,19 +79,22 @@ class OwnLogprob(OwnTopLogprob):
 _NewLogprobs = Annotated[list[OwnLogprob], api_field("log-probabilities of the tokens of this text, if requested")]
 
 
-class GenerateAnswer(TypedDict):
+class _Answer(TypedDict):
+    id: Annotated[str, api_field("id of this request")]
+    nfe: Annotated[int, api_field("denoising steps of all blocks")]
+    usage: Annotated[openai.Usage, api_field("token counts")]
+    timings: Annotated[openai.Timings, api_field("seconds")]
+
+
+class GenerateAnswer(_Answer):
     """The answer of `/generate`."""
 
-    id: Annotated[str, api_field("id of this request")]
     text: Annotated[str, api_field("output without end-of-sequence tokens and stop strings")]
     token_ids: Annotated[list[int], api_field("token ids of the output")]
-    nfe: Annotated[int, api_field("denoising steps of all blocks")]
     finish_reason: Annotated[FinishReason, api_field("`stop`: end of sequence or a stop string; otherwise the limit")]
     logprobs: Annotated[NotRequired[list[OwnLogprob]], api_field("log-probabilities of `token_ids`, if requested")]
     full_text: Annotated[str, api_field("prompt and output")]
     full_token_ids: Annotated[list[int], api_field("token ids of prompt and output")]
-    usage: Annotated[openai.Usage, api_field("token counts")]
-    timings: Annotated[openai.Timings, api_field("seconds")]
     warning: Annotated[NotRequired[str], api_field("probable mistake in the prompt")]
 
 
@@ -132,17 +135,13 @@ class FilledHole(TypedDict):
     token_ids: Annotated[list[int], api_field("token ids of the gap")]
 
 
-class InfillAnswer(TypedDict):
+class InfillAnswer(_Answer):
     """The answer of `/v1/infill`."""
 
-    id: Annotated[str, api_field("id of this request")]
     object: Literal["infill"]
     model: Annotated[str, api_field("requested model name")]
     text: Annotated[str, api_field("text with filled gaps")]
     holes: Annotated[list[FilledHole], api_field("gaps in order")]
-    nfe: Annotated[int, api_field("denoising steps, of all blocks")]
-    usage: Annotated[openai.Usage, api_field("token counts")]
-    timings: Annotated[openai.Timings, api_field("seconds")]
 
 
 class InfillFinal(InfillAnswer):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
 from typing import Any, cast
 
 from fastapi import APIRouter
@@ -32,9 +31,6 @@ class GenerateEvents(ServingHandler):
         super().__init__(job)
         self._info, self._tokenizer = inputs.loaded
         self._make = denoise_event if inputs.stream_mode == "denoise" else append_event
-
-    @abstractmethod
-    def full_response(self) -> protocol.GenerateAnswer | protocol.InfillAnswer: ...
 
     def event_fields(self, update: OutputDelta) -> dict[str, Any] | None:
         """Returns the fields of the event of a step; None without an event."""

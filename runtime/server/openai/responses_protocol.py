@@ -391,8 +391,6 @@ def _text(content: str | Sequence[ItemPart] | None) -> str:
 
 Json = dict[str, Any]
 
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
-
 
 class OutputText(TypedDict):
     type: Literal["output_text"]
@@ -406,30 +404,29 @@ class ReasoningText(TypedDict):
     text: Annotated[str, api_field("reasoning text")]
 
 
-class MessageItem(TypedDict):
+class _OutputItem(TypedDict):
     id: Annotated[str, api_field("id of the item")]
+    status: Annotated[Literal["in_progress", "completed", "incomplete"], api_field("status of the item")]
+
+
+class MessageItem(_OutputItem):
     type: Literal["message"]
-    status: Annotated[ItemStatus, api_field("status of the item")]
     role: Literal["assistant"]
     content: Annotated[list[OutputText], api_field("one text; empty in the first event of the item")]
 
 
-class CallItem(TypedDict):
+class CallItem(_OutputItem):
     """A call of a function."""
 
-    id: Annotated[str, api_field("id of the item")]
     type: Literal["function_call"]
-    status: Annotated[ItemStatus, api_field("status of the item")]
     call_id: Annotated[str, api_field("id for the item with the result")]
     name: Annotated[str, api_field("name of the function")]
     namespace: NotRequired[Annotated[str, api_field("namespace of the function in the request")]]
     arguments: Annotated[str, api_field("arguments as JSON")]
 
 
-class ReasoningItem(TypedDict):
-    id: Annotated[str, api_field("id of the item")]
+class ReasoningItem(_OutputItem):
     type: Literal["reasoning"]
-    status: Annotated[ItemStatus, api_field("status of the item")]
     summary: Annotated[list[Json], api_field("always empty")]
     content: Annotated[list[ReasoningText], api_field("one text; empty in the first event of the item")]
 
@@ -446,13 +443,8 @@ class ResponseError(TypedDict):
     message: Annotated[str, api_field("details")]
 
 
-class InputDetails(TypedDict):
-    cached_tokens: Annotated[int, api_field("prompt tokens found in the prefix cache")]
+class InputDetails(openai.PromptDetails):
     cache_write_tokens: Annotated[int, api_field("always 0")]
-
-
-class OutputDetails(TypedDict):
-    reasoning_tokens: Annotated[int, api_field("output tokens that are reasoning")]
 
 
 class ResponsesUsage(TypedDict):
@@ -461,7 +453,7 @@ class ResponsesUsage(TypedDict):
     input_tokens: Annotated[int, api_field("prompt tokens")]
     input_tokens_details: Annotated[InputDetails, api_field("details")]
     output_tokens: Annotated[int, api_field("output tokens")]
-    output_tokens_details: Annotated[OutputDetails, api_field("details")]
+    output_tokens_details: Annotated[openai.CompletionDetails, api_field("details")]
     total_tokens: Annotated[int, api_field("sum of both")]
 
 
