@@ -343,26 +343,23 @@ class ResponsesRequest(openai.SingleChoiceRequest):
         return found
 
     def to_chat(self, origins: Mapping[str, tuple[str, str]]) -> openai.ChatPrompt:
-        """Returns the chat of instructions and items. Raises RequestError for results without their calls.
+        """Returns the chat of instructions and items. Items of one answer become one message.
 
         Args:
             origins: As in `ToolConfig`; calls in the history get the names that are offered to the model.
+
+        Raises:
+            RequestError: A result has no call before it.
         """
         effort = None if self.reasoning is None else self.reasoning.effort
         variables = openai.template_variables(self.chat_template_kwargs, reasoning_effort=effort)
-        return openai.ChatPrompt(self._conversation(origins).to_template(), variables)
-
-    def _conversation(self, origins: Mapping[str, tuple[str, str]]) -> openai.Conversation:
-        """Returns instructions and items as messages. Items of one answer become one message."""
         names = {found: flat for flat, found in origins.items()}
         conversation = openai.Conversation("call_id")
         if self.instructions is not None:
             conversation.add("instructions", role="system", content=self.instructions)
-        if isinstance(self.input, str):
-            conversation.add("input", role="user", content=self.input)
-            return conversation
+        items: Sequence[Item] = [Item(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         call_ids: dict[str, str] = {}  # by the ids of items, which some results name instead
-        for i, item in enumerate(self.input):
+        for i, item in enumerate(items):
             path = f"input[{i}]"
             if item.id and item.call_id:
                 call_ids[item.id] = item.call_id
@@ -380,7 +377,7 @@ class ResponsesRequest(openai.SingleChoiceRequest):
                     conversation.assistant(path, text=_text(item.content))
                 case _:
                     conversation.add(path, role=item.role, content=_text(item.content))
-        return conversation
+        return openai.ChatPrompt(conversation.to_template(), variables)
 
 
 def _text(content: str | Sequence[ItemPart] | None) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import WithJsonSchema
 from starlette.requests import Request
@@ -37,7 +37,7 @@ NO_GRAMMAR_MESSAGE = (
 MAX_NAME = 128
 OFF = "off"  # value of --tool-call-parser and --reasoning-parser
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]+")
-_CHOICES = ("none", "auto", "required")
+ChoiceMode = Literal["none", "auto", "required"]
 _CALCULATOR = {"type": "object", "properties": {"expression": {"type": "string"}}}
 EXAMPLE_TOOLS = [{"type": "function", "function": {"name": "calculator", "parameters": _CALCULATOR}}]  # an example
 
@@ -73,7 +73,7 @@ ToolItems = ToolList[ToolItem]
 ToolChoice = Annotated[
     Any,
     api_field("`none`, `auto`, `required`, or an object with the name of a function", "auto"),
-    WithJsonSchema({"anyOf": [{"type": "string", "enum": list(_CHOICES)}, _NAMED, {"type": "null"}]}),
+    WithJsonSchema({"anyOf": [{"type": "string", "enum": list(get_args(ChoiceMode))}, _NAMED, {"type": "null"}]}),
 ]
 
 
@@ -108,9 +108,6 @@ class ToolConfig:
 
 
 NO_TOOLS = ToolConfig()
-
-
-ChoiceMode = Literal["none", "auto", "required"]
 
 
 class Choice(NamedTuple):
