@@ -17,7 +17,7 @@ from runtime.server.engine_client.generation_job import GenerationJob, OutputDel
 from runtime.server.generate import protocol
 from runtime.server.http_responses import ServingHandler, events, openai_error, template_warning
 from runtime.server.openai.logprobs import GenerateLogprobStreamer
-from runtime.server.openai.protocol import ChatPrompt, template_messages
+from runtime.server.openai.protocol import ChatPrompt, check_unset, template_messages
 from runtime.server.openai.tools import NO_GRAMMAR_MESSAGE
 from runtime.server.openapi import RawBodyRoute, json_route
 from runtime.server.preprocessing.preprocessor import context_length_error
@@ -115,9 +115,8 @@ async def _tokenize_segments(
     if body.messages is not None:
         chat = ChatPrompt(template_messages(body.messages), body.chat_template_kwargs or {})
         ids = await context.preprocessor.encode_chat(request, inputs.loaded, chat)
-    elif body.chat_template_kwargs is not None:
-        raise refuse("chat_template_kwargs", "only with messages")
     else:
+        check_unset(body, ["chat_template_kwargs"], "only with messages")
         ids = info.with_bos([])
     texts = [segment for segment in segments if isinstance(segment, str)]
     free_tokens = info.max_model_len - len(ids) - sum(segment for segment in segments if isinstance(segment, int))
@@ -214,8 +213,6 @@ async def generate(context: ServerContext, request: Request, body: protocol.Gene
 async def infill(context: ServerContext, request: Request, body: protocol.InfillRequest) -> InfillHandler:
     """Fills gaps in a text: ``<mask:8>`` is a gap of eight tokens."""
     inputs = context.begin(request, body, "infill-")
-    for name in _LENGTH_FIELDS:
-        if getattr(body, name) is not None:
-            raise refuse(name, "the holes say how long the answer is; leave it out")
+    check_unset(body, _LENGTH_FIELDS, "the holes say how long the answer is; leave it out")
     segments, holes = await _tokenize_segments(context, inputs, body)
     return InfillHandler(await context.submit(inputs), inputs, segments, holes)

@@ -28,11 +28,8 @@ async def _add_suffix(
     context: ServerContext, inputs: GenerationInputs, body: protocol.CompletionRequest, suffix: str
 ) -> None:
     """Sets `max_tokens` and pinned tokens of `inputs` for the gap and the suffix after it. Raises RequestError."""
-    for name in ("ignore_eos", "max_nfe", "max_repetition_run"):
-        if getattr(body, name) is not None:
-            raise refuse(
-                name, "cannot be combined with suffix, where max_tokens is the length of the output; leave it out"
-            )
+    message = "cannot be combined with suffix, where max_tokens is the length of the output; leave it out"
+    protocol.check_unset(body, ["ignore_eos", "max_nfe", "max_repetition_run"], message)
     request, info = inputs.request, inputs.loaded[0]
     max_tokens = DEFAULT_GAP if body.max_tokens is None else integer("max_tokens", body.max_tokens, 1, MAX_COUNT)
     requested = context.cap_max_tokens(request, max_tokens, info, "max_tokens")

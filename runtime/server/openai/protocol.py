@@ -10,7 +10,7 @@ that may be missing are `NotRequired`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, NotRequired
 
 import pydantic
@@ -91,6 +91,13 @@ def check_kind(part: RequestModel, kind: str, needed: Mapping[str, Sequence[str]
 def template_variables(extra: Mapping[str, Any] | None, **known: Any) -> dict[str, Any]:
     """Returns the variables of a chat template besides the messages: `extra` ones, then `known` ones that are set."""
     return {**{name: value for name, value in known.items() if value is not None}, **(extra or {})}
+
+
+def check_unset(body: RequestModel, names: Iterable[str], message: str) -> None:
+    """Raises RequestError with `message` for the first of the fields `names` that the request sets."""
+    for name in names:
+        if getattr(body, name, None) is not None:
+            raise refuse(name, message)
 
 
 def check_continued(message: Mapping[str, Any], path: str) -> None:
@@ -406,13 +413,9 @@ class ChatFields(RequestModel):
         """Raises RequestError unless there is either a prompt or messages, and for fields that only a chat has."""
         if (prompt is None) == (self.messages is None):
             raise refuse("prompt", "give either prompt or messages")
-        if self.messages is not None:
-            return
-        if self.chat_template_kwargs is not None:
-            raise refuse("chat_template_kwargs", "only with messages")
-        for name in ("add_generation_prompt", "continue_final_message"):
-            if getattr(self, name) is not None:
-                raise refuse(name, "only with messages; leave it out")
+        if self.messages is None:
+            check_unset(self, ["chat_template_kwargs"], "only with messages")
+            check_unset(self, ["add_generation_prompt", "continue_final_message"], "only with messages; leave it out")
 
 
 class GenerationRequest(SamplingFields):
@@ -442,9 +445,7 @@ class GenerationRequest(SamplingFields):
         """Returns the stream mode; None without `stream`. Raises RequestError for stream fields alone."""
         if self.stream:
             return getattr(self, "stream_mode", None) or self.default_stream_mode
-        for name in self.stream_fields:
-            if getattr(self, name, None) is not None:
-                raise refuse(name, "only with stream true; leave it out")
+        check_unset(self, self.stream_fields, "only with stream true; leave it out")
         return None
 
     def set_fields(self) -> dict[str, Any]:
