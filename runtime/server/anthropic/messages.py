@@ -10,7 +10,6 @@ from starlette.requests import Request
 
 from runtime.errors import RequestError
 from runtime.parsers.formats import Arguments, CallStart, Delta, Reasoning
-from runtime.request.validation import refuse
 from runtime.server.anthropic import protocol
 from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
@@ -142,10 +141,7 @@ class MessagesHandler(ServingHandler):
 async def messages(context: ServerContext, request: Request, body: protocol.MessagesRequest) -> MessagesHandler:
     """Creates a message in response to a conversation."""
     inputs = context.begin(request, body, "msg_")
-    body.check_servers()
-    body.check_formats()
-    if body.stop is not None and body.stop_sequences is not None:
-        raise refuse("stop", "is stop_sequences here; give that alone")
+    body.check_conflicts()
     tools, chat = body.tool_config(), body.to_chat()
     inputs.chat, inputs.prompts = await context.encode_chat(request, inputs.loaded, tools, chat)
     return MessagesHandler(await context.submit(inputs), inputs.model)

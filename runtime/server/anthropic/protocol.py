@@ -295,16 +295,18 @@ class MessagesRequest(CountRequest, openai.SingleChoiceRequest):
         if self.mcp_servers:
             yield "mcp_servers"
 
-    def check_servers(self) -> None:
-        """Raises RequestError for `mcp_servers` without a toolset, which `X-Unmask-Ignored` would name with them."""
+    def check_conflicts(self) -> None:
+        """Raises RequestError for conflicting fields, and for `mcp_servers` without a toolset.
+
+        `X-Unmask-Ignored` would name servers together with their toolset.
+        """
         if self.mcp_servers and not any(tool.type == "mcp_toolset" for tool in self.tools or ()):
             raise refuse("mcp_servers", "is not supported; leave it out")
-
-    def check_formats(self) -> None:
-        """Raises RequestError for two different formats."""
         name, found = self.format()
         if self.output_format is not None and self.output_format != found:
             raise refuse("output_format", f"conflicts with {name}; send one of them")
+        if self.stop_sequences is not None:
+            openai.check_unset(self, ["stop"], "is stop_sequences here; give that alone")
 
     def set_fields(self) -> dict[str, Any]:
         return super().set_fields() | ({} if self.stop_sequences is None else {"stop": self.stop_sequences})
