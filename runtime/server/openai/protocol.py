@@ -238,15 +238,12 @@ def template_messages(
 
 def _check_results(messages: Sequence[Message], paths: Sequence[str], result_id: str) -> None:
     """Raises RequestError for a tool result without its call before it. A result without an id matches any call."""
-    known: set[str] = set()
-    called = False
+    known: set[str] = set()  # ids of calls, "" for one without
     for path, message in zip(paths, messages, strict=True):
-        for call in message.calls():
-            called = True
-            known.add(call.id or "")
+        known.update(call.id or "" for call in message.calls())
         if message.role not in ("tool", "function"):
             continue
-        if not called:
+        if not known:
             raise refuse(path, "is a tool result without an assistant message that calls a tool before it")
         if message.tool_call_id is not None and message.tool_call_id not in known and "" not in known:
             raise refuse(f"{path}.{result_id}", f"{preview(message.tool_call_id)} is not the id of an earlier call")
@@ -277,10 +274,8 @@ def _arguments(arguments: Any) -> Any:
     """Returns arguments as an object, which templates write as JSON; text that is no JSON object unchanged."""
     if not isinstance(arguments, str):
         return {} if arguments is None else arguments
-    if not arguments.strip():
-        return {}
     try:
-        value = from_json(arguments)
+        value = from_json(arguments if arguments.strip() else "{}")
     except ValueError:
         return arguments
     return value if isinstance(value, dict) else arguments
