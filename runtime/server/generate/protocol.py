@@ -148,7 +148,3 @@ class InfillFinal(InfillAnswer):
     """The last event of a stream: the whole answer."""
 
     event: Literal["final"]
-
-
-GENERATE_EVENTS = (DenoiseEvent, AppendEvent, GenerateFinal, ErrorEvent)
-INFILL_EVENTS = (DenoiseEvent, InfillFinal, ErrorEvent)

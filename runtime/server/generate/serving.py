@@ -58,7 +58,7 @@ class _Logprobs(TypedDict, total=False):
 class GenerateHandler(GenerateEvents):
     """Response of ``/generate``. `text`: the prompt, if the request had it as text."""
 
-    event_types = protocol.GENERATE_EVENTS
+    event_types = (protocol.DenoiseEvent, protocol.AppendEvent, protocol.GenerateFinal, protocol.ErrorEvent)
 
     def __init__(self, job: GenerationJob, inputs: GenerationInputs, text: str | None) -> None:
         super().__init__(job, inputs)
@@ -165,7 +165,7 @@ def _segments(body: protocol.InfillRequest) -> tuple[list[str | int], str]:
 class InfillHandler(GenerateEvents):
     """Response of ``/v1/infill``: the full text and the text of each gap."""
 
-    event_types = protocol.INFILL_EVENTS
+    event_types = (protocol.DenoiseEvent, protocol.InfillFinal, protocol.ErrorEvent)
 
     def __init__(
         self, job: GenerationJob, inputs: GenerationInputs, segments: list[str | int], holes: list[tuple[int, int]]
