@@ -117,6 +117,7 @@ UNKNOWN = [
     ({"type": "json_schema", "extra": 1, "json_schema": {"name": "s", "schema": SCHEMA, "stricter": True}},
      ["extra", "json_schema.stricter"]),
     ({"type": "json_schema", "name": "s", "schema": SCHEMA, "stricter": True}, ["stricter"]),
+    ({"type": "json_schema", "json_schema": {}, "schema": SCHEMA, "stricter": True}, ["stricter"]),
 ]  # fmt: skip
 
 

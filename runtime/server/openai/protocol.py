@@ -274,8 +274,10 @@ def _arguments(arguments: Any) -> Any:
     """Returns arguments as an object, which templates write as JSON; text that is no JSON object unchanged."""
     if not isinstance(arguments, str):
         return {} if arguments is None else arguments
+    if not arguments.strip():
+        return {}
     try:
-        value = from_json(arguments if arguments.strip() else "{}")
+        value = from_json(arguments)
     except ValueError:
         return arguments
     return value if isinstance(value, dict) else arguments
@@ -343,11 +345,18 @@ def unknown_format_keys(requested: object) -> Iterator[str]:
     """Paths of the non-null values in a `response_format` that the server does not know."""
     if not isinstance(requested, dict):
         return
-    kind, inner = requested.get("type"), requested.get("json_schema")
-    nested = inner if kind == "json_schema" and isinstance(inner, dict) else {}
-    known = {"json_schema"} if nested else _FORMATS.get(kind, frozenset()) if isinstance(kind, str) else frozenset()
+    kind, nested = requested.get("type"), requested.get("json_schema")
+    known = _FORMATS.get(kind, frozenset()) if isinstance(kind, str) else frozenset()
+    if kind != "json_schema" or not isinstance(nested, dict):
+        nested = None
+    elif nested:
+        known = frozenset({"json_schema"})
+    else:  # empty: the schema beside it counts
+        known |= {"json_schema"}
     yield from (name for name, value in requested.items() if name not in {"type", *known} and value is not None)
-    yield from (f"json_schema.{name}" for name, value in nested.items() if name not in _DESCRIBED and value is not None)
+    for name, value in (nested or {}).items():
+        if name not in _DESCRIBED and value is not None:
+            yield f"json_schema.{name}"
 
 
 if TYPE_CHECKING:
