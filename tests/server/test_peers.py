@@ -86,7 +86,7 @@ async def supervised(addresses: tuple[str, str], log: Log) -> AsyncIterator[Supe
 
 
 async def served(supervisor: Supervisor, log: Log) -> None:
-    supervisor.send(0, ipc_protocol.Add([ANSWER]))
+    supervisor.send(0, ipc_protocol.Add.of([ANSWER]))
     await wait_until_async(lambda: any(output.id == "a" and output.finish_reason for output in log.outputs))
 
 

@@ -94,7 +94,7 @@ def test_a_backend_that_hangs_is_replaced(folder: Path, monkeypatch: pytest.Monk
             assert not supervisor.ready
             await wait_until_async(lambda: log.ready == 2)
             spec = RequestSpec(id="a", prompt=[1], max_tokens=2, decoding=DecodingParams())
-            supervisor.send(0, ipc_protocol.Add([spec]))
+            supervisor.send(0, ipc_protocol.Add.of([spec]))
             await wait_until_async(lambda: log.outputs)
             assert log.outputs[0].finish_reason == "length"
         finally:
@@ -223,7 +223,7 @@ def test_a_backend_whose_engine_is_busy_for_long_stays_ready(
         try:
             await wait_until_async(lambda: supervisor.ready == [0])
             spec = RequestSpec(id="a", prompt=[1], max_tokens=2, decoding=DecodingParams())
-            supervisor.send(0, ipc_protocol.Add([spec]))
+            supervisor.send(0, ipc_protocol.Add.of([spec]))
             replica = supervisor.replicas[0]
             await wait_until_async(lambda: replica.last_beat - replica.last_message > 3.0)
             assert supervisor.ready == [0]

@@ -41,7 +41,7 @@ SPEC = RequestSpec(id="a", prompt=[1, 2], max_tokens=3, seed=2**64 - 1, decoding
     "command",
     [
         ipc_protocol.Configure(EngineConfig(model="x", eos_token_ids=(1, 2)), (1,), "info", "text"),
-        ipc_protocol.Add([SPEC]),
+        ipc_protocol.Add.of([SPEC]),
         ipc_protocol.Abort(["a"]),
         ipc_protocol.Ping(),
         ipc_protocol.Stop("why"),

@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from runtime.config import EngineConfig, ServerConfig
 from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
 
-VERSION = 9  # version of the protocol; increased if a struct or its meaning changes
+VERSION = 10  # version of the protocol; increased if a struct or its meaning changes
 
 PING_SECONDS = 1.0  # interval of `Ping`; an idle backend replies to each with `Stats`
 BUSY_STATS_SECONDS = 0.25  # interval of `Stats` while a backend runs steps
@@ -64,40 +65,33 @@ class Configure(msgspec.Struct, tag=True, frozen=True):
 class Add(msgspec.Struct, tag=True, frozen=True):
     """New requests.
 
-    Choices of an HTTP request differ only in id and seed, so a long prompt is sent once. ``specs[i]`` has the first
-    choice, and ``alike[i]`` the ids and seeds of the choices that follow it.
+    Choices of an HTTP request differ only in id and seed, so a long prompt is sent once.
+
+    Attributes:
+        groups: the first of consecutive requests that are equal but for id and seed, and the ids and seeds of them all.
     """
 
-    specs: list[RequestSpec]
-    alike: dict[int, list[tuple[str, int]]] = {}
+    groups: list[tuple[RequestSpec, list[tuple[str, int]]]]
 
     @classmethod
     def of(cls, specs: list[RequestSpec]) -> Add:
-        sent: list[RequestSpec] = []
-        alike: dict[int, list[tuple[str, int]]] = {}
+        groups: list[tuple[RequestSpec, list[tuple[str, int]]]] = []
         for spec in specs:
-            if sent and _equal_but_id_and_seed(sent[-1], spec):
-                alike.setdefault(len(sent) - 1, []).append((spec.id, spec.seed))
-            else:
-                sent.append(spec)
-        return cls(sent, alike)
+            if not groups or not _equal_but_id_and_seed(groups[-1][0], spec):
+                groups.append((spec, []))
+            groups[-1][1].append((spec.id, spec.seed))
+        return cls(groups)
 
     def ids(self) -> Iterator[str]:
-        for i, spec in enumerate(self.specs):
-            yield spec.id
-            yield from (id for id, _ in self.alike.get(i, ()))
+        return (id for _, choices in self.groups for id, _ in choices)
 
     def requests(self) -> Iterator[RequestSpec]:
         """Yields all requests in their order."""
-        for i, spec in enumerate(self.specs):
-            yield spec
-            for id, seed in self.alike.get(i, ()):
-                yield msgspec.structs.replace(spec, id=id, seed=seed)
+        return (replace(spec, id=id, seed=seed) for spec, choices in self.groups for id, seed in choices)
 
 
 def _equal_but_id_and_seed(first: RequestSpec, spec: RequestSpec) -> bool:
-    names = (name for name in RequestSpec.__struct_fields__ if name not in ("id", "seed", "prompt"))
-    return spec.prompt is first.prompt and all(getattr(spec, name) == getattr(first, name) for name in names)
+    return spec.prompt is first.prompt and replace(spec, id=first.id, seed=first.seed) == first
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):
