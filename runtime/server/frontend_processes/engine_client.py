@@ -13,6 +13,7 @@ from typing import Any
 import zmq
 
 from runtime.config import ServerConfig
+from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineOutput, RequestSpec
 from runtime.server.engine_client.adapter_registry import AdapterRegistry, Source
 from runtime.server.engine_client.client import EngineClient, OutputQueue, RequestState
@@ -50,7 +51,7 @@ class ParentRpc:
         if pending is None or pending.done():
             return  # the call was cancelled because its client has disconnected
         if response.error is not None:
-            pending.set_exception(response.error.error())
+            pending.set_exception(RequestError(**response.error))
         else:
             pending.set_result(response.value)
 

@@ -334,12 +334,11 @@ class FrontendProcessManager:
         try:
             response = protocol.RpcResponse(request.number, await self._call(request))
         except RequestError as error:
-            response = protocol.RpcResponse(request.number, error=protocol.ErrorPayload.of(error))
+            response = protocol.RpcResponse(request.number, error=vars(error))
         except Exception as error:
             log.exception("%s failed", request.method)
             message = f"{request.method} failed: {type(error).__name__}; the server's log has details"
-            failure = RequestError(message, status=500)
-            response = protocol.RpcResponse(request.number, error=protocol.ErrorPayload.of(failure))
+            response = protocol.RpcResponse(request.number, error=vars(RequestError(message, status=500)))
         if frontend.name == name:
             self._send(frontend, response)
 

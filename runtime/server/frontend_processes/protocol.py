@@ -11,28 +11,11 @@ from typing import Any, Literal
 import msgspec
 
 from runtime.config import ServerConfig
-from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineInfo
 from runtime.server.engine_client.adapter_registry import AdapterEntry
 from runtime.server.engine_client.ipc_protocol import Heartbeat, Hello, Stop
 
 Method = Literal["metrics", "load_adapter", "unload_adapter", "start_profile", "stop_profile"]
-
-
-class ErrorPayload(msgspec.Struct, frozen=True):
-    """A RequestError as a message."""
-
-    message: str
-    param: str | None
-    status: int
-    code: str | None
-
-    @classmethod
-    def of(cls, error: RequestError) -> ErrorPayload:
-        return cls(error.message, error.param, error.status, error.code)
-
-    def error(self) -> RequestError:
-        return RequestError(self.message, param=self.param, status=self.status, code=self.code)
 
 
 # -- from the parent
@@ -90,9 +73,11 @@ class StateUpdate(msgspec.Struct, tag=True, frozen=True):
 
 
 class RpcResponse(msgspec.Struct, tag=True, frozen=True):
+    """Response to an ``RpcRequest``. `error`: the attributes of a RequestError; None if the call succeeded."""
+
     number: int
     value: Any = None
-    error: ErrorPayload | None = None
+    error: dict[str, Any] | None = None
 
 
 class BeginDrain(msgspec.Struct, tag=True, frozen=True):
