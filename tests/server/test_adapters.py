@@ -142,7 +142,7 @@ def test_a_failed_load_leaves_nothing_of_its_name() -> None:
         supervisor = SimpleNamespace(require_ready=lambda: [None], call=call)
         registry = LocalAdapterRegistry(ServerConfig(engine=EngineConfig(model="demo://")), cast(Any, supervisor))
         results = await asyncio.gather(
-            *(registry.load(f"name{i % 50}", "/adapters", "route") for i in range(100)), return_exceptions=True
+            *(registry.load(f"name{i % 50}", "/adapters", by="route") for i in range(100)), return_exceptions=True
         )
         assert all(isinstance(result, RequestError) and result.message == "no adapter" for result in results)
         assert not registry.entries

@@ -17,7 +17,7 @@ from runtime.server.engine_client.adapter_registry import AdapterEntry
 from runtime.server.engine_client.generation_job import GenerationJob
 from runtime.server.engine_client.ipc_protocol import Add, Configure, Outputs, Ready, Stats, Stop
 from runtime.server.engine_process.backend import Backend, serve
-from runtime.server.frontend_processes.engine_client import FrontendEngineClient, ParentRpc
+from runtime.server.frontend_processes.engine_client import FrontendEngineClient
 from runtime.server.frontend_processes.protocol import EngineState
 from runtime.server.metrics import RequestMetrics
 from tests.request.test_sampling_params import INFO
@@ -189,7 +189,7 @@ def test_a_request_that_arrives_after_its_adapter_was_unloaded_ends_as_not_found
 
     async def answer() -> None:
         client = FrontendEngineClient(
-            ServerConfig(frontend_processes=2), RequestMetrics(), ParentRpc(lambda message: None), "frontend-0.1", 0
+            ServerConfig(frontend_processes=2), RequestMetrics(), lambda message: None, "frontend-0.1", 0
         )
         adapters = {"a": AdapterEntry("uri", "route", "ready")}
         client.on_state(EngineState(INFO, [], [0], ("start", 0, 0), adapters, True, True))

@@ -24,7 +24,7 @@ from runtime.server.engine_client.client import LocalEngineClient
 from runtime.server.engine_client.ipc_protocol import Heartbeat, Hello, Loading
 from runtime.server.engine_client.supervisor import ReplicaState
 from runtime.server.frontend_processes import manager as managers
-from runtime.server.frontend_processes.engine_client import FrontendEngineClient, ParentRpc
+from runtime.server.frontend_processes.engine_client import FrontendEngineClient
 from runtime.server.frontend_processes.manager import Frontend, FrontendProcessManager
 from runtime.server.frontend_processes.metrics import FrontendMetrics
 from runtime.server.frontend_processes.process import FrontendProcess
@@ -122,7 +122,7 @@ def test_a_failure_of_the_parent_is_answered() -> None:
     async def call() -> None:
         async with asyncio.timeout(TIMEOUT), parent() as made:
             made.client.adapters.load = None  # type: ignore[assignment, method-assign]
-            made.receive(0, RpcRequest(7, "load_adapter", ["name", "demo://roman", "route"]))
+            made.receive(0, RpcRequest(7, "load_adapter", ["name", "demo://roman"]))
             await wait_until_async(lambda: made.sent)
             ((index, response),) = made.sent
             assert isinstance(response, RpcResponse)
@@ -222,7 +222,7 @@ def test_earlier_requests_are_sent_before_a_state_is_acknowledged() -> None:
     """Earlier requests may name an adapter that is unloaded after the acknowledgment."""
 
     async def submit() -> None:
-        client = FrontendEngineClient(CONFIG, RequestMetrics(), ParentRpc(lambda message: None), "frontend-0.1", 0)
+        client = FrontendEngineClient(CONFIG, RequestMetrics(), lambda message: None, "frontend-0.1", 0)
         sent: list[Any] = []
         client.connections.send = lambda index, message: sent.append(message)  # type: ignore[method-assign]
         ready = EngineState(INFO, [], [0], ("start", 0, 0), {"a": AdapterEntry("uri", "route", "ready")}, True, True)

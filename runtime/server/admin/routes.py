@@ -57,7 +57,8 @@ async def startup(context: Context) -> Response:
 )
 async def metrics(context: Context) -> Response:
     """Prometheus text."""
-    return Response(await context.engine_client.metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    text = await context.engine_client.call("metrics")
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @router.get("/models", include_in_schema=False, response_model=None)  # a base URL without /v1
@@ -107,7 +108,7 @@ async def load_lora_adapter(
 ) -> api.AdapterLoaded:
     """Loads an adapter under a name. Loading the same content again has no effect."""
     context.require()
-    await context.adapters.load(body.lora_name, body.lora_path, "route")
+    await context.engine_client.call("load_adapter", body.lora_name, body.lora_path)
     return {"status": "loaded", "lora_name": body.lora_name}
 
 
@@ -117,17 +118,19 @@ async def unload_lora_adapter(
 ) -> api.AdapterUnloaded:
     """Unloads an adapter; responds after its last request. Succeeds if the adapter is not loaded."""
     context.require()
-    await context.adapters.unload(body.lora_name)
+    await context.engine_client.call("unload_adapter", body.lora_name)
     return {"status": "unloaded", "lora_name": body.lora_name}
 
 
 @_profile("/start_profile", summary="Start a profile", **response_doc(api.ProfileStarted, 401, 403, 409, 500, 503))
 async def start_profile(context: Context) -> Response:
     """Starts a profile of the steps of all ready backends."""
-    return json_response(api.ProfileStarted(status="started", backends=await context.engine_client.profiler.start()))
+    backends = await context.engine_client.call("start_profile")
+    return json_response(api.ProfileStarted(status="started", backends=backends))
 
 
 @_profile("/stop_profile", summary="Stop the profile", **response_doc(api.ProfileStopped, 401, 403, 409, 500))
 async def stop_profile(context: Context) -> Response:
     """Stops the profile and returns the paths of the written files."""
-    return json_response(api.ProfileStopped(status="stopped", files=await context.engine_client.profiler.stop()))
+    files = await context.engine_client.call("stop_profile")
+    return json_response(api.ProfileStopped(status="stopped", files=files))

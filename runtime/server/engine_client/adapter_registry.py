@@ -8,7 +8,6 @@ import dataclasses
 import logging
 import os
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -52,7 +51,7 @@ class AdapterEntry:
     last_attempt: float = 0.0
 
 
-class AdapterRegistry(ABC):
+class AdapterRegistry:
     """State of all adapters.
 
     Attributes:
@@ -78,18 +77,6 @@ class AdapterRegistry(ABC):
             name: {"state": entry.state, "uri": entry.uri, **({"message": entry.message} if entry.message else {})}
             for name, entry in sorted(self.entries.items())
         }
-
-    @abstractmethod
-    async def load(self, name: str, uri: str, by: Source) -> None:
-        """Loads an adapter in all ready replicas, or in none.
-
-        Raises:
-            RequestError: the adapter could not be loaded; the message has the reason.
-        """
-
-    @abstractmethod
-    async def unload(self, name: str) -> None:
-        """Refuses new requests for an adapter, and returns when the last request that uses it has ended."""
 
 
 def no_longer_served(name: str) -> RequestError:
@@ -122,7 +109,12 @@ class LocalAdapterRegistry(AdapterRegistry):
         self._changes: set[asyncio.Task[None]] = set()
         self._config_error = ""  # last error of reading --lora-config
 
-    async def load(self, name: str, uri: str, by: Source) -> None:
+    async def load(self, name: str, uri: str, *, by: Source) -> None:
+        """Loads an adapter in all ready replicas, or in none.
+
+        Raises:
+            RequestError: the adapter could not be loaded; the message has the reason.
+        """
         try:
             check_adapter_name(name)
         except ConfigError as error:
@@ -131,6 +123,7 @@ class LocalAdapterRegistry(AdapterRegistry):
             await self._load(name, uri, by)
 
     async def unload(self, name: str) -> None:
+        """Refuses new requests for an adapter, and returns when the last request that uses it has ended."""
         if name in self.entries:  # unknown names get no lock
             async with self._lock(name):
                 await self._unload(name)
@@ -265,7 +258,7 @@ class LocalAdapterRegistry(AdapterRegistry):
             if entry is not None and entry.uri != uri:
                 await self.unload(name)
             if uri is not None:
-                await self.load(name, uri, "config")
+                await self.load(name, uri, by="config")
 
 
 def read_lora_config(path: str) -> dict[str, str]:

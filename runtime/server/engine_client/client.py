@@ -11,14 +11,14 @@ from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.server.engine_client.adapter_registry import AdapterRegistry, LocalAdapterRegistry, no_longer_served
 from runtime.server.engine_client.ipc_protocol import Abort, Add
-from runtime.server.engine_client.profiler import LocalProfiler, Profiler
+from runtime.server.engine_client.profiler import Profiler
 from runtime.server.metrics import Metrics, RequestMetrics
 
 if TYPE_CHECKING:
@@ -165,6 +165,7 @@ class Backends(Protocol):
 
 
 Defer = Callable[[Callable[[], None]], object]
+Method = Literal["metrics", "load_adapter", "unload_adapter", "start_profile", "stop_profile"]
 
 
 class EngineClient(ABC):
@@ -186,7 +187,6 @@ class EngineClient(ABC):
         request_metrics: RequestMetrics,
         backends: Backends,
         adapters: AdapterRegistry,
-        profiler: Profiler,
         defer: Defer | None = None,
         frontend_index: int = 0,
     ) -> None:
@@ -197,14 +197,12 @@ class EngineClient(ABC):
             request_metrics: metrics of the requests of this process.
             backends: connections to the engine processes.
             adapters: adapters that requests may name.
-            profiler: starts and stops profiles.
             defer: runs a call in the next iteration of the event loop.
             frontend_index: index of this frontend process.
         """
         self.config = config
         self.request_metrics = request_metrics
         self.adapters = adapters
-        self.profiler = profiler
         self.info: EngineInfo | None = None
         self.complete = True
         self.backends = backends
@@ -228,8 +226,11 @@ class EngineClient(ABC):
         """Returns phase, loaded bytes and total bytes of the replica that has loaded most."""
 
     @abstractmethod
-    async def metrics_text(self) -> bytes:
-        """Returns the body of /metrics."""
+    async def call(self, method: Method, *arguments: str) -> Any:
+        """Calls a method of the server's main process, and returns its result. Raises the RequestError of the method.
+
+        Methods and arguments: see `LocalEngineClient.call`.
+        """
 
     # -- requests
 
@@ -411,7 +412,6 @@ class LocalEngineClient(EngineClient):
     """Client of the engine processes that this process supervises."""
 
     adapters: LocalAdapterRegistry
-    profiler: LocalProfiler
 
     def __init__(
         self,
@@ -422,8 +422,9 @@ class LocalEngineClient(EngineClient):
         defer: Defer | None = None,
     ) -> None:
         """Creates the client and registers it as the observer of `supervisor`. `metrics`: metrics of the server."""
-        adapters, profiler = LocalAdapterRegistry(config, supervisor), LocalProfiler(config, supervisor)
-        super().__init__(config, request_metrics, supervisor, adapters, profiler, defer)
+        adapters = LocalAdapterRegistry(config, supervisor)
+        super().__init__(config, request_metrics, supervisor, adapters, defer)
+        self.profiler = Profiler(config, supervisor)
         self.metrics = metrics
         self.supervisor = supervisor
         supervisor.observer, supervisor.engine_config = self, adapters.engine_config
@@ -437,8 +438,18 @@ class LocalEngineClient(EngineClient):
         loading = max((r.loading for r in self.supervisor.replicas), key=lambda phase: phase.done_bytes)
         return loading.phase, loading.done_bytes, loading.total_bytes
 
-    async def metrics_text(self) -> bytes:
-        return self.metrics.text()
+    async def call(self, method: Method, *arguments: str) -> Any:
+        match method:
+            case "metrics":
+                return self.metrics.text()
+            case "load_adapter":
+                return await self.adapters.load(*arguments, by="route")
+            case "unload_adapter":
+                return await self.adapters.unload(*arguments)
+            case "start_profile":
+                return await self.profiler.start()
+            case "stop_profile":
+                return await self.profiler.stop()
 
     # -- methods of `ReplicaObserver`, which the supervisor calls
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
@@ -13,8 +13,14 @@ if TYPE_CHECKING:
     from runtime.server.engine_client.supervisor import Supervisor
 
 
-class Profiler(Protocol):
-    """Starts and stops profiles."""
+class Profiler:
+    """Starts and stops profiles of the backends that this process supervises."""
+
+    def __init__(self, config: ServerConfig, supervisor: Supervisor) -> None:
+        self.config = config
+        self.supervisor = supervisor
+        self.running: set[int] = set()  # indices of the replicas that record a profile
+        self._changing = False
 
     async def start(self) -> list[int]:
         """Starts a profile in all ready replicas, or in none.
@@ -26,25 +32,6 @@ class Profiler(Protocol):
             RequestError: 409 if profiling is disabled or a profile runs, 500 if a replica failed to start it, 503 if no
                 replica is ready.
         """
-
-    async def stop(self) -> list[str]:
-        """Stops the profile and returns the paths of its files, one per replica.
-
-        Raises:
-            RequestError: 409 if no profile runs, 500 if a replica failed to write its file.
-        """
-
-
-class LocalProfiler:
-    """Profiles of the backends that this process supervises."""
-
-    def __init__(self, config: ServerConfig, supervisor: Supervisor) -> None:
-        self.config = config
-        self.supervisor = supervisor
-        self.running: set[int] = set()  # indices of the replicas that record a profile
-        self._changing = False
-
-    async def start(self) -> list[int]:
         directory = self._directory("start_profile")
         if self.running or self._changing:
             raise _conflict("start_profile", "a profile is already running; stop it with POST /stop_profile")
@@ -58,6 +45,11 @@ class LocalProfiler:
         return replicas
 
     async def stop(self) -> list[str]:
+        """Stops the profile and returns the paths of its files, one per replica.
+
+        Raises:
+            RequestError: 409 if no profile runs, 500 if a replica failed to write its file.
+        """
         self._directory("stop_profile")
         if not self.running or self._changing:
             raise _conflict("stop_profile", "no profile is running; start one with POST /start_profile")

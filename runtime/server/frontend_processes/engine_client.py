@@ -15,74 +15,15 @@ import zmq
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.request.engine_messages import EngineOutput, RequestSpec
-from runtime.server.engine_client.adapter_registry import AdapterRegistry, Source
-from runtime.server.engine_client.client import EngineClient, OutputQueue, RequestState
+from runtime.server.engine_client.adapter_registry import AdapterRegistry
+from runtime.server.engine_client.client import EngineClient, Method, OutputQueue, RequestState
 from runtime.server.engine_client.ipc_protocol import Outputs, decode_event, encode
 from runtime.server.engine_client.ipc_sockets import Endpoint, connect
 from runtime.server.frontend_processes.metrics import LiveRequests
-from runtime.server.frontend_processes.protocol import EngineState, Method, RpcRequest, RpcResponse
+from runtime.server.frontend_processes.protocol import EngineState, RpcRequest, RpcResponse
 from runtime.server.metrics import RequestMetrics
 
 PUBLISH_SECONDS = 0.05  # delay until a change of the live requests is written to the metrics
-
-
-class ParentRpc:
-    """Remote procedure calls to the parent process. `send` sends a message to it."""
-
-    def __init__(self, send: Callable[[RpcRequest], None]) -> None:
-        self.send = send
-        self._numbers = itertools.count()
-        self._pending: dict[int, asyncio.Future[Any]] = {}
-
-    async def call(self, method: Method, *arguments: str) -> Any:
-        """Calls a method in the parent process and returns its result. Raises the RequestError of the method."""
-        number = next(self._numbers)
-        pending = self._pending[number] = asyncio.get_running_loop().create_future()
-        self.send(RpcRequest(number, method, list(arguments)))
-        try:
-            return await pending
-        finally:
-            del self._pending[number]
-            del pending  # an exception's traceback and the future would form a reference cycle
-
-    def on_response(self, response: RpcResponse) -> None:
-        """Completes the call with the number of the response."""
-        pending = self._pending.get(response.number)
-        if pending is None or pending.done():
-            return  # the call was cancelled because its client has disconnected
-        if response.error is not None:
-            pending.set_exception(RequestError(**response.error))
-        else:
-            pending.set_result(response.value)
-
-
-class RemoteAdapterRegistry(AdapterRegistry):
-    """Adapters as last reported by the parent process, which loads and unloads them."""
-
-    def __init__(self, config: ServerConfig, rpc: ParentRpc) -> None:
-        super().__init__(config.lora_config is None)
-        self.rpc = rpc
-
-    async def load(self, name: str, uri: str, by: Source) -> None:
-        await self.rpc.call("load_adapter", name, uri, by)
-
-    async def unload(self, name: str) -> None:
-        await self.rpc.call("unload_adapter", name)
-
-
-class RemoteProfiler:
-    """Starts and stops profiles through the parent process."""
-
-    def __init__(self, rpc: ParentRpc) -> None:
-        self.rpc = rpc
-
-    async def start(self) -> list[int]:
-        started: list[int] = await self.rpc.call("start_profile")
-        return started
-
-    async def stop(self) -> list[str]:
-        files: list[str] = await self.rpc.call("stop_profile")
-        return files
 
 
 class BackendConnections:
@@ -137,21 +78,28 @@ class FrontendEngineClient(EngineClient):
     """
 
     def __init__(
-        self, config: ServerConfig, request_metrics: RequestMetrics, rpc: ParentRpc, name: str, frontend_index: int
+        self,
+        config: ServerConfig,
+        request_metrics: RequestMetrics,
+        send_to_parent: Callable[[RpcRequest], None],
+        name: str,
+        frontend_index: int,
     ) -> None:
         """Creates a client without connections.
 
         Args:
             config: configuration of the server, with the limits of this process.
             request_metrics: metrics of the requests of this process.
-            rpc: calls to the parent process.
+            send_to_parent: sends a message to the parent process.
             name: name of this process, the identity of its sockets.
             frontend_index: index of this process.
         """
-        adapters, profiler = RemoteAdapterRegistry(config, rpc), RemoteProfiler(rpc)
+        adapters = AdapterRegistry(config.lora_config is None)
         self.connections = BackendConnections(name, config.data_parallel_size, self.on_outputs)
-        super().__init__(config, request_metrics, self.connections, adapters, profiler, frontend_index=frontend_index)
-        self.rpc = rpc
+        super().__init__(config, request_metrics, self.connections, adapters, frontend_index=frontend_index)
+        self.send_to_parent = send_to_parent
+        self._numbers = itertools.count()
+        self._calls: dict[int, asyncio.Future[Any]] = {}  # calls of the parent that have no response yet, by number
         self.live_requests = LiveRequests()
         self.publishing = False
         self.complete = False
@@ -160,10 +108,26 @@ class FrontendEngineClient(EngineClient):
     def progress(self) -> tuple[str, int, int]:
         return self._progress
 
-    async def metrics_text(self) -> bytes:
-        self._publish()
-        text: bytes = await self.rpc.call("metrics")
-        return text
+    async def call(self, method: Method, *arguments: str) -> Any:
+        self._publish()  # the metrics have the live requests
+        number = next(self._numbers)
+        pending = self._calls[number] = asyncio.get_running_loop().create_future()
+        self.send_to_parent(RpcRequest(number, method, list(arguments)))
+        try:
+            return await pending
+        finally:
+            del self._calls[number]
+            del pending  # an exception's traceback and the future would form a reference cycle
+
+    def on_response(self, response: RpcResponse) -> None:
+        """Completes the call with the number of the response."""
+        pending = self._calls.get(response.number)
+        if pending is None or pending.done():
+            return  # the call was cancelled because its client has disconnected
+        if response.error is not None:
+            pending.set_exception(RequestError(**response.error))
+        else:
+            pending.set_result(response.value)
 
     def on_state(self, state: EngineState) -> None:
         """Applies the state of backends and adapters."""

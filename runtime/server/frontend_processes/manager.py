@@ -343,19 +343,9 @@ class FrontendProcessManager:
             self._send(frontend, response)
 
     async def _call(self, request: protocol.RpcRequest) -> Any:
-        client = self.engine_client
-        match request.method, request.arguments:
-            case "metrics", _:
-                if client.metrics.due():
-                    await self.supervisor.collect_stats(STATS_SECONDS)
-                return await client.metrics_text()
-            case "load_adapter", [name, uri, by]:
-                await client.adapters.load(name, uri, by)  # type: ignore[arg-type]
-                await self.wait_acknowledged()
-            case "unload_adapter", [name]:
-                await client.adapters.unload(name)
-                await self.wait_acknowledged()
-            case "start_profile", _:
-                return await client.profiler.start()
-            case "stop_profile", _:
-                return await client.profiler.stop()
+        if request.method == "metrics" and self.engine_client.metrics.due():
+            await self.supervisor.collect_stats(STATS_SECONDS)
+        value = await self.engine_client.call(request.method, *request.arguments)
+        if request.method in ("load_adapter", "unload_adapter"):
+            await self.wait_acknowledged()
+        return value

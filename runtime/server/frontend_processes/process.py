@@ -24,7 +24,7 @@ from runtime.server.engine_client import ipc_protocol
 from runtime.server.engine_client.ipc_protocol import Heartbeat, Hello, Stop, encode
 from runtime.server.engine_client.ipc_sockets import Endpoint, connect
 from runtime.server.frontend_processes import protocol
-from runtime.server.frontend_processes.engine_client import FrontendEngineClient, ParentRpc
+from runtime.server.frontend_processes.engine_client import FrontendEngineClient
 from runtime.server.frontend_processes.metrics import use_files
 from runtime.server.http_protocol.malloc_trim import use_one_arena
 from runtime.server.http_server import HttpFrontend
@@ -46,7 +46,6 @@ class FrontendProcess:
         self.listener = listener
         self.ended = asyncio.Event()
         self.parent: Endpoint | None = None
-        self.rpc = ParentRpc(self._send)
         self.engine_client: FrontendEngineClient | None = None
         self.http: HttpFrontend | None = None
         self.tasks: set[asyncio.Task[None]] = set()
@@ -85,8 +84,8 @@ class FrontendProcess:
                 self._configure(message)
             case protocol.StateUpdate(number, state) if self.engine_client is not None:
                 self._apply(self.engine_client, number, state)
-            case protocol.RpcResponse():
-                self.rpc.on_response(message)
+            case protocol.RpcResponse() if self.engine_client is not None:
+                self.engine_client.on_response(message)
             case protocol.BeginDrain() if self.http is not None:
                 self.http.begin_drain()
             case protocol.Drain():
@@ -110,7 +109,7 @@ class FrontendProcess:
             logs.configure_logging(config.log_level, config.log_format, f"frontend-{index}")
             logs.rate_limiter.divide(config.frontend_processes)
             use_files(index)
-            client = FrontendEngineClient(config, RequestMetrics(), self.rpc, self.name, index)
+            client = FrontendEngineClient(config, RequestMetrics(), self._send, self.name, index)
             self.engine_client = client
             self.http = HttpFrontend(config, client, self.listener, self._give_up)
             self._start_task(self._serve(self.http, message.replaces))

@@ -6,17 +6,15 @@ replies with ``FrontendConfig`` and ``StateUpdate``. The event loop of the front
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from runtime.config import ServerConfig
 from runtime.request.engine_messages import EngineInfo
 from runtime.server.engine_client.adapter_registry import AdapterEntry
+from runtime.server.engine_client.client import Method
 from runtime.server.engine_client.ipc_protocol import Heartbeat, Hello, Stop
-
-Method = Literal["metrics", "load_adapter", "unload_adapter", "start_profile", "stop_profile"]
-
 
 # -- from the parent
 
