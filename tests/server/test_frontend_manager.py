@@ -36,7 +36,6 @@ from runtime.server.frontend_processes.protocol import (
     RpcResponse,
     StartupFailed,
     StateAck,
-    StateUpdate,
 )
 from runtime.server.metrics import Metrics, RequestMetrics
 from tests.request.test_sampling_params import INFO
@@ -107,7 +106,7 @@ def test_a_new_process_receives_configuration_and_state() -> None:
             assert [index for index, _ in made.sent] == [1, 1]
             configured, state = (message for _, message in made.sent)
             assert configured == FrontendConfig(CONFIG, 1, replaces=False)
-            assert isinstance(state, StateUpdate)
+            assert isinstance(state, EngineState)
             for index in range(2):
                 made.receive(index, Loaded())
             made.receive(0, Hello(ipc_protocol.VERSION, 1))
@@ -142,10 +141,9 @@ def test_a_change_is_complete_when_every_process_has_acknowledged_it() -> None:
             made.client.adapters.entries["a"] = AdapterEntry("uri", "route", "ready")
             waiting = asyncio.create_task(made.manager.wait_acknowledged())
             await asyncio.sleep(0)
-            updates = [(index, m.number) for index, m in made.sent if isinstance(m, StateUpdate)]
-            assert sorted(updates) == [(0, 1), (0, 2), (1, 1), (1, 2)]
-            made.receive(0, StateAck(2))
-            made.receive(1, StateAck(1))
+            assert sorted(index for index, m in made.sent if isinstance(m, EngineState)) == [0, 0, 1, 1]
+            for index in (0, 0, 1):  # one acknowledgment per state
+                made.receive(index, StateAck())
             made.receive(1, Heartbeat())
             for _ in range(5):
                 await asyncio.sleep(0)
@@ -188,9 +186,12 @@ def test_a_state_that_a_process_cannot_apply_ends_the_change_with_an_error(
             made.client.adapters.entries["a"] = AdapterEntry("uri", "route", "ready")
             waiting = asyncio.create_task(made.manager.wait_acknowledged())
             await asyncio.sleep(0)
-            sent = [frontend.num_sent for frontend in made.manager.frontends]
-            made.receive(0, StateAck(sent[0]))
-            made.receive(1, StateAck(sent[1], "KeyError: 'x'"))
+            for frontend in made.manager.frontends:
+                for _ in range(frontend.num_sent - 1):
+                    made.receive(frontend.index, StateAck())
+            assert not waiting.done()
+            made.receive(0, StateAck())
+            made.receive(1, StateAck("KeyError: 'x'"))
             with pytest.raises(RequestError, match="KeyError: 'x'; retry") as error:
                 await waiting
             assert error.value.status == 500
@@ -212,9 +213,8 @@ def test_a_process_reports_a_state_that_it_cannot_apply() -> None:
 
     process.engine_client = cast(Any, Broken())
     state = EngineState(None, [], [], ("start", 0, 0), {}, True, True)
-    process._on_message([ipc_protocol.encode(StateUpdate(3, state))])
+    process._on_message([ipc_protocol.encode(state)])
     (acknowledged,) = sent
-    assert acknowledged.number == 3
     assert "KeyError: 'x'" in acknowledged.error
 
 

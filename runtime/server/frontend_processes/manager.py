@@ -44,7 +44,7 @@ class Frontend(supervision.ProcessSlot):
         started: time of the start, monotonic seconds.
         listening_since: time since which it accepts connections, monotonic seconds; 0 before.
         loaded: its tokenizer is loaded.
-        num_sent, num_acked: number of the last state that was sent, and of the last one that was acknowledged.
+        num_sent, num_acked: numbers of states that were sent and that were acknowledged.
         state_error: why the process could not apply the last acknowledged state; "" if it could.
         acked: event that each acknowledgment and the exit set.
     """
@@ -265,7 +265,7 @@ class FrontendProcessManager:
     def _send_state(self, frontend: Frontend, state: protocol.EngineState) -> None:
         if frontend.connected:
             frontend.num_sent += 1
-            self._send(frontend, protocol.StateUpdate(frontend.num_sent, state))
+            self._send(frontend, state)
 
     async def wait_acknowledged(self) -> None:
         """Sends the current state and returns when all processes have applied it.
@@ -316,8 +316,8 @@ class FrontendProcessManager:
                 frontend.loaded = True
                 self.complete = self.complete or all(other.loaded for other in self.frontends)
                 self._broadcast()
-            case protocol.StateAck(number, error):
-                frontend.num_acked, frontend.state_error = number, error
+            case protocol.StateAck(error):
+                frontend.num_acked, frontend.state_error = frontend.num_acked + 1, error
                 frontend.acked.set()
                 if error:  # restarted, because it would continue with an old state
                     frontend.kill_because(error)

@@ -82,8 +82,8 @@ class FrontendProcess:
         match message := protocol.to_frontend.decode(frames[0]):
             case protocol.FrontendConfig():
                 self._configure(message)
-            case protocol.StateUpdate(number, state) if self.engine_client is not None:
-                self._apply(self.engine_client, number, state)
+            case protocol.EngineState() if self.engine_client is not None:
+                self._apply(self.engine_client, message)
             case protocol.RpcResponse() if self.engine_client is not None:
                 self.engine_client.on_response(message)
             case protocol.BeginDrain() if self.http is not None:
@@ -93,14 +93,14 @@ class FrontendProcess:
             case Stop():
                 self.ended.set()
 
-    def _apply(self, client: FrontendEngineClient, number: int, state: protocol.EngineState) -> None:
+    def _apply(self, client: FrontendEngineClient, state: protocol.EngineState) -> None:
         error = ""
         try:
             client.on_state(state)
         except Exception as failure:
             log.exception("failed to apply the server's state; report it with this traceback")
             error = f"a frontend process failed to apply the state: {type(failure).__name__}: {failure}"
-        self._send(protocol.StateAck(number, error))
+        self._send(protocol.StateAck(error))
 
     def _configure(self, message: protocol.FrontendConfig) -> None:
         index = message.index

@@ -1,7 +1,7 @@
 """Messages between the parent process of a server and its frontend processes: tagged structs as msgpack.
 
 A frontend process connects a DEALER socket with its name to the parent's ROUTER, and sends ``Hello``. The parent
-replies with ``FrontendConfig`` and ``StateUpdate``. The event loop of the frontend process sends ``Heartbeat``.
+replies with ``FrontendConfig`` and ``EngineState``. The event loop of the frontend process sends ``Heartbeat``.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class ReplicaConnection(msgspec.Struct, frozen=True):
     exit_reason: str
 
 
-class EngineState(msgspec.Struct, frozen=True):
-    """State of the backends and adapters.
+class EngineState(msgspec.Struct, tag=True, frozen=True):
+    """State of the backends and adapters. The frontend process replies with ``StateAck``.
 
     Attributes:
         ready: indices of the ready replicas.
@@ -61,13 +61,6 @@ class EngineState(msgspec.Struct, frozen=True):
     adapters: dict[str, AdapterEntry]
     adapters_settled: bool
     complete: bool
-
-
-class StateUpdate(msgspec.Struct, tag=True, frozen=True):
-    """A new state. The frontend process replies with ``StateAck`` with the same number."""
-
-    number: int
-    state: EngineState
 
 
 class RpcResponse(msgspec.Struct, tag=True, frozen=True):
@@ -98,9 +91,8 @@ class Loaded(msgspec.Struct, tag=True, frozen=True):
 
 
 class StateAck(msgspec.Struct, tag=True, frozen=True):
-    """Acknowledges a state. `error`: why the process could not apply it; "" if it could."""
+    """Acknowledges the next state, in the order of arrival. `error`: why it could not be applied; "" if it could."""
 
-    number: int
     error: str = ""
 
 
@@ -118,7 +110,7 @@ class StartupFailed(msgspec.Struct, tag=True, frozen=True):
     sentence: str
 
 
-ToFrontend = FrontendConfig | StateUpdate | RpcResponse | BeginDrain | Drain | Stop
+ToFrontend = FrontendConfig | EngineState | RpcResponse | BeginDrain | Drain | Stop
 ToParent = Hello | Listening | Loaded | StateAck | RpcRequest | Heartbeat | StartupFailed
 
 to_frontend: msgspec.msgpack.Decoder[ToFrontend] = msgspec.msgpack.Decoder(ToFrontend)
