@@ -98,6 +98,11 @@ def bind_private(socket: zmq.Socket[bytes], addr: str) -> None:
         os.umask(before)
 
 
+def has_message(socket: zmq.Socket[bytes]) -> bool:
+    """Returns whether a message has arrived."""
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+
 class Endpoint:
     """A socket in the event loop of this thread, which calls `on_message` with the frames of each message."""
 
@@ -111,7 +116,7 @@ class Endpoint:
 
     def send(self, *frames: bytes) -> None:
         self.socket.send_multipart(frames, zmq.NOBLOCK)
-        if int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:  # a send may consume the edge of the descriptor
+        if has_message(self.socket):  # a send may consume the edge of the descriptor
             self.loop.call_soon(self.read)
 
     def read(self) -> None:

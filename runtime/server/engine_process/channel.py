@@ -15,7 +15,7 @@ import zmq
 
 from runtime.request.engine_messages import EngineOutput
 from runtime.server.engine_client import ipc_protocol
-from runtime.server.engine_client.ipc_sockets import bind_private, connect
+from runtime.server.engine_client.ipc_sockets import bind_private, connect, has_message
 
 log = logging.getLogger("unmask.backend")
 
@@ -41,16 +41,10 @@ class FrontendRouter:
         self.owners: dict[str, bytes] = {}
         self.released: set[bytes] = set()
 
-    def has_command(self) -> bool:
-        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
-
     def receive(self) -> Iterator[ipc_protocol.Command]:
         """Yields the commands that have arrived."""
-        while True:
-            try:
-                name, data = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        while has_message(self.socket):
+            name, data = self.socket.recv_multipart(zmq.NOBLOCK)
             if name in self.released:
                 continue
             command = ipc_protocol.decode_command(data)
@@ -137,12 +131,12 @@ class EngineChannel:
 
     def has_command(self) -> bool:
         """Returns whether a command has arrived."""
-        if int(self.commands.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            return True
-        return self.router is not None and self.router.has_command()
+        return has_message(self.commands) or (self.router is not None and has_message(self.router.socket))
 
     def receive(self, seconds: float) -> Iterator[ipc_protocol.Command]:
         """Yields the commands that have arrived, after it has waited at most `seconds` for the first.
+
+        An adapter is loaded before its requests, and unloaded after them: they may arrive on another socket.
 
         Raises:
             FrontendGone: the frontend has exited, or has sent nothing for too long.
@@ -150,35 +144,26 @@ class EngineChannel:
         ready = dict(self.poller.poll(int(seconds * 1000)))
         if sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 4096):
             raise FrontendGone("its end of the pipe is closed")
-        if self.router is None:
-            yield from self._receive_commands()
-        else:
-            yield from self._receive_all(self.router)
-        if time.monotonic() - self.last_received > ipc_protocol.FRONTEND_SILENCE_SECONDS:
-            raise FrontendGone(f"no message for {ipc_protocol.FRONTEND_SILENCE_SECONDS:.0f} s")
-
-    def _receive_commands(self) -> Iterator[ipc_protocol.Command]:
-        while True:
-            try:
-                data = self.commands.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self.last_received = time.monotonic()
-            yield ipc_protocol.decode_command(data)
-
-    def _receive_all(self, router: FrontendRouter) -> Iterator[ipc_protocol.Command]:
-        """Yields commands of all sockets. An adapter is loaded before its requests, and unloaded after them."""
         unloads = []
         for command in self._receive_commands():
             match command:
                 case ipc_protocol.Call(operation=ipc_protocol.UnloadAdapter()):
                     unloads.append(command)
-                case ipc_protocol.ReleaseFrontend(name):
-                    yield ipc_protocol.Abort(router.release(name))
+                case ipc_protocol.ReleaseFrontend(name) if self.router is not None:
+                    yield ipc_protocol.Abort(self.router.release(name))
                 case _:
                     yield command
-        yield from router.receive()
+        if self.router is not None:
+            yield from self.router.receive()
         yield from unloads
+        if time.monotonic() - self.last_received > ipc_protocol.FRONTEND_SILENCE_SECONDS:
+            raise FrontendGone(f"no message for {ipc_protocol.FRONTEND_SILENCE_SECONDS:.0f} s")
+
+    def _receive_commands(self) -> Iterator[ipc_protocol.Command]:
+        while has_message(self.commands):
+            data = self.commands.recv(zmq.NOBLOCK)
+            self.last_received = time.monotonic()
+            yield ipc_protocol.decode_command(data)
 
     def send(self, event: ipc_protocol.Event) -> None:
         """Sends an event to the frontend, or outputs to the frontend processes of their requests."""
