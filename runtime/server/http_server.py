@@ -256,16 +256,6 @@ class HttpServer(uvicorn.Server):
         )
 
 
-def make_http(config: ServerConfig, frontend: EngineClient) -> tuple[ServerContext, HttpServer]:
-    """Returns a server without a socket, and the context of its routes."""
-    keys = ApiKeys(config.api_key, config.api_key_file, config.keys_in_file)
-    keys.watch()
-    context = ServerContext(config, frontend, keys)
-    limits = Limits(connections=config.max_connections or DEFAULT_MAX_CONNECTIONS)
-    limits = dataclasses.replace(limits, buffered_bytes=limits.buffered_bytes // config.frontend_processes)
-    return context, HttpServer(make_app(context), limits, frontend.request_metrics, config.frontend_processes)
-
-
 class HttpFrontend:
     """The HTTP side of a process."""
 
@@ -278,7 +268,13 @@ class HttpFrontend:
         self.engine_client = frontend
         self.listener = listener
         self.give_up = give_up
-        self.context, self.http = make_http(config, frontend)
+        keys = ApiKeys(config.api_key, config.api_key_file, config.keys_in_file)
+        keys.watch()
+        self.context = ServerContext(config, frontend, keys)
+        limits = Limits(connections=config.max_connections or DEFAULT_MAX_CONNECTIONS)
+        limits = dataclasses.replace(limits, buffered_bytes=limits.buffered_bytes // config.frontend_processes)
+        app = make_app(self.context)
+        self.http = HttpServer(app, limits, frontend.request_metrics, config.frontend_processes)
         self.context.tracing = tracing.start()
         self.loaded = asyncio.Event()  # the tokenizer is there
         self.tasks: list[asyncio.Task[None]] = []
