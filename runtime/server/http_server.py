@@ -332,14 +332,11 @@ class HttpFrontend:
                 await asyncio.sleep(0.02)
 
     async def stop(self) -> None:
-        """Stops serving."""
+        """Stops serving, and exports the last traces."""
         self.http.should_exit = True
         tokenizer, *http = self.tasks
         tokenizer.cancel()
         await asyncio.gather(*http, return_exceptions=True)
-
-    def close(self) -> None:
-        """Have the last traces sent."""
         if self.context.tracing is not None:
             self.context.tracing.close()
 

@@ -127,7 +127,6 @@ class Server:
             adapters.cancel()
             await self.frontend.stop()
             await self.supervisor.stop("the server ends")
-            self.frontend.close()
         if self.failure is not None:
             raise ConfigError(self.failure)
         return 0

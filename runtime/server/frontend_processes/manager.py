@@ -155,9 +155,6 @@ class FrontendProcessManager:
             task.cancel()
         self.endpoint.close()
 
-    def close(self) -> None:
-        """Does nothing: `stop` has closed everything."""
-
     def kill(self) -> None:
         for frontend in self.frontends:
             frontend.kill()

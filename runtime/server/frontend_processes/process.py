@@ -61,7 +61,6 @@ class FrontendProcess:
         await self.ended.wait()
         if self.http is not None:
             await self.http.stop()
-            self.http.close()
         return 0
 
     def _send(self, message: protocol.ToParent) -> None:
