@@ -10,6 +10,7 @@ import sys
 from runtime.config.flags import ENV_PREFIX, KERNEL_CACHE
 from runtime.errors import ConfigError
 from runtime.server.http_protocol.limits import DEFAULT_MAX_CONNECTIONS, PROBE_SLOTS, accept_batch
+from runtime.server.http_protocol.malloc_trim import use_one_arena
 
 # Variables in which huggingface_hub and its elders find a token.
 HUB_TOKENS = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGINGFACE_TOKEN"})
@@ -19,7 +20,7 @@ LOCK_SECONDS = 0.0005  # after which a thread that computes lets another have th
 
 
 def configure_process() -> None:
-    """Configures this process. Call it before the tokenizers library is loaded.
+    """Configures this process. Call it before the tokenizers library is loaded, and before threads start.
 
     Batch calls of that library, the only ones that release the GIL, would otherwise start a thread per core.
 
@@ -29,6 +30,7 @@ def configure_process() -> None:
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     sys.setswitchinterval(LOCK_SECONDS)
+    use_one_arena()
 
 
 _TRACES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")

@@ -30,7 +30,6 @@ from runtime.server.env import raise_open_files_limit
 from runtime.server.frontend_processes.manager import FrontendProcessManager
 from runtime.server.frontend_processes.metrics import FrontendMetrics
 from runtime.server.http_protocol.listener import describe, is_reachable, listen, listener_url
-from runtime.server.http_protocol.malloc_trim import use_one_arena
 from runtime.server.metrics import Metrics, RequestMetrics, StatsLogger
 from runtime.server.openai.tools import check_parsers
 from runtime.weights.tokenizer_json import use_temporary_directory
@@ -45,7 +44,6 @@ log = logging.getLogger("unmask.server")
 def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND) -> int:
     """Serves until a signal. Returns the exit code. Raises ConfigError when the server cannot start."""
     env.configure_process()
-    use_one_arena()
     logs.configure_logging(config.log_level, config.log_format, "frontend")
     load_plugins(config.engine.plugin)
     check_parsers(config)

@@ -26,7 +26,6 @@ from runtime.server.engine_client.ipc_sockets import Endpoint, connect
 from runtime.server.frontend_processes import protocol
 from runtime.server.frontend_processes.engine_client import FrontendEngineClient
 from runtime.server.frontend_processes.metrics import use_files
-from runtime.server.http_protocol.malloc_trim import use_one_arena
 from runtime.server.http_server import HttpFrontend
 from runtime.server.metrics import RequestMetrics
 
@@ -156,7 +155,6 @@ def main() -> int:
     args = parser.parse_args()
     exit_with_parent()
     env.configure_process()
-    use_one_arena()
     process = FrontendProcess(args.name, socket.socket(fileno=args.listener))
     with contextlib.suppress(KeyboardInterrupt):
         return uvloop.run(process.run(args.addr))
