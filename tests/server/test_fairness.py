@@ -31,7 +31,8 @@ def frontend(sent: list[Any], queue: int = 1024, slots: int = 128) -> LocalEngin
     observed = RequestMetrics()
     config, metrics = ServerConfig(max_queue=queue), Metrics("m", observed)
     backend = cast(Any, SimpleNamespace(ready=[0], send=lambda replica, message: sent.append(message)))
-    made = LocalEngineClient(config, observed, metrics, backend, defer=lambda work: work())
+    made = LocalEngineClient(config, observed, metrics, backend)
+    made.schedule = lambda call: call()  # type: ignore[method-assign]
     made.info = SimpleNamespace(max_num_reqs=slots)  # type: ignore[assignment]
     return made
 
@@ -122,7 +123,7 @@ def test_requests_of_one_iteration_are_one_message() -> None:
     sent: list[Any] = []
     due: list[Any] = []
     made = frontend(sent)
-    made.defer = due.append
+    made.schedule = due.append  # type: ignore[method-assign]
     made.submit([spec("a")])
     made.submit([spec("b"), spec("c")])
     assert (sent, len(due)) == ([], 1)

@@ -164,7 +164,6 @@ class Backends(Protocol):
     def send(self, replica: int, message: Any) -> None: ...
 
 
-Defer = Callable[[Callable[[], None]], object]
 Method = Literal["metrics", "load_adapter", "unload_adapter", "start_profile", "stop_profile"]
 
 
@@ -187,7 +186,6 @@ class EngineClient(ABC):
         request_metrics: RequestMetrics,
         backends: Backends,
         adapters: AdapterRegistry,
-        defer: Defer | None = None,
         frontend_index: int = 0,
     ) -> None:
         """Creates a client without requests.
@@ -197,7 +195,6 @@ class EngineClient(ABC):
             request_metrics: metrics of the requests of this process.
             backends: connections to the engine processes.
             adapters: adapters that requests may name.
-            defer: runs a call in the next iteration of the event loop.
             frontend_index: index of this frontend process.
         """
         self.config = config
@@ -206,7 +203,6 @@ class EngineClient(ABC):
         self.info: EngineInfo | None = None
         self.complete = True
         self.backends = backends
-        self.defer = defer or (lambda work: asyncio.get_running_loop().call_soon(work))
         self.requests: dict[str, RequestState] = {}
         self.pending: dict[int, list[RequestSpec]] = {}
         self.router = Router(config.data_parallel_size, frontend_index % config.data_parallel_size)
@@ -265,8 +261,12 @@ class EngineClient(ABC):
         for replica, assigned in by_replica.items():
             self.pending.setdefault(replica, []).extend(assigned)
         if not flush_scheduled:
-            self.defer(self.flush)
+            self.schedule(self.flush)
         return queue
+
+    def schedule(self, call: Callable[[], None]) -> None:
+        """Makes a call in the next iteration of the event loop."""
+        asyncio.get_running_loop().call_soon(call)
 
     def flush(self) -> None:
         """Sends the requests of one iteration of the event loop to each backend as one message."""
@@ -414,16 +414,11 @@ class LocalEngineClient(EngineClient):
     adapters: LocalAdapterRegistry
 
     def __init__(
-        self,
-        config: ServerConfig,
-        request_metrics: RequestMetrics,
-        metrics: Metrics,
-        supervisor: Supervisor,
-        defer: Defer | None = None,
+        self, config: ServerConfig, request_metrics: RequestMetrics, metrics: Metrics, supervisor: Supervisor
     ) -> None:
         """Creates the client and registers it as the observer of `supervisor`. `metrics`: metrics of the server."""
         adapters = LocalAdapterRegistry(config, supervisor)
-        super().__init__(config, request_metrics, supervisor, adapters, defer)
+        super().__init__(config, request_metrics, supervisor, adapters)
         self.profiler = Profiler(config, supervisor)
         self.metrics = metrics
         self.supervisor = supervisor
