@@ -190,7 +190,6 @@ class Supervisor:
         self.tasks: list[asyncio.Task[None]] = []
         self.numbers = itertools.count()
         self.context = zmq.Context()
-        self.sockets = self._bind(zmq.ROUTER, command_addr), self._bind(zmq.PULL, event_addr)
 
     def _bind(self, kind: zmq.SocketType, addr: str) -> zmq.Socket[bytes]:
         socket = self.context.socket(kind)
@@ -207,10 +206,9 @@ class Supervisor:
     # -- lifecycle
 
     async def start(self) -> None:
-        """Starts all backends, and returns when their processes run."""
-        commands, events = self.sockets
-        self.commands = Endpoint(commands, self._on_command)
-        self.events = Endpoint(events, self._on_event)
+        """Starts all backends, and returns when their processes run. Raises ConfigError if a socket cannot be bound."""
+        self.commands = Endpoint(self._bind(zmq.ROUTER, self.addresses[0]), self._on_command)
+        self.events = Endpoint(self._bind(zmq.PULL, self.addresses[1]), self._on_event)
         self.tasks = [asyncio.create_task(self._supervise(replica)) for replica in self.replicas]
         self.tasks.append(asyncio.create_task(self._send_pings()))
         for replica in self.replicas:
