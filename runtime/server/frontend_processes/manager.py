@@ -200,8 +200,7 @@ class FrontendProcessManager:
         frontend.reset()
         descriptor = self.listener.fileno()
         frontend.process = await asyncio.create_subprocess_exec(
-            *COMMAND,
-            *("--name", frontend.name, "--addr", self.addr, "--listener", str(descriptor)),
+            *(*COMMAND, frontend.name, self.addr, str(descriptor)),
             stdin=asyncio.subprocess.DEVNULL,
             pass_fds=[descriptor],
             env={**os.environ, **self.metrics.environment()},

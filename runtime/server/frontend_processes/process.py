@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import logging
@@ -145,19 +144,16 @@ def divide_limits(config: ServerConfig, index: int) -> ServerConfig:
 
 
 def main() -> int:
-    """Runs the process and returns its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="runtime.server.frontend_processes.process", description="started by the server, not by hand"
-    )
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--addr", required=True)
-    parser.add_argument("--listener", type=int, required=True)
-    args = parser.parse_args()
+    """Runs the process and returns its exit code.
+
+    Arguments: its name, the address of the parent's socket, and the file descriptor of the listener.
+    """
+    name, addr, listener = sys.argv[1:]
     exit_with_parent()
     env.configure_process()
-    process = FrontendProcess(args.name, socket.socket(fileno=args.listener))
+    process = FrontendProcess(name, socket.socket(fileno=int(listener)))
     with contextlib.suppress(KeyboardInterrupt):
-        return uvloop.run(process.run(args.addr))
+        return uvloop.run(process.run(addr))
     return 1
 
 
