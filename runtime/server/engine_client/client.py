@@ -56,7 +56,6 @@ class RequestState:
     """One engine request at a backend.
 
     Attributes:
-        tenant: id of the API key, "" on a server without keys.
         choice_index: index of the choice in the HTTP request.
         queue: queue of the HTTP request.
         replica: index of the replica.
@@ -64,9 +63,7 @@ class RequestState:
         tokens: number of output tokens so far.
     """
 
-    id: str
-    tenant: str
-    adapter: str
+    spec: RequestSpec
     choice_index: int
     queue: OutputQueue
     replica: int
@@ -247,19 +244,15 @@ class EngineClient(ABC):
             raise no_longer_served(adapter)
         self.check_capacity(len(specs), specs[0].tenant)
         ready, info = self.ready, self.require()
-        by_replica: dict[int, list[RequestSpec]] = {}
+        flush_scheduled = bool(self.pending)
         for choice_index, spec in enumerate(specs):
             replica, work = self.router.assign(spec, ready, self.live_by_replica, info)
-            state = RequestState(spec.id, spec.tenant, spec.adapter, choice_index, queue, replica, work)
-            self.requests[spec.id] = state
+            self.requests[spec.id] = RequestState(spec, choice_index, queue, replica, work)
             self.live_by_replica[replica] += 1
             self.router.work[replica] += work
             self.live_by_tenant[spec.tenant] += 1
             self.live_by_adapter[spec.adapter] += 1
-            by_replica.setdefault(replica, []).append(spec)
-        flush_scheduled = bool(self.pending)
-        for replica, assigned in by_replica.items():
-            self.pending.setdefault(replica, []).extend(assigned)
+            self.pending.setdefault(replica, []).append(spec)
         if not flush_scheduled:
             self.schedule(self.flush)
         return queue
@@ -296,10 +289,10 @@ class EngineClient(ABC):
         if live is not None:
             self.live_by_replica[live.replica] -= 1
             self.router.work[live.replica] -= live.work
-            self.live_by_adapter[live.adapter] -= 1
-            self.live_by_tenant[live.tenant] -= 1
-            if not self.live_by_tenant[live.tenant]:
-                del self.live_by_tenant[live.tenant]
+            self.live_by_adapter[live.spec.adapter] -= 1
+            self.live_by_tenant[live.spec.tenant] -= 1
+            if not self.live_by_tenant[live.spec.tenant]:
+                del self.live_by_tenant[live.spec.tenant]
         return live
 
     # -- events of the backends
@@ -328,7 +321,7 @@ class EngineClient(ABC):
         self.pending.pop(replica, None)
         lost = [live for live in self.requests.values() if live.replica == replica]
         for live in lost:
-            self._remove(live.id)
+            self._remove(live.spec.id)
         gone = Unavailable(f"the engine process of this request exited ({reason}); retry")
         fail_queues((live.queue for live in lost), gone)
 
