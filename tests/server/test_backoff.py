@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import time
+
 from runtime.errors import RequestError
 from runtime.server.engine_client.client import OutputQueue, fail_queues
-from runtime.server.engine_client.supervisor import MAX_DELAY_SECONDS, RESET_SECONDS, BackOff
+from runtime.server.engine_client.supervisor import MAX_DELAY_SECONDS, RESET_SECONDS, ProcessSlot
 
 
 def test_back_off_doubles_up_to_its_limit_and_is_reset_by_a_process_that_served() -> None:
-    back_off = BackOff()
-    seconds = [back_off.after(1.0) for _ in range(9)]
+    slot = ProcessSlot("backend", 0)
+
+    def delay(served: float) -> float:
+        slot.serving_since = time.monotonic() - served if served else 0.0
+        return slot.restart_delay()
+
+    seconds = [delay(1.0) for _ in range(9)]
     assert seconds[:4] == [0.5, 1.0, 2.0, 4.0]
     assert seconds[-1] == MAX_DELAY_SECONDS
-    assert [back_off.after(RESET_SECONDS + 1), back_off.after(0.0)] == [0.5, 1.0]
+    assert [delay(RESET_SECONDS + 1), delay(0.0)] == [0.5, 1.0]
 
 
 def test_each_queue_receives_an_error_once() -> None:

@@ -87,7 +87,7 @@ def test_a_slow_start_may_take_longer_than_the_limit_of_silence() -> None:
     frontend.connected = True
     assert frontend.hangs
     frontend.last_message += between
-    frontend.listening_since = frontend.started
+    frontend.serving_since = frontend.started
     frontend.started -= managers.START_SECONDS
     assert not frontend.hangs
 

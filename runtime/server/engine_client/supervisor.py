@@ -51,21 +51,6 @@ FIRST_DELAY_SECONDS, MAX_DELAY_SECONDS = 0.5, 30.0  # delay before a restart; it
 RESET_SECONDS = 60.0  # after a process that served for longer, the delay is the first one again
 
 
-class BackOff:
-    """Exponential back-off between restarts of one process."""
-
-    def __init__(self) -> None:
-        self._next = FIRST_DELAY_SECONDS
-
-    def after(self, served: float) -> float:
-        """Returns the delay until the next start, in seconds. `served`: seconds for which the last process served."""
-        if served > RESET_SECONDS:
-            self._next = FIRST_DELAY_SECONDS
-        seconds = self._next
-        self._next = min(2 * seconds, MAX_DELAY_SECONDS)
-        return seconds
-
-
 class ProcessSlot:
     """A process that is restarted when it exits. Each start creates another process with another name.
 
@@ -74,15 +59,25 @@ class ProcessSlot:
         process: the current process, or the last one. None before the first start.
         fatal: reason for the exit of the current process, if it is known before the exit. None: unknown.
         last_message: time of the last message of the process that shows progress, monotonic seconds.
+        serving_since: time since which the process serves, monotonic seconds; 0 before.
     """
 
     def __init__(self, role: str, index: int) -> None:
         self.role, self.index = role, index
         self.starts = 0
-        self.back_off = BackOff()
+        self._restart_delay = FIRST_DELAY_SECONDS
         self.process: asyncio.subprocess.Process | None = None
         self.fatal: str | None = None
         self.last_message = 0.0
+        self.serving_since = 0.0
+
+    def restart_delay(self) -> float:
+        """Returns the seconds until the next start after an exit. They double with each start, up to a limit."""
+        if self.serving_since and time.monotonic() - self.serving_since > RESET_SECONDS:
+            self._restart_delay = FIRST_DELAY_SECONDS
+        seconds = self._restart_delay
+        self._restart_delay = min(2 * seconds, MAX_DELAY_SECONDS)
+        return seconds
 
     @property
     def name(self) -> str:
@@ -129,8 +124,6 @@ class Replica(ProcessSlot):
         calls: futures of calls without a result yet, by the number of the call.
         last_beat: time of the last message of any kind, monotonic seconds.
         unresponsive: state of `responds` as logged last.
-        ready_since: time at which the current process became ready, monotonic seconds.
-        served: seconds for which the last process that exited had been ready.
     """
 
     def __init__(self, index: int) -> None:
@@ -142,8 +135,6 @@ class Replica(ProcessSlot):
         self.calls: dict[int, asyncio.Future[CallResult | None]] = {}
         self.last_beat = 0.0
         self.unresponsive = False
-        self.ready_since = 0.0
-        self.served = 0.0
 
     @property
     def responds(self) -> bool:
@@ -247,15 +238,13 @@ class Supervisor:
             if not self.ever_ready:
                 self.on_give_up(reason)
                 return
-            log.error("%s exited: %s. It is restarted", replica.name, reason)
-            seconds = replica.back_off.after(replica.served)
-            log.info("restarting backend %d in %.1f s", replica.index, seconds)
+            seconds = replica.restart_delay()
+            log.error("%s exited: %s. It is restarted in %.1f s", replica.name, reason, seconds)
             await asyncio.sleep(seconds)
 
     def _down(self, replica: Replica, reason: str) -> None:
         """Handles the exit of a process, or the message that announces it, whichever is first."""
         if replica.state is not ReplicaState.DOWN:
-            replica.served = time.monotonic() - replica.ready_since if replica.state is ReplicaState.READY else 0.0
             replica.state, replica.exit_reason = ReplicaState.DOWN, reason
             self._update_ready()
             for number in list(replica.calls):
@@ -266,7 +255,7 @@ class Supervisor:
         """Starts a process, waits for its exit, and returns the reason."""
         replica.starts += 1
         replica.state = ReplicaState.STARTING
-        replica.fatal = None
+        replica.fatal, replica.serving_since = None, 0.0
         replica.loading = Loading("start", 0, 0)
         arguments = ["--name", replica.name, "--command-addr", self.addresses[0], "--event-addr", self.addresses[1]]
         if self.router_dir is not None:
@@ -412,7 +401,7 @@ class Supervisor:
                 replica.loading = event
             case Ready(info, load_seconds):
                 replica.state = ReplicaState.READY
-                replica.ready_since = time.monotonic()
+                replica.serving_since = time.monotonic()
                 self._update_ready()
                 self.ever_ready = True
                 log.info("%s is ready after %.1f s (%s on %s)", replica.name, load_seconds, info.family, info.device)

@@ -42,7 +42,6 @@ class Frontend(supervision.ProcessSlot):
         connected: the process has sent `Hello` and has not exited.
         released: the process has exited.
         started: time of the start, monotonic seconds.
-        listening_since: time since which it accepts connections, monotonic seconds; 0 before.
         loaded: its tokenizer is loaded.
         num_sent, num_acked: numbers of states that were sent and that were acknowledged.
         state_error: why the process could not apply the last acknowledged state; "" if it could.
@@ -58,7 +57,7 @@ class Frontend(supervision.ProcessSlot):
         self.connected = False
         self.released = False
         self.started = time.monotonic()
-        self.listening_since = 0.0
+        self.serving_since = 0.0  # it accepts connections
         self.loaded = False
         self.fatal = None
         self.last_message = time.monotonic()
@@ -72,7 +71,7 @@ class Frontend(supervision.ProcessSlot):
         if self.pid is None:
             return False
         now = time.monotonic()
-        slow = not self.listening_since and now - self.started > START_SECONDS
+        slow = not self.serving_since and now - self.started > START_SECONDS
         return slow or (self.connected and now - self.last_message > SILENCE_SECONDS)
 
 
@@ -162,7 +161,7 @@ class FrontendProcessManager:
     def _end(self, message: protocol.Drain | Stop) -> None:
         self.ending.set()
         for frontend in self.frontends:
-            if frontend.listening_since:
+            if frontend.serving_since:
                 self._send(frontend, message)
             else:
                 frontend.kill()
@@ -181,14 +180,13 @@ class FrontendProcessManager:
                 reason = await self._run(frontend)
             except OSError as error:  # no descriptors, processes or disk space are left
                 reason = f"it could not be started: {error}"
-            since = frontend.listening_since
+            seconds = frontend.restart_delay()
             self._release(frontend)
             if self.ending.is_set():
                 return
             if not self.ever_listened:
                 self.give_up(f"frontend-{frontend.index}: {reason}")
                 return
-            seconds = frontend.back_off.after(time.monotonic() - since if since else 0.0)
             log.error("frontend-%d exited: %s. It is restarted in %.1f s", frontend.index, reason, seconds)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.ending.wait(), seconds)
@@ -217,7 +215,7 @@ class FrontendProcessManager:
         self.metrics.retire(frontend.index)
         for replica in self.supervisor.replicas:
             self.supervisor.send(replica.index, ReleaseFrontend(frontend.name))
-        frontend.connected, frontend.released, frontend.listening_since = False, True, 0.0
+        frontend.connected, frontend.released, frontend.serving_since = False, True, 0.0
         frontend.acked.set()
 
     def _start_task(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -231,7 +229,7 @@ class FrontendProcessManager:
             self._broadcast()
             for frontend in self.frontends:
                 if frontend.hangs:
-                    since = frontend.last_message if frontend.listening_since else frontend.started
+                    since = frontend.last_message if frontend.serving_since else frontend.started
                     seconds = time.monotonic() - since
                     frontend.kill_because(f"the process was unresponsive for {seconds:.0f} s and was killed (SIGKILL)")
 
@@ -306,7 +304,7 @@ class FrontendProcessManager:
                 if self.draining:
                     self._send(frontend, protocol.BeginDrain())
             case protocol.Listening():
-                frontend.listening_since = time.monotonic()
+                frontend.serving_since = time.monotonic()
                 self.ever_listened = True
             case protocol.Loaded():
                 frontend.loaded = True
