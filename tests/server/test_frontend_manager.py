@@ -196,7 +196,7 @@ def test_a_state_that_a_process_cannot_apply_ends_the_change_with_an_error(
                 await waiting
             assert error.value.status == 500
             assert killed == [1]
-            assert not made.manager.ending.is_set()
+            assert not made.manager.ending
 
     asyncio.run(change())
 
@@ -276,7 +276,7 @@ def test_a_process_that_cannot_be_started_ends_the_start(monkeypatch: pytest.Mon
         async with asyncio.timeout(TIMEOUT), parent(failures) as made:
             await made.manager.start()
             await wait_until_async(lambda: len(failures) == 2)
-            assert all("it could not be started" in failure for failure in failures)
+            assert all("the process could not be started" in failure for failure in failures)
             for task in made.manager.tasks:
                 task.cancel()
 

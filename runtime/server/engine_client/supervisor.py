@@ -9,10 +9,10 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import zmq
 
@@ -71,6 +71,24 @@ class ProcessSlot:
         self.last_message = 0.0
         self.serving_since = 0.0
 
+    async def supervise(self, run: Callable[[Self], Awaitable[str]], on_exit: Callable[[Self, str], bool]) -> None:
+        """Runs one process after another.
+
+        Args:
+            run: starts a process, waits for its exit, and returns the reason.
+            on_exit: handles the exit for this reason. It returns whether another process is started.
+        """
+        while True:
+            try:
+                reason = await run(self)
+            except OSError as error:  # no descriptors, processes or disk space are left
+                reason = f"the process could not be started: {error}"
+            if not on_exit(self, reason):
+                return
+            seconds = self.restart_delay()
+            log.error("%s-%d exited: %s. It is restarted in %.1f s", self.role, self.index, reason, seconds)
+            await asyncio.sleep(seconds)
+
     def restart_delay(self) -> float:
         """Returns the seconds until the next start after an exit. They double with each start, up to a limit."""
         if self.serving_since and time.monotonic() - self.serving_since > RESET_SECONDS:
@@ -119,7 +137,7 @@ class Replica(ProcessSlot):
     """One replica, whose process is a backend.
 
     Attributes:
-        spawned: set when the first process has started.
+        spawned: set when the first process has started, or could not be started.
         exit_reason: reason for the exit of the last process that exited.
         calls: futures of calls without a result yet, by the number of the call.
         last_beat: time of the last message of any kind, monotonic seconds.
@@ -200,7 +218,7 @@ class Supervisor:
         """Starts all backends, and returns when their processes run. Raises ConfigError if a socket cannot be bound."""
         self.commands = Endpoint(self._bind(zmq.ROUTER, self.addresses[0]), self._on_command)
         self.events = Endpoint(self._bind(zmq.PULL, self.addresses[1]), self._on_event)
-        self.tasks = [asyncio.create_task(self._supervise(replica)) for replica in self.replicas]
+        self.tasks = [asyncio.create_task(replica.supervise(self._run, self._on_exit)) for replica in self.replicas]
         self.tasks.append(asyncio.create_task(self._send_pings()))
         for replica in self.replicas:
             await replica.spawned.wait()
@@ -230,17 +248,12 @@ class Supervisor:
         for replica in self.replicas:
             replica.kill()
 
-    async def _supervise(self, replica: Replica) -> None:
-        """Runs processes of a replica one after another until it is cancelled, or the server cannot start."""
-        while True:
-            reason = await self._run(replica)
-            self._down(replica, reason)
-            if not self.ever_ready:
-                self.on_give_up(reason)
-                return
-            seconds = replica.restart_delay()
-            log.error("%s exited: %s. It is restarted in %.1f s", replica.name, reason, seconds)
-            await asyncio.sleep(seconds)
+    def _on_exit(self, replica: Replica, reason: str) -> bool:
+        """Handles the exit of a process. Returns whether another one is started: otherwise the server cannot start."""
+        self._down(replica, reason)
+        if not self.ever_ready:
+            self.on_give_up(reason)
+        return self.ever_ready
 
     def _down(self, replica: Replica, reason: str) -> None:
         """Handles the exit of a process, or the message that announces it, whichever is first."""
@@ -260,14 +273,16 @@ class Supervisor:
         arguments = ["--name", replica.name, "--command-addr", self.addresses[0], "--event-addr", self.addresses[1]]
         if self.router_dir is not None:
             arguments += ["--router-addr", self.router_addr(replica)]
-        replica.process = await asyncio.create_subprocess_exec(
-            *self.backend_command,
-            *arguments,
-            stdin=asyncio.subprocess.PIPE,  # end of file means that this process has exited
-            env=backend_environment(self.config.engine.model, fetches=self.config.fetches_adapters),
-            start_new_session=True,  # Ctrl-C must reach only the frontend, which drains before it stops backends
-        )
-        replica.spawned.set()
+        try:
+            replica.process = await asyncio.create_subprocess_exec(
+                *self.backend_command,
+                *arguments,
+                stdin=asyncio.subprocess.PIPE,  # end of file means that this process has exited
+                env=backend_environment(self.config.engine.model, fetches=self.config.fetches_adapters),
+                start_new_session=True,  # Ctrl-C must reach only the frontend, which drains before it stops backends
+            )
+        finally:
+            replica.spawned.set()
         replica.last_message = replica.last_beat = time.monotonic()
         replica.unresponsive = False
         code = await replica.process.wait()

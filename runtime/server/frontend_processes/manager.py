@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
@@ -82,7 +81,7 @@ class FrontendProcessManager:
         draining: `begin_drain` was called.
         ever_listened: some frontend process has accepted connections.
         complete: startup is complete: every frontend process has loaded its tokenizer once.
-        ending: set when the processes have to exit.
+        ending: the processes have to exit.
         sent_state: the last state that was sent to all processes, encoded.
     """
 
@@ -115,8 +114,7 @@ class FrontendProcessManager:
         bind_private(router, self.addr)
         self.endpoint = Endpoint(router, self._on_frames)
         self.frontends = [Frontend(index) for index in range(config.frontend_processes)]
-        self.draining = self.ever_listened = self.complete = False
-        self.ending = asyncio.Event()
+        self.draining = self.ending = self.ever_listened = self.complete = False
         self.tasks: set[asyncio.Task[Any]] = set()
         self.runs: list[asyncio.Task[None]] = []
         self.sent_state = b""
@@ -126,7 +124,7 @@ class FrontendProcessManager:
     # -- lifecycle, with the methods of `HttpFrontend`
 
     async def start(self) -> None:
-        self.runs = [asyncio.create_task(self._supervise(frontend)) for frontend in self.frontends]
+        self.runs = [asyncio.create_task(each.supervise(self._run, self._on_exit)) for each in self.frontends]
         self._start_task(self._check())
 
     @property
@@ -159,9 +157,11 @@ class FrontendProcessManager:
             frontend.kill()
 
     def _end(self, message: protocol.Drain | Stop) -> None:
-        self.ending.set()
-        for frontend in self.frontends:
-            if frontend.serving_since:
+        self.ending = True
+        for frontend, run in zip(self.frontends, self.runs, strict=True):
+            if frontend.released:  # it waits for its next start
+                run.cancel()
+            elif frontend.serving_since:
                 self._send(frontend, message)
             else:
                 frontend.kill()
@@ -173,23 +173,12 @@ class FrontendProcessManager:
             self.kill()
             await asyncio.wait(alive)
 
-    async def _supervise(self, frontend: Frontend) -> None:
-        """Starts a process again after each exit, until the server ends or cannot start."""
-        while not self.ending.is_set():
-            try:
-                reason = await self._run(frontend)
-            except OSError as error:  # no descriptors, processes or disk space are left
-                reason = f"it could not be started: {error}"
-            seconds = frontend.restart_delay()
-            self._release(frontend)
-            if self.ending.is_set():
-                return
-            if not self.ever_listened:
-                self.give_up(f"frontend-{frontend.index}: {reason}")
-                return
-            log.error("frontend-%d exited: %s. It is restarted in %.1f s", frontend.index, reason, seconds)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.ending.wait(), seconds)
+    def _on_exit(self, frontend: Frontend, reason: str) -> bool:
+        """Handles the exit of a process. Returns whether another one is started."""
+        self._release(frontend)
+        if not (self.ending or self.ever_listened):
+            self.give_up(f"frontend-{frontend.index}: {reason}")
+        return self.ever_listened and not self.ending
 
     async def _run(self, frontend: Frontend) -> str:
         """Starts a process, waits for its exit, and returns the reason."""
@@ -204,7 +193,7 @@ class FrontendProcessManager:
             env={**os.environ, **self.metrics.environment()},
             start_new_session=True,  # Ctrl-C must reach only this process, which drains all of them
         )
-        if self.ending.is_set():
+        if self.ending:
             frontend.kill()
         code = await frontend.process.wait()
         self.endpoint.read()
@@ -215,7 +204,7 @@ class FrontendProcessManager:
         self.metrics.retire(frontend.index)
         for replica in self.supervisor.replicas:
             self.supervisor.send(replica.index, ReleaseFrontend(frontend.name))
-        frontend.connected, frontend.released, frontend.serving_since = False, True, 0.0
+        frontend.connected, frontend.released = False, True
         frontend.acked.set()
 
     def _start_task(self, work: Coroutine[Any, Any, Any]) -> None:
@@ -321,7 +310,7 @@ class FrontendProcessManager:
                 frontend.fatal = sentence
                 if self.complete:  # its configuration was valid before, so only this process is restarted
                     frontend.kill()
-                elif not self.ending.is_set():
+                elif not self.ending:
                     self.give_up(sentence)
 
     async def _answer(self, frontend: Frontend, name: str, request: protocol.RpcRequest) -> None:
