@@ -224,7 +224,7 @@ def test_earlier_requests_are_sent_before_a_state_is_acknowledged() -> None:
     async def submit() -> None:
         client = FrontendEngineClient(CONFIG, RequestMetrics(), lambda message: None, "frontend-0.1", 0)
         sent: list[Any] = []
-        client.connections.send = lambda index, message: sent.append(message)  # type: ignore[method-assign]
+        client.send = lambda index, message: sent.append(message)  # type: ignore[method-assign]
         ready = EngineState(INFO, [], [0], ("start", 0, 0), {"a": AdapterEntry("uri", "route", "ready")}, True, True)
         client.on_state(ready)
         client.submit([RequestSpec(id="r", prompt=[1], max_tokens=1, adapter="a", decoding=INFO.defaults())])

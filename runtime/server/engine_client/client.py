@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
@@ -153,14 +153,6 @@ class Router:
         return found
 
 
-class Backends(Protocol):
-    """Sends messages to the engine processes. `ready`: indices of the ready replicas."""
-
-    ready: list[int]
-
-    def send(self, replica: int, message: Any) -> None: ...
-
-
 Method = Literal["metrics", "load_adapter", "unload_adapter", "start_profile", "stop_profile"]
 
 
@@ -168,20 +160,21 @@ class EngineClient(ABC):
     """Client of the engine processes, with the live requests of this process.
 
     Attributes:
+        send: sends a message to the engine process of a replica, and drops it if there is none.
         request_metrics: metrics of the requests of this process.
         info: properties of the model and the engine, which are equal in all replicas. None: no engine has loaded yet.
-        backends: connections to the engine processes.
         complete: startup is complete: since the start of the server, every frontend process has been ready once.
         requests: live requests by id.
         pending: requests that were submitted in this iteration of the event loop, by replica.
         live_by_replica, live_by_tenant, live_by_adapter: numbers of live requests.
     """
 
+    send: Callable[[int, Any], None]
+
     def __init__(
         self,
         config: ServerConfig,
         request_metrics: RequestMetrics,
-        backends: Backends,
         adapters: AdapterRegistry,
         frontend_index: int = 0,
     ) -> None:
@@ -190,7 +183,6 @@ class EngineClient(ABC):
         Args:
             config: configuration of the server.
             request_metrics: metrics of the requests of this process.
-            backends: connections to the engine processes.
             adapters: adapters that requests may name.
             frontend_index: index of this frontend process.
         """
@@ -199,7 +191,6 @@ class EngineClient(ABC):
         self.adapters = adapters
         self.info: EngineInfo | None = None
         self.complete = True
-        self.backends = backends
         self.requests: dict[str, RequestState] = {}
         self.pending: dict[int, list[RequestSpec]] = {}
         self.router = Router(config.data_parallel_size, frontend_index % config.data_parallel_size)
@@ -210,9 +201,9 @@ class EngineClient(ABC):
     # -- state of the engines
 
     @property
+    @abstractmethod
     def ready(self) -> list[int]:
         """Indices of the ready replicas."""
-        return self.backends.ready
 
     @abstractmethod
     def progress(self) -> tuple[str, int, int]:
@@ -265,7 +256,7 @@ class EngineClient(ABC):
         """Sends the requests of one iteration of the event loop to each backend as one message."""
         due, self.pending = self.pending, {}
         for replica, specs in due.items():
-            self.backends.send(replica, Add.of(specs))
+            self.send(replica, Add.of(specs))
 
     def abort(self, ids: list[str]) -> None:
         """Aborts requests and frees their pages. Ids of finished requests are ignored."""
@@ -276,7 +267,7 @@ class EngineClient(ABC):
             if live is not None:
                 by_replica.setdefault(live.replica, []).append(request_id)
         for replica, live_ids in by_replica.items():
-            self.backends.send(replica, Abort(live_ids))
+            self.send(replica, Abort(live_ids))
 
     def fail_all(self, error: RequestError) -> int:
         """Ends all live requests of this process with `error`. Returns their number."""
@@ -411,16 +402,21 @@ class LocalEngineClient(EngineClient):
     ) -> None:
         """Creates the client and registers it as the observer of `supervisor`. `metrics`: metrics of the server."""
         adapters = LocalAdapterRegistry(config, supervisor)
-        super().__init__(config, request_metrics, supervisor, adapters)
+        super().__init__(config, request_metrics, adapters)
         self.profiler = Profiler(config, supervisor)
         self.metrics = metrics
         self.supervisor = supervisor
+        self.send = supervisor.send
         supervisor.observer, supervisor.engine_config = self, adapters.engine_config
         self.on_change: Callable[[], None] = lambda: None  # called when an engine becomes ready or exits
         engine_metrics = metrics.engine_metrics
         engine_metrics.live_by_replica = self.live_by_replica
         engine_metrics.work_by_replica = self.router.work
         engine_metrics.live_by_adapter, engine_metrics.adapters = self.live_by_adapter, self.adapters.entries
+
+    @property
+    def ready(self) -> list[int]:
+        return self.supervisor.ready
 
     def progress(self) -> tuple[str, int, int]:
         loading = max((r.loading for r in self.supervisor.replicas), key=lambda phase: phase.done_bytes)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import zmq
 
 from runtime.config import ServerConfig
 from runtime.errors import RequestError
-from runtime.request.engine_messages import EngineOutput, RequestSpec
+from runtime.request.engine_messages import RequestSpec
 from runtime.server.engine_client.adapter_registry import AdapterRegistry
 from runtime.server.engine_client.client import EngineClient, Method, OutputQueue, RequestState
 from runtime.server.engine_client.ipc_protocol import Outputs, decode_event, encode
@@ -26,53 +27,12 @@ from runtime.server.metrics import RequestMetrics
 PUBLISH_SECONDS = 0.05  # delay until a change of the live requests is written to the metrics
 
 
-class BackendConnections:
-    """Connections of this process to the loaded backends, one per replica.
-
-    Attributes:
-        name: name of this process, the identity of its sockets.
-        ready: indices of the ready replicas, as last reported by the parent process.
-        addresses: address of each replica's backend; "" if it is not connected.
-    """
-
-    def __init__(self, name: str, replicas: int, on_outputs: Callable[[int, list[EngineOutput]], None]) -> None:
-        self.name = name
-        self.on_outputs = on_outputs
-        self.ready: list[int] = []
-        self.addresses = [""] * replicas
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.endpoints: list[Endpoint | None] = [None] * replicas
-
-    def send(self, replica: int, message: Any) -> None:
-        """Sends a message to a replica's backend, and drops it if the backend is not connected."""
-        endpoint = self.endpoints[replica]
-        if endpoint is not None:
-            endpoint.send(encode(message))
-
-    def connect(self, replica: int, addr: str) -> None:
-        """Connects to a replica's backend at `addr`."""
-
-        def on_message(frames: list[bytes]) -> None:
-            event = decode_event(frames[0])
-            assert isinstance(event, Outputs)
-            self.on_outputs(replica, event.outputs)
-
-        self.addresses[replica] = addr
-        self.endpoints[replica] = Endpoint(connect(self.context, self.name, addr), on_message)
-
-    def disconnect(self, replica: int) -> None:
-        """Processes the outputs that have arrived, and closes the connection."""
-        endpoint = self.endpoints[replica]
-        if endpoint is not None:
-            endpoint.read()
-            endpoint.close()
-        self.addresses[replica], self.endpoints[replica] = "", None
-
-
 class FrontendEngineClient(EngineClient):
     """Client of backends that the parent process supervises.
 
     Attributes:
+        name: name of this process, the identity of its sockets.
+        connections: address and socket of each loaded backend, by the index of its replica.
         live_requests: publishes the live requests of this process to the parent process.
         publishing: publishing is scheduled.
     """
@@ -94,16 +54,27 @@ class FrontendEngineClient(EngineClient):
             name: name of this process, the identity of its sockets.
             frontend_index: index of this process.
         """
-        adapters = AdapterRegistry(config.lora_config is None)
-        self.connections = BackendConnections(name, config.data_parallel_size, self.on_outputs)
-        super().__init__(config, request_metrics, self.connections, adapters, frontend_index=frontend_index)
+        super().__init__(config, request_metrics, AdapterRegistry(config.lora_config is None), frontend_index)
         self.send_to_parent = send_to_parent
+        self.name = name
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.connections: dict[int, tuple[str, Endpoint]] = {}
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[Any]] = {}  # calls of the parent that have no response yet, by number
         self.live_requests = LiveRequests()
         self.publishing = False
         self.complete = False
+        self._ready: list[int] = []
         self._progress = ("start", 0, 0)
+
+    @property
+    def ready(self) -> list[int]:
+        return self._ready
+
+    def send(self, replica: int, message: Any) -> None:
+        if replica in self.connections:
+            _, endpoint = self.connections[replica]
+            endpoint.send(encode(message))
 
     def progress(self) -> tuple[str, int, int]:
         return self._progress
@@ -134,17 +105,25 @@ class FrontendEngineClient(EngineClient):
         self.flush()  # first: pending requests may name an adapter that is unloaded after the acknowledgment
         self.info, self._progress, self.complete = state.info, state.progress, state.complete
         self.adapters.entries, self.adapters.settled = state.adapters, state.adapters_settled
-        self.connections.ready = state.ready
-        for replica, connection in enumerate(state.replicas):
-            before = self.connections.addresses[replica]
-            if connection.addr == before:
+        self._ready = state.ready
+        for replica, backend in enumerate(state.replicas):
+            addr, endpoint = self.connections.get(replica, ("", None))
+            if addr == backend.addr:
                 continue
-            if before:
-                self.connections.disconnect(replica)
-                self.fail_replica(replica, connection.exit_reason)
+            if endpoint is not None:
+                endpoint.read()  # the outputs that have arrived
+                endpoint.close()
+                del self.connections[replica]
+                self.fail_replica(replica, backend.exit_reason)
                 self._schedule_publishing()
-            if connection.addr:
-                self.connections.connect(replica, connection.addr)
+            if backend.addr:
+                socket = connect(self.context, self.name, backend.addr)
+                self.connections[replica] = backend.addr, Endpoint(socket, partial(self._on_message, replica))
+
+    def _on_message(self, replica: int, frames: list[bytes]) -> None:
+        event = decode_event(frames[0])
+        assert isinstance(event, Outputs)
+        self.on_outputs(replica, event.outputs)
 
     def submit(self, specs: list[RequestSpec]) -> OutputQueue:
         queue = super().submit(specs)
