@@ -88,10 +88,7 @@ class Server:
         self.metrics = Metrics(config.model_names[0], self.frontend_metrics or observed)
         if self.frontend_metrics is not None:
             self.frontend_metrics.attach(self.metrics.engine_metrics)
-        command_addr = config.zmq_command_addr or f"ipc://{socket_directory}/commands"
-        event_addr = config.zmq_event_addr or f"ipc://{socket_directory}/events"
-        router_dir = socket_directory if several else None
-        self.supervisor = Supervisor(config, command_addr, event_addr, self._give_up, backend_command, router_dir)
+        self.supervisor = Supervisor(config, socket_directory, self._give_up, backend_command)
         self.engine_client = LocalEngineClient(config, observed, self.metrics, self.supervisor)
         self.metrics.backends.set_function(lambda: len(self.supervisor.ready))
         self.metrics.add_processes(self._others)

@@ -75,8 +75,8 @@ class Stranger:
 
 
 @contextlib.asynccontextmanager
-async def supervised(addresses: tuple[str, str], log: Log) -> AsyncIterator[Supervisor]:
-    supervisor = Supervisor(ServerConfig(engine=EngineConfig()), *addresses, lambda _: None, BACKEND)
+async def supervised(directory: Path, log: Log) -> AsyncIterator[Supervisor]:
+    supervisor = Supervisor(ServerConfig(engine=EngineConfig()), directory, lambda _: None, BACKEND)
     supervisor.observer = log
     await supervisor.start()
     try:
@@ -99,13 +99,12 @@ def test_a_message_that_cannot_be_decoded_is_one_log_line(
     tmp_path: Path, stranger: Stranger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    addresses = (f"ipc://{tmp_path}/c", f"ipc://{tmp_path}/e")
 
     async def run() -> None:
         log = Log()
-        async with supervised(addresses, log) as supervisor:
+        async with supervised(tmp_path, log) as supervisor:
             await wait_until_async(lambda: log.ready == 1)
-            socket = stranger.connect(zmq.PUSH, addresses[1])
+            socket = stranger.connect(zmq.PUSH, supervisor.event_addr)
             for data in (nested(100_000), b"\x91" * 100_000, b"", b"\xff"):
                 socket.send_multipart([FIRST, data])
             for frames in ([b"one"], [b"a", b"b", b"c"], [FIRST, b"", b""]):
@@ -132,13 +131,12 @@ def test_messages_larger_than_any_backend_sends_are_refused(
 ) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setitem(ipc_sockets.MAX_FRAME_BYTES, zmq.PULL, 64 << 10)
-    addresses = (f"ipc://{tmp_path}/c", f"ipc://{tmp_path}/e")
 
     async def run() -> None:
         log = Log()
-        async with supervised(addresses, log) as supervisor:
+        async with supervised(tmp_path, log) as supervisor:
             await wait_until_async(lambda: log.ready == 1)
-            large, small = (stranger.connect(zmq.PUSH, addresses[1]) for _ in range(2))
+            large, small = (stranger.connect(zmq.PUSH, supervisor.event_addr) for _ in range(2))
             large.send_multipart([FIRST, b"x" * (64 << 10) + b"x"])
             await stranger.until(large, LOST)
             assert not caplog.records

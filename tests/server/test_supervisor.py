@@ -63,7 +63,7 @@ def supervise(
     folder: Path, log: Log, failures: list[str], command: tuple[str, ...] = BACKEND, **engine: Any
 ) -> Supervisor:
     config = ServerConfig(engine=EngineConfig(**engine))
-    supervisor = Supervisor(config, f"ipc://{folder}/c", f"ipc://{folder}/e", failures.append, command)
+    supervisor = Supervisor(config, folder, failures.append, command)
     supervisor.observer = log
     return supervisor
 
@@ -171,7 +171,7 @@ def test_messages_of_unknown_and_of_ended_processes_are_ignored(folder: Path) ->
         await wait_until_async(lambda: log.ready == 1)
         outputs = ipc_protocol.encode(ipc_protocol.Outputs([EngineOutput(id="x", nfe=1)]))
         with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
-            socket.connect(f"ipc://{folder}/e")
+            socket.connect(supervisor.event_addr)
             for frames in ([b"backend-0.0", outputs], [b"backend-0.1", b"\xff"], [b"one"], [b"a", b"b", b"c"]):
                 socket.send_multipart(frames)
             socket.send_multipart([b"backend-0.1", outputs])

@@ -171,7 +171,7 @@ class Supervisor:
         observer: receives events of the replicas. It is set before `start` is called.
         on_give_up: called with the reason if a backend fails before any backend has ever been ready. The server then
             cannot start.
-        router_dir: directory of the sockets for frontend processes; None with a single frontend.
+        socket_directory: directory of the sockets.
         engine_config: returns the engine configuration of new processes.
         ready: indices of the ready replicas.
         numbers: numbers of calls.
@@ -182,16 +182,15 @@ class Supervisor:
     def __init__(
         self,
         config: ServerConfig,
-        command_addr: str,
-        event_addr: str,
+        socket_directory: Path,
         on_give_up: Callable[[str], None],
         backend_command: tuple[str, ...] = BACKEND_COMMAND,
-        router_dir: Path | None = None,
     ) -> None:
         self.config = config
-        self.addresses = (command_addr, event_addr)
+        self.socket_directory = socket_directory
+        self.command_addr = config.zmq_command_addr or f"ipc://{socket_directory}/commands"
+        self.event_addr = config.zmq_event_addr or f"ipc://{socket_directory}/events"
         self.on_give_up, self.backend_command = on_give_up, backend_command
-        self.router_dir = router_dir
         self.engine_config: Callable[[], EngineConfig] = lambda: config.engine
         self.replicas = [Replica(i) for i in range(config.data_parallel_size)]
         self.ready: list[int] = []
@@ -216,8 +215,8 @@ class Supervisor:
 
     async def start(self) -> None:
         """Starts all backends, and returns when their processes run. Raises ConfigError if a socket cannot be bound."""
-        self.commands = Endpoint(self._bind(zmq.ROUTER, self.addresses[0]), self._on_command)
-        self.events = Endpoint(self._bind(zmq.PULL, self.addresses[1]), self._on_event)
+        self.commands = Endpoint(self._bind(zmq.ROUTER, self.command_addr), self._on_command)
+        self.events = Endpoint(self._bind(zmq.PULL, self.event_addr), self._on_event)
         self.tasks = [asyncio.create_task(replica.supervise(self._run, self._on_exit)) for replica in self.replicas]
         self.tasks.append(asyncio.create_task(self._send_pings()))
         for replica in self.replicas:
@@ -270,8 +269,8 @@ class Supervisor:
         replica.state = ReplicaState.STARTING
         replica.fatal, replica.serving_since = None, 0.0
         replica.loading = Loading("start", 0, 0)
-        arguments = ["--name", replica.name, "--command-addr", self.addresses[0], "--event-addr", self.addresses[1]]
-        if self.router_dir is not None:
+        arguments = ["--name", replica.name, "--command-addr", self.command_addr, "--event-addr", self.event_addr]
+        if self.config.frontend_processes > 1:
             arguments += ["--router-addr", self.router_addr(replica)]
         try:
             replica.process = await asyncio.create_subprocess_exec(
@@ -330,7 +329,7 @@ class Supervisor:
 
     def router_addr(self, replica: Replica) -> str:
         """Returns the address at which frontend processes reach the current process of a replica."""
-        return f"ipc://{self.router_dir}/{replica.index}.{replica.starts}"  # the length of socket paths is limited
+        return f"ipc://{self.socket_directory}/{replica.index}.{replica.starts}"  # the length of the path is limited
 
     def require_ready(self) -> list[int]:
         """Returns the indices of the ready replicas. Raises RequestError 503 if there are none."""
