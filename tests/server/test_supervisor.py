@@ -161,6 +161,19 @@ def test_a_process_that_exits_without_a_reason_is_reported(folder: Path, monkeyp
     asyncio.run(run())
 
 
+def test_a_process_that_cannot_be_started_ends_the_start(folder: Path) -> None:
+    async def run() -> None:
+        failures: list[str] = []
+        supervisor = supervise(folder, Log(), failures, ("/nowhere/program",))
+        await supervisor.start()
+        await wait_until_async(supervisor.tasks[0].done)
+        await supervisor.stop("done")
+        (reason,) = failures
+        assert "the process could not be started" in reason
+
+    asyncio.run(run())
+
+
 def test_messages_of_unknown_and_of_ended_processes_are_ignored(folder: Path) -> None:
     import zmq
 
