@@ -22,7 +22,6 @@ from runtime.server.engine_client import ipc_protocol
 from runtime.server.engine_client.adapter_registry import AdapterEntry
 from runtime.server.engine_client.client import LocalEngineClient
 from runtime.server.engine_client.ipc_protocol import Heartbeat, Hello, Loading
-from runtime.server.engine_client.supervisor import ReplicaState
 from runtime.server.frontend_processes import manager as managers
 from runtime.server.frontend_processes.engine_client import FrontendEngineClient
 from runtime.server.frontend_processes.manager import Frontend, FrontendProcessManager
@@ -50,7 +49,7 @@ class Parent:
 
     def __init__(self, directory: Path, listener: socket.socket, failures: list[str]) -> None:
         metrics = FrontendMetrics(directory / "metrics")
-        replica = SimpleNamespace(index=0, state=ReplicaState.STARTING, loading=Loading("start", 0, 0), exit_reason="")
+        replica = SimpleNamespace(index=0, state="starting", loading=Loading("start", 0, 0), exit_reason="")
         supervisor = cast(Any, SimpleNamespace(replicas=[replica], ready=[], send=lambda index, message: None))
         self.client = LocalEngineClient(CONFIG, RequestMetrics(), Metrics("m", metrics), supervisor)
         self.manager = FrontendProcessManager(CONFIG, self.client, listener, directory, metrics, failures.append)

@@ -10,9 +10,8 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 import zmq
 
@@ -31,11 +30,7 @@ STOP_SECONDS = 5.0  # time for a backend to exit after `Stop`, before it is kill
 EXIT_REASON_SECONDS = 1.0  # time to wait for the message with the reason after a backend exited with code 1
 BACKEND_COMMAND = module_command("runtime.server.engine_process.backend")
 
-
-class ReplicaState(Enum):
-    STARTING = "starting"
-    READY = "ready"
-    DOWN = "down"
+ReplicaState = Literal["starting", "ready", "down"]
 
 
 class ReplicaObserver(Protocol):
@@ -146,7 +141,7 @@ class Replica(ProcessSlot):
 
     def __init__(self, index: int) -> None:
         super().__init__("backend", index)
-        self.state = ReplicaState.STARTING
+        self.state: ReplicaState = "starting"
         self.spawned = asyncio.Event()
         self.loading = Loading("start", 0, 0)
         self.exit_reason = ""
@@ -228,7 +223,7 @@ class Supervisor:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         for replica in self.replicas:
-            if replica.state is ReplicaState.READY:
+            if replica.state == "ready":
                 self._send(replica, ipc_protocol.Stop(reason))
             else:
                 replica.kill()  # it has no requests, and may not read messages for a long time while it loads
@@ -256,8 +251,8 @@ class Supervisor:
 
     def _down(self, replica: Replica, reason: str) -> None:
         """Handles the exit of a process, or the message that announces it, whichever is first."""
-        if replica.state is not ReplicaState.DOWN:
-            replica.state, replica.exit_reason = ReplicaState.DOWN, reason
+        if replica.state != "down":
+            replica.state, replica.exit_reason = "down", reason
             self._update_ready()
             for number in list(replica.calls):
                 replica.end_call(number, None)
@@ -266,7 +261,7 @@ class Supervisor:
     async def _run(self, replica: Replica) -> str:
         """Starts a process, waits for its exit, and returns the reason."""
         replica.starts += 1
-        replica.state = ReplicaState.STARTING
+        replica.state = "starting"
         replica.fatal, replica.serving_since = None, 0.0
         replica.loading = Loading("start", 0, 0)
         arguments = ["--name", replica.name, "--command-addr", self.command_addr, "--event-addr", self.event_addr]
@@ -295,7 +290,7 @@ class Supervisor:
         if replica.fatal is not None:
             return replica.fatal
         how = describe_exit(code)
-        loading = replica.state is ReplicaState.STARTING
+        loading = replica.state == "starting"
         memory = " (out of memory?)" if loading and code == -9 else ""
         return f"the backend process {how}{' while it loaded the model' if loading else ''}{memory}"
 
@@ -306,18 +301,18 @@ class Supervisor:
             self.events.read()  # after a SIGSTOP of this process, messages are waiting
             self._update_ready()
             for replica in self.replicas:
-                if replica.state is ReplicaState.DOWN or replica.pid is None:
+                if replica.state == "down" or replica.pid is None:
                     continue
                 self._send(replica, ipc_protocol.Ping())
                 self._log_responsiveness(replica)
                 silence = time.monotonic() - replica.last_message
-                if replica.state is ReplicaState.READY and silence > ipc_protocol.BACKEND_SILENCE_SECONDS:
+                if replica.state == "ready" and silence > ipc_protocol.BACKEND_SILENCE_SECONDS:
                     replica.kill_because(
                         f"the backend process was unresponsive for {silence:.0f} s and was killed (SIGKILL)"
                     )
 
     def _log_responsiveness(self, replica: Replica) -> None:
-        unresponsive = replica.state is ReplicaState.READY and not replica.responds
+        unresponsive = replica.state == "ready" and not replica.responds
         if unresponsive and not replica.unresponsive:
             message = "%s: no heartbeat for %.0f s; no requests are sent to it until the next heartbeat"
             log.warning(message, replica.name, ipc_protocol.UNRESPONSIVE_SECONDS)
@@ -345,7 +340,7 @@ class Supervisor:
         """
         replica, number = self.replicas[index], next(self.numbers)
         result: asyncio.Future[CallResult | None] = asyncio.get_running_loop().create_future()
-        if replica.state is not ReplicaState.READY:  # no process would send a result
+        if replica.state != "ready":  # no process would send a result
             result.set_result(None)
             return result
         replica.calls[number] = result
@@ -359,7 +354,7 @@ class Supervisor:
 
     def _update_ready(self) -> None:
         """Recomputes `ready`. Each request reads it several times, so it is not computed on access."""
-        self.ready = [r.index for r in self.replicas if r.state is ReplicaState.READY and r.responds and r.pid]
+        self.ready = [r.index for r in self.replicas if r.state == "ready" and r.responds and r.pid]
 
     def send(self, replica: int, message: Any) -> None:
         """Sends a message to the backend of the replica with this index."""
@@ -372,7 +367,7 @@ class Supervisor:
     def _sender(self, frames: list[bytes]) -> Replica | None:
         """Returns the backend that sent a message; None for unknown senders and exited processes."""
         replica = find_slot(self.replicas, frames[0]) if len(frames) == 2 else None
-        if replica is None or replica.state is ReplicaState.DOWN:
+        if replica is None or replica.state == "down":
             return None
         replica.last_beat = time.monotonic()
         if replica.unresponsive:
@@ -414,7 +409,7 @@ class Supervisor:
             case Loading():
                 replica.loading = event
             case Ready(info, load_seconds):
-                replica.state = ReplicaState.READY
+                replica.state = "ready"
                 replica.serving_since = time.monotonic()
                 self._update_ready()
                 self.ever_ready = True

@@ -226,9 +226,8 @@ class FrontendProcessManager:
 
     def _state(self) -> protocol.EngineState:
         client, supervisor = self.engine_client, self.supervisor
-        ready = supervision.ReplicaState.READY
         replicas = [
-            protocol.ReplicaConnection(supervisor.router_addr(r) if r.state is ready else "", r.exit_reason)
+            protocol.ReplicaConnection(supervisor.router_addr(r) if r.state == "ready" else "", r.exit_reason)
             for r in supervisor.replicas
         ]
         adapters = client.adapters
