@@ -224,7 +224,7 @@ class Supervisor:
         await asyncio.gather(*self.tasks, return_exceptions=True)
         for replica in self.replicas:
             if replica.state == "ready":
-                self._send(replica, ipc_protocol.Stop(reason))
+                self.send(replica.index, ipc_protocol.Stop(reason))
             else:
                 replica.kill()  # it has no requests, and may not read messages for a long time while it loads
         exits = [asyncio.create_task(r.process.wait()) for r in self.replicas if r.process is not None]
@@ -303,7 +303,7 @@ class Supervisor:
             for replica in self.replicas:
                 if replica.state == "down" or replica.pid is None:
                     continue
-                self._send(replica, ipc_protocol.Ping())
+                self.send(replica.index, ipc_protocol.Ping())
                 self._log_responsiveness(replica)
                 silence = time.monotonic() - replica.last_message
                 if replica.state == "ready" and silence > ipc_protocol.BACKEND_SILENCE_SECONDS:
@@ -344,7 +344,7 @@ class Supervisor:
             result.set_result(None)
             return result
         replica.calls[number] = result
-        self._send(replica, ipc_protocol.Call(number, operation))
+        self.send(replica.index, ipc_protocol.Call(number, operation))
         return result
 
     async def collect_stats(self, seconds: float) -> None:
@@ -358,11 +358,8 @@ class Supervisor:
 
     def send(self, replica: int, message: Any) -> None:
         """Sends a message to the backend of the replica with this index."""
-        self._send(self.replicas[replica], message)
-
-    def _send(self, replica: Replica, message: Any) -> None:
         # a ROUTER drops the message if the process is not connected yet, or has exited; it needs none then
-        self.commands.send(replica.name.encode(), ipc_protocol.encode(message))
+        self.commands.send(self.replicas[replica].name.encode(), ipc_protocol.encode(message))
 
     def _sender(self, frames: list[bytes]) -> Replica | None:
         """Returns the backend that sent a message; None for unknown senders and exited processes."""
@@ -384,9 +381,9 @@ class Supervisor:
             ipc_protocol.decode_hello(frames[1])
         except ValueError as error:
             replica.fatal = f"the backend process has an incompatible protocol: {error}"
-            self._send(replica, ipc_protocol.Stop(str(error)))
+            self.send(replica.index, ipc_protocol.Stop(str(error)))
         else:
-            self._send(replica, ipc_protocol.Configure.of(self.config, self.engine_config(), replica.index))
+            self.send(replica.index, ipc_protocol.Configure.of(self.config, self.engine_config(), replica.index))
 
     def _on_event(self, frames: list[bytes]) -> None:
         replica = self._sender(frames)
