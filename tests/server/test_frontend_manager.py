@@ -21,7 +21,7 @@ from runtime.request.engine_messages import RequestSpec
 from runtime.server.engine_client import ipc_protocol
 from runtime.server.engine_client.adapter_registry import AdapterEntry
 from runtime.server.engine_client.client import LocalEngineClient
-from runtime.server.engine_client.ipc_protocol import Heartbeat, Hello, Loading
+from runtime.server.engine_client.ipc_protocol import Fatal, Heartbeat, Hello, Loading
 from runtime.server.frontend_processes import manager as managers
 from runtime.server.frontend_processes.engine_client import FrontendEngineClient
 from runtime.server.frontend_processes.manager import Frontend, FrontendProcessManager
@@ -33,7 +33,6 @@ from runtime.server.frontend_processes.protocol import (
     Loaded,
     RpcRequest,
     RpcResponse,
-    StartupFailed,
     StateAck,
 )
 from runtime.server.metrics import Metrics, RequestMetrics
@@ -238,11 +237,11 @@ def test_a_failed_start_ends_the_server_only_until_all_could_serve() -> None:
     async def fail() -> None:
         failures: list[str] = []
         async with parent(failures) as made:
-            made.receive(0, StartupFailed("the template is invalid"))
+            made.receive(0, Fatal("the template is invalid"))
             assert failures == ["the template is invalid"]
             for index in range(2):
                 made.receive(index, Loaded())
-            made.receive(0, StartupFailed("now it is too"))
+            made.receive(0, Fatal("now it is too"))
             assert len(failures) == 1
             assert made.manager.frontends[0].fatal == "now it is too"
 

@@ -90,7 +90,7 @@ def no_longer_served(name: str) -> RequestError:
 
 
 async def _no_wait() -> None:
-    pass
+    """Returns immediately: this process has no frontend processes."""
 
 
 class LocalAdapterRegistry(AdapterRegistry):

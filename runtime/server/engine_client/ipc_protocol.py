@@ -99,7 +99,7 @@ class Abort(msgspec.Struct, tag=True, frozen=True):
 
 
 class Ping(msgspec.Struct, tag=True, frozen=True):
-    pass
+    """Shows that the frontend runs. An idle backend replies with ``Stats``."""
 
 
 class ReleaseFrontend(msgspec.Struct, tag=True, frozen=True):
@@ -190,7 +190,7 @@ class CallResult(msgspec.Struct, tag=True, frozen=True):
 
 
 class Fatal(msgspec.Struct, tag=True, frozen=True):
-    """The backend exits. `sentence` is the reason as shown to users."""
+    """The process exits, or cannot start. `sentence` is the reason as shown to users."""
 
     sentence: str
 

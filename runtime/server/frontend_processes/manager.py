@@ -19,7 +19,7 @@ from runtime.errors import RequestError
 from runtime.server.engine_client import ipc_protocol
 from runtime.server.engine_client import supervisor as supervision
 from runtime.server.engine_client.client import LocalEngineClient
-from runtime.server.engine_client.ipc_protocol import Hello, ReleaseFrontend, Stop, encode
+from runtime.server.engine_client.ipc_protocol import Fatal, Hello, ReleaseFrontend, Stop, encode
 from runtime.server.engine_client.ipc_sockets import Endpoint, bind_private
 from runtime.server.frontend_processes import protocol
 from runtime.server.frontend_processes.metrics import FrontendMetrics
@@ -305,7 +305,7 @@ class FrontendProcessManager:
                     frontend.kill_because(error)
             case protocol.RpcRequest():
                 self._start_task(self._answer(frontend, frontend.name, message))
-            case protocol.StartupFailed(sentence):
+            case Fatal(sentence):
                 frontend.fatal = sentence
                 if self.complete:  # its configuration was valid before, so only this process is restarted
                     frontend.kill()

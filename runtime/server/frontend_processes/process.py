@@ -20,7 +20,7 @@ from runtime.config import ServerConfig
 from runtime.errors import ConfigError
 from runtime.server import env, logs
 from runtime.server.engine_client import ipc_protocol
-from runtime.server.engine_client.ipc_protocol import Heartbeat, Hello, Stop, encode
+from runtime.server.engine_client.ipc_protocol import Fatal, Heartbeat, Hello, Stop, encode
 from runtime.server.engine_client.ipc_sockets import Endpoint, connect
 from runtime.server.frontend_processes import protocol
 from runtime.server.frontend_processes.engine_client import FrontendEngineClient
@@ -123,7 +123,7 @@ class FrontendProcess:
         self._send(protocol.Loaded())
 
     def _give_up(self, sentence: str) -> None:
-        self._send(protocol.StartupFailed(sentence))
+        self._send(Fatal(sentence))
 
     async def _drain(self) -> None:
         if self.http is not None:

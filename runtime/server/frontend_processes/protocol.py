@@ -14,7 +14,7 @@ from runtime.config import ServerConfig
 from runtime.request.engine_messages import EngineInfo
 from runtime.server.engine_client.adapter_registry import AdapterEntry
 from runtime.server.engine_client.client import Method
-from runtime.server.engine_client.ipc_protocol import Heartbeat, Hello, Stop
+from runtime.server.engine_client.ipc_protocol import Fatal, Heartbeat, Hello, Stop
 
 # -- from the parent
 
@@ -104,14 +104,8 @@ class RpcRequest(msgspec.Struct, tag=True, frozen=True):
     arguments: list[str] = []
 
 
-class StartupFailed(msgspec.Struct, tag=True, frozen=True):
-    """The process cannot start. `sentence` is the reason as shown to users."""
-
-    sentence: str
-
-
 ToFrontend = FrontendConfig | EngineState | RpcResponse | BeginDrain | Drain | Stop
-ToParent = Hello | Listening | Loaded | StateAck | RpcRequest | Heartbeat | StartupFailed
+ToParent = Hello | Listening | Loaded | StateAck | RpcRequest | Heartbeat | Fatal
 
 to_frontend: msgspec.msgpack.Decoder[ToFrontend] = msgspec.msgpack.Decoder(ToFrontend)
 to_parent: msgspec.msgpack.Decoder[ToParent] = msgspec.msgpack.Decoder(ToParent)
