@@ -7,7 +7,6 @@ accepts one per iteration. Under an attack, iterations are long, and probes woul
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import dataclasses
 import errno
@@ -18,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, cast
 
 import uvicorn
@@ -277,14 +277,15 @@ class HttpFrontend:
         self.http = HttpServer(app, limits, frontend.request_metrics, config.frontend_processes)
         self.context.tracing = tracing.start()
         self.loaded = asyncio.Event()  # the tokenizer is there
-        self.tasks: list[asyncio.Task[None]] = []
+        self.serving: asyncio.Task[None] | None = None
 
     async def start(self, after_load: bool = False) -> None:
         """Accept connections, now or once requests can be served, and load the tokenizer."""
-        self.tasks = [asyncio.create_task(self._load_tokenizer())]
+        # a daemon thread, unlike those of the loop: a download must not delay the exit
+        threading.Thread(target=self._load_tokenizer, args=(asyncio.get_running_loop(),), daemon=True).start()
         if after_load:
             await self.loaded.wait()
-        self.tasks.append(asyncio.create_task(self.http.serve(sockets=[self.listener])))
+        self.serving = asyncio.create_task(self.http.serve(sockets=[self.listener]))
 
     @property
     def in_flight(self) -> int:
@@ -334,32 +335,25 @@ class HttpFrontend:
     async def stop(self) -> None:
         """Stops serving, and exports the last traces."""
         self.http.should_exit = True
-        tokenizer, *http = self.tasks
-        tokenizer.cancel()
-        await asyncio.gather(*http, return_exceptions=True)
+        if self.serving is not None:
+            await asyncio.wait([self.serving])
         if self.context.tracing is not None:
             self.context.tracing.close()
 
-    async def _load_tokenizer(self) -> None:
-        loaded: concurrent.futures.Future[Tokenizer] = concurrent.futures.Future()
-        loaded.set_running_or_notify_cancel()
-
-        def load() -> None:
-            try:
-                directory = resolve_text_files(self.config.engine.model)
-                loaded.set_result(Tokenizer(directory, self.config.chat_template))
-            except Exception as error:
-                loaded.set_exception(error)
-
-        # a daemon thread, unlike those of the loop: a download must not delay the exit
-        threading.Thread(target=load, daemon=True).start()
+    def _load_tokenizer(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            self.context.tokenizer = await asyncio.wrap_future(loaded)
-            gc.freeze()  # what is there now stays; looking through all of it would hold the loop again and again
-            gc.set_threshold(*COLLECTED)
-            self.loaded.set()
+            directory = resolve_text_files(self.config.engine.model)
+            report = partial(self._on_loaded, Tokenizer(directory, self.config.chat_template))
         except ConfigError as error:
-            self.give_up(str(error))
+            report = partial(self.give_up, str(error))
         except Exception as error:
             log.exception("failed to load the tokenizer; check the files of --model")
-            self.give_up(f"failed to load the tokenizer: {type(error).__name__}: {error}")
+            report = partial(self.give_up, f"failed to load the tokenizer: {type(error).__name__}: {error}")
+        with contextlib.suppress(RuntimeError):  # the server has ended
+            loop.call_soon_threadsafe(report)
+
+    def _on_loaded(self, tokenizer: Tokenizer) -> None:
+        self.context.tokenizer = tokenizer
+        gc.freeze()  # what is there now stays; looking through all of it would hold the loop again and again
+        gc.set_threshold(*COLLECTED)
+        self.loaded.set()
