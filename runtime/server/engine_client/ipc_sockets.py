@@ -26,53 +26,30 @@ def socket_dir() -> Iterator[Path]:
     Raises:
         ConfigError: no directory for temporary files can be written.
     """
-    try:
-        remove_abandoned()
-        path, lock = _make()
-    except OSError:
-        raise ConfigError(
-            "the server needs a directory for temporary files, and none can be written; set TMPDIR to one"
-        ) from None
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-        os.close(lock)
-
-
-def _make() -> tuple[Path, int]:
-    """Returns a new directory and a descriptor of its locked file."""
-    while True:
-        path = Path(tempfile.mkdtemp(prefix=PREFIX))
+    with contextlib.ExitStack() as stack:
         try:
-            lock = _locked(path / LOCK, create=True)
-        except OSError:  # the file system is full
-            shutil.rmtree(path, ignore_errors=True)
-            raise
-        if lock is not None:
-            return path, lock
+            remove_abandoned()
+            directory = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
+            path = Path(stack.enter_context(directory))
+            lock = stack.enter_context(open(path / "unlocked", "w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            os.rename(lock.name, path / LOCK)  # only now: others remove a directory whose file they can lock
+        except OSError:
+            raise ConfigError(
+                "the server needs a directory for temporary files, and none can be written; set TMPDIR to one"
+            ) from None
+        yield path
 
 
 def remove_abandoned() -> None:
     """Removes directories of this user whose servers no longer run."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # it belongs to another user, or was removed meanwhile
+        with contextlib.suppress(OSError):  # it belongs to another user, its server runs, or it was removed meanwhile
             if path.is_symlink() or path.stat().st_uid != os.getuid():
                 continue
-            if (lock := _locked(path / LOCK, create=False)) is not None:
+            with open(os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW)) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path, ignore_errors=True)
-                os.close(lock)
-
-
-def _locked(path: Path, *, create: bool) -> int | None:
-    """Locks the file and returns its descriptor; None if another process has locked it or removed it meanwhile."""
-    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0), 0o600)
-    with contextlib.suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
-            return descriptor
-    os.close(descriptor)
-    return None
 
 
 MAX_FRAME_BYTES = {zmq.ROUTER: 64 << 10, zmq.PULL: 64 << 20}  # a hello fits in the first, events in the second
