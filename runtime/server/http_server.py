@@ -292,13 +292,6 @@ class HttpFrontend:
         """HTTP requests being answered."""
         return self.context.in_flight
 
-    def pids(self) -> dict[str, int]:
-        """Returns pids of further processes by name."""
-        return {}
-
-    def kill(self) -> None:
-        """End them at once."""
-
     def begin_drain(self) -> None:
         """From now on each answer ends its connection, and /ready answers 503."""
         self.context.draining = True

@@ -100,7 +100,8 @@ class Server:
 
     def _others(self) -> dict[str, int]:
         """Returns pids of backends and frontend processes by name."""
-        return {**pids(self.supervisor.replicas), **(self.frontend.pids() if self.frontend is not None else {})}
+        frontends = self.frontend.frontends if isinstance(self.frontend, FrontendProcessManager) else []
+        return pids([*self.supervisor.replicas, *frontends])
 
     async def serve(self) -> int:
         """Serve to the end. Raises ConfigError with the reason when loading failed."""
@@ -162,7 +163,7 @@ class Server:
         if self.signals > 1:
             log.warning("second %s: exiting without waiting for running requests", sig.name)
             self.supervisor.kill()
-            if self.frontend is not None:
+            if isinstance(self.frontend, FrontendProcessManager):
                 self.frontend.kill()
             self.clean_up()
             sys.stderr.flush()

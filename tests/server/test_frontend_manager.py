@@ -22,6 +22,7 @@ from runtime.server.engine_client import ipc_protocol
 from runtime.server.engine_client.adapter_registry import AdapterEntry
 from runtime.server.engine_client.client import LocalEngineClient
 from runtime.server.engine_client.ipc_protocol import Fatal, Heartbeat, Hello, Loading
+from runtime.server.engine_client.supervisor import pids
 from runtime.server.frontend_processes import manager as managers
 from runtime.server.frontend_processes.engine_client import FrontendEngineClient
 from runtime.server.frontend_processes.manager import Frontend, FrontendProcessManager
@@ -256,9 +257,9 @@ def test_processes_that_do_not_listen_yet_end_at_once(ending: str, monkeypatch: 
         failures: list[str] = []
         async with asyncio.timeout(TIMEOUT), parent(failures) as made:
             await made.manager.start()
-            await wait_until_async(lambda: len(made.manager.pids()) == 2)
+            await wait_until_async(lambda: len(pids(made.manager.frontends)) == 2)
             await getattr(made.manager, ending)()
-            assert not made.manager.pids()
+            assert not pids(made.manager.frontends)
             assert not failures
             for task in made.manager.tasks:
                 task.cancel()

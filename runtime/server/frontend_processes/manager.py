@@ -132,9 +132,6 @@ class FrontendProcessManager:
         """Number of live engine requests."""
         return self.metrics.live()
 
-    def pids(self) -> dict[str, int]:
-        return supervision.pids(self.frontends)
-
     def begin_drain(self) -> None:
         self.draining = True
         for frontend in self.frontends:
