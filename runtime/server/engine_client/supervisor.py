@@ -195,10 +195,8 @@ class Supervisor:
         self.context = zmq.Context()
 
     def _bind(self, kind: zmq.SocketType, addr: str) -> zmq.Socket[bytes]:
-        socket = self.context.socket(kind)
+        socket = self.context.socket(kind)  # a ROUTER ignores a second peer with the same name
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES[kind])
-        if kind == zmq.ROUTER:
-            socket.setsockopt(zmq.ROUTER_HANDOVER, 0)  # a name belongs to the first peer that uses it
         try:
             bind_private(socket, addr)
         except zmq.ZMQError as error:
