@@ -24,16 +24,19 @@ MAX_BATCH = 128  # outputs of one HTTP request that are processed before the eve
 
 @dataclass(slots=True)
 class OutputDelta:
-    """One engine output with the text that became final and the deltas of the parts of the message."""
+    """One engine output with the text that became final and the deltas of the parts of the message.
+
+    Attributes:
+        ended: this was the last output of the choice.
+        length: characters of the output up to this delta, with log-probabilities: the completion may be longer by now.
+    """
 
     choice: CompletionState
     output: EngineOutput
     text: str
     deltas: list[Any]
-    ended: bool  # this was the choice's last
-    length: int = (
-        0  # characters of the output up to this delta, with log-probabilities: the completion may be longer by now
-    )
+    ended: bool
+    length: int = 0
 
 
 class GenerationJob:

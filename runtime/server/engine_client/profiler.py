@@ -20,7 +20,7 @@ class Profiler:
         self.config = config
         self.supervisor = supervisor
         self.running: set[int] = set()  # indices of the replicas that record a profile
-        self._changing = False
+        self._changing = asyncio.Lock()
 
     async def start(self) -> list[int]:
         """Starts a profile in all ready replicas, or in none.
@@ -33,7 +33,7 @@ class Profiler:
                 replica is ready.
         """
         directory = self._directory("start_profile")
-        if self.running or self._changing:
+        if self.running or self._changing.locked():
             raise _conflict("start_profile", "a profile is already running; stop it with POST /stop_profile")
         replicas = self.supervisor.require_ready()
         found = await self._broadcast(replicas, StartProfile(directory))
@@ -51,7 +51,7 @@ class Profiler:
             RequestError: 409 if no profile runs, 500 if a replica failed to write its file.
         """
         self._directory("stop_profile")
-        if not self.running or self._changing:
+        if not self.running or self._changing.locked():
             raise _conflict("stop_profile", "no profile is running; start one with POST /start_profile")
         found = await self._broadcast(sorted(self.running), StopProfile())
         self.running = set()
@@ -67,11 +67,8 @@ class Profiler:
 
     async def _broadcast(self, replicas: list[int], message: StartProfile | StopProfile) -> dict[int, CallResult]:
         """Sends a message and returns the result per replica. Other starts and stops are refused meanwhile."""
-        self._changing = True
-        try:
+        async with self._changing:
             results = await asyncio.gather(*(self.supervisor.call(replica, message) for replica in replicas))
-        finally:
-            self._changing = False
         return {replica: result or _lost(replica) for replica, result in zip(replicas, results, strict=True)}
 
     def on_down(self, replica: int) -> None:
