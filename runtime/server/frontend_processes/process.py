@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -50,9 +49,6 @@ class FrontendProcess:
 
     async def run(self, addr: str) -> int:
         """Serves until the parent ends the process. Returns the exit code."""
-        loop = asyncio.get_running_loop()
-        for sig in (signal.SIGTERM, signal.SIGINT):  # ignored: the parent handles them, and drains all processes
-            loop.add_signal_handler(sig, lambda: None)
         self.parent = Endpoint(connect(zmq.Context(), self.name, addr), self._on_message)
         self._send(Hello(ipc_protocol.VERSION, os.getpid()))
         self._start_task(self._send_heartbeats())
@@ -151,10 +147,10 @@ def main() -> int:
     name, addr, listener = sys.argv[1:]
     exit_with_parent()
     env.configure_process()
+    for sig in (signal.SIGTERM, signal.SIGINT):  # ignored: the parent handles them, and drains all processes
+        signal.signal(sig, lambda *_: None)
     process = FrontendProcess(name, socket.socket(fileno=int(listener)))
-    with contextlib.suppress(KeyboardInterrupt):
-        return uvloop.run(process.run(addr))
-    return 1
+    return uvloop.run(process.run(addr))
 
 
 if __name__ == "__main__":
