@@ -15,8 +15,9 @@ from runtime.request.engine_messages import EngineOutput, EngineStats, RequestSp
 from runtime.request.output import CompletionState, TextBuilder
 from runtime.server.engine_client.adapter_registry import AdapterEntry
 from runtime.server.engine_client.generation_job import GenerationJob
-from runtime.server.engine_client.ipc_protocol import Add, Configure, Outputs, Ready, Stats, Stop
+from runtime.server.engine_client.ipc_protocol import Add, Configure, Outputs, Ready, Stats
 from runtime.server.engine_process.backend import Backend, serve
+from runtime.server.engine_process.channel import FrontendGone
 from runtime.server.frontend_processes.engine_client import FrontendEngineClient
 from runtime.server.frontend_processes.protocol import EngineState
 from runtime.server.metrics import RequestMetrics
@@ -38,7 +39,7 @@ class Recording:
 
     def receive(self, seconds: float) -> Iterator[Any]:
         if not self.left:
-            self.backend.stopped = True
+            raise FrontendGone("enough")
         return iter(())
 
     def has_command(self) -> bool:
@@ -78,7 +79,8 @@ class Recording:
 @pytest.mark.parametrize("overlaps", [True, False])
 def test_outputs_of_a_step_are_sent_while_the_device_runs_the_next(overlaps: bool) -> None:
     each = Recording(4, overlaps=overlaps)
-    each.backend.run()
+    with pytest.raises(FrontendGone):
+        each.backend.run()
     if overlaps:
         assert each.sent == [
             "step 0", "end 0",
@@ -103,7 +105,7 @@ def test_the_loaded_engine_is_excluded_from_garbage_collection(monkeypatch: pyte
             return Configure(EngineConfig(), (), "info", "text")
 
         def receive(self, seconds: float) -> Iterator[Any]:
-            return iter([Stop("enough")])
+            raise FrontendGone("enough")
 
         def send(self, event: Any) -> None:
             if isinstance(event, Ready):
@@ -132,7 +134,8 @@ def test_the_loaded_engine_is_excluded_from_garbage_collection(monkeypatch: pyte
     before = gc.get_freeze_count()
     gc.disable()  # as the process does while it loads
     try:
-        assert serve(Link(), lambda *_: Engine(), lambda: None) == 0  # type: ignore[arg-type]
+        with pytest.raises(FrontendGone):
+            serve(Link(), lambda *_: Engine(), lambda: None)  # type: ignore[arg-type]
         assert gc.isenabled()
     finally:
         gc.enable()
@@ -146,7 +149,8 @@ class Capturing(Recording):
     graphs = 4
 
     def receive(self, seconds: float) -> Iterator[Any]:
-        self.backend.stopped = seconds > 0  # ends the loop where it would sleep
+        if seconds > 0:  # the loop would sleep
+            raise FrontendGone("enough")
         if self.graphs == 2 and not self.left and "step 0" not in self.sent:
             self.left = 1
         return iter(())
@@ -160,7 +164,8 @@ class Capturing(Recording):
 def test_graphs_are_captured_one_at_a_time_while_no_request_runs() -> None:
     each = Capturing(1, overlaps=False)
     each.left = 0
-    each.backend.run()
+    with pytest.raises(FrontendGone):
+        each.backend.run()
     assert each.sent == ["capture", "capture", "step 0", "end 0", "news 0", "capture", "capture"]
     assert not each.backend.capturing
 

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from runtime.server.engine_client import ipc_protocol
-from runtime.server.engine_client.ipc_protocol import Fatal, Stop
+from runtime.server.engine_client.ipc_protocol import Fatal, Ping, Stop
 from runtime.server.engine_process.channel import EngineChannel, FrontendGone
 from tests.server.harness import ROOT
 from tests.wait import wait_until
@@ -30,11 +30,15 @@ def test_a_command_is_pending_from_its_arrival_until_it_is_taken(
             link.send_hello()
             name, _ = frontend.recv_multipart()
             assert not link.has_command()
-            frontend.send_multipart([name, ipc_protocol.encode(Stop("enough"))])
+            frontend.send_multipart([name, ipc_protocol.encode(Ping())])
             wait_until(link.has_command)
             assert link.has_command(), "the command is no longer pending although it was not received"
-            assert list(link.receive(0)) == [Stop("enough")]
+            assert list(link.receive(0)) == [Ping()]
             assert not link.has_command()
+            frontend.send_multipart([name, ipc_protocol.encode(Stop("enough"))])
+            wait_until(link.has_command)
+            with pytest.raises(FrontendGone, match="enough"):
+                list(link.receive(0))
             os.close(outside)
             with pytest.raises(FrontendGone):
                 list(link.receive(1))

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from runtime.child_process import exit_with_parent, module_command
 from runtime.distributed.address import loopback, resolve
@@ -46,7 +46,6 @@ class Backend:
     def __init__(self, link: EngineChannel, engine: Any) -> None:
         self.link = link
         self.engine = engine
-        self.stopped = False
         self.stats_sent = 0.0
         self.stats_due = True
         self.capturing = True
@@ -54,9 +53,9 @@ class Backend:
         self.adapters = AdapterWorker(engine, link.send, self.add)
         self.profile = ProfileWorker(link.name.decode(), link.send)
 
-    def run(self) -> None:
-        """Runs the loop until a `Stop` message. Raises FrontendGone."""
-        while not self.stopped:
+    def run(self) -> NoReturn:
+        """Runs the loop until it raises FrontendGone."""
+        while True:
             busy = self.engine.has_work()
             if not busy and self.stats_due:
                 self.send_stats()
@@ -115,8 +114,6 @@ class Backend:
                 self.profile.start(number, directory)
             case ipc_protocol.Call(number, ipc_protocol.StopProfile(keep)):
                 self.profile.stop(number, keep)
-            case ipc_protocol.Stop():
-                self.stopped = True
             case _:
                 raise TypeError(f"{type(command).__name__} is not for a loaded backend")
 
@@ -204,7 +201,7 @@ def _sentence(error: BaseException) -> str:
 
 
 def serve(link: EngineChannel, make_engine: EngineFactory, prepare: Callable[[], object]) -> int:
-    """Receives the configuration, loads the engine and runs its loop. Returns the exit code."""
+    """Receives the configuration, loads the engine and runs its loop. Returns 1 if the engine could not be loaded."""
     link.send_hello()
     prepare()
     configure = link.configuration()
@@ -213,9 +210,8 @@ def serve(link: EngineChannel, make_engine: EngineFactory, prepare: Callable[[],
 
     def progress(phase: str, done_bytes: int, total_bytes: int) -> None:
         link.send(ipc_protocol.Loading(phase, done_bytes, total_bytes))
-        for command in link.receive(0):
-            if isinstance(command, ipc_protocol.Stop):
-                raise FrontendGone(command.reason)
+        for _ in link.receive(0):  # raises FrontendGone
+            pass
 
     try:
         load_plugins(configure.engine.plugin)
@@ -233,7 +229,6 @@ def serve(link: EngineChannel, make_engine: EngineFactory, prepare: Callable[[],
     gc.freeze()  # these objects are never freed; scanning them would delay all requests by a tenth of a second
     link.send(ipc_protocol.Ready(engine.info, time.monotonic() - started))
     Backend(link, engine).run()
-    return 0
 
 
 def main(make_engine: EngineFactory = load_engine, prepare: Callable[[], object] = import_engine) -> int:
@@ -252,7 +247,7 @@ def main(make_engine: EngineFactory = load_engine, prepare: Callable[[], object]
     try:
         return serve(link, make_engine, prepare)
     except FrontendGone as gone:
-        log.info("Engine process exiting: frontend is gone (%s)", gone)
+        log.info("Engine process exiting: %s", gone)
         return 0
     except ReplicaLost as error:
         log.error("%s", error)

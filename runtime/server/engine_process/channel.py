@@ -24,7 +24,7 @@ REASON_SECONDS = 2.0  # maximum wait at the exit until the reason has been sent
 
 
 class FrontendGone(Exception):
-    """The frontend has exited."""
+    """The frontend has exited, or has sent `Stop`. The message is the reason."""
 
 
 class FrontendRouter:
@@ -126,8 +126,6 @@ class EngineChannel:
             for command in self.receive(1.0):
                 if isinstance(command, ipc_protocol.Configure):
                     return command
-                if isinstance(command, ipc_protocol.Stop):
-                    raise FrontendGone(command.reason)
 
     def has_command(self) -> bool:
         """Returns whether a command has arrived."""
@@ -139,14 +137,16 @@ class EngineChannel:
         An adapter is loaded before its requests, and unloaded after them: they may arrive on another socket.
 
         Raises:
-            FrontendGone: the frontend has exited, or has sent nothing for too long.
+            FrontendGone: the frontend has exited, has sent nothing for too long, or has sent `Stop`.
         """
         ready = dict(self.poller.poll(int(seconds * 1000)))
         if sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 4096):
-            raise FrontendGone("its end of the pipe is closed")
+            raise FrontendGone("the frontend has exited: its end of the pipe is closed")
         unloads = []
         for command in self._receive_commands():
             match command:
+                case ipc_protocol.Stop(reason):
+                    raise FrontendGone(reason)
                 case ipc_protocol.Call(operation=ipc_protocol.UnloadAdapter()):
                     unloads.append(command)
                 case ipc_protocol.ReleaseFrontend(name) if self.router is not None:
@@ -157,7 +157,7 @@ class EngineChannel:
             yield from self.router.receive()
         yield from unloads
         if time.monotonic() - self.last_received > ipc_protocol.FRONTEND_SILENCE_SECONDS:
-            raise FrontendGone(f"no message for {ipc_protocol.FRONTEND_SILENCE_SECONDS:.0f} s")
+            raise FrontendGone(f"no message of the frontend for {ipc_protocol.FRONTEND_SILENCE_SECONDS:.0f} s")
 
     def _receive_commands(self) -> Iterator[ipc_protocol.Command]:
         while has_message(self.commands):
