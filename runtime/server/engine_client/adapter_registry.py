@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 from runtime.config import EngineConfig, ServerConfig
 from runtime.config.validation import DEFAULT_MAX_LORAS, check_adapter_name
 from runtime.errors import ConfigError, RequestError
+from runtime.request.validation import refuse
 from runtime.server.engine_client.ipc_protocol import CallResult, LoadAdapter, UnloadAdapter
 from runtime.weights.checkpoint_files import read_flag_file
 
@@ -81,12 +82,8 @@ class AdapterRegistry:
 
 def no_longer_served(name: str) -> RequestError:
     """Returns the error of a request whose adapter was unloaded while it was prepared."""
-    return RequestError(
-        f"model: {name!r} is no longer served; GET /v1/models lists those that are",
-        param="model",
-        status=404,
-        code="model_not_found",
-    )
+    sentence = f"{name!r} is no longer served; GET /v1/models lists those that are"
+    return refuse("model", sentence, status=404, code="model_not_found")
 
 
 async def _no_wait() -> None:
@@ -118,7 +115,7 @@ class LocalAdapterRegistry(AdapterRegistry):
         try:
             check_adapter_name(name)
         except ConfigError as error:
-            raise RequestError(f"lora_name: {error}", param="lora_name") from None
+            raise refuse("lora_name", str(error)) from None
         async with self._lock(name):
             await self._load(name, uri, by)
 
@@ -168,9 +165,7 @@ class LocalAdapterRegistry(AdapterRegistry):
         if entry is None:
             return
         if name == self.config.engine.default_adapter:
-            raise RequestError(
-                f"lora_name: {name!r} is the default adapter (--use-lora) and cannot be unloaded", param="lora_name"
-            )
+            raise refuse("lora_name", f"{name!r} is the default adapter (--use-lora) and cannot be unloaded")
         before, entry.state = entry.state, "leaving"
         self.on_change()
         try:
