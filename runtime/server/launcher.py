@@ -80,7 +80,6 @@ class Server:
     ) -> None:
         self.config = config
         self.listener = listener
-        self.socket_directory = socket_directory
         self.clean_up = clean_up
         several = config.frontend_processes > 1
         self.frontend_metrics = FrontendMetrics(socket_directory / "metrics") if several else None
@@ -130,9 +129,7 @@ class Server:
     def _make_frontend(self) -> HttpFrontend | FrontendProcessManager:
         if self.frontend_metrics is not None:
             client, metrics = self.engine_client, self.frontend_metrics
-            return FrontendProcessManager(
-                self.config, client, self.listener, self.socket_directory, metrics, self._give_up
-            )
+            return FrontendProcessManager(self.config, client, self.listener, metrics, self._give_up)
         # only now, so that the backends load while this process imports; connections wait in the kernel
         from runtime.server.http_server import HttpFrontend
 

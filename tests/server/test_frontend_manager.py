@@ -50,9 +50,11 @@ class Parent:
     def __init__(self, directory: Path, listener: socket.socket, failures: list[str]) -> None:
         metrics = FrontendMetrics(directory / "metrics")
         replica = SimpleNamespace(index=0, state="starting", loading=Loading("start", 0, 0), exit_reason="")
-        supervisor = cast(Any, SimpleNamespace(replicas=[replica], ready=[], send=lambda index, message: None))
-        self.client = LocalEngineClient(CONFIG, RequestMetrics(), Metrics("m", metrics), supervisor)
-        self.manager = FrontendProcessManager(CONFIG, self.client, listener, directory, metrics, failures.append)
+        supervisor = SimpleNamespace(
+            replicas=[replica], ready=[], send=lambda index, message: None, socket_directory=directory
+        )
+        self.client = LocalEngineClient(CONFIG, RequestMetrics(), Metrics("m", metrics), cast(Any, supervisor))
+        self.manager = FrontendProcessManager(CONFIG, self.client, listener, metrics, failures.append)
         self.sent: list[tuple[int, Any]] = []
         self.manager._send = lambda frontend, message: self.sent.append((frontend.index, message))  # type: ignore[method-assign]
 

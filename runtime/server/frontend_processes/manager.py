@@ -8,7 +8,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import zmq
@@ -90,7 +89,6 @@ class FrontendProcessManager:
         config: ServerConfig,
         engine_client: LocalEngineClient,
         listener: socket.socket,
-        socket_directory: Path,
         metrics: FrontendMetrics,
         give_up: Callable[[str], None],
     ) -> None:
@@ -100,7 +98,6 @@ class FrontendProcessManager:
             config: configuration of the server.
             engine_client: client of the engine processes that this process supervises.
             listener: socket on which the processes accept connections.
-            socket_directory: directory of the ZeroMQ sockets.
             metrics: metrics of all frontend processes.
             give_up: called with the reason if the processes cannot start.
         """
@@ -108,7 +105,7 @@ class FrontendProcessManager:
         self.listener = listener
         self.metrics = metrics
         self.give_up = give_up
-        self.addr = f"ipc://{socket_directory}/parent"
+        self.addr = f"ipc://{self.supervisor.socket_directory}/parent"
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         router = self.context.socket(zmq.ROUTER)
         bind_private(router, self.addr)
