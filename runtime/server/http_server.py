@@ -22,7 +22,6 @@ from typing import Any, cast
 
 import uvicorn
 
-from runtime.config import ServerConfig
 from runtime.errors import ConfigError, RequestError
 from runtime.plugins import load_plugins
 from runtime.server.app import make_app
@@ -259,12 +258,10 @@ class HttpServer(uvicorn.Server):
 class HttpFrontend:
     """The HTTP side of a process."""
 
-    def __init__(
-        self, config: ServerConfig, frontend: EngineClient, listener: socket.socket, give_up: Callable[[str], None]
-    ) -> None:
+    def __init__(self, frontend: EngineClient, listener: socket.socket, give_up: Callable[[str], None]) -> None:
         """Creates a server that accepts no connections yet. `give_up` is called with the reason if it cannot serve."""
+        self.config = config = frontend.config
         load_plugins(config.engine.plugin)  # in a frontend process too
-        self.config = config
         self.engine_client = frontend
         self.listener = listener
         self.give_up = give_up

@@ -128,12 +128,11 @@ class Server:
 
     def _make_frontend(self) -> HttpFrontend | FrontendProcessManager:
         if self.frontend_metrics is not None:
-            client, metrics = self.engine_client, self.frontend_metrics
-            return FrontendProcessManager(self.config, client, self.listener, metrics, self._give_up)
+            return FrontendProcessManager(self.engine_client, self.listener, self.frontend_metrics, self._give_up)
         # only now, so that the backends load while this process imports; connections wait in the kernel
         from runtime.server.http_server import HttpFrontend
 
-        return HttpFrontend(self.config, self.engine_client, self.listener, self._give_up)
+        return HttpFrontend(self.engine_client, self.listener, self._give_up)
 
     def _log_listening(self) -> None:
         config = self.config

@@ -54,7 +54,7 @@ class Parent:
             replicas=[replica], ready=[], send=lambda index, message: None, socket_directory=directory
         )
         self.client = LocalEngineClient(CONFIG, RequestMetrics(), Metrics("m", metrics), cast(Any, supervisor))
-        self.manager = FrontendProcessManager(CONFIG, self.client, listener, metrics, failures.append)
+        self.manager = FrontendProcessManager(self.client, listener, metrics, failures.append)
         self.sent: list[tuple[int, Any]] = []
         self.manager._send = lambda frontend, message: self.sent.append((frontend.index, message))  # type: ignore[method-assign]
 

@@ -13,7 +13,6 @@ from typing import Any
 import zmq
 
 from runtime.child_process import module_command
-from runtime.config import ServerConfig
 from runtime.errors import RequestError
 from runtime.server.engine_client import ipc_protocol
 from runtime.server.engine_client import supervisor as supervision
@@ -86,7 +85,6 @@ class FrontendProcessManager:
 
     def __init__(
         self,
-        config: ServerConfig,
         engine_client: LocalEngineClient,
         listener: socket.socket,
         metrics: FrontendMetrics,
@@ -95,13 +93,13 @@ class FrontendProcessManager:
         """Binds the socket to which the processes connect.
 
         Args:
-            config: configuration of the server.
             engine_client: client of the engine processes that this process supervises.
             listener: socket on which the processes accept connections.
             metrics: metrics of all frontend processes.
             give_up: called with the reason if the processes cannot start.
         """
-        self.config, self.engine_client, self.supervisor = config, engine_client, engine_client.supervisor
+        self.engine_client, self.supervisor = engine_client, engine_client.supervisor
+        self.config = config = engine_client.config
         self.listener = listener
         self.metrics = metrics
         self.give_up = give_up

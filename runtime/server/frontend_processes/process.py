@@ -104,7 +104,7 @@ class FrontendProcess:
             use_files(index)
             client = FrontendEngineClient(config, RequestMetrics(), self._send, self.name, index)
             self.engine_client = client
-            self.http = HttpFrontend(config, client, self.listener, self._give_up)
+            self.http = HttpFrontend(client, self.listener, self._give_up)
             self._start_task(self._serve(self.http, message.replaces))
         except ConfigError as error:
             self._give_up(str(error))
