@@ -161,39 +161,26 @@ class ClientGone(RequestError):
         super().__init__("the client closed the connection", status=499)
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _expire_on_disconnect(scope: asyncio.Timeout, receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    scope.reschedule(0.0)
 
 
 @asynccontextmanager
 async def until_disconnect(receive: Receive) -> AsyncIterator[None]:
     """Cancels what runs in this context, and raises ClientGone, when the client disconnects."""
-    task, left, gone, raised = asyncio.current_task(), False, False, False
-    assert task is not None
-
-    def cancel(_: asyncio.Task[None]) -> None:
-        nonlocal gone
-        if not left:
-            gone = True
-            task.cancel()
-
-    watcher = asyncio.create_task(_disconnected(receive))
-    watcher.add_done_callback(cancel)
     try:
-        yield
-    except asyncio.CancelledError:
-        if not gone:  # cancelled by the server
-            raise
-        raised = True
-        if task.uncancel():  # by both
+        async with asyncio.timeout(None) as scope:
+            watcher = asyncio.create_task(_expire_on_disconnect(scope, receive))
+            try:
+                yield
+            finally:
+                watcher.cancel()
+    except TimeoutError:
+        if not scope.expired():  # an error of the context
             raise
         raise ClientGone from None
-    finally:
-        left = True
-        watcher.cancel()
-        if gone and not raised:  # the context raised something else in place of CancelledError
-            task.uncancel()
 
 
 CONTENT_ENCODING = "Content-Encoding"
