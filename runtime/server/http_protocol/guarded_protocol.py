@@ -6,7 +6,6 @@ import asyncio
 import re
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -115,17 +114,6 @@ _REQUEST_LINE = re.compile(rb"[A-Za-z-]+ [^\s]+ HTTP/1\.[01]\r\n")
 _UPGRADE = re.compile(rb"\r\nupgrade(?=:)", re.IGNORECASE)
 
 
-# Takes the place of a connection's completed cycle, which would keep its request until the next one: kilobytes that an
-# idle connection does not need. All connections use it, as nothing changes it.
-_COMPLETED = SimpleNamespace(
-    response_started=True,
-    response_complete=True,
-    more_body=False,
-    disconnected=False,
-    message_event=SimpleNamespace(set=lambda: None),
-)
-
-
 class RejectedError(Exception):
     """Ends parsing."""
 
@@ -187,7 +175,7 @@ class GuardedProtocol(HttpToolsProtocol):
     @property
     def is_silent(self) -> bool:
         """Whether nothing has been received yet."""
-        return self.phase is Phase.HEAD and self.cycle is None and not self.unparsed
+        return self.phase is Phase.HEAD and self.is_new and not self.unparsed
 
     @property
     def awaits_disconnect(self) -> bool:
@@ -369,8 +357,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle.response_complete:
-            self.cycle, self.scope, self.headers = cast(Any, _COMPLETED), cast(Any, {}), []
+        # they would keep the request until the next one: kilobytes that an idle connection does not need
+        self.cycle, self.scope, self.headers = cast(Any, None), cast(Any, {}), []
         self.update_reading()
 
     def send_400_response(self, msg: str) -> None:
@@ -399,7 +387,7 @@ class GuardedProtocol(HttpToolsProtocol):
             phase = Phase.BODY if self.in_body else Phase.ANSWER
             if self.in_body:
                 buffered += int(self.body_bytes * self.limits.body_weight)
-        elif self.unparsed or self.cycle is None:
+        elif self.unparsed or self.is_new:
             phase = Phase.HEAD
         else:
             phase = Phase.IDLE
