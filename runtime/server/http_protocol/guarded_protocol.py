@@ -28,7 +28,6 @@ class BufferedTransport(asyncio.Transport):
 
     Attributes:
         closing: The connection ends after the data that has been written.
-        reading_paused: uvicorn has paused reading.
     """
 
     def __init__(
@@ -40,7 +39,6 @@ class BufferedTransport(asyncio.Transport):
         self.clock = clock
         self.loop = asyncio.get_running_loop()
         self.closing = False
-        self.reading_paused = False
         self.joined: list[bytes] = []  # data of this iteration, and its size
         self.joined_bytes = 0
         self.written = 0  # bytes in total
@@ -88,21 +86,14 @@ class BufferedTransport(asyncio.Transport):
         return self.closing or self.transport.is_closing()
 
     def pause_reading(self) -> None:
-        self._set_paused(True)
-
-    def resume_reading(self) -> None:
-        self._set_paused(False)
-
-    def _set_paused(self, paused: bool) -> None:
-        if paused != self.reading_paused and self.user is not None:
-            self.reading_paused = paused
+        """uvicorn calls it when `flow.read_paused` has changed."""
+        if self.user is not None:
             self.user.update_reading()
+
+    resume_reading = pause_reading
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self.transport.get_extra_info(name, default)
-
-    def get_write_buffer_size(self) -> int:
-        return self.unsent()
 
 
 PARSED_BYTES = 16 * 2**10  # per event loop iteration: they may hold thousands of chunks
@@ -226,7 +217,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._update()
 
     def _accepts_data(self) -> bool:
-        blocked = self.transport.reading_paused or self.transport.is_closing()
+        blocked = self.flow.read_paused or self.transport.is_closing()
         return not blocked and (self.in_body or not self.is_answering)
 
     def update_reading(self) -> None:
@@ -379,7 +370,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         answering = self.is_answering
         waits = self.unparsed and (self.parse_scheduled or not self._accepts_data())
-        if (pause := bool(waits) or self.transport.reading_paused) != self.socket_paused:
+        if (pause := bool(waits) or self.flow.read_paused) != self.socket_paused:
             self.socket_paused = pause
             (self.transport.transport.pause_reading if pause else self.transport.transport.resume_reading)()
         buffered = len(self.unparsed)
