@@ -244,7 +244,7 @@ class HttpServer(uvicorn.Server):
         return sum(connection.is_answering for connection in self.manager.open)
 
     def close_idle(self) -> None:
-        """Close connections without a request. The others close after their response."""
+        """Close connections without a request. The others close after their response, and answer no pipelined one."""
         for connection in list(self.manager.open):
             connection.shutdown()
 

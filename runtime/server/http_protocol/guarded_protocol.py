@@ -417,11 +417,6 @@ class GuardedProtocol(HttpToolsProtocol):
             self.socket_paused = False
             transport.transport.resume_reading()
 
-    def shutdown(self) -> None:
-        """End the connection after the current response; pipelined requests are not answered."""
-        if not self.transport.is_closing():
-            super().shutdown()
-
 
 def _is_malformed(head: bytes) -> bool:
     """Whether an incomplete head is not one of HTTP. The parser checks complete ones."""
