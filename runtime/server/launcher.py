@@ -30,7 +30,7 @@ from runtime.server.env import raise_open_files_limit
 from runtime.server.frontend_processes.manager import FrontendProcessManager
 from runtime.server.frontend_processes.metrics import FrontendMetrics
 from runtime.server.http_protocol.listener import describe, is_reachable, listen, listener_url
-from runtime.server.metrics import Metrics, RequestMetrics, StatsLogger
+from runtime.server.metrics import Metrics, ProcessMetrics, RequestMetrics, StatsLogger
 from runtime.server.openai.tools import check_parsers
 from runtime.weights.tokenizer_json import use_temporary_directory
 
@@ -90,7 +90,7 @@ class Server:
         self.supervisor = Supervisor(config, socket_directory, self._give_up, backend_command)
         self.engine_client = LocalEngineClient(config, observed, self.metrics, self.supervisor)
         self.metrics.backends.set_function(lambda: len(self.supervisor.ready))
-        self.metrics.add_processes(self._others)
+        self.metrics.registry.register(ProcessMetrics(self._others))
         self.frontend: HttpFrontend | FrontendProcessManager | None = None
         self.failure: str | None = None  # why the server could not start
         self.ended = asyncio.Event()

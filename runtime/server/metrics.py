@@ -62,14 +62,14 @@ def with_deprecated_names(metrics: Iterable[Metric]) -> Iterator[Metric]:
             yield copy
 
 
-class RequestMetrics(Collector):
+class RequestMetrics(CollectorRegistry):
     """Metrics of the requests and connections of one front end."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        counter, histogram = partial(Counter, registry=self.registry), partial(Histogram, registry=self.registry)
+        super().__init__()
+        counter, histogram = partial(Counter, registry=self), partial(Histogram, registry=self)
         seconds = partial(histogram, buckets=SECONDS)
-        gauge = partial(Gauge, registry=self.registry, multiprocess_mode="livesum")
+        gauge = partial(Gauge, registry=self, multiprocess_mode="livesum")
         self.requests = counter(
             "unmask_requests",
             "HTTP requests for generation by outcome: stop, length, max_nfe, repetition, refused, timeout, aborted, "
@@ -91,9 +91,6 @@ class RequestMetrics(Collector):
         self.closed_by_server = counter("unmask_connections_closed_by_server", text, ["reason"])
         for reason in CLOSE_REASONS:
             self.closed_by_server.labels(reason)
-
-    def collect(self) -> Iterable[Metric]:
-        return with_deprecated_names(self.registry.collect())
 
 
 # totals of EngineStats -> (metric without prefix and suffix, help)
@@ -210,9 +207,6 @@ class EngineMetrics(Collector):
             yield _by_label(counter(f"unmask_replica_{name}", text), values)
 
     def collect(self) -> Iterator[Metric]:
-        return with_deprecated_names(self._metrics())
-
-    def _metrics(self) -> Iterator[Metric]:
         running, waiting = self.requests()
         yield GaugeMetricFamily("unmask_requests_running", "Requests being prefilled or decoded.", value=running)
         yield GaugeMetricFamily("unmask_requests_waiting", "Requests waiting for a slot in an engine.", value=waiting)
@@ -291,25 +285,10 @@ UNLABELLED = frozenset(
 )
 
 
-class ModelNameLabels(Collector):
-    """Metrics of `registry`, with the label ``model_name`` except for those of `UNLABELLED`."""
-
-    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
-        self.registry = registry
-        self.model_name = model_name
-
-    def collect(self) -> Iterator[Metric]:
-        for metric in self.registry.collect():
-            if metric.name not in UNLABELLED:
-                added = {"model_name": self.model_name}
-                metric.samples = [sample._replace(labels={**sample.labels, **added}) for sample in metric.samples]
-            yield metric
-
-
 class ProcessMetrics(Collector):
     """Metrics ``process_*`` of several processes, with the label ``process``.
 
-    `others`: returns pids of further processes by name; this process is "frontend".
+    `others`: returns pids of further processes by name, at each scrape; this process is "frontend".
     """
 
     def __init__(self, others: Callable[[], Mapping[str, int]]) -> None:
@@ -342,7 +321,7 @@ _RENDERING_AT_ONCE = 0.5  # seconds of a processor that may go into it at once
 _VERSIONS = {"version": runtime.__version__, "python": platform.python_version()}
 
 
-class Metrics:
+class Metrics(Collector):
     """All metrics of /metrics."""
 
     def __init__(
@@ -366,7 +345,7 @@ class Metrics:
         self.rendered = 0.0
         self.credit = _RENDERING_AT_ONCE
         self.registry = CollectorRegistry()
-        self.labelled = ModelNameLabels(self.registry, model_name)
+        self.model_name = model_name
         self.engine_metrics = EngineMetrics()
         self.registry.register(self.engine_metrics)
         self.registry.register(observed)
@@ -381,9 +360,13 @@ class Metrics:
         self.build = Info("unmask_build", "Version, model family and device.", registry=self.registry)
         self.build.info(_VERSIONS)
 
-    def add_processes(self, processes: Callable[[], Mapping[str, int]]) -> None:
-        """Adds metrics of this process and of further ones. `processes` is called at each scrape."""
-        self.registry.register(ProcessMetrics(processes))
+    def collect(self) -> Iterator[Metric]:
+        """Yields the metrics, with the label ``model_name`` except for those of `UNLABELLED`."""
+        for metric in with_deprecated_names(self.registry.collect()):
+            if metric.name not in UNLABELLED:
+                added = {"model_name": self.model_name}
+                metric.samples = [sample._replace(labels={**sample.labels, **added}) for sample in metric.samples]
+            yield metric
 
     def on_loaded(self, info: EngineInfo, seconds: float) -> None:
         self.engine_metrics.max_running_requests = info.max_num_reqs
@@ -423,7 +406,7 @@ class Metrics:
         due, self.credit, self.rendered = self.due(), self._saved(now), now
         if due:
             began = self.cpu_clock()
-            self.last = generate_latest(self.labelled)
+            self.last = generate_latest(self)
             self.credit -= max(self.cpu_clock() - began, (self.clock() - now) / 4)
         return self.last
 

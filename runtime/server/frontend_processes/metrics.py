@@ -19,7 +19,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from runtime.server.metrics import EngineMetrics, RequestMetrics, with_deprecated_names
+from runtime.server.metrics import EngineMetrics, RequestMetrics
 
 DIRECTORY_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # environment variable of prometheus_client
 _KINDS = ("counter", "histogram", "gauge_livesum")
@@ -110,7 +110,7 @@ class FrontendMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yields the metrics as of the last refresh. Each scrape of the engine metrics causes a refresh."""
-        return with_deprecated_names(map(self._merged, self.unused.registry.collect()))
+        return map(self._merged, self.unused.collect())
 
     def _merged(self, metric: Metric) -> Metric:
         found = self.found.get(metric.name)
