@@ -45,32 +45,27 @@ class StartLimit:
 
     def __init__(self) -> None:
         self.waiting: deque[asyncio.Future[None]] = deque()
-        self.started = 0  # in this iteration
-        self.scheduled = False
+        self.started = 0  # in this iteration; `_next_iteration` is scheduled by the first
 
     async def wait(self) -> None:
         """Return when the request may start."""
-        if self.waiting or self.started >= STARTS_PER_ITERATION:
-            future = asyncio.get_running_loop().create_future()
-            self.waiting.append(future)
-            await future
-            return
-        self._count()
+        future = asyncio.get_running_loop().create_future()
+        self.waiting.append(future)
+        self._start()
+        await future
 
-    def _count(self) -> None:
-        self.started += 1
-        if not self.scheduled:
-            self.scheduled = True
-            asyncio.get_running_loop().call_soon(self._next_iteration)
-
-    def _next_iteration(self) -> None:
-        self.scheduled = False
-        self.started = 0
+    def _start(self) -> None:
         while self.waiting and self.started < STARTS_PER_ITERATION:
             future = self.waiting.popleft()
             if not future.done():
                 future.set_result(None)
-                self._count()
+                self.started += 1
+                if self.started == 1:
+                    asyncio.get_running_loop().call_soon(self._next_iteration)
+
+    def _next_iteration(self) -> None:
+        self.started = 0
+        self._start()
 
 
 log = logging.getLogger("unmask.wire")
