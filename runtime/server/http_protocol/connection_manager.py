@@ -118,7 +118,6 @@ class ConnectionManager:
             phase: OrderedDict() for phase in Phase if phase is not Phase.ANSWER
         }  # in the order of `since`
         self.buffered = 0  # bytes of all connections, without unsent responses
-        self.evicting = False
         self.start_limit = StartLimit()
         self.trimmer = MallocTrimmer()
         self.last_check = 0.0
@@ -206,30 +205,25 @@ class ConnectionManager:
             self.waiting[connection.phase].pop(connection, None)
 
     def set_buffered(self, connection: GuardedProtocol, size: int) -> None:
-        """Set the bytes that a connection buffers, and evict connections if all together exceed the limit."""
+        """Set the bytes that a connection buffers. If all together grow beyond the limit, evict connections."""
+        grows = size > connection.buffered
         self.buffered += size - connection.buffered
         connection.buffered = size
-        if self.buffered > self.limits.buffered_bytes:
+        if grows and self.buffered > self.limits.buffered_bytes:
             self._evict_for_memory(self.buffered)
 
     def _evict_for_memory(self, buffered: int) -> None:
         """Evict until an eighth of the limit is free: clients of evicted connections reconnect at the same time."""
-        if self.evicting:  # an eviction frees memory, which calls `set_buffered`
-            return
         sizes = {c: size for c in self.open if (size := c.buffered + c.transport.unsent()) > MIN_EVICTED_BYTES}
-        self.evicting = True
-        try:
-            for connection in sorted(sizes, key=eviction_key):
-                if buffered <= self.limits.buffered_bytes * 7 // 8:
-                    break
-                buffered -= sizes[connection]
-                if connection.phase is Phase.BODY:
-                    rejection = error_responses.overloaded("holds as many unfinished requests as it may", "memory")
-                    connection.reject(rejection)
-                else:
-                    self.evict(connection, "memory")
-        finally:
-            self.evicting = False
+        for connection in sorted(sizes, key=eviction_key):
+            if buffered <= self.limits.buffered_bytes * 7 // 8:
+                break
+            buffered -= sizes[connection]
+            if connection.phase is Phase.BODY:
+                rejection = error_responses.overloaded("holds as many unfinished requests as it may", "memory")
+                connection.reject(rejection)
+            else:
+                self.evict(connection, "memory")
 
     def evict(self, connection: GuardedProtocol, reason: str) -> None:
         """Abort a connection, whatever it is doing."""
