@@ -20,11 +20,6 @@ _ARENA_MAX = -8  # mallopt's M_ARENA_MAX
 STEP = 2**20  # bytes: smaller differences are neither growth nor success
 
 
-def _malloc_trim() -> Callable[[int], int] | None:
-    """glibc's function. Other C libraries lack it, and retain less."""
-    return getattr(ctypes.CDLL(None), "malloc_trim", None)
-
-
 def use_one_arena() -> None:
     """Make all threads allocate from one arena (glibc). Call it before threads start."""
     libc = ctypes.CDLL(None)
@@ -51,7 +46,8 @@ class MallocTrimmer:
     ) -> None:
         self.resident = resident
         self.clock = clock
-        self.trim = trim or _malloc_trim()
+        # other C libraries lack it, and retain less
+        self.trim: Callable[[int], int] | None = trim or getattr(ctypes.CDLL(None), "malloc_trim", None)
         self.collect = collect
         self.min_resident = 0  # bytes, since the start
         self.last_resident = 0  # bytes, at the last check
