@@ -150,7 +150,7 @@ RATE_LIMITED_LOGGERS = ("unmask.wire", "unmask.http", "unmask.refused", "uvicorn
 
 
 def configure_logging(level: str, fmt: str, process: str) -> None:
-    """Sends records of at least `level` to stderr. Resets the levels of uvicorn's and asyncio's loggers."""
+    """Sends records of at least `level` to stderr."""
     formatter = logging.Formatter(f"%(asctime)s %(levelname)-7s {process}: %(message)s", "%H:%M:%S")
     handler, hub_handler = logging.StreamHandler(sys.stderr), logging.StreamHandler(sys.stderr)
     for each in (handler, hub_handler):
@@ -162,11 +162,6 @@ def configure_logging(level: str, fmt: str, process: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio"):
-        logger = logging.getLogger(name)
-        logger.handlers.clear()
-        logger.propagate = True
-        logger.setLevel(logging.NOTSET)
     # downloads make many requests, which are logged with full URLs
     logging.getLogger("httpx").setLevel(logging.WARNING)
     for name in RATE_LIMITED_LOGGERS:
