@@ -175,7 +175,8 @@ class ConnectionManager:
 
     def _is_expected(self, connection: GuardedProtocol, now: float) -> bool:
         """Whether the first request of a new connection may be on its way, or may not have been read yet."""
-        return connection.is_silent and now - connection.since < self.limits.arrival_seconds
+        silent = connection.phase is Phase.HEAD and connection.is_new and not connection.unparsed
+        return silent and now - connection.since < self.limits.arrival_seconds
 
     def _at_capacity(self) -> bool:
         return len(self.open) - len(self.probes) > self.limits.connections
@@ -256,8 +257,8 @@ class ConnectionManager:
         if transport.stalled_seconds(now) > limits.stall_seconds:
             self.evict(connection, "stalled")
             return
-        if connection.awaits_disconnect and has_disconnected(transport):
-            transport.abort()
+        if connection.socket_paused and not transport.is_closing() and has_disconnected(transport):
+            transport.abort()  # reading is paused and would not notice it
             return
         match connection.phase:
             case Phase.HEAD if seconds > limits.head_seconds:

@@ -105,10 +105,6 @@ _REQUEST_LINE = re.compile(rb"[A-Za-z-]+ [^\s]+ HTTP/1\.[01]\r\n")
 _UPGRADE = re.compile(rb"\r\nupgrade(?=:)", re.IGNORECASE)
 
 
-class RejectedError(Exception):
-    """Ends parsing."""
-
-
 class GuardedProtocol(HttpToolsProtocol):
     """One connection.
 
@@ -162,16 +158,6 @@ class GuardedProtocol(HttpToolsProtocol):
     def is_answering(self) -> bool:
         """Whether a request has no complete response yet."""
         return self.cycle is not None and not (self.cycle.response_complete or self.cycle.disconnected)
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether nothing has been received yet."""
-        return self.phase is Phase.HEAD and self.is_new and not self.unparsed
-
-    @property
-    def awaits_disconnect(self) -> bool:
-        """Whether reading is paused, so that the end of the connection would not be noticed."""
-        return self.socket_paused and not self.transport.is_closing()
 
     # -- events of the event loop
 
@@ -310,8 +296,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self.in_body = False
 
     def _stop_parsing(self, rejection: HttpRejection) -> None:
+        """Ends parsing: uvicorn calls `send_400_response` after an error of a callback."""
         self.rejection = rejection
-        raise RejectedError
+        raise ValueError(rejection.message)
 
     def _head_too_large(self) -> HttpRejection:
         return error_responses.head_too_large(self.limits.head_bytes, self.limits.headers)
