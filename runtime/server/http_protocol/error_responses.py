@@ -3,44 +3,29 @@
 from __future__ import annotations
 
 import http
-from dataclasses import dataclass
 
-import msgspec
-
-from runtime.server.http_responses import RETRY_AFTER_SECONDS, error_object
+from runtime.errors import RequestError
+from runtime.server.http_responses import error_response
 
 
-@dataclass(frozen=True)
-class HttpRejection:
-    """A request that cannot be served. The connection ends with this response.
+class HttpRejection(RequestError):
+    """A request that cannot be served. The connection ends with the response."""
 
-    Attributes:
-        reason: Label of the metric that counts closed connections.
-        code: Error code of the response's body.
-        headers: Further header lines, each with its line end.
-    """
-
-    reason: str
-    status: int
-    message: str
-    code: str | None = None
-    headers: str = ""
+    def __init__(self, reason: str, status: int, message: str, code: str | None = None) -> None:
+        """`reason`: label of the metric that counts closed connections."""
+        super().__init__(message, status=status, code=code)
+        self.reason = reason
 
     def response(self, default_headers: list[tuple[bytes, bytes]]) -> bytes:
         """The complete response, with `default_headers` (the date) among its headers."""
-        body = msgspec.json.encode(error_object(self.status, self.message, code=self.code))
+        answer = error_response(self, headers={"Connection": "close"})
         status_line = f"HTTP/1.1 {self.status} {http.HTTPStatus(self.status).phrase}\r\n".encode()
-        defaults = b"".join(name + b": " + value + b"\r\n" for name, value in default_headers)
-        headers = (
-            f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n{self.headers}\r\n"
-        )
-        return status_line + defaults + headers.encode() + body
+        headers = b"".join(name + b": " + value + b"\r\n" for name, value in [*default_headers, *answer.raw_headers])
+        return status_line + headers + b"\r\n" + bytes(answer.body)
 
 
 INVALID_REQUEST = HttpRejection("invalid", 400, "what was sent is not an HTTP/1.1 request", "invalid_http")
-CONNECT_NOT_SUPPORTED = HttpRejection(
-    "invalid", 405, "CONNECT is not possible: this server is no proxy", headers="allow: GET, POST\r\n"
-)
+CONNECT_NOT_SUPPORTED = HttpRejection("invalid", 405, "CONNECT is not possible: this server is no proxy")
 
 
 def head_too_large(max_bytes: int, max_fields: int) -> HttpRejection:
@@ -60,4 +45,4 @@ def body_timeout(seconds: float) -> HttpRejection:
 
 def overloaded(cause: str, reason: str = "no_room") -> HttpRejection:
     message = f"the server {cause}; try again a little later"
-    return HttpRejection(reason, 503, message, "no_room", f"retry-after: {RETRY_AFTER_SECONDS}\r\n")
+    return HttpRejection(reason, 503, message, "no_room")

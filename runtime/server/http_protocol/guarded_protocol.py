@@ -298,7 +298,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _stop_parsing(self, rejection: HttpRejection) -> None:
         """Ends parsing: uvicorn calls `send_400_response` after an error of a callback."""
         self.rejection = rejection
-        raise ValueError(rejection.message)
+        raise rejection
 
     def _head_too_large(self) -> HttpRejection:
         return error_responses.head_too_large(self.limits.head_bytes, self.limits.headers)
