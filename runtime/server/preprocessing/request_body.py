@@ -118,9 +118,7 @@ def _only(value: Any) -> dict[str, Any]:
     if isinstance(value, list):
         items = {"items": _only(value[0])} if value else {"items": {}}
         return {"type": "array", "minItems": len(value), "maxItems": len(value), **items}
-    if isinstance(value, dict):
-        return {"type": "object", "maxProperties": 0}
-    kind = {bool: "boolean", int: "integer", float: "number", str: "string"}[type(value)]
+    kind = {bool: "boolean", int: "integer", str: "string"}[type(value)]
     return {"type": kind, "const": value}
 
 
