@@ -5,6 +5,7 @@ from __future__ import annotations
 import http
 
 from runtime.errors import RequestError
+from runtime.server.http_protocol.limits import Limits
 from runtime.server.http_responses import error_response
 
 
@@ -28,10 +29,9 @@ INVALID_REQUEST = HttpRejection("invalid", 400, "what was sent is not an HTTP/1.
 CONNECT_NOT_SUPPORTED = HttpRejection("invalid", 405, "CONNECT is not possible: this server is no proxy")
 
 
-def head_too_large(max_bytes: int, max_fields: int) -> HttpRejection:
-    message = (
-        f"request line, headers and trailers have more than {max_bytes // 1024} KiB or {max_fields} fields; send less"
-    )
+def head_too_large(limits: Limits) -> HttpRejection:
+    size = f"{limits.head_bytes // 1024} KiB or {limits.headers} fields"
+    message = f"request line, headers and trailers have more than {size}; send less"
     return HttpRejection("head_too_large", 431, message, "headers_too_large")
 
 

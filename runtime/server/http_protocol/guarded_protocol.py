@@ -225,7 +225,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self.head_incomplete = not complete
         head = data[:end] if complete else data
         if len(head) > self.limits.head_bytes or head.count(b"\n") > self.limits.headers + 2:
-            self.reject(self._head_too_large())
+            self.reject(error_responses.head_too_large(self.limits))
         elif head.startswith(b"CONNECT "):
             self.reject(error_responses.CONNECT_NOT_SUPPORTED)
         elif not complete and not self.request_line_checked:
@@ -256,7 +256,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.unparsed = self.unparsed[len(piece) :]
             self.bytes_without_data += len(piece)
             if self.bytes_without_data > self.limits.head_bytes:
-                self.reject(self._head_too_large())
+                self.reject(error_responses.head_too_large(self.limits))
                 return b""
             if self.blank_lines > self.limits.chunks:  # each ends a piece
                 self.reject(error_responses.too_many_chunks(self.limits.chunks))
@@ -270,7 +270,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self.trailers += 1  # they are ignored: uvicorn would add them to the headers
         if self.trailers > self.limits.headers:
-            self._stop_parsing(self._head_too_large())
+            self._stop_parsing(error_responses.head_too_large(self.limits))
 
     def on_headers_complete(self) -> None:
         if self.parser.get_http_version() == "1.0":
@@ -299,9 +299,6 @@ class GuardedProtocol(HttpToolsProtocol):
         """Ends parsing: uvicorn calls `send_400_response` after an error of a callback."""
         self.rejection = rejection
         raise rejection
-
-    def _head_too_large(self) -> HttpRejection:
-        return error_responses.head_too_large(self.limits.head_bytes, self.limits.headers)
 
     def _discard(self, size: int) -> None:
         self.discarded += size
