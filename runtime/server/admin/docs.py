@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import NamedTuple
 
@@ -72,18 +72,16 @@ def _headers(path: str, content: bytes) -> dict[str, str]:
 router = APIRouter(include_in_schema=False)
 
 
-def _serve(page: Page) -> Callable[[Request], Awaitable[Response]]:
-    async def serve(request: Request) -> Response:
-        # the ETag may be alone, in a list, or marked as weak by a compressing proxy
-        if page.headers["etag"] in request.headers.get("if-none-match", ""):
-            return Response(status_code=304, headers=page.headers)
-        return Response(page.content, headers=page.headers)
-
-    return serve
+async def _serve(request: Request) -> Response:
+    page = pages()[request.scope["path"]]
+    # the ETag may be alone, in a list, or marked as weak by a compressing proxy
+    if page.headers["etag"] in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=page.headers)
+    return Response(page.content, headers=page.headers)
 
 
-for _path, _page in pages().items():
-    router.add_api_route(_path, _serve(_page), methods=["GET"], response_model=None)
+for _path in pages():
+    router.add_api_route(_path, _serve, methods=["GET"], response_model=None)
 
 
 @router.get(STATE_PATH, response_model=None)
