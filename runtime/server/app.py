@@ -18,7 +18,6 @@ from runtime.server.anthropic import messages
 from runtime.server.context import ServerContext
 from runtime.server.generate import serving
 from runtime.server.http_responses import error_response
-from runtime.server.logs import redacted
 from runtime.server.middleware.auth import OPEN_PATHS
 from runtime.server.middleware.request_middleware import RequestMiddleware
 from runtime.server.openai import chat, completions, responses
@@ -67,7 +66,7 @@ def make_app(context: ServerContext) -> App:
         docs_url=None,  # FastAPI's page loads files of another host
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,  # the name in generated clients
-        exception_handlers={RequestError: _request_error, HTTPException: _http_error},
+        exception_handlers={HTTPException: _http_error},  # RequestMiddleware handles the others
     )
     app.state.context = context
     modules = (serving, chat, completions, responses, messages, tokenize, routes, docs)
@@ -85,12 +84,6 @@ def make_app(context: ServerContext) -> App:
         )
     app.openapi()  # now: it takes some tenths of a second, which would delay requests
     return app
-
-
-async def _request_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    request.state.refusal = redacted(error)
-    return error_response(error, request.url.path)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

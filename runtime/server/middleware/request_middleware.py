@@ -99,7 +99,7 @@ class RequestMiddleware:
                 response = await route(Request(scope, receive, send))
                 begin(response.status_code, response.raw_headers)
                 await response(scope, receive, send)
-        except RequestError as error:  # other routes have the framework's exception handlers
+        except RequestError as error:
             state["refusal"] = redacted(error)
             await error_response(error, scope["path"])(scope, receive, send_marked)
         except Exception:
