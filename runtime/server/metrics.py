@@ -10,7 +10,6 @@ import time
 from collections import Counter as Counts
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -19,8 +18,6 @@ from prometheus_client.registry import Collector
 import runtime
 from runtime.request.eager_reason import EagerReason
 from runtime.request.engine_messages import EngineInfo, EngineStats
-
-F = TypeVar("F", GaugeMetricFamily, CounterMetricFamily)
 
 stats_log = logging.getLogger("unmask.load")
 
@@ -121,7 +118,7 @@ _GAUGES = {
 }
 
 
-def _by_label(family: F, values: Iterable[tuple[object, float]]) -> F:
+def _by_label(family: GaugeMetricFamily | CounterMetricFamily, values: Iterable[tuple[object, float]]) -> Metric:
     """Returns `family` with a sample for each value of its label."""
     for label, value in values:
         family.add_metric([str(label)], value)
