@@ -251,7 +251,7 @@ def test_data_that_was_just_written_has_not_stalled() -> None:
 def test_writes_of_one_iteration_are_joined() -> None:
     async def everything() -> None:
         written = Written()
-        transport = BufferedTransport(cast(asyncio.Transport, written), cast(Any, SimpleNamespace()))
+        transport = BufferedTransport(cast(asyncio.Transport, written), cast(Any, SimpleNamespace()), lambda: 0.0)
         transport.write(b"head ")
         transport.write(b"body")
         assert (written.writes, transport.unsent()) == ([], 9)

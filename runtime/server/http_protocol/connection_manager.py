@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import select
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from enum import IntEnum
@@ -102,7 +101,7 @@ def eviction_key(connection: GuardedProtocol) -> tuple[int, float]:
 class ConnectionManager:
     """All connections of a process."""
 
-    def __init__(self, limits: Limits, observed: RequestMetrics, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: Limits, observed: RequestMetrics, clock: Callable[[], float]) -> None:
         """Creates a manager without connections.
 
         Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,9 +29,7 @@ class BufferedTransport(asyncio.Transport):
         closing: The connection ends after the data that has been written.
     """
 
-    def __init__(
-        self, transport: asyncio.Transport, user: GuardedProtocol, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, transport: asyncio.Transport, user: GuardedProtocol, clock: Callable[[], float]) -> None:
         super().__init__()
         self.transport = transport
         self.user: GuardedProtocol | None = user
