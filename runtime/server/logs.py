@@ -91,19 +91,13 @@ class RateLimitFilter(logging.Filter):
     begin at the same time, so the limit per second is what bounds the lines when many kinds arrive at once.
     """
 
-    def __init__(
-        self,
-        limit: int = 10,
-        seconds: float = 10.0,
-        kinds: int = 1000,
-        limit_per_second: int = 20,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    limit = 10  # records of a kind in `seconds`
+    seconds = 10.0
+    kinds = 1000  # counted separately; further kinds are counted together
+    limit_per_second = 20  # records of all kinds
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self.limit = limit  # records of a kind in `seconds`
-        self.seconds = seconds
-        self.kinds = kinds  # counted separately; further kinds are counted together
-        self.limit_per_second = limit_per_second  # records of all kinds
         self.clock = clock
         self.since = self.second_since = clock()
         self.passed: dict[tuple[str, str], int] = {}

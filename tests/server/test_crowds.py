@@ -296,7 +296,8 @@ def test_connections_fit_the_limit_of_open_files() -> None:
 def test_log_lines_above_the_limit_are_counted_and_not_written(caplog: pytest.LogCaptureFixture) -> None:
     log = logging.getLogger("test.strangers")
     now = 100.0
-    sparse = RateLimitFilter(limit=3, seconds=10, kinds=2, clock=lambda: now)
+    sparse = RateLimitFilter(clock=lambda: now)
+    sparse.limit, sparse.kinds = 3, 2
     log.addFilter(sparse)
     with caplog.at_level(logging.INFO):
         for i in range(1000):
