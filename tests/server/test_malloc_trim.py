@@ -16,7 +16,9 @@ class Process:
         self.in_use = 0
         self.trims: list[float] = []
         self.cycles = 0  # bytes in use until they are garbage collected
-        self.trimmer = MallocTrimmer(lambda: self.resident, lambda: self.now, self.trim, self.collect)
+        self.trimmer = MallocTrimmer()
+        self.trimmer.resident, self.trimmer.clock = lambda: self.resident, lambda: self.now
+        self.trimmer.trim, self.trimmer.collect = self.trim, self.collect
         self.look(5)
 
     def trim(self, pad: int) -> int:

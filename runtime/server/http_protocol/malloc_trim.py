@@ -37,18 +37,12 @@ def _resident_bytes() -> int:
 class MallocTrimmer:
     """Trims when resident memory has grown, whatever caused it, and the process is idle again."""
 
-    def __init__(
-        self,
-        resident: Callable[[], int] = _resident_bytes,
-        clock: Callable[[], float] = time.monotonic,
-        trim: Callable[[int], int] | None = None,
-        collect: Callable[[], int] = gc.collect,
-    ) -> None:
-        self.resident = resident
-        self.clock = clock
+    def __init__(self) -> None:
+        self.resident = _resident_bytes
+        self.clock = time.monotonic
         # other C libraries lack it, and retain less
-        self.trim: Callable[[int], int] | None = trim or getattr(ctypes.CDLL(None), "malloc_trim", None)
-        self.collect = collect
+        self.trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        self.collect: Callable[[], int] = gc.collect
         self.min_resident = 0  # bytes, since the start
         self.last_resident = 0  # bytes, at the last check
         self.stable_since = 0.0
