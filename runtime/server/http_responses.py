@@ -52,13 +52,9 @@ class ErrorResponse(TypedDict):
     error: Annotated[ErrorDetail, api_field("details")]
 
 
-def error_object(status: int, message: str, *, param: str | None = None, code: str | None = None) -> ErrorResponse:
-    kind = _TYPES.get(status, "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
 def openai_error(error: RequestError) -> ErrorResponse:
-    return error_object(error.status, error.message, param=error.param, code=error.code)
+    kind = _TYPES.get(error.status, "invalid_request_error")
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
 def anthropic_error(error: RequestError) -> dict[str, Any]:
