@@ -321,23 +321,15 @@ _VERSIONS = {"version": runtime.__version__, "python": platform.python_version()
 class Metrics(Collector):
     """All metrics of /metrics."""
 
-    def __init__(
-        self,
-        model_name: str,
-        observed: Collector,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        cpu_clock: Callable[[], float] = time.thread_time,
-    ) -> None:
+    def __init__(self, model_name: str, observed: Collector) -> None:
         """Registers the metrics.
 
         Args:
             model_name: Value of the label `model_name`.
             observed: Metrics of front ends.
-            clock: Seconds of time, during which credit for rendering grows.
-            cpu_clock: Seconds of a processor that the calling thread has used; rendering is charged with them.
         """
-        self.clock, self.cpu_clock = clock, cpu_clock
+        self.clock = time.monotonic  # credit for rendering grows with it
+        self.cpu_clock = time.thread_time  # rendering is charged with the time of the calling thread
         self.last = b""
         self.rendered = 0.0
         self.credit = _RENDERING_AT_ONCE

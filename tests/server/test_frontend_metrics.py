@@ -36,7 +36,8 @@ class Server:
 
     def __init__(self, directory: Path) -> None:
         self.frontends = FrontendMetrics(directory / "metrics")
-        self.metrics = Metrics("m", self.frontends, cpu_clock=lambda: 0.0, clock=lambda: 0.0)
+        self.metrics = Metrics("m", self.frontends)
+        self.metrics.cpu_clock = self.metrics.clock = lambda: 0.0
         engine = self.metrics.engine_metrics
         engine.live_by_replica, engine.work_by_replica, engine.adapters = [0], [0], ["an adapter"]
         engine.max_running_requests = 100

@@ -28,7 +28,8 @@ def test_only_samples_that_the_operator_reads_lack_the_models_name() -> None:
 
 
 def test_a_sample_is_labeled_once_however_often_it_is_rendered() -> None:
-    metrics = Metrics("m", RequestMetrics(), cpu_clock=lambda: 0.0)
+    metrics = Metrics("m", RequestMetrics())
+    metrics.cpu_clock = lambda: 0.0
     first = metrics.text()
     assert metrics.text().count(b"model_name") == first.count(b"model_name")
 
@@ -46,7 +47,8 @@ class Clocks:
 
 def test_rendering_uses_a_tenth_of_a_processor_and_no_more() -> None:
     clocks, observed = Clocks(), RequestMetrics()
-    metrics = Metrics("m", observed, clock=lambda: clocks.now, cpu_clock=clocks.cpu)
+    metrics = Metrics("m", observed)
+    metrics.clock, metrics.cpu_clock = lambda: clocks.now, clocks.cpu
     first = metrics.text()
     observed.requests.labels("stop").inc()
     clocks.now += 5  # a credit of 0.5 s, less 1 s of rendering, plus 0.5 s for the 5 s
@@ -61,7 +63,8 @@ def test_rendering_uses_a_tenth_of_a_processor_and_no_more() -> None:
 def test_time_in_which_rendering_waits_is_charged_at_a_quarter(seconds: float, rendered_again: bool) -> None:
     """A credit of 0.5 s lasts for 3.3 s of waiting, during which a tenth of the time is credited."""
     now, observed = 0.0, RequestMetrics()
-    metrics = Metrics("m", observed, clock=lambda: now)
+    metrics = Metrics("m", observed)
+    metrics.clock = lambda: now
 
     class Waits:
         def collect(self) -> list[Metric]:
