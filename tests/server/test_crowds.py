@@ -363,6 +363,7 @@ def test_connections_leave_no_garbage() -> None:
                 b"GET /half",
                 b"NONSENSE\r\n\r\n",
                 b"POST /x HTTP/1.1\r\nContent-Length: 9\r\n\r\n",
+                b"POST /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"a: b\r\n" * 300 + b"\r\n",
                 GET,
             ):
                 with server.connect(data) as connection:

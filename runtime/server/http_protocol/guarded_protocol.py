@@ -83,11 +83,15 @@ class BufferedTransport(asyncio.Transport):
         return self.closing or self.transport.is_closing()
 
     def pause_reading(self) -> None:
-        """uvicorn calls it when `flow.read_paused` has changed."""
+        self._update_reading()
+
+    def resume_reading(self) -> None:
+        self._update_reading()
+
+    def _update_reading(self) -> None:
+        """Pauses or resumes after uvicorn has changed `flow.read_paused`."""
         if self.user is not None:
             self.user.update_reading()
-
-    resume_reading = pause_reading
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self.transport.get_extra_info(name, default)
@@ -295,7 +299,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _stop_parsing(self, rejection: HttpRejection) -> None:
         """Ends parsing: uvicorn calls `send_400_response` after an error of a callback."""
         self.rejection = rejection
-        raise rejection
+        raise ValueError(rejection.message)  # raised itself, the rejection would be in a cycle with this connection
 
     def _discard(self, size: int) -> None:
         self.discarded += size
