@@ -144,6 +144,8 @@ def test_pages_are_small_need_no_key_and_are_cached_by_content(checkpoint: Any) 
             assert client.get(path, headers={"Host": "a/b?c#d"}).content == got.content
         assert client.get("/playground/../pages.py").status_code in (401, 404)
         assert client.get("/openapi.json").status_code == 401
+        newline = client.get("/docs%0A", headers={"Authorization": "Bearer 0123456789abcdef"})  # matches the route too
+        assert newline.status_code == 200
 
 
 def test_the_state_needs_no_key_and_shows_that_requests_need_one(checkpoint: Any, server: ServerProcess) -> None:

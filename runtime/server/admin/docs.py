@@ -73,7 +73,7 @@ router = APIRouter(include_in_schema=False)
 
 
 async def _serve(request: Request) -> Response:
-    page = pages()[request.scope["path"]]
+    page = pages()[request.scope["route"].path]  # "/docs%0A" matches the route of "/docs"
     # the ETag may be alone, in a list, or marked as weak by a compressing proxy
     if page.headers["etag"] in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=page.headers)
