@@ -277,7 +277,7 @@ def test_a_process_that_cannot_be_started_ends_the_start(monkeypatch: pytest.Mon
         async with asyncio.timeout(TIMEOUT), parent(failures) as made:
             await made.manager.start()
             await wait_until_async(lambda: len(failures) == 2)
-            assert all("the process could not be started" in failure for failure in failures)
+            assert all("the frontend process could not be started" in failure for failure in failures)
             for task in made.manager.tasks:
                 task.cancel()
 

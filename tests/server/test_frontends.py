@@ -222,7 +222,7 @@ def test_an_unresponsive_process_is_replaced(checkpoint: Path) -> None:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(stopped.pid, signal.SIGCONT)
-        wait_until(lambda: re.search(r"frontend-\d exited: the process was unresponsive for \d+ s", server.log))
+        wait_until(lambda: re.search(r"frontend-\d\.\d+ exited: the process was unresponsive for \d+ s", server.log))
         wait_until(lambda: len(frontends(server)) == 2)
         with clients(server) as each:
             assert [client.post("/generate", json=SHORT).status_code for client in each] == [200, 200]
@@ -342,7 +342,7 @@ def test_a_process_that_cannot_start_again_does_not_end_the_others(checkpoint: P
         template.write_text("{% if %}")
         victim = frontends(server)[0]
         victim.kill()
-        wait_until(lambda: re.search(r"frontend-\d exited: .*template", server.log))
+        wait_until(lambda: re.search(r"frontend-\d\.\d+ exited: .*template", server.log))
         assert server.metrics()["unmask_backends_ready"] == 1
         template.write_text("{{ messages[0].content }}")
         wait_until(lambda: len(frontends(server)) == 2)

@@ -169,7 +169,7 @@ def test_a_process_that_cannot_be_started_ends_the_start(folder: Path) -> None:
         await wait_until_async(supervisor.tasks[0].done)
         await supervisor.stop("done")
         (reason,) = failures
-        assert "the process could not be started" in reason
+        assert "the backend process could not be started" in reason
 
     asyncio.run(run())
 

@@ -160,7 +160,6 @@ class EngineClient(ABC):
     """Client of the engine processes, with the live requests of this process.
 
     Attributes:
-        send: sends a message to the engine process of a replica, and drops it if there is none.
         request_metrics: metrics of the requests of this process.
         info: properties of the model and the engine, which are equal in all replicas. None: no engine has loaded yet.
         complete: startup is complete: since the start of the server, every frontend process has been ready once.
@@ -168,8 +167,6 @@ class EngineClient(ABC):
         pending: requests that were submitted in this iteration of the event loop, by replica.
         live_by_replica, live_by_tenant, live_by_adapter: numbers of live requests.
     """
-
-    send: Callable[[int, Any], None]
 
     def __init__(
         self,
@@ -208,6 +205,10 @@ class EngineClient(ABC):
     @abstractmethod
     def progress(self) -> tuple[str, int, int]:
         """Returns phase, loaded bytes and total bytes of the replica that has loaded most."""
+
+    @abstractmethod
+    def send(self, replica: int, message: Any) -> None:
+        """Sends a message to the engine process of a replica, and drops it if there is none."""
 
     @abstractmethod
     async def call(self, method: Method, *arguments: str) -> Any:
@@ -406,7 +407,6 @@ class LocalEngineClient(EngineClient):
         self.profiler = Profiler(config, supervisor)
         self.metrics = metrics
         self.supervisor = supervisor
-        self.send = supervisor.send
         supervisor.observer, supervisor.engine_config = self, adapters.engine_config
         self.on_change: Callable[[], None] = lambda: None  # called when an engine becomes ready or exits
         engine_metrics = metrics.engine_metrics
@@ -421,6 +421,9 @@ class LocalEngineClient(EngineClient):
     def progress(self) -> tuple[str, int, int]:
         loading = max((r.loading for r in self.supervisor.replicas), key=lambda phase: phase.done_bytes)
         return loading.phase, loading.done_bytes, loading.total_bytes
+
+    def send(self, replica: int, message: Any) -> None:
+        self.supervisor.send(replica, message)
 
     async def call(self, method: Method, *arguments: str) -> Any:
         match method:

@@ -77,17 +77,18 @@ class ProcessSlot:
             try:
                 reason = await run(self)
             except OSError as error:  # no descriptors, processes or disk space are left
-                reason = f"the process could not be started: {error}"
+                reason = f"the {self.role} process could not be started: {error}"
             if not on_exit(self, reason):
                 return
             seconds = self.restart_delay()
-            log.error("%s-%d exited: %s. It is restarted in %.1f s", self.role, self.index, reason, seconds)
+            log.error("%s exited: %s. It is restarted in %.1f s", self.name, reason, seconds)
             await asyncio.sleep(seconds)
 
     def restart_delay(self) -> float:
         """Returns the seconds until the next start after an exit. They double with each start, up to a limit."""
         if self.serving_since and time.monotonic() - self.serving_since > RESET_SECONDS:
             self._restart_delay = FIRST_DELAY_SECONDS
+        self.serving_since = 0.0  # the next start may fail before it resets this
         seconds = self._restart_delay
         self._restart_delay = min(2 * seconds, MAX_DELAY_SECONDS)
         return seconds
