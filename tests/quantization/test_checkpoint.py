@@ -16,7 +16,7 @@ from runtime.weights.checkpoint import resolve_checkpoint
 from tests.golden import GOLDEN
 from tests.models.paged import load, logits_in_chunks
 from tests.oracle.tiny import write_tiny
-from tests.quantization.quantized_files import FP8, LAYOUTS, compressed, write_both
+from tests.quantization.quantized_files import FLOAT, FP8, LAYOUTS, compressed, write_both
 
 TINY = GOLDEN / "llada2_tiny"
 INT4 = "int4, groups of 32"
@@ -166,6 +166,13 @@ def test_nan_codes_are_refused(tmp_path):
             "weight_block_size is [64, 64], which is not supported; supported: blocks of",
         ),
         (FP8 | {"fmt": "e5m2"}, "fmt is 'e5m2'"),
+        *(
+            (
+                compressed("float-quantized", strategy="block", **FLOAT | {"block_structure": block}),
+                f"block_structure is {block!r}, which is not supported; supported: blocks of [N, 128]",
+            )
+            for block in ([0, 128], ["x", 128], [128, 64], [128], None)
+        ),
         (
             compressed("pack-quantized", num_bits=2, strategy="group", group_size=128, type="int"),
             "pack-quantized, 2 bits",

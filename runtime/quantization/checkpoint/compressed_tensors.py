@@ -11,7 +11,7 @@ import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.quantized_tensor import GroupQuantized, QuantizedTensor, pack
-from runtime.quantization.checkpoint.fp8 import BlockScale, ChannelScale, channel_scales
+from runtime.quantization.checkpoint.fp8 import BlockScale, ChannelScale, channel_scales, is_block
 from runtime.quantization.checkpoint.scheme import FIELD, WEIGHT, QuantScheme, Read, refuse, register_method
 
 CODES_PER_INT32 = 8  # int4 codes per int32, the first in the lowest bits; each is stored plus 8
@@ -114,7 +114,7 @@ def _scheme(format: str, weights: Mapping[str, Any]) -> QuantScheme:
         raise refuse(
             "group_size",
             size,
-            f"{', '.join(map(str, GROUP_SIZES))}, multiples of 128 up to 1024, or one scale per output",
+            f"{', '.join(map(str, GROUP_SIZES))}, 256, 512, 1024, or one scale per output",
         )
     if (format, bits, kind) == ("int-quantized", 8, "int") and strategy in ("channel", "tensor"):
         return Int8()
@@ -122,8 +122,10 @@ def _scheme(format: str, weights: Mapping[str, Any]) -> QuantScheme:
         if strategy in ("channel", "tensor"):
             return ChannelScale()
         block = weights.get("block_structure")
-        if strategy == "block" and isinstance(block, list) and len(block) == 2 and block[1] == 128:
-            return CompressedBlockScale(int(block[0]))
+        if strategy == "block":
+            if not is_block(block):
+                raise refuse("block_structure", block, "blocks of [N, 128]")
+            return CompressedBlockScale(block[0])
     raise refuse("weights", f"{format}, {bits} bits {kind}, {strategy}", SUPPORTED)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -12,7 +12,7 @@ from runtime.kernels.quantized_tensor import E4M3, Fp8, GroupQuantized, Quantize
 from runtime.quantization.checkpoint.scheme import WEIGHT, QuantScheme, Read, refuse, register_method
 
 BLOCK = 128  # inputs per block
-SUPPORTED = "blocks of [128, 128], or null for one scale per tensor"
+SUPPORTED = "blocks of [N, 128], or null for one scale per tensor"
 
 
 def read_e4m3(read: Read, device: torch.device) -> torch.Tensor:
@@ -67,14 +67,19 @@ def channel_scales(scales: torch.Tensor, outputs: int, device: torch.device) -> 
     return scales.to(device, torch.float32).flatten().expand(outputs)
 
 
+def is_block(block: Any) -> TypeGuard[list[int]]:
+    """Returns whether `block` is [N, 128] with N > 0."""
+    sizes = isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)
+    return sizes and block[1] == BLOCK
+
+
 def _method(config: Mapping[str, Any]) -> QuantScheme:
     if config.get("fmt", "e4m3") != "e4m3":
         raise refuse("fmt", config["fmt"], "e4m3")
     block = config.get("weight_block_size")
     if block is None:
         return ChannelScale()
-    valid = isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)
-    if not valid or block[1] != BLOCK:
+    if not is_block(block):
         raise refuse("weight_block_size", block, SUPPORTED)
     return BlockScale(block[0])
 
