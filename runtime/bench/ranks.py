@@ -4,8 +4,8 @@ It runs a complete engine: captured steps, plans sent to the other ranks, result
 and decode one token per step, so that every step has the same batch. It prints medians. The step that prefills all
 prompts is the last row.
 
-With --no-communication, rank 0 runs alone on one GPU, and its collectives transfer nothing. No step of several GPUs can
-be shorter. Each rank normalizes all rows then, because the fused all-reduce and norm needs the other ranks.
+With --no-communication, rank 0 runs alone on one GPU, and its collectives transfer nothing. This estimates the shortest
+step of several GPUs. The rank normalizes all rows then, because the fused all-reduce and norm needs the other ranks.
 """
 
 from __future__ import annotations
