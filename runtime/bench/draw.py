@@ -18,8 +18,9 @@ from runtime.errors import ConfigError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE.json", help="results of one tool")
     parser.add_argument(
-        "--names", nargs="+", metavar="NAME", help="names of the curves, one per file; default: the settings"
-    )
+        "--names", nargs="+", metavar="NAME",
+        help="name of each file's curves; default: model and format for steps, none for serve",
+    )  # fmt: skip
     parser.add_argument("--cases", nargs="+", metavar="CASE", help="cases of steps to draw; default: all")
     parser.add_argument("--title", default="", help="title of the plot")
     plot.add_argument(parser, "the curves")
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     names = args.names or [""] * len(args.files)
     if len(names) != len(args.files) or args.plot is None:
-        print("give --plot, and one --names entry per file", file=sys.stderr)
+        print("--plot is required, and --names needs one entry per file", file=sys.stderr)
         return 2
     try:
         reports = [json.loads(path.read_text()) for path in args.files]

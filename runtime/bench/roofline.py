@@ -40,7 +40,9 @@ LAYER = re.compile(r"(layers\.\d+)\.(\w+)\.")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    rates = "rate for the lower bounds: 10^12 {} per second; default: that of the device, measured if it is unknown"
+    rates = (
+        "rate for the lower bounds: 10^12 {} per second; default: that of the device, measured if the device is unknown"
+    )
     parser.add_argument("--tflops", type=float, help=rates.format("operations"))
     parser.add_argument("--tbs", type=float, help=rates.format("bytes read"))
 

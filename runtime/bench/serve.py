@@ -60,7 +60,8 @@ def main(args: argparse.Namespace) -> int:
         return 2
     fewest = min((value for kind, value in loads if kind == "clients"), default=args.requests)
     if not 1 <= args.processes <= fewest:
-        print(f"--processes: must be between 1 and the number of clients and requests, {fewest:g}", file=sys.stderr)
+        limit = "--requests, as there are no --clients" if args.rate and not args.clients else "the lowest of --clients"
+        print(f"--processes: must be between 1 and {fewest:g}, {limit}", file=sys.stderr)
         return 2
     if args.url and not is_address(args.url):
         print(f"--url: {args.url!r} is not a server's address, such as {DEFAULT_URL}", file=sys.stderr)

@@ -21,7 +21,7 @@ START_SECONDS = 300.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="a running server; default: start one on a free port")
     parser.add_argument("--model", help="checkpoint of the started server, or name of a running one's model")
-    parser.add_argument("--arch", help="a named shape, which the started server has with random weights")
+    parser.add_argument("--arch", help="named shape of the started server; requires --random-weights")
     parser.add_argument("--random-weights", action="store_true", help="use random weights; required with --arch")
     parser.add_argument("--server-args", default="", metavar="'--FLAG ...'", help="flags of the started server")
 
@@ -29,9 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def flags_error(args: argparse.Namespace) -> str | None:
     """Returns an error message for flags that do not fit together; None if they do."""
     if args.random_weights != (args.arch is not None):
-        return "--random-weights must be used with --arch, and only with it"
+        return "--arch and --random-weights: give both, or leave both out"
     if args.arch is not None and (args.url or args.model):
-        return "--arch cannot be combined with --url or --model; leave one of them out"
+        return "--arch cannot be combined with --url or --model; leave --arch, or --url and --model, out"
     return None
 
 

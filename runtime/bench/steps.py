@@ -179,7 +179,7 @@ def _set_up(args: argparse.Namespace, group: TensorParallelGroup) -> _Setup:
     if (args.arch is None) == (args.model is None):
         raise ConfigError("give either --arch NAME --random-weights or --model CHECKPOINT")
     if args.random_weights != (args.arch is not None):
-        raise ConfigError("--random-weights must be used with --arch, and only with it")
+        raise ConfigError("--arch and --random-weights: give both, or leave both out")
     check_positive(args, "batch", "context", "prompt", "repeats", "budget", "block_size", "page_size")
     if args.warmup < 0:
         raise ConfigError("--warmup must be at least 0")

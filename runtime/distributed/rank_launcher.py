@@ -121,7 +121,8 @@ def _accept_remote(
                 absent = sorted(set(range(1, placement.nodes)) - {rank // ranks_per_node for rank in found})
                 raise ConfigError(
                     f"--num-nodes {placement.nodes}: the ranks of node {', '.join(map(str, absent))} did not connect "
-                    f"to {endpoint(placement.address, placement.port)} within --distributed-timeout-seconds"
+                    f"to {endpoint(placement.address, placement.port)} within --distributed-timeout-seconds; "
+                    "start them, or check the network"
                 ) from None
             connection.settimeout(None)
             undo.callback(connection.close)
@@ -191,7 +192,8 @@ def _connect(config: ServerConfig) -> socket.socket:
             if time.monotonic() > until:
                 raise ConfigError(
                     f"--master-addr {address[0]} --master-port {address[1]}: node 0 did not accept connections within "
-                    f"--distributed-timeout-seconds, {seconds:g} s: {error.strerror or error}"
+                    f"--distributed-timeout-seconds, {seconds:g} s: {error.strerror or error}; start it, or "
+                    "check the network"
                 ) from None
             time.sleep(RETRY_SECONDS)
         else:

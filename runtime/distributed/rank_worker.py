@@ -125,7 +125,8 @@ class RankWorker:
             device = device if self.device_index is None else torch.device("cuda", self.device_index)
             if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
                 raise ConfigError(
-                    f"--device-ids: {device} does not exist on {socket.gethostname()}; give ids that exist there"
+                    f"--tensor-parallel-size: {device} does not exist on {socket.gethostname()}; lower it, or give "
+                    "--device-ids that exist there"
                 )
             torch.cuda.set_device(device)
         connection = self.connection.socket

@@ -128,7 +128,7 @@ class LayerFactory:
         """Returns this rank's even part of `count` elements. Raises ConfigError as `shard`."""
         rank, size = self.group.rank, self.group.size
         if count % size:
-            raise ConfigError(f"--tensor-parallel-size {size}: must divide {count}, the model's {what}")
+            raise ConfigError(f"--tensor-parallel-size {size}: must divide the number of the model's {what}, {count}")
         return range(rank * (count // size), (rank + 1) * (count // size))
 
     def local_heads(self, heads: int, kv_heads: int, dim: int) -> HeadShard:
@@ -141,8 +141,8 @@ class LayerFactory:
         queries, group = self.local_range(heads, "attention heads"), heads // kv_heads
         if kv_heads % size and size % kv_heads:
             raise ConfigError(
-                f"--tensor-parallel-size {size}: must divide {kv_heads}, the model's key and value heads, or be a "
-                "multiple of it"
+                f"--tensor-parallel-size {size}: must divide the number of the model's key and value heads, "
+                f"{kv_heads}, or be a multiple of it"
             )
         return HeadShard(queries, range(queries.start // group, (queries.stop - 1) // group + 1), dim)
 

@@ -384,7 +384,7 @@ def _check_targets(modules: object, config: PeftConfig, base: BaseModelInfo) -> 
     held = set(modules)  # type: ignore[call-overload]
     stray = sorted(module for module in held if not config.targeted(module))
     if stray:
-        raise ConfigError(f"target_modules does not name {summary(stray)}, which the adapter has tensors for")
+        raise ConfigError(f"target_modules does not name {summary(stray)}, but the adapter has tensors for it; add it")
     every = {}
     for module in (name.removesuffix(".weight") for name in base.weights.slots):
         target = base.module(module)

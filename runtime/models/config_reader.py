@@ -146,7 +146,7 @@ def canonical(config: Mapping[str, Any], file: str = "config.json") -> dict[str,
             if found.get(name) is None:
                 found[name] = value
             elif value is not None and _bare(value) != _bare(found[name]):
-                raise ConfigError(f"{file}: {other} {value!r} contradicts {name} {found[name]!r}; remove one")
+                raise ConfigError(f"{file}: {other} {value!r} contradicts {name} {found[name]!r}; remove the wrong one")
     for name in NESTED:
         if isinstance(found.get(name), Mapping):
             found[name] = canonical(found[name], f"{file}'s {name}")

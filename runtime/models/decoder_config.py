@@ -95,7 +95,9 @@ def _rope_object(config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     for key in sorted({_rope_key(key) for key in newer} & {_rope_key(key) for key in older}):
         one, other = (next(v for k, v in each.items() if _rope_key(k) == key) for each in (newer, older))
         if one != other:
-            raise ConfigError(f"config.json: {ROPE}'s {key} is {one!r}, but {SCALING}'s is {other!r}; remove one")
+            raise ConfigError(
+                f"config.json: {ROPE}'s {key} is {one!r}, but {SCALING}'s is {other!r}; remove the wrong one"
+            )
     return ROPE, older | newer
 
 
@@ -233,7 +235,7 @@ def sparse_layers(fields: ConfigReader, layers: int, from_older_fields: frozense
         )
     found = frozenset(layer for layer, kind in enumerate(kinds) if kind == "sparse")
     if found != from_older_fields and any(fields.has(name) for name in names.split()):
-        raise ConfigError(f"config.json: mlp_layer_types contradicts {' and '.join(names.split())}; remove one")
+        raise ConfigError(f"config.json: mlp_layer_types contradicts {' and '.join(names.split())}; remove it or them")
     return found
 
 

@@ -175,7 +175,7 @@ def test_nodes_that_do_not_connect():
 @pytest.mark.parametrize(
     ("key", "flags", "says"),
     [
-        ("dream", {}, r"--tensor-parallel-size 2: must divide 7, the model's .* heads"),
+        ("dream", {}, r"--tensor-parallel-size 2: must divide the number of the model's .* heads, 7"),
         ("sdar", {"expert_parallel_size": 2}, "the model has no experts to distribute"),
     ],
 )

@@ -109,7 +109,7 @@ def test_inconsistent_flags_are_refused(flags, says):
 def test_a_size_that_does_not_divide_the_heads_is_refused():
     ended = started("--device", "cpu", "--port", "0", "--tensor-parallel-size", "3")
     assert ended.returncode == 1
-    assert "--tensor-parallel-size 3: must divide 8, the model's attention heads" in last_line(ended)
+    assert "--tensor-parallel-size 3: must divide the number of the model's attention heads, 8" in last_line(ended)
 
 
 def started(*flags):
