@@ -64,7 +64,7 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
 
 _HEADERS: dict[int, dict[str, str]] = {  # per status
     401: {"WWW-Authenticate": "Bearer"},
-    405: {"Allow": "GET, POST"},  # of no route; the framework names the methods of routes
+    405: {"Allow": "GET, POST"},  # for CONNECT, which has no route; for routes the framework sets Allow
     415: {"Accept-Encoding": ", ".join(SUPPORTED_ENCODINGS)},
     **{status: {"Retry-After": str(RETRY_AFTER_SECONDS)} for status in (429, 503)},
 }

@@ -344,6 +344,6 @@ class HttpFrontend:
 
     def _on_loaded(self, tokenizer: Tokenizer) -> None:
         self.context.tokenizer = tokenizer
-        gc.freeze()  # what is there now stays; looking through all of it would hold the loop again and again
+        gc.freeze()  # these objects are never freed; scanning them repeatedly would block the event loop
         gc.set_threshold(*COLLECTED)
         self.loaded.set()

@@ -25,7 +25,9 @@ def test_a_server_without_a_temporary_directory_ends_with_one_sentence(checkpoin
     )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert "none can be written; set TMPDIR to one" in done.stderr.strip().splitlines()[-1]
+    sentence = done.stderr.strip().splitlines()[-1]
+    assert "the directory for temporary files cannot be used: No usable temporary directory" in sentence
+    assert "set TMPDIR to one that can be written" in sentence
 
 
 @pytest.mark.matrix

@@ -298,7 +298,7 @@ class MessagesRequest(CountRequest, openai.SingleChoiceRequest):
     def check_conflicts(self) -> None:
         """Raises RequestError for conflicting fields, and for `mcp_servers` without a toolset.
 
-        `X-Unmask-Ignored` would name servers together with their toolset.
+        With a toolset, `mcp_servers` is ignored and named in `X-Unmask-Ignored`.
         """
         if self.mcp_servers and not any(tool.type == "mcp_toolset" for tool in self.tools or ()):
             raise refuse("mcp_servers", "is not supported; leave it out")

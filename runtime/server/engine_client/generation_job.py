@@ -28,7 +28,7 @@ class OutputDelta:
 
     Attributes:
         ended: this was the last output of the choice.
-        length: characters of the output up to this delta, with log-probabilities: the completion may be longer by now.
+        length: characters of the output up to this delta; 0 without log-probabilities. The completion may be longer.
     """
 
     choice: CompletionState

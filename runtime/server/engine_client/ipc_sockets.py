@@ -24,7 +24,7 @@ def socket_dir() -> Iterator[Path]:
     """Creates a directory that only this user can access, and removes it on exit.
 
     Raises:
-        ConfigError: no directory for temporary files can be written.
+        ConfigError: no directory for temporary files can be written and locked.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -33,10 +33,11 @@ def socket_dir() -> Iterator[Path]:
             path = Path(stack.enter_context(directory))
             lock = stack.enter_context(open(path / "unlocked", "w"))
             fcntl.flock(lock, fcntl.LOCK_EX)
-            os.rename(lock.name, path / LOCK)  # only now: others remove a directory whose file they can lock
-        except OSError:
+            os.rename(lock.name, path / LOCK)  # not before: servers remove a directory if they can lock its file
+        except OSError as error:
             raise ConfigError(
-                "the server needs a directory for temporary files, and none can be written; set TMPDIR to one"
+                f"the directory for temporary files cannot be used: {error.strerror}; set TMPDIR to one that can be "
+                "written and supports file locks"
             ) from None
         yield path
 

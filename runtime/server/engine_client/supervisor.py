@@ -85,7 +85,10 @@ class ProcessSlot:
             await asyncio.sleep(seconds)
 
     def restart_delay(self) -> float:
-        """Returns the seconds until the next start after an exit. They double with each start, up to a limit."""
+        """Returns the seconds until the next start.
+
+        They double with each exit up to a limit, and begin again after a process that served for `RESET_SECONDS`.
+        """
         if self.serving_since and time.monotonic() - self.serving_since > RESET_SECONDS:
             self._restart_delay = FIRST_DELAY_SECONDS
         self.serving_since = 0.0  # the next start may fail before it resets this
@@ -208,7 +211,11 @@ class Supervisor:
     # -- lifecycle
 
     async def start(self) -> None:
-        """Starts all backends, and returns when their processes run. Raises ConfigError if a socket cannot be bound."""
+        """Starts all backends, and returns when each process has started or could not be started.
+
+        Raises:
+            ConfigError: a socket cannot be bound.
+        """
         self.commands = Endpoint(self._bind(zmq.ROUTER, self.command_addr), self._on_command)
         self.events = Endpoint(self._bind(zmq.PULL, self.event_addr), self._on_event)
         self.tasks = [asyncio.create_task(replica.supervise(self._run, self._on_exit)) for replica in self.replicas]

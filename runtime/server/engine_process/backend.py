@@ -201,7 +201,10 @@ def _sentence(error: BaseException) -> str:
 
 
 def serve(link: EngineChannel, make_engine: EngineFactory, prepare: Callable[[], object]) -> int:
-    """Receives the configuration, loads the engine and runs its loop. Returns 1 if the engine could not be loaded."""
+    """Receives the configuration, loads the engine and runs its loop until `FrontendGone` is raised.
+
+    Returns 1 if the engine could not be loaded.
+    """
     link.send_hello()
     prepare()
     configure = link.configuration()

@@ -24,7 +24,7 @@ REASON_SECONDS = 2.0  # maximum wait at the exit until the reason has been sent
 
 
 class FrontendGone(Exception):
-    """The frontend has exited, or has sent `Stop`. The message is the reason."""
+    """The frontend has exited, is silent, or has sent `Stop`. The message is the reason."""
 
 
 class FrontendRouter:
@@ -157,7 +157,7 @@ class EngineChannel:
             yield from self.router.receive()
         yield from unloads
         if time.monotonic() - self.last_received > ipc_protocol.FRONTEND_SILENCE_SECONDS:
-            raise FrontendGone(f"no message of the frontend for {ipc_protocol.FRONTEND_SILENCE_SECONDS:.0f} s")
+            raise FrontendGone(f"no message from the frontend for {ipc_protocol.FRONTEND_SILENCE_SECONDS:.0f} s")
 
     def _receive_commands(self) -> Iterator[ipc_protocol.Command]:
         while has_message(self.commands):

@@ -60,7 +60,7 @@ class FrontendEngineClient(EngineClient):
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.connections: dict[int, tuple[str, Endpoint]] = {}
         self._numbers = itertools.count()
-        self._calls: dict[int, asyncio.Future[Any]] = {}  # calls of the parent that have no response yet, by number
+        self._calls: dict[int, asyncio.Future[Any]] = {}  # calls to the parent without a response, by number
         self.live_requests = LiveRequests()
         self.publishing = False
         self.complete = False
@@ -80,7 +80,7 @@ class FrontendEngineClient(EngineClient):
         return self._progress
 
     async def call(self, method: Method, *arguments: str) -> Any:
-        self._publish()  # the metrics have the live requests
+        self._publish()  # so that /metrics has the live requests of this process
         number = next(self._numbers)
         pending = self._calls[number] = asyncio.get_running_loop().create_future()
         self.send_to_parent(RpcRequest(number, method, list(arguments)))

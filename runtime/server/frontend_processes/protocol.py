@@ -91,7 +91,7 @@ class Loaded(msgspec.Struct, tag=True, frozen=True):
 
 
 class StateAck(msgspec.Struct, tag=True, frozen=True):
-    """Acknowledges the next state, in the order of arrival. `error`: why it could not be applied; "" if it could."""
+    """Acknowledges the oldest state without acknowledgment. `error`: why it could not be applied; "" if it could."""
 
     error: str = ""
 

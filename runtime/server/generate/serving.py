@@ -116,7 +116,7 @@ async def _tokenize_segments(
         chat = ChatPrompt(template_messages(body.messages), body.chat_template_kwargs or {})
         ids = await context.preprocessor.encode_chat(request, inputs.loaded, chat)
     else:
-        check_unset(body, ["chat_template_kwargs"], "only with messages")
+        check_unset(body, ["chat_template_kwargs"], "only with messages; leave it out")
         ids = info.with_bos([])
     texts = [segment for segment in segments if isinstance(segment, str)]
     free_tokens = info.max_model_len - len(ids) - sum(segment for segment in segments if isinstance(segment, int))
@@ -213,6 +213,6 @@ async def generate(context: ServerContext, request: Request, body: protocol.Gene
 async def infill(context: ServerContext, request: Request, body: protocol.InfillRequest) -> InfillHandler:
     """Fills gaps in a text: ``<mask:8>`` is a gap of eight tokens."""
     inputs = context.begin(request, body, "infill-")
-    check_unset(body, _LENGTH_FIELDS, "the holes say how long the answer is; leave it out")
+    check_unset(body, _LENGTH_FIELDS, "the holes determine the length of the output; leave it out")
     segments, holes = await _tokenize_segments(context, inputs, body)
     return InfillHandler(await context.submit(inputs), inputs, segments, holes)

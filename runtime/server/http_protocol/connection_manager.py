@@ -257,7 +257,7 @@ class ConnectionManager:
             self.evict(connection, "stalled")
             return
         if connection.socket_paused and not transport.is_closing() and has_disconnected(transport):
-            transport.abort()  # reading is paused and would not notice it
+            transport.abort()  # a disconnect is not detected while reading is paused
             return
         match connection.phase:
             case Phase.HEAD if seconds > limits.head_seconds:

@@ -26,7 +26,7 @@ class HttpRejection(RequestError):
 
 
 INVALID_REQUEST = HttpRejection("invalid", 400, "what was sent is not an HTTP/1.1 request", "invalid_http")
-CONNECT_NOT_SUPPORTED = HttpRejection("invalid", 405, "CONNECT is not possible: this server is no proxy")
+CONNECT_NOT_SUPPORTED = HttpRejection("invalid", 405, "CONNECT is not supported: this server is not a proxy")
 
 
 def head_too_large(limits: Limits) -> HttpRejection:

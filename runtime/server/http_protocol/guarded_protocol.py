@@ -299,7 +299,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _stop_parsing(self, rejection: HttpRejection) -> None:
         """Ends parsing: uvicorn calls `send_400_response` after an error of a callback."""
         self.rejection = rejection
-        raise ValueError(rejection.message)  # raised itself, the rejection would be in a cycle with this connection
+        raise ValueError(rejection.message)  # `raise rejection` would create a reference cycle with this connection
 
     def _discard(self, size: int) -> None:
         self.discarded += size

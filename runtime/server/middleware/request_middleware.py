@@ -50,7 +50,7 @@ class RequestMiddleware:
         self.origins = OriginPolicy(config.host, config.cors_allow_origins, config.allowed_hosts, pages().keys())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        context = self.context  # `HttpServer` has neither lifespan nor websockets: the scope is one of HTTP
+        context = self.context  # the scope is always "http": `HttpServer` has no lifespan events and no websockets
         headers: dict[bytes, bytes] = dict(scope["headers"])
         sent_id = headers.get(b"x-request-id")
         valid = sent_id is None or _REQUEST_ID.fullmatch(sent_id) is not None

@@ -188,7 +188,8 @@ class PromptEcho:
 
     Attributes:
         silent: only prompts are returned, no completions.
-        scores: scoring requests, by the index of their prompt. A prompt of one token has none.
+        scores: scoring requests, by the index of their prompt. A prompt of one token has none. Empty without
+            log-probabilities.
         texts: texts of the prompts.
     """
 

@@ -351,7 +351,7 @@ def unknown_format_keys(requested: object) -> Iterator[str]:
         nested = None
     elif nested:
         known = frozenset({"json_schema"})
-    else:  # empty: the schema beside it counts
+    else:  # empty: the schema is in the format itself
         known |= {"json_schema"}
     yield from (name for name, value in requested.items() if name not in {"type", *known} and value is not None)
     for name, value in (nested or {}).items():
@@ -418,8 +418,8 @@ class ChatFields(RequestModel):
         if (prompt is None) == (self.messages is None):
             raise refuse("prompt", "give either prompt or messages")
         if self.messages is None:
-            check_unset(self, ["chat_template_kwargs"], "only with messages")
-            check_unset(self, ["add_generation_prompt", "continue_final_message"], "only with messages; leave it out")
+            names = ["chat_template_kwargs", "add_generation_prompt", "continue_final_message"]
+            check_unset(self, names, "only with messages; leave it out")
 
 
 class GenerationRequest(SamplingFields):
