@@ -80,7 +80,8 @@ class FrontendEngineClient(EngineClient):
         return self._progress
 
     async def call(self, method: Method, *arguments: str) -> Any:
-        self._publish()  # so that /metrics has the live requests of this process
+        if method == "metrics":
+            self._publish()  # so that they have the live requests of this process
         number = next(self._numbers)
         pending = self._calls[number] = asyncio.get_running_loop().create_future()
         self.send_to_parent(RpcRequest(number, method, list(arguments)))
