@@ -66,9 +66,8 @@ def make_app(context: ServerContext) -> App:
         docs_url=None,  # FastAPI's page loads files of another host
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,  # the name in generated clients
-        exception_handlers={
-            HTTPException: _http_error
-        },  # RequestMiddleware handles RequestError and all other exceptions
+        # RequestMiddleware handles RequestError and all other exceptions
+        exception_handlers={HTTPException: _http_error},
     )
     app.state.context = context
     modules = (serving, chat, completions, responses, messages, tokenize, routes, docs)
