@@ -91,7 +91,7 @@ class ProcessSlot:
         """
         if self.serving_since and time.monotonic() - self.serving_since > RESET_SECONDS:
             self._restart_delay = FIRST_DELAY_SECONDS
-        self.serving_since = 0.0  # the next start may fail before it resets this
+        self.serving_since = 0.0
         seconds = self._restart_delay
         self._restart_delay = min(2 * seconds, MAX_DELAY_SECONDS)
         return seconds
@@ -268,7 +268,7 @@ class Supervisor:
         """Starts a process, waits for its exit, and returns the reason."""
         replica.starts += 1
         replica.state = "starting"
-        replica.fatal, replica.serving_since = None, 0.0
+        replica.fatal = None
         replica.loading = Loading("start", 0, 0)
         arguments = ["--name", replica.name, "--command-addr", self.command_addr, "--event-addr", self.event_addr]
         if self.config.frontend_processes > 1:

@@ -54,7 +54,6 @@ class Frontend(supervision.ProcessSlot):
         self.connected = False
         self.released = False
         self.started = time.monotonic()
-        self.serving_since = 0.0  # set when it accepts connections
         self.loaded = False
         self.fatal = None
         self.last_message = time.monotonic()
