@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kubernetes.client import ApiClient
-from urllib3 import HTTPHeaderDict
+from urllib3 import HTTPHeaderDict, Retry
 
 from e2e.cluster import kubeconfig
 from tests.wait import TIMEOUT, wait_until
@@ -19,6 +19,11 @@ Found = TypeVar("Found")
 INTERVAL = 0.1  # seconds between two requests of a wait
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml"
+# Repeats any request that the API server rejects with 429 or 503 and Retry-After. It has not processed such a request.
+# It rejects requests while it initializes the storage of a kind, or replaces it after a change of the definition.
+RETRIES = Retry(
+    total=int(TIMEOUT), connect=False, read=False, redirect=False, other=0, allowed_methods=None, raise_on_status=False
+)
 
 
 class ApiError(Exception):
@@ -38,14 +43,17 @@ class ApiError(Exception):
 class Kube:
     """Client whose objects are dicts with apiVersion and kind. Plural names come from the server's discovery.
 
-    Every method raises ApiError for an error response. `namespace` is for namespaced objects and kinds.
+    Methods raise ApiError for an error response. Requests are repeated by `RETRIES` before. `namespace` is for namespaced
+    objects and kinds.
     """
 
     def __init__(self, config: Path, *, user: str = "", groups: tuple[str, ...] = ()) -> None:
         """Uses the kubeconfig's user, or impersonates `user` with `groups` if the kubeconfig's user may do so."""
         access = kubeconfig.read(config)
         self.server, self.context = access.server, access.context
-        self._api = ApiClient(kubeconfig.load(config))
+        configuration = kubeconfig.load(config)
+        configuration.retries = RETRIES
+        self._api = ApiClient(configuration)
         self._impersonated = [("Impersonate-User", user)] if user else []
         self._impersonated += [("Impersonate-Group", group) for group in groups]
         self._plurals: dict[tuple[str, str], tuple[str, bool]] = {}
@@ -184,12 +192,7 @@ class Kube:
         api_version, kind = f"{spec['group']}/{spec['versions'][0]['name']}", spec["names"]["kind"]
 
         def served() -> bool:
-            try:
-                self.list(api_version, kind)
-            except ApiError as error:
-                if error.status in (429, 503):  # its storage is being initialized
-                    return False
-                raise
+            self.list(api_version, kind)
             return True
 
         self.wait(f"{kind} is served", served)

@@ -41,13 +41,22 @@ def test_requests_without_a_fault_pass(kube: Kube, admin: Kube, fault_proxy: Fau
 def test_a_refused_write_never_reaches_the_server(
     kube: Kube, admin: Kube, fault_proxy: FaultProxy, namespace: str, status: int, reason: str
 ) -> None:
-    fault_proxy.fail(status, "/configmaps", methods=("POST",), retry_after=1)
+    fault_proxy.fail(status, "/configmaps", methods=("POST",))
     with pytest.raises(ApiError) as refused:
         kube.create(config_map(namespace))
     assert (refused.value.status, refused.value.reason) == (status, reason)
     assert admin.find("v1", "ConfigMap", "a", namespace) is None
     kube.create(config_map(namespace))  # the fault applies once
     assert admin.find("v1", "ConfigMap", "a", namespace)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_write_rejected_with_retry_after_is_repeated(
+    kube: Kube, fault_proxy: FaultProxy, namespace: str, status: int
+) -> None:
+    fault_proxy.fail(status, "/configmaps", methods=("POST",), retry_after=1)
+    kube.create(config_map(namespace))
+    assert [(seen.method, seen.status) for seen in fault_proxy.writes()] == [("POST", status), ("POST", 201)]
 
 
 def test_faults_are_injected_in_order(kube: Kube, fault_proxy: FaultProxy, namespace: str) -> None:
