@@ -153,6 +153,32 @@ def test_a_failed_load_leaves_nothing_of_its_name() -> None:
     asyncio.run(fail_to_load())
 
 
+@pytest.mark.parametrize("exits", ["before the load", "during the load"])
+def test_a_load_without_a_backend_leaves_no_entry(exits: str) -> None:
+    """Checks a load while the last backend exits. An entry in the state "loading" would never be loaded again."""
+    ready = [0] if exits == "during the load" else []
+
+    def require_ready() -> list[int]:
+        if not ready:
+            raise RequestError("no engine process is ready", status=503)
+        return list(ready)
+
+    async def call(replica: int, message: object) -> CallResult | None:
+        if not ready:
+            return None
+        ready.clear()
+        return CallResult(0, error="no adapter")
+
+    async def load() -> None:
+        supervisor = SimpleNamespace(require_ready=require_ready, call=call)
+        registry = LocalAdapterRegistry(ServerConfig(engine=EngineConfig(model="demo://")), cast(Any, supervisor))
+        with pytest.raises(RequestError, match="no engine process is ready" if not ready else "no adapter"):
+            await registry.load("name", "/adapters", by="route")
+        assert not registry.entries
+
+    asyncio.run(load())
+
+
 def test_clients_load_and_unload_adapters(server: ServerProcess, adapter_dirs: Path, tmp_path: Path) -> None:
     with server.client() as client:
         for _ in range(2):  # loading the same adapter again changes nothing

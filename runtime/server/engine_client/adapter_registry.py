@@ -134,10 +134,11 @@ class LocalAdapterRegistry(AdapterRegistry):
             if by == "config":
                 self._fail(name, AdapterEntry(uri, by), refusal)
             raise RequestError(refusal, param="lora_name")
+        replicas = self.supervisor.require_ready()  # no entry without a replica that loads it
         before = self.entries.get(name)
         if before is None or before.state == "failed":
             self.entries[name] = AdapterEntry(uri, by, last_attempt=time.monotonic())
-        wrong = await self._broadcast(LoadAdapter(name, uri))
+        wrong = await self._broadcast(replicas, LoadAdapter(name, uri))
         if wrong is None:
             self.entries[name].state, self.entries[name].message = "ready", ""
             self.on_change()
@@ -145,7 +146,7 @@ class LocalAdapterRegistry(AdapterRegistry):
             return
         if before is not None and before.state == "ready":
             raise RequestError(wrong, param="lora_path")  # the adapter that is loaded under this name stays
-        await self._broadcast(UnloadAdapter(name))  # some replicas may have loaded it
+        await self._broadcast(replicas, UnloadAdapter(name))  # some replicas may have loaded it
         if before is None and by == "route":
             del self.entries[name]
         else:
@@ -170,7 +171,7 @@ class LocalAdapterRegistry(AdapterRegistry):
         self.on_change()
         try:
             await self.wait_acknowledged()  # afterwards no frontend process accepts requests that name it
-            await self._broadcast(UnloadAdapter(name))
+            await self._broadcast(self.supervisor.require_ready(), UnloadAdapter(name))
         except RequestError:
             entry.state = before
             self.on_change()
@@ -179,12 +180,11 @@ class LocalAdapterRegistry(AdapterRegistry):
         self.on_change()
         log.info("LoRA adapter %s unloaded", name)
 
-    async def _broadcast(self, message: LoadAdapter | UnloadAdapter) -> str | None:
-        """Sends a message to all ready replicas and returns the first error, or None.
+    async def _broadcast(self, replicas: list[int], message: LoadAdapter | UnloadAdapter) -> str | None:
+        """Sends a message to replicas and returns the first error, or None.
 
         `on_ready` sends the adapters again to a replica that restarts.
         """
-        replicas = self.supervisor.require_ready()
         results = await asyncio.gather(*(self.supervisor.call(replica, message) for replica in replicas))
         return next((result.error for result in results if result is not None and result.error is not None), None)
 
