@@ -329,10 +329,16 @@ async def fuzz(args: argparse.Namespace, url: str, processes: list[psutil.Proces
     done = await fuzzer.run(min(WARM, args.requests), args.clients, end)
     await idle(fuzzer)
     before = [pss(p) for p in processes]
-    print(f"{done} requests in {time.monotonic() - started:.0f} s", flush=True)
+
+    def report() -> None:
+        memory = ", ".join(f"{pss(process) / 2**20:.1f} MB" for process in processes)
+        seconds = time.monotonic() - started
+        print(f"{done} requests in {seconds:.0f} s, {len(fuzzer.faults)} faults; memory {memory}", flush=True)
+
+    report()
     while done < args.requests and time.monotonic() < end:
         done += await fuzzer.run(min(1000, args.requests - done), args.clients, end)
-        print(f"{done} requests in {time.monotonic() - started:.0f} s, {len(fuzzer.faults)} faults", flush=True)
+        report()
     left = await idle(fuzzer)
     good = not fuzzer.faults and not any(left.values()) and done == args.requests
     print("outcomes:", json.dumps(fuzzer.outcomes, sort_keys=True))
