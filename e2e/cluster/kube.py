@@ -43,8 +43,8 @@ class ApiError(Exception):
 class Kube:
     """Client whose objects are dicts with apiVersion and kind. Plural names come from the server's discovery.
 
-    Methods raise ApiError for an error response. Requests are repeated by `RETRIES` before. `namespace` is for namespaced
-    objects and kinds.
+    Methods raise ApiError for an error response. Requests are repeated by `RETRIES` before. `namespace` is for
+    namespaced objects and kinds.
     """
 
     def __init__(self, config: Path, *, user: str = "", groups: tuple[str, ...] = ()) -> None:
