@@ -203,6 +203,7 @@ CASES: list[Case] = [
     ("/tokenize", {}, 400, "prompt"),
     ("/tokenize", {"prompt": "x", "messages": USER}, 400, "prompt"),
     ("/tokenize", {"prompt": 5}, 400, "prompt"),
+    ("/tokenize", {"prompt": "x", "tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
     ("/detokenize", {"tokens": [-1]}, 400, "tokens[0]"),
     ("/detokenize", {"tokens": [10**30]}, 400, "tokens[0]"),
     ("/detokenize", {"tokens": "x"}, 400, "tokens"),
