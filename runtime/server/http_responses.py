@@ -30,11 +30,10 @@ _TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
     500: "server_error",
-    501: "not_implemented_error",
     503: "service_unavailable_error",
     504: "timeout_error",
 }
-_ANTHROPIC_TYPES = _TYPES | {413: "request_too_large", 500: "api_error", 501: "api_error", 503: "overloaded_error"}
+_ANTHROPIC_TYPES = _TYPES | {413: "request_too_large", 500: "api_error", 503: "overloaded_error"}
 _ANTHROPIC = "/v1/messages"  # the route, and those below it
 RETRY_AFTER_SECONDS = 1  # for a full queue (429) and a server without backend (503)
 

@@ -108,7 +108,6 @@ _MEANINGS = {
     415: "a Content-Encoding that is not supported; see Accept-Encoding",
     429: "the queue is full; see Retry-After",
     500: "internal error",
-    501: "not supported",
     503: "no engine process is ready; see Retry-After",
     504: "timeout",
 }
