@@ -129,6 +129,8 @@ class Acceptor:
         except BlockingIOError:  # other processes have accepted them
             pass
         except OSError as error:
+            if error.errno == errno.EINVAL:  # another process has shut the listener down, which is final
+                return self.stop()
             if not self.failing:
                 wire_log.warning("cannot accept connections: %s; %s", error.strerror or error, accept_advice(error))
             self.failing = True

@@ -130,7 +130,7 @@ def test_connections_are_accepted_where_the_system_reports_no_queue(
         (errno.ENOBUFS, "the kernel has no memory for sockets"),
         (errno.ENOMEM, "the kernel has no memory for sockets"),
         (errno.EPERM, "a firewall"),
-        (errno.EINVAL, f"see errno {errno.EINVAL}"),
+        (errno.EIO, f"see errno {errno.EIO}"),
     ],
 )
 def test_an_error_of_accept_is_logged_once_with_its_cause(
@@ -246,6 +246,21 @@ def test_a_process_without_connections_accepts_first(listener: socket.socket) ->
         asyncio.get_running_loop().remove_reader(listener.fileno())
 
     uvloop.run(accept())
+
+
+def test_a_listener_that_another_process_closes_is_no_error(
+    listener: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def close() -> None:
+        first, second = Sharing(listener).acceptors
+        second.start()
+        await first.close()
+        second.start()  # in one loop, both have the same reader
+        await wait_until_async(lambda: second.closed)
+        await second.close()
+
+    uvloop.run(close())
+    assert "cannot accept" not in caplog.text
 
 
 def test_a_shared_listener_serves_all_connections(listener: socket.socket) -> None:
