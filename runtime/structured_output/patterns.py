@@ -35,16 +35,16 @@ BOUNDED = {
 }
 
 BASE64 = "^(?:[0-9A-Za-z+/]{4})*(?:[0-9A-Za-z+/]{2}==|[0-9A-Za-z+/]{3}=)?$"  # RFC 4648, section 4
-# Formats that llguidance does not check: RFC 6901, relative JSON pointers, RFC 3986 (with host names).
+# Formats that llguidance does not check, or not fully: RFC 6901, relative JSON pointers, RFC 3986 (with host names).
 _POINTER = "(?:/(?:[^~/]|~[01])*)*"
 _URI = "(?:[A-Za-z0-9._~!$&'()*+,;=@-]|%[0-9A-Fa-f]{2})"
+_URI_PATH = f"(?:/{_URI}+)*/?(?:[?](?:{_URI}|[/?:])*)?(?:#(?:{_URI}|[/?:])*)?"
 FORMAT_PATTERNS = {
     "json-pointer": f"^{_POINTER}$",
     "relative-json-pointer": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$",
-    "uri-reference": (
-        f"^(?:[A-Za-z][A-Za-z0-9+.-]*:)?(?://[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)?"
-        f"(?:/{_URI}+)*/?(?:[?](?:{_URI}|[/?:])*)?(?:#(?:{_URI}|[/?:])*)?$"
-    ),
+    "uri-reference": f"^(?:[A-Za-z][A-Za-z0-9+.-]*:)?(?://[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)?{_URI_PATH}$",
+    # llguidance accepts a second 60 in every minute, but a leap second is possible only at 23:59 UTC (RFC 3339, 5.7).
+    **dict.fromkeys(("time", "date-time"), ":[0-5][0-9]:[0-5][0-9]"),
 }
 
 # Formats that llguidance checks in values but not in property names, which take expressions alone. They match no other
@@ -69,10 +69,7 @@ NAME_PATTERNS = {
     "email": rf"^{_ATOM}(?:\.{_ATOM}){{0,2}}@(?:{_LABEL}\.){{1,3}}[A-Za-z]{{2,20}}$",
     "ipv4": rf"^(?:{_OCTET}\.){{3}}{_OCTET}$",
     "uuid": "^[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}$",
-    "uri": (
-        f"^[A-Za-z][A-Za-z0-9+.-]*:(?://{_LABEL}(?:[.]{_LABEL})*(?::[0-9]{{1,4}})?)?"
-        f"(?:/{_URI}+)*/?(?:[?](?:{_URI}|[/?:])*)?(?:#(?:{_URI}|[/?:])*)?$"
-    ),
+    "uri": f"^[A-Za-z][A-Za-z0-9+.-]*:(?://{_LABEL}(?:[.]{_LABEL})*(?::[0-9]{{1,4}})?)?{_URI_PATH}$",
 }
 
 # Expressions that zod 4 writes next to a `format`. In each pair, the second matches all texts of the first, so that a
@@ -117,6 +114,9 @@ _PAIR = re.compile(r"u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})", re.IGNORECASE
 _PROPERTY = re.compile(r"[pP](?:\{[A-Za-z_=]+\}|[A-Z])")
 _META = frozenset("\\.+*?()|[]{}^$#&-~/")
 _ANY = r"[\s\S]"
+# Of a class with all control characters, llguidance accepts every JSON escape, even of a quote that the class excludes.
+# Negated classes therefore exclude U+0000 too.
+_NO_NUL = r"\x00"
 _NO_LINE_END = r"[^\n\r\u{2028}\u{2029}]"  # ECMAScript's dot; llguidance's excludes \n alone
 
 
@@ -229,6 +229,8 @@ def _escape(pattern: str, at: int, *, in_class: bool) -> tuple[str, int]:
     if pair := _PAIR.match(pattern, at):
         high, low = (int(half, 16) for half in pair.groups())
         return f"\\u{{{0x10000 + ((high - 0xD800) << 10) + low - 0xDC00:x}}}", pair.end()
+    if (found := _PROPERTY.match(pattern, at)) and character == "P" and not in_class:
+        return f"[^\\p{found[0][1:]}{_NO_NUL}]", found.end()
     for form in (_HEX, _PROPERTY):
         if found := form.match(pattern, at):
             return f"\\{found[0]}", found.end()
@@ -257,7 +259,7 @@ def _class(pattern: str, at: int) -> tuple[str, int]:
         if at >= len(pattern):
             raise ValueError("a class of characters has no closing bracket; add ], or escape [")
         if pattern[at] == "]":
-            return "".join([*written, "]"]), at + 1
+            return "".join([*written, _NO_NUL if negated else "", "]"]), at + 1
         member, at = _member(pattern, at)
         written.append(member)
         if pattern.startswith("-", at) and not pattern.startswith("-]", at) and at + 1 < len(pattern):

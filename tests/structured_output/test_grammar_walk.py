@@ -6,12 +6,14 @@ beginning for each token.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import llguidance
 import numpy as np
 import pytest
@@ -160,3 +162,43 @@ def test_an_aborted_request_leaves_nothing(llm: LLM) -> None:
     stream.close()  # type: ignore[attr-defined]
     assert not llm.engine.has_work()
     assert llm.engine.stats().pages_used == 0
+
+
+def accepts(naive: Naive, schema: dict[str, Any], text: str) -> bool:
+    """Whether the grammar of a schema accepts a JSON text."""
+    grammar = grammar_of({"json": schema}, "structured_outputs")
+    matcher = llguidance.LLMatcher(naive.tokens, translate_grammar(grammar))
+    assert not matcher.is_error(), matcher.get_error()
+    tokens = naive.tokens.tokenize_bytes(text.encode())
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r'^[^"]$',
+        r'^[^"\\]$',
+        r"^[^\n\\]$",
+        r'^[^<>:"/\\|?*]$',
+        r'^[^\d"]$',
+        "^[^!-~]$",
+        r"^\P{P}$",
+        r"^[^/]$",
+        r"^[\s\S]$",
+    ],
+)
+def test_escaped_characters_are_allowed_where_the_pattern_allows_the_characters(naive: Naive, pattern: str) -> None:
+    checked = jsonschema_rs.validator_for({"pattern": pattern})
+    for character in map(chr, range(1, 127)):
+        text = json.dumps(character)
+        assert accepts(naive, {"type": "string", "pattern": pattern}, text) == checked.is_valid(character), text
+
+
+@pytest.mark.parametrize("format", ["time", "date-time"])
+def test_times_have_seconds_below_60(naive: Naive, format: str) -> None:
+    start = "2024-02-29T" if format == "date-time" else ""
+    accepted = {
+        time: accepts(naive, {"type": "string", "format": format}, json.dumps(f"{start}{time}"))
+        for time in ("23:59:59Z", "01:02:03.5+02:00", "01:02:60Z", "23:59:60Z", "01:02:60.5-01:00", "01:02Z")
+    }
+    assert [time for time, fits in accepted.items() if fits] == ["23:59:59Z", "01:02:03.5+02:00"]
