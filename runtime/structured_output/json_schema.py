@@ -135,7 +135,7 @@ class _Simplifier:
         self._origins: dict[str, Path] = {}  # paths of the first references to definitions
         self._definitions: dict[str, Any] = {}
         self._numbers = itertools.count()
-        self._exclusive: list[tuple[Path, dict[str, Any]]] = []  # rewritten schemas with a oneOf
+        self._exclusive: list[tuple[Path, dict[str, Any], object]] = []  # rewritten schemas with a oneOf, discriminator
         self.one_of: list[Path] = []  # paths of those that remain
 
     def run(self) -> dict[str, Any]:
@@ -145,9 +145,14 @@ class _Simplifier:
             name, target, path = self._pending.pop()
             self._definitions[name] = self.schema(target, path)
         self._check_recursion()
-        for path, each in self._exclusive:
-            if "anyOf" not in each and all_disjoint(each["oneOf"], self._definitions):
-                each["anyOf"] = each.pop("oneOf")
+        for path, each, discriminator in self._exclusive:
+            some = each["oneOf"]
+            match discriminator:
+                case {"propertyName": str(name)} if not all_disjoint(some, self._definitions):
+                    some = [_both(one, {"required": [name]}) for one in some]  # OpenAPI 3.1, Discriminator Object
+            if "anyOf" not in each and all_disjoint(some, self._definitions):
+                each["anyOf"] = some
+                del each["oneOf"]
             else:
                 self.one_of.append(path)
         made: dict[str, Any] = {"enum": []} if found is False else {} if found is True else dict(found)
@@ -265,7 +270,7 @@ class _Simplifier:
             else:
                 made[keyword] = [{} if each is True else each for each in some]
                 if keyword == "oneOf":
-                    self._exclusive.append(((*path, keyword), made))
+                    self._exclusive.append(((*path, keyword), made, value.get("discriminator")))
         if "not" in value:
             self._negated(value["not"], (*path, "not"), extra)
         if "if" in value:
@@ -273,10 +278,9 @@ class _Simplifier:
         extra[:] = [each for each in extra if each is not True]
 
     def _negated(self, value: Any, path: Path, extra: list[Schema]) -> None:
-        try:
+        found: Schema = {}
+        with contextlib.suppress(SchemaError):
             found = self.schema(value, path)
-        except SchemaError:
-            found = {}
         if isinstance(found, dict):
             raise UnsupportedSchema(path, "a schema that must not hold is not supported; state what must hold instead")
         extra.append(not found)
@@ -330,10 +334,9 @@ class _Simplifier:
         fewest = 1 if fewest is None else fewest
         if not fewest and bound is None:
             return lowest, highest
-        try:
+        found: Schema = {}
+        with contextlib.suppress(SchemaError):
             found = self.schema(value["contains"], (*path, "contains"))
-        except SchemaError:
-            found = {}
         if found is False and not fewest:
             return lowest, highest
         if found is not True and (found is False or found != items):
@@ -631,8 +634,7 @@ def _number(value: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
         if value.get(exclusive) is True and bound in found:  # draft 4 and OpenAPI 3.0
             found[exclusive] = found.pop(bound)
     for keyword, limit in found.items():
-        inward = limit > MAX_NUMBER if "inimum" in keyword else limit < -MAX_NUMBER
-        if inward:
+        if limit > MAX_NUMBER if "inimum" in keyword else limit < -MAX_NUMBER:
             raise UnsupportedSchema((*path, keyword), f"numbers beyond {MAX_NUMBER} are not supported; lower the bound")
         if abs(limit) <= MAX_NUMBER:
             made[keyword] = limit

@@ -138,6 +138,16 @@ class Dog(BaseModel):
     tricks: list[str]
 
 
+class Circle(BaseModel):
+    kind: Literal["circle"] = "circle"
+    radius: int = 1
+
+
+class Square(BaseModel):
+    kind: Literal["square"] = "square"
+    side: int
+
+
 class Tree(BaseModel):
     name: str
     children: list[Tree] = []
@@ -162,6 +172,7 @@ _TYPES: dict[str, Any] = {
     "Optional": Optional[int],  # noqa: UP045
     "Union": Union[int, str],  # noqa: UP007
     "discriminated Union": Annotated[Cat | Dog, Field(discriminator="kind")],
+    "discriminated Union with defaults": Annotated[Circle | Square, Field(discriminator="kind")],
     "nested model": Leaf,
     "recursive model": Tree,
     "alias": Annotated[int, Field(alias="other-name")],

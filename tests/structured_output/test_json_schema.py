@@ -267,6 +267,21 @@ def test_formats_hold_for_property_names(format: str) -> None:
     assert simplified({**schema, "propertyNames": {"allOf": [names, names]}}) == made
 
 
+def test_a_discriminator_is_required_where_alternatives_overlap_without_it() -> None:
+    circle = {"properties": {"kind": {"const": "circle", "default": "circle"}}, **OPEN}
+    square = {"properties": {"kind": {"const": "square", "default": "square"}, "side": {"type": "integer"}}, **OPEN}
+    schema = {"oneOf": [{"$ref": "#/$defs/Circle"}, square], "$defs": {"Circle": circle}}
+    assert len(simplified(schema)["oneOf"]) == 2
+    assert len(simplified({**schema, "discriminator": {"propertyName": "side"}})["oneOf"]) == 2
+    assert len(simplified({**schema, "discriminator": {"propertyName": 1}})["oneOf"]) == 2
+    made = simplified({**schema, "discriminator": {"propertyName": "kind"}})
+    assert "oneOf" not in made
+    for fitting in ({"kind": "circle"}, {"kind": "square", "side": 1}):
+        assert accepts(made, fitting)
+    for other in ({}, {"side": 1}, {"kind": "square", "side": "x"}, {"kind": "other"}):
+        assert not accepts(made, other)
+
+
 def test_formats_of_property_names_hold_unless_a_one_of_remains() -> None:
     names = {**OPEN, "propertyNames": {"format": "uuid"}}
     for disjoint in ([names, {"type": "string"}], [names, False]):
