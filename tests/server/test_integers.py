@@ -88,6 +88,9 @@ def test_every_integer_field_of_a_route_accepts_integral_floats(
         ("/generate", {**BODIES["/generate"], "decoding": {"algorithm": "local_leap", "local_leap": {"radius": 4.0}}}),
         ("/generate", {**BODIES["/generate"], "decoding": {"block_length": 32.0}}),
         ("/generate", {**BODIES["/generate"], "stop_token_ids": [40, 41.0]}),
+        ("/generate", {**BODIES["/generate"], "prompt": [40.0, 41.0]}),
+        ("/v1/completions", {**BODIES["/v1/completions"], "prompt": [40, 41.0]}),
+        ("/v1/completions", {**BODIES["/v1/completions"], "prompt": ["hello", [40.0], [41]]}),
     ],
 )
 def test_integers_within_other_fields_accept_integral_floats(
@@ -109,3 +112,10 @@ def test_the_answer_does_not_depend_on_the_notation(client: httpx.Client) -> Non
     asked = {"prompt": "hello", "max_tokens": 8, "seed": 1, "temperature": 1}
     texts = [client.post("/generate", json={**asked, "max_tokens": limit}).json()["text"] for limit in (8, 8.0, 8e0)]
     assert len(set(texts)) == 1
+
+
+@pytest.mark.parametrize("prompt", [[40.5], [40.0, True], [[40.0, "a"]], [40.0, [41]]])
+def test_prompts_of_other_numbers_are_refused(client: httpx.Client, prompt: Any) -> None:
+    refused = client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 4})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "prompt"

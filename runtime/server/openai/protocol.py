@@ -294,10 +294,9 @@ def _type_error(message: str) -> GetPydanticSchema:
 
 
 _FAIL_FAST = Field(fail_fast=True)
-_Ids = Annotated[list[int], _FAIL_FAST]
-Prompt = Annotated[str | _Ids, _type_error("must be a string or a list of token ids")]
+Prompt = Annotated[str | Integers, _type_error("must be a string or a list of token ids")]
 Prompts = Annotated[
-    str | _Ids | Annotated[list[str | _Ids], _FAIL_FAST],
+    str | Integers | Annotated[list[str | Integers], _FAIL_FAST],
     _type_error("must be a string, a list of token ids, or a list of strings or of such lists"),
 ]
 Entries = Annotated[dict[str, Any], Field(max_length=MAX_ENTRIES)]
