@@ -403,7 +403,7 @@ class _Simplifier:
             where = (*path, "propertyNames")
             names = self._allowed_names(value["propertyNames"], where, ())
             properties, patterned, others = self._named_only(names, properties, patterned, others, where)
-        patterned = _engine_patterns(patterned, (*path, "patternProperties"))
+        patterned = {_pattern(name, (*path, "patternProperties")): each for name, each in patterned.items()}
         found = {"properties": properties, "patternProperties": patterned, "required": required}
         made |= {keyword: each for keyword, each in found.items() if each}
         if others is not True:
@@ -621,10 +621,6 @@ def _pattern(value: str, path: Path) -> str:
         raise _error(path, error) from None
 
 
-def _engine_patterns(patterned: dict[str, Schema], path: Path) -> dict[str, Schema]:
-    return {_pattern(pattern, path): each for pattern, each in patterned.items()}
-
-
 def _number(value: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
     found: dict[str, int | float] = {}
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
@@ -634,8 +630,12 @@ def _number(value: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
         if value.get(exclusive) is True and bound in found:  # draft 4 and OpenAPI 3.0
             found[exclusive] = found.pop(bound)
     for keyword, limit in found.items():
-        if limit > MAX_NUMBER if "inimum" in keyword else limit < -MAX_NUMBER:
+        sign = 1 if "inimum" in keyword else -1
+        if sign * limit > MAX_NUMBER:
             raise UnsupportedSchema((*path, keyword), f"numbers beyond {MAX_NUMBER} are not supported; lower the bound")
+        gaps = [sign * (each - limit) for name, each in found.items() if ("inimum" in name) == (sign < 0)]
+        if "exclusive" in keyword and 0 < (gap := min(gaps, default=0)) < 1:
+            limit += sign * gap * 1e-6  # llguidance accepts an excluded 3 next to a bound such as 3.5
         if abs(limit) <= MAX_NUMBER:
             made[keyword] = limit
         else:

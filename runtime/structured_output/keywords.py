@@ -43,14 +43,14 @@ class References:
         address, fragment = urldefrag(base + reference if reference.startswith("#") else urljoin(base, reference))
         resource = self._resources.get(address)
         if resource is None:
-            raise Unsupported(f"{_short(reference)} is outside of the schema; put its target into $defs")
+            raise Unsupported(f"{preview(reference)} is outside of the schema; put its target into $defs")
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
             found = self._anchors.get((address, fragment))
         else:
             found = _at(resource, fragment)
         if not isinstance(found, bool | Mapping):
-            raise ValueError(f"{_short(reference)} names nothing in the schema; add its target, or correct it")
+            raise ValueError(f"{preview(reference)} names nothing in the schema; add its target, or correct it")
         return found
 
     def find_dynamic(self, reference: object, origin: Mapping[str, Any]) -> Any:
@@ -62,7 +62,7 @@ class References:
         name = urldefrag(reference)[1] if isinstance(reference, str) else ""
         named = self._dynamic.get(name, [])
         if len(named) > 1:
-            raise Unsupported(f"{_short(str(reference))} has {len(named)} possible targets; write $ref")
+            raise Unsupported(f"{preview(reference)} has {len(named)} possible targets; write $ref")
         return named[0] if named else self.find(reference, origin)
 
     def find_recursive(self, origin: Mapping[str, Any]) -> Any:
@@ -118,10 +118,6 @@ def _at(resource: Any, pointer: str) -> Any:
         else:
             return None
     return found
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 80 else text[:77] + "...")
 
 
 Path = tuple[str, ...]

@@ -194,6 +194,24 @@ def test_escaped_characters_are_allowed_where_the_pattern_allows_the_characters(
         assert accepts(naive, {"type": "string", "pattern": pattern}, text) == checked.is_valid(character), text
 
 
+@pytest.mark.parametrize(
+    ("excluded", "schema"),
+    [
+        ("0", {"exclusiveMinimum": 0, "maximum": 0.5}),
+        ("3", {"exclusiveMinimum": 3, "exclusiveMaximum": 3.25}),
+        ("-0", {"minimum": -0.25, "exclusiveMaximum": 0}),
+        ("0", {"minimum": 0, "exclusiveMinimum": True, "maximum": 0.5}),
+    ],
+)
+def test_an_excluded_integer_is_refused_next_to_a_bound_with_the_same_integral_part(
+    naive: Naive, excluded: str, schema: dict[str, Any]
+) -> None:
+    schema = {"type": "number", **schema}
+    assert accepts(naive, schema, f"{excluded}.1")
+    assert not accepts(naive, schema, excluded)
+    assert not accepts(naive, schema, f"{excluded}.0")
+
+
 @pytest.mark.parametrize("format", ["time", "date-time"])
 def test_times_have_seconds_below_60(naive: Naive, format: str) -> None:
     start = "2024-02-29T" if format == "date-time" else ""
