@@ -115,8 +115,8 @@ _PROPERTY = re.compile(r"[pP](?:\{[A-Za-z_=]+\}|[A-Z])")
 _META = frozenset("\\.+*?()|[]{}^$#&-~/")
 _ANY = r"[\s\S]"
 # Of a class with all control characters, llguidance accepts every JSON escape, even of a quote that the class excludes.
-# Negated classes therefore exclude U+0000 too.
-_NO_NUL = r"\x00"
+# Negated classes therefore exclude U+0000 too, and ranges begin at U+0001.
+_NUL = r"\x00"
 _NO_LINE_END = r"[^\n\r\u{2028}\u{2029}]"  # ECMAScript's dot; llguidance's excludes \n alone
 
 
@@ -229,11 +229,10 @@ def _escape(pattern: str, at: int, *, in_class: bool) -> tuple[str, int]:
     if pair := _PAIR.match(pattern, at):
         high, low = (int(half, 16) for half in pair.groups())
         return f"\\u{{{0x10000 + ((high - 0xD800) << 10) + low - 0xDC00:x}}}", pair.end()
-    if (found := _PROPERTY.match(pattern, at)) and character == "P" and not in_class:
-        return f"[^\\p{found[0][1:]}{_NO_NUL}]", found.end()
     for form in (_HEX, _PROPERTY):
         if found := form.match(pattern, at):
-            return f"\\{found[0]}", found.end()
+            negated = character == "P" and not in_class
+            return f"[^\\p{found[0][1:]}{_NUL}]" if negated else f"\\{found[0]}", found.end()
     if character in "dDwWsSnrtvf":
         return f"\\{character}", at + 1
     if character in _ANCHORS:
@@ -259,12 +258,13 @@ def _class(pattern: str, at: int) -> tuple[str, int]:
         if at >= len(pattern):
             raise ValueError("a class of characters has no closing bracket; add ], or escape [")
         if pattern[at] == "]":
-            return "".join([*written, _NO_NUL if negated else "", "]"]), at + 1
+            return "".join([*written, _NUL if negated else "", "]"]), at + 1
         member, at = _member(pattern, at)
         written.append(member)
         if pattern.startswith("-", at) and not pattern.startswith("-]", at) and at + 1 < len(pattern):
+            start = r"\x01" if member in (_NUL, r"\u0000") else member
             member, at = _member(pattern, at + 1)
-            written += ["-", member]
+            written[-1:] = [start, "-", member]
 
 
 def _member(pattern: str, at: int) -> tuple[str, int]:

@@ -182,6 +182,8 @@ def accepts(naive: Naive, schema: dict[str, Any], text: str) -> bool:
         r'^[^<>:"/\\|?*]$',
         r'^[^\d"]$',
         "^[^!-~]$",
+        r"^[\x00-\x1f]$",
+        r"^[\u0000-!#-\u007e]$",
         r"^\P{P}$",
         r"^[^/]$",
         r"^[\s\S]$",
