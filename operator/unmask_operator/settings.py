@@ -55,8 +55,8 @@ class Settings:
 
 
 def _pairs(text: str) -> dict[str, str]:
-    """Parses lines of ``name=value``. A value may contain commas, such as NO_PROXY."""
-    return dict(line.strip().split("=", 1) for line in text.splitlines() if line.strip())
+    """Parses lines of ``name=value``. A value may contain any character but a line feed."""
+    return dict(line.lstrip().split("=", 1) for line in text.split("\n") if line.strip())
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -53,5 +53,9 @@ def _dotted(values: dict[str, Any]) -> dict[str, Any]:
 
 def _render(chart: Path, version: str, values: dict[str, Any]) -> list[dict[str, Any]]:
     options = ("--namespace", NAMESPACE, "--kube-version", version)
-    text = helm("template", chart.name, str(chart), *options, *sets(values))
+    return parse_objects(helm("template", chart.name, str(chart), *options, *sets(values)))
+
+
+def parse_objects(text: str) -> list[dict[str, Any]]:
+    """Returns the objects of rendered manifests."""
     return [obj for obj in yaml.safe_load_all(text) if obj]

@@ -40,7 +40,8 @@ def container(objects):
 
 
 def settings(objects):
-    return read_settings({e["name"]: e.get("value", e["name"].lower()) for e in container(objects)["env"]})
+    env = {e["name"]: e.get("value", e["name"].lower()) for e in container(objects)["env"]}
+    return read_settings({name: value.replace("$$", "$") for name, value in env.items()})  # as the kubelet expands it
 
 
 def test_lint_finds_nothing():

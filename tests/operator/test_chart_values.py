@@ -8,7 +8,7 @@ import re
 import pytest
 import yaml
 
-from tests.operator.helm import CHART, CRDS, render, render_crds
+from tests.operator.helm import CHART, CRDS, REGISTRY, helm, parse_objects, render, render_crds, sets
 from tests.operator.test_chart import ALL, TOLERATIONS, container, one, settings
 
 pytestmark = pytest.mark.programs
@@ -133,6 +133,46 @@ def test_names_can_be_replaced():
     assert one(render(nameOverride="inference"), "Deployment")["metadata"]["name"] == "unmask-operator-inference"
 
 
+@pytest.mark.parametrize("name", ["123", "1e5", "true", "null", "2024-01-01"])
+def test_names_that_yaml_reads_as_another_type_stay_text(name):
+    values = {
+        **REGISTRY, "fullnameOverride": "op", "nameOverride": "on", "priorityClassName": name, "runtimeClassName": name,
+        "serviceAccount.name": name, "imagePullSecrets": [name], "engine.caConfigMap": name, "watchNamespaces": [name],
+        "monitoring.dashboard.enabled": True,
+    }  # fmt: skip
+    options = ("--namespace", name, "--kube-version", "1.34.4")
+    made = parse_objects(helm("template", name, str(CHART), *options, *sets(values)))
+    selector = {"app.kubernetes.io/name": "on", "app.kubernetes.io/instance": name}
+    for obj in made:
+        assert obj["metadata"].get("namespace", name) == name
+        assert obj["metadata"]["labels"].items() >= selector.items()
+    spec = pod(made)["spec"]
+    assert (spec["serviceAccountName"], spec["imagePullSecrets"]) == (name, [{"name": name}])
+    assert (spec["priorityClassName"], spec["runtimeClassName"]) == (name, name)
+    assert spec["topologySpreadConstraints"][0]["labelSelector"] == {"matchLabels": selector}
+    found = settings(made)
+    assert (found.ca_config_map, found.watch_namespaces, found.operator_selector) == (name, (name,), selector)
+    (subject,) = one([obj for obj in made if obj["kind"] == "ClusterRoleBinding"], "ClusterRoleBinding")["subjects"]
+    assert subject == {"kind": "ServiceAccount", "name": name, "namespace": name}
+
+
+@pytest.mark.parametrize("release", ["my.release", "1st", "123"])
+def test_a_release_without_a_valid_name_for_a_service_is_refused(release):
+    """Helm accepts these names. Its installation would end at the Service, after the other objects."""
+    options = (release, str(CHART), "--kube-version", "1.34.4")
+    with pytest.raises(ValueError, match=f"fullnameOverride: is not set, and the name {release}-unmask-operator"):
+        helm("template", *options, *sets(REGISTRY))
+    assert helm("template", *options, *sets({**REGISTRY, "fullnameOverride": "llm"}))
+
+
+def test_variables_of_engines_are_not_expanded_in_the_operators_pod():
+    env = {"NO_PROXY": "$(KUBERNETES_SERVICE_HOST),.svc", "A": "$$(B)", "C": " x ", "D": "a\u2028b\x0b"}
+    objects = render(engine__env=env)
+    (variable,) = [e for e in container(objects)["env"] if e["name"] == "UNMASK_OPERATOR_ENGINE_ENV"]
+    assert re.sub(r"\$\$", "", variable["value"]).count("$") == 0
+    assert settings(objects).engine_env == env
+
+
 def test_topology_spread_constraints_can_be_replaced_or_removed():
     zone = {"maxSkew": 2, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"}
     own = {"matchLabels": {"a": "b"}}
@@ -178,6 +218,9 @@ def test_labels_that_select_pods_or_extend_roles_are_refused(section, key):
         ({"fullnameOverride": "a" * 51}, "fullnameOverride"),
         ({"fullnameOverride": "A_b"}, "fullnameOverride"),
         ({"nameOverride": "a/b"}, "nameOverride"),
+        ({"global__imageRegistry": "https://registry.example"}, "/global/imageRegistry"),
+        ({"image__repository": "team/unmask-operator:1.0"}, "/image/repository"),
+        ({"engine__image__repository": "host:5000/unmask-runtime:1.0"}, "/engine/image/repository"),
         ({"imagePullSecrets": [{"names": "a"}]}, "imagePullSecrets"),
         ({"imagePullSecrets": ["A_b"]}, "imagePullSecrets"),
         ({"engine__imagePullSecrets": [1]}, "imagePullSecrets"),

@@ -117,6 +117,18 @@ def test_the_charts_variables_and_secrets_reach_the_engine() -> None:
     assert template(plan)["spec"]["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}, {"name": "c"}]
 
 
+def test_no_variable_occurs_twice() -> None:
+    """Checks this because server-side apply rejects a list with two entries of one name."""
+    chart = {"OMP_NUM_THREADS": "4", "HF_TOKEN": "chart", "MODEL_REVISION": "chart", "HF_ENDPOINT": "http://hub"}
+    token = {"name": "hub", "key": "token"}
+    plan = made(replace(SETTINGS, engine_env=chart), model={"uri": "hf://a/b", "tokenSecretRef": token})
+    names = [entry["name"] for entry in container(plan)["env"]]
+    assert len(names) == len(set(names))
+    assert env(plan)["OMP_NUM_THREADS"] == "4"
+    assert env(plan)["HF_TOKEN"] == {"secretKeyRef": token}
+    assert "configMapKeyRef" in env(plan)["MODEL_REVISION"]
+
+
 def test_threads_follow_the_cpu_limit() -> None:
     assert env(made())["OMP_NUM_THREADS"] == {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1"}}
 

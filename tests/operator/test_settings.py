@@ -31,6 +31,12 @@ def test_each_type_is_read():
     assert read_settings({}) == Settings()
 
 
+def test_values_of_variables_stay_unchanged() -> None:
+    env = {"A": " a=b ", "B": "x\u2028y\x0bz\x85", "C": "", "D": "$(HOST)$$"}
+    text = "\n".join(f"{name}={value}" for name, value in env.items())
+    assert read_settings({"UNMASK_OPERATOR_ENGINE_ENV": text}).engine_env == env
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("PORT", "tcp://10.0.0.1:80"), ("READ_NODES", "maybe"), ("ENGINE_ENV", "novalue"), ("COLOUR", "red")]

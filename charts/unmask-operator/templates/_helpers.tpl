@@ -21,8 +21,8 @@
 
 {{/* Selector of the pods: labels that do not change between upgrades. */}}
 {{- define "unmask.selector" -}}
-app.kubernetes.io/name: {{ .Values.nameOverride | default .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ .Values.nameOverride | default .Chart.Name | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "unmask.labels" -}}
@@ -30,7 +30,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: operator
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimAll "-_." }}
 {{- with .Values.commonLabels }}
 {{ toYaml . }}
 {{- end -}}
@@ -55,8 +55,13 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- if ne (toString .) "false" }}true{{ end -}}
 {{- end -}}
 
-{{/* Validation beyond the schema: rejects keys that select pods or aggregate roles, and variables that are settings. */}}
+{{/* Validation beyond the schema: rejects invalid derived names, keys that select pods or aggregate roles, and variables that
+are settings. */}}
 {{- define "unmask.check" -}}
+{{- $name := include "unmask.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
+{{- fail (printf "fullnameOverride: is not set, and the name %s, derived from the release %s, is not valid for a Service; set it to a name of a-z, 0-9 and - that starts with a letter" $name .Release.Name) -}}
+{{- end -}}
 {{- $own := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" "helm.sh/chart" "pod-template-hash" -}}
 {{- range $section := list "commonLabels" "podLabels" -}}
 {{- range $key, $_ := (index $.Values $section | default dict) -}}

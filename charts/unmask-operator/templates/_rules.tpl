@@ -62,11 +62,11 @@
   verbs: [create]
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
-  resourceNames: [{{ include "unmask.fullname" . }}]
+  resourceNames: [{{ include "unmask.fullname" . | quote }}]
   verbs: [get, update]
 - apiGroups: [apps]
   resources: [deployments]
-  resourceNames: [{{ include "unmask.fullname" . }}]
+  resourceNames: [{{ include "unmask.fullname" . | quote }}]
   verbs: [get]
 {{- end -}}
 

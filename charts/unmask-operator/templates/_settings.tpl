@@ -1,8 +1,8 @@
 {{/* Settings of the operator, named as in settings.py. The Deployment adds the prefix UNMASK_OPERATOR_. */}}
 {{- define "unmask.settings" -}}
 RUNTIME_IMAGE: {{ include "unmask.image" (dict "root" . "image" (.Values.engine).image "field" "engine.image") }}
-LEASE_NAME: {{ include "unmask.fullname" . }}
-DEPLOYMENT: {{ include "unmask.fullname" . }}
+LEASE_NAME: {{ include "unmask.fullname" . | quote }}
+DEPLOYMENT: {{ include "unmask.fullname" . | quote }}
 OPERATOR_SELECTOR: {{ include "unmask.lines" (include "unmask.selector" . | fromYaml) | quote }}
 READ_NODES: {{ and (include "unmask.isOn" (.Values.rbac).create) (include "unmask.isOn" (.Values.rbac).readNodes) | empty | not | quote }}
 LOG_LEVEL: {{ (.Values.log).level | default "info" }}
@@ -31,6 +31,6 @@ GPU_NODE_SELECTOR: {{ include "unmask.lines" . | quote }}
 GPU_TOLERATIONS: {{ toJson . | quote }}
 {{- end }}
 {{- with (.Values.engine).caConfigMap }}
-CA_CONFIG_MAP: {{ . }}
+CA_CONFIG_MAP: {{ . | quote }}
 {{- end }}
 {{- end -}}

@@ -21,7 +21,7 @@ def main(resource: DiffusionLMService, settings: Settings, image: str, restarted
         "image": image,
         "imagePullPolicy": spec.image_pull_policy,
         "args": engine_arguments(resource, settings),
-        "env": [*_env(resource, settings), *variable(resource, restarted_at)],
+        "env": _env(resource, settings, restarted_at),
         "ports": [{"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}],
         "resources": _resources(resource),
         "startupProbe": _probe("/startup", spec.startup_probe),
@@ -37,8 +37,11 @@ def main(resource: DiffusionLMService, settings: Settings, image: str, restarted
     }
 
 
-def _env(resource: DiffusionLMService, settings: Settings) -> list[Obj]:
-    """Returns the environment. Variables that the engine requires override those of the chart."""
+def _env(resource: DiffusionLMService, settings: Settings, restarted_at: str) -> list[Obj]:
+    """Returns the environment. Variables that the engine requires override those of the chart.
+
+    Each name occurs once: server-side apply rejects a list with two entries of one name.
+    """
     values = {
         **settings.engine_env,
         "HOME": "/tmp",
@@ -48,14 +51,17 @@ def _env(resource: DiffusionLMService, settings: Settings) -> list[Obj]:
         "HF_HOME": _MODEL_CACHE,
         **ca_bundle.environment(settings),
     }
-    env: list[Obj] = [{"name": name, "value": values[name]} for name in sorted(values)]
-    # Number of threads: the CPU limit, rounded up, or the node's cores without a limit. By default, torch starts one
-    # thread per core of the node, which slows down all pods on it.
-    threads = {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1"}}
-    env.append({"name": "OMP_NUM_THREADS", "valueFrom": threads})
+    own: list[Obj] = []
+    if "OMP_NUM_THREADS" not in values:
+        # Number of threads: the CPU limit, rounded up, or the node's cores without a limit. By default, torch starts
+        # one thread per core of the node, which slows down all pods on it.
+        threads = {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "1"}}
+        own.append({"name": "OMP_NUM_THREADS", "valueFrom": threads})
     if token := resource.spec.model.token_secret_ref:
-        env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": token.name, "key": token.key}}})
-    return env
+        own.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": token.name, "key": token.key}}})
+    own += variable(resource, restarted_at)
+    names = sorted(values.keys() - {entry["name"] for entry in own})
+    return [*({"name": name, "value": values[name]} for name in names), *own]
 
 
 def _resources(resource: DiffusionLMService) -> Obj:
