@@ -45,6 +45,24 @@ def test_quantities_are_compared_as_numbers_only_in_quantity_fields() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("desired", "live"),
+    [
+        ("0.1m", "1m"),
+        ("1500u", "2m"),
+        (0.0001, "1m"),
+        ("9999999999Ei", str(2**63 - 1)),
+        ("-1e400", "1"),
+        ("1e400", "1"),
+    ],
+)
+def test_a_quantity_may_be_rounded_up_by_the_api_server(desired: Any, live: str) -> None:
+    rounded = live != "1"
+    assert differs({"limits": {"cpu": desired}}, {"limits": {"cpu": live}}) is not rounded
+    assert differs({"limits": {"cpu": "1m"}}, {"limits": {"cpu": "0.1m"}})
+    assert not differs({"sizeLimit": "0.1n"}, {"sizeLimit": "1n"})
+
+
 def test_a_missing_false_is_drift_if_it_is_not_the_default() -> None:
     assert differs(CONTAINER, {**CONTAINER, "securityContext": {"privileged": False}})
     assert differs({"automountServiceAccountToken": False}, {})

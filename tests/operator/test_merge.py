@@ -127,6 +127,8 @@ def of_main(**members: Any) -> dict[str, Any]:
         (of_main(ports=[{"containerPort": 1, "name": "http"}]), f"{MAIN}.ports", "use another port"),
         (of_main(env=[{"value": "x"}]), f"{MAIN}.env[0]", "has no name"),
         (of_main(env=[{"name": "A", "value": "1"}, {"name": "A"}]), f"{MAIN}.env[1]", "second entry with name A"),
+        ({"spec": {"hostAliases": [{"ip": "::1"}, {"ip": "::1"}]}}, "spec.podTemplate.spec.hostAliases[1]",
+         "second entry with ip ::1"),
         (of_main(readinessProbe=["/x"]), f"{MAIN}.readinessProbe", "must be a map"),
         ({"spec": {"tolerations": {"key": "x"}}}, "spec.podTemplate.spec.tolerations", "must be a list"),
         ({"spec": {"volumes": [{"name": "shm", "emptyDir": "8Gi"}]}}, f"{VOLUMES}[shm].emptyDir", "must be a map"),

@@ -1,7 +1,7 @@
 """Drift detection: compares live objects with desired ones."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from decimal import Decimal
+from decimal import ROUND_CEILING, Decimal
 from typing import Any, NamedTuple
 
 from unmask_operator.objects import Obj
@@ -23,7 +23,6 @@ LIST_KEYS: Mapping[str, tuple[str, ...]] = {
     "ports": ("containerPort", "port"),  # of a container, of a Service
     "ownerReferences": ("uid",),
     "topologySpreadConstraints": ("topologyKey",),
-    "hostAliases": ("ip",),
     "resourceClaims": ("name",),
     "schedulingGates": ("name",),
     "volumeDevices": ("devicePath",),
@@ -34,6 +33,9 @@ _SUFFIXES = {
 }
 _QUANTITIES = {"sizeLimit", "averageValue", "divisor"}  # members that hold a quantity
 _QUANTITY_MAPS = {"limits", "requests"}  # members that map names to quantities
+_LARGEST_QUANTITY = Decimal(2**63 - 1)
+# Kubernetes rounds quantities up when it parses them, and those of resources again when it sets defaults.
+_PRECISIONS = (Decimal("1e-9"), Decimal("1e-3"))
 # Compared exactly: another entry in a Service's selector selects no pod, another selector in a peer admits other pods.
 _EXACT = {"selector", "podSelector", "namespaceSelector", "from"}
 _FALSE_BY_WORD = {"automountServiceAccountToken", "enableServiceLinks", "allowPrivilegeEscalation", "hostUsers"}
@@ -88,7 +90,7 @@ def differences(
                 yield (*path, name)
     elif isinstance(desired, list) and isinstance(live, list):
         yield from _list_differences(member, desired, live, path)
-    elif not (quantities and (number := quantity(desired)) is not None and number == quantity(live)):
+    elif not (quantities and _is_stored_as(desired, live)):
         yield path
 
 
@@ -179,6 +181,15 @@ def _same_as_nothing(member: str, value: Any) -> bool:
     if value == {}:
         return member in _NO_EMPTY_MAPS
     return value is None or value == "" or value == [] or (value == 0 and member in _ZERO_BY_DEFAULT)
+
+
+def _is_stored_as(desired: Any, live: Any) -> bool:
+    """Returns whether the API server may store the quantity `desired` as `live`, exactly or rounded up."""
+    number, stored = quantity(desired), quantity(live)
+    if number is None or stored is None:
+        return False
+    bounded = max(-_LARGEST_QUANTITY, min(number, _LARGEST_QUANTITY))
+    return stored == number or stored in (bounded.quantize(unit, ROUND_CEILING) for unit in _PRECISIONS)
 
 
 def quantity(value: Any) -> Decimal | None:

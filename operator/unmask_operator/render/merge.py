@@ -16,6 +16,7 @@ LIST_KEYS: Mapping[str, str] = {
     "imagePullSecrets": "name",
     "volumeMounts": "mountPath",
     "ports": "containerPort",
+    "hostAliases": "ip",
 }
 APPENDED = ("tolerations",)
 _HANDLERS = frozenset({"exec", "grpc", "httpGet", "tcpSocket"})
@@ -27,9 +28,9 @@ def merge_template(base: Obj, patch: Mapping[str, Any]) -> Obj:
     """Returns the rendered template `base` merged with the podTemplate `patch`. Neither is modified.
 
     * Maps merge by member; ``null`` deletes a member.
-    * Entries of containers, initContainers, volumes, env, imagePullSecrets (by name), volumeMounts (by mountPath) and
-      ports (by containerPort) merge by key. New entries are appended. An entry is removed if ``null`` leaves only its
-      key.
+    * Entries of containers, initContainers, volumes, env, imagePullSecrets (by name), volumeMounts (by mountPath),
+      ports (by containerPort) and hostAliases (by ip) merge by key. New entries are appended. An entry is removed if
+      ``null`` leaves only its key.
     * The source of a variable or volume and the handler of a probe replace the rendered ones.
     * Tolerations are appended. Other lists are replaced.
 
