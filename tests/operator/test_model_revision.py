@@ -6,6 +6,8 @@ import copy
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from tests.operator.samples import apply, child, container, edit, kinds, make, observe, resource, settled, template
 from tests.operator.test_revisions import NEW, restarted
 from unmask_operator.objects import Obj, Ref
@@ -98,6 +100,13 @@ def test_an_invalid_commit_in_the_config_map_is_replaced() -> None:
     observed = replace(observed, children={**observed.children, ref: spoilt})
     assert not settled(make(observed), observed)
     assert commit(observed) == f"@{A}", "the commit that a running pod reported was not restored"
+
+
+@pytest.mark.parametrize("source", ["x", 1, ["x"], {"configMapKeyRef": "x"}, {"configMapKeyRef": {"key": 1}}])
+def test_a_variable_of_a_wrong_type_in_the_pod_template_is_left_to_the_api_server(source: object) -> None:
+    main = {"name": "main", "env": [{"name": "MODEL_REVISION", "valueFrom": source}]}
+    made = make(observe(resource(model=HUB, podTemplate={"spec": {"containers": [main]}})))
+    assert {"name": "MODEL_REVISION", "valueFrom": source} in container(made)["env"]
 
 
 def test_a_model_that_needs_no_recorded_commit_has_no_config_map() -> None:

@@ -41,7 +41,9 @@ def key_of(pod: Mapping[str, Any]) -> str | None:
     for container in pod["spec"]["containers"]:
         for one in container.get("env", ()) if container["name"] == MAIN else ():
             if one["name"] == VARIABLE:
-                found = ((one.get("valueFrom") or {}).get("configMapKeyRef") or {}).get("key")
+                found: Any = one  # the API server validates the podTemplate later
+                for member in ("valueFrom", "configMapKeyRef", "key"):
+                    found = found.get(member) if isinstance(found, Mapping) else None
                 return found if isinstance(found, str) else None
     return None
 
