@@ -54,8 +54,7 @@ class Tokenizer:
         config = checkpoint_files.read_json(directory, tokenizer_json.CONFIG_FILE) or {}
         self._lacks_prefix = is_converted and tokenizer_json.lacks_prefix(data)
         self._controls = {token["content"]: token["id"] for token in data["added_tokens"] if token.get("special")}
-        if not isinstance(data.get("model"), dict):
-            raise ConfigError(f"{self._file}: holds no model")
+        library = _load(data, self._file)  # with special tokens under their own names; it checks the file's form
         tokens = _tokens(data)
         sources = _template_sources(directory, config, chat_template)
         special = _special_ids(
@@ -82,7 +81,7 @@ class Tokenizer:
         self._templates = {name: ChatTemplate(source, marks, self.named_tokens) for name, source in sources.items()}
         if self._templates:
             try:
-                self._check_templates(_load(data, self._file))
+                self._check_templates(library)
             except TokenizersLibraryError as error:
                 raise ConfigError(f"{self._file}: cannot be used: {error}") from None
 
@@ -249,7 +248,7 @@ def _special_ids(data: Mapping[str, Any], model_config: Mapping[str, Any], templ
     named: set[Any] = set()
     for name in ("mask_token_id", "eos_token_id", "bos_token_id", "pad_token_id"):
         value = model_config.get(name)
-        named |= set(value) if isinstance(value, list) else {value}
+        named |= {id for id in (value if isinstance(value, list) else [value]) if isinstance(id, int)}
 
     def is_special(token: Mapping[str, Any]) -> bool:
         text: str = token["content"]

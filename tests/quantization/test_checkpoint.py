@@ -21,6 +21,7 @@ from tests.quantization.quantized_files import FLOAT, FP8, LAYOUTS, compressed, 
 TINY = GOLDEN / "llada2_tiny"
 INT4 = "int4, groups of 32"
 QKV = "model.layers.1.attention.query_key_value"
+ROTATED = {"config_groups": {"u": {"type": "hadamard", "apply": [{"location": "output", "targets": ["Linear"]}]}}}
 
 
 def packed(**weights):
@@ -192,6 +193,9 @@ def test_nan_codes_are_refused(tmp_path):
         ),
         (compressed("x") | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is"),
         (compressed("x") | {"sparsity_config": {"format": "sparse-24"}}, "sparsity_config is 'sparse-24'"),
+        (compressed("x") | {"sparsity_config": "sparse-24"}, "sparsity_config is 'sparse-24'"),
+        (compressed("x") | {"transform_config": ROTATED}, "transform_config is {'config_groups': {'u':"),
+        *(({"quant_method": method}, f"quant_method is {method!r}") for method in ([], {}, 8)),
         (compressed("x") | {"config_groups": {}}, "has no config_groups"),
         (compressed("x") | {"config_groups": {"a": {"weights": None}}}, "weights is None"),
     ],

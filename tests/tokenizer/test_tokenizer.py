@@ -195,10 +195,19 @@ def test_broken_files(directory, tmp_path_factory):
         Tokenizer(directory)
     (directory / "chat_template.jinja").unlink()
     data = json.loads((directory / "tokenizer.json").read_text())
-    for text in ("{", "[]", "{}", json.dumps(data | {"decoder": {"type": "CTC"}}), json.dumps(data | {"model": {}})):
+    wrong = [{"decoder": {"type": "CTC"}}, {"decoder": []}, {"decoder": {"type": "Metaspace"}}, {"model": {}}]
+    wrong += [{"model": data["model"] | {"unk_token": []}}, {"model": data["model"] | {"vocab": None}}]
+    for text in ("{", "[]", "{}", *(json.dumps(data | each) for each in wrong)):
         (directory / "tokenizer.json").write_text(text)
         with pytest.raises(ConfigError, match=r"tokenizer\.json"):
             Tokenizer(directory)
+
+
+@pytest.mark.parametrize("value", [-1, None, [[1]], {"a": 1}, [{}], "x"])
+def test_ids_of_the_config_that_are_no_ids(directory, value):
+    """A family may not read pad_token_id, so that nothing else checks it; Llama's configs have -1."""
+    (directory / "config.json").write_text(json.dumps({"pad_token_id": value}))
+    assert Tokenizer(directory).special
 
 
 def test_lone_surrogates_are_refused(pair):

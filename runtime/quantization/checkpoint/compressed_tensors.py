@@ -82,9 +82,12 @@ class CompressedBlockScale(BlockScale):
 def _method(config: Mapping[str, Any]) -> QuantScheme:
     if config.get("kv_cache_scheme") is not None:
         raise refuse("kv_cache_scheme", config["kv_cache_scheme"], "null; the KV cache has the type of --dtype")
+    if config.get("transform_config"):
+        raise refuse("transform_config", config["transform_config"], "null; activations are not rotated")
     sparsity = config.get("sparsity_config") or {}
-    if sparsity.get("format", "dense") != "dense":
-        raise refuse("sparsity_config", sparsity.get("format"), "dense weights")
+    sparsity = sparsity.get("format", "dense") if isinstance(sparsity, Mapping) else sparsity
+    if sparsity != "dense":
+        raise refuse("sparsity_config", sparsity, "dense weights")
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping) or not groups or not all(isinstance(g, Mapping) for g in groups.values()):
         raise ConfigError(f"config.json: {FIELD} has no config_groups, which define the weight formats")
@@ -111,11 +114,8 @@ def _scheme(format: str, weights: Mapping[str, Any]) -> QuantScheme:
             return Int4(None)
         if strategy == "group" and size in (*GROUP_SIZES, 256, 512, 1024):
             return Int4(size)
-        raise refuse(
-            "group_size",
-            size,
-            f"{', '.join(map(str, GROUP_SIZES))}, 256, 512, 1024, or one scale per output",
-        )
+        sizes = f"{', '.join(map(str, GROUP_SIZES))}, 256, 512, 1024, or one scale per output"
+        raise refuse("group_size", size, sizes)
     if (format, bits, kind) == ("int-quantized", 8, "int") and strategy in ("channel", "tensor"):
         return Int8()
     if (format, bits, kind) == ("float-quantized", 8, "float"):

@@ -60,7 +60,7 @@ def get_scheme(config: Mapping[str, Any]) -> QuantScheme | None:
     if field is None:
         return None
     method: Any = field.get("quant_method") if isinstance(field, Mapping) else None
-    if not isinstance(field, Mapping) or method not in _METHODS:
+    if not isinstance(method, str) or method not in _METHODS:
         raise ConfigError(
             f"config.json: {FIELD}'s quant_method is {method!r}, which is not supported; supported: "
             f"{', '.join(sorted(_METHODS))}; use an unquantized checkpoint, optionally with --quantization"
