@@ -58,7 +58,7 @@ def read_key_file(file: str) -> tuple[tuple[str, ...], Stamp]:
             stamp = _stamp(os.fstat(descriptor))
         finally:
             os.close(descriptor)
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{where} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -164,29 +164,44 @@ def from_environment(environ: Mapping[str, str], ignore: Mapping[str, Any] = {})
     return found
 
 
+def load_yaml(text: str) -> Any:
+    """Parses YAML. A key that occurs twice is an error.
+
+    Raises:
+        yaml.YAMLError: The text is not YAML, or a value does not have the type that YAML reads in it.
+        RecursionError: It is nested too deeply.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+            try:
+                return super().construct_object(node, deep=deep)
+            except (AttributeError, LookupError, TypeError, ValueError):  # for example, a date with the month 13
+                problem = "this is not a value of its type, or not a key; quote it"
+                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+
+    def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
+        twice = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"it gives {twice!r} twice", node.start_mark)
+        return dict(zip(keys, (loader.construct_object(value, deep=True) for _, value in node.value), strict=True))
+
+    Loader.add_constructor("tag:yaml.org,2002:map", mapping)
+    return yaml.load(text, Loader)
+
+
 def from_file(path: Path) -> dict[str, tuple[Any, str]]:
     """Returns the flags in a YAML file, a mapping of names, with dashes or underscores, to values."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        pass
-
-    def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
-        twice = next((k for i, k in enumerate(keys) if k in keys[:i]), None)
-        if twice is not None:
-            raise ConfigError(f"--config: {path} gives {twice!r} twice (line {node.start_mark.line + 1} and on)")
-        return dict(zip(keys, (loader.construct_object(value, deep=True) for _, value in node.value), strict=True))
-
-    Loader.add_constructor("tag:yaml.org,2002:map", mapping)
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader)
+        data = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config: {path} cannot be read: {_reason(error)}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--config: {path} is not YAML{_yaml_location(error)}") from None
-    except RecursionError:
-        raise ConfigError(f"--config: {path} is not YAML of flags: it is nested too deeply") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"--config: {path} is not YAML{yaml_location(error)}") from None
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -248,11 +263,11 @@ def printed(values: Mapping[str, Any], sources: Mapping[str, tuple[Any, str]]) -
     return "\n".join(lines) + "\n"
 
 
-def _yaml_location(error: Any) -> str:
-    """Returns location and problem of a YAML error, without the quoted lines: they may contain a key."""
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    where = "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
-    return where + (f": {problem}" if problem else "")
+def yaml_location(error: Any) -> str:
+    """Returns location and problem of an error of `load_yaml`, without the quoted lines: they may contain a key."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", getattr(error, "reason", "it is nested too deeply"))  # the last: RecursionError
+    return ("" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})") + f": {problem}"
 
 
 def _reason(error: Exception) -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from runtime.errors import ConfigError
@@ -22,7 +21,7 @@ from runtime.layers.sharding import Index
 from runtime.models.base import ModelFamily, WeightMap, WeightTarget
 from runtime.models.config_reader import ConfigReader
 from runtime.weights import checkpoint_files, hub
-from runtime.weights.checkpoint import TensorFile, summary
+from runtime.weights.checkpoint import TensorFile, open_tensors, summary
 from runtime.weights.loader import meta_model
 
 CONFIG_FILE = "adapter_config.json"
@@ -280,10 +279,7 @@ def resolve_adapter(uri: str) -> Path:
         return _resolve_demo(uri)
     if uri.startswith("hf://"):
         return hub.download(uri, PATTERNS, named="adapter")
-    path = Path(uri).expanduser()
-    if not path.is_dir():
-        raise ConfigError(f"adapter {uri!r} is not a directory (a hub repository is written hf://org/name)")
-    return path
+    return checkpoint_files.find_directory(uri, f"adapter {uri!r}")
 
 
 def _resolve_demo(uri: str) -> Path:
@@ -316,11 +312,7 @@ def _read(path: Path, base: BaseModelInfo, max_rank: int | None) -> Adapter:
     with checkpoint_files.opened_path(path, TENSORS) as real:
         if real is None:
             raise ConfigError(f"there is no {TENSORS}; save the adapter in that format")
-        try:
-            handle = safe_open(real, framework="pt")
-        except (SafetensorError, OSError) as error:
-            raise ConfigError(f"{TENSORS} is not a readable safetensors file: {error}") from None
-        with handle:
+        with open_tensors(real, TENSORS) as handle:
             return _pairs(path, handle, config, base, max_rank)
 
 

@@ -79,11 +79,10 @@ class Tokenizer:
         self.named_tokens = tokenizer_json.named_tokens(directory)  # name (such as bos_token) -> text
         self.chat_template = sources.get("default")  # source of the template without tools; None without templates
         self._templates = {name: ChatTemplate(source, marks, self.named_tokens) for name, source in sources.items()}
-        if self._templates:
-            try:
-                self._check_templates(library)
-            except TokenizersLibraryError as error:
-                raise ConfigError(f"{self._file}: cannot be used: {error}") from None
+        try:
+            self._check_templates(library)
+        except TokenizersLibraryError as error:
+            raise ConfigError(f"{self._file}: cannot be used: {error}") from None
 
     @property
     def has_template(self) -> bool:

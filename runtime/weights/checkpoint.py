@@ -70,13 +70,7 @@ class Checkpoint:
         with checkpoint_files.opened_path(self.path, file) as path:
             if path is None:
                 raise ConfigError(f"{self.path / file} is gone; download the checkpoint again")
-            try:
-                handle = safe_open(path, framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise ConfigError(
-                    f"{self.path / file} is not a readable safetensors file: {_first_line(error)}"
-                ) from None
-            with handle:
+            with open_tensors(path, self.path / file) as handle:
                 yield handle
 
     @contextmanager
@@ -155,10 +149,7 @@ def resolve_checkpoint(model: str | None, progress: hub.Progress | None = None) 
         return _open(path)
     if model.startswith("hf://"):
         return _open(hub.download(model, hub.PATTERNS, progress))
-    path = Path(model).expanduser()
-    if not path.is_dir():
-        raise ConfigError(f"--model {model!r} is not a directory (a hub repository is written hf://org/name)")
-    return _open(path)
+    return _open(checkpoint_files.find_directory(model, f"--model {model!r}"))
 
 
 def resolve_text_files(model: str | None) -> Path:
@@ -183,6 +174,14 @@ def _open(path: Path) -> Checkpoint:
     if checkpoint_files.has(path, SINGLE_FILE) and SINGLE_FILE not in shards:
         log.warning("%s ignored: %s lists other files", path / SINGLE_FILE, INDEX_FILE)
     return checkpoint
+
+
+def open_tensors(path: str, name: object) -> Any:
+    """Opens a safetensors file; the result is a context that enters a `TensorFile`. `name` is its name in the error."""
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{name} is not a readable safetensors file: {_first_line(error)}") from None
 
 
 def _first_line(error: Exception) -> str:

@@ -125,6 +125,22 @@ def has(directory: Path, name: str) -> bool:
     return os.path.lexists(directory / name)
 
 
+def find_directory(path: str, named: str) -> Path:
+    """Returns the local directory `path`, in which ~ is the home directory.
+
+    Raises:
+        ConfigError: There is none, or it cannot be reached; `named` is its name in the message.
+    """
+    directory = Path(os.path.expanduser(path))
+    try:
+        if stat.S_ISDIR(directory.stat().st_mode):
+            return directory
+    except (OSError, ValueError) as error:  # ValueError: a null character, or half of a surrogate pair
+        if isinstance(error, OSError) and error.errno not in _SWAPPED:
+            raise ConfigError(f"{named} cannot be read: {error.strerror}") from None
+    raise ConfigError(f"{named} is not a directory (a hub repository is written hf://org/name)")
+
+
 def read_flag_file(path: str | Path, flag: str, limit: int) -> str:
     """Returns the text of a file that the server's owner named with `flag`, anywhere on disk.
 

@@ -122,6 +122,11 @@ def test_yaml_forms(tmp_path):
         ("accept-threshold: .nan", "accept-threshold .*from 0 to 1"),
         ("port:", "port .*needs a value"),
         ("a: [", "not YAML"),
+        ("log-level: info\nserved-model-name: 2024-13-45", r"not YAML \(line 2, column 20\): this is not .* quote it$"),
+        *((f"port: !!{kind} abc", r"not YAML \(line 1, column 7\)") for kind in ("int", "float", "bool", "timestamp")),
+        ("? [a, b]\n: 1", r"not YAML \(line 1, column 1\)"),
+        ("[" * 2000, "not YAML: it is nested too deeply$"),
+        ("port: 1\x01", "not YAML: special characters are not allowed$"),
     ],
 )
 def test_bad_yaml(tmp_path, text, message):

@@ -20,8 +20,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from runtime.config import EngineConfig, ServerConfig
-from runtime.errors import RequestError
-from runtime.server.engine_client.adapter_registry import LocalAdapterRegistry
+from runtime.errors import ConfigError, RequestError
+from runtime.server.engine_client.adapter_registry import LocalAdapterRegistry, read_lora_config
 from runtime.server.engine_client.ipc_protocol import CallResult
 from tests.server.checkpoint import CONFIG
 from tests.server.harness import ROOT, ServerProcess, serving
@@ -301,6 +301,23 @@ def test_every_replica_loads_an_adapter(checkpoint: Path, adapter_dirs: Path) ->
             assert texts[name] != texts["a"]
             assert change(client, "unload", lora_name="a").status_code == 200
             assert names(client) == {name}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a: /x\na: /y", "is neither YAML nor JSON (line 1, column 1): it gives 'a' twice"),
+        ("a: 2024-13-45", "is neither YAML nor JSON (line 1, column 4): this is not"),
+        ("? [a]\n: /x", "is neither YAML nor JSON (line 1, column 1): this is not"),
+        ("a: {", "is neither YAML nor JSON (line 1, column 5)"),
+        ("a: 1", "must map names of adapters to where they are, and 'a' does not"),
+    ],
+)
+def test_a_list_of_adapters_that_is_not_one(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "adapters.yaml").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        read_lora_config(str(tmp_path / "adapters.yaml"))
+    assert reason in str(error.value)
 
 
 def test_an_adapter_that_cannot_be_served_ends_the_start(checkpoint: Path) -> None:

@@ -205,6 +205,11 @@ def test_the_start_waits_for_a_file_that_is_being_written(file: Path, monkeypatc
     assert len(waited) == 3
 
 
+def test_a_byte_order_mark_is_no_part_of_a_key(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_bytes(b"\xef\xbb\xbf" + b"k" * 20 + b"\r\n")
+    assert config_keys.read_key_file(str(tmp_path / "keys"))[0] == ("k" * 20,)
+
+
 def test_a_pipe_is_refused_as_a_file_of_keys(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match="is not a regular file"):

@@ -1,7 +1,10 @@
 """Tests of checkpoints in one file and in shards, and of broken ones, which end the start with one sentence."""
 
+import errno
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
+from runtime.lora.adapter_checkpoint import resolve_adapter
 from runtime.models.base import resolve_family
 from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.weights.loader import load_model
@@ -240,9 +244,23 @@ def test_broken_shards(tiny):
         resolve_checkpoint(str(path))
 
 
+def test_a_directory_without_permission(tmp_path, monkeypatch):
+    def refuse(path, **_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "stat", refuse)  # tests may run as root, which no permission stops
+    with pytest.raises(ConfigError, match="cannot be read: Permission denied"):
+        resolve_checkpoint(str(tmp_path))
+
+
 def test_directories_that_are_no_checkpoint(tmp_path):
-    with pytest.raises(ConfigError, match="is not a directory"):
-        resolve_checkpoint(str(tmp_path / "nowhere"))
+    for wrong in (str(tmp_path / "nowhere"), __file__, "~nobody-here/model", "a\0b"):
+        with pytest.raises(ConfigError, match="is not a directory"):
+            resolve_checkpoint(wrong)
+        with pytest.raises(ConfigError, match="is not a directory"):
+            resolve_adapter(wrong)
+    with pytest.raises(ConfigError, match="cannot be read: File name too long"):
+        resolve_checkpoint("x" * 5000)
     with pytest.raises(ConfigError, match=r"no config\.json"):
         resolve_checkpoint(str(tmp_path))
     (tmp_path / "config.json").write_text("{]")

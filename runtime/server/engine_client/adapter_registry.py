@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
 from runtime.config import EngineConfig, ServerConfig
+from runtime.config.loading import load_yaml, yaml_location
 from runtime.config.validation import DEFAULT_MAX_LORAS, check_adapter_name
 from runtime.errors import ConfigError, RequestError
 from runtime.request.validation import refuse
@@ -273,11 +274,11 @@ def read_lora_config(path: str) -> dict[str, str]:
             names = sorted(name for name in os.listdir(path) if not name.startswith("."))
             data = {name: read_flag_file(Path(path) / name, CONFIG_FLAG, MAX_CONFIG_BYTES).strip() for name in names}
         else:
-            data = yaml.safe_load(read_flag_file(path, CONFIG_FLAG, MAX_CONFIG_BYTES))
+            data = load_yaml(read_flag_file(path, CONFIG_FLAG, MAX_CONFIG_BYTES))
     except OSError as error:
         raise ConfigError(f"{CONFIG_FLAG}: {path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, RecursionError):
-        raise ConfigError(f"{CONFIG_FLAG}: {path} is neither YAML nor JSON") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"{CONFIG_FLAG}: {path} is neither YAML nor JSON{yaml_location(error)}") from None
     found: dict[str, str] = {}
     wrong = f"{CONFIG_FLAG}: {path} must map names of adapters to where they are"
     if not isinstance(data, dict | None):
