@@ -221,6 +221,9 @@ class Terminal:
             self.console.print("[dim]stopped; this turn is discarded[/dim]")
         except (ServerError, httpx.HTTPError) as error:
             self.console.print(f"error: {error or type(error).__name__}", style="red", markup=False)
+        except (ValueError, LookupError, TypeError):
+            text = "error: the answer has not the form of this API; is another server running there?"
+            self.console.print(text, style="red", markup=False)
         else:
             self.console.print(frame.text, markup=False, highlight=False)
             cut = " (stopped at the length limit)" if self.conversation.finish_reason == "length" else ""
@@ -239,6 +242,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not is_address(args.url):
         print(f"--url: {args.url!r} is not a server's address, such as {DEFAULT_URL}", file=sys.stderr)
         return 1
+    if args.api_key and not (args.api_key.isascii() and args.api_key.isprintable()):
+        print("--api-key: keys of servers hold printable ASCII characters only", file=sys.stderr)
+        return 1
     from rich.console import Console
 
     fields = {"max_tokens": args.max_tokens, "temperature": args.temperature}
@@ -250,14 +256,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             response = http.get("/v1/models")
             if response.status_code != 200:
                 raise refusal(response.status_code, response.content)
+            model = args.model or response.json()["data"][0]["id"]
         except (ServerError, httpx.HTTPError) as error:
             print(f"{args.url}: {error or type(error).__name__}; is a server running there?", file=sys.stderr)
+            return 1
+        except (ValueError, LookupError, TypeError):
+            print(f"{args.url}: /v1/models lists no models; is another server running there?", file=sys.stderr)
             return 1
         conversation = Conversation(http, args.model, **{k: v for k, v in fields.items() if v is not None})
         if args.mode:
             conversation.decoding["mode"] = args.mode
         console = Console()
-        console.print(f"{args.model or response.json()['data'][0]['id']} at {args.url}", markup=False)
+        console.print(f"{model} at {args.url}", markup=False)
         Terminal(conversation, console).run()
     return 0
 

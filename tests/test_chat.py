@@ -156,5 +156,21 @@ def test_ctrl_c_ends_the_answer_not_the_chat(server, monkeypatch):
 def test_no_server(capsys):
     assert main(["--url", "http://127.0.0.1:9"]) == 1
     assert "is a server running there?" in capsys.readouterr().err
+    assert main(["--url", "http://127.0.0.1:9", "--api-key", "clé"]) == 1
+    assert "--api-key: keys of servers hold printable ASCII characters only" in capsys.readouterr().err
     assert main(["--url", "nonsense"]) == 1
     assert "--url: 'nonsense'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer", [b"<html>", b"{}", b"[]", b'{"data": []}', b'{"data": null}'])
+def test_another_server(answer, capsys, monkeypatch):
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, content=answer))
+    client = httpx.Client
+    monkeypatch.setattr(httpx, "Client", lambda **options: client(transport=transport, base_url=options["base_url"]))
+    assert main(["--url", "http://127.0.0.1:9"]) == 1
+    assert "/v1/models lists no models; is another server running there?" in capsys.readouterr().err
+    screen = terminal(Conversation(httpx.Client(base_url="http://127.0.0.1:9")))
+    screen.answer("hi")
+    assert "error: the answer has not the form of this API; is another server running there?" in " ".join(
+        screen.console.export_text().split()
+    )
