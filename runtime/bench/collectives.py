@@ -21,6 +21,7 @@ from runtime.bench import output
 from runtime.bench.multi_run import run_on_ranks
 from runtime.bench.sizes import check_positive
 from runtime.bench.timing import median
+from runtime.distributed.gpu import require_gpu
 from runtime.distributed.process_group import SymmetricMemoryAllReduce, TensorParallelGroup
 from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
@@ -45,6 +46,8 @@ def main(args: argparse.Namespace) -> int:
     check_positive(args, "tensor_parallel_size", "rows", "hidden", "repeats")
     if args.tensor_parallel_size < 2:
         raise ConfigError("--tensor-parallel-size must be at least 2: one rank has no all-reduces")
+    if args.device == "cuda":
+        require_gpu("--device cuda")
     return run_on_ranks(args, _run)
 
 

@@ -31,11 +31,7 @@ def main(args: argparse.Namespace) -> int:
     if len(names) != len(args.files) or args.plot is None:
         print("--plot is required, and --names needs one entry per file", file=sys.stderr)
         return 2
-    try:
-        reports = [json.loads(path.read_text()) for path in args.files]
-    except (OSError, ValueError) as error:
-        print(f"{error}", file=sys.stderr)
-        return 1
+    reports = [_read(path) for path in args.files]
     for path, report in zip(args.files, reports, strict=True):
         if not isinstance(report, dict) or not ({"setup", "loads"} & report.keys()):
             raise ConfigError(f"{path} has no results of steps or serve; use a file that they wrote with --json")
@@ -44,9 +40,9 @@ def main(args: argparse.Namespace) -> int:
         print("results of steps and serve cannot be drawn together; use one plot per tool", file=sys.stderr)
         return 2
     make, axes = (steps, ("requests", "ms")) if any(of_steps) else (loads, ("requests/s", "latency, ms"))
-    for report in reports if args.cases and all(of_steps) else []:
-        report["results"] = [row for row in report["results"] if row["case"] in args.cases]
     try:
+        for report in reports if args.cases and all(of_steps) else []:
+            report["results"] = [row for row in report["results"] if row["case"] in args.cases]
         curves = [curve for report, name in zip(reports, names, strict=True) for curve in make(report, name)]
     except (KeyError, TypeError, IndexError) as error:
         reason = f"a file lacks {error}; use results that steps --live or serve wrote with --json"
@@ -55,6 +51,14 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError("the files have no results to draw; use other files or other --cases")
     plot.draw(args.plot, args.title, axes, curves, log_x=all(of_steps))
     return 0
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{path} is not readable JSON: {reason}") from None
 
 
 def steps(report: dict[str, Any], name: str) -> list[plot.Curve]:

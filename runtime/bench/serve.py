@@ -22,6 +22,7 @@ import uvloop
 from runtime.bench import output, plot, started
 from runtime.bench.load import closed_loop, health_rate, open_loop, session
 from runtime.bench.multiprocess_load import load_processes
+from runtime.bench.sizes import above_zero
 from runtime.client import DEFAULT_URL, is_address
 from runtime.errors import ConfigError
 
@@ -34,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     started.add_arguments(parser)
     parser.add_argument("--api-key", metavar="KEY")
     parser.add_argument("--clients", type=int, nargs="+", metavar="N", help="closed loop; default: 1 32")
-    parser.add_argument("--rate", type=float, nargs="+", metavar="R", help="open loop: requests per second, Poisson")
+    parser.add_argument(
+        "--rate", type=above_zero, nargs="+", metavar="R", help="open loop: requests per second, Poisson"
+    )
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="processes of the clients; default: 1")
     parser.add_argument("--requests", type=int, default=128, metavar="N", help="requests per round; default: 128")
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="rounds per load; default: 1")
@@ -44,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--accept-threshold", type=float, metavar="P", help="accept_threshold of requests; 0 fills a block per step"
     )
     parser.add_argument("--mode", choices=("speed", "balanced", "quality"))
-    parser.add_argument("--timeout", type=float, default=300.0, metavar="S", help="seconds per request; default: 300")
+    parser.add_argument(
+        "--timeout", type=above_zero, default=300.0, metavar="S", help="seconds per request; default: 300"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of prompts and arrivals; default: 0")
     parser.add_argument("--at-once", action="store_true", help="also load /health with the same clients")
     parser.add_argument("--compare-llm", action="store_true", help=f"also run LLM.generate at batch {LLM_BATCH}")

@@ -34,6 +34,17 @@ def check_positive(args: argparse.Namespace, *names: str) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1")
 
 
+def above_zero(text: str) -> float:
+    """Parses an argument that is a number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0:  # NaN too
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
 def check_weights(model: Model, build: LayerFactory) -> None:
     """Raises ConfigError if this host has no memory for the weights of a model on the CPU, before they are drawn.
 

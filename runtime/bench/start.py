@@ -30,6 +30,7 @@ import uvloop
 from runtime.bench.load import send, session
 from runtime.bench.output import add_json
 from runtime.bench.serve import bodies
+from runtime.bench.sizes import above_zero, check_positive
 from runtime.bench.started import launched
 from runtime.errors import ConfigError
 
@@ -100,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clients", type=int, metavar="N", help="also load a started server from /ready on")
     parser.add_argument(
         "--period",
-        type=float,
+        type=above_zero,
         default=60.0,
         metavar="S",
         help="seconds of each period of --clients (%(default)s)",
@@ -111,6 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     if args.arch and args.model:
         raise ConfigError("--arch writes a checkpoint of its own; leave out --model")
+    check_positive(args, "runs", "clients")
     with _checkpoint(args) as model, tempfile.TemporaryDirectory(prefix="unmask-kernels-") as filled:
         rows: list[dict[str, Any]] = []
         for state in ("cold", "warm"):

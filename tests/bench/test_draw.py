@@ -53,3 +53,7 @@ def test_reports_that_cannot_be_plotted_are_refused(tmp_path, capsys):
     assert "cannot be drawn together" in capsys.readouterr().err
     assert main(["draw", *written(tmp_path, STEPS), "--plot", picture, "--names", "a", "b"]) == 2
     assert main(["draw", str(tmp_path / "none.json"), "--plot", picture]) == 1
+    assert "none.json is not readable JSON: No such file" in capsys.readouterr().out
+    (tmp_path / "text.json").write_text("<html>")
+    assert main(["draw", str(tmp_path / "text.json"), "--plot", picture]) == 1
+    assert "text.json is not readable JSON: Expecting value" in capsys.readouterr().out

@@ -65,6 +65,13 @@ def ended(*arguments: str, **variables: str) -> tuple[int, list[str]]:
         (("sweep", "--n", "0"), "--n: must be at least 1"),
         (("serve", "--clients", "0"), "must be above 0"),
         (("tune", "--rows", "0"), "--rows must be at least 1"),
+        (("steps", *DRAWN, "--tensor-parallel-size", "0"), "--tensor-parallel-size must be at least 1"),
+        (("steps", *DRAWN, "--live", "--temperature", "-1"), "--temperature -1 must be at least 0"),
+        (("steps", *DRAWN, "--live", "--temperature", "nan"), "--temperature nan must be at least 0"),
+        (("steps", *DRAWN, "--live", "--top-p", "5"), "--top-p 5 must be above 0 and at most 1"),
+        (("start", "--runs", "0"), "--runs must be at least 1"),
+        (("start", "--clients", "0"), "--clients must be at least 1"),
+        (("collectives", "--device", "cuda"), "--device cuda: no GPU is usable: "),
         (("tune",), "tune: no GPU is usable: "),
         (("ceilings",), "ceilings: no GPU is usable: "),
     ],
@@ -77,6 +84,17 @@ def test_unusual_sizes_end_with_a_sentence(
     assert bench.main(list(arguments)) in (1, 2)
     found = capsys.readouterr()
     assert sentence in found.out + found.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("serve", "--rate", "nan"), ("serve", "--timeout", "0"), ("serve", "--timeout", "x"), ("start", "--period", "-1")],
+    ids=" ".join,
+)
+def test_seconds_and_rates_are_above_zero(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench.main(list(arguments))
+    assert f"argument {arguments[1]}: {arguments[2]!r} is not a number above 0" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("small_host")
@@ -174,12 +192,14 @@ def test_a_large_model_is_announced(capsys: pytest.CaptureFixture[str], monkeypa
 @pytest.mark.parametrize(
     "report",
     [[], 3, {}, {"setup": {}, "results": []}, {"setup": {}, "results": [{"case": "plain"}]}, {"loads": [{"a": 1}]},
+     {"setup": {}}, {"setup": {}, "results": [{}]},
      {"loads": 3}],
 )  # fmt: skip
 def test_files_that_hold_no_figures_are_not_drawn(report: Any, tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     file.write_text(json.dumps(report))
     assert bench.main(["draw", str(file), "--plot", str(tmp_path / "plot.png")]) == 1
+    assert bench.main(["draw", str(file), "--plot", str(tmp_path / "plot.png"), "--cases", "a"]) == 1
     assert not (tmp_path / "plot.png").exists()
 
 
