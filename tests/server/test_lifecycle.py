@@ -219,6 +219,17 @@ def test_a_broken_checkpoint_ends_start_up_with_one_sentence(checkpoint: Path, t
     assert not before
 
 
+@pytest.mark.parametrize("pages", [10**12, 9 * 10**18])
+def test_pages_that_do_not_fit_in_memory_end_the_start_with_one_sentence(checkpoint: Path, pages: int) -> None:
+    command = [sys.executable, "-m", REAL, "--port", "0", "--model", str(checkpoint), "--device", "cpu"]
+    command += ["--num-pages", str(pages), "--log-level", "error"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 1
+    (sentence,) = done.stderr.strip().splitlines()
+    assert sentence.startswith("error: the model and its KV cache do not fit in memory (")
+    assert sentence.endswith("); set a smaller --num-pages, --max-num-reqs or --max-model-len")
+
+
 def test_a_wrong_flag_ends_start_up_with_one_sentence() -> None:
     for args, message in (
         (["--max-num-reqs", "0"], "--max-num-reqs"),
