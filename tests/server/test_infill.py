@@ -62,7 +62,7 @@ def test_a_stream_shows_every_step_and_ends_with_the_full_text(server: ServerPro
 
 
 def test_no_hole_ends_early(server: ServerProcess) -> None:
-    answer = fill(server, text="a<mask:64>b", temperature=3.0, seed=1)
+    answer = fill(server, text="a<mask:64>b", temperature=3.0, seed=1, stop_token_ids=[])
     ids = answer["holes"][0]["token_ids"]
     with server.client() as client:
         decoded = client.post("/detokenize", json={"tokens": ids, "return_bytes": True}).json()
@@ -91,6 +91,7 @@ def test_no_hole_ends_early(server: ServerProcess) -> None:
         ({"text": "a<mask:2>" + "b" * 5000 + "<mask:2>" + "c" * 5000}, "text", "the model's length"),
         ({"text": "a<mask:2>", "max_tokens": 4}, "max_tokens", "the holes determine the length"),
         ({"text": "a<mask:2>", "stop": "b"}, "stop", "the holes determine the length"),
+        ({"text": "a<mask:2>", "stop_token_ids": [5]}, "stop_token_ids", "the holes determine the length"),
         ({"text": "a<mask:2>", "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs", "only with messages"),
         ({"text": "a<mask:2>", "stream_mode": "denoise"}, "stream_mode", "only with stream"),
     ],

@@ -99,7 +99,8 @@ class GenerateHandler(GenerateEvents):
 MAX_HOLES = 256
 MAX_HOLE = 4096  # tokens
 _HOLE = re.compile(r"<mask:(\d{1,9})>")
-_LENGTH_FIELDS = ("max_tokens", "stop", "ignore_eos", "max_nfe", "max_repetition_run")  # where holes say how long
+# not for infill: the gaps determine the length
+_LENGTH_FIELDS = ("max_tokens", "stop", "stop_token_ids", "ignore_eos", "max_nfe", "max_repetition_run")
 
 
 async def _tokenize_segments(

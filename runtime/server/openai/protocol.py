@@ -94,9 +94,9 @@ def template_variables(extra: Mapping[str, Any] | None, **known: Any) -> dict[st
 
 
 def check_unset(body: RequestModel, names: Iterable[str], message: str) -> None:
-    """Raises RequestError with `message` for the first of the fields `names` that the request sets."""
+    """Raises RequestError with `message` for the first of the fields `names` that the request sets to more than []."""
     for name in names:
-        if getattr(body, name, None) is not None:
+        if getattr(body, name, None) not in (None, []):
             raise refuse(name, message)
 
 
