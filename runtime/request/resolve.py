@@ -37,12 +37,13 @@ SCORING_VALUES: dict[str, Value] = {"remask_threshold": 0.0, "cache": "none", "b
 
 
 def resolve_logits_processors(
-    params: SamplingParams, decoding: DecodingParams, info: EngineInfo, at: At, *, is_infill: bool
+    params: SamplingParams, max_tokens: int, decoding: DecodingParams, info: EngineInfo, at: At, *, is_infill: bool
 ) -> LogitsProcessorParams | None:
     """Returns the logits processors of a request; None if it has none with an effect.
 
     Args:
         params: validated by ``sampling_params.check_fields``.
+        max_tokens: maximum tokens of the output.
         at: maps a field to the name that the client used.
         is_infill: the request is an infill, whose output has a fixed length.
 
@@ -57,7 +58,7 @@ def resolve_logits_processors(
     if info.mask_token_id is None:
         raise refuse(at(names[0]), "has no effect for models that denoise noise instead of masks; leave it out")
     if "min_tokens" in changed:
-        _check_min_tokens(params, decoding, info, at, is_infill=is_infill)
+        _check_min_tokens(params, max_tokens, decoding, info, at, is_infill=is_infill)
     return LogitsProcessorParams(
         bias=bias,
         repetition=float(changed.get("repetition_penalty", 1.0)),
@@ -76,13 +77,13 @@ def check_stop_ids(ids: Sequence[int] | None, info: EngineInfo, param: str) -> l
 
 
 def _check_min_tokens(
-    params: SamplingParams, decoding: DecodingParams, info: EngineInfo, at: At, *, is_infill: bool
+    params: SamplingParams, max_tokens: int, decoding: DecodingParams, info: EngineInfo, at: At, *, is_infill: bool
 ) -> None:
     """Raises RequestError if `min_tokens` is impossible or unsupported for the request."""
-    min_tokens, max_tokens = params.min_tokens, params.max_tokens
-    assert min_tokens is not None
-    if max_tokens is not None and min_tokens > max_tokens:
-        raise refuse(at("min_tokens"), f"{min_tokens} is more than {at('max_tokens')}, {max_tokens}; lower it")
+    min_tokens = params.min_tokens or 0
+    if min_tokens > max_tokens:
+        why = f"is more than the {max_tokens} that {at('max_tokens')} and the model's length allow; lower it"
+        raise refuse(at("min_tokens"), f"{min_tokens} {why}")
     if params.structured_outputs is not None:
         name = at("structured_outputs")
         raise refuse(at("min_tokens"), f"cannot be combined with {name}: the grammar determines the end; leave it out")
@@ -177,7 +178,7 @@ def resolve(params: SamplingParams, prompt: Sequence[int], info: EngineInfo, con
         seed=seed % 2**64,
         ignore_eos=bool(params.ignore_eos) or is_infill,
         stop_ids=check_stop_ids(params.stop_token_ids, info, at("stop_token_ids")),
-        logits_processors=resolve_logits_processors(params, decoding, info, at, is_infill=is_infill),
+        logits_processors=resolve_logits_processors(params, max_tokens, decoding, info, at, is_infill=is_infill),
         max_nfe=params.max_nfe,
         max_repetition_run=params.max_repetition_run,
         decoding=_without_eos(decoding) if is_infill else decoding,

@@ -50,4 +50,5 @@ def test_a_refusal_names_the_fix(server: ServerProcess) -> None:
     with server.client() as client:
         refused: httpx.Response = client.post("/generate", json={"prompt": "x", "max_tokens": 3, "min_tokens": 4})
     assert refused.status_code == 400
-    assert refused.json()["error"]["message"] == "min_tokens: 4 is more than max_tokens, 3; lower it"
+    message = "min_tokens: 4 is more than the 3 that max_tokens and the model's length allow; lower it"
+    assert refused.json()["error"]["message"] == message
