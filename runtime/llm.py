@@ -174,7 +174,7 @@ class LLM:
         Raises:
             RequestError: A prompt is invalid (nothing runs then), or the engine failed on one.
         """
-        prompts = [prompts] if isinstance(prompts, str) else prompts
+        prompts = [prompts] if isinstance(prompts, str | Mapping) else prompts  # a mapping is refused as a prompt
         each, names = _one_each("params", params, len(prompts)), _one_each("adapter", adapter, len(prompts))
         groups = [
             self._choices(prompt, mine or SamplingParams(), adapter=name)

@@ -141,6 +141,7 @@ def test_logits_do_not_depend_on_the_content_of_the_cache(llm):
     [
         (lambda llm: llm.generate([1, 2, 3], params()), "prompt"),
         (lambda llm: llm.generate([{"role": "user", "content": "hi"}], params()), "prompt"),
+        (lambda llm: llm.generate({"prompt": "hi"}, params()), "prompt"),
         (lambda llm: next(llm.stream([1], params(), stream_mode="blocks")), "stream_mode"),
         (lambda llm: next(llm.stream([1], params(n=2))), "n"),
         (lambda llm: llm.generate([[1], [2]], [params()]), "params"),
