@@ -206,7 +206,7 @@ class LLM:
         conversations: Sequence[Any] = [messages] if single else messages
         encode = self._tokenizer("messages").encode_chat
         kwargs = dict(chat_template_kwargs or {})
-        prompts = [encode([dict(message) for message in conversation], **kwargs) for conversation in conversations]
+        prompts = [encode([*conversation], **kwargs) for conversation in conversations]
         return self.generate(prompts, params, adapter=adapter)
 
     def stream(

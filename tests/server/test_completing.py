@@ -149,5 +149,8 @@ def test_llm_chat_applies_the_chat_template(checkpoint: Path) -> None:
         assert open_ended.usage["prompt_tokens"] < one.usage["prompt_tokens"]
         with pytest.raises(ValueError, match="role"):
             llm.chat([{"content": "x"}])
+        for text in ("hello", ["hello"]):
+            with pytest.raises(ValueError, match=r"messages\[0\]: must be an object"):
+                llm.chat(text)
     with LLM(str(checkpoint), device="cpu", skip_tokenizer=True) as llm, pytest.raises(ValueError, match="tokenizer"):
         llm.chat([USER])
