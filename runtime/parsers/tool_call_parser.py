@@ -11,15 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runtime.parsers.formats import (
-    Arguments,
-    CallStart,
-    Delta,
-    Text,
-    Tool,
-    ToolFormat,
-    partial_match_len,
-)
+from runtime.parsers.formats import Arguments, CallStart, Delta, Text, Tool, ToolFormat, partial_match_len
 
 MAX_FAILED_CALLS = 32  # false starts after which the rest is text: each may be read to its end again
 

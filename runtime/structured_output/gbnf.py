@@ -7,6 +7,7 @@ server's event loop, where 64 KiB of GBNF would take seconds.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from runtime.structured_output.patterns import Unsupported
 
 # llguidance does not tokenize forced text: a model may have one token for a colon and the space behind it.
 _UNFORCED = '%llguidance {"no_forcing": true}'
+_ESCAPES = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)")  # of GBNF
 _ONE_OF = "'coerce_one_of'"  # part of the library's error for a oneOf
 
 
@@ -102,11 +104,19 @@ def _translated(part: dict[str, Any]) -> dict[str, Any]:
     return base
 
 
+def _unescaped(escape: re.Match[str]) -> str:
+    """Returns the character of an escape with `u` or `U`; the library drops their leading zeros. Others stay."""
+    number = int(escape[1] or escape[2] or "0", 16)
+    if 0xD800 <= number < 0xE000 or number > 0x10FFFF or not number:
+        return escape[0]
+    return chr(number) if number > 0x7F else f"\\x{number:02x}"
+
+
 def _from_gbnf(grammar: str) -> str:
     from llguidance.gbnf_to_lark import any_to_lark
 
     try:
-        lark = any_to_lark(grammar)
+        lark = any_to_lark(_ESCAPES.sub(_unescaped, grammar))
     except Exception as error:
         raise ValueError(f"it is not a readable grammar: {preview(str(error))}") from None
     if len(lark) > MAX_CHARS:

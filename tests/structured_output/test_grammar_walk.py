@@ -166,7 +166,12 @@ def test_an_aborted_request_leaves_nothing(llm: LLM) -> None:
 
 def accepts(naive: Naive, schema: dict[str, Any], text: str) -> bool:
     """Whether the grammar of a schema accepts a JSON text."""
-    grammar = grammar_of({"json": schema}, "structured_outputs")
+    return matches(naive, {"json": schema}, text)
+
+
+def matches(naive: Naive, constraint: dict[str, Any], text: str) -> bool:
+    """Whether the grammar of `structured_outputs` accepts a text."""
+    grammar = grammar_of(constraint, "structured_outputs")
     matcher = llguidance.LLMatcher(naive.tokens, translate_grammar(grammar))
     assert not matcher.is_error(), matcher.get_error()
     tokens = naive.tokens.tokenize_bytes(text.encode())
@@ -222,3 +227,18 @@ def test_times_have_seconds_below_60(naive: Naive, format: str) -> None:
         for time in ("23:59:59Z", "01:02:03.5+02:00", "01:02:60Z", "23:59:60Z", "01:02:60.5-01:00", "01:02Z")
     }
     assert [time for time, fits in accepted.items() if fits] == ["23:59:59Z", "01:02:03.5+02:00"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "refused"),
+    [
+        (r'"\u00e9\u0041\u0022"', 'éA"', "e"),
+        (r"[\u00e0-\u00ff]+", "éà", "e"),
+        (r'"\U0001F600" [^\U00000041]', "😀B", "😀A"),
+        (r'"\\u0041" "\x41\n"', "\\u0041A\n", "A"),
+        (r'"\u4e2d"', "中", "\\u4e2d"),
+    ],
+)
+def test_gbnf_escapes_name_their_character(naive: Naive, rule: str, text: str, refused: str) -> None:
+    assert matches(naive, {"grammar": f"root ::= {rule}"}, text)
+    assert not matches(naive, {"grammar": f"root ::= {rule}"}, refused)
