@@ -82,6 +82,26 @@ def test_other_lists_are_compared_entry_by_entry() -> None:
     assert not differs({"from": []}, {})
 
 
+def test_an_entry_with_another_second_key_is_an_addition() -> None:
+    spread = {"topologyKey": "host", "whenUnsatisfiable": "ScheduleAnyway", "maxSkew": 1}
+    desired = {"topologySpreadConstraints": [spread], "ports": [{"containerPort": 1}]}
+    live = {
+        "topologySpreadConstraints": [{**spread, "whenUnsatisfiable": "DoNotSchedule"}, spread],
+        "ports": [{"containerPort": 1, "protocol": "UDP"}, {"containerPort": 1, "protocol": "TCP"}],
+    }
+    assert not differs(desired, live)
+    assert differs(desired, {**live, "topologySpreadConstraints": live["topologySpreadConstraints"][:1]})
+    changed = [live["topologySpreadConstraints"][0], {**spread, "maxSkew": 2}]
+    assert differs(desired, {**live, "topologySpreadConstraints": changed})
+
+
+@pytest.mark.parametrize("key", [[], {}, ["x"], None, 1.5])
+def test_keys_of_a_wrong_type_are_drift(key: object) -> None:
+    """The podTemplate may have any key, and the API server rejects it later."""
+    live = {"topologySpreadConstraints": [{"topologyKey": "host"}]}
+    assert differs({"topologySpreadConstraints": [{"topologyKey": key}]}, live)
+
+
 def test_selectors_and_peers_are_as_desired_and_have_no_other_fields() -> None:
     peer = {"podSelector": {"matchLabels": {"a": "b"}}}
     assert differs({"from": [peer]}, {"from": [peer, {"namespaceSelector": {}}]})

@@ -331,6 +331,14 @@ def port_of_the_service(obj: Obj) -> None:
     obj["spec"]["ports"][0]["port"] = 8080
 
 
+def protocol_of_the_service(obj: Obj) -> None:
+    obj["spec"]["ports"][0]["protocol"] = "UDP"
+
+
+def protocol_of_the_engine(obj: Obj) -> None:
+    obj["spec"]["template"]["spec"]["containers"][0]["ports"][0]["protocol"] = "UDP"
+
+
 def port_of_the_engine(obj: Obj) -> None:
     containers = obj["spec"]["template"]["spec"]["containers"]
     containers[0]["ports"][0]["containerPort"] = 8001
@@ -362,7 +370,9 @@ def budget(obj: Obj) -> None:
 
 ALTERNATIVES: dict[str, tuple[Ref, Any]] = {
     "a Service's port": (Ref("v1", "Service", "demo"), port_of_the_service),
+    "a Service's protocol": (Ref("v1", "Service", "demo"), protocol_of_the_service),
     "a container's port": (DEPLOYMENT, port_of_the_engine),
+    "a container's protocol": (DEPLOYMENT, protocol_of_the_engine),
     "a probe's handler": (DEPLOYMENT, probe),
     "a variable's source": (DEPLOYMENT, variable),
     "a volume's source": (DEPLOYMENT, volume),

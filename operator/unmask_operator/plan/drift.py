@@ -27,6 +27,8 @@ LIST_KEYS: Mapping[str, tuple[str, ...]] = {
     "schedulingGates": ("name",),
     "volumeDevices": ("devicePath",),
 }
+# Second member of such a key, and its default. Next to an entry with another value, server-side apply adds an entry.
+_SECOND_KEYS = {"ports": ("protocol", "TCP"), "topologySpreadConstraints": ("whenUnsatisfiable", "DoNotSchedule")}
 _SUFFIXES = {
     **{s: Decimal(1024) ** i for i, s in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)},
     **{s: Decimal(1000) ** i for i, s in zip((-3, -2, -1, 1, 2, 3, 4, 5, 6), "numkMGTPE", strict=True)},
@@ -96,8 +98,11 @@ def differences(
 
 def _list_differences(member: str, desired: Sequence[Any], live: Sequence[Any], path: FieldPath) -> Iterator[FieldPath]:
     for key in LIST_KEYS.get(member, ()):
-        if _is_map(desired, key) and _is_map(live, key):
-            by_key = {entry[key]: entry for entry in live}
+        if not _is_map(desired, key):
+            continue
+        found = _without_variants(member, key, desired, live)
+        if _is_map(found, key):
+            by_key = {entry[key]: entry for entry in found}
             for entry in desired:
                 position = (*path, ListKey(key, entry[key]))
                 if entry[key] in by_key:
@@ -107,6 +112,18 @@ def _list_differences(member: str, desired: Sequence[Any], live: Sequence[Any], 
             return
     if len(desired) != len(live) or any(differs(d, h) for d, h in zip(desired, live, strict=True)):
         yield path
+
+
+def _without_variants(member: str, key: str, desired: Sequence[Any], live: Sequence[Any]) -> Sequence[Any]:
+    """Returns the live entries without those next to a desired entry that have another second member of the key."""
+    if member not in _SECOND_KEYS or not all(isinstance(entry, dict) for entry in live):
+        return live
+    second, default = _SECOND_KEYS[member]
+    wanted = {entry[key]: entry.get(second, default) for entry in desired}
+    present = {entry.get(key) for entry in live if entry.get(second, default) == wanted.get(entry.get(key))}
+    return [
+        entry for entry in live if entry.get(key) not in present or entry.get(second, default) == wanted[entry[key]]
+    ]
 
 
 class Clash(NamedTuple):
@@ -123,8 +140,8 @@ def clashes(desired: Obj, live: Obj) -> Iterator[Clash]:
     Server-side apply retains fields of other managers. For example, it would combine an httpGet with an exec, an
     emptyDir with a hostPath, or two ports of one name, and the API server rejects such an object.
     """
-    parents = dict.fromkeys(path[:-1] for path in differences(desired, live) if _is_alternative(path, desired["kind"]))
-    for parent in parents:
+    parents = dict.fromkeys(_exclusive_parent(path, desired["kind"]) for path in differences(desired, live))
+    for parent in filter(None, parents):
         pointer, own, found = "", desired, live
         for part in parent:
             own, _ = _inner(own, part)
@@ -134,16 +151,19 @@ def clashes(desired: Obj, live: Obj) -> Iterator[Clash]:
             yield Clash(pointer, found, own)
 
 
-def _is_alternative(path: FieldPath, kind: str) -> bool:
+def _exclusive_parent(path: FieldPath, kind: str) -> FieldPath | None:
+    """Returns the object or list above `path` whose members may exclude each other, or None."""
     parent = path[:-1]
     match parent[-2:], path[-1]:
         case (_, "ports"), ListKey():
-            return True
+            return parent
+        case ("ports", ListKey()), "protocol":  # a part of the entry's key
+            return parent[:-1]
         case (("env" | "volumes"), ListKey()), str():
-            return True
+            return parent
         case (_, ("startupProbe" | "readinessProbe" | "livenessProbe" | "preStop" | "postStart")), str():
-            return True
-    return kind == "PodDisruptionBudget" and parent == ("spec",)
+            return parent
+    return parent if kind == "PodDisruptionBudget" and parent == ("spec",) else None
 
 
 def _inner(value: Any, part: str | ListKey) -> tuple[Any, str | int]:
@@ -170,7 +190,7 @@ def field_name(path: FieldPath) -> str:
 
 def _is_map(entries: Sequence[Any], key: str) -> bool:
     """Returns whether each entry has a unique `key`."""
-    keys = [entry[key] for entry in entries if isinstance(entry, dict) and key in entry]
+    keys = [entry[key] for entry in entries if isinstance(entry, dict) and isinstance(entry.get(key), str | int)]
     return len(keys) == len(entries) == len(set(keys))
 
 
