@@ -93,11 +93,6 @@ def instructs(tools: Sequence[formats.Tool]) -> str:
 
 
 HERMES = formats.ToolFormat(
-    key="hermes",
-    opens="<tool_call>",
-    closes="</tool_call>",
-    parser=HermesToolParser,
-    wraps=wraps,
-    instructs=instructs,
+    key="hermes", opens="<tool_call>", closes="</tool_call>", parser=HermesToolParser, wraps=wraps, instructs=instructs
 )
 formats.register_tool_format(HERMES)

@@ -145,10 +145,12 @@ class _Simplifier:
             name, target, path = self._pending.pop()
             self._definitions[name] = self.schema(target, path)
         self._check_recursion()
+        guidance = self._root.get("x-guidance")
+        coerces = isinstance(guidance, Mapping) and guidance.get("coerce_one_of")
         for path, each, discriminator in self._exclusive:
             some = each["oneOf"]
             match discriminator:
-                case {"propertyName": str(name)} if not all_disjoint(some, self._definitions):
+                case {"propertyName": str(name)} if not (coerces or all_disjoint(some, self._definitions)):
                     some = [_both(one, {"required": [name]}) for one in some]  # OpenAPI 3.1, Discriminator Object
             if "anyOf" not in each and all_disjoint(some, self._definitions):
                 each["anyOf"] = some
@@ -633,8 +635,9 @@ def _number(value: Mapping[str, Any], path: Path, made: dict[str, Any]) -> None:
         sign = 1 if "inimum" in keyword else -1
         if sign * limit > MAX_NUMBER:
             raise UnsupportedSchema((*path, keyword), f"numbers beyond {MAX_NUMBER} are not supported; lower the bound")
-        gaps = [sign * (each - limit) for name, each in found.items() if ("inimum" in name) == (sign < 0)]
-        if "exclusive" in keyword and 0 < (gap := min(gaps, default=0)) < 1:
+        others = [each for name, each in found.items() if ("inimum" in name) == (sign < 0) and abs(each) <= MAX_NUMBER]
+        gap = min((sign * (each - limit) for each in others if int(each) == limit), default=0)
+        if "exclusive" in keyword and gap > 0:
             limit += sign * gap * 1e-6  # llguidance accepts an excluded 3 next to a bound such as 3.5
         if abs(limit) <= MAX_NUMBER:
             made[keyword] = limit

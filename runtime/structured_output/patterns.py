@@ -35,7 +35,7 @@ BOUNDED = {
 }
 
 BASE64 = "^(?:[0-9A-Za-z+/]{4})*(?:[0-9A-Za-z+/]{2}==|[0-9A-Za-z+/]{3}=)?$"  # RFC 4648, section 4
-# Formats that llguidance does not check, or not fully: RFC 6901, relative JSON pointers, RFC 3986 (with host names).
+# Formats that llguidance does not check: RFC 6901, relative JSON pointers, RFC 3986 (with host names).
 _POINTER = "(?:/(?:[^~/]|~[01])*)*"
 _URI = "(?:[A-Za-z0-9._~!$&'()*+,;=@-]|%[0-9A-Fa-f]{2})"
 _URI_PATH = f"(?:/{_URI}+)*/?(?:[?](?:{_URI}|[/?:])*)?(?:#(?:{_URI}|[/?:])*)?"
@@ -43,8 +43,6 @@ FORMAT_PATTERNS = {
     "json-pointer": f"^{_POINTER}$",
     "relative-json-pointer": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$",
     "uri-reference": f"^(?:[A-Za-z][A-Za-z0-9+.-]*:)?(?://[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)?{_URI_PATH}$",
-    # llguidance accepts a second 60 in every minute, but a leap second is possible only at 23:59 UTC (RFC 3339, 5.7).
-    **dict.fromkeys(("time", "date-time"), ":[0-5][0-9]:[0-5][0-9]"),
 }
 
 # Formats that llguidance checks in values but not in property names, which take expressions alone. They match no other
@@ -116,7 +114,7 @@ _META = frozenset("\\.+*?()|[]{}^$#&-~/")
 _ANY = r"[\s\S]"
 # Of a class with all control characters, llguidance accepts every JSON escape, even of a quote that the class excludes.
 # Negated classes therefore exclude U+0000 too, and ranges begin at U+0001.
-_NUL = r"\x00"
+_NULS = (r"\x00", r"\u0000", r"\u{0}", "\0")
 _NO_LINE_END = r"[^\n\r\u{2028}\u{2029}]"  # ECMAScript's dot; llguidance's excludes \n alone
 
 
@@ -232,7 +230,7 @@ def _escape(pattern: str, at: int, *, in_class: bool) -> tuple[str, int]:
     for form in (_HEX, _PROPERTY):
         if found := form.match(pattern, at):
             negated = character == "P" and not in_class
-            return f"[^\\p{found[0][1:]}{_NUL}]" if negated else f"\\{found[0]}", found.end()
+            return f"[^\\p{found[0][1:]}{_NULS[0]}]" if negated else f"\\{found[0]}", found.end()
     if character in "dDwWsSnrtvf":
         return f"\\{character}", at + 1
     if character in _ANCHORS:
@@ -258,13 +256,12 @@ def _class(pattern: str, at: int) -> tuple[str, int]:
         if at >= len(pattern):
             raise ValueError("a class of characters has no closing bracket; add ], or escape [")
         if pattern[at] == "]":
-            return "".join([*written, _NUL if negated else "", "]"]), at + 1
+            return "".join([*written, _NULS[0] if negated else "", "]"]), at + 1
         member, at = _member(pattern, at)
         written.append(member)
         if pattern.startswith("-", at) and not pattern.startswith("-]", at) and at + 1 < len(pattern):
-            start = r"\x01" if member in (_NUL, r"\u0000") else member
-            member, at = _member(pattern, at + 1)
-            written[-1:] = [start, "-", member]
+            end, at = _member(pattern, at + 1)
+            written[-1:] = [r"\x01" if member in _NULS and end not in _NULS else member, "-", end]
 
 
 def _member(pattern: str, at: int) -> tuple[str, int]:

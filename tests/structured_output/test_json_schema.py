@@ -141,7 +141,7 @@ def test_formats_that_the_engine_does_not_check_are_annotations(format: str) -> 
     assert simplified({"type": "string", "format": format, "maxLength": 3}) == {"type": "string", "maxLength": 3}
 
 
-@pytest.mark.parametrize("format", ["date", "duration", "email", "uuid", "ipv4", "uri"])
+@pytest.mark.parametrize("format", ["date-time", "date", "time", "duration", "email", "uuid", "ipv4", "uri"])
 def test_formats_that_the_engine_checks_stay(format: str) -> None:
     assert simplified({"type": "string", "format": format}) == {"type": "string", "format": format}
 
@@ -274,6 +274,9 @@ def test_a_discriminator_is_required_where_alternatives_overlap_without_it() -> 
     assert len(simplified(schema)["oneOf"]) == 2
     assert len(simplified({**schema, "discriminator": {"propertyName": "side"}})["oneOf"]) == 2
     assert len(simplified({**schema, "discriminator": {"propertyName": 1}})["oneOf"]) == 2
+    coerced = {"x-guidance": {"coerce_one_of": True}}
+    tagged = {**schema, **coerced, "discriminator": {"propertyName": "kind"}}
+    assert simplified(tagged) == simplified({**schema, **coerced})
     made = simplified({**schema, "discriminator": {"propertyName": "kind"}})
     assert "oneOf" not in made
     for fitting in ({"kind": "circle"}, {"kind": "square", "side": 1}):
