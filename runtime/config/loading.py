@@ -178,15 +178,15 @@ def load_yaml(text: str) -> Any:
             try:
                 return super().construct_object(node, deep=deep)
             except (AttributeError, LookupError, TypeError, ValueError):  # for example, a date with the month 13
-                problem = "this is not a value of its type, or not a key; quote it"
+                problem = "the value does not fit its YAML type, or cannot be a key; quote it"
                 raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
     def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
-        twice = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
-        if twice is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"it gives {twice!r} twice", node.start_mark)
-        return dict(zip(keys, (loader.construct_object(value, deep=True) for _, value in node.value), strict=True))
+        own = [loader.construct_object(key, deep=True) for key, _ in node.value if not key.tag.endswith(":merge")]
+        if twice := [key for i, key in enumerate(own) if key in own[:i]]:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice[0]!r} occurs twice", node.start_mark)
+        loader.flatten_mapping(node)  # replaces merge keys by the keys that they merge
+        return {loader.construct_object(k, deep=True): loader.construct_object(v, deep=True) for k, v in node.value}
 
     Loader.add_constructor("tag:yaml.org,2002:map", mapping)
     return yaml.load(text, Loader)
@@ -201,7 +201,7 @@ def from_file(path: Path) -> dict[str, tuple[Any, str]]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config: {path} cannot be read: {_reason(error)}") from None
     except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"--config: {path} is not YAML{yaml_location(error)}") from None
+        raise ConfigError(f"--config: {path} cannot be parsed{yaml_location(error)}") from None
     if data is None:
         return {}
     if not isinstance(data, dict):

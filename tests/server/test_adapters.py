@@ -139,7 +139,7 @@ def test_a_failed_load_leaves_nothing_of_its_name() -> None:
         return CallResult(0, error="no adapter")
 
     async def fail_to_load() -> None:
-        supervisor = SimpleNamespace(require_ready=lambda: [None], call=call)
+        supervisor = SimpleNamespace(ready=[None], require_ready=lambda: [None], call=call)
         registry = LocalAdapterRegistry(ServerConfig(engine=EngineConfig(model="demo://")), cast(Any, supervisor))
         results = await asyncio.gather(
             *(registry.load(f"name{i % 50}", "/adapters", by="route") for i in range(100)), return_exceptions=True
@@ -170,7 +170,7 @@ def test_a_load_without_a_backend_leaves_no_entry(exits: str) -> None:
         return CallResult(0, error="no adapter")
 
     async def load() -> None:
-        supervisor = SimpleNamespace(require_ready=require_ready, call=call)
+        supervisor = SimpleNamespace(ready=ready, require_ready=require_ready, call=call)
         registry = LocalAdapterRegistry(ServerConfig(engine=EngineConfig(model="demo://")), cast(Any, supervisor))
         with pytest.raises(RequestError, match="no engine process is ready" if not ready else "no adapter"):
             await registry.load("name", "/adapters", by="route")
@@ -303,13 +303,18 @@ def test_every_replica_loads_an_adapter(checkpoint: Path, adapter_dirs: Path) ->
             assert names(client) == {name}
 
 
+def test_lists_of_adapters_may_have_merge_keys(tmp_path: Path) -> None:
+    (tmp_path / "adapters.yaml").write_text("<<: {a: /x, c: /z}\nb: /y\nc: /own\n")
+    assert read_lora_config(str(tmp_path / "adapters.yaml")) == {"a": "/x", "b": "/y", "c": "/own"}
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("a: /x\na: /y", "is neither YAML nor JSON (line 1, column 1): it gives 'a' twice"),
-        ("a: 2024-13-45", "is neither YAML nor JSON (line 1, column 4): this is not"),
-        ("? [a]\n: /x", "is neither YAML nor JSON (line 1, column 1): this is not"),
-        ("a: {", "is neither YAML nor JSON (line 1, column 5)"),
+        ("a: /x\na: /y", "cannot be parsed (line 1, column 1): the key 'a' occurs twice"),
+        ("a: 2024-13-45", "cannot be parsed (line 1, column 4): the value does not fit its YAML type"),
+        ("? [a]\n: /x", "cannot be parsed (line 1, column 1): the value does not fit its YAML type"),
+        ("a: {", "cannot be parsed (line 1, column 5)"),
         ("a: 1", "must map names of adapters to where they are, and 'a' does not"),
     ],
 )

@@ -50,5 +50,5 @@ def test_a_refusal_names_the_fix(server: ServerProcess) -> None:
     with server.client() as client:
         refused: httpx.Response = client.post("/generate", json={"prompt": "x", "max_tokens": 3, "min_tokens": 4})
     assert refused.status_code == 400
-    message = "min_tokens: 4 is more than the 3 that max_tokens and the model's length allow; lower it"
+    message = "min_tokens: 4 is more than the 3 tokens of this output; lower it, or set a larger max_tokens"
     assert refused.json()["error"]["message"] == message

@@ -135,11 +135,11 @@ class LocalAdapterRegistry(AdapterRegistry):
             if by == "config":
                 self._fail(name, AdapterEntry(uri, by), refusal)
             raise RequestError(refusal, param="lora_name")
-        replicas = self.supervisor.require_ready()  # no entry without a replica that loads it
+        ready = self.supervisor.require_ready()  # no entry without a replica that loads it
         before = self.entries.get(name)
         if before is None or before.state == "failed":
             self.entries[name] = AdapterEntry(uri, by, last_attempt=time.monotonic())
-        wrong = await self._broadcast(replicas, LoadAdapter(name, uri))
+        wrong = await self._broadcast(ready, LoadAdapter(name, uri))
         if wrong is None:
             self.entries[name].state, self.entries[name].message = "ready", ""
             self.on_change()
@@ -147,7 +147,8 @@ class LocalAdapterRegistry(AdapterRegistry):
             return
         if before is not None and before.state == "ready":
             raise RequestError(wrong, param="lora_path")  # the adapter that is loaded under this name stays
-        await self._broadcast(replicas, UnloadAdapter(name))  # some replicas may have loaded it
+        # some replicas may have loaded it, those that became ready meanwhile too
+        await self._broadcast(self.supervisor.ready, UnloadAdapter(name))
         if before is None and by == "route":
             del self.entries[name]
         else:
@@ -278,7 +279,7 @@ def read_lora_config(path: str) -> dict[str, str]:
     except OSError as error:
         raise ConfigError(f"{CONFIG_FLAG}: {path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{CONFIG_FLAG}: {path} is neither YAML nor JSON{yaml_location(error)}") from None
+        raise ConfigError(f"{CONFIG_FLAG}: {path} cannot be parsed{yaml_location(error)}") from None
     found: dict[str, str] = {}
     wrong = f"{CONFIG_FLAG}: {path} must map names of adapters to where they are"
     if not isinstance(data, dict | None):

@@ -99,7 +99,7 @@ class GenerateHandler(GenerateEvents):
 MAX_HOLES = 256
 MAX_HOLE = 4096  # tokens
 _HOLE = re.compile(r"<mask:(\d{1,9})>")
-# not for infill: the gaps determine the length
+# Rejected by /v1/infill: the holes determine the length of the output.
 _LENGTH_FIELDS = ("max_tokens", "stop", "stop_token_ids", "ignore_eos", "max_nfe", "max_repetition_run")
 
 
