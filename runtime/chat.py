@@ -222,7 +222,7 @@ class Terminal:
         except (ServerError, httpx.HTTPError) as error:
             self.console.print(f"error: {error or type(error).__name__}", style="red", markup=False)
         except (ValueError, LookupError, TypeError):
-            text = "error: the answer has not the form of this API; is another server running there?"
+            text = "error: the answer does not have the form of this API; is another server running there?"
             self.console.print(text, style="red", markup=False)
         else:
             self.console.print(frame.text, markup=False, highlight=False)
@@ -239,11 +239,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-tokens", type=int, metavar="N")
     parser.add_argument("--temperature", type=float, metavar="T")
     args = parser.parse_args(argv)
-    if not is_address(args.url):
+    try:
+        is_usable = is_address(args.url) and bool(httpx.URL(args.url).host)
+    except httpx.InvalidURL:  # for example, a host name that IDNA does not allow
+        is_usable = False
+    if not is_usable:
         print(f"--url: {args.url!r} is not a server's address, such as {DEFAULT_URL}", file=sys.stderr)
         return 1
     if args.api_key and not (args.api_key.isascii() and args.api_key.isprintable()):
-        print("--api-key: keys of servers hold printable ASCII characters only", file=sys.stderr)
+        print("--api-key: a key may have printable ASCII characters only", file=sys.stderr)
         return 1
     from rich.console import Console
 

@@ -26,9 +26,9 @@ def is_address(url: str) -> bool:
     """Returns whether a URL has the form of a server's address."""
     try:
         parts = urlsplit(url)
-        name = (parts.hostname or "").encode("idna").decode("idna")
+        name = (parts.hostname or "").encode("idna")
         return url.isprintable() and parts.scheme in ("http", "https") and bool(name) and parts.port != 0
-    except ValueError:  # an incomplete IPv6 address, a port that is no number, or a name that DNS cannot have
+    except ValueError:  # an incomplete IPv6 address, a port that is no number, or a label that DNS cannot have
         return False
 
 

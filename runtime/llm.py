@@ -204,9 +204,9 @@ class LLM:
         """
         single = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if single else messages
-        encode = self._tokenizer("messages").encode_chat
+        encode: Any = self._tokenizer("messages").encode_chat
         kwargs = dict(chat_template_kwargs or {})
-        prompts = [encode([*conversation], **kwargs) for conversation in conversations]
+        prompts = [encode([m if isinstance(m, str) else dict(m) for m in chat], **kwargs) for chat in conversations]
         return self.generate(prompts, params, adapter=adapter)
 
     def stream(

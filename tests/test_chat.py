@@ -157,7 +157,9 @@ def test_no_server(capsys):
     assert main(["--url", "http://127.0.0.1:9"]) == 1
     assert "is a server running there?" in capsys.readouterr().err
     assert main(["--url", "http://127.0.0.1:9", "--api-key", "clé"]) == 1
-    assert "--api-key: keys of servers hold printable ASCII characters only" in capsys.readouterr().err
+    assert "--api-key: a key may have printable ASCII characters only" in capsys.readouterr().err
+    assert main(["--url", "http://☃.example"]) == 1
+    assert "is not a server's address" in capsys.readouterr().err
     assert main(["--url", "nonsense"]) == 1
     assert "--url: 'nonsense'" in capsys.readouterr().err
 
@@ -171,6 +173,6 @@ def test_another_server(answer, capsys, monkeypatch):
     assert "/v1/models lists no models; is another server running there?" in capsys.readouterr().err
     screen = terminal(Conversation(httpx.Client(base_url="http://127.0.0.1:9")))
     screen.answer("hi")
-    assert "error: the answer has not the form of this API; is another server running there?" in " ".join(
+    assert "error: the answer does not have the form of this API; is another server running there?" in " ".join(
         screen.console.export_text().split()
     )

@@ -115,7 +115,7 @@ def test_proxies_are_not_used_for_this_machine():
 
 def test_valid_and_invalid_addresses():
     assert all(map(is_address, ("http://127.0.0.1:8000", "https://models.example/a", "http://[::1]:80/")))
-    assert all(map(is_address, ("http://münchen.example", "http://a_b:1")))
+    assert all(map(is_address, ("http://münchen.example", "http://xn--fa-hia.de", "http://a_b:1")))
     wrong = ("localhost:8000", "127.0.0.1", "ftp://x", "http://", "http://[::1", "http://x:y", "")
-    for url in (*wrong, "http://a..b", "http://xn--", "http://x/\1", f"http://{'a' * 64}"):
+    for url in (*wrong, "http://a..b", "http://x/\1", f"http://{'a' * 64}"):
         assert not is_address(url)

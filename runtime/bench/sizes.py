@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -40,7 +41,7 @@ def above_zero(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not value > 0:  # NaN too
+    if not 0 < value < math.inf:  # NaN is neither
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return value
 

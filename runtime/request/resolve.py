@@ -82,8 +82,8 @@ def _check_min_tokens(
     """Raises RequestError if `min_tokens` is impossible or unsupported for the request."""
     min_tokens = params.min_tokens or 0
     if min_tokens > max_tokens:
-        why = f"is more than the {max_tokens} that {at('max_tokens')} and the model's length allow; lower it"
-        raise refuse(at("min_tokens"), f"{min_tokens} {why}")
+        fix = f"lower it, or set a larger {at('max_tokens')}"
+        raise refuse(at("min_tokens"), f"{min_tokens} is more than the {max_tokens} tokens of this output; {fix}")
     if params.structured_outputs is not None:
         name = at("structured_outputs")
         raise refuse(at("min_tokens"), f"cannot be combined with {name}: the grammar determines the end; leave it out")

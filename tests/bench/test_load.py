@@ -282,7 +282,7 @@ def test_shapes_are_for_servers_that_are_started(argv, sentence, capsys):
     assert sentence in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("argv", [["--requests", "0"], ["--clients", "0"], ["--rate", "-1"], ["--rounds", "0"]])
+@pytest.mark.parametrize("argv", [["--requests", "0"], ["--clients", "0"], ["--rounds", "0"]])
 def test_senseless_loads_are_refused(argv, capsys):
     assert serve.main(arguments(*argv)) == 2
     assert "above 0" in capsys.readouterr().err

@@ -88,7 +88,14 @@ def test_unusual_sizes_end_with_a_sentence(
 
 @pytest.mark.parametrize(
     "arguments",
-    [("serve", "--rate", "nan"), ("serve", "--timeout", "0"), ("serve", "--timeout", "x"), ("start", "--period", "-1")],
+    [
+        ("serve", "--rate", "nan"),
+        ("serve", "--rate", "-1"),
+        ("serve", "--rate", "inf"),
+        ("serve", "--timeout", "0"),
+        ("serve", "--timeout", "x"),
+        ("start", "--period", "-1"),
+    ],
     ids=" ".join,
 )
 def test_seconds_and_rates_are_above_zero(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:

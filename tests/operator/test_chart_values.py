@@ -220,6 +220,7 @@ def test_labels_that_select_pods_or_extend_roles_are_refused(section, key):
         ({"nameOverride": "a/b"}, "nameOverride"),
         ({"global__imageRegistry": "https://registry.example"}, "/global/imageRegistry"),
         ({"image__repository": "team/unmask-operator:1.0"}, "/image/repository"),
+        ({"image__repository": "https://registry.example/unmask-operator"}, "/image/repository"),
         ({"engine__image__repository": "host:5000/unmask-runtime:1.0"}, "/engine/image/repository"),
         ({"imagePullSecrets": [{"names": "a"}]}, "imagePullSecrets"),
         ({"imagePullSecrets": ["A_b"]}, "imagePullSecrets"),

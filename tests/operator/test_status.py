@@ -243,7 +243,7 @@ def test_a_rollout_waits_for_the_new_pods_while_the_old_serve() -> None:
     assert found["Available"]["status"] == "True"
     assert _says(found["RolloutComplete"])[1:] == (
         "Progressing",
-        "1 of 1 pods are of the newest template, 1 of an older one remain",
+        "1 of 1 pods are of the newest template, 1 of an older one remains",
     )
     assert found["Ready"]["reason"] == "Starting"
 

@@ -138,7 +138,7 @@ def test_fields_of_logits_processors_are_resolved():
 def test_unsupported_fields_of_logits_processors_are_refused():
     refused({"stop_token_ids": [1, 91]}, "stop_token_ids[1]", "is not a token id of this model")
     refused({"logit_bias": {"5": 101}}, "logit_bias[5]")
-    more = "is more than the 8 that max_tokens and the model's length allow; lower it"
+    more = "is more than the 8 tokens of this output; lower it, or set a larger max_tokens"
     refused({"min_tokens": 9, "max_tokens": 8}, "min_tokens", f"9 {more}")
     refused({"min_tokens": 9}, "min_tokens", f"9 {more}", facts=info(default_max_tokens=8))
     refused({"min_tokens": 9, "max_tokens": 11}, "min_tokens", f"9 {more}", facts=info(max_model_len=11))

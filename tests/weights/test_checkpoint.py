@@ -248,7 +248,7 @@ def test_a_directory_without_permission(tmp_path, monkeypatch):
     def refuse(path, **_):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
-    monkeypatch.setattr(Path, "stat", refuse)  # tests may run as root, which no permission stops
+    monkeypatch.setattr(Path, "stat", refuse)  # permissions do not apply to root
     with pytest.raises(ConfigError, match="cannot be read: Permission denied"):
         resolve_checkpoint(str(tmp_path))
 

@@ -119,10 +119,10 @@ def _without_variants(member: str, key: str, desired: Sequence[Any], live: Seque
     if member not in _SECOND_KEYS or not all(isinstance(entry, dict) for entry in live):
         return live
     second, default = _SECOND_KEYS[member]
-    wanted = {entry[key]: entry.get(second, default) for entry in desired}
-    present = {entry.get(key) for entry in live if entry.get(second, default) == wanted.get(entry.get(key))}
+    requested = {entry[key]: entry.get(second, default) for entry in desired}
+    present = {entry.get(key) for entry in live if entry.get(second, default) == requested.get(entry.get(key))}
     return [
-        entry for entry in live if entry.get(key) not in present or entry.get(second, default) == wanted[entry[key]]
+        entry for entry in live if entry.get(key) not in present or entry.get(second, default) == requested[entry[key]]
     ]
 
 

@@ -41,7 +41,7 @@ def _progress(inputs: StatusInput, cause: Condition | None) -> str:
         )
     updated = number(inputs.status, "updatedReplicas")
     old = number(inputs.status, "replicas") - updated
-    remaining = f", {old} of an older one remain" if old > 0 else ""
+    remaining = f", {old} of an older one remain{'s' if old == 1 else ''}" if old > 0 else ""
     # The readiness probe fails for a moment after each start, which would only change the message twice.
     more = f"; {cause.message}" if cause and cause.reason != readiness.PROBE_FAILED else ""
     return f"{updated} of {inputs.desired} pods are of the newest template{remaining}{more}"
