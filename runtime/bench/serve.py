@@ -60,8 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     loads: list[tuple[str, float]] = [("clients", n) for n in args.clients or ([] if args.rate else [1, 32])]
     loads += [("rate", r) for r in args.rate or []]
-    if args.requests < 1 or args.rounds < 1 or any(value <= 0 for _, value in loads):
-        print("--requests, --rounds, --clients and --rate must be above 0", file=sys.stderr)
+    if min(args.requests, args.rounds, *(args.clients or ())) < 1:
+        print("--requests, --rounds and --clients must be above 0", file=sys.stderr)
         return 2
     fewest = min((value for kind, value in loads if kind == "clients"), default=args.requests)
     if not 1 <= args.processes <= fewest:
