@@ -133,6 +133,8 @@ class TokenizeRequest(ChatFields):
     tools: ToolItems | None = optional("functions for the chat template", EXAMPLE_TOOLS)
     add_special_tokens: bool | None = optional("prepend the BOS token; default true", True)
 
+    chat_fields = ("tools", *ChatFields.chat_fields)
+
 
 class DetokenizeRequest(RequestModel):
     model: ModelName = None

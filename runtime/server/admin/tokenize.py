@@ -10,7 +10,6 @@ from runtime.request.validation import refuse
 from runtime.server.admin.protocol import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest, TokenizerInfo
 from runtime.server.context import Context, ServerContext
 from runtime.server.http_responses import json_response
-from runtime.server.openai.protocol import check_unset
 from runtime.server.openai.tools import parse_tools
 from runtime.server.openapi import json_route, response_doc
 
@@ -27,7 +26,6 @@ async def tokenize(context: ServerContext, request: Request, body: TokenizeReque
     if body.messages is not None:
         _, (ids,) = await context.encode_chat(request, loaded, parse_tools(body.tools, None, None), body.to_chat())
     else:
-        check_unset(body, ["tools"], "only with messages; leave it out")
         ids = await context.preprocessor.encode(
             request, body.prompt or "", add_bos=body.add_special_tokens is not False
         )

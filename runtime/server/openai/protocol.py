@@ -389,6 +389,9 @@ class ChatFields(RequestModel):
         "continue the last message, which must be an assistant message; default false", False
     )
 
+    # only with `messages`
+    chat_fields: ClassVar[tuple[str, ...]] = ("chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+
     def to_chat(self, **variables: Any) -> ChatPrompt:
         """Returns the chat. Raises RequestError for messages that are invalid, or cannot be continued.
 
@@ -417,8 +420,7 @@ class ChatFields(RequestModel):
         if (prompt is None) == (self.messages is None):
             raise refuse("prompt", "give either prompt or messages")
         if self.messages is None:
-            names = ["chat_template_kwargs", "add_generation_prompt", "continue_final_message"]
-            check_unset(self, names, "only with messages; leave it out")
+            check_unset(self, self.chat_fields, "only with messages; leave it out")
 
 
 class GenerationRequest(SamplingFields):
