@@ -7,7 +7,6 @@ import json
 import signal
 import time
 from collections.abc import Iterator
-from itertools import groupby
 from typing import Any
 
 import pytest
@@ -84,12 +83,19 @@ def same_state(kube: Kube, namespace: str, other: str) -> None:
     assert state(kube, namespace) == state(kube, other)
 
 
-def writers(namespace: str, after: int) -> list[str]:
-    """Returns the operator's pods that wrote objects of a namespace, in order. A pod appears once per run of writes."""
+def stale_writes(namespace: str, after: int, stopped: Obj) -> list[str]:
+    """Returns the stopped leader's writes in a namespace after the first one of another pod, in order.
+
+    Asserts that exactly one other pod wrote.
+    """
     events = [e for e in requests(ACCOUNT, after) if e["verb"] in ("create", "patch", "delete", "update")]
     events = [e for e in events if e["objectRef"].get("namespace") == namespace]
     events.sort(key=lambda event: event["requestReceivedTimestamp"])
-    return [pod for pod, _ in groupby(pod_of(event) for event in events)]
+    name, pods = stopped["metadata"]["name"], [pod_of(event) for event in events]
+    assert pods[0] == name
+    assert len(set(pods)) == 2
+    takeover = next(i for i, pod in enumerate(pods) if pod != name)
+    return [f"{e['verb']} {e['requestURI']}" for e in events[takeover:] if pod_of(e) == name]
 
 
 def restarts(pod: Obj) -> int:
@@ -123,11 +129,10 @@ def test_another_leader_completes_the_work_of_a_killed_one(kube: Kube, namespace
     print(f"another leads after {another_leads(kube, killed):.1f} s")
     all_accepted(kube, disturbed)
     same_state(kube, disturbed, undisturbed)
-    active_pods = writers(disturbed, log)
-    assert (active_pods[0], len(active_pods)) == (killed["metadata"]["name"], 2), active_pods
+    assert stale_writes(disturbed, log, killed) == []
 
 
-def test_a_frozen_leader_of_three_does_not_write_after_it_resumes(
+def test_a_frozen_leader_of_three_sends_a_single_write_or_none_after_it_resumes(
     kube: Kube, namespaces: tuple[str, str], release: Release
 ) -> None:
     """The frozen replica resumes while it reconciles, and still assumes that it leads."""
@@ -144,8 +149,9 @@ def test_a_frozen_leader_of_three_does_not_write_after_it_resumes(
         signal_container(frozen, signal.SIGCONT)
     all_accepted(kube, disturbed)
     same_state(kube, disturbed, undisturbed)
-    active_pods = writers(disturbed, log)
-    assert (active_pods[0], len(active_pods)) == (frozen["metadata"]["name"], 2), active_pods
+    # The leader may have been frozen between the check of the Lease and the send of one request.
+    stale = stale_writes(disturbed, log, frozen)
+    assert len(stale) <= 1, stale
 
     def restarted() -> bool:
         now = kube.get("v1", "Pod", frozen["metadata"]["name"], NAMESPACE)
