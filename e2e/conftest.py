@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 from e2e.cluster import Kube
 from e2e.cluster.config import environment
+from e2e.logs import collect
 from e2e.release import Release
 
 FOLDER = Path(__file__).parent
@@ -28,6 +29,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.timeout(LIMIT))
     last = {item for item in ours if item.path.name.startswith("test_operator_")}
     items.sort(key=lambda item: item in last)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Adds the logs of the API server and of the operator to the report of a failed test.
+
+    The cluster ends with the session, and its logs with it.
+    """
+    report = yield
+    if report.failed and isinstance(item, pytest.Function) and "kube" in item.funcargs:
+        try:
+            report.sections += collect(item.funcargs["kube"])
+        except Exception as error:  # an error of this hook would end the session without the report
+            report.sections.append(("logs", f"cannot be collected: {error!r}"))
+    return report
 
 
 @pytest.fixture(scope="session")
