@@ -45,6 +45,7 @@ def test_a_deleted_current_directory_is_no_error(tmp_path: Path, monkeypatch: py
     assert module_command("a.b") == (sys.executable, "-P", "-m", "a.b")
 
 
+@pytest.mark.matrix
 def test_a_server_runs_in_a_directory_with_files_named_like_modules(tmp_path: Path) -> None:
     """The server has several frontend processes, a plugin with a relative path, and a process for grammars."""
     for name in SHADOWED:

@@ -97,6 +97,7 @@ def test_bench_evaluates_an_algorithm_with_its_fields(best_few: Path, capsys: py
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.matrix
 def test_a_server_with_several_processes_and_ranks_loads_a_plugin_in_each(best_few: Path) -> None:
     sizes = ("--frontend-processes", "2", "--tensor-parallel-size", "2")
     body = {

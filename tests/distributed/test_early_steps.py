@@ -87,6 +87,7 @@ def test_ranks_launch_the_next_forward_early(
     assert [(out.token_ids, out.nfe) for out in found] == [(out.token_ids, out.nfe) for out in expected]
 
 
+@pytest.mark.matrix
 def test_an_abandoned_step_is_replaced_by_the_next(
     sent: list[rpc.Message], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +106,7 @@ def test_an_abandoned_step_is_replaced_by_the_next(
         assert found.token_ids == llm.generate([PROMPT], SLOW)[0].token_ids
 
 
+@pytest.mark.matrix
 def test_a_launched_step_completes_after_other_messages(
     sent: list[rpc.Message], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +123,7 @@ def test_a_launched_step_completes_after_other_messages(
         assert tokens == llm.generate([PROMPT], SLOW)[0].token_ids
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.matrix)])
 def test_answers_do_not_depend_on_other_and_aborted_requests(sent: list[rpc.Message], tmp_path: Any, seed: int) -> None:
     flags = served("llada2_tiny", tmp_path) | FLAGS
     requests = some_requests(seed, 8)

@@ -46,7 +46,7 @@ class Watched(Run):
         self.engine.runner.launch_forward = watched  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize(("p", "buffer"), [(SLOW, 1), (SMOOTH, 2)])
+@pytest.mark.parametrize(("p", "buffer"), [pytest.param(SLOW, 1, marks=pytest.mark.matrix), (SMOOTH, 2)])
 def test_preemption_at_any_step_changes_nothing(p: Params, buffer: int) -> None:
     steps = 0
     while True:

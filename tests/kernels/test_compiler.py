@@ -236,6 +236,7 @@ def test_a_worker_compiles_each_specialization_once(cache: Path, caplog: pytest.
     assert made.missing(texts) == []
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("hopper")
 def test_packages_that_print_when_they_are_imported_do_not_spoil_results(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

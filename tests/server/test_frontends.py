@@ -267,7 +267,7 @@ def test_changed_keys_apply_in_every_process(checkpoint: Path, tmp_path: Path) -
         wait_until(lambda: (statuses(first), statuses(second)) == ([401, 401], [200, 200]))
 
 
-@pytest.mark.parametrize("to_all", [False, True])
+@pytest.mark.parametrize("to_all", [pytest.param(False, marks=pytest.mark.matrix), True])
 def test_a_drain_finishes_streams_of_all(checkpoint: Path, tmp_path: Path, to_all: bool) -> None:
     """Checks this also if every process receives the signal."""
     done = tmp_path / "done"
@@ -293,7 +293,7 @@ def test_a_drain_finishes_streams_of_all(checkpoint: Path, tmp_path: Path, to_al
         wait_until(lambda: all(map(has_ended, others)))
 
 
-@pytest.mark.parametrize("keep_alive", [True, False])
+@pytest.mark.parametrize("keep_alive", [True, pytest.param(False, marks=pytest.mark.matrix)])
 def test_a_drain_under_load_fails_no_request(checkpoint: Path, keep_alive: bool) -> None:
     """Checks that each request is answered, or that its connection is refused before it is sent."""
     failed: list[str] = []

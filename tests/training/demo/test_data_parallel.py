@@ -79,6 +79,7 @@ def trained(tmp_path_factory):
     return out, [torch.load(out / f"rank{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
 
+@pytest.mark.matrix
 def test_a_divided_batch_has_the_gradients_of_the_complete_one(trained) -> None:
     out, states = trained
     parts = [part(out, rank) for rank in range(RANKS)]
@@ -92,6 +93,7 @@ def test_a_divided_batch_has_the_gradients_of_the_complete_one(trained) -> None:
     assert expected["load"].sum() > 0
 
 
+@pytest.mark.matrix
 def test_weights_stay_equal_on_all_ranks(trained) -> None:
     out, (first, second) = trained
     begin = script.Trainer(PRESET, out, 0, DataParallel(CPU)).model.state_dict()
@@ -101,6 +103,7 @@ def test_weights_stay_equal_on_all_ranks(trained) -> None:
         assert name.endswith("expert_bias") or not torch.equal(value, begin[name])
 
 
+@pytest.mark.matrix
 def test_the_clock_of_rank_0_ends_the_training(trained) -> None:
     out, (first, second) = trained
     assert first["progress"] == second["progress"]
