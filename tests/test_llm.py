@@ -3,6 +3,8 @@
 Tests of the demo model cover text.
 """
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -178,3 +180,21 @@ def test_server_flags_and_misspelled_flags_are_refused():
         LLM(port=1)
     with pytest.raises(ConfigError, match="blok_size"):
         LLM(blok_size=8)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("grammar", [None, {"regex": "[ab]{2}"}], ids=["text", "grammar"])
+def test_the_last_reference_frees_model_and_cache(grammar, overlaps, monkeypatch):
+    """Checks this without the garbage collector, which may run long after the memory is needed again."""
+    monkeypatch.setattr(ModelRunner, "overlaps", overlaps)
+    sampling = SamplingParams(max_tokens=8, structured_outputs=grammar)
+    gc.collect()
+    gc.disable()
+    try:
+        llm = LLM(device="cpu", num_pages=256)
+        llm.generate(["a"], sampling)
+        runner = weakref.ref(llm.engine.runner)
+        del llm
+        assert runner() is None
+    finally:
+        gc.enable()

@@ -14,13 +14,13 @@ from runtime.engine.lora_manager import LoRAManager
 from runtime.engine.output_processor import OutputProcessor, make_output
 from runtime.engine.request import Request, ScheduledRequest, Status
 from runtime.engine.request_defaults import edit_tokens_of
-from runtime.engine.request_queue import ConstraintError, GrammarQueue, error_message
+from runtime.engine.request_queue import GrammarQueue
 from runtime.engine.scheduler import Scheduler, SchedulingError
 from runtime.errors import AdapterNotLoadedError, ReplicaLost
 from runtime.request.eager_reason import EagerReason
 from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
 from runtime.strategies.base import Strategy
-from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
+from runtime.structured_output.grammar_cache import GrammarCache
 from runtime.worker.input_batch import InputBuilder
 from runtime.worker.model_runner import OBSERVATIONS, Runner
 
@@ -53,7 +53,6 @@ class Engine:
         self._launched: list[ScheduledRequest] | None = None  # the batch of a step whose forward was launched early
         self._has_pending_commands: Callable[[], bool] = bool
         self._requests: dict[str, Request] = {}  # unfinished requests by id
-        self._failed_outputs: list[EngineOutput] = []  # of requests that ended with an error
         self._on_outputs: Callable[[], object] = bool  # the overlap callback; the default has no effect
         self._num_arrivals = 0
         self._last_step_end = 0.0  # time.perf_counter()
@@ -61,7 +60,7 @@ class Engine:
         self._stats = EngineStats(pages_total=info.num_pages)
         self._step_stats = StepStats()
         self._output_processor = OutputProcessor(
-            strategy, self.scheduler, self._stats, self._step_stats, self._requests, self._fail_request
+            strategy, self.scheduler, self._stats, self._step_stats, self._requests, self.grammar_queue, grammars
         )
 
     def add(self, spec: RequestSpec) -> None:
@@ -99,7 +98,6 @@ class Engine:
         if request is not None:
             self.grammar_queue.remove(request)
         self._output_processor.discard(request_id)  # also if it is finished, because its id may be reused
-        self._failed_outputs = [output for output in self._failed_outputs if output.id != request_id]
 
     def unload_adapter(self, name: str) -> bool:
         """Rejects new requests for an adapter, and unloads it when no request uses it.
@@ -170,7 +168,7 @@ class Engine:
         except Exception as error:
             log.exception("Step failed: ending its %d requests with an error", len(batch))
             outputs.finish_deferred()
-            self._fail([scheduled.request for scheduled in batch], error)
+            outputs.fail([scheduled.request for scheduled in batch], error)
             self._on_outputs()
             return
         ended = time.perf_counter()
@@ -187,7 +185,7 @@ class Engine:
         if self.grammar_queue.compiling:
             failed = self.grammar_queue.poll()
             for request, error in failed:
-                self._fail([request], error)
+                self._output_processor.fail([request], error)
             if failed:
                 return [], False
         batch, self._launched = self._launched, None
@@ -196,7 +194,7 @@ class Engine:
         try:
             return self.scheduler.schedule(), False
         except SchedulingError as error:
-            self._fail_request(error.request, error.__cause__ or error)
+            self._output_processor.fail_request(error.request, error.__cause__ or error)
             return [], False
 
     def _may_launch_next(self, batch: list[ScheduledRequest]) -> bool:
@@ -222,33 +220,7 @@ class Engine:
             if has_new_tokens or request.finish_reason is not None or request.stream_steps:
                 outputs.append(make_output(request))
                 self._stats.generated_tokens += len(outputs[-1].new_tokens)
-        outputs += self._failed_outputs
-        self._failed_outputs = []
-        return outputs
-
-    def _fail_request(self, request: Request, error: BaseException) -> None:
-        """Ends a request with an error. The other requests of the step keep its results."""
-        log.error("The decoding strategy failed: ending the request with an error", exc_info=error)
-        self._fail([request], error)
-
-    def _fail(self, requests: list[Request], error: BaseException) -> None:
-        for request in requests:
-            if request.status is not Status.RELEASED:
-                self.grammar_queue.remove(request)
-            if self._requests.get(request.spec.id) is request:  # the id of a finished request may be reused
-                del self._requests[request.spec.id]
-                refused = isinstance(error, ConstraintError | GrammarError)
-                failed = EngineOutput(
-                    id=request.spec.id,
-                    nfe=request.nfe,
-                    finish_reason="error",
-                    error=error_message(error) if refused else f"{type(error).__name__}: {error}",
-                    refused=refused,
-                )
-                if refused and request.constraint is not None and request.constraint.overrun:
-                    assert self.grammars is not None
-                    self.grammars.add_overrun(request.spec.grammar, request.constraint.overrun)
-                self._failed_outputs.append(failed)
+        return outputs + self._output_processor.take_failed()
 
     def set_overlap_callback(
         self, callback: Callable[[], object], has_pending_commands: Callable[[], bool] = bool

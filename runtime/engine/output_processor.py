@@ -5,21 +5,26 @@ Only what the next step's inputs need is applied immediately. The rest overlaps 
 
 from __future__ import annotations
 
+import logging
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from runtime.engine.request import Request, ScheduledRequest, Status
-from runtime.engine.request_queue import ConstraintError
+from runtime.engine.request_queue import ConstraintError, GrammarQueue, error_message
 from runtime.engine.scheduler import Scheduler
 from runtime.engine.step_plan import NO_RESULTS, BlockResults
 from runtime.request.engine_messages import EngineOutput, EngineStats, RequestSpec, TokenLogprobs
 from runtime.strategies.base import Strategy
+from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
 
 if TYPE_CHECKING:
     from runtime.engine.engine import Engine, StepStats
 
+
+log = logging.getLogger(__name__)
 
 OutputQueue = deque[EngineOutput]
 
@@ -29,7 +34,7 @@ class OutputProcessor:
 
     Args:
         unfinished: requests without a finish reason, by id; finished ones are removed from it.
-        fail_request: called for a request on which the strategy raised an error.
+        grammars: the engine's cache of compiled grammars. None: structured output is not available.
 
     Attributes:
         updated_requests: requests with new output since `take_updated`, in order.
@@ -37,7 +42,7 @@ class OutputProcessor:
 
     def __init__(
         self, strategy: Strategy, scheduler: Scheduler, stats: EngineStats, step_stats: StepStats,
-        unfinished: dict[str, Request], fail_request: Callable[[Request, BaseException], None],
+        unfinished: dict[str, Request], grammar_queue: GrammarQueue, grammars: GrammarCache | None,
     ) -> None:  # fmt: skip
         self.strategy = strategy
         self.scheduler = scheduler
@@ -46,7 +51,9 @@ class OutputProcessor:
         self._stats = stats
         self._step_stats = step_stats
         self._unfinished = unfinished
-        self._fail_request = fail_request
+        self._grammar_queue = grammar_queue
+        self._grammars = grammars
+        self._failed: list[EngineOutput] = []  # of requests that ended with an error
         self._deferred: list[tuple[ScheduledRequest, int]] = []  # each with the index of its block in `_results`
         self._results = NO_RESULTS  # results of the last step
 
@@ -105,6 +112,34 @@ class OutputProcessor:
         """Drops the new output of a request."""
         for request in [request for request in self.updated_requests if request.spec.id == request_id]:
             del self.updated_requests[request]
+        self._failed = [output for output in self._failed if output.id != request_id]
+
+    def take_failed(self) -> list[EngineOutput]:
+        """Returns the outputs of the requests that ended with an error."""
+        failed, self._failed = self._failed, []
+        return failed
+
+    def fail_request(self, request: Request, error: BaseException) -> None:
+        """Ends a request with an error. The other requests of the step keep its results."""
+        log.error("The decoding strategy failed: ending the request with an error", exc_info=error)
+        self.fail([request], error)
+
+    def fail(self, requests: list[Request], error: BaseException) -> None:
+        """Ends requests with an error, except those that are finished."""
+        for request in requests:
+            if request.status is not Status.RELEASED:
+                self._grammar_queue.remove(request)
+            if self._unfinished.get(request.spec.id) is request:  # the id of a finished request may be reused
+                del self._unfinished[request.spec.id]
+                refused = isinstance(error, ConstraintError | GrammarError)
+                if refused and request.constraint is not None and request.constraint.overrun:
+                    assert self._grammars is not None
+                    self._grammars.add_overrun(request.spec.grammar, request.constraint.overrun)
+                message = error_message(error) if refused else f"{type(error).__name__}: {error}"
+                failed = EngineOutput(
+                    id=request.spec.id, nfe=request.nfe, finish_reason="error", error=message, refused=refused
+                )
+                self._failed.append(failed)
 
     def _update(self, scheduled: ScheduledRequest, results: BlockResults, first: int) -> None:
         request, span, stats = scheduled.request, scheduled.span, self._stats
@@ -152,7 +187,7 @@ class OutputProcessor:
                 raise ConstraintError(request.constraint.error)
             self.strategy.update(request, blocks, results, first)
         except Exception as error:
-            self._fail_request(request, error)
+            self.fail_request(request, error)
             return False
         if request.finish_reason is not None or (blocks and request.streams_updates):
             self.updated_requests[request] = None
@@ -203,7 +238,10 @@ class OutputCollector:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._queues: dict[str, OutputQueue] = {}  # by request id
-        self._overlaps = engine.set_overlap_callback(self._dispatch)
+        # The callback has no reference to the engine. In a cycle, the engine would keep its memory until the garbage
+        # collector runs.
+        weak, queues = weakref.proxy(engine), self._queues
+        self._overlaps = engine.set_overlap_callback(lambda: _dispatch(weak, queues))
 
     def submit(self, specs: Iterable[RequestSpec]) -> OutputQueue:
         """Adds requests to the engine. Returns the queue of their outputs."""
@@ -224,7 +262,7 @@ class OutputCollector:
             if has_work:
                 self.engine.execute_step()
             if not self._overlaps or not self.engine.has_work():
-                self._dispatch()
+                _dispatch(self.engine, self._queues)
             if not has_work and not queue:
                 raise RuntimeError("the LLM was closed while a request was running")
         return queue.popleft()
@@ -234,7 +272,8 @@ class OutputCollector:
         self._queues.pop(request_id, None)
         self.engine.abort(request_id)
 
-    def _dispatch(self) -> None:
-        for output in self.engine.take_outputs():
-            if output.id in self._queues:
-                self._queues[output.id].append(output)
+
+def _dispatch(engine: Engine, queues: dict[str, OutputQueue]) -> None:
+    for output in engine.take_outputs():
+        if output.id in queues:
+            queues[output.id].append(output)

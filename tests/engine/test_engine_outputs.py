@@ -115,7 +115,7 @@ def test_a_strategy_that_fails_on_deferred_outputs_ends_only_their_request(
     at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It fails while the next step runs, which contains that request and may finish it."""
-    logging.getLogger("runtime.engine.engine").setLevel(logging.CRITICAL)
+    logging.getLogger("runtime.engine.output_processor").setLevel(logging.CRITICAL)
     setup = Setup(block=8)
     endless = {"accept_threshold": 1.0, "ignore_eos": True}
     several = [Ask((1, 2, 3), Params(max_tokens=count, **endless)) for count in (16, 5, 16)]

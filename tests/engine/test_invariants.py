@@ -259,7 +259,7 @@ def test_6_a_failing_commit_harms_no_request_of_the_same_id(caplog: pytest.LogCa
 @examples(4)
 @given(data=st.data())
 def test_6_a_strategy_that_fails_on_a_request_harms_only_that(strategy: str, method: str, data: st.DataObject) -> None:
-    logging.getLogger("runtime.engine.engine").setLevel(logging.CRITICAL)
+    logging.getLogger("runtime.engine.output_processor").setLevel(logging.CRITICAL)
     setup = data.draw(setups(strategy=strategy))
     run = Run(setup)
     for ask in data.draw(st.lists(asks(setup), min_size=1, max_size=4)):
@@ -287,6 +287,16 @@ def test_6_a_strategy_that_fails_on_a_request_harms_only_that(strategy: str, met
     assert calls < 0 or ends == ["answered"]
     check_idle(run.engine)
     run.compare()
+
+
+def test_6_an_aborted_request_that_failed_has_no_output() -> None:
+    """A later request may have the same id."""
+    run = Run(Setup())
+    run.add(Ask((1, 2), Params(max_tokens=4)))
+    run.engine.runner.launch_forward = Mock(side_effect=RuntimeError("out of luck"))  # type: ignore[method-assign]
+    run.engine.execute_step()
+    run.engine.abort("r0")
+    assert run.engine.take_outputs() == []
 
 
 def test_6_a_device_that_failed_ends_the_engine() -> None:
