@@ -406,8 +406,7 @@ def with_fallback(blocks: BlockBatch, passed: torch.Tensor, scores: torch.Tensor
     """
     forced = blocks.must_advance & blocks.masked.any(1) & ~passed.any(1)
     best = best_position(scores.masked_fill(~blocks.masked, float("-inf")))
-    accepted = passed | (best & forced[:, None])
-    return accepted | (blocks.masked & blocks.at_step_limit()), forced
+    return passed | (best & forced[:, None]) | (blocks.masked & blocks.at_step_limit()), forced
 
 
 def unmask(blocks: BlockBatch, accepted: torch.Tensor, forced: torch.Tensor | None = None) -> BlockUpdate:

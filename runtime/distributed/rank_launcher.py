@@ -167,8 +167,7 @@ def run_node(config: ServerConfig, command: tuple[str, ...] = RANK_COMMAND) -> i
     try:
         while True:
             for local, device in enumerate(config.devices_of(0)):
-                connection = _connect(config)
-                ranks.append(spawn(command, connection, config.node_rank, local, device))
+                ranks.append(spawn(command, _connect(config), config.node_rank, local, device))
             log.info("Started %d ranks of node %d for node 0 at %s", len(ranks), config.node_rank, config.master_addr)
             while all(rank.poll() is None for rank in ranks):
                 time.sleep(0.1)

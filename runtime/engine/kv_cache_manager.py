@@ -203,8 +203,7 @@ class PageTable:
 
         Entries after a request's last page are stale but valid ids.
         """
-        width = -(-max_tokens // self.page_size)
-        return self._pages[rows, :width]
+        return self._pages[rows, : -(-max_tokens // self.page_size)]
 
 
 class PrefillDeduplicator:

@@ -115,8 +115,7 @@ class LoRAManager:
     def resolve(self, name: str | None, default: str = "") -> str:
         """Returns the adapter that a caller selects. Raises RequestError 404 if it is not available."""
         if name and not self.is_available(name):
-            known = ", ".join(self.available) or "none"
-            why = f"{name!r} is not loaded; available: {known}"
+            why = f"{name!r} is not loaded; available: {', '.join(self.available) or 'none'}"
             raise refuse("adapter", why, status=404, code="model_not_found")
         return name or default
 

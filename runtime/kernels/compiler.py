@@ -486,8 +486,7 @@ def log_compilations() -> Iterator[None]:
 
 def cache_directories() -> list[Path]:
     """Returns the directories that compiled kernels are read from."""
-    shipped = os.environ.get(KERNEL_CACHE)
-    return [Path(directory) for directory in (shipped, str(triton.knobs.cache.dir)) if directory]
+    return [Path(path) for path in (os.environ.get(KERNEL_CACHE), str(triton.knobs.cache.dir)) if path]
 
 
 def _hash_triton() -> None:

@@ -86,8 +86,7 @@ class WeightMap:
                     raise ConfigError(
                         f"tensors {sources[part]!r} and {name!r} hold the same weights; remove one of them"
                     )
-        parts = sources.keys()
-        slots = {name: slot for name, slot in self.slots.items() if name not in parts}
+        slots = {name: slot for name, slot in self.slots.items() if name not in sources}
         return replace(self, slots=slots | {name: fused.slot for name, fused in used.items()}, fused={})
 
 

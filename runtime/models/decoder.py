@@ -114,8 +114,7 @@ def first_rows(positions: torch.Tensor, slots: torch.Tensor, block: int) -> torc
     """
     follows = (positions[1:] == positions[:-1] + 1) & (positions[1:] % block != 0) & (slots[1:] >= 0)
     rows = torch.arange(len(positions), device=positions.device)
-    starts = torch.cat([rows[:1], torch.where(follows, 0, rows[1:])])
-    return starts.cummax(0).values
+    return torch.cat([rows[:1], torch.where(follows, 0, rows[1:])]).cummax(0).values
 
 
 class SelfAttention(nn.Module):

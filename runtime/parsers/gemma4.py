@@ -32,8 +32,7 @@ class Gemma4ToolParser(ToolParser):
 
     def feed(self, text: str) -> ParsedCall | NotACall | None:
         self._text += text
-        begun = self._text.lstrip()[: len(_BEGINNING)]
-        if not _BEGINNING.startswith(begun):
+        if not _BEGINNING.startswith(self._text.lstrip()[: len(_BEGINNING)]):
             return NotACall()
         while (mark := _MARK[self._quoted].search(self._text, self._at)) is not None:
             if mark[0] == CLOSES:

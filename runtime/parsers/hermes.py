@@ -37,8 +37,7 @@ class HermesToolParser(ToolParser):
                 return None
             if begun[0] != "{":
                 return NotACall()
-        fresh = self._text[self._counted :]
-        end = self._brackets.feed(fresh)
+        end = self._brackets.feed(self._text[self._counted :])
         if end is None:
             self._counted = len(self._text)
             return None

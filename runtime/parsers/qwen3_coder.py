@@ -30,8 +30,7 @@ class Qwen3CoderToolParser(ToolParser):
 
     def feed(self, text: str) -> ParsedCall | NotACall | None:
         self._text += text
-        begun = self._text.lstrip()[: len(_BEGINNING)]
-        if not _BEGINNING.startswith(begun):
+        if not _BEGINNING.startswith(self._text.lstrip()[: len(_BEGINNING)]):
             return NotACall()
         at = self._text.find(_END, self._at)
         if at < 0:

@@ -45,8 +45,7 @@ class ShiftedBlockStrategy(Strategy):
         while not request.blocks and request.next_start < request.end:
             if self._needs_first_token(request):
                 start = request.num_final_tokens
-                first_token = Block(request, start, start + 1, shift_by=1)
-                return ForwardSpan(start, start, [first_token])
+                return ForwardSpan(start, start, [Block(request, start, start + 1, shift_by=1)])
             self._open(request)
             if self._advance_final(request):  # pinned tokens cover it
                 request.blocks = []

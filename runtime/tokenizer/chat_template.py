@@ -128,8 +128,7 @@ class ChatTemplate:
             if not self._renders_results:
                 adapted = [_as_user_message(m) if m["role"] == "tool" else m for m in adapted]
             adapted = [_with_parts(m) if m["role"] in self._part_roles else m for m in adapted]
-            pieces = self._template.generate(values, messages=adapted)
-            return (budget or RenderBudget()).gather(pieces)
+            return (budget or RenderBudget()).gather(self._template.generate(values, messages=adapted))
         except BudgetExceeded as spent:
             raise refuse("messages", f"the model's chat template {spent} for these messages; shorten them") from None
         except MemoryError:

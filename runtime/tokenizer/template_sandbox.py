@@ -387,8 +387,7 @@ class _Replacement(NodeTransformer):
         return self._filter(SLICED, node.node, args, node)
 
     def _filter(self, name: str, value: nodes.Expr, args: list[nodes.Expr], at: nodes.Node) -> nodes.Node:
-        environment = self._environment
-        return nodes.Filter(value, name, args, [], None, None, lineno=at.lineno, environment=environment)
+        return nodes.Filter(value, name, args, [], None, None, lineno=at.lineno, environment=self._environment)
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
