@@ -102,8 +102,8 @@ def main(args: argparse.Namespace) -> int:
     check_positive(args, "tensor_parallel_size", "expert_parallel_size")
     if not args.temperature >= 0:
         raise ConfigError(f"--temperature {args.temperature:g} must be at least 0")
-    if not 0 < args.top_p <= 1:
-        raise ConfigError(f"--top-p {args.top_p:g} must be above 0 and at most 1")
+    if not 0 <= args.top_p <= 1:
+        raise ConfigError(f"--top-p {args.top_p:g} must be from 0 to 1")
     if args.tensor_parallel_size > 1:
         from runtime.bench.multi_run import run_on_ranks
 

@@ -57,6 +57,8 @@ def test_requests_may_be_sampled(tmp_path, monkeypatch):
     assert len(drawn[-1]) == row["sampled"]
     assert all(0 < count < 1000 for count in drawn[-1])
     assert json.loads((tmp_path / "steps.json").read_text())["setup"]["temperature"] == 0.7
+    measured(tmp_path, *TINY, "--temperature", "0.7", "--top-p", "0")
+    assert drawn[-1].tolist() == [1] * len(drawn[-1])
 
 
 def test_open_blocks_are_the_same_for_contexts_of_any_length(tmp_path):
