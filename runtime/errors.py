@@ -48,5 +48,15 @@ class ReplicaLost(Exception):
     """
 
 
+# Only Python's allocator, and that of torch for CUDA, raise an error of their own class. The latter has the first text.
+_OUT_OF_MEMORY = ("out of memory", "allocate memory", "storage size calculation overflowed", "invalid buffer size")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether an allocator failed: that of Python, or of torch for GPUs or the CPU."""
+    message = str(error).lower() if isinstance(error, RuntimeError) else ""  # another error may quote such a message
+    return isinstance(error, MemoryError) or any(text in message for text in _OUT_OF_MEMORY)
+
+
 class AdapterNotLoadedError(ValueError):
     """A request names an adapter that the engine does not have, or that is being unloaded."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import runtime
 from runtime.config.suggestions import SuggestingParser
-from runtime.errors import ConfigError, RequestError
+from runtime.errors import ConfigError, RequestError, is_out_of_memory
 
 TOOLS = {
     "serve": "load a running server over HTTP: throughput, latencies",
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, RequestError, OSError) as error:
         print(f"error: {error}")
     except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         print(f"error: out of memory: choose smaller sizes ({first_line(error)})")
     return 1
@@ -76,15 +76,6 @@ def _shorten_help(parser: argparse.ArgumentParser, tool: str, *, everything: boo
     for action in parser._actions:
         if not everything and not shown.intersection(action.option_strings):
             action.help = argparse.SUPPRESS
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Returns whether an allocator raised the error: that of Python, or of torch for GPUs or the CPU.
-
-    The error of torch's allocator for the CPU has no class of its own.
-    """
-    kinds = type(error).__name__ in ("MemoryError", "OutOfMemoryError")
-    return kinds or "allocate memory" in str(error) or "invalid buffer size" in str(error).lower()
 
 
 def first_line(error: Exception) -> str:

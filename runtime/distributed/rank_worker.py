@@ -24,7 +24,7 @@ from runtime.distributed.serialization import decode_blocks, decode_forward
 from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel, load_engine
 from runtime.engine.step_plan import BatchLayout, DenoiseBlocks
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, is_out_of_memory
 from runtime.lora.adapter_checkpoint import Adapter, LoRAPair, resolve_adapter
 from runtime.lora.adapter_weights import LoRAWeights
 from runtime.plugins import digest_of, load_plugins
@@ -219,7 +219,7 @@ def error_summary(error: BaseException) -> str:
     first = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, ConfigError):
         return first
-    if isinstance(error, MemoryError) or type(error).__name__ in ("OutOfMemoryError", "AcceleratorError"):
+    if is_out_of_memory(error) or type(error).__name__ == "AcceleratorError":
         return f"ran out of memory, or its device failed ({first})"
     return f"failed: {type(error).__name__}: {first}"
 

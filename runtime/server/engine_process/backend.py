@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from runtime.child_process import exit_with_parent, module_command
 from runtime.distributed.address import loopback, resolve
-from runtime.errors import AdapterNotLoadedError, ConfigError, ReplicaLost
+from runtime.errors import AdapterNotLoadedError, ConfigError, ReplicaLost, is_out_of_memory
 from runtime.plugins import load_plugins
 from runtime.request.engine_messages import EngineOutput
 from runtime.server import logs
@@ -188,19 +188,12 @@ def load_engine(configure: ipc_protocol.Configure, progress: Progress, lost: Los
     )
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether an allocator failed. That of torch for the CPU raises RuntimeError."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return any(text in str(error) for text in ("can't allocate memory", "Storage size calculation overflowed"))
-
-
 def _sentence(error: BaseException) -> str:
     """Returns the reason of a failed load in one line."""
     first = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, ConfigError | ReplicaLost):
         return first
-    if _is_out_of_memory(error) or type(error).__name__ == "AcceleratorError":
+    if is_out_of_memory(error) or type(error).__name__ == "AcceleratorError":
         flags = "--num-pages, --max-num-reqs or --max-model-len"
         return f"the model and its KV cache do not fit in memory ({first}); set a smaller {flags}"
     return f"the engine could not be loaded: {type(error).__name__}: {first}"
@@ -228,7 +221,7 @@ def serve(link: EngineChannel, make_engine: EngineFactory, prepare: Callable[[],
     except FrontendGone:
         raise
     except Exception as error:
-        if not isinstance(error, ConfigError) and not _is_out_of_memory(error):
+        if not isinstance(error, ConfigError) and not is_out_of_memory(error):
             log.exception(
                 "failed to load the engine; the process exits. Check --model, or report it with this traceback"
             )
