@@ -79,6 +79,8 @@ def digest_of(file: str) -> str:
 
 def _read(path: Path) -> bytes:
     try:
+        if path.exists() and not path.is_file():  # reading a pipe or a device such as /dev/zero may not end
+            raise OSError("it is not a regular file")
         return path.read_bytes()
     except OSError as error:
         raise ConfigError(

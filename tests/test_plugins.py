@@ -143,6 +143,14 @@ def test_a_file_that_is_missing_or_no_python_is_refused(tmp_path: Path) -> None:
         tiny(plugin=tmp_path / "notes.txt")
 
 
+def test_a_path_that_is_no_regular_file_is_refused_without_reading_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "package").mkdir()
+    for path in ("/dev/zero", tmp_path / "pipe.py", tmp_path / "package"):
+        with pytest.raises(ConfigError, match=rf"--plugin {path}: cannot be read: it is not a regular file; give the"):
+            tiny(plugin=path)
+
+
 def test_a_file_is_executed_once_and_must_not_change(write: Callable[[str], Path]) -> None:
     path = write(STRATEGY)
     for _ in range(2):
