@@ -5,8 +5,10 @@ pre-commit runs it on every commit (stage commit-msg): `python -m tools.commit_s
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 MAX_LENGTH = 72
@@ -48,11 +50,15 @@ def problem_of(subject: str) -> str | None:
     return None
 
 
-def main(arguments: list[str]) -> int:
-    if len(arguments) != 1:
-        print("usage: python -m tools.commit_subject FILE", file=sys.stderr)
-        return 2
-    subject = subject_of(Path(arguments[0]).read_text(encoding="utf-8"))
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.commit_subject", description="Checks the subject of a commit message."
+    )
+    parser.add_argument("file", type=Path, help="the commit message")
+    try:
+        subject = subject_of(parser.parse_args(arguments).file.read_text(encoding="utf-8"))
+    except OSError as error:
+        parser.error(str(error))
     problem = problem_of(subject)
     if problem:
         print(f"{subject}\n{problem}. See CONTRIBUTING.md#commits.", file=sys.stderr)
@@ -60,4 +66,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

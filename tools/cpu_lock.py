@@ -6,6 +6,7 @@ packages, so this module needs only the standard library.
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from pathlib import Path
@@ -20,4 +21,12 @@ def without_cuda(constraints: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(without_cuda(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.cpu_lock", description="Prints constraints without torch and its CUDA packages."
+    )
+    parser.add_argument("file", type=Path, help="the constraints")
+    try:
+        constraints = parser.parse_args().file.read_text(encoding="utf-8")
+    except OSError as error:
+        parser.error(str(error))
+    sys.stdout.write(without_cuda(constraints))

@@ -6,6 +6,7 @@ of the base image are not included.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
@@ -49,9 +50,14 @@ def write(uv: Path, image: str, version: str, to: Path) -> None:
 
 
 if __name__ == "__main__":
-    _, uv, image, version, to = sys.argv
+    parser = argparse.ArgumentParser(prog="python -m tools.sbom", description="Writes the SBOM of an image.")
+    parser.add_argument("uv", type=Path, help="the uv program")
+    parser.add_argument("image", choices=("operator", "runtime"))
+    parser.add_argument("version")
+    parser.add_argument("to", type=Path, help="the file to write")
+    options = parser.parse_args()
     try:
-        write(Path(uv), image, version, Path(to))
-    except (subprocess.CalledProcessError, ValueError) as error:
-        sys.exit(f"{to}: {error}")
-    print(to)
+        write(options.uv, options.image, options.version, options.to)
+    except (subprocess.CalledProcessError, OSError, ValueError) as error:
+        sys.exit(f"{options.to}: {error}")
+    print(options.to)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterable
 
@@ -47,4 +48,7 @@ def _lines(flags: Iterable[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write({"names": names, "rules": rules}[sys.argv[1]]())
+    modules = {"names": names, "rules": rules}
+    parser = argparse.ArgumentParser(prog="python -m tools.strategies", description="Prints a generated module.")
+    parser.add_argument("module", choices=modules, help="names: that of the operator; rules: that of the schema")
+    sys.stdout.write(modules[parser.parse_args().module]())

@@ -67,4 +67,3 @@ def test_the_hook_fails_on_a_bad_subject_and_prints_the_reason(tmp_path, capsys)
     file.write_text("Fix the page count.\n")
     assert main([str(file)]) == 1
     assert "area: imperative summary" in capsys.readouterr().err
-    assert main([]) == 2

@@ -7,10 +7,10 @@ docs/images/dashboard.png.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import re
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -103,5 +103,10 @@ def draw(path: Path, drawn: list[tuple[str, str, list[Series]]]) -> None:
 
 
 if __name__ == "__main__":
-    address, length = sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else 10.0
-    draw(PICTURE, panels(lambda expression: query(address, expression, length)))
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.docs.dashboard_picture", description="Draws the engines' panels of the dashboard."
+    )
+    parser.add_argument("address", metavar="PROMETHEUS_URL")
+    parser.add_argument("minutes", metavar="MINUTES", type=float, nargs="?", default=10.0)
+    options = parser.parse_args()
+    draw(PICTURE, panels(lambda expression: query(options.address, expression, options.minutes)))

@@ -7,10 +7,10 @@ without a picture is shown as text (`tools.docs.site`). Pictures have a white ba
 
 from __future__ import annotations
 
+import argparse
 import html
 import re
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -52,9 +52,14 @@ def on_white(picture: str) -> str:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.docs.diagrams", description="Draws the Mermaid diagrams that have no picture yet."
+    )
+    parser.add_argument("script", metavar="MERMAID_MIN_JS", type=Path)
+    mermaid = parser.parse_args().script
     for path in sorted((ROOT / "docs").rglob("*.md")):
         for found in MERMAID.finditer(path.read_text(encoding="utf-8")):
             picture = ROOT / "docs" / diagram_of(found[1])
             if not picture.exists():
-                picture.write_text(draw(found[1], Path(sys.argv[1])) + "\n", encoding="utf-8")
+                picture.write_text(draw(found[1], mermaid) + "\n", encoding="utf-8")
                 print(picture)

@@ -8,6 +8,7 @@ that links work without access to the repository.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import re
@@ -250,7 +251,9 @@ def escaped_cells(site: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(prog="python -m tools.docs.site", description="Checks the built site.")
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
     faults = foreign_requests(folder) + escaped_cells(folder)
     print(*(faults or [f"open {folder / 'index.html'}"]), sep="\n")
     sys.exit(bool(faults))
