@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ from runtime.request.field_spec import AlgorithmInfo, Field, Value, with_default
 from runtime.request.validation import check_declared
 from runtime.strategies.base import Strategy
 from runtime.weights.special_tokens import TokenIds
+
+log = logging.getLogger(__name__)
 
 
 def edit_tokens_of(info: EngineInfo) -> base.EditTokens | None:
@@ -89,10 +92,13 @@ def request_defaults(
     fields = [*strategy.fields, *(field for rule in supported for field in rule.fields)]
     _check_used(config, f"{key} of the {family.key} family", fields)
     preferred = "edit" if mode == "edit" else "threshold"
+    if (penalty := generation.get("repetition_penalty")) not in (None, 1):
+        log.warning("generation_config.json: repetition_penalty %r is not applied; set it in requests", penalty)
     return {
         "temperature": _generation(generation, "temperature", 0, 100, greedy=1.0 if strategy.uniform_noise else 0.0),
         "top_p": _generation(generation, "top_p", 0, 1, greedy=1.0),
         "top_k": int(_generation(generation, "top_k", -1, 2**31, greedy=0.0, integer=True)),
+        "min_p": _generation(generation, "min_p", 0, 1, greedy=0.0),
         "strategy_fields": list(served(strategy.fields)),
         "algorithms": [
             AlgorithmInfo(

@@ -134,6 +134,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 0.0  # default: from generation_config.json, otherwise greedy
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     structured_output_error: str = "no tokenizer is loaded"  # why grammars are unsupported; "": they are supported
     bos_token_id: int | None = None  # first id of every prompt that is plain text
     delete_token_id: int | None = None  # this and the next: edit tokens, which no output contains

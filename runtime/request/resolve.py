@@ -174,7 +174,7 @@ def resolve(params: SamplingParams, prompt: Sequence[int], info: EngineInfo, con
         temperature=0.0 if temperature < GREEDY_BELOW else temperature,
         top_p=info.top_p if params.top_p is None else float(params.top_p),
         top_k=min(max(top_k, 0), info.vocab_size),
-        min_p=params.min_p or 0.0,
+        min_p=info.min_p if params.min_p is None else float(params.min_p),
         seed=seed % 2**64,
         ignore_eos=bool(params.ignore_eos) or is_infill,
         stop_ids=check_stop_ids(params.stop_token_ids, info, at("stop_token_ids")),

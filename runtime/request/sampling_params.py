@@ -79,8 +79,8 @@ class SamplingParams:
         unset="that of the checkpoint, else 0", example=20,
     )  # fmt: skip
     min_p: float | None = _parameter(
-        "number", "sample from tokens with at least this fraction of the highest probability", high=1, unset="0",
-        example=0.05,
+        "number", "sample from tokens with at least this fraction of the highest probability", high=1,
+        unset="that of the checkpoint, else 0", example=0.05,
     )  # fmt: skip
     seed: int | None = _parameter(
         "integer", "seed of sampling; output i of `n` has seed + i", low=-(2**63), high=2**64 - 1, unset="random",

@@ -46,6 +46,7 @@ def request_defaults(info: EngineInfo) -> dict[str, Any]:
         "temperature": info.temperature,
         "top_p": info.top_p,
         "top_k": info.top_k,
+        "min_p": info.min_p,
         "decoding": {field.name: field.default for field in declared if field.default != ""},
         "algorithms": {
             algorithm.key: {

@@ -187,7 +187,7 @@ def _descriptors(runner: CudaGraphRunner, info: EngineInfo) -> tuple[Sequence[De
         step = sampled_rows_step(n * sizes.block_size)
         for rows in reversed(range(step, n * sizes.block_size + step, step)):
             num_random = rows if info.temperature > 0 else 0
-            num_filtered = num_random if info.top_p < 1 or info.top_k > 0 else 0
+            num_filtered = num_random if info.top_p < 1 or info.top_k > 0 or info.min_p > 0 else 0
             group = AlgorithmDescriptor(rule, int(wants), n + 1, rows, num_random, num_filtered, history_len, top_k)
             descriptor = SampleDescriptor(
                 n + 1, sizes.block_size, (group,), remasked=True, uniform_noise=rule.uniform_noise,

@@ -20,6 +20,7 @@ from runtime.kernels.compiler import KernelCompiler
 from runtime.models import base
 from runtime.models.base import Model
 from runtime.models.llada2 import LLADA2
+from runtime.request.resolve import RequestContext, resolve
 from runtime.server.metrics import Metrics, RequestMetrics
 from runtime.strategies.base import strategies
 from runtime.weights.special_tokens import TokenIds
@@ -116,16 +117,34 @@ def test_the_block_size_must_be_a_multiple_of_the_familys_block_multiple(monkeyp
 def test_sampling_defaults_are_those_of_generation_config(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "llada2_tiny", tmp_path / "tiny")
 
-    def sampling(**says: object) -> tuple[float, float, int]:
+    def sampling(**says: object) -> tuple[float, float, int, float]:
         (tmp_path / "tiny" / "generation_config.json").write_text(json.dumps(says))
         with LLM(str(tmp_path / "tiny"), device="cpu", skip_tokenizer=True) as llm:
-            return llm.info.temperature, llm.info.top_p, llm.info.top_k
+            info = llm.info
+        spec = resolve(SamplingParams(), [40, 41], info, RequestContext("id"))
+        assert (spec.temperature, spec.top_p, spec.top_k, spec.min_p) == (
+            info.temperature, info.top_p, info.top_k, info.min_p,
+        )  # fmt: skip
+        return info.temperature, info.top_p, info.top_k, info.min_p
 
-    assert sampling(temperature=0.6, top_k=20, top_p=0.95) == (0.6, 0.95, 20)
-    assert sampling(do_sample=False, temperature=0.6, top_k=20, top_p=0.95) == (0.0, 1.0, 0)
-    assert sampling() == (0.0, 1.0, 0)
-    assert sampling(top_p=0) == (0.0, 0.0, 0)
+    assert sampling(temperature=0.6, top_k=20, top_p=0.95, min_p=0.05) == (0.6, 0.95, 20, 0.05)
+    assert sampling(do_sample=False, temperature=0.6, top_k=20, top_p=0.95, min_p=0.05) == (0.0, 1.0, 0, 0.0)
+    assert sampling() == (0.0, 1.0, 0, 0.0)
+    assert sampling(top_p=0, min_p=None) == (0.0, 0.0, 0, 0.0)
+    with pytest.raises(ConfigError, match="min_p is 2, not a number from 0 to 1"):
+        sampling(min_p=2)
     with pytest.raises(ConfigError, match="top_k is -5"):
         sampling(top_k=-5)
     with pytest.raises(ConfigError, match=r"top_k is 2\.5, not a whole number"):
         sampling(top_k=2.5)
+
+
+@pytest.mark.parametrize(("penalty", "warned"), [(1.05, True), (None, False), (1, False), (1.0, False)])
+def test_a_repetition_penalty_of_generation_config_is_not_applied_with_a_warning(
+    penalty: float | None, warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(GOLDEN / "llada2_tiny", tmp_path / "tiny")
+    (tmp_path / "tiny" / "generation_config.json").write_text(json.dumps({"repetition_penalty": penalty}))
+    LLM(str(tmp_path / "tiny"), device="cpu", skip_tokenizer=True).close()
+    expected = ["generation_config.json: repetition_penalty 1.05 is not applied; set it in requests"] if warned else []
+    assert [line for line in caplog.messages if "generation_config" in line] == expected
