@@ -115,8 +115,9 @@ class SamplingParams:
     )
     max_nfe: int | None = _parameter("integer", "maximum denoising steps", low=1, high=MAX_COUNT, example=16)
     max_repetition_run: int | None = _parameter(
-        "integer", "maximum consecutive repetitions of a token", low=1, high=MAX_COUNT, example=8
-    )
+        "integer", "maximum consecutive repetitions of a token; a step that completes the output may exceed it",
+        low=1, high=MAX_COUNT, example=8,
+    )  # fmt: skip
     n: int = _parameter("integer", "outputs per prompt", default=1, low=1, high=MAX_CHOICES, unset="1", example=1)
     decoding: Mapping[str, Any] | None = _parameter(
         "object", "fields of the unmasking algorithm and the strategy", example={"mode": "balanced"}
