@@ -113,6 +113,15 @@ def test_selectors_and_peers_are_as_desired_and_have_no_other_fields() -> None:
     )
 
 
+def test_empty_requirements_of_a_selector_are_no_drift() -> None:
+    requirement = {"key": "a", "operator": "Exists"}
+    desired = {"namespaceSelector": {"matchLabels": {}, "matchExpressions": [{**requirement, "values": []}]}}
+    assert not differs(desired, {"namespaceSelector": {"matchExpressions": [requirement]}})
+    assert not differs({"podSelector": {"matchLabels": {}}}, {"podSelector": {}})
+    assert differs(desired, {"namespaceSelector": {}})
+    assert differs({"podSelector": {"matchLabels": {}}}, {"podSelector": {"matchLabels": {"c": "d"}}})
+
+
 @pytest.mark.parametrize(
     ("member", "key"),
     [

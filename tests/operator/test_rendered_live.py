@@ -71,7 +71,22 @@ EMPTY = resource(
     podTemplate={
         "metadata": {"labels": {}, "annotations": {}},
         "spec": {
-            "affinity": {},
+            "affinity": {
+                "podAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": [
+                        {
+                            "topologyKey": "zone",
+                            "labelSelector": {"matchLabels": {}},
+                            "namespaces": [],
+                            "namespaceSelector": {
+                                "matchLabels": {},
+                                "matchExpressions": [{"key": "a", "operator": "Exists", "values": []}],
+                            },
+                        }
+                    ]
+                },
+                "podAntiAffinity": {},
+            },
             "dnsConfig": {},
             "dnsPolicy": "",
             "hostAliases": [],
@@ -97,6 +112,37 @@ EMPTY = resource(
                 {"name": "flex", "flexVolume": {"driver": "a/b", "options": {}}},
                 {"name": "map", "configMap": {"name": "a", "items": []}},
                 {"name": "disk", "emptyDir": {}},
+                {"name": "path", "hostPath": {"path": "/a", "type": ""}},
+                {"name": "rbd", "rbd": {"monitors": ["a"], "image": "b", "pool": "", "user": "", "keyring": ""}},
+                {
+                    "name": "iscsi",
+                    "iscsi": {"targetPortal": "10.0.0.1:3260", "iqn": "iqn.2001-04.com.example:a", "iscsiInterface": ""}
+                    | {"lun": 0, "portals": []},
+                },
+                {
+                    "name": "scaleio",
+                    "scaleIO": {"gateway": "g", "system": "s", "secretRef": {"name": "x"}, "volumeName": "v"}
+                    | {"fsType": "", "storageMode": ""},
+                },
+                {
+                    "name": "info",
+                    "downwardAPI": {
+                        "items": [{"path": "name", "fieldRef": {"apiVersion": "", "fieldPath": "metadata.name"}}]
+                    },
+                },
+                {
+                    "name": "claim",
+                    "ephemeral": {
+                        "volumeClaimTemplate": {
+                            "metadata": {"labels": {}},
+                            "spec": {
+                                "accessModes": ["ReadWriteOnce"],
+                                "selector": {"matchLabels": {}},
+                                "resources": {"requests": {"storage": "0.5Gi"}},
+                            },
+                        }
+                    },
+                },
             ],
             "containers": [
                 {

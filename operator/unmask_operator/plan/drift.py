@@ -47,11 +47,14 @@ _NO_EMPTY_MAPS = {
     *("annotations", "labels", "matchLabels", "data", "binaryData"),
     *("nodeSelector", "limits", "requests", "overhead", "volumeAttributes", "options"),
 }
+# Members of selectors that the API server omits if they are empty.
+_NO_EMPTY_REQUIREMENTS = {"matchLabels", "matchExpressions", "values"}
 # Members of pods for which the API server replaces "" or 0 by a default.
 _DEFAULTED = {
     *("schedulerName", "dnsPolicy", "restartPolicy", "imagePullPolicy", "protocol", "scheme", "path"),
     *("terminationMessagePath", "terminationMessagePolicy"),
     *("periodSeconds", "timeoutSeconds", "successThreshold", "failureThreshold"),
+    *("apiVersion", "fsType", "iscsiInterface", "keyring", "pool", "storageMode", "user"),  # of volumes and fieldRef
 }
 
 
@@ -82,7 +85,8 @@ def differences(
     if member in _DEFAULTED and desired in ("", 0):
         return
     if member in _EXACT:
-        yield path
+        if _without_empty_requirements(desired) != _without_empty_requirements(live):
+            yield path
     elif isinstance(desired, dict) and isinstance(live, dict):
         within = member in _QUANTITY_MAPS
         for name, value in desired.items():
@@ -124,6 +128,16 @@ def _without_variants(member: str, key: str, desired: Sequence[Any], live: Seque
     return [
         entry for entry in live if entry.get(key) not in present or entry.get(second, default) == requested[entry[key]]
     ]
+
+
+def _without_empty_requirements(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            member: _without_empty_requirements(inner)
+            for member, inner in value.items()
+            if inner or member not in _NO_EMPTY_REQUIREMENTS
+        }
+    return [_without_empty_requirements(entry) for entry in value] if isinstance(value, list) else value
 
 
 class Clash(NamedTuple):
