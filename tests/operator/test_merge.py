@@ -64,6 +64,12 @@ def test_an_entry_merges_with_the_one_of_its_key_and_new_ones_follow() -> None:
     assert [p["containerPort"] for p in main(ports=[{"containerPort": 9000}])["ports"]] == [8000, 9000]
 
 
+def test_ports_of_one_number_with_different_protocols_are_two_entries() -> None:
+    dns = [{"containerPort": 53, "name": "dns", "protocol": "UDP"}, {"containerPort": 53, "name": "dns-tcp"}]
+    assert spec(containers=[{"name": "dns", "ports": dns}])["containers"][1]["ports"] == dns
+    assert main(ports=dns)["ports"] == [{"name": "http", "containerPort": 8000}, *dns]
+
+
 def test_tolerations_are_added_once() -> None:
     more = [{"key": "gpu", "operator": "Exists"}, {"key": "spot", "value": "true"}]
     assert spec(tolerations=more)["tolerations"] == more
@@ -129,6 +135,8 @@ def of_main(**members: Any) -> dict[str, Any]:
         (of_main(env=[{"name": "A", "value": "1"}, {"name": "A"}]), f"{MAIN}.env[1]", "second entry with name A"),
         ({"spec": {"hostAliases": [{"ip": "::1"}, {"ip": "::1"}]}}, "spec.podTemplate.spec.hostAliases[1]",
          "second entry with ip ::1"),
+        (of_main(ports=[{"containerPort": 1}, {"containerPort": 1, "protocol": "TCP"}]), f"{MAIN}.ports[1]",
+         "second entry with containerPort 1 TCP"),
         (of_main(readinessProbe=["/x"]), f"{MAIN}.readinessProbe", "must be a map"),
         ({"spec": {"tolerations": {"key": "x"}}}, "spec.podTemplate.spec.tolerations", "must be a list"),
         ({"spec": {"volumes": [{"name": "shm", "emptyDir": "8Gi"}]}}, f"{VOLUMES}[shm].emptyDir", "must be a map"),

@@ -55,6 +55,7 @@ EVERYTHING = resource(
                     "name": "sidecar",
                     "image": "sidecar:1",
                     "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                    "ports": [{"containerPort": 53, "protocol": protocol} for protocol in ("UDP", "TCP")],
                 },
             ],
         },

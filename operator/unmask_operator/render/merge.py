@@ -29,8 +29,8 @@ def merge_template(base: Obj, patch: Mapping[str, Any]) -> Obj:
 
     * Maps merge by member; ``null`` deletes a member.
     * Entries of containers, initContainers, volumes, env, imagePullSecrets (by name), volumeMounts (by mountPath),
-      ports (by containerPort) and hostAliases (by ip) merge by key. New entries are appended. An entry is removed if
-      ``null`` leaves only its key.
+      ports (by containerPort and protocol) and hostAliases (by ip) merge by key. New entries are appended. An entry is
+      removed if ``null`` leaves only its key.
     * The source of a variable or volume and the handler of a probe replace the rendered ones.
     * Tolerations are appended. Other lists are replaced.
 
@@ -100,13 +100,15 @@ def _merge_member(member: str, base: Any, value: Any, path: str) -> Any:
 
 def _merge_entries(member: str, base: list[Any], patch: list[Any], where: str) -> list[Any]:
     key = LIST_KEYS[member]
-    merged: dict[str | int, Obj] = {entry[key]: entry for entry in base}  # keeps the order of the first appearance
+    # Keeps the order of the first appearance.
+    merged: dict[tuple[str, ...], Obj] = {_identity(member, entry): entry for entry in base}
     for index, entry in enumerate(patch):
         if not isinstance(entry, Mapping) or not isinstance(name := entry.get(key), str | int):
             raise SpecError(f"{where}[{index}]", f"has no {key}, by which entries merge; add one")
-        if any(entry[key] == name for entry in patch[:index]):
-            raise SpecError(f"{where}[{index}]", f"is the second entry with {key} {name}; combine them")
-        old = merged.get(name, {})
+        identity = _identity(member, entry)
+        if any(_identity(member, other) == identity for other in patch[:index]):
+            raise SpecError(f"{where}[{index}]", f"is the second entry with {key} {' '.join(identity)}; combine them")
+        old = merged.get(identity, {})
         if entry.keys() != {key}:  # a variable or volume has one source, that of the patch
             if member == "env":
                 old = {}
@@ -114,10 +116,16 @@ def _merge_entries(member: str, base: list[Any], patch: list[Any], where: str) -
                 old = {k: v for k, v in old.items() if k in entry}
         new = _merge_maps(old, entry, f"{where}[{name}]")
         if new.keys() == {key} and None in entry.values():
-            merged.pop(name, None)
+            merged.pop(identity, None)
         else:
-            merged[name] = new
+            merged[identity] = new
     return list(merged.values())
+
+
+def _identity(member: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the key of an entry. A container may have ports of one number with different protocols."""
+    key = str(entry[LIST_KEYS[member]])
+    return (key, str(entry.get("protocol") or "TCP")) if member == "ports" else (key,)
 
 
 def _clean(value: Any) -> Any:
