@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unmask_operator.api import SpecError
+from unmask_operator.api.pod import PodTemplate
 from unmask_operator.objects import SERVICE_LABEL
-from unmask_operator.render.merge import LIST_KEYS, merge_template
+from unmask_operator.render.merge import APPENDED, LIST_KEYS, merge_template
 
 BASE: dict[str, Any] = {
     "metadata": {"labels": {SERVICE_LABEL: "demo", "team": "a"}},
@@ -103,6 +105,11 @@ def test_a_probe_has_one_handler() -> None:
         "periodSeconds": 5,
     }
     assert main(readinessProbe={"periodSeconds": 9})["readinessProbe"]["httpGet"]["path"] == "/ready"
+
+
+def test_the_description_of_the_field_names_the_lists_that_merge() -> None:
+    names = re.findall(r"\w+", PodTemplate.model_fields["spec"].description or "")
+    assert {*LIST_KEYS, *LIST_KEYS.values(), *APPENDED} <= {*names}
 
 
 VOLUMES = "spec.podTemplate.spec.volumes"

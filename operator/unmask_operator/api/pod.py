@@ -31,8 +31,9 @@ class PodTemplate(Section):
     spec: Free = Field(
         default={},
         description="Fields of a PodSpec. The engine's container is main; its command, args, image and port are "
-        "reserved. Containers, volumes and env merge by name, volumeMounts by mountPath, ports by "
-        "containerPort; tolerations are appended.",
+        "reserved. containers, initContainers, volumes, env and imagePullSecrets merge by name, "
+        "volumeMounts by mountPath, ports by containerPort and protocol, hostAliases by ip. tolerations are "
+        "appended; other lists are replaced.",
     )
 
 
