@@ -54,6 +54,12 @@ def test_maps_merge_and_null_deletes() -> None:
     assert spec(nodeSelector={"zone": "1", "old": None})["nodeSelector"] == {"zone": "1"}
 
 
+def test_a_null_of_metadata_that_the_operator_does_not_set_changes_nothing() -> None:
+    """``kubectl create deployment --dry-run=client -o yaml`` writes it into the template."""
+    merged = merge_template(BASE, {"metadata": {"creationTimestamp": None, "labels": {"tier": "x"}}})
+    assert merged["metadata"] == {"labels": {**BASE["metadata"]["labels"], "tier": "x"}}
+
+
 def test_an_entry_merges_with_the_one_of_its_key_and_new_ones_follow() -> None:
     merged = spec(containers=[{"name": "proxy", "image": "p:1"}, {"name": "main", "workingDir": "/srv"}])["containers"]
     assert [c["name"] for c in merged] == ["main", "proxy"]

@@ -49,7 +49,8 @@ def merge_template(base: Obj, patch: Mapping[str, Any]) -> Obj:
 
 def _refuse_reserved_metadata(metadata: Mapping[str, Any], where: str) -> None:
     for member, value in metadata.items():
-        if member not in ("labels", "annotations"):
+        # Generators of manifests write creationTimestamp: null.
+        if value is not None and member not in ("labels", "annotations"):
             raise SpecError(f"{where}.{member}", "only labels and annotations can be set; remove it")
         if member == "labels" and isinstance(value, Mapping) and SERVICE_LABEL in value:
             raise SpecError(f"{where}.labels", f"{SERVICE_LABEL} selects the engine's pods; remove it")
