@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unmask_operator.plan.drift import LIST_KEYS, differs, quantity
+from unmask_operator.plan.drift import LIST_KEYS, differs, quantity, with_secondary_family
 
 CONTAINER: dict[str, Any] = {
     "name": "main",
@@ -93,6 +93,18 @@ def test_an_entry_with_another_second_key_is_an_addition() -> None:
     assert differs(desired, {**live, "topologySpreadConstraints": live["topologySpreadConstraints"][:1]})
     changed = [live["topologySpreadConstraints"][0], {**spread, "maxSkew": 2}]
     assert differs(desired, {**live, "topologySpreadConstraints": changed})
+
+
+def test_the_secondary_family_of_a_dual_stack_service_is_an_addition() -> None:
+    live = {"spec": {"ipFamilyPolicy": "PreferDualStack", "ipFamilies": ["IPv6", "IPv4"]}}
+    desired = {"spec": {"ipFamilyPolicy": "PreferDualStack", "ipFamilies": ["IPv6"]}}
+    assert not differs(desired, live)
+    assert with_secondary_family(desired, live) == live
+    for spec in ({"ipFamilies": ["IPv4"]}, {"ipFamilyPolicy": "SingleStack", "ipFamilies": ["IPv6"]}):
+        other = {"spec": {**desired["spec"], **spec}}
+        assert differs(other, live)
+        assert with_secondary_family(other, live) == other
+    assert with_secondary_family({"data": {}}, live) == {"data": {}}
 
 
 @pytest.mark.parametrize("key", [[], {}, ["x"], None, 1.5])

@@ -14,7 +14,7 @@ from unmask_operator.kube.client import Client
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import kind_of
 from unmask_operator.objects import Key, Obj, Ref, controller_uid, digest
-from unmask_operator.plan.drift import clashes, differs
+from unmask_operator.plan.drift import clashes, differs, with_secondary_family
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import Plan
 from unmask_operator.render.labels import adapters_config
@@ -309,7 +309,7 @@ class Applier:
 
     async def _apply_child(self, child: Obj, live: Obj, dry_run: bool) -> Obj:
         """Applies a child. If another client set the alternative of a field, the field is replaced first."""
-        uid = live["metadata"]["uid"]
+        uid, child = live["metadata"]["uid"], with_secondary_family(child, live)
         try:
             return await self.client.apply(child, uid, dry_run)
         except ApiError as error:

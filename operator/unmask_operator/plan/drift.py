@@ -114,6 +114,8 @@ def _list_differences(member: str, desired: Sequence[Any], live: Sequence[Any], 
                 else:
                     yield position
             return
+    if member == "ipFamilies":
+        live = live[: len(desired)]  # the API server adds the secondary family of a dual-stack Service
     if len(desired) != len(live) or any(differs(d, h) for d, h in zip(desired, live, strict=True)):
         yield path
 
@@ -138,6 +140,15 @@ def _without_empty_requirements(value: Any) -> Any:
             if inner or member not in _NO_EMPTY_REQUIREMENTS
         }
     return [_without_empty_requirements(entry) for entry in value] if isinstance(value, list) else value
+
+
+def with_secondary_family(desired: Obj, live: Obj) -> Obj:
+    """Returns the dual-stack Service with the IP family that the API server added. It rejects a write without it."""
+    spec, found = desired.get("spec") or {}, (live.get("spec") or {}).get("ipFamilies") or []
+    requested, is_dual = spec.get("ipFamilies"), spec.get("ipFamilyPolicy") in ("PreferDualStack", "RequireDualStack")
+    if not (requested and is_dual and found[: len(requested)] == requested):
+        return desired
+    return {**desired, "spec": {**spec, "ipFamilies": found}}
 
 
 class Clash(NamedTuple):

@@ -73,6 +73,14 @@ DUAL: dict[str, list[tuple[Obj, Obj]]] = {
         ({"ipFamilies": ["IPv6"]}, {"ipFamilyPolicy": "SingleStack", "ipFamilies": ["IPv6"]}),
         ({"ipFamilyPolicy": "PreferDualStack"}, {"ipFamilies": ["IPv6", "IPv4"]}),
     ],
+    "the first family with a dual-stack policy": [
+        ({"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6"]}, {"ipFamilies": ["IPv6", "IPv4"]}),
+        (
+            {"ipFamilyPolicy": "PreferDualStack", "ipFamilies": ["IPv6"], "sessionAffinity": "ClientIP"},
+            {"ipFamilies": ["IPv6", "IPv4"], "sessionAffinity": "ClientIP"},
+        ),
+        ({"ipFamilyPolicy": "SingleStack", "ipFamilies": ["IPv6"]}, {"ipFamilies": ["IPv6"]}),
+    ],
     "both, then nothing is asked for": [
         ({"ipFamilyPolicy": "PreferDualStack", "ipFamilies": ["IPv4", "IPv6"]}, {"ipFamilies": ["IPv4", "IPv6"]}),
         ({}, {"type": "ClusterIP"}),
