@@ -170,6 +170,8 @@ def test_probes_and_the_progress_deadline() -> None:
     assert container(plan)["readinessProbe"]["httpGet"]["path"] == "/ready"
     assert child(plan, "Deployment")["spec"]["progressDeadlineSeconds"] == 700
     assert child(made(), "Deployment")["spec"]["progressDeadlineSeconds"] == 3600 + 600
+    endless = {"containers": [{"name": "main", "startupProbe": {"failureThreshold": 2**31 - 1}}]}
+    assert child(made(podTemplate={"spec": endless}), "Deployment")["spec"]["progressDeadlineSeconds"] == 2**31 - 1
 
 
 @pytest.mark.parametrize(

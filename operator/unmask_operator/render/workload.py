@@ -9,6 +9,7 @@ from unmask_operator.render.labels import MAIN, child, selector
 
 _PROBE_PERIOD, _PROBE_FAILURES = 10, 3  # Kubernetes' own defaults
 _PROGRESS_SLACK = 600  # seconds for scheduling and image pull, in addition to the startup budget
+_LONGEST_DEADLINE = 2**31 - 1  # of the API, which means no deadline
 
 
 def replicas(resource: DiffusionLMService) -> int:
@@ -40,7 +41,7 @@ def deployment(resource: DiffusionLMService, template: Obj) -> Obj:
 
 def progress_deadline(pod: Mapping[str, Any]) -> int:
     """Returns the seconds within which a pod, or a pod of a template, must become Ready."""
-    return startup_budget(pod) + _PROGRESS_SLACK
+    return min(startup_budget(pod) + _PROGRESS_SLACK, _LONGEST_DEADLINE)
 
 
 def startup_budget(template: Mapping[str, Any]) -> int:
