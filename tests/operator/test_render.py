@@ -244,6 +244,25 @@ def test_the_service_account_has_no_token_and_the_clouds_annotations() -> None:
 
 
 @pytest.mark.parametrize(
+    ("patch", "name"),
+    [
+        ({"serviceAccountName": "other"}, "other"),
+        ({"serviceAccount": "", "serviceAccountName": "other"}, "other"),
+        ({"serviceAccount": "other", "serviceAccountName": "other"}, "other"),
+        ({"serviceAccount": "other"}, "other"),
+        ({"serviceAccount": "ignored", "serviceAccountName": "other"}, "other"),
+        ({"serviceAccountName": None}, "default"),
+        ({"serviceAccountName": ""}, "default"),
+        ({"serviceAccount": None}, "demo-engine"),
+    ],
+)
+def test_a_pod_template_changes_the_service_account_by_either_name(patch: dict[str, Any], name: str) -> None:
+    pod = template(made(podTemplate={"spec": patch}))["spec"]
+    assert pod["serviceAccountName"] == name
+    assert pod.get("serviceAccount") in (None, patch.get("serviceAccountName"))
+
+
+@pytest.mark.parametrize(
     ("spec", "budget"),
     [
         ({}, {"maxUnavailable": 1}),

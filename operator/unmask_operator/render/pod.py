@@ -35,10 +35,25 @@ def render_pod(resource: DiffusionLMService, settings: Settings, restarted_at: s
     """
     image = resource.spec.image or settings.runtime_image
     base = {"metadata": _metadata(resource, restarted_at), "spec": _spec(resource, settings, image, restarted_at)}
-    patch = {"metadata": resource.spec.pod_template.metadata, "spec": resource.spec.pod_template.spec}
+    patch = {
+        "metadata": resource.spec.pod_template.metadata,
+        "spec": _with_account(resource.spec.pod_template.spec),
+    }
     template = merge_template(base, patch)
     marked = {**template["metadata"]["labels"], TEMPLATE_LABEL: digest(template)}
     return RenderedPod(image, {**template, "metadata": {**template["metadata"], "labels": marked}})
+
+
+def _with_account(patch: Obj) -> Obj:
+    """Returns a spec of podTemplate with an explicit `serviceAccountName` if its alias or null changes it.
+
+    `serviceAccount` is a deprecated alias, from which the API server restores a removed or empty name.
+    """
+    name, alias = patch.get("serviceAccountName"), patch.get("serviceAccount")
+    if alias in (None, name) and (name or "serviceAccountName" not in patch):
+        return patch
+    spec = {member: value for member, value in patch.items() if member != "serviceAccount"}
+    return {**spec, "serviceAccountName": name or alias or "default"}
 
 
 def _metadata(resource: DiffusionLMService, restarted_at: str) -> Obj:
