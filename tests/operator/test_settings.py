@@ -37,6 +37,12 @@ def test_values_of_variables_stay_unchanged() -> None:
     assert read_settings({"UNMASK_OPERATOR_ENGINE_ENV": text}).engine_env == env
 
 
+@pytest.mark.parametrize("name", ["ENGINE_NODE_SELECTOR", "GPU_NODE_SELECTOR", "OPERATOR_SELECTOR"])
+def test_labels_of_selectors_are_read_without_white_space(name: str) -> None:
+    settings = read_settings({f"UNMASK_OPERATOR_{name}": " pool=gpu \r\n\tzone = a\t\nempty= \n"})
+    assert getattr(settings, name.lower()) == {"pool": "gpu", "zone": "a", "empty": ""}
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("PORT", "tcp://10.0.0.1:80"), ("READ_NODES", "maybe"), ("ENGINE_ENV", "novalue"), ("COLOUR", "red")]
