@@ -1,5 +1,6 @@
 """The entry point of the operator: ``python -m unmask_operator``."""
 
+import argparse
 import asyncio
 import contextlib
 import logging
@@ -7,6 +8,8 @@ import signal
 import sys
 import time
 import uuid
+from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, cast
 
 import aiohttp
@@ -25,7 +28,7 @@ from unmask_operator.kube.watch_login import WatchLogin
 from unmask_operator.leaderelection import LeaderElector, Lease, exit_at_once, run_leader_election
 from unmask_operator.metrics import Metrics
 from unmask_operator.objects import Key
-from unmask_operator.settings import Settings, read_settings
+from unmask_operator.settings import PREFIX, Settings, read_settings
 
 KOPF_END_SECONDS = 5.0  # limit for the end of kopf's tasks; the Lease is released afterwards
 
@@ -136,7 +139,26 @@ def _log_unless_disconnected(loop: asyncio.AbstractEventLoop, context: dict[str,
         loop.default_exception_handler(context)
 
 
-def main() -> int:
+def _usage() -> argparse.ArgumentParser:
+    variables = "\n".join(f"  {PREFIX}{setting.name.upper()}" for setting in fields(Settings))
+    return argparse.ArgumentParser(
+        prog="python -m unmask_operator",
+        description="Reconciles DiffusionLMServices. The program has no flags. The chart unmask-operator sets its "
+        "settings as environment variables;\noperator/unmask_operator/settings.py describes them:\n\n" + variables,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def main(arguments: Sequence[str] = ()) -> int:
+    """Runs the operator and returns its exit status.
+
+    Args:
+        arguments: of the command line, without the program. There are no flags but ``--help``.
+
+    Raises:
+        SystemExit: the help was printed (status 0), or an argument is unknown (status 2).
+    """
+    _usage().parse_args(arguments)
     try:
         settings = read_settings()
     except ValueError as error:
@@ -157,4 +179,4 @@ def main() -> int:
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        sys.exit(main())
+        sys.exit(main(sys.argv[1:]))

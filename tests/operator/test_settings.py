@@ -5,6 +5,7 @@ import itertools
 import kopf
 import pytest
 
+from unmask_operator.__main__ import main
 from unmask_operator.settings import Backoffs, Settings, configure_kopf, read_settings
 
 
@@ -77,6 +78,17 @@ def test_a_selector_is_a_list_of_requirements(selector):
 def test_an_invalid_selector_is_refused(selector):
     with pytest.raises(ValueError, match=r"UNMASK_OPERATOR_WATCH_SELECTOR: .* must be key, !key"):
         read_settings({"UNMASK_OPERATOR_WATCH_SELECTOR": selector})
+
+
+def test_the_help_lists_the_variables_and_an_unknown_argument_is_refused(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    assert {f"UNMASK_OPERATOR_{name.upper()}" for name in vars(Settings())} <= {*capsys.readouterr().out.split()}
+    with pytest.raises(SystemExit) as ended:
+        main(["--port", "9000"])
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --port 9000" in capsys.readouterr().err
 
 
 def configured(**settings):
