@@ -261,6 +261,34 @@ def test_a_container_that_ended_otherwise_is_named_without_advice_on_memory(
     assert "spec.resources" not in message
 
 
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        ("ErrImagePull", "rpc error: code = NotFound desc = not found"),
+        ("RegistryUnavailable", "image pull failed for i because the registry is unavailable"),
+        ("SignatureValidationFailed", "image pull failed for i because the signature validation failed"),
+    ],
+)
+def test_an_image_that_cannot_be_pulled_has_one_reason_while_the_kubelet_retries(error: str, cause: str) -> None:
+    back_off = f'Back-off pulling image "i": {error}: {cause}'
+    for reason, message in ((error, cause), ("ImagePullBackOff", back_off)):
+        waiting = container(state={"waiting": {"reason": reason, "message": message}})
+        found = ready_message({"phase": "Pending", "containerStatuses": [waiting]})
+        assert found == ("ImagePullBackOff", f"image i cannot be pulled: {cause}")
+    waiting = container(state={"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "i"'}})
+    assert ready_message({"phase": "Pending", "containerStatuses": [waiting]})[1] == "image i cannot be pulled"
+
+
+def test_a_container_that_cannot_be_started_has_one_reason_while_the_kubelet_retries() -> None:
+    end = terminated(reason="StartError", code=128, message="exec: not found")
+    retried = {**end, "state": {"waiting": {"reason": "RunContainerError", "message": "exec: not found"}}}
+    for one in (end, retried):
+        assert ready_message({"phase": "Running", "containerStatuses": [one]}) == (
+            "CrashLoopBackOff",
+            "container main could not be started (StartError): exec: not found",
+        )
+
+
 def failed(message: str, reason: str = "Evicted") -> tuple[str, str]:
     found = judge_pod({"phase": "Failed", "reason": reason, "message": message}, pod_spec=with_sidecar())["ModelLoaded"]
     return found["reason"], found["message"]

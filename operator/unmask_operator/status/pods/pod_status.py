@@ -15,6 +15,11 @@ from unmask_operator.status.pods import terminations
 _OF_THE_NODES = re.compile(r"\d+/\d+ nodes are available: .*?(?=\.(\s|$))", re.DOTALL)
 _LOST = ("NodeLost", "NodeStatusUnknown", "NodeNotReady", "NodeUnreachable")
 NORMAL_WAITING_REASONS = {"ContainerCreating", "PodInitializing", ""}  # no error
+# Waiting reasons of images. The kubelet alternates between ImagePullBackOff and the error.
+_PULL_ERRORS = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "SignatureValidationFailed")
+_PULL_BACK_OFF = re.compile(r'Back-off pulling image "[^"]*"(: \w+: )?')  # the error follows, from Kubernetes 1.32 on
+# Waiting reasons of a container that has ended before. The kubelet alternates between the two.
+_RESTARTING = ("CrashLoopBackOff", "RunContainerError")
 
 
 def name(pod: Obj) -> str:
@@ -179,11 +184,11 @@ def containers(pod: Obj) -> Iterator[Obj]:
 
 def _waiting(container: Obj, waiting: Obj) -> Condition:
     reason, message = str(waiting["reason"]), str(waiting.get("message") or "")
-    if reason in ("ErrImagePull", "ImagePullBackOff"):  # the kubelet alternates between the two
-        cause = message.split("ErrImagePull: ", 1)[-1]
-        cause = "" if cause.startswith("Back-off pulling image") else f": {cause}"
+    if reason in _PULL_ERRORS:
+        cause = _PULL_BACK_OFF.sub("", message, count=1)
         owner = "" if container["name"] == MAIN else f" of container {container['name']}"
-        return false("ImagePullBackOff", f"image {container.get('image', '')}{owner} cannot be pulled{cause}")
+        sentence = f"image {container.get('image', '')}{owner} cannot be pulled{f': {cause}' if cause else ''}"
+        return false("ImagePullBackOff", sentence)
     return false(reason, f"container {container['name']} cannot start: {message or reason}")
 
 
@@ -192,7 +197,7 @@ def _end(pod: Obj, container: Obj) -> Condition | None:
     state, last = container.get("state") or {}, container.get("lastState") or {}
     end = state.get("terminated") or last.get("terminated")
     if not end or (state.get("waiting") or {}).get("reason", "CrashLoopBackOff") not in (
-        "CrashLoopBackOff",
+        *_RESTARTING,
         *NORMAL_WAITING_REASONS,
     ):
         return None
