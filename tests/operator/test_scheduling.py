@@ -388,3 +388,16 @@ def test_a_windows_node_is_excluded_by_the_selector_of_every_engine() -> None:
     assert [one.reason for one in excluded] == ["does not match the nodeSelector kubernetes.io/os=linux"]
     message = "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."
     assert "engine.nodeSelector or gpuEngines.nodeSelector of the chart" in scheduled(message, [windows])["message"]
+
+
+def test_an_unbound_claim_of_an_ephemeral_volume_is_named() -> None:
+    template = {"spec": {"accessModes": ["ReadWriteOnce"]}}
+    volumes = [
+        {"name": "model", "persistentVolumeClaim": {"claimName": "models"}},
+        {"name": "scratch", "ephemeral": {"volumeClaimTemplate": template}},
+        {"name": "tmp", "emptyDir": {}},
+    ]
+    state = unschedulable("0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.")
+    found = judge_pod(state, None, pod_spec={"volumes": volumes})["Scheduled"]
+    assert found["reason"] == "PersistentVolumeClaimUnbound"
+    assert "no volume yet: models, demo-p1-scratch; " in found["message"]

@@ -1,6 +1,7 @@
 """Scheduled: the pods were created and have nodes. ScalingReady covers replicas that scaling adds."""
 
 import re
+from collections.abc import Iterator
 
 from unmask_operator.objects import Obj
 from unmask_operator.status.condition import Condition, false, true
@@ -62,12 +63,19 @@ def _claim(pod: Obj, sentence: str) -> Condition | None:
             "spec.model.uri or the volume of spec.podTemplate that names it",
         )
     if "unbound immediate PersistentVolumeClaims" in sentence:
-        volumes = section(pod, "spec").get("volumes") or ()
-        claims = [v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v]
         return false(
             "PersistentVolumeClaimUnbound",
-            f"a PersistentVolumeClaim has no volume yet: {', '.join(claims)}; kubectl describe pvc says why",
+            f"a PersistentVolumeClaim has no volume yet: {', '.join(_claims(pod))}; kubectl describe pvc says why",
         )
     if "ReadWriteOncePod access mode" in sentence:
         return false("PersistentVolumeClaimInUse", f"{ONE_AT_A_TIME} ({sentence})")
     return None
+
+
+def _claims(pod: Obj) -> Iterator[str]:
+    """Yields the names of the pod's claims, including those that Kubernetes creates for ephemeral volumes."""
+    for volume in section(pod, "spec").get("volumes") or ():
+        if "persistentVolumeClaim" in volume:
+            yield volume["persistentVolumeClaim"]["claimName"]
+        elif "ephemeral" in volume:
+            yield f"{pod_status.name(pod)}-{volume['name']}"
