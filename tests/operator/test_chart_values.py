@@ -310,3 +310,14 @@ def test_every_value_has_a_property_in_the_schema():
         schema = json.loads((chart / "values.schema.json").read_text(encoding="utf-8"))
         values = yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8"))
         assert values.keys() <= schema["properties"].keys()
+
+
+def test_nulls_for_all_members_leave_an_empty_map() -> None:
+    objects = render(
+        podSecurityContext={"runAsNonRoot": None, "seccompProfile": None},
+        securityContext={"allowPrivilegeEscalation": None, "readOnlyRootFilesystem": None, "capabilities": None},
+        monitoring__dashboard={"enabled": True, "labels": {"grafana_dashboard": None}},
+    )
+    spec = one(objects, "Deployment")["spec"]["template"]["spec"]
+    assert (spec["securityContext"], spec["containers"][0]["securityContext"]) == ({}, {})
+    assert "grafana_dashboard" not in one(objects, "ConfigMap")["metadata"]["labels"]
