@@ -133,7 +133,7 @@ def find_directory(path: str, named: str) -> Path:
     """
     directory = Path(os.path.expanduser(path))
     try:
-        if stat.S_ISDIR(directory.stat().st_mode):
+        if path and stat.S_ISDIR(directory.stat().st_mode):
             return directory
     except (OSError, ValueError) as error:  # ValueError: a null character, or half of a surrogate pair
         if isinstance(error, OSError) and error.errno not in _SWAPPED:

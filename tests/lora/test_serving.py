@@ -141,6 +141,8 @@ def test_loading_and_unloading(adapters, tmp_path):
             engine.load_adapter("y", str(adapters["a4"]))
         with pytest.raises(ConfigError, match="is not the name of an adapter"):
             engine.load_adapter("", str(adapters["a0"]))
+        with pytest.raises(ConfigError, match="adapter '' is not a directory"):
+            engine.load_adapter("y", "")
         assert engine.engine.lora_manager.available == ["x"]
         before = engine.logits([3, 4, 5], adapter="x")
         with pytest.raises(RequestError, match=r"'y' is not loaded; available: x") as error:

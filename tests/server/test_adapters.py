@@ -191,6 +191,7 @@ def test_clients_load_and_unload_adapters(server: ServerProcess, adapter_dirs: P
             ({"lora_name": "base", "lora_path": str(adapter_dirs / "p5")}, "is the name of the model"),
             ({"lora_name": "", "lora_path": str(adapter_dirs / "p5")}, "not the name of an adapter"),
             ({"lora_name": "new", "lora_path": "/nowhere"}, "is not a directory"),
+            ({"lora_name": "new", "lora_path": ""}, "'' is not a directory"),
             ({"lora_name": "new", "lora_path": str(broken)}, "tensor 'x' is not half"),
             ({"lora_name": "new", "lora_path": str(write_adapter(tmp_path / "r", 1, 17))}, "more than --max-lora-rank"),
             ({"lora_name": "new", "lora_path": "/" + "a/" * 3000}, "lora_path: String should have at most 4096"),
