@@ -205,6 +205,10 @@ def test_clients_load_and_unload_adapters(server: ServerProcess, adapter_dirs: P
         for _ in range(2):
             assert change(client, "unload", lora_name="more").status_code == 200
         assert "more" not in names(client)
+        answer = change(client, "unload", lora_name="base")
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "lora_name"
+        assert "base" in names(client)
         assert client.post("/v1/completions", json={"model": "more", "prompt": "x"}).status_code == 404
         assert change(client, "load", lora_name="more", lora_path=str(adapter_dirs / "p5")).status_code == 200
         assert ask(client, "more") != first

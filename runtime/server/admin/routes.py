@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from runtime.errors import RequestError
+from runtime.request.validation import refuse
 from runtime.server.admin import protocol as api
 from runtime.server.context import Context, ServerContext
 from runtime.server.http_responses import json_response
@@ -118,6 +119,8 @@ async def unload_lora_adapter(
 ) -> api.AdapterUnloaded:
     """Unloads an adapter; responds after its last request. Succeeds if the adapter is not loaded."""
     context.require()
+    if body.lora_name in context.names:
+        raise refuse("lora_name", f"{body.lora_name!r} is the name of the model, which cannot be unloaded")
     await context.engine_client.call("unload_adapter", body.lora_name)
     return {"status": "unloaded", "lora_name": body.lora_name}
 
