@@ -26,6 +26,7 @@ from runtime.weights.loader import meta_model
 
 CONFIG_FILE = "adapter_config.json"
 MAX_RANK = 4096
+MODULE_OR_END = r"(.*\.)?({})$"  # matches a module's name, or its end after a dot
 MAX_PATTERN_CHARS = 1000  # limit for regular expressions of an adapter, which are untrusted
 
 ALL_LINEAR = "all-linear"
@@ -125,7 +126,7 @@ def _numbers(config: Mapping[str, Any], name: str, *, integers: bool) -> Mapping
     if not isinstance(values, dict):
         raise _invalid(f"{name} must map patterns of modules' names to numbers")
     for pattern, value in values.items():
-        _compiled(name, pattern)
+        _compiled(name, pattern, MODULE_OR_END)
         kinds = int if integers else int | float
         good = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value) and value > 0
         if not good or (integers and value > MAX_RANK):
@@ -136,7 +137,7 @@ def _numbers(config: Mapping[str, Any], name: str, *, integers: bool) -> Mapping
 
 def _matching(patterns: Mapping[str, float], module: str, default: float) -> float:
     """Returns the value of the first pattern that matches a module's name, or its end after a dot."""
-    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+    return next((value for key, value in patterns.items() if re.match(MODULE_OR_END.format(key), module)), default)
 
 
 def _targeted(config: Mapping[str, Any]) -> Callable[[str], bool]:
@@ -152,9 +153,8 @@ def _targeted(config: Mapping[str, Any]) -> Callable[[str], bool]:
         return any(module == name or module.endswith(f".{name}") for name in names)
 
     def targeted(module: str) -> bool:
-        if (excluded is not None and named(excluded, module)) or not named(targets, module):
-            return False
-        return layers is None or layers(module)
+        is_excluded = excluded is not None and named(excluded, module)
+        return not is_excluded and named(targets, module) and (layers is None or layers(module))
 
     return targeted
 
@@ -181,22 +181,22 @@ def _layers(config: Mapping[str, Any]) -> Callable[[str], bool] | None:
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
         raise _invalid(f"layers_pattern must be a name or a list of names, not {names!r}")
-    patterns = [_compiled("layers_pattern", rf".*\.{one}\.(\d+)\.") for one in names or [r"[^.]*"]]
+    patterns = [_compiled("layers_pattern", one, r".*\.(?:{})\.(\d+)\.") for one in names or [r"[^.]*"]]
 
     def inside(module: str) -> bool:
         found = next((match for pattern in patterns if (match := pattern.match(module))), None)
-        return found is not None and int(found[1]) in numbers
+        return found is not None and int(found.groups()[-1]) in numbers
 
     return inside
 
 
-def _compiled(name: str, pattern: Any) -> re.Pattern[str]:
+def _compiled(name: str, pattern: Any, form: str = "{}") -> re.Pattern[str]:
     if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN_CHARS:
         raise _invalid(f"{name} must be a regular expression of at most {MAX_PATTERN_CHARS} characters")
     try:
-        return re.compile(pattern)
+        return re.compile(form.format(re.compile(pattern).pattern))
     except (re.error, RecursionError) as error:
-        raise _invalid(f"{name} has {pattern!r}, which is not a regular expression: {error}") from None
+        raise _invalid(f"{name} has {pattern!r}, which is no valid regular expression here: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,10 @@ def test_a_rank_above_the_limit_is_refused(adapter, base):
         ({"lora_alpha": None}, "lora_alpha"),
         ({"rank_pattern": {"x": 0}}, "rank_pattern gives 'x' 0"),
         ({"alpha_pattern": ["x"]}, "alpha_pattern must map"),
-        ({"target_modules": "("}, "not a regular expression"),
+        ({"target_modules": "("}, "no valid regular expression"),
+        ({"rank_pattern": {"(?i)x": 2}}, r"rank_pattern has '\(\?i\)x', which is no valid regular expression"),
+        ({"rank_pattern": {"q)|(z": 2}}, "no valid regular expression"),
+        ({"layers_to_transform": [1], "layers_pattern": r"layers)\.(\d+)\.|(?:x"}, "no valid regular expression"),
         ({"target_modules": None}, "target_modules must be a list"),
         ({"layers_to_transform": "1"}, "layers_to_transform must be"),
         ({"layers_to_transform": [1], "target_modules": ".*"}, "goes with a list"),
@@ -143,6 +146,12 @@ def test_rank_alpha_and_module_patterns():
     layers = [f"m.layers.{n}.{name}" for n in range(3) for name in ("q_proj", "k_proj", "v_proj")]
     assert [name for name in layers if read.targeted(name)] == [layers[0], layers[3], layers[4]]
     assert parse_peft_config(config(use_rslora=True)).scale("x") == 4
+
+
+@pytest.mark.parametrize("pattern", ["layers|h", "(lay(ers))", ["(x)", "layers"]])
+def test_a_pattern_of_layers_may_have_groups_and_alternatives(pattern):
+    read = parse_peft_config(config(target_modules=["q_proj"], layers_to_transform=[1], layers_pattern=pattern))
+    assert [n for n in range(3) if read.targeted(f"m.layers.{n}.q_proj")] == [1]
 
 
 def test_experts_may_be_missing_together_but_not_one(base, tmp_path):
