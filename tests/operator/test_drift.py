@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unmask_operator.plan.drift import LIST_KEYS, differs, quantity, with_secondary_family
+from unmask_operator.plan.drift import LIST_KEYS, clashes, differs, quantity, with_secondary_family
 
 CONTAINER: dict[str, Any] = {
     "name": "main",
@@ -100,6 +100,7 @@ def test_the_secondary_family_of_a_dual_stack_service_is_an_addition() -> None:
     desired = {"spec": {"ipFamilyPolicy": "PreferDualStack", "ipFamilies": ["IPv6"]}}
     assert not differs(desired, live)
     assert with_secondary_family(desired, live) == live
+    assert with_secondary_family({"spec": {"ipFamilies": ["IPv6"]}}, live)["spec"] == {"ipFamilies": ["IPv6", "IPv4"]}
     for spec in ({"ipFamilies": ["IPv4"]}, {"ipFamilyPolicy": "SingleStack", "ipFamilies": ["IPv6"]}):
         other = {"spec": {**desired["spec"], **spec}}
         assert differs(other, live)
@@ -155,6 +156,24 @@ def test_entries_that_others_added_to_a_list_by_key_are_no_drift(member: str, ke
 def test_ports_of_one_number_are_distinguished() -> None:
     both = [{"containerPort": 53, "protocol": "TCP"}, {"containerPort": 53, "protocol": "UDP"}]
     assert not differs({"ports": both}, {"ports": copy.deepcopy(both)})
+    assert not differs({"ports": both}, {"ports": [{"containerPort": 9}, *reversed(both)]}), "others may add a port"
+    changed = [both[1], {**both[0], "protocol": "SCTP"}]
+    (clash,) = clashes({"kind": "Pod", "spec": {"ports": both}}, {"spec": {"ports": changed}})
+    assert clash == ("/spec/ports", changed, both)
+
+
+def test_constraints_of_one_topology_with_different_modes_are_distinguished() -> None:
+    both = [{"topologyKey": "zone", "maxSkew": 1}, {"topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]
+    member = "topologySpreadConstraints"
+    assert not differs({member: both}, {member: [{"topologyKey": "host"}, *reversed(both)]})
+    assert differs({member: both}, {member: [both[1], {**both[0], "maxSkew": 2}]})
+
+
+@pytest.mark.parametrize("member", ["labels", "annotations", "nodeSelector", "matchLabels"])
+def test_an_empty_value_of_a_label_is_no_default(member: str) -> None:
+    for name in ("user", "pool", "path", "protocol"):
+        assert differs({member: {name: ""}}, {member: {name: "other"}})
+    assert not differs({"rbd": {"pool": ""}}, {"rbd": {"pool": "rbd"}})
 
 
 @pytest.mark.parametrize(

@@ -88,10 +88,11 @@ def differences(
         if _without_empty_requirements(desired) != _without_empty_requirements(live):
             yield path
     elif isinstance(desired, dict) and isinstance(live, dict):
-        within = member in _QUANTITY_MAPS
+        within, has_free_names = member in _QUANTITY_MAPS, member in _NO_EMPTY_MAPS
         for name, value in desired.items():
             if live.get(name) is not None:
-                yield from differences(value, live[name], (*path, name), name, within or name in _QUANTITIES)
+                inner = "" if has_free_names else name  # a label "path" is not the path of a probe
+                yield from differences(value, live[name], (*path, name), inner, within or name in _QUANTITIES)
             elif not _same_as_nothing(name, value):
                 yield (*path, name)
     elif isinstance(desired, list) and isinstance(live, list):
@@ -114,6 +115,11 @@ def _list_differences(member: str, desired: Sequence[Any], live: Sequence[Any], 
                 else:
                     yield position
             return
+    if member in _SECOND_KEYS and all(isinstance(entry, dict) for entry in (*desired, *live)):
+        for key in LIST_KEYS[member]:
+            if desired and all(isinstance(entry.get(key), str | int) for entry in (*desired, *live)):
+                yield from _differences_of_variants(member, key, desired, live, path)
+                return
     if member == "ipFamilies":
         live = live[: len(desired)]  # the API server adds the secondary family of a dual-stack Service
     if len(desired) != len(live) or any(differs(d, h) for d, h in zip(desired, live, strict=True)):
@@ -132,6 +138,18 @@ def _without_variants(member: str, key: str, desired: Sequence[Any], live: Seque
     ]
 
 
+def _differences_of_variants(
+    member: str, key: str, desired: Sequence[Obj], live: Sequence[Obj], path: FieldPath
+) -> Iterator[FieldPath]:
+    """Yields the paths of desired entries that differ, if entries with one `key` have other second members of it."""
+    second, default = _SECOND_KEYS[member]
+    found = {(entry.get(key), entry.get(second) or default): entry for entry in live}
+    for entry in desired:
+        other = found.get((entry[key], entry.get(second) or default))
+        if other is None or differs(entry, other):
+            yield (*path, ListKey(key, entry[key]))
+
+
 def _without_empty_requirements(value: Any) -> Any:
     if isinstance(value, dict):
         return {
@@ -144,8 +162,9 @@ def _without_empty_requirements(value: Any) -> Any:
 
 def with_secondary_family(desired: Obj, live: Obj) -> Obj:
     """Returns the dual-stack Service with the IP family that the API server added. It rejects a write without it."""
-    spec, found = desired.get("spec") or {}, (live.get("spec") or {}).get("ipFamilies") or []
-    requested, is_dual = spec.get("ipFamilies"), spec.get("ipFamilyPolicy") in ("PreferDualStack", "RequireDualStack")
+    spec, live_spec = desired.get("spec") or {}, live.get("spec") or {}
+    requested, found = spec.get("ipFamilies"), live_spec.get("ipFamilies") or []
+    is_dual = (spec.get("ipFamilyPolicy") or live_spec.get("ipFamilyPolicy")) in ("PreferDualStack", "RequireDualStack")
     if not (requested and is_dual and found[: len(requested)] == requested):
         return desired
     return {**desired, "spec": {**spec, "ipFamilies": found}}
