@@ -28,7 +28,7 @@ LIST_KEYS: Mapping[str, tuple[str, ...]] = {
     "volumeDevices": ("devicePath",),
 }
 # Second member of such a key, and its default. Next to an entry with another value, server-side apply adds an entry.
-_SECOND_KEYS = {"ports": ("protocol", "TCP"), "topologySpreadConstraints": ("whenUnsatisfiable", "DoNotSchedule")}
+_SECOND_KEYS = {**merge.SECOND_KEYS, "topologySpreadConstraints": ("whenUnsatisfiable", "DoNotSchedule")}
 _SUFFIXES = {
     **{s: Decimal(1024) ** i for i, s in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)},
     **{s: Decimal(1000) ** i for i, s in zip((-3, -2, -1, 1, 2, 3, 4, 5, 6), "numkMGTPE", strict=True)},
@@ -103,51 +103,24 @@ def differences(
 
 def _list_differences(member: str, desired: Sequence[Any], live: Sequence[Any], path: FieldPath) -> Iterator[FieldPath]:
     for key in LIST_KEYS.get(member, ()):
-        if not _is_map(desired, key):
+        second = _SECOND_KEYS.get(member)
+        if not (_is_map(desired, key, second) and _is_map(live, key, second)):
             continue
-        found = _without_variants(member, key, desired, live)
-        if _is_map(found, key):
-            by_key = {entry[key]: entry for entry in found}
-            for entry in desired:
-                position = (*path, ListKey(key, entry[key]))
-                if entry[key] in by_key:
-                    yield from differences(entry, by_key[entry[key]], position)
-                else:
-                    yield position
-            return
-    if member in _SECOND_KEYS and all(isinstance(entry, dict) for entry in (*desired, *live)):
-        for key in LIST_KEYS[member]:
-            if desired and all(isinstance(entry.get(key), str | int) for entry in (*desired, *live)):
-                yield from _differences_of_variants(member, key, desired, live, path)
-                return
+        found = {merge.identity(entry, key, second): entry for entry in live}
+        same_key = {entry[key]: entry for entry in live}
+        for entry in desired:
+            position = (*path, ListKey(key, entry[key]))
+            # Others may add an entry with another second member next to the desired one, or replace the desired one.
+            other = found.get(merge.identity(entry, key, second)) or same_key.get(entry[key])
+            if other is None:
+                yield position
+            else:
+                yield from differences(entry, other, position)
+        return
     if member == "ipFamilies":
         live = live[: len(desired)]  # the API server adds the secondary family of a dual-stack Service
     if len(desired) != len(live) or any(differs(d, h) for d, h in zip(desired, live, strict=True)):
         yield path
-
-
-def _without_variants(member: str, key: str, desired: Sequence[Any], live: Sequence[Any]) -> Sequence[Any]:
-    """Returns the live entries without those next to a desired entry that have another second member of the key."""
-    if member not in _SECOND_KEYS or not all(isinstance(entry, dict) for entry in live):
-        return live
-    second, default = _SECOND_KEYS[member]
-    requested = {entry[key]: entry.get(second, default) for entry in desired}
-    present = {entry.get(key) for entry in live if entry.get(second, default) == requested.get(entry.get(key))}
-    return [
-        entry for entry in live if entry.get(key) not in present or entry.get(second, default) == requested[entry[key]]
-    ]
-
-
-def _differences_of_variants(
-    member: str, key: str, desired: Sequence[Obj], live: Sequence[Obj], path: FieldPath
-) -> Iterator[FieldPath]:
-    """Yields the paths of desired entries that differ, if entries with one `key` have other second members of it."""
-    second, default = _SECOND_KEYS[member]
-    found = {(entry.get(key), entry.get(second) or default): entry for entry in live}
-    for entry in desired:
-        other = found.get((entry[key], entry.get(second) or default))
-        if other is None or differs(entry, other):
-            yield (*path, ListKey(key, entry[key]))
 
 
 def _without_empty_requirements(value: Any) -> Any:
@@ -232,10 +205,11 @@ def field_name(path: FieldPath) -> str:
     return text
 
 
-def _is_map(entries: Sequence[Any], key: str) -> bool:
-    """Returns whether each entry has a unique `key`."""
-    keys = [entry[key] for entry in entries if isinstance(entry, dict) and isinstance(entry.get(key), str | int)]
-    return len(keys) == len(entries) == len(set(keys))
+def _is_map(entries: Sequence[Any], key: str, second: merge.SecondKey | None) -> bool:
+    """Returns whether each entry has a unique key."""
+    if not all(isinstance(entry, dict) and isinstance(entry.get(key), str | int) for entry in entries):
+        return False
+    return len({merge.identity(entry, key, second) for entry in entries}) == len(entries)
 
 
 def _same_as_nothing(member: str, value: Any) -> bool:

@@ -18,6 +18,8 @@ LIST_KEYS: Mapping[str, str] = {
     "ports": "containerPort",
     "hostAliases": "ip",
 }
+SecondKey = tuple[str, str]  # second member of a key, and its default
+SECOND_KEYS: Mapping[str, SecondKey] = {"ports": ("protocol", "TCP")}
 APPENDED = ("tolerations",)
 _HANDLERS = frozenset({"exec", "grpc", "httpGet", "tcpSocket"})
 _PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
@@ -100,16 +102,16 @@ def _merge_member(member: str, base: Any, value: Any, path: str) -> Any:
 
 
 def _merge_entries(member: str, base: list[Any], patch: list[Any], where: str) -> list[Any]:
-    key = LIST_KEYS[member]
+    key, second = LIST_KEYS[member], SECOND_KEYS.get(member)
     # Keeps the order of the first appearance.
-    merged: dict[tuple[str, ...], Obj] = {_identity(member, entry): entry for entry in base}
+    merged: dict[tuple[str, ...], Obj] = {identity(entry, key, second): entry for entry in base}
     for index, entry in enumerate(patch):
         if not isinstance(entry, Mapping) or not isinstance(name := entry.get(key), str | int):
             raise SpecError(f"{where}[{index}]", f"has no {key}, by which entries merge; add one")
-        identity = _identity(member, entry)
-        if any(_identity(member, other) == identity for other in patch[:index]):
-            raise SpecError(f"{where}[{index}]", f"is the second entry with {key} {' '.join(identity)}; combine them")
-        old = merged.get(identity, {})
+        complete = identity(entry, key, second)
+        if any(identity(other, key, second) == complete for other in patch[:index]):
+            raise SpecError(f"{where}[{index}]", f"is the second entry with {key} {' '.join(complete)}; combine them")
+        old = merged.get(complete, {})
         if entry.keys() != {key}:  # a variable or volume has one source, that of the patch
             if member == "env":
                 old = {}
@@ -117,16 +119,16 @@ def _merge_entries(member: str, base: list[Any], patch: list[Any], where: str) -
                 old = {k: v for k, v in old.items() if k in entry}
         new = _merge_maps(old, entry, f"{where}[{name}]")
         if new.keys() == {key} and None in entry.values():
-            merged.pop(identity, None)
+            merged.pop(complete, None)
         else:
-            merged[identity] = new
+            merged[complete] = new
     return list(merged.values())
 
 
-def _identity(member: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the key of an entry. A container may have ports of one number with different protocols."""
-    key = str(entry[LIST_KEYS[member]])
-    return (key, str(entry.get("protocol") or "TCP")) if member == "ports" else (key,)
+def identity(entry: Mapping[str, Any], key: str, second: SecondKey | None) -> tuple[str, ...]:
+    """Returns the complete key of a list's entry."""
+    first = str(entry[key])
+    return (first,) if second is None else (first, str(entry.get(second[0]) or second[1]))
 
 
 def _clean(value: Any) -> Any:
