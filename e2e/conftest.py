@@ -40,7 +40,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     if report.failed and isinstance(item, pytest.Function) and "kube" in item.funcargs:
         try:
-            report.sections += collect(item.funcargs["kube"])
+            for section in collect(item.funcargs["kube"]):
+                report.sections.append(section)
         except Exception as error:  # an error of this hook would end the session without the report
             report.sections.append(("logs", f"cannot be collected: {error!r}"))
     return report

@@ -29,7 +29,13 @@ def output(kube: Kube, namespace: str, name: str, *arguments: str) -> str:
         return now if now in ("Succeeded", "Failed") else ""
 
     ended = kube.wait(f"pod {name}", phase, timeout=POD_TIMEOUT)
-    text: str = kube.request("GET", kube.path("v1", "Pod", namespace, name, "log"))["text"]
+    text = log(kube, namespace, name)
     kube.delete(made)
     assert ended == "Succeeded", text
     return text
+
+
+def log(kube: Kube, namespace: str, name: str, **query: Any) -> str:
+    """Returns the log of a pod's container. `query` has parameters like `previous`."""
+    answer = kube.request("GET", kube.path("v1", "Pod", namespace, name, "log"), **query)
+    return str(answer.get("text", answer))  # a log of one line of JSON is an object

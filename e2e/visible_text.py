@@ -6,6 +6,7 @@ from e2e.cluster import Kube
 from e2e.cluster.install import NAMESPACE as OPERATOR
 from e2e.cluster.install import RELEASE
 from e2e.cluster.kube import ApiError
+from e2e.pods import log
 from e2e.services import LABEL, kubectl
 
 _KINDS = "dlms,deployments,replicasets,pods,services,controllerrevisions,events"
@@ -24,10 +25,9 @@ def _logs(kube: Kube, namespace: str, selector: str) -> str:
     """Returns the logs of all selected pods that have any. Raises AssertionError if none has."""
     found = []
     for pod in kube.list("v1", "Pod", namespace, labelSelector=selector):
-        path = kube.path("v1", "Pod", namespace, pod["metadata"]["name"], "log")
         for previous in (False, True):
             try:
-                found.append(str(kube.request("GET", path, previous=previous)))
+                found.append(log(kube, namespace, pod["metadata"]["name"], previous=previous))
             except ApiError as error:
                 if error.status not in (400, 404):  # 400: not started, or no previous container; 404: pod deleted
                     raise

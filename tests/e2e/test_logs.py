@@ -40,5 +40,5 @@ def test_the_logs_are_errors_of_the_api_server_and_logs_of_the_operator(
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "kube-apiserver.log").write_bytes(b"I1128 started\nE1128 broken \xff\npanic: x\nW1128 slow\n")
     monkeypatch.setattr(logs, "audit_log", lambda: tmp_path / "audit.log")
-    found = logs.collect(OnePod(answer))  # type: ignore[arg-type]
+    found = list(logs.collect(OnePod(answer)))  # type: ignore[arg-type]
     assert found == [("errors of the API server", "E1128 broken \ufffd\npanic: x"), ("log of operator", text)]
