@@ -14,9 +14,7 @@ import torch
 from runtime.config import EngineConfig
 from runtime.engine.engine import Engine
 from runtime.engine.output_processor import OutputCollector
-from runtime.engine.request import Request
 from runtime.engine.setup import load_engine
-from runtime.engine.step_plan import block_causal_plan
 from runtime.errors import RequestError
 from runtime.parsers.formats import part_marks
 from runtime.plugins import load_plugins
@@ -41,13 +39,15 @@ from runtime.request.resolve import (
 from runtime.request.sampling_params import MAX_LOGPROBS, SamplingParams, stop_strings
 from runtime.request.structured import FIELD, path_of
 from runtime.request.validation import integer, refuse
+from runtime.scheduling.request import Request
+from runtime.scheduling.step_plan import block_causal_plan
 from runtime.structured_output.grammar_cache import GrammarError
 from runtime.structured_output.sandbox import GrammarSandbox
 from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.worker.model_runner import SupportsLogits
 
 if TYPE_CHECKING:
-    from runtime.distributed.executor import MultiprocExecutor
+    from runtime.executor.executor import MultiprocExecutor
     from runtime.tokenizer import Tokenizer
 
 
@@ -389,6 +389,6 @@ def _engine(config: EngineConfig) -> tuple[Engine, MultiprocExecutor | None]:
     """Loads an engine. Returns it and the executor of its other ranks, if any."""
     if config.tensor_parallel_size == 1:
         return load_engine(config), None
-    from runtime.distributed.executor import local_engine
+    from runtime.executor.executor import local_engine
 
     return local_engine(config)

@@ -19,7 +19,7 @@ from runtime.parsers import formats
 from runtime.parsers.chat_output import ChatOutputParser
 from runtime.parsers.formats import reasoning_format, tool_format
 from runtime.parsers.tool_call_parser import ToolCallOptions
-from runtime.strategies import base as strategies
+from runtime.strategies import registry as strategies
 from runtime.weights.checkpoint import resolve_checkpoint
 from tests.algorithms import test_rules
 from tests.golden import GOLDEN

@@ -21,7 +21,8 @@ from runtime.config import FLAGS, parse
 from runtime.models.base import families, resolve_family
 from runtime.request.decoding import ENGINE_FIELDS, SELECTORS
 from runtime.request.sampling_params import SamplingParams
-from runtime.strategies.base import DecodingContext, Strategy, make_strategy, strategies
+from runtime.scheduling.strategy import DecodingContext, Strategy
+from runtime.strategies.registry import make_strategy, strategies
 from tests.golden import GOLDEN
 from tests.layout.pages import headings, slugs
 from tools.docs import decoding_fields, models

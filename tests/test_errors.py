@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.distributed.rank_worker import error_summary
 from runtime.errors import ConfigError, ReplicaLost, is_out_of_memory
+from runtime.executor.rank_worker import error_summary
 
 HUGE = 1 << 60
 FAILURES: dict[str, Callable[[], object]] = {

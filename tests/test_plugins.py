@@ -14,7 +14,7 @@ import pytest
 from runtime import LLM, SamplingParams, plugins
 from runtime.bench import __main__ as bench
 from runtime.errors import ConfigError, RequestError
-from runtime.strategies import base as strategies
+from runtime.strategies import registry as strategies
 from tests.golden import GOLDEN
 from tests.server.harness import ROOT, serving
 
@@ -22,7 +22,7 @@ PAGE = ROOT / "docs" / "research" / "experiments.md"
 TINY = str(GOLDEN / "llada2_tiny")
 IDS = [list(range(40, 61))]
 STRATEGY = """
-from runtime.strategies.base import register_strategy
+from runtime.strategies.registry import register_strategy
 from runtime.strategies.multi_bd import MultiBlock
 
 register_strategy("mine", families=("llada2",))(MultiBlock)
@@ -115,7 +115,7 @@ def test_a_server_with_several_processes_and_ranks_loads_a_plugin_in_each(best_f
     ("source", "message"),
     [
         (
-            'from runtime.strategies.base import register_strategy\nregister_strategy("multi_bd")(object)',
+            'from runtime.strategies.registry import register_strategy\nregister_strategy("multi_bd")(object)',
             "decoding strategy 'multi_bd' is registered twice; choose a key that is not taken",
         ),
         (f"{STRATEGY}\nundefined", "line 7 raised NameError: name 'undefined' is not defined; correct the file"),
@@ -181,7 +181,7 @@ def test_an_entry_point_of_an_installed_package_needs_no_flag(tmp_path: Path, ta
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine-package\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[unmask.plugins]\nmine = {target}\n")
     code = "from runtime.plugins import load_plugins as load; load(()); load(())\n"
-    code += "from runtime.strategies.base import strategies; print('mine' in strategies())"
+    code += "from runtime.strategies.registry import strategies; print('mine' in strategies())"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,

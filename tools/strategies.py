@@ -6,7 +6,8 @@ import argparse
 import sys
 from collections.abc import Iterable
 
-from runtime.strategies.base import DecodingContext, make_strategy, strategies
+from runtime.scheduling.strategy import DecodingContext
+from runtime.strategies.registry import make_strategy, strategies
 
 _BLOCK = 64
 _CONTEXT = DecodingContext(block_size=_BLOCK, buffer_size=1, prefix_caching=True, max_model_len=_BLOCK + 16)

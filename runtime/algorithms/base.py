@@ -15,6 +15,7 @@ import torch
 from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps, TopTokens
 from runtime.errors import ConfigError
 from runtime.plugins import Registry
+from runtime.request.engine_messages import EngineInfo
 from runtime.request.field_spec import Field, Value, fraction_field
 
 # The first columns of every parameter row: the sampling parameters, which do not depend on the algorithm.
@@ -57,6 +58,13 @@ class EditTokens:
 
     delete: int
     split: int
+
+    @classmethod
+    def of(cls, info: EngineInfo) -> EditTokens | None:
+        """Returns those of the served model; None if it has none."""
+        if info.delete_token_id is None or info.split_token_id is None:
+            return None
+        return cls(info.delete_token_id, info.split_token_id)
 
 
 @dataclass(frozen=True)

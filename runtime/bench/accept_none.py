@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from runtime.engine.step_plan import MASKED, BlockResults, DenoiseBlocks, StepPlan
 from runtime.layers.moe import Router
+from runtime.scheduling.step_plan import MASKED, BlockResults, DenoiseBlocks, StepPlan
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.model_runner import ModelRunner, RunnerStats
 

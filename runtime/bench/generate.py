@@ -123,8 +123,8 @@ def _commit_ms(llm: LLM, batch: int, args: argparse.Namespace) -> float | None:
     """Returns milliseconds of a step that commits blocks; None if the strategy has no such step."""
     from runtime.bench.live import Live
     from runtime.bench.steady_state import SERVED, pages_of, steady_step
-    from runtime.engine.lora_manager import LoRAManager
     from runtime.models.base import ModelInfo
+    from runtime.scheduling.lora_manager import LoRAManager
     from runtime.worker.model_runner import ModelRunner
 
     engine, info, strategy = llm.engine, llm.info, llm.engine.strategy

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from runtime.engine.step_plan import StepPlan
 from runtime.kernels.activation import Activation, deinterleave
 from runtime.kernels.common import wide
 from runtime.kernels.layernorm import SandwichNormOps, gemm_add_norm_reference, post_mlp_norms_reference
@@ -23,6 +22,7 @@ from runtime.layers.attention import TorchAttention, TritonAttention
 from runtime.layers.parameter import named_weights
 from runtime.quantization.base import QuantizedWeight
 from runtime.quantization.fp8 import Fp8Weight
+from runtime.scheduling.step_plan import StepPlan
 from runtime.worker.model_runner import ModelRunner
 
 ALLOWED = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 1e-4, torch.float64: 1e-9}

@@ -24,15 +24,15 @@ from runtime.bench.layers import layer_error
 from runtime.bench.roofline import work_of
 from runtime.bench.steady_state import SERVED, SteadyStep, begin, pages_of, steady_step
 from runtime.engine.engine import Engine
-from runtime.engine.lora_manager import LoRAManager
-from runtime.engine.request import Request
-from runtime.engine.step_plan import MASKED, UNMASKED
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model, ModelInfo
 from runtime.models.decoder import Decoder
 from runtime.request.engine_messages import EngineInfo, RequestSpec
 from runtime.request.field_spec import AlgorithmInfo, with_defaults
-from runtime.strategies.base import Strategy, max_request_len
+from runtime.scheduling.lora_manager import LoRAManager
+from runtime.scheduling.request import Request
+from runtime.scheduling.step_plan import MASKED, UNMASKED
+from runtime.scheduling.strategy import Strategy, max_request_len
 from runtime.strategies.full import CACHE
 from runtime.worker.cuda_graph_runner import CudaGraphRunner, GraphCapturer
 from runtime.worker.memory import capture_sizes_for

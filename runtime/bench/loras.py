@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from runtime.engine.lora_manager import LoRAManager
 from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.lora import LoRAConfig
 from runtime.lora.adapter_checkpoint import Adapter, BaseModelInfo, LoRAPair
 from runtime.lora.adapter_weights import LoRAWeights
 from runtime.models.base import Model, ModelFamily
+from runtime.scheduling.lora_manager import LoRAManager
 
 ATTENTION = ("self_attn.qkv_proj.weight", "self_attn.o_proj.weight")
 

@@ -18,11 +18,12 @@ from runtime.algorithms.base import get_algorithm
 from runtime.bench import output
 from runtime.bench.sizes import check_positive
 from runtime.engine.engine import Engine
-from runtime.engine.step_plan import MASKED, NO_RESULTS, UNMASKED, BlockResults, DenoiseBlocks, StepPlan
 from runtime.errors import ConfigError
 from runtime.request.engine_messages import EngineInfo, RequestSpec
 from runtime.request.field_spec import AlgorithmInfo, with_defaults
-from runtime.strategies.base import DecodingContext, make_strategy
+from runtime.scheduling.step_plan import MASKED, NO_RESULTS, UNMASKED, BlockResults, DenoiseBlocks, StepPlan
+from runtime.scheduling.strategy import DecodingContext
+from runtime.strategies.registry import make_strategy
 from runtime.worker.model_runner import RunnerStats
 
 MASK_ID, VOCAB = 1023, 1024

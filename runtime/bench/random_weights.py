@@ -146,8 +146,8 @@ def random_llm(model: str | None, group: TensorParallelGroup | None = None, **fl
     """
     from runtime import LLM
     from runtime.config import EngineConfig
-    from runtime.distributed.executor import local_engine
     from runtime.engine.setup import load_engine
+    from runtime.executor.executor import local_engine
     from runtime.tokenizer import Tokenizer
 
     config = EngineConfig.from_flags(model=model, **flags)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from runtime.engine.kv_cache_manager import KVCacheManager
-from runtime.engine.request import Request
 from runtime.errors import ConfigError
-from runtime.strategies.base import Strategy
+from runtime.scheduling.kv_cache_manager import KVCacheManager
+from runtime.scheduling.request import Request
+from runtime.scheduling.strategy import Strategy
 
 if TYPE_CHECKING:  # machines that measure may lack msgspec
     from runtime.engine.engine import Engine

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from runtime.algorithms.base import algorithm_keys, get_algorithm
-from runtime.engine.kv_cache_manager import PageTable
-from runtime.engine.request import Block, ForwardSpan, Request, ScheduledRequest
-from runtime.engine.step_plan import UNMASKED, StepPlan
 from runtime.request.field_spec import Value, values_of, with_defaults
-from runtime.strategies.base import Strategy
+from runtime.scheduling.kv_cache_manager import PageTable
+from runtime.scheduling.request import Block, ForwardSpan, Request, ScheduledRequest
+from runtime.scheduling.step_plan import UNMASKED, StepPlan
+from runtime.scheduling.strategy import Strategy
 from runtime.worker.input_batch import InputBuilder
 
 if TYPE_CHECKING:  # machines that measure may lack msgspec

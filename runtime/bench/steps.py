@@ -30,8 +30,6 @@ from runtime.bench.timing import median
 from runtime.config import BY_DEST
 from runtime.distributed.gpu import require_gpu
 from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
-from runtime.engine.lora_manager import LoRAManager
-from runtime.engine.step_plan import StepPlan
 from runtime.errors import ConfigError
 from runtime.layers.attention import attention_names
 from runtime.layers.kv_pool import LAYOUTS
@@ -39,7 +37,10 @@ from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
 from runtime.models.base import Model, ModelFamily, ModelInfo, resolve_family
 from runtime.quantization.checkpoint.scheme import quantization_of
-from runtime.strategies.base import DecodingContext, Strategy, make_strategy, strategies_supporting
+from runtime.scheduling.lora_manager import LoRAManager
+from runtime.scheduling.step_plan import StepPlan
+from runtime.scheduling.strategy import DecodingContext, Strategy
+from runtime.strategies.registry import make_strategy, strategies_supporting
 from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.weights.loader import load_model
 from runtime.worker.model_runner import ModelRunner

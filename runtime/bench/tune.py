@@ -39,7 +39,8 @@ from runtime.kernels.fused_moe.tile_config import (
     write_table,
 )
 from runtime.models.base import resolve_family
-from runtime.strategies.base import DecodingContext, make_strategy
+from runtime.scheduling.strategy import DecodingContext
+from runtime.strategies.registry import make_strategy
 
 BLOCK = 32
 GAIN = 0.02  # minimum relative gain of a config over the default

@@ -9,17 +9,16 @@ from collections.abc import Callable
 
 import torch
 
-from runtime.algorithms.base import algorithms_with_edit_tokens
-from runtime.engine.lora_manager import LoRAManager
+from runtime.algorithms.base import EditTokens, algorithms_with_edit_tokens
 from runtime.engine.output_processor import OutputProcessor, make_output
-from runtime.engine.request import Request, ScheduledRequest, Status
-from runtime.engine.request_defaults import edit_tokens_of
-from runtime.engine.request_queue import GrammarQueue
-from runtime.engine.scheduler import Scheduler, SchedulingError
 from runtime.errors import AdapterNotLoadedError, ReplicaLost
 from runtime.request.eager_reason import EagerReason
 from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
-from runtime.strategies.base import Strategy
+from runtime.scheduling.lora_manager import LoRAManager
+from runtime.scheduling.request import Request, ScheduledRequest, Status
+from runtime.scheduling.request_queue import GrammarQueue
+from runtime.scheduling.scheduler import Scheduler, SchedulingError
+from runtime.scheduling.strategy import Strategy
 from runtime.structured_output.grammar_cache import GrammarCache
 from runtime.worker.input_batch import InputBuilder
 from runtime.worker.model_runner import OBSERVATIONS, Runner
@@ -43,7 +42,7 @@ class Engine:
         self.info = info
         self.runner = runner
         self.strategy = strategy
-        self.get_algorithm = algorithms_with_edit_tokens(edit_tokens_of(info))
+        self.get_algorithm = algorithms_with_edit_tokens(EditTokens.of(info))
         self.lora_manager = lora_manager or LoRAManager()
         self.scheduler = Scheduler(info, strategy, self.lora_manager)
         self.cache, self.table = self.scheduler.cache, self.scheduler.table

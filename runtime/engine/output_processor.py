@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from runtime.engine.request import Request, ScheduledRequest, Status
-from runtime.engine.request_queue import ConstraintError, GrammarQueue, error_message
-from runtime.engine.scheduler import Scheduler
-from runtime.engine.step_plan import NO_RESULTS, BlockResults
 from runtime.request.engine_messages import EngineOutput, EngineStats, RequestSpec, TokenLogprobs
-from runtime.strategies.base import Strategy
+from runtime.scheduling.request import Request, ScheduledRequest, Status
+from runtime.scheduling.request_queue import ConstraintError, GrammarQueue, error_message
+from runtime.scheduling.scheduler import Scheduler
+from runtime.scheduling.step_plan import NO_RESULTS, BlockResults
+from runtime.scheduling.strategy import Strategy
 from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
 
 if TYPE_CHECKING:

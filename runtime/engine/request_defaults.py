@@ -11,20 +11,12 @@ from runtime.config import FLAGS, EngineConfig
 from runtime.config.flags import DECODING
 from runtime.errors import ConfigError, RequestError
 from runtime.models.base import ModelFamily, ModelInfo
-from runtime.request.engine_messages import EngineInfo
 from runtime.request.field_spec import AlgorithmInfo, Field, Value, with_defaults
 from runtime.request.validation import check_declared
-from runtime.strategies.base import Strategy
+from runtime.scheduling.strategy import Strategy
 from runtime.weights.special_tokens import TokenIds
 
 log = logging.getLogger(__name__)
-
-
-def edit_tokens_of(info: EngineInfo) -> base.EditTokens | None:
-    """Returns the DELETE and SPLIT tokens of the model; None if it has none."""
-    if info.delete_token_id is None or info.split_token_id is None:
-        return None
-    return base.EditTokens(info.delete_token_id, info.split_token_id)
 
 
 def read_edit_tokens(facts: ModelInfo, ids: TokenIds) -> base.EditTokens | None:

@@ -16,7 +16,6 @@ from runtime.config import EngineConfig
 from runtime.distributed.gpu import require_gpu
 from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.engine.engine import Engine
-from runtime.engine.lora_manager import make_lora_setup
 from runtime.engine.request_defaults import read_edit_tokens, request_defaults
 from runtime.errors import ConfigError
 from runtime.kernels.compiler import KernelCompiler
@@ -25,7 +24,9 @@ from runtime.layers.parameter import named_weights
 from runtime.models.base import Model, ModelFamily, ModelInfo, resolve_family
 from runtime.quantization.checkpoint.scheme import quantization_of
 from runtime.request.engine_messages import EngineInfo
-from runtime.strategies.base import DecodingContext, Strategy, make_strategy, strategies_supporting
+from runtime.scheduling.lora_manager import make_lora_setup
+from runtime.scheduling.strategy import DecodingContext, Strategy
+from runtime.strategies.registry import make_strategy, strategies_supporting
 from runtime.structured_output.grammar_cache import create_grammar_cache
 from runtime.weights.checkpoint import Checkpoint, resolve_checkpoint
 from runtime.weights.hub import Progress

@@ -125,7 +125,7 @@ class RequestContext:
             context length of the model.
         names: names that the client used instead of those of the fields, such as {"prompt": "messages"}.
         parent_id: id of the client's request, which may consist of several; for fair scheduling
-            (``runtime.engine.request_queue``).
+            (``runtime.scheduling.request_queue``).
         tenant: API key of the client, for fair scheduling.
         adapter: name of a LoRA adapter; "": the default adapter, else the base model.
         pinned_tokens: ids of an infill that never change, by offset in the output. The other positions are unmasked.

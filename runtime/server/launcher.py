@@ -50,7 +50,7 @@ def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND
     for note in config.notes:
         log.warning("%s", note)
     if config.node_rank:
-        from runtime.distributed.rank_launcher import run_node  # and arrays with it, which a frontend has no use for
+        from runtime.executor.rank_launcher import run_node  # and arrays with it, which a frontend has no use for
 
         return run_node(
             config, (*module_command("runtime.server.engine_process.rank"), config.log_level, config.log_format)

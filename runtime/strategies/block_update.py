@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from runtime.engine.request import Block, Request
-from runtime.engine.step_plan import BlockResults
 from runtime.request.block_layout import BlockLayout
+from runtime.scheduling.request import Block, Request
+from runtime.scheduling.step_plan import BlockResults
 
 if TYPE_CHECKING:  # machines for benchmarks do not have msgspec
     from runtime.request.engine_messages import FinishReason

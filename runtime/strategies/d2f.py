@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from runtime.engine.request import Request
 from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import Field, Value, fraction_field
-from runtime.strategies.base import DecodingContext, register_strategy
+from runtime.scheduling.request import Request
+from runtime.scheduling.strategy import DecodingContext
 from runtime.strategies.multi_bd import MultiBlock
+from runtime.strategies.registry import register_strategy
 
 SEMI_COMPLETE = fraction_field(
     "semi_complete_threshold", 0.95, "progress of a block from which its successor may force a token"

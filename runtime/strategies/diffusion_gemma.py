@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.algorithms.logits_ops import CANVAS, uniforms
-from runtime.engine.request import Block, ForwardSpan, Request
-from runtime.engine.step_plan import MASKED, UNMASKED, BlockResults, Ints
 from runtime.request.block_layout import BlockLayout
+from runtime.scheduling.request import Block, ForwardSpan, Request
+from runtime.scheduling.step_plan import MASKED, UNMASKED, BlockResults, Ints
+from runtime.scheduling.strategy import DecodingContext, Strategy, require_single_block
 from runtime.strategies import block_update
-from runtime.strategies.base import DecodingContext, Strategy, register_strategy, require_single_block
+from runtime.strategies.registry import register_strategy
 
 
 @register_strategy("diffusion_gemma")

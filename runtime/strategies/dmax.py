@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from runtime.request.field_spec import Value
-from runtime.strategies.base import register_strategy
 from runtime.strategies.multi_bd import MultiBlock
+from runtime.strategies.registry import register_strategy
 
 
 @register_strategy("dmax")

@@ -8,12 +8,13 @@ ids of that forward pass, because they are forwarded again after a preemption.
 
 from __future__ import annotations
 
-from runtime.engine.request import Block, KVSpan, Request
-from runtime.engine.step_plan import MASKED, BlockResults
 from runtime.errors import ConfigError
 from runtime.request.field_spec import SUB_BLOCK, Field
+from runtime.scheduling.request import Block, KVSpan, Request
+from runtime.scheduling.step_plan import MASKED, BlockResults
+from runtime.scheduling.strategy import DecodingContext
 from runtime.strategies import block_update
-from runtime.strategies.base import DecodingContext, register_strategy
+from runtime.strategies.registry import register_strategy
 from runtime.strategies.shifted import ShiftedBlockStrategy, first_open_sub_block
 
 SUB_BLOCK_SIZE = 8

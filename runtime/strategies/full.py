@@ -15,12 +15,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from runtime.engine.request import Block, ForwardSpan, KVSpan, Request
-from runtime.engine.step_plan import FIXED, BlockResults, Ints
 from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import BLOCK_LENGTH, Field
+from runtime.scheduling.request import Block, ForwardSpan, KVSpan, Request
+from runtime.scheduling.step_plan import FIXED, BlockResults, Ints
+from runtime.scheduling.strategy import DecodingContext, Strategy, require_single_block
 from runtime.strategies import block_update
-from runtime.strategies.base import DecodingContext, Strategy, register_strategy, require_single_block
+from runtime.strategies.registry import register_strategy
 
 VICINITY = 16  # rows on either side of a block that the cache mode of this name forwards again with it
 CACHE = "cache"

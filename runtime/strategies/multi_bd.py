@@ -8,12 +8,13 @@ finished blocks, and finds the end of the output.
 
 from __future__ import annotations
 
-from runtime.engine.request import Block, ForwardSpan, Request
-from runtime.engine.step_plan import FIXED, BlockResults
 from runtime.request.block_layout import BlockLayout
 from runtime.request.field_spec import Field, fraction_field
+from runtime.scheduling.request import Block, ForwardSpan, Request
+from runtime.scheduling.step_plan import FIXED, BlockResults
+from runtime.scheduling.strategy import DecodingContext, Strategy
 from runtime.strategies import block_update
-from runtime.strategies.base import DecodingContext, Strategy, register_strategy
+from runtime.strategies.registry import register_strategy
 
 
 @register_strategy("multi_bd")

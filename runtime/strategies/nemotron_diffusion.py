@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from runtime.engine.request import Request
-from runtime.engine.step_plan import Ints
-from runtime.strategies.base import register_strategy
+from runtime.scheduling.request import Request
+from runtime.scheduling.step_plan import Ints
+from runtime.strategies.registry import register_strategy
 from runtime.strategies.shifted import ShiftedBlockStrategy
 
 

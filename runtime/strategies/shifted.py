@@ -7,11 +7,11 @@ algorithm. `Request.blocks` has all sub-blocks of the open block.
 
 from __future__ import annotations
 
-from runtime.engine.request import Block, ForwardSpan, Request
-from runtime.engine.step_plan import FIXED, MASKED, BlockResults
 from runtime.request.block_layout import BlockLayout
+from runtime.scheduling.request import Block, ForwardSpan, Request
+from runtime.scheduling.step_plan import FIXED, MASKED, BlockResults
+from runtime.scheduling.strategy import DecodingContext, Strategy, require_single_block
 from runtime.strategies import block_update
-from runtime.strategies.base import DecodingContext, Strategy, require_single_block
 
 
 class ShiftedBlockStrategy(Strategy):

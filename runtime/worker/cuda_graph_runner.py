@@ -20,12 +20,12 @@ import numpy as np
 import torch
 
 from runtime.distributed.process_group import AllReduceBuffer
-from runtime.engine.step_plan import BatchLayout, DenoiseBlocks, Ints, SelfConditioningRows, StepPlan
 from runtime.errors import ReplicaLost
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model
 from runtime.request.eager_reason import EagerReason
-from runtime.worker.capture_sizes import (
+from runtime.scheduling.step_plan import BatchLayout, DenoiseBlocks, Ints, SelfConditioningRows, StepPlan
+from runtime.worker.graph_padding import (
     CaptureSizes,
     Views,
     forward_buffer_specs,

@@ -25,11 +25,11 @@ from runtime.algorithms.base import (
     UnmaskingAlgorithm,
 )
 from runtime.algorithms.logits_ops import DRAW, RENOISE, uniforms
-from runtime.engine.kv_cache_manager import PageTable
-from runtime.engine.logits_processors import logits_processor_arrays, make_logits_processor_batch
-from runtime.engine.lora_manager import LoRAManager
-from runtime.engine.request import Block, Request, ScheduledRequest
-from runtime.engine.step_plan import (
+from runtime.scheduling.kv_cache_manager import PageTable
+from runtime.scheduling.logits_processors import logits_processor_arrays, make_logits_processor_batch
+from runtime.scheduling.lora_manager import LoRAManager
+from runtime.scheduling.request import Block, Request, ScheduledRequest
+from runtime.scheduling.step_plan import (
     LAYOUT_ARRAYS,
     MASKED,
     NO_LOGPROBS,
@@ -46,7 +46,7 @@ from runtime.engine.step_plan import (
     StepPlan,
     make_row_layout,
 )
-from runtime.strategies.base import Strategy
+from runtime.scheduling.strategy import Strategy
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 BLOCK_ARRAYS = ("must_advance", "num_advance_steps", "initial_masks", "step_budget", "post_edit_steps")  # [blocks] each

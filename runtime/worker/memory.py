@@ -13,11 +13,10 @@ from typing import TypeVar
 
 import torch
 
+from runtime.algorithms.base import EditTokens
 from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, CompiledLogitsOps
 from runtime.config import EngineConfig
 from runtime.distributed.process_group import TensorParallelGroup
-from runtime.engine.lora_manager import LoRAManager
-from runtime.engine.request_defaults import edit_tokens_of
 from runtime.errors import ConfigError
 from runtime.kernels.compiler import (
     KernelCompiler,
@@ -29,9 +28,10 @@ from runtime.kernels.compiler import (
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.models.base import Model
 from runtime.request.engine_messages import EngineInfo
-from runtime.strategies.base import Strategy, max_request_len
-from runtime.worker.capture_sizes import CaptureSizes
+from runtime.scheduling.lora_manager import LoRAManager
+from runtime.scheduling.strategy import Strategy, max_request_len
 from runtime.worker.cuda_graph_runner import CudaGraphRunner, GraphCapturer, LockstepCapturer, Work
+from runtime.worker.graph_padding import CaptureSizes
 from runtime.worker.model_runner import ModelRunner
 from runtime.worker.sampler import SamplerConfig
 from runtime.worker.warmup import capture_graphs, estimate_graph_bytes, run_captures_eagerly, warm_up
@@ -90,7 +90,7 @@ def build_model_runner(
         mask_id=info.mask_token_id,
         max_token_id=info.max_token_id,
         eos_ids=tuple(info.eos_token_ids),
-        edit_tokens=edit_tokens_of(info),
+        edit_tokens=EditTokens.of(info),
         max_num_reqs=info.max_num_reqs,
         batch_invariant=config.deterministic,
         logits_ops=logits_ops,

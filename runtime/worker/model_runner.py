@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from runtime.algorithms.vocab_parallel import VocabParallelLogitsOps
-from runtime.engine.step_plan import LAYOUT_ARRAYS, NO_RESULTS, BlockResults, DenoiseBlocks, Ints, StepPlan
 from runtime.kernels.forward_batch import ForwardBatch
 from runtime.kernels.unmask import BlockInputs, SampledRows
 from runtime.layers.embedding import soft_token_embeddings
 from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model, SelfConditioned
 from runtime.request.eager_reason import EagerReason
+from runtime.scheduling.step_plan import LAYOUT_ARRAYS, NO_RESULTS, BlockResults, DenoiseBlocks, Ints, StepPlan
 from runtime.worker.constrained_decoding import apply_grammar, write_forced_tokens
 from runtime.worker.host_buffers import PinnedBuffer
 from runtime.worker.input_batch import Arrays, ForwardDescriptor, SampleDescriptor, forward_inputs, sample_inputs

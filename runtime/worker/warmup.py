@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from runtime.algorithms.base import TOKEN_MERGE_TOP_K, LogitStat, get_algorithm
-from runtime.engine.step_plan import MASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs, block_causal_plan
 from runtime.request.engine_messages import EngineInfo
-from runtime.worker.capture_sizes import padded_history_len, sampled_rows_step
+from runtime.scheduling.step_plan import MASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs, block_causal_plan
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
+from runtime.worker.graph_padding import padded_history_len, sampled_rows_step
 from runtime.worker.input_batch import AlgorithmDescriptor, ForwardDescriptor, SampleDescriptor
 from runtime.worker.model_runner import ModelRunner
 

@@ -22,13 +22,13 @@ from runtime.algorithms.base import (
     register_algorithm,
 )
 from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, Candidate, LogitsOps, uniforms
-from runtime.engine.step_plan import FIXED, MASKED, UNMASKED, AlgorithmBatch, DenoiseBlocks
 from runtime.errors import ConfigError
 from runtime.kernels import topk_topp_sampling
 from runtime.kernels.ops import TORCH
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.lm_head import LMHead
 from runtime.request.field_spec import Field
+from runtime.scheduling.step_plan import FIXED, MASKED, UNMASKED, AlgorithmBatch, DenoiseBlocks
 from runtime.worker import sampler as heads
 from runtime.worker.input_batch import _history
 from runtime.worker.sampler import Sampler, SamplerConfig, nonzero_records

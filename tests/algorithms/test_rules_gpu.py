@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from runtime.algorithms.base import EditTokens, LogitStat, algorithm_keys, algorithms_with_edit_tokens
-from runtime.engine.step_plan import FIXED, MASKED, UNMASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs
+from runtime.scheduling.step_plan import FIXED, MASKED, UNMASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs
 from runtime.worker.sampler import Sampler, SamplerConfig
 from tests.worker.sampling import sample_plan
 

@@ -20,7 +20,8 @@ from runtime.kernels.ops import TORCH, TRITON, KernelSet
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
-from runtime.strategies.base import DecodingContext, make_strategy
+from runtime.scheduling.strategy import DecodingContext
+from runtime.strategies.registry import make_strategy
 from runtime.worker.model_runner import ModelRunner
 from runtime.worker.sampler import SamplerConfig
 from tests.bench.test_steps import NOISY, TINY

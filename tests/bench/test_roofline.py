@@ -15,7 +15,8 @@ from runtime.layers.kv_pool import LAYOUTS
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
 from runtime.models.base import resolve_family
-from runtime.strategies.base import DecodingContext, make_strategy, strategies_supporting
+from runtime.scheduling.strategy import DecodingContext
+from runtime.strategies.registry import make_strategy, strategies_supporting
 
 SMALL = {
     "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,

@@ -19,7 +19,8 @@ from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
 from runtime.models.base import resolve_family
-from runtime.strategies.base import DecodingContext, make_strategy, strategies
+from runtime.scheduling.strategy import DecodingContext
+from runtime.strategies.registry import make_strategy, strategies
 from runtime.worker.model_runner import ModelRunner
 from runtime.worker.sampler import SamplerConfig
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from runtime.distributed import rank_worker
+from runtime.executor import rank_worker
 from runtime.worker import memory
 from runtime.worker.cuda_graph_runner import run_eagerly
 

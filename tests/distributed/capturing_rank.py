@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from runtime.distributed import rank_worker
+from runtime.executor import rank_worker
 from runtime.worker import memory, warmup
 from runtime.worker.cuda_graph_runner import CudaGraphRunner, Work
 

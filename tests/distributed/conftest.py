@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from runtime.distributed import monitor
-from runtime.distributed.executor import MultiprocExecutor
-from runtime.distributed.rank_launcher import WorkerPlacement
+from runtime.executor import monitor
+from runtime.executor.executor import MultiprocExecutor
+from runtime.executor.rank_launcher import WorkerPlacement
 
 
 class Lent:
@@ -35,5 +35,5 @@ def ranks() -> Iterator[MultiprocExecutor]:
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch, ranks: MultiprocExecutor) -> MultiprocExecutor:
     """Returns ranks that ``LLM(tensor_parallel_size=2)`` uses instead of starting processes."""
-    monkeypatch.setattr("runtime.distributed.executor.local_executor", lambda config, command: Lent(ranks))
+    monkeypatch.setattr("runtime.executor.executor.local_executor", lambda config, command: Lent(ranks))
     return ranks

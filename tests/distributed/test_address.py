@@ -11,9 +11,9 @@ import torch
 
 from runtime.distributed import process_group as groups
 from runtime.distributed.address import create_listener, endpoint, resolve
-from runtime.distributed.rank_launcher import WorkerPlacement, start_workers
-from runtime.distributed.rpc import VERSION, Hello, RpcConnection
 from runtime.errors import ConfigError
+from runtime.executor.rank_launcher import WorkerPlacement, start_workers
+from runtime.executor.rpc import VERSION, Hello, RpcConnection
 from tests.networks import needs_ipv6, needs_namespaces, python_in_namespace
 from tests.server.harness import ROOT
 from tests.wait import TIMEOUT

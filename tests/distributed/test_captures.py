@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from runtime.config import EngineConfig
-from runtime.distributed.executor import local_engine
 from runtime.distributed.process_group import AllReduceBuffer
 from runtime.errors import ReplicaLost
+from runtime.executor.executor import local_engine
 from runtime.request.engine_messages import RequestSpec
 from runtime.worker.cuda_graph_runner import LockstepCapturer
 from tests.distributed.capturing_rank import Capturer, capture_on_cpu

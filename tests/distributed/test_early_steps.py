@@ -9,11 +9,11 @@ import pytest
 
 from runtime import LLM, SamplingParams
 from runtime.child_process import module_command
-from runtime.distributed import rpc
-from runtime.distributed.executor import DistributedRunner, MultiprocExecutor
-from runtime.distributed.rank_launcher import WorkerPlacement
-from runtime.engine.step_plan import Ints
+from runtime.executor import rpc
+from runtime.executor.executor import DistributedRunner, MultiprocExecutor
+from runtime.executor.rank_launcher import WorkerPlacement
 from runtime.request.resolve import RequestContext, resolve
+from runtime.scheduling.step_plan import Ints
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from tests.distributed.cases import served
 from tests.distributed.conftest import Lent
@@ -35,7 +35,7 @@ def captured_ranks() -> Iterator[MultiprocExecutor]:
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch, captured_ranks: MultiprocExecutor) -> Iterator[list[rpc.Message]]:
     """Yields the messages to the other rank, which ``LLM(tensor_parallel_size=2)`` uses."""
-    monkeypatch.setattr("runtime.distributed.executor.local_executor", lambda config, command: Lent(captured_ranks))
+    monkeypatch.setattr("runtime.executor.executor.local_executor", lambda config, command: Lent(captured_ranks))
     found: list[rpc.Message] = []
     broadcast = captured_ranks.broadcast
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
-from runtime.distributed.executor import MultiprocExecutor
 from runtime.distributed.process_group import SymmetricMemoryAllReduce
-from runtime.distributed.rank_launcher import WorkerPlacement
 from runtime.errors import ReplicaLost
+from runtime.executor.executor import MultiprocExecutor
+from runtime.executor.rank_launcher import WorkerPlacement
 from tests.distributed.cases import EXPERTS, FAMILIES, PROMPTS, served
 from tests.distributed.conftest import Lent
 
@@ -35,7 +35,7 @@ def gpu_ranks():
 @pytest.fixture
 def shared(monkeypatch, gpu_ranks):
     """Makes ``LLM(tensor_parallel_size=2)`` use these ranks instead of starting a process."""
-    monkeypatch.setattr("runtime.distributed.executor.local_executor", lambda config, command: Lent(gpu_ranks))
+    monkeypatch.setattr("runtime.executor.executor.local_executor", lambda config, command: Lent(gpu_ranks))
 
 
 def answers(flags, **more):

@@ -11,12 +11,12 @@ import threading
 import pytest
 
 from runtime import LLM, SamplingParams
-from runtime.distributed import executor, monitor
-from runtime.distributed.executor import MultiprocExecutor
-from runtime.distributed.monitor import WorkerHandle, WorkerMonitor
-from runtime.distributed.rank_launcher import WorkerPlacement
-from runtime.distributed.rpc import Heartbeat, Hello, RpcConnection
 from runtime.errors import ConfigError, ReplicaLost
+from runtime.executor import executor, monitor
+from runtime.executor.executor import MultiprocExecutor
+from runtime.executor.monitor import WorkerHandle, WorkerMonitor
+from runtime.executor.rank_launcher import WorkerPlacement
+from runtime.executor.rpc import Heartbeat, Hello, RpcConnection
 from tests.golden import GOLDEN
 from tests.wait import TIMEOUT, wait_until
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from runtime.algorithms.base import get_algorithm
-from runtime.distributed.rpc import AdapterPair, ConnectionClosed, Hello, RpcConnection, Sample, Step
-from runtime.distributed.serialization import decode_blocks, decode_forward, encode_blocks, encode_forward
-from runtime.engine.step_plan import (
+from runtime.executor.rpc import AdapterPair, ConnectionClosed, Hello, RpcConnection, Sample, Step
+from runtime.executor.serialization import decode_blocks, decode_forward, encode_blocks, encode_forward
+from runtime.scheduling.step_plan import (
     AlgorithmBatch,
     BatchLayout,
     DenoiseBlocks,

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
-from runtime.engine.step_plan import DenoiseBlocks
+from runtime.scheduling.step_plan import DenoiseBlocks
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.model_runner import ModelRunner
 from runtime.worker.sampler import Sampler

@@ -16,17 +16,18 @@ import torch
 
 from runtime.algorithms.base import EditTokens, algorithms_for, algorithms_with_edit_tokens, get_algorithm
 from runtime.engine.engine import Engine
-from runtime.engine.request import Request
-from runtime.engine.scheduler import StepTimeEstimator
-from runtime.engine.step_plan import Ints, StepPlan
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.models.base import Model
 from runtime.request.engine_messages import DecodingParams, EngineInfo, EngineOutput, LogitsProcessorParams, RequestSpec
 from runtime.request.field_spec import AlgorithmInfo, with_defaults
-from runtime.strategies.base import DecodingContext, make_strategy, max_request_len
+from runtime.scheduling.request import Request
+from runtime.scheduling.scheduler import StepTimeEstimator
+from runtime.scheduling.step_plan import Ints, StepPlan
+from runtime.scheduling.strategy import DecodingContext, max_request_len
 from runtime.strategies.multi_bd import MultiBlock
-from runtime.worker.capture_sizes import CaptureSizes
+from runtime.strategies.registry import make_strategy
 from runtime.worker.cuda_graph_runner import CudaGraphRunner, run_eagerly
+from runtime.worker.graph_padding import CaptureSizes
 from runtime.worker.model_runner import ModelRunner
 from runtime.worker.sampler import SamplerConfig
 from tests.engine.hash_model import HashedEmbeddings, HashMemory, HashModel, digests, flat, hash_logits

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from runtime import LLM, SamplingParams
 from runtime.algorithms.base import get_algorithm
-from runtime.engine.request import Status
-from runtime.engine.scheduler import Scheduler
-from runtime.engine.step_plan import Ints
 from runtime.request.engine_messages import EngineOutput
+from runtime.scheduling.request import Status
+from runtime.scheduling.scheduler import Scheduler
+from runtime.scheduling.step_plan import Ints
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
 from runtime.worker.input_batch import AlgorithmDescriptor, SampleDescriptor
 from runtime.worker.sampler import all_blocks_continue, to_block_results

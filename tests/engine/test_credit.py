@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runtime.algorithms.base import algorithms_for
-from runtime.engine.step_plan import BlockResults, DenoiseBlocks
+from runtime.scheduling.step_plan import BlockResults, DenoiseBlocks
 from tests.engine.harness import Ask, Run, Setup
 from tests.oracle.block import Params
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime import LLM
-from runtime.engine.step_plan import UNMASKED, StepPlan
+from runtime.scheduling.step_plan import UNMASKED, StepPlan
 from tests.engine.harness import Ask, Run, Setup, run_schedule, spec_of
 from tests.engine.samples import asks
 from tests.examples import examples

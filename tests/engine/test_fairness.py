@@ -8,14 +8,14 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.engine.request import Request, Status
-from runtime.engine.request_queue import FairQueue, round_robin
-from runtime.engine.scheduler import StepTimeEstimator
+from runtime.scheduling.request import Request, Status
+from runtime.scheduling.request_queue import FairQueue, round_robin
+from runtime.scheduling.scheduler import StepTimeEstimator
 from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_schedule, spec_of
 from tests.engine.samples import asks, setups
-from tests.engine.test_scheduler import SLOW, Watched, prompt
 from tests.examples import examples
 from tests.oracle.block import Params
+from tests.scheduling.test_scheduler import SLOW, Watched, prompt
 
 ANSWER = replace(SLOW, max_tokens=8)
 

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from runtime import LLM, SamplingParams
-from runtime.engine.request import ScheduledRequest
 from runtime.errors import ConfigError, RequestError
+from runtime.scheduling.request import ScheduledRequest
 from tests.engine.harness import Ask, Run, Setup, check_idle
 from tests.golden import GOLDEN
 from tests.oracle.block import Params

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from runtime.engine.step_plan import BlockResults
+from runtime.scheduling.step_plan import BlockResults
 from runtime.worker.model_runner import ModelRunner
 from tests.engine.harness import Ask, Run, Setup, make_engine, run_all, run_schedule
 from tests.engine.samples import asks, setups

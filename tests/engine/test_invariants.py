@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.engine import engine as engine_module
-from runtime.engine.request import Request
 from runtime.kernels.forward_batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool
 from runtime.request.engine_messages import EngineOutput
+from runtime.scheduling.request import Request
 from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_all, spec_of
 from tests.engine.hash_model import HashModel, flat
 from tests.engine.samples import STRATEGIES, asks, setups

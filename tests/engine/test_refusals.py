@@ -26,7 +26,7 @@ from runtime.request.engine_messages import EngineInfo
 from runtime.request.field_spec import Field
 from runtime.request.resolve import RequestContext, resolve
 from runtime.request.validation import preview
-from runtime.strategies.base import strategies, strategies_supporting
+from runtime.strategies.registry import strategies, strategies_supporting
 from runtime.weights.checkpoint import Checkpoint
 from runtime.weights.special_tokens import resolve_token_ids
 from tests.models.tiny import checkpoint_of

@@ -22,7 +22,7 @@ from runtime.models.base import Model
 from runtime.models.llada2 import LLADA2
 from runtime.request.resolve import RequestContext, resolve
 from runtime.server.metrics import Metrics, RequestMetrics
-from runtime.strategies.base import strategies
+from runtime.strategies.registry import strategies
 from runtime.weights.special_tokens import TokenIds
 from tests.golden import GOLDEN
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.engine.logits_processors import LogitsProcessorState
 from runtime.errors import RequestError
 from runtime.request.engine_messages import LogitsProcessorParams, RequestSpec
 from runtime.request.resolve import MAX_BIASED_IDS, RequestContext, resolve
@@ -23,6 +22,7 @@ from runtime.request.sampling_params import (
     SamplingParams,
     stop_strings,
 )
+from runtime.scheduling.logits_processors import LogitsProcessorState
 from tests.request.test_sampling_params import info
 
 LARGE = info(vocab_size=2000, max_token_id=1998, mask_token_id=1999, max_model_len=65_536, num_pages=10_000)

@@ -30,7 +30,7 @@ def test_enums_are_the_flags_choices_in_camel_case():
 @pytest.mark.all_entries
 def test_the_generated_modules_of_strategies_are_current():
     """Checks the files that `make crds` generates."""
-    from runtime.strategies.base import strategies as registered
+    from runtime.strategies.registry import strategies as registered
     from tools.strategies import camel, names, rules
 
     assert Path(strategies.__file__).read_text(encoding="utf-8") == names()
@@ -40,7 +40,8 @@ def test_the_generated_modules_of_strategies_are_current():
 
 @pytest.mark.parametrize("strategy", get_args(strategies.DecodingStrategy), ids=spelling)
 def test_the_rows_per_step_are_those_of_the_runtime(strategy):
-    from runtime.strategies.base import DecodingContext, make_strategy
+    from runtime.scheduling.strategy import DecodingContext
+    from runtime.strategies.registry import make_strategy
 
     context = DecodingContext(block_size=64, buffer_size=1, prefix_caching=True, max_model_len=80)
     name = spelling(strategy)

@@ -14,9 +14,10 @@ from runtime.config.flags import DECODING
 from runtime.request.decoding import engine_fields
 from runtime.request.field_spec import Field
 from runtime.request.sampling_params import PARAMETERS, Parameter, SamplingParams
+from runtime.scheduling.strategy import DecodingContext
 from runtime.server.generate.protocol import GenerateRequest
 from runtime.server.openai.protocol import ChatRequest, CompletionRequest
-from runtime.strategies.base import DecodingContext, make_strategy, strategies
+from runtime.strategies.registry import make_strategy, strategies
 from tests.request.test_sampling_params import INFO, refused, spec
 
 TYPES = {

@@ -44,7 +44,7 @@ RAISED: dict[str, dict[str, Any]] = {
         "runtime.server.middleware.tracing.CLOSING_SECONDS": 60.0,
     },
     "backend": {
-        "runtime.distributed.monitor.SILENCE_SECONDS": 60.0,
+        "runtime.executor.monitor.SILENCE_SECONDS": 60.0,
         "runtime.server.engine_client.ipc_protocol.FRONTEND_SILENCE_SECONDS": HOUR,
         "runtime.server.engine_process.channel.REASON_SECONDS": 60.0,
     },

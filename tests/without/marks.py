@@ -128,6 +128,6 @@ def mark(root: Path, entries: Iterable[Entry]) -> None:
     for entry in entries:
         _mark(entry.file(root), str(entry))
     for package, (function, call) in _LOOKUPS.items():
-        path = root / "runtime" / package / "base.py"
+        path = root / "runtime" / package / ("registry.py" if package == "strategies" else "base.py")
         tree = ast.fix_missing_locations(_Lookup(function, call).visit(ast.parse(path.read_text(encoding="utf-8"))))
         _write(path, tree)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from runtime.algorithms.base import BlockBatch, UnmaskingAlgorithm
-from runtime.engine.step_plan import DenoiseBlocks
+from runtime.scheduling.step_plan import DenoiseBlocks
 from runtime.worker.input_batch import sample_inputs
 from runtime.worker.sampler import Sampler
 

@@ -14,15 +14,17 @@ import torch
 from runtime import LLM, SamplingParams
 from runtime.algorithms.base import LogitStat, get_algorithm
 from runtime.config import EngineConfig
-from runtime.distributed.executor import DistributedRunner
 from runtime.engine.engine import Engine
-from runtime.engine.lora_manager import LoRAManager
 from runtime.engine.setup import load_engine
+from runtime.executor.executor import DistributedRunner
 from runtime.kernels.forward_batch import MAX_TILE_ROWS, make_query_tiles
 from runtime.request.engine_messages import DecodingParams, RequestSpec
-from runtime.strategies.base import DecodingContext, make_strategy
+from runtime.scheduling.lora_manager import LoRAManager
+from runtime.scheduling.strategy import DecodingContext
+from runtime.strategies.registry import make_strategy
 from runtime.worker import cuda_graph_runner, warmup
-from runtime.worker.capture_sizes import (
+from runtime.worker.cuda_graph_runner import CudaGraphRunner, used_outside_allocator
+from runtime.worker.graph_padding import (
     CaptureSizes,
     Views,
     capture_batch_sizes,
@@ -32,7 +34,6 @@ from runtime.worker.capture_sizes import (
     pad_sampled_rows,
     sample_buffer_specs,
 )
-from runtime.worker.cuda_graph_runner import CudaGraphRunner, used_outside_allocator
 from runtime.worker.input_batch import AlgorithmDescriptor, ForwardDescriptor, SampleDescriptor
 from runtime.worker.memory import capture_sizes_for
 from runtime.worker.model_runner import RunnerStats

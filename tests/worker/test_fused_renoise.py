@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from runtime.algorithms.base import get_algorithm
-from runtime.engine.step_plan import MASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs
 from runtime.kernels.fused_softmax_stats import softmax_stats_reference
 from runtime.kernels.ops import TORCH
 from runtime.layers.lm_head import SoftcapLMHead
+from runtime.scheduling.step_plan import MASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs
 from runtime.worker.sampler import Sampler, SamplerConfig
 from tests.worker.sampling import sample_plan
 

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.engine.request import ScheduledRequest
-from runtime.engine.step_plan import StepPlan
-from runtime.strategies.base import strategies
+from runtime.scheduling.request import ScheduledRequest
+from runtime.scheduling.step_plan import StepPlan
+from runtime.strategies.registry import strategies
 from runtime.worker.input_batch import InputBuilder
 from tests.engine.harness import Ask, Run, Setup
 from tests.engine.samples import asks, setups

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.engine.request import MIN_LOGPROB
 from runtime.errors import RequestError
 from runtime.request.engine_messages import DecodingParams, RequestSpec
 from runtime.request.resolve import RequestContext, score_spec
+from runtime.scheduling.request import MIN_LOGPROB
 from tests.engine.harness import Ask, Run, Setup, decoding_of
 from tests.engine.hash_model import HashMemory
 from tests.examples import examples

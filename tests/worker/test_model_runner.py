@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from runtime.algorithms import logits_ops
 from runtime.algorithms.base import TOP_P, LogitStat, get_algorithm
-from runtime.engine.step_plan import MASKED, AlgorithmBatch, BlockResults, DenoiseBlocks, StepPlan
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.lm_head import LMHead
+from runtime.scheduling.step_plan import MASKED, AlgorithmBatch, BlockResults, DenoiseBlocks, StepPlan
 from runtime.worker import sampler
 from runtime.worker.model_runner import ModelRunner
 from runtime.worker.sampler import Sampler, SamplerConfig

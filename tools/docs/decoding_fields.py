@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from runtime.algorithms.base import algorithm_keys, get_algorithm
 from runtime.request.field_spec import Field
-from runtime.strategies.base import DecodingContext, make_strategy, strategies
+from runtime.scheduling.strategy import DecodingContext
+from runtime.strategies.registry import make_strategy, strategies
 from tools.docs.flags import put_between, rewrite
 from tools.docs.request_fields import describe_values
 

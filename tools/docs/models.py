@@ -15,7 +15,8 @@ from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
 from runtime.models.base import ModelFamily, families, resolve_family
-from runtime.strategies.base import DecodingContext, Strategy, make_strategy, strategies, strategies_supporting
+from runtime.scheduling.strategy import DecodingContext, Strategy
+from runtime.strategies.registry import make_strategy, strategies, strategies_supporting
 from tools.docs.flags import put_between, rewrite
 
 CONTEXT = DecodingContext(block_size=32, buffer_size=None, prefix_caching=True, max_model_len=4096)

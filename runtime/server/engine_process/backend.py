@@ -151,8 +151,8 @@ def take_devices(configure: ipc_protocol.Configure) -> tuple[int, ...] | None:
     """
     import torch
 
-    from runtime.distributed.executor import on_gpus
     from runtime.distributed.gpu import check_devices
+    from runtime.executor.executor import on_gpus
 
     if not on_gpus(configure.engine):
         return None
@@ -167,7 +167,7 @@ def load_engine(configure: ipc_protocol.Configure, progress: Progress, lost: Los
     Args:
         configure: configuration of the replica.
         progress: called with phase, loaded bytes and total bytes.
-        lost: `on_lost` of ``runtime.distributed.executor.MultiprocExecutor``.
+        lost: `on_lost` of ``runtime.executor.executor.MultiprocExecutor``.
 
     Raises:
         ConfigError: the configuration, the checkpoint or the devices are wrong.
@@ -177,8 +177,8 @@ def load_engine(configure: ipc_protocol.Configure, progress: Progress, lost: Los
         from runtime.engine import setup
 
         return setup.load_engine(config, progress)
-    from runtime.distributed.executor import MultiprocExecutor
-    from runtime.distributed.rank_launcher import WorkerPlacement
+    from runtime.executor.executor import MultiprocExecutor
+    from runtime.executor.rank_launcher import WorkerPlacement
 
     command = (*module_command("runtime.server.engine_process.rank"), configure.log_level, configure.log_format)
     address = resolve(configure.address) if configure.nodes > 1 else loopback()

@@ -1,11 +1,11 @@
-"""Main module of a rank of a server's replica: a ``runtime.distributed.rank_worker`` with the server's log format."""
+"""Main module of a rank of a server's replica: a ``runtime.executor.rank_worker`` with the server's log format."""
 
 from __future__ import annotations
 
 import sys
 
 from runtime.child_process import exit_with_parent
-from runtime.distributed import rank_worker
+from runtime.executor import rank_worker
 from runtime.server import logs
 
 

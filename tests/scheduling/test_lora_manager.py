@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime.engine.lora_manager import LoRAManager
-from runtime.engine.request_queue import FairQueue
 from runtime.errors import ConfigError, RequestError
+from runtime.scheduling.lora_manager import LoRAManager
+from runtime.scheduling.request_queue import FairQueue
 
 
 class Matrices:

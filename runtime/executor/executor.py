@@ -11,18 +11,18 @@ import torch
 
 from runtime.config import EngineConfig
 from runtime.distributed import process_group as groups
-from runtime.distributed import rpc
 from runtime.distributed.gpu import check_devices
-from runtime.distributed.monitor import WorkerMonitor
-from runtime.distributed.rank_launcher import RANK_COMMAND, WorkerPlacement, start_workers
-from runtime.distributed.rank_worker import error_summary, file_digests_of
-from runtime.distributed.serialization import encode_blocks, encode_forward
 from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel, load_engine
-from runtime.engine.step_plan import BlockResults, DenoiseBlocks, StepPlan
 from runtime.errors import ConfigError, ReplicaLost
+from runtime.executor import rpc
+from runtime.executor.monitor import WorkerMonitor
+from runtime.executor.rank_launcher import RANK_COMMAND, WorkerPlacement, start_workers
+from runtime.executor.rank_worker import error_summary, file_digests_of
+from runtime.executor.serialization import encode_blocks, encode_forward
 from runtime.lora.adapter_checkpoint import Adapter
 from runtime.lora.adapter_weights import LoRAWeights
+from runtime.scheduling.step_plan import BlockResults, DenoiseBlocks, StepPlan
 from runtime.weights.hub import Progress
 from runtime.weights.loader import load_model
 from runtime.worker.model_runner import ModelRunner

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.engine.logits_processors import LogitsProcessorState, process_logits
 from runtime.kernels.topk_topp_sampling import filtered_probs
 from runtime.request.eager_reason import EagerReason
+from runtime.scheduling.logits_processors import LogitsProcessorState, process_logits
 from tests.algorithms.test_vocab_parallel import ROWS, VOCAB, same, some_logits
 from tests.engine.harness import Ask, Run, Setup
 from tests.oracle.block import Params

@@ -11,8 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from runtime.distributed.rpc import ConnectionClosed, Heartbeat, Hello, Message, RpcConnection, WorkerFailed
 from runtime.errors import ConfigError, ReplicaLost
+from runtime.executor.rpc import ConnectionClosed, Heartbeat, Hello, Message, RpcConnection, WorkerFailed
 
 log = logging.getLogger("unmask.ranks")
 

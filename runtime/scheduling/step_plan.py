@@ -14,7 +14,7 @@ from runtime.kernels.forward_batch import make_query_tiles
 from runtime.structured_output.grammar_matcher import GrammarMatcher
 
 if TYPE_CHECKING:
-    from runtime.engine.request import BlockLogprobs
+    from runtime.scheduling.request import BlockLogprobs
 
 Ints = npt.NDArray[np.int64]
 Ints32 = npt.NDArray[np.int32]

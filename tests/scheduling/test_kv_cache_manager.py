@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runtime.engine.kv_cache_manager import KVCacheManager, OutOfPages
+from runtime.scheduling.kv_cache_manager import KVCacheManager, OutOfPages
 from tests.engine.harness import Ask, Setup
-from tests.engine.test_scheduler import Watched, watch
 from tests.oracle.block import Params
+from tests.scheduling.test_scheduler import Watched, watch
 
 
 def manager(**changes) -> KVCacheManager:

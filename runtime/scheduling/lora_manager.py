@@ -14,8 +14,6 @@ import torch
 
 from runtime.config import EngineConfig
 from runtime.config.validation import DEFAULT_MAX_LORAS, check_adapter_name
-from runtime.engine.request import Request
-from runtime.engine.request_queue import FairQueue
 from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.lora import LoRAConfig
@@ -23,6 +21,8 @@ from runtime.lora.adapter_checkpoint import Adapter, BaseModelInfo, LoRAMerge, r
 from runtime.lora.adapter_weights import LoRAWeights
 from runtime.models.base import Model, ModelFamily
 from runtime.request.validation import refuse
+from runtime.scheduling.request import Request
+from runtime.scheduling.request_queue import FairQueue
 from runtime.weights.loader import WeightTransform
 
 LORA_DISABLED = "LoRA is disabled; start the server with --max-loras"

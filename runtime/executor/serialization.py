@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from runtime.algorithms.base import UnmaskingAlgorithm
-from runtime.distributed.rpc import decode_array, encode_array
-from runtime.engine import step_plan
-from runtime.engine.step_plan import BatchLayout, StepPlan
+from runtime.executor.rpc import decode_array, encode_array
+from runtime.scheduling import step_plan
+from runtime.scheduling.step_plan import BatchLayout, StepPlan
 
 
 class _ForwardPlan(msgspec.Struct):

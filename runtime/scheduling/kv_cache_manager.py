@@ -19,7 +19,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from runtime.engine.request import Request
+from runtime.scheduling.request import Request
 
 
 class OutOfPages(Exception):

@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 import time
 
-from runtime.engine.kv_cache_manager import KVCacheManager, OutOfPages, PageTable, PrefillDeduplicator
-from runtime.engine.lora_manager import LoRAManager
-from runtime.engine.request import Request, ScheduledRequest, Status
-from runtime.engine.request_queue import FairQueue, round_robin, served_longest_ago
 from runtime.request.engine_messages import EngineInfo
-from runtime.strategies.base import Strategy, max_request_len
+from runtime.scheduling.kv_cache_manager import KVCacheManager, OutOfPages, PageTable, PrefillDeduplicator
+from runtime.scheduling.lora_manager import LoRAManager
+from runtime.scheduling.request import Request, ScheduledRequest, Status
+from runtime.scheduling.request_queue import FairQueue, round_robin, served_longest_ago
+from runtime.scheduling.strategy import Strategy, max_request_len
 
 SHARED_STEP_SECONDS = 0.1  # target if one tenant has several requests in a step with other tenants
 DECAY = 0.8  # weight of earlier steps, per step

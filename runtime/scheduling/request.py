@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.algorithms.base import LogitStat, UnmaskingAlgorithm, get_algorithm, resolve_params
-from runtime.engine.logits_processors import LogitsProcessorState
-from runtime.engine.step_plan import FIXED, MASKED, UNMASKED, Floats, Ints, SoftTokens
+from runtime.scheduling.logits_processors import LogitsProcessorState
+from runtime.scheduling.step_plan import FIXED, MASKED, UNMASKED, Floats, Ints, SoftTokens
 
 if TYPE_CHECKING:
     from runtime.request.engine_messages import FinishReason, RequestSpec

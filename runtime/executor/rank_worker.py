@@ -1,6 +1,6 @@
 """A rank other than rank 0: loads its shard of the model and runs each step that rank 0 sends.
 
-Rank 0 starts ``python -m runtime.distributed.rank_worker``. On another host, ``run_node`` starts it.
+Rank 0 starts ``python -m runtime.executor.rank_worker``. On another host, ``run_node`` starts it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import torch
 
 from runtime.config import EngineConfig
 from runtime.distributed import process_group as groups
-from runtime.distributed import rpc
-from runtime.distributed.serialization import decode_blocks, decode_forward
 from runtime.engine.engine import Engine
 from runtime.engine.setup import LoadModel, load_engine
-from runtime.engine.step_plan import BatchLayout, DenoiseBlocks
 from runtime.errors import ConfigError, is_out_of_memory
+from runtime.executor import rpc
+from runtime.executor.serialization import decode_blocks, decode_forward
 from runtime.lora.adapter_checkpoint import Adapter, LoRAPair, resolve_adapter
 from runtime.lora.adapter_weights import LoRAWeights
 from runtime.plugins import digest_of, load_plugins
+from runtime.scheduling.step_plan import BatchLayout, DenoiseBlocks
 from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.weights.checkpoint_files import file_digests
 from runtime.weights.hub import Progress
@@ -234,9 +234,7 @@ def main(
         prepare: called first, for example to configure logging.
         load: see `load_engine`.
     """
-    parser = argparse.ArgumentParser(
-        prog="runtime.distributed.rank_worker", description="started by a rank, not by hand"
-    )
+    parser = argparse.ArgumentParser(prog="runtime.executor.rank_worker", description="started by a rank, not by hand")
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--node", type=int, default=0)
     parser.add_argument("--local", type=int, default=0)

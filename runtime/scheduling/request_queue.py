@@ -15,12 +15,12 @@ from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from runtime.engine.request import Request
+from runtime.scheduling.request import Request
 from runtime.structured_output.async_compiler import GrammarCompiler
 from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
 
 if TYPE_CHECKING:
-    from runtime.engine.scheduler import Scheduler
+    from runtime.scheduling.scheduler import Scheduler
 
 
 IDLE_SECONDS = 0.005  # wait for a grammar if the engine has no other work

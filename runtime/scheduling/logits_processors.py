@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from runtime.algorithms.logits_ops import LogitsOps
-from runtime.engine.step_plan import UNMASKED, Bools, Floats, Ints, LogitsProcessorBatch
+from runtime.scheduling.step_plan import UNMASKED, Bools, Floats, Ints, LogitsProcessorBatch
 
 if TYPE_CHECKING:
-    from runtime.engine.request import Block, Request
     from runtime.request.engine_messages import LogitsProcessorParams, RequestSpec
+    from runtime.scheduling.request import Block, Request
 
 CHUNK_ROWS = 256  # bounds the memory: a row may have as many ids as its request has tokens
 PREFIX = "logits_processors_"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.engine.request import ScheduledRequest
+from runtime.scheduling.request import ScheduledRequest
 from tests.engine.harness import Ask, Run, Setup, run_all
 from tests.engine.samples import STRATEGIES, asks, setups
 from tests.examples import examples

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from runtime.child_process import module_command
 from runtime.config import ServerConfig
 from runtime.distributed.address import create_listener, endpoint, loopback, without_brackets
-from runtime.distributed.monitor import WorkerHandle
-from runtime.distributed.rpc import VERSION, ConnectionClosed, Hello, RpcConnection
 from runtime.errors import ConfigError
+from runtime.executor.monitor import WorkerHandle
+from runtime.executor.rpc import VERSION, ConnectionClosed, Hello, RpcConnection
 
-RANK_COMMAND = module_command("runtime.distributed.rank_worker")
+RANK_COMMAND = module_command("runtime.executor.rank_worker")
 
 
 log = logging.getLogger("unmask.node")
