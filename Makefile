@@ -24,7 +24,7 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Bytecode is cached: otherwise each process compiles the modules again, and pytest rewrites all assertions.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup serve chat test test-rest test-all test-slow test-times test-load programs e2e browser-test screenshots clients lint format typecheck crds docs operator-bench siege release-check gpu-test gpu-test-2 gpu-bench images lock clean
+.PHONY: help setup serve chat test test-rest test-all test-slow test-times test-load programs e2e e2e-smoke browser-test screenshots clients lint format typecheck crds docs operator-bench siege release-check gpu-test gpu-test-2 gpu-bench images lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -94,12 +94,16 @@ test-load: setup programs  ## the tests of test-all beside four busy loops; ARGS
 programs: setup  ## compile what test-rest runs, once: an API server, etcd, helm
 	@$(BIN)/python -m e2e.cluster build
 
+NODE := node
 e2e: setup  ## start a cluster with a node (needs root), test the chart and the operator on it, end it
 	@set -e; before=; if test -e "$$UNMASK_E2E_KUBECONFIG"; then before="$$UNMASK_E2E_CLUSTER"; fi; \
 	  variables="$$($(BIN)/python -m e2e.cluster up $(UP))"; eval "$$variables"; \
 	  if test "$$UNMASK_E2E_CLUSTER" != "$$before"; then \
 	    trap 'exit 130' INT TERM; trap '$(BIN)/python -m e2e.cluster down' EXIT; fi; \
-	  $(BIN)/python -m pytest e2e -m node $(ARGS)
+	  $(BIN)/python -m pytest e2e -m "$(NODE)" $(ARGS)
+
+e2e-smoke: NODE := smoke
+e2e-smoke: e2e  ## the tests of e2e that CI runs
 
 browser-test: setup  ## drive the playground in headless Chromium, which it installs (then it needs root)
 	$(BIN)/python -m e2e.browser

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
 from e2e.scripts import CHECKPOINT, IMAGE, STUBS
@@ -46,6 +48,7 @@ def soon(kube: Kube, what: str, there: Callable[[], Any]) -> None:
     print(f"{what} after {time.monotonic() - start:.1f} s")
 
 
+@pytest.mark.smoke
 def test_adapters_are_added_and_removed_while_the_service_serves(kube: Kube, namespace: str) -> None:
     kube.create(with_made_adapters(namespace, FIRST))
     wait_condition(kube, namespace)

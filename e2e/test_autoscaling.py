@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
 from e2e.load import ENOUGH, load
@@ -35,6 +37,7 @@ def wait_desired(kube: Kube, namespace: str, replicas: int) -> Obj:
     return kube.wait(f"{replicas} replicas, as desired", reported, timeout=SCALING_TIMEOUT)
 
 
+@pytest.mark.smoke
 def test_kubectl_scale(kube: Kube, namespace: str) -> None:
     kube.create(demo(namespace))
     ready = wait_condition(kube, namespace)
@@ -50,6 +53,7 @@ def test_kubectl_scale(kube: Kube, namespace: str) -> None:
     assert wait_condition(kube, namespace)["lastTransitionTime"] == ready["lastTransitionTime"]  # stayed True
 
 
+@pytest.mark.smoke
 def test_builtin_follows_the_load_up_and_down(kube: Kube, namespace: str) -> None:
     spec = {
         # Without the limit a busy pod would use the cores that the next pods need to start.

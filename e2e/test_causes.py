@@ -44,6 +44,7 @@ def test_a_missing_claim_is_named(kube: Kube, namespace: str) -> None:
     assert "has no volume yet: weights" in unbound["message"]
 
 
+@pytest.mark.smoke
 def test_the_engines_error_for_an_invalid_block_size_is_reported(kube: Kube, namespace: str) -> None:
     kube.create(demo(namespace, spec={"engine": {"blockSize": 48}}))
     fatal = "is neither a multiple nor a divisor of the block size 48"
@@ -65,6 +66,7 @@ def test_an_image_that_is_not_there_is_named(kube: Kube, namespace: str, policy:
     wait_condition(kube, namespace, "ModelLoaded", "False", reason=reason)
 
 
+@pytest.mark.smoke
 def test_a_missing_secret_is_named(kube: Kube, namespace: str) -> None:
     kube.create(demo(namespace, spec={"auth": {"apiKeySecretRef": {"name": "keys", "key": "keys"}}}))
     named = wait_condition(kube, namespace, "Ready", "False", reason="FailedMount")

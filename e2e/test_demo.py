@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
 from e2e.services import EXAMPLES, POD_TIMEOUT, condition, kubectl, wait_condition
 
 
+@pytest.mark.smoke
 def test_the_demo_service_answers_in_the_cluster(kube: Kube, namespace: str) -> None:
     kubectl("apply", "-f", str(EXAMPLES / "demo-service.yaml"), namespace=namespace)
     wait_condition(kube, namespace, "Ready")

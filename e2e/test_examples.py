@@ -11,6 +11,7 @@ from e2e.cluster import Kube
 from e2e.services import EXAMPLES, condition, get, kubectl, wait_condition
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.stem)
 def test_the_api_server_accepts_each_example(kube: Kube, namespace: str, file: Path) -> None:
     output = kubectl("apply", "--dry-run=server", "-f", "-", namespace=namespace, stdin=placed(file.name, namespace))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import secrets
 
+import pytest
+
 from e2e.cluster import Kube
 from e2e.cluster.kube import Obj
 from e2e.scripts import CHECKPOINT, PORT, Client, script_pod, serve, text
@@ -49,6 +51,7 @@ def keep(kube: Kube, namespace: str, **values: str) -> None:
     kube.apply({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": data})
 
 
+@pytest.mark.smoke
 def test_a_private_model_is_fetched_with_a_token(kube: Kube, namespace: str) -> None:
     token = f"hf_{secrets.token_hex(12)}"
     start_hub(kube, namespace, token, "held")

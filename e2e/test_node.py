@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from e2e.cluster import Kube
 from e2e.cluster.node.gpus import pretend_gpus
 from e2e.pods import output, pod
@@ -25,6 +27,7 @@ def serve(kube: Kube, namespace: str) -> None:
     kube.wait("the pod behind the Service", ready)
 
 
+@pytest.mark.smoke
 def test_a_pod_runs(kube: Kube, namespace: str) -> None:
     start = time.monotonic()
     kube.create(pod(namespace, "waiting"))
@@ -32,6 +35,7 @@ def test_a_pod_runs(kube: Kube, namespace: str) -> None:
     print(f"pod Running after {time.monotonic() - start:.1f} s")
 
 
+@pytest.mark.smoke
 def test_services_are_found_by_name(kube: Kube, namespace: str) -> None:
     serve(kube, namespace)
     address = kube.get("v1", "Service", "web", namespace)["spec"]["clusterIP"]
@@ -40,11 +44,13 @@ def test_services_are_found_by_name(kube: Kube, namespace: str) -> None:
     assert output(kube, namespace, "fetch", "fetch", f"http://web.{namespace}.svc").strip() == "hello"
 
 
+@pytest.mark.smoke
 def test_the_api_server_is_reached_from_a_pod(kube: Kube, namespace: str) -> None:
     found = output(kube, namespace, "resolve", "resolve", "kubernetes.default.svc").split()
     assert found == [kube.get("v1", "Service", "kubernetes", "default")["spec"]["clusterIP"]]
 
 
+@pytest.mark.smoke
 def test_logs_and_exec_reach_the_kubelet(kube: Kube, namespace: str) -> None:
     serve(kube, namespace)
     fetched = kubectl("exec", "web", "--", "/pod", "fetch", "http://localhost:8080", namespace=namespace)

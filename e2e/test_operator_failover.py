@@ -119,6 +119,7 @@ def another_leads(kube: Kube, before: Obj) -> float:
     return time.monotonic() - start
 
 
+@pytest.mark.smoke
 def test_another_leader_completes_the_work_of_a_killed_one(kube: Kube, namespaces: tuple[str, str]) -> None:
     undisturbed, disturbed = namespaces
     create(kube, undisturbed)

@@ -69,6 +69,7 @@ def wait_none(what: str, kube: Kube, left: Callable[[], set[Key]]) -> None:
     assert left() == set(), what
 
 
+@pytest.mark.smoke
 @pytest.mark.usefixtures("nobody_elses")
 def test_uninstall_and_purge_leave_nothing_behind(kube: Kube, namespace: str, release: Release) -> None:
     release.uninstall()

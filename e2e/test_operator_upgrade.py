@@ -124,6 +124,7 @@ def pins(kube: Kube, namespace: str) -> dict[str, Obj]:
     return {one["metadata"]["name"]: one["data"] for one in sorted(found, key=lambda one: int(one["revision"]))}
 
 
+@pytest.mark.smoke
 def test_an_upgrade_and_a_downgrade_restart_no_engine(
     kube: Kube, namespace: str, release: Release, newer: dict[str, object]
 ) -> None:

@@ -35,6 +35,7 @@ def test_kubectl_apply_reports_what_is_wrong(namespace: str, kube: Kube, what: s
     assert kube.list(API, KIND, namespace) == []
 
 
+@pytest.mark.smoke
 def test_a_spec_that_the_runtime_would_refuse_leaves_the_old_pod_serving(kube: Kube, namespace: str) -> None:
     kube.create(demo(namespace))
     wait_condition(kube, namespace, "Ready")

@@ -48,6 +48,7 @@ def roll_out(kube: Kube, namespace: str, under: Load, change: Obj) -> list[Obj]:
     return finish(kube, namespace, under, old, before)
 
 
+@pytest.mark.smoke
 def test_new_arguments_and_images_fail_no_request(kube: Kube, namespace: str) -> None:
     kube.create(demo(namespace))
     wait_condition(kube, namespace)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from e2e.cluster import Kube
 from e2e.services import POD_TIMEOUT, demo, get, kubectl, patch, pods, wait_condition
 
 BUDGET = ("policy/v1", "PodDisruptionBudget", "demo-engine")
 
 
+@pytest.mark.smoke
 def test_a_suspended_service_runs_no_engine_until_it_resumes(kube: Kube, namespace: str) -> None:
     kube.create(
         demo(namespace, spec={"replicas": 2, "drainTimeoutSeconds": 1, "resources": {"requests": {"cpu": "100m"}}})

@@ -1,24 +1,43 @@
-"""Tests that CI runs existing make targets, and that the workflow of a public host runs those of `.ci/run`."""
+"""Tests of CI: its parts exist, the workflow of a public host has all of them, and failed tests are repeated."""
 
+import json
 import re
+import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests import under_load
+from tools import ci
 
 ROOT = Path(__file__).parents[2]
+SECOND_TIME = """
+import pathlib, pytest
+seen = pathlib.Path("seen")
+@pytest.mark.{marker}
+@pytest.mark.parametrize("n", range({count}))
+def test_fails_once(n):
+    before = seen.exists() and str(n) in seen.read_text().split()
+    with seen.open("a") as file:
+        file.write(f"{{n}} ")
+    assert before, "the first failure"
+"""
+ALWAYS = "import pytest\n@pytest.mark.cluster\ndef test_fails():\n    assert False\n"
+COLLECTION = "import pytest\nraise OSError\n"
+# Other plug-ins of pytest are not loaded, because they take seconds.
+MAKEFILE = f"""
+PYTEST := PYTHONPATH={ROOT} PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {sys.executable} -m pytest -p xdist -q test_it.py
+test-rest:
+\t$(PYTEST) -n 2 $(ARGS)
+test:
+\t$(PYTEST) $(ARGS)
+"""
 
 
 def makefile_targets() -> set[str]:
     return set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-
-
-def ci_targets() -> set[str]:
-    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    (targets,) = re.findall(r"^for target in (.*); do$", script, re.MULTILINE)
-    return set(targets.split())
 
 
 def workflow_targets() -> set[str]:
@@ -39,9 +58,40 @@ def test_make_and_the_run_under_load_select_the_same_tests():
     assert quick[-1] == f"{under_load.CPU_TESTS} and not cluster and not programs and not matrix"
 
 
-def test_ci_runs_targets_of_the_makefile():
-    assert ci_targets() <= makefile_targets()
+def test_the_parts_are_targets_of_the_makefile_and_of_the_workflow():
+    assert set(ci.PARTS) <= makefile_targets()
+    assert workflow_targets() == set(ci.PARTS)
 
 
-def test_the_workflow_of_a_public_host_runs_the_targets_of_ci():
-    assert workflow_targets() == ci_targets()
+@pytest.mark.parametrize(
+    ("part", "source", "code", "flaky"),
+    [
+        ("test-rest", SECOND_TIME.format(marker="cluster", count=2), 0, 2),
+        ("test-rest", SECOND_TIME.format(marker="processes", count=5), 0, 5),
+        ("test-rest", SECOND_TIME.format(marker="cluster", count=6), 2, 0),
+        ("test-rest", SECOND_TIME.format(marker="matrix", count=1), 2, 0),
+        ("test", SECOND_TIME.format(marker="cluster", count=1), 2, 0),
+        ("test-rest", ALWAYS + SECOND_TIME.format(marker="cluster", count=1), 2, 0),
+        ("test-rest", COLLECTION, 2, 0),
+    ],
+    ids=["two", "processes", "too many", "pure", "make test", "fails again", "collection"],
+)
+def test_failed_tests_are_repeated(part, source, code, flaky, tmp_path, capfd, monkeypatch):
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    monkeypatch.delenv("MAKEFLAGS", raising=False)
+    (tmp_path / "Makefile").write_text(MAKEFILE)
+    (tmp_path / "test_it.py").write_text(source)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    cluster\n    processes\n    matrix\n")
+    assert ci.run([part], tmp_path) == code
+    table = capfd.readouterr().out.partition("FLAKY")[2]
+    assert (table.count("test_it.py::test_fails_once["), table.count("AssertionError: the first failure")) == (
+        flaky,
+        flaky,
+    )
+
+
+def test_a_run_that_was_interrupted_is_not_repeated(tmp_path):
+    test = {"id": "a", "markers": ["node"], "report": ""}
+    for code, repeated in ((1, 1), (2, 0), (3, 0)):
+        (tmp_path / "failures.json").write_text(json.dumps({"exit_code": code, "tests": [test]}))
+        assert len(ci.read_repeatable(tmp_path / "failures.json")) == repeated
