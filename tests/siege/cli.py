@@ -78,11 +78,12 @@ def main() -> int:
     try:
         if arguments.all:
             results.append(measure.all_at_once(attacks, arguments.minutes, options))
+            print(report.row(results[-1]))
         else:
             for attack in attacks:
                 results.append(measure.one(attack, options))
                 _keep(results, arguments.json)
-                print(f"{attack.name}: {'; '.join(results[-1]['missed']) or 'holds'}", file=sys.stderr, flush=True)
+                print(report.row(results[-1]), flush=True)
     except SiegeError as error:
         print(f"error: {error}", file=sys.stderr)
         status = 2
@@ -90,8 +91,6 @@ def main() -> int:
         print("ended early", file=sys.stderr)
         status = 130
     if results:
-        console = report.console()
-        console.print(report.table(results))
-        console.print(report.foot(results))
+        print(report.foot(results))
         _keep(results, arguments.json)
     return status or int(any(m["missed"] for m in results))

@@ -13,10 +13,9 @@ from typing import Any
 
 import aiohttp
 
-from tests.siege.observers import Report, Stopped, quantile, worst
+from tests.siege.observers import Report, Stopped, quantile
 
 GIVE_UP = 60.0  # seconds a client waits for an answer
-SLOW_SECONDS = 2.0  # seconds over the usual time from which a request is recorded
 ANSWER = 32  # tokens
 PROMPTS = ("Solve: 12 + 30.", "Sort: 5 3 9 1.", "Spell: lantern.", "Count from 3 to 9.")
 LONG_WORD = " backwards"  # the longest word that is a single token of the demo
@@ -35,7 +34,6 @@ class Usual:
 
 @dataclass(frozen=True)
 class Asked:
-    at: float  # time.monotonic()
     failure: str | None
     seconds: float
     usual: float
@@ -84,9 +82,8 @@ async def chat(client: aiohttp.ClientSession, body: dict[str, Any]) -> tuple[str
 async def ask(
     client: aiohttp.ClientSession, number: int, prompt: str, usual: Usual, streamed: bool, schema: bool = False
 ) -> Asked:
-    at = time.monotonic()
     failure, seconds = await chat(client, chat_body(number, prompt, usual.text, streamed, schema))
-    return Asked(at, failure, seconds, usual.long if number % 2 else usual.short)
+    return Asked(failure, seconds, usual.long if number % 2 else usual.short)
 
 
 def session(port: int, key: str, keep_alive: bool) -> aiohttp.ClientSession:
@@ -183,7 +180,6 @@ def good_clients(
 def tally(done: list[Asked]) -> dict[str, Any]:
     failures = [asked.failure for asked in done if asked.failure is not None]
     seconds = [asked.seconds for asked in done if asked.failure is None]
-    slow = [asked for asked in done if asked.over > SLOW_SECONDS]
     times = [asked.seconds / asked.usual for asked in done if asked.failure is None and asked.usual]
     return {
         "requests": len(done),
@@ -195,11 +191,4 @@ def tally(done: list[Asked]) -> dict[str, Any]:
         "p99_seconds": round(quantile(seconds, 0.99), 3),
         "longest_seconds": round(max((asked.seconds for asked in done), default=0.0), 3),
         "most_over_usual_seconds": round(max((asked.over for asked in done), default=0.0), 3),
-        "late": len(slow),
-        "worst": worst([summary(asked) for asked in slow]),
     }
-
-
-def summary(asked: Asked) -> dict[str, Any]:
-    how = asked.failure or "answered"
-    return {"at": asked.at, "seconds": round(asked.seconds, 3), "over_usual": round(asked.over, 3), "how": how}

@@ -1,8 +1,8 @@
 """A grammar library that takes the time and memory that a grammar names, instead of grammars that need them.
 
 A grammar whose text contains ``compile for 5 s``, ``compile into 40 MiB`` or ``mask for 20 ms`` takes this CPU time
-or memory to compile, or this CPU time for each mask; ``translate for 5 s`` is the time to translate it. All others are
-unchanged. ``python -m tests.structured_output.slow_grammars MODULE ARGS`` runs a module with this library.
+or memory to compile, or this CPU time for each mask. With ``mask grows by 100 us``, each mask of an answer takes that
+much more than the one before. ``translate for 5 s`` is the time to translate it. All others are unchanged. ``python -m tests.structured_output.slow_grammars MODULE ARGS`` runs a module with this library.
 
 Why it is needed (llguidance 1.9.1): a schema of forty characters can have ten million states, which take minutes and
 gigabytes to compile. An ambiguous grammar of eighty characters matches a text in more ways the longer the text is, so
@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-_TIME = r" for (\d+) (m?)s"
+_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 def command(module: str) -> tuple[str, ...]:
@@ -27,9 +27,9 @@ def command(module: str) -> tuple[str, ...]:
 COMPILER = command("runtime.structured_output.sandbox_process")
 
 
-def _seconds(verb: str, grammar: str) -> float:
-    found = re.search(verb + _TIME, grammar)
-    return 0.0 if found is None else float(found[1]) / (1000 if found[2] else 1)
+def _seconds(what: str, grammar: str) -> float:
+    found = re.search(what + r" (\d+) (s|ms|us)", grammar)
+    return float(found[1]) * _UNITS[found[2]] if found else 0.0
 
 
 def _spend(seconds: float) -> None:
@@ -42,8 +42,9 @@ class SlowMatcher:
     library: Any
 
     def __init__(self, tokens: Any, grammar: str, **options: Any) -> None:
-        _spend(_seconds("compile", grammar))
-        self._mask_seconds = _seconds("mask", grammar)
+        _spend(_seconds("compile for", grammar))
+        self._mask_seconds = _seconds("mask for", grammar)
+        self._mask_growth = _seconds("mask grows by", grammar)
         size = re.search(r"compile into (\d+) MiB", grammar)
         self._memory = b"x" * (int(size[1]) << 20) if size else b""
         self._matcher = self.library(tokens, grammar, **options)
@@ -54,6 +55,7 @@ class SlowMatcher:
         return copy
 
     def unsafe_compute_mask_ptr(self, *args: Any) -> Any:
+        self._mask_seconds += self._mask_growth
         _spend(self._mask_seconds)
         return self._matcher.unsafe_compute_mask_ptr(*args)
 
@@ -70,7 +72,7 @@ def install() -> None:
     translate = gbnf.translate_grammar
 
     def slow_translate(text: str) -> str:
-        _spend(_seconds("translate", text))
+        _spend(_seconds("translate for", text))
         return translate(text)
 
     SlowMatcher.library = llguidance.LLMatcher

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tests.siege.attacks.bodies import CHAT
+from tests.server.bombs import CHAT
 from tests.siege.attacks.readers import STORY
 from tests.siege.registry import attack
 from tests.siege.target import Target
