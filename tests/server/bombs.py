@@ -54,7 +54,7 @@ SHAPES: dict[str, tuple[str, bytes]] = {
     "tokens": (IDS, many(b'{"tokens":[', b'""', b"]}")),
     "prompts": (TEXT, many(b'{"prompt":[', b'""', b"]}")),
     "prompts of ids": (TEXT, many(b'{"prompt":[', b"[1]", b"]}")),
-    "nested": (OWN, b'{"prompt":' + b"[" * 1000),
+    "nested": (OWN, b'{"prompt":' + b"[" * (MAX_CONTAINERS + 1)),
     "nested 150 deep": (OWN, many(b'{"prompt":[', b"[" * 150 + b"]" * 150, b"]}", 100)),
     "ids of 65 digits": (OWN, many(b'{"prompt":[', b"9" * (MAX_DIGITS + 1), b"]}")),
     "digits": (OWN, b'{"prompt":"x","max_tokens":' + b"9" * (MAX_DIGITS + 1) + b"}"),

@@ -65,7 +65,6 @@ def test_a_template_that_exceeds_its_cpu_time_is_stopped(source: str, monkeypatc
     with pytest.raises(RequestError, match=r"takes more than 2 s for these messages; shorten them") as refused:
         template(source).render(MESSAGES, {"n": 30})
     assert refused.value.param == "messages"
-    assert next(spent) < 2.05
 
 
 def test_a_rendering_that_is_not_needed_is_canceled() -> None:

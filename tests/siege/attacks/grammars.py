@@ -1,7 +1,7 @@
 """Attacks with grammars that are slow to compile, or slow to apply to each token.
 
 Which grammars these are depends on the version of the library, so a stand-in takes the time that a grammar names
-(`tests/structured_output/slow_grammars.py`). Seen in llguidance 1.9.1: a divisor of seven digits compiles for minutes,
+(`tests/structured_output/slow_grammars.py`). Seen in llguidance 1.9.1: a schema of forty characters compiles for minutes,
 and the masks of an ambiguous rule of eighty characters take longer with each token.
 """
 
