@@ -1,12 +1,17 @@
 """A grammar library that takes the time and memory that a grammar names, instead of grammars that need them.
 
-A grammar whose text contains ``compile for 5 s``, ``compile into 40 MiB`` or ``mask for 20 ms`` takes this CPU time
-or memory to compile, or this CPU time for each mask. With ``mask grows by 100 us``, each mask of an answer takes that
-much more than the one before. ``translate for 5 s`` is the time to translate it. All others are unchanged. ``python -m tests.structured_output.slow_grammars MODULE ARGS`` runs a module with this library.
+These parts of a grammar's text cost CPU time or memory. All other grammars are unchanged.
 
-Why it is needed (llguidance 1.9.1): a schema of forty characters can have ten million states, which take minutes and
-gigabytes to compile. An ambiguous grammar of eighty characters matches a text in more ways the longer the text is, so
-that each mask takes longer. The translation of GBNF takes quadratic time in its number of rules.
+* ``compile for 5 s``, ``compile into 40 MiB``: to compile it
+* ``translate for 200 ms``: to translate it
+* ``mask for 20 ms``: for each mask
+* ``mask grows by 100 us``: the same, and each mask of an answer takes that much more than the one before
+
+``python -m tests.structured_output.slow_grammars MODULE ARGS`` runs a module with this library.
+
+Seen in llguidance 1.9.1: a schema of forty characters has ten million states, which take minutes and gigabytes to
+compile. An ambiguous grammar of eighty characters matches a text in more ways the longer the text is, so that each
+mask takes longer. Translating a long GBNF takes quadratic time.
 """
 
 from __future__ import annotations

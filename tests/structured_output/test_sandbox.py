@@ -26,7 +26,7 @@ from runtime.structured_output.sandbox import OUT_OF_MEMORY, GrammarSandbox
 from runtime.structured_output.sandbox_process import READY, SandboxLimits
 from tests.structured_output.slow_grammars import COMPILER
 
-SLOW: dict[str, Any] = {"choice": ["compile for 600 s"]}  # see slow_grammars.py, which all tests of this file use
+SLOW: dict[str, Any] = {"choice": ["compile for 20 s"]}  # see slow_grammars.py, which all tests of this file use
 HOUR = 3600.0
 UNLIMITED = SandboxLimits(HOUR, HOUR, HOUR, HOUR)
 SHORT = replace(UNLIMITED, compile_seconds=1)
@@ -114,7 +114,7 @@ def test_gbnf_is_translated_in_the_sandbox_process(
 ) -> None:
     monkeypatch.setattr("llguidance.gbnf_to_lark.any_to_lark", lambda text: pytest.fail("translated in this process"))
     trials = make(replace(SHORT, translate_seconds=0.1))
-    assert reason_of(trials, text(grammar='root ::= "translate for 600 s"')) == TOO_SLOW
+    assert reason_of(trials, text(grammar='root ::= "translate for 20 s"')) == TOO_SLOW
     assert "its notation takes" in reason_of(trials, text(grammar='root ::= "translate for 200 ms"'))
     assert reason_of(trials, text(grammar='root ::= "a" [b-c]')) == ""
 
