@@ -30,7 +30,7 @@ async def keep_up(target: Target, count: int, texts: Iterator[str]) -> None:
 
 def slow_mask(number: int) -> str:
     """Returns an expression that is refused by the engine, or, for odd numbers, before it reaches the engine."""
-    return f"mask for 20 ms {number}[a-z]{400}" if number % 2 else f"mask grows by 100 us {number}[a-z]{400}"
+    return f"mask for 20 ms {number}[a-z]{{400}}" if number % 2 else f"mask grows by 100 us {number}[a-z]{{400}}"
 
 
 @attack(
