@@ -2,7 +2,7 @@
 # A pattern that excludes the quotation mark does not exclude it in constrained output.
 #
 # In JSON a quotation mark of a value is written \". llguidance 1.9.1 allows this escape if the character class also
-# contains the control characters, as every negated class does. The value then violates the pattern. An escape such as
+# contains the control characters, as most negated classes do. The value then violates the pattern. An escape such as
 # \u0078 of an excluded letter is refused, so only some escapes pass.
 set -eu
 dir=$(mktemp -d)

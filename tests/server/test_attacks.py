@@ -118,7 +118,7 @@ def test_pipelined_requests_take_no_memory(guarded: ServerProcess) -> None:
 
 def test_pipelined_requests_with_unread_answers_take_no_memory(guarded: ServerProcess) -> None:
     with Memory(guarded), contextlib.ExitStack() as stack:
-        for _ in range(20):
+        for _ in range(4):
             connection = stack.enter_context(connect(guarded))
             fill(connection, b"GET /metrics HTTP/1.1\r\n\r\n" * 40_000)
         healthy(guarded)
@@ -237,19 +237,21 @@ SLOW = {
 }
 
 
+@pytest.fixture(scope="module")
+def few_files(checkpoint: Path) -> Iterator[ServerProcess]:
+    with serving("--model", str(checkpoint), module=FAKE, files=256, env={"UNMASK_API_KEY": KEY}) as server:
+        yield server
+
+
 @pytest.mark.parametrize("kind", SLOW)
-def test_slow_clients_do_not_take_all_descriptors(checkpoint: Path, kind: str) -> None:
-    args = ("--model", str(checkpoint), "--served-model-name", "tiny")
-    with (
-        serving(*args, module=FAKE, files=256, env={"UNMASK_API_KEY": KEY}) as server,
-        contextlib.ExitStack() as stack,
-    ):
+def test_slow_clients_do_not_take_all_descriptors(few_files: ServerProcess, kind: str) -> None:
+    with contextlib.ExitStack() as stack:
         for _ in range(300):
-            connection = stack.enter_context(connect(server))
+            connection = stack.enter_context(connect(few_files))
             with contextlib.suppress(ConnectionError):
                 connection.sendall(SLOW[kind])
-        healthy(server)
-        open_files = len(psutil.Process(server.process.pid).net_connections("tcp"))
+        healthy(few_files)
+        open_files = len(psutil.Process(few_files.process.pid).net_connections("tcp"))
         assert open_files < 240
 
 
