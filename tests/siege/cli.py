@@ -26,23 +26,18 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="name the attacks and end")
     parser.add_argument("--all", action="store_true", help="everything at once, good clients beside it")
     parser.add_argument("--minutes", type=float, default=10.0, help="with --all: for how long (%(default)s)")
-    parser.add_argument("--good", type=int, default=20, help="with --all: good clients (%(default)s)")
-    parser.add_argument("--think", type=float, default=5.0, help="their seconds between requests (%(default)s)")
     parser.add_argument("--pace", type=float, help="pauses this many times longer (1; with --all 4)")
     parser.add_argument("--seconds", type=float, help="of each attack, in place of its own")
     parser.add_argument("--settle", type=float, default=30.0, help="seconds for memory to return (%(default)s)")
-    parser.add_argument("--nice", type=int, default=measure.NICE, help="of the attackers' processes (%(default)s)")
     parser.add_argument("--server-args", default="", help="further flags of the server, in one word")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.attacks if name not in ATTACKS]:
         parser.error(f"no attack is called {', '.join(unknown)}; --list names them")
-    for name in ("minutes", "good", "think", "pace", "seconds"):
+    for name in ("minutes", "pace", "seconds"):
         value = getattr(arguments, name)
         if value is not None and value <= 0:
             parser.error(f"--{name}: more than nothing")
-    if arguments.settle < 0 or not 0 <= arguments.nice < 20:
-        parser.error("--settle: 0 or more; --nice: 0 to 19")
     return arguments
 
 
@@ -69,9 +64,6 @@ def main() -> int:
         seconds=arguments.seconds,
         settle=arguments.settle,
         pause_factor=arguments.pace or (4.0 if arguments.all else 1.0),
-        nice=arguments.nice,
-        good=arguments.good,
-        think=arguments.think,
     )
     results = []
     status = 0

@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.siege.observers import Report, Stopped, quantile
+from tests.siege.observers import Report, Stopped
 
 GIVE_UP = 60.0  # seconds a client waits for an answer
 ANSWER = 32  # tokens
@@ -184,7 +184,6 @@ def good_clients(
 
 def tally(done: list[Asked]) -> dict[str, Any]:
     failures = [asked.failure for asked in done if asked.failure is not None]
-    seconds = [asked.seconds for asked in done if asked.failure is None]
     times = [asked.seconds / asked.usual for asked in done if asked.failure is None and asked.usual]
     return {
         "requests": len(done),
@@ -192,8 +191,6 @@ def tally(done: list[Asked]) -> dict[str, Any]:
         "turned_away": sum(failure.startswith("503: ") for failure in failures),
         "failures": sorted(set(failures))[:5],
         "median_times_usual": round(statistics.median(times), 2) if times else None,
-        "median_seconds": round(statistics.median(seconds), 3) if seconds else None,
-        "p99_seconds": round(quantile(seconds, 0.99), 3),
         "longest_seconds": round(max((asked.seconds for asked in done), default=0.0), 3),
         "most_over_usual_seconds": round(max((asked.over for asked in done), default=0.0), 3),
     }

@@ -30,7 +30,7 @@ class Options:
     pause_factor: float = 1.0
     nice: int = NICE
     good: int = 20
-    think: float = 3.0
+    think: float = 5.0  # seconds between the requests of a good client
 
 
 @contextlib.contextmanager

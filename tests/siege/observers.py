@@ -31,14 +31,8 @@ def probe(port: int, timeout: float = PROBE_TIMEOUT) -> tuple[str | None, float]
                 answer += part
         if not answer.startswith(OK):
             failure = f"answered {answer[9:12].decode(errors='replace')}" if answer[12:] else "closed unanswered"
-    except ConnectionRefusedError:
-        failure = "refused"
-    except (ConnectionResetError, BrokenPipeError):
-        failure = "reset"
-    except TimeoutError:
-        failure = "timed out"
     except OSError as error:
-        failure = f"{type(error).__name__}: {error}"
+        failure = type(error).__name__
     return failure, time.monotonic() - start
 
 
