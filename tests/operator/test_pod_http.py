@@ -103,9 +103,8 @@ def test_reading_a_body_of_64_mib_stops_early(kind: str) -> None:
 @SESSIONS
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "GZIP", "gzip, gzip"])
 def test_a_compressed_body_is_refused_unread(session: Session, coding: str) -> None:
-    bomb = gzip.compress(b"x" * (8 << 20))
     with pytest.raises(PodRequestError, match="/metrics answered with a Content-Encoding"):
-        get(response(bomb, f"Content-Encoding: {coding}"), session)
+        get(response(gzip.compress(b"x"), f"Content-Encoding: {coding}"), session)
 
 
 @SESSIONS

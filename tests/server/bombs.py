@@ -1,4 +1,4 @@
-"""Request bodies of 2 MiB, and the largest that the limits allow, that are costly to parse or to validate."""
+"""Request bodies just over the limits on their shape, and the largest that these allow."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from runtime.server.preprocessing.request_body import (
 CHAT, TEXT, OWN, IDS = "/v1/chat/completions", "/v1/completions", "/generate", "/detokenize"
 _USER = b'{"messages":[{"role":"user","content":'
 _ONE = _USER + b'""}],"max_tokens":1,'
+MANY = 20_000  # over the limits on strings, fields, objects and lists
 _SPARE = 64  # containers, strings and values left for the rest of a body
 
 
-def many(head: bytes, item: bytes, tail: bytes, limit: int | None = None) -> bytes:
-    """Returns `head`, `item` as often as it fits into 2 MiB (at most `limit` times), and `tail`."""
-    count = (MAX_BODY - len(head) - len(tail)) // (len(item) + 1)
-    return head + b",".join([item] * min(count, limit or count)) + tail
+def many(head: bytes, item: bytes, tail: bytes, count: int | None = None) -> bytes:
+    """Returns `head`, `item` `count` times, and `tail`. Without a count, spaces fill the 2 MiB of `MANY` items."""
+    if count is None:
+        count, item = MANY, item.ljust((MAX_BODY - len(head) - len(tail)) // MANY - 1)
+    return head + b",".join([item] * count) + tail
 
 
-def keys(head: bytes, tail: bytes, value: bytes = b"0", limit: int = MAX_BODY // 11) -> bytes:
+def keys(head: bytes, tail: bytes, value: bytes = b"0", limit: int = MANY) -> bytes:
     return head + b",".join(b'"%x":%s' % (i, value) for i in range(limit)) + tail
 
 
 def filled(head: bytes, item: bytes, tail: bytes) -> bytes:
     """Returns `head`, `item` repeated as often as it fits into 2 MiB, and `tail`."""
-    assert len(head + item + tail) < 200
     return head + item * ((MAX_BODY - len(head) - len(tail)) // len(item)) + tail
 
 
@@ -49,14 +50,14 @@ SHAPES: dict[str, tuple[str, bytes]] = {
     "tools": (CHAT, many(_USER + b'""}],"tools":[', b"{}", b"]}")),
     "chat_template_kwargs": (CHAT, keys(_USER + b'""}],"chat_template_kwargs":{', b"}}")),
     "metadata": (CHAT, keys(_USER + b'""}],"metadata":{', b"}}")),
-    "a million ids": (OWN, many(b'{"prompt":[', b"1", b"]}")),
+    "too many ids": (OWN, many(b'{"prompt":[', b"1", b"]}", 2 * MAX_VALUES)),
     "tokens": (IDS, many(b'{"tokens":[', b'""', b"]}")),
     "prompts": (TEXT, many(b'{"prompt":[', b'""', b"]}")),
     "prompts of ids": (TEXT, many(b'{"prompt":[', b"[1]", b"]}")),
-    "nested": (OWN, filled(b'{"prompt":', b"[", b"")),
-    "nested 150 deep": (OWN, many(b'{"prompt":[', b"[" * 150 + b"]" * 150, b"]}")),
-    "ids of 4,000 digits": (OWN, many(b'{"prompt":[', b"9" * 4000, b"]}")),
-    "digits": (OWN, filled(b'{"prompt":"x","max_tokens":', b"9", b"}")),
+    "nested": (OWN, b'{"prompt":' + b"[" * (MAX_CONTAINERS + 1)),
+    "nested 150 deep": (OWN, many(b'{"prompt":[', b"[" * 150 + b"]" * 150, b"]}", 100)),
+    "ids of 65 digits": (OWN, many(b'{"prompt":[', b"9" * (MAX_DIGITS + 1), b"]}")),
+    "digits": (OWN, b'{"prompt":"x","max_tokens":' + b"9" * (MAX_DIGITS + 1) + b"}"),
     "repeated keys": (OWN, many(b"{", b'"prompt":""', b"}")),
 }
 # The largest bodies that the limits on the shape accept.

@@ -17,6 +17,7 @@ from typing import Any
 
 from runtime.config import parse
 from runtime.errors import ConfigError
+from tests.structured_output.slow_grammars import COMPILER
 
 VARIABLE = "TEST_SERVER_LIMITS"  # JSON: limits by their dotted names, which override those below
 HOUR = 3600.0
@@ -126,6 +127,7 @@ def raise_http_limits() -> None:
     from runtime.structured_output import sandbox
 
     raise_limits("frontend")
+    sandbox.COMMAND = COMPILER
     http_server.Limits = functools.partial(http_server.Limits, **CONNECTIONS)  # type: ignore[assignment, misc]
     trial_limits = {name: _overridden().get(f"{TRIAL_LIMITS}.{name}", value) for name, value in TRIALS.items()}
     sandbox.SandboxLimits = functools.partial(sandbox.SandboxLimits, **trial_limits)  # type: ignore[assignment, misc]

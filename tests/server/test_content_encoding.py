@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import random
+import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,11 +17,16 @@ import pytest
 import zstandard
 
 from runtime.errors import RequestError
-from runtime.server.preprocessing.request_body import DECODED_STEP_BYTES, MAX_BODY, MAX_FRAMES, codings, decoding
-from tests.server.harness import ServerProcess
-from tests.server.pings import Peak, pinging
+from runtime.server.preprocessing import request_body
+from runtime.server.preprocessing.request_body import (
+    DECODED_STEP_BYTES,
+    MAX_BODY,
+    MAX_FRAMES,
+    ZSTD_WINDOW_LOG,
+    codings,
+    decoding,
+)
 
-GROWN = 60.0  # MB; half of what a bomb decodes to
 USER = [{"role": "user", "content": "hello"}]
 ROUTES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": USER, "max_tokens": 4},
@@ -113,34 +121,64 @@ def test_broken_data_is_refused(client: httpx.Client, kind: str, name: str) -> N
         assert refused.json()["error"]["message"].startswith("Content-Encoding: the body cannot be decoded as ")
 
 
-def bomb(size: int) -> bytes:
+def spaces(size: int) -> bytes:
     return b'{"prompt": "' + b" " * size + b'"}'
 
 
-BOMBS = {
-    "gzip": lambda: gzip.compress(bomb(2**27)),
-    "deflate": lambda: zlib.compress(bomb(2**27)),
-    "zstd": lambda: zstd(bomb(2**27)),
-    "gzip, gzip": lambda: gzip.compress(gzip.compress(bomb(2**27))),
-    "zstd, gzip": lambda: gzip.compress(zstd(bomb(2**27))),
+REPEATS = {
+    "gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "zstd": zstd,
+    "gzip, gzip": lambda data: gzip.compress(gzip.compress(data)),
+    "zstd, gzip": lambda data: gzip.compress(zstd(data)),
 }
 
 
-@pytest.mark.parametrize("coding", BOMBS)
-def test_a_bomb_takes_little_memory(server: ServerProcess, coding: str) -> None:
-    data = BOMBS[coding]()
-    assert len(data) < MAX_BODY
-    peak = Peak(server.process.pid)
-    with server.client() as client, pinging(server):
-        for route, kind in (("/generate", "invalid_request_error"), ("/v1/messages", "request_too_large")):
-            refused = post(client, route, data, coding)
-            assert refused.status_code == 413
-            assert refused.json()["error"]["type"] == kind
-    assert peak.grown < GROWN
+@pytest.mark.parametrize("coding", REPEATS)
+def test_decoding_ends_at_the_limit_of_a_body(coding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = 2 * DECODED_STEP_BYTES
+    decoded: list[int] = []
+
+    def counted(data: bytes, name: str) -> Iterator[bytes]:
+        for piece in decoding(data, name):
+            decoded.append(len(piece))
+            yield piece
+
+    monkeypatch.setattr(request_body, "MAX_BODY", limit)
+    monkeypatch.setattr(request_body, "decoding", counted)
+    with pytest.raises(RequestError) as refused:
+        asyncio.run(request_body.decode_body(REPEATS[coding](bytes(10 * limit)), codings([coding])))
+    assert refused.value.status == 413
+    assert sum(decoded) < 2 * limit
+
+
+def test_zstd_is_decoded_in_short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice of input makes 128 KiB of output per 4 bytes at most."""
+    outputs: list[int] = []
+
+    class Recorded:
+        def __init__(self, **options: Any) -> None:
+            self.stream = zstandard.ZstdDecompressor(**options).decompressobj()
+
+        def decompressobj(self) -> Recorded:
+            return self
+
+        def decompress(self, piece: bytes) -> bytes:
+            output = self.stream.decompress(piece)
+            outputs.append(len(output))
+            return output
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.stream, name)
+
+    monkeypatch.setattr(request_body, "ZSTD_INPUT_BYTES", 16)
+    monkeypatch.setitem(sys.modules, "zstandard", SimpleNamespace(ZstdDecompressor=Recorded, ZstdError=ValueError))
+    assert sum(map(len, decoding(zstd(bytes(2**22)), "zstd"))) == 2**22
+    assert max(outputs) <= 5 * 2**17
 
 
 def test_a_window_of_unusual_size_is_refused(client: httpx.Client) -> None:
-    options = zstandard.ZstdCompressionParameters(window_log=27, write_content_size=False)
+    options = zstandard.ZstdCompressionParameters(window_log=ZSTD_WINDOW_LOG + 1, write_content_size=False)
     stream = zstandard.ZstdCompressor(compression_params=options).compressobj()
     data = stream.compress(json.dumps(ROUTES["/generate"]).encode()) + stream.flush()
     assert post(client, "/generate", data, "zstd").status_code == 400
@@ -156,11 +194,13 @@ def test_the_number_of_parts_is_limited(client: httpx.Client, coding: str, encod
 
 
 def test_the_limit_of_a_body_holds_for_what_is_decoded(client: httpx.Client) -> None:
-    exact = bomb(MAX_BODY - len(bomb(0)))
+    exact = spaces(MAX_BODY - len(spaces(0)))
     assert len(exact) == MAX_BODY
     for coding, encode in (("gzip", gzip.compress), ("deflate", zlib.compress), ("zstd", zstd)):
         assert post(client, "/tokenize", encode(exact), coding).status_code != 413
-        assert post(client, "/tokenize", encode(bomb(MAX_BODY + 1 - len(bomb(0)))), coding).status_code == 413
+        for route, kind in (("/tokenize", "invalid_request_error"), ("/v1/messages", "request_too_large")):
+            refused = post(client, route, encode(exact + b" "), coding)
+            assert (refused.status_code, refused.json()["error"]["type"]) == (413, kind)
 
 
 @pytest.mark.parametrize("kind", ENCODERS)

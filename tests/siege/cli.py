@@ -26,23 +26,18 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="name the attacks and end")
     parser.add_argument("--all", action="store_true", help="everything at once, good clients beside it")
     parser.add_argument("--minutes", type=float, default=10.0, help="with --all: for how long (%(default)s)")
-    parser.add_argument("--good", type=int, default=20, help="with --all: good clients (%(default)s)")
-    parser.add_argument("--think", type=float, default=5.0, help="their seconds between requests (%(default)s)")
     parser.add_argument("--pace", type=float, help="pauses this many times longer (1; with --all 4)")
     parser.add_argument("--seconds", type=float, help="of each attack, in place of its own")
     parser.add_argument("--settle", type=float, default=30.0, help="seconds for memory to return (%(default)s)")
-    parser.add_argument("--nice", type=int, default=measure.NICE, help="of the attackers' processes (%(default)s)")
     parser.add_argument("--server-args", default="", help="further flags of the server, in one word")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.attacks if name not in ATTACKS]:
         parser.error(f"no attack is called {', '.join(unknown)}; --list names them")
-    for name in ("minutes", "good", "think", "pace", "seconds"):
+    for name in ("minutes", "pace", "seconds"):
         value = getattr(arguments, name)
         if value is not None and value <= 0:
             parser.error(f"--{name}: more than nothing")
-    if arguments.settle < 0 or not 0 <= arguments.nice < 20:
-        parser.error("--settle: 0 or more; --nice: 0 to 19")
     return arguments
 
 
@@ -69,20 +64,18 @@ def main() -> int:
         seconds=arguments.seconds,
         settle=arguments.settle,
         pause_factor=arguments.pace or (4.0 if arguments.all else 1.0),
-        nice=arguments.nice,
-        good=arguments.good,
-        think=arguments.think,
     )
     results = []
     status = 0
     try:
         if arguments.all:
             results.append(measure.all_at_once(attacks, arguments.minutes, options))
+            print(report.row(results[-1]))
         else:
             for attack in attacks:
                 results.append(measure.one(attack, options))
                 _keep(results, arguments.json)
-                print(f"{attack.name}: {'; '.join(results[-1]['missed']) or 'holds'}", file=sys.stderr, flush=True)
+                print(report.row(results[-1]), flush=True)
     except SiegeError as error:
         print(f"error: {error}", file=sys.stderr)
         status = 2
@@ -90,8 +83,6 @@ def main() -> int:
         print("ended early", file=sys.stderr)
         status = 130
     if results:
-        console = report.console()
-        console.print(report.table(results))
-        console.print(report.foot(results))
+        print(report.foot(results))
         _keep(results, arguments.json)
     return status or int(any(m["missed"] for m in results))

@@ -13,11 +13,11 @@ from typing import Any
 
 import aiohttp
 
-from tests.siege.observers import Report, Stopped, quantile, worst
+from tests.siege.observers import Report, Stopped
 
 GIVE_UP = 60.0  # seconds a client waits for an answer
-SLOW_SECONDS = 2.0  # seconds over the usual time from which a request is recorded
 ANSWER = 32  # tokens
+CHAT = "/v1/chat/completions"
 PROMPTS = ("Solve: 12 + 30.", "Sort: 5 3 9 1.", "Spell: lantern.", "Count from 3 to 9.")
 LONG_WORD = " backwards"  # the longest word that is a single token of the demo
 LONG_BYTES = 12 * 2**10  # bytes of a long body, more than is parsed, rendered and encoded at once
@@ -35,7 +35,6 @@ class Usual:
 
 @dataclass(frozen=True)
 class Asked:
-    at: float  # time.monotonic()
     failure: str | None
     seconds: float
     usual: float
@@ -64,17 +63,19 @@ def chat_body(number: int, prompt: str, text: str, streamed: bool, schema: bool 
     return body
 
 
-async def chat(client: aiohttp.ClientSession, body: dict[str, Any]) -> tuple[str | None, float]:
-    """Sends a chat. Returns its failure, if any, and its seconds."""
-    streamed = body["stream"]
+async def post(client: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> tuple[str | None, float]:
+    """Sends a request. Returns its failure, if any, and its seconds."""
+    end = "[DONE]" if body["stream"] else '"finish_reason"'
+    failure = None
     start = time.monotonic()
     try:
-        async with client.post("/v1/chat/completions", json=body) as answer:
+        async with client.post(path, json=body) as answer:
             text = await answer.text()
-            failure = None if answer.status == 200 else f"{answer.status}: {text[:120]}"
-            if failure is None and streamed and not ("[DONE]" in text and '"error"' not in text):
-                failure = f"a stream without its end: {text[-120:]!r}"
-            if failure is None and not streamed and '"finish_reason"' not in text:
+            if answer.status != 200:
+                failure = f"{answer.status}: {text[:120]}"
+            elif '"error"' in text:
+                failure = f"an error event: {text[-200:]!r}"
+            elif end not in text:
                 failure = f"an answer without its end: {text[-120:]!r}"
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         failure = f"{type(error).__name__}: {error}"
@@ -84,9 +85,8 @@ async def chat(client: aiohttp.ClientSession, body: dict[str, Any]) -> tuple[str
 async def ask(
     client: aiohttp.ClientSession, number: int, prompt: str, usual: Usual, streamed: bool, schema: bool = False
 ) -> Asked:
-    at = time.monotonic()
-    failure, seconds = await chat(client, chat_body(number, prompt, usual.text, streamed, schema))
-    return Asked(at, failure, seconds, usual.long if number % 2 else usual.short)
+    failure, seconds = await post(client, CHAT, chat_body(number, prompt, usual.text, streamed, schema))
+    return Asked(failure, seconds, usual.long if number % 2 else usual.short)
 
 
 def session(port: int, key: str, keep_alive: bool) -> aiohttp.ClientSession:
@@ -123,7 +123,9 @@ def usual(stopped: Stopped, report: Report, port: int, key: str, times: int, sch
         async with session(port, key, keep_alive=False) as client:
             text = await longest_text(client)
             for i in range(times):
-                failure, seconds = await chat(client, chat_body(i, PROMPTS[i // 2 % len(PROMPTS)], text, False, schema))
+                failure, seconds = await post(
+                    client, CHAT, chat_body(i, PROMPTS[i // 2 % len(PROMPTS)], text, False, schema)
+                )
                 if failure is not None:
                     raise RuntimeError(f"the idle server failed a good request: {failure}")
                 taken[i % 2].append(seconds)
@@ -182,8 +184,6 @@ def good_clients(
 
 def tally(done: list[Asked]) -> dict[str, Any]:
     failures = [asked.failure for asked in done if asked.failure is not None]
-    seconds = [asked.seconds for asked in done if asked.failure is None]
-    slow = [asked for asked in done if asked.over > SLOW_SECONDS]
     times = [asked.seconds / asked.usual for asked in done if asked.failure is None and asked.usual]
     return {
         "requests": len(done),
@@ -191,15 +191,6 @@ def tally(done: list[Asked]) -> dict[str, Any]:
         "turned_away": sum(failure.startswith("503: ") for failure in failures),
         "failures": sorted(set(failures))[:5],
         "median_times_usual": round(statistics.median(times), 2) if times else None,
-        "median_seconds": round(statistics.median(seconds), 3) if seconds else None,
-        "p99_seconds": round(quantile(seconds, 0.99), 3),
         "longest_seconds": round(max((asked.seconds for asked in done), default=0.0), 3),
         "most_over_usual_seconds": round(max((asked.over for asked in done), default=0.0), 3),
-        "late": len(slow),
-        "worst": worst([summary(asked) for asked in slow]),
     }
-
-
-def summary(asked: Asked) -> dict[str, Any]:
-    how = asked.failure or "answered"
-    return {"at": asked.at, "seconds": round(asked.seconds, 3), "over_usual": round(asked.over, 3), "how": how}

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -23,7 +24,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import psutil
 
 import tests.siege.attacks  # noqa: F401 (registers the attacks)
@@ -44,6 +44,7 @@ DAY = 86_400.0
 JUMPS = (DAY, -2 * DAY, 3650 * DAY, 0.0)  # seconds of the wall clock's offset, in this order
 JUMP_SECONDS = 2.0
 PROMPTS = ("12 + 30 =", "Sort: 5 3 9 1.", "Spell: lantern.")
+ERROR = re.compile(r'\d+: {\s*"error"|an error event')  # failures in the form of the API
 DEMO = ROOT / "runtime" / "demo" / "checkpoint"
 
 # Imported by every Python process of the server: adds the offset in a file to the wall clock.
@@ -286,9 +287,9 @@ def load(stopped: observers.Stopped, report: observers.Report, port: int, key: s
         async with clients.session(port, key, keep_alive=number % 2 == 0) as client:
             while not stopped():
                 body = {"prompt": PROMPTS[number % len(PROMPTS)], "max_tokens": 64, "ignore_eos": True}
-                start = time.monotonic()
-                how, detail = await ask(client, body | {"stream": number % 3 == 0})
-                done.append((how, detail, time.monotonic() - start))
+                failure, seconds = await clients.post(client, "/v1/completions", body | {"stream": number % 3 == 0})
+                how = "answered" if failure is None else "error" if ERROR.match(failure) else "broken"
+                done.append((how, failure or "", seconds))
                 if how != "answered":
                     await asyncio.sleep(0.5)
 
@@ -299,25 +300,6 @@ def load(stopped: observers.Stopped, report: observers.Report, port: int, key: s
         return done
 
     return asyncio.run(all_of_them())
-
-
-async def ask(client: aiohttp.ClientSession, body: dict[str, Any]) -> tuple[str, str]:
-    """Returns how a request ended (`answered`, `error` in the form of the API, or `broken`), and details."""
-    try:
-        async with client.post("/v1/completions", json=body) as answer:
-            text = await answer.text()
-            status = answer.status
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        return "broken", f"{type(error).__name__}: {error}"
-    if status != 200:
-        try:
-            return "error", f"{status}: {json.loads(text)['error']['message']}"
-        except (ValueError, KeyError, TypeError):
-            return "broken", f"{status} without an error of the API: {text[:120]!r}"
-    if '"error"' in text:
-        return "error", text[-200:]
-    complete = "[DONE]" in text if body["stream"] else '"finish_reason"' in text
-    return ("answered", "") if complete else ("broken", f"an answer without its end: {text[-120:]!r}")
 
 
 def answers_of(server: Server) -> list[str]:
@@ -389,35 +371,23 @@ def measure(fault: Fault, with_fault: bool, seconds: float = SECONDS) -> Outcome
 
 def missed(fault: Fault, control: Outcome, found: Outcome) -> list[str]:
     """Returns the bars that were missed."""
-    wrong = list(found.notes)
-    if found.broken:
-        wrong.append(f"requests ended without an answer or an error: {'; '.join(found.broken)}")
-    if found.requests["error"] and not fault.loses_requests:
-        wrong.append(f"{found.requests['error']} requests failed")
-    if not found.requests["answered"]:
-        wrong.append("no request was answered")
-    if control.requests["error"] or control.requests["broken"]:
-        wrong.append(f"without the fault, requests failed: {dict(control.requests)}")
-    if found.longest_seconds > ANSWER_SECONDS:
-        wrong.append(f"a request took {found.longest_seconds:.0f} s (bar {ANSWER_SECONDS:.0f})")
-    if found.health["failed"]:
-        wrong.append(f"{found.health['failed']} of {found.health['probes']} probes of /health failed")
-    bar = max(verdict.HEALTH_SECONDS, 2 * control.health["longest_seconds"])
-    if found.health["longest_seconds"] > bar:
-        own = found.health["stand_in_longest_seconds"]
-        wrong.append(
-            f"/health took up to {found.health['longest_seconds'] * 1000:.0f} ms (bar {bar * 1000:.0f}); "
-            f"a server that does nothing took {own * 1000:.0f} ms"
-        )
-    if fault.loses_requests and (found.recovery_seconds is None or found.recovery_seconds > READY_SECONDS):
-        wrong.append(f"/ready was 200 again after {found.recovery_seconds} s (bar {READY_SECONDS:.0f})")
-    if found.answers != control.answers or found.answers_after != control.answers:
-        wrong.append("answers differ from those without the fault")
-    if found.growth_mb >= verdict.GROWTH_MB:
-        wrong.append(f"the front end's memory grew by {found.growth_mb:.0f} MB (bar {verdict.GROWTH_MB:.0f})")
-    if found.lines_per_second > verdict.LINES_A_SECOND:
-        wrong.append(f"{found.lines_per_second} log lines in a second (bar {verdict.LINES_A_SECOND})")
-    return wrong
+    health, bar = found.health["longest_seconds"], max(verdict.HEALTH_SECONDS, 2 * control.health["longest_seconds"])
+    own = found.health["stand_in_longest_seconds"]
+    recovered = found.recovery_seconds is not None and found.recovery_seconds <= READY_SECONDS
+    bars = {
+        f"requests ended without an answer or an error: {'; '.join(found.broken)}": bool(found.broken),
+        f"{found.requests['error']} requests failed": bool(found.requests["error"]) and not fault.loses_requests,
+        "no request was answered": not found.requests["answered"],
+        f"without the fault, requests failed: {dict(control.requests)}": control.requests.keys() - {"answered"},
+        f"a request took {found.longest_seconds:.0f} s": found.longest_seconds > ANSWER_SECONDS,
+        f"{found.health['failed']} probes of /health failed": found.health["failed"],
+        f"/health took up to {health:.3f} s (bar {bar:.3f}); a server that does nothing took {own:.3f} s": health > bar,
+        f"/ready was 200 again after {found.recovery_seconds} s": fault.loses_requests and not recovered,
+        "answers differ from those without the fault": not found.answers == found.answers_after == control.answers,
+        f"the front end's memory grew by {found.growth_mb:.0f} MB": found.growth_mb >= verdict.GROWTH_MB,
+        f"{found.lines_per_second} log lines in a second": found.lines_per_second > verdict.LINES_A_SECOND,
+    }
+    return [*found.notes, *(sentence for sentence, is_missed in bars.items() if is_missed)]
 
 
 def row(fault: Fault, control: Outcome, found: Outcome) -> str:

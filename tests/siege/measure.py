@@ -30,7 +30,7 @@ class Options:
     pause_factor: float = 1.0
     nice: int = NICE
     good: int = 20
-    think: float = 3.0
+    think: float = 5.0  # seconds between the requests of a good client
 
 
 @contextlib.contextmanager
@@ -110,8 +110,6 @@ def siege(
             cpu = meter.cpu()
             health = to_its_end(prober)
             client_result = to_its_end(client)
-            for found in (health, client_result):
-                found["worst"] = observers.since(meter.started, found["worst"])
             peak, lines, max_lines = meter.peak_mb, meter.lines, meter.max_lines
             settled = _settle(meter, before, options.settle)
         to_its_end(stand_in)

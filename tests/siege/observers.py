@@ -7,47 +7,14 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 PROBE_EVERY = 0.05  # seconds
 PROBE_TIMEOUT = 1.0  # the default of Kubernetes
-SLOW = 0.2  # seconds from which a probe is recorded
-WORST = 10  # spells that are reported
 OK = b"HTTP/1.1 200 "
 
 Stopped = Callable[[], bool]
 Report = Callable[[Any], None]
-
-
-@dataclass
-class Spell:
-    """Successive probes that failed or were slow. `at` is a time of time.monotonic() until `since` converts it."""
-
-    at: float
-    seconds: float = 0.0  # until the next probe that is answered quickly
-    failed: int = 0
-    slow: int = 0
-    how: Counter[str] = field(default_factory=Counter)
-
-    def summary(self) -> dict[str, Any]:
-        return {
-            "at": self.at,
-            "seconds": round(self.seconds, 3),
-            "failed": self.failed,
-            "slow": self.slow,
-            "how": dict(self.how),
-        }
-
-
-def worst(spells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the `WORST` longest spells, longest first."""
-    return sorted(spells, key=lambda spell: -spell["seconds"])[:WORST]
-
-
-def since(start: float, spells: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the spells with `at` as seconds since `start`."""
-    return [{**spell, "at": round(spell["at"] - start, 1)} for spell in spells]
 
 
 def probe(port: int, timeout: float = PROBE_TIMEOUT) -> tuple[str | None, float]:
@@ -64,14 +31,8 @@ def probe(port: int, timeout: float = PROBE_TIMEOUT) -> tuple[str | None, float]
                 answer += part
         if not answer.startswith(OK):
             failure = f"answered {answer[9:12].decode(errors='replace')}" if answer[12:] else "closed unanswered"
-    except ConnectionRefusedError:
-        failure = "refused"
-    except (ConnectionResetError, BrokenPipeError):
-        failure = "reset"
-    except TimeoutError:
-        failure = "timed out"
     except OSError as error:
-        failure = f"{type(error).__name__}: {error}"
+        failure = type(error).__name__
     return failure, time.monotonic() - start
 
 
@@ -82,52 +43,35 @@ def prober(stopped: Stopped, report: Report, port: int, stand_in: int) -> dict[s
     """
     seconds: list[float] = []
     own: list[float] = []
-    failed = in_a_row = max_in_a_row = 0
+    failures: Counter[str] = Counter()
+    in_a_row = max_in_a_row = 0
     longest = 0.0
     bad_since: float | None = None
-    spells: list[Spell] = []
-    spell: Spell | None = None
     report("probing")
     following = time.monotonic()
     while not stopped():
         start = time.monotonic()
         failure, took = probe(port)
+        bad_since = start if bad_since is None else bad_since
+        longest = max(longest, time.monotonic() - bad_since)
         if failure is None:
             seconds.append(took)
-            longest = max(longest, time.monotonic() - (bad_since if bad_since is not None else start))
             bad_since, in_a_row = None, 0
         else:
-            failed += 1
+            failures[failure] += 1
             in_a_row += 1
             max_in_a_row = max(max_in_a_row, in_a_row)
-            bad_since = start if bad_since is None else bad_since
-        if spell is not None:
-            spell.seconds = time.monotonic() - spell.at
-        if failure is None and took <= SLOW:
-            spell = None
-        else:
-            if spell is None:
-                spell = Spell(start, time.monotonic() - start)
-                spells.append(spell)
-            spell.failed += failure is not None
-            spell.slow += failure is None
-            spell.how[failure or "slow"] += 1
         own.append(probe(stand_in)[1])
         following = max(following + PROBE_EVERY, time.monotonic())
         time.sleep(max(following - time.monotonic(), 0.001))
-    if bad_since is not None:
-        longest = max(longest, time.monotonic() - bad_since)
     return {
-        "probes": len(seconds) + failed,
-        "failed": failed,
+        "probes": len(seconds) + failures.total(),
+        "failed": failures.total(),
+        "failures": dict(failures),
         "most_failed_in_a_row": max_in_a_row,
         "longest_seconds": round(longest, 4),
         "p99_seconds": round(quantile(seconds, 0.99), 4),
-        "over_bar": sum(s > SLOW for s in seconds) + failed,
-        "spells": len(spells),
-        "worst": worst([spell.summary() for spell in spells]),
         "stand_in_longest_seconds": round(max(own, default=0.0), 4),
-        "stand_in_p99_seconds": round(quantile(own, 0.99), 4),
     }
 
 

@@ -16,16 +16,15 @@ class Attack:
     name: str
     rate: str  # what the attack sends and how often, for the table
     run: AttackFunction
-    keyed: bool  # whether the attacker has a key, which innocents do not share unless `one_key` is set
-    seconds: float
-    descriptors: int | None  # the server's limit, if the attack is on that
-    one_key: bool  # whether, in a run alone, the server has a single key, which attacker and innocents share
-    server_args: tuple[str, ...]  # further flags of the server, in a run alone
-    full: bool  # whether, in a run alone, the server may answer innocents with 503, as its flags leave no capacity
-    schemas: bool = (
-        False  # whether, in a run alone, each short chat of innocents has a JSON schema that no earlier one had
-    )
-    # in a run alone: limit of the median time of innocents, as a multiple of the usual time or of the control's
+    keyed: bool = False  # whether the attacker has a key, which innocents do not share unless `one_key` is set
+    seconds: float = 15.0
+    descriptors: int | None = None  # the server's limit, if the attack is on that
+    # In a run alone:
+    one_key: bool = False  # whether the server has a single key, which attacker and innocents share
+    server_args: tuple[str, ...] = ()  # further flags of the server
+    full: bool = False  # whether the server may answer innocents with 503, as its flags leave no capacity
+    schemas: bool = False  # whether each short chat of innocents has a JSON schema that no earlier one had
+    # Limit of the median time of innocents, as a multiple of the usual time or of the control's.
     slowdown: float | None = None
 
 
@@ -33,25 +32,13 @@ ATTACKS: dict[str, Attack] = {}
 CONTROLS: dict[str, Attack] = {}  # by the name of the attack
 
 
-def attack(
-    name: str,
-    rate: str,
-    *,
-    keyed: bool = False,
-    seconds: float = 15.0,
-    descriptors: int | None = None,
-    one_key: bool = False,
-    server_args: tuple[str, ...] = (),
-    full: bool = False,
-    schemas: bool = False,
-    slowdown: float | None = None,
-) -> Callable[[AttackFunction], AttackFunction]:
+def attack(name: str, rate: str, **options: Any) -> Callable[[AttackFunction], AttackFunction]:
+    """Registers a function as an attack. `options`: further attributes of `Attack`."""
+
     def register(function: AttackFunction) -> AttackFunction:
         if name in ATTACKS:
             raise ValueError(f"two attacks are called {name}")
-        ATTACKS[name] = Attack(
-            name, rate, function, keyed, seconds, descriptors, one_key, server_args, full, schemas, slowdown
-        )
+        ATTACKS[name] = Attack(name, rate, function, **options)
         return function
 
     return register

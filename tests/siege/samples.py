@@ -3,20 +3,17 @@
 from tests.siege.registry import attack
 from tests.siege.target import Target
 
+ONLOOKERS, LIARS = "onlookers", "liars"
 
-@attack("onlookers", "a wrong key twice a second")
+
+@attack(ONLOOKERS, "a wrong key twice a second")
 async def onlookers(target: Target) -> None:
     while target.on():
         await target.ask(target.head("GET", "/v1/models", "Authorization: Bearer wrong"))
         await target.pause(0.5)
 
 
-@attack("idlers", "nothing at all")
-async def idlers(target: Target) -> None:
-    await target.pause(target.left())
-
-
-@attack("liars", "says that a promise was broken")
+@attack(LIARS, "says that a promise was broken")
 async def liars(target: Target) -> None:
     target.did["lies"] += 1
     target.says("a body became a request")

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULE = "runtime.server"
+MODULE = "tests.siege.slow_server"
 START_SECONDS = 120.0
 STOP_SECONDS = 15.0
 DESCRIPTORS = 8192  # unless an attack has a smaller limit

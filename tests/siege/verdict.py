@@ -22,10 +22,10 @@ def alone(m: dict[str, Any]) -> list[str]:
     if m["rss_peak_mb"] - m["rss_before_mb"] >= GROWTH_MB:
         missed.append(f"memory grew by {m['rss_peak_mb'] - m['rss_before_mb']:.0f} MB (bar {GROWTH_MB:.0f})")
     if health["failed"]:
-        missed.append(f"{health['failed']} of {health['probes']} probes of /health failed")
+        missed.append(f"{health['failed']} of {health['probes']} probes of /health failed: {health['failures']}")
     if health["longest_seconds"] > HEALTH_SECONDS:
         bar = f"bar {HEALTH_SECONDS * 1000:.0f}"
-        took = f"{health['longest_seconds'] * 1000:.0f} ms ({bar}){_longest_spell(health)}"
+        took = f"{health['longest_seconds'] * 1000:.0f} ms ({bar})"
         missed.append(f"/health took up to {took}{_machine_note(health)}")
     excused = innocent["turned_away"] if m.get("full") else 0
     if failed := innocent["failed"] - excused:
@@ -33,8 +33,7 @@ def alone(m: dict[str, Any]) -> list[str]:
         missed.append(f"{failed} innocent requests failed: {'; '.join(sentences)}")
     slow_by = innocent["most_over_usual_seconds"]
     if slow_by > SLOW_SECONDS:
-        when = f", {innocent['worst'][0]['at']:.0f} s in" if innocent["worst"] else ""
-        missed.append(f"an innocent request took {slow_by:.1f} s longer than usual{when} (bar {SLOW_SECONDS:.0f})")
+        missed.append(f"an innocent request took {slow_by:.1f} s longer than usual (bar {SLOW_SECONDS:.0f})")
     slowdown, median = m.get("slowdown"), innocent.get("median_times_usual")
     control = m.get("control_median_times_usual")
     if slowdown is not None and (median is None or median > slowdown * (control or 1.0)):
@@ -55,7 +54,7 @@ def together(m: dict[str, Any]) -> list[str]:
         missed.append(f"{good['failed']} of {good['requests']} good requests failed: {'; '.join(good['failures'])}")
     if health["most_failed_in_a_row"] > 1:
         row = health["most_failed_in_a_row"]
-        took = f"{health['longest_seconds']:.1f} s{_longest_spell(health)}"
+        took = f"{health['longest_seconds']:.1f} s"
         missed.append(f"{row} probes failed in a row, {took}{_machine_note(health)}")
     return missed
 
@@ -74,15 +73,6 @@ def _always(m: dict[str, Any], max_left: float) -> list[str]:
     if m["log_lines_most_a_second"] > LINES_A_SECOND:
         missed.append(f"{m['log_lines_most_a_second']} log lines in a second (bar {LINES_A_SECOND})")
     return missed
-
-
-def _longest_spell(health: dict[str, Any]) -> str:
-    """Returns a description of the longest spell of failed or slow probes: when and how."""
-    if not health["worst"]:
-        return ""
-    spell = health["worst"][0]
-    how = ", ".join(f"{count} {name}" for name, count in spell["how"].items())
-    return f"; the longest spell began {spell['at']:.0f} s in and lasted {spell['seconds']:.1f} s: {how}"
 
 
 def _machine_note(health: dict[str, Any]) -> str:

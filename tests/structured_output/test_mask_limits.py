@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,20 +12,12 @@ from runtime import LLM, SamplingParams
 from runtime.errors import RequestError
 from runtime.request.structured import grammar_of
 from runtime.structured_output import grammar_cache as module
-from runtime.structured_output import grammar_matcher
+from runtime.structured_output import grammar_matcher, sandbox
 from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
 from runtime.structured_output.grammar_matcher import GrammarMatcher, MaskLimits
+from tests.structured_output.slow_grammars import COMPILER
 
 CHAT = [{"role": "user", "content": "Anna, 34, lives in Rome. Write this as JSON."}]
-AMBIGUOUS = {
-    "many alternatives": 'start: s "~~END"\ns: s s | s s s | s s s s | s s s s s| /[a-z]/ | ""',
-    "recursion on both sides": 'start: s "~~END"\ns: /[a-z]/ s | s /[a-z]/ | s s | ""',
-    "many rules": "\n".join(
-        ['start: s "~~END"', 's: "" | "a" | ' + " | ".join(f"r{i}" for i in range(40))]
-        + [f'r{i}: s s | s "{chr(97 + i % 26)}" s' for i in range(40)]
-    ),
-    "a long beginning": 'start: "abcdefghijklmnop" s "~~END"\ns: s s | s s s | s s s s | /[a-z]/ | ""',
-}
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +39,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("name", AMBIGUOUS)
-def test_ambiguous_grammars_are_refused_before_they_reach_the_engine(llm: LLM, name: str) -> None:
+def test_a_grammar_with_slow_masks_is_refused_before_it_reaches_the_engine(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "COMMAND", COMPILER)
+    assert llm.engine.grammars is not None
+    assert llm.tokenizer is not None
+    checker = sandbox.GrammarSandbox(llm.tokenizer.directory, llm.engine.info, os.environ)
+    monkeypatch.setattr(llm.engine.grammars, "checker", checker)
     steps = llm.engine.stats().steps
-    with pytest.raises(RequestError, match=r"^structured_outputs\.grammar: cannot be applied: .*(limit|CPU time)"):
-        llm.generate([CHAT], SamplingParams(structured_outputs={"grammar": AMBIGUOUS[name]}))
+    with pytest.raises(RequestError, match=r"^structured_outputs\.regex: cannot be applied: .*CPU time"):
+        llm.generate([CHAT], SamplingParams(structured_outputs={"regex": "mask for 20 ms[a-z]{40}"}))
     assert llm.engine.stats().steps == steps
+    checker.close()
 
 
 def test_an_answer_that_exceeds_its_time_fails_alone(llm: LLM, clock: dict[str, float]) -> None:
@@ -113,6 +113,9 @@ def test_an_answer_that_exceeds_the_work_of_a_mask_ends_alone(llm: LLM, monkeypa
     answer = grammars.compile(text, "x")
     assert 0 < _walk(answer, 500, -1) < 500
     assert "limit 700" in answer.error
+    monkeypatch.setitem(module.LIMITS, "step_max_items", 70)
+    _, why = grammars.try_compile(text, thorough=True)
+    assert "limit 70" in why
     other = grammars.get(text)
     assert other is not None
     assert _walk(other, 3, -1) == 3

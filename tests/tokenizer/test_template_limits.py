@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,6 +16,7 @@ from runtime.tokenizer import Tokenizer, template_sandbox, tokenizer
 from runtime.tokenizer.chat_template import ChatTemplate
 from runtime.tokenizer.template_sandbox import Cancelled, RenderBudget
 from tests.tokenizer.conftest import byte_level, metaspace, save
+from tests.tokenizer.panicking import PANICS, load
 
 MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
 LOOPS = [
@@ -53,15 +53,17 @@ def test_loops_over_values_that_are_no_lists_are_refused() -> None:
 SPINS = [
     "{% for a in range(n) %}{% for b in range(n) %}{% endfor %}{% endfor %}",
     "{% for m in messages %}{% for a in range(n) %}{% for b in range(n) %}{% endfor %}{% endfor %}{% endfor %}",
-    "{% macro f(d) %}{% if d %}{% set a = f(d - 1) %}{% set b = f(d - 1) %}{% endif %}{% endmacro %}{{ f(60) }}",
+    "{% macro f(d) %}{% if d %}{% set a = f(d - 1) %}{% set b = f(d - 1) %}{% endif %}{% endmacro %}{{ f(10) }}",
 ]
 
 
 @pytest.mark.parametrize("source", SPINS)
-def test_a_template_with_many_iterations_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.2)
-    with pytest.raises(RequestError, match=r"takes more than 0\.2 s for these messages; shorten them") as refused:
-        template(source).render(MESSAGES, {"n": 99_999})
+def test_a_template_that_exceeds_its_cpu_time_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = itertools.count(0, 0.01)  # each check of the CPU time, one per iteration or call
+    monkeypatch.setattr(time, "thread_time", lambda: next(spent))
+    monkeypatch.setattr(template_sandbox, "GRACE", 0.0)
+    with pytest.raises(RequestError, match=r"takes more than 2 s for these messages; shorten them") as refused:
+        template(source).render(MESSAGES, {"n": 30})
     assert refused.value.param == "messages"
 
 
@@ -74,7 +76,7 @@ def test_a_rendering_that_is_not_needed_is_canceled() -> None:
         return looks < 100
 
     with pytest.raises(Cancelled):
-        template(SPINS[0]).render(MESSAGES, {"n": 99_999}, RenderBudget(is_needed=is_requested))
+        template(SPINS[0]).render(MESSAGES, {"n": 30}, RenderBudget(is_needed=is_requested))
 
 
 def test_a_template_with_large_output_is_stopped() -> None:
@@ -84,7 +86,12 @@ def test_a_template_with_large_output_is_stopped() -> None:
         )
     for source in ("{{ 'x' * n }}", "{{ n * [1] }}", "{{ 9 ** n }}"):
         with pytest.raises(RequestError, match=r"cannot render them: .* (repeated|too large)"):
-            template(source).render(MESSAGES, {"n": 10**9})
+            template(source).render(MESSAGES, {"n": template_sandbox.MAX_FACTOR + 1})
+
+
+def test_a_template_that_calls_itself_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"cannot render them: .*recursion"):
+        template("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}").render(MESSAGES, {})
 
 
 @pytest.fixture(scope="module")
@@ -123,28 +130,25 @@ def test_encoding_of_a_long_text_stops_between_windows(small: list[Tokenizer], m
     assert len(encoded) < 10
 
 
-def wild(directory: Path, text: str) -> None:
-    """Writes a tokenizer whose pattern takes exponential time on ``aaa...``. `text`: its template adds this."""
-    save(byte_level(), directory)
-    data: dict[str, Any] = json.loads((directory / "tokenizer.json").read_text())
-    pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
-    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [pattern, data["pre_tokenizer"]]}
-    (directory / "tokenizer.json").write_text(json.dumps(data))
-    (directory / "chat_template.jinja").write_text("{{ messages[0].content }}" + text)
+@pytest.fixture
+def panicking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Returns a checkpoint whose tokenizer panics on some texts."""
+    monkeypatch.setattr(tokenizer, "_load", load)
+    save(byte_level(), tmp_path)
+    return tmp_path
 
 
-def test_a_panic_of_the_library_is_an_ordinary_error(tmp_path: Path) -> None:
-    wild(tmp_path, "")
-    mine = Tokenizer(tmp_path)
+def test_a_panic_of_the_library_is_an_ordinary_error(panicking: Path) -> None:
+    mine = Tokenizer(panicking)
     with pytest.raises(RuntimeError, match="tokenizers library failed"):
-        mine.encode("a" * 60 + "!")
+        mine.encode(PANICS)
     assert mine.decode(mine.encode("b")) == "b"
 
 
-def test_a_panic_while_loading_names_the_file(tmp_path: Path) -> None:
-    wild(tmp_path, "a" * 60 + "!")
+def test_a_panic_while_loading_names_the_file(panicking: Path) -> None:
+    (panicking / "chat_template.jinja").write_text(PANICS)
     with pytest.raises(ConfigError, match=r"tokenizer\.json: cannot be used: the tokenizers library failed"):
-        Tokenizer(tmp_path)
+        Tokenizer(panicking)
 
 
 def test_a_fast_rendering_does_not_read_the_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:

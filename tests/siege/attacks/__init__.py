@@ -1,33 +1,7 @@
-"""The modules of all attacks. Importing a module registers its attacks."""
+"""Importing this package registers all attacks."""
 
-from tests.siege.attacks import (
-    bodies,
-    compressed,
-    crowds,
-    fields,
-    full,
-    grammars,
-    legal,
-    memory,
-    processors,
-    prompts,
-    readers,
-    slow,
-    upgrades,
-)
+import importlib
+import pkgutil
 
-__all__ = [
-    "bodies",
-    "compressed",
-    "crowds",
-    "fields",
-    "full",
-    "grammars",
-    "legal",
-    "memory",
-    "processors",
-    "prompts",
-    "readers",
-    "slow",
-    "upgrades",
-]
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

@@ -1,16 +1,17 @@
-"""Attacks with a valid key and invalid bodies of up to 2 MiB, which are costly to check: one, or twelve at once."""
+"""Attacks with a valid key and invalid bodies of up to 2 MiB, which are costly to check."""
 
 import asyncio
 import json
 from itertools import cycle
 from typing import Any
 
+from tests.server.bombs import CHAT, LARGEST, SHAPES
 from tests.siege.registry import attack
 from tests.siege.target import Target
 
-CHAT = "/v1/chat/completions"
 SIZE = 2 * 2**20 - 1000  # a little under the limit on bodies
 AT_ONCE = 12
+PARTS = SHAPES["parts {}"][1]
 
 
 def filled(start: bytes, item: bytes, end: bytes, size: int = SIZE) -> bytes:
@@ -18,62 +19,27 @@ def filled(start: bytes, item: bytes, end: bytes, size: int = SIZE) -> bytes:
     return start + b",".join([item] * ((size - len(start) - len(end)) // (len(item) + 1))) + end
 
 
-def bomb() -> bytes:
-    return filled(b'{"messages":[{"role":"user","content":[', b"{}", b"]}]}")
-
-
 async def at_once(target: Target, request: bytes, count: int) -> None:
     await asyncio.gather(*(target.ask(request) for _ in range(count)))
 
 
-@attack("validation-bomb", "one of 2 MiB of empty parts, every 3 s", keyed=True)
-async def validation_bomb(target: Target) -> None:
-    request = target.post(CHAT, bomb())
-    while target.on():
-        await target.ask(request)
-        await target.pause(3)
-
-
-@attack("validation-bombs", "twelve at once of 2 MiB of empty parts, every 3 s", keyed=True, seconds=20)
+@attack("validation-bombs", "twelve at once of 2 MiB with 20,000 empty parts, every 3 s", keyed=True, seconds=20)
 async def validation_bombs(target: Target) -> None:
-    request = target.post(CHAT, bomb())
+    request = target.post(CHAT, PARTS)
     while target.on():
         await at_once(target, request, AT_ONCE)
         await target.pause(3)
 
 
-def siblings() -> list[tuple[str, bytes]]:
-    """Returns the paths and bodies of the same attack in other fields."""
-    unknown = b",".join(b'"k%d":1' % i for i in range(150_000))
-    user = b'"messages":[{"role":"user","content":"x"}]'
-    ids = filled(b'{"prompt":[', b"70", b'],"max_tokens":4}')
-    return [
-        (CHAT, b"{" + user + b"," + unknown + b"}"),
-        (CHAT, b'{"messages":[{"role":"user","content":"x",' + unknown + b"}]}"),
-        (CHAT, filled(b'{"messages":[', b"{}", b"]}")),
-        (CHAT, filled(b"{" + user + b',"stop":[', b"1", b"]}")),
-        (CHAT, filled(b"{" + user + b',"stop":[', b'"s"', b"]}")),
-        (CHAT, b"{" + user + b',"metadata":' + b"[" * 500_000 + b"]" * 500_000 + b"}"),
-        (CHAT, filled(b"{" + user + b',"metadata":{"a":[', b"[]", b"]}}")),
-        (CHAT, b"{" + user + b',"logit_bias":{' + b",".join(b'"%d":1' % i for i in range(180_000)) + b"}}"),
-        ("/generate", ids),
-        ("/generate", filled(b'{"prompt":[', b"-1", b"]}")),
-        ("/generate", filled(b'{"prompt":[', b'"x"', b"]}")),
-        ("/v1/completions", filled(b'{"prompt":[', b"[]", b"]}")),
-        ("/v1/completions", filled(b'{"prompt":[', b'""', b"]}")),
-        ("/v1/completions", ids),
-        ("/detokenize", filled(b'{"tokens":[', b"-1", b"]}")),
-        ("/detokenize", filled(b'{"tokens":[', b"{}", b"]}")),
+@attack("validation-siblings", "all other shapes of bodies in turn, four at once, every second", keyed=True, seconds=50)
+async def validation_siblings(target: Target) -> None:
+    bodies = [
+        *SHAPES.values(),
+        *LARGEST.values(),
         ("/v1/responses", b'{"input":"' + b"a" * (SIZE - 30) + b'"}'),
         ("/v1/infill", b'{"text":"a' + b"<mask:1>" * (SIZE // 8 - 2) + b'"}'),
     ]
-
-
-@attack(
-    "validation-siblings", "eighteen other bodies of 2 MiB in turn, four at once, every second", keyed=True, seconds=30
-)
-async def validation_siblings(target: Target) -> None:
-    requests = cycle([target.post(path, body) for path, body in siblings()])
+    requests = cycle([target.post(path, body) for path, body in bodies])
     while target.on():
         await at_once(target, next(requests), 4)
         await target.pause(1)
@@ -82,7 +48,7 @@ async def validation_siblings(target: Target) -> None:
 def hidden_values() -> list[tuple[str, bytes]]:
     """Returns the paths and bodies of requests with few JSON values, but with many in the arguments of a call.
 
-    The arguments of their first call are an open string. Those of the second call have 700,000 lists.
+    The arguments of their first call are an open string.
     """
     lists = json.dumps({"a": [[]] * (SIZE // 3 - 1000)}, separators=(",", ":"))
     user = {"role": "user", "content": "x"}

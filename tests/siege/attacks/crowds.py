@@ -2,8 +2,7 @@
 
 import asyncio
 
-from tests.siege.attacks.bodies import CHAT
-from tests.siege.attacks.readers import STORY
+from tests.server.bombs import CHAT
 from tests.siege.registry import attack
 from tests.siege.target import Target
 
@@ -78,19 +77,3 @@ async def connects(target: Target) -> None:
             async with target.connection() as (_, writer):
                 writer.write(b"GET")
         await target.pause(0.005)
-
-
-@attack("aborted-requests", "valid requests given up after 50 ms, 40 a second", keyed=True)
-async def aborted_requests(target: Target) -> None:
-    request = target.post(CHAT, STORY)
-
-    async def one() -> None:
-        while target.on():
-            with target.rebuffed():
-                async with target.connection() as (_, writer):
-                    writer.write(request)
-                    await asyncio.sleep(0.05)
-            target.did["aborted"] += 1
-            await target.pause(0.05)
-
-    await asyncio.gather(*(one() for _ in range(4)))

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from itertools import cycle
 from typing import Any
 
-from tests.siege.attacks.bodies import CHAT, SIZE
+from tests.server.bombs import CHAT
+from tests.siege.attacks.bodies import SIZE
 from tests.siege.registry import attack
 from tests.siege.target import Target
 

@@ -4,7 +4,7 @@ import asyncio
 import random
 import re
 
-from tests.siege.attacks.bodies import CHAT
+from tests.server.bombs import CHAT
 from tests.siege.attacks.readers import STEPS, STORY, long_answer
 from tests.siege.registry import attack
 from tests.siege.target import REBUFFED, Target

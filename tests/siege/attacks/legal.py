@@ -7,7 +7,8 @@ import time
 from itertools import cycle
 from typing import Any
 
-from tests.siege.attacks.bodies import CHAT, SIZE, at_once
+from tests.server.bombs import CHAT
+from tests.siege.attacks.bodies import SIZE, at_once
 from tests.siege.registry import attack
 from tests.siege.target import REBUFFED, Target
 

@@ -2,7 +2,8 @@
 
 import json
 
-from tests.siege.attacks.bodies import CHAT, SIZE, at_once, filled
+from tests.server.bombs import CHAT
+from tests.siege.attacks.bodies import SIZE, at_once, filled
 from tests.siege.registry import attack
 from tests.siege.target import Target
 

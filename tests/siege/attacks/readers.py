@@ -3,7 +3,8 @@
 import asyncio
 import time
 
-from tests.siege.attacks.bodies import CHAT, SIZE, filled
+from tests.server.bombs import CHAT
+from tests.siege.attacks.bodies import SIZE, filled
 from tests.siege.registry import attack
 from tests.siege.target import RECEIVE_BUFFER, Target, Unread
 

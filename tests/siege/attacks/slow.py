@@ -48,47 +48,39 @@ async def hold_open(target: Target, reader: asyncio.StreamReader, drip: Callable
             target.says(f"a connection that brings no request was held for {LONGEST:.0f} s")
 
 
-@attack(
-    "half-headers",
-    f"{SOCKETS} connections: a good GET /health, then half a header, a byte every 2 s; {DESCRIPTORS} descriptors",
-    seconds=SECONDS,
-    descriptors=DESCRIPTORS,
-)
-async def half_headers(target: Target) -> None:
+# Name: what the connections send, a request that is answered, the beginning of another one, and a byte every 2 s.
+HELD: dict[str, tuple[str, Callable[[Target], bytes], bytes, bytes]] = {
+    "half-headers": (
+        "a good GET /health, then half a header, a byte every 2 s",
+        lambda target: target.head("GET", "/health"),
+        b"GET /health HTTP/1.1\r\nX-Slow: ",
+        b"y",
+    ),
+    "trickled-bodies": (
+        "a POST without a key, its body a byte every 2 s",
+        lambda target: target.head("POST", "/v1/chat/completions", "Content-Length: 1000000"),
+        b"",
+        b" ",
+    ),
+    "silent-connections": ("nothing", lambda target: b"", b"", b""),
+}
+
+
+def _register(name: str, what: str, request: Callable[[Target], bytes], start: bytes, drip: bytes) -> None:
     async def hold(target: Target, streams: Streams) -> None:
         reader, writer = streams
-        writer.write(target.head("GET", "/health"))
-        await target.answer(reader)
-        writer.write(b"GET /health HTTP/1.1\r\nX-Slow: ")
-        await hold_open(target, reader, lambda: writer.write(b"y"), 2)
+        if sent := request(target):
+            writer.write(sent)
+            await target.answer(reader)
+        writer.write(start)
+        await hold_open(target, reader, lambda: writer.write(drip), 2)
 
-    await keep_up(target, SOCKETS, hold)
+    async def run(target: Target) -> None:
+        await keep_up(target, SOCKETS, hold)
 
-
-@attack(
-    "trickled-bodies",
-    f"{SOCKETS} connections: a POST without a key, its body a byte every 2 s; {DESCRIPTORS} descriptors",
-    seconds=SECONDS,
-    descriptors=DESCRIPTORS,
-)
-async def trickled_bodies(target: Target) -> None:
-    async def hold(target: Target, streams: Streams) -> None:
-        reader, writer = streams
-        writer.write(target.head("POST", "/v1/chat/completions", "Content-Length: 1000000"))
-        await target.answer(reader)
-        await hold_open(target, reader, lambda: writer.write(b" "), 2)
-
-    await keep_up(target, SOCKETS, hold)
+    rate = f"{SOCKETS} connections that send {what}; {DESCRIPTORS} descriptors"
+    attack(name, rate, seconds=SECONDS, descriptors=DESCRIPTORS)(run)
 
 
-@attack(
-    "silent-connections",
-    f"{SOCKETS} connections that send nothing; {DESCRIPTORS} descriptors",
-    seconds=SECONDS,
-    descriptors=DESCRIPTORS,
-)
-async def silent_connections(target: Target) -> None:
-    async def hold(target: Target, streams: Streams) -> None:
-        await hold_open(target, streams[0], lambda: None, 2)
-
-    await keep_up(target, SOCKETS, hold)
+for _name, _held in HELD.items():
+    _register(_name, *_held)
