@@ -20,9 +20,7 @@ SPEC = {
     "networkPolicy": {"from": [{"podSelector": {"matchLabels": {"app": "client"}}}]},
     "autoscaling": {"provider": "HPA", "minReplicas": 2, "maxReplicas": 3, "targets": {"queuedRequestsPerReplica": 2}},
     "engine": {"maxNumReqs": 8},
-    "podTemplate": {
-        "spec": {"containers": [{"name": "main", "env": [{"name": f"N{i}", "value": "v"} for i in range(20)]}]}
-    },
+    "podTemplate": {"spec": {"containers": [{"name": "main", "env": [{"name": f"N{i}"} for i in range(20)]}]}},
 }
 
 
