@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,18 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
+from tests.operator.fake_api import FakeApi
 from tests.operator.samples import make, observe, resource, running, template
 from tests.operator.structural import violations
 from tools.crd import schema
-from unmask_operator.controller.reconciler import Reconciler, Result, _event
-from unmask_operator.kube.cache import Cache
+from unmask_operator.controller.reconciler import _event
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import DLMS
-from unmask_operator.metrics import Metrics
-from unmask_operator.objects import Key, Obj, Ref
+from unmask_operator.objects import Obj, Ref
 from unmask_operator.plan.observed import Adapter, Decision, Load, Observed, PodEvent
 from unmask_operator.plan.plan import Problem
-from unmask_operator.settings import Settings
 from unmask_operator.status import status
 from unmask_operator.status.condition import LONGEST_MESSAGE, false, true, unknown
 from unmask_operator.status.limits import EVENT_REASON_LENGTH, conform, minimal, valid_reason, valid_text
@@ -256,61 +253,20 @@ def test_a_problem_with_a_strange_reason_is_made_valid() -> None:
     assert (found["reason"], found["message"]) == ("notAReason", "a sentence (not a reason)")
 
 
-# Statuses that are refused nevertheless
+# -- statuses that are refused nevertheless
 
-KEY = Key("default", "demo")
 REFUSED = ApiError(422, "Invalid", "status.conditions[0].reason: Invalid value")
 
 
-class Api:
-    """Fake API that refuses statuses with `error` while `refuses(patch)`.
-
-    It stores the status, the patches and the Events.
-    """
-
-    def __init__(self, service: Obj) -> None:
-        self.service, self.patches, self.events, self.version = service, list[Obj](), list[Obj](), 1
-        self.refuses: Any = lambda patch: "url" in patch
-        self.error = REFUSED
-
-    async def create(self, obj: Obj, dry_run: bool = False) -> Obj:
-        if obj["kind"] == "Event":
-            self.events.append(obj)
-        self.version += 1
-        return {**obj, "metadata": {"uid": "a-child's", **obj["metadata"], "resourceVersion": str(self.version)}}
-
-    async def patch_status(self, namespace: str, name: str, uid: str, patch: Obj) -> Obj:
-        if self.refuses(patch):
-            raise self.error
-        self.patches.append(patch)
-        self.version += 1
-        merged = {**self.service.get("status", {}), **patch}
-        self.service = {**self.service, "status": {m: v for m, v in merged.items() if v is not None}}
-        self.service["metadata"] = {**self.service["metadata"], "resourceVersion": str(self.version)}
-        return self.service
+def refusing(error: ApiError, refuses: Any = lambda patch: "url" in patch) -> FakeApi:
+    """Returns an API server that refuses statuses with this error."""
+    api = FakeApi(observe(resource(replicas=3)))
+    api.refuse = lambda verb, patch: error if verb == "status" and refuses(patch) else None
+    return api
 
 
-class Operator:
-    """Reconciles one resource with `Api`."""
-
-    def __init__(self) -> None:
-        service = resource(replicas=3)
-        service["metadata"]["resourceVersion"] = "1"
-        self.cache = Cache()
-        self.cache.put(DLMS, service)
-        self.api = Api(service)
-        self.metrics = Metrics(self.cache, lambda: 0)
-        self.reconciler = Reconciler(self.api, self.cache, Settings(), self._observe, self.metrics)  # type: ignore[arg-type]
-
-    async def _observe(self, service: Obj, children: Any, pods: Any) -> Observed:
-        return Observed(service, datetime.now(UTC), children, pods)
-
-    def reconcile(self) -> Result:
-        return asyncio.run(self.reconciler.reconcile(KEY))
-
-    @property
-    def refused(self) -> float | None:
-        return self.metrics.registry.get_sample_value("unmask_operator_status_refusals_total")
+def count(api: FakeApi) -> float | None:
+    return api.metrics.registry.get_sample_value("unmask_operator_status_refusals_total")
 
 
 @pytest.mark.parametrize(
@@ -325,51 +281,41 @@ class Operator:
     ids=lambda error: str(error.status),
 )
 def test_a_refused_status_is_replaced_by_a_minimal_one(error: ApiError) -> None:
-    operator = Operator()
-    operator.api.error = error
-    result = operator.reconcile()
-    assert result.refused, "the refused status is not retried"
-    (patch,) = operator.api.patches
-    assert patch.keys() == {
-        "observedGeneration",
-        "replicas",
-        "readyReplicas",
-        "updatedReplicas",
-        "selector",
-        "conditions",
-    }
+    api = refusing(error)
+    assert api.reconcile().refused, "the refused status is not retried"
+    (patch,) = (patch for verb, patch in api.writes if verb == "status")
+    counts = {"observedGeneration", "replicas", "readyReplicas", "updatedReplicas"}
+    assert patch.keys() == {*counts, "selector", "conditions"}
     assert list(violations(STATUS, patch)) == []
     assert "Ready" in {condition["type"] for condition in patch["conditions"]}
-    assert operator.refused == 1
-    (event,) = [event for event in operator.api.events if event["reason"] == "StatusRefused"]
+    assert count(api) == 1
+    (event,) = api.events("StatusRefused")
     assert error.message in event["note"]
     assert event["type"] == "Warning"
 
 
 def test_a_refusal_that_lasts_is_reported_once_and_ends() -> None:
-    operator = Operator()
-    for count in (1, 2, 3):
-        assert operator.reconcile().refused
-        assert operator.refused == count
-    assert len(operator.api.patches) == 1, "the minimal status was written more than once"
-    assert [event["reason"] for event in operator.api.events].count("StatusRefused") == 1
-    operator.api.refuses = lambda patch: False
-    operator.cache.put(DLMS, operator.api.service, answered=True)
-    assert not operator.reconcile().refused
-    assert "url" in operator.api.service["status"]
-    operator.api.refuses = lambda patch: True
-    stored = copy.deepcopy(operator.api.service)
-    stored["metadata"] |= {"generation": 2, "resourceVersion": "99"}
-    operator.cache.put(DLMS, stored)
+    api = refusing(REFUSED)
+    for number in (1, 2, 3):
+        assert api.reconcile().refused
+        assert count(api) == number
+    assert [verb for verb, _ in api.writes].count("status") == 1, "the minimal status was written more than once"
+    assert len(api.events("StatusRefused")) == 1
+    api.refuse = lambda verb, patch: None
+    assert not api.reconcile().refused
+    assert "url" in api.resource["status"]
+    api.refuse = lambda verb, patch: REFUSED if verb == "status" else None
+    edited = copy.deepcopy(api.resource)
+    edited["metadata"] |= {"generation": 2, "resourceVersion": "999"}
+    api.cache.put(DLMS, edited)
     with pytest.raises(ApiError, match="Invalid value"):
-        operator.reconcile()
-    assert [event["reason"] for event in operator.api.events].count("StatusRefused") == 2
+        api.reconcile()
+    assert len(api.events("StatusRefused")) == 2
 
 
 def test_a_failed_write_of_the_status_is_no_refusal() -> None:
-    operator = Operator()
-    operator.api.error = ApiError(503, "ServiceUnavailable", "later")
+    api = refusing(ApiError(503, "ServiceUnavailable", "later"))
     with pytest.raises(ApiError):
-        operator.reconcile()
-    assert operator.refused == 0
-    assert not [event for event in operator.api.events if event["reason"] == "StatusRefused"]
+        api.reconcile()
+    assert count(api) == 0
+    assert api.events("StatusRefused") == []
