@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -43,19 +42,12 @@ def annotated_list(kube: Kube, pod: Obj) -> Any:
     return (kube.get("v1", "Pod", meta["name"], meta["namespace"])["metadata"].get("annotations") or {}).get(LIST_HASH)
 
 
-class PodEvent:
-    """Callable that returns the engine's answer: all listed adapters are ready, except WRONG, which failed."""
-
-    def __init__(self, kube: Kube, resource: Obj) -> None:
-        self._of = kube, resource
-
-    def __call__(self) -> str:
-        states: dict[str, Obj] = {}
-        for name, uri in (listed(*self._of) or {}).items():
-            states[name] = {"state": "ready", "uri": uri}
-            if name == "wrong":
-                states[name] |= {"state": "failed", "message": "tensor 'x' is none of this model's"}
-        return json.dumps({"status": "started", "adapters": states})
+def report(adapters: dict[str, str]) -> str:
+    """Returns the engine's answer: all listed adapters are ready, except WRONG, which failed."""
+    states: dict[str, Obj] = {name: {"state": "ready", "uri": uri} for name, uri in adapters.items()}
+    if "wrong" in states:
+        states["wrong"] |= {"state": "failed", "message": "tensor 'x' is none of this model's"}
+    return json.dumps({"status": "started", "adapters": states})
 
 
 def test_adapters_are_added_and_removed_while_the_pod_serves(
@@ -65,7 +57,7 @@ def test_adapters_are_added_and_removed_while_the_pod_serves(
     node = make_node(admin, "0")
     resource = admin.create(demo(namespace, lora={"adapters": [ROMAN]}))
     wait_condition(admin, resource, "Accepted", "True")
-    with engine({"/startup": PodEvent(admin, resource)}) as address:
+    with engine({"/startup": lambda: report(listed(admin, resource) or {})}) as address:
         pod = first_pod(admin, resource)
         assert listed(admin, resource) == {"roman": "demo://roman"}
         bind(admin, pod, node)
@@ -80,52 +72,20 @@ def test_adapters_are_added_and_removed_while_the_pod_serves(
         assert "wrong in 1 of 1 pods: tensor 'x' is none of this model's" in message
         wait_condition(admin, resource, "Ready", "True")
         status = read(admin, resource)["status"]
-        assert status["adapters"] == [
-            {"name": "roman", "ready": 1, "total": 1, "failed": 0},
-            {"name": "legal", "ready": 1, "total": 1, "failed": 0},
-            {"name": "wrong", "ready": 0, "total": 1, "failed": 1, "message": "tensor 'x' is none of this model's"},
-        ]
+        counts = [(one["name"], one["ready"], one["total"], one["failed"]) for one in status["adapters"]]
+        assert counts == [("roman", 1, 1, 0), ("legal", 1, 1, 0), ("wrong", 0, 1, 1)]
         assert listed(admin, resource)["legal"] == "hf://org/legal@v2"
 
         admin.patch(resource, {"spec": {"lora": {"adapters": [LEGAL]}}})
         wait_condition(admin, resource, "AdaptersLoaded", "True")
-        assert listed(admin, resource) == {"legal": "hf://org/legal@v2"}, (
-            "the ConfigMap still has adapters that the spec no longer lists"
-        )
+        assert listed(admin, resource) == {"legal": "hf://org/legal@v2"}
         assert [one["name"] for one in read(admin, resource)["status"]["adapters"]] == ["legal"]
 
         admin.patch(resource, {"spec": {"lora": {"adapters": []}}})
         admin.wait("no word of adapters", lambda: "adapters" not in read(admin, resource)["status"])
         assert condition(admin, resource, "AdaptersLoaded") == {}
-        assert workload(admin, resource)["metadata"]["generation"] == before, (
-            "the Deployment has changed, so its pods are replaced"
-        )
+        assert workload(admin, resource)["metadata"]["generation"] == before, "the Deployment has changed"
         assert first_pod(admin, resource)["metadata"]["uid"] == pod["metadata"]["uid"]
     assert len(admin.events(namespace, "AdapterFailed")) == 1
     admin.delete(node)
-    assert "Traceback" not in operator.log()
-
-
-def test_a_list_changes_under_an_operator_that_renders_another_pod_template(
-    operator: OperatorProcess, controlled_admin: Kube, controlled_namespace: str
-) -> None:
-    """Checks this with a newest revision that this operator would not render: it has one more environment variable."""
-    admin = controlled_admin
-    resource = admin.create(demo(controlled_namespace, lora={"maxAdapters": 2, "adapters": [ROMAN]}))
-    wait_condition(admin, resource, "Accepted", "True")
-    ours = admin.get("apps/v1", "ControllerRevision", "demo-r1", controlled_namespace)
-    theirs = copy.deepcopy(ours)
-    theirs["data"]["template"]["spec"]["containers"][0]["env"].append({"name": "OF_ANOTHER", "value": "1"})
-    owner_metadata = {member: ours["metadata"][member] for member in ("namespace", "labels", "ownerReferences")}
-    admin.create({**theirs, "metadata": {**owner_metadata, "name": "demo-r2"}, "revision": 2})
-    wait_condition(admin, resource, "UpToDate", "False", "OperatorUpgraded")
-    before = workload(admin, resource)
-    assert "OF_ANOTHER" in str(before["spec"]["template"])
-
-    admin.patch(resource, {"spec": {"lora": {"adapters": [ROMAN, LEGAL]}}})
-    admin.wait("the list", lambda: "legal" in listed(admin, resource))
-    wait_condition(admin, resource, "UpToDate", "False", "OperatorUpgraded")
-    assert workload(admin, resource)["spec"]["template"] == before["spec"]["template"]
-    admin.patch(resource, {"spec": {"lora": {"maxAdapters": 3}}})
-    admin.wait("more room", lambda: "--max-loras=3" in str(workload(admin, resource)["spec"]["template"]))
     assert "Traceback" not in operator.log()

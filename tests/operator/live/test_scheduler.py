@@ -64,35 +64,30 @@ def wait_unschedulable(kube: Kube, resource: Obj, says: str) -> str:
     return message
 
 
-def test_a_tainted_gpu_node_names_the_toleration_that_makes_the_service_available(kube: Kube, namespace: str) -> None:
+def test_a_tainted_or_cordoned_gpu_node_names_what_makes_the_service_available(kube: Kube, namespace: str) -> None:
     change_node(kube, GPUS, taints=[TAINT])
     resource = kube.create(demo(namespace, gpu={}))
-    message = wait_unschedulable(
-        kube, resource, "add a toleration of nvidia.com/gpu to spec.podTemplate.spec.tolerations"
-    )
+    advice = "add a toleration of nvidia.com/gpu to spec.podTemplate.spec.tolerations"
+    message = wait_unschedulable(kube, resource, advice)
     assert f"node {GPUS} (2) has the untolerated taint nvidia.com/gpu=present:NoSchedule" in message
-    kube.patch(resource, {"spec": {"podTemplate": {"spec": {"tolerations": [TOLERATION]}}}})
-    wait_condition(kube, resource, "Available", "True")
-
-
-def test_a_cordoned_gpu_node_names_the_command(kube: Kube, namespace: str) -> None:
     change_node(kube, GPUS, unschedulable=True)
-    resource = kube.create(demo(namespace, gpu={}))
+    kube.patch(resource, {"spec": {"podTemplate": {"spec": {"tolerations": [TOLERATION]}}}})
     wait_unschedulable(kube, resource, f"kubectl uncordon {GPUS} ")
     change_node(kube, GPUS, unschedulable=None)
     wait_condition(kube, resource, "Available", "True")
 
 
-@pytest.mark.parametrize(
-    ("spec", "says"),
-    [
-        ({"podTemplate": {"spec": {"nodeSelector": {"pool": "b"}}}}, "correct spec.podTemplate.spec.nodeSelector"),
-        ({"resources": {"requests": {"memory": "1Ti"}}}, "lower spec.resources.requests.memory"),
-        ({"resources": {"requests": {"cpu": "65"}}}, "lower spec.resources.requests.cpu"),
-    ],
-)
-def test_another_obstacle_names_its_field(kube: Kube, namespace: str, spec: Obj, says: str) -> None:
-    wait_unschedulable(kube, kube.create(demo(namespace, gpu={}, **spec)), says)
+OBSTACLES = [
+    ({"podTemplate": {"spec": {"nodeSelector": {"pool": "b"}}}}, "correct spec.podTemplate.spec.nodeSelector"),
+    ({"resources": {"requests": {"memory": "1Ti"}}}, "lower spec.resources.requests.memory"),
+    ({"resources": {"requests": {"cpu": "65"}}}, "lower spec.resources.requests.cpu"),
+]
+
+
+def test_another_obstacle_names_its_field(kube: Kube, namespace: str) -> None:
+    resources = [kube.create(demo(namespace, f"demo-{n}", gpu={}, **spec)) for n, (spec, _) in enumerate(OBSTACLES)]
+    for resource, (_, says) in zip(resources, OBSTACLES, strict=True):
+        wait_unschedulable(kube, resource, says)
 
 
 def test_a_gpu_node_whose_gpus_are_taken_is_busy(kube: Kube, namespace: str) -> None:
