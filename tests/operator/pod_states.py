@@ -60,23 +60,22 @@ def judge_pod(pod_status: Obj, node: str | None = "n1", nodes: Sequence[Obj] | N
     return judge(observe_pod(pod_status, node, nodes, **known))
 
 
-def check(found: Mapping[str, Obj], expected: Mapping[str, str]) -> None:
-    """Asserts conditions by type.
+def check(found: Mapping[str, Obj], *expected: str) -> None:
+    """Asserts conditions, each line as "Type,Type Status Reason part ... another part" or "Type absent".
 
-    Each is "Status Reason part ... another part" with parts of the message in any order; "" if it must be absent. The
-    message starts with a part after "^", and does not contain one after "!".
+    Parts of the message are in any order. It starts with a part after "^", and does not contain one after "!".
     """
-    for kind, words in expected.items():
-        if not words:
-            assert kind not in found, found[kind]
-            continue
-        seen = found[kind]
-        status, _, rest = words.partition(" ")
-        reason, _, parts = rest.partition(" ")
-        assert (seen["status"], seen["reason"]) == (status, reason or seen["reason"]), seen
-        for part in parts.split(" ... "):
-            at = seen["message"].find(part.lstrip("^!"))
-            assert at < 0 if part[:1] == "!" else at == 0 if part[:1] == "^" else at >= 0, (part, seen)
+    for line in expected:
+        kinds, status, reason, parts = (line.split(" ", 3) + ["", ""])[:4]
+        for kind in kinds.split(","):
+            if status == "absent":
+                assert kind not in found, found[kind]
+                continue
+            seen = found[kind]
+            assert (seen["status"], seen["reason"]) == (status, reason or seen["reason"]), seen
+            for part in parts.split(" ... "):
+                at = seen["message"].find(part.lstrip("^!"))
+                assert (at < 0 if part[:1] == "!" else at == 0 if part[:1] == "^" else at >= 0), (part, seen)
 
 
 def unschedulable(message: str) -> Obj:

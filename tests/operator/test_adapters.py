@@ -242,7 +242,7 @@ def test_adapters_are_loaded_when_every_ready_pod_that_reported_serves_them(
 ) -> None:
     assert entries(observed) == expected
     found = conditions(observed)
-    check(found, {"AdaptersLoaded": says})
+    check(found, f"AdaptersLoaded {says}")
     del found["AdaptersLoaded"]
     others = conditions(replace(observed, adapters={}))
     assert {kind: found[kind]["status"] for kind in found} == {kind: others[kind]["status"] for kind in found}

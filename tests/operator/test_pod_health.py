@@ -9,8 +9,9 @@ import pytest
 
 from tests.operator.pod_states import RUNNING, check, container, judge, judge_pod, observe_pod, started_pod
 from unmask_operator.objects import Obj
-from unmask_operator.plan.observed import PodEvent
+from unmask_operator.plan.observed import Observed, PodEvent
 
+BACK_OFF_PULL = 'Back-off pulling image "i"'
 BACK_OFF = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
 LIMIT = {"resources": {"limits": {"memory": "1Gi"}}}
 MAIN = {"name": "main", "resources": {"limits": {"memory": "16Gi"}}}
@@ -43,12 +44,9 @@ def gated(*conditions: Obj) -> Obj:
     return started_pod(ready_reason="ReadinessGatesNotReady", conditions=[MET, *conditions])
 
 
-def pending(**members: Any) -> Obj:
-    return {"phase": "Pending", **members}
-
-
 def waiting(reason: str, message: str = "") -> Obj:
-    return pending(containerStatuses=[container(state={"waiting": {"reason": reason, "message": message}})])
+    main = container(state={"waiting": {"reason": reason, "message": message}})
+    return {"phase": "Pending", "containerStatuses": [main]}
 
 
 LOST = "^node n1 of pod demo-p1 does not answer ... kubectl describe node n1 ... !/ready"
@@ -72,142 +70,115 @@ IS_SIDECAR = {"initContainers": [{"name": "download", "restartPolicy": "Always"}
 GONE = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "message": "node no longer exists"}
 
 
+def of(pod_status: Obj, pod_spec: Obj | None = None, **known: Any) -> Observed:
+    """Returns the state of a first rollout whose only pod has this status."""
+    return observe_pod(pod_status, pod_spec=pod_spec, **known)
+
+
+OUT_OF_MEMORY = ended(terminated())
+IMAGES = [
+    ("ErrImagePull", "rpc error: code = NotFound desc = not found"),
+    ("RegistryUnavailable", "image pull failed for i because the registry is unavailable"),
+    ("SignatureValidationFailed", "image pull failed for i because the signature validation failed"),
+]
+
+
 @pytest.mark.parametrize(
-    ("pod_status", "known", "expected"),
+    ("observed", "expected"),
     [
         # a lost node is not blamed on the probe
-        (started_pod(), {}, {"Available": f"False NodeNotReady {LOST}"}),
-        (started_pod(**NODE_LOST), {}, {"Available": f"False NodeLost {LOST} ... is unresponsive"}),
-        (started_pod(**STOPPED), {}, {"Available": f"False NodeStatusUnknown {LOST}"}),
-        (started_pod(phase="Unknown"), {}, {"Available": f"False NodeLost {LOST}"}),
-        (
-            {"phase": "Running", "reason": "NodeLost", "containerStatuses": [container(state=RUNNING)]},
-            {},
-            {"Ready": "False NodeLost node n1"},
-        ),
+        (of(started_pod()), f"Available False NodeNotReady {LOST}"),
+        (of(started_pod(**NODE_LOST)), f"Available False NodeLost {LOST} ... is unresponsive"),
+        (of(started_pod(**STOPPED)), f"Available False NodeStatusUnknown {LOST}"),
+        (of(started_pod(phase="Unknown")), f"Available False NodeLost {LOST}"),
+        (of({**NODE_LOST, "containerStatuses": [container(state=RUNNING)]}), "Ready False NodeLost node n1"),
         # readiness gates
-        (gated(), {"pod_spec": GATES}, {"Available": f"{GATE} example.com/lb is missing, its controller has not set"}),
-        (
-            gated(UNHEALTHY),
-            {"pod_spec": GATES},
-            {"Available": f"{GATE} condition example.com/lb is False (Unhealthy: 0 of 1 targets)"},
-        ),
-        (gated({**LB, "status": "Unknown"}), {"pod_spec": GATES}, {"Available": f"{GATE} example.com/lb is Unknown"}),
+        (of(gated(), GATES), f"Available {GATE} example.com/lb is missing, its controller has not set it"),
+        (of(gated(UNHEALTHY), GATES), f"Available {GATE} example.com/lb is False (Unhealthy: 0 of 1 targets)"),
+        (of(gated({**LB, "status": "Unknown"}), GATES), f"Available {GATE} example.com/lb is Unknown"),
         # containers that are not Ready
-        (started_pod(PROXY, ready_reason=UNREADY), {}, {"Available": NOT_PROXY}),
+        (of(started_pod(PROXY, ready_reason=UNREADY)), f"Available {NOT_PROXY}"),
+        (of(started_pod(initContainerStatuses=[PROXY], ready_reason=UNREADY), ALWAYS), f"Available {NOT_PROXY}"),
         (
-            started_pod(initContainerStatuses=[PROXY], ready_reason=UNREADY),
-            {"pod_spec": ALWAYS},
-            {"Available": NOT_PROXY},
+            of(started_pod(RUNS_AGAIN)),
+            f"Available False {UNREADY} container istio-proxy was killed for using more memory than its limit ... "
+            "containers[name=istio-proxy].resources.limits.memory",
         ),
+        (of(NAMES_ONLY), f"Available False {UNREADY} ^containers istio-proxy, log-agent of pod demo-p1 are not Ready"),
+        (of(started_pod(main_ready=False, ready_reason=UNREADY)), f"Available {PROBE} ... !;"),
+        (of(started_pod(PROXY, main_ready=False)), f"Available {PROBE}; container istio-proxy of pod demo-p1 is not"),
         (
-            started_pod(RUNS_AGAIN),
-            {},
-            {
-                "Available": f"False {UNREADY} container istio-proxy was killed for using more memory than its limit "
-                "... containers[name=istio-proxy].resources.limits.memory"
-            },
-        ),
-        (NAMES_ONLY, {}, {"Available": f"False {UNREADY} ^containers istio-proxy, log-agent of pod demo-p1 are not"}),
-        (started_pod(main_ready=False, ready_reason=UNREADY), {}, {"Available": f"{PROBE} ... !;"}),
-        (started_pod(PROXY, main_ready=False), {}, {"Available": f"{PROBE}; container istio-proxy of pod demo-p1 is"}),
-        (
-            started_pod(ready_reason="Paused", ready_message="by the fleet manager"),
-            {},
-            {"Available": "False Paused ^pod demo-p1 is not Ready: Paused: by the fleet manager"},
+            of(started_pod(ready_reason="Paused", ready_message="by the fleet manager")),
+            "Available False Paused ^pod demo-p1 is not Ready: Paused: by the fleet manager",
         ),
         # what keeps new pods from being Ready is part of the rollout
         (
-            gated(),
-            {"pod_spec": GATES},
-            {"RolloutComplete": "False Progressing ^1 of 1 pods are of the newest template; pod demo-p1 waits for its"},
+            of(gated(), GATES),
+            "RolloutComplete False Progressing ^1 of 1 pods are of the newest template; pod demo-p1 waits for its",
         ),
         (
-            started_pod(),
-            {"deployment": {"conditions": [OVERDUE]}},
-            {"RolloutComplete": "False ProgressDeadlineExceeded node n1 of pod demo-p1 does not answer"},
+            of(started_pod(), deployment={"conditions": [OVERDUE]}),
+            "RolloutComplete False ProgressDeadlineExceeded node n1 of pod demo-p1 does not answer",
         ),
         # init containers
-        (DOWNLOADING, {}, {"ModelLoaded": "False Pending init container download of pod demo-p1 has not finished"}),
-        (DOWNLOADED, {"pod_spec": IS_SIDECAR}, {"ModelLoaded": "False Pending !download"}),
-        (DOWNLOADING, {"pod_spec": IS_SIDECAR}, {"ModelLoaded": "False Pending download"}),
+        (of(DOWNLOADED), "ModelLoaded False Pending init container download of pod demo-p1 has not finished"),
+        (of(DOWNLOADED, IS_SIDECAR), "ModelLoaded False Pending !download"),
+        (of(DOWNLOADING, IS_SIDECAR), "ModelLoaded False Pending download"),
         # out of memory
         (
-            ended(terminated()),
-            {"resources": LIMIT["resources"]},
-            {
-                "Ready": "False OOMKilled container main was killed for using more memory than its limit; raise "
-                "spec.resources.limits.memory"
-            },
+            of(OUT_OF_MEMORY, **LIMIT),
+            "Ready False OOMKilled ^container main was killed for using more memory than its limit; raise "
+            "spec.resources.limits.memory",
         ),
         (
-            ended(terminated()),
-            {},
-            {"Ready": "False OOMKilled node n1 ran out of memory ... set spec.resources.requests.memory ... !limits."},
+            of(OUT_OF_MEMORY),
+            "Ready False OOMKilled node n1 ran out of memory ... set spec.resources.requests.memory ... !limits.",
         ),
         (
-            ended(terminated()),
-            {"pod_spec": POD_LIMIT},
-            {"Ready": f"False OOMKilled the pod used more memory than its limit; raise {PATH}.resources.limits.memory"},
+            of(OUT_OF_MEMORY, POD_LIMIT),
+            f"Ready False OOMKilled the pod used more memory than its limit; raise {PATH}.resources.limits.memory",
         ),
         *(
             (
-                ended(terminated(name)),
-                {"pod_spec": with_sidecar(**spec)},
-                {
-                    "Ready": f"False OOMKilled ^container {name} was killed ... "
-                    f"{PATH}.{kind}[name={name}].resources.{field}.memory ... !spec.resources"
-                },
+                of(ended(terminated(name)), with_sidecar(**spec)),
+                f"Ready False OOMKilled ^container {name} was killed ... !spec.resources ... "
+                f"{PATH}.{kind}[name={name}].resources.{field}.memory",
             )
             for name, kind in (("istio-proxy", "containers"), ("fetch", "initContainers"))
             for spec, field in ((LIMIT, "limits"), ({}, "requests"))
         ),
         # containers that a webhook added
         (
-            pending(initContainerStatuses=[terminated("istio-init")], containerStatuses=[container()]),
-            {},
-            {"Ready": f"False OOMKilled raise {PATH}.initContainers[name=istio-init].resources.limits.memory"},
+            of({"phase": "Pending", "initContainerStatuses": [terminated("init")], "containerStatuses": [container()]}),
+            f"Ready False OOMKilled raise {PATH}.initContainers[name=init].resources.limits.memory",
         ),
         (
-            started_pod(terminated("istio-proxy")),
-            {},
-            {"Ready": f"False OOMKilled raise {PATH}.containers[name=istio-proxy].resources.limits.memory"},
+            of(started_pod(terminated("istio-proxy"))),
+            f"Ready False OOMKilled raise {PATH}.containers[name=istio-proxy].resources.limits.memory",
         ),
-        # images
+        # images: the kubelet alternates between two reasons
         *(
-            (waiting(reason, message), {}, {"Ready": f"False ImagePullBackOff ^image i cannot be pulled: {cause}"})
-            for error, cause in (
-                ("ErrImagePull", "rpc error: code = NotFound desc = not found"),
-                ("RegistryUnavailable", "image pull failed for i because the registry is unavailable"),
-                ("SignatureValidationFailed", "image pull failed for i because the signature validation failed"),
-            )
-            for reason, message in (
-                (error, cause),
-                ("ImagePullBackOff", f'Back-off pulling image "i": {error}: {cause}'),
-            )
+            (of(waiting(reason, message)), f"Ready False ImagePullBackOff ^image i cannot be pulled: {cause}")
+            for error, cause in IMAGES
+            for reason, message in ((error, cause), ("ImagePullBackOff", f"{BACK_OFF_PULL}: {error}: {cause}"))
         ),
         (
-            waiting("ImagePullBackOff", 'Back-off pulling image "i"'),
-            {},
-            {"Ready": "False ImagePullBackOff ^image i cannot be pulled ... !:"},
+            of(waiting("ImagePullBackOff", BACK_OFF_PULL)),
+            "Ready False ImagePullBackOff ^image i cannot be pulled ... !:",
         ),
         # failed pods
         (
-            {"phase": "Failed", "conditions": [GONE]},
-            {},
-            {"ModelLoaded": "False PodFailed ^pod demo-p1 failed: node no longer exists"},
+            of({"phase": "Failed", "conditions": [GONE]}),
+            "ModelLoaded False PodFailed ^pod demo-p1 failed: node no longer exists",
         ),
         (
-            {"phase": "Failed", "reason": "DeadlineExceeded", "message": "Pod was active for too long"},
-            {},
-            {"ModelLoaded": f"False DeadlineExceeded remove {PATH}.activeDeadlineSeconds"},
+            of({"phase": "Failed", "reason": "DeadlineExceeded", "message": "Pod was active for too long"}),
+            f"ModelLoaded False DeadlineExceeded remove {PATH}.activeDeadlineSeconds",
         ),
     ],
 )
-def test_conditions_of_a_pod(pod_status: Obj, known: Any, expected: dict[str, str]) -> None:
-    found = judge_pod(pod_status, **known)
-    assert found["Available"]["status"] == "False"
-    check(found, expected)
+def test_conditions_of_a_pod(observed: Observed, expected: str) -> None:
+    check(judge(observed), "Available False", expected)
 
 
 @pytest.mark.parametrize(
@@ -227,11 +198,11 @@ def test_conditions_of_a_pod(pod_status: Obj, known: Any, expected: dict[str, st
 @pytest.mark.parametrize("name", ["main", "istio-proxy", "fetch"])
 def test_a_container_that_ended_is_named_without_advice_on_memory(reason: str, code: int, says: str, name: str) -> None:
     end = terminated(name, reason, code, "first\nlast line\n")
-    words = f"False CrashLoopBackOff ^container {name} {says} ... !memory ... !spec.resources"
-    check(judge_pod(ended(end), pod_spec=with_sidecar()), {"Ready": words})
+    words = f"Ready False CrashLoopBackOff ^container {name} {says} ... !memory ... !spec.resources"
+    check(judge_pod(ended(end), pod_spec=with_sidecar()), words)
     if reason == "StartError":  # the kubelet alternates between two reasons
         end["state"] = {"waiting": {"reason": "RunContainerError", "message": "last line"}}
-        check(judge_pod(ended(end), pod_spec=with_sidecar()), {"Ready": words})
+        check(judge_pod(ended(end), pod_spec=with_sidecar()), words)
 
 
 LOW = "The node was low on resource: "
@@ -268,15 +239,17 @@ LOW = "The node was low on resource: "
 )
 def test_an_eviction_names_the_resource_and_the_field(message: str, fix: str) -> None:
     found = judge_pod({"phase": "Failed", "reason": "Evicted", "message": message}, pod_spec=with_sidecar())
-    check(found, {"ModelLoaded": f"False Evicted {message.strip(' .')} ... {fix} ... !limits.memory"})
+    check(found, f"ModelLoaded False Evicted {message.strip(' .')} ... {fix} ... !limits.memory")
 
 
 def test_a_pod_that_cannot_be_deleted_from_a_lost_node_is_named() -> None:
     lost = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
     observed = observe_pod(started_pod(conditions=[lost]))
     observed.pods[0]["metadata"]["deletionTimestamp"] = "2026-01-02T03:00:05Z"
-    says = "False Pending no pod has a node yet; pod demo-p1 is being deleted, and its node n1 does not answer"
-    check(judge(observed), {"Scheduled": says})
+    says = (
+        "Scheduled False Pending no pod has a node yet; pod demo-p1 is being deleted, and its node n1 does not answer"
+    )
+    check(judge(observed), says)
 
 
 def test_a_probe_of_a_sidecar_names_the_sidecars_field() -> None:
@@ -290,5 +263,5 @@ def test_a_probe_of_a_sidecar_names_the_sidecars_field() -> None:
     observed = observe_pod(started_pod(terminated("istio-proxy", "Error", 143)), pod_spec=with_sidecar())
     says = "^the kubelet ended container istio-proxy because of its liveness probe"
     field = f"({PATH}.containers[name=istio-proxy].livenessProbe): Liveness probe failed: connection refused"
-    expected = {"Ready": f"False LivenessProbeFailed {says} ... {field}"}
+    expected = f"Ready False LivenessProbeFailed {says} ... {field}"
     check(judge(replace(observed, pod_events={"p1": events})), expected)
