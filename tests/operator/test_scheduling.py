@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.operator.pod_states import check, gpu_node, judge_pod, taint, unschedulable
+from tests.operator.pod_states import check, gpu_node, judge, observe_pod, taint, unschedulable
 from tests.operator.recorded import pod, reconcile
 from unmask_operator.objects import Obj
+from unmask_operator.plan.observed import Observed
 from unmask_operator.status import status
 from unmask_operator.status.scheduling.node_fit import is_tolerated, split_nodes
 from unmask_operator.status.scheduling.scheduler_message import parse_reasons
@@ -40,18 +41,19 @@ def lost(name: str) -> Obj:
     return node
 
 
-def scheduled(reasons: str, nodes: list[Obj] | None = None, **spec: Any) -> dict[str, Obj]:
-    """Returns the conditions of a GPU service with the scheduler's reasons."""
-    found: dict[str, Obj] = judge_pod(
-        unschedulable(f"0/{len(nodes or [1])} nodes are available: {reasons}."), None, nodes, **{"gpu": {}, **spec}
-    )
+def of(reasons: str, nodes: list[Obj] | None = None, **spec: Any) -> Observed:
+    """Returns the state of a GPU service with the scheduler's reasons."""
+    message = f"0/{len(nodes or [1])} nodes are available: {reasons}."
+    return observe_pod(unschedulable(message), None, nodes, **{"gpu": {}, **spec})
+
+
+def check_scheduled(observed: Observed, expected: str, quoted: str = "") -> None:
+    """Checks the message before the quoted one of the scheduler, and parts of the quoted one."""
+    found = judge(observed)
     assert found["Ready"]["message"] == found["Scheduled"]["message"]
-    return found
-
-
-def explained(found: dict[str, Obj]) -> dict[str, Obj]:
-    """Returns the condition without the quoted message of the scheduler."""
-    return {"Scheduled": {**found["Scheduled"], "message": found["Scheduled"]["message"].partition(" (0/")[0]}}
+    check(found, f"Scheduled False  {quoted}")
+    explained = found["Scheduled"]["message"].partition(" (0/")[0]
+    check({"Scheduled": {**found["Scheduled"], "message": explained}}, f"Scheduled False {expected}")
 
 
 CPU = gpu_node("c", None)
@@ -60,133 +62,132 @@ TERMS = [{"matchExpressions": [{"key": "pool", "operator": "In", "values": ["a"]
 AFFINITY = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": TERMS}}
 UNSELECTED = [gpu_node("g"), labelled(gpu_node("c", None), pool="a")]
 CORRECT = f"correct {FIELD}.nodeSelector or {FIELD}.affinity.nodeAffinity, or engine.nodeSelector or gpuEngines.node"
+WEB, WEB_TAINT, MASTER = tainted("pool", "web"), taint("pool", "web"), taint(CONTROL_PLANE)
+TAINTED = tainted("nvidia.com/gpu", "present")
+NO_SLICE = f"1 Insufficient {SLICES}, {tainted('mig', 'yes')}"
+SLICED = [gpu_node("g", "2", SLICES, taints=[taint("mig", "yes")]), CPU]
+UNBOUND = "pod has unbound immediate PersistentVolumeClaims"
+VOLUMES = [
+    {"name": "model", "persistentVolumeClaim": {"claimName": "models"}},
+    {"name": "scratch", "ephemeral": {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteOnce"]}}}},
+    {"name": "tmp", "emptyDir": {}},
+]
 SMALL = [gpu_node("small", "2"), gpu_node("tainted", taints=[GPU_TAINT]), gpu_node("cordoned", unschedulable=True)]
 EXCLUDED = "node cordoned (8) is cordoned, node tainted (8) has the untolerated taint nvidia.com/gpu=present:NoSchedule"
 
 
 @pytest.mark.parametrize(
-    ("reasons", "nodes", "spec", "says"),
+    ("observed", "expected"),
     [
         # only GPUs are missing
         (
-            "2 Insufficient nvidia.com/gpu",
-            FREE,
-            {},
+            of("2 Insufficient nvidia.com/gpu", FREE),
             "InsufficientGPU the largest node has 8, not all free; they are busy",
         ),
-        (NO_GPU, [CPU], {}, f"InsufficientGPU {NO_NODE}: add a node with GPUs, or install their device plugin"),
-        (
-            f"{NO_GPU}, {tainted('pool', 'web')}",
-            [gpu_node("g"), gpu_node("c", None, taints=[taint("pool", "web")])],
-            {},
-            "InsufficientGPU they are busy now",
-        ),
-        (
-            f"{NO_GPU}, {UNNAMED}",
-            [gpu_node("g"), gpu_node("c", None, taints=[taint(CONTROL_PLANE)])],
-            {},
-            "InsufficientGPU busy",
-        ),
+        (of(NO_GPU, [CPU]), f"InsufficientGPU {NO_NODE}: add a node with GPUs, or install their device plugin"),
+        (of(f"{NO_GPU}, {WEB}", [gpu_node("g"), gpu_node("c", None, taints=[WEB_TAINT])]), "InsufficientGPU busy now"),
+        (of(f"{NO_GPU}, {UNNAMED}", [gpu_node("g"), gpu_node("c", None, taints=[MASTER])]), "InsufficientGPU busy now"),
         # The scheduler's message precedes newer taints of nodes, which make it retry.
-        (NO_GPU, [gpu_node("g", taints=[GPU_TAINT])], {}, "InsufficientGPU busy"),
-        (NO_GPU, [gpu_node("g", unschedulable=True)], {}, "InsufficientGPU busy"),
+        (of(NO_GPU, [gpu_node("g", taints=[GPU_TAINT])]), "InsufficientGPU busy"),
+        (of(NO_GPU, [gpu_node("g", unschedulable=True)]), "InsufficientGPU busy"),
         # nodes that exclude the pod
-        (f"{NO_GPU}, {tainted('pool', 'web')}", None, {}, "Unschedulable add a toleration of pool ... !busy"),
+        (of(f"{NO_GPU}, {WEB}"), "Unschedulable add a toleration of pool ... !busy"),
         (
-            "1 Insufficient memory, 2 Insufficient nvidia.com/gpu",
-            [gpu_node("g1"), gpu_node("g2"), CPU],
-            {},
+            of("1 Insufficient memory, 2 Insufficient nvidia.com/gpu", [gpu_node("g1"), gpu_node("g2"), CPU]),
             "InsufficientGPU ^1 Insufficient memory: lower spec.resources.requests.memory ... !busy ... needs 1 "
             "nvidia.com/gpu and the largest node that it may run on has 8, not all free",
         ),
         *(
             (
-                f"{NO_GPU}, {UNMATCHED}",
-                UNSELECTED,
-                {"podTemplate": {"spec": chosen}},
+                of(f"{NO_GPU}, {UNMATCHED}", UNSELECTED, podTemplate={"spec": chosen}),
                 f"Unschedulable {CORRECT} ... node g (8) does not match the ... !busy",
             )
             for chosen in ({"nodeSelector": {"pool": "a"}}, {"affinity": {"nodeAffinity": AFFINITY}})
         ),
         (
-            f"{NO_GPU}, {tainted('nvidia.com/gpu', 'present')}, 1 node(s) were unschedulable",
-            SMALL,
-            {"parallelism": {"tensor": 4}},
-            f"InsufficientGPU ^{tainted('nvidia.com/gpu', 'present')}: add a toleration ... {EXCLUDED} ... "
+            of(f"{NO_GPU}, {TAINTED}, 1 node(s) were unschedulable", SMALL, parallelism={"tensor": 4}),
+            f"InsufficientGPU ^{TAINTED}: add a toleration ... {EXCLUDED} ... "
             "needs 4 nvidia.com/gpu and the largest node that it may run on has 2: it never fits",
         ),
         *(
             (
-                f"{NO_GPU}, {tainted(f'node.kubernetes.io/{key}')}",
-                [gpu_node("small", "1"), lost("lost")],
-                {"parallelism": {"tensor": 2}},
+                of(
+                    f"{NO_GPU}, {tainted(f'node.kubernetes.io/{key}')}",
+                    [gpu_node("small", "1"), lost("lost")],
+                    parallelism={"tensor": 2},
+                ),
                 "InsufficientGPU node that it may run on has 1: it never fits ... node lost (8) is not Ready",
             )
             for key in ("unreachable", "not-ready")
         ),
-        *(
-            (
-                f"1 Insufficient {SLICES}, {tainted('mig', 'yes')}",
-                [gpu_node("g", "2", SLICES, taints=[taint("mig", "yes")]), CPU],
-                spec,
-                f"Unschedulable {says}",
-            )
-            for spec, says in (
-                ({"gpu": {"resourceName": SLICES}}, f"add a toleration of mig ... a pod needs 1 {SLICES}"),
-                ({}, "spec.gpu.resourceName"),
-            )
+        (
+            of(NO_SLICE, SLICED, gpu={"resourceName": SLICES}),
+            f"Unschedulable add a toleration of mig ... a pod needs 1 {SLICES}",
         ),
-        (UNMATCHED, [labelled(gpu_node("w"), **{"kubernetes.io/os": "windows"})], {}, f"Unschedulable {CORRECT}"),
+        (of(NO_SLICE, SLICED), "Unschedulable spec.gpu.resourceName"),
+        (of(UNMATCHED, [labelled(gpu_node("w"), **{"kubernetes.io/os": "windows"})]), f"Unschedulable {CORRECT}"),
         # control plane nodes are left out where there are other reasons
         (
-            f"1 Insufficient memory, {tainted(CONTROL_PLANE)}",
-            None,
-            {},
+            of(f"1 Insufficient memory, {tainted(CONTROL_PLANE)}"),
             "Unschedulable ^1 Insufficient memory: lower ... !control-plane",
         ),
         # taints that others set temporarily
-        *(
-            (tainted(key), None, {}, f"Unschedulable {says} ... !tolerations")
-            for key, says in (
-                ("ToBeDeletedByClusterAutoscaler", "about to remove the node"),
-                ("karpenter.sh/disrupted", "about to remove the node"),
-                ("node.cilium.io/agent-not-ready", "the node is still starting"),
-            )
-        ),
-        (UNNAMED, None, {}, "Unschedulable tolerations of the taints that kubectl describe node lists"),
+        (of(tainted("ToBeDeletedByClusterAutoscaler")), "Unschedulable about to remove the node ... !tolerations"),
+        (of(tainted("karpenter.sh/disrupted")), "Unschedulable about to remove the node ... !tolerations"),
+        (of(tainted("node.cilium.io/agent-not-ready")), "Unschedulable the node is still starting ... !tolerations"),
+        (of(UNNAMED), "Unschedulable tolerations of the taints that kubectl describe node lists"),
         # reasons without a fix are quoted
-        ("1 NodeUnfitPod", None, {}, "Unschedulable ^0/1 nodes are available: 1 NodeUnfitPod"),
-        ("1 card is in use, 7 of 8", None, {}, "Unschedulable ^0/1 nodes are available: 1 card is in use, 7 of 8"),
+        (of("1 NodeUnfitPod"), "Unschedulable ^0/1 nodes are available: 1 NodeUnfitPod"),
+        (of("1 card is in use, 7 of 8"), "Unschedulable ^0/1 nodes are available: 1 card is in use, 7 of 8"),
+        # other services and messages
+        (
+            observe_pod(unschedulable(f"0/1 nodes are available: {WEB}."), None),
+            f"Unschedulable {FIELD}.tolerations ... !gpuEngines",
+        ),
+        (
+            observe_pod(unschedulable("no nodes available to schedule pods"), None),
+            "Unschedulable the cluster has no node",
+        ),
+        (
+            observe_pod(unschedulable("Scheduling is blocked due to non-empty scheduling gates"), None),
+            f"Unschedulable {FIELD}.schedulingGates",
+        ),
+        (of("waiting for resource claim controller"), f"Unschedulable {FIELD}.resourceClaims"),
+        (
+            observe_pod(unschedulable("running PreBind plugin: binding volumes: timed out"), None),
+            "Unschedulable ^running PreBind plugin: binding volumes: timed out",
+        ),
+        (
+            observe_pod(unschedulable(f"0/1 nodes are available: {UNBOUND}."), None, pod_spec={"volumes": VOLUMES}),
+            "PersistentVolumeClaimUnbound no volume yet: models, demo-p1-scratch; ",
+        ),
     ],
 )
-def test_the_conditions_of_a_pod_without_a_node(reasons: str, nodes: Any, spec: Obj, says: str) -> None:
-    check(explained(scheduled(reasons, nodes, **spec)), f"Scheduled False {says}")
+def test_the_conditions_of_a_pod_without_a_node(observed: Observed, expected: str) -> None:
+    check_scheduled(observed, expected)
 
 
 @pytest.mark.parametrize(
     ("reason", "node", "says"),
     [
         (UNNAMED, {"taints": [GPU_TAINT]}, TOLERATE),
-        (tainted("nvidia.com/gpu", "present"), {"taints": [GPU_TAINT]}, TOLERATE),
+        (TAINTED, {"taints": [GPU_TAINT]}, TOLERATE),
         ("1 node(s) were unschedulable", {"unschedulable": True}, "kubectl uncordon g makes"),
-        (
-            tainted("node.kubernetes.io/unreachable"),
-            {"taints": [taint("node.kubernetes.io/unreachable")]},
-            "the node is not Ready",
+        *(
+            (tainted(key), {"taints": [taint(key)]}, says)
+            for key, says in (
+                ("node.kubernetes.io/unreachable", "the node is not Ready"),
+                ("node.kubernetes.io/disk-pressure", "the node's disk is full"),
+                (CONTROL_PLANE, f"add a worker node, or tolerate {CONTROL_PLANE}"),
+            )
         ),
-        (
-            tainted("node.kubernetes.io/disk-pressure"),
-            {"taints": [taint("node.kubernetes.io/disk-pressure")]},
-            "the node's disk is full",
-        ),
-        (tainted(CONTROL_PLANE), {"taints": [taint(CONTROL_PLANE)]}, f"add a worker node, or tolerate {CONTROL_PLANE}"),
     ],
 )
 def test_a_node_with_gpus_that_excludes_the_pod_is_not_called_busy(reason: str, node: Obj, says: str) -> None:
-    found = scheduled(f"{NO_GPU}, {reason}", [gpu_node("g", **node), CPU])
-    check(explained(found), f"Scheduled False Unschedulable ^{reason} ... {says} ... !busy")
+    observed = of(f"{NO_GPU}, {reason}", [gpu_node("g", **node), CPU])
     quoted = f"(0/2 nodes are available: {NO_GPU}, {reason})"
-    check(found, f"Scheduled False Unschedulable {NO_NODE}; not counted with nvidia.com/gpu: node g (8) ... {quoted}")
+    quoted = f"{NO_NODE}; not counted with nvidia.com/gpu: node g (8) ... {quoted}"
+    check_scheduled(observed, f"Unschedulable ^{reason} ... {says} ... !busy", quoted)
 
 
 @pytest.mark.parametrize(
@@ -213,8 +214,7 @@ def test_a_node_with_gpus_that_excludes_the_pod_is_not_called_busy(reason: str, 
 def test_a_node_that_is_short_of_something_else_is_not_called_busy(reason: str, says: str) -> None:
     """The GPUs of one node are free. The message counts the other node as one without GPUs."""
     for reasons, nodes in ((f"{NO_GPU}, {reason}", FREE), (f"{NO_GPU}, {reason}", None), (reason, FREE[:1])):
-        words = f"Scheduled False Unschedulable ^{reason}: ... {says} ... !busy"
-        check(explained(scheduled(reasons, nodes)), words)
+        check_scheduled(of(reasons, nodes), f"Unschedulable ^{reason}: ... {says} ... !busy")
 
 
 @pytest.mark.parametrize(
@@ -229,46 +229,16 @@ def test_a_node_that_is_short_of_something_else_is_not_called_busy(reason: str, 
 def test_taints_that_the_message_does_not_name_are_read_from_the_nodes(taints: list[str], says: str) -> None:
     nodes = [gpu_node("g", taints=[taint(key) for key in taints]), gpu_node("c", None, taints=[taint("web")])]
     for reasons in (f"{NO_GPU}, {UNNAMED}", UNNAMED):
-        words = f"Scheduled False Unschedulable {says} ... !toleration of web"
-        check(explained(scheduled(reasons, nodes)), words)
-
-
-@pytest.mark.parametrize(
-    ("message", "says"),
-    [
-        ("no nodes available to schedule pods", "the cluster has no node; add one"),
-        ("Scheduling is blocked due to non-empty scheduling gates", f"{FIELD}.schedulingGates"),
-        ("0/1 nodes are available: waiting for resource claim controller", f"{FIELD}.resourceClaims"),
-        ("running PreBind plugin: binding volumes: timed out", "^running PreBind plugin: binding volumes: timed out"),
-    ],
-)
-def test_a_sentence_about_no_node_is_explained_too(message: str, says: str) -> None:
-    check(judge_pod(unschedulable(message), None, gpu={}), f"Scheduled False Unschedulable {says}")
-
-
-def test_a_service_without_gpus_is_not_sent_to_the_charts_gpu_values() -> None:
-    found = judge_pod(unschedulable(f"0/1 nodes are available: {tainted('pool', 'web')}."), None)
-    check(found, f"Scheduled False Unschedulable {FIELD}.tolerations ... !gpuEngines")
+        check_scheduled(of(reasons, nodes), f"Unschedulable {says} ... !toleration of web")
 
 
 def test_a_tainted_node_is_not_called_busy_in_a_rollout() -> None:
     surge = pod("unschedulable_gpu")
-    surge["status"]["conditions"][0]["message"] = f"0/2 nodes are available: {NO_GPU}, {tainted('pool', 'web')}."
-    nodes = [gpu_node("old", "4"), gpu_node("new", "4", taints=[taint("pool", "web")])]
+    surge["status"]["conditions"][0]["message"] = f"0/2 nodes are available: {NO_GPU}, {WEB}."
+    nodes = [gpu_node("old", "4"), gpu_node("new", "4", taints=[WEB_TAINT])]
     found = {c["type"]: c for c in status(*reconcile("surging", "ready", surge, nodes=nodes))["conditions"]}
-    says = f"^{tainted('pool', 'web')}: add a toleration of pool ... free a GPU or set maxSurge 0, maxUnavailable 1"
+    says = f"^{WEB}: add a toleration of pool ... free a GPU or set maxSurge 0, maxUnavailable 1"
     check(found, f"RolloutComplete False InsufficientGPU {says} ... !busy")
-
-
-def test_an_unbound_claim_of_an_ephemeral_volume_is_named() -> None:
-    volumes = [
-        {"name": "model", "persistentVolumeClaim": {"claimName": "models"}},
-        {"name": "scratch", "ephemeral": {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteOnce"]}}}},
-        {"name": "tmp", "emptyDir": {}},
-    ]
-    state = unschedulable("0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims.")
-    found = judge_pod(state, None, pod_spec={"volumes": volumes})
-    check(found, "Scheduled False PersistentVolumeClaimUnbound no volume yet: models, demo-p1-scratch; ")
 
 
 def test_the_schedulers_sentence_is_parsed_into_reasons_with_counts() -> None:
