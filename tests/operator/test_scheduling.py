@@ -58,6 +58,8 @@ def check_scheduled(observed: Observed, expected: str, quoted: str = "") -> None
 
 CPU = gpu_node("c", None)
 FREE = [gpu_node("g"), CPU]
+OTHER_OS = [labelled(gpu_node("w"), **{"kubernetes.io/os": "windows"})]
+NO_LINUX = "does not match the nodeSelector kubernetes.io/os=linux"
 TERMS = [{"matchExpressions": [{"key": "pool", "operator": "In", "values": ["a"]}]}]
 AFFINITY = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": TERMS}}
 UNSELECTED = [gpu_node("g"), labelled(gpu_node("c", None), pool="a")]
@@ -125,7 +127,7 @@ EXCLUDED = "node cordoned (8) is cordoned, node tainted (8) has the untolerated 
             f"Unschedulable add a toleration of mig ... a pod needs 1 {SLICES}",
         ),
         (of(NO_SLICE, SLICED), "Unschedulable spec.gpu.resourceName"),
-        (of(UNMATCHED, [labelled(gpu_node("w"), **{"kubernetes.io/os": "windows"})]), f"Unschedulable {CORRECT}"),
+        (of(f"{NO_GPU}, {UNMATCHED}", [CPU, *OTHER_OS]), f"Unschedulable {CORRECT} ... node w (8) {NO_LINUX}"),
         # control plane nodes are left out where there are other reasons
         (
             of(f"1 Insufficient memory, {tainted(CONTROL_PLANE)}"),
@@ -298,10 +300,3 @@ def test_required_affinity_is_that_of_the_scheduler(key: str, operator: str, val
     node = {"metadata": {"name": "n", "labels": {"a": "1"}}}
     allowed, excluded = split_nodes({"spec": {"affinity": {"nodeAffinity": required}}}, [node])
     assert (len(allowed), len(excluded)) == ((1, 0) if matches else (0, 1))
-
-
-def test_a_windows_node_is_excluded_by_the_selector_of_every_engine() -> None:
-    nodes = [labelled(gpu_node(os), **{"kubernetes.io/os": os}) for os in ("windows", "linux")]
-    fitting, excluded = split_nodes({"spec": {"nodeSelector": {"kubernetes.io/os": "linux"}}}, [*nodes, gpu_node("u")])
-    assert [node["metadata"]["name"] for node in fitting] == ["linux", "u"]
-    assert [one.reason for one in excluded] == ["does not match the nodeSelector kubernetes.io/os=linux"]
