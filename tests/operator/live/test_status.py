@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,7 @@ from e2e.cluster import ApiError, ApiServer, Kube
 from tests.operator.live.kubelet import bind, engine, first_pod, make_node, run
 from tests.operator.live.objects import condition, demo, read, wait_all_true, wait_condition
 from tests.operator.live.process import OperatorProcess, cluster_wide
+from unmask_operator.controller.adapters import LIST_HASH
 from unmask_operator.objects import SERVICE_LABEL
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("operator")]
@@ -101,6 +103,56 @@ def test_the_builtin_autoscaler_scales_up_and_down(admin, namespace):
     notes = [event["note"] for event in admin.events(namespace, "Scaled", at_least=2)]
     assert any(note.endswith("to 3 replicas: scaled up for queuedRequestsPerReplica") for note in notes)
     assert "from 3 to 1 replicas: scaled down: all samples in the stable window required fewer replicas" in notes
+
+
+ROMAN = {"name": "roman", "uri": "demo://roman"}
+LEGAL = {"name": "legal", "uri": "hf://org/legal", "revision": "v2"}
+WRONG = {"name": "wrong", "uri": "hf://org/of-another-model"}
+
+
+def test_adapters_are_added_and_removed_while_the_pod_serves(admin, namespace):
+    def listed():
+        return admin.get("v1", "ConfigMap", "demo-adapters", namespace).get("data") or {}
+
+    def report() -> str:
+        states = {
+            name: {"state": "failed" if name == "wrong" else "ready", "uri": uri} for name, uri in listed().items()
+        }
+        return json.dumps({"status": "started", "adapters": states})
+
+    def annotation():
+        metadata = admin.get("v1", "Pod", pod["metadata"]["name"], namespace)["metadata"]
+        return metadata.get("annotations", {}).get(LIST_HASH)
+
+    node = make_node(admin, "0")
+    resource = admin.create(demo(namespace, lora={"adapters": [ROMAN]}))
+    with engine({"/startup": report}) as address:
+        pod = first_pod(admin, resource)
+        bind(admin, pod, node)
+        run(admin, pod, address, started=True, ready=True)
+        wait_condition(admin, resource, "AdaptersLoaded", "True")
+        first = admin.wait("the kubelet is told of the list", annotation)
+
+        admin.patch(resource, {"spec": {"lora": {"adapters": [ROMAN, LEGAL, WRONG]}}})
+        admin.wait("the kubelet is told of another", lambda: annotation() != first)
+        wait_condition(admin, resource, "AdaptersLoaded", "False", "AdapterFailed", "wrong in 1 of 1 pods")
+        wait_condition(admin, resource, "Ready", "True")
+        adapters = read(admin, resource)["status"]["adapters"]
+        assert [(one["name"], one["ready"], one["failed"]) for one in adapters] == [
+            ("roman", 1, 0),
+            ("legal", 1, 0),
+            ("wrong", 0, 1),
+        ]
+        admin.patch(resource, {"spec": {"lora": {"adapters": [LEGAL]}}})
+        wait_condition(admin, resource, "AdaptersLoaded", "True")
+        assert listed() == {"legal": "hf://org/legal@v2"}
+        admin.patch(resource, {"spec": {"lora": {"adapters": []}}})
+        admin.wait("no word of adapters", lambda: "adapters" not in read(admin, resource)["status"])
+        assert condition(admin, resource, "AdaptersLoaded") == {}
+    deployment = admin.get("apps/v1", "Deployment", "demo", namespace)
+    assert deployment["metadata"]["annotations"]["deployment.kubernetes.io/revision"] == "1", "the pods are replaced"
+    assert len(admin.events(namespace, "AdapterFailed")) == 1
+    admin.delete(node)
 
 
 @pytest.mark.parametrize(
