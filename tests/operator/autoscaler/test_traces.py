@@ -173,3 +173,27 @@ def test_one_decision(
     sim = Simulation(rules, replicas=replicas, missing=lambda pod, second: pod in missing)
     decision = sim.look(load, kv_percent=kv)
     assert (decision.desired, decision.reason) == (desired, reason)
+
+
+@pytest.mark.parametrize(
+    ("running", "kv", "max_running", "replicas"),
+    [
+        (32, 0, 8, 4),
+        (17, 0, 8, 3),
+        (16, 0, 8, 2),
+        (1, 0, 0, 4),  # an older runtime does not report its limit, and is full with any request
+        (1, 0, 0.5, 4),
+        (0, 0, 0, 1),
+        (0, 60, 8, 3),  # per cent of each KV cache
+        (9, 60, 8, 3),
+    ],
+)
+def test_replicas_that_running_requests_occupy_stay_although_no_request_waits(
+    running: float, kv: float, max_running: float, replicas: int
+) -> None:
+    """The limit comes from the metrics of the pods. The spec may be overridden."""
+    sim = Simulation(RULES, replicas=4, max_running=max_running)
+    for _ in range(22):
+        sim.look(0, kv, running)
+        sim.second += RULES.polling
+    assert sim.replicas == replicas
