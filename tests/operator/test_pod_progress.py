@@ -252,7 +252,7 @@ def test_slow_pods_of_one_service_delay_a_poll_no_longer_than_its_limit(monkeypa
 
     pods = [pod("slow", number) for number in range(100)] + [pod("quick", number) for number in range(100, 120)]
     progress = PodProgress(lambda: pods, lambda key: None, lambda key: {})
-    for name, value in (("TIMEOUT_SECONDS", 0.2), ("POLL_SECONDS", 0.2), ("startup", startup)):
+    for name, value in (("TIMEOUT_SECONDS", 1.0), ("POLL_SECONDS", 1.0), ("startup", startup)):
         monkeypatch.setattr(progress_module, name, value)
     asyncio.run(progress.poll(None))
     assert set(progress.loads) == set(range(100, 120))

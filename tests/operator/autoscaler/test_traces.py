@@ -79,7 +79,7 @@ def test_a_restart_of_the_operator_waits_one_stable_window_before_it_shrinks(sta
 
 
 def test_loading_replicas_are_not_removed_before_they_serve() -> None:
-    """Checks this with a Ready pod whose recorded load time of 0 s does not reveal the real one of 1800 s."""
+    """The recorded load time of the Ready pod, 0 s, does not reveal the real one of 1800 s."""
     sim = Simulation(RULES)
     sim.startup = 1800
     sim.births = [0 - 1800.0]
@@ -167,9 +167,7 @@ ALL = Rules(1, 9, {"queuedRequestsPerReplica": 50, "runningRequestsPerReplica": 
         (RULES, 3, (0, 1, 2), 90, 0, 3, reasons.PARTIAL),
     ],
 )
-def test_one_decision(
-    rules: Rules, replicas: int, missing: tuple[int, ...], load: float, kv: float, desired: int, reason: str
-) -> None:
+def test_one_decision(rules, replicas, missing, load, kv, desired, reason):
     sim = Simulation(rules, replicas=replicas, missing=lambda pod, second: pod in missing)
     decision = sim.look(load, kv_percent=kv)
     assert (decision.desired, decision.reason) == (desired, reason)
@@ -188,9 +186,7 @@ def test_one_decision(
         (9, 60, 8, 3),
     ],
 )
-def test_replicas_that_running_requests_occupy_stay_although_no_request_waits(
-    running: float, kv: float, max_running: float, replicas: int
-) -> None:
+def test_replicas_that_running_requests_occupy_stay_although_no_request_waits(running, kv, max_running, replicas):
     """The limit comes from the metrics of the pods. The spec may be overridden."""
     sim = Simulation(RULES, replicas=4, max_running=max_running)
     for _ in range(22):
