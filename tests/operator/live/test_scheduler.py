@@ -82,7 +82,7 @@ def test_obstacles_name_what_makes_the_service_available(kube: Kube, namespace: 
 def test_a_cordoned_gpu_node_names_the_command(kube: Kube, namespace: str) -> None:
     change_node(kube, GPUS, unschedulable=True)
     resource = kube.create(demo(namespace, gpu={}))
-    wait_condition(kube, resource, "Ready", "False", "Unschedulable", f"kubectl uncordon {GPUS} ")
+    wait_condition(kube, resource, "Ready", "False", "Unschedulable", "kubectl uncordon ")
     change_node(kube, GPUS, unschedulable=None)
     wait_condition(kube, resource, "Available", "True")
 
