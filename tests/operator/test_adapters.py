@@ -224,7 +224,7 @@ FAILS = {"roman": WRONG, "legal": LEGAL_READY}
         ),
         # a failure of an earlier uri
         (
-            seen(ROMAN, ready=(True,), p1={"roman": word("failed", "hf://a/before")}),
+            seen(ROMAN, ready=(True,), p1={"roman": word("failed", "demo://a")}),
             [counts("roman", 0, 1)],
             "False Loading",
         ),

@@ -29,11 +29,7 @@ def pod(uid, ready=None, started=False, restarts=0):
 @pytest.mark.parametrize(
     ("looks", "since", "measured"),
     [
-        (
-            [[pod("a")], [pod("a"), pod("b")], [pod("a", 2), pod("b")], [pod("a", 2), pod("b", 7)], [pod("a", 2)]],
-            LATER,
-            [120, 420],
-        ),
+        ([[pod("a")], [pod("a", 2), pod("b")], [pod("a", 2), pod("b", 7)], [pod("a", 2)]], LATER, [120, 420]),
         # restarts are part of the start
         ([[pod("a")], [pod("a", restarts=2)], [pod("a", 30, restarts=3)]], LATER, [1800]),
         # a pod that was Ready once is not measured again

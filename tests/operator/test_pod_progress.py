@@ -21,6 +21,7 @@ READY = {**NOT_READY, "conditions": [{"type": "Ready", "status": "True"}]}
 LOADING = {"metadata": {"uid": "uid"}, "spec": {"containers": []}, "status": NOT_READY}
 VARIABLE = {"name": "MODEL_REVISION", "valueFrom": {"configMapKeyRef": {"name": "demo-model", "key": "k"}}}
 OF_HUB = {**LOADING, "spec": {"containers": [{"name": "main", "env": [VARIABLE]}]}}
+LOADED = {**OF_HUB, "status": READY}
 FOLLOWS = {"containers": [], "volumes": [{"name": "adapters", "configMap": {"name": "demo-adapters"}}]}
 SERVES = {"metadata": {"uid": "uid"}, "spec": FOLLOWS, "status": READY}
 ADAPTERS = {"legal": "hf://a/legal", "chess": "demo://chess"}
@@ -57,9 +58,8 @@ class Polls:
 
         async def poll_all():
             nonlocal clock
-            progress = PodProgress(
-                lambda: [(DEMO, pods[clock // step])], self.notified.append, lambda key: adapters, 1, lambda: clock
-            )
+            pod = lambda: [(DEMO, pods[clock // step])]  # noqa: E731
+            progress = PodProgress(pod, self.notified.append, lambda key: adapters, 1, lambda: clock)
             for _ in pods:
                 await progress.poll(None)
                 for found in ("loads", "revisions", "adapters"):
@@ -91,7 +91,7 @@ def serving(**states):
 
 def test_progress_is_stored_and_only_steps_are_reported():
     polls = Polls(
-        [loading(10), loading(14.9), loading(15), loading(15, "warm-up"), loading(110, "x" * 99)], [LOADING] * 5
+        [loading(10), loading(14.9), loading(15), loading(15, "warm-up"), loading(101, "x" * 99)], [LOADING] * 5
     )
     steps = [("weights", 10), ("weights", 10), ("weights", 15), ("warm-up", 15), ("x" * 64, 100)]
     assert polls.loads == [Load(*step) for step in steps]
@@ -141,11 +141,7 @@ def test_a_pod_without_a_valid_answer_keeps_its_last_progress(bad):
         ([SILENT] * 8, [LOADING] * 60, [0, 5, 15, 35, 75, 135, 195, 255]),
         ([SILENT, SILENT, loading(1), loading(2), SILENT, SILENT], [LOADING] * 7, [0, 5, 15, 20, 25, 30]),
         # immediately when it gets Ready
-        (
-            [SILENT] * 3 + [started(model_revision=COMMIT)],
-            [OF_HUB] * 6 + [{**OF_HUB, "status": READY}] * 3,
-            [0, 5, 15, 30],
-        ),
+        ([*[SILENT] * 3, started(model_revision=COMMIT)], [OF_HUB] * 6 + [LOADED] * 3, [0, 5, 15, 30]),
         # adapters: until the pod follows the list, then rarely; failed ones as often as the pod retries
         (
             [
@@ -186,12 +182,11 @@ def test_only_running_pods_that_are_not_ready_are_polled_for_progress(metadata, 
 
 def test_the_commit_of_a_started_pod_is_requested_once():
     progress = PodProgress(list, lambda key: None, lambda key: {})
-    pod = {**OF_HUB, "status": READY}
-    assert progress.needs_revision(pod)
-    assert not progress.needs_revision({**pod, "spec": LOADING["spec"]})
-    assert not progress.needs_revision({**pod, "status": {"phase": "Pending"}})
+    assert progress.needs_revision(LOADED)
+    assert not progress.needs_revision({**LOADED, "spec": LOADING["spec"]})
+    assert not progress.needs_revision({**LOADED, "status": {"phase": "Pending"}})
     progress.revisions["uid"] = COMMIT
-    assert not progress.needs_revision(pod)
+    assert not progress.needs_revision(LOADED)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -89,6 +90,11 @@ def scaled(*pods: Obj | str, **known: Any) -> State:
     return reconcile("scaled_up", *pods, replicas=3, **{"nodes": NODES, **known})
 
 
+first = partial(reconcile, "progressing")  # the first rollout
+surge = partial(reconcile, "surging", "ready")  # one pod serves, one of the next template is on its way
+serving = partial(reconcile, "complete", "ready")
+
+
 def hpa(*conditions: Obj) -> State:
     resource = service(autoscaling={**SCALING, "provider": "HPA"})
     child = owned("autoscaling/v2", "HorizontalPodAutoscaler", "demo-engine", status={"conditions": list(conditions)})
@@ -116,6 +122,8 @@ SHORT = "Scheduled,RolloutComplete,Ready False InsufficientGPU 2 Insufficient nv
 HINT = "the old pods still serve: free a GPU or set maxSurge 0, maxUnavailable 1"
 LESS = "the old pods still serve: set maxSurge 0, maxUnavailable 1 in spec.rolloutStrategy"
 SERVES = "Scheduled,RolloutComplete,Available,Ready True"  # docs/operations/argo-cd.md relies on it while scaling
+REFUSED, PAUSED = "Stalled True PodCreationRefused", "Stalled True DeploymentPaused"
+STALLED = "Stalled True InvalidSpec"
 OVERDUE = "Stalled True ProgressDeadlineExceeded"
 ONE, TWO = pod("loading"), pod("loading", "other")
 LOADS = {ONE["metadata"]["uid"]: Load("weights", 61.4), TWO["metadata"]["uid"]: Load("weights", 42.2)}
@@ -125,53 +133,30 @@ EDITED, PRESENT = of_template(later("crash_loop"), "edit"), current_template("pr
 CONDITIONS = [
     # one pod on its way
     (reconcile("created"), "Scheduled False Pending", "Available False NoReadyPods"),
-    (
-        reconcile("progressing", "unschedulable_pvc"),
-        "Scheduled False PersistentVolumeClaimNotFound PersistentVolumeClaim weights does not exist",
-    ),
-    (reconcile("progressing", "image_pull"), "ModelLoaded False ImagePullBackOff runtime:9.9.9 cannot be pulled: rpc"),
-    (reconcile("progressing", "secret_missing"), 'ModelLoaded False CreateContainerConfigError "hub-token" not found'),
-    (
-        reconcile("progressing", "crash_loop"),
-        "ModelLoaded False CrashLoopBackOff code 1: error: --page-size: 32 is nei",
-    ),
-    (reconcile("progressing", "oom_killed"), "ModelLoaded False OOMKilled raise spec.resources.limits.memory"),
-    (reconcile("progressing", "creating"), "ModelLoaded False Pending not started yet"),
-    (reconcile("progressing", "loading"), "ModelLoaded False Starting start-up probe has not passed"),
-    (
-        reconcile("progressing", ONE, TWO, loads=LOADS),
-        "ModelLoaded False Loading ^the model is being loaded: weights, 42 %",
-    ),
-    (reconcile("progressing", "probe_failing"), "RolloutComplete False Progressing 1 of 1 pods are of the newest temp"),
-    (reconcile("progressing", "evicted"), "Scheduled False Pending no pod has a node"),
-    (reconcile("progressing", "terminating"), "Scheduled False Pending no pod has a node"),
-    (reconcile("progressing", later("evicted"), "loading"), "ModelLoaded False Evicted ephemeral-storage"),
-    (
-        reconcile("progressing", no_gpu(), nodes=NODES),
-        "Scheduled False InsufficientGPU the largest node has 4 ... busy now ... !maxSurge",
-    ),
-    (
-        reconcile("progressing", no_gpu(nodeSelector={"pool": "large"}), nodes=NODES),
-        "Scheduled False Unschedulable no node that it may run on has any",
-    ),
-    (reconcile("progressing", no_gpu(says="1 Insufficient nvidia.com/gpu.shared")), "Scheduled False Unschedulable"),
+    (first("unschedulable_pvc"), "Scheduled False PersistentVolumeClaimNotFound weights does not exist"),
+    (first("image_pull"), "ModelLoaded False ImagePullBackOff runtime:9.9.9 cannot be pulled: rpc"),
+    (first("secret_missing"), 'ModelLoaded False CreateContainerConfigError "hub-token" not found'),
+    (first("crash_loop"), "ModelLoaded False CrashLoopBackOff code 1: error: --page-size: 32 is nei"),
+    (first("oom_killed"), "ModelLoaded False OOMKilled raise spec.resources.limits.memory"),
+    (first("creating"), "ModelLoaded False Pending not started yet"),
+    (first("loading"), "ModelLoaded False Starting start-up probe has not passed"),
+    (first(ONE, TWO, loads=LOADS), "ModelLoaded False Loading ^the model is being loaded: weights, 42 %"),
+    (first("probe_failing"), "RolloutComplete False Progressing 1 of 1 pods are of the newest temp"),
+    (first("evicted"), "Scheduled False Pending no pod has a node"),
+    (first("terminating"), "Scheduled False Pending no pod has a node"),
+    (first(later("evicted"), "loading"), "ModelLoaded False Evicted ephemeral-storage"),
+    (first(no_gpu(), nodes=NODES), "Scheduled False InsufficientGPU the largest node has 4 ... busy now ... !maxSurge"),
+    (first(no_gpu(nodeSelector={"a": "b"}), nodes=NODES), "Scheduled False Unschedulable may run on has any"),
+    (first(no_gpu(says="1 Insufficient nvidia.com/gpu.shared")), "Scheduled False Unschedulable"),
     # pods that are refused, or late
-    (
-        reconcile("quota"),
-        "Scheduled,RolloutComplete,Available False PodCreationRefused exceeded quota: gpus",
-        "Stalled True PodCreationRefused",
-    ),
-    (
-        reconcile("pod_security"),
-        'Scheduled False PodCreationRefused container "helper"',
-        "Stalled True PodCreationRefused",
-    ),
+    (reconcile("quota"), "Scheduled,RolloutComplete,Available False PodCreationRefused exceeded quota: gpus", REFUSED),
+    (reconcile("pod_security"), 'Scheduled False PodCreationRefused container "helper"', REFUSED),
     (refused_since(118), "Scheduled False PodCreationRefused"),  # as while an admission webhook starts
-    (refused_since(120), "Scheduled False PodCreationRefused", "Stalled True PodCreationRefused"),
+    (refused_since(120), "Scheduled False PodCreationRefused", REFUSED),
     (reconcile("deadline_exceeded"), OVERDUE),
     (
         reconcile("deadline_exceeded", "probe_failing"),
-        "RolloutComplete,Ready False ProgressDeadlineExceeded (/ready) fails",
+        "RolloutComplete,Ready False ProgressDeadlineExceeded (/ready",
         OVERDUE,
     ),
     *(
@@ -179,20 +164,16 @@ CONDITIONS = [
         for state in ("crash_loop", "image_pull", "secret_missing", "oom_killed", "unschedulable_gpu")
     ),
     (changed(reconcile("deadline_exceeded", "loading"), generation=2),),  # the deadline of an earlier template
-    (
-        changed(reconcile("surging", "ready", "loading"), {"paused": True}),
-        "RolloutComplete False DeploymentPaused",
-        "Stalled True DeploymentPaused",
-    ),
+    (changed(surge("loading"), {"paused": True}), "RolloutComplete False DeploymentPaused", PAUSED),
     # a rollout
     (
-        reconcile("surging", "ready", later("loading")),
+        surge(later("loading")),
         "Available True Serving",
         "RolloutComplete False Progressing 1 of 1 pods are of the newest template, 1 of an older one remains",
         "Ready False Starting",
     ),
     *(
-        (reconcile("surging", "ready", no_gpu(need), nodes=nodes), "Available True", SHORT + says)
+        (surge(no_gpu(need), nodes=nodes), "Available True", SHORT + says)
         for need, nodes, says in (
             ("2", NODES, f"needs 2 nvidia.com/gpu and the largest node has 4, not all free; {HINT}"),
             ("8", NODES, "needs 8 nvidia.com/gpu and the largest node has 4: it never fits ... !maxSurge"),
@@ -200,13 +181,10 @@ CONDITIONS = [
         )
     ),
     *(
-        (
-            reconcile("surging", "ready", no_gpu(says=f"3 Insufficient {resource}")),
-            f"Scheduled,RolloutComplete,Ready False Unschedulable {LESS}",
-        )
-        for resource in ("cpu", "memory")
+        (surge(no_gpu(says=f"3 Insufficient {name}")), f"Scheduled,RolloutComplete,Ready False Unschedulable {LESS}")
+        for name in ("cpu", "memory")
     ),
-    (changed(reconcile("complete", "ready"), generation=2), "RolloutComplete False Progressing"),
+    (changed(serving(), generation=2), "RolloutComplete False Progressing"),
     # The older pod has the current template, as after a revert. Without a label, an earlier operator created it.
     (reconcile("surging", "loading", EDITED), "ModelLoaded False Starting", "RolloutComplete False Progressing"),
     (
@@ -219,7 +197,7 @@ CONDITIONS = [
         "ModelLoaded False CrashLoopBackOff",
     ),
     # pods that serve, and more replicas
-    (reconcile("complete", "ready"), SERVES, "UpToDate True UpToDate", "ScalingReady,Protected absent"),
+    (serving(), SERVES, "UpToDate True UpToDate", "ScalingReady,Protected absent"),
     (reconcile("ready_not_yet_available", "ready"), "Ready True Ready"),
     (reconcile("complete", "evicted", later("ready")), "Ready True"),
     (scaled("ready", later("creating", "b"), later("loading", "c")), SERVES),
@@ -253,33 +231,29 @@ CONDITIONS = [
         "Stalled True Suspended",
     ),
     (reconcile("created", replicas=0), "Available False NoReplicas", "Stalled True NoReplicas"),
-    (reconcile("complete", "ready", replicas=0, resource=SUSPENDED), "Ready False Suspended"),  # the pod ends
+    (serving(replicas=0, resource=SUSPENDED), "Ready False Suspended"),  # the pod ends
     # the spec and the children
     (
-        reconcile("complete", "ready", resource=service(2, model=7), plan=Plan(problems=(INVALID,))),
+        serving(resource=service(2, model=7), plan=Plan(problems=(INVALID,))),
         f"Accepted False InvalidSpec {INVALID.message}",
         "RolloutComplete,Available True",
-        "Stalled True InvalidSpec",
+        STALLED,
     ),
     (
         (Observed(resource=service(), now=NOW), Plan(problems=(INVALID,))),
         "Scheduled,UpToDate absent",
         "Available False NotAccepted",
-        "Stalled True InvalidSpec",
+        STALLED,
     ),
-    (
-        reconcile("complete", resource=SUSPENDED, plan=Plan(problems=(INVALID,))),
-        "Ready False InvalidSpec",
-        "Stalled True InvalidSpec",
-    ),
+    (reconcile("complete", resource=SUSPENDED, plan=Plan(problems=(INVALID,))), "Ready False InvalidSpec", STALLED),
     (reconcile("created", plan=CONFLICT), "Accepted False NameConflict", "Stalled True NameConflict"),
     (reconcile("created", plan=CONFLICT, children=[EARLIER]), "Accepted False NameConflict"),  # it is being deleted
     (
-        reconcile("complete", "ready", refusals={SERVICE: "nodePort: already allocated"}),
+        serving(refusals={SERVICE: "nodePort: already allocated"}),
         "Accepted False Refused Service demo was refused: nodePort: already",
         "Stalled True Refused",
     ),
-    (reconcile("complete", "ready", failures={SERVICE: "webhook is away"}), "Accepted Unknown ApiError Service demo"),
+    (serving(failures={SERVICE: "webhook is away"}), "Accepted Unknown ApiError Service demo"),
     (changed(reconcile("complete"), **FOREIGN), "RolloutComplete False"),
     (upgraded(NO_MONITOR), f"UpToDate False MissingCRD {NO_MONITOR.message}", "Ready True"),
     (upgraded(), "UpToDate False OperatorUpgraded", "Ready True"),
@@ -381,7 +355,7 @@ def pin(number: int, template: int | None = None) -> Obj:
     return owned("apps/v1", "ControllerRevision", f"demo-r{number}", revision=number, data=data)
 
 
-REFUSED = Plan(reconcile("complete")[1].children, 1, problems=(Problem("Accepted", "Refused", "no"),))
+NOT_TAKEN = Plan(reconcile("complete")[1].children, 1, problems=(Problem("Accepted", "Refused", "no"),))
 
 
 @pytest.mark.parametrize("stage", ["complete", "ready_not_yet_available"])
@@ -393,7 +367,7 @@ REFUSED = Plan(reconcile("complete")[1].children, 1, problems=(Problem("Accepted
         ([pin(1), pin(2, template=1)], {}, True, "True", "demo-r2"),  # an edit of rolloutStrategy, for example
         ([pin(1), pin(2)], {}, True, "False Progressing", "demo-r1"),
         ([pin(1), pin(2)], {}, False, "True", "demo-r2"),
-        ([pin(1), pin(2)], {"plan": REFUSED}, False, "False Refused", "demo-r1"),
+        ([pin(1), pin(2)], {"plan": NOT_TAKEN}, False, "False Refused", "demo-r1"),
     ],
 )
 def test_ready_changes_only_with_the_pods_also_before_the_deployment_is_observed(
