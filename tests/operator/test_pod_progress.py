@@ -202,10 +202,10 @@ def test_only_a_valid_commit_of_a_pod_is_stored(body, revision):
 def test_the_listed_adapters_of_ready_pods_are_stored():
     strange = serving(legal="failed", chess="ready hf://a/before")
     strange[1]["adapters"]["strange"] = {"state": "ready", "uri": "/"}
-    polls = Polls([serving(legal="ready"), strange], [{**SERVES, "status": NOT_READY}, SERVES])
+    polls = Polls([serving(legal="ready"), started(), strange], [{**SERVES, "status": NOT_READY}, SERVES, SERVES])
     legal, chess = Adapter(ADAPTERS["legal"], "failed", "why"), Adapter("hf://a/before", "ready", "")
-    assert polls.adapters == [None, {"legal": legal, "chess": chess}]
-    assert polls.notified == [DEMO] * 2  # the commit, then the adapters
+    assert polls.adapters == [None, {}, {"legal": legal, "chess": chess}]
+    assert polls.notified == [DEMO] * 3  # first of the commit
     polls = Polls([serving(legal="failed", chess="ready")] * 4, [SERVES] * 20)
     assert polls.notified == [DEMO]
 
