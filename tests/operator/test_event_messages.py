@@ -36,7 +36,7 @@ def ended(code):
     return found
 
 
-def told(found, *events, stage="progressing", others=()):
+def reported(found, *events, stage="progressing", others=()):
     """Returns the conditions of a resource with this pod and its Events."""
     state = reconcile(stage, *others, found, pod_events={found["metadata"]["uid"]: events})
     return {c["type"]: c for c in status(*state)["conditions"]}
@@ -77,14 +77,14 @@ ONE_AT_A_TIME = "maxSurge 0, maxUnavailable 1 in spec.rolloutStrategy, or use a 
     ],
 )
 def test_events_explain_a_pod_whose_status_does_not(found, events, says):
-    conditions = told(found, *events)
+    conditions = reported(found, *events)
     check(conditions, f"ModelLoaded False {says}")
     if says in ("Pending", "CrashLoopBackOff"):
-        assert conditions == told(found)
+        assert conditions == reported(found)
 
 
 def test_a_claim_of_another_node_or_pod_is_named_in_a_rollout():
-    found = told(of_pod("creating"), SCHEDULED, ATTACH, TIMEOUT, stage="surging", others=["ready"])
+    found = reported(of_pod("creating"), SCHEDULED, ATTACH, TIMEOUT, stage="surging", others=["ready"])
     says = f"False FailedAttachVolume {TAKEN} ... {ONE_AT_A_TIME}"
     check(found, "Available True", f"ModelLoaded,RolloutComplete,Ready {says}")
 
@@ -92,7 +92,7 @@ def test_a_claim_of_another_node_or_pod_is_named_in_a_rollout():
     reason = "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode"
     new["status"]["conditions"][0]["message"] = f"0/2 nodes are available: 1 {reason}."
     says = f"False PersistentVolumeClaimInUse {reason} ... {ONE_AT_A_TIME}"
-    found = told(new, stage="surging", others=["ready"])
+    found = reported(new, stage="surging", others=["ready"])
     check(found, f"Scheduled,RolloutComplete,Ready {says}")
 
 

@@ -17,7 +17,7 @@ LIMIT = {"resources": {"limits": {"memory": "1Gi"}}}
 MAIN = {"name": "main", "resources": {"limits": {"memory": "16Gi"}}}
 PROXY = container("istio-proxy", started=True, state=RUNNING)
 ALWAYS = {"initContainers": [{"name": "istio-proxy", "restartPolicy": "Always"}]}
-GATES = {"readinessGates": [{"conditionType": "example.com/lb"}, {"conditionType": "example.com/met"}]}
+READINESS = {"readinessGates": [{"conditionType": "example.com/lb"}, {"conditionType": "example.com/met"}]}
 MET = {"type": "example.com/met", "status": "True"}
 UNREADY = "ContainersNotReady"
 
@@ -56,7 +56,7 @@ NAMES_ONLY = started_pod(ready_reason=UNREADY, ready_message="containers with un
 RUNS_AGAIN = {**PROXY, "lastState": terminated()["lastState"]}
 LB = {"type": "example.com/lb"}
 UNHEALTHY = {**LB, "status": "False", "reason": "Unhealthy", "message": "0 of 1 targets"}
-GATE = "False ReadinessGatesNotReady !example.com/met ... !/ready ..."
+NOT_TRUE = "False ReadinessGatesNotReady !example.com/met ... !/ready ..."
 NOT_PROXY = f"False {UNREADY} ^container istio-proxy of pod demo-p1 is not Ready ... !/ready ... !main"
 PROBE = "False ReadinessProbeFailed pod demo-p1 has loaded its model, but its readiness probe (/ready) fails"
 OVERDUE = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "timed out"}
@@ -93,9 +93,9 @@ IMAGES = [
         (of(started_pod(phase="Unknown")), f"Available False NodeLost {LOST}"),
         (of({**NODE_LOST, "containerStatuses": [container(state=RUNNING)]}), "Ready False NodeLost node n1"),
         # readiness gates
-        (of(gated(), GATES), f"Available {GATE} example.com/lb is missing, its controller has not set it"),
-        (of(gated(UNHEALTHY), GATES), f"Available {GATE} example.com/lb is False (Unhealthy: 0 of 1 targets)"),
-        (of(gated({**LB, "status": "Unknown"}), GATES), f"Available {GATE} example.com/lb is Unknown"),
+        (of(gated(), READINESS), f"Available {NOT_TRUE} example.com/lb is missing, its controller has not set it"),
+        (of(gated(UNHEALTHY), READINESS), f"Available {NOT_TRUE} example.com/lb is False (Unhealthy: 0 of 1 targets)"),
+        (of(gated({**LB, "status": "Unknown"}), READINESS), f"Available {NOT_TRUE} example.com/lb is Unknown"),
         # containers that are not Ready
         (of(started_pod(PROXY, ready_reason=UNREADY)), f"Available {NOT_PROXY}"),
         (of(started_pod(initContainerStatuses=[PROXY], ready_reason=UNREADY), ALWAYS), f"Available {NOT_PROXY}"),
@@ -112,7 +112,10 @@ IMAGES = [
             "Available False Paused ^pod demo-p1 is not Ready: Paused: by the fleet manager",
         ),
         # what keeps new pods from being Ready is part of the rollout
-        (of(gated(), GATES), "RolloutComplete False Progressing ^1 of 1 pods are of the newest template; pod demo-p1"),
+        (
+            of(gated(), READINESS),
+            "RolloutComplete False Progressing ^1 of 1 pods are of the newest template; pod demo-p1",
+        ),
         (
             of(started_pod(), deployment={"conditions": [OVERDUE]}),
             "RolloutComplete False ProgressDeadlineExceeded node n1 of pod demo-p1 does not answer",
@@ -152,10 +155,7 @@ IMAGES = [
             for error, cause in IMAGES
             for reason, message in ((error, cause), ("ImagePullBackOff", f"{BACK_OFF_PULL}: {error}: {cause}"))
         ),
-        (
-            of(waiting("ImagePullBackOff", BACK_OFF_PULL)),
-            "Ready False ImagePullBackOff ^image i cannot ... !:",
-        ),
+        (of(waiting("ImagePullBackOff", BACK_OFF_PULL)), "Ready False ImagePullBackOff ^image i cannot ... !:"),
         # failed pods
         (
             of({"phase": "Failed", "conditions": [GONE]}),
@@ -188,11 +188,11 @@ def test_conditions_of_a_pod(observed: Observed, expected: str) -> None:
 @pytest.mark.parametrize("name", ["main", "istio-proxy", "fetch"])
 def test_a_container_that_ended_is_named_without_advice_on_memory(reason: str, code: int, says: str, name: str) -> None:
     end = terminated(name, reason, code, "first\nlast line\n")
-    words = f"Ready False CrashLoopBackOff ^container {name} {says} ... !memory ... !spec.resources"
-    check(judge_pod(ended(end), pod_spec=with_sidecar()), words)
+    expected = f"Ready False CrashLoopBackOff ^container {name} {says} ... !memory ... !spec.resources"
+    check(judge_pod(ended(end), pod_spec=with_sidecar()), expected)
     if reason == "StartError":  # the kubelet alternates between two reasons
         end["state"] = {"waiting": {"reason": "RunContainerError", "message": "last line"}}
-        check(judge_pod(ended(end), pod_spec=with_sidecar()), words)
+        check(judge_pod(ended(end), pod_spec=with_sidecar()), expected)
 
 
 LOW = "The node was low on resource: "

@@ -81,8 +81,8 @@ def started(**members):
 
 def serving(**states):
     """Returns the answer of a started pod with the state of each adapter, and its uri if that is not the list's."""
-    words = {name: state.split() for name, state in states.items()}
-    adapters = {name: {"state": one[0], "uri": [*one, ADAPTERS[name]][1]} for name, one in words.items()}
+    parts = {name: state.split() for name, state in states.items()}
+    adapters = {name: {"state": one[0], "uri": [*one, ADAPTERS[name]][1]} for name, one in parts.items()}
     for one in adapters.values():
         if one["state"] == "failed":
             one["message"] = "why"

@@ -77,14 +77,16 @@ def test_a_message_with_the_original_reason_is_bounded(reason: str, message: str
 ANY = st.text(st.characters(), max_size=1200)  # surrogates included, because JSON may contain them
 TEXTS = st.one_of(ANY, st.sampled_from([*REASONS, "CrashLoopBackOff", "ErrImagePull", "Evicted", "OOMKilled"]))
 BOOLS = st.booleans()
-KEPT = {"type", "status", "name", "phase", "uid"}  # members that the API server requires or restricts
+REQUIRED = {"type", "status", "name", "phase", "uid"}  # members that the API server requires or restricts
 
 
 def foreign(draw: st.DrawFn, value: Any) -> Any:
     """Returns a recorded value with other texts and numbers, and without some members."""
     if isinstance(value, dict):
-        kept = {member for member in value if member in KEPT or draw(st.integers(0, 4))}
-        return {m: value[m] if m in KEPT or m.endswith(("Time", "At")) else foreign(draw, value[m]) for m in kept}
+        retained = {member for member in value if member in REQUIRED or draw(st.integers(0, 4))}
+        return {
+            m: value[m] if m in REQUIRED or m.endswith(("Time", "At")) else foreign(draw, value[m]) for m in retained
+        }
     if isinstance(value, list):
         return [foreign(draw, entry) for entry in value]
     if isinstance(value, str):
