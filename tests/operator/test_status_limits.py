@@ -83,15 +83,14 @@ REQUIRED = {"type", "status", "name", "phase", "uid"}  # members that the API se
 def foreign(draw: st.DrawFn, value: Any) -> Any:
     """Returns a recorded value with other texts and numbers, and without some members."""
     if isinstance(value, dict):
-        retained = {member for member in value if member in REQUIRED or draw(st.integers(0, 4))}
-        return {
-            m: value[m] if m in REQUIRED or m.endswith(("Time", "At")) else foreign(draw, value[m]) for m in retained
-        }
+        left = [member for member in value if member in REQUIRED or draw(st.integers(0, 4))]
+        same = {member for member in left if member in REQUIRED or member.endswith(("Time", "At"))}
+        return {member: value[member] if member in same else foreign(draw, value[member]) for member in left}
     if isinstance(value, list):
         return [foreign(draw, entry) for entry in value]
     if isinstance(value, str):
         return draw(TEXTS)
-    return value if isinstance(value, bool) else draw(st.integers(-1, 255))
+    return value if isinstance(value, bool) else draw(st.integers(0, 255))
 
 
 DEPLOYMENTS = st.sampled_from(sorted(load("deployments").values(), key=str))
