@@ -66,7 +66,7 @@ def check(found: Mapping[str, Obj], *expected: str) -> None:
     Parts of the message are in any order. It starts with a part after "^", and does not contain one after "!".
     """
     for line in expected:
-        kinds, status, reason, parts = (line.split(" ", 3) + ["", ""])[:4]
+        kinds, status, reason, parts = [*line.split(" ", 3), "", ""][:4]
         for kind in kinds.split(","):
             if status == "absent":
                 assert kind not in found, found[kind]
@@ -75,7 +75,7 @@ def check(found: Mapping[str, Obj], *expected: str) -> None:
             assert (seen["status"], seen["reason"]) == (status, reason or seen["reason"]), seen
             for part in parts.split(" ... "):
                 at = seen["message"].find(part.lstrip("^!"))
-                assert (at < 0 if part[:1] == "!" else at == 0 if part[:1] == "^" else at >= 0), (part, seen)
+                assert at < 0 if part[:1] == "!" else at == 0 if part[:1] == "^" else at >= 0, (part, seen)
 
 
 def unschedulable(message: str) -> Obj:
