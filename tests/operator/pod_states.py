@@ -1,9 +1,9 @@
-"""Computes the conditions of a resource with one pod in a given state."""
+"""States of pods and nodes, the conditions that follow from them, and a short form for the expected conditions."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,14 +39,8 @@ def observe_pod(
 ) -> Observed:
     """Returns the observed state of a first rollout whose only pod has this status.
 
-    Args:
-        pod_status: the pod's status.
-        node: the node that the pod is bound to, if any.
-        nodes: the nodes of the cluster; None if the operator may not read them.
-        pod_spec: members that replace those of the pod's spec.
-        settings: the operator's settings.
-        deployment: members that replace those of the Deployment's status.
-        spec: members of the resource's spec.
+    `pod_spec` and `deployment` replace members of the pod's spec and of the Deployment's status. `spec` has members of
+    the resource's spec. `nodes` is None if the operator may not read nodes.
     """
     observed = running(settings, **spec)
     live = observed.children[Ref("apps/v1", "Deployment", "demo")]
@@ -64,6 +58,24 @@ def judge(observed: Observed) -> dict[str, Obj]:
 def judge_pod(pod_status: Obj, node: str | None = "n1", nodes: Sequence[Obj] | None = None, **known: Any) -> Any:
     """Returns the conditions of a first rollout whose only pod has this status. The arguments are for `observe_pod`."""
     return judge(observe_pod(pod_status, node, nodes, **known))
+
+
+def check(found: Mapping[str, Obj], *expected: str) -> None:
+    """Asserts conditions, each line as "Type,Type Status Reason part ... another part" or "Type absent".
+
+    Parts of the message are in any order. It starts with a part after "^", and does not contain one after "!".
+    """
+    for line in expected:
+        kinds, status, reason, parts = [*line.split(" ", 3), "", ""][:4]
+        for kind in kinds.split(","):
+            if status == "absent":
+                assert kind not in found, found[kind]
+                continue
+            seen = found[kind]
+            assert (seen["status"], seen["reason"]) == (status, reason or seen["reason"]), seen
+            for part in parts.split(" ... "):
+                at = seen["message"].find(part.lstrip("^!"))
+                assert at < 0 if part[:1] == "!" else at == 0 if part[:1] == "^" else at >= 0, (part, seen)
 
 
 def unschedulable(message: str) -> Obj:
@@ -89,12 +101,7 @@ def started_pod(
 ) -> Obj:
     """Returns the status of a pod whose engine has loaded its model and that is not Ready.
 
-    Args:
-        containers: statuses of the other containers.
-        ready_reason: reason of the condition Ready.
-        ready_message: message of the condition Ready.
-        main_ready: whether the engine's readiness probe passes.
-        members: further members of the status; conditions are added.
+    `containers` are statuses of the other containers. `members` are further members of the status.
     """
     statuses = [container(ready=main_ready, started=True, state=RUNNING), *containers]
     ready = {"type": "Ready", "status": "False"}

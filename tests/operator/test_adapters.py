@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -11,22 +10,11 @@ import pytest
 
 from runtime.config.validation import check_adapter_name
 from runtime.server.engine_client.adapter_registry import read_lora_config
-from tests.operator.samples import (
-    SETTINGS,
-    apply,
-    child,
-    container,
-    edit,
-    kinds,
-    make,
-    observe,
-    resource,
-    running,
-    settled,
-    template,
-)
-from tests.operator.test_revisions import NEW
-from unmask_operator.api import parse
+from tests.operator.fake_api import KEY, FakeApi
+from tests.operator.pod_states import check, make_pod
+from tests.operator.samples import SETTINGS, apply, child, container, edit, kinds, make, running, settled, template
+from unmask_operator.controller import adapters
+from unmask_operator.kube.errors import ApiError
 from unmask_operator.objects import Obj, Ref
 from unmask_operator.plan.observed import Adapter, Observed
 from unmask_operator.plan.plan import last_accepted
@@ -34,6 +22,7 @@ from unmask_operator.settings import Settings
 from unmask_operator.status import status
 from unmask_operator.status.transitions import transitions
 
+NEWER = Settings(version="0.2.0", runtime_image="unmask-runtime:0.2.0", engine_env={"NEW": "1"})
 LIST_HASH = Ref("v1", "ConfigMap", "demo-adapters")
 ROMAN = {"name": "roman", "uri": "demo://roman"}
 LEGAL = {"name": "legal", "uri": "hf://org/legal", "revision": "v2"}
@@ -58,9 +47,8 @@ def test_the_list_is_a_config_map_that_the_runtime_reads(tmp_path: Any) -> None:
     made = make(running(lora=lora(ROMAN, LEGAL, CHESS, claimNames=["tuned"])))
     listed = child(made, "ConfigMap")
     assert listed["metadata"]["name"] == "demo-adapters"
-    assert listed["data"] == {
-        "roman": "demo://roman", "legal": "hf://org/legal@v2", "chess": "/mnt/adapters/tuned/chess/v1",
-    }  # fmt: skip
+    uris = {"roman": "demo://roman", "legal": "hf://org/legal@v2", "chess": "/mnt/adapters/tuned/chess/v1"}
+    assert listed["data"] == uris
     assert kinds(made).index("ConfigMap") < kinds(made).index("Deployment")
     (tmp_path / "..first").mkdir()  # a kubelet mounts it like this, so that all files change at the same time
     (tmp_path / "..data").symlink_to("..first")
@@ -75,15 +63,14 @@ def test_the_list_is_a_config_map_that_the_runtime_reads(tmp_path: Any) -> None:
 
 
 def test_adapters_on_the_models_own_claim_use_its_volume() -> None:
-    made = make(running(model={"uri": "pvc://tuned/base"}, lora=lora(CHESS, claimNames=["tuned"])))
+    model = {"uri": "pvc://tuned/base"}
+    made = make(running(model=model, lora=lora(CHESS, claimNames=["tuned"])))
     assert "--model=/mnt/model/base" in container(made)["args"]
-    paths = [one["mountPath"] for one in container(made)["volumeMounts"]]
-    assert len(set(paths)) == len(paths)
-    alone = make(running(model={"uri": "pvc://tuned/base"}, lora=lora(CHESS)))
+    assert len(mounts(made)) == len(container(made)["volumeMounts"])
+    alone = make(running(model=model, lora=lora(CHESS)))
     assert mounts(alone).items() >= {"/mnt/model": "model", "/mnt/adapters/tuned": "model"}.items()
     assert child(alone, "ConfigMap")["data"] == {"chess": "/mnt/adapters/tuned/chess/v1"}
-    without = make(running(model={"uri": "pvc://tuned/base"}))
-    assert "/mnt/adapters/tuned" not in mounts(without)
+    assert "/mnt/adapters/tuned" not in mounts(make(running(model=model)))
 
 
 def test_lora_limits_are_in_the_pod_template_also_without_adapters() -> None:
@@ -95,18 +82,20 @@ def test_lora_limits_are_in_the_pod_template_also_without_adapters() -> None:
 
 
 LORA_LIMITS = {"claimNames": ["tuned"], "maxAdapters": 2}
-EDITS = {
-    "the first one": ((), (ROMAN,)),
-    "one more": ((ROMAN,), (ROMAN, CHESS)),
-    "one less": ((ROMAN, LEGAL), (LEGAL,)),
-    "the last goes": ((ROMAN,), ()),
-    "another revision": ((LEGAL,), ({**LEGAL, "revision": "v3"},)),
-    "another place": ((ROMAN,), ({**ROMAN, "uri": "hf://org/roman"},)),
-}
 
 
-@pytest.mark.parametrize(("before", "after"), EDITS.values(), ids=EDITS)
-@pytest.mark.parametrize("operator", [SETTINGS, NEW], ids=["same", "newer"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((), (ROMAN,)),
+        ((ROMAN,), (ROMAN, CHESS)),
+        ((ROMAN, LEGAL), (LEGAL,)),
+        ((ROMAN,), ()),
+        ((LEGAL,), ({**LEGAL, "revision": "v3"},)),
+        ((ROMAN,), ({**ROMAN, "uri": "hf://org/roman"},)),
+    ],
+)
+@pytest.mark.parametrize("operator", [SETTINGS, NEWER], ids=["same", "newer"])
 def test_a_change_of_the_list_changes_no_pod(before: Any, after: Any, operator: Settings) -> None:
     observed = running(lora=lora(*before, **LORA_LIMITS))
     edited = edit(observed, lora=lora(*after, **LORA_LIMITS))
@@ -130,13 +119,8 @@ def test_a_change_of_the_lora_limits_changes_the_pods(change: Obj) -> None:
 def test_a_premerged_adapter_is_only_in_the_pod_template() -> None:
     observed = running(lora=lora(LEGAL, preMerge=True))
     made = make(observed)
-    arguments = {
-        "--use-lora=true",
-        "--lora-path=hf://org/legal@v2",
-        "--pre-merge-lora=true",
-        "--served-model-name=legal",
-    }
-    assert arguments < set(container(made)["args"])
+    merged = {"--use-lora=true", "--lora-path=hf://org/legal@v2", "--pre-merge-lora=true", "--served-model-name=legal"}
+    assert merged < set(container(made)["args"])
     assert "--lora-config" not in str(container(made)["args"])
     assert "ConfigMap" not in kinds(made)
     assert "adapters" not in volumes(made)
@@ -146,20 +130,22 @@ def test_a_premerged_adapter_is_only_in_the_pod_template() -> None:
 
 def test_a_list_that_pods_still_mount_is_not_deleted() -> None:
     observed = running(lora=lora(ROMAN))
-    pods = [pod(observed)]
-    gone = replace(edit(observed, lora=None), pods=pods)
+    gone = replace(edit(observed, lora=None), pods=[pod(observed)])
     assert LIST_HASH not in make(gone).delete
     assert LIST_HASH in make(replace(gone, pods=())).delete
 
 
-def test_a_list_of_another_version_stays_unchanged_and_the_rest_is_reconciled() -> None:
-    """Checks that running pods keep the template of their revision, although the operator cannot parse its adapters."""
-    observed = running(lora=lora(ROMAN), replicas=1)
-    odd = {**ROMAN, "name": "a/b of tomorrow"}
+def pinned(observed: Observed, **spec: Any) -> Observed:
+    """Returns the observed state with other members in the spec of the recorded revision."""
     pin = next(obj for obj in observed.children.values() if obj["kind"] == "ControllerRevision")
-    data = {**pin["data"], "spec": {**pin["data"]["spec"], "lora": lora(odd)}}
-    observed = replace(observed, children={**observed.children, Ref.of(pin): {**pin, "data": data}})
-    scaled = edit(observed, lora=lora(odd), replicas=3)
+    data = {**pin["data"], "spec": {**pin["data"]["spec"], **spec}}
+    return replace(observed, children={**observed.children, Ref.of(pin): {**pin, "data": data}})
+
+
+def test_a_list_of_another_version_stays_unchanged_and_the_rest_is_reconciled() -> None:
+    """Running pods keep the template of their revision, although the operator cannot parse its adapters."""
+    odd = lora({**ROMAN, "name": "a/b of tomorrow"})
+    scaled = edit(pinned(running(lora=lora(ROMAN), replicas=1), lora=odd), lora=odd, replicas=3)
     made = make(scaled)
     assert child(made, "Deployment")["spec"]["replicas"] == 3
     assert template(made) == template(make(running(lora=lora(ROMAN))))
@@ -168,33 +154,24 @@ def test_a_list_of_another_version_stays_unchanged_and_the_rest_is_reconciled() 
     assert LIST_HASH not in last_accepted(scaled, SETTINGS).delete
 
 
-def test_the_list_is_rendered_next_to_a_section_that_only_another_version_knows() -> None:
-    """Checks that pods keep their adapters, although the spec of their revision has an unknown decoding strategy."""
+def test_the_list_is_rendered_next_to_values_that_only_another_version_or_the_engine_knows() -> None:
     tomorrow = {"decodingStrategy": "OfTomorrow"}
-    observed = running(lora=lora(ROMAN))
-    pin = next(obj for obj in observed.children.values() if obj["kind"] == "ControllerRevision")
-    data = {**pin["data"], "spec": {**pin["data"]["spec"], "engine": tomorrow}}
-    observed = replace(observed, children={**observed.children, Ref.of(pin): {**pin, "data": data}})
-    made = make(edit(observed, engine=tomorrow))
+    made = make(edit(pinned(running(lora=lora(ROMAN)), engine=tomorrow), engine=tomorrow))
     assert child(made, "ConfigMap")["data"] == {"roman": "demo://roman"}
     assert made.delete == ()
-
-
-def test_an_unknown_scheme_is_passed_to_the_engine() -> None:
-    made = make(running(lora=lora({"name": "far", "uri": "s3://bucket/far"}, ROMAN)))
-    assert child(made, "ConfigMap")["data"] == {"far": "s3://bucket/far", "roman": "demo://roman"}
+    far = make(running(lora=lora({"name": "far", "uri": "s3://bucket/far"}, ROMAN)))
+    assert child(far, "ConfigMap")["data"] == {"far": "s3://bucket/far", "roman": "demo://roman"}
 
 
 # -- status
 
 
 def pod(observed: Observed, name: str = "p1", ready: bool = True) -> Obj:
-    made = copy.deepcopy(template(make(observed)))
-    meta = {**made["metadata"], "name": name, "uid": name, "creationTimestamp": "2026-01-01T00:00:00Z"}
     main = {"name": "main", "started": True, "ready": ready, "state": {"running": {}}}
-    reported = [{"type": "Ready", "status": str(ready)}]
-    state = {"phase": "Running", "podIP": "10.0.0.1", "conditions": reported, "containerStatuses": [main]}
-    return {**made, "metadata": meta, "status": state}
+    conditions = [{"type": "Ready", "status": str(ready)}]
+    state = {"phase": "Running", "podIP": "10.0.0.1", "conditions": conditions, "containerStatuses": [main]}
+    made = make_pod(observed, state)
+    return {**made, "metadata": {**made["metadata"], "name": name, "uid": name}}
 
 
 def word(state: str, uri: str = "demo://roman", message: str = "") -> Adapter:
@@ -223,64 +200,58 @@ def entries(observed: Observed) -> Any:
     return status(observed, make(observed)).get("adapters")
 
 
-def test_adapters_that_every_pod_serves_are_loaded() -> None:
-    observed = seen(ROMAN, LEGAL, p1={"roman": READY, "legal": LEGAL_READY}, p2={"roman": READY, "legal": LEGAL_READY})
-    assert entries(observed) == [
-        {"name": "roman", "ready": 2, "total": 2, "failed": 0},
-        {"name": "legal", "ready": 2, "total": 2, "failed": 0},
-    ]
-    found = conditions(observed)["AdaptersLoaded"]
-    assert (found["status"], found["reason"]) == ("True", "Loaded")
+def counts(name: str, ready: int, total: int, failed: int = 0, **more: str) -> Obj:
+    return {"name": name, "ready": ready, "total": total, "failed": failed, **more}
 
 
-def test_a_wrong_adapter_is_reported_and_does_not_change_readiness() -> None:
-    wrong = word("failed", message="tensor 'x' is none of this model's")
-    observed = seen(ROMAN, LEGAL, p1={"roman": wrong, "legal": LEGAL_READY}, p2={"roman": wrong, "legal": LEGAL_READY})
-    assert entries(observed)[0] == {
-        "name": "roman", "ready": 0, "total": 2, "failed": 2, "message": "tensor 'x' is none of this model's",
-    }  # fmt: skip
+BOTH = {"roman": READY, "legal": LEGAL_READY}
+WRONG = word("failed", message="tensor 'x' is none of this model's")
+FAILS = {"roman": WRONG, "legal": LEGAL_READY}
+
+
+@pytest.mark.parametrize(
+    ("observed", "expected", "says"),
+    [
+        (seen(ROMAN, LEGAL, p1=BOTH, p2=BOTH), [counts("roman", 2, 2), counts("legal", 2, 2)], "True Loaded"),
+        (
+            seen(ROMAN, LEGAL, p1=FAILS, p2=FAILS),
+            [counts("roman", 0, 2, 2, message=WRONG.message), counts("legal", 2, 2)],
+            f"False AdapterFailed roman in 2 of 2 pods: {WRONG.message}",
+        ),
+        *(
+            (seen(ROMAN, p1={"roman": READY}, p2=second), [counts("roman", 1, 2)], "False Loading roman")
+            for second in ({}, {"roman": word("loading")}, {"roman": word("ready", "hf://a/before")})
+        ),
+        # a failure of an earlier uri
+        (
+            seen(ROMAN, ready=(True,), p1={"roman": word("failed", "demo://a")}),
+            [counts("roman", 0, 1)],
+            "False Loading",
+        ),
+        # Pods that are not Ready or have not reported do not count, so that scaling up changes no condition.
+        (
+            seen(ROMAN, ready=(True, False, True), p1={"roman": READY}, p2={"roman": word("loading")}),
+            [counts("roman", 1, 1)],
+            "True Loaded",
+        ),
+    ],
+)
+def test_adapters_are_loaded_when_every_ready_pod_that_reported_serves_them(
+    observed: Observed, expected: Any, says: str
+) -> None:
+    assert entries(observed) == expected
     found = conditions(observed)
-    assert found["AdaptersLoaded"]["status"] == "False"
-    assert found["AdaptersLoaded"]["reason"] == "AdapterFailed"
-    assert "roman in 2 of 2 pods: tensor 'x' is none" in found["AdaptersLoaded"]["message"]
-    without = conditions(seen(LEGAL, p1={"legal": LEGAL_READY}, p2={"legal": LEGAL_READY}))
-    assert {kind: one["status"] for kind, one in found.items() if kind != "AdaptersLoaded"} == {
-        kind: one["status"] for kind, one in without.items() if kind != "AdaptersLoaded"
-    }
-
-
-@pytest.mark.parametrize("second", [{}, {"roman": word("loading")}, {"roman": word("ready", "hf://a/before")}])
-def test_an_adapter_that_some_pod_does_not_serve_yet_is_loading(second: dict[str, Adapter]) -> None:
-    observed = seen(ROMAN, p1={"roman": READY}, p2=second)
-    assert entries(observed) == [{"name": "roman", "ready": 1, "total": 2, "failed": 0}]
-    found = conditions(observed)["AdaptersLoaded"]
-    assert (found["status"], found["reason"]) == ("False", "Loading")
-    assert "roman" in found["message"]
-
-
-def test_a_failure_of_an_earlier_uri_does_not_count() -> None:
-    observed = seen(ROMAN, ready=(True,), p1={"roman": word("failed", "hf://a/before", "gone")})
-    assert entries(observed) == [{"name": "roman", "ready": 0, "total": 1, "failed": 0}]
-
-
-def test_pods_that_are_not_ready_or_have_not_reported_do_not_count() -> None:
-    """Checks this so that scaling up changes no condition.
-
-    The runtime becomes ready only after it has tried to load its list.
-    """
-    observed = seen(ROMAN, ready=(True, False, True), p1={"roman": READY}, p2={"roman": word("loading")})
-    assert entries(observed) == [{"name": "roman", "ready": 1, "total": 1, "failed": 0}]
-    assert conditions(observed)["AdaptersLoaded"]["status"] == "True"
-
-
-def written(observed: Observed) -> Observed:
-    return replace(observed, resource={**observed.resource, "status": status(observed, make(observed))})
+    check(found, f"AdaptersLoaded {says}")
+    del found["AdaptersLoaded"]
+    others = conditions(replace(observed, adapters={}))
+    assert {kind: found[kind]["status"] for kind in found} == {kind: others[kind]["status"] for kind in found}
 
 
 def test_a_new_leader_repeats_the_status_until_a_pod_reports() -> None:
-    observed = written(seen(ROMAN, p1={"roman": READY}, p2={"roman": READY}))
-    new = replace(observed, adapters={})
-    assert status(new, make(new)) == observed.resource["status"]
+    observed = seen(ROMAN, p1={"roman": READY}, p2={"roman": READY})
+    before = status(observed, make(observed))
+    new = replace(observed, adapters={}, resource={**observed.resource, "status": before})
+    assert status(new, make(new)) == before
     more = edit(new, lora=lora(ROMAN, LEGAL))
     assert [one["total"] for one in entries(more)] == [2, 0]
     gone = replace(new, pods=())
@@ -289,8 +260,7 @@ def test_a_new_leader_repeats_the_status_until_a_pod_reports() -> None:
 
 @pytest.mark.parametrize("change", [{"suspend": True}, {"replicas": 0}, {"lora": None}, {"lora": {"maxAdapters": 2}}])
 def test_without_adapters_the_status_has_none(change: Obj) -> None:
-    observed = edit(seen(ROMAN, p1={"roman": READY}, p2={"roman": READY}), **change)
-    observed = replace(observed, pods=())
+    observed = replace(edit(seen(ROMAN, p1={"roman": READY}, p2={"roman": READY}), **change), pods=())
     observed = apply(observed, make(observed))
     assert entries(observed) is None
     assert "AdaptersLoaded" not in conditions(observed)
@@ -311,23 +281,79 @@ def test_events_are_emitted_for_changes_only() -> None:
 
 def test_many_failed_adapters_fit_the_status() -> None:
     many = [{"name": f"a{n}", "uri": "demo://x"} for n in range(256)]
-    reported = {one["name"]: word("failed", "demo://x", "y" * 1024) for one in many}
-    observed = seen(*many, ready=(True,), p1=reported)
-    assert len(entries(observed)) == 256
-    assert max(len(one["message"]) for one in entries(observed)) == 512
-    message = conditions(observed)["AdaptersLoaded"]["message"]
-    assert len(message) <= 1024
-    assert parse(observed.resource).spec.lora is not None
+    observed = seen(*many, ready=(True,), p1={one["name"]: word("failed", "demo://x", "y" * 1024) for one in many})
+    assert [len(one["message"]) for one in entries(observed)] == [512] * 256
+    assert len(conditions(observed)["AdaptersLoaded"]["message"]) <= 1024
 
 
 def test_the_models_commit_is_reported_next_to_a_list() -> None:
-    """Checks that two ConfigMaps do not get mixed up: that of the commit and that of the list."""
-    observed = observe(resource(model={"uri": "hf://org/name"}, lora=lora(ROMAN)))
-    observed = apply(observed, make(observed))
-    made = make(observed)
-    assert [c["metadata"]["name"] for c in made.children if c["kind"] == "ConfigMap"] == ["demo-model", "demo-adapters"]
-    one = pod(observed)
-    observed = replace(observed, pods=[one], revisions={"p1": "a" * 40}, adapters={"p1": {"roman": READY}})
+    """Two ConfigMaps do not get mixed up: that of the commit and that of the list."""
+    observed = running(model={"uri": "hf://org/name"}, lora=lora(ROMAN))
+    maps = [c["metadata"]["name"] for c in make(observed).children if c["kind"] == "ConfigMap"]
+    assert maps == ["demo-model", "demo-adapters"]
+    observed = replace(observed, pods=[pod(observed)], revisions={"p1": "a" * 40}, adapters={"p1": {"roman": READY}})
     observed = apply(observed, make(observed))
     assert status(observed, make(observed))["model"] == {"revision": "a" * 40}
     assert settled(make(observed), observed)
+
+
+# -- the annotation that makes kubelets update the list
+
+
+def behind(observed: Observed) -> list[str]:
+    return [pod["metadata"]["name"] for pod in adapters.outdated_pods(observed)]
+
+
+def test_ready_pods_are_notified_once_of_every_list() -> None:
+    observed = seen(ROMAN, ready=(True, False, True), p1={"roman": READY})
+    assert behind(observed) == ["p1", "p3"], "a pod that is not Ready mounts the current list at its start"
+    for one in (observed.pods[0], observed.pods[2]):
+        one["metadata"]["annotations"] = {adapters.LIST_HASH: adapters.list_hash(observed)}
+    assert behind(observed) == []
+    for listed_adapters in ((ROMAN, LEGAL), (LEGAL,), ()):
+        edited = edit(observed, lora=lora(*listed_adapters))
+        assert behind(edited) == [], "pods are due for an annotation before the list is written"
+        assert behind(apply(edited, make(edited))) == ["p1", "p3"]
+
+
+def test_pods_that_terminate_or_follow_no_list_are_not_notified() -> None:
+    observed = seen(ROMAN, ready=(True, True))
+    first, second = observed.pods
+    first["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    second["spec"]["volumes"] = []
+    assert behind(observed) == []
+    without = {ref: child for ref, child in observed.children.items() if ref != LIST_HASH}
+    assert behind(replace(seen(ROMAN), children=without)) == []
+
+
+def serving(**spec: Any) -> FakeApi:
+    """Returns an API server with two pods that serve one adapter, after this edit."""
+    return FakeApi(edit(seen(ROMAN, p1={"roman": READY}, p2={"roman": READY}), **spec))
+
+
+def notified(api: FakeApi) -> list[str]:
+    return [obj["metadata"]["name"] for verb, obj in api.writes if verb == "annotate"]
+
+
+def test_a_list_is_written_before_pods_are_notified() -> None:
+    api = serving(lora=lora(ROMAN, LEGAL))
+    assert api.reconcile().requeue_after == adapters.PAUSE_SECONDS
+    assert notified(api) == []
+    assert "legal" in api.cache.children(KEY)[LIST_HASH]["data"]
+    assert api.reconcile().requeue_after is None
+    assert notified(api) == ["p1", "p2"]
+    api.reconcile()
+    assert notified(api) == ["p1", "p2"], "the next reconcile annotated pods again"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_logged"),
+    [(ApiError(403, "Forbidden", "may not patch pods/status"), True), (ApiError(404, "NotFound", "gone"), False)],
+)
+def test_a_pod_that_cannot_be_notified_delays_nothing(error: ApiError, is_logged: bool, caplog: Any) -> None:
+    api = serving()
+    api.refuse = lambda verb, obj: error if verb == "annotate" and obj["metadata"]["name"] == "p1" else None
+    api.reconcile()
+    assert not api.reconcile().refused
+    assert set(notified(api)) == {"p2"}
+    assert ("cannot annotate pod p1, its adapters are updated within 90 s: may not patch" in caplog.text) == is_logged

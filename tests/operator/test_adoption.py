@@ -1,35 +1,32 @@
-"""Tests of adoption: with the annotation a resource adopts matching children without a controller.
+"""Tests that pods keep their template: after an upgrade of the operator, and when a resource adopts its children.
 
-No pod restarts.
+With the annotation a resource adopts matching children without a controller.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.operator.samples import (
-    SETTINGS,
-    apply,
-    child,
-    edit,
-    make,
-    observe,
-    resource,
-    running,
-    settled,
-    template,
-)
-from tests.operator.test_adopted_templates import RECORDED
+from tests.operator.pod_states import check
+from tests.operator.samples import SETTINGS, apply, child, edit, make, observe, resource, running, settled, template
 from unmask_operator.objects import ADOPT, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.plan.adoption import adopted_revision, orphans, owner_reference
+from unmask_operator.plan.drift import differs
 from unmask_operator.plan.observed import Observed
+from unmask_operator.plan.plan import Plan
 from unmask_operator.settings import Settings
 from unmask_operator.status import status
 
+RECORDED = list(yaml.safe_load_all((Path(__file__).parent / "recorded/revisions.yaml").read_text(encoding="utf-8")))
+NAMES = sorted(obj["metadata"]["name"] for obj in RECORDED if obj["kind"] == "Deployment")
+LOST = pytest.mark.parametrize("lost", [(), ("ControllerRevision",)])
 EVERYTHING: dict[str, Any] = {
     "model": {"uri": "hf://org/name"},
     "lora": {"adapters": [{"name": "a", "uri": "demo://roman"}]},
@@ -39,14 +36,58 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
+def deployment(children: Iterable[Obj]) -> Obj:
+    (found,) = (obj for obj in children if obj["kind"] == "Deployment")
+    return found
+
+
+def recorded(name: str) -> tuple[Observed, Obj]:
+    """Returns the recorded state of a resource, and its Deployment."""
+    children = [obj for obj in RECORDED if obj["metadata"]["labels"][SERVICE_LABEL] == name]
+    (pin,) = (obj for obj in children if obj["kind"] == "ControllerRevision")
+    spec = {**pin["data"]["spec"], "replicas": deployment(children)["spec"]["replicas"]}
+    return observe(resource(name, **spec), *children), deployment(children)
+
+
+def conditions(observed: Observed, made: Plan) -> dict[str, Obj]:
+    return {c["type"]: c for c in status(observed, made)["conditions"]}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_upgrade_of_the_operator_changes_no_pod_template(name: str) -> None:
+    observed, live = recorded(name)
+    made = make(observed)
+    assert not differs(child(made, "Deployment"), live)
+    assert template(made) == live["spec"]["template"]
+    after = apply(observed, made)
+    check(conditions(after, make(after)), "UpToDate False OperatorUpgraded")
+    for change in (
+        {"replicas": 5},
+        {"suspend": True},
+        {"service": {"port": 8080}},
+        {"podDisruptionBudget": {"minAvailable": 1}},
+    ):
+        assert template(make(edit(observed, **change))) == live["spec"]["template"], change
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_restart_adopts_what_this_operator_renders(name: str) -> None:
+    observed, live = recorded(name)
+    observed.resource["metadata"]["annotations"] = {RESTARTED_AT: "now"}
+    adopted = template(make(observed))
+    assert adopted["spec"] == template(make(observe(observed.resource)))["spec"] != live["spec"]["template"]["spec"]
+    assert adopted["metadata"]["annotations"].items() > live["spec"]["template"]["metadata"]["annotations"].items()
+    assert adopted["metadata"]["annotations"][RESTARTED_AT] == "now"
+
+
+# -- adoption of children
+
+
 def orphaned(observed: Observed, annotation: str | None = "true", lost: tuple[str, ...] = ()) -> Observed:
     """Returns a resource that was created again, with the children of its predecessor, which have lost their owner."""
-    children = {}
-    for ref, obj in observed.children.items():
-        if ref.kind not in lost:
-            obj = copy.deepcopy(obj)
-            del obj["metadata"]["ownerReferences"]
-            children[ref] = obj
+    children = {ref: copy.deepcopy(obj) for ref, obj in observed.children.items() if ref.kind not in lost}
+    for obj in children.values():
+        obj["metadata"].pop("ownerReferences", None)
     service = copy.deepcopy(observed.resource)
     service["metadata"] |= {"uid": "uid-2", "annotations": {ADOPT: annotation} if annotation else {}}
     return replace(observed, resource=service, children=children)
@@ -63,12 +104,11 @@ def adopt(observed: Observed) -> Observed:
     return replace(observed, children=children)
 
 
-def accepted(observed: Observed, made: Any) -> Obj:
-    found: Obj = next(c for c in status(observed, made)["conditions"] if c["type"] == "Accepted")
-    return found
+def revisions(made: Plan) -> list[str]:
+    return [c["metadata"]["name"] for c in made.children if c["kind"] == "ControllerRevision"]
 
 
-def test_every_child_is_adopted_and_the_pods_stay_unchanged():
+def test_every_child_is_adopted_and_the_pods_stay_unchanged() -> None:
     before = running(**EVERYTHING)
     observed = orphaned(before)
     assert {Ref.of(obj) for obj in orphans(observed)} == before.children.keys()
@@ -80,149 +120,117 @@ def test_every_child_is_adopted_and_the_pods_stay_unchanged():
     assert {controller_uid(obj) for obj in after.children.values()} == {"uid-2"}
 
 
-@pytest.mark.parametrize("annotation", [None, "", "false", "True", "yes"])
-def test_nothing_is_adopted_without_the_annotation_and_the_message_names_it(annotation):
+@pytest.mark.parametrize("annotation", [None, "", "false", "True"])
+def test_nothing_is_adopted_without_the_annotation_and_the_message_names_it(annotation: str | None) -> None:
     observed = orphaned(running(), annotation)
     assert orphans(observed) == []
     made = make(observed)
     assert made.children == ()
-    found = accepted(observed, made)
-    assert (found["status"], found["reason"]) == ("False", "NameConflict")
-    assert f'annotate this resource with {ADOPT}: "true"' in found["message"]
-
-
-def changed(obj: Obj, **metadata: Any) -> Obj:
-    return {**obj, "metadata": {**obj["metadata"], **metadata}}
+    check(conditions(observed, made), f'Accepted False NameConflict annotate this resource with {ADOPT}: "true"')
 
 
 OTHER = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "x", "uid": "x", "controller": True}
-FOREIGN: dict[str, Any] = {
-    "another controller": lambda obj: changed(obj, ownerReferences=[OTHER]),
-    "an earlier resource that still controls it": lambda obj: changed(
-        obj, ownerReferences=[owner_reference("demo", "uid-1")]
-    ),
-    "no labels": lambda obj: changed(obj, labels={}),
-    "managed by somebody else": lambda obj: changed(
-        obj, labels={**obj["metadata"]["labels"], "app.kubernetes.io/managed-by": "Helm"}
-    ),
-    "the label of another resource": lambda obj: changed(obj, labels={**obj["metadata"]["labels"], SERVICE_LABEL: "b"}),
-    "on its way out": lambda obj: changed(obj, deletionTimestamp="2026-01-01T00:00:00Z"),
-    "a name that no child has": lambda obj: changed(obj, name="demo-other"),
+FOREIGN: dict[str, dict[str, Any]] = {
+    "another controller": {"ownerReferences": [OTHER]},
+    "an earlier resource that still controls it": {"ownerReferences": [owner_reference("demo", "uid-1")]},
+    "no labels": {"labels": {}},
+    "managed by somebody else": {"labels": {"app.kubernetes.io/managed-by": "Helm"}},
+    "the label of another resource": {"labels": {SERVICE_LABEL: "b"}},
+    "on its way out": {"deletionTimestamp": "2026-01-01T00:00:00Z"},
+    "a name that no child has": {"name": "demo-other"},
 }
 
 
-@pytest.mark.parametrize(
-    "kind", ["Deployment", "Service", "ServiceAccount", "ControllerRevision", "PodDisruptionBudget"]
-)
+@pytest.mark.parametrize("kind", ["Deployment", "ServiceAccount", "ControllerRevision"])
 @pytest.mark.parametrize("why", FOREIGN)
-def test_objects_that_may_belong_to_others_are_not_adopted(kind, why):
+def test_objects_that_may_belong_to_others_are_not_adopted(kind: str, why: str) -> None:
     observed = orphaned(running())
     ref = next(ref for ref in observed.children if ref.kind == kind)
-    foreign = FOREIGN[why](observed.children[ref])
+    foreign = observed.children[ref]
+    metadata = dict(FOREIGN[why])
+    if metadata.get("labels"):
+        metadata["labels"] = foreign["metadata"]["labels"] | metadata["labels"]
+    foreign = {**foreign, "metadata": foreign["metadata"] | metadata}
     others = {r: obj for r, obj in observed.children.items() if r != ref}
-    observed = replace(observed, children={**others, Ref.of(foreign): foreign})
-    assert Ref.of(foreign) not in {Ref.of(obj) for obj in orphans(observed)}
-    assert len(orphans(observed)) == len(others)
+    found = orphans(replace(observed, children={**others, Ref.of(foreign): foreign}))
+    assert {Ref.of(obj) for obj in found} == others.keys()
 
 
-def test_an_owner_that_is_no_controller_stays_an_owner():
-    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "x"}
+def test_an_owner_that_is_no_controller_stays_an_owner() -> None:
     observed = orphaned(running())
     ref = Ref("v1", "Service", "demo")
+    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "x"}
     observed.children[ref]["metadata"]["ownerReferences"] = [config_map]
     after = adopt(observed)
     assert [owner["uid"] for owner in after.children[ref]["metadata"]["ownerReferences"]] == ["x", "uid-2"]
 
 
-def test_an_adopted_service_is_suspended_scaled_and_edited_as_any_other():
+def test_an_adopted_service_is_suspended_scaled_and_edited_as_any_other() -> None:
     after = adopt(orphaned(running()))
     assert child(make(edit(after, suspend=True)), "Deployment")["spec"]["replicas"] == 0
     assert child(make(edit(after, replicas=4)), "Deployment")["spec"]["replicas"] == 4
     edited = make(edit(after, engine={"maxNumReqs": 7}))
     assert template(edited) != template(make(after))
-    assert [c["metadata"]["name"] for c in edited.children if c["kind"] == "ControllerRevision"] == ["demo-r2"]
+    assert revisions(edited) == ["demo-r2"]
+    broken = edit(after, engine={"blockSize": 0}, suspend=True)
+    made = make(broken)
+    check(conditions(broken, made), "Accepted False InvalidSpec")
+    assert made.replicas == child(made, "Deployment")["spec"]["replicas"] == 0
 
 
-def test_adoption_by_a_newer_operator_restarts_no_pod():
-    newer = Settings(runtime_image="registry.example/unmask-runtime:9.9.9")
+@LOST
+def test_adoption_by_a_newer_operator_restarts_no_pod(lost: tuple[str, ...]) -> None:
     before = running()
-    for lost in ((), ("ControllerRevision",)):
-        after = adopt(orphaned(before, lost=lost))
-        made = make(after, newer)
-        assert template(made) == template(make(before)), lost
-        assert not made.up_to_date
+    made = make(adopt(orphaned(before, lost=lost)), Settings(runtime_image="registry.example/unmask-runtime:9.9.9"))
+    assert template(made) == template(make(before))
+    assert not made.up_to_date
 
 
-def test_a_restored_restart_annotation_restarts_nothing():
+@LOST
+def test_a_restored_restart_annotation_restarts_nothing(lost: tuple[str, ...]) -> None:
     observed = observe(resource(annotations={RESTARTED_AT: "2026-01-01"}))
     before = apply(observed, make(observed))
-    for lost in ((), ("ControllerRevision",)):
-        made = make(adopt(orphaned(before, lost=lost)))
-        assert template(made) == template(make(before)), lost
+    assert template(make(adopt(orphaned(before, lost=lost)))) == template(make(before))
 
 
 def defaulted(observed: Observed) -> Observed:
     """Adds defaults to the Deployment, as the API server does."""
-    live = child_of(observed)
+    live = deployment(observed.children.values())
     live["spec"]["template"]["metadata"]["creationTimestamp"] = None
     live["spec"]["template"]["spec"] |= {"dnsPolicy": "ClusterFirst", "schedulerName": "default-scheduler"}
     return observed
 
 
-def child_of(observed: Observed) -> Obj:
-    found: Obj = observed.children[Ref("apps/v1", "Deployment", observed.resource["metadata"]["name"])]
-    return found
-
-
-def test_a_deployment_without_revisions_gets_one_of_the_template_that_runs():
+def test_a_deployment_without_revisions_gets_one_of_the_template_that_runs() -> None:
     before = running()
     after = adopt(defaulted(orphaned(before, lost=("ControllerRevision",))))
     made = make(after)
     assert template(made) == template(make(before))
     assert made.up_to_date
-    assert [c["metadata"]["name"] for c in made.children if c["kind"] == "ControllerRevision"] == ["demo-r1"]
-    settled_after = apply(after, made)
-    assert settled(make(settled_after), settled_after)
+    assert revisions(made) == ["demo-r1"]
+    written = apply(after, made)
+    assert settled(make(written), written)
+    after.resource["metadata"]["annotations"] = {}
+    assert adopted_revision(after, SETTINGS) is None, "the revision does not come from the spec, as without adoption"
 
 
-def test_a_deployment_of_an_earlier_operator_without_revisions_keeps_its_template():
-    (live,) = [o for o in RECORDED if o["kind"] == "Deployment" and o["metadata"]["name"] == "demo"]
-    live = copy.deepcopy(live)
+def test_a_deployment_of_an_earlier_operator_without_revisions_keeps_its_template() -> None:
+    live = copy.deepcopy(recorded("demo")[1])
     live["metadata"].pop("ownerReferences")
-    observed = observe(resource(annotations={ADOPT: "true"}), live)
-    after = adopt(defaulted(observed))
+    after = adopt(defaulted(observe(resource(annotations={ADOPT: "true"}), live)))
     made = make(after)
     assert "creationTimestamp" not in template(made)["metadata"]
-    expected = {**child_of(after)["spec"]["template"], "metadata": template(made)["metadata"]}
-    assert template(made) == expected
+    assert template(made)["spec"] == deployment(after.children.values())["spec"]["template"]["spec"]
     assert not made.up_to_date
-    restarted = copy.deepcopy(after)
-    restarted.resource["metadata"]["annotations"][RESTARTED_AT] = "now"
-    assert make(restarted).up_to_date
-
-
-def test_without_the_annotation_a_lost_revision_is_made_from_the_spec_as_before():
-    observed = running()
-    children = {ref: obj for ref, obj in observed.children.items() if ref.kind != "ControllerRevision"}
-    assert adopted_revision(replace(observed, children=children), SETTINGS) is None
-
-
-def test_a_resource_with_an_invalid_spec_is_adopted_and_can_be_suspended():
-    after = adopt(orphaned(running(replicas=3)))
-    broken = edit(after, engine={"blockSize": 0}, suspend=True)
-    made = make(broken)
-    assert accepted(broken, made)["reason"] == "InvalidSpec"
-    assert made.replicas == 0
-    assert child(made, "Deployment")["spec"]["replicas"] == 0
+    after.resource["metadata"]["annotations"][RESTARTED_AT] = "now"
+    assert make(after).up_to_date
 
 
 @pytest.mark.parametrize(
     ("reason", "grant"),
     [('deployments.apps "demo" is forbidden: cannot set an ownerRef', True), ("denied by policy owners", False)],
 )
-def test_a_refused_adoption_is_reported_with_the_sentence_of_the_api_server(reason, grant):
+def test_a_refused_adoption_is_reported_with_the_sentence_of_the_api_server(reason: str, grant: bool) -> None:
     observed = replace(orphaned(running()), not_adopted={Ref("apps/v1", "Deployment", "demo"): reason})
-    found = accepted(observed, make(observed))
-    assert found["reason"] == "NameConflict"
-    assert f"rejected the adoption of Deployment demo ({reason})" in found["message"]
-    assert ("rbac.adoption" in found["message"]) is grant
+    says = f"rejected the adoption of Deployment demo ({reason}) ... {'' if grant else '!'}rbac.adoption"
+    check(conditions(observed, make(observed)), f"Accepted False NameConflict {says}")

@@ -1,12 +1,13 @@
-"""Tests of the time from a pod's creation until it is Ready.
-
-It is measured once per pod, and only for pods whose start was observed.
-"""
+"""Tests of the time until a pod is Ready: measured once per pod whose start was observed, and read from its status."""
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
+
+from tests.operator.recorded import pod as recorded
 from unmask_operator.controller.cold_starts import ColdStarts
 from unmask_operator.objects import Key
+from unmask_operator.status.pods.pod_status import load_seconds
 
 KEY = Key("n", "demo")
 CREATED = datetime(2030, 1, 1, tzinfo=UTC)
@@ -25,41 +26,29 @@ def pod(uid, ready=None, started=False, restarts=0):
     }
 
 
-def measured_seconds(*looks, since=LATER):
+@pytest.mark.parametrize(
+    ("looks", "since", "measured"),
+    [
+        ([[pod("a")], [pod("a", 2), pod("b")], [pod("a", 2), pod("b", 7)], [pod("a", 2)]], LATER, [120, 420]),
+        # restarts are part of the start
+        ([[pod("a")], [pod("a", restarts=2)], [pod("a", 30, restarts=3)]], LATER, [1800]),
+        # a pod that was Ready once is not measured again
+        ([[pod("a")], [pod("a", 2)], [pod("a", started=True)], [pod("a", 40)]], LATER, [120]),
+        ([[pod("a")], [pod("a", 2)], [pod("a", restarts=1)], [pod("a", 40, restarts=1)]], LATER, [120]),
+        # a new leader does not measure starts that ended before
+        ([[pod("a", 2)], [pod("a", 2)]], LATER, []),
+        ([[pod("a", started=True)], [pod("a", 2)]], LATER, []),
+        ([[pod("a", restarts=1)], [pod("a", 40, restarts=1)]], LATER, []),
+        # created during the leadership, and Ready before it is first observed
+        ([[pod("a", 2)], [pod("a", 2), pod("b", 1)], [pod("a", started=True)], [pod("a", 40)]], CREATED, [120, 60]),
+    ],
+)
+def test_a_pod_is_measured_once_when_it_first_is_ready(looks, since, measured):
     seconds = []
     starts = ColdStarts(seconds.append, lambda phase, seconds: None, since)
     for pods in looks:
         starts.observe(KEY, pods)
-    return seconds
-
-
-def test_a_pod_is_measured_once_when_it_first_is_ready():
-    assert measured_seconds(
-        [pod("a")], [pod("a"), pod("b")], [pod("a", 2), pod("b")], [pod("a", 2), pod("b", 7)], [pod("a", 2)]
-    ) == [
-        120.0,
-        420.0,
-    ]
-
-
-def test_the_start_of_a_pod_includes_its_restarts():
-    assert measured_seconds([pod("a")], [pod("a", restarts=2)], [pod("a", 30, restarts=3)]) == [1800.0]
-
-
-def test_a_pod_that_was_ready_once_is_not_measured_again():
-    assert measured_seconds([pod("a")], [pod("a", 2)], [pod("a", started=True)], [pod("a", 40)]) == [120.0]
-    assert measured_seconds([pod("a")], [pod("a", 2)], [pod("a", restarts=1)], [pod("a", 40, restarts=1)]) == [120.0]
-
-
-def test_a_new_leader_does_not_measure_starts_that_ended_before():
-    assert measured_seconds([pod("a", 2)], [pod("a", 2)]) == []
-    assert measured_seconds([pod("a", restarts=1)], [pod("a", 40, restarts=1)]) == []
-    assert measured_seconds([pod("a")], [pod("a", 3)]) == [180.0]
-
-
-def test_a_pod_that_is_ready_before_it_is_first_observed_is_measured():
-    looks = [[pod("a", 2)], [pod("a", 2), pod("b", 1)], [pod("a", started=True), pod("b", 1)], [pod("a", 40)]]
-    assert measured_seconds(*looks, since=CREATED) == [120.0, 60.0]
+    assert seconds == measured
 
 
 def test_the_data_of_a_deleted_pod_are_dropped():
@@ -70,51 +59,84 @@ def test_the_data_of_a_deleted_pod_are_dropped():
     assert starts._pending == starts._load_phases == {}
 
 
-def at(seconds):
-    return CREATED + timedelta(seconds=seconds)
-
-
-def phases_of(reports=(), *, scheduled=3, started=20, restarts=0):
-    """Returns seconds by phase of a pod that is Ready after two minutes.
-
-    `reports` are pairs of phase and seconds after its creation.
-    """
+@pytest.mark.parametrize(
+    ("reports", "start", "download", "weights", "warmup"),
+    [
+        ([("start", 22), ("download", 25), ("download", 40), ("weights", 60), ("warmup", 100)], 5, 35, 40, 20),
+        ([("warmup", 50)], 30, None, None, 70),  # the time of an unreported phase counts for the previous one
+        ([], 100, None, None, None),
+        ([(f"phase {n}", 30 + n) for n in range(20)], 100, None, None, None),
+        ([("weights", 10), ("warmup", 500)], 0, None, 100, 0),  # clock skew
+    ],
+)
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_phases_add_up_to_the_time_until_ready(reports, start, download, weights, warmup, restarts):
+    """The pod is Ready after two minutes. A pod whose engine was restarted has no phases."""
     found = {}
     starts = ColdStarts(lambda seconds: None, found.__setitem__, CREATED)
     starts.observe(KEY, [pod("a")])
     for phase, seconds in reports:
-        starts.phase_reported(KEY, "a", phase, at(seconds))
+        starts.phase_reported(KEY, "a", phase, CREATED + timedelta(seconds=seconds))
         starts.observe(KEY, [pod("a")])
     ready = pod("a", 2, restarts=restarts)
-    ready["status"]["conditions"] += [{"type": "PodScheduled", "lastTransitionTime": at(scheduled).isoformat()}]
-    ready["status"]["containerStatuses"][0]["state"] = {"running": {"startedAt": at(started).isoformat()}}
+    ready["status"]["conditions"] += [{"type": "PodScheduled", "lastTransitionTime": "2030-01-01T00:00:03Z"}]
+    ready["status"]["containerStatuses"][0]["state"] = {"running": {"startedAt": "2030-01-01T00:00:20Z"}}
     starts.observe(KEY, [ready])
+    phases = {"scheduling": 3, "containers": 17, "start": start}
+    phases |= {"download": download, "weights": weights, "warmup": warmup}
+    assert found == ({} if restarts else {phase: time for phase, time in phases.items() if time is not None})
+
+
+SCHEDULED = datetime(2030, 1, 1, 0, 0, 2, tzinfo=UTC)
+SPEC = {
+    "nodeName": "gpu-1",
+    "containers": [{"name": "main", "startupProbe": {"periodSeconds": 5, "failureThreshold": 720}}],
+}
+DAYS = 3 * 86400
+
+
+def ready(after, restarts=0, started=30):
+    """Returns a pod that became Ready these seconds after its node was chosen. Its engine may have restarted."""
+    found = recorded("ready") | {"spec": SPEC}
+    stamps = [(SCHEDULED + timedelta(seconds=seconds)).isoformat() for seconds in (after, started)]
+    for condition in found["status"]["conditions"]:
+        if condition["type"] == "Ready":
+            condition["lastTransitionTime"] = stamps[0]
+    main = {"restartCount": restarts, "state": {"running": {"startedAt": stamps[1]}}, "lastState": {}}
+    found["status"]["containerStatuses"][0] |= main
     return found
 
 
-def test_phases_add_up_to_the_time_until_ready():
-    reports = [("start", 22), ("download", 25), ("download", 40), ("weights", 60), ("warmup", 100)]
-    found = phases_of(reports)
-    assert found == {
-        "scheduling": 3, "containers": 17, "start": 5, "download": 35, "weights": 40, "warmup": 20,
-    }  # fmt: skip
-    assert sum(found.values()) == 120
+def starting(state):
+    found = recorded(state) | {"spec": SPEC}
+    found["status"]["containerStatuses"][0]["restartCount"] = 0
+    return found
 
 
-def test_the_time_of_an_unreported_phase_counts_for_the_previous_phase():
-    assert phases_of([("warmup", 50)]) == {"scheduling": 3, "containers": 17, "start": 30, "warmup": 70}
-    assert phases_of() == {"scheduling": 3, "containers": 17, "start": 100}
-
-
-def test_phases_of_unknown_names_are_ignored():
-    assert phases_of([(f"phase {n}", 30 + n) for n in range(20)]) == phases_of()
-
-
-def test_reports_outside_the_load_because_of_clock_skew_are_clamped_to_it():
-    assert phases_of([("weights", 10), ("warmup", 500)]) == {
-        "scheduling": 3, "containers": 17, "start": 0, "weights": 100, "warmup": 0,
-    }  # fmt: skip
-
-
-def test_an_engine_that_was_restarted_has_no_phases():
-    assert phases_of([("weights", 30)], restarts=1) == {}
+@pytest.mark.parametrize(
+    ("found", "after", "reported", "seconds"),
+    [
+        # from scheduling or the last start of the engine until Ready, or until now
+        (ready(600), DAYS, 0, 600),
+        (ready(7000, restarts=2, started=6700), DAYS, 0, 300),
+        (starting("loading"), 90, 0, 90),
+        (starting("creating"), 40, 0, 40),
+        # the reported time limits that of a pod that is Ready again
+        (ready(3000), DAYS, 0, 3000),
+        (ready(3000), DAYS, 170, 200),
+        (ready(2 * 86400), DAYS, 170, 200),
+        (ready(7000, restarts=2, started=6000), DAYS, 170, 170),
+        (ready(150), DAYS, 170, 150),
+        # no load, or not the time of one
+        (ready(2 * 86400), DAYS, 0, 0),
+        (starting("creating"), 4200, 0, 4200),
+        (starting("creating"), 4201, 0, 0),  # beyond the progress deadline
+        *(
+            (recorded(state), 90, 0, 0)
+            for state in ("unschedulable_gpu", "crash_loop", "evicted", "image_pull", "secret_missing", "oom_killed")
+        ),
+        ({"metadata": {"name": "foreign"}, "spec": {"nodeName": "n", "containers": []}}, 0, 0, 0),
+    ],
+)
+def test_the_load_time_of_a_pod_is_read_from_its_status(found, after, reported, seconds):
+    assert load_seconds(found, SCHEDULED + timedelta(seconds=after), reported) == seconds

@@ -2,36 +2,13 @@
 
 import pytest
 
-from unmask_operator.controller.event_handler import (
-    DEBOUNCE_READY_SECONDS,
-    DEBOUNCE_SECONDS,
-    EventHandler,
-    debounce_seconds,
-)
+from unmask_operator.controller.event_handler import DEBOUNCE_READY_SECONDS, DEBOUNCE_SECONDS, EventHandler
 from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.kinds import CHILDREN, DLMS, PODS, kind_of
 from unmask_operator.objects import SERVICE_LABEL, Key
 
 KEY = Key("ns", "demo")
 DEPLOYMENTS = kind_of("apps/v1", "Deployment")
-
-
-def _pod(ready):
-    return {"status": {"conditions": [{"type": "Ready", "status": ready}]}}
-
-
-@pytest.mark.parametrize(
-    ("kind", "obj", "seconds"),
-    [
-        (DLMS, {}, 0.0),
-        (PODS, {}, DEBOUNCE_SECONDS),
-        (PODS, _pod("False"), DEBOUNCE_SECONDS),
-        (PODS, _pod("True"), DEBOUNCE_READY_SECONDS),
-        *((kind, {}, DEBOUNCE_SECONDS) for kind in CHILDREN),
-    ],
-)
-def test_edits_are_reconciled_immediately_and_other_changes_are_debounced(kind, obj, seconds):
-    assert debounce_seconds(kind, obj) == seconds
 
 
 def obj(version, name="demo", **more):
@@ -44,13 +21,25 @@ def handler():
     return cache, EventHandler(cache, lambda key, seconds: enqueued.append((key, seconds))), enqueued
 
 
-@pytest.mark.parametrize("kind", [PODS, *CHILDREN], ids=lambda kind: kind.kind)
-def test_a_childs_changes_concern_the_resource_that_its_label_names(kind):
+READY = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+UNREADY = {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "more", "seconds"),
+    [
+        (DLMS, "demo", {}, 0.0),
+        (PODS, "a-pod", UNREADY, DEBOUNCE_SECONDS),
+        (PODS, "a-pod", READY, DEBOUNCE_READY_SECONDS),
+        *((kind, "child", {}, DEBOUNCE_SECONDS) for kind in CHILDREN),
+    ],
+)
+def test_every_change_concerns_the_resource_and_only_those_of_others_are_debounced(kind, name, more, seconds):
     cache, events, enqueued = handler()
     for change, version in (("ADDED", 3), ("MODIFIED", 4), ("DELETED", 5)):
-        events.on_event(kind, change, obj(version, "child"))
+        events.on_event(kind, change, obj(version, name, **more))
         assert bool(cache.holds(kind)) == (change != "DELETED")
-    assert enqueued == [(KEY, DEBOUNCE_SECONDS)] * 3
+    assert enqueued == [(KEY, seconds)] * 3
 
 
 def test_an_unchanged_object_enqueues_nothing():

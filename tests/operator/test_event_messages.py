@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 
+from tests.operator.pod_states import check
 from tests.operator.recorded import NOW, STATES, pod, reconcile
 from unmask_operator.controller.pod_events import AGAIN_SECONDS, LONGEST_SECONDS, PodEvents, in_order
 from unmask_operator.kube.errors import ApiError
@@ -19,6 +20,8 @@ SCHEDULED = PodEvent("Scheduled", "Successfully assigned models/demo to gpu-1", 
 MOUNT = PodEvent("FailedMount", 'MountVolume.SetUp failed for volume "ca" : configmap "ca" not found', warning=True)
 SLOW = PodEvent("Unhealthy", "Startup probe failed: HTTP probe failed with statuscode: 503", warning=True)
 DEAF = PodEvent("Unhealthy", "Liveness probe failed: context deadline exceeded", warning=True)
+FAILED = PodEvent("Failed", "Error: what the container's own state says too", warning=True)
+STARTUP = "spec.startupProbe ... statuscode: 503"
 
 
 def killed(probe):
@@ -33,84 +36,64 @@ def ended(code):
     return found
 
 
-def judged(found, *events):
-    new = status(*reconcile("progressing", found, pod_events={found["metadata"]["uid"]: events}))
-    conditions = {c["type"]: c for c in new["conditions"]}
-    assert conditions["Ready"]["message"] == conditions["ModelLoaded"]["message"]
-    return conditions["ModelLoaded"]["reason"], conditions["ModelLoaded"]["message"]
+def reported(found, *events, stage="progressing", others=()):
+    """Returns the conditions of a resource with this pod and its Events."""
+    state = reconcile(stage, *others, found, pod_events={found["metadata"]["uid"]: events})
+    return {c["type"]: c for c in status(*state)["conditions"]}
 
 
-def test_a_volume_that_cannot_be_mounted_is_named():
-    reason, message = judged(pod("creating"), SCHEDULED, MOUNT)
-    assert reason == "FailedMount"
-    assert 'configmap "ca" not found' in message
+def of_pod(state):
+    """Returns a recorded pod that is newer than the one that serves."""
+    return pod(state, "demo-66d4b7c8f9-aaaaa", "2030-01-01T01:00:00Z")
 
 
-def test_a_claim_that_another_node_has_attached_is_named_in_a_rollout():
-    """Checks this although the kubelet repeats its warning about the timeout, so that it is newer than the cause."""
-    taken = 'Multi-Attach error for volume "pvc-0b6e" Volume is already used by pod(s) demo-7c9f8d6b5-g5d8s'
-    attach = PodEvent("FailedAttachVolume", taken, warning=True)
-    vain = "Unable to attach or mount volumes: unmounted volumes=[model]: timed out waiting for the condition"
-    events = SCHEDULED, attach, PodEvent("FailedMount", vain, warning=True)
-    new = pod("creating", "demo-66d4b7c8f9-aaaaa", "2030-01-01T01:00:00Z")
-    known = reconcile("surging", pod("ready"), new, pod_events={new["metadata"]["uid"]: events})
-    found = {c["type"]: c for c in status(*known)["conditions"]}
-    for condition in ("ModelLoaded", "RolloutComplete", "Ready"):
-        assert found[condition]["reason"] == "FailedAttachVolume"
-        for text in (taken, "maxSurge 0, maxUnavailable 1 in spec.rolloutStrategy", "ReadWriteMany"):
-            assert text in found[condition]["message"]
-    assert found["Available"]["status"] == "True"
-
-
-def test_a_claim_in_use_is_reported_with_the_schedulers_message():
-    new = pod("unschedulable_pvc", "demo-66d4b7c8f9-aaaaa", "2030-01-01T01:00:00Z")
-    reason = "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode"
-    new["status"]["conditions"][0]["message"] = f"0/2 nodes are available: 1 {reason}."
-    found = {c["type"]: c for c in status(*reconcile("surging", pod("ready"), new))["conditions"]}
-    for condition in ("Scheduled", "RolloutComplete", "Ready"):
-        assert found[condition]["reason"] == "PersistentVolumeClaimInUse"
-        assert (
-            "maxSurge 0, maxUnavailable 1 in spec.rolloutStrategy, or use a ReadWriteMany"
-            in found[condition]["message"]
-        )
-        assert reason in found[condition]["message"]
-
-
-def test_a_failed_mount_before_the_image_is_pulled_is_ignored():
-    pulling = PodEvent("Pulling", 'Pulling image "unmask-runtime:0.1.0"', warning=False)
-    assert judged(pod("creating"), SCHEDULED, MOUNT, pulling) == judged(pod("creating"))
-    assert judged(pod("creating"), SCHEDULED, pulling, MOUNT)[0] == "FailedMount"
-
-
-def test_events_that_explain_nothing_change_nothing():
-    assert judged(pod("creating"), SCHEDULED) == judged(pod("creating"))
-    assert judged(ended(143), SLOW) == judged(ended(143))
-
-
-@pytest.mark.parametrize("code", [0, 137, 143])
-def test_a_probe_that_ends_the_engine_is_named(code):
-    reason, message = judged(ended(code), SLOW, killed("startup"))
-    assert reason == "StartupProbeFailed"
-    assert "spec.startupProbe" in message
-    assert message.endswith("statuscode: 503")
-    reason, message = judged(ended(code), DEAF, killed("liveness"), SLOW)
-    assert reason == "LivenessProbeFailed"
-    assert message.endswith("context deadline exceeded")
-
-
-def test_the_status_of_an_engine_that_failed_by_itself_takes_precedence_over_events():
-    assert judged(pod("crash_loop"), SLOW, killed("startup"))[0] == "CrashLoopBackOff"
-    assert judged(pod("oom_killed"), SLOW, killed("startup"))[0] == "OOMKilled"
+TAKEN = 'Multi-Attach error for volume "pvc-0b6e" Volume is already used by pod(s) demo-7c9f8d6b5-g5d8s'
+ATTACH = PodEvent("FailedAttachVolume", TAKEN, warning=True)
+# The kubelet repeats it, so that it is newer than the cause.
+TIMEOUT = PodEvent(
+    "FailedMount", "Unable to attach or mount volumes: timed out waiting for the condition", warning=True
+)
+PULLING = PodEvent("Pulling", 'Pulling image "unmask-runtime:0.1.0"', warning=False)
+FOREIGN = PodEvent("policy-violation ", "no", warning=True)
+ONE_AT_A_TIME = "maxSurge 0, maxUnavailable 1 in spec.rolloutStrategy, or use a ReadWriteMany"
 
 
 @pytest.mark.parametrize(
-    ("state", "reason"), [("secret_missing", "CreateContainerConfigError"), ("image_pull", "ImagePullBackOff")]
+    ("found", "events", "says"),
+    [
+        (pod("creating"), [SCHEDULED, MOUNT], 'FailedMount configmap "ca" not found'),
+        (pod("creating"), [SCHEDULED, PULLING, MOUNT], "FailedMount"),
+        (pod("creating"), [SCHEDULED, MOUNT, PULLING], "Pending"),
+        (pod("creating"), [SCHEDULED], "Pending"),
+        (pod("creating"), [FOREIGN], "NotPrepared"),
+        (ended(143), [SLOW], "CrashLoopBackOff"),
+        *((ended(code), [SLOW, killed("startup")], "StartupProbeFailed " + STARTUP) for code in (0, 137, 143)),
+        (ended(0), [DEAF, killed("liveness"), SLOW], "LivenessProbeFailed context deadline exceeded"),
+        # the status of a container that failed by itself takes precedence
+        (pod("crash_loop"), [SLOW, killed("startup")], "CrashLoopBackOff"),
+        (pod("oom_killed"), [SLOW, killed("startup")], "OOMKilled"),
+        (pod("secret_missing"), [FAILED], "CreateContainerConfigError"),
+        (pod("image_pull"), [FAILED], "ImagePullBackOff"),
+    ],
 )
-def test_the_waiting_reason_of_a_container_takes_precedence_over_events(state, reason):
-    assert (
-        judged(pod(state), PodEvent("Failed", "Error: what the container's own state says too", warning=True))[0]
-        == reason
-    )
+def test_events_explain_a_pod_whose_status_does_not(found, events, says):
+    conditions = reported(found, *events)
+    check(conditions, f"ModelLoaded False {says}")
+    if says in ("Pending", "CrashLoopBackOff"):
+        assert conditions == reported(found)
+
+
+def test_a_claim_of_another_node_or_pod_is_named_in_a_rollout():
+    found = reported(of_pod("creating"), SCHEDULED, ATTACH, TIMEOUT, stage="surging", others=["ready"])
+    says = f"False FailedAttachVolume {TAKEN} ... {ONE_AT_A_TIME}"
+    check(found, "Available True", f"ModelLoaded,RolloutComplete,Ready {says}")
+
+    new = of_pod("unschedulable_pvc")
+    reason = "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode"
+    new["status"]["conditions"][0]["message"] = f"0/2 nodes are available: 1 {reason}."
+    says = f"False PersistentVolumeClaimInUse {reason} ... {ONE_AT_A_TIME}"
+    found = reported(new, stage="surging", others=["ready"])
+    check(found, f"Scheduled,RolloutComplete,Ready {says}")
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -146,23 +129,19 @@ KUBELET = {"reportingController": "kubelet"}
 OLD_KUBELET = {"reportingController": "", "deprecatedSource": {"component": "kubelet"}}
 EVENTS = [
     OLD_KUBELET | {"type": "Warning", "reason": "B", "note": "b", "deprecatedLastTimestamp": "2030-01-01T00:00:09Z"},
-    KUBELET | {"type": "Normal", "reason": "A", "note": "a", "eventTime": "2030-01-01T00:00:05.000001Z"},
+    KUBELET
+    | {"type": "Normal", "reason": "A", "note": "a", "eventTime": "2030-01-01T00:00:05.000001Z"}
+    | {"regarding": {"fieldPath": "spec.containers{main}"}},
     KUBELET
     | {"reason": "C", "series": {"lastObservedTime": "2030-01-01T00:00:10.5Z"}, "eventTime": "2030-01-01T00:00:01.0Z"},
 ]
 
 
-def test_events_are_sorted_by_time():
-    assert [event.reason for event in in_order(EVENTS)] == ["A", "B", "C"]
-
-
-def test_only_events_of_components_that_prepare_pods_are_used():
+def test_events_of_components_that_prepare_pods_are_sorted_by_time():
     others = [EVENTS[0] | {"reportingController": who} for who in ("default-scheduler", "policy-scanner")]
-    assert in_order([*others, {"reason": "D"}]) == ()
-
-
-def test_an_event_reason_that_is_invalid_for_conditions_is_replaced():
-    assert judged(pod("creating"), PodEvent("policy-violation ", "no", warning=True))[0] == "NotPrepared"
+    found = in_order([*others, *EVENTS, {"reason": "D"}])
+    assert found[0] == PodEvent("A", "a", False, "main")
+    assert [(event.reason, event.warning) for event in found[1:]] == [("B", True), ("C", False)]
 
 
 def test_events_are_polled_and_their_changes_are_reported_once():

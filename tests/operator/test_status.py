@@ -1,95 +1,307 @@
-"""Tests of the status of a resource whose pods are in recorded states."""
+"""Tests of the status: conditions of recorded states, the other members, and the Events between states.
+
+Flux and Helm 4 wait by kstatus: until Ready is True, or until Stalled reports that a user must act.
+"""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 
-from tests.operator.recorded import NOW, STATES, deployment, load, owned, pod, reconcile, service
+from tests.operator.pod_states import check
+from tests.operator.recorded import NOW, UID, deployment, load, owned, pod, reconcile, service
 from tools.status import Status
-from unmask_operator.objects import TEMPLATE_LABEL, Obj, Ref
+from unmask_operator.objects import API_VERSION, KIND, TEMPLATE_LABEL, Obj, Ref
 from unmask_operator.plan.observed import Decision, Load, Observed
 from unmask_operator.plan.plan import Plan, Problem
 from unmask_operator.status import status
-from unmask_operator.status.transitions import transitions
+from unmask_operator.status.conditions.basic import NEEDED
+from unmask_operator.status.transitions import Event, transitions
+
+State = tuple[Observed, Plan]
 
 ORDER = ["Accepted", "Scheduled", "ModelLoaded", "RolloutComplete", "ScalingReady", "UpToDate"]
 ORDER += ["Protected", "SettingsConsistent", "Available", "Ready", "Stalled"]
+SERVICE = Ref("v1", "Service", "demo")
+SCALING: dict[str, Any] = {"minReplicas": 1, "maxReplicas": 3, "targets": {"runningRequestsPerReplica": 8}}
+SUSPENDED = service(suspend=True)
+INVALID = Problem("Accepted", "InvalidSpec", "spec.engine.blockSize: must be at least 1")
+NO_MONITOR = Problem("UpToDate", "MissingCRD", "spec.monitoring.podMonitor: the cluster has no such kind")
+CONFLICT = Plan(problems=(Problem("Accepted", "NameConflict", "Service demo exists"),))
+NODES = load("nodes")
 
 
-def _conditions(new: Obj) -> dict[str, Obj]:
-    return {c["type"]: c for c in new["conditions"]}
+def later(state: str, name: str = "demo-66d4b7c8f9-aaaaa") -> Obj:
+    """Returns a recorded pod as a newer one than the others."""
+    return pod(state, name, "2030-01-01T02:00:00Z")
 
 
-def _judge(known: tuple[Observed, Plan]) -> dict[str, Obj]:
-    new = status(*known)
+def no_gpu(need: str = "1", says: str = "", **spec: Any) -> Obj:
+    """Returns a pod that needs GPUs and has no node. `says` replaces the scheduler's message."""
+    found = pod("unschedulable_gpu")
+    found["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = need
+    found["spec"] |= spec
+    if says:
+        found["status"]["conditions"][0]["message"] = f"0/3 nodes are available: {says}."
+    return found
+
+
+def of_template(obj: Obj, mark: str) -> Obj:
+    obj.setdefault("metadata", {}).setdefault("labels", {})[TEMPLATE_LABEL] = mark
+    return obj
+
+
+def changed(state: State, spec: Obj | None = None, conditions: Any = None, **metadata: Any) -> State:
+    """Returns a state with another Deployment: members of its spec, metadata and further conditions."""
+    observed, plan = state
+    (ref,) = (ref for ref in observed.children if ref.kind == "Deployment")
+    live = copy.deepcopy(observed.children[ref])
+    live["spec"] |= spec or {}
+    live["metadata"] |= metadata
+    live["status"] = {**live["status"], "conditions": [*live["status"].get("conditions", ()), *(conditions or ())]}
+    return replace(observed, children={**observed.children, ref: live}), plan
+
+
+def current_template(mark: str) -> Obj:
+    return {"template": of_template(copy.deepcopy(deployment("created")["spec"]["template"]), mark)}
+
+
+def upgraded(*problems: Problem) -> State:
+    """Returns a state after an upgrade of the operator that changes the pod template, with these problems."""
+    observed, plan = reconcile("complete", "ready")
+    return observed, replace(plan, problems=problems, up_to_date=False)
+
+
+def refused_since(seconds: float) -> State:
+    state = reconcile("quota")
+    (live,) = state[0].children.values()
+    for condition in live["status"]["conditions"]:
+        condition["lastTransitionTime"] = (NOW - timedelta(seconds=seconds)).isoformat()
+    return state
+
+
+def scaled(*pods: Obj | str, **known: Any) -> State:
+    """Returns the state after scaling from one replica to three, with these pods."""
+    return reconcile("scaled_up", *pods, replicas=3, **{"nodes": NODES, **known})
+
+
+first = partial(reconcile, "progressing")  # the first rollout
+surge = partial(reconcile, "surging", "ready")  # one pod serves, one of the next template is on its way
+serving = partial(reconcile, "complete", "ready")
+
+
+def hpa(*conditions: Obj) -> State:
+    resource = service(autoscaling={**SCALING, "provider": "HPA"})
+    child = owned("autoscaling/v2", "HorizontalPodAutoscaler", "demo-engine", status={"conditions": list(conditions)})
+    return reconcile("complete", "ready", resource=resource, children=[child])
+
+
+def builtin(decision: Decision | None, **known: Any) -> State:
+    return reconcile("complete", "ready", **{"resource": service(autoscaling=SCALING), "decision": decision, **known})
+
+
+def exposed(kind: str, **spec: Any) -> State:
+    return reconcile("complete", "ready", resource=service(service={"type": kind}, **spec))
+
+
+EARLIER = owned("v1", "Service", "demo")
+EARLIER["metadata"]["ownerReferences"][0] |= {"apiVersion": API_VERSION, "kind": KIND, "uid": f"{UID}-earlier"}
+FOREIGN = {"ownerReferences": [{**owned("v1", "Service", "demo")["metadata"]["ownerReferences"][0], "uid": "other"}]}
+(QUOTA,) = (c for c in load("deployments")["quota"]["conditions"] if c["type"] == "ReplicaFailure")
+AUTH = {"auth": {"apiKeySecretRef": {"name": "keys", "key": "keys"}}}
+ABLE = {"type": "AbleToScale", "status": "True", "reason": "SucceededGetScale", "message": "fine"}
+UNABLE = {"type": "AbleToScale", "status": "False"}
+ACTIVE = {"type": "ScalingActive", "status": "True", "reason": "ValidMetricFound", "message": "fine"}
+NO_METRIC = {**ACTIVE, "status": "False", "reason": "FailedGetPodsMetric", "message": "unable to get metric unmask_"}
+SHORT = "Scheduled,RolloutComplete,Ready False InsufficientGPU 2 Insufficient nvidia.com/gpu ... !preemption ... "
+HINT = "the old pods still serve: free a GPU or set maxSurge 0, maxUnavailable 1"
+LESS = "the old pods still serve: set maxSurge 0, maxUnavailable 1 in spec.rolloutStrategy"
+SERVES = "Scheduled,RolloutComplete,Available,Ready True"  # docs/operations/argo-cd.md relies on it while scaling
+REFUSED, PAUSED = "Stalled True PodCreationRefused", "Stalled True DeploymentPaused"
+STALLED = "Stalled True InvalidSpec"
+OVERDUE = "Stalled True ProgressDeadlineExceeded"
+ONE, TWO = pod("loading"), pod("loading", "other")
+LOADS = {ONE["metadata"]["uid"]: Load("weights", 61.4), TWO["metadata"]["uid"]: Load("weights", 42.2)}
+EDITED, PRESENT = of_template(later("crash_loop"), "edit"), current_template("present")
+
+# Conditions of each state. Ready is not listed where it has the reason of the first condition that is not True.
+CONDITIONS = [
+    # one pod on its way
+    (reconcile("created"), "Scheduled False Pending", "Available False NoReadyPods"),
+    (first("unschedulable_pvc"), "Scheduled False PersistentVolumeClaimNotFound weights does not exist"),
+    (first("image_pull"), "ModelLoaded False ImagePullBackOff runtime:9.9.9 cannot be pulled: rpc"),
+    (first("secret_missing"), 'ModelLoaded False CreateContainerConfigError "hub-token" not found'),
+    (first("crash_loop"), "ModelLoaded False CrashLoopBackOff code 1: error: --page-size: 32 is nei"),
+    (first("oom_killed"), "ModelLoaded False OOMKilled raise spec.resources.limits.memory"),
+    (first("creating"), "ModelLoaded False Pending not started yet"),
+    (first("loading"), "ModelLoaded False Starting start-up probe has not passed"),
+    (first(ONE, TWO, loads=LOADS), "ModelLoaded False Loading ^the model is being loaded: weights, 42 %"),
+    (first("probe_failing"), "RolloutComplete False Progressing 1 of 1 pods are of the newest temp"),
+    (first("evicted"), "Scheduled False Pending no pod has a node"),
+    (first("terminating"), "Scheduled False Pending no pod has a node"),
+    (first(later("evicted"), "loading"), "ModelLoaded False Evicted ephemeral-storage"),
+    (first(no_gpu(), nodes=NODES), "Scheduled False InsufficientGPU the largest node has 4 ... busy now ... !maxSurge"),
+    (first(no_gpu(nodeSelector={"a": "b"}), nodes=NODES), "Scheduled False Unschedulable may run on has any"),
+    (first(no_gpu(says="1 Insufficient nvidia.com/gpu.shared")), "Scheduled False Unschedulable"),
+    # pods that are refused, or late
+    (reconcile("quota"), "Scheduled,RolloutComplete,Available False PodCreationRefused exceeded quota: gpus", REFUSED),
+    (reconcile("pod_security"), 'Scheduled False PodCreationRefused container "helper"', REFUSED),
+    (refused_since(118), "Scheduled False PodCreationRefused"),  # as while an admission webhook starts
+    (refused_since(120), "Scheduled False PodCreationRefused", REFUSED),
+    (reconcile("deadline_exceeded"), OVERDUE),
+    (
+        reconcile("deadline_exceeded", "probe_failing"),
+        "RolloutComplete,Ready False ProgressDeadlineExceeded (/ready",
+        OVERDUE,
+    ),
+    *(
+        (reconcile("deadline_exceeded", state), OVERDUE)
+        for state in ("crash_loop", "image_pull", "secret_missing", "oom_killed", "unschedulable_gpu")
+    ),
+    (changed(reconcile("deadline_exceeded", "loading"), generation=2),),  # the deadline of an earlier template
+    (changed(surge("loading"), {"paused": True}), "RolloutComplete False DeploymentPaused", PAUSED),
+    # a rollout
+    (
+        surge(later("loading")),
+        "Available True Serving",
+        "RolloutComplete False Progressing 1 of 1 pods are of the newest template, 1 of an older one remains",
+        "Ready False Starting",
+    ),
+    *(
+        (surge(no_gpu(need), nodes=nodes), "Available True", SHORT + says)
+        for need, nodes, says in (
+            ("2", NODES, f"needs 2 nvidia.com/gpu and the largest node has 4, not all free; {HINT}"),
+            ("8", NODES, "needs 8 nvidia.com/gpu and the largest node has 4: it never fits ... !maxSurge"),
+            ("2", None, f"needs 2 nvidia.com/gpu; {HINT}"),
+        )
+    ),
+    *(
+        (surge(no_gpu(says=f"3 Insufficient {name}")), f"Scheduled,RolloutComplete,Ready False Unschedulable {LESS}")
+        for name in ("cpu", "memory")
+    ),
+    (changed(serving(), generation=2), "RolloutComplete False Progressing"),
+    # The older pod has the current template, as after a revert. Without a label, an earlier operator created it.
+    (reconcile("surging", "loading", EDITED), "ModelLoaded False Starting", "RolloutComplete False Progressing"),
+    (
+        changed(reconcile("surging", of_template(pod("loading"), "present"), EDITED), PRESENT),
+        "ModelLoaded False Starting",
+        "RolloutComplete False Progressing",
+    ),
+    (
+        changed(reconcile("surging", of_template(pod("loading"), "edit"), EDITED), PRESENT),
+        "ModelLoaded False CrashLoopBackOff",
+    ),
+    # pods that serve, and more replicas
+    (serving(), SERVES, "UpToDate True UpToDate", "ScalingReady,Protected absent"),
+    (reconcile("ready_not_yet_available", "ready"), "Ready True Ready"),
+    (reconcile("complete", "evicted", later("ready")), "Ready True"),
+    (scaled("ready", later("creating", "b"), later("loading", "c")), SERVES),
+    (scaled("ready", later("creating", "b"), later("crash_loop", "c")), "Ready False CrashLoopBackOff"),
+    (scaled("ready", no_gpu()), SERVES, "ScalingReady False InsufficientGPU busy now"),
+    (
+        scaled("ready", no_gpu(), resource=service(autoscaling=SCALING), decision=Decision(3, "scaled up", True)),
+        SERVES,
+        "ScalingReady False InsufficientGPU busy now",
+    ),
+    (
+        scaled("ready", no_gpu(), resource=service(autoscaling=SCALING), decision=Decision(3, "no metrics", False)),
+        SERVES,
+        "ScalingReady False MetricsMissing",
+    ),
+    (changed(scaled("ready"), conditions=[QUOTA]), SERVES, "ScalingReady False PodCreationRefused"),
+    # the autoscaler
+    (builtin(None), "ScalingReady Unknown Waiting has not read", "Ready True"),
+    (builtin(Decision(2, "fits", True, NOW)), "ScalingReady True Active the operator reads", "Ready True"),
+    (builtin(Decision(2, "no metrics", False)), "ScalingReady False MetricsMissing no metrics", "Ready True"),
+    (hpa(), "ScalingReady Unknown Waiting has not read"),
+    (hpa(ABLE, ACTIVE), "ScalingReady True Active"),
+    (hpa(ABLE, NO_METRIC), "ScalingReady False FailedGetPodsMetric unable to get metric unmask_"),
+    (hpa(UNABLE), "ScalingReady False NotAbleToScale NotAbleToScale"),
+    (hpa({**UNABLE, "reason": "", "message": "no"}), "ScalingReady False NotAbleToScale no"),
+    # no pod is wanted
+    (
+        reconcile("created", replicas=0, resource=SUSPENDED),
+        "Scheduled,ModelLoaded,RolloutComplete,ScalingReady absent",
+        "Available,Ready False Suspended",
+        "Stalled True Suspended",
+    ),
+    (reconcile("created", replicas=0), "Available False NoReplicas", "Stalled True NoReplicas"),
+    (serving(replicas=0, resource=SUSPENDED), "Ready False Suspended"),  # the pod ends
+    # the spec and the children
+    (
+        serving(resource=service(2, model=7), plan=Plan(problems=(INVALID,))),
+        f"Accepted False InvalidSpec {INVALID.message}",
+        "RolloutComplete,Available True",
+        STALLED,
+    ),
+    (
+        (Observed(resource=service(), now=NOW), Plan(problems=(INVALID,))),
+        "Scheduled,UpToDate absent",
+        "Available False NotAccepted",
+        STALLED,
+    ),
+    (reconcile("complete", resource=SUSPENDED, plan=Plan(problems=(INVALID,))), "Ready False InvalidSpec", STALLED),
+    (reconcile("created", plan=CONFLICT), "Accepted False NameConflict", "Stalled True NameConflict"),
+    (reconcile("created", plan=CONFLICT, children=[EARLIER]), "Accepted False NameConflict"),  # it is being deleted
+    (
+        serving(refusals={SERVICE: "nodePort: already allocated"}),
+        "Accepted False Refused Service demo was refused: nodePort: already",
+        "Stalled True Refused",
+    ),
+    (serving(failures={SERVICE: "webhook is away"}), "Accepted Unknown ApiError Service demo"),
+    (changed(reconcile("complete"), **FOREIGN), "RolloutComplete False"),
+    (upgraded(NO_MONITOR), f"UpToDate False MissingCRD {NO_MONITOR.message}", "Ready True"),
+    (upgraded(), "UpToDate False OperatorUpgraded", "Ready True"),
+    (exposed("LoadBalancer"), "Protected False NoAuth", "Ready True"),
+    (exposed("LoadBalancer", **AUTH), "Protected True KeyRequired"),
+    (exposed("NodePort"), "Protected absent"),
+]
+
+
+@pytest.mark.parametrize("row", CONDITIONS)
+def test_conditions(row: Any) -> None:
+    state, *expected = row
+    observed, plan = state
+    new = status(*state)
     Status.model_validate(new)  # checks the limits of the schema
-    assert [c["type"] for c in new["conditions"]] == [kind for kind in ORDER if kind in _conditions(new)]
-    return _conditions(new)
-
-
-def _says(condition: Obj) -> tuple[str, str, str]:
-    return condition["status"], condition["reason"], condition["message"]
-
-
-@pytest.mark.parametrize(
-    ("stage", "state", "condition", "reason", "message"),
-    [
-        (
-            "progressing",
-            "unschedulable_pvc",
-            "Scheduled",
-            "PersistentVolumeClaimNotFound",
-            "PersistentVolumeClaim weights does not exist",
-        ),
-        ("progressing", "image_pull", "ModelLoaded", "ImagePullBackOff", "unmask-runtime:9.9.9 cannot be pulled: rpc"),
-        ("progressing", "secret_missing", "ModelLoaded", "CreateContainerConfigError", 'secret "hub-token" not found'),
-        ("progressing", "crash_loop", "ModelLoaded", "CrashLoopBackOff", "code 1: error: --page-size: 32 is nei"),
-        ("progressing", "oom_killed", "ModelLoaded", "OOMKilled", "raise spec.resources.limits.memory"),
-        ("progressing", "creating", "ModelLoaded", "Pending", "not started yet"),
-        ("progressing", "loading", "ModelLoaded", "Starting", "start-up probe has not passed"),
-        ("progressing", "probe_failing", "RolloutComplete", "Progressing", "1 of 1 pods are of the newest template"),
-        ("deadline_exceeded", "probe_failing", "RolloutComplete", "ProgressDeadlineExceeded", "(/ready) fails"),
-        ("progressing", "evicted", "Scheduled", "Pending", "no pod has a node"),
-        ("progressing", "terminating", "Scheduled", "Pending", "no pod has a node"),
-    ],
-)
-def test_a_problem_of_a_pod_is_the_reason_of_ready(
-    stage: str, state: str, condition: str, reason: str, message: str
-) -> None:
-    found = _judge(reconcile(stage, pod(state)))
-    assert _says(found[condition])[:2] == ("False", reason)
-    assert message in found[condition]["message"]
-    assert _says(found["Ready"]) == _says(found[condition])
-    assert found["Available"]["status"] == "False"
-
-
-@pytest.mark.parametrize(
-    ("stage", "message"), [("quota", "exceeded quota: gpus"), ("pod_security", 'container "helper"')]
-)
-def test_a_deployment_whose_pods_are_refused_is_reported(stage: str, message: str) -> None:
-    found = _judge(reconcile(stage))
-    for condition in ("Scheduled", "RolloutComplete", "Available", "Ready"):
-        assert found[condition]["reason"] == "PodCreationRefused"
-        assert message in found[condition]["message"]
+    found = {c["type"]: c for c in new["conditions"]}
+    assert list(found) == [kind for kind in ORDER if kind in found]
+    assert {c["observedGeneration"] for c in found.values()} == {observed.resource["metadata"]["generation"]}
+    check(found, *expected)
+    assert ("Stalled" in found) == any(line.startswith("Stalled") for line in expected)
+    ready = found["Ready"]
+    if ready["reason"] != "Suspended":
+        causes = [found[kind] for kind in NEEDED if kind in found and found[kind]["status"] != "True"]
+        assert ready["status"] == str(not causes)
+        assert [(c["reason"], c["message"]) for c in causes[:1]] == [(ready["reason"], ready["message"])] * bool(causes)
+    events = transitions({}, new)
+    assert len({(event.type, event.reason) for event in events}) == len(events)
+    assert "Stalled" not in {event.reason for event in events}
+    resource = {**observed.resource, "status": new}
+    leader = replace(observed, resource=resource, now=NOW + timedelta(seconds=1), decision=None)
+    assert status(leader, plan) == new, "a new leader writes another status of an unchanged state"
 
 
 @pytest.mark.parametrize(
     "states", [("crash_loop", "crash_loop_ended", "crash_loop_running"), ("image_pull", "image_pull_error")]
 )
 def test_the_status_does_not_change_between_retries_of_the_kubelet(states: tuple[str, ...]) -> None:
-    found = [status(*reconcile("progressing", pod(state))) for state in states]
-    assert all(one == found[0] for one in found)
+    first, *others = [status(*reconcile("progressing", state)) for state in states]
+    assert all(one == first for one in others)
+
+
+# -- members other than the conditions
 
 
 def test_the_status_of_a_ready_service() -> None:
-    new = status(*reconcile("complete", pod("ready")))
-    assert {c["status"] for c in new["conditions"]} == {"True"}
-    assert "ScalingReady" not in _conditions(new)
-    assert {member: value for member, value in new.items() if member != "conditions"} == {
+    new = status(*reconcile("complete", "ready"))
+    del new["conditions"]
+    assert new == {
         "observedGeneration": 1,
         "replicas": 1,
         "readyReplicas": 1,
@@ -100,347 +312,121 @@ def test_the_status_of_a_ready_service() -> None:
         "resolvedImage": "registry.example/unmask-runtime:0.1.0",
         "modelLoad": {"phase": "loaded", "percent": 100},
     }
-    assert _judge(reconcile("ready_not_yet_available", pod("ready")))["Ready"]["status"] == "True"
 
 
-def test_a_load_balancer_without_api_keys_is_reported() -> None:
-    keys = {"auth": {"apiKeySecretRef": {"name": "keys", "key": "keys"}}}
-    for spec, protected in (({}, ("False", "NoAuth")), (keys, ("True", "KeyRequired"))):
-        found = _judge(reconcile("complete", pod("ready"), resource=service(service={"type": "LoadBalancer"}, **spec)))
-        assert _says(found["Protected"])[:2] == protected
-        assert found["Ready"]["status"] == "True"
-    assert "Protected" not in _judge(
-        reconcile("complete", pod("ready"), resource=service(service={"type": "NodePort"}))
-    )
-
-
-def test_an_open_load_balancer_is_a_warning() -> None:
-    before, after = (
-        status(*reconcile("complete", pod("ready"), resource=service(service={"type": kind})))
-        for kind in ("ClusterIP", "LoadBalancer")
-    )
-    assert [(event.type, event.reason) for event in transitions(before, after)] == [("Warning", "NoAuth")]
-
-
-def test_names_come_from_the_spec() -> None:
-    spec = {"model": {"uri": "demo://", "name": "poet"}, "service": {"port": 8080}}
-    new = status(*reconcile("complete", pod("ready"), resource=service(**spec)))
-    assert (new["modelName"], new["url"]) == ("poet", "http://demo.models.svc:8080/v1")
-
-
-def test_load_progress_is_that_of_the_slowest_pod() -> None:
-    one, two = pod("loading"), pod("loading", "other")
-    loads = {one["metadata"]["uid"]: Load("weights", 61.4), two["metadata"]["uid"]: Load("weights", 42.2)}
-    known = reconcile("progressing", one, two, loads=loads)
-    assert status(*known)["modelLoad"] == {"phase": "weights", "percent": 42}
-    assert _says(_judge(known)["ModelLoaded"]) == ("False", "Loading", "the model is being loaded: weights, 42 %")
-
-
-def test_progress_of_an_engine_that_has_exited_is_ignored() -> None:
-    over = pod("crash_loop_running")
-    known = reconcile("progressing", over, loads={over["metadata"]["uid"]: Load("weights", 42.2)})
-    assert "modelLoad" not in status(*known)
-
-
-def test_conditions_keep_their_time_until_their_status_flips() -> None:
-    first = status(*reconcile("created"))
-    later = service()
-    later["status"] = first
-    second = _conditions(
-        status(*reconcile("progressing", pod("loading"), resource=later, now=NOW + timedelta(hours=1)))
-    )
-    assert second["ModelLoaded"]["reason"] == "Starting"
-    assert second["ModelLoaded"]["lastTransitionTime"] == "2030-01-01T03:00:00Z"
-    assert second["Scheduled"]["lastTransitionTime"] == "2030-01-01T04:00:00Z"
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_an_unchanged_state_leads_to_an_unchanged_status(state: str) -> None:
-    autoscaled = service(autoscaling={"minReplicas": 1, "maxReplicas": 3, "targets": {"runningRequestsPerReplica": 8}})
-    decision = Decision(1, "the load fits the replicas", True, NOW)
-    observed, plan = reconcile("progressing", pod(state), resource=autoscaled, decision=decision)
-    autoscaled["status"] = status(observed, plan)
-    later = replace(observed, now=NOW + timedelta(hours=1), decision=None)  # as with a new leader
-    assert status(later, plan) == autoscaled["status"]
+EXITED = pod("crash_loop_running")
+POET = service(model={"uri": "demo://", "name": "poet"}, service={"port": 8080})
+MINUTE_AGO = NOW - timedelta(minutes=1)
 
 
 @pytest.mark.parametrize(
-    ("nodes", "need", "message", "hint"),
+    ("state", "members"),
     [
-        (True, "2", "needs 2 nvidia.com/gpu and the largest node has 4, not all free; the old pods still serve", True),
-        (True, "8", "needs 8 nvidia.com/gpu and the largest node has 4: it never fits", False),
-        (False, "2", "needs 2 nvidia.com/gpu; the old pods still serve", True),
+        (reconcile("complete", "ready", resource=POET), {"modelName": "poet", "url": "http://demo.models.svc:8080/v1"}),
+        (reconcile("progressing", ONE, TWO, loads=LOADS), {"modelLoad": {"phase": "weights", "percent": 42}}),
+        (reconcile("progressing", EXITED, loads={EXITED["metadata"]["uid"]: Load("a", 4)}), {"modelLoad": None}),
+        (changed(reconcile("complete"), **FOREIGN), {"replicas": 0}),
+        ((Observed(service(), NOW), Plan()), {"selector": "serving.unmask.dev/service=demo"}),
+        (builtin(None), {"autoscaling": None}),
+        (
+            builtin(Decision(2, "no metrics", False, MINUTE_AGO)),
+            {"autoscaling": {"desired": 2, "reason": "no metrics"}, "lastScaleTime": "2030-01-01T02:59:00Z"},
+        ),
     ],
 )
-def test_too_few_gpus_for_a_rollout(nodes: bool, need: str, message: str, hint: bool) -> None:
-    surge = pod("unschedulable_gpu")
-    surge["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = need
-    known = reconcile("surging", pod("ready"), surge, nodes=load("nodes") if nodes else None)
-    found = _judge(known)
-    assert found["Available"]["status"] == "True"
-    for condition in ("Scheduled", "RolloutComplete", "Ready"):
-        assert _says(found[condition])[:2] == ("False", "InsufficientGPU")
-        assert message in found[condition]["message"]
-        assert ("free a GPU or set maxSurge 0, maxUnavailable 1" in found[condition]["message"]) == hint
-        assert "2 Insufficient nvidia.com/gpu" in found[condition]["message"]
-        assert "preemption" not in found[condition]["message"]
+def test_members(state: State, members: Obj) -> None:
+    new = status(*state)
+    assert {member: new.get(member) for member in members} == members
 
 
-def test_too_few_gpus_for_the_first_pod() -> None:
-    found = _judge(reconcile("progressing", pod("unschedulable_gpu"), nodes=load("nodes")))
-    assert "busy now" in found["Ready"]["message"]
-    assert "maxSurge" not in found["Ready"]["message"]
-    chosen = pod("unschedulable_gpu")
-    chosen["spec"]["nodeSelector"] = {"pool": "large"}
-    found = _judge(reconcile("progressing", chosen, nodes=load("nodes")))
-    assert "no node that it may run on has any" in found["Ready"]["message"]
+def test_conditions_keep_their_time_until_their_status_changes() -> None:
+    resource = service() | {"status": status(*reconcile("created"))}
+    new = status(*reconcile("progressing", "loading", resource=resource, now=NOW + timedelta(hours=1)))
+    times = {c["type"]: c["lastTransitionTime"] for c in new["conditions"]}
+    assert times["ModelLoaded"] == "2030-01-01T03:00:00Z"
+    assert times["Scheduled"] == "2030-01-01T04:00:00Z"
 
 
-def test_a_resource_with_a_longer_name_is_not_the_gpu() -> None:
-    shared = pod("unschedulable_gpu")
-    shared["status"]["conditions"][0]["message"] = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.shared."
-    assert _judge(reconcile("progressing", shared))["Scheduled"]["reason"] == "Unschedulable"
+# -- revisions
 
 
-def test_scaling_up_does_not_change_ready_unless_a_pod_crashes() -> None:
-    pods = [pod("ready"), pod("creating", "b", "2030-01-01T02:00:00Z"), pod("loading", "c", "2030-01-01T02:00:00Z")]
-    found = _judge(reconcile("scaled_up", *pods, replicas=3))
-    assert found["Ready"]["status"] == "True"
-    pods[2] = pod("crash_loop", "c", "2030-01-01T02:00:00Z")
-    assert _judge(reconcile("scaled_up", *pods, replicas=3))["Ready"]["reason"] == "CrashLoopBackOff"
-
-
-@pytest.mark.parametrize("spec", [{}, {"autoscaling": {"maxReplicas": 3}}])
-def test_added_replicas_that_wait_for_a_node_do_not_change_ready(spec: dict[str, Any]) -> None:
-    decision = Decision(3, "scaled up", True) if spec else None
-    known = {"resource": service(**spec), "decision": decision, "nodes": load("nodes")}
-    found = _judge(reconcile("scaled_up", pod("ready"), pod("unschedulable_gpu"), replicas=3, **known))
-    for condition in ("Scheduled", "RolloutComplete", "Available", "Ready"):
-        assert found[condition]["status"] == "True"
-    assert _says(found["ScalingReady"])[:2] == ("False", "InsufficientGPU")
-    assert "busy now" in found["ScalingReady"]["message"]
-
-
-def test_added_replicas_that_a_quota_refuses_do_not_change_ready() -> None:
-    observed, plan = reconcile("scaled_up", pod("ready"), replicas=3)
-    (live,) = observed.children.values()
-    (refused,) = (c for c in load("deployments")["quota"]["conditions"] if c["type"] == "ReplicaFailure")
-    live["status"]["conditions"] = [*live["status"]["conditions"], refused]
-    found = _judge((observed, plan))
-    assert found["Ready"]["status"] == "True"
-    assert found["ScalingReady"]["reason"] == "PodCreationRefused"
-
-
-def test_an_autoscaler_without_metrics_is_reported_before_waiting_replicas() -> None:
-    known = {"resource": service(autoscaling={"maxReplicas": 3}), "decision": Decision(3, "no metrics", False)}
-    found = _judge(reconcile("scaled_up", pod("ready"), pod("unschedulable_gpu"), replicas=3, **known))
-    assert found["ScalingReady"]["reason"] == "MetricsMissing"
-
-
-def test_a_rollout_waits_for_the_new_pods_while_the_old_serve() -> None:
-    new = pod("loading", "demo-66d4b7c8f9-aaaaa", "2030-01-01T01:00:00Z")
-    found = _judge(reconcile("surging", pod("ready"), new))
-    assert found["Available"]["status"] == "True"
-    assert _says(found["RolloutComplete"])[1:] == (
-        "Progressing",
-        "1 of 1 pods are of the newest template, 1 of an older one remains",
-    )
-    assert found["Ready"]["reason"] == "Starting"
-
-
-def _marked(obj: Obj, mark: str) -> Obj:
-    """Sets the label of a template on a pod or template, and returns it."""
-    obj.setdefault("metadata", {}).setdefault("labels", {})[TEMPLATE_LABEL] = mark
-    return obj
-
-
-@pytest.mark.parametrize("mark", ["present", None])
-def test_the_pods_of_a_reverted_edit_do_not_affect_the_status(mark: str | None) -> None:
-    """Checks a state in which the older pod has the current template and loads normally.
-
-    Without a mark, an operator that set no such label created the pod.
-    """
-    of_the_edit = _marked(pod("crash_loop", "demo-66d4b7c8f9-aaaaa", "2030-01-01T01:00:00Z"), "edit")
-    present = pod("loading")
-    observed, plan = reconcile("surging", present, of_the_edit)
-    (live,) = observed.children.values()
-    if mark:
-        _marked(present, mark)
-        _marked(live["spec"]["template"], mark)
-    found = _judge((observed, plan))
-    assert found["ModelLoaded"]["reason"] == "Starting"
-    assert found["RolloutComplete"]["reason"] == "Progressing"
-
-
-def test_every_pod_counts_while_none_has_the_current_template() -> None:
-    pods = [pod("loading"), pod("crash_loop", "other", "2030-01-01T01:00:00Z")]
-    observed, plan = reconcile("surging", *(_marked(one, "edit") for one in pods))
-    (live,) = observed.children.values()
-    _marked(live["spec"]["template"], "present")
-    assert _judge((observed, plan))["ModelLoaded"]["reason"] == "CrashLoopBackOff"
-
-
-def test_a_rollout_is_not_complete_before_the_deployment_is_observed() -> None:
-    observed, plan = reconcile("complete", pod("ready"))
-    live = deployment("complete")
-    live["metadata"]["generation"] = 2
-    found = _judge((replace(observed, children={Ref.of(live): live}), plan))
-    assert _says(found["RolloutComplete"])[:2] == ("False", "Progressing")
-
-
-def _pin(number: int, template: int | None = None) -> Obj:
+def pin(number: int, template: int | None = None) -> Obj:
     data = {"spec": {}, "restartedAt": "", "image": "", "template": {"number": template or number}}
     return owned("apps/v1", "ControllerRevision", f"demo-r{number}", revision=number, data=data)
 
 
-def _unseen(stage: str, replicas: int = 1, **known: Any) -> tuple[Observed, Plan]:
-    """Returns a state in which the Deployment was written and its controller has not observed it yet."""
-    observed, plan = reconcile(stage, pod("ready"), replicas=replicas, **known)
-    live = deployment(stage, replicas)
-    live["metadata"]["generation"] = 2
-    return replace(observed, children={**observed.children, Ref.of(live): live}), plan
+NOT_TAKEN = Plan(reconcile("complete")[1].children, 1, problems=(Problem("Accepted", "Refused", "no"),))
 
 
 @pytest.mark.parametrize("stage", ["complete", "ready_not_yet_available"])
-@pytest.mark.parametrize("replicas", [3, 1])
-def test_scaling_does_not_change_ready_before_the_deployment_is_observed(stage: str, replicas: int) -> None:
-    before = status(*reconcile(stage, pod("ready"), children=[_pin(1)]))
+@pytest.mark.parametrize(
+    ("pins", "known", "unobserved", "ready", "current"),
+    [
+        ([pin(1)], {"replicas": 3}, True, "True", "demo-r1"),  # scaled
+        ([pin(1)], {}, True, "True", "demo-r1"),
+        ([pin(1), pin(2, template=1)], {}, True, "True", "demo-r2"),  # an edit of rolloutStrategy, for example
+        ([pin(1), pin(2)], {}, True, "False Progressing", "demo-r1"),
+        ([pin(1), pin(2)], {}, False, "True", "demo-r2"),
+        ([pin(1), pin(2)], {"plan": NOT_TAKEN}, False, "False Refused", "demo-r1"),
+    ],
+)
+def test_ready_changes_only_with_the_pods_also_before_the_deployment_is_observed(
+    stage: str, pins: list[Obj], known: Obj, unobserved: bool, ready: str, current: str
+) -> None:
+    before = status(*reconcile(stage, "ready", children=[pin(1)]))
     assert before["currentRevision"] == "demo-r1"
-    scaled = service(2, replicas=replicas) | {"status": before}
-    new = status(*_unseen(stage, replicas, resource=scaled, children=[_pin(1)]))
-    assert _conditions(new)["Ready"]["status"] == "True"
-    assert transitions(before, new) == []
+    state = reconcile(stage, "ready", resource=service(2) | {"status": before}, children=pins, **known)
+    new = status(*(changed(state, generation=2) if unobserved else state))
+    check({c["type"]: c for c in new["conditions"]}, f"Ready {ready}")
+    assert new["currentRevision"] == current
+    assert (transitions(before, new) == []) == (ready == "True")
 
 
-def test_an_edit_makes_ready_false_before_the_deployment_is_observed() -> None:
-    before = status(*reconcile("complete", pod("ready"), children=[_pin(1)]))
-    edited = service(2) | {"status": before}
-    new = status(*_unseen("complete", resource=edited, children=[_pin(1), _pin(2)]))
-    assert _says(_conditions(new)["Ready"])[:2] == ("False", "Progressing")
-    assert new["currentRevision"] == "demo-r1"
-    again = service(2) | {"status": new}
-    rolled_out = status(*reconcile("complete", pod("ready"), resource=again, children=[_pin(1), _pin(2)]))
-    assert rolled_out["currentRevision"] == "demo-r2"
+# -- Events
 
-
-@pytest.mark.parametrize("stage", ["complete", "ready_not_yet_available"])
-def test_an_edit_that_does_not_change_the_pods_does_not_change_ready(stage: str) -> None:
-    """Checks an edit of `rolloutStrategy`, for example: it creates a revision with the same template and pods."""
-    before = status(*reconcile(stage, pod("ready"), children=[_pin(1)]))
-    edited = service(2) | {"status": before}
-    new = status(*_unseen(stage, resource=edited, children=[_pin(1), _pin(2, template=1)]))
-    assert _conditions(new)["Ready"]["status"] == "True"
-    assert transitions(before, new) == []
-    assert new["currentRevision"] == "demo-r2"
-
-
-def test_a_revision_that_is_refused_is_not_the_current_one() -> None:
-    before = status(*reconcile("complete", pod("ready"), children=[_pin(1)]))
-    refused = Plan(reconcile("complete")[1].children, 1, problems=(Problem("Accepted", "Refused", "no"),))
-    edited = service(2) | {"status": before}
-    new = status(*reconcile("complete", pod("ready"), resource=edited, children=[_pin(1), _pin(2)], plan=refused))
-    assert new["currentRevision"] == "demo-r1"
-
-
-def test_an_evicted_pod_counts_only_until_it_has_a_successor() -> None:
-    old = pod("evicted")
-    assert _judge(reconcile("complete", old, pod("ready")))["Ready"]["status"] == "True"
-    alone = _judge(reconcile("progressing", pod("evicted", created="2030-01-01T02:00:00Z"), pod("loading")))
-    assert alone["ModelLoaded"]["reason"] == "Evicted"
-    assert "ephemeral-storage" in alone["ModelLoaded"]["message"]
-
-
-def test_the_status_of_a_suspended_service() -> None:
-    found = _judge(reconcile("created", replicas=0, resource=service(suspend=True)))
-    assert list(found) == ["Accepted", "UpToDate", "Available", "Ready", "Stalled"]
-    assert _says(found["Ready"])[:2] == ("False", "Suspended")
-    assert _judge(reconcile("created", replicas=0))["Ready"]["reason"] == "NoReplicas"
-
-
-def test_an_invalid_spec_is_reported_and_the_running_pods_stay_available() -> None:
-    problem = Problem("Accepted", "InvalidSpec", "spec.engine.blockSize: must be at least 1")
-    found = _judge(reconcile("complete", pod("ready"), resource=service(2, model=7), plan=Plan(problems=(problem,))))
-    assert _says(found["Ready"]) == ("False", "InvalidSpec", problem.message)
-    assert found["Available"]["status"] == found["RolloutComplete"]["status"] == "True"
-    assert {c["observedGeneration"] for c in found.values()} == {2}
-    new = status(Observed(resource=service(), now=NOW), Plan(problems=(problem,)))
-    assert [c["type"] for c in new["conditions"]] == ["Accepted", "Available", "Ready", "Stalled"]
-    assert new["selector"] == "serving.unmask.dev/service=demo"
-
-
-def test_a_refused_child_makes_accepted_false() -> None:
-    ref = Ref("v1", "Service", "demo")
-    found = _judge(reconcile("complete", pod("ready"), refusals={ref: "spec.ports[0].nodePort: already allocated"}))
-    assert _says(found["Accepted"]) == (
-        "False",
-        "Refused",
-        "Service demo was refused: spec.ports[0].nodePort: already allocated",
-    )
-
-
-def test_a_foreign_deployment_does_not_count() -> None:
-    observed, plan = reconcile("complete")
-    foreign = deployment("complete")
-    foreign["metadata"]["ownerReferences"][0]["uid"] = "other"
-    new = status(replace(observed, children={Ref.of(foreign): foreign}), plan)
-    assert new["replicas"] == 0
-    assert _conditions(new)["RolloutComplete"]["status"] == "False"
-
-
-@pytest.mark.parametrize("up_to_date", [True, False])
-def test_problems_are_reported_in_their_condition_without_effect_on_ready(up_to_date: bool) -> None:
-    crd = Problem("UpToDate", "MissingCRD", "spec.monitoring.podMonitor: the cluster has no such kind")
-    observed, plan = reconcile("complete", pod("ready"))
-    found = _judge((observed, replace(plan, problems=(crd,), up_to_date=up_to_date)))
-    assert _says(found["UpToDate"]) == ("False", "MissingCRD", crd.message)
-    assert found["Ready"]["status"] == "True"
-    assert _judge((observed, replace(plan, up_to_date=False)))["UpToDate"]["reason"] == "OperatorUpgraded"
-
-
-_SCALING: dict[str, Any] = {"minReplicas": 1, "maxReplicas": 3, "targets": {"runningRequestsPerReplica": 8}}
+LOADING = pod("loading")
+NORMAL, WARNING = "Normal", "Warning"
 
 
 @pytest.mark.parametrize(
-    ("decision", "says"),
+    "steps",
     [
-        (None, ("Unknown", "Waiting", "the autoscaler has not read the pods' metrics yet")),
-        (Decision(2, "the load fits", True), ("True", "Active", "the operator reads the pods' metrics")),
-        (Decision(2, "no metrics", False), ("False", "MetricsMissing", "no metrics")),
+        [
+            (reconcile("created"), ["Accepted"]),
+            (reconcile("progressing", "creating"), []),
+            (reconcile("progressing", LOADING), []),
+            (reconcile("progressing", LOADING, loads={LOADING["metadata"]["uid"]: Load("weights", 10)}), []),
+            (reconcile("complete", "ready"), ["Ready"]),
+            (reconcile("surging", "ready", later("loading", "new")), ["RolloutStarted"]),
+            (reconcile("complete", pod("ready", "new")), ["ModelLoaded", "RolloutComplete", "Ready"]),
+            (reconcile("progressing", "oom_killed"), ["!OOMKilled", "!Unavailable"]),
+            (reconcile("complete", "ready", replicas=0, resource=SUSPENDED), ["Suspended"]),  # its pod is terminating
+            (reconcile("progressing", replicas=0, resource=SUSPENDED), []),
+        ],
+        [
+            (reconcile("created"), ["Accepted"]),
+            (reconcile("quota"), ["!PodCreationRefused"]),
+            (reconcile("progressing", "crash_loop"), ["!CrashLoopBackOff"]),
+        ],
+        [(reconcile("complete", "ready"), ["Accepted", "Ready"]), (upgraded(), ["OperatorUpgraded"])],
+        [(exposed("ClusterIP"), ["Accepted", "Ready"]), (exposed("LoadBalancer"), ["!NoAuth"])],
     ],
 )
-def test_scaling_ready_reports_the_builtin_autoscaler(decision: Decision | None, says: tuple[str, str, str]) -> None:
-    known = reconcile("complete", pod("ready"), resource=service(autoscaling=_SCALING), decision=decision)
-    assert _says(_judge(known)["ScalingReady"]) == says
-    assert _judge(known)["Ready"]["status"] == "True"
-    expected = {"desired": 2, "reason": decision.reason} if decision else None
-    assert status(*known).get("autoscaling") == expected
+def test_events_between_states(steps: list[tuple[State, list[str]]]) -> None:
+    """A Warning begins with "!"."""
+    old: Obj = {}
+    for state, expected in steps:
+        new = status(*state)
+        assert [("!" if e.type == "Warning" else "") + e.reason for e in transitions(old, new)] == expected
+        old = new
 
 
-def test_scaling_ready_quotes_the_hpas_message() -> None:
-    message = "the HPA was unable to compute the replica count: unable to get metric unmask_requests_waiting"
-    conditions = [
-        {"type": "AbleToScale", "status": "True", "reason": "SucceededGetScale", "message": "fine"},
-        {"type": "ScalingActive", "status": "False", "reason": "FailedGetPodsMetric", "message": message},
-    ]
-    scaled = service(autoscaling={**_SCALING, "provider": "HPA"})
-
-    def of(found: list[Obj]) -> Obj:
-        hpa = owned("autoscaling/v2", "HorizontalPodAutoscaler", "demo-engine", status={"conditions": found})
-        return _judge(reconcile("complete", pod("ready"), resource=scaled, children=[hpa]))["ScalingReady"]
-
-    assert _says(of(conditions)) == ("False", "FailedGetPodsMetric", message)
-    assert of([])["status"] == "Unknown"
-    conditions[1] |= {"status": "True", "reason": "ValidMetricFound"}
-    assert of(conditions)["status"] == "True"
-    bare = {"type": "AbleToScale", "status": "False"}
-    assert _says(of([bare])) == ("False", "NotAbleToScale", "NotAbleToScale")
-    assert _says(of([{**bare, "reason": "", "message": "no"}])) == ("False", "NotAbleToScale", "no")
-
-
-@pytest.mark.parametrize("state", ["creating", "loading", "unschedulable_gpu"])
-def test_conditions_that_argo_cd_reads_stay_true_while_a_service_scales(state: str) -> None:
-    """Checks docs/operations/argo-cd.md: a pod is added to a serving version, and has no node yet or loads."""
-    scaled = service(replicas=2)
-    observed, plan = reconcile("complete", pod("ready"), pod(state, "second"), resource=scaled, replicas=2)
-    found = _judge((observed, plan))
-    assert {found[kind]["status"] for kind in ("Accepted", "Available", "RolloutComplete")} == {"True"}
+def test_scaling_emits_an_event_with_its_reason() -> None:
+    why = "scaled up for runningRequestsPerReplica"
+    old, new, rest = (
+        status(*builtin(Decision(desired, reason, True, at)))
+        for desired, reason, at in ((1, "at rest", None), (3, why, MINUTE_AGO), (3, "at rest", MINUTE_AGO))
+    )
+    assert transitions(old, new) == [Event("Normal", "Scaled", f"from 1 to 3 replicas: {why}")]
+    assert [e.message for e in transitions({}, new) if e.reason == "Scaled"] == [f"to 3 replicas: {why}"]
+    assert transitions(new, rest) == []

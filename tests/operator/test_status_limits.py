@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,18 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.operator.samples import make, observe, resource, running, template
+from tests.operator.fake_api import FakeApi
+from tests.operator.pod_states import make_pod
+from tests.operator.recorded import STATES, load, pod
+from tests.operator.samples import make, observe, resource, running
 from tests.operator.structural import violations
 from tools.crd import schema
-from unmask_operator.controller.reconciler import Reconciler, Result, _event
-from unmask_operator.kube.cache import Cache
+from unmask_operator.controller.reconciler import _event
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import DLMS
-from unmask_operator.metrics import Metrics
-from unmask_operator.objects import Key, Obj, Ref
+from unmask_operator.objects import Ref
 from unmask_operator.plan.observed import Adapter, Decision, Load, Observed, PodEvent
 from unmask_operator.plan.plan import Problem
-from unmask_operator.settings import Settings
 from unmask_operator.status import status
 from unmask_operator.status.condition import LONGEST_MESSAGE, false, true, unknown
 from unmask_operator.status.limits import EVENT_REASON_LENGTH, conform, minimal, valid_reason, valid_text
@@ -76,63 +75,29 @@ def test_a_message_with_the_original_reason_is_bounded(reason: str, message: str
 
 
 ANY = st.text(st.characters(), max_size=1200)  # surrogates included, because JSON may contain them
-NAMES = st.one_of(ANY, st.sampled_from([*REASONS, "CrashLoopBackOff", "ErrImagePull", "Evicted", "OOMKilled"]))
-TIMES = st.datetimes(datetime(2025, 1, 1), datetime(2027, 1, 1)).map(lambda t: t.strftime("%Y-%m-%dT%H:%M:%SZ"))
+TEXTS = st.one_of(ANY, st.sampled_from([*REASONS, "CrashLoopBackOff", "ErrImagePull", "Evicted", "OOMKilled"]))
 BOOLS = st.booleans()
+REQUIRED = {"type", "status", "name", "phase", "uid"}  # members that the API server requires or restricts
 
 
-def some(**members: st.SearchStrategy[Any]) -> st.SearchStrategy[Obj]:
-    """Returns a strategy for objects with any of the members."""
-    return st.fixed_dictionaries({}, optional=members)
+def foreign(draw: st.DrawFn, value: Any) -> Any:
+    """Returns a recorded value with other texts and numbers, and without some members."""
+    if isinstance(value, dict):
+        left = [member for member in value if member in REQUIRED or draw(st.integers(0, 4))]
+        same = {member for member in left if member in REQUIRED or member.endswith(("Time", "At"))}
+        return {member: value[member] if member in same else foreign(draw, value[member]) for member in left}
+    if isinstance(value, list):
+        return [foreign(draw, entry) for entry in value]
+    if isinstance(value, str):
+        return draw(TEXTS)
+    return value if isinstance(value, bool) else draw(st.integers(0, 255))
 
 
-ENDED = some(reason=NAMES, message=ANY, exitCode=st.integers(-1, 255), startedAt=TIMES, finishedAt=TIMES)
-STATE = st.one_of(
-    st.fixed_dictionaries({"waiting": some(reason=NAMES, message=ANY)}),
-    st.fixed_dictionaries({"running": some(startedAt=TIMES)}),
-    st.fixed_dictionaries({"terminated": ENDED}),
-    st.just({}),
-)
-CONTAINER = st.fixed_dictionaries(
-    {"name": st.one_of(st.just("main"), ANY), "ready": BOOLS, "restartCount": st.integers(0, 2**31 - 1)},
-    optional={
-        "image": ANY,
-        "imageID": ANY,
-        "started": BOOLS,
-        "state": STATE,
-        "lastState": st.one_of(st.just({}), st.fixed_dictionaries({"terminated": ENDED})),
-    },
-)
-POD_CONDITION = st.fixed_dictionaries(
-    {"type": st.sampled_from(["Ready", "PodScheduled", "ContainersReady", "example.com/gate"])},
-    optional={"status": st.sampled_from(["True", "False", "Unknown"]), "reason": NAMES, "message": ANY}
-    | {"lastTransitionTime": TIMES},
-)
-POD_STATUS = some(
-    phase=st.sampled_from(["Pending", "Running", "Failed", "Succeeded", "Unknown"]),
-    reason=NAMES,
-    message=ANY,
-    startTime=TIMES,
-    podIP=st.just("10.0.0.1"),
-    conditions=st.lists(POD_CONDITION, max_size=4, unique_by=lambda c: c["type"]),
-    containerStatuses=st.lists(CONTAINER, max_size=3),
-    initContainerStatuses=st.lists(CONTAINER, max_size=2),
-)
-DEPLOYMENT_CONDITION = st.fixed_dictionaries(
-    {"type": st.sampled_from(["Progressing", "ReplicaFailure", "Available"])},
-    optional={"status": st.sampled_from(["True", "False", "Unknown"]), "reason": NAMES, "message": ANY},
-)
-DEPLOYMENT_STATUS = some(
-    conditions=st.lists(DEPLOYMENT_CONDITION, max_size=3, unique_by=lambda c: c["type"]),
-    observedGeneration=st.integers(0, 5),
-    replicas=st.integers(0, 9),
-    updatedReplicas=st.integers(0, 9),
-    readyReplicas=st.integers(0, 9),
-)
-HPA_CONDITION = st.fixed_dictionaries(
-    {"type": st.sampled_from(["AbleToScale", "ScalingActive"]), "status": st.sampled_from(["True", "False"])},
-    optional={"message": ANY},
-).flatmap(lambda c: NAMES.map(lambda reason: {**c, "reason": reason}))
+DEPLOYMENTS = st.sampled_from(sorted(load("deployments").values(), key=str))
+PODS = st.sampled_from(STATES).map(lambda state: pod(state)["status"])
+UNABLE = {"type": "AbleToScale", "status": "False", "reason": "r", "message": "m"}
+ACTIVE = {"type": "ScalingActive", "status": "True", "reason": "r", "message": "m"}
+HPA = {"conditions": [UNABLE, ACTIVE]}
 SCALING = {"maxReplicas": 3, "targets": {"runningRequestsPerReplica": 8}}
 SPECS = st.sampled_from(
     [
@@ -145,55 +110,40 @@ SPECS = st.sampled_from(
         {"gpu": {}},
     ]
 )
-
-
-POD_EVENT = st.builds(PodEvent, NAMES, ANY, BOOLS)
+ADAPTER = st.builds(Adapter, st.one_of(ANY, st.just("demo://a")), st.sampled_from(["ready", "failed"]), ANY)
+SERVICE = Ref("v1", "Service", "demo")
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> Observed:
+def states(draw: st.DrawFn) -> Observed:
     """Returns a resource whose children, pods and other sources have arbitrary values of the right types."""
     observed = running(**draw(SPECS))
-    children = copy.deepcopy(dict(observed.children))
-    for ref, child in children.items():
-        child["metadata"].update(generation=1, uid=f"uid-{ref.kind}")
+    for ref, child in observed.children.items():
+        child["metadata"] |= {"generation": 1, "uid": f"uid-{ref.kind}"}
         if ref.kind == "Deployment":
-            child["status"] = draw(DEPLOYMENT_STATUS)
+            child["status"] = foreign(draw, draw(DEPLOYMENTS))
         if ref.kind == "HorizontalPodAutoscaler":
-            conditions = draw(st.lists(HPA_CONDITION, max_size=2, unique_by=lambda c: c["type"]))
-            child["status"] = {"conditions": conditions}
-    observed = replace(observed, children=children)
-    made = template(make(observed))
-    pods = [
-        {
-            "metadata": {
-                "name": f"demo-p{i}",
-                "namespace": "default",
-                "uid": f"p{i}",
-                "labels": made["metadata"]["labels"],
-                "creationTimestamp": "2026-01-02T03:00:00Z",
-            },
-            "spec": {**made["spec"], **draw(st.sampled_from([{}, {"nodeName": "n"}]))},
-            "status": pod_status,
-        }
-        for i, pod_status in enumerate(draw(st.lists(POD_STATUS, max_size=3)))
-    ]
-    uids = [pod["metadata"]["uid"] for pod in pods]
-    adapter = st.builds(Adapter, st.one_of(ANY, st.just("demo://a")), st.sampled_from(["ready", "failed"]), ANY)
-    sources = {
-        "loads": {uid: Load(draw(ANY), draw(st.floats(0, 100))) for uid in uids if draw(BOOLS)},
-        "revisions": {uid: draw(ANY) for uid in uids if draw(BOOLS)},
-        "adapters": {uid: {"a": draw(adapter)} for uid in uids if draw(BOOLS)},
-        "pod_events": {uid: draw(st.lists(POD_EVENT, max_size=3)) for uid in uids if draw(BOOLS)},
-        "decision": draw(st.one_of(st.none(), st.builds(Decision, st.integers(0, 9), ANY, BOOLS))),
-        "refusals": {Ref("v1", "Service", "demo"): draw(ANY)} if draw(BOOLS) else {},
-        "failures": {Ref("v1", "Service", "demo"): draw(ANY)} if draw(BOOLS) else {},
-    }
-    return replace(observed, pods=pods, **sources)
+            child["status"] = foreign(draw, HPA)
+    node = st.sampled_from(["n", None])
+    pods = [make_pod(observed, foreign(draw, status), draw(node)) for status in draw(st.lists(PODS, max_size=3))]
+    for number, one in enumerate(pods):
+        one["metadata"] |= {"name": f"demo-p{number}", "uid": f"p{number}"}
+    uids = [one["metadata"]["uid"] for one in pods]
+    return replace(
+        observed,
+        pods=pods,
+        loads={uid: Load(draw(ANY), draw(st.floats(0, 100))) for uid in uids if draw(BOOLS)},
+        revisions={uid: draw(ANY) for uid in uids if draw(BOOLS)},
+        adapters={uid: {"a": draw(ADAPTER)} for uid in uids if draw(BOOLS)},
+        pod_events={uid: draw(st.lists(st.builds(PodEvent, TEXTS, ANY, BOOLS), max_size=3)) for uid in uids},
+        decision=draw(st.one_of(st.none(), st.builds(Decision, st.integers(0, 9), ANY, BOOLS))),
+        refusals={SERVICE: draw(ANY)} if draw(BOOLS) else {},
+        failures={SERVICE: draw(ANY)} if draw(BOOLS) else {},
+    )
 
 
 @examples(300)
-@given(worlds())
+@given(states())
 def test_every_status_is_one_that_the_schema_accepts(observed: Observed) -> None:
     new = status(observed, make(observed))
     assert list(violations(STATUS, new)) == []
@@ -203,7 +153,7 @@ def test_every_status_is_one_that_the_schema_accepts(observed: Observed) -> None
         check_event(event)
 
 
-@given(st.builds(Event, st.sampled_from(["Normal", "Warning"]), NAMES, ANY), ANY)
+@given(st.builds(Event, st.sampled_from(["Normal", "Warning"]), TEXTS, ANY), ANY)
 def test_every_event_is_within_the_limits(event: Event, pod_name: str) -> None:
     check_event(event, pod_name)
 
@@ -218,25 +168,17 @@ def check_event(event: Event, pod_name: str = "operator-0") -> None:
 
 def test_a_status_with_values_of_any_length_is_made_to_fit() -> None:
     long = "x" * 50_000
-    found = {
-        "type": "Ready",
-        "status": "True",
-        "reason": long,
-        "message": long,
-        "lastTransitionTime": "2026-01-01T00:00:00Z",
-    }
-    entry = {"name": long, "ready": 0, "total": 0, "failed": 0, "message": long}
+    condition = {"status": "True", "reason": long, "message": long, "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    entry = {"ready": 0, "total": 0, "failed": 0, "message": long}
     made = conform(
         {
-            "conditions": [found],
-            "url": long,
-            "modelName": long,
+            "conditions": [{**condition, "type": f"Type{n}"} for n in range(40)],
+            **dict.fromkeys(("url", "modelName", "currentRevision"), long),
             "model": {"revision": long},
             "resolvedImage": f"registry.example.com/{long}",
-            "currentRevision": long,
             "modelLoad": {"phase": long, "percent": 3},
             "autoscaling": {"desired": 1, "reason": long},
-            "adapters": [{**entry, "name": str(i)} for i in range(2000)],
+            "adapters": [{**entry, "name": f"{n}{long}"} for n in range(2000)],
         }
     )
     assert list(violations(STATUS, made)) == []
@@ -256,61 +198,20 @@ def test_a_problem_with_a_strange_reason_is_made_valid() -> None:
     assert (found["reason"], found["message"]) == ("notAReason", "a sentence (not a reason)")
 
 
-# Statuses that are refused nevertheless
+# -- statuses that are refused nevertheless
 
-KEY = Key("default", "demo")
 REFUSED = ApiError(422, "Invalid", "status.conditions[0].reason: Invalid value")
 
 
-class Api:
-    """Fake API that refuses statuses with `error` while `refuses(patch)`.
-
-    It stores the status, the patches and the Events.
-    """
-
-    def __init__(self, service: Obj) -> None:
-        self.service, self.patches, self.events, self.version = service, list[Obj](), list[Obj](), 1
-        self.refuses: Any = lambda patch: "url" in patch
-        self.error = REFUSED
-
-    async def create(self, obj: Obj, dry_run: bool = False) -> Obj:
-        if obj["kind"] == "Event":
-            self.events.append(obj)
-        self.version += 1
-        return {**obj, "metadata": {"uid": "a-child's", **obj["metadata"], "resourceVersion": str(self.version)}}
-
-    async def patch_status(self, namespace: str, name: str, uid: str, patch: Obj) -> Obj:
-        if self.refuses(patch):
-            raise self.error
-        self.patches.append(patch)
-        self.version += 1
-        merged = {**self.service.get("status", {}), **patch}
-        self.service = {**self.service, "status": {m: v for m, v in merged.items() if v is not None}}
-        self.service["metadata"] = {**self.service["metadata"], "resourceVersion": str(self.version)}
-        return self.service
+def refusing(error: ApiError, refuses: Any = lambda patch: "url" in patch) -> FakeApi:
+    """Returns an API server that refuses statuses with this error."""
+    api = FakeApi(observe(resource(replicas=3)))
+    api.refuse = lambda verb, patch: error if verb == "status" and refuses(patch) else None
+    return api
 
 
-class Operator:
-    """Reconciles one resource with `Api`."""
-
-    def __init__(self) -> None:
-        service = resource(replicas=3)
-        service["metadata"]["resourceVersion"] = "1"
-        self.cache = Cache()
-        self.cache.put(DLMS, service)
-        self.api = Api(service)
-        self.metrics = Metrics(self.cache, lambda: 0)
-        self.reconciler = Reconciler(self.api, self.cache, Settings(), self._observe, self.metrics)  # type: ignore[arg-type]
-
-    async def _observe(self, service: Obj, children: Any, pods: Any) -> Observed:
-        return Observed(service, datetime.now(UTC), children, pods)
-
-    def reconcile(self) -> Result:
-        return asyncio.run(self.reconciler.reconcile(KEY))
-
-    @property
-    def refused(self) -> float | None:
-        return self.metrics.registry.get_sample_value("unmask_operator_status_refusals_total")
+def count(api: FakeApi) -> float | None:
+    return api.metrics.registry.get_sample_value("unmask_operator_status_refusals_total")
 
 
 @pytest.mark.parametrize(
@@ -325,51 +226,41 @@ class Operator:
     ids=lambda error: str(error.status),
 )
 def test_a_refused_status_is_replaced_by_a_minimal_one(error: ApiError) -> None:
-    operator = Operator()
-    operator.api.error = error
-    result = operator.reconcile()
-    assert result.refused, "the refused status is not retried"
-    (patch,) = operator.api.patches
-    assert patch.keys() == {
-        "observedGeneration",
-        "replicas",
-        "readyReplicas",
-        "updatedReplicas",
-        "selector",
-        "conditions",
-    }
+    api = refusing(error)
+    assert api.reconcile().refused, "the refused status is not retried"
+    (patch,) = (patch for verb, patch in api.writes if verb == "status")
+    counts = {"observedGeneration", "replicas", "readyReplicas", "updatedReplicas"}
+    assert patch.keys() == {*counts, "selector", "conditions"}
     assert list(violations(STATUS, patch)) == []
     assert "Ready" in {condition["type"] for condition in patch["conditions"]}
-    assert operator.refused == 1
-    (event,) = [event for event in operator.api.events if event["reason"] == "StatusRefused"]
+    assert count(api) == 1
+    (event,) = api.events("StatusRefused")
     assert error.message in event["note"]
     assert event["type"] == "Warning"
 
 
 def test_a_refusal_that_lasts_is_reported_once_and_ends() -> None:
-    operator = Operator()
-    for count in (1, 2, 3):
-        assert operator.reconcile().refused
-        assert operator.refused == count
-    assert len(operator.api.patches) == 1, "the minimal status was written more than once"
-    assert [event["reason"] for event in operator.api.events].count("StatusRefused") == 1
-    operator.api.refuses = lambda patch: False
-    operator.cache.put(DLMS, operator.api.service, answered=True)
-    assert not operator.reconcile().refused
-    assert "url" in operator.api.service["status"]
-    operator.api.refuses = lambda patch: True
-    stored = copy.deepcopy(operator.api.service)
-    stored["metadata"] |= {"generation": 2, "resourceVersion": "99"}
-    operator.cache.put(DLMS, stored)
+    api = refusing(REFUSED)
+    for number in (1, 2, 3):
+        assert api.reconcile().refused
+        assert count(api) == number
+    assert [verb for verb, _ in api.writes].count("status") == 1, "the minimal status was written more than once"
+    assert len(api.events("StatusRefused")) == 1
+    api.refuse = lambda verb, patch: None
+    assert not api.reconcile().refused
+    assert "url" in api.resource["status"]
+    api.refuse = lambda verb, patch: REFUSED if verb == "status" else None
+    edited = copy.deepcopy(api.resource)
+    edited["metadata"] |= {"generation": 2, "resourceVersion": "999"}
+    api.cache.put(DLMS, edited)
     with pytest.raises(ApiError, match="Invalid value"):
-        operator.reconcile()
-    assert [event["reason"] for event in operator.api.events].count("StatusRefused") == 2
+        api.reconcile()
+    assert len(api.events("StatusRefused")) == 2
 
 
 def test_a_failed_write_of_the_status_is_no_refusal() -> None:
-    operator = Operator()
-    operator.api.error = ApiError(503, "ServiceUnavailable", "later")
+    api = refusing(ApiError(503, "ServiceUnavailable", "later"))
     with pytest.raises(ApiError):
-        operator.reconcile()
-    assert operator.refused == 0
-    assert not [event for event in operator.api.events if event["reason"] == "StatusRefused"]
+        api.reconcile()
+    assert count(api) == 0
+    assert api.events("StatusRefused") == []

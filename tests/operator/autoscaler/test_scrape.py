@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections import Counter
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from typing import Any
 
 import aiohttp
 import pytest
@@ -15,6 +16,7 @@ from aiohttp import web
 from runtime.request.engine_messages import EngineStats
 from runtime.server.metrics import Metrics, RequestMetrics
 from tests.networks import needs_ipv6
+from tests.operator.pod_server import Handler, answer, serve
 from tests.wait import TIMEOUT
 from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES
 from unmask_operator.autoscaler.decide import decide
@@ -31,34 +33,7 @@ unmask_requests_running 12.0
 unmask_kv_usage_ratio 0.25
 unmask_requests_total{outcome="stop"} 9.0
 """
-
-Handler = Callable[[web.Request], Awaitable[web.Response]]
-
-
-@asynccontextmanager
-async def _pod(address: str, port: int, handler: Handler) -> AsyncIterator[int]:
-    app = web.Application()
-    app.router.add_get("/metrics", handler)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, address, port)
-    await site.start()
-    try:
-        yield runner.addresses[0][1]
-    finally:
-        await runner.cleanup()
-
-
-def _answer(text: str, status: int = 200) -> Handler:
-    async def handler(request: web.Request) -> web.Response:
-        return web.Response(text=text, status=status)
-
-    return handler
-
-
-@pytest.mark.parametrize("gauge", ["unmask_max_running_requests", "unmask_requests_running_most"])
-def test_the_limit_of_running_requests_is_read_under_its_new_and_old_name(gauge: str) -> None:
-    assert parse(f"{TEXT}{gauge} 16.0\n", LOADS)["max_running"] == 16
+OTHERS = "x unmask_requests_waiting 9\nunmask_requests_waiting_total 9\n# unmask_requests_waiting 9\n"
 
 
 def test_the_runtimes_own_metrics_are_read() -> None:
@@ -77,57 +52,75 @@ def test_the_runtimes_own_metrics_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "targets", "reading"),
     [
-        (TEXT.replace("unmask_requests_running 12.0\n", ""), "/metrics lacks unmask_requests_running"),
-        (TEXT.replace("12.0", "many"), "unmask_requests_running has no value"),
-        (TEXT.replace("0.25", "NaN"), "unmask_kv_usage_ratio must be a finite number from 0 to 1e+12, got NaN"),
-        (TEXT.replace("3.0", "-3"), "unmask_requests_waiting must be a finite number from 0 to 1e+12, got -3"),
-        (TEXT.replace("0.25", "1e308"), "unmask_kv_usage_ratio must be a finite number from 0 to 1e+12, got 1e308"),
-        ("", "/metrics lacks unmask_requests_waiting"),
+        (TEXT, GAUGES, LOADS),
+        (f"{TEXT}unmask_max_running_requests 16.0\n", GAUGES, LOADS | {"max_running": 16}),
+        (f"{TEXT}unmask_requests_running_most 16.0\n", GAUGES, LOADS | {"max_running": 16}),  # of an older runtime
+        (f"{OTHERS}unmask_requests_waiting 3", DEFAULT_TARGETS, {"queuedRequestsPerReplica": 3}),
+        ("unmask_requests_waiting 3.0\nunmask_kv_usage_ratio NaN", DEFAULT_TARGETS, {"queuedRequestsPerReplica": 3}),
     ],
 )
-def test_invalid_metrics_are_rejected_with_the_name_of_the_gauge(text: str, message: str) -> None:
-    with pytest.raises(ScrapeError, match=re.escape(message)):
+def test_gauges_are_read_by_their_full_names(text: str, targets: Any, reading: Reading) -> None:
+    assert parse(text, targets) == reading
+
+
+RANGE = "must be a finite number from 0 to 1e+12, got"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "/metrics lacks unmask_requests_waiting"),
+        (OTHERS, "/metrics lacks unmask_requests_waiting"),
+        (TEXT.replace("unmask_requests_running 12.0\n", ""), "/metrics lacks unmask_requests_running"),
+        (TEXT.replace("12.0", "many"), "unmask_requests_running has no value"),
+        (TEXT.replace("0.25", "NaN"), f"unmask_kv_usage_ratio {RANGE} NaN"),
+        (TEXT.replace("3.0", "-3"), f"unmask_requests_waiting {RANGE} -3"),
+        (TEXT.replace("0.25", "1e308"), f"unmask_kv_usage_ratio {RANGE} 1e308"),
+        (TEXT.replace("3.0", "x" * 200_000), "unmask_requests_waiting has no value"),
+        (TEXT.replace("3.0", " " * 200_000), "unmask_requests_waiting has no value"),
+        (TEXT.replace("3.0", "NaN " + "x" * 200_000), f"unmask_requests_waiting {RANGE} NaN x"),
+    ],
+)
+def test_invalid_metrics_are_rejected_with_a_short_message_that_names_the_gauge(text: str, message: str) -> None:
+    with pytest.raises(ScrapeError, match=re.escape(message)) as caught:
         parse(text, GAUGES)
+    assert len(str(caught.value)) < 150
 
 
 @pytest.mark.parametrize("extra", ["unmask_max_running_requests 5e-324", "unmask_model_load_seconds 1e12"])
 def test_extreme_gauges_of_a_hostile_pod_lead_to_a_decision(extra: str) -> None:
     text = f"unmask_requests_waiting 1e12\nunmask_requests_running 1e12\nunmask_kv_usage_ratio 1e12\n{extra}\n"
-    reading = parse(text, GAUGES)
-    readings = {f"pod-{i}": reading for i in range(1000)}
-    rules = Rules(1, 5, dict.fromkeys(GAUGES, 1))
-    decision, _ = decide(rules, Sample(datetime.now(UTC), 2, readings), History())
+    readings = {f"pod-{i}": parse(text, GAUGES) for i in range(1000)}
+    decision, _ = decide(Rules(1, 5, dict.fromkeys(GAUGES, 1)), Sample(datetime.now(UTC), 2, readings), History())
     assert decision.desired == 5
 
 
-def test_only_the_gauges_of_the_targets_are_parsed() -> None:
-    assert parse("unmask_requests_waiting 3.0\nunmask_kv_usage_ratio NaN\n", DEFAULT_TARGETS) == {
-        "queuedRequestsPerReplica": 3
-    }
+def scrape_pods(handlers: dict[str, Handler], addresses: dict[str, str], timeout: float = TIMEOUT, **known: Any) -> Any:
+    """Scrapes pods at these addresses, some of which have a server. Returns the readings and the failures."""
+
+    async def go() -> tuple[dict[str, Reading], dict[str, str]]:
+        async with AsyncExitStack() as stack:
+            port = 0
+            for address, handler in handlers.items():
+                port = await stack.enter_async_context(serve("/metrics", handler, address, port))
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            return await scrape(session, addresses, GAUGES, port, timeout, **known)
+
+    return asyncio.run(go())
 
 
 def test_pods_are_scraped_concurrently_and_each_failure_has_its_cause() -> None:
-    """Checks concurrency by two pods that answer only after both have received a request."""
+    """Two pods answer only after both have received a request."""
+    both = asyncio.Barrier(2)
 
-    async def go() -> tuple[dict[str, Reading], dict[str, str]]:
-        both = asyncio.Barrier(2)
+    async def together(request: web.Request) -> web.Response:
+        await both.wait()
+        return web.Response(text=TEXT)
 
-        async def together(request: web.Request) -> web.Response:
-            await both.wait()
-            return web.Response(text=TEXT)
-
-        async with AsyncExitStack() as stack:
-            port = await stack.enter_async_context(_pod("127.0.0.1", 0, together))
-            others = {"127.0.0.2": together, "127.0.0.3": _answer(TEXT, 503), "127.0.0.4": _answer("x")}
-            for address, handler in others.items():
-                await stack.enter_async_context(_pod(address, port, handler))
-            session = await stack.enter_async_context(aiohttp.ClientSession())
-            addresses = {f"p{n}": f"127.0.0.{n}" for n in range(1, 6)}
-            return await scrape(session, addresses, GAUGES, port, timeout=TIMEOUT)
-
-    readings, failures = asyncio.run(go())
+    handlers = {"127.0.0.1": together, "127.0.0.2": together, "127.0.0.3": answer(TEXT, 503), "127.0.0.4": answer("x")}
+    readings, failures = scrape_pods(handlers, {f"p{n}": f"127.0.0.{n}" for n in range(1, 6)})
     assert readings == {"p1": LOADS, "p2": LOADS}
     assert failures == {
         "p3": "/metrics answered 503",
@@ -138,85 +131,31 @@ def test_pods_are_scraped_concurrently_and_each_failure_has_its_cause() -> None:
 
 @needs_ipv6
 def test_a_pod_with_an_ipv6_address_is_read() -> None:
-    async def go() -> tuple[dict[str, Reading], dict[str, str]]:
-        async with _pod("::1", 0, _answer(TEXT)) as port, aiohttp.ClientSession() as session:
-            return await scrape(session, {"p": "::1"}, GAUGES, port, timeout=TIMEOUT)
-
-    assert asyncio.run(go()) == ({"p": LOADS}, {})
+    assert scrape_pods({"::1": answer(TEXT)}, {"p": "::1"}) == ({"p": LOADS}, {})
 
 
-def test_a_pod_that_never_answers_fails_at_the_limit() -> None:
+def test_the_timeout_is_per_pod_also_beyond_the_concurrency_limit() -> None:
     async def never(request: web.Request) -> web.Response:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def go() -> tuple[dict[str, Reading], dict[str, str]]:
-        async with _pod("127.0.0.1", 0, never) as port, aiohttp.ClientSession() as session:
-            return await scrape(session, {"p": "127.0.0.1"}, GAUGES, port, timeout=0.05)
-
-    assert asyncio.run(go()) == ({}, {"p": "/metrics took longer than 0.05 s"})
+    pods = {f"p{n}": "127.0.0.1" for n in range(2 * PODS_PER_SERVICE)}
+    assert scrape_pods({"127.0.0.1": never}, pods, 0.2) == ({}, dict.fromkeys(pods, "/metrics took longer than 0.2 s"))
 
 
-def test_unresponsive_pods_beyond_the_concurrency_limit_time_out_one_after_the_other() -> None:
-    """Checks that the timeout applies per pod, so that each of many pods of a service is scraped."""
+def test_every_scrape_takes_a_slot_of_the_service() -> None:
+    held: Counter[str] = Counter()
 
-    async def never(request: web.Request) -> web.Response:
-        await asyncio.Event().wait()
-        raise AssertionError
+    class Slots(PodSlots):
+        def of_service(self) -> Any:
+            held["services"] += 1
+            return self
 
-    async def go() -> tuple[dict[str, Reading], dict[str, str]]:
-        async with _pod("127.0.0.1", 0, never) as port, aiohttp.ClientSession() as session:
-            addresses = {f"p{n}": "127.0.0.1" for n in range(2 * PODS_PER_SERVICE)}
-            return await scrape(session, addresses, GAUGES, port, timeout=0.2)
+        async def __aenter__(self) -> None:
+            held["pods"] += 1
 
-    readings, failures = asyncio.run(go())
-    assert readings == {}
-    assert len(failures) == 2 * PODS_PER_SERVICE
-    assert set(failures.values()) == {"/metrics took longer than 0.2 s"}
+        async def __aexit__(self, *_: object) -> None:
+            held["released"] += 1
 
-
-def test_slow_pods_of_many_services_leave_slots_for_other_services() -> None:
-    """Checks that services whose pods never answer do not occupy all slots."""
-
-    async def go() -> tuple[dict[str, Reading], dict[str, str]]:
-        held, enough = [0], asyncio.Event()
-
-        async def never(request: web.Request) -> web.Response:
-            held[0] += 1
-            if held[0] == 6:
-                enough.set()
-            await asyncio.Event().wait()
-            raise AssertionError
-
-        slots = PodSlots(total=8, per_service=2)
-        async with AsyncExitStack() as stack:
-            port = await stack.enter_async_context(_pod("127.0.0.1", 0, never))
-            await stack.enter_async_context(_pod("127.0.0.2", port, _answer(TEXT)))
-            session = await stack.enter_async_context(aiohttp.ClientSession())
-            slow = {f"p{n}": "127.0.0.1" for n in range(50)}
-            others = [
-                asyncio.create_task(scrape(session, slow, GAUGES, port, timeout=TIMEOUT, slots=slots)) for _ in range(3)
-            ]
-            await enough.wait()
-            honest = {f"p{n}": "127.0.0.2" for n in range(20)}
-            result = await scrape(session, honest, GAUGES, port, timeout=TIMEOUT, slots=slots)
-            for other in others:
-                other.cancel()
-            await asyncio.wait(others)
-        return result
-
-    assert asyncio.run(go()) == ({f"p{n}": LOADS for n in range(20)}, {})
-
-
-@pytest.mark.parametrize("value", ["x" * 200_000, " " * 200_000, "NaN" + "x" * 200_000, "NaN " + "x" * 200_000, ""])
-def test_the_message_about_a_gauge_is_short_whatever_its_value(value: str) -> None:
-    with pytest.raises(ScrapeError) as caught:
-        parse(f"unmask_requests_waiting {value}\n", DEFAULT_TARGETS)
-    assert len(str(caught.value)) < 150
-
-
-def test_a_gauge_is_found_by_its_full_name_at_the_start_of_a_row_only() -> None:
-    text = "x unmask_requests_waiting 9\nunmask_requests_waiting_total 9\n# unmask_requests_waiting 9\n"
-    with pytest.raises(ScrapeError, match="lacks"):
-        parse(text, DEFAULT_TARGETS)
-    assert parse(text + "unmask_requests_waiting 3", DEFAULT_TARGETS) == {"queuedRequestsPerReplica": 3}
+    scrape_pods({"127.0.0.1": answer(TEXT)}, {f"p{n}": "127.0.0.1" for n in range(3)}, slots=Slots())
+    assert held == {"services": 1, "pods": 3, "released": 3}

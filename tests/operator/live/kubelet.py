@@ -19,11 +19,8 @@ from unmask_operator.objects import SERVICE_LABEL
 def first_pod(kube: Kube, resource: Obj) -> Obj:
     """Returns the first pod of the resource, after its ReplicaSet has created it."""
     meta = resource["metadata"]
-    found = kube.wait(
-        "a pod",
-        lambda: kube.list("v1", "Pod", meta["namespace"], labelSelector=f"{SERVICE_LABEL}={meta['name']}"),
-    )
-    return found[0]
+    label = f"{SERVICE_LABEL}={meta['name']}"
+    return kube.wait("a pod", lambda: kube.list("v1", "Pod", meta["namespace"], labelSelector=label))[0]
 
 
 def make_node(kube: Kube, gpus: str) -> Obj:

@@ -10,7 +10,7 @@ import pytest
 
 from e2e.cluster import ApiServer, Kube, start_api_server
 from e2e.cluster.config import environment
-from tests.operator.live.objects import Obj, condition, demo, read, wait_all_true, wait_condition
+from tests.operator.live.objects import condition, demo, read, wait_all_true, wait_condition
 from tests.operator.live.process import OperatorProcess, cluster_wide
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("operator")]
@@ -57,50 +57,42 @@ def change_node(kube: Kube, name: str, **spec: Any) -> None:
     kube.patch(kube.get("v1", "Node", name), {"spec": spec})
 
 
-def wait_unschedulable(kube: Kube, resource: Obj, says: str) -> str:
-    """Returns the message of Ready after it contains `says`. Asserts that it does not contain "busy"."""
-    message = str(wait_condition(kube, resource, "Ready", "False", "Unschedulable", says)["message"])
-    assert "busy" not in message
-    return message
+OBSTACLES = [
+    ({}, "add a toleration of nvidia.com/gpu to spec.podTemplate.spec.tolerations"),
+    ({}, f"node {GPUS} (2) has the untolerated taint nvidia.com/gpu=present:NoSchedule"),
+    ({"podTemplate": {"spec": {"nodeSelector": {"pool": "b"}}}}, "correct spec.podTemplate.spec.nodeSelector"),
+    ({"resources": {"requests": {"memory": "1Ti"}}}, "lower spec.resources.requests.memory"),
+    ({"resources": {"requests": {"cpu": "65"}}}, "lower spec.resources.requests.cpu"),
+]
 
 
-def test_a_tainted_gpu_node_names_the_toleration_that_makes_the_service_available(kube: Kube, namespace: str) -> None:
+def test_obstacles_name_what_makes_the_service_available(kube: Kube, namespace: str) -> None:
     change_node(kube, GPUS, taints=[TAINT])
-    resource = kube.create(demo(namespace, gpu={}))
-    message = wait_unschedulable(
-        kube, resource, "add a toleration of nvidia.com/gpu to spec.podTemplate.spec.tolerations"
-    )
-    assert f"node {GPUS} (2) has the untolerated taint nvidia.com/gpu=present:NoSchedule" in message
-    kube.patch(resource, {"spec": {"podTemplate": {"spec": {"tolerations": [TOLERATION]}}}})
-    wait_condition(kube, resource, "Available", "True")
+    resources = [kube.create(demo(namespace, f"demo-{n}", gpu={}, **spec)) for n, (spec, _) in enumerate(OBSTACLES)]
+    for resource, (_, says) in zip(resources, OBSTACLES, strict=True):
+        message = wait_condition(kube, resource, "Ready", "False", "Unschedulable", says)["message"]
+        assert "busy" not in message
+    first, *others = resources
+    for resource in others:
+        kube.delete(resource)
+    kube.patch(first, {"spec": {"podTemplate": {"spec": {"tolerations": [TOLERATION]}}}})
+    wait_condition(kube, first, "Available", "True")
 
 
 def test_a_cordoned_gpu_node_names_the_command(kube: Kube, namespace: str) -> None:
     change_node(kube, GPUS, unschedulable=True)
     resource = kube.create(demo(namespace, gpu={}))
-    wait_unschedulable(kube, resource, f"kubectl uncordon {GPUS} ")
+    wait_condition(kube, resource, "Ready", "False", "Unschedulable", "kubectl uncordon ")
     change_node(kube, GPUS, unschedulable=None)
     wait_condition(kube, resource, "Available", "True")
-
-
-@pytest.mark.parametrize(
-    ("spec", "says"),
-    [
-        ({"podTemplate": {"spec": {"nodeSelector": {"pool": "b"}}}}, "correct spec.podTemplate.spec.nodeSelector"),
-        ({"resources": {"requests": {"memory": "1Ti"}}}, "lower spec.resources.requests.memory"),
-        ({"resources": {"requests": {"cpu": "65"}}}, "lower spec.resources.requests.cpu"),
-    ],
-)
-def test_another_obstacle_names_its_field(kube: Kube, namespace: str, spec: Obj, says: str) -> None:
-    wait_unschedulable(kube, kube.create(demo(namespace, gpu={}, **spec)), says)
 
 
 def test_a_gpu_node_whose_gpus_are_taken_is_busy(kube: Kube, namespace: str) -> None:
     first = kube.create(demo(namespace, "first", gpu={}, parallelism={"tensor": 2}))
     wait_condition(kube, first, "Available", "True")
     second = kube.create(demo(namespace, "second", gpu={}))
-    wait_condition(kube, second, "Ready", "False", "InsufficientGPU", "they are busy now")
     large = kube.create(demo(namespace, "large", gpu={}, parallelism={"tensor": 4}))
+    wait_condition(kube, second, "Ready", "False", "InsufficientGPU", "they are busy now")
     wait_condition(kube, large, "Ready", "False", "InsufficientGPU", "the largest node has 2: it never fits")
 
 

@@ -57,9 +57,9 @@ def deployment(state: str, replicas: int = 1) -> Obj:
 
 
 def reconcile(
-    stage: str, *pods: Obj, replicas: int = 1, plan: Plan | None = None, **known: Any
+    stage: str, *pods: Obj | str, replicas: int = 1, plan: Plan | None = None, **known: Any
 ) -> tuple[Observed, Plan]:
-    """Returns the input of a reconcile: the Deployment at a stage, and these pods.
+    """Returns the input of a reconcile: the Deployment at a stage, and pods or names of recorded ones.
 
     `known` sets attributes of Observed.
     """
@@ -68,4 +68,5 @@ def reconcile(
     children = {Ref.of(child): child for child in (live, *others)}
     desired = {k: v for k, v in live.items() if k != "status"}
     fields = {"resource": service(), "now": NOW} | known
-    return Observed(children=children, pods=pods, **fields), plan or Plan((desired,), replicas=replicas)
+    found = tuple(pod(one) if isinstance(one, str) else one for one in pods)
+    return Observed(children=children, pods=found, **fields), plan or Plan((desired,), replicas=replicas)
