@@ -1,7 +1,5 @@
 """Runs helm as a user does: renders charts, and installs releases on a cluster."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Specs with one explicit null each, for every field, list entry and map entry of the schema, as data."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,38 +13,30 @@ Path = tuple[str | int, ...]
 # Valid values of members that are required in their section.
 _REQUIRED: dict[str, Any] = {
     "apiKeySecretRef": {"name": "keys", "key": "key"},
+    "model": {"uri": "demo://"},
+    "uri": "demo://roman",
     "cidr": "10.0.0.0/8",
     "key": "key",
-    "maxReplicas": 3,
-    "model": {"uri": "demo://"},
     "name": "name",
     "operator": "Exists",
-    "periodSeconds": 15,
     "type": "Pods",
-    "uri": "demo://roman",
+    "maxReplicas": 3,
+    "periodSeconds": 15,
     "value": 1,
 }
 
 
 @dataclass(frozen=True)
 class NullCase:
-    """A spec with one null.
+    """A spec with one null that is valid otherwise, and the same spec without the field or map entry."""
 
-    Attributes:
-        path: position of the null in the spec.
-        spec: a spec with the null that is valid otherwise.
-        without: the same spec without the field or map entry.
-        optional: whether null means absent. An entry of a list or of a label selector may not be null.
-    """
-
-    path: str
+    path: str  # of the null
     spec: dict[str, Any]
     without: dict[str, Any]
-    optional: bool
+    optional: bool  # null means absent; an entry of a list or of a label selector may not be null
 
 
 def null_cases() -> Iterator[NullCase]:
-    """Yields a case per field, list entry and map entry of the schema."""
     for path, optional in _paths(schema()["properties"]["spec"]):
         spec = {"model": {"uri": "demo://"}}
         at = _build(spec, path)
@@ -84,7 +74,9 @@ def _build(spec: dict[str, Any], path: Path) -> Any:
         elif not isinstance(at.get(part), dict | list):
             at[part] = made
         at = at[part]
-    return _with_entry(at, path)
+    if isinstance(at, list) and not at:
+        at.append(None)
+    return at
 
 
 def _section(node: dict[str, Any], following: str | int, is_last: bool) -> Any:
@@ -95,9 +87,3 @@ def _section(node: dict[str, Any], following: str | int, is_last: bool) -> Any:
     if {"podSelector", "ipBlock"} <= members.keys() and (following != "ipBlock" or is_last):  # a peer needs one of them
         made["podSelector" if following == "namespaceSelector" else "namespaceSelector"] = {}
     return made
-
-
-def _with_entry(at: Any, path: Path) -> Any:
-    if isinstance(at, list) and not at:
-        at.append(None)
-    return at

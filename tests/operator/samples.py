@@ -1,7 +1,5 @@
 """Resources and a simulated cluster for tests of the functions without API calls."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from datetime import UTC, datetime

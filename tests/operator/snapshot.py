@@ -4,8 +4,6 @@
 a change of a pod template restarts engines at the next edit of their resources.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import yaml

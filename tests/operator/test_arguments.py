@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 from typing import get_args
 
 import pytest
@@ -31,6 +29,8 @@ READERS = [  # flags whose values make the runtime read files, open sockets or a
     if flag.secret or re.search("FILE|DIR|PATH|ADDR", flag.metavar or "") or flag.name.startswith("master-")
     for name in flag.spellings
 ]
+assert {"api-key", "api-key-file", "chat-template", "config", "zmq-command-addr", "zmq-event-addr"} < {*READERS}
+NEWER = "r/unmask-runtime:9.9.9"
 ALWAYS = ["--drain-timeout=60", "--drain-delay=10", "--log-format=json"]
 
 
@@ -58,22 +58,12 @@ def values(model):
     return st.fixed_dictionaries({}, optional=fields)
 
 
-MODELS = st.sampled_from(
-    [
-        {"uri": "demo://"},
-        {"uri": "hf://inclusionAI/LLaDA2.0-mini", "family": "llada2_mini"},
-        {"uri": "hf://a/b", "revision": "refs/pr/1", "name": "a/b:c"},
-        {"uri": "pvc://models/LLaDA2.0-mini/main/"},
-        {"uri": "pvc://models"},
-    ]
-)
+URIS = ("demo://", "pvc://models", "pvc://models/LLaDA2.0-mini/main/")
+HUB = {"uri": "hf://a/b"}
+MODELS = [*({"uri": uri} for uri in URIS), {**HUB, "family": "x"}, {**HUB, "revision": "refs/pr/1", "name": "a/b:c"}]
+LISTED = ({"uri": "demo://roman"}, {"uri": "pvc://models/x/y"}, HUB, {**HUB, "revision": "v1"})
 ADAPTERS = st.lists(
-    st.builds(
-        lambda number, uri, revision: {"name": f"adapter-{number}", "uri": uri, **revision},
-        st.integers(0, 9),
-        st.sampled_from(["demo://roman", "hf://a/b", "pvc://models/x/y"]),
-        st.sampled_from([{}, {"revision": "v1"}]),
-    ).filter(lambda one: "revision" not in one or one["uri"].startswith("hf://")),
+    st.sampled_from([{"name": f"a-{i}", **one} for i, one in enumerate(LISTED)]),
     max_size=3,
     unique_by=lambda one: one["name"],
 )
@@ -82,7 +72,7 @@ LORA = st.fixed_dictionaries(
     optional={"adapters": ADAPTERS, "maxAdapters": st.integers(1, 256), "maxRank": st.integers(1, 512)},
 ) | ADAPTERS.filter(bool).map(lambda some: {"preMerge": True, "adapters": some[:1], "claimNames": ["models"]})
 SPECS = st.fixed_dictionaries(
-    {"model": MODELS},
+    {"model": st.sampled_from(MODELS)},
     optional={
         "engine": values(Engine),
         "gpu": st.sampled_from([{}, {"resourceName": "amd.com/gpu"}]),
@@ -113,9 +103,8 @@ def test_the_runtime_parses_the_arguments_of_any_spec(spec, thresholds):
     merged = lora.adapters[0] if lora and lora.pre_merge else None
     assert config.model_names == (service.model_name, *([merged.name] if merged else []))
     assert config.lora_config == (MOUNT if lora and not merged else None)
-    assert (engine_config.lora_path, engine_config.pre_merge_lora) == (
-        (adapter(merged), True) if merged else (None, False)
-    )
+    path = adapter(merged) if merged else None
+    assert (engine_config.lora_path, engine_config.pre_merge_lora) == (path, merged is not None)
     assert engine_config.max_lora_rank == (lora.max_rank if lora else None)
     sizes = (engine_config.tensor_parallel_size, config.data_parallel_size, engine_config.expert_parallel_size)
     assert sizes == tuple(size for _, size in service.spec.parallelism)
@@ -125,51 +114,32 @@ def test_the_runtime_parses_the_arguments_of_any_spec(spec, thresholds):
         assert getattr(engine_config, name) == getattr(engine, name)
     for name, value in dict(engine.thresholds or {}).items():
         assert getattr(engine_config, f"{name}_threshold") == value
-    for name in ("dtype", "quantization", "attn_impl", "decoding_strategy"):
-        value = getattr(engine, name)
+    for name in ("dtype", "quantization", "attn_impl", "decoding_strategy", "kv_cache_layout"):
+        value = getattr(engine, name) or ("Unified" if name == "kv_cache_layout" else None)
         assert getattr(engine_config, name) == (None if value is None else spelling(value))
-    assert engine_config.kv_cache_layout == spelling(engine.kv_cache_layout or "Unified")
 
 
 def test_only_fields_that_are_set_are_rendered():
     assert arguments() == ["--served-model-name=demo", "--device=cpu", *ALWAYS]
-    line = arguments(
-        gpu={},
-        parallelism={"data": 2, "tensor": 4, "expert": 4},
-        model={"uri": "hf://a/b", "revision": "v1", "name": "m", "family": "llada2"},
-        engine={
-            "decodingStrategy": "MultiBd",
-            "samplingMode": "Edit",
-            "attnImpl": "TritonGrouped",
-            "kvCacheLayout": "Distinct",
-            "dtype": "Bfloat16",
-            "quantization": "Fp8",
-            "prefixCaching": False,
-            "gpuMemoryUtilization": 0.5,
-            "thresholds": {"accept": 0.8},
-            "extraArgs": ["--max-queue", "5"],
-        },
-    )
-    assert line == [
-        "--model=hf://a/b@v1",
-        "--served-model-name=m",
-        "--model-name=llada2",
-        "--device=cuda",
-        "--tensor-parallel-size=4",
-        "--data-parallel-size=2",
-        "--expert-parallel-size=4",
-        "--decoding-strategy=multi_bd",
-        "--sampling-mode=edit",
-        "--attn-impl=triton_grouped",
-        "--kv-cache-layout=distinct",
-        "--dtype=bfloat16",
-        "--quantization=fp8",
-        "--gpu-memory-utilization=0.5",
-        "--disable-prefix-caching=true",
-        "--accept-threshold=0.8",
-        *ALWAYS,
-        "--max-queue",
-        "5",
+    engine = {
+        "decodingStrategy": "MultiBd",
+        "samplingMode": "Edit",
+        "attnImpl": "TritonGrouped",
+        "dtype": "Bfloat16",
+        "kvCacheLayout": "Distinct",
+        "quantization": "Fp8",
+        "prefixCaching": False,
+        "gpuMemoryUtilization": 0.5,
+        "thresholds": {"accept": 0.8},
+        "extraArgs": ["--max-queue", "5"],
+    }
+    model = {"uri": "hf://a/b", "revision": "v1", "name": "m", "family": "llada2"}
+    assert arguments(gpu={}, parallelism={"data": 2, "tensor": 4, "expert": 4}, model=model, engine=engine) == [
+        *("--model=hf://a/b@v1", "--served-model-name=m", "--model-name=llada2", "--device=cuda"),
+        *("--tensor-parallel-size=4", "--data-parallel-size=2", "--expert-parallel-size=4"),
+        *("--decoding-strategy=multi_bd", "--sampling-mode=edit", "--attn-impl=triton_grouped"),
+        *("--kv-cache-layout=distinct", "--dtype=bfloat16", "--quantization=fp8", "--gpu-memory-utilization=0.5"),
+        *("--disable-prefix-caching=true", "--accept-threshold=0.8", *ALWAYS, "--max-queue", "5"),
     ]
 
 
@@ -186,83 +156,76 @@ def test_a_models_uri_becomes_a_path(uri, path):
     assert arguments(model={"uri": uri})[0] == f"--model={path}"
 
 
+SET_BY_FIELDS = {
+    "model": {"uri": "demo://", "family": "llada2"},
+    "lora": {"maxAdapters": 2},
+    "auth": {"apiKeySecretRef": {"name": "s", "key": "k"}},  # the key file is absent here
+}
+
+
 @pytest.mark.parametrize(
-    ("extra", "choices"),
+    ("extra", "part"),
     [
         (["--no-such-flag=1"], "no such flag: --no-such-flag=1"),
-        (["--max-queue=0"], "--max-queue: '0' is not a whole number of at least 1"),
+        (["--max-queue=0"], "--max-queue"),
         (["--max-queue"], "expected one argument"),
-        (["--torch-compile-mode=x"], "'x' is not one of default, max-autotune-no-cudagraphs"),
         (["stray"], "no such flag: stray"),
-        (["-hh"], "the runtime print and exit"),
-        (["--sampling-mode=edit", "--remask-threshold=0.1"], "--remask-threshold 0.1: only the threshold"),
+        (["-hh"], "print and exit"),
+        (["--sampling-mode=edit", "--remask-threshold=0.1"], "--remask-threshold"),
         (["--model-family=llada2"], "--model-name is set by spec.model.family too"),
         (["--block-size", "32"], "--block-size is set by spec.engine.blockSize too"),
         (["--max-loras=3"], "--max-loras is set by spec.lora.maxAdapters too"),
+        (["-h"], "print and exit"),
+        *(([argument], "is reserved for the operator") for argument in ("--port", "--port=1", "--model=/x", "--help")),
+        *(([f"--{name}"], "is reserved") for name in READERS),
+        *(([f"--{name.replace('-', '_')}=/x"], "is reserved") for name in READERS),
+        *(([argument], " abbreviates --") for argument in ("--chat", "--chat_t=/x", "--conf", "--api")),
     ],
 )
-def test_extra_arguments_are_read_by_the_runtimes_own_parser(extra, choices):
-    model = {"uri": "demo://", "family": "llada2"}
-    with pytest.raises(SpecError, match=r"^spec\.engine\.extraArgs: ") as caught:
-        arguments(model=model, engine={"blockSize": 32, "extraArgs": extra}, lora={"maxAdapters": 2})
-    assert choices in caught.value.message
+def test_invalid_reserved_and_repeated_flags_are_refused(extra, part):
+    """The CustomResourceDefinition of another version may accept reserved ones."""
+    with pytest.raises(SpecError) as caught:
+        arguments(engine={"blockSize": 32, "extraArgs": extra}, **SET_BY_FIELDS)
+    assert caught.value.field == "spec.engine.extraArgs"
+    assert part in caught.value.message
+    if " abbreviates" in part:
+        with pytest.raises(SpecError, match=part):
+            arguments(image=NEWER, engine={"extraArgs": extra})
 
 
 @pytest.mark.parametrize(
-    "argument",
-    ["--port=1", "--port", "--model=/x", "--drain-delay=0", "-h", "--help"]
-    + [form for name in READERS for form in (f"--{name}", f"--{name}=/x", f"--{name.replace('-', '_')}=/x")],
+    ("image", "extra"),
+    [
+        (NEWER, ["--model-name=llada2", "--max-queue=9", "port"]),  # begin like a reserved flag
+        (NEWER, ["--flag-of-tomorrow=1"]),
+        (None, ["--device=cpu"]),  # may be overridden
+        (None, ["--max-queue=5"]),
+    ],
 )
-def test_reserved_flags_are_refused(argument):
-    """Checks this also for arguments that the CustomResourceDefinition of another version accepts."""
-    with pytest.raises(
-        SpecError,
-        match=r"^spec\.engine\.extraArgs: (--\S+ is reserved for the operator|a flag makes the runtime print)",
-    ):
-        arguments(engine={"extraArgs": [argument]})
+def test_other_flags_are_accepted_and_follow_those_of_the_fields(image, extra):
+    spec = {"gpu": {}, "engine": {"extraArgs": extra}, "auth": SET_BY_FIELDS["auth"]}
+    assert arguments(image=image, **spec)[-len(extra) :] == extra
+    assert arguments(Settings(runtime_image=image or SETTINGS.runtime_image), **spec)[-len(extra) :] == extra
 
 
-def test_flags_that_read_files_are_known():
-    assert {"api-key", "api-key-file", "chat-template", "config", "zmq-command-addr", "zmq-event-addr"} < set(READERS)
-
-
-@pytest.mark.parametrize("argument", ["--chat", "--chat-templ=/proc/self/environ", "--chat_t=/x", "--conf", "--api"])
-@pytest.mark.parametrize("image", [None, "r/unmask-runtime:9.9.9"])
-def test_abbreviations_of_reserved_flags_are_refused_whatever_the_image(argument, image):
-    with pytest.raises(SpecError, match=r"^spec\.engine\.extraArgs: --\w+(-\w+)? abbreviates --"):
-        arguments(image=image, engine={"extraArgs": [argument]})
-
-
-def test_no_text_that_becomes_an_argument_may_hold_a_variable():
-    """Checks the parser. The API server rejects it in extraArgs and in model.uri (crd_cases.py)."""
-    fields = {"name": "$(HF_TOKEN)", "family": "$(x)", "revision": "$(X)"}
-    for field, value in fields.items():
-        with pytest.raises(SpecError, match=f"spec.model.{field}"):
-            parse(resource(model={"uri": "hf://a/b", field: value}))
-
-
-def test_flags_that_only_begin_like_a_reserved_one_are_accepted():
-    image = "r/unmask-runtime:9.9.9"
-    line = arguments(image=image, engine={"extraArgs": ["--model-name=llada2", "--max-queue=9", "port"]})
-    assert line[-3:] == ["--model-name=llada2", "--max-queue=9", "port"]
-
-
-def test_a_model_that_only_another_version_can_load_is_refused():
-    with pytest.raises(SpecError, match=r"^spec\.model\.uri: s3:// is not supported by this operator"):
-        arguments(model={"uri": "s3://bucket/model"})
-
-
-def test_the_device_may_be_overridden():
-    config = parse_arguments(arguments(gpu={}, engine={"extraArgs": ["--device=cpu"]}), {})
-    assert config.engine.device == "cpu"
-
-
-def test_an_image_of_another_version_may_know_other_flags():
-    engine = {"extraArgs": ["--flag-of-tomorrow=1"]}
-    assert arguments(image="r/unmask-runtime:9.9.9", engine=engine)[-1] == "--flag-of-tomorrow=1"
-    assert arguments(Settings(runtime_image="unmask-runtime:9.9.9"), engine=engine)[-1] == "--flag-of-tomorrow=1"
+def test_the_flags_of_an_image_of_this_version_are_checked():
+    image = f"mirror.example:5000/unmask-runtime:{SETTINGS.version}"
     with pytest.raises(SpecError, match="no such flag"):
-        arguments(image=f"mirror.example:5000/unmask-runtime:{SETTINGS.version}", engine=engine)
+        arguments(image=image, engine={"extraArgs": ["--tomorrow=1"]})
+
+
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [
+        ({"uri": "s3://bucket/model"}, "uri"),  # only another version can load it
+        ({"uri": "hf://a/b", "name": "$(HF_TOKEN)"}, "name"),  # Kubernetes would replace the variable
+        ({"uri": "hf://a/b", "family": "$(x)"}, "family"),
+        ({"uri": "hf://a/b", "revision": "$(X)"}, "revision"),
+    ],
+)
+def test_a_text_that_no_argument_may_hold_is_refused(model, field):
+    with pytest.raises(SpecError, match=rf"^spec\.model\.{field}"):
+        arguments(model=model)
 
 
 def test_keys_come_from_a_file_that_the_runtime_reads(tmp_path, monkeypatch):
@@ -270,21 +233,9 @@ def test_keys_come_from_a_file_that_the_runtime_reads(tmp_path, monkeypatch):
     file = tmp_path / KEYS_FILE
     file.write_text("first-key-0123456789,second-key-0123456789\n")
     os.utime(file, (1, 1))  # older than the delay after a change
-    config = parse_arguments(arguments(auth={"apiKeySecretRef": {"name": "s", "key": "k"}}), {})
+    config = parse_arguments(arguments(auth=SET_BY_FIELDS["auth"]), {})
     assert config.api_key_file == str(file)
     assert config.keys_in_file == ("first-key-0123456789", "second-key-0123456789")
-
-
-def test_extra_arguments_are_checked_although_the_key_file_is_absent():
-    auth = {"apiKeySecretRef": {"name": "s", "key": "k"}}
-    assert arguments(auth=auth, engine={"extraArgs": ["--max-queue=5"]})[-1] == "--max-queue=5"
-    with pytest.raises(SpecError, match="--max-queue"):
-        arguments(auth=auth, engine={"extraArgs": ["--max-queue=0"]})
-
-
-def test_rendering_arguments_does_not_import_torch():
-    code = "import sys, unmask_operator.render.arguments; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_every_rendered_engine_flag_exists():

@@ -1,12 +1,18 @@
-"""Tests of the rendered chart: its objects, rejected values, and agreement with the operator's settings."""
+"""Tests of the rendered charts: their objects, permissions and monitoring, and the settings of the operator."""
 
 import json
+import re
 
 import pytest
 import yaml
+from prometheus_client import generate_latest
 
+from runtime.server.metrics import Metrics as EngineMetrics
+from runtime.server.metrics import RequestMetrics
 from tests.operator.helm import CHART, CHARTS, CRDS, helm, render, render_crds
 from tools.permissions import ADOPTION_RULES, NODE_RULE, RULES, missing, unused
+from unmask_operator.kube.cache import Cache
+from unmask_operator.metrics import Metrics as OperatorMetrics
 from unmask_operator.settings import VERSION, Settings, read_settings
 
 pytestmark = pytest.mark.programs
@@ -27,6 +33,10 @@ ALL = {
 
 def named(objects):
     return {(o["kind"], o["metadata"]["name"]): o for o in objects}
+
+
+def kinds(**values):
+    return {obj["kind"] for obj in render(**values)}
 
 
 def one(objects, kind):
@@ -50,67 +60,57 @@ def test_lint_finds_nothing():
 
 def test_the_objects_of_a_default_release():
     cluster = "unmask-system:unmask-operator"
-    assert set(named(render())) == {
+    objects = named(render())
+    assert set(objects) == {
         *(("ClusterRole", cluster + part) for part in ("", ":nodes", ":view", ":edit", ":admin")),
         *(("ClusterRoleBinding", cluster + part) for part in ("", ":nodes")),
         *((kind, NAME) for kind in ("Role", "RoleBinding", "ServiceAccount", "Deployment", "Service")),
-        ("PodDisruptionBudget", NAME),
-        ("NetworkPolicy", NAME),
+        *((kind, NAME) for kind in ("PodDisruptionBudget", "NetworkPolicy")),
     }
+    deployment = objects["Deployment", NAME]["spec"]
+    pod = deployment["template"]["spec"]
+    assert (deployment["replicas"], pod["enableServiceLinks"]) == (2, False)
+    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert pod["containers"][0]["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert "PodDisruptionBudget" not in kinds(replicas=1)
 
 
 def test_every_object_has_labels_and_none_is_retained():
     for obj in render(**ALL):
         labels, annotations = obj["metadata"]["labels"], obj["metadata"].get("annotations", {})
         assert labels["app.kubernetes.io/name"] == labels["app.kubernetes.io/instance"] == NAME
-        assert "helm.sh/resource-policy" not in annotations
-        assert "helm.sh/hook" not in annotations
+        assert not {"helm.sh/resource-policy", "helm.sh/hook"} & annotations.keys()
 
 
 def test_the_crd_is_the_generated_one_in_a_chart_of_its_own():
-    """Checks this because `helm rollback` of the operator must not affect the CRD."""
+    """`helm rollback` of the operator must not affect the CRD."""
     (file,) = (CHARTS.parent / "crds").glob("*.yaml")
     expected = yaml.safe_load(file.read_text(encoding="utf-8"))
     (found,) = render_crds(annotations={"a/b": "c"})
     assert (found["kind"], found["metadata"]["name"]) == ("CustomResourceDefinition", expected["metadata"]["name"])
     assert found["spec"] == expected["spec"]
-    assert found["metadata"]["annotations"] == {
-        "a/b": "c",
-        "helm.sh/resource-policy": "keep",
-        "serving.unmask.dev/crds-version": VERSION,
-    }
+    marks = {"helm.sh/resource-policy": "keep", "serving.unmask.dev/crds-version": VERSION}
+    assert found["metadata"]["annotations"] == {"a/b": "c", **marks}
     assert found["metadata"]["labels"]["app.kubernetes.io/instance"] == "unmask-crds"
-    assert "CustomResourceDefinition" not in {o["kind"] for o in render()}
-
-
-def test_the_charts_have_the_same_version():
     for chart in (CHART, CRDS):
         about = yaml.safe_load((chart / "Chart.yaml").read_text(encoding="utf-8"))
         assert (about["version"], about["appVersion"]) == (VERSION, VERSION)
 
 
-def test_the_pod_passes_the_restricted_level():
-    objects = render()
-    pod = one(objects, "Deployment")["spec"]["template"]["spec"]
-    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    assert container(objects)["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    assert pod["enableServiceLinks"] is False
-    assert one(objects, "Deployment")["spec"]["replicas"] == 2
-
-
 def test_the_operator_reads_every_setting_of_the_deployment():
     objects = render()
+    deployment = one(objects, "Deployment")
     assert settings(objects) == Settings(
         runtime_image=f"registry.example/team/unmask-runtime:{VERSION}",
         namespace="unmask_operator_namespace",
         pod_name="unmask_operator_pod_name",
-        deployment=one(objects, "Deployment")["metadata"]["name"],
+        deployment=deployment["metadata"]["name"],
         read_nodes=True,
-        operator_selector=one(objects, "Deployment")["spec"]["selector"]["matchLabels"],
+        operator_selector=deployment["spec"]["selector"]["matchLabels"],
         log_format="json",
     )
     assert container(objects)["ports"] == [{"name": "http", "containerPort": Settings().port}]
@@ -122,35 +122,36 @@ def test_the_operator_reads_every_setting_of_the_deployment():
 
 
 def test_values_become_settings():
-    env = {"NO_PROXY": "10.0.0.0/8,.svc", "HF_ENDPOINT": "http://hub/?a=b c"}
-    found = settings(
-        render(
-            watchNamespaces=["a", "b"],
-            watchSelector="track!=canary,team",
-            engine={
-                "env": env,
-                "imagePullSecrets": ["one", "two"],
-                "caConfigMap": "roots",
-                "image": {"digest": DIGEST},
-            },
-            global__imageRegistry="host:5000/team/",
-            rbac__readNodes=False,
-            log__level="debug",
-            gpuEngines={"tolerations": TOLERATIONS, "nodeSelector": {"example.com/pool": "gpu", "zone": ""}},
-        )
+    env = {"NO_PROXY": "$(KUBERNETES_SERVICE_HOST),.svc", "A": "$$(B)", "C": " x ", "D": "a\u2028b\x0b", "E": "?a=b c"}
+    engine = {"env": env, "imagePullSecrets": ["a"], "caConfigMap": "roots", "image": {"digest": DIGEST}}
+    pool = {"example.com/pool": "gpu", "zone": ""}
+    objects = render(
+        watchNamespaces=["a", "b"],
+        watchSelector="track!=canary,team",
+        engine=engine,
+        global__imageRegistry="host:5000/team/",
+        rbac__readNodes=False,
+        log__level="debug",
+        gpuEngines={"tolerations": TOLERATIONS, "nodeSelector": pool},
     )
-    assert found.gpu_tolerations == TOLERATIONS
-    assert found.gpu_node_selector == {"example.com/pool": "gpu", "zone": ""}
-    assert found.watch_namespaces == ("a", "b")
-    assert found.watch_selector == ("track!=canary", "team")
-    assert found.engine_env == env
-    assert found.image_pull_secrets == ("one", "two")
-    assert found.ca_config_map == "roots"
-    assert found.runtime_image == f"host:5000/team/unmask-runtime:{VERSION}@{DIGEST}"
+    found = settings(objects)
     assert found.runtime_is_own_version
-    assert found.read_nodes is False
-    assert found.log_level == "debug"
-    assert found.lease_name == NAME
+    expected = {
+        "gpu_tolerations": TOLERATIONS,
+        "gpu_node_selector": pool,
+        "engine_env": env,
+        "ca_config_map": "roots",
+        "watch_namespaces": ("a", "b"),
+        "watch_selector": ("track!=canary", "team"),
+        "image_pull_secrets": ("a",),
+        "read_nodes": False,
+        "log_level": "debug",
+        "lease_name": NAME,
+        "runtime_image": f"host:5000/team/unmask-runtime:{VERSION}@{DIGEST}",
+    }
+    assert {name: getattr(found, name) for name in expected} == expected
+    (variable,) = [e["value"] for e in container(objects)["env"] if e["name"] == "UNMASK_OPERATOR_ENGINE_ENV"]
+    assert "$" not in variable.replace("$$", ""), "the kubelet would expand a variable in the operator's pod"
 
 
 @pytest.mark.parametrize("namespaces", [[], ["a", "b"]])
@@ -165,27 +166,20 @@ def test_the_granted_permissions_are_those_that_the_operator_needs(namespaces):
         watched = everywhere or namespace in namespaces
         scopes["watched" if watched else "own" if namespace else "cluster"].append(role["rules"])
     assert len(scopes["watched"]) == (len(namespaces) or 1)
-    for rules in scopes["watched"]:
-        expected = [rule for rule in RULES if rule.scope == "watched"]
-        assert missing(rules, expected) == unused(rules, expected) == []
-    (own,), expected = scopes["own"], [rule for rule in RULES if rule.scope == "own"]
-    assert missing(own, expected) == unused(own, expected) == []
-    everything_but_creating = [rule for rule in own if rule["verbs"] != ["create"]]
-    assert {tuple(rule["resourceNames"]) for rule in everything_but_creating} == {(NAME,)}
-    (nodes,) = scopes["cluster"]
-    assert missing(nodes, [NODE_RULE]) == unused(nodes, [NODE_RULE]) == []
+    for scope, roles in scopes.items():
+        expected = [NODE_RULE] if scope == "cluster" else [rule for rule in RULES if rule.scope == scope]
+        assert [(missing(rules, expected), unused(rules, expected)) for rules in roles] == [([], [])] * len(roles)
+    (own,) = scopes["own"]
+    assert {tuple(rule["resourceNames"]) for rule in own if rule["verbs"] != ["create"]} == {(NAME,)}
+    assert len(scopes["cluster"]) == 1
 
 
 @pytest.mark.parametrize("namespaces", [[], ["a"]])
 def test_the_permissions_for_adoption_are_granted_only_on_request(namespaces):
-    name = f"{NAME}-engines" if namespaces else f"unmask-system:{NAME}"
-    (role,) = [
-        obj
-        for obj in render(rbac__adoption=True, watchNamespaces=namespaces)
-        if obj["kind"] in ("Role", "ClusterRole") and obj["metadata"]["name"] == name
-    ]
+    role = ("Role", f"{NAME}-engines") if namespaces else ("ClusterRole", f"unmask-system:{NAME}")
+    rules = named(render(rbac__adoption=True, watchNamespaces=namespaces))[role]["rules"]
     expected = [*(rule for rule in RULES if rule.scope == "watched"), *ADOPTION_RULES]
-    assert missing(role["rules"], expected) == unused(role["rules"], expected) == []
+    assert missing(rules, expected) == unused(rules, expected) == []
 
 
 def test_every_binding_binds_its_role_to_the_service_account():
@@ -201,114 +195,73 @@ def test_every_binding_binds_its_role_to_the_service_account():
 
 
 def test_a_namespaced_operator_can_do_without_cluster_roles():
-    kinds = {o["kind"] for o in render(watchNamespaces=["a"], rbac__readNodes=False, rbac__aggregate=False)}
-    assert "Role" in kinds
-    assert not kinds & {"ClusterRole", "ClusterRoleBinding"}
-    assert not [o for o in render(rbac__create=False, rbac__aggregate=False) if "Role" in o["kind"]]
+    namespaced = kinds(watchNamespaces=["a"], rbac__readNodes=False, rbac__aggregate=False)
+    assert "Role" in namespaced
+    assert not namespaced & {"ClusterRole", "ClusterRoleBinding"}
+    assert not [kind for kind in kinds(rbac__create=False, rbac__aggregate=False) if "Role" in kind]
 
 
-@pytest.mark.parametrize("user", ["view", "edit", "admin"])
-def test_users_roles_are_extended(user):
-    role = named(render())["ClusterRole", f"unmask-system:{NAME}:{user}"]
-    assert role["metadata"]["labels"][f"rbac.authorization.k8s.io/aggregate-to-{user}"] == "true"
-    verbs = {resource: set(rule["verbs"]) for rule in role["rules"] for resource in rule["resources"]}
-    assert ("create" in verbs["diffusionlmservices"]) == (user != "view")
-    assert ("patch" in verbs["diffusionlmservices/scale"]) == (user != "view")
-    assert verbs["diffusionlmservices/status"] == {"get"}
+def test_users_roles_are_extended():
+    objects = named(render())
+    for user in ("view", "edit", "admin"):
+        role = objects["ClusterRole", f"unmask-system:{NAME}:{user}"]
+        assert role["metadata"]["labels"][f"rbac.authorization.k8s.io/aggregate-to-{user}"] == "true"
+        verbs = {resource: set(rule["verbs"]) for rule in role["rules"] for resource in rule["resources"]}
+        assert ("create" in verbs["diffusionlmservices"]) == (user != "view")
+        assert ("patch" in verbs["diffusionlmservices/scale"]) == (user != "view")
+        assert verbs["diffusionlmservices/status"] == {"get"}
 
 
 def test_image_references_combine_registry_repository_tag_and_digest():
     assert container(render())["image"] == f"registry.example/team/unmask-operator:{VERSION}"
     pinned = render(global__imageRegistry="localhost/a", image__tag="x", image__digest=DIGEST)
     assert container(pinned)["image"] == f"localhost/a/unmask-operator:x@{DIGEST}"
-
-
-@pytest.mark.parametrize("registry", ["", "team", "host/a"])
-def test_an_image_without_a_registry_is_refused_with_what_to_set(registry):
-    """Checks this because nodes would otherwise pull the image from a registry of their own choice."""
-    message = r"unmask-\w+: has no registry; set global\.imageRegistry to the registry host"
-    with pytest.raises(ValueError, match=message):
-        render(global__imageRegistry=registry)
     named = {"image__repository": "host:5000/operator", "engine__image__repository": "ghcr.example/runtime"}
     assert container(render(global__imageRegistry="", **named))["image"] == f"host:5000/operator:{VERSION}"
-    with pytest.raises(ValueError, match="image unmask-runtime: has no registry"):
-        render(global__imageRegistry="", image__repository="host:5000/operator")
-
-
-def test_one_replica_has_no_disruption_budget():
-    assert "PodDisruptionBudget" not in {o["kind"] for o in render(replicas=1)}
 
 
 def test_only_peers_in_the_values_can_reach_the_operators_metrics():
     objects = render()
     policy = one(objects, "NetworkPolicy")["spec"]
-    assert policy["ingress"] == []
-    assert policy["policyTypes"] == ["Ingress"]
+    assert (policy["ingress"], policy["policyTypes"]) == ([], ["Ingress"])
     labels = one(objects, "Deployment")["spec"]["template"]["metadata"]["labels"]
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
     peers = [*PEERS, {"podSelector": {"matchLabels": {"a": "b"}}}, {"ipBlock": {"cidr": "10.0.0.0/8"}}]
-    named = one(render(networkPolicy={"metricsFrom": peers}), "NetworkPolicy")["spec"]
-    assert named["ingress"] == [{"ports": [{"port": "http"}], "from": peers}]
-    assert "NetworkPolicy" not in {o["kind"] for o in render(networkPolicy__enabled=False)}
+    spec = one(render(networkPolicy={"metricsFrom": peers}), "NetworkPolicy")["spec"]
+    assert spec["ingress"] == [{"ports": [{"port": "http"}], "from": peers}]
+    assert kinds(networkPolicy__enabled=False, monitoring__serviceMonitor__enabled=True) & {
+        "NetworkPolicy",
+        "ServiceMonitor",
+    } == {"ServiceMonitor"}
 
 
-def test_a_service_monitor_that_the_network_policy_blocks_is_rejected():
-    with pytest.raises(ValueError, match=r"networkPolicy\.metricsFrom: is empty"):
-        render(monitoring__serviceMonitor__enabled=True)
-    for more in ({"networkPolicy__enabled": False}, {"networkPolicy__metricsFrom": PEERS}):
-        assert "ServiceMonitor" in {o["kind"] for o in render(monitoring__serviceMonitor__enabled=True, **more)}
+def existing_metrics():
+    operator = generate_latest(OperatorMetrics(Cache(), lambda: 0).registry).decode()
+    text = operator + EngineMetrics("m", RequestMetrics()).text().decode()
+    histograms = re.findall(r"^# TYPE (\w+) histogram", text, re.MULTILINE)
+    parts = {f"{name}_{part}" for name in histograms for part in ("bucket", "sum", "count")}
+    return parts | set(re.findall(r"^(?:# TYPE )?(unmask_\w+)", text, re.MULTILINE))
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"replicas": 0}, "replicas"),
-        ({"replica": 2}, "replica"),
-        (
-            {"image__tag": "latest"},
-            r"image\.tag: latest is not supported, because .*; set the version that",
-        ),
-        ({"engine__image__tag": "latest"}, r"engine\.image\.tag: latest is not supported"),
-        ({"image__digest": "sha256:12"}, "digest"),
-        ({"watchNamespaces": ["Bad_Name"]}, "watchNamespaces"),
-        ({"watchSelector": "track = canary"}, "watchSelector"),
-        ({"watchSelector": "track in (canary)"}, "watchSelector"),
-        ({"watchSelector": "!a=b"}, "watchSelector"),
-        ({"engine__env": {"A": 1}}, "env"),
-        ({"engine__env": {"A": "x\ny"}}, "env"),
-        ({"log__level": "loud"}, "level"),
-        ({"crds__enabled": True}, r"crds: this value was removed, because the chart unmask-crds contains.*crds=null"),
-        ({"crds__enabled": False}, r"install that chart \(docs/operations/install.md, Upgrade\)"),
-        ({"gpuEngines__tolerations": [{"key": "a", "operator": "Is"}]}, "tolerations"),
-        ({"gpuEngines__tolerations": [{"value": "a"}]}, "tolerations"),
-        ({"gpuEngines__tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}, "tolerations"),
-        ({"gpuEngines__tolerations": [{"key": "a", "tolerationSeconds": 5}]}, "tolerations"),
-        ({"gpuEngines__tolerations": [{"key": "a", "effects": "NoSchedule"}]}, "tolerations"),
-        ({"gpuEngines__nodeSelector": {"a b": "c"}}, "nodeSelector"),
-        ({"gpuEngines__nodeSelector": {"a": "b c"}}, "nodeSelector"),
-        ({"gpuEngines__nodeSelector": {"a": True}}, "nodeSelector"),
-        ({"gpuEngines__affinity": {}}, "affinity"),
-        ({"networkPolicy__metricsFrom": [{}]}, "metricsFrom"),  # would allow every peer
-        ({"networkPolicy__metricsFrom": [{"podselector": {}}]}, "metricsFrom"),
-        ({"networkPolicy__metricsFrom": [{"podSelector": {}, "ipBlock": {"cidr": "10.0.0.0/8"}}]}, "metricsFrom"),
-    ],
-    ids=json.dumps,
-)
-def test_wrong_values_are_refused_by_name(values, message):
-    with pytest.raises(ValueError, match=message):
-        render(**values)
-
-
-def test_the_value_crds_of_earlier_charts_can_be_removed():
-    assert render(crds=None) == render()
-
-
-@pytest.mark.parametrize("section", ["gpuEngines", "service"])
-def test_sections_that_the_values_of_an_earlier_release_lack_are_optional(section):
-    """Checks `helm upgrade --reuse-values`. It uses the earlier chart's values without the defaults of this one."""
-    assert render(**{section: None}) == render()
-
-
-def test_an_older_cluster_is_refused():
-    with pytest.raises(ValueError, match=r"1\.30"):
-        render("1.29.9")
+def test_the_dashboard_and_the_alerts_use_existing_metrics():
+    objects = render(**ALL)
+    panels = json.loads(one(objects, "ConfigMap")["data"]["unmask.json"])["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert len({(p["gridPos"]["x"], p["gridPos"]["y"]) for p in panels}) == len(panels)
+    queries = [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    assert not [query for query in queries if "$scope" in query or "$rate]" in query]
+    groups = one(objects, "PrometheusRule")["spec"]["groups"]
+    alerts = {rule["alert"]: rule for group in groups for rule in group["rules"]}
+    assert len(alerts) == sum(len(group["rules"]) for group in groups)
+    assert {alert["labels"]["severity"] for alert in alerts.values()} <= {"warning", "critical"}
+    existing = existing_metrics()
+    for query in (*queries, *(alert["expr"] for alert in alerts.values())):
+        names = set(re.findall(r"\bunmask_\w+", query))
+        assert names, query
+        assert names <= existing, query
+    for name in ("UnmaskServiceUnavailable", "UnmaskServiceNotReady"):
+        assert "by (namespace, name)" in alerts[name]["expr"]
+        assert "unless on (namespace, name) unmask_operator_service_stopped == 1" in alerts[name]["expr"]
+        assert "{{ $labels.namespace }}/{{ $labels.name }}" in alerts[name]["annotations"]["summary"]
+    endpoints = one(objects, "ServiceMonitor")["spec"]["endpoints"]
+    assert [endpoint["honorLabels"] for endpoint in endpoints] == [True]  # metrics name a namespace themselves

@@ -29,7 +29,7 @@ def nodes(node, path=""):
 
 
 NODES = list(nodes(crd.schema()))
-SENTENCES = {rule["message"]: rule for _, node in NODES for rule in node.get("x-kubernetes-validations", ())}
+SENTENCES = {rule["message"] for _, node in NODES for rule in node.get("x-kubernetes-validations", ())}
 
 
 def test_the_committed_files_are_current():
@@ -38,38 +38,17 @@ def test_the_committed_files_are_current():
     assert yaml.safe_load(crd.text()) == crd.crd()
 
 
-def test_every_node_is_structural():
+def test_every_node_is_described_and_bounded():
+    """Bounds keep the API server's cost estimate of a rule low. It checks itself that the schema is structural."""
     for path, node in NODES:
-        assert ("type" in node) != bool(node.get("x-kubernetes-int-or-string")), path
-        assert not {"$ref", "$defs", "title", "const", "oneOf"} & set(node), path
-        assert not {"allOf", "nullable"} & set(node) or path.startswith(".spec."), path
-        assert "allOf" not in node or (node["nullable"] and [set(part) for part in node["allOf"]] == [{"enum"}]), path
-        assert set(node.get("required", ())) <= set(node.get("properties", ())), path
-        assert "anyOf" not in node or node["anyOf"] == [{"type": "integer"}, {"type": "string"}], path
-
-
-def test_every_value_of_the_spec_is_bounded():
-    """Checks this because bounds keep the API server's cost estimate of a rule low."""
-    for path, node in NODES:
-        if not path.startswith((".spec", ".status")):
-            continue
-        match node.get("type"):
-            case "string":
-                assert "maxLength" in node or "enum" in node, path
-            case "array":
-                assert "maxItems" in node, path
-            case "object" if "additionalProperties" in node:
-                assert "maxProperties" in node, path
-            case "object":
-                assert "properties" in node or node.get("x-kubernetes-preserve-unknown-fields"), path
-            case "integer" | "number" if path.startswith(".spec"):
-                assert {"minimum", "maximum"} <= set(node), path
-
-
-def test_every_field_is_described():
-    for path, node in NODES:
-        if path.startswith((".spec", ".status")) and not path.endswith("[]"):
+        kind, own = node.get("type"), path.startswith((".spec", ".status"))
+        if own and not path.endswith("[]"):
             assert node["description"].endswith((".", ")")), path
+        bounds: set[str] = {"minimum", "maximum"} if path.startswith(".spec") else set()
+        needed = {"string": {"maxLength"}, "array": {"maxItems"}, "integer": bounds, "number": bounds}.get(kind, set())
+        if kind == "object" and "properties" not in node and not node.get("x-kubernetes-preserve-unknown-fields"):
+            needed = {"additionalProperties", "maxProperties"}
+        assert not own or needed <= node.keys() or "enum" in node, path
 
 
 def test_only_the_pod_template_preserves_unknown_fields():
@@ -78,7 +57,7 @@ def test_only_the_pod_template_preserves_unknown_fields():
 
 
 def test_only_replicas_has_a_default_that_the_api_server_writes():
-    """Checks this because any other default would stay in stored objects, although a later version changes it."""
+    """Any other default would stay in stored objects, although a later version changes it."""
     assert {path: node["default"] for path, node in NODES if "default" in node} == {".spec.replicas": 1}
 
 
@@ -91,13 +70,6 @@ def test_defaults_are_documented_and_legal():
     nodes_by_path = dict(NODES)
     for path in documented.keys() - {".spec.replicas"}:
         assert " Default: " in nodes_by_path[path]["description"], path
-
-
-def test_rules_are_one_line_and_have_a_short_message():
-    for message, rule in SENTENCES.items():
-        assert "\n" not in rule["rule"] + message
-        assert not message.endswith(".")
-        assert len(message) < 400
 
 
 def test_there_is_one_case_for_each_rule():
@@ -113,15 +85,10 @@ def test_the_operator_knows_every_bound_too(field, change):
     assert caught.value.field == field
 
 
-def test_names_scale_and_columns():
+def test_names_and_scale():
     spec = crd.crd()["spec"]
     assert (spec["names"]["shortNames"], spec["names"]["categories"]) == (["dlms"], ["unmask"])
     version = spec["versions"][0]
     assert version["subresources"]["scale"]["specReplicasPath"] == ".spec.replicas"
-    assert [c["name"] for c in version["additionalPrinterColumns"]] == [
-        "Ready", "Reason", "Model", "Available", "Desired", "Adapters", "URL", "Age",
-    ]  # fmt: skip
-    assert [c["name"] for c in version["additionalPrinterColumns"] if c.get("priority")] == [
-        "Adapters",
-        "URL",
-    ]
+    wide = [column["name"] for column in version["additionalPrinterColumns"] if column.get("priority")]
+    assert wide == ["Adapters", "URL"]

@@ -1,9 +1,4 @@
-"""Tests of drift detection.
-
-Values that the API server adds or normalizes are no drift. A missing or changed value always is.
-"""
-
-from __future__ import annotations
+"""Tests of drift detection: added and normalized values are no drift, and a missing or changed value always is."""
 
 import copy
 from collections.abc import Iterator
@@ -16,83 +11,101 @@ from hypothesis import strategies as st
 
 from unmask_operator.plan.drift import LIST_KEYS, clashes, differs, quantity, with_secondary_family
 
-CONTAINER: dict[str, Any] = {
-    "name": "main",
-    "env": [{"name": "A", "value": "1000m"}, {"name": "B", "value": ""}],
-    "resources": {"limits": {"cpu": 2, "memory": "4Gi", "nvidia.com/gpu": "1"}},
-    "readinessProbe": {"httpGet": {"path": "/ready", "port": "http"}, "initialDelaySeconds": 0},
-    "securityContext": {"allowPrivilegeEscalation": False, "privileged": False},
-}
+SPREAD, PORT, CPU = "topologySpreadConstraints", "containerPort", "cpu"
+PEER = {"podSelector": {"matchLabels": {"a": "b"}}}
+RULE = {"ports": [{"protocol": "TCP", "port": 1}]}
+EXISTS = {"key": "a", "operator": "Exists"}
+SOFT = {"topologyKey": "host", "whenUnsatisfiable": "ScheduleAnyway", "maxSkew": 1}
+ZONE = [{"topologyKey": "zone", "maxSkew": 1}, {"topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]
+TCP, UDP = ({PORT: 53, "protocol": protocol} for protocol in ("TCP", "UDP"))
+NOTHING: dict[str, Any] = {}
 
 
-def test_defaults_and_what_others_added_are_no_drift() -> None:
-    live = copy.deepcopy(CONTAINER)
-    live["terminationMessagePath"] = "/dev/termination-log"
-    live["readinessProbe"]["httpGet"]["scheme"] = "HTTP"
-    live["env"].insert(0, {"name": "INJECTED", "value": "x"})
-    del live["env"][2]["value"], live["readinessProbe"]["initialDelaySeconds"], live["securityContext"]["privileged"]
-    assert not differs({"containers": [CONTAINER]}, {"containers": [{"name": "sidecar"}, live]})
+def limit(member: str, value: Any) -> dict[str, Any]:
+    return {"limits": {member: value}}
 
 
-def test_quantities_are_compared_as_numbers_only_in_quantity_fields() -> None:
-    live = copy.deepcopy(CONTAINER)
-    live["resources"]["limits"] = {"cpu": "2000m", "memory": "4096Mi", "nvidia.com/gpu": "1"}
-    assert not differs(CONTAINER, live)
-    live["resources"]["limits"]["cpu"] = "2001m"
-    assert differs(CONTAINER, live)
-    assert differs(CONTAINER, {**CONTAINER, "env": [{"name": "A", "value": "1"}, {"name": "B"}]}), (
-        "values of environment variables were compared as quantities"
-    )
+# Pairs of desired and live values.
+SAME: list[tuple[Any, Any]] = [
+    # entries and members that others added, in any order
+    ({"containers": [{"name": "a", "x": 1}]}, {"containers": [{"name": "b"}, {"name": "a", "x": 1, "y": 2}]}),
+    ({"ingress": [RULE]}, {"ingress": [{**RULE, "zz": "default"}]}),
+    ({SPREAD: [SOFT]}, {SPREAD: [{**SOFT, "whenUnsatisfiable": "DoNotSchedule"}, SOFT]}),
+    ({SPREAD: ZONE}, {SPREAD: [{"topologyKey": "host"}, *reversed(ZONE)]}),
+    ({"ports": [{PORT: 53}]}, {"ports": [UDP, TCP]}),
+    ({"ports": [TCP, UDP]}, {"ports": [{PORT: 9}, UDP, TCP]}),
+    *(({member: [{key: "a"}]}, {member: [{key: "b"}, {key: "a"}]}) for member, (key, *_) in LIST_KEYS.items()),
+    # empty values that the API server drops
+    ({"env": [{"name": "B", "value": ""}]}, {"env": [{"name": "B"}]}),
+    ({"x": {"initialDelaySeconds": 0, "privileged": False, "y": None, "z": []}}, {"x": {}}),
+    *(({member: {}}, NOTHING) for member in ("data", "annotations", "matchLabels", "nodeSelector", "limits")),
+    ({"from": []}, NOTHING),
+    ({"podSelector": {"matchLabels": {}}}, {"podSelector": {}}),
+    (
+        {"podSelector": {"matchExpressions": [{**EXISTS, "values": []}]}},
+        {"podSelector": {"matchExpressions": [EXISTS]}},
+    ),
+    ({"from": [PEER], "selector": {"a": "b"}}, {"from": [copy.deepcopy(PEER)], "selector": {"a": "b"}}),
+    # empty values that it replaces by a default
+    ({"x": {"protocol": "", "path": ""}}, {"x": {"protocol": "TCP", "path": "/"}}),
+    ({"x": {"periodSeconds": 0}}, {"x": {"periodSeconds": 10}}),
+    ({"rbd": {"pool": ""}}, {"rbd": {"pool": "rbd"}}),
+    # quantities: equal, or rounded up
+    (limit(CPU, 2), limit(CPU, "2000m")),
+    (limit("memory", "4Gi"), limit("memory", "4096Mi")),
+    (limit(CPU, "0.1m"), limit(CPU, "1m")),
+    (limit(CPU, "1500u"), limit(CPU, "2m")),
+    (limit(CPU, 0.0001), limit(CPU, "1m")),
+    (limit(CPU, "9999999999Ei"), limit(CPU, str(2**63 - 1))),
+    ({"sizeLimit": "0.1n"}, {"sizeLimit": "1n"}),
+]
+DIFFERENT: list[tuple[Any, Any]] = [
+    ({"containers": [{"name": "a", "x": 1}]}, {"containers": [{"name": "a", "x": 2}]}),
+    ({"containers": [{"name": "a"}]}, {"containers": [{"name": "b"}]}),
+    ({"ingress": [RULE]}, {"ingress": [RULE, {}]}),
+    ({"args": ["--port", "8000"]}, {"args": ["8000", "--port"]}),
+    ({"volumes": [{"name": "tmp", "emptyDir": {}}]}, {"volumes": [{"name": "tmp", "hostPath": {"path": "/"}}]}),
+    ({SPREAD: [SOFT]}, {SPREAD: [{**SOFT, "whenUnsatisfiable": "DoNotSchedule"}]}),
+    ({SPREAD: [SOFT]}, {SPREAD: [{"topologyKey": "host"}, {**SOFT, "maxSkew": 2}]}),
+    ({SPREAD: ZONE}, {SPREAD: [ZONE[1], {**ZONE[0], "maxSkew": 2}]}),
+    # keys of a wrong type, which the API server rejects later
+    *(({SPREAD: [{"topologyKey": key}]}, {SPREAD: [{"topologyKey": "host"}]}) for key in ([], {}, ["x"], None, 1.5)),
+    # false and 0 that are not the default
+    *(({"x": {member: False}}, {"x": {}}) for member in ("automountServiceAccountToken", "allowPrivilegeEscalation")),
+    ({"replicas": 0}, NOTHING),
+    ({"data": {"a": "b"}}, NOTHING),
+    ({"x": {"emptyDir": {}}}, {"x": {}}),
+    # labels with the names of members that have defaults
+    *(({m: {n: ""}}, {m: {n: "other"}}) for m in ("labels", "nodeSelector", "matchLabels") for n in ("user", "path")),
+    ({"x": {"protocol": "TCP"}}, {"x": {"protocol": ""}}),
+    ({"env": [{"name": "A", "value": ""}]}, {"env": [{"name": "A", "value": "x"}]}),
+    # selectors and peers are compared exactly
+    ({"from": [PEER]}, {"from": [PEER, {"namespaceSelector": {}}]}),
+    ({"from": [PEER]}, {"from": [{**PEER, "namespaceSelector": {}}]}),
+    ({"selector": {"a": "b"}}, {"selector": {"a": "b", "c": "d"}}),
+    *(
+        ({"podSelector": {"matchLabels": one} if one else {}}, {"podSelector": PEER["podSelector"]})
+        for one in ({}, None)
+    ),
+    ({"namespaceSelector": {"matchExpressions": [EXISTS]}}, {"namespaceSelector": {}}),
+    # quantities, only in their members, and out of range
+    (limit(CPU, 2), limit(CPU, "2001m")),
+    (limit(CPU, "1m"), limit(CPU, "0.1m")),
+    (limit(CPU, "1e400"), limit(CPU, "1")),
+    ({"env": [{"name": "A", "value": "1000m"}]}, {"env": [{"name": "A", "value": "1"}]}),
+    *((limit("memory", text), limit("memory", "4Gi")) for text in ("1e9999999", "9.5E+99999999", "1e-9999999")),
+    *((limit("memory", "4Gi"), limit("memory", text)) for text in ("1e9999999", "x")),
+]
 
 
-@pytest.mark.parametrize(
-    ("desired", "live"),
-    [
-        ("0.1m", "1m"),
-        ("1500u", "2m"),
-        (0.0001, "1m"),
-        ("9999999999Ei", str(2**63 - 1)),
-        ("-1e400", "1"),
-        ("1e400", "1"),
-    ],
-)
-def test_a_quantity_may_be_rounded_up_by_the_api_server(desired: Any, live: str) -> None:
-    rounded = live != "1"
-    assert differs({"limits": {"cpu": desired}}, {"limits": {"cpu": live}}) is not rounded
-    assert differs({"limits": {"cpu": "1m"}}, {"limits": {"cpu": "0.1m"}})
-    assert not differs({"sizeLimit": "0.1n"}, {"sizeLimit": "1n"})
-
-
-def test_a_missing_false_is_drift_if_it_is_not_the_default() -> None:
-    assert differs(CONTAINER, {**CONTAINER, "securityContext": {"privileged": False}})
-    assert differs({"automountServiceAccountToken": False}, {})
-    assert differs({"replicas": 0}, {})
-
-
-def test_a_volume_of_another_kind_is_drift() -> None:
-    desired = {"volumes": [{"name": "tmp", "emptyDir": {}}]}
-    assert differs(desired, {"volumes": [{"name": "tmp", "hostPath": {"path": "/"}}]})
-
-
-def test_other_lists_are_compared_entry_by_entry() -> None:
-    rule = {"ports": [{"protocol": "TCP", "port": 1}]}
-    assert not differs({"ingress": [rule]}, {"ingress": [{**rule, "zz": "default"}]})
-    assert differs({"ingress": [rule]}, {"ingress": [rule, {}]})
-    assert differs({"args": ["--port", "8000"]}, {"args": ["8000", "--port"]})
-    assert not differs({"from": []}, {})
-
-
-def test_an_entry_with_another_second_key_is_an_addition() -> None:
-    spread = {"topologyKey": "host", "whenUnsatisfiable": "ScheduleAnyway", "maxSkew": 1}
-    desired = {"topologySpreadConstraints": [spread], "ports": [{"containerPort": 1}]}
-    live = {
-        "topologySpreadConstraints": [{**spread, "whenUnsatisfiable": "DoNotSchedule"}, spread],
-        "ports": [{"containerPort": 1, "protocol": "UDP"}, {"containerPort": 1, "protocol": "TCP"}],
-    }
+@pytest.mark.parametrize(("desired", "live"), SAME, ids=str)
+def test_what_the_api_server_and_others_add_is_no_drift(desired: Any, live: Any) -> None:
     assert not differs(desired, live)
-    assert differs(desired, {**live, "topologySpreadConstraints": live["topologySpreadConstraints"][:1]})
-    changed = [live["topologySpreadConstraints"][0], {**spread, "maxSkew": 2}]
-    assert differs(desired, {**live, "topologySpreadConstraints": changed})
+
+
+@pytest.mark.parametrize(("desired", "live"), DIFFERENT, ids=str)
+def test_a_missing_or_changed_value_is_drift(desired: Any, live: Any) -> None:
+    assert differs(desired, live)
 
 
 def test_the_secondary_family_of_a_dual_stack_service_is_an_addition() -> None:
@@ -108,92 +121,21 @@ def test_the_secondary_family_of_a_dual_stack_service_is_an_addition() -> None:
     assert with_secondary_family({"data": {}}, live) == {"data": {}}
 
 
-@pytest.mark.parametrize("key", [[], {}, ["x"], None, 1.5])
-def test_keys_of_a_wrong_type_are_drift(key: object) -> None:
-    """The podTemplate may have any key, and the API server rejects it later."""
-    live = {"topologySpreadConstraints": [{"topologyKey": "host"}]}
-    assert differs({"topologySpreadConstraints": [{"topologyKey": key}]}, live)
-
-
-def test_selectors_and_peers_are_as_desired_and_have_no_other_fields() -> None:
-    peer = {"podSelector": {"matchLabels": {"a": "b"}}}
-    assert differs({"from": [peer]}, {"from": [peer, {"namespaceSelector": {}}]})
-    assert differs({"from": [peer]}, {"from": [{**peer, "namespaceSelector": {}}]})
-    assert differs({"selector": {"a": "b"}}, {"selector": {"a": "b", "c": "d"}})
-    assert differs({"podSelector": {}}, {"podSelector": {"matchLabels": {"c": "d"}}})
-    assert not differs(
-        {"from": [peer], "selector": {"a": "b"}}, {"from": [copy.deepcopy(peer)], "selector": {"a": "b"}}
-    )
-
-
-def test_empty_requirements_of_a_selector_are_no_drift() -> None:
-    requirement = {"key": "a", "operator": "Exists"}
-    desired = {"namespaceSelector": {"matchLabels": {}, "matchExpressions": [{**requirement, "values": []}]}}
-    assert not differs(desired, {"namespaceSelector": {"matchExpressions": [requirement]}})
-    assert not differs({"podSelector": {"matchLabels": {}}}, {"podSelector": {}})
-    assert differs(desired, {"namespaceSelector": {}})
-    assert differs({"podSelector": {"matchLabels": {}}}, {"podSelector": {"matchLabels": {"c": "d"}}})
-
-
-@pytest.mark.parametrize(
-    ("member", "key"),
-    [
-        ("topologySpreadConstraints", "topologyKey"),
-        ("hostAliases", "ip"),
-        ("resourceClaims", "name"),
-        ("schedulingGates", "name"),
-        ("volumeDevices", "devicePath"),
-    ],
-)
-def test_entries_that_others_added_to_a_list_by_key_are_no_drift(member: str, key: str) -> None:
-    """Checks this because server-side apply keeps them, so a repair could never remove them."""
-    own, foreign = {key: "a", "x": 1}, {key: "b", "x": 2}
-    assert not differs({member: [own]}, {member: [foreign, own]})
-    assert differs({member: [own]}, {member: [foreign]})
-    assert differs({member: [own]}, {member: [{**own, "x": 2}]})
-
-
-def test_ports_of_one_number_are_distinguished() -> None:
-    both = [{"containerPort": 53, "protocol": "TCP"}, {"containerPort": 53, "protocol": "UDP"}]
-    assert not differs({"ports": both}, {"ports": copy.deepcopy(both)})
-    assert not differs({"ports": both}, {"ports": [{"containerPort": 9}, *reversed(both)]}), "others may add a port"
-    changed = [both[1], {**both[0], "protocol": "SCTP"}]
-    (clash,) = clashes({"kind": "Pod", "spec": {"ports": both}}, {"spec": {"ports": changed}})
-    assert clash == ("/spec/ports", changed, both)
-
-
-def test_constraints_of_one_topology_with_different_modes_are_distinguished() -> None:
-    both = [{"topologyKey": "zone", "maxSkew": 1}, {"topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}]
-    member = "topologySpreadConstraints"
-    assert not differs({member: both}, {member: [{"topologyKey": "host"}, *reversed(both)]})
-    assert differs({member: both}, {member: [both[1], {**both[0], "maxSkew": 2}]})
-
-
-@pytest.mark.parametrize("member", ["labels", "annotations", "nodeSelector", "matchLabels"])
-def test_an_empty_value_of_a_label_is_no_default(member: str) -> None:
-    for name in ("user", "pool", "path", "protocol"):
-        assert differs({member: {name: ""}}, {member: {name: "other"}})
-    assert not differs({"rbd": {"pool": ""}}, {"rbd": {"pool": "rbd"}})
+def test_ports_of_one_number_with_another_protocol_clash() -> None:
+    changed = [UDP, {**TCP, "protocol": "SCTP"}]
+    (clash,) = clashes({"kind": "Pod", "spec": {"ports": [TCP, UDP]}}, {"spec": {"ports": changed}})
+    assert clash == ("/spec/ports", changed, [TCP, UDP])
 
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("500m", "0.5"), ("2", "2"), (2, "2"), ("1.5Gi", str(1024**3 * 3 // 2)), ("1e3", "1000"), ("3k", "3000")],
+    [
+        *(("500m", "0.5"), ("2", "2"), (2, "2"), ("1.5Gi", str(1024**3 * 3 // 2)), ("1e3", "1000"), ("3k", "3000")),
+        *((text, None) for text in ("", "Gi", "four", "nan", True, None)),
+    ],
 )
-def test_quantity(text: Any, number: str) -> None:
-    assert quantity(text) == Decimal(number)
-
-
-@pytest.mark.parametrize("text", ["", "Gi", "four", "nan", True, None])
-def test_text_that_is_no_quantity_is_parsed_as_none(text: Any) -> None:
-    assert quantity(text) is None
-
-
-@pytest.mark.parametrize("text", ["1e9999999", "9.5E+99999999", "1e-9999999"])
-def test_a_quantity_out_of_range_can_be_compared(text: str) -> None:
-    """Checks this because the schema accepts any exponent. The API server rejects such a value later."""
-    assert differs({"limits": {"memory": text}}, {"limits": {"memory": "4Gi"}})
-    assert differs({"limits": {"memory": "4Gi"}}, {"limits": {"memory": text}})
+def test_quantity(text: Any, number: str | None) -> None:
+    assert quantity(text) == (None if number is None else Decimal(number))
 
 
 values = st.sampled_from(["a", "b", "c", "500m"])
@@ -252,21 +194,3 @@ def test_a_changed_leaf_always_differs(value: Any, data: st.DataObject) -> None:
     target[path[-1]] = "another"
     assert differs(value, changed)
     assert differs({"spec": {"x": value}}, {"spec": {"x": changed, "y": 1}})
-
-
-@pytest.mark.parametrize("member", ["data", "binaryData", "annotations", "matchLabels", "nodeSelector"])
-def test_an_empty_map_that_the_api_server_leaves_out_is_no_drift(member: str) -> None:
-    assert not differs({"kind": "ConfigMap", member: {}}, {"kind": "ConfigMap"})
-    assert differs({"kind": "ConfigMap", member: {"a": "b"}}, {"kind": "ConfigMap"})
-
-
-@pytest.mark.parametrize(
-    ("member", "empty", "default"),
-    [("schedulerName", "", "default-scheduler"), ("protocol", "", "TCP"), ("periodSeconds", 0, 10), ("path", "", "/")],
-)
-def test_an_empty_value_that_the_api_server_sets_to_a_default_is_no_drift(
-    member: str, empty: object, default: object
-) -> None:
-    assert not differs({"spec": {member: empty}}, {"spec": {member: default}})
-    assert differs({"spec": {member: default}}, {"spec": {member: empty}})
-    assert differs({"env": [{"name": "A", "value": ""}]}, {"env": [{"name": "A", "value": "x"}]})

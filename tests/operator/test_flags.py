@@ -29,7 +29,6 @@ def test_enums_are_the_flags_choices_in_camel_case():
 
 @pytest.mark.all_entries
 def test_the_generated_modules_of_strategies_are_current():
-    """Checks the files that `make crds` generates."""
     from runtime.strategies.registry import strategies as registered
     from tools.strategies import camel, names, rules
 

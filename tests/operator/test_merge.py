@@ -1,7 +1,5 @@
 """Tests of the merge of podTemplate: examples of each rule, and invariants for any template."""
 
-from __future__ import annotations
-
 import copy
 import re
 from typing import Any
@@ -12,105 +10,93 @@ from hypothesis import strategies as st
 
 from unmask_operator.api import SpecError
 from unmask_operator.api.pod import PodTemplate
-from unmask_operator.objects import SERVICE_LABEL
+from unmask_operator.objects import SERVICE_LABEL, Obj
 from unmask_operator.render.merge import APPENDED, LIST_KEYS, merge_template
 
-BASE: dict[str, Any] = {
+HTTP = {"name": "http", "containerPort": 8000}
+HOME, THREADS = {"name": "HOME", "value": "/tmp"}, {"name": "THREADS", "valueFrom": {"resourceFieldRef": {}}}
+TMP, SHM = {"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}
+READY = {"httpGet": {"path": "/ready", "port": "http"}, "periodSeconds": 5}
+GPU = {"key": "gpu", "operator": "Exists"}
+ENGINE: Obj = {
+    "name": "main",
+    "image": "runtime:1",
+    "args": ["--port", "8000"],
+    "env": [HOME, THREADS],
+    "ports": [HTTP],
+    "volumeMounts": [TMP, SHM],
+    "readinessProbe": READY,
+}
+MEMORY = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}
+BASE: Obj = {
     "metadata": {"labels": {SERVICE_LABEL: "demo", "team": "a"}},
     "spec": {
         "serviceAccountName": "demo-engine",
-        "tolerations": [{"key": "gpu", "operator": "Exists"}],
-        "volumes": [
-            {"name": "tmp", "emptyDir": {}},
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
-        ],
-        "containers": [
-            {
-                "name": "main",
-                "image": "runtime:1",
-                "args": ["--port", "8000"],
-                "env": [{"name": "HOME", "value": "/tmp"}, {"name": "THREADS", "valueFrom": {"resourceFieldRef": {}}}],
-                "ports": [{"name": "http", "containerPort": 8000}],
-                "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}],
-                "readinessProbe": {"httpGet": {"path": "/ready", "port": "http"}, "periodSeconds": 5},
-            }
-        ],
+        "tolerations": [GPU],
+        "volumes": [{"name": "tmp", "emptyDir": {}}, MEMORY],
+        "containers": [ENGINE],
     },
 }
+DNS = [{"containerPort": 53, "name": "dns", "protocol": "UDP"}, {"containerPort": 53, "name": "dns-tcp"}]
+SECRET = {"secretKeyRef": {"name": "s", "key": "k"}}
+CLAIM = {"name": "tmp", "persistentVolumeClaim": {"claimName": "scratch"}}
 
 
-def spec(**members: Any) -> dict[str, Any]:
-    return merge_template(BASE, {"spec": members})["spec"]
+@pytest.mark.parametrize(
+    ("patch", "expected"),
+    [
+        ({"labels": {"team": None, "tier": "x"}}, {"labels": {SERVICE_LABEL: "demo", "tier": "x"}}),
+        ({"annotations": {"a": "b", "c": None}}, {**BASE["metadata"], "annotations": {"a": "b"}}),
+        ({"creationTimestamp": None}, BASE["metadata"]),  # generators of manifests write it
+    ],
+)
+def test_metadata_merge(patch: Obj, expected: Obj) -> None:
+    assert merge_template(BASE, {"metadata": patch})["metadata"] == expected
 
 
-def main(**members: Any) -> dict[str, Any]:
-    return spec(containers=[{"name": "main", **members}])["containers"][0]
+@pytest.mark.parametrize(
+    ("member", "patch", "expected"),
+    [
+        ("serviceAccountName", None, None),
+        ("nodeSelector", {"zone": "1", "old": None}, {"zone": "1"}),
+        ("tolerations", [GPU, {"key": "spot"}], [GPU, {"key": "spot"}]),
+        ("priority", 1, 1),
+        ("containers", [{"name": "dns", "ports": DNS}], [ENGINE, {"name": "dns", "ports": DNS}]),
+        # a volume of another kind replaces the kind, and one of the same kind merges
+        ("volumes", [CLAIM], [CLAIM, MEMORY]),
+        (
+            "volumes",
+            [{"name": "shm", "emptyDir": {"sizeLimit": "8Gi"}}],
+            [{"name": "tmp", "emptyDir": {}}, {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}],
+        ),
+    ],
+)
+def test_members_of_the_spec_merge(member: str, patch: Any, expected: Any) -> None:
+    assert merge_template(BASE, {"spec": {member: patch}})["spec"].get(member) == expected
 
 
-def test_maps_merge_and_null_deletes() -> None:
-    merged = merge_template(BASE, {"metadata": {"labels": {"team": None, "tier": "x"}, "annotations": {"a": "b"}}})
-    assert merged["metadata"] == {"labels": {SERVICE_LABEL: "demo", "tier": "x"}, "annotations": {"a": "b"}}
-    assert "serviceAccountName" not in spec(serviceAccountName=None)
-    assert spec(nodeSelector={"zone": "1", "old": None})["nodeSelector"] == {"zone": "1"}
-
-
-def test_a_null_of_metadata_that_the_operator_does_not_set_changes_nothing() -> None:
-    """``kubectl create deployment --dry-run=client -o yaml`` writes it into the template."""
-    merged = merge_template(BASE, {"metadata": {"creationTimestamp": None, "labels": {"tier": "x"}}})
-    assert merged["metadata"] == {"labels": {**BASE["metadata"]["labels"], "tier": "x"}}
-
-
-def test_an_entry_merges_with_the_one_of_its_key_and_new_ones_follow() -> None:
-    merged = spec(containers=[{"name": "proxy", "image": "p:1"}, {"name": "main", "workingDir": "/srv"}])["containers"]
-    assert [c["name"] for c in merged] == ["main", "proxy"]
-    assert merged[0] == {**BASE["spec"]["containers"][0], "workingDir": "/srv"}
-    assert main(volumeMounts=[{"mountPath": "/tmp", "subPath": "x"}])["volumeMounts"][0] == {
-        "name": "tmp",
-        "mountPath": "/tmp",
-        "subPath": "x",
-    }
-    assert [p["containerPort"] for p in main(ports=[{"containerPort": 9000}])["ports"]] == [8000, 9000]
-
-
-def test_ports_of_one_number_with_different_protocols_are_two_entries() -> None:
-    dns = [{"containerPort": 53, "name": "dns", "protocol": "UDP"}, {"containerPort": 53, "name": "dns-tcp"}]
-    assert spec(containers=[{"name": "dns", "ports": dns}])["containers"][1]["ports"] == dns
-    assert main(ports=dns)["ports"] == [{"name": "http", "containerPort": 8000}, *dns]
-
-
-def test_tolerations_are_added_once() -> None:
-    more = [{"key": "gpu", "operator": "Exists"}, {"key": "spot", "value": "true"}]
-    assert spec(tolerations=more)["tolerations"] == more
-
-
-def test_a_volume_of_another_kind_replaces_the_kind_and_one_of_the_same_kind_merges() -> None:
-    claim = {"claimName": "scratch"}
-    assert spec(volumes=[{"name": "tmp", "persistentVolumeClaim": claim}])["volumes"][0] == {
-        "name": "tmp",
-        "persistentVolumeClaim": claim,
-    }
-    larger = spec(volumes=[{"name": "shm", "emptyDir": {"sizeLimit": "8Gi"}}])["volumes"][1]
-    assert larger["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
-
-
-def test_a_variable_has_a_value_or_a_source_never_both() -> None:
-    assert main(env=[{"name": "THREADS", "value": "3"}])["env"][1] == {"name": "THREADS", "value": "3"}
-    source = {"secretKeyRef": {"name": "s", "key": "k"}}
-    assert main(env=[{"name": "HOME", "valueFrom": source}])["env"][0] == {"name": "HOME", "valueFrom": source}
-
-
-def test_an_entry_that_a_null_reduces_to_its_key_is_removed() -> None:
-    assert [e["name"] for e in main(env=[{"name": "THREADS", "valueFrom": None}])["env"]] == ["HOME"]
-    assert [e["name"] for e in main(env=[{"name": "THREADS", "value": None}])["env"]] == ["HOME"]
-    assert [m["name"] for m in main(volumeMounts=[{"mountPath": "/tmp", "name": None}])["volumeMounts"]] == ["shm"]
-
-
-def test_a_probe_has_one_handler() -> None:
-    assert main(readinessProbe={"exec": {"command": ["true"]}})["readinessProbe"] == {
-        "exec": {"command": ["true"]},
-        "periodSeconds": 5,
-    }
-    assert main(readinessProbe={"periodSeconds": 9})["readinessProbe"]["httpGet"]["path"] == "/ready"
+@pytest.mark.parametrize(
+    ("member", "patch", "expected"),
+    [
+        ("workingDir", "/srv", "/srv"),
+        ("volumeMounts", [{"mountPath": "/tmp", "subPath": "x"}], [{**TMP, "subPath": "x"}, SHM]),
+        ("ports", DNS, [HTTP, *DNS]),
+        # a variable has a value or a source, and a probe one handler
+        ("env", [{"name": "THREADS", "value": "3"}], [HOME, {"name": "THREADS", "value": "3"}]),
+        ("env", [{"name": "HOME", "valueFrom": SECRET}], [{"name": "HOME", "valueFrom": SECRET}, THREADS]),
+        ("readinessProbe", {"exec": {}}, {"exec": {}, "periodSeconds": 5}),
+        ("readinessProbe", {"periodSeconds": 9}, {**READY, "periodSeconds": 9}),
+        # a null that leaves only the key removes the entry
+        ("env", [{"name": "THREADS", "valueFrom": None}], [HOME]),
+        ("env", [{"name": "THREADS", "value": None}], [HOME]),
+        ("env", [{"name": "THREADS"}], [HOME, THREADS]),
+        ("volumeMounts", [{"mountPath": "/tmp", "name": None}], [SHM]),
+    ],
+)
+def test_members_of_the_engine_merge(member: str, patch: Any, expected: Any) -> None:
+    containers = [{"name": "proxy"}, {"name": "main", member: patch}]
+    merged = merge_template(BASE, {"spec": {"containers": containers}})["spec"]["containers"]
+    assert merged == [{**ENGINE, member: expected}, {"name": "proxy"}]
 
 
 def test_the_description_of_the_field_names_the_lists_that_merge() -> None:
@@ -118,48 +104,50 @@ def test_the_description_of_the_field_names_the_lists_that_merge() -> None:
     assert {*LIST_KEYS, *LIST_KEYS.values(), *APPENDED} <= {*names}
 
 
-VOLUMES = "spec.podTemplate.spec.volumes"
-MAIN = "spec.podTemplate.spec.containers[main]"
+def of_main(**members: Any) -> Obj:
+    return {"containers": [{"name": "main", **members}]}
 
 
-def of_main(**members: Any) -> dict[str, Any]:
-    return {"spec": {"containers": [{"name": "main", **members}]}}
+def labels(value: Any) -> Obj:
+    return {"metadata": {"labels": value}}
 
 
-@pytest.mark.parametrize(
-    ("patch", "field", "sentence"),
-    [
-        ({"metadata": {"labels": {SERVICE_LABEL: "x"}}}, "spec.podTemplate.metadata.labels", SERVICE_LABEL),
-        ({"metadata": {"labels": {SERVICE_LABEL: None}}}, "spec.podTemplate.metadata.labels", SERVICE_LABEL),
-        ({"metadata": {"labels": None}}, "spec.podTemplate.metadata.labels", "remove the null"),
-        ({"metadata": {"labels": []}}, "spec.podTemplate.metadata.labels", "must be a map"),
-        ({"metadata": {"name": "x"}}, "spec.podTemplate.metadata.name", "only labels and annotations"),
-        ({"spec": {"containers": None}}, "spec.podTemplate.spec.containers", "remove the null"),
-        ({"spec": {"containers": {"main": {}}}}, "spec.podTemplate.spec.containers", "must be a list"),
-        ({"spec": {"containers": [{"image": "x"}]}}, "spec.podTemplate.spec.containers[0]", "has no name"),
-        ({"spec": {"initContainers": ["x"]}}, "spec.podTemplate.spec.initContainers[0]", "has no name"),
-        (of_main(args=[]), f"{MAIN}.args", "use spec.engine"),
-        (of_main(command=None), f"{MAIN}.command", "use spec.image"),
-        (of_main(image="x"), f"{MAIN}.image", "use spec.image"),
-        (of_main(ports=None), f"{MAIN}.ports", "remove the null"),
-        (of_main(ports=[{"containerPort": 8000}]), f"{MAIN}.ports", "use another port"),
-        (of_main(ports=[{"containerPort": 1, "name": "http"}]), f"{MAIN}.ports", "use another port"),
-        (of_main(env=[{"value": "x"}]), f"{MAIN}.env[0]", "has no name"),
-        (of_main(env=[{"name": "A", "value": "1"}, {"name": "A"}]), f"{MAIN}.env[1]", "second entry with name A"),
-        ({"spec": {"hostAliases": [{"ip": "::1"}, {"ip": "::1"}]}}, "spec.podTemplate.spec.hostAliases[1]",
-         "second entry with ip ::1"),
-        (of_main(ports=[{"containerPort": 1}, {"containerPort": 1, "protocol": "TCP"}]), f"{MAIN}.ports[1]",
-         "second entry with containerPort 1 TCP"),
-        (of_main(readinessProbe=["/x"]), f"{MAIN}.readinessProbe", "must be a map"),
-        ({"spec": {"tolerations": {"key": "x"}}}, "spec.podTemplate.spec.tolerations", "must be a list"),
-        ({"spec": {"volumes": [{"name": "shm", "emptyDir": "8Gi"}]}}, f"{VOLUMES}[shm].emptyDir", "must be a map"),
-    ],
-)  # fmt: skip
-def test_an_invalid_template_is_rejected_with_its_field(patch: dict[str, Any], field: str, sentence: str) -> None:
+TWO_PORTS = [{"containerPort": 1}, {"containerPort": 1, "protocol": "TCP"}]
+INVALID: list[tuple[Obj, str, str]] = [
+    (labels({SERVICE_LABEL: "x"}), "metadata.labels", SERVICE_LABEL),
+    (labels({SERVICE_LABEL: None}), "metadata.labels", SERVICE_LABEL),
+    (labels(None), "metadata.labels", "remove the null"),
+    (labels([]), "metadata.labels", "must be a map"),
+    ({"metadata": {"name": "x"}}, "metadata.name", "only labels and annotations"),
+]
+INVALID_SPECS: list[tuple[Obj, str, str]] = [
+    ({"containers": None}, "containers", "remove the null"),
+    ({"containers": {"main": {}}}, "containers", "must be a list"),
+    ({"containers": [{"image": "x"}]}, "containers[0]", "has no name"),
+    ({"initContainers": ["x"]}, "initContainers[0]", "has no name"),
+    ({"hostAliases": [{"ip": "::1"}, {"ip": "::1"}]}, "hostAliases[1]", "second entry with ip ::1"),
+    ({"tolerations": {"key": "x"}}, "tolerations", "must be a list"),
+    ({"volumes": [{"name": "shm", "emptyDir": "8Gi"}]}, "volumes[shm].emptyDir", "must be a map"),
+    (of_main(args=[]), "containers[main].args", "use spec.engine"),
+    (of_main(command=None), "containers[main].command", "use spec.image"),
+    (of_main(image="x"), "containers[main].image", "use spec.image"),
+    (of_main(ports=None), "containers[main].ports", "remove the null"),
+    (of_main(ports=[{"containerPort": 8000}]), "containers[main].ports", "use another port"),
+    (of_main(ports=[{"containerPort": 1, "name": "http"}]), "containers[main].ports", "use another port"),
+    (of_main(ports=TWO_PORTS), "containers[main].ports[1]", "second entry with containerPort 1 TCP"),
+    (of_main(env=[{"value": "x"}]), "containers[main].env[0]", "has no name"),
+    (of_main(env=[{"name": "A", "value": "1"}, {"name": "A"}]), "containers[main].env[1]", "second entry with name A"),
+    (of_main(readinessProbe=["/x"]), "containers[main].readinessProbe", "must be a map"),
+]
+INVALID += [({"spec": patch}, f"spec.{field}", part) for patch, field, part in INVALID_SPECS]
+
+
+@pytest.mark.parametrize(("patch", "field", "part"), INVALID)
+def test_an_invalid_template_is_rejected_with_its_field(patch: Obj, field: str, part: str) -> None:
     with pytest.raises(SpecError) as caught:
         merge_template(BASE, patch)
-    assert caught.value.field == field
-    assert sentence in caught.value.message
+    assert caught.value.field == f"spec.podTemplate.{field}"
+    assert part in caught.value.message
 
 
 scalars = st.one_of(st.none(), st.booleans(), st.integers(0, 9), st.sampled_from(["", "a", "b"]))
@@ -215,7 +203,7 @@ def test_invariants_hold_for_any_merge(patch: dict[str, Any]) -> None:
     assert (BASE, patch) == before, "merge_template changed an argument"
     assert not has_null(merged)
     assert merge_template(merged, patch) == merged, "a second merge of the same patch changed the result"
-    engine = merged["spec"]["containers"][0]
+    engine, spec = merged["spec"]["containers"][0], patch.get("spec", {})
     for member in ("name", "image", "args", "ports"):
         assert engine[member] == BASE["spec"]["containers"][0][member]
     assert merged["metadata"]["labels"] == BASE["metadata"]["labels"]
@@ -223,18 +211,8 @@ def test_invariants_hold_for_any_merge(patch: dict[str, Any]) -> None:
         for member, key in LIST_KEYS.items():
             keys = [entry[key] for entry in container.get(member, [])]
             assert len(keys) == len(set(keys)), f"{member} contains a key twice"
-
-
-@given(patches)
-def test_fields_that_the_patch_does_not_name_stay(patch: dict[str, Any]) -> None:
-    merged = merge_template(BASE, patch)
-    spec = patch.get("spec", {})
     for member in BASE["spec"].keys() - spec.keys():
         assert merged["spec"][member] == BASE["spec"][member]
     named = {e["name"] for c in spec.get("containers", []) if c["name"] == "main" for e in c.get("env", [])}
-    env = {e["name"]: e for e in merged["spec"]["containers"][0]["env"]}
-    assert all(env[e["name"]] == e for e in BASE["spec"]["containers"][0]["env"] if e["name"] not in named)
-
-
-def test_an_empty_patch_changes_nothing() -> None:
-    assert merge_template(BASE, {}) == merge_template(BASE, {"spec": {}, "metadata": {}}) == BASE
+    env = {e["name"]: e for e in engine["env"]}
+    assert all(env[e["name"]] == e for e in ENGINE["env"] if e["name"] not in named)

@@ -1,4 +1,4 @@
-"""Tests of parsing a resource: its defaults, and for each error a sentence that names the field."""
+"""Tests of parsing a resource: its defaults, and for each error the field."""
 
 import contextlib
 import subprocess
@@ -13,8 +13,6 @@ from unmask_operator.objects import API_VERSION, KIND
 from unmask_operator.render.children import networkpolicy
 from unmask_operator.settings import Settings
 
-PODS = {"podSelector": {}}
-
 
 def resource(name="demo", **spec):
     return {
@@ -25,9 +23,9 @@ def resource(name="demo", **spec):
     }
 
 
-def refusal(obj):
+def refusal(obj, **options):
     with pytest.raises(SpecError) as caught:
-        parse(obj)
+        parse(obj, **options)
     assert caught.value.message
     assert str(caught.value).endswith(caught.value.message)
     return caught.value
@@ -35,43 +33,26 @@ def refusal(obj):
 
 def test_the_minimal_resource_gets_its_defaults():
     service = parse(resource())
-    assert (service.name, service.namespace, service.uid) == ("demo", "team", "u-1")
-    assert service.model_name == "demo"
+    assert (service.name, service.namespace, service.uid, service.model_name) == ("demo", "team", "u-1", "demo")
+    assert service.ignored == ()
     spec = service.spec
     assert (spec.replicas, spec.suspend, spec.gpus_per_pod, spec.drain_timeout_seconds) == (1, False, 0, 60)
-    assert (spec.rollout_strategy.max_surge, spec.rollout_strategy.max_unavailable) == (1, 0)
-    assert spec.service.port == 80
     assert spec.autoscaling is spec.network_policy is spec.auth is spec.monitoring.pod_monitor is None
-
-
-def test_names_are_snake_case_in_python_and_camel_case_outside():
-    spec = parse(
-        resource(
-            gpu={},
-            parallelism={"data": 2},
-            engine={"maxNumReqs": 8, "thresholds": {"semiComplete": 1}},
-            networkPolicy={"from": [{"podSelector": {}}], "metricsFrom": []},
-        )
-    ).spec
-    assert spec.gpus_per_pod == 2
-    assert spec.engine.max_num_reqs == 8
-    assert spec.engine.thresholds.semi_complete == 1.0
-    assert len(spec.network_policy.from_) == 1
-    assert parse(resource(engine={"max_num_reqs": 8})).ignored == ("spec.engine.max_num_reqs",)
+    assert parse(resource(gpu={}, parallelism={"data": 2})).spec.gpus_per_pod == 2
 
 
 def test_unknown_fields_are_left_out_and_named():
+    peer = {"x": 1, "podSelector": {}}
     manifest = resource(
-        replica=2, engine={"warp": {"a": 1}, "maxNumReqs": 8}, networkPolicy={"from": [{"x": 1, **PODS}]}
+        replica=2, engine={"warp": {"a": 1}, "maxNumReqs": 8, "max_num_reqs": 9}, networkPolicy={"from": [peer]}
     )
-    assert parse(manifest).spec == parse(resource(engine={"maxNumReqs": 8}, networkPolicy={"from": [PODS]})).spec
-    assert set(parse(manifest).ignored) == {"spec.replica", "spec.engine.warp", "spec.networkPolicy.from[0].x"}
+    known = resource(engine={"maxNumReqs": 8}, networkPolicy={"from": [{"podSelector": {}}]})
+    assert parse(manifest).spec == parse(known).spec
+    fields = {"replica", "engine.warp", "engine.max_num_reqs", "networkPolicy.from[0].x"}
+    assert set(parse(manifest).ignored) == {f"spec.{field}" for field in fields}
     assert manifest["spec"]["replica"] == 2
-    assert parse(resource()).ignored == ()
     policy = networkpolicy(parse(resource(networkPolicy={"from": [{"x": 1}]})), Settings())
-    assert policy["spec"]["ingress"][0]["from"][0] == {}, (
-        "the peer must be empty, which the API server rejects, and must not match all peers"
-    )
+    assert policy["spec"]["ingress"][0]["from"][0] == {}, "the API server must reject the peer; it may not match all"
 
 
 def test_with_a_pinned_pod_template_only_other_sections_are_parsed():
@@ -80,50 +61,42 @@ def test_with_a_pinned_pod_template_only_other_sections_are_parsed():
     assert refusal(manifest).field == "spec.model"
     strange = resource(engine={"pageSize": "x", "warp": 1}, service={"port": 81, "speed": 1})
     assert set(parse(strange, pods_are_pinned=True).ignored) == {"spec.engine.warp", "spec.service.speed"}
-    with pytest.raises(SpecError, match=r"spec\.replicas"):
-        parse(resource(replicas=-1), pods_are_pinned=True)
+    assert refusal(resource(replicas=-1), pods_are_pinned=True).field == "spec.replicas"
 
 
 def test_a_running_service_may_have_unknown_values_outside_the_pod_template():
     manifest = resource(service={"type": "OfTomorrow", "port": 0}, networkPolicy={"from": 1}, engine={"maxNumReqs": 8})
     service = parse(manifest, runs=True)
     assert service.spec == parse(resource(engine={"maxNumReqs": 8})).spec
-    assert {section: error.field for section, error in service.unread.items()} == {
-        "service": "spec.service.type",
-        "networkPolicy": "spec.networkPolicy.from",
-    }
-    assert parse(manifest, pods_are_pinned=True).unread.keys() == service.unread.keys()
-    assert refusal(manifest).field == "spec.service.type", (
-        "a resource that does not run was accepted with unknown values"
-    )
-    with pytest.raises(SpecError, match=r"spec\.engine"):
-        parse({**manifest, "spec": {**manifest["spec"], "engine": 1}}, runs=True)
+    unread = {"service": "spec.service.type", "networkPolicy": "spec.networkPolicy.from"}
+    assert {section: error.field for section, error in service.unread.items()} == unread
+    assert parse(manifest, pods_are_pinned=True).unread.keys() == unread.keys()
+    assert refusal(manifest).field == "spec.service.type"
+    assert refusal({**manifest, "spec": {**manifest["spec"], "engine": 1}}, runs=True).field == "spec.engine"
 
 
 @pytest.mark.parametrize(
-    ("change", "field", "message"),
+    ("change", "field", "part"),
     [
         ({"replicas": "2"}, "spec.replicas", "valid integer, and not '2'"),
-        ({"suspend": "yes"}, "spec.suspend", "valid boolean, and not 'yes'"),
         ({"engine": []}, "spec.engine", "dictionary"),
         ({"model": {}}, "spec.model.uri", "required"),
-        ({"engine": {"thresholds": {"accept": 1.5}}}, "spec.engine.thresholds.accept", "less than or equal to 1"),
-        ({"engine": {"gpuMemoryUtilization": 0}}, "spec.engine.gpuMemoryUtilization", "greater than 0"),
         ({"engine": {"samplingMode": "edit"}}, "spec.engine.samplingMode", "'Naive' or 'Edit'"),
-        ({"engine": {"extraArgs": "--x"}}, "spec.engine.extraArgs", "valid list"),
         ({"resources": {"limits": {"cpu": 1.5}}}, "spec.resources.limits.cpu", "not a quantity"),
         ({"rolloutStrategy": {"maxSurge": "101%"}}, "spec.rolloutStrategy.maxSurge", "percentage"),
+        ({"rolloutStrategy": {"maxSurge": True}}, "spec.rolloutStrategy.maxSurge", "percentage"),
+        ({"rolloutStrategy": {"maxSurge": -1}}, "spec.rolloutStrategy.maxSurge", "percentage"),
         ({"imagePullSecrets": [{"name": "A"}]}, "spec.imagePullSecrets[0].name", "match pattern"),
-        ({"drainTimeoutSeconds": float("nan")}, "spec.drainTimeoutSeconds", "valid integer"),
+        ({"model": {"uri": "x" * 600}}, "spec.model.uri", "xxx..."),
     ],
 )
-def test_a_wrong_value_is_named(change, field, message):
+def test_a_wrong_value_is_named(change, field, part):
     error = refusal(resource(**change))
     assert error.field == field
-    assert message in error.message
+    assert part in error.message
 
 
-@pytest.mark.parametrize("spec", [None, [], "x", 3])
+@pytest.mark.parametrize("spec", [None, [], "x"])
 def test_a_spec_that_is_no_map_is_refused(spec):
     assert refusal({**resource(), "spec": spec}).field == "spec"
 
@@ -142,6 +115,9 @@ def test_parsing_never_crashes(change):
         parse(resource(**change))
 
 
-def test_importing_the_api_loads_neither_torch_nor_aiohttp():
-    code = "import sys, unmask_operator.api; sys.exit('torch' in sys.modules or 'aiohttp' in sys.modules)"
+@pytest.mark.parametrize(
+    ("module", "heavy"), [("api", {"torch", "aiohttp"}), ("render.arguments", {"torch"})], ids=["api", "render"]
+)
+def test_the_core_imports_no_heavy_library(module, heavy):
+    code = f"import sys, unmask_operator.{module}; sys.exit(bool({heavy!r} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,9 +1,8 @@
 """Tests of edits that the API server refuses: they change nothing, and replicas are still written."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +29,8 @@ TOO_LARGE = ApiError(500, "Unknown", "etcdserver: request is too large")
 DENIED = ApiError(401, "Unauthorized", "ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no")
 QUOTA = ApiError(403, "Forbidden", "exceeded quota: q")
 AWAY = ApiError(500, "InternalError", 'Internal error occurred: failed calling webhook "w"')
+SERVICE, BUDGET = Ref("v1", "Service", "demo"), Ref("policy/v1", "PodDisruptionBudget", "demo-engine")
+NETWORK_POLICY = Ref("networking.k8s.io/v1", "NetworkPolicy", "demo-engine")
 PATCHED = {"podTemplate": {"metadata": {"annotations": {"a": "b"}}}}
 
 
@@ -72,10 +73,22 @@ class Cluster(Api):
 def reconcile(cluster: Cluster, observed: Observed, writer: Applier | None = None) -> Outcome:
     """Runs one reconcile of the resource, whose children are the cluster's. The default writer is a new leader's."""
     seen = Observed(observed.resource, observed.now, dict(cluster.objects), apis=observed.apis)
-    writer = writer or Applier(cluster, Cache(), lambda verb: None)  # type: ignore[arg-type]
-    return asyncio.run(
-        writer.apply(lambda known: plan(known, SETTINGS), lambda known: last_accepted(known, SETTINGS), seen)
+    planned = (writer or new_writer(cluster)).apply(
+        lambda known: plan(known, SETTINGS), lambda known: last_accepted(known, SETTINGS), seen
     )
+    return asyncio.run(planned)
+
+
+def refusing(wrong: Any = lambda verb, child: None, **spec: Any) -> tuple[Observed, Cluster]:
+    """Returns a running service with two replicas, and its cluster, which refuses some requests from now on."""
+    observed = running(replicas=2, **spec)
+    cluster = Cluster(observed)
+    cluster.wrong = wrong
+    return observed, cluster
+
+
+def new_writer(cluster: Cluster) -> Applier:
+    return Applier(cluster, Cache(), lambda verb: None)  # type: ignore[arg-type]
 
 
 def content(cluster: Cluster) -> dict[Ref, Obj]:
@@ -101,121 +114,94 @@ EDITS = {
     "a denial": of("Deployment", "dry-apply", "apply", error=DENIED, form=patched),
     "a denial of the real write": of("Deployment", "apply", error=DENIED, form=patched),
     "a workload too large for etcd": of("Deployment", "apply", error=TOO_LARGE, form=patched),
-    "a pin too large for etcd": of("ControllerRevision", "create", error=TOO_LARGE),
-    "a quota of pins": of("ControllerRevision", "create", error=QUOTA),
+    "a revision too large for etcd": of("ControllerRevision", "create", error=TOO_LARGE),
     "another child": of("NetworkPolicy", "dry-create", "create", error=TYPED),
     "a quota that only counts real writes": of("NetworkPolicy", "create", error=QUOTA),
 }
+QUOTA_OF_WRITES = "a quota that only counts real writes"
+ONLY_WRITES = ("a denial of the real write", "a workload too large for etcd", "a revision too large for etcd")
+TIMEOUT = ApiError(504, "Timeout", "request did not complete within requested timeout")
+ERRORS = {"webhook away": AWAY, "denied": DENIED, "quota": QUOTA, "typed": TYPED, "timeout": TIMEOUT}
+ANY_ERROR = pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
 
 
-@pytest.mark.parametrize("wrong", EDITS.values(), ids=EDITS)
-def test_an_edit_that_is_refused_in_part_is_reverted(wrong: Any) -> None:
-    observed = running(replicas=2)
-    cluster = Cluster(observed)
+def real_writes(cluster: Cluster) -> list[str]:
+    """Returns the names of the objects in requests without dry runs."""
+    return [name for verb, name in cluster.calls if not verb.startswith("dry-")]
+
+
+SCALED = {"autoscaling": {"minReplicas": 3, "maxReplicas": 4, "targets": {"runningRequestsPerReplica": 8}}}
+
+
+@pytest.mark.parametrize("name", EDITS)
+@pytest.mark.parametrize(
+    ("change", "replicas"), [({}, 2), ({"suspend": True}, 0), ({"replicas": 5}, 5), (SCALED, 2)], ids=str
+)
+def test_an_edit_that_is_refused_in_part_is_reverted_except_for_replicas(name: str, change: Obj, replicas: int) -> None:
+    """Bounds of the autoscaler are refused with the edit, so that those of the last accepted spec apply."""
+    observed, cluster = refusing(EDITS[name])
     before = content(cluster)
-    cluster.wrong = wrong
-    edited = edit(observed, service={"port": 81}, networkPolicy={}, **PATCHED)
-    outcome = reconcile(cluster, edited)
-    assert list(outcome.observed.refusals.values()), "the error was not reported as a refusal"
+    outcome = reconcile(cluster, edit(observed, service={"port": 81}, networkPolicy={}, **PATCHED, **change))
+    assert outcome.observed.refusals
+    assert not outcome.observed.failures
     assert not outcome.failures
-    assert content(cluster) == before
+    assert cluster.objects[DEPLOYMENT]["spec"]["replicas"] == replicas
+    if replicas == 2:
+        assert content(cluster) == before
+        assert "quota" in name or "demo" not in real_writes(cluster), "a child was written before the refusal"
 
 
-@pytest.mark.parametrize("name", [name for name in EDITS if "quota that" not in name])
-def test_no_other_child_is_written_before_the_refusal(name: str) -> None:
-    observed = running()
-    cluster = Cluster(observed)
-    cluster.wrong = EDITS[name]
-    reconcile(cluster, edit(observed, service={"port": 81}, networkPolicy={}, **PATCHED))
-    assert {verb for verb, child in cluster.calls if child == "demo" and not verb.startswith("dry-")} == set()
-
-
-def test_retries_of_an_edit_that_only_real_writes_refuse_start_no_rollout() -> None:
-    """Checks this because otherwise each retry changes the Deployment and reverts it.
-
-    Updates of its status cause the retries.
-    """
-    observed = running(replicas=2)
-    cluster = Cluster(observed)
-    cluster.wrong = EDITS["a quota that only counts real writes"]
+@pytest.mark.parametrize("name", [*ONLY_WRITES, QUOTA_OF_WRITES])
+def test_retries_of_an_edit_that_only_real_writes_refuse_start_no_rollout(name: str) -> None:
+    """Updates of the Deployment's status cause retries, so writing and reverting it would not end."""
+    observed, cluster = refusing(EDITS[name])
     edited = edit(observed, networkPolicy={}, **PATCHED)
-    writer = Applier(cluster, Cache(), lambda verb: None)  # type: ignore[arg-type]
-    assert reconcile(cluster, edited, writer).observed.refusals
+    writer = new_writer(cluster)
+    reconcile(cluster, edited, writer)
     cluster.calls.clear()
-    for _ in range(3):
+    for _ in range(2):
         assert reconcile(cluster, edited, writer).observed.refusals
-    assert not [verb for verb, _ in cluster.calls if verb in ("apply", "delete")]
+    if name == QUOTA_OF_WRITES:
+        assert not [verb for verb, _ in cluster.calls if verb in ("apply", "delete")]
+    else:
+        assert {*real_writes(cluster)} <= {"demo-r2"}
     cluster.wrong = lambda verb, child: None
+    cluster.calls.clear()
     assert not reconcile(cluster, edited, writer).observed.refusals
     assert patched(cluster.objects[DEPLOYMENT])
-    assert "NetworkPolicy" in {ref.kind for ref in cluster.objects}
+    assert NETWORK_POLICY in cluster.objects
+    written = real_writes(cluster)
+    assert "demo-r2" not in written or written.index("demo-r2") < written.index("demo")
     assert not writer.refused_writes
     writer.refused_writes[KEY] = {DEPLOYMENT}
     writer.forget(KEY)
     assert not writer.refused_writes
 
 
+@ANY_ERROR
 @pytest.mark.parametrize(
-    "name", ["a denial of the real write", "a workload too large for etcd", "a pin too large for etcd"]
+    ("change", "scaled"), [({"suspend": True}, [0]), ({"replicas": 5}, [5]), ({"service": {"port": 81}}, [])]
 )
-def test_retries_of_a_refused_edit_write_only_the_revision(name: str) -> None:
-    observed = running()
-    cluster = Cluster(observed)
-    cluster.wrong = EDITS[name]
-    edited = edit(observed, serviceAccount={"annotations": {"a": "b"}}, **PATCHED)
-    writer = Applier(cluster, Cache(), lambda verb: None)  # type: ignore[arg-type]
-    reconcile(cluster, edited, writer)
-    cluster.calls.clear()
-    reconcile(cluster, edited, writer)
-    written = [call for call in cluster.calls if not call[0].startswith("dry-")]
-    assert written in ([], [("create", "demo-r2"), ("delete", "demo-r2")])
-    cluster.wrong = lambda verb, child: None
-    cluster.calls.clear()
-    reconcile(cluster, edited, writer)
-    assert [name for verb, name in cluster.calls if not verb.startswith("dry-")][:2] == ["demo-r2", "demo"]
-
-
-@pytest.mark.parametrize("wrong", EDITS.values(), ids=EDITS)
-@pytest.mark.parametrize(
-    ("change", "replicas"),
-    [
-        ({"suspend": True}, 0),
-        ({"replicas": 5}, 5),
-        ({"autoscaling": {"minReplicas": 3, "maxReplicas": 4, "targets": {"runningRequestsPerReplica": 8}}}, 2),
-    ],
-    ids=["suspend", "scale", "autoscaling of the refused edit"],
-)
-def test_replicas_are_scaled_despite_a_refused_edit(wrong: Any, change: Obj, replicas: int) -> None:
-    """Checks that bounds of the autoscaler are refused with the edit, so that those of the last accepted spec apply."""
-    observed = running(replicas=2)
-    cluster = Cluster(observed)
-    cluster.wrong = wrong
-    reconcile(cluster, edit(observed, service={"port": 81}, networkPolicy={}, **PATCHED, **change))
-    assert cluster.objects[DEPLOYMENT]["spec"]["replicas"] == replicas
-
-
-TIMEOUT = ApiError(504, "Timeout", "request did not complete within requested timeout")
-ERRORS = {"webhook away": AWAY, "denied": DENIED, "quota": QUOTA, "typed": TYPED, "timeout": TIMEOUT}
-
-
-@pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
-@pytest.mark.parametrize(("change", "replicas"), [({"suspend": True}, 0), ({"replicas": 5}, 5)])
 def test_only_replicas_are_written_if_every_form_of_the_workload_is_refused(
-    error: ApiError, change: Obj, replicas: int
+    error: ApiError, change: Obj, scaled: list[int]
 ) -> None:
-    observed = running(replicas=2)
-    cluster = Cluster(observed)
-    cluster.wrong = of("Deployment", "dry-apply", "apply", error=error)
+    observed, cluster = refusing(of("Deployment", "dry-apply", "apply", error=error))
+    edited = edit(observed, **PATCHED, **change)
     for _ in range(2):
-        outcome = reconcile(cluster, edit(observed, service={"port": 81}, **change))
-        assert cluster.scaled == [replicas], "the replicas were not written exactly once"
-    assert outcome.plan.replicas == replicas
+        assert reconcile(cluster, edited).plan.replicas == (scaled or [2])[0]
+        assert cluster.scaled == scaled, "the replicas were not written exactly once"
+
+
+@pytest.mark.parametrize("error", [AWAY, TIMEOUT])
+def test_only_replicas_are_written_if_no_revision_can_be_written(error: ApiError) -> None:
+    observed, cluster = refusing(of("ControllerRevision", "create", error=error))
+    outcome = reconcile(cluster, edit(observed, replicas=4, **PATCHED))
+    assert (list(outcome.observed.failures.values()), cluster.scaled) == ([error.message], [4])
+    assert not patched(cluster.objects[DEPLOYMENT])
 
 
 def test_replicas_are_written_before_an_error_that_the_queue_retries() -> None:
-    observed = running(replicas=2)
-    cluster = Cluster(observed)
-    cluster.wrong = of("Deployment", "dry-apply", "apply", error=AWAY)
+    observed, cluster = refusing(of("Deployment", "dry-apply", "apply", error=AWAY))
     edited = edit(observed, replicas=3)
     edited.resource["metadata"]["resourceVersion"] = "1"
     cache = Cache()
@@ -228,169 +214,105 @@ def test_replicas_are_written_before_an_error_that_the_queue_retries() -> None:
 
     reconciler = Reconciler(cluster, cache, SETTINGS, gather, Metrics(cache, lambda: 0))  # type: ignore[arg-type]
     with pytest.raises(ApiError, match="failed calling webhook"):
-        asyncio.run(reconciler.reconcile(Key("default", "demo"), first_attempt=True))
+        asyncio.run(reconciler.reconcile(KEY, first_attempt=True))
     assert cluster.scaled == [3]
-
-
-def test_unchanged_replicas_are_not_written() -> None:
-    observed = running(replicas=2)
-    cluster = Cluster(observed)
-    cluster.wrong = of("Deployment", "dry-apply", "apply", error=AWAY)
-    reconcile(cluster, edit(observed, **PATCHED))
-    assert cluster.scaled == []
 
 
 @pytest.mark.parametrize("owner", ["another's uid", ""])
 def test_replicas_of_a_foreign_deployment_are_not_changed(owner: str) -> None:
-    observed = running(replicas=2)
-    cluster = Cluster(observed)
+    observed, cluster = refusing()
     cluster.objects[DEPLOYMENT]["metadata"]["ownerReferences"] = [{"uid": owner, "controller": True}] if owner else []
     outcome = reconcile(cluster, edit(observed, replicas=7))
     assert [problem.reason for problem in outcome.plan.problems] == ["NameConflict"]
     assert cluster.scaled == []
 
 
-@pytest.mark.parametrize("error", [AWAY, TIMEOUT])
-def test_only_replicas_are_written_if_no_revision_can_be_written(error: ApiError) -> None:
-    """Checks that the Deployment with the revision's template is then not applied either."""
-    observed = running(replicas=2)
-    cluster = Cluster(observed)
-    cluster.wrong = of("ControllerRevision", "create", error=error)
-    outcome = reconcile(cluster, edit(observed, replicas=4, **PATCHED))
-    assert list(outcome.observed.failures.values()) == [error.message]
-    assert cluster.scaled == [4]
-    assert not patched(cluster.objects[DEPLOYMENT])
-
-
-def test_an_error_of_the_scale_subresource_is_reported_with_the_first_one() -> None:
-    observed = running(replicas=2)
-    cluster = Cluster(observed)
-    cluster.wrong = of("Deployment", "dry-apply", "apply", error=AWAY)
-    cluster.scale_error = ApiError(500, "InternalError", "the second sentence")
-    outcome = reconcile(cluster, edit(observed, replicas=3))
-    sentence = outcome.observed.failures[DEPLOYMENT]
-    assert sentence == f"{AWAY.message}; its replicas cannot be written either: the second sentence"
-
-
 @pytest.mark.parametrize(
-    "error", [ApiError(409, "Conflict", "Precondition failed: UID"), ApiError(404, "NotFound", "gone")]
+    ("error", "reported"),
+    [
+        (ApiError(500, "InternalError", "second"), "; its replicas cannot be written either: second"),
+        (ApiError(409, "Conflict", "Precondition failed: UID"), ""),  # the Deployment was deleted
+        (ApiError(404, "NotFound", "gone"), ""),
+    ],
 )
-def test_a_scale_error_of_a_deleted_deployment_is_not_reported(error: ApiError) -> None:
-    observed = running(replicas=2)
-    cluster = Cluster(observed)
-    cluster.wrong = of("Deployment", "dry-apply", "apply", error=AWAY)
+def test_an_error_of_the_scale_subresource_is_reported_with_the_first_one(error: ApiError, reported: str) -> None:
+    observed, cluster = refusing(of("Deployment", "dry-apply", "apply", error=AWAY))
     cluster.scale_error = error
-    assert list(reconcile(cluster, edit(observed, replicas=3)).observed.failures.values()) == [AWAY.message]
+    outcome = reconcile(cluster, edit(observed, replicas=3))
+    assert outcome.observed.failures == {DEPLOYMENT: AWAY.message + reported}
 
 
-@pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
-@pytest.mark.parametrize("broken", ["Deployment", "Service", "PodDisruptionBudget"])
-def test_a_refused_child_does_not_prevent_the_repair_of_others(broken: str, error: ApiError) -> None:
-    observed = running(podDisruptionBudget={}, networkPolicy={})
-    cluster = Cluster(observed)
-    drifted = [DEPLOYMENT, Ref("v1", "Service", "demo"), Ref("policy/v1", "PodDisruptionBudget", "demo-engine")]
-    drifted.append(Ref("networking.k8s.io/v1", "NetworkPolicy", "demo-engine"))
+@ANY_ERROR
+@pytest.mark.parametrize("broken", [DEPLOYMENT, SERVICE, BUDGET], ids=lambda ref: ref.kind)
+def test_a_refused_child_does_not_prevent_the_repair_of_others(broken: Ref, error: ApiError) -> None:
+    observed, cluster = refusing(networkPolicy={})
     before = content(cluster)
+    drifted = {DEPLOYMENT, SERVICE, BUDGET, NETWORK_POLICY}
     for ref in drifted:
         cluster.objects[ref]["metadata"]["labels"] = {"serving.unmask.dev/service": "demo"}
-    cluster.wrong = of(broken, "dry-apply", "apply", error=error)
+    cluster.wrong = of(broken.kind, "dry-apply", "apply", error=error)
     outcome = reconcile(cluster, observed)
-    assert {ref.kind for ref in (*outcome.observed.refusals, *outcome.observed.failures)} == {broken}
+    assert {*outcome.observed.refusals, *outcome.observed.failures} == {broken}
     after = content(cluster)
-    assert {ref.kind for ref in drifted if after[ref]["metadata"]["labels"] != before[ref]["metadata"]["labels"]} == {
-        broken
-    }
+    assert {r for r in drifted if after[r]["metadata"]["labels"] != before[r]["metadata"]["labels"]} == {broken}
 
 
 @pytest.mark.parametrize("verbs", [("dry-create", "create"), ("create",)])
 def test_a_repaired_revision_is_not_withdrawn(verbs: tuple[str, ...]) -> None:
-    """Checks that the revision stays, because it was accepted earlier, although another child is refused now."""
-    observed = running(networkPolicy={})
-    cluster = Cluster(observed)
-    (pin,) = (ref for ref in cluster.objects if ref.kind == "ControllerRevision")
-    cluster.objects[pin]["metadata"]["labels"] = {"serving.unmask.dev/service": "demo"}
-    del cluster.objects[Ref("networking.k8s.io/v1", "NetworkPolicy", "demo-engine")]
+    """It was accepted earlier, although another child is refused now."""
+    observed, cluster = refusing(networkPolicy={})
+    (revision,) = (ref for ref in cluster.objects if ref.kind == "ControllerRevision")
+    cluster.objects[revision]["metadata"]["labels"] = {"serving.unmask.dev/service": "demo"}
+    del cluster.objects[NETWORK_POLICY]
     cluster.wrong = of("NetworkPolicy", *verbs, error=QUOTA)
     reconcile(cluster, observed)
-    assert len(cluster.objects[pin]["metadata"]["labels"]) > 1, "the labels of the revision were not repaired"
+    assert len(cluster.objects[revision]["metadata"]["labels"]) > 1, "the labels were not repaired"
 
 
 def test_refusals_and_failures_are_reported_together() -> None:
-    observed = running()
-    service, budget = Ref("v1", "Service", "demo"), Ref("policy/v1", "PodDisruptionBudget", "demo-engine")
-    observed = replace(observed, refusals={service: "no"}, failures={budget: "away"})
+    observed = replace(running(), refusals={SERVICE: "no"}, failures={BUDGET: "away"})
     (found,) = (c for c in status(observed, make(observed))["conditions"] if c["type"] == "Accepted")
     assert (found["status"], found["reason"]) == ("False", "Refused")
-    assert found["message"] == (
-        "Service demo was refused: no; "
-        "the API server failed on PodDisruptionBudget demo-engine: away; the operator retries"
-    )
+    assert "Service demo was refused: no; " in found["message"]
+    assert "PodDisruptionBudget demo-engine: away" in found["message"]
 
 
-def port_of_the_service(obj: Obj) -> None:
-    obj["spec"]["ports"][0]["port"] = 8080
+def swap(entry: Obj, old: str, **new: Any) -> None:
+    del entry[old]
+    entry.update(new)
 
 
-def protocol_of_the_service(obj: Obj) -> None:
-    obj["spec"]["ports"][0]["protocol"] = "UDP"
+def two_ports(spec: Obj, main: Obj) -> None:
+    main["ports"][0]["containerPort"] = 8001
+    spec["template"]["spec"]["containers"].insert(0, {"name": "sidecar", "ports": [{"containerPort": 9}]})
 
 
-def protocol_of_the_engine(obj: Obj) -> None:
-    obj["spec"]["template"]["spec"]["containers"][0]["ports"][0]["protocol"] = "UDP"
+def volume(spec: Obj, main: Obj) -> None:
+    swap(spec["template"]["spec"]["volumes"][0], "emptyDir", hostPath={"path": "/x"})
 
 
-def port_of_the_engine(obj: Obj) -> None:
-    containers = obj["spec"]["template"]["spec"]["containers"]
-    containers[0]["ports"][0]["containerPort"] = 8001
-    containers.insert(0, {"name": "sidecar", "ports": [{"containerPort": 9}]})
-
-
-def probe(obj: Obj) -> None:
-    readiness = obj["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]
-    del readiness["httpGet"]
-    readiness["exec"] = {"command": ["true"]}
-
-
-def variable(obj: Obj) -> None:
-    entry = next(e for e in obj["spec"]["template"]["spec"]["containers"][0]["env"] if "value" in e)
-    del entry["value"]
-    entry["valueFrom"] = {"fieldRef": {"fieldPath": "metadata.name"}}
-
-
-def volume(obj: Obj) -> None:
-    entry = next(e for e in obj["spec"]["template"]["spec"]["volumes"] if "emptyDir" in e)
-    del entry["emptyDir"]
-    entry["hostPath"] = {"path": "/x"}
-
-
-def budget(obj: Obj) -> None:
-    del obj["spec"]["maxUnavailable"]
-    obj["spec"]["minAvailable"] = 1
-
-
-ALTERNATIVES: dict[str, tuple[Ref, Any]] = {
-    "a Service's port": (Ref("v1", "Service", "demo"), port_of_the_service),
-    "a Service's protocol": (Ref("v1", "Service", "demo"), protocol_of_the_service),
-    "a container's port": (DEPLOYMENT, port_of_the_engine),
-    "a container's protocol": (DEPLOYMENT, protocol_of_the_engine),
-    "a probe's handler": (DEPLOYMENT, probe),
-    "a variable's source": (DEPLOYMENT, variable),
+FIELD = {"fieldRef": {"fieldPath": "metadata.name"}}
+# Changes of another client to a spec, and to the container of a Deployment: an alternative of a desired member.
+ALTERNATIVES: dict[str, tuple[Ref, Callable[[Obj, Obj], None]]] = {
+    "a Service's port": (SERVICE, lambda spec, main: spec["ports"][0].update(port=8080)),
+    "a Service's protocol": (SERVICE, lambda spec, main: spec["ports"][0].update(protocol="UDP")),
+    "a container's protocol": (DEPLOYMENT, lambda spec, main: main["ports"][0].update(protocol="UDP")),
+    "a container's port": (DEPLOYMENT, two_ports),
+    "a probe's handler": (DEPLOYMENT, lambda spec, main: swap(main["readinessProbe"], "httpGet", exec={})),
+    "a variable's source": (DEPLOYMENT, lambda spec, main: swap(main["env"][0], "value", valueFrom=FIELD)),
     "a volume's source": (DEPLOYMENT, volume),
-    "a budget's number": (Ref("policy/v1", "PodDisruptionBudget", "demo-engine"), budget),
+    "a budget's number": (BUDGET, lambda spec, main: swap(spec, "maxUnavailable", minAvailable=1)),
 }
 
 
-@pytest.mark.parametrize(("ref", "change"), ALTERNATIVES.values(), ids=ALTERNATIVES)
+@pytest.mark.parametrize("name", ALTERNATIVES)
 @pytest.mark.parametrize("spec", [{}, {"service": {"port": 81}, **PATCHED}], ids=["repair", "edit"])
-def test_an_alternative_that_another_client_set_is_replaced(ref: Ref, change: Any, spec: Obj) -> None:
-    """Checks that the other member is removed.
-
-    Server-side apply keeps it next to the desired member, and the API server refuses both together.
-    """
-    observed = running()
-    cluster = Cluster(observed)
+def test_an_alternative_that_another_client_set_is_replaced(name: str, spec: Obj) -> None:
+    """Server-side apply keeps it next to the desired member, and the API server refuses both together."""
+    observed, cluster = refusing()
+    ref, change = ALTERNATIVES[name]
     live = copy.deepcopy(cluster.objects[ref])
-    change(live)
+    change(live["spec"], live["spec"]["template"]["spec"]["containers"][0] if ref == DEPLOYMENT else {})
     cluster.put(live)
 
     def wrong(verb: str, child: Obj) -> ApiError | None:
@@ -406,23 +328,20 @@ def test_an_alternative_that_another_client_set_is_replaced(ref: Ref, change: An
     after = replace(edited, children=cluster.objects)
     assert settled(make(after), after)
     assert not cluster.objects[ref]["spec"].get("minAvailable")
-    if ref == DEPLOYMENT and change is port_of_the_engine:
+    if name == "a container's port":
         assert cluster.calls.count(("replace", "demo")) == 1
 
 
 def test_values_of_the_same_alternative_are_no_clash() -> None:
-    observed = running()
-    for ref, child in observed.children.items():
-        live = copy.deepcopy(child)
-        assert not list(clashes(child, live))
-        live["metadata"]["labels"] = {}
-        if ref == DEPLOYMENT:
-            live["spec"]["replicas"] = 9
-            live["spec"]["template"]["spec"]["containers"][0]["image"] = "x"
-            live["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]["periodSeconds"] = 77
-            live["spec"]["template"]["spec"]["containers"].append({"name": "y", "ports": [{"containerPort": 1}]})
-            del live["spec"]["template"]["spec"]["securityContext"]
-        assert not list(clashes(child, live))
+    live = copy.deepcopy(running().children[DEPLOYMENT])
+    live["metadata"]["labels"] = {}
+    live["spec"]["replicas"] = 9
+    pod = live["spec"]["template"]["spec"]
+    pod["containers"][0]["image"] = "x"
+    pod["containers"][0]["readinessProbe"]["periodSeconds"] = 77
+    pod["containers"].append({"name": "y", "ports": [{"containerPort": 1}]})
+    del pod["securityContext"]
+    assert not list(clashes(running().children[DEPLOYMENT], live))
 
 
 def test_a_resource_that_was_never_accepted_gets_no_child() -> None:
@@ -435,36 +354,31 @@ def test_a_resource_that_was_never_accepted_gets_no_child() -> None:
 
 
 def invalid(observed: Observed) -> Observed:
-    """Restarts a resource with an invalid spec, so that no revision can be made of it.
-
-    Tests combine it with an unreadable current revision.
-    """
+    """Restarts a resource with an invalid spec, so that no revision can be made of it."""
     service = copy.deepcopy(observed.resource)
     service["metadata"]["annotations"] = {RESTARTED_AT: "now"}
     service["spec"]["engine"] = {"blockSize": "no number"}
     return replace(observed, resource=service)
 
 
-def unknown_pin(cluster: Cluster) -> None:
-    (pin,) = (obj for ref, obj in cluster.objects.items() if ref.kind == "ControllerRevision")
-    pin["data"] = {"format": 9}
+def with_unknown_revision() -> tuple[Observed, Cluster]:
+    observed, cluster = refusing()
+    (revision,) = (obj for ref, obj in cluster.objects.items() if ref.kind == "ControllerRevision")
+    revision["data"] = {"format": 9}
+    return observed, cluster
 
 
 @pytest.mark.parametrize("spec", [lambda observed: observed, invalid], ids=["valid", "invalid"])
 @pytest.mark.parametrize(("change", "replicas"), [({"suspend": True}, 0), ({"replicas": 5}, 5)])
 def test_replicas_are_scaled_with_a_revision_of_an_unknown_format(spec: Any, change: Obj, replicas: int) -> None:
-    observed = running(replicas=2)
-    cluster = Cluster(observed)
-    unknown_pin(cluster)
+    observed, cluster = with_unknown_revision()
     outcome = reconcile(cluster, spec(edit(observed, **change)))
     assert cluster.objects[DEPLOYMENT]["spec"]["replicas"] == replicas
     assert outcome.plan.replicas == replicas
 
 
 def test_bounds_of_an_autoscaler_apply_although_the_rest_of_the_spec_cannot_be_used() -> None:
-    observed = running(replicas=2)
-    cluster = Cluster(observed)
-    unknown_pin(cluster)
+    observed, cluster = with_unknown_revision()
     scaling = {"minReplicas": 3, "maxReplicas": 4}
     for change in (
         {"replicas": 9, "autoscaling": scaling},
@@ -475,7 +389,3 @@ def test_bounds_of_an_autoscaler_apply_although_the_rest_of_the_spec_cannot_be_u
     ):
         reconcile(cluster, invalid(edit(observed, **change)))
     assert cluster.scaled == [4, 3, 0, 1]
-
-
-def test_a_spec_that_was_never_accepted_has_no_replicas() -> None:
-    assert make(observe(resource(engine={"blockSize": "x"}, replicas=4))).replicas == 0

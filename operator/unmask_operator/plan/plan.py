@@ -8,6 +8,7 @@ from unmask_operator.api.spec import CHILD_OF
 from unmask_operator.objects import ADOPT, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.plan.adoption import adopted_revision, is_orphan, owner_reference
 from unmask_operator.plan.observed import Observed
+from unmask_operator.plan.rollout import resolve_revision
 from unmask_operator.render import render
 from unmask_operator.render.adapters import follows
 from unmask_operator.render.children import PODMONITOR
@@ -18,7 +19,6 @@ from unmask_operator.render.revision import (
     Revision,
     UnsupportedRevision,
     controlled_revisions,
-    resolve_revision,
     revisions_to_keep,
 )
 from unmask_operator.render.workload import replicas

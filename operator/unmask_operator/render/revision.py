@@ -1,25 +1,17 @@
-"""Revisions of the pod template, stored as ControllerRevisions, so that only an edit of the engine restarts it.
+"""Revisions of the pod template, stored as ControllerRevisions.
 
 The newest revision contains its spec, the resolved image and the pod template. Pods use the stored template, not the
-one that this operator version would render.
-
-* If this operator renders the same template for an edited spec as for the stored one, the new revision has the stored
-  template.
-* If the edit changes the rendered template, or the restart annotation changes, the new revision has the newly rendered
-  template.
-* Scaling and suspending create no revision.
-
-Older revisions document earlier templates for a manual rollback.
+one that this operator version would render. Older revisions document earlier templates for a manual rollback.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from unmask_operator.api import DiffusionLMService, SpecError, parse
 from unmask_operator.api.nulls import without_nulls
-from unmask_operator.api.spec import OUTSIDE_POD_TEMPLATE, SCALE
-from unmask_operator.objects import RESTARTED_AT, Obj, controller_uid
+from unmask_operator.api.spec import SCALE
+from unmask_operator.objects import Obj, controller_uid
 from unmask_operator.render.labels import child, revision_name
 from unmask_operator.render.pod import RenderedPod, render_pod
 from unmask_operator.settings import Settings
@@ -64,6 +56,11 @@ class UnsupportedRevision:
     format: object
 
 
+def recorded_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a spec that a revision records: all except null fields, `replicas` and `suspend`."""
+    return {member: value for member, value in without_nulls(spec).items() if member not in SCALE}
+
+
 def controlled_revisions(children: Iterable[Obj], uid: str) -> list[Revision | UnsupportedRevision]:
     """Returns the revisions that the resource with this uid controls, newest first."""
     own = (c for c in children if c["kind"] == "ControllerRevision" and controller_uid(c) == uid)
@@ -76,52 +73,13 @@ def _read(obj: Obj) -> Revision | UnsupportedRevision:
     if known != FORMAT or not {"spec", "restartedAt", "image", "template"} <= data.keys():
         return UnsupportedRevision(obj["revision"], known)
     rendered = RenderedPod(data["image"], data["template"])
-    return Revision(obj["revision"], _inputs(data["spec"]), data["restartedAt"], rendered, stored=data)
-
-
-def resolve_revision(
-    obj: Obj, held: Revision | None, number: int, settings: Settings
-) -> tuple[DiffusionLMService, Revision]:
-    """Parses the resource and determines the revision of its pods.
-
-    Args:
-        obj: the resource.
-        held: the current revision; None without one.
-        number: number of a new revision.
-        settings: the operator's settings.
-
-    Returns:
-        The parsed resource and its revision. This is `held` if no recorded section was edited. Otherwise it is a new
-        revision, which reuses the template of `held` unless the edit or the restart annotation changes the template.
-
-    Raises:
-        SpecError: the spec is invalid. Sections that `held` covers are not validated again.
-    """
-    spec: Obj = obj["spec"] if isinstance(obj.get("spec"), dict) else {}
-    annotated = (obj["metadata"].get("annotations") or {}).get(RESTARTED_AT)
-    restarted_at = annotated or (held.restarted_at if held else "")  # removal of the annotation is no restart
-    if (
-        held
-        and restarted_at == held.restarted_at
-        and (held.spec is None or _pod_inputs(spec) == _pod_inputs(held.spec))
-    ):
-        unchanged = held.spec is None or held.spec == _inputs(spec)
-        return parse(obj, pods_are_pinned=True), held if unchanged else _same_pods(held, number, spec)
-    resource = parse(obj, runs=held is not None)
-    fresh = render_pod(resource, settings, restarted_at)
-    if held and held.rendered(obj["metadata"], settings) == fresh:
-        return resource, _same_pods(held, number, spec)
-    return resource, Revision(number, _inputs(spec), restarted_at, fresh)
-
-
-def _same_pods(held: Revision, number: int, spec: Mapping[str, Any]) -> Revision:
-    return replace(held, number=number, spec=_inputs(spec), stored=None)
+    return Revision(obj["revision"], recorded_spec(data["spec"]), data["restartedAt"], rendered, stored=data)
 
 
 def first_revision(obj: Mapping[str, Any], restarted_at: str, found: RenderedPod) -> Revision:
     """Returns the first revision of a resource, for running pods with the template `found`."""
     spec = obj["spec"] if isinstance(obj.get("spec"), dict) else {}
-    return Revision(1, _inputs(spec), restarted_at, found)
+    return Revision(1, recorded_spec(spec), restarted_at, found)
 
 
 def revisions_to_keep(newest_first: Sequence[Revision | UnsupportedRevision]) -> set[int]:
@@ -153,11 +111,3 @@ def controller_revision(resource: DiffusionLMService, revision: Revision) -> Obj
     }
     name = revision_name(resource.name, revision.number)
     return child(resource, "apps/v1", "ControllerRevision", name, revision=revision.number, data=data)
-
-
-def _inputs(spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {member: value for member, value in without_nulls(spec).items() if member not in SCALE}
-
-
-def _pod_inputs(spec: Mapping[str, Any]) -> dict[str, Any]:
-    return {member: value for member, value in without_nulls(spec).items() if member not in OUTSIDE_POD_TEMPLATE}

@@ -1,164 +1,76 @@
-"""Tests of edits that a real API server rejects: nothing of them is applied, and replicas are still scaled."""
-
-from __future__ import annotations
+"""Tests of writes that a real API server rejects: nothing of the edit is applied, and the rest is still reconciled."""
 
 import contextlib
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from e2e.cluster import ApiError, Kube
-from tests.operator.live.objects import Obj, children, demo, read, wait_condition
+from tests.operator.live.objects import Obj, children, condition, demo, read, wait_condition
 from tests.operator.live.process import OperatorProcess
 
-pytestmark = pytest.mark.cluster
-
-MAIN = {"name": "main"}
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shared_operator")]
 
 
 def container(**fields: Any) -> Obj:
-    return {"spec": {"containers": [{**MAIN, **fields}]}}
+    return {"spec": {"containers": [{"name": "main", **fields}]}}
 
 
-def large(count: int) -> Obj:
-    """Returns a podTemplate with variables of 10 kB each. The revision contains each twice."""
-    return container(env=[{"name": f"LARGE_{i}", "value": "x" * 10_000} for i in range(count)])
-
-
+# The revision contains the podTemplate twice.
+LARGE = container(env=[{"name": f"LARGE_{i}", "value": "x" * 10_000} for i in range(90)])
+# One case per way in which the API server rejects an object; test_api_errors.py has the messages of each.
 WRONG = {
-    "an annotation that is no text": ({"metadata": {"annotations": {"sidecar.istio.io/inject": False}}}, "annotations"),
-    "a label that is no text": ({"metadata": {"labels": {"tier": 1}}}, "labels.tier"),
-    "a variable that is no text": (container(env=[{"name": "A", "value": 4}]), 'env[name="A"].value'),
-    "a number that is text": (container(securityContext={"runAsUser": "1000"}), "runAsUser"),
-    "an unknown field": ({"spec": {"terminationGracePeriod": 5}}, "terminationGracePeriod"),
-    "a map that is text": ({"spec": {"dnsConfig": "none"}}, "dnsConfig"),
-    "no quantity": (container(resources={"limits": {"cpu": "lots"}}), "quantities must match"),
-    "no port": (container(livenessProbe={"httpGet": {"port": True}}), "unmarshal bool"),
-    "no integer": ({"spec": {"priority": 1.5}}, "float64"),
-    "an invalid value": (container(imagePullPolicy="Sometimes"), "Unsupported value"),
-    "a pin too large for etcd": (large(90), "request is too large"),
-    "a pin too large for etcd's client": (large(110), "larger than max"),
+    "typed": (container(env=[{"name": "A", "value": 4}]), 'env[name="A"].value'),
+    "converted": (container(resources={"limits": {"cpu": "lots"}}), "quantities must match"),
+    "validated": (container(imagePullPolicy="Sometimes"), "Unsupported value"),
+    "too large for etcd": (LARGE, "request is too large"),
 }
 
 
 def spec_of(admin: Kube, kind: str, namespace: str) -> Obj:
-    api = "v1" if kind == "Service" else "apps/v1"
-    found: Obj = admin.get(api, kind, "demo", namespace)["spec"]
+    found: Obj = admin.get("v1" if kind == "Service" else "apps/v1", kind, "demo", namespace)["spec"]
     return found
 
 
-def wait_replicas(admin: Kube, namespace: str, count: int) -> None:
+def scale(admin: Kube, resource: Obj, count: int, **change: Any) -> None:
+    """Edits the spec and waits for the number of replicas."""
+    admin.patch(resource, {"spec": change})
+    namespace = resource["metadata"]["namespace"]
     admin.wait(f"{count} replicas", lambda: spec_of(admin, "Deployment", namespace)["replicas"] == count)
 
 
-@pytest.mark.usefixtures("operator")
+def recreated(admin: Kube, namespace: str, *about: str) -> None:
+    admin.delete(admin.get(*about, namespace))
+    admin.wait(f"{about} is back", lambda: admin.find(*about, namespace))
+
+
+def accepted(admin: Kube, namespace: str, **spec: Any) -> Obj:
+    resource = admin.create(demo(namespace, replicas=2, **spec))
+    wait_condition(admin, resource, "Accepted", "True")
+    return resource
+
+
 @pytest.mark.parametrize(("pod_template", "sentence"), WRONG.values(), ids=WRONG)
 def test_an_edit_that_the_api_server_rejects_is_reported_and_scaling_continues(
     admin: Kube, namespace: str, pod_template: Obj, sentence: str
 ) -> None:
-    resource = admin.create(demo(namespace, replicas=2))
-    wait_condition(admin, resource, "Accepted", "True")
+    resource = accepted(admin, namespace)
     before = children(admin, resource)
     admin.patch(resource, {"spec": {"podTemplate": pod_template, "service": {"port": 81}}})
     wait_condition(admin, resource, "Accepted", "False", "Refused", sentence)
-    assert spec_of(admin, "Service", namespace)["ports"][0]["port"] == 80
-    admin.patch(resource, {"spec": {"suspend": True}})
-    wait_replicas(admin, namespace, 0)
-    admin.patch(resource, {"spec": {"suspend": False}})
-    wait_replicas(admin, namespace, 2)
-    admin.patch(resource, {"spec": {"replicas": 3}}, subresource="scale")
-    wait_replicas(admin, namespace, 3)
-    admin.delete(before["Service", "demo"])
-    admin.wait("the Service is back", lambda: admin.find("v1", "Service", "demo", namespace))
+    scale(admin, resource, 0, suspend=True)
+    scale(admin, resource, 3, suspend=False, replicas=3)
+    recreated(admin, namespace, "v1", "Service", "demo")
     wait_condition(admin, resource, "Accepted", "False", "Refused", sentence)
-    after = children(admin, resource)
-    assert after.keys() == before.keys()
+    assert children(admin, resource).keys() == before.keys()
     assert spec_of(admin, "Service", namespace)["ports"][0]["port"] == 80
     template = spec_of(admin, "Deployment", namespace)["template"]
     assert template == before["Deployment", "demo"]["spec"]["template"]
-    admin.patch(resource, {"spec": {"podTemplate": None, "replicas": 1}})
+    admin.patch(resource, {"spec": {"podTemplate": None}})
     wait_condition(admin, resource, "Accepted", "True")
     assert spec_of(admin, "Service", namespace)["ports"][0]["port"] == 81
-
-
-@contextlib.contextmanager
-def policy(admin: Kube, namespace: str, reason: str) -> Iterator[None]:
-    """Installs a ValidatingAdmissionPolicy that denies updates of the namespace's Deployments, but not of the scale."""
-    rule = {"apiGroups": ["apps"], "apiVersions": ["*"], "resources": ["deployments"], "operations": ["UPDATE"]}
-    match: Obj = {"resourceRules": [rule]}
-    match["namespaceSelector"] = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
-    validation = {"expression": "false", "reason": reason, "message": "no updates today"}
-    api = "admissionregistration.k8s.io/v1"
-    meta = {"metadata": {"name": f"denies-{namespace}"}}
-    spec = {"failurePolicy": "Fail", "matchConstraints": match, "validations": [validation]}
-    made = admin.create({"apiVersion": api, "kind": "ValidatingAdmissionPolicy", **meta, "spec": spec})
-    binding = {"policyName": f"denies-{namespace}", "validationActions": ["Deny"]}
-    bound = admin.create({"apiVersion": api, "kind": "ValidatingAdmissionPolicyBinding", **meta, "spec": binding})
-    try:
-        yield
-    finally:
-        admin.delete(bound)
-        admin.delete(made)
-
-
-@contextlib.contextmanager
-def webhook_away(admin: Kube, namespace: str, reason: str) -> Iterator[None]:
-    """Installs a webhook that cannot be called, for updates of Deployments."""
-    rule = {"apiGroups": ["apps"], "apiVersions": ["*"], "resources": ["deployments"], "operations": ["UPDATE"]}
-    webhook = {
-        "name": "away.example.com",
-        "clientConfig": {"url": "https://127.0.0.1:1/"},
-        "rules": [rule],
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
-        "failurePolicy": "Fail",
-        "sideEffects": "None",
-        "admissionReviewVersions": ["v1"],
-    }
-    kind = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration"}
-    made = admin.create({**kind, "metadata": {"name": f"away-{namespace}"}, "webhooks": [webhook]})
-    try:
-        yield
-    finally:
-        admin.delete(made)
-
-
-OBSTACLES: Sequence[tuple[Any, str, str, str]] = [
-    (policy, "Invalid", "False", "Refused"),
-    (policy, "Forbidden", "False", "Refused"),
-    (policy, "RequestEntityTooLarge", "False", "Refused"),
-    (webhook_away, "", "Unknown", "ApiError"),
-]
-
-
-@pytest.mark.parametrize(
-    ("obstacle", "why", "status", "reason"), OBSTACLES, ids=[f"{o[1] or 'away'}" for o in OBSTACLES]
-)
-def test_replicas_are_scaled_while_admission_rejects_every_update_of_the_workload(
-    admin: Kube, namespace: str, operator: OperatorProcess, obstacle: Any, why: str, status: str, reason: str
-) -> None:
-    resource = admin.create(demo(namespace, replicas=2))
-    wait_condition(admin, resource, "Accepted", "True")
-    live = admin.get("apps/v1", "Deployment", "demo", namespace)
-    with obstacle(admin, namespace, why):
-        admin.wait("admission takes no update", lambda: not updates(admin, live))
-        admin.patch(resource, {"spec": {"engine": {"maxNumReqs": 5}, "replicas": 4}})
-        wait_condition(admin, resource, "Accepted", status, reason)
-        wait_replicas(admin, namespace, 4)
-        for change, count in (({"suspend": True}, 0), ({"suspend": False}, 4), ({"replicas": 1}, 1)):
-            admin.patch(resource, {"spec": change})
-            wait_replicas(admin, namespace, count)
-        admin.delete(admin.get("policy/v1", "PodDisruptionBudget", "demo-engine", namespace))
-        admin.wait(
-            "the budget is back", lambda: admin.find("policy/v1", "PodDisruptionBudget", "demo-engine", namespace)
-        )
-        assert spec_of(admin, "Deployment", namespace)["template"] == live["spec"]["template"]
-    assert operator.metric('unmask_operator_writes_total{verb="scale"}') >= 4
-    admin.wait("admission takes updates again", lambda: updates(admin, live))
-    admin.patch(resource, {"spec": {"engine": {"maxNumReqs": 6}}})
-    wait_condition(admin, resource, "Accepted", "True")
-    assert read(admin, resource)["spec"]["replicas"] == spec_of(admin, "Deployment", namespace)["replicas"] == 1
 
 
 def updates(admin: Kube, live: Obj) -> bool:
@@ -168,3 +80,97 @@ def updates(admin: Kube, live: Obj) -> bool:
     except ApiError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def installed(admin: Kube, *objects: Obj) -> Iterator[None]:
+    made = [admin.create({"apiVersion": "admissionregistration.k8s.io/v1", **obj}) for obj in objects]
+    try:
+        yield
+    finally:
+        for obj in reversed(made):
+            admin.delete(obj)
+
+
+def rules(namespace: str, group: str, plural: str, *verbs: str) -> tuple[Obj, Obj]:
+    rule = {"apiGroups": [group], "apiVersions": ["*"], "resources": [plural], "operations": [*verbs]}
+    return rule, {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+
+
+def policy(admin: Kube, namespace: str, reason: str = "Invalid") -> contextlib.AbstractContextManager[None]:
+    """Installs a ValidatingAdmissionPolicy that denies updates of the namespace's Deployments, but not of the scale."""
+    rule, match = rules(namespace, "apps", "deployments", "UPDATE")
+    validation = {"expression": "false", "reason": reason, "message": "no updates today"}
+    spec = {"matchConstraints": {"resourceRules": [rule], **match}, "validations": [validation]}
+    binding = {"policyName": f"denies-{namespace}", "validationActions": ["Deny"]}
+    kinds = {"ValidatingAdmissionPolicy": spec, "ValidatingAdmissionPolicyBinding": binding}
+    meta = {"metadata": {"name": f"denies-{namespace}"}}
+    return installed(admin, *({"kind": kind, **meta, "spec": each} for kind, each in kinds.items()))
+
+
+def webhook_away(
+    admin: Kube, namespace: str, group: str = "apps", plural: str = "deployments"
+) -> contextlib.AbstractContextManager[None]:
+    """Installs a webhook that cannot be called, for writes of a kind."""
+    rule, match = rules(namespace, group, plural, "CREATE", "UPDATE")
+    webhook = {
+        "name": "away.example.com",
+        "clientConfig": {"url": "https://127.0.0.1:1/"},
+        "rules": [rule],
+        **match,
+        "failurePolicy": "Fail",
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    meta = {"metadata": {"name": f"away-{namespace}"}}
+    return installed(admin, {"kind": "ValidatingWebhookConfiguration", **meta, "webhooks": [webhook]})
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "status", "reason"), [(policy, "False", "Refused"), (webhook_away, "Unknown", "ApiError")]
+)
+def test_replicas_are_scaled_while_admission_rejects_every_update_of_the_workload(
+    admin: Kube, namespace: str, shared_operator: OperatorProcess, obstacle: Any, status: str, reason: str
+) -> None:
+    scales = 'unmask_operator_writes_total{verb="scale"}'
+    resource, before = accepted(admin, namespace), shared_operator.metric(scales)
+    live = admin.get("apps/v1", "Deployment", "demo", namespace)
+    with obstacle(admin, namespace):
+        admin.wait("admission rejects updates", lambda: not updates(admin, live))
+        scale(admin, resource, 4, engine={"maxNumReqs": 5}, replicas=4)
+        wait_condition(admin, resource, "Accepted", status, reason)
+        scale(admin, resource, 0, suspend=True)
+        scale(admin, resource, 1, suspend=False, replicas=1)
+        recreated(admin, namespace, "policy/v1", "PodDisruptionBudget", "demo-engine")
+        assert spec_of(admin, "Deployment", namespace)["template"] == live["spec"]["template"]
+    assert shared_operator.metric(scales) >= before + 3
+    admin.wait("admission accepts updates again", lambda: updates(admin, live))
+    admin.patch(resource, {"spec": {"engine": {"maxNumReqs": 6}}})
+    wait_condition(admin, resource, "Accepted", "True")
+    assert read(admin, resource)["spec"]["replicas"] == spec_of(admin, "Deployment", namespace)["replicas"] == 1
+
+
+def test_an_unavailable_webhook_is_reported_and_does_not_delay_other_kinds(admin: Kube, namespace: str) -> None:
+    probe = {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": "p", "namespace": namespace},
+        "spec": {},
+    }
+    admin.create(probe)
+    with webhook_away(admin, namespace, "policy", "poddisruptionbudgets"):
+        admin.wait("the webhook is called", lambda: not updates(admin, probe))
+        resource = admin.create(demo(namespace, networkPolicy={}))
+        sentence = 'failed calling webhook "away.example.com"'
+        message = wait_condition(admin, resource, "Accepted", "Unknown", "ApiError", sentence)["message"]
+        assert "PodDisruptionBudget demo-engine" in message
+        assert {made for made, _ in children(admin, resource)} >= {"Deployment", "Service", "ControllerRevision"}
+        assert condition(admin, resource, "Ready")["reason"] == "ApiError"
+        assert condition(admin, resource, "Scheduled")["reason"] == "Pending"
+        (warning,) = admin.events(namespace, "ApiError")
+        assert warning["type"] == "Warning"
+        assert "PodDisruptionBudget" in warning["note"]
+        scale(admin, resource, 3, replicas=3)
+        wait_condition(admin, resource, "Accepted", "Unknown", "ApiError")
+    wait_condition(admin, resource, "Accepted", "True")
+    assert ("PodDisruptionBudget", "demo-engine") in children(admin, resource)

@@ -1,7 +1,5 @@
 """Tests of an operator with a label selector: it reconciles only matching resources, also after labels change."""
 
-from __future__ import annotations
-
 import pytest
 
 from e2e.cluster import ApiServer, Kube

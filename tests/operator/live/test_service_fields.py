@@ -1,7 +1,5 @@
 """Tests of optional fields of `spec.service` on a real API server: set, changed and removed, also with the type."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -12,21 +10,41 @@ from tests.operator.live.objects import demo, read, wait_condition
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shared_operator")]
 
 Obj = dict[str, Any]
+# Successive edits of `spec.service`, each with expected fields of the Service.
+LOCAL: Obj = {"externalTrafficPolicy": "Local"}
+CLUSTER_IP: Obj = {"type": "ClusterIP", "externalTrafficPolicy": None, "healthCheckNodePort": None}
+CLIENT_IP: Obj = {"sessionAffinity": "ClientIP"}
+SEQUENCES: dict[str, list[tuple[Obj, Obj]]] = {
+    "externalTrafficPolicy, removed before the type and with it": [
+        ({"type": "NodePort", **LOCAL}, LOCAL),
+        ({"type": "NodePort"}, {"externalTrafficPolicy": "Cluster"}),
+        ({"type": "LoadBalancer", **LOCAL}, LOCAL),
+        ({}, CLUSTER_IP),
+    ],
+    "sessionAffinity": [(CLIENT_IP, CLIENT_IP), ({}, {"sessionAffinity": "None", "sessionAffinityConfig": None})],
+}
+BOTH, REVERSED = {"ipFamilies": ["IPv4", "IPv6"]}, {"ipFamilies": ["IPv6", "IPv4"]}
+V4, V6 = {"ipFamilies": ["IPv4"]}, {"ipFamilies": ["IPv6"]}
+SINGLE, PREFER, REQUIRE = ({"ipFamilyPolicy": name} for name in ("SingleStack", "PreferDualStack", "RequireDualStack"))
+DUAL: dict[str, list[tuple[Obj, Obj]]] = {
+    "ipFamilyPolicy alone": [(PREFER, BOTH), (SINGLE, V4), (REQUIRE, BOTH)],
+    "one family, then both": [(V6, SINGLE | V6), (PREFER, REVERSED)],
+    "the first family with a dual-stack policy": [
+        (REQUIRE | V6, REVERSED),
+        (PREFER | V6 | CLIENT_IP, REVERSED | CLIENT_IP),
+        (SINGLE | V6, V6),
+    ],
+}
 
 
 @pytest.fixture(scope="module")
 def dual_stack(admin: Kube) -> None:
     """Skips the test on a cluster with one address family."""
-    spec = {"ipFamilyPolicy": "RequireDualStack", "ports": [{"port": 80}]}
-    probe = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "probe", "namespace": "default"}, "spec": spec}
+    meta = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "probe", "namespace": "default"}}
     try:
-        admin.create(probe, dryRun="All")
+        admin.create({**meta, "spec": {**REQUIRE, "ports": [{"port": 80}]}}, dryRun="All")
     except ApiError as error:
         pytest.skip(f"the cluster has one address family: {error}")
-
-
-def service(kube: Kube, resource: Obj) -> Obj:
-    return kube.get("v1", "Service", resource["metadata"]["name"], resource["metadata"]["namespace"])
 
 
 def edit(kube: Kube, resource: Obj, fields: Obj) -> None:
@@ -36,71 +54,12 @@ def edit(kube: Kube, resource: Obj, fields: Obj) -> None:
     wait_condition(kube, resource, "Accepted", "True")
 
 
-# Successive edits of `spec.service`, each with the expected fields of the Service.
-SEQUENCES: dict[str, list[tuple[Obj, Obj]]] = {
-    "externalTrafficPolicy is removed before the type changes": [
-        ({"type": "NodePort", "externalTrafficPolicy": "Local"}, {"externalTrafficPolicy": "Local"}),
-        ({"type": "NodePort"}, {"externalTrafficPolicy": "Cluster"}),
-        ({}, {"type": "ClusterIP", "externalTrafficPolicy": None}),
-    ],
-    "externalTrafficPolicy is removed with the type": [
-        ({"type": "LoadBalancer", "externalTrafficPolicy": "Local"}, {"externalTrafficPolicy": "Local"}),
-        ({"type": "NodePort", "externalTrafficPolicy": "Local"}, {"type": "NodePort", "healthCheckNodePort": None}),
-        ({"type": "LoadBalancer", "externalTrafficPolicy": "Local"}, {"externalTrafficPolicy": "Local"}),
-        ({}, {"type": "ClusterIP", "externalTrafficPolicy": None, "healthCheckNodePort": None}),
-    ],
-    "sessionAffinity": [
-        ({"sessionAffinity": "ClientIP"}, {"sessionAffinity": "ClientIP"}),
-        ({"sessionAffinity": "None"}, {"sessionAffinity": "None", "sessionAffinityConfig": None}),
-        ({"sessionAffinity": "ClientIP"}, {"sessionAffinity": "ClientIP"}),
-        ({}, {"sessionAffinity": "None", "sessionAffinityConfig": None}),
-    ],
-}
-DUAL: dict[str, list[tuple[Obj, Obj]]] = {
-    "ipFamilyPolicy alone": [
-        ({"ipFamilyPolicy": "PreferDualStack"}, {"ipFamilies": ["IPv4", "IPv6"]}),
-        ({"ipFamilyPolicy": "SingleStack"}, {"ipFamilies": ["IPv4"]}),
-        ({"ipFamilyPolicy": "RequireDualStack"}, {"ipFamilies": ["IPv4", "IPv6"]}),
-    ],
-    "families in an order of their own": [
-        (
-            {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6", "IPv4"]},
-            {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6", "IPv4"]},
-        ),
-        ({"ipFamilyPolicy": "SingleStack", "ipFamilies": ["IPv6"]}, {"ipFamilies": ["IPv6"]}),
-    ],
-    "one family, then both": [
-        ({"ipFamilies": ["IPv6"]}, {"ipFamilyPolicy": "SingleStack", "ipFamilies": ["IPv6"]}),
-        ({"ipFamilyPolicy": "PreferDualStack"}, {"ipFamilies": ["IPv6", "IPv4"]}),
-    ],
-    "the first family with a dual-stack policy": [
-        ({"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6"]}, {"ipFamilies": ["IPv6", "IPv4"]}),
-        (
-            {"ipFamilyPolicy": "PreferDualStack", "ipFamilies": ["IPv6"], "sessionAffinity": "ClientIP"},
-            {"ipFamilies": ["IPv6", "IPv4"], "sessionAffinity": "ClientIP"},
-        ),
-        ({"ipFamilyPolicy": "SingleStack", "ipFamilies": ["IPv6"]}, {"ipFamilies": ["IPv6"]}),
-    ],
-    "both, then nothing is asked for": [
-        ({"ipFamilyPolicy": "PreferDualStack", "ipFamilies": ["IPv4", "IPv6"]}, {"ipFamilies": ["IPv4", "IPv6"]}),
-        ({}, {"type": "ClusterIP"}),
-    ],
-}
-
-
 def follow(kube: Kube, namespace: str, steps: list[tuple[Obj, Obj]]) -> None:
-    (fields, expected), *edits = steps
-    resource = kube.create(demo(namespace, service=fields))
-    wait_condition(kube, resource, "Accepted", "True")
-    check(kube, resource, expected)
-    for fields, expected in edits:
+    resource = kube.create(demo(namespace, service=steps[0][0]))
+    for fields, expected in steps:
         edit(kube, resource, fields)
-        check(kube, resource, expected)
-
-
-def check(kube: Kube, resource: Obj, expected: Obj) -> None:
-    spec = service(kube, resource)["spec"]
-    assert {name: spec.get(name) for name in expected} == expected
+        spec = kube.get("v1", "Service", "demo", namespace)["spec"]
+        assert {name: spec.get(name) for name in expected} == expected
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
@@ -116,9 +75,9 @@ def test_families_of_the_service_are_set_changed_and_removed(admin: Kube, namesp
 
 @pytest.mark.usefixtures("dual_stack")
 def test_a_change_of_the_first_family_is_refused_with_the_servers_message(admin: Kube, namespace: str) -> None:
-    resource = admin.create(demo(namespace, service={"ipFamilies": ["IPv4"]}))
+    resource = admin.create(demo(namespace, service=V4))
     wait_condition(admin, resource, "Accepted", "True")
-    admin.patch(resource, {"spec": {"service": {"ipFamilies": ["IPv6"]}}})
+    admin.patch(resource, {"spec": {"service": V6}})
     wait_condition(admin, resource, "Accepted", "False", says="ipFamilies[0]")
-    assert service(admin, resource)["spec"]["ipFamilies"] == ["IPv4"]
-    edit(admin, resource, {"ipFamilies": ["IPv4"]})
+    assert admin.get("v1", "Service", "demo", namespace)["spec"]["ipFamilies"] == ["IPv4"]
+    edit(admin, resource, V4)

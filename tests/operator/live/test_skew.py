@@ -1,7 +1,5 @@
 """Tests of an operator with a newer CustomResourceDefinition, on a real API server."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -31,45 +29,23 @@ def newer_crd(operator: OperatorProcess, admin: Kube, namespace: str) -> Iterato
 
 
 @pytest.mark.usefixtures("newer_crd")
-def test_fields_that_only_the_crd_knows_are_named_and_stay(
-    operator: OperatorProcess, admin: Kube, namespace: str
-) -> None:
+def test_what_only_the_crd_knows_is_named_and_stays(operator: OperatorProcess, admin: Kube, namespace: str) -> None:
     resource = admin.create(demo(namespace, ofTomorrow=1, engine={"warp": True, "maxNumReqs": 7}))
-    accepted = wait_condition(admin, resource, "Accepted", "True")
 
-    def named() -> bool:
+    def named(*fields: str) -> bool:
         message = condition(admin, resource, "Accepted").get("message", "")
-        return "spec.ofTomorrow" in message and "spec.engine.warp" in message
+        return all(field in message for field in fields)
 
-    admin.wait(f"their names; first it was {accepted['message']}", named)
-    args = admin.get("apps/v1", "Deployment", "demo", namespace)["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert "--max-num-reqs=7" in args
+    admin.wait("the names of the fields", lambda: named("spec.ofTomorrow", "spec.engine.warp"))
+    wait_condition(admin, resource, "Accepted", "True")
+    deployment = ("apps/v1", "Deployment", "demo", namespace)
+    assert "--max-num-reqs=7" in admin.get(*deployment)["spec"]["template"]["spec"]["containers"][0]["args"]
+    before = admin.get("v1", "Service", "demo", namespace)
+    admin.patch(resource, {"spec": {"service": {"type": "OfTomorrow", "port": 81}}})
+    admin.wait("the name of the value", lambda: named("spec.service.type"))
     admin.patch(resource, {"spec": {"replicas": 3}}, subresource="scale")
-    admin.wait("three", lambda: admin.get("apps/v1", "Deployment", "demo", namespace)["spec"]["replicas"] == 3)
+    admin.wait("three", lambda: admin.get(*deployment)["spec"]["replicas"] == 3)
     spec = read(admin, resource)["spec"]
     assert (spec["ofTomorrow"], spec["engine"]["warp"]) == (1, True)
-    assert "Traceback" not in operator.log()
-
-
-@pytest.mark.usefixtures("newer_crd")
-def test_a_value_that_only_the_crd_knows_is_named_and_its_child_stays(
-    operator: OperatorProcess, admin: Kube, namespace: str
-) -> None:
-    resource = admin.create(demo(namespace))
-    wait_condition(admin, resource, "Accepted", "True")
-    before = admin.get("v1", "Service", "demo", namespace)
-    admin.patch(resource, {"spec": {"service": {"type": "OfTomorrow", "port": 81}, "replicas": 3}})
-    admin.wait("three", lambda: admin.get("apps/v1", "Deployment", "demo", namespace)["spec"]["replicas"] == 3)
-    admin.wait(
-        "its name",
-        lambda: "spec.service.type" in condition(admin, resource, "Accepted").get("message", ""),
-    )
     assert admin.get("v1", "Service", "demo", namespace) == before
     assert "Traceback" not in operator.log()
-
-
-def test_the_api_server_adds_only_replicas_to_a_spec(operator: OperatorProcess, admin: Kube, namespace: str) -> None:
-    asked = demo(namespace, "plain", gpu={}, startupProbe={}, monitoring={"podMonitor": {}}, rolloutStrategy={})
-    stored = admin.create(asked, dryRun="All")
-    assert stored["spec"] == {**asked["spec"], "replicas": 1}
-    assert operator.alive()

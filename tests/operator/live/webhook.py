@@ -1,20 +1,15 @@
-"""Runs a mutating admission webhook for a test: an HTTPS server in a thread, and its configuration."""
-
-from __future__ import annotations
+"""A mutating admission webhook for a test."""
 
 import base64
 import contextlib
 import json
-import ssl
-import tempfile
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from e2e.cluster import Kube
 from e2e.cluster.pki import Authority
+from tests.operator.https import https_server
 
 Obj = dict[str, Any]
 ADMISSION = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingWebhookConfiguration"}
@@ -29,49 +24,29 @@ def mutating_webhook(
     `patch` returns a JSON patch.
     """
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["request"]
-            operations = base64.b64encode(json.dumps(patch(request["object"])).encode()).decode()
-            response = {"uid": request["uid"], "allowed": True, "patchType": "JSONPatch", "patch": operations}
-            body = json.dumps({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response})
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
+    def respond(http: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+        request = json.loads(http.rfile.read(int(http.headers["Content-Length"])))["request"]
+        operations = base64.b64encode(json.dumps(patch(request["object"])).encode()).decode()
+        response = {"uid": request["uid"], "allowed": True, "patchType": "JSONPatch", "patch": operations}
+        review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+        return 200, json.dumps(review).encode()
 
     authority = Authority("webhook")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with tempfile.TemporaryDirectory() as directory:
-        pair = authority.issue("webhook", hosts=["127.0.0.1"])
-        context.load_cert_chain(*pair.write(Path(directory), "webhook"))
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, name="webhook", daemon=True)
-    thread.start()
     rule = {"apiGroups": [group], "apiVersions": ["*"], "resources": [plural], "operations": ["CREATE", "UPDATE"]}
     webhook = {
         "name": f"{plural}.example.com",
-        "clientConfig": {
-            "url": f"https://127.0.0.1:{server.server_address[1]}/",
-            "caBundle": base64.b64encode(authority.certificate).decode(),
-        },
         "rules": [rule],
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
         "failurePolicy": "Fail",
+        "timeoutSeconds": 30,
         "sideEffects": "None",
         "admissionReviewVersions": ["v1"],
-        "timeoutSeconds": 30,
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
     }
-    configuration = kube.create({**ADMISSION, "metadata": {"name": f"{plural}-{namespace}"}, "webhooks": [webhook]})
-    try:
-        yield configuration
-    finally:
-        kube.delete(configuration)
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with https_server(authority, respond) as port:
+        bundle = base64.b64encode(authority.certificate).decode()
+        webhook["clientConfig"] = {"url": f"https://127.0.0.1:{port}/", "caBundle": bundle}
+        configuration = kube.create({**ADMISSION, "metadata": {"name": f"{plural}-{namespace}"}, "webhooks": [webhook]})
+        try:
+            yield configuration
+        finally:
+            kube.delete(configuration)
