@@ -104,8 +104,13 @@ def test_the_number_of_concurrent_lists_is_limited():
     assert scene.client.max_at_once == module.LISTS_AT_ONCE
 
 
-@pytest.mark.parametrize("kind", CACHED, ids=lambda kind: kind.kind)
-@pytest.mark.parametrize("error", REFUSALS, ids=lambda error: error.reason)
+CANNOT_BE_LISTED = [
+    *((kind, REFUSALS[0]) for kind in CACHED),
+    *((kind, error) for kind in (PODS, POD_MONITORS) for error in REFUSALS[1:]),
+]
+
+
+@pytest.mark.parametrize(("kind", "error"), CANNOT_BE_LISTED, ids=lambda one: getattr(one, "kind", None) or one.reason)
 def test_a_kind_that_cannot_be_listed_is_named_and_prevents_the_sync_only_if_needed(kind, error, caplog):
     objects = {one: [obj(7, one.kind)] for one in (kind_of("v1", "Service"), PODS) if one is not kind}
     scene = Scene(Lists(objects, {kind: error})).run(pass_minutes)
@@ -117,17 +122,8 @@ def test_a_kind_that_cannot_be_listed_is_named_and_prevents_the_sync_only_if_nee
     assert scene.enqueued == [KEY] * len(objects), "objects of the other lists were not enqueued"
 
 
-def test_a_missing_kind_of_the_operators_own_is_explained(caplog):
-    Scene(Lists(errors={DLMS: NOT_FOUND})).run(pass_minutes)
-    assert "cannot list diffusionlmservices: " in caplog.text
-    assert "check that its CustomResourceDefinition is installed" in caplog.text
-
-
 def test_the_cache_is_not_synced_before_every_kind_was_attempted():
-    """Checks this because a new leader must not write children that exist.
-
-    With an incomplete cache it attempts to create them. The API server rejects that, but only after the attempt.
-    """
+    """Checks this because a new leader with an incomplete cache would try to create children that exist."""
     client = Lists()
 
     async def slow(kind, namespace, selector, transform, answer=client.list):
@@ -139,9 +135,8 @@ def test_the_cache_is_not_synced_before_every_kind_was_attempted():
     assert not Scene(client).run(pass_minutes).resync.synced.is_set()
 
 
-@pytest.mark.parametrize("error", REFUSALS, ids=lambda error: error.reason)
-def test_a_list_that_fails_for_ten_minutes_is_tried_after_growing_pauses_and_then_succeeds(error):
-    client = Lists({PODS: [obj(3)]}, {PODS: error})
+def test_a_list_that_fails_for_ten_minutes_is_tried_after_growing_pauses_and_then_succeeds():
+    client = Lists({PODS: [obj(3)]}, {PODS: REFUSALS[0]})
 
     async def ten_minutes(scene):
         await asyncio.sleep(600)
@@ -196,33 +191,22 @@ def test_lists_of_other_paths_by_kopf_are_ignored():
     assert len(Scene(Lists()).run(strange).client.tries) == len(CACHED)
 
 
-def test_a_list_of_one_namespace_does_not_remove_objects_of_another():
-    client = Lists({PODS: [obj(3)]})
+@pytest.mark.parametrize(
+    ("namespace", "items", "version"),
+    [("other", [], 700), ("ns", [obj(10)], 20)],
+    ids=["of another namespace", "of an etcd that was restored from a backup"],
+)
+def test_a_list_keeps_objects_that_it_says_nothing_about(namespace, items, version):
+    client = Lists({PODS: [obj(600)]})
+    client.version = 600
 
-    async def other(scene):
+    async def relist(scene):
         await asyncio.sleep(10)
-        client.objects[PODS], client.version = [], 20
-        scene.resync.kopf_has_listed(PODS.path("other"))
+        client.objects[PODS], client.version = items, version
+        scene.resync.kopf_has_listed(PODS.path(namespace))
         await asyncio.sleep(60)
 
-    assert len(Scene(client, watch_namespaces=("ns", "other")).run(other).cache.pods(KEY)) == 1
-
-
-def test_objects_of_a_restored_older_etcd_do_not_change_the_cache():
-    """Checks objects that are older than those of the cache.
-
-    The Lease reveals the restored etcd as well, and the process then restarts.
-    """
-    client = Lists({PODS: [obj(600, "a")]})
-    client.version = 700
-
-    async def restored(scene):
-        await asyncio.sleep(10)
-        client.objects[PODS], client.version = [obj(10, "a")], 20
-        scene.resync.kopf_has_listed(PODS.path(None))
-        await asyncio.sleep(60)
-
-    (pod,) = Scene(client).run(restored).cache.pods(KEY)
+    (pod,) = Scene(client, watch_namespaces=("ns", "other")).run(relist).cache.pods(KEY)
     assert pod["metadata"]["resourceVersion"] == "600"
 
 
