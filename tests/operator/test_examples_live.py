@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.operator.authorization import restrict
+from e2e.cluster.authorization import restrict
 from tools import crd
 
 pytestmark = pytest.mark.cluster

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from e2e.cluster import ApiError, Kube
-from tests.operator.authorization import restrict
+from e2e.cluster.authorization import restrict
 from tests.operator.samples import SETTINGS, apply, child, make, observe, resource
 from tests.operator.snapshot import examples
 from tools import crd

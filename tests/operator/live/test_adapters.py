@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from e2e.cluster import ApiServer, Kube
+from e2e.cluster.operator_process import OperatorProcess, cluster_wide
 from tests.operator.live.kubelet import bind, engine, first_pod, make_node, run
 from tests.operator.live.objects import Obj, condition, demo, read, wait_condition
-from tests.operator.live.process import OperatorProcess, cluster_wide
 from unmask_operator.controller.adapters import LIST_HASH
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("operator")]

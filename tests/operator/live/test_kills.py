@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from e2e.cluster import ApiServer, Kube
+from e2e.cluster.operator_process import OperatorProcess, install, reset_lease
 from tests.operator.live.objects import Obj, demo, labelled, wait_settled
-from tests.operator.live.process import OperatorProcess, install, reset_lease
 from tests.operator.proxy import WRITES, FaultProxy
 from unmask_operator.controller.manager import WORKERS
 from unmask_operator.objects import API_VERSION, KIND, controller_uid

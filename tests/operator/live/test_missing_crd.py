@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from e2e.cluster import Kube
+from e2e.cluster.operator_process import OperatorProcess
 from tests.operator.live.objects import demo, wait_condition
-from tests.operator.live.process import OperatorProcess
 from tests.operator.live.test_permissions import POD_MONITOR_CRD
 from unmask_operator.kube.kinds import POD_MONITORS
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from e2e.cluster import ApiError, Kube
+from e2e.cluster.operator_process import OperatorProcess
 from tests.operator.live.objects import Obj, children, demo, read, wait_condition
-from tests.operator.live.process import OperatorProcess
 
 pytestmark = pytest.mark.cluster
 

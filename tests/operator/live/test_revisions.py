@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from e2e.cluster import Kube
+from e2e.cluster.operator_process import OperatorProcess
 from tests.operator.live.objects import Obj, children, demo, read, wait_condition
-from tests.operator.live.process import OperatorProcess
 from tests.operator.test_revisions import EDITS_OUTSIDE_POD_TEMPLATE
 from unmask_operator.objects import RESTARTED_AT
 

@@ -17,11 +17,11 @@ from typing import Any
 import yaml
 
 from e2e.cluster import ApiServer, Kube, start_api_server
+from e2e.cluster.operator_process import ACCOUNT, ROOT, OperatorProcess, install
 from e2e.cluster.pretend_nodes import PODS
-from tests.operator.live.process import ACCOUNT, ROOT, OperatorProcess, install
-from tests.operator.scale import machine
-from tests.operator.scale.audit import AuditLog, tally
 from tests.wait import wait_until
+from tools.bench.operator import machine
+from tools.bench.operator.audit import AuditLog, tally
 from unmask_operator.objects import API_VERSION, KIND
 
 OWN, NAMESPACE = "unmask-system", "scale"

@@ -13,15 +13,16 @@ from pathlib import Path
 import httpx
 import yaml
 
-from e2e.cluster import ApiError, ApiServer, Kube
+from e2e.cluster.api_server import ApiServer
+from e2e.cluster.authorization import wait_allowed
+from e2e.cluster.kube import ApiError, Kube
 from e2e.cluster.process import free_ports
-from tests.operator.authorization import wait_allowed
 from tests.wait import TIMEOUT, wait_until
 from tests.written import written
 from tools.permissions import NODE_RULE, RULES, Rule
 from unmask_operator.objects import API_VERSION, KIND
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 ACCOUNT = "unmask-operator"
 RBAC = "rbac.authorization.k8s.io"
 CRDS = ROOT / "crds"
@@ -136,7 +137,7 @@ class OperatorProcess:
         self._clock = api.directory / f"{own}.clock"
         if not self._clock.exists():
             self._clock.write_text("0")
-        launcher = ["tests.operator.live.operator_main", str(self._clock)]
+        launcher = ["e2e.cluster.operator_main", str(self._clock)]
         self._command = [sys.executable, "-m", *(["unmask_operator"] if own_limits else launcher)]
         self.kubeconfig = api.service_account_kubeconfig(own, ACCOUNT, server=server)
         (self.port,) = free_ports(1)
