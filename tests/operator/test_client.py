@@ -74,7 +74,7 @@ class Server:
 
         return asyncio.run(scenario())
 
-    def raises(self, scene, match=""):
+    def raises(self, scene, match=None):
         """Returns the error of `scene(client)`."""
         with pytest.raises(ApiError, match=match) as error:
             self.run(scene)

@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from tests.operator.samples import resource
-from tests.simulated_time import now, run_simulated, simulated
+from tests.simulated_time import now, simulated
 from unmask_operator.controller.manager import Manager
 from unmask_operator.controller.workqueue import WorkQueue
 from unmask_operator.kube.cache import Cache
@@ -48,7 +48,8 @@ class Client:
         return found
 
 
-def test_kopf_starts_once_the_cache_is_synced_and_discovery_shows_the_resource():
+@simulated
+async def test_kopf_starts_once_the_cache_is_synced_and_discovery_shows_the_resource():
     away = ApiError(0, "Unreachable", "no answer from the API server")
     started = []
 
@@ -59,7 +60,7 @@ def test_kopf_starts_once_the_cache_is_synced_and_discovery_shows_the_resource()
 
     one = manager(Client(False, away, False, True), Cache(), WorkQueue(), watch)
     with pytest.raises(BaseExceptionGroup) as ended:
-        run_simulated(one.run())
+        await one.run()
     assert [str(error) for error in ended.value.exceptions] == ["kopf has ended"]
     assert started[0] > 1 + 2 + 4, "kopf started before the pauses between the four discovery requests had passed"
 

@@ -13,7 +13,6 @@ from e2e.cluster.pki import Authority
 from tests.operator.clients import ScriptedCredentials
 from tests.simulated_time import now, simulated
 from unmask_operator.kube import watch_login
-from unmask_operator.kube.credentials import LoginError
 from unmask_operator.kube.watch_login import LONGEST_PAUSE_SECONDS, WatchLogin
 
 
@@ -67,12 +66,6 @@ async def test_an_old_refusal_does_not_delay_a_login():
         await session.close()
         assert now() == number * watch_login.FORGET_SECONDS
         await asyncio.sleep(watch_login.FORGET_SECONDS)
-
-
-def test_credentials_that_cannot_be_read_are_an_error():
-    login, *_ = logins(LoginError("no token"), clock=time.monotonic)
-    with pytest.raises(LoginError, match="no token"):
-        asyncio.run(login.open())
 
 
 def serve(act, *, prefix="", tls=None, ca=None, before=lambda credentials: None):

