@@ -72,8 +72,8 @@ def _bind(kube: Kube, kind: str, name: str, namespace: str, rules: Iterable[Rule
 
 def reset_lease(kube: Kube, own: str) -> None:
     """Clears the holder of the Lease, as a leader does at its end. The next leader need not wait for the expiry."""
-    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
-    lease["metadata"] = {"name": "unmask-operator", "namespace": own}
+    metadata = {"name": "unmask-operator", "namespace": own}
+    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
     kube.apply(lease)
     kube.patch(lease, {"spec": {"holderIdentity": ""}})
 
@@ -95,8 +95,8 @@ def wait_owners(api: ApiServer, own: str, namespace: str) -> None:
     """
     operator = api.admin(user=f"system:serviceaccount:{own}:{ACCOUNT}")
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": "none", "uid": "none", "blockOwnerDeletion": True}
-    child = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"generateName": "owned-", "namespace": namespace}}
-    child["metadata"]["ownerReferences"] = [owner]
+    metadata = {"generateName": "owned-", "namespace": namespace, "ownerReferences": [owner]}
+    child = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
 
     def known() -> bool:
         try:
