@@ -154,7 +154,7 @@ $(DOCS_STAMP): constraints/docs.txt
 
 operator-bench: setup programs  ## 200 services on pretend nodes: time to Ready, requests, memory, rest, failover
 	@$(BIN)/python -m e2e.cluster build kube-scheduler kwok
-	PYTHONPATH=operator:. $(BIN)/python -m tests.operator.scale $(ARGS)
+	PYTHONPATH=operator:. $(BIN)/python -m tools.bench.operator $(ARGS)
 
 siege: setup  ## attack a server of its own, each attack alone, the operator's scrapes, faults of the machine, and measure; ARGS="--all" all at once, ten minutes
 	PYTHONPATH=operator:. $(BIN)/python -m tests.siege $(ARGS)

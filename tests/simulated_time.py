@@ -6,10 +6,12 @@ Simulated hours take almost no time.
 from __future__ import annotations
 
 import asyncio
+import functools
 import selectors
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -47,3 +49,13 @@ def run_simulated(main: Coroutine[Any, Any, T]) -> T:
 def now() -> float:
     """Returns the running loop's time. Serves as the `clock` of code under test."""
     return asyncio.get_running_loop().time()
+
+
+def simulated(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """Makes a test of a coroutine function, which runs in simulated time."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        return run_simulated(test(*args, **kwargs))
+
+    return run

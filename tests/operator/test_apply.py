@@ -19,26 +19,26 @@ SERVICE = {"metadata": {"name": "demo", "namespace": "ns", "uid": UID}}
 def child(name, kind="Service", uid=UID, **data):
     owners = [{"uid": uid, "controller": True}] if uid else []
     api = "v1" if kind == "Service" else "apps/v1"
-    meta = {
-        "name": name,
-        "namespace": "ns",
-        "ownerReferences": owners,
-        "labels": {"serving.unmask.dev/service": "demo"},
-    }
+    labels = {"serving.unmask.dev/service": "demo"}
+    meta = {"name": name, "namespace": "ns", "ownerReferences": owners, "labels": labels}
     return {"apiVersion": api, "kind": kind, "metadata": meta, **data}
 
 
-class Api:
-    """Fake API server with objects by Ref.
+def spec(name, **members):
+    return child(name, spec=members)
 
-    `refuse`, `fail` (once) and `away` select the writes that fail; `calls` lists (verb, name).
-    """
+
+def ref(name):
+    return Ref("v1", "Service", name)
+
+
+class Api:
+    """Fake API server with objects by Ref. Writes of names in `refuse` and `away` fail; `calls` lists (verb, name)."""
 
     def __init__(self, *objects):
         self.objects = {}
         self.calls = []
         self.refuse = set()
-        self.fail = {}
         self.away = {}
         self.version = 0
         for obj in objects:
@@ -54,13 +54,12 @@ class Api:
         return stored
 
     def _call(self, verb, obj):
-        self.calls.append((verb, obj["metadata"]["name"]))
-        if (verb.removeprefix("dry-"), obj["metadata"]["name"]) in self.fail:
-            raise self.fail.pop((verb.removeprefix("dry-"), obj["metadata"]["name"]))
-        if obj["metadata"]["name"] in self.away:
-            raise self.away[obj["metadata"]["name"]]
-        if obj["metadata"]["name"] in self.refuse:
-            raise ApiError(422, "Invalid", f"{obj['metadata']['name']} is wrong")
+        name = obj["metadata"]["name"]
+        self.calls.append((verb, name))
+        if name in self.away:
+            raise self.away[name]
+        if name in self.refuse:
+            raise ApiError(422, "Invalid", f"{name} is wrong")
 
     async def create(self, obj, dry_run=False):
         self._call("dry-create" if dry_run else "create", obj)
@@ -120,36 +119,54 @@ def owned(obj):
     return any(o["uid"] == UID for o in obj["metadata"]["ownerReferences"])
 
 
-def test_children_are_created_in_order_after_a_dry_run_of_all_but_the_first():
-    api = Api()
-    outcome = apply(api, child("a"), child("b"), child("c"))
-    assert api.calls == [("dry-create", "b"), ("dry-create", "c"), ("create", "a"), ("create", "b"), ("create", "c")]
-    assert outcome.writes == 3
-    assert set(outcome.observed.children) == set(api.objects)
+PIN, WORKLOAD = child("pin", "ControllerRevision"), child("c", "Deployment")
+LIVE_A = {**with_applied_hash(spec("a", x=1)), "spec": {"x": 1, "defaulted": True}}
+# The live objects, the desired ones, the requests, and the number of written objects.
+WRITES = {
+    "new children, after a dry run of all but the first": (
+        [],
+        [child("a"), child("b"), child("c")],
+        ["dry-create b", "dry-create c", "create a", "create b", "create c"],
+    ),
+    "a revision without a dry run": (
+        [],
+        [child("a"), PIN, WORKLOAD],
+        ["dry-create c", "create a", "create pin", "create c"],
+    ),
+    "the desired state": ([LIVE_A], [spec("a", x=1)], []),
+    "one difference": ([LIVE_A, with_applied_hash(spec("b", x=1))], [spec("a", x=2), spec("b", x=1)], ["apply a"]),
+    "a field that is no longer desired": ([with_applied_hash(spec("a", x=1, y=2))], [spec("a", x=1)], ["apply a"]),
+}
 
 
-def test_an_object_in_its_desired_state_is_not_written():
-    api = Api({**with_applied_hash(child("a", spec={"x": 1})), "spec": {"x": 1, "defaulted": True}})
-    assert apply(api, child("a", spec={"x": 1})).writes == 0
-    assert api.calls == []
+@pytest.mark.parametrize(("live", "desired", "requests"), WRITES.values(), ids=WRITES)
+def test_only_differences_are_written(live, desired, requests):
+    api = Api(*live)
+    outcome = apply(api, *desired)
+    assert [" ".join(call) for call in api.calls] == requests
+    assert outcome.writes == sum("dry" not in request for request in requests)
+    assert outcome.observed.children == api.objects
 
 
-def test_one_difference_is_one_request():
-    api = Api(with_applied_hash(child("a", spec={"x": 1})), with_applied_hash(child("b", spec={"x": 1})))
-    apply(api, child("a", spec={"x": 2}), child("b", spec={"x": 1}))
-    assert api.calls == [("apply", "a")]
+@pytest.mark.parametrize(
+    ("known", "exists", "requests"),
+    [(False, True, ["create", "get", "apply"]), (True, False, ["apply", "get", "create"])],
+    ids=["missing in the cache", "gone"],
+)
+def test_an_object_that_the_cache_does_not_show_as_it_is_is_read_and_written(known, exists, requests):
+    api = Api(spec("a", x=1))
+    children = dict(api.objects) if known else {}
+    if not exists:
+        api.objects.clear()
+    assert apply(api, spec("a", x=2), known=children).writes == 1
+    assert [verb for verb, _ in api.calls] == requests
+    assert api.objects[ref("a")]["spec"] == {"x": 2}
 
 
-def test_a_field_that_is_no_longer_desired_is_a_difference():
-    api = Api(with_applied_hash(child("a", spec={"x": 1, "y": 2})))
-    apply(api, child("a", spec={"x": 1}))
-    assert api.calls == [("apply", "a")]
-
-
-def test_a_revision_needs_no_dry_run():
-    api = Api()
-    apply(api, child("a"), child("pin", "ControllerRevision"), child("c", "Deployment"))
-    assert api.calls == [("dry-create", "c"), ("create", "a"), ("create", "pin"), ("create", "c")]
+def test_obsolete_objects_are_deleted_last():
+    api = Api(child("old"))
+    apply(api, child("new"), delete=[ref("old")])
+    assert api.calls == [("create", "new"), ("delete", "old")]
 
 
 @pytest.mark.parametrize("wrong", ["a", "b", "c"])
@@ -161,61 +178,32 @@ def test_a_refusal_of_any_child_writes_none_and_is_reported(wrong):
     assert list(outcome.observed.refusals.values()) == [f"{wrong} is wrong"]
 
 
-def test_after_a_refusal_the_last_accepted_form_is_maintained():
-    api = Api(child("a", spec={"x": 0}), child("b", spec={"x": 1}))
-    api.refuse = {"b"}
-    outcome = apply(
-        api, child("a", spec={"x": 2}), child("b", spec={"x": 2}), last_accepted=[child("a", spec={"x": 1})]
-    )
-    assert api.objects[Ref("v1", "Service", "a")]["spec"] == {"x": 1}
+@pytest.mark.parametrize("away", [(), ("c",)], ids=["", "next to a server error"])
+def test_after_a_refusal_the_last_accepted_form_is_maintained(away):
+    api = Api(spec("a", x=0), spec("b", x=1))
+    api.refuse, api.away = {"b"}, dict.fromkeys(away, WEBHOOK)
+    outcome = apply(api, spec("a", x=2), spec("b", x=2), child("c"), last_accepted=[spec("a", x=1)])
+    assert api.objects[ref("a")]["spec"] == {"x": 1}
+    assert ref("c") not in api.objects
     assert list(outcome.observed.refusals.values()) == ["b is wrong"]
-    assert outcome.plan.children == (child("a", spec={"x": 1}),)
+    assert outcome.plan.children == (spec("a", x=1),)
 
 
-def test_a_foreign_object_with_a_childs_name_is_read_once_and_not_written():
-    foreign = child("b", uid="someone-else")
-    api = Api(foreign)
+def test_foreign_objects_with_childrens_names_are_read_once_and_not_written():
+    api = Api(*(child(name, uid="someone-else") for name in "bc"))
     before = copy.deepcopy(api.objects)
-    outcome = apply(api, child("a"), child("b"), known={})
-    assert api.objects == before
-    assert api.calls == [("dry-create", "b"), ("get", "b"), ("dry-create", "a")]
-    assert Ref.of(foreign) in outcome.observed.children
-
-
-def test_all_foreign_objects_are_found_in_one_attempt():
-    foreign = [child(name, uid="someone-else") for name in ("a", "b", "c")]
-    outcome = apply(Api(*foreign), *(child(name) for name in ("a", "b", "c")), known={})
-    assert {Ref.of(one) for one in foreign} == set(outcome.observed.children)
-
-
-def test_an_owned_object_that_is_missing_in_the_cache_is_applied():
-    api = Api(child("a", spec={"x": 1}))
-    outcome = apply(api, child("a", spec={"x": 2}), known={})
-    assert api.calls == [("create", "a"), ("get", "a"), ("apply", "a")]
-    assert outcome.writes == 1
-
-
-def test_an_object_that_has_gone_is_created_anew():
-    api = Api(child("a", spec={"x": 1}))
-    known = dict(api.objects)
-    api.objects.clear()
-    apply(api, child("a", spec={"x": 2}), known=known)
-    assert [verb for verb, _ in api.calls] == ["apply", "get", "create"]
-    assert api.objects[Ref("v1", "Service", "a")]["spec"] == {"x": 2}
-
-
-def test_obsolete_objects_are_deleted_last():
-    api = Api(child("old"))
-    apply(api, child("new"), delete=[Ref("v1", "Service", "old")])
-    assert api.calls == [("create", "new"), ("delete", "old")]
+    outcome = apply(api, *(child(name) for name in "abc"), known={})
+    assert api.objects == before == outcome.observed.children
+    requests = [" ".join(call) for call in api.calls]
+    assert requests == ["dry-create b", "get b", "dry-create c", "get c", "dry-create a"]
 
 
 def test_a_plan_can_neither_delete_nor_write_foreign_objects():
     api = Api(child("theirs", uid="someone-else"))
     with pytest.raises(OwnershipError):
-        apply(api, delete=[Ref("v1", "Service", "theirs")])
+        apply(api, delete=[ref("theirs")])
     observed = Observed(SERVICE, now=None, children=dict(api.objects))
-    blind = Plan(children=(child("theirs", spec={"x": 1}),))
+    blind = Plan(children=(spec("theirs", x=1),))
     with pytest.raises(OwnershipError):
         asyncio.run(Applier(api, Cache(), print).apply(lambda _: blind, lambda _: blind, observed))
     assert api.calls == []
@@ -228,54 +216,35 @@ def errors_by_name(outcome):
     return {ref.name: sentence for ref, sentence in outcome.observed.failures.items()}
 
 
-@pytest.mark.parametrize("broken", ["a", "b", "c"])
-def test_a_server_error_on_one_child_is_reported_and_all_others_are_written(broken):
-    api = Api(child("old"))
+@pytest.mark.parametrize("broken", ["a", "b", "c", "old"])
+def test_a_server_error_on_one_child_is_reported_and_all_others_are_written_or_deleted(broken):
+    api = Api(child("old"), child("older"))
     api.away = {broken: WEBHOOK}
-    outcome = apply(api, *(child(name) for name in "abc"), delete=[Ref("v1", "Service", "old")])
-    assert {ref.name for ref in api.objects} == {"a", "b", "c"} - {broken}
+    outcome = apply(api, *(child(name) for name in "abc"), delete=[ref("old"), ref("older")])
+    assert {one.name for one in api.objects} == {"a", "b", "c"} ^ {broken}
     assert errors_by_name(outcome) == {broken: "failed calling webhook"}
-    tried = [name for verb, name in api.calls if name == broken]
-    assert len(tried) == 1, "the failing write was not attempted exactly once per reconcile"
-
-
-def test_a_server_error_on_a_deletion_is_reported_and_the_others_are_deleted():
-    api = Api(child("x"), child("y"))
-    api.away = {"x": WEBHOOK}
-    outcome = apply(api, child("a"), delete=[Ref("v1", "Service", name) for name in "xy"])
-    assert {ref.name for ref in api.objects} == {"a", "x"}
-    assert errors_by_name(outcome) == {"x": "failed calling webhook"}
+    assert [name for _, name in api.calls].count(broken) == 1, "the failing write must be attempted once per reconcile"
 
 
 def test_a_server_error_while_reading_a_conflicting_child_is_reported():
-    api = Api(child("b", spec={"x": 1}))
+    api = Api(spec("b", x=1))
 
     async def get(kind, namespace, name):
         raise WEBHOOK
 
     api.get = get
-    assert errors_by_name(apply(api, child("a"), child("b", spec={"x": 2}), known={})) == {
-        "b": "failed calling webhook"
-    }
+    outcome = apply(api, child("a"), spec("b", x=2), known={})
+    assert errors_by_name(outcome) == {"b": "failed calling webhook"}
 
 
-@pytest.mark.parametrize("broken", ["pin", "workload"])
+@pytest.mark.parametrize("broken", ["pin", "c"])
 def test_a_revision_and_its_workload_are_both_written_or_not_at_all(broken):
     """Checks that neither is written if one of them fails, because a revision means that its spec was accepted."""
     api = Api()
     api.away = {broken: WEBHOOK}
-    pin, workload = child("pin", "ControllerRevision"), child("workload", "Deployment")
-    outcome = apply(api, child("a"), pin, workload, child("z"))
-    assert {ref.name for ref in api.objects} == {"a", "z"}
+    outcome = apply(api, child("a"), PIN, WORKLOAD, child("z"))
+    assert {one.name for one in api.objects} == {"a", "z"}
     assert errors_by_name(outcome) == {broken: "failed calling webhook"}
-
-
-def test_a_refusal_counts_for_more_than_a_server_error():
-    api = Api(child("a", spec={"x": 1}))
-    api.away, api.refuse = {"b": WEBHOOK}, {"c"}
-    outcome = apply(api, child("a", spec={"x": 2}), child("b"), child("c"), last_accepted=[child("a", spec={"x": 1})])
-    assert api.objects[Ref("v1", "Service", "a")]["spec"] == {"x": 1}
-    assert list(outcome.observed.refusals.values()) == ["c is wrong"]
 
 
 @pytest.mark.parametrize("status", [0, 401, 429])
@@ -295,11 +264,3 @@ def test_a_child_that_changes_during_every_write_is_reported():
 
     api.create = create
     assert errors_by_name(apply(api, child("a"))) == {"a": "it changed during every try to write it"}
-
-
-def test_the_reconcile_after_a_server_error_finishes():
-    api = Api()
-    api.fail = {("create", "b"): WEBHOOK}
-    apply(api, child("a"), child("b", "Deployment"))
-    apply(api, child("a"), child("b", "Deployment"))
-    assert len(api.objects) == 2

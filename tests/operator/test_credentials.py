@@ -24,10 +24,22 @@ SERVER = "https://10.0.0.1:6443"
 
 
 class Clock:
+    """A clock that `tick` advances until credentials are read again."""
+
     now = 0.0
 
     def __call__(self):
         return self.now
+
+    def tick(self):
+        self.now += REFRESH_SECONDS
+
+
+def refreshed(found, clock):
+    """Returns the header after the credentials were refreshed a minute later."""
+    clock.tick()
+    asyncio.run(found.refresh())
+    return found.current.authorization
 
 
 @pytest.fixture
@@ -62,7 +74,7 @@ def write(tmp_path, monkeypatch):
 
 
 class Plugin:
-    """Fake exec plug-in, as those of EKS, GKE and AKS: a program that prints an ExecCredential and counts its runs."""
+    """Fake exec plug-in: a program that prints an ExecCredential and counts its runs."""
 
     VERSION = "client.authentication.k8s.io/v1beta1"
 
@@ -76,16 +88,9 @@ class Plugin:
             "sys.exit('sign in again') if text == 'fail' else print(text)\n"
         )
         self.file.chmod(self.file.stat().st_mode | stat.S_IXUSR)
-        self.user = {
-            "exec": {
-                "apiVersion": self.VERSION,
-                "command": str(self.file),
-                "args": ["get-token", "--cluster", "c"],
-                "env": [{"name": "REGION", "value": "here"}],
-                "interactiveMode": "Never",
-                "provideClusterInfo": False,
-            }
-        }
+        self.user = {"exec": {"apiVersion": self.VERSION, "command": str(self.file),
+                              "args": ["get-token", "--cluster", "c"], "env": [{"name": "REGION", "value": "here"}],
+                              "interactiveMode": "Never", "provideClusterInfo": False}}  # fmt: skip
 
     def answers(self, expires_in=None, **status):
         if expires_in is not None:
@@ -118,16 +123,10 @@ def test_a_pod_has_its_service_accounts_token_and_ca_and_the_address_of_the_serv
 def test_a_pods_token_is_read_again_once_it_is_a_minute_old(pod):
     clock = Clock()
     found = load(Credentials(clock))
-
-    async def scene():
-        (pod / "token").write_text("two")
-        await found.refresh()
-        assert found.current.authorization == "bearer one"
-        clock.now += REFRESH_SECONDS
-        await found.refresh()
-        assert found.current.authorization == found.configuration.api_key["BearerToken"] == "bearer two"
-
-    asyncio.run(scene())
+    (pod / "token").write_text("two")
+    asyncio.run(found.refresh())
+    assert found.current.authorization == "bearer one"
+    assert refreshed(found, clock) == found.configuration.api_key["BearerToken"] == "bearer two"
 
 
 @pytest.mark.parametrize("broken", ["token", "ca.crt"])
@@ -136,8 +135,7 @@ def test_missing_or_empty_files_of_a_pod_are_an_error_only_before_the_first_logi
     found = load(Credentials(clock))
     before = found.current
     (pod / broken).write_text("")
-    clock.now += REFRESH_SECONDS
-    asyncio.run(found.refresh())
+    assert refreshed(found, clock) == before.authorization
     assert found.current == before
     assert "using the last credentials: the service account's files cannot be read" in caplog.text
     with pytest.raises(LoginError, match=r"the service account's files cannot be read: .* empty"):
@@ -156,24 +154,21 @@ def test_a_new_ca_of_a_pod_is_a_new_identity(pod):
     assert found.current.tls != before.tls
 
 
-def test_a_token_is_the_kubeconfigs_or_in_a_file_of_its_folder(write, tmp_path):
+@pytest.mark.parametrize(
+    ("user", "server", "authorization"),
+    [
+        ({"token": "inline"}, SERVER, "Bearer inline"),
+        ({"tokenFile": "t"}, SERVER, "Bearer from-a-file"),  # in the kubeconfig's folder
+        ({"username": "u", "password": "p"}, SERVER, "Basic dTpw"),
+        ({}, "http://127.0.0.1:8001", ""),  # without TLS no credentials are needed
+    ],
+)
+def test_the_authorization_comes_from_the_kubeconfig(write, tmp_path, user, server, authorization):
     (tmp_path / "t").write_text("from-a-file\n")
-    users = (
-        ({"token": "inline"}, "Bearer inline"),
-        ({"tokenFile": "t"}, "Bearer from-a-file"),
-        ({"username": "u", "password": "p"}, "Basic dTpw"),
-    )
-    for user, authorization in users:
-        write(user)
-        found = load()
-        assert (found.configuration.host, found.current.authorization) == (SERVER, authorization)
-        assert found.configuration.verify_ssl
-
-
-def test_a_server_without_tls_needs_no_credentials(write):
-    write({}, "http://127.0.0.1:8001")
+    write(user, server)
     found = load()
-    assert (found.configuration.host, found.current.authorization) == ("http://127.0.0.1:8001", "")
+    assert (found.configuration.host, found.current.authorization) == (server, authorization)
+    assert found.configuration.verify_ssl
 
 
 def test_certificates_come_from_the_kubeconfig_or_from_files_and_can_be_used_for_tls(write, tmp_path):
@@ -187,12 +182,6 @@ def test_certificates_come_from_the_kubeconfig_or_from_files_and_can_be_used_for
     assert RESTClientObject(found.configuration).ssl_context.get_ca_certs()[0]["subject"] == ((("commonName", "ca"),),)
     write(user, **{"insecure-skip-tls-verify": True})
     assert not RESTClientObject(load().configuration).ssl_context.check_hostname
-
-
-def test_a_proxy_and_a_server_name_of_a_kubeconfig_are_used(write):
-    write({"token": "t"}, **{"proxy-url": "http://proxy:3128", "tls-server-name": "api.example.com"})
-    found = load().configuration
-    assert (found.proxy, found.tls_server_name) == ("http://proxy:3128", "api.example.com")
 
 
 @pytest.mark.parametrize(
@@ -212,13 +201,12 @@ def test_a_kubeconfig_without_usable_credentials_is_refused_by_its_name(write, u
     assert str(file) in str(refused.value)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "a: b: c", "clusters: 3\ncurrent-context: x", "{}"])
+@pytest.mark.parametrize("text", ["", "a: b: c", "clusters: 3\ncurrent-context: x"])
 def test_a_file_that_is_no_kubeconfig_is_refused_by_its_name(write, text):
     file = write({})
     file.write_text(text)
-    with pytest.raises(LoginError, match="cannot be read") as refused:
+    with pytest.raises(LoginError, match=f"{file}.*cannot be read"):
         load()
-    assert str(file) in str(refused.value)
 
 
 def test_a_missing_context_a_missing_file_and_no_login_at_all_are_named(write, tmp_path, monkeypatch):
@@ -235,34 +223,20 @@ def test_a_missing_context_a_missing_file_and_no_login_at_all_are_named(write, t
         load()
 
 
-def test_an_exec_plugin_is_run_with_its_arguments_and_environment(write, tmp_path):
-    plugin = Plugin(tmp_path)
-    plugin.answers(token="from-the-plugin", expires_in=3600)
-    write(plugin.user)
-    assert load().current.authorization == "Bearer from-the-plugin"
-    assert plugin.runs_file.read_text() == "here get-token --cluster c\n"
-
-
 def test_an_exec_plugin_is_run_again_when_its_token_expires_and_not_before(write, tmp_path):
     plugin, clock = Plugin(tmp_path), Clock()
     plugin.answers(token="first", expires_in=3600)
     write(plugin.user)
     found = load(Credentials(clock))
-
-    async def minute_later():
-        clock.now += REFRESH_SECONDS
-        await found.refresh()
-        return found.current.authorization
-
+    assert plugin.runs_file.read_text() == "here get-token --cluster c\n"
     plugin.answers(token="second", expires_in=60)
-    assert [asyncio.run(minute_later()) for _ in range(3)] == ["Bearer first"] * 3
+    assert [refreshed(found, clock) for _ in range(3)] == ["Bearer first"] * 3
     assert plugin.runs() == 1
-    plugin.answers(token="second", expires_in=60)
     assert asyncio.run(found.renew(found.current))
     assert found.current.authorization == "Bearer second"
     plugin.answers(token="third", expires_in=3600)
-    assert asyncio.run(minute_later()) == "Bearer third", "the second expires before the next minute ends"
-    assert asyncio.run(minute_later()) == "Bearer third"
+    assert refreshed(found, clock) == "Bearer third", "the second expires before the next minute ends"
+    assert refreshed(found, clock) == "Bearer third"
     assert plugin.runs() == 3
 
 
@@ -274,22 +248,7 @@ def test_an_exec_plugin_that_names_no_expiry_is_run_every_minute(write, tmp_path
     plugin.answers(token="second")
     asyncio.run(found.refresh())
     assert found.current.authorization == "Bearer first"
-    clock.now += REFRESH_SECONDS
-    asyncio.run(found.refresh())
-    assert found.current.authorization == "Bearer second"
-
-
-def test_an_exec_plugin_may_issue_certificates(write, tmp_path):
-    plugin, clock = Plugin(tmp_path), Clock()
-    write(plugin.user, **{"certificate-authority-data": base64.b64encode(AUTHORITY.certificate).decode()})
-    found = Credentials(clock)
-    for name in ("first", "second"):
-        pair = AUTHORITY.issue(name)
-        plugin.answers(clientCertificateData=pair.certificate.decode(), clientKeyData=pair.key.decode())
-        clock.now += REFRESH_SECONDS
-        asyncio.run(found.refresh())
-        assert found.current.tls == (AUTHORITY.certificate, pair.certificate, pair.key)
-        RESTClientObject(found.configuration)
+    assert refreshed(found, clock) == "Bearer second"
 
 
 def test_a_failing_exec_plugin_is_an_error_only_before_the_first_login(write, tmp_path, caplog):
@@ -303,9 +262,7 @@ def test_a_failing_exec_plugin_is_an_error_only_before_the_first_login(write, tm
     plugin.answers(token="first", expires_in=60)
     load(found)
     plugin.fails()
-    clock.now += REFRESH_SECONDS
-    asyncio.run(found.refresh())
-    assert found.current.authorization == "Bearer first"
+    assert refreshed(found, clock) == "Bearer first"
     assert not asyncio.run(found.renew(found.current))
     plugin.answers(token="second", expires_in=60)
     assert asyncio.run(found.renew(found.current))

@@ -44,48 +44,39 @@ def test_ready_while_it_runs_and_the_api_server_answers_and_healthy_all_the_time
         assert "has not answered for 60 s" in text
 
 
-def test_metrics_have_leadership_queue_watches_and_services_by_condition():
-    cache = Cache()
-    for i, ready in enumerate(("True", "True", "False")):
-        condition = {"type": "Ready", "status": ready, "reason": "Serving" if ready == "True" else "Loading"}
-        meta = {"name": f"s{i}", "namespace": "n", "uid": str(i), "resourceVersion": "1"}
-        cache.put(DLMS, {"metadata": meta, "status": {"conditions": [condition]}})
-    ((status, text),) = ask(["/metrics"], cache=cache)
-    assert status == 200
-    for line in (
-        "unmask_operator_leader 0.0",
-        "unmask_operator_queue_length 3.0",
-        "unmask_operator_services 3.0",
-        'unmask_operator_service_conditions{reason="Serving",status="True",type="Ready"} 2.0',
-        'unmask_operator_service_conditions{reason="Loading",status="False",type="Ready"} 1.0',
-        'unmask_operator_reconciles_total{result="error"} 0.0',
-    ):
-        assert line in text
-    assert 'unmask_operator_watch_age_seconds{kind="DiffusionLMService"}' in text
+def service(name, **conditions):
+    meta = {"name": name, "namespace": "n", "uid": name, "resourceVersion": "1"}
+    found = [{"type": kind, "status": status, "reason": reason} for kind, (status, reason) in conditions.items()]
+    return {"metadata": meta, "status": {"conditions": found}}
 
 
-def _service(name, uid, available, reason):
-    condition = {"type": "Available", "status": available, "reason": reason}
-    meta = {"name": name, "namespace": "n", "uid": uid, "resourceVersion": "1"}
-    return {"metadata": meta, "status": {"conditions": [condition]}}
-
-
-def test_metrics_name_each_service_whose_condition_does_not_hold_until_it_is_gone():
+def test_metrics_have_leadership_queue_watches_and_each_service_until_it_is_gone():
     cache = Cache()
     services = (
-        _service("good", "1", "True", "Serving"),
-        _service("bad", "2", "False", "CrashLoopBackOff"),
-        _service("idle", "3", "False", "Suspended"),
+        service("good", Ready=("True", "Serving"), Available=("True", "Serving")),
+        service("bad", Ready=("False", "Loading"), Available=("False", "CrashLoopBackOff")),
+        service("idle", Ready=("True", "Serving"), Available=("False", "Suspended")),
     )
-    for service in services:
-        cache.put(DLMS, service)
-    ((_, text),) = ask(["/metrics"], cache=cache)
+    for one in services:
+        cache.put(DLMS, one)
+    ((status, text),) = ask(["/metrics"], cache=cache)
+    assert status == 200
+    lines = [
+        "leader 0.0",
+        "queue_length 3.0",
+        "services 3.0",
+        'service_conditions{reason="Serving",status="True",type="Ready"} 2.0',
+        'service_conditions{reason="Loading",status="False",type="Ready"} 1.0',
+        'reconciles_total{result="error"} 0.0',
+        'watch_age_seconds{kind="DiffusionLMService"}',
+    ]
     for name, holds, stopped in (("good", 1, 0), ("bad", 0, 0), ("idle", 0, 1)):
-        line = f'unmask_operator_service_condition{{name="{name}",namespace="n",type="Available"}} {holds}.0'
-        assert line in text
-        assert f'unmask_operator_service_stopped{{name="{name}",namespace="n"}} {stopped}.0' in text
-    for service in services:
-        cache.delete(DLMS, service)
+        lines.append(f'service_condition{{name="{name}",namespace="n",type="Available"}} {holds}.0')
+        lines.append(f'service_stopped{{name="{name}",namespace="n"}} {stopped}.0')
+    for line in lines:
+        assert f"\nunmask_operator_{line}" in text
+    for one in services:
+        cache.delete(DLMS, one)
     ((_, text),) = ask(["/metrics"], cache=cache)
     assert 'namespace="n"' not in text
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.simulated_time import now, run_simulated
+from tests.simulated_time import now, simulated
 from unmask_operator import leaderelection as module
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.leaderelection import (
@@ -19,6 +19,8 @@ from unmask_operator.leaderelection import (
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 LATENCY = 0.01  # seconds per request
+LONG = 2.5 * LEASE_SECONDS
+UNREACHABLE = ApiError(0, "Unreachable", "no answer")
 
 
 class Clock:
@@ -33,50 +35,55 @@ def lease_of(holder: str, renewed: str = "t0", duration: int = 12) -> dict:
     return {"metadata": {"name": "l", "namespace": "n", "resourceVersion": "1"}, "spec": spec}
 
 
-def test_a_lease_that_was_never_held_is_free():
-    assert Lease("me").can_acquire({"metadata": {}})
+@pytest.mark.parametrize("lease", [{"metadata": {}}, Lease.released(lease_of("other")), lease_of("me")])
+def test_a_lease_that_nobody_holds_and_the_own_lease_are_free_immediately(lease):
+    assert Lease("me").can_acquire(lease)
 
 
-def test_the_lease_of_another_holder_is_free_after_its_duration_without_change():
-    clock = Clock()
-    lease = Lease("me", clock)
-    for clock.now, renewed, free in (
-        (0, "t0", False), (11, "t0", False), (12, "t1", False), (23.9, "t1", False), (24.1, "t1", True),
-    ):  # fmt: skip
-        assert lease.can_acquire(lease_of("other", renewed)) is free, clock.now
-
-
-def test_the_pause_ends_when_the_lease_of_another_holder_expires():
+@pytest.mark.parametrize(
+    ("leases", "free_after"),
+    [
+        (((0, lease_of("other")), (11, lease_of("other")), (12, lease_of("other", "t1"))), 24),
+        (((0, Lease.new("n", "l", None)),), DEADLINE_SECONDS),  # a former leader continues that long
+    ],
+    ids=["another holder, since its last change", "unknown holder"],
+)
+def test_a_lease_is_free_once_it_expires(leases, free_after):
     clock = Clock()
     lease = Lease("me", clock)
     assert lease.pause() == 4
-    lease.can_acquire(lease_of("other"))
-    assert lease.pause() == 4
-    clock.now = 11
-    lease.can_acquire(lease_of("other"))
-    assert lease.pause() == pytest.approx(1.1)
-
-
-def test_a_released_lease_and_the_own_lease_are_free_immediately():
-    held = Lease("other").held(lease_of("other"), NOW)
-    assert Lease("me").can_acquire(Lease.released(held))
-    assert Lease("me").can_acquire(lease_of("me"))
+    for clock.now, seen in leases:
+        assert not lease.can_acquire(seen)
+        assert lease.pause() == 4 or clock.now == 11
+    clock.now = free_after - 1
+    assert not lease.can_acquire(seen)
+    assert lease.pause() == pytest.approx(1.1)  # shorter than usual, because it expires
+    clock.now = free_after
+    assert not lease.can_acquire(seen)
+    clock.now += 0.1
+    assert lease.can_acquire(seen)
 
 
 def test_an_acquisition_counts_as_transition_and_a_renewal_does_not():
     lease = Lease("me")
     taken = lease.held(lease_of("other"), NOW)
-    assert taken["spec"]["leaseTransitions"] == 1
-    assert taken["spec"]["acquireTime"] == taken["spec"]["renewTime"] == "2026-01-02T03:04:05.000006Z"
+    stamp = "2026-01-02T03:04:05.000006Z"
+    spec = {"holderIdentity": "me", "leaseDurationSeconds": 12, "leaseTransitions": 1, "acquireTime": stamp}
+    assert taken["spec"] == {**spec, "renewTime": stamp}
     later = lease.held(taken, NOW.replace(second=9))
-    assert later["spec"]["leaseTransitions"] == 1
-    assert later["spec"]["acquireTime"] == taken["spec"]["acquireTime"]
-    assert later["spec"]["renewTime"] == "2026-01-02T03:04:09.000006Z"
+    assert later["spec"] == {**spec, "renewTime": "2026-01-02T03:04:09.000006Z"}
     assert later["metadata"]["resourceVersion"] == "1"  # so that a write over another holder's fails
 
 
 def test_the_deadline_precedes_the_expiry_of_the_lease():
     assert DEADLINE_SECONDS + RETRY_SECONDS <= LEASE_SECONDS
+
+
+def test_a_new_lease_has_the_labels_of_the_operators_deployment_and_none_of_helm():
+    labels = {"team": "platform", "app.kubernetes.io/managed-by": "Helm", "helm.sh/chart": "unmask-operator-0.1.0"}
+    owner = {"metadata": {"name": "d", "uid": "u", "labels": labels}}
+    assert Lease.new("n", "l", owner)["metadata"]["labels"] == {"team": "platform"}
+    assert Lease.new("n", "l", {"metadata": {"name": "d", "uid": "u"}})["metadata"]["labels"] == {}
 
 
 class OneLease:
@@ -87,6 +94,10 @@ class OneLease:
         self.deployment = {"metadata": {"name": "d", "uid": "of-d"}}
         self.fail: ApiError | None = None
         self.writes = 0
+
+    @property
+    def holder(self) -> str:
+        return self.obj["spec"]["holderIdentity"]
 
     async def get(self, kind, namespace, name):
         await asyncio.sleep(LATENCY)
@@ -119,287 +130,219 @@ class OneLease:
         self.obj = {**lease, "metadata": {**lease["metadata"], "resourceVersion": version}}
         return self.obj
 
-
-def elector(api, identity):
-    return LeaderElector(api, "n", "l", Lease(identity, now), "d")
-
-
-def test_a_missing_lease_is_created_with_the_deployment_as_owner():
-    async def scene():
-        api = OneLease()
-        api.obj = None
-        one = elector(api, "a")
-        assert not await one._try()
-        assert one.reads
-        (owner,) = api.obj["metadata"]["ownerReferences"]
-        assert owner == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d", "uid": "of-d"}
-
-    run_simulated(scene())
+    async def give(self, identity):
+        """Writes the Lease as another holder does."""
+        await self.update_lease(Lease(identity).held(self.obj, NOW), 1)
 
 
-def test_a_new_lease_is_free_only_after_the_deadline_of_a_former_leader():
-    clock = Clock()
-    lease, made = Lease("me", clock), Lease.new("n", "l", None)
-    for clock.now, free in ((0, False), (DEADLINE_SECONDS, False), (DEADLINE_SECONDS + 0.1, True)):
-        assert lease.can_acquire(made) is free, clock.now
+def elector(api, identity, deployment="d"):
+    return LeaderElector(api, "n", "l", Lease(identity, now), deployment)
 
 
-def test_after_a_deletion_of_the_lease_the_leader_ends_before_another_leads():
-    async def scene():
-        api = OneLease()
-        a, b = elector(api, "a"), elector(api, "b")
+@pytest.fixture
+def api():
+    return OneLease()
+
+
+@pytest.fixture
+def a(api):
+    return elector(api, "a")
+
+
+@pytest.fixture
+def b(api):
+    return elector(api, "b")
+
+
+OWNER = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d", "uid": "of-d"}
+
+
+@pytest.mark.parametrize(
+    ("deployment", "exists", "created"),
+    [("d", True, {"ownerReferences": [OWNER], "labels": {}}), ("", False, {}), ("d", False, None)],
+    ids=["owned by the Deployment", "outside a Deployment", "not after an uninstall"],
+)
+@simulated
+async def test_a_missing_lease_is_created(api, deployment, exists, created):
+    api.obj = None
+    if not exists:
+        api.deployment = None
+    one = elector(api, "a", deployment)
+    assert not await one._try()
+    assert one.reads == (created is not None)
+    assert (api.obj is None) == (created is None)
+    if created is not None:
+        assert api.obj["metadata"] == {"namespace": "n", "name": "l", "resourceVersion": "1", **created}
+
+
+@simulated
+async def test_of_two_operators_only_one_creates_the_lease(api, a, b):
+    api.obj = None
+    await asyncio.gather(a._try(), b._try())
+    assert api.holder == "unknown"
+
+
+@simulated
+async def test_after_a_deletion_of_the_lease_the_leader_ends_before_another_leads(api, a, b):
+    await a.acquire()
+    keeper, waiter = asyncio.create_task(a.keep()), asyncio.create_task(b.acquire())
+    await asyncio.sleep(LONG)
+    assert a.in_time()
+    api.obj = None
+    while not waiter.done():
+        await asyncio.sleep(LATENCY / 4)
+        assert not (a.in_time() and b.leads)
+    assert isinstance(keeper.exception(), LostLease)
+    assert api.holder == "b"
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["acquires it", "renews it"])
+@simulated
+async def test_a_lease_is_released_although_shutdown_cancelled_a_request_that_succeeded(api, a, first):
+    if not first:
         await a.acquire()
-        keeper = asyncio.create_task(a.keep())
-        waiter = asyncio.create_task(b.acquire())
-        await asyncio.sleep(2.5 * LEASE_SECONDS)
-        assert a.in_time()
-        api.obj = None
-        while not waiter.done():
-            await asyncio.sleep(LATENCY / 4)
-            assert not (a.in_time() and b.leads)
-        assert isinstance(keeper.exception(), LostLease)
-        assert api.obj["spec"]["holderIdentity"] == "b"
+    carried_out, writes = api.update_lease, api.writes
 
-    run_simulated(scene())
+    async def without_an_answer(lease, timeout):
+        await carried_out(lease, timeout)
+        await asyncio.Event().wait()
 
-
-def test_without_its_deployment_the_operator_makes_no_lease():
-    """Simulates an uninstall of the operator."""
-
-    async def scene():
-        api = OneLease()
-        api.obj = api.deployment = None
-        one = elector(api, "a")
-        assert not await one._try()
-        assert not one.reads
-        assert api.obj is None
-
-    run_simulated(scene())
+    api.update_lease = without_an_answer
+    request = asyncio.create_task(a.acquire() if first else a._renew())
+    while api.writes == writes:
+        await asyncio.sleep(LATENCY)
+    request.cancel()
+    await asyncio.wait((request,))
+    api.update_lease = carried_out
+    assert api.holder == "a"
+    await a.release()
+    assert api.holder == ""
 
 
-def test_an_operator_outside_a_deployment_creates_a_lease_without_owner():
-    async def scene():
-        api = OneLease()
-        api.obj = api.deployment = None
-        assert not await LeaderElector(api, "n", "l", Lease("a", now))._try()
-        assert "ownerReferences" not in api.obj["metadata"]
-
-    run_simulated(scene())
+@simulated
+async def test_a_lease_of_another_holder_is_not_released(api, a):
+    await a.acquire()
+    await api.give("b")
+    await a.release()
+    assert api.holder == "b"
 
 
-def test_of_two_operators_only_one_creates_the_lease():
-    async def scene():
-        api = OneLease()
-        api.obj = None
-        a, b = elector(api, "a"), elector(api, "b")
-        await asyncio.gather(a._try(), b._try())
-        assert api.obj["spec"]["holderIdentity"] == "unknown"
-
-    run_simulated(scene())
+@simulated
+async def test_a_standby_knows_whether_it_can_read_the_lease(api, a):
+    await api.give("b")
+    assert not a.reads
+    for api.fail in (None, ApiError(401, "Unauthorized", "no"), None, ApiError(403, "Forbidden", "no")):
+        assert not await a._try()
+        assert a.reads == (api.fail is None)
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_a_lease_is_released_although_shutdown_cancelled_a_request_that_succeeded(first):
-    """Checks the request that acquires the Lease (`first`) and the one that renews it."""
-
-    async def scene():
-        api = OneLease()
-        one = elector(api, "a")
-        if not first:
-            await one.acquire()
-        carried_out = api.update_lease
-
-        async def without_an_answer(lease, timeout):
-            await carried_out(lease, timeout)
-            await asyncio.Event().wait()
-
-        api.update_lease = without_an_answer
-        request = asyncio.create_task(one.acquire() if first else one._renew())
-        while api.writes < (1 if first else 2):
-            await asyncio.sleep(LATENCY)
-        request.cancel()
-        await asyncio.wait((request,))
-        api.update_lease = carried_out
-        assert api.obj["spec"]["holderIdentity"] == "a"
-        await one.release()
-        assert api.obj["spec"]["holderIdentity"] == ""
-
-    run_simulated(scene())
+@simulated
+async def test_a_leader_is_in_time_until_its_deadline(a):
+    assert not a.in_time()
+    await a.acquire()
+    await asyncio.sleep(DEADLINE_SECONDS - 3 * LATENCY)
+    assert a.in_time()
+    await asyncio.sleep(2 * LATENCY)
+    assert not a.in_time()
 
 
-def test_a_lease_of_another_holder_is_not_released():
-    async def scene():
-        api = OneLease()
-        one = elector(api, "a")
-        await one.acquire()
-        await api.update_lease(Lease("b").held(api.obj, NOW), timeout=1)
-        await one.release()
-        assert api.obj["spec"]["holderIdentity"] == "b"
-
-    run_simulated(scene())
-
-
-def test_a_standby_knows_whether_it_can_read_the_lease():
-    async def scene():
-        api = OneLease()
-        await api.update_lease(Lease("b").held(api.obj, NOW), timeout=1)
-        one = elector(api, "a")
-        assert not one.reads
-        for api.fail in (None, ApiError(401, "Unauthorized", "no"), None, ApiError(403, "Forbidden", "no")):
-            assert not await one._try()
-            assert one.reads == (api.fail is None)
-
-    run_simulated(scene())
+@simulated
+async def test_of_two_operators_one_leads_and_the_other_follows_a_release_immediately(api, a, b):
+    await a.acquire()
+    keeper, waiter = asyncio.create_task(a.keep()), asyncio.create_task(b.acquire())
+    await asyncio.sleep(LONG)
+    assert a.in_time()
+    assert not b.leads
+    keeper.cancel()
+    await a.release()
+    assert not a.leads
+    start = now()
+    await waiter
+    assert now() - start <= RETRY_SECONDS + 3 * LATENCY
+    assert b.leads
+    assert api.holder == "b"
 
 
-def test_a_leader_is_in_time_until_its_deadline():
-    async def scene():
-        one = elector(OneLease(), "a")
-        assert not one.in_time()
-        await one.acquire()
-        await asyncio.sleep(DEADLINE_SECONDS - 3 * LATENCY)
-        assert one.in_time()
-        await asyncio.sleep(2 * LATENCY)
-        assert not one.in_time()
-
-    run_simulated(scene())
+@simulated
+async def test_a_standby_follows_a_crashed_holder_after_the_lease_expires(a, b):
+    await a.acquire()  # it never renews
+    start = now()
+    await b.acquire()
+    assert LEASE_SECONDS < now() - start < LEASE_SECONDS + 1
 
 
-def test_of_two_operators_one_leads_and_the_other_follows_a_release_immediately():
-    async def scene():
-        api = OneLease()
-        a, b = elector(api, "a"), elector(api, "b")
-        await a.acquire()
-        keeper = asyncio.create_task(a.keep())
-        waiter = asyncio.create_task(b.acquire())
-        await asyncio.sleep(2.5 * LEASE_SECONDS)
-        assert a.in_time()
-        assert not b.leads
-        keeper.cancel()
-        await a.release()
-        assert not a.leads
-        start = now()
-        await waiter
-        assert now() - start <= RETRY_SECONDS + 3 * LATENCY
-        assert b.leads
-        assert api.obj["spec"]["holderIdentity"] == "b"
-
-    run_simulated(scene())
+@simulated
+async def test_a_holder_that_cannot_renew_ends_at_the_deadline_before_its_lease_expires(api, a):
+    await a.acquire()
+    api.fail = UNREACHABLE
+    with pytest.raises(LostLease, match="not renewed"):
+        await a.keep()
+    assert now() == pytest.approx(DEADLINE_SECONDS)  # `acquire` began at 0
 
 
-def test_a_standby_follows_a_crashed_holder_after_the_lease_expires():
-    async def scene():
-        api = OneLease()
-        a, b = elector(api, "a"), elector(api, "b")
-        await a.acquire()  # it never renews
-        start = now()
-        await b.acquire()
-        assert LEASE_SECONDS < now() - start < LEASE_SECONDS + 1
+@simulated
+async def test_a_renewal_that_fails_is_tried_again_before_the_deadline(api, a):
+    await a.acquire()
+    succeed, tries = api.update_lease, []
 
-    run_simulated(scene())
+    async def every_other(lease, timeout):
+        tries.append(now())
+        if len(tries) % 2:
+            raise ApiError(500, "InternalError", "etcd")
+        return await succeed(lease, timeout)
 
-
-def test_a_holder_that_cannot_renew_ends_at_the_deadline_before_its_lease_expires():
-    async def scene():
-        api = OneLease()
-        a = elector(api, "a")
-        await a.acquire()
-        api.fail = ApiError(0, "Unreachable", "no answer")
-        with pytest.raises(LostLease, match="not renewed"):
-            await a.keep()
-        assert now() == pytest.approx(DEADLINE_SECONDS)  # `acquire` began at 0
-
-    run_simulated(scene())
+    api.update_lease = every_other
+    keeper = asyncio.create_task(a.keep())
+    await asyncio.sleep(20 * LEASE_SECONDS)
+    assert not keeper.done()
+    assert a.in_time()
+    assert len(tries) > 60
 
 
-def test_a_renewal_that_fails_is_tried_again_before_the_deadline():
-    async def scene():
-        api = OneLease()
-        a = elector(api, "a")
-        await a.acquire()
-        succeed, tries = api.update_lease, []
-
-        async def every_other(lease, timeout):
-            tries.append(now())
-            if len(tries) % 2:
-                raise ApiError(500, "InternalError", "etcd")
-            return await succeed(lease, timeout)
-
-        api.update_lease = every_other
-        keeper = asyncio.create_task(a.keep())
-        await asyncio.sleep(20 * LEASE_SECONDS)
-        assert not keeper.done()
-        assert a.in_time()
-        assert len(tries) > 60
-        keeper.cancel()
-
-    run_simulated(scene())
+@simulated
+async def test_a_holder_that_finds_another_holder_ends_immediately(api, a):
+    await a.acquire()
+    await api.give("b")
+    with pytest.raises(LostLease, match="held by b"):
+        await a.keep()
 
 
-def test_a_holder_that_finds_another_holder_ends_immediately():
-    async def scene():
-        api = OneLease()
-        a = elector(api, "a")
-        await a.acquire()
-        await api.update_lease(Lease("b").held(api.obj, NOW), 1)
-        with pytest.raises(LostLease, match="held by b"):
-            await a.keep()
-
-    run_simulated(scene())
-
-
-def test_a_label_of_another_client_on_the_lease_does_not_end_the_leadership():
-    async def scene():
-        api = OneLease()
-        a = elector(api, "a")
-        await a.acquire()
-        labelled = {**api.obj, "metadata": {**api.obj["metadata"], "labels": {"x": "y"}}}
-        await api.update_lease(labelled, 1)
-        keeper = asyncio.create_task(a.keep())
-        await asyncio.sleep(2.5 * LEASE_SECONDS)
-        assert not keeper.done()
-        assert a.in_time()
-        keeper.cancel()
-        assert api.obj["spec"]["holderIdentity"] == "a"
-        assert api.obj["metadata"]["labels"] == {"x": "y"}
-
-    run_simulated(scene())
+@simulated
+async def test_a_label_of_another_client_on_the_lease_does_not_end_the_leadership(api, a):
+    await a.acquire()
+    await api.update_lease({**api.obj, "metadata": {**api.obj["metadata"], "labels": {"x": "y"}}}, 1)
+    keeper = asyncio.create_task(a.keep())
+    await asyncio.sleep(LONG)
+    assert not keeper.done()
+    assert a.in_time()
+    assert (api.holder, api.obj["metadata"]["labels"]) == ("a", {"x": "y"})
 
 
-def test_a_restored_older_lease_ends_the_leadership_although_the_holder_is_the_same():
-    """Simulates an etcd that was restored from a backup: its Lease is older than the last one that the elector read."""
-
-    async def scene():
-        api = OneLease()
-        a = elector(api, "a")
-        await a.acquire()
-        backup = api.obj
-        for _ in range(3):
-            await a._renew()
-        api.obj = backup
-        with pytest.raises(LostLease, match="restored from a backup"):
-            await a.keep()
-
-    run_simulated(scene())
+@simulated
+async def test_a_lease_that_was_restored_from_a_backup_of_etcd_ends_the_leadership(api, a):
+    await a.acquire()
+    backup = api.obj
+    for _ in range(3):
+        await a._renew()
+    api.obj = backup
+    with pytest.raises(LostLease, match="restored from a backup"):
+        await a.keep()
 
 
-def test_acquiring_a_lease_is_retried_while_requests_fail(caplog):
-    async def scene():
-        api = OneLease()
-        api.fail = ApiError(404, "NotFound", "leases not found")
-        a = elector(api, "a")
-        waiter = asyncio.create_task(a.acquire())
-        await asyncio.sleep(2.5 * LEASE_SECONDS)
-        assert not waiter.done()
-        api.fail = None
-        await waiter
-        assert a.leads
-
-    run_simulated(scene())
+@simulated
+async def test_acquiring_a_lease_is_retried_while_requests_fail(api, a, caplog):
+    api.fail = ApiError(404, "NotFound", "leases not found")
+    waiter = asyncio.create_task(a.acquire())
+    await asyncio.sleep(LONG)
+    assert not waiter.done()
+    api.fail = None
+    await waiter
+    assert a.leads
     assert "cannot read or write the Lease n/l" in caplog.text
 
 
-def test_losing_the_lease_ends_the_process_before_it_can_write_again(monkeypatch):
+@simulated
+async def test_losing_the_lease_ends_the_process_before_it_can_write_again(api, a, monkeypatch):
     class Exited(Exception):
         pass
 
@@ -407,31 +350,18 @@ def test_losing_the_lease_ends_the_process_before_it_can_write_again(monkeypatch
         raise Exited
 
     monkeypatch.setattr(module, "exit_at_once", leave)
+    stopped = asyncio.Event()
 
-    async def scene():
-        api = OneLease()
-        a = elector(api, "a")
-        stopped = asyncio.Event()
+    async def work():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
 
-        async def work():
-            try:
-                await asyncio.Event().wait()
-            finally:
-                stopped.set()
-
-        running = asyncio.create_task(module.run_leader_election(a, work))
-        await asyncio.sleep(2.5 * LEASE_SECONDS)
-        assert a.in_time()
-        await api.update_lease(Lease("b").held(api.obj, NOW), 1)
-        with pytest.raises(Exited):
-            await running
-        await stopped.wait()
-
-    run_simulated(scene())
-
-
-def test_a_new_lease_has_the_labels_of_the_operators_deployment_and_none_of_helm():
-    labels = {"team": "platform", "app.kubernetes.io/managed-by": "Helm", "helm.sh/chart": "unmask-operator-0.1.0"}
-    owner = {"metadata": {"name": "d", "uid": "u", "labels": labels}}
-    assert Lease.new("n", "l", owner)["metadata"]["labels"] == {"team": "platform"}
-    assert Lease.new("n", "l", {"metadata": {"name": "d", "uid": "u"}})["metadata"]["labels"] == {}
+    running = asyncio.create_task(module.run_leader_election(a, work))
+    await asyncio.sleep(LONG)
+    assert a.in_time()
+    await api.give("b")
+    with pytest.raises(Exited):
+        await running
+    await stopped.wait()

@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from tests.operator.samples import resource
-from tests.simulated_time import now, run_simulated
+from tests.simulated_time import now, simulated
 from unmask_operator.controller.manager import Manager
 from unmask_operator.controller.workqueue import WorkQueue
 from unmask_operator.kube.cache import Cache
@@ -16,13 +16,18 @@ from unmask_operator.metrics import Metrics
 from unmask_operator.objects import Key
 from unmask_operator.settings import Settings
 
+SERVICE = resource() | {"metadata": resource()["metadata"] | {"resourceVersion": "1"}}
+
 
 def test_every_resource_is_enqueued_again_without_a_request():
     cache, queue = Cache(), WorkQueue(lambda: 0.0)
-    one = Manager(None, cache, queue, Settings(), Metrics(cache, lambda: 0), None)
-    cache.put(DLMS, resource() | {"metadata": resource()["metadata"] | {"resourceVersion": "1"}})
-    asyncio.run(one._requeue_all())
+    cache.put(DLMS, SERVICE)
+    asyncio.run(manager(None, cache, queue)._requeue_all())
     assert len(queue) == 1
+
+
+def manager(client, cache, queue, watch=None):
+    return Manager(client, cache, queue, Settings(), Metrics(cache, lambda: 0), watch)
 
 
 class Client:
@@ -43,7 +48,8 @@ class Client:
         return found
 
 
-def test_kopf_starts_once_the_cache_is_synced_and_discovery_shows_the_resource():
+@simulated
+async def test_kopf_starts_once_the_cache_is_synced_and_discovery_shows_the_resource():
     away = ApiError(0, "Unreachable", "no answer from the API server")
     started = []
 
@@ -52,17 +58,9 @@ def test_kopf_starts_once_the_cache_is_synced_and_discovery_shows_the_resource()
         started.append(now())
         raise RuntimeError("kopf has ended")
 
-    async def scene():
-        nonlocal one
-        cache = Cache()
-        one = Manager(
-            Client(False, away, False, True), cache, WorkQueue(), Settings(), Metrics(cache, lambda: 0), watch
-        )
-        await one.run()
-
-    one = None
+    one = manager(Client(False, away, False, True), Cache(), WorkQueue(), watch)
     with pytest.raises(BaseExceptionGroup) as ended:
-        run_simulated(scene())
+        await one.run()
     assert [str(error) for error in ended.value.exceptions] == ["kopf has ended"]
     assert started[0] > 1 + 2 + 4, "kopf started before the pauses between the four discovery requests had passed"
 
@@ -73,8 +71,8 @@ class FailingWrites:
     `tries` and `created` are the times of attempts and of creations.
     """
 
-    def __init__(self, service, error, seconds):
-        self.service, self.error, self.seconds = service, error, seconds
+    def __init__(self, error, seconds):
+        self.error, self.seconds = error, seconds
         self.tries, self.created, self.statuses = [], [], []
         self.version = 1
 
@@ -94,7 +92,7 @@ class FailingWrites:
 
     async def patch_status(self, namespace, name, uid, patch):
         self.statuses.append(patch)
-        return self._numbered({**self.service, "status": patch})
+        return self._numbered({**SERVICE, "status": patch})
 
 
 @pytest.mark.parametrize(
@@ -106,23 +104,20 @@ class FailingWrites:
         (ApiError(503, "ServiceUnavailable", "apiserver is shutting down"), 300, 1),
     ],
 )
-def test_writes_that_fail_for_minutes_are_retried_after_growing_pauses_and_then_succeed(error, seconds, first_retry):
-    service = resource() | {"metadata": resource()["metadata"] | {"resourceVersion": "1"}}
-
-    async def scene():
-        cache, queue, client = Cache(), WorkQueue(), FailingWrites(service, error, seconds)
-        cache.put(DLMS, service)
-        worker = asyncio.create_task(Manager(client, cache, queue, Settings(), Metrics(cache, lambda: 0), None)._work())
-        queue.add(Key("default", "demo"))
-        while not client.created:
-            await asyncio.sleep(1)
-            assert not worker.done()
-            assert now() < 2 * seconds + 300
+@simulated
+async def test_writes_that_fail_for_minutes_are_retried_after_growing_pauses_and_then_succeed(
+    error, seconds, first_retry
+):
+    cache, queue, client = Cache(), WorkQueue(), FailingWrites(error, seconds)
+    cache.put(DLMS, SERVICE)
+    worker = asyncio.create_task(manager(client, cache, queue)._work())
+    queue.add(Key("default", "demo"))
+    while not client.created:
         await asyncio.sleep(1)
-        worker.cancel()
-        return client
-
-    client = run_simulated(scene())
+        assert not worker.done()
+        assert now() < 2 * seconds + 300
+    await asyncio.sleep(1)
+    worker.cancel()
     times = sorted(set(client.tries))
     pauses = [after - before for before, after in itertools.pairwise(times)]
     assert pauses[0] == pytest.approx(first_retry, abs=0.5)

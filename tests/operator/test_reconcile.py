@@ -26,7 +26,7 @@ class Api:
     """
 
     def __init__(self, service, edit):
-        self._service, self._edit, self.version = service, edit, 1
+        self.service, self._edit, self.version = service, edit, 1
 
     def _numbered(self, obj):
         self.version += 1
@@ -36,7 +36,7 @@ class Api:
         return self._numbered(obj)
 
     async def patch_status(self, namespace, name, uid, patch):
-        written = copy.deepcopy(self._service)
+        written = copy.deepcopy(self.service)
         written["metadata"] |= self._edit.get("metadata", {})
         written["spec"] |= self._edit.get("spec", {})
         self.edited = self._numbered(written)
@@ -45,6 +45,17 @@ class Api:
 
 async def observe(service, children, pods):
     return Observed(service, datetime.now(UTC), children, pods)
+
+
+def numbered(service, version="1"):
+    return {**service, "metadata": {**service["metadata"], "resourceVersion": version}}
+
+
+def reconciler_of(api):
+    cache = Cache()
+    cache.put(DLMS, api.service)
+    metrics = Metrics(cache, lambda: 0)
+    return cache, metrics, Reconciler(api, cache, Settings(), observe, metrics)
 
 
 EDITS = (
@@ -57,12 +68,8 @@ EDITS = (
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_an_edit_in_the_status_answer_is_reconciled_immediately(edit):
-    service = resource()
-    service["metadata"]["resourceVersion"] = "1"
-    cache = Cache()
-    cache.put(DLMS, service)
-    api = Api(service, edit)
-    reconciler = Reconciler(api, cache, Settings(), observe, Metrics(cache, lambda: 0))
+    api = Api(numbered(resource()), edit)
+    cache, _, reconciler = reconciler_of(api)
     result = asyncio.run(reconciler.reconcile(KEY))
     assert not result.refused
     assert result.requeue_after == (0.0 if edit else None)
@@ -72,14 +79,12 @@ def test_an_edit_in_the_status_answer_is_reconciled_immediately(edit):
 
 
 def test_the_status_answer_does_not_restore_a_resource_that_no_longer_matches_the_selector():
-    service = resource()
-    service["metadata"]["resourceVersion"] = "1"
-    cache = Cache()
-    cache.put(DLMS, service)
-    api = Api(service, {"metadata": {"labels": {"track": "canary"}}})
-    reconciler = Reconciler(api, cache, Settings(), observe, Metrics(cache, lambda: 0))
+    api = Api(numbered(resource()), {"metadata": {"labels": {"track": "canary"}}})
+    cache, _, reconciler = reconciler_of(api)
     assert asyncio.run(reconciler.reconcile(KEY)).requeue_after is None
-    assert cache.delete(DLMS, service) == KEY, "the resource left the cache before the watch reported its new labels"
+    assert cache.delete(DLMS, api.service) == KEY, (
+        "the resource left the cache before the watch reported its new labels"
+    )
     assert cache.resource(KEY) is None
 
 
@@ -103,13 +108,8 @@ class Broken(Api):
 
 
 def test_repeated_server_errors_on_a_child_are_reported_next_to_all_other_conditions():
-    service = resource(podDisruptionBudget={})
-    service["metadata"]["resourceVersion"] = "1"
-    cache = Cache()
-    cache.put(DLMS, service)
-    api = Broken(service)
-    metrics = Metrics(cache, lambda: 0)
-    reconciler = Reconciler(api, cache, Settings(), observe, metrics)
+    api = Broken(numbered(resource(podDisruptionBudget={})))
+    cache, metrics, reconciler = reconciler_of(api)
 
     with pytest.raises(ApiError, match="webhook"):  # not reported, because it may be temporary
         asyncio.run(reconciler.reconcile(KEY, first_attempt=True))
@@ -130,9 +130,7 @@ def test_repeated_server_errors_on_a_child_are_reported_next_to_all_other_condit
 
 def test_an_object_of_a_list_replaces_one_that_lacks_a_new_field():
     cache = Cache()
-    watched, listed = resource(), resource(suspend=True)
-    for obj in (watched, listed):
-        obj["metadata"]["resourceVersion"] = "7"
+    watched, listed = numbered(resource(), "7"), numbered(resource(suspend=True), "7")
     assert cache.put(DLMS, watched) == KEY
     assert cache.put(DLMS, listed, answered=True) == KEY
     assert cache.resource(KEY)["spec"]["suspend"]

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from e2e.cluster import ApiError, Kube
-from tests.operator.authorization import restrict
+from e2e.cluster.authorization import restrict
 from tests.operator.samples import SETTINGS, child, make, observe, resource
 from tests.operator.snapshot import ROOT, examples
 from tools import crd

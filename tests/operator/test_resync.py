@@ -1,12 +1,13 @@
 """Tests of the resync in simulated time: each kind is listed at the start, after lists by kopf, and periodically."""
 
 import asyncio
+import contextlib
 import itertools
 import sys
 
 import pytest
 
-from tests.simulated_time import now, run_simulated
+from tests.simulated_time import now, simulated
 from tests.wait import wait_until_async
 from unmask_operator.controller import resync as module
 from unmask_operator.controller.event_handler import EventHandler
@@ -44,17 +45,23 @@ def obj(version, name="p", **more):
     return {"metadata": meta | {"labels": {SERVICE_LABEL: "demo"}}, **more}
 
 
-class Lists:
-    """Fake client that lists the `objects` of a kind, or raises its error in `errors`.
+class Scene:
+    """Runs a resync with a fake client and records what it enqueues.
 
-    Each list takes a millisecond.
+    The client lists the `objects` of a kind, or raises its error in `errors`. Each list takes a millisecond.
+
+    Attributes:
+        tries: time, kind and namespace of each list.
     """
 
-    def __init__(self, objects=(), errors=()):
-        self.objects, self.errors = dict(objects), dict(errors)
-        self.version = 7
-        self.tries = []  # time, kind and namespace
+    def __init__(self, objects=(), errors=(), version=7, **settings):
+        self.objects, self.errors, self.version = dict(objects), dict(errors), version
+        self.tries, self.enqueued = [], []
         self.at_once = self.max_at_once = 0
+        self.cache = Cache()
+        self.metrics = Metrics(self.cache, lambda: 0)
+        events = EventHandler(self.cache, lambda key, seconds: self.enqueued.append(key))
+        self.resync = Resync(self, self.cache, events, Settings(**settings), self.metrics)
 
     async def list(self, kind, namespace, selector, transform):
         self.tries.append((now(), kind, namespace))
@@ -69,47 +76,42 @@ class Lists:
     def times(self, kind):
         return [round(at) for at, tried, _ in self.tries if tried is kind]
 
-
-class Scene:
-    """Runs a resync and records what it enqueues."""
-
-    def __init__(self, client, cache=None, **settings):
-        self.client, self.cache, self.enqueued = client, cache or Cache(), []
-        self.metrics = Metrics(self.cache, lambda: 0)
-        events = EventHandler(self.cache, lambda key, seconds: self.enqueued.append(key))
-        self.resync = Resync(client, self.cache, events, Settings(**settings), self.metrics)
-
-    def run(self, act):
-        """Runs the resync while `act(self)` runs, and returns this scene."""
-
-        async def scene():
-            task = asyncio.create_task(self.resync.run())
-            await act(self)
-            assert not task.done()
-            task.cancel()
-
-        run_simulated(scene())
-        return self
+    def pauses(self, kind):
+        return [later - earlier for earlier, later in itertools.pairwise(self.times(kind))]
 
 
-async def pass_minutes(scene, minutes=3.0):
-    await asyncio.sleep(60 * minutes)
+@contextlib.asynccontextmanager
+async def running(*args, seconds=180.0, **kwargs):
+    """Yields a scene whose resync has run for this time and continues."""
+    scene = Scene(*args, **kwargs)
+    task = asyncio.create_task(scene.resync.run())
+    await asyncio.sleep(seconds)
+    yield scene
+    assert not task.done()
+    task.cancel()
 
 
-def test_the_number_of_concurrent_lists_is_limited():
-    scene = Scene(Lists(), watch_namespaces=("a", "b")).run(pass_minutes)
-    assert scene.resync.synced.is_set()
-    listed = [(kind, namespace) for _, kind, namespace in scene.client.tries]
+@simulated
+async def test_the_number_of_concurrent_lists_is_limited():
+    async with running(watch_namespaces=("a", "b")) as scene:
+        assert scene.resync.synced.is_set()
+    listed = [(kind, namespace) for _, kind, namespace in scene.tries]
     assert sorted(map(str, listed)) == sorted(str((kind, name)) for kind in CACHED for name in ("a", "b"))
-    assert scene.client.max_at_once == module.LISTS_AT_ONCE
+    assert scene.max_at_once == module.LISTS_AT_ONCE
 
 
-@pytest.mark.parametrize("kind", CACHED, ids=lambda kind: kind.kind)
-@pytest.mark.parametrize("error", REFUSALS, ids=lambda error: error.reason)
-def test_a_kind_that_cannot_be_listed_is_named_and_prevents_the_sync_only_if_needed(kind, error, caplog):
+CANNOT_BE_LISTED = [
+    *((kind, REFUSALS[0]) for kind in CACHED),
+    *((kind, error) for kind in (PODS, POD_MONITORS) for error in REFUSALS[1:]),
+]
+
+
+@pytest.mark.parametrize(("kind", "error"), CANNOT_BE_LISTED, ids=lambda one: getattr(one, "kind", None) or one.reason)
+@simulated
+async def test_a_kind_that_cannot_be_listed_is_named_and_prevents_the_sync_only_if_needed(kind, error, caplog):
     objects = {one: [obj(7, one.kind)] for one in (kind_of("v1", "Service"), PODS) if one is not kind}
-    scene = Scene(Lists(objects, {kind: error})).run(pass_minutes)
-    assert scene.resync.synced.is_set() == (kind not in NEEDED)
+    async with running(objects, {kind: error}) as scene:
+        assert scene.resync.synced.is_set() == (kind not in NEEDED)
     assert {need.kind for need in NEEDED} == {"DiffusionLMService", "Pod", "Deployment", "ControllerRevision"}
     assert f"cannot list {kind.plural}: {error}" in caplog.text
     failures = {"status": str(error.status)}
@@ -117,112 +119,78 @@ def test_a_kind_that_cannot_be_listed_is_named_and_prevents_the_sync_only_if_nee
     assert scene.enqueued == [KEY] * len(objects), "objects of the other lists were not enqueued"
 
 
-def test_a_missing_kind_of_the_operators_own_is_explained(caplog):
-    Scene(Lists(errors={DLMS: NOT_FOUND})).run(pass_minutes)
-    assert "cannot list diffusionlmservices: " in caplog.text
-    assert "check that its CustomResourceDefinition is installed" in caplog.text
+@simulated
+async def test_the_cache_is_not_synced_before_every_kind_was_attempted(monkeypatch):
+    """Checks this because a new leader with an incomplete cache would try to create children that exist."""
+    answer = Scene.list
 
-
-def test_the_cache_is_not_synced_before_every_kind_was_attempted():
-    """Checks this because a new leader must not write children that exist.
-
-    With an incomplete cache it attempts to create them. The API server rejects that, but only after the attempt.
-    """
-    client = Lists()
-
-    async def slow(kind, namespace, selector, transform, answer=client.list):
+    async def slow(self, kind, *args, **kwargs):
         if kind is CHILDREN[0]:
             await asyncio.Event().wait()
-        return await answer(kind, namespace, selector, transform)
+        return await answer(self, kind, *args, **kwargs)
 
-    client.list = slow
-    assert not Scene(client).run(pass_minutes).resync.synced.is_set()
+    monkeypatch.setattr(Scene, "list", slow)
+    async with running() as scene:
+        assert not scene.resync.synced.is_set()
 
 
-@pytest.mark.parametrize("error", REFUSALS, ids=lambda error: error.reason)
-def test_a_list_that_fails_for_ten_minutes_is_tried_after_growing_pauses_and_then_succeeds(error):
-    client = Lists({PODS: [obj(3)]}, {PODS: error})
-
-    async def ten_minutes(scene):
-        await asyncio.sleep(600)
+@simulated
+async def test_a_list_that_fails_for_ten_minutes_is_tried_after_growing_pauses_and_then_succeeds():
+    async with running({PODS: [obj(3)]}, {PODS: REFUSALS[0]}, seconds=600) as scene:
         assert not scene.resync.synced.is_set()
         assert not scene.cache.pods(KEY)
-        del client.errors[PODS]
+        assert scene.pauses(PODS)[:5] == [1, 2, 4, 8, 16]
+        assert set(scene.pauses(PODS)[5:]) == {LONGEST_RETRY_SECONDS}
+        del scene.errors[PODS]
         await asyncio.sleep(2 * LONGEST_RETRY_SECONDS)
         assert scene.resync.synced.is_set()
         assert scene.cache.pods(KEY)
 
-    Scene(client).run(ten_minutes)
-    pauses = [later - earlier for earlier, later in itertools.pairwise(client.times(PODS))]
-    assert pauses[:5] == [1, 2, 4, 8, 16]
-    assert set(pauses[5:]) == {LONGEST_RETRY_SECONDS}
 
-
-def test_every_kind_is_listed_periodically():
-    scene = Scene(Lists()).run(lambda scene: pass_minutes(scene, 35))
-    for kind in CACHED:
-        assert scene.client.times(kind) == [0, PERIOD_SECONDS, 2 * PERIOD_SECONDS, 3 * PERIOD_SECONDS], kind
+@simulated
+async def test_every_kind_is_listed_periodically():
+    async with running(seconds=35 * 60) as scene:
+        for kind in CACHED:
+            assert scene.times(kind) == [0, PERIOD_SECONDS, 2 * PERIOD_SECONDS, 3 * PERIOD_SECONDS], kind
 
 
 @pytest.mark.parametrize("kind", [DLMS, PODS, *CHILDREN], ids=lambda kind: kind.kind)
-def test_objects_deleted_while_no_watch_was_open_are_removed_after_a_list_by_kopf(kind):
+@simulated
+async def test_objects_deleted_while_no_watch_was_open_are_removed_after_a_list_by_kopf(kind):
     """Simulates kopf after an expired version: it lists again and reports no deletions."""
-    client = Lists({kind: [obj(3, "demo"), obj(4, "gone")]})
-
-    async def relist(scene):
-        await asyncio.sleep(100)
+    async with running({kind: [obj(3, "demo"), obj(4, "gone")]}, seconds=100) as scene:
         scene.enqueued.clear()
-        client.objects[kind], client.version = [obj(3, "demo")], 20
+        scene.objects[kind], scene.version = [obj(3, "demo")], 20
         for _ in range(3):  # one call per page
             scene.resync.kopf_has_listed(kind.path(None))
         await asyncio.sleep(AFTER_KOPF_SECONDS + 2 * STEP_SECONDS)
-
-    scene = Scene(client).run(relist)
     if kind is not POD_MONITORS:  # it is also listed each minute
-        first, second = client.times(kind)
-        assert (first, second) == (0, pytest.approx(100 + AFTER_KOPF_SECONDS, abs=STEP_SECONDS))
+        assert scene.times(kind) == [0, pytest.approx(100 + AFTER_KOPF_SECONDS, abs=STEP_SECONDS)]
     assert scene.enqueued == [Key("ns", "gone") if kind is DLMS else KEY]
-    names = [one["metadata"]["name"] for one in scene.cache._objects[kind.api].values()]
-    assert names == ["demo"]
+    assert [one["metadata"]["name"] for one in scene.cache._objects[kind.api].values()] == ["demo"]
 
 
-def test_lists_of_other_paths_by_kopf_are_ignored():
-    async def strange(scene):
-        await asyncio.sleep(1)
+@simulated
+async def test_lists_of_other_paths_by_kopf_are_ignored():
+    async with running(seconds=1) as scene:
         for path in ("/apis", "/api/v1/nodes", "/api/v1/namespaces/other/pods", ""):
             scene.resync.kopf_has_listed(path)
         await asyncio.sleep(60)
+        assert len(scene.tries) == len(CACHED)
 
-    assert len(Scene(Lists()).run(strange).client.tries) == len(CACHED)
 
-
-def test_a_list_of_one_namespace_does_not_remove_objects_of_another():
-    client = Lists({PODS: [obj(3)]})
-
-    async def other(scene):
-        await asyncio.sleep(10)
-        client.objects[PODS], client.version = [], 20
-        scene.resync.kopf_has_listed(PODS.path("other"))
+@pytest.mark.parametrize(
+    ("namespace", "items", "version"),
+    [("other", [], 700), ("ns", [obj(10)], 20)],
+    ids=["of another namespace", "of an etcd that was restored from a backup"],
+)
+@simulated
+async def test_a_list_keeps_objects_that_it_says_nothing_about(namespace, items, version):
+    async with running({PODS: [obj(600)]}, version=600, seconds=10, watch_namespaces=("ns", "other")) as scene:
+        scene.objects[PODS], scene.version = items, version
+        scene.resync.kopf_has_listed(PODS.path(namespace))
         await asyncio.sleep(60)
-
-    assert len(Scene(client, watch_namespaces=("ns", "other")).run(other).cache.pods(KEY)) == 1
-
-
-def test_objects_of_a_restored_older_etcd_do_not_change_the_cache():
-    """Checks objects that are older than those of the cache.
-
-    The Lease reveals the restored etcd as well, and the process then restarts.
-    """
-    client = Lists({PODS: [obj(600, "a")]})
-    client.version = 700
-
-    async def restored(scene):
-        await asyncio.sleep(10)
-        client.objects[PODS], client.version = [obj(10, "a")], 20
-        scene.resync.kopf_has_listed(PODS.path(None))
-        await asyncio.sleep(60)
-
-    (pod,) = Scene(client).run(restored).cache.pods(KEY)
+    (pod,) = scene.cache.pods(KEY)
     assert pod["metadata"]["resourceVersion"] == "600"
 
 
@@ -232,64 +200,48 @@ def waiting(missing=True):
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_missing_kind_is_listed_often_if_a_resource_waits_for_it_and_else_rarely(waits):
-    client = Lists({DLMS: [waiting(waits)]}, {POD_MONITORS: NOT_FOUND})
-    scene = Scene(client).run(lambda scene: pass_minutes(scene, 11))
-    assert scene.resync.synced.is_set()
-    assert scene.resync.apis == frozenset()
-    pauses = {later - earlier for earlier, later in itertools.pairwise(client.times(POD_MONITORS))}
-    assert pauses == {DISCOVERY_SECONDS if waits else PERIOD_SECONDS}
+@simulated
+async def test_a_missing_kind_is_listed_often_if_a_resource_waits_for_it_and_else_rarely(waits):
+    async with running({DLMS: [waiting(waits)]}, {POD_MONITORS: NOT_FOUND}, seconds=660) as scene:
+        assert scene.resync.synced.is_set()
+        assert scene.resync.apis == frozenset()
+        assert set(scene.pauses(POD_MONITORS)) == {DISCOVERY_SECONDS if waits else PERIOD_SECONDS}
 
 
-def test_a_kind_is_listed_soon_after_a_resource_begins_to_wait_for_it():
-    client = Lists(errors={POD_MONITORS: NOT_FOUND})
-
-    async def begin(scene):
-        await asyncio.sleep(100)
+@simulated
+async def test_a_kind_is_listed_soon_after_a_resource_begins_to_wait_for_it():
+    async with running(errors={POD_MONITORS: NOT_FOUND}, seconds=100) as scene:
         scene.cache.put(DLMS, waiting())
         await asyncio.sleep(DISCOVERY_SECONDS)
-
-    assert len(Scene(client).run(begin).client.times(POD_MONITORS)) == 2
-
-
-def test_a_kind_that_may_be_absent_is_listed_every_minute_while_it_is_used():
-    client = Lists({POD_MONITORS: [obj(3)]})
-    Scene(client).run(lambda scene: pass_minutes(scene, 5.5))
-    assert client.times(POD_MONITORS) == [OPTIONAL_SECONDS * number for number in range(6)]
+        assert len(scene.times(POD_MONITORS)) == 2
 
 
-def test_a_kind_that_is_installed_and_removed_is_noticed_and_every_resource_reconciled():
-    client = Lists({DLMS: [waiting()], POD_MONITORS: [obj(9, "monitor")]}, {POD_MONITORS: NOT_FOUND})
+@simulated
+async def test_a_kind_that_may_be_absent_is_listed_every_minute_while_it_is_used():
+    async with running({POD_MONITORS: [obj(3)]}, seconds=330) as scene:
+        assert scene.times(POD_MONITORS) == [OPTIONAL_SECONDS * number for number in range(6)]
 
-    async def come_and_go(scene):
-        await asyncio.sleep(5)
+
+@simulated
+async def test_a_kind_that_is_installed_and_removed_is_noticed_and_every_resource_reconciled():
+    objects = {DLMS: [waiting()], POD_MONITORS: [obj(9, "monitor")]}
+    async with running(objects, {POD_MONITORS: NOT_FOUND}, seconds=5) as scene:
         assert scene.resync.apis == frozenset()
         scene.enqueued.clear()
-        del client.errors[POD_MONITORS]
+        del scene.errors[POD_MONITORS]
         await wait_until_async(lambda: scene.resync.apis, interval=1.0)
         assert scene.resync.apis == {POD_MONITORS.api}
         assert len(scene.cache.children(KEY)) == 1
         assert scene.enqueued == [KEY, KEY], "the new kind and its object must each enqueue the resource"
         scene.enqueued.clear()
-        client.errors[POD_MONITORS] = NOT_FOUND
+        scene.errors[POD_MONITORS] = REFUSALS[0]
+        await asyncio.sleep(2 * PERIOD_SECONDS)
+        assert scene.resync.apis == {POD_MONITORS.api}, "a failed list does not mean that the kind is absent"
+        assert len(scene.cache.children(KEY)) == 1
+        scene.errors[POD_MONITORS] = NOT_FOUND
         await wait_until_async(lambda: not scene.resync.apis, interval=1.0)
         assert scene.cache.children(KEY) == {}
         assert scene.enqueued == [KEY, KEY]
-
-    Scene(client).run(come_and_go)
-
-
-def test_a_failed_list_does_not_mean_that_a_kind_is_absent():
-    client = Lists({POD_MONITORS: [obj(9, "monitor")]})
-
-    async def fail(scene):
-        await asyncio.sleep(10)
-        client.errors[POD_MONITORS] = REFUSALS[0]
-        await asyncio.sleep(2 * PERIOD_SECONDS)
-        assert scene.resync.apis == {POD_MONITORS.api}
-        assert len(scene.cache.children(KEY)) == 1
-
-    Scene(client).run(fail)
 
 
 def test_objects_of_a_kind_that_was_not_served_for_a_short_time_return():

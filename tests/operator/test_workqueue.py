@@ -1,44 +1,30 @@
 """Tests of the work queue, with a clock that the tests advance and in simulated time."""
 
 import asyncio
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
-from tests.simulated_time import run_simulated
+from tests.simulated_time import simulated
 from tests.wait import wait_until_async
 from unmask_operator.controller.workqueue import WorkQueue
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return SimpleNamespace(now=0.0)
 
 
 @pytest.fixture
 def queue(clock):
-    return WorkQueue(clock)
+    return WorkQueue(lambda: clock.now)
 
 
-def test_a_key_added_twice_runs_once(queue):
-    queue.add("a")
-    queue.add("a")
-    assert queue.try_get() == "a"
-    queue.done("a")
-    assert queue.try_get() is None
-
-
-def test_first_come_first_served(queue):
-    for key in "cab":
+def test_keys_run_once_and_first_come_first_served(queue):
+    for key in "cacb":
         queue.add(key)
-    assert [queue.try_get() for _ in range(3)] == list("cab")
+    assert [queue.try_get() for _ in range(4)] == ["c", "a", "b", None]
 
 
 def test_a_running_key_waits_for_its_end_and_then_runs_again(queue):
@@ -53,9 +39,8 @@ def test_a_running_key_waits_for_its_end_and_then_runs_again(queue):
 
 
 def test_the_earlier_of_two_times_counts(queue, clock):
-    queue.add("a", 10)
-    queue.add("a", 2)
-    queue.add("a", 5)
+    for seconds in (10, 2, 5):
+        queue.add("a", seconds)
     clock.now = 1.9
     assert queue.try_get() is None
     clock.now = 2
@@ -99,19 +84,15 @@ def test_the_servers_retry_after_is_a_lower_bound(queue):
     assert queue.add_rate_limited("a", at_least=7) == 7
 
 
-def test_an_edit_does_not_wait_for_the_pause_of_a_failure(queue):
+@pytest.mark.parametrize("during_the_run", [True, False])
+def test_an_edit_does_not_wait_for_the_pause_of_a_failure(queue, during_the_run):
     queue.add("a")
     queue.try_get()
+    if during_the_run:
+        queue.add("a")
     queue.add_rate_limited("a")
-    queue.add("a")
-    assert queue.try_get() == "a"
-
-
-def test_an_edit_while_a_run_fails_runs_at_once(queue):
-    queue.add("a")
-    queue.try_get()
-    queue.add("a")
-    queue.add_rate_limited("a")
+    if not during_the_run:
+        queue.add("a")
     assert queue.try_get() == "a"
     queue.done("a")
     assert len(queue) == 0
@@ -158,34 +139,27 @@ def test_other_tasks_run_between_reconciles_that_never_wait():
     assert worst[0] == pytest.approx(0.005), "two reconciles ran in one iteration of the event loop"
 
 
-def test_concurrent_workers_never_run_a_key_twice_at_once_and_miss_none():
-    async def scene() -> None:
-        queue: WorkQueue[int] = WorkQueue()
-        running: set[int] = set()
-        runs: dict[int, int] = {}
+@simulated
+async def test_concurrent_workers_never_run_a_key_twice_at_once_and_miss_none():
+    queue, running, runs = WorkQueue(), set(), Counter()
 
-        async def work() -> None:
-            while True:
-                key = await queue.get()
-                assert key not in running
-                running.add(key)
-                await asyncio.sleep(0.001)
-                running.discard(key)
-                runs[key] = runs.get(key, 0) + 1
-                if runs[key] == 1 and key % 5 == 0:
-                    queue.done(key, requeue_after=0.01)
-                else:
-                    queue.done(key)
+    async def work():
+        while True:
+            key = await queue.get()
+            assert key not in running
+            running.add(key)
+            await asyncio.sleep(0.001)
+            running.discard(key)
+            runs[key] += 1
+            queue.done(key, requeue_after=0.01 if runs[key] == 1 and key % 5 == 0 else None)
 
-        workers = [asyncio.create_task(work()) for _ in range(8)]
-        for key in range(50):
-            queue.add(key)
-            if key % 7 == 0:
-                await asyncio.sleep(0)
-        await wait_until_async(lambda: not (len(queue) or running))
-        assert set(runs) == set(range(50))
-        assert all(runs[key] >= 2 for key in range(0, 50, 5))
-        for worker in workers:
-            worker.cancel()
-
-    run_simulated(scene())
+    workers = [asyncio.create_task(work()) for _ in range(8)]
+    for key in range(50):
+        queue.add(key)
+        if key % 7 == 0:
+            await asyncio.sleep(0)
+    await wait_until_async(lambda: not (len(queue) or running))
+    assert set(runs) == set(range(50))
+    assert all(runs[key] >= 2 for key in range(0, 50, 5))
+    for worker in workers:
+        worker.cancel()

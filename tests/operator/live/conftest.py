@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.cluster import ApiServer, Kube
-from tests.operator.live.process import OperatorProcess, cluster_wide, install
+from e2e.cluster.operator_process import OperatorProcess, cluster_wide, install
 
 
 @pytest.fixture

@@ -51,6 +51,13 @@ def wait_condition(kube: Kube, resource: Obj, kind: str, status: str, reason: st
         raise AssertionError(f"{error}; it is {condition(kube, resource, kind)}") from None
 
 
+def accepted(kube: Kube, resource: Obj) -> Obj:
+    """Creates a resource and waits until the operator has accepted it."""
+    created = kube.create(resource)
+    wait_condition(kube, created, "Accepted", "True")
+    return created
+
+
 def wait_all_true(kube: Kube, resource: Obj) -> None:
     """Waits until every condition of the resource is True."""
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.operator.authorization import wait_allowed
+from e2e.cluster.authorization import wait_allowed
+from e2e.cluster.operator_process import ACCOUNT, OperatorProcess, grant, install
 from tests.operator.live.objects import children, demo, read, wait_condition, wait_settled
-from tests.operator.live.process import ACCOUNT, OperatorProcess, grant, install
 from tools.permissions import ADOPTION_RULES, RULES
 from unmask_operator.objects import ADOPT, API_VERSION, KIND, SERVICE_LABEL, controller_uid
 

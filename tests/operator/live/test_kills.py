@@ -11,14 +11,14 @@ import json
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from e2e.cluster import ApiServer, Kube
+from e2e.cluster.operator_process import OperatorProcess, install, reset_lease
 from tests.operator.live.objects import Obj, demo, labelled, wait_settled
-from tests.operator.live.process import OperatorProcess, install, reset_lease
 from tests.operator.proxy import WRITES, FaultProxy
 from unmask_operator.controller.manager import WORKERS
 from unmask_operator.objects import API_VERSION, KIND, controller_uid
@@ -84,17 +84,9 @@ class Fleet:
         self._manifests = [demo(namespace, f"point-{number}", **FULL) for number in range(POINTS)]
         self._others = SENTINELS
 
-    def create(self) -> None:
+    def each(self, act: Callable[[Obj], object]) -> None:
         for resource in self._manifests:
-            self._kube.create(resource)
-
-    def edit(self) -> None:
-        for resource in self._manifests:
-            self._kube.patch(resource, {"spec": EDITED})
-
-    def delete(self) -> None:
-        for resource in self._manifests:
-            self._kube.delete(resource)
+            act(resource)
 
     def settled(self) -> set[int]:
         return {_number(one) for one in self._resources() if settled(one)}
@@ -149,36 +141,29 @@ def _essence(obj: Obj) -> Obj:
     return stable
 
 
-@pytest.fixture
-def kill_points(controlled_api_server: ApiServer) -> Iterator[tuple[FaultProxy, KillPoints]]:
-    with FaultProxy(controlled_api_server) as proxy:
-        yield proxy, KillPoints()
-
-
 def test_an_operator_killed_after_any_write_reaches_the_same_state(
-    controlled_api_server: ApiServer,
-    controlled_admin: Kube,
-    controlled_namespace: str,
-    kill_points: tuple[FaultProxy, KillPoints],
+    controlled_api_server: ApiServer, controlled_admin: Kube, controlled_namespace: str
 ) -> None:
-    kube, namespace, (proxy, points) = controlled_admin, controlled_namespace, kill_points
-    install(controlled_api_server, kube, namespace, [namespace])
+    api, kube, namespace, points = controlled_api_server, controlled_admin, controlled_namespace, KillPoints()
+    install(api, kube, namespace, [namespace])
     fleet = Fleet(kube, namespace)
 
-    def kill_at_every_point(act: Callable[[], None]) -> None:
+    def resume() -> None:
+        operator.kill()
+        proxy.hold = lambda method, path, body: False
+        reset_lease(kube, namespace)
+        operator.start()
+
+    def kill_at_every_point(act: Callable[[Obj], object]) -> None:
         points.reset()
         proxy.hold = points
-        act()
+        fleet.each(act)
         every = set(range(POINTS))
         kube.wait("each is held or done", lambda: fleet.settled() | points.held.keys() == every)
         assert POINTS - 1 not in points.held, "the last resource is held: it needs more writes than there are resources"
         fleet.wait_quiet()  # writes after the status
-        operator.kill()
-        print(f"{act.__name__}: killed before", *(f"{n}: {points.held[n]}" for n in sorted(points.held)), sep="\n  ")
         assert len(points.held) >= 6, "fewer than six resources were held at a write"
-        proxy.hold = lambda method, path, body: False
-        reset_lease(kube, namespace)
-        operator.start()
+        resume()
         kube.wait("all are done", lambda: len(fleet.settled()) == POINTS)
 
     def all_as_the_undisturbed() -> dict[str, Any]:
@@ -190,19 +175,19 @@ def test_an_operator_killed_after_any_write_reaches_the_same_state(
             assert one == undisturbed, f"point-{number}"
         return undisturbed
 
-    with OperatorProcess(controlled_api_server, namespace, [namespace], server=proxy.url) as operator:
-        kill_at_every_point(fleet.create)
+    with (
+        FaultProxy(api) as proxy,
+        OperatorProcess(api, namespace, [namespace], server=proxy.url) as operator,
+    ):
+        kill_at_every_point(kube.create)
         created = all_as_the_undisturbed()
-        kill_at_every_point(fleet.edit)
+        kill_at_every_point(lambda resource: kube.patch(resource, {"spec": EDITED}))
         edited = all_as_the_undisturbed()
         assert ("NetworkPolicy", "point-engine") in created.keys() - edited.keys()
         points.reset()
         proxy.hold = points
-        fleet.delete()  # the garbage collector deletes the children
+        fleet.each(kube.delete)  # the garbage collector deletes the children
         fleet.wait_quiet()
-        operator.kill()
         assert not [number for number in points.passed if number < POINTS]
-        proxy.hold = lambda method, path, body: False
-        reset_lease(kube, namespace)
-        operator.start()
+        resume()
         kube.wait("all is gone", fleet.gone)

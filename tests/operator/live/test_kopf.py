@@ -7,15 +7,12 @@ import json
 import pytest
 
 from e2e.cluster import ApiServer, Kube
-from tests.operator.live.objects import Obj, children, demo, labelled, read, wait_condition
-from tests.operator.live.process import OperatorProcess, install
+from e2e.cluster.operator_process import OperatorProcess, install
+from tests.operator.live.objects import Obj, accepted, children, demo, labelled, read, wait_condition
 from tests.operator.proxy import FaultProxy
 from unmask_operator.objects import SERVICE_LABEL
 
 pytestmark = pytest.mark.cluster
-
-FINALIZER = "kopf.zalando.org/KopfFinalizerMarker"  # kopf's default
-LAST_STATE = "kopf.zalando.org/last-handled-configuration"
 
 
 def pod(namespace: str, name: str, **metadata: object) -> Obj:
@@ -25,15 +22,14 @@ def pod(namespace: str, name: str, **metadata: object) -> Obj:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 
-def test_no_object_has_a_finalizer_or_an_annotation_of_kopf(
+def test_neither_objects_nor_the_log_have_anything_of_kopf(
     operator: OperatorProcess, admin: Kube, namespace: str
 ) -> None:
     """Checks a resource that is created, edited, scaled, suspended, and deleted in the background.
 
     The operator restarts before the resource is suspended.
     """
-    resource = admin.create(demo(namespace, networkPolicy={}, replicas=2))
-    wait_condition(admin, resource, "Accepted", "True")
+    resource = accepted(admin, demo(namespace, networkPolicy={}, replicas=2))
     admin.create(pod(namespace, "one"))
     admin.patch(resource, {"spec": {"engine": {"maxNumReqs": 5}}})
     wait_condition(admin, resource, "Accepted", "True")
@@ -50,47 +46,7 @@ def test_no_object_has_a_finalizer_or_an_annotation_of_kopf(
         assert "finalizers" not in meta, meta["name"]
         assert "kopf" not in json.dumps(obj), meta["name"]
     admin.delete(resource)
-    admin.wait(
-        "nothing holds it", lambda: admin.find(resource["apiVersion"], resource["kind"], "demo", namespace) is None
-    )
-
-
-def test_markers_of_another_kopf_operator_stay_and_have_no_effect(
-    operator: OperatorProcess, admin: Kube, namespace: str
-) -> None:
-    marks = {"finalizers": [FINALIZER], "annotations": {LAST_STATE: "no { JSON"}}
-    marked = demo(namespace)
-    marked["metadata"] |= marks
-    resource = admin.create(marked)
-    wait_condition(admin, resource, "Accepted", "True")
-    one = admin.create(pod(namespace, "one", **marks))
-    waits = {"name": "main", "image": "engine:1", "imageID": "", "ready": False, "restartCount": 0}
-    waits["state"] = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
-    admin.patch(one, {"status": {"phase": "Pending", "containerStatuses": [waits]}}, subresource="status")
-    wait_condition(admin, resource, "Ready", "False", says="no such image")  # the operator received the pod's change
-    for obj in (one, resource):
-        admin.delete(obj)
-    wait_gone_quiet(admin, namespace)
-    for obj in (one, resource):
-        live = admin.get(obj["apiVersion"], obj["kind"], obj["metadata"]["name"], namespace)
-        assert live["metadata"]["deletionTimestamp"]
-        assert live["metadata"]["finalizers"] == [FINALIZER]
-        admin.patch(live, {"metadata": {"finalizers": None}})
-    assert "Traceback" not in operator.log()
-
-
-def wait_gone_quiet(admin: Kube, namespace: str) -> None:
-    """Waits until the operator has processed earlier events: it reconciles another resource."""
-    wait_condition(admin, admin.create(demo(namespace, "another")), "Accepted", "True")
-
-
-def test_the_log_has_no_line_of_kopf_and_each_line_is_an_object(
-    operator: OperatorProcess, admin: Kube, namespace: str
-) -> None:
-    resource = admin.create(demo(namespace))
-    wait_condition(admin, resource, "Accepted", "True")
-    admin.patch(resource, {"spec": {"service": {"port": 81}}})
-    wait_condition(admin, resource, "Accepted", "True")
+    admin.wait("it goes", lambda: admin.find(resource["apiVersion"], resource["kind"], "demo", namespace) is None)
     assert operator.terminate() == 0
     lines = [json.loads(line) for line in operator.log().splitlines()]
     assert lines

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from e2e.cluster import ApiServer, Kube
-from tests.operator.live.process import ACCOUNT, OperatorProcess, install, reset_lease
+from e2e.cluster.operator_process import ACCOUNT, OperatorProcess, install, reset_lease
 
 pytestmark = pytest.mark.cluster
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from e2e.cluster import ApiServer, Kube
-from tests.operator.live.objects import demo, wait_condition
-from tests.operator.live.process import ACCOUNT, OperatorProcess, install, reset_lease
+from e2e.cluster.operator_process import ACCOUNT, OperatorProcess, install, reset_lease
+from tests.operator.live.objects import accepted, demo, wait_condition
 from tests.operator.live.test_refused_edits import policy, updates
 from tools.permissions import RULES
 from unmask_operator.controller.adapters import LIST_HASH
@@ -15,6 +15,7 @@ from unmask_operator.objects import SERVICE_LABEL
 
 pytestmark = pytest.mark.cluster
 
+ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 # A CRD with the kind of the Prometheus operator's, without a schema.
 POD_MONITOR_CRD = {
     "apiVersion": "apiextensions.k8s.io/v1",
@@ -29,14 +30,7 @@ POD_MONITOR_CRD = {
             "singular": "podmonitor",
             "listKind": "PodMonitorList",
         },
-        "versions": [
-            {
-                "name": "v1",
-                "served": True,
-                "storage": True,
-                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
-            }
-        ],
+        "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": ANYTHING}}],
     },
 }
 EVERYTHING = {
@@ -93,12 +87,10 @@ def test_the_used_permissions_are_the_granted_ones(api_server: ApiServer, admin:
 
 def one_of_each_kind(admin: Kube, namespace: str) -> None:
     """Makes the operator create, read, change and delete every kind of child, and scale."""
-    every = admin.create(demo(namespace, "every", **EVERYTHING))
-    wait_condition(admin, every, "Accepted", "True")
+    every = accepted(admin, demo(namespace, "every", **EVERYTHING))
     targets = {"queuedRequestsPerReplica": 4}
     scaling = {"provider": "HPA", "maxReplicas": 3, "targets": targets}
-    hpa = admin.create(demo(namespace, "hpa", autoscaling=scaling))
-    wait_condition(admin, hpa, "Accepted", "True")
+    hpa = accepted(admin, demo(namespace, "hpa", autoscaling=scaling))
     # A child without its label is not in the cache, so a create conflicts. The operator reads it and writes it again.
     kinds = [kind for kind in CHILDREN if kind.kind != "HorizontalPodAutoscaler"]
     stripped = [obj for kind in kinds for obj in _strip(admin, namespace, kind, "every")]
@@ -151,8 +143,7 @@ def a_pod_that_follows_a_list(admin: Kube, namespace: str) -> None:
 
 def a_deployment_of_which_only_replicas_are_taken(admin: Kube, namespace: str) -> None:
     """Makes admission deny every update of the Deployment except that of its scale."""
-    resource = admin.create(demo(namespace, "denied"))
-    wait_condition(admin, resource, "Accepted", "True")
+    resource = accepted(admin, demo(namespace, "denied"))
     live = admin.get("apps/v1", "Deployment", "denied", namespace)
     with policy(admin, namespace, "Invalid"):
         admin.wait("the policy holds", lambda: not updates(admin, live))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from e2e.cluster import ApiError, Kube
+from e2e.cluster.operator_process import OperatorProcess
 from tests.operator.live.objects import Obj, children, condition, demo, read, wait_condition
-from tests.operator.live.process import OperatorProcess
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shared_operator")]
 

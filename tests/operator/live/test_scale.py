@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from e2e.cluster.config import environment
-from tests.operator.scale.run import Options, measure
+from tools.bench.operator.run import Options, measure
 
 pytestmark = [
     pytest.mark.cluster,

@@ -10,8 +10,8 @@ import pytest
 
 from e2e.cluster import ApiServer, Kube, start_api_server
 from e2e.cluster.config import environment
+from e2e.cluster.operator_process import OperatorProcess, cluster_wide
 from tests.operator.live.objects import condition, demo, read, wait_all_true, wait_condition
-from tests.operator.live.process import OperatorProcess, cluster_wide
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("operator")]
 GPUS, NO_GPUS = "pretend-0", "pretend-1"  # a node with two GPUs, and one without

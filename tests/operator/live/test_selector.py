@@ -3,8 +3,8 @@
 import pytest
 
 from e2e.cluster import ApiServer, Kube
+from e2e.cluster.operator_process import OperatorProcess, install
 from tests.operator.live.objects import demo, read, wait_condition
-from tests.operator.live.process import OperatorProcess, install
 
 pytestmark = pytest.mark.cluster
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.cluster import Kube
+from e2e.cluster.operator_process import OperatorProcess
 from tests.operator.live.objects import condition, demo, read, wait_condition
-from tests.operator.live.process import OperatorProcess
 from tools import crd
 
 pytestmark = pytest.mark.cluster

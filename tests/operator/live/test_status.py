@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.cluster import ApiError, ApiServer, Kube
+from e2e.cluster.operator_process import OperatorProcess, cluster_wide
 from tests.operator.live.kubelet import bind, engine, first_pod, make_node, run
 from tests.operator.live.objects import condition, demo, read, wait_all_true, wait_condition
-from tests.operator.live.process import OperatorProcess, cluster_wide
 from unmask_operator.controller.adapters import LIST_HASH
 from unmask_operator.objects import SERVICE_LABEL
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from e2e.cluster import ApiError, Kube
+from e2e.cluster.kube import ApiError, Kube
 
 API = "authorization.k8s.io"
 

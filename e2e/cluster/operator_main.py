@@ -1,6 +1,6 @@
 """Runs `python -m unmask_operator` with long timeouts, short pauses between lists, and a clock that tests set.
 
-Usage: python -m tests.operator.live.operator_main FILE
+Usage: python -m e2e.cluster.operator_main FILE
 
 FILE contains the seconds to add to the clock of the Lease. Operators with the same file have the same clock.
 """

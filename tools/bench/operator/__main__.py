@@ -1,4 +1,4 @@
-"""Benchmark of the operator with hundreds of services on its own cluster: ``python -m tests.operator.scale``.
+"""Benchmark of the operator with hundreds of services on its own cluster: ``python -m tools.bench.operator``.
 
 ``make operator-bench`` runs it. etcd, API server, controller-manager and scheduler are real; kwok simulates the nodes.
 Pods start, load for two seconds, become Ready, and cannot be reached. Two operators run as processes. The exit status
@@ -14,15 +14,15 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.operator.scale import machine
-from tests.operator.scale.run import Options, Result, measure
+from tools.bench.operator import machine
+from tools.bench.operator.run import Options, Result, measure
 
 QUIET_LOAD = 1.5
 FEW = 200  # services; above it the time limit is proportional, and the memory limit is that of the chart
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.operator.scale", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.operator", description=__doc__)
     parser.add_argument("--services", type=int, default=200)
     parser.add_argument("--rest", type=float, default=300.0, metavar="SECONDS", help="how long rest is measured")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")

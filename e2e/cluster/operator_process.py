@@ -13,15 +13,16 @@ from pathlib import Path
 import httpx
 import yaml
 
-from e2e.cluster import ApiError, ApiServer, Kube
+from e2e.cluster.api_server import ApiServer
+from e2e.cluster.authorization import wait_allowed
+from e2e.cluster.kube import ApiError, Kube
 from e2e.cluster.process import free_ports
-from tests.operator.authorization import wait_allowed
 from tests.wait import TIMEOUT, wait_until
 from tests.written import written
 from tools.permissions import NODE_RULE, RULES, Rule
 from unmask_operator.objects import API_VERSION, KIND
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 ACCOUNT = "unmask-operator"
 RBAC = "rbac.authorization.k8s.io"
 CRDS = ROOT / "crds"
@@ -71,8 +72,8 @@ def _bind(kube: Kube, kind: str, name: str, namespace: str, rules: Iterable[Rule
 
 def reset_lease(kube: Kube, own: str) -> None:
     """Clears the holder of the Lease, as a leader does at its end. The next leader need not wait for the expiry."""
-    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
-    lease["metadata"] = {"name": "unmask-operator", "namespace": own}
+    metadata = {"name": "unmask-operator", "namespace": own}
+    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
     kube.apply(lease)
     kube.patch(lease, {"spec": {"holderIdentity": ""}})
 
@@ -94,8 +95,8 @@ def wait_owners(api: ApiServer, own: str, namespace: str) -> None:
     """
     operator = api.admin(user=f"system:serviceaccount:{own}:{ACCOUNT}")
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": "none", "uid": "none", "blockOwnerDeletion": True}
-    child = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"generateName": "owned-", "namespace": namespace}}
-    child["metadata"]["ownerReferences"] = [owner]
+    metadata = {"generateName": "owned-", "namespace": namespace, "ownerReferences": [owner]}
+    child = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
 
     def known() -> bool:
         try:
@@ -136,7 +137,7 @@ class OperatorProcess:
         self._clock = api.directory / f"{own}.clock"
         if not self._clock.exists():
             self._clock.write_text("0")
-        launcher = ["tests.operator.live.operator_main", str(self._clock)]
+        launcher = ["e2e.cluster.operator_main", str(self._clock)]
         self._command = [sys.executable, "-m", *(["unmask_operator"] if own_limits else launcher)]
         self.kubeconfig = api.service_account_kubeconfig(own, ACCOUNT, server=server)
         (self.port,) = free_ports(1)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 WRITES = ("create", "update", "patch", "delete", "deletecollection")
 
@@ -64,7 +65,7 @@ class AuditLog:
                     self._seen[event["auditID"]] = _request(event)
 
 
-def _request(event: dict) -> Request:
+def _request(event: dict[str, Any]) -> Request:
     ref = event.get("objectRef") or {}
     return Request(
         at=datetime.fromisoformat(event["requestReceivedTimestamp"]).timestamp(),

@@ -17,11 +17,10 @@ from typing import Any
 import yaml
 
 from e2e.cluster import ApiServer, Kube, start_api_server
+from e2e.cluster.operator_process import ACCOUNT, ROOT, OperatorProcess, install
 from e2e.cluster.pretend_nodes import PODS
-from tests.operator.live.process import ACCOUNT, ROOT, OperatorProcess, install
-from tests.operator.scale import machine
-from tests.operator.scale.audit import AuditLog, tally
-from tests.wait import wait_until
+from tools.bench.operator import machine
+from tools.bench.operator.audit import AuditLog, tally
 from unmask_operator.objects import API_VERSION, KIND
 
 OWN, NAMESPACE = "unmask-system", "scale"
@@ -30,6 +29,7 @@ RECONCILES = 'unmask_operator_reconciles_total{result="ok"}'
 AUTOSCALED_EVERY = 10  # every n-th service has the Builtin autoscaler, which cannot reach pods here
 QUIET_SECONDS = 6.0  # without a write; longer than minReadySeconds, the longest pause before Ready
 PATIENCE = 1800.0
+INTERVAL = 0.25  # seconds between two looks at a condition
 
 Result = dict[str, Any]
 
@@ -225,14 +225,12 @@ def _wait(what: str, true: Callable[[], bool], *operators: OperatorProcess) -> N
     """Waits until `true` returns True.
 
     Raises:
-        RuntimeError: one of the operators ended before.
+        RuntimeError: one of the operators ended before, or PATIENCE has passed.
     """
-
-    def look() -> bool:
-        if true():
-            return True
+    deadline = time.monotonic() + PATIENCE
+    while not true():
         if ended := [operator for operator in operators if not operator.alive()]:
             raise RuntimeError(f"{what}: an operator ended:\n{ended[0].log()}")
-        return False
-
-    wait_until(look, what, timeout=PATIENCE, interval=0.25)
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{what}: not within {PATIENCE:g} s")
+        time.sleep(INTERVAL)
