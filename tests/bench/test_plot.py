@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from runtime.bench import eval as evaluate
-from runtime.bench import plot, python_overhead, serve, steps, sweep
+from runtime.bench import plot, serve, steps, sweep
 from runtime.bench.plot import Curve
 
 
@@ -30,7 +30,7 @@ def test_another_kind_of_file_is_refused(tool, capsys) -> None:
 @pytest.mark.parametrize(
     ("tool", "flag", "name"),
     [
-        *((tool, "--json", "figures.json") for tool in (evaluate, python_overhead, serve, steps, sweep)),
+        *((tool, "--json", "figures.json") for tool in (evaluate, serve, steps, sweep)),
         *((tool, "--plot", "picture.png") for tool in (serve, sweep)),
     ],
 )

@@ -1,4 +1,4 @@
-"""`python -m runtime.bench ranks`: times served steps of a named shape with random weights, on one rank and on several.
+"""`python -m tools.bench ranks`: times served steps of a named shape with random weights, on one rank and on several.
 
 It runs a complete engine: captured steps, plans sent to the other ranks, results on the host. Requests have random ids
 and decode one token per step, so that every step has the same batch. It prints medians. The step that prefills all
@@ -20,12 +20,13 @@ from typing import Any
 
 import torch
 
-from runtime.bench import kernel_times, output
+from runtime.bench import output
 from runtime.bench.model_shapes import ARCHITECTURES
 from runtime.bench.sizes import check_positive
 from runtime.distributed.gpu import require_gpu
 from runtime.distributed.process_group import AllReduceBuffer, TensorParallelGroup
 from runtime.errors import ConfigError
+from tools.bench import kernel_times
 
 PREFILLS = 5
 PROFILED = 10  # steps in a profile

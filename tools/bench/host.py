@@ -1,4 +1,4 @@
-"""`python -m runtime.bench host`: the Python cost of a step, with a runner that computes nothing.
+"""`python -m tools.bench host`: the Python cost of a step, with a runner that computes nothing.
 
 It measures the planning, the processing of results and the output events of a steady batch (S=1, no streaming) at
 several context lengths. Sampling, messages and text are not included. The cost must not grow with the context.

@@ -1,4 +1,4 @@
-"""`python -m runtime.bench collectives`: times single all-reduces of tensor parallel layers, by rows of a step.
+"""`python -m tools.bench collectives`: times single all-reduces of tensor parallel layers, by rows of a step.
 
 On GPUs each operation is captured `--repeats` times in one CUDA graph, as in a step. Columns:
 

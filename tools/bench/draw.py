@@ -1,4 +1,4 @@
-"""`python -m runtime.bench draw FILE.json ... --plot FILE.png`: draws results of earlier runs with `--json` as curves.
+"""`python -m tools.bench draw FILE.json ... --plot FILE.png`: draws results of earlier runs with `--json` as curves.
 
 Results of `steps --live` are milliseconds over batch size, those of `serve` latency over throughput.
 """
