@@ -10,7 +10,7 @@ from runtime import LLM
 from runtime.bench import __main__ as bench
 from runtime.bench import accuracy, sweep
 from runtime.bench import eval as evaluation
-from runtime.demo.tasks import all_tasks, held_out_samples
+from training.demo.tasks import all_tasks, held_out_samples
 
 ANSWERS = {
     tuple(m["content"] for m in s.messages): s.answer

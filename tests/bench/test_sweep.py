@@ -22,8 +22,8 @@ from runtime.bench import __main__ as bench
 from runtime.bench import accuracy, sweep
 from runtime.bench.accuracy import Result
 from runtime.bench.sweep import Point, Sweep
-from runtime.demo.tasks import all_tasks, held_out_samples
 from runtime.request.validation import check_declared
+from training.demo.tasks import all_tasks, held_out_samples
 
 
 @pytest.fixture(scope="module")

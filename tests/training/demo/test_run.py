@@ -8,8 +8,7 @@ import threading
 
 import pytest
 
-from runtime.demo import everyday
-from training.demo import run
+from training.demo import everyday, run
 
 GOOD = {
     "tasks": [
@@ -61,6 +60,8 @@ def steps(monkeypatch):
                 (out / "state.pt").touch()
             if name == self.fail:
                 raise subprocess.CalledProcessError(1, command)
+            if module.endswith("held_out"):
+                out.touch()
             if module.endswith("adapter"):
                 out.mkdir()
                 (out / "adapter_config.json").touch()
@@ -75,18 +76,18 @@ def steps(monkeypatch):
 def test_every_mode_is_evaluated_after_the_training(steps, tmp_path) -> None:
     out = tmp_path / "demo"
     assert run.main(["--out", str(out), "--device", "cpu", "--peak", "0.5"]) == 0
-    (train, *train_flags), (adapter, *_), *evaluations, (plots, *_) = steps.calls
-    assert (train, adapter, plots) == ("train", "train_adapter", "plots")
+    (train, *train_flags), (prompts, *_), (adapter, *_), *evaluations, (plots, *_) = steps.calls
+    assert (train, prompts, adapter, plots) == ("train", "held_out", "train_adapter", "plots")
     assert train_flags[train_flags.index("--peak") :][:2] == ["--peak", "0.5"]
     assert [call[0] for call in evaluations] == ["runtime.bench"] * len(run.EVALUATIONS)
     assert {path.stem for path in out.glob("*.json")} == {*run.EVALUATIONS, "plots"}
-    assert set(everyday.TASKS) <= set(evaluations[0])
+    assert set(everyday.NAMES) <= set(evaluations[0])
     steps.calls.clear()
     assert run.main(["--out", str(out), "--device", "cpu"]) == 0
     assert steps.calls == []
 
 
-@pytest.mark.parametrize(("fail", "left"), [("train", len(run.EVALUATIONS) + 3), ("balanced.json", 7)])
+@pytest.mark.parametrize(("fail", "left"), [("train", len(run.EVALUATIONS) + 4), ("balanced.json", 7)])
 def test_a_run_continues_with_the_step_that_failed(steps, tmp_path, fail, left) -> None:
     out = tmp_path / "demo"
     steps.fail = fail
@@ -107,7 +108,7 @@ def test_two_gpus_run_two_steps_at_a_time(steps, tmp_path, monkeypatch, capsys, 
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     steps.pairs = threading.Barrier(2)
     assert run.main(["--out", str(tmp_path), "--gpus", "2"]) == 0
-    train, *others = steps.commands
+    train, _, *others = steps.commands
     assert train[: train.index("training.demo.train")] == [run.sys.executable, *run.launcher(2)]
     assert "torch.distributed.run" in train
     assert len(others) == len(run.EVALUATIONS) + 2
