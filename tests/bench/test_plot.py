@@ -1,11 +1,6 @@
 """Tests of the plots of a benchmark: every curve is in the PNG, and a bad file name is refused before measuring."""
 
-import argparse
-
-import pytest
-
-from runtime.bench import eval as evaluate
-from runtime.bench import plot, serve, steps, sweep
+from runtime.bench import plot, serve
 from runtime.bench.plot import Curve
 
 
@@ -16,31 +11,6 @@ def test_a_picture_of_two_curves(tmp_path) -> None:
     one = tmp_path / "one.png"
     plot.draw(one, "title", ("x", "y"), [Curve("a", [(1, 2), (3, 4)], ["p", "q"])])
     assert one.read_bytes() != file.read_bytes()
-
-
-@pytest.mark.parametrize("tool", [serve, sweep])
-def test_another_kind_of_file_is_refused(tool, capsys) -> None:
-    parser = argparse.ArgumentParser()
-    tool.add_arguments(parser)
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--plot", "picture.jpg"])
-    assert "'picture.jpg' must end in .png" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("tool", "flag", "name"),
-    [
-        *((tool, "--json", "figures.json") for tool in (evaluate, serve, steps, sweep)),
-        *((tool, "--plot", "picture.png") for tool in (serve, sweep)),
-    ],
-)
-def test_a_file_that_could_not_be_written_is_refused_before_the_measuring(capsys, tmp_path, tool, flag, name) -> None:
-    parser = argparse.ArgumentParser()
-    tool.add_arguments(parser)
-    for path, why in ((tmp_path / "none" / name, "does not exist; create it"), (tmp_path, "is a directory")):
-        with pytest.raises(SystemExit):
-            parser.parse_args([flag, str(path)])
-        assert why in capsys.readouterr().err
 
 
 def test_curves_of_loads_omit_missing_measurements() -> None:

@@ -4,12 +4,14 @@ import argparse
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from runtime import LLM
 from runtime.bench.__main__ import run
+from runtime.errors import ConfigError
 from runtime.kernels.ops import TORCH
 from runtime.layers.layer_factory import LayerFactory
 from tests.distributed.threads import together
@@ -77,6 +79,16 @@ def test_one_rank_of_four_runs_alone(capsys):
     assert (step["ranks"], step["communication"], step["batch"]) == (4, False, 2)
     assert step["step_ms"] > 0
     assert prefill["prefill"] == 64
+
+
+def test_a_batch_must_fit_into_a_step():
+    stats = SimpleNamespace(step_seconds=[1.0], batch_sizes=[256], device_seconds=[])
+    info = SimpleNamespace(vocab_size=8, max_num_batched_tokens=8192)
+    llm = SimpleNamespace(info=info, engine=SimpleNamespace(stats=lambda: stats), generate=lambda *_: None)
+    args = argparse.Namespace(context=1, steps=1)
+    assert ranks._batch(llm, 256, args) == {"step_ms": 1000.0, "device_ms": 0.0, "steps": 1}
+    with pytest.raises(ConfigError, match="--batch 300: the largest step had 256 of the requests"):
+        ranks._batch(llm, 300, args)
 
 
 def test_collectives_of_a_rank_alone_return_its_values():
