@@ -62,9 +62,7 @@ def test_a_profile_has_steps_of_one_kind(monkeypatch, batch, rows):
 @pytest.mark.matrix
 def test_ranks_measures_every_size_with_and_without_expert_parallelism(tmp_path, capsys):
     file = tmp_path / "found.json"
-    line = (
-        "ranks --arch llada2-tiny --device cpu --batch 2 --steps 4 --context 32 --expert-parallel --prefill 64 --json"
-    )
+    line = "ranks --arch llada2-tiny --device cpu --batch 2 --steps 4 --context 32 --expert-parallel --prefill 64"
     assert bench(f"{line} --json", file) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [("step_ms" in line, "prefill" in line) for line in lines] == [(True, False), (True, True)] * 3
