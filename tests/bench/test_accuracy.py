@@ -147,7 +147,7 @@ def test_another_file_of_prompts_is_read(engines, tmp_path) -> None:
     [
         ("eval --n 0", "--n: must be at least 1"),
         ("sweep --n 0", "--n: must be at least 1"),
-        ("eval --n 49", "--n: add has 48 prompts"),
+        ("eval --n 33", "--n: add has 32 prompts"),
         ("eval --prompts none.jsonl", "none.jsonl has no prompts"),
         ("eval --tasks poetry", "--tasks: poetry is not a demo task"),
         ("eval --n 1 --algorithm fixed --mode speed", "decoding.mode"),

@@ -12,7 +12,7 @@ from runtime.bench.held_out import HELD_OUT, Prompt
 from training.demo import everyday
 from training.demo.tasks import all_tasks, held_out_samples
 
-COUNT = 48  # prompts per task of the file that ships
+COUNT = 32  # prompts per task of the file that ships
 
 
 def prompts(count: int) -> list[Prompt]:
