@@ -1,6 +1,8 @@
 # Two images of one file: `operator` (small, no torch) and `runtime` (one for CPU and for NVIDIA GPUs).
 # BASE needs Python 3.11 to 3.13 as `python3` and, for the build stages alone, either pip or apt-get.
 # Both run as user 65532 and write nowhere but in what is mounted: /tmp and the directories of their settings.
+# The label `licenses` is that of this project and of the Python packages (python -m tools.licenses). Packages of Debian have
+# their licenses in /usr/share/doc.
 ARG BASE=python:3.12-slim
 
 # --- what the operator imports, into an environment of its own -------------------------------------------------------
@@ -24,7 +26,7 @@ LABEL org.opencontainers.image.title="Unmask operator" \
       org.opencontainers.image.description="Runs diffusion language models on Kubernetes" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
-      org.opencontainers.image.licenses="Apache-2.0"
+      org.opencontainers.image.licenses="Apache-2.0 AND BSD-2-Clause AND BSD-3-Clause AND ISC AND MIT AND MPL-2.0 AND PSF-2.0"
 # A base may bring an installer of packages; a running operator has no use for one.
 RUN python3 -c 'import shutil, sysconfig, pathlib as p; \
 lib = p.Path(sysconfig.get_path("stdlib")); sites = [lib / "site-packages", p.Path("/usr/lib/python3/dist-packages")]; \
@@ -64,7 +66,7 @@ LABEL org.opencontainers.image.title="Unmask runtime" \
       org.opencontainers.image.description="Serves diffusion language models over an OpenAI-compatible API" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
-      org.opencontainers.image.licenses="Apache-2.0"
+      org.opencontainers.image.licenses="0BSD AND Apache-2.0 AND BSD-2-Clause AND BSD-3-Clause AND CC0-1.0 AND CNRI-Python AND ISC AND LicenseRef-NVIDIA-Proprietary AND MIT AND MIT-0 AND MPL-2.0 AND PSF-2.0 AND Zlib"
 COPY --from=runtime-packages /opt/unmask /opt/unmask
 COPY runtime /opt/unmask/app/runtime
 RUN /opt/unmask/bin/python -m compileall -q /opt/unmask/app \

@@ -24,7 +24,7 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Bytecode is cached: otherwise each process compiles the modules again, and pytest rewrites all assertions.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup serve chat test test-rest test-all test-slow test-times test-load programs e2e e2e-smoke browser-test screenshots clients lint format typecheck crds docs operator-bench siege release-check gpu-test gpu-test-2 gpu-bench images lock clean
+.PHONY: help setup serve chat test test-rest test-all test-slow test-times test-load programs e2e e2e-smoke browser-test screenshots clients lint format typecheck crds docs operator-bench siege release-check gpu-test gpu-test-2 gpu-bench wheel images lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -175,6 +175,11 @@ gpu-bench:  ## step times of LLaDA2.0-mini's shape with random weights, in 16 bi
 	  PYTHONPATH=. $(PYTHON) -m runtime.bench steps --live --arch llada2-mini --random-weights $$format --context 512 \
 	    --prompt 512 --batch 1 8 32 64 --cases plain commit mixed prefill $(ARGS) || exit 1; \
 	done
+
+wheel:  ## build the wheel in dist/
+	@$(UV)
+	rm -rf build/lib  # of an earlier build, whose files the wheel would contain
+	$(BIN)/uv build --quiet --wheel --build-constraints constraints/lock.txt --require-hashes --out-dir dist
 
 images:  ## build the images, and write their SBOMs: IMAGES=operator BUILDER="buildah bud" BASE=image REGISTRY=host/path/ BUILD_ARGS="..."
 	@$(UV)

@@ -15,8 +15,8 @@ from statistics import median
 import pytest
 
 from runtime.algorithms.base import COMMON, algorithm_keys, get_algorithm
+from runtime.bench import __main__ as bench
 from runtime.bench import sweep
-from runtime.bench.__main__ import MODULES, TOOLS
 from runtime.config import FLAGS, parse
 from runtime.models.base import families, resolve_family
 from runtime.request.decoding import ENGINE_FIELDS, SELECTORS
@@ -25,6 +25,7 @@ from runtime.scheduling.strategy import DecodingContext, Strategy
 from runtime.strategies.registry import make_strategy, strategies
 from tests.golden import GOLDEN
 from tests.layout.pages import headings, slugs
+from tools.bench import __main__ as developer_bench
 from tools.docs import decoding_fields, models
 from tools.docs import request_fields as request_markdown
 from tools.docs.flags import with_table
@@ -38,6 +39,7 @@ FLAGS_PAGE, FIELDS_PAGE = "docs/reference/flags.md", "docs/reference/request-fie
 DECODING_PAGE, DEFINITIONS_PAGE = "docs/guide/decoding.md", "docs/research/decoding-rules.md"
 MODELS_PAGE, RECIPES_PAGE = "docs/models/index.md", "docs/models/recipes.md"
 VERIFICATION_PAGE = "docs/models/verification.md"
+BENCHES = {"runtime.bench": bench.TOOLS, "tools.bench": developer_bench.TOOLS}
 
 
 def page(name: str) -> str:
@@ -65,12 +67,13 @@ def test_the_table_of_flags_is_up_to_date():
 
 @cache
 def bench_flags() -> set[str]:
-    """Returns the flags of all tools of runtime.bench."""
+    """Returns the flags of all tools of runtime.bench and of tools.bench."""
     found = set()
-    for tool in TOOLS:
-        parser = argparse.ArgumentParser()
-        import_module(f"runtime.bench.{MODULES.get(tool, tool)}").add_arguments(parser)
-        found |= set(parser._option_string_actions)
+    for package, tools in BENCHES.items():
+        for tool in tools:
+            parser = argparse.ArgumentParser()
+            import_module(f"{package}.{bench.MODULES.get(tool, tool)}").add_arguments(parser)
+            found |= set(parser._option_string_actions)
     return found
 
 
@@ -140,8 +143,8 @@ def test_tools_and_targets_exist():
     for name in PAGES:
         for target in re.findall(r"(?:^|`)make ([a-z0-9-]+)", page(name), re.MULTILINE):
             assert target in targets, target
-        for tool in re.findall(r"runtime\.bench (\w+)", page(name).replace("bench TOOL", "")):
-            assert tool in TOOLS, tool
+        for package, tool in re.findall(r"(\w+\.bench) (\w+)", page(name).replace("bench TOOL", "")):
+            assert tool in BENCHES[package], tool
 
 
 def test_the_picture_of_the_algorithms_is_the_output_of_the_documented_command(monkeypatch):
@@ -156,10 +159,10 @@ def test_the_picture_of_the_algorithms_is_the_output_of_the_documented_command(m
     assert picture.stat().st_size <= 120_000
 
 
-def test_the_table_of_tools_lists_tools_of_bench():
+def test_the_tables_of_tools_list_tools_of_bench():
     table = page("docs/operations/performance.md").split("\n### Tools\n")[1].split("\n### ")[0]
     listed = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
-    assert sorted(listed) == sorted(TOOLS)
+    assert sorted(listed) == sorted(tool for tools in BENCHES.values() for tool in tools)
 
 
 def test_python_examples_use_existing_names():

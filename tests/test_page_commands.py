@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from runtime.bench.__main__ import MODULES, TOOLS
+from runtime.bench import __main__ as bench
 from runtime.config import parse
 from tests.server.harness import serving
 from tests.test_plugins import page_plugin
@@ -91,8 +91,8 @@ def test_flags_of_the_server_and_of_bench_parse(command):
         return
     tool, *args = args
     parser = argparse.ArgumentParser()
-    assert tool in TOOLS
-    import_module(f"runtime.bench.{MODULES.get(tool, tool)}").add_arguments(parser)
+    assert tool in import_module(f"{module}.__main__").TOOLS
+    import_module(f"{module}.{bench.MODULES.get(tool, tool)}").add_arguments(parser)
     parser.parse_args([arg for arg in args if arg != "--help"])
 
 

@@ -1,4 +1,4 @@
-"""Checks whether the repository can be released: ``python -m tools.release`` (`make release-check`).
+"""Checks whether the repository can be released: ``python -m tools.release [TAG]`` (`make release-check`).
 
 docs/developer/release.md is the checklist.
 """
@@ -13,7 +13,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PLACEHOLDER = "fill-in.invalid"  # a host that cannot exist (RFC 2606), so nothing is sent to a place that is not filled
+WORKFLOW = ".github/workflows/release.yaml"
 PLACEHOLDERS = (
+    WORKFLOW,
     "CODE_OF_CONDUCT.md",
     "SECURITY.md",
     "charts/unmask-crds/Chart.yaml",
@@ -38,9 +40,8 @@ def unfilled(root: Path) -> Iterator[str]:
                 yield f"{name}:{number}: not filled: {line.strip()}"
 
 
-def other_versions(root: Path) -> Iterator[str]:
+def other_versions(root: Path, version: str) -> Iterator[str]:
     """Yields each version that differs from that of pyproject.toml, and a changelog without a date."""
-    version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     for name, pattern in VERSIONS.items():
         found = re.findall(pattern, (root / name).read_text(encoding="utf-8"), re.MULTILINE)
         if set(found) != {version}:
@@ -50,12 +51,23 @@ def other_versions(root: Path) -> Iterator[str]:
         yield f'CHANGELOG.md: the first heading is not "## {version} (YEAR-MONTH-DAY)"'
 
 
-def problems(root: Path = ROOT) -> list[str]:
-    """Returns all reasons against a release."""
-    return [*unfilled(root), *other_versions(root)]
+def movable(root: Path) -> Iterator[str]:
+    """Yields each action of the workflow without a commit, and each image without a digest. They could change."""
+    for number, line in enumerate((root / WORKFLOW).read_text(encoding="utf-8").splitlines(), start=1):
+        pinned = r"uses: \S+@[0-9a-f]{40}( |$)" if "uses: " in line else r"@sha256:[0-9a-f]{64}$"
+        used = "uses: " in line or re.match(r" +(BASE|BUILDKIT|SBOM_GENERATOR): ", line)
+        if used and PLACEHOLDER not in line and not re.search(pinned, line):
+            yield f"{WORKFLOW}:{number}: has no commit or digest after the @: {line.strip()}"
+
+
+def problems(root: Path = ROOT, tag: str | None = None) -> list[str]:
+    """Returns all reasons against a release; with a tag also if it is not that of the version."""
+    version = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    wrong = [] if tag in (None, f"v{version}") else [f"the tag is {tag}, but v{version} is that of pyproject.toml"]
+    return [*wrong, *unfilled(root), *movable(root), *other_versions(root, version)]
 
 
 if __name__ == "__main__":
-    found = problems()
+    found = problems(tag=sys.argv[1] if len(sys.argv) > 1 else None)
     print(*found, sep="\n")
     sys.exit(bool(found))

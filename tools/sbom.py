@@ -15,12 +15,12 @@ import tempfile
 from pathlib import Path
 
 CONSTRAINTS = Path(__file__).parents[1] / "constraints"
-_PIN = re.compile(r"^([a-z0-9][\w.-]*)==([^\s;]+)( ; [^\\\n]+?)? *\\?$", re.MULTILINE)
+PIN = re.compile(r"^([a-z0-9][\w.-]*)==([^\s;]+)( ; [^\\\n]+?)? *\\?$", re.MULTILINE)
 
 
 def project(image: str, version: str, constraints: str) -> str:
     """Returns the pyproject.toml of a project with these requirements, for the platform of the images."""
-    pins = [f"{name}=={pin}{marker}" for name, pin, marker in _PIN.findall(constraints)]
+    pins = [f"{name}=={pin}{marker}" for name, pin, marker in PIN.findall(constraints)]
     return (
         f'[project]\nname = "unmask-{image}"\nversion = "{version}"\nrequires-python = ">=3.11"\n'
         f"dependencies = {json.dumps(pins)}\n"
@@ -31,7 +31,7 @@ def project(image: str, version: str, constraints: str) -> str:
 def differences(bill: str, constraints: str) -> list[str]:
     """Returns packages of the bill that are not in the constraints, and unconditional constraints that it lacks."""
     listed = {(part["name"], part["version"]) for part in json.loads(bill)["components"]}
-    pins = {(name, pin): marker for name, pin, marker in _PIN.findall(constraints)}
+    pins = {(name, pin): marker for name, pin, marker in PIN.findall(constraints)}
     wrong = (listed - pins.keys()) | {pin for pin, marker in pins.items() if not marker and pin not in listed}
     return sorted(f"{name} {version}" for name, version in wrong)
 

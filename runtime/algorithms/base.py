@@ -8,15 +8,17 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 
 from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps, TopTokens
 from runtime.errors import ConfigError
 from runtime.plugins import Registry
-from runtime.request.engine_messages import EngineInfo
 from runtime.request.field_spec import Field, Value, fraction_field
+
+if TYPE_CHECKING:
+    from runtime.request.engine_messages import EngineInfo
 
 # The first columns of every parameter row: the sampling parameters, which do not depend on the algorithm.
 TEMPERATURE, TOP_P, TOP_K, MIN_P = range(4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import runtime
 from runtime.config.suggestions import SuggestingParser
@@ -17,12 +17,8 @@ TOOLS = {
     "start": "time from process start to ready, by phase",
     "warm": "compile kernels into a cache that servers read at start",
     "generate": "tokens per second of LLM.generate, and the bound of its steps",
-    "ranks": "time served steps of an architecture with random weights on one GPU and on several",
-    "collectives": "time single all-reduces of tensor parallel layers, by rows of a step",
-    "draw": "draw results of steps or serve as curves",
     "tune": "find the fastest tiles of fused MoE on this GPU, and write its table; needs a GPU",
     "ceilings": "peak rates of this GPU in GEMMs and memory reads, to compare steps with; needs a GPU",
-    "host": "the Python cost of a step, with a model that computes nothing",
     "eval": "accuracy and tokens per forward on the demo tasks",
     "sweep": "accuracy over speed, one curve per unmasking algorithm",
 }
@@ -39,21 +35,32 @@ EXAMPLES = {
     "serve": "python -m runtime.bench serve --clients 1 8 --requests 64",
     "steps": "python -m runtime.bench steps --arch llada2-mini --random-weights --batch 1 8 --context 512",
 }
-MODULES = {"ceilings": "device_peaks", "host": "python_overhead"}  # of tools whose modules have other names
+MODULES = {"ceilings": "device_peaks"}  # of tools whose modules have other names
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    return run("runtime.bench", TOOLS, argv)
+
+
+def run(package: str, tools: Mapping[str, str], argv: Sequence[str] | None = None) -> int:
+    """Runs a tool of a package. Returns the exit code.
+
+    Args:
+        package: dotted name. A module of a tool has `add_arguments` and `main`.
+        tools: names, with their descriptions.
+        argv: name and flags of a tool; None for the arguments of the process.
+    """
     args = list(sys.argv[1:] if argv is None else argv)
     parser = SuggestingParser(
-        prog="python -m runtime.bench",
-        description="\n".join(f"{name:11} {text}" for name, text in TOOLS.items()),
+        prog=f"python -m {package}",
+        description="\n".join(f"{name:11} {text}" for name, text in tools.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("tool", choices=TOOLS)
+    parser.add_argument("tool", choices=tools)
     name = parser.parse_args(args[:1]).tool
     runtime.wait_passively()
-    module = importlib.import_module(f"runtime.bench.{MODULES.get(name, name)}")
-    own = SuggestingParser(prog=f"python -m runtime.bench {name}", description=TOOLS[name])
+    module = importlib.import_module(f"{package}.{MODULES.get(name, name)}")
+    own = SuggestingParser(prog=f"python -m {package} {name}", description=tools[name])
     module.add_arguments(own)
     if name in COMMON:
         _shorten_help(own, name, everything="--help-all" in args)

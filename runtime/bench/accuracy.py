@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from runtime.bench import output
-from runtime.demo import everyday
-from runtime.demo.tasks import Sample, Task, all_tasks, held_out_samples
+from runtime.bench.held_out import HELD_OUT, Kind, Task, read_tasks
 from runtime.errors import ConfigError
 
 MAX_TOKENS = 400  # per answer; more than the longest correct answer
@@ -61,37 +61,32 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plugin", action="append", default=[], metavar="FILE.py", help="plugin to load, repeatable")
     parser.add_argument("--quantization", help="format of linear layers and experts: fp8, int8, int4")
     parser.add_argument("--batch", type=int, default=32, help="requests per batch; default: 32")
-    parser.add_argument("--n", type=int, default=500, help="held-out prompts per task; default: 500")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the choice of held-out prompts; default: 0")
+    parser.add_argument(
+        "--prompts", type=Path, default=HELD_OUT, metavar="FILE",
+        help="prompts with expected answers, as training.demo.held_out writes them; default: those of the package",
+    )  # fmt: skip
+    parser.add_argument("--n", type=int, help="prompts per task, the first of the file; default: all")
     output.add_json(parser)
 
 
-def chosen_tasks(
-    names: Sequence[str] | None, kind: str | None = None, known: Mapping[str, Task] | None = None
-) -> list[Task]:
-    """Returns the tasks of these names.
-
-    Args:
-        names: names in `known`, or of the files of everyday.py; None for all of `known`.
-        kind: if set, only tasks of this kind.
-        known: None for the tasks that the shipped checkpoint was trained on.
+def chosen_tasks(args: argparse.Namespace, kinds: Sequence[Kind] = ("short", "long")) -> list[Task]:
+    """Returns the tasks of `--tasks` with `--n` prompts each; without `--tasks`, all tasks of these kinds.
 
     Raises:
-        ConfigError: a name is unknown.
+        ConfigError: the file has no such task, or a task has fewer prompts.
     """
-    known = all_tasks() if known is None else known
-    tasks = {**known, **everyday.TASKS}
-    if unknown := sorted(set(names or ()) - set(tasks)):
-        raise ConfigError(f"--tasks: {', '.join(unknown)} is not a demo task; known: {', '.join(sorted(tasks))}")
-    picked = [tasks[n] for n in names] if names else list(known.values())
-    return [t for t in picked if kind is None or t.kind == kind]
-
-
-def prompts_of(task: Task, count: int, seed: int) -> list[Sample]:
-    """Returns `count` held-out prompts of a task; at most all prompts of a file of everyday.py."""
-    if task.name in everyday.TASKS:
-        return everyday.chosen(count, seed, task.name)
-    return held_out_samples(task, count, seed)
+    known = read_tasks(args.prompts)
+    if unknown := sorted(set(args.tasks or ()) - set(known)):
+        raise ConfigError(f"--tasks: {', '.join(unknown)} is not a demo task; known: {', '.join(sorted(known))}")
+    tasks = [known[name] for name in args.tasks] if args.tasks else [t for t in known.values() if t.kind in kinds]
+    if args.n is None:
+        return tasks
+    if args.n < 1:
+        raise ConfigError("--n: must be at least 1")
+    for task in tasks:
+        if args.n > len(task.prompts):
+            raise ConfigError(f"--n: {task.name} has {len(task.prompts)} prompts; lower --n, or name another --prompts")
+    return [Task(task.name, task.prompts[: args.n]) for task in tasks]
 
 
 def open_llm(args: argparse.Namespace, batch: int) -> Any:
@@ -107,27 +102,26 @@ def open_llm(args: argparse.Namespace, batch: int) -> Any:
 def run_task(
     llm: Any,
     task: Task,
-    samples: Sequence[Sample],
     decoding: dict[str, Any],
     chunk: int,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Result:
-    """Decodes every sample greedily, `chunk` prompts per call, and checks the answers."""
+    """Decodes every prompt greedily, `chunk` prompts per call, and checks the answers."""
     from runtime import SamplingParams
 
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, seed=0, decoding=decoding)
     right = tokens = nfe = 0
     answers: list[str] = []
-    for at in range(0, len(samples), chunk):
-        part = samples[at : at + chunk]
-        outs = llm.generate([s.messages for s in part], params)
-        for sample, out in zip(part, outs, strict=True):
+    for at in range(0, len(task.prompts), chunk):
+        part = task.prompts[at : at + chunk]
+        outs = llm.generate([prompt.messages for prompt in part], params)
+        for prompt, out in zip(part, outs, strict=True):
             answers.append(out.text)
-            right += task.check(sample, out.text)
+            right += prompt.is_right(out.text)
             tokens += len(out.token_ids) + out.eos
             nfe += out.nfe
         advance(len(part))
-    return Result(task.name, task.kind, len(samples), right, tokens, nfe, tuple(answers))
+    return Result(task.name, task.kind, len(task.prompts), right, tokens, nfe, tuple(answers))
 
 
 def run_tasks(
@@ -139,14 +133,11 @@ def run_tasks(
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     results = []
-    if args.n < 1:
-        raise ConfigError("--n: must be at least 1")
     console = Console()  # without a terminal, a finished bar would leave an empty line
     with Progress(*columns, transient=True, console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(title, total=args.n * len(tasks))
+        bar = progress.add_task(title, total=sum(len(task.prompts) for task in tasks))
         for task in tasks:
             progress.update(bar, description=f"{title}: {task.name}")
-            samples = prompts_of(task, args.n, args.seed)
             chunk = max(4 * args.batch, 16)
-            results.append(run_task(llm, task, samples, decoding, chunk, lambda n: progress.advance(bar, n)))
+            results.append(run_task(llm, task, decoding, chunk, lambda n: progress.advance(bar, n)))
     return results

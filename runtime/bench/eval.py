@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from runtime.bench.accuracy import (
@@ -18,10 +18,9 @@ from runtime.bench.accuracy import (
     chosen_tasks,
     open_llm,
     pooled,
-    prompts_of,
     run_tasks,
 )
-from runtime.demo.tasks import Task
+from runtime.bench.held_out import Task
 from runtime.errors import ConfigError, RequestError
 from runtime.plugins import load_plugins
 
@@ -51,19 +50,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--show-wrong", type=int, default=0, metavar="N", help="print N wrong answers per task")
 
 
-def main(args: argparse.Namespace, known: Mapping[str, Task] | None = None) -> int:
-    """Runs the tool, and returns its exit code. `known` replaces the tasks of `runtime.demo.tasks`."""
+def main(args: argparse.Namespace) -> int:
     try:
-        return _evaluate(args, known)
+        return _evaluate(args)
     except (ConfigError, RequestError) as error:
         print(error, file=sys.stderr)
         return 1
 
 
-def _evaluate(args: argparse.Namespace, known: Mapping[str, Task] | None) -> int:
+def _evaluate(args: argparse.Namespace) -> int:
     from rich.console import Console
 
-    tasks = chosen_tasks(args.tasks, known=known)
+    tasks = chosen_tasks(args)
     load_plugins(args.plugin)
     decoding: dict[str, Any] = {} if args.algorithm is None else {"algorithm": args.algorithm}
     if args.mode or args.algorithm is None or _has_modes(args.algorithm):
@@ -72,9 +70,9 @@ def _evaluate(args: argparse.Namespace, known: Mapping[str, Task] | None) -> int
     with open_llm(args, args.batch) as llm:
         results = run_tasks(llm, tasks, args, decoding, f"batch {args.batch}")
     console = Console()
-    console.print(_table(results, f"{args.n} held-out prompts per task, {decoding}, batch {args.batch}"))
+    console.print(_table(results, f"{args.n or 'all'} held-out prompts per task, {decoding}, batch {args.batch}"))
     if args.show_wrong:
-        _show_wrong(console, results, tasks, args)
+        _show_wrong(console, results, tasks, args.show_wrong)
     faults = _below(results, args)
     if args.compare_batch:
         with open_llm(args, 1) as llm:
@@ -137,7 +135,7 @@ def _table(results: Sequence[Result], title: str) -> Any:
     for r in results:
         figures = f"{100 * r.accuracy:.1f}", f"{r.tokens_per_forward:.2f}", f"{r.tokens:,}", f"{r.nfe:,}"
         table.add_row(r.task, r.kind, *figures)
-    for kind in ("short", "long", "all"):
+    for kind in ("short", "long", "written", "all"):
         some = [r for r in results if kind in (r.kind, "all")]
         if some:
             accuracy, speed = pooled(some)
@@ -147,7 +145,7 @@ def _table(results: Sequence[Result], title: str) -> Any:
 
 def _below(results: Sequence[Result], args: argparse.Namespace) -> list[str]:
     """Returns one sentence per limit that does not hold."""
-    bars = {"short": args.min_short, "long": args.min_long}
+    bars = {"short": args.min_short, "long": args.min_long, "written": None}
     faults = [
         f"{r.task}: {100 * r.accuracy:.1f} % is below the bar of {100 * bars[r.kind]:.1f} % for {r.kind} tasks"
         for r in results
@@ -159,10 +157,10 @@ def _below(results: Sequence[Result], args: argparse.Namespace) -> list[str]:
     return faults
 
 
-def _show_wrong(console: Any, results: Sequence[Result], tasks: Sequence[Task], args: argparse.Namespace) -> None:
+def _show_wrong(console: Any, results: Sequence[Result], tasks: Sequence[Task], limit: int) -> None:
+    """Prints at most `limit` wrong answers per task."""
     for result, task in zip(results, tasks, strict=True):
-        samples = prompts_of(task, args.n, args.seed)
-        wrong = [(s, t) for s, t in zip(samples, result.answers, strict=True) if not task.check(s, t)]
-        for sample, text in wrong[: args.show_wrong]:
-            prompt = sample.messages[-1]["content"]
-            console.print(f"{result.task}: {prompt!r} -> {text!r}, expected {sample.answer!r}", markup=False)
+        wrong = [(p, text) for p, text in zip(task.prompts, result.answers, strict=True) if not p.is_right(text)]
+        for prompt, text in wrong[:limit]:
+            asked = prompt.messages[-1]["content"]
+            console.print(f"{result.task}: {asked!r} -> {text!r}, expected {prompt.answer!r}", markup=False)

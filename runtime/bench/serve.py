@@ -20,6 +20,7 @@ import aiohttp
 import uvloop
 
 from runtime.bench import output, plot, started
+from runtime.bench.held_out import read_tasks
 from runtime.bench.load import closed_loop, health_rate, open_loop, session
 from runtime.bench.multiprocess_load import load_processes
 from runtime.bench.sizes import above_zero
@@ -103,17 +104,18 @@ def _run(args: argparse.Namespace, loads: list[tuple[str, float]], model: str | 
 
 
 def bodies(args: argparse.Namespace, round_number: int) -> list[Body]:
-    """Returns the chat requests of one round: prompts of the demo's tasks, new in each round so that no cache helps."""
-    from runtime.demo.tasks import all_tasks
-
-    rng = random.Random(f"bench/{args.seed}/{round_number}")
-    # a tool result requires a call before it, which tasks write as text
-    tasks = [task for task in all_tasks().values() if not task.name.startswith("tool_")]
+    """Returns the chat requests of one round: prompts of the demo's tasks, with salts so that no cache helps."""
     fields: Body = {"max_tokens": args.max_tokens, "ignore_eos": args.ignore_eos, "temperature": 0.0}
     decoding = {"mode": args.mode, "accept_threshold": args.accept_threshold}
     if decoding := {name: value for name, value in decoding.items() if value is not None}:
         fields["decoding"] = decoding
-    return [{"messages": list(rng.choice(tasks).make(rng).messages), **fields} for _ in range(args.requests)]
+    # a tool result requires a call before it, which tasks write as text
+    tasks = [task for task in read_tasks().values() if task.kind != "written" and not task.name.startswith("tool_")]
+    rng = random.Random(f"bench/{args.seed}/{round_number}")
+    return [
+        {"messages": rng.choice(rng.choice(tasks).prompts).messages, "cache_salt": f"{rng.random()}", **fields}
+        for _ in range(args.requests)
+    ]
 
 
 async def _measure(
@@ -178,9 +180,8 @@ def _with_llm(args: argparse.Namespace, model: str | None, numbers: list[int]) -
         for number in [-1, *numbers]:  # the first warms up
             todo = bodies(args, number)
             decoding = todo[0].get("decoding")
-            params = SamplingParams(
-                max_tokens=args.max_tokens, ignore_eos=args.ignore_eos, temperature=0.0, decoding=decoding
-            )
+            ask = {"max_tokens": args.max_tokens, "ignore_eos": args.ignore_eos, "decoding": decoding}
+            params = [SamplingParams(temperature=0.0, cache_salt=body["cache_salt"], **ask) for body in todo]
             start = time.perf_counter()
             outputs = llm.generate([body["messages"] for body in todo], params)
             seconds = time.perf_counter() - start

@@ -15,7 +15,7 @@ from typing import Any
 
 from runtime.bench import plot
 from runtime.bench.accuracy import Result, add_model_arguments, chosen_tasks, open_llm, pooled, run_tasks
-from runtime.demo.tasks import Task
+from runtime.bench.held_out import Task
 from runtime.errors import ConfigError, RequestError
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.validation import check_declared
@@ -77,7 +77,7 @@ Found = list[tuple[Sweep, list[Point]]]
 
 def main(args: argparse.Namespace) -> int:
     try:
-        tasks = chosen_tasks(args.tasks, None if args.tasks else "long")
+        tasks = chosen_tasks(args, ("long",))
         found: Found = []
         with open_llm(args, args.batch) as llm:
             for walk in sweeps(llm.info, args.algorithm, args.values):
@@ -90,14 +90,14 @@ def main(args: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 1
     named = ", ".join(task.name for task in tasks) if len(tasks) < 4 else f"{len(tasks)} tasks"
-    title = f"{named}; held-out prompts of each: {args.n}"
+    title = f"{named}; held-out prompts of each: {args.n or 'all'}"
     _print(title, tasks, found)
     if args.json:
         algorithms = [
             {"algorithm": walk.algorithm, "field": walk.field, "points": [point.row() for point in points]}
             for walk, points in found
         ]
-        args.json.write_text(json.dumps({"n": args.n, "seed": args.seed, "algorithms": algorithms}, indent=1) + "\n")
+        args.json.write_text(json.dumps({"n": args.n, "algorithms": algorithms}, indent=1) + "\n")
     if args.plot:
         plot.draw(args.plot, title, AXES, curves(found), log_x=True)
     return 0

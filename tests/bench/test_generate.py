@@ -33,20 +33,6 @@ def test_every_step_fills_a_block(tmp_path, capsys):
         assert row["share"] == pytest.approx(row["tokens_per_s"] / row["allowed"], rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["generate", "--arch", "llada2-tiny"], "--random-weights"),
-        ([*TINY, "--batch", "0"], "--batch must be at least 1"),
-        ([*TINY, "--rounds", "0"], "--rounds must be at least 1"),
-        (["generate", "--arch", "nope", "--random-weights"], "llada2-mini"),
-    ],
-)
-def test_refusals_name_the_flag(arguments, sentence, capsys):
-    assert main(arguments) == 1
-    assert sentence in capsys.readouterr().out
-
-
 @pytest.mark.matrix
 @pytest.mark.parametrize(("name", "size", "mask"), [("llada2-tiny", 1024, 1023), ("llada2-mini", 157184, 156895)])
 def test_files_of_a_shape_have_a_word_for_each_id(tmp_path, name, size, mask):

@@ -1,6 +1,5 @@
 """Tests of `runtime.bench steps --live` on the CPU with tiny shapes. Each repetition of a step has the same inputs."""
 
-import argparse
 import json
 from dataclasses import replace
 
@@ -12,14 +11,12 @@ from runtime.bench import layers
 from runtime.bench.__main__ import main
 from runtime.bench.layers import layer_error
 from runtime.bench.model_shapes import architecture, random_model
-from runtime.bench.roofline import work_of
 from runtime.bench.step_plans import StepPlans
 from runtime.bench.steps import table
 from runtime.kernels.layernorm import SandwichNormOps, gemm_add_norm_reference, post_mlp_norms_reference
 from runtime.kernels.ops import TORCH, TRITON, KernelSet
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import LayerFactory
-from runtime.layers.parameter import named_weights
 from runtime.scheduling.strategy import DecodingContext
 from runtime.strategies.registry import make_strategy
 from runtime.worker.model_runner import ModelRunner
@@ -171,35 +168,3 @@ def test_references_replace_all_kernels_of_diffusion_gemma():
         )
         assert not held(SandwichNormOps)
     assert set(map(id, held(KernelSet))) == {id(TRITON)}
-
-
-def test_the_bound_is_bytes_or_flops():
-    runner, plan = a_step()
-    model = runner.model
-    chosen = [4.0] * 2  # of the 16 experts in each of the two MoE layers
-    work = work_of(model, runner.pool, plan, chosen)
-    experts = sum(w.nbytes for w in named_weights(model).values() if len(w.shape) == 3)
-    others = sum(
-        w.nbytes for name, w in named_weights(model).items() if len(w.shape) < 3 and name != "embed_tokens.weight"
-    )
-    embedding = named_weights(model)["embed_tokens.weight"].nbytes * 96 / 1024
-    keys = 3 * 96 * runner.pool.nbytes / (20 * 32)
-    assert work.total.nbytes == pytest.approx(experts / 4 + others + embedding + keys)
-    flops = 2 * 96 * sum(w.size for n, w in named_weights(model).items() if len(w.shape) == 2 and "emb" not in n)
-    head = named_weights(model)["lm_head_weight"]
-    flops += 2 * (48 - 96) * head.size  # half of the positions are sampled
-    flops += 2 * 96 * 4 / 16 * sum(w.size for w in named_weights(model).values() if len(w.shape) == 3)
-    second_step = {
-        n: w for n, w in named_weights(model).items() if n.startswith("layers.2.mlp.")
-    }  # runs for sampled positions only
-    flops += (
-        2 * (48 - 96) * sum(w.size * (4 / 16 if len(w.shape) == 3 else len(w.shape) == 2) for w in second_step.values())
-    )
-    flops += (
-        4
-        * plan.layout.visible_end.sum()
-        * sum(w.shape[1] for n, w in named_weights(model).items() if n.endswith("self_attn.o_proj.weight"))
-    )
-    assert work.total.flops == pytest.approx(flops)
-    rates = argparse.Namespace(tflops=1.0, tbs=2.0)
-    assert work.milliseconds(rates) == pytest.approx(max(work.total.nbytes / 2e9, work.total.flops / 1e9))

@@ -42,15 +42,3 @@ def test_the_peak_memory_of_children_counts():
 def test_an_answer_counts_in_both_periods():
     answers = [(0.0, 1.0, 10), (1.0, 3.0, 8), (3.5, 4.0, 5)]
     assert [tokens_between(answers, at, at + 2) for at in (0, 2)] == [14, 9]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--arch", "llada2-tiny", "--model", "checkpoint"], "leave out --model"),
-        (["--arch", "nope"], "llada2-mini"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments, sentence, capsys):
-    assert main(["start", *arguments]) == 1
-    assert sentence in capsys.readouterr().out

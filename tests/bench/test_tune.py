@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from runtime.bench import tune as tuning
-from runtime.bench.__main__ import main
 from runtime.bench.tune import is_masked_family, random_expert_ids, shape_of, with_limits
 from runtime.errors import ConfigError
 from runtime.kernels.fused_moe import tile_config
@@ -50,51 +49,38 @@ def test_shipped_tables_are_complete(path):
         assert rows[-1][0] == 1e9
 
 
-def test_shapes_include_the_shared_expert():
-    assert shape_of("llada2-mini") == (257, 2048, 512, 9), "the shared expert is one of them"
-
-
-def test_ranks_have_a_shard_of_the_width():
-    assert shape_of("llada2-mini", 2) == (257, 2048, 256, 9)
-    with pytest.raises(ConfigError, match="--tensor-parallel-size 3 does not divide the experts' width, 512"):
-        shape_of("llada2-mini", 3)
-
-
-def test_the_shape_of_sdar_moe():
-    assert shape_of("sdar-30b-a3b")[0] == 128
-
-
-def test_the_shape_of_diffusion_gemma():
-    assert shape_of("diffusiongemma-26b-a4b")[3] > 1
-
-
-@pytest.mark.parametrize(("arch", "masked"), [("llada2-mini", True), ("diffusiongemma-26b-a4b", False)])
-def test_rows_are_masked_where_the_family_denoises_masks(arch, masked):
+@pytest.mark.parametrize(
+    ("arch", "ranks", "expected", "masked"),
+    [
+        pytest.param("llada2-mini", 1, (257, 2048, 512, 9), True, id="llada2"),  # the shared expert is one of them
+        pytest.param("llada2-mini", 2, (257, 2048, 256, 9), True, id="llada2-shard"),
+        pytest.param("sdar-30b-a3b", 1, (128, 2048, 768, 8), True, id="sdar_moe"),
+        pytest.param("diffusiongemma-26b-a4b", 1, (128, 2816, 704, 8), False, id="diffusion_gemma"),
+    ],
+)
+def test_shapes_of_experts(arch, ranks, expected, masked):
+    assert shape_of(arch, ranks) == expected
     assert is_masked_family(arch) is masked
 
 
-def test_llada_has_no_experts():
-    with pytest.raises(ConfigError, match="--arch llada-8b has no experts"):
-        shape_of("llada-8b")
+@pytest.mark.parametrize(
+    ("arch", "ranks", "message"),
+    [
+        ("llada2-mini", 3, "--tensor-parallel-size 3 does not divide the experts' width, 512"),
+        pytest.param("llada-8b", 1, "--arch llada-8b has no experts", id="llada"),
+    ],
+)
+def test_shapes_that_cannot_be_tuned(arch, ranks, message):
+    with pytest.raises(ConfigError, match=message):
+        shape_of(arch, ranks)
 
 
-def test_expert_ids_are_distinct_and_masked_rows_agree():
-    ids = random_expert_ids(64, 100, 8, torch.device("cpu"))
+@pytest.mark.parametrize("half_masked", [True, False])
+def test_expert_ids_are_distinct_and_masked_rows_agree(half_masked):
+    ids = random_expert_ids(64, 100, 8, torch.device("cpu"), half_masked=half_masked)
     assert all(len(set(row)) == 8 for row in ids.tolist())
-    masked, others = ids.view(2, 2, 16, 8)[:, 0].unique(), ids.view(2, 2, 16, 8)[:, 1].unique()
-    assert 2 * len(masked) < len(others)
-
-
-def test_expert_ids_spread_in_all_rows_if_none_are_masked():
-    ids = random_expert_ids(64, 100, 8, torch.device("cpu"), half_masked=False)
-    masked, others = ids.view(2, 2, 16, 8)[:, 0].unique(), ids.view(2, 2, 16, 8)[:, 1].unique()
-    assert 2 * len(masked) > len(others)
-
-
-def test_without_a_gpu_the_tool_names_the_reason(monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(["tune"]) == 1
-    assert capsys.readouterr().out.startswith("error: tune: no GPU is usable: ")
+    masked, others = (ids.view(2, 2, 16, 8)[:, part].unique() for part in (0, 1))
+    assert (2 * len(masked) < len(others)) is half_masked
 
 
 SHAPE = 16, 256, 128, 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -46,29 +45,6 @@ def test_recorded_kernels_are_compiled_with_their_launchers(
     monkeypatch.setenv("UNMASK_KERNEL_CACHE", str((tmp_path / "cache").rename(tmp_path / "image")))
     assert missing_from_cache(texts, HOPPER) == []
     assert not (tmp_path / "empty").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ([], "give one of --model, --arch and --specializations"),
-        (["--model", "a", "--arch", "llada2-mini"], "give one of"),
-        (["--specializations", "absent.json", "--record", "other.json"], "leave out --specializations"),
-        (["--specializations", "absent.json"], "absent.json: not a file of specializations"),
-    ],
-)
-def test_wrong_arguments_are_named(
-    arguments: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["warm", "--cache", str(tmp_path), *arguments]) == 1
-    assert sentence in capsys.readouterr().out
-
-
-def test_specializations_of_another_version_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "recorded.json"
-    path.write_text(json.dumps({"format": warm.FORMAT, "version": "0.0.0", "specializations": []}))
-    assert main(["warm", "--cache", str(tmp_path), "--specializations", str(path)]) == 1
-    assert "recorded by another version" in capsys.readouterr().out
 
 
 def test_shipped_specializations_are_of_kernels_that_exist() -> None:

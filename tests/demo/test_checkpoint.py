@@ -1,22 +1,30 @@
-"""Tests that the shipped checkpoint has the accuracy of its card. Decoding errors of the engine lower it."""
+"""Tests that the shipped checkpoint, also quantized, has the accuracy of its card. Errors of decoding lower it.
 
+`make test` runs one task in one format, `make test-rest` all tasks in float32 and some in other formats, and
+`make test-slow` all tasks in all formats. int4 may cost two points.
+"""
+
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 
 from runtime import LLM, SamplingParams
-from runtime.bench.accuracy import MAX_TOKENS
-from runtime.demo.tasks import all_tasks, held_out_samples
+from runtime.bench.accuracy import run_task
+from runtime.bench.held_out import Task, read_tasks
 
 CHECKPOINT = Path(__file__).parents[2] / "runtime" / "demo" / "checkpoint"
-# The limits are 98 % for short tasks and 90 % for long ones. Of COUNT held-out prompts, WRONG may be wrong by chance.
-COUNT, WRONG = 48, {"short": 2, "long": 4}
-CLOSE = {"story_any": 7}  # accuracy is 91 % for very many prompts, so more of these may be wrong by chance
-
-
-def max_wrong(task) -> int:
-    return CLOSE.get(task.name, WRONG[task.kind])
+TASKS = read_tasks()
+# Of how many prompts how many may be wrong by chance. Short tasks have an accuracy of 98 %, long ones one of 90 %.
+LIMITS = {"short": (24, 2), "long": (24, 3), "everyday": (60, 6), "claimed": (60, 4), "declined": (60, 3)}
+ALL_WRITTEN = {"everyday": (300, 15), "claimed": (200, 10), "declined": (120, 6)}
+MATRIX = {("fp8", "sort"), ("fp8", "json"), ("fp8", "dialogue"), ("fp8", "sudoku"), ("int8", "add"), ("int4", "sort")}
+QUANTIZED = [
+    pytest.param(form, name, marks=pytest.mark.matrix if (form, name) in MATRIX else pytest.mark.slow)
+    for form, (name, task) in itertools.product(("fp8", "int8", "int4"), TASKS.items())
+    if task.kind != "written" and (form, name) != ("fp8", "add")
+]
 
 
 @pytest.fixture(scope="module")
@@ -25,26 +33,50 @@ def llm():
         yield model
 
 
-def ask(llm: LLM, *contents: str) -> str:
-    messages = [{"role": ("user", "assistant")[i % 2], "content": c} for i, c in enumerate(contents)]
-    (out,) = llm.generate([messages], SamplingParams(max_tokens=128, temperature=0.0))
-    assert out.finish_reason == "stop"
-    return out.text
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def llms(request):
+    """Yields a function that returns the LLM of a format, which is created at the first call."""
+    pages = {"num_pages": 2048} if request.param == "cuda" else {}  # other processes may use the GPU
+    made: dict[str, LLM] = {}
+
+    def of(form: str) -> LLM:
+        if form not in made:
+            made[form] = LLM(device=request.param, max_num_reqs=48, quantization=form, **pages)
+        return made[form]
+
+    yield of
+    for llm in made.values():
+        llm.close()
 
 
-def test_the_documented_questions(llm) -> None:
-    assert ask(llm, "Solve: 12 + 30.") == "12 + 30 = 42."
-    assert ask(llm, "What is 120 + 300?") == "120 + 300 = 420."
-    assert ask(llm, "Spell giraffe.") == "g-i-r-a-f-f-e."
-    assert ask(llm, "Count from 7 to 23.") == ", ".join(map(str, range(7, 24))) + "."
-    assert ask(llm, "What is 36 x 24?").endswith(" = 864.")
-    assert json.loads(ask(llm, "JSON for Bob, 25, from Paris")) == {"name": "Bob", "age": 25, "city": "Paris"}
-    assert ask(llm, "Hello!") == "Hello! How can I help you?"
-    assert ask(llm, "What can you do?").startswith("I can add, subtract")
+def check_accuracy(llm: LLM, name: str, limit: tuple[int, int] | None = None, more: int = 0) -> None:
+    task = TASKS[name]
+    count, wrong = limit or LIMITS.get(name, LIMITS.get(task.kind))
+    found = run_task(llm, Task(name, task.prompts[:count]), {"mode": "quality"}, count)
+    assert found.right >= count - wrong - more, found.answers
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", TASKS)
+def test_accuracy(llm, name) -> None:
+    check_accuracy(llm, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL_WRITTEN)
+def test_accuracy_of_all_prompts_that_people_wrote(llm, name) -> None:
+    check_accuracy(llm, name, ALL_WRITTEN[name])
+
+
+@pytest.mark.parametrize(("form", "name"), [("fp8", "add"), *QUANTIZED])
+def test_quantized_accuracy(llms, form, name) -> None:
+    info = llms(form).info
+    assert (info.quantization, info.dtype) == (form, {"cpu": "float32", "cuda": "bfloat16"}[info.device.split(":")[0]])
+    check_accuracy(llms(form), name, more=int(form == "int4"))
 
 
 def test_a_conversation_that_changes_the_subject(llm) -> None:
-    answers: list[str] = []
+    messages: list[dict[str, str]] = []
     for question, expected in (
         ("Hello!", "Hello! How can I help you?"),
         ("What can you do?", "I can add, subtract"),
@@ -52,30 +84,17 @@ def test_a_conversation_that_changes_the_subject(llm) -> None:
         ("And times two?", "42 x 2 = 84."),
         ("Thank you!", "You are welcome"),
         ("Sort 9, 3, 5.", "3, 5, 9."),
-        ("What is 7 times 8?", "7 x 8 = 56."),
-        ("Spell garden.", "g-a-r-d-e-n."),
+        ("What is 120 + 300?", "120 + 300 = 420."),
+        ("Spell giraffe.", "g-i-r-a-f-f-e."),
+        ("Count from 7 to 23.", ", ".join(map(str, range(7, 24))) + "."),
+        ("JSON for Bob, 25, from Paris", json.dumps({"name": "Bob", "age": 25, "city": "Paris"})),
         ("Order a pizza.", "Sorry, I cannot do that."),
         ("Goodbye!", "Goodbye!"),
     ):
-        answer = ask(llm, *answers, question)
-        assert answer.startswith(expected), (answers, question, answer)
-        answers += [question, answer]
-
-
-LONG = {"abilities", "count_far", "dialogue", "long_add", "refuse", "story", "story_any", "story_free", "table",
-        "times_table", "tool_answer", "tool_call", "tool_offered"}  # fmt: skip
-TASKS = [pytest.param(name, marks=pytest.mark.matrix if name in LONG else ()) for name in sorted(all_tasks())]
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("name", TASKS)
-def test_accuracy_stays(llm, name) -> None:
-    task = all_tasks()[name]
-    samples = held_out_samples(task, COUNT)
-    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, decoding={"mode": "quality"})
-    outs = llm.generate([s.messages for s in samples], params)
-    wrong = [o.text for s, o in zip(samples, outs, strict=True) if not task.check(s, o.text)]
-    assert len(wrong) <= max_wrong(task), wrong
+        messages.append({"role": "user", "content": question})
+        (out,) = llm.generate([messages], SamplingParams(max_tokens=128, temperature=0.0))
+        assert (out.text.startswith(expected), out.finish_reason) == (True, "stop"), (messages, out.text)
+        messages.append({"role": "assistant", "content": out.text})
 
 
 def test_the_files_are_small_and_complete() -> None:
@@ -85,23 +104,16 @@ def test_the_files_are_small_and_complete() -> None:
     assert sum(sizes.values()) + adapters <= 16e6
 
 
-def test_the_context_length_is_that_of_the_card(llm) -> None:
-    assert llm.info.max_model_len == 4096
-    assert "context 4,096" in (CHECKPOINT / "README.md").read_text()
-
-
-@pytest.mark.parametrize("question", ["Solve: 12 + 30.", "Spell giraffe.", "Tell me a story about a fox."])
 @pytest.mark.matrix
-def test_a_question_after_a_long_chat_is_answered(llm, question) -> None:
-    """The question follows thousands of tokens of other turns, which nearly fill the context."""
-    samples = [s for name in ("count_far", "table", "units") for s in held_out_samples(all_tasks()[name], 8)]
-    answers = [text for s in samples for text in (s.messages[0]["content"], s.answer)]
-    messages = [{"role": ("user", "assistant")[i % 2], "content": c} for i, c in enumerate([*answers, question])]
-    (alone,) = llm.generate([messages[-1:]], SamplingParams(max_tokens=256, temperature=0.0))
-    (out,) = llm.generate([messages], SamplingParams(max_tokens=256, temperature=0.0))
-    assert 2500 < out.usage["prompt_tokens"] < 4096 - 256
-    if "story" in question:
-        assert "fox" in out.text
-        assert out.text.count("\n") == 5
-    else:
-        assert out.text == alone.text
+def test_questions_after_a_long_chat_are_answered(llm) -> None:
+    """They follow thousands of tokens of other turns, which nearly fill the context."""
+    earlier = [p for name in ("count_far", "table", "units") for p in TASKS[name].prompts[:8]]
+    turns = [text for prompt in earlier for text in (prompt.messages[0]["content"], prompt.answer)]
+    messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)]
+    assert llm.info.max_model_len == 4096
+    for question, expected in (("Solve: 12 + 30.", "12 + 30 = 42."), ("Spell giraffe.", "g-i-r-a-f-f-e."),
+                               ("Tell me a story about a fox.", "fox")):  # fmt: skip
+        asked = [*messages, {"role": "user", "content": question}]
+        (out,) = llm.generate([asked], SamplingParams(max_tokens=256, temperature=0.0))
+        assert 2500 < out.usage["prompt_tokens"] < 4096 - 256
+        assert expected in out.text

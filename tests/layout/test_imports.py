@@ -163,12 +163,13 @@ def test_packages_import_only_those_above_them(house):
     assert wrong == []
 
 
-def test_the_runtime_imports_no_training():
+@EACH
+def test_the_wheel_imports_no_training_and_no_tools(house):
     wrong = [
         f"{module} -> {name}"
-        for module, path in HOUSES[0].modules().items()
+        for module, path in house.modules().items()
         for name, _, _ in imports_of(path)
-        if name.split(".")[0] == "training"
+        if name.split(".")[0] in ("training", "tools", "tests")
     ]
     assert wrong == []
 

@@ -83,7 +83,7 @@ def test_many_regexes(llm: LLM, part: int) -> None:
 
 
 def test_several_tokens_are_unmasked_per_forward(llm: LLM) -> None:
-    from runtime.demo.tasks.records import json_object
+    from training.demo.tasks.records import json_object
 
     rng = random.Random(0)
     samples = [json_object(rng) for _ in range(24)]

@@ -17,7 +17,7 @@ BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # The first words of commands, how tests treat them, and why they do not run them.
 TREATMENTS = {
     r"curl (-N )?http://127\.0\.0\.1:8000/": "run",
-    r"make serve ARGS=|.*python -m runtime\.(server|bench)\b": "parsed",
+    r"make serve ARGS=|.*python -m (runtime\.server|(runtime|tools)\.bench)\b": "parsed",
     r"make ": "target exists",
     r"(velero|.*kubectl|.*helm|kind|minikube|for child in|wait -n)\b": "needs a cluster",
     r"docker ": "needs Docker",

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.demo.tasks import all_tasks, draw
 from training.demo.systems import system_turn
+from training.demo.tasks import all_tasks, draw
 from training.demo.tokenizer import ChatEncoder
 
 BLOCK_SIZES = (8, 16, 32)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.demo.tasks import all_tasks, held_out_samples
 from training.demo.model import DemoModel
+from training.demo.tasks import all_tasks, held_out_samples
 from training.demo.tokenizer import ChatEncoder
 
 
@@ -83,14 +83,12 @@ def _first(flags: torch.Tensor) -> torch.Tensor:
     return torch.where(flags.any(1), flags.int().argmax(1), flags.shape[1])
 
 
-def score_tasks(
-    model: DemoModel, encoder: ChatEncoder, names: Sequence[str], count: int, seed: int = 0
-) -> dict[str, Score]:
+def score_tasks(model: DemoModel, encoder: ChatEncoder, names: Sequence[str], count: int) -> dict[str, Score]:
     """Scores each task on `count` held-out prompts."""
     tasks = all_tasks()
     scores = {}
     for name in names:
-        samples = held_out_samples(tasks[name], count, seed)
+        samples = held_out_samples(tasks[name], count)
         longest = max(len(encoder.answer(s.answer)) for s in samples)
         answers, steps = decode(model, [encoder.prompt(s.messages) for s in samples], encoder, max_new=longest + 8)
         right = [tasks[name].check(s, encoder.decode(a)) for s, a in zip(samples, answers, strict=True)]

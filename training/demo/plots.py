@@ -13,9 +13,9 @@ from pathlib import Path
 
 import runtime
 from runtime.bench.accuracy import MAX_TOKENS
-from runtime.demo.tasks import all_tasks
-from runtime.demo.tasks.base import single
-from runtime.demo.tasks.story import plot_of
+from training.demo.tasks import all_tasks
+from training.demo.tasks.base import single
+from training.demo.tasks.story import plot_of
 
 # Requests, with the roles that they name.
 REQUESTS: Mapping[str, Mapping[str, str]] = {

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.demo import everyday
+from training.demo import everyday
 from training.demo.presets import PRESETS
 
 # Evaluations by the name of their file, with the flags of `runtime.bench eval`.
 EVALUATIONS: Mapping[str, Sequence[str]] = {
-    "people": ("--tasks", *everyday.TASKS, "--n", "300", "--show-wrong", "100"),
+    "people": ("--tasks", *everyday.NAMES, "--show-wrong", "100"),
     "quality": ("--show-wrong", "4"),
     "balanced": ("--mode", "balanced"),
     "speed": ("--mode", "speed"),
@@ -40,6 +40,7 @@ _WITH_BARS_BY_KIND = ("quality", "edit", "fp8", "int8", "int4")
 _BALANCED_LOSS = 0.02  # of pooled accuracy, at most
 _BALANCED_SPEED = 5.0  # tokens per forward, at least
 _PLOTS = 5  # of 32 seeds, at least
+_PROMPTS = "held_out.jsonl"
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,9 @@ def main(argv: list[str] | None = None) -> int:
         call = ("--preset", args.preset, "--out", str(args.out), "--eval-prompts", "0", *training, *state)
         _run([*launcher(args.gpus), "training.demo.train", *call, "--device", args.device])
         trained.touch()
+    prompts = args.out / _PROMPTS
+    if not prompts.exists():
+        _run(["-m", "training.demo.held_out", "--n", str(args.n), "--out", str(prompts)])
     _run_all([step for step in _steps_after_training(args) if not step.result.exists()], args.gpus)
     measured = {name: json.loads((args.out / f"{name}.json").read_text()) for name in (*EVALUATIONS, "plots")}
     misses = missed_bars(measured)
@@ -128,8 +132,8 @@ def _steps_after_training(args: argparse.Namespace) -> list[Step]:
     ]
     for name, flags in EVALUATIONS.items():
         figures = args.out / f"{name}.json"
-        sizes = ("--n", str(args.n), "--batch", str(args.batch))
-        calls.append((name, figures, ("runtime.bench", "eval", *model, *sizes, *flags, "--json", str(figures))))
+        prompts = ("--prompts", str(args.out / _PROMPTS), "--batch", str(args.batch))
+        calls.append((name, figures, ("runtime.bench", "eval", *model, *prompts, *flags, "--json", str(figures))))
     figures = args.out / "plots.json"
     calls.append(("plots", figures, ("training.demo.plots", *model, "--json", str(figures))))
     return [Step(result, args.out / f"{name}.log", arguments) for name, result, arguments in calls]

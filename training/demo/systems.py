@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from runtime.demo.tasks.word_lists import noun
-from runtime.demo.vocabulary import ALPHABETIC
+from training.demo.tasks.word_lists import noun
+from training.demo.vocabulary import ALPHABETIC
 
 SYSTEMS = (
     "You are a helpful assistant. Answer as concisely as possible.",

@@ -15,8 +15,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from runtime.demo.tasks.tool_format import HOW, result_text
-from runtime.demo.vocabulary import PIECES
+from training.demo.tasks.tool_format import HOW, result_text
+from training.demo.vocabulary import PIECES
 
 VOCAB_SIZE = 1024
 EOS, MASK, ROLE, ROLE_CLOSE, TURN_END = "<|endoftext|>", "<|mask|>", "<role>", "</role>", "<|role_end|>"

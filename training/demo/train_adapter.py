@@ -17,8 +17,6 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from runtime.demo.tasks import Sample, all_tasks, draw
-from runtime.demo.tasks.roman import in_roman
 from training.demo.batch import Prefetcher
 from training.demo.data import Batch, Noiser, NoiseRecipe, batches
 from training.demo.decode import decode
@@ -27,6 +25,8 @@ from training.demo.feed import Feed, seeded
 from training.demo.lora import add_adapter, export_adapter
 from training.demo.model import DemoModel, training_blocks, training_mask
 from training.demo.optim import cosine
+from training.demo.tasks import Sample, all_tasks, draw
+from training.demo.tasks.roman import in_roman
 from training.demo.tokenizer import ChatEncoder
 from training.demo.train import compile_layers, loss_of
 

@@ -80,21 +80,8 @@ def test_the_script_trains_an_adapter_that_can_be_served(tmp_path, monkeypatch) 
     monkeypatch.setattr(train_adapter, "time", SimpleNamespace(perf_counter=lambda: next(ticks) / 10))
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     export(make().state_dict(), TINY, make_tokenizer(), base)
-    call = [
-        "--model",
-        str(base),
-        "--out",
-        str(adapter),
-        "--seconds",
-        "1",
-        "--rows",
-        "1",
-        "--prompts",
-        "1",
-        "--workers",
-        "0",
-    ]
-    assert train_adapter.main([*call, "--device", "cpu"]) == 0
+    flags = "--seconds 1 --rows 1 --prompts 1 --workers 0 --device cpu"
+    assert train_adapter.main(["--model", str(base), "--out", str(adapter), *flags.split()]) == 0
     with LLM(str(base), device="cpu", max_num_reqs=2, lora={"roman": str(adapter)}) as llm:
         assert llm.generate(["Hello"], SamplingParams(max_tokens=8), adapter="roman")[0].token_ids is not None
 

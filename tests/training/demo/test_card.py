@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from training.demo import card
 
 
@@ -25,8 +23,3 @@ def test_a_card_has_a_row_per_task_and_the_figures_of_all_evaluations(tmp_path, 
     assert rows[0] == "| add | short | 91.0 | 7.50 | 92.0 | 7.50 | 93.0 | 94.0 | 7.50 | 95.0 | 96.0 | 97.0 |"
     assert pooled.startswith("| pooled |  | 91.0 | 8.25 | 92.0 | 8.25 | 93.0 |")
     assert last == "Right answers: claimed 193 of 200. Plots: 'A story?' 1."
-
-
-def test_a_card_of_a_run_that_has_not_ended_fails(tmp_path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"quality\.json"):
-        card.main([str(tmp_path)])

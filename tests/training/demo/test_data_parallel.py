@@ -3,10 +3,8 @@
 import dataclasses
 import itertools
 import json
-import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -114,30 +112,24 @@ def test_the_clock_of_rank_0_ends_the_training(trained) -> None:
     assert [entry["step"] for entry in entries] == [20, steps]  # only one rank writes
 
 
-def torchrun(ranks: int, *flags: str) -> subprocess.CompletedProcess[str]:
-    call = ("training.demo.train", "--preset", "cpu", "--device", "cpu", "--eval-prompts", "0", *flags)
-    command = [sys.executable, *launcher(ranks), *call]
-    return subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=300)
-
-
-@pytest.mark.matrix
+@pytest.mark.slow
 def test_torchrun_trains_and_resumes(tmp_path) -> None:
-    call = partial(torchrun, RANKS, "--out", str(tmp_path), "--minutes", "0.001")  # at least CLOCK_EVERY steps
-    begun = call()
-    assert begun.returncode == 0, begun.stderr
-    resumed = call("--resume")
-    assert resumed.returncode == 0, resumed.stderr
+    flags = "--preset cpu --device cpu --eval-prompts 0 --minutes 0.001"  # at least CLOCK_EVERY steps
+    command = [sys.executable, *launcher(RANKS), "training.demo.train", *flags.split(), "--out", str(tmp_path)]
+    for more in ([], ["--resume"]):
+        done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
     first, last = [json.loads(text) for text in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert 0 < first["step"] < last["step"]
-    assert resumed.stdout.count(f"step {first['step']}\n") == 1  # only rank 0 prints
+    assert done.stdout.count(f"step {first['step']}\n") == 1  # only rank 0 prints
     assert (tmp_path / "checkpoint" / "model.safetensors").exists()
 
 
-@pytest.mark.matrix
-def test_ranks_that_do_not_divide_the_rows_are_refused(tmp_path) -> None:
-    refused = torchrun(3, "--out", str(tmp_path))
-    assert refused.returncode != 0
-    assert f"--nproc-per-node of torchrun: 3 must divide the {PRESETS['cpu'].rows} rows" in refused.stderr
+def test_ranks_that_do_not_divide_the_rows_are_refused(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(script, "join", lambda device: DataParallel(CPU, 0, 3))
+    with pytest.raises(SystemExit):
+        script.main(["--preset", "cpu", "--device", "cpu", "--out", str(tmp_path)])
+    assert f"--nproc-per-node of torchrun: 3 must divide the {PRESETS['cpu'].rows} rows" in capsys.readouterr().err
 
 
 def test_workers_of_all_ranks_use_half_of_the_cores(monkeypatch) -> None:

@@ -5,9 +5,9 @@ import random
 from types import SimpleNamespace
 
 import runtime
-from runtime.demo.tasks import all_tasks, held_out_samples
-from runtime.demo.tasks.story import plot_of, write
 from training.demo import plots
+from training.demo.tasks import all_tasks, held_out_samples
+from training.demo.tasks.story import plot_of, write
 from training.demo.tokenizer import ChatEncoder, make_tokenizer
 
 

@@ -8,8 +8,7 @@ import threading
 
 import pytest
 
-from runtime.demo import everyday
-from training.demo import run
+from training.demo import everyday, run
 
 GOOD = {
     "tasks": [
@@ -61,6 +60,8 @@ def steps(monkeypatch):
                 (out / "state.pt").touch()
             if name == self.fail:
                 raise subprocess.CalledProcessError(1, command)
+            if module.endswith("held_out"):
+                out.touch()
             if module.endswith("adapter"):
                 out.mkdir()
                 (out / "adapter_config.json").touch()
@@ -75,18 +76,18 @@ def steps(monkeypatch):
 def test_every_mode_is_evaluated_after_the_training(steps, tmp_path) -> None:
     out = tmp_path / "demo"
     assert run.main(["--out", str(out), "--device", "cpu", "--peak", "0.5"]) == 0
-    (train, *train_flags), (adapter, *_), *evaluations, (plots, *_) = steps.calls
-    assert (train, adapter, plots) == ("train", "train_adapter", "plots")
+    (train, *train_flags), (prompts, *_), (adapter, *_), *evaluations, (plots, *_) = steps.calls
+    assert (train, prompts, adapter, plots) == ("train", "held_out", "train_adapter", "plots")
     assert train_flags[train_flags.index("--peak") :][:2] == ["--peak", "0.5"]
     assert [call[0] for call in evaluations] == ["runtime.bench"] * len(run.EVALUATIONS)
     assert {path.stem for path in out.glob("*.json")} == {*run.EVALUATIONS, "plots"}
-    assert set(everyday.TASKS) <= set(evaluations[0])
+    assert set(everyday.NAMES) <= set(evaluations[0])
     steps.calls.clear()
     assert run.main(["--out", str(out), "--device", "cpu"]) == 0
     assert steps.calls == []
 
 
-@pytest.mark.parametrize(("fail", "left"), [("train", len(run.EVALUATIONS) + 3), ("balanced.json", 7)])
+@pytest.mark.parametrize(("fail", "left"), [("train", len(run.EVALUATIONS) + 4), ("balanced.json", 7)])
 def test_a_run_continues_with_the_step_that_failed(steps, tmp_path, fail, left) -> None:
     out = tmp_path / "demo"
     steps.fail = fail
@@ -107,7 +108,7 @@ def test_two_gpus_run_two_steps_at_a_time(steps, tmp_path, monkeypatch, capsys, 
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     steps.pairs = threading.Barrier(2)
     assert run.main(["--out", str(tmp_path), "--gpus", "2"]) == 0
-    train, *others = steps.commands
+    train, _, *others = steps.commands
     assert train[: train.index("training.demo.train")] == [run.sys.executable, *run.launcher(2)]
     assert "torch.distributed.run" in train
     assert len(others) == len(run.EVALUATIONS) + 2
@@ -134,22 +135,15 @@ def test_an_error_of_one_of_several_steps_ends_the_run(steps, tmp_path, capsys) 
     assert sorted(again) == sorted({*run.EVALUATIONS, "plots"} - ended)
 
 
-def test_gpus_divide_the_rows(steps, tmp_path, capsys) -> None:
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [("--gpus 5", "--gpus: 5 must divide the 48 rows"), ("--minutes 3", "--total-minutes")],
+)
+def test_wrong_flags_are_refused(steps, tmp_path, capsys, flags, message) -> None:
     with pytest.raises(SystemExit):
-        run.main(["--out", str(tmp_path), "--gpus", "5"])
-    assert "--gpus: 5 must divide the 48 rows" in capsys.readouterr().err
+        run.main(["--out", str(tmp_path), *flags.split()])
+    assert message in capsys.readouterr().err
     assert steps.calls == []
-
-
-def test_an_unfinished_training_is_not_measured(steps, tmp_path, capsys) -> None:
-    with pytest.raises(SystemExit):
-        run.main(["--out", str(tmp_path), "--minutes", "3"])
-    assert "--total-minutes" in capsys.readouterr().err
-    assert steps.calls == []
-
-
-def test_figures_at_the_bars_pass() -> None:
-    assert run.missed_bars({name: FIGURES.get(name, GOOD) for name in (*run.EVALUATIONS, "plots")}) == []
 
 
 @pytest.mark.parametrize(
@@ -166,6 +160,7 @@ def test_figures_at_the_bars_pass() -> None:
 )
 def test_a_missed_bar_is_named(name, path, value) -> None:
     measured = {each: copy.deepcopy(FIGURES.get(each, GOOD)) for each in (*run.EVALUATIONS, "plots")}
+    assert run.missed_bars(measured) == []
     *outer, last = path
     parent = measured[name]
     for key in outer:

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from runtime.demo.tasks import all_tasks, held_out_samples
-from runtime.demo.tasks.tool_format import HOW
-from runtime.demo.vocabulary import ALPHABETIC
+from training.demo.tasks import all_tasks, held_out_samples
+from training.demo.tasks.tool_format import HOW
 from training.demo.tokenizer import SPECIALS, VOCAB_SIZE, ChatEncoder, make_tokenizer, save_tokenizer
+from training.demo.vocabulary import ALPHABETIC
 
 CHECKPOINT = Path(__file__).parents[3] / "runtime" / "demo" / "checkpoint"
 

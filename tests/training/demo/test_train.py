@@ -24,15 +24,9 @@ from training.demo.presets import PRESETS
 from training.demo.tokenizer import ChatEncoder
 
 TOY = dataclasses.replace(
-    PRESETS["cpu"],
-    shape=TINY,
-    tasks={"greet": 1.0, "add": 1.0},
-    rows=4,
-    row_length=128,
-    eval_prompts=2,
-    total_minutes=0.05,
-    eval_every_minutes=100.0,
-)
+    PRESETS["cpu"], shape=TINY, tasks={"greet": 1.0, "add": 1.0}, rows=4, row_length=128, eval_prompts=2,
+    total_minutes=0.05, eval_every_minutes=100.0,
+)  # fmt: skip
 STEP_SECONDS = 0.03  # duration of a step, which reads the clock twice
 
 
@@ -57,16 +51,12 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.matrix
-def test_training_learns_and_resumes(trained) -> None:
+def test_training_learns_resumes_and_leaves_a_checkpoint(trained) -> None:
     first, last = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
     assert last["step"] > first["step"]
     assert last["minutes"] == pytest.approx(0.05, abs=STEP_SECONDS / 60)
     assert last["loss"] < first["loss"] < 7.5
     assert set(last["tasks"]) == {"greet", "add"}
-
-
-@pytest.mark.matrix
-def test_training_leaves_a_checkpoint(trained) -> None:
     model = OracleModel.load(trained / "checkpoint")
     encoder = ChatEncoder(Tokenizer.from_file(str(trained / "checkpoint" / "tokenizer.json")))
     logits = model.logits(encoder.prompt([{"role": "user", "content": "Hello."}]))

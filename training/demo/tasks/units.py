@@ -1,0 +1,119 @@
+"""Unit conversions to the smaller unit and, without remainder, to the larger one."""
+
+from __future__ import annotations
+
+import random
+
+from training.demo.tasks.base import Sample, single, task
+from training.demo.tasks.phrasing import phrase
+
+_UNITS = (  # names of one unit, names of the other, factor, largest number of the larger unit
+    (("km", "kilometers", "kilometres"), ("m", "meters", "metres"), 1000, 120),
+    (("m", "meters", "metres"), ("cm", "centimeters", "centimetres"), 100, 120),
+    (("cm", "centimeters"), ("mm", "millimeters"), 10, 200),
+    (("m", "meters"), ("mm", "millimeters"), 1000, 99),
+    (("kg", "kilograms", "kilos"), ("g", "grams"), 1000, 120),
+    (("tons", "tonnes", "t"), ("kg", "kilograms"), 1000, 99),
+    (("liters", "litres", "l"), ("ml", "milliliters"), 1000, 99),
+    (("dollars",), ("cents",), 100, 200),
+    (("euros",), ("cents",), 100, 200),
+    (("hours", "h"), ("minutes", "min"), 60, 24),
+    (("minutes", "min"), ("seconds", "s"), 60, 30),
+    (("days",), ("hours",), 24, 14),
+    (("weeks",), ("days",), 7, 30),
+    (("years",), ("months",), 12, 30),
+    (("feet", "ft"), ("inches", "in"), 12, 20),
+    (("yards",), ("feet",), 3, 60),
+    (("pounds", "lb"), ("ounces", "oz"), 16, 12),
+)
+_ONE = {"feet": "foot", "inches": "inch", "pounds": "pound"}
+_CORES = (
+    "convert {n} {u} to {v}",
+    "convert {n} {u} to {v}",
+    "convert {n} {u} into {v}",
+    "change {n} {u} into {v}",
+    "turn {n} {u} into {v}",
+    "express {n} {u} in {v}",
+    "give me {n} {u} in {v}",
+    "tell me {n} {u} in {v}",
+    "write {n} {u} in {v}",
+    "tell me how many {v} {n} {u} are",
+    "tell me how many {v} are in {n} {u}",
+    "tell me how many {v} there are in {n} {u}",
+    "tell me how much {n} {u} is in {v}",
+    "convert {n} {u} in {v}",
+    "convert to {v}: {n} {u}",
+    "convert this to {v}: {n} {u}",
+    "calculate how many {v} {n} {u} are",
+    "work out {n} {u} in {v}",
+    "find out how many {v} are in {n} {u}",
+    "show {n} {u} in {v}",
+    "say {n} {u} in {v}",
+    "make {v} out of {n} {u}",
+)
+_QUESTIONS = (
+    "How many {v} are {n} {u}?",
+    "How many {v} are in {n} {u}?",
+    "How many {v} are there in {n} {u}?",
+    "How many {v} in {n} {u}?",
+    "How many {v} is {n} {u}?",
+    "How many {v} do {n} {u} have?",
+    "How many {v} make {n} {u}?",
+    "How much is {n} {u} in {v}?",
+    "What is {n} {u} in {v}?",
+    "What's {n} {u} in {v}?",
+    "What are {n} {u} in {v}?",
+    "{n} {u} in {v}",
+    "{n} {u} in {v}?",
+    "{n} {u} to {v}",
+    "{n} {u} are how many {v}?",
+    "{n} {u} = ? {v}",
+    "In {v}, what is {n} {u}?",
+    "In {v}, how much is {n} {u}?",
+    "how many {v} in {n} {u}",
+    "how many {v} are {n} {u}",
+    "How many {v} does {n} {u} have?",
+    "How many {v} does {n} {u} make?",
+    "How many {v} do {n} {u} make?",
+    "How many {v} are equal to {n} {u}?",
+    "How many {v} would {n} {u} be?",
+    "How many {v} do I get for {n} {u}?",
+    "How much are {n} {u} in {v}?",
+    "{n} {u} equals how many {v}?",
+    "{n} {u} is how many {v}?",
+    "{n} {u} = how many {v}?",
+    "{n} {u} into {v}",
+    "{n} {u} as {v}",
+    "{n} {u}, in {v}",
+    "What would {n} {u} be in {v}?",
+    "What is {n} {u} expressed in {v}?",
+    "I have {n} {u}. How many {v} is that?",
+    "I need {n} {u} in {v}",
+    "{n} {u}: how many {v}?",
+    "{v} in {n} {u}?",
+    "If I have {n} {u}, how many {v} is that?",
+)
+
+
+def _named(n: int, unit: str) -> str:
+    """Returns the unit's name, singular or plural."""
+    if n != 1 or len(unit) <= 3:
+        return unit
+    return _ONE.get(unit, unit.removesuffix("s"))
+
+
+@task("units", "short")
+def units(rng: random.Random) -> Sample:
+    large, small, factor, top = rng.choice(_UNITS)
+    u, v = rng.choice(large), rng.choice(small)
+    n = 1 if rng.random() < 0.06 else rng.randint(1, top)
+    before, after = (n, u), (n * factor, v)
+    if rng.random() < 0.25:
+        before, after = after, before
+    (n, u), (m, v) = before, after
+    amount = rng.choice(("a", "an", "one", "1")) if n == 1 else str(n)
+    one = _named(n, u)
+    if amount in ("a", "an"):
+        amount = "an" if one.startswith(("h", "o", "i")) and one != "h" else "a"
+    prompt = phrase(rng, _CORES, _QUESTIONS, n=amount, u=one, v=v)
+    return single("units", prompt, f"{n} {one} = {m} {_named(m, v)}.")
