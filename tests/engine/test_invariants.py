@@ -1,6 +1,6 @@
 """Tests of the invariants of every strategy (docs/research/decoding-rules.md#invariants), with their numbers.
 
-Invariant 8 is tested in tests/distributed, and invariant 9 in test_oracle.py and test_llm_oracle.py.
+Invariant 8 is tested in tests/executor, and invariant 9 in test_oracle.py and test_llm_oracle.py.
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ from runtime.errors import ConfigError
 from runtime.layers.parameter import named_weights
 from runtime.models.base import _FAMILIES, resolve_family
 from runtime.models.config_reader import ALIASES
-from tests.distributed.test_models import near, shared
 from tests.golden import GOLDEN
 from tests.lora.samples import random_adapter
 from tests.models.paged import load
+from tests.models.test_shards import near, shared
 from tests.models.tiny import checkpoint_of, tiny_logits
 from tests.oracle.llama_like import TransformersOracle, tensors_of, write
 from tests.oracle.spelling import KINDS, config_of, spelt

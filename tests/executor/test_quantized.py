@@ -8,8 +8,8 @@ from runtime.errors import ConfigError
 from runtime.kernels.ops import select_kernels
 from runtime.layers.sharding import Shard
 from runtime.quantization.base import get_format
-from tests.distributed.cases import logits
-from tests.distributed.test_adapters import LAYER
+from tests.executor.cases import logits
+from tests.executor.test_adapters import LAYER
 from tests.lora.samples import random_adapter
 from tests.matrix import marked
 from tests.oracle.tiny import write_tiny

@@ -13,11 +13,11 @@ from runtime.errors import ReplicaLost
 from runtime.executor.executor import local_engine
 from runtime.request.engine_messages import RequestSpec
 from runtime.worker.cuda_graph_runner import LockstepCapturer
-from tests.distributed.capturing_rank import Capturer, capture_on_cpu
+from tests.executor.capturing_rank import Capturer, capture_on_cpu
 from tests.golden import GOLDEN
 
 ROOT = Path(__file__).resolve().parents[2]
-RANK = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.distributed.capturing_rank import main; main()"
+RANK = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.executor.capturing_rank import main; main()"
 PROMPTS = ([5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 9, 8], list(range(20, 53)))
 
 
