@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from hypothesis import reject
 
 from runtime.algorithms.base import EditTokens, algorithms_for, algorithms_with_edit_tokens, get_algorithm
 from runtime.engine.engine import Engine
@@ -37,6 +38,7 @@ from tests.oracle.decode import LogitsOf, Result, decode
 from tests.oracle.dmax import Model as Embedded
 from tests.oracle.dmax import decode_dmax
 from tests.oracle.full import decode_full
+from tests.oracle.insert_delete import UnclearError
 from tests.oracle.masks import block_causal_ends, prefix_causal_ends, prefix_full_ends
 from tests.oracle.seeded import decode_seeded
 
@@ -380,6 +382,7 @@ def check_accounting(engine: Engine) -> None:
             for i in range(cache.pages_per_group)
         ]
         assert engine.table._pages[request.req_slot, :n].tolist() == pages
+    assert scheduler.running == sorted(scheduler.running, key=lambda request: request.arrival_index)
     rows = [request.req_slot for request in scheduler.running]
     assert sorted(rows + engine.table._free_rows) == list(range(engine.info.max_num_reqs))
     assert all(not r.page_groups and r.req_slot == -1 and r.num_computed_tokens == 0 for r in scheduler.waiting)
@@ -520,7 +523,10 @@ class Run:
     def compare(self) -> None:
         """Asserts that all outputs equal the oracle's."""
         for id, ask in self.asks.items():
-            result = expected(self.setup, ask, self.logits_of, self.embedded)
+            try:
+                result = expected(self.setup, ask, self.logits_of, self.embedded)
+            except UnclearError:
+                reject()  # an example in which the oracle's answer depends on rounding
             check_received(self.received[id], result, ask.report, complete=self.received[id].ended)
             if ask.logprobs is not None:
                 check_logprobs(self.received[id], self.setup, ask, self.logits_of)

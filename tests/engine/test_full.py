@@ -1,6 +1,6 @@
 """Tests of `full`: the rows that each cache mode forwards, the cost of a preemption, and models that use it.
 
-Other tests compare its answers: test_oracle.py and test_invariants.py with the oracle, and
+Other tests compare its answers: test_oracle.py with the oracle, and
 tests/models/test_llama_like.py with published implementations.
 """
 

@@ -1,34 +1,25 @@
 """Tests of LLaDA2.2, which edits its answers by inserting and deleting tokens.
 
-They compare each step with the published decoder and random schedules in float64 with the oracle, and cover the flags
-and fields that fit such a checkpoint.
+They compare each step with the published decoder, and cover the flags and fields that fit such a checkpoint.
+tests/engine/test_llm_oracle.py compares random schedules with the oracle.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from runtime import LLM, SamplingParams
 from runtime.config import EngineConfig
 from runtime.engine.setup import load_engine
 from runtime.errors import ConfigError, RequestError
 from runtime.request.resolve import RequestContext, resolve
-from tests.engine.harness import Run, Setup, run_schedule
-from tests.engine.test_insert_delete import clear, editing
-from tests.engine.test_llm_oracle import cached_kv
-from tests.examples import examples
 from tests.golden import GOLDEN
-from tests.oracle.model import OracleModel
 from tests.oracle.tiny import write_tiny
 
 PATH = GOLDEN / "llada2dot2"
@@ -80,62 +71,6 @@ def test_golden_states_of_insert_delete(llm: LLM, case: dict[str, Any]) -> None:
         mine = ours[start]
         assert mine == published[: len(mine)]
         assert len(published) - len(mine) == (len(mine) == 1 or mine[-1] != mine[-2])
-
-
-@dataclass(frozen=True)
-class Served:
-    setup: Setup
-    oracle: OracleModel
-
-    def load(self) -> LLM:
-        s = self.setup
-        return LLM(
-            str(PATH), device="cpu", dtype="float64", skip_tokenizer=True, block_size=s.block, buffer_size=s.buffer,
-            page_size=s.page, num_pages=s.pages, max_model_len=s.max_len, max_num_reqs=s.max_reqs,
-            max_num_batched_tokens=s.budget, eos_token_ids=list(s.eos),
-        )  # fmt: skip
-
-
-@pytest.fixture(scope="module", params=[(1, 8, 8), (2, 4, 8), (3, 16, 8), (2, 16, 16)], ids=str)
-def served(request: pytest.FixtureRequest) -> Served:
-    """Returns a setup for a buffer size, page size and block size, and its oracle.
-
-    One block size is twice that of the checkpoint. Frequent tokens are the EOS tokens.
-    """
-    buffer, page, block = request.param
-    setup = Setup(
-        vocab=224, mask=MASK, max_token=223, eos=(222, 62, 124, 173), block=block, page=page, pages=128 // page,
-        buffer=buffer, budget=64, max_len=64, orders=(DELETE, SPLIT),
-    )  # fmt: skip
-    return Served(setup, OracleModel.load(PATH, block=block))
-
-
-@pytest.fixture(scope="module")
-def exact(served: Served) -> Iterator[LLM]:
-    with served.load() as llm:
-        yield llm
-
-
-@examples(5)
-@given(data=st.data())
-def test_any_schedule_of_insert_delete(served: Served, exact: LLM, data: st.DataObject) -> None:
-    """Compares requests through a KV cache in float64 with full sequences without one. Examples share the cache."""
-    arrivals = data.draw(st.lists(st.tuples(st.integers(0, 8), editing(served.setup)), min_size=1, max_size=4))
-    preemptions = data.draw(st.lists(st.integers(1, 40), max_size=6))
-    with clear():
-        run_schedule(Run(served.setup, exact.engine, served.oracle), arrivals, (), preemptions)
-
-
-def test_committed_kv_is_a_fresh_prefills(served: Served) -> None:
-    prompt = [5, 9, 2, 40, SPLIT, 1, 8]
-    params = SamplingParams(max_tokens=35, ignore_eos=True, temperature=0)
-    with served.load() as one, served.load() as two:
-        (out,) = one.generate([prompt], params)
-        tokens = prompt + out.token_ids
-        two.generate([tokens], SamplingParams(max_tokens=1))
-        mine, fresh = cached_kv(one, tokens), cached_kv(two, tokens)
-        assert mine.shape[2] >= 32
-        torch.testing.assert_close(mine, fresh[:, :, : mine.shape[2]], atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.matrix
