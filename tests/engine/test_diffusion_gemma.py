@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from runtime import LLM, SamplingParams
 from runtime.algorithms import logits_ops
 from runtime.algorithms.logits_ops import RENOISE, Candidate
-from runtime.errors import ConfigError, RequestError
+from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import resolve_family
 from runtime.models.diffusion_gemma import DIFFUSION_GEMMA
@@ -323,8 +323,7 @@ def test_every_step_is_reported(llm):
     assert sum(len(out.new_tokens) for out in outputs) == 16
 
 
-def test_defaults_and_refused_settings(llm):
-    """Defaults are those of the checkpoint. There is no mask, no other algorithm, and one open canvas at a time."""
+def test_defaults_are_those_of_the_checkpoint(llm):
     info = llm.info
     assert (info.strategy, info.block_size, info.mask_token_id, info.temperature) == ("diffusion_gemma", 16, None, 1.0)
     assert [rule.key for rule in info.algorithms] == [info.default_algorithm] == ["noise"]
@@ -335,30 +334,6 @@ def test_defaults_and_refused_settings(llm):
     assert info.defaults().values == published
     with LLM(str(FOLDER), device="cpu", skip_tokenizer=True, diffusion_gemma_t_max=0.7) as other:
         assert other.info.defaults().values == published | {"t_max": 0.7}
-    for flags, sentence in (
-        ({"mask_token_id": 3}, "--mask-token-id 3: the diffusion_gemma family has no mask"),
-        ({"buffer_size": 2}, "--buffer-size 2: this model's blocks are decoded one at a time"),
-        ({"decoding_strategy": "multi_bd"}, "'multi_bd' does not fit this model"),
-        ({"max_num_batched_tokens": 31}, "--max-num-batched-tokens: 31 is less than the 32 rows"),
-        ({"accept_threshold": 0.5}, "--accept-threshold is not supported by diffusion_gemma"),
-        ({"sampling_mode": "edit"}, "--sampling-mode edit: the diffusion_gemma family has only naive"),
-    ):
-        with pytest.raises(ConfigError, match=sentence):
-            LLM(str(FOLDER), device="cpu", skip_tokenizer=True, **flags)
-    for ask, sentence in (
-        (
-            {"decoding": {"algorithm": "threshold"}},
-            "algorithm: 'threshold' is not an unmasking algorithm .* available: noise$",
-        ),
-        ({"decoding": {"accept_threshold": 0.5}}, "'accept_threshold' is no decoding field; there are mode, .*, t_min"),
-        ({"decoding": {"mode": "speed"}}, "mode: has no meaning with the noise algorithm; leave it out"),
-        ({"confidence_metric": "margin"}, "confidence_metric: has no meaning with the noise algorithm"),
-        ({"use_local_leap": True}, "use_local_leap: 'local_leap' is not an unmasking algorithm"),
-        ({"num_denoising_steps": 9}, "num_denoising_steps: has no meaning with the noise algorithm"),
-        ({"decoding": {"t_max": 0}}, "t_max: "),
-    ):
-        with pytest.raises(RequestError, match=sentence):
-            llm.generate([[1]], SamplingParams(**ask))
     for wrong, sentence in (
         ({"t_max": 0}, "generation_config.json: t_max must be a number above 0"),
         ({"stability_threshold": -1}, "generation_config.json: stability_threshold must be a whole number"),

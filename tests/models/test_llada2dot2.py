@@ -1,6 +1,6 @@
 """Tests of LLaDA2.2, which edits its answers by inserting and deleting tokens.
 
-They compare each step with the published decoder, and cover the flags and fields that fit such a checkpoint.
+They compare each step with the published decoder.
 tests/engine/test_llm_oracle.py compares random schedules with the oracle.
 """
 
@@ -17,7 +17,7 @@ import pytest
 from runtime import LLM, SamplingParams
 from runtime.config import EngineConfig
 from runtime.engine.setup import load_engine
-from runtime.errors import ConfigError, RequestError
+from runtime.errors import ConfigError
 from runtime.request.resolve import RequestContext, resolve
 from tests.golden import GOLDEN
 from tests.oracle.tiny import write_tiny
@@ -88,54 +88,6 @@ def test_defaults_of_the_strategy(llm: LLM) -> None:
     assert resolve(mode, prompt, info, RequestContext(id="x")).decoding.values["edit_threshold"] == 0.5
     drawn = SamplingParams(max_tokens=30, temperature=1.0, seed=3, ignore_eos=True)
     assert llm.generate([prompt], drawn)[0].token_ids == llm.generate([prompt] * 2, drawn)[0].token_ids
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "says"),
-    [
-        (
-            {"decoding": {"algorithm": "threshold"}},
-            "decoding.algorithm",
-            "not an unmasking algorithm of this server.* edit",
-        ),
-        ({"decoding": {"steps": 4}}, "decoding.steps", "'steps' is no decoding field"),
-        ({"decoding": {"remask_threshold": 0.1}}, "decoding.remask_threshold", "is no decoding field"),
-        ({"num_denoising_steps": 8}, "num_denoising_steps", "has no meaning with the edit algorithm; leave it out"),
-        ({"confidence_metric": "margin"}, "confidence_metric", "has no meaning with the edit algorithm; leave it out"),
-        ({"use_local_leap": True}, "use_local_leap", "'local_leap' is not an unmasking algorithm of this server"),
-    ],
-)
-def test_fields_that_do_not_fit(llm: LLM, fields: dict[str, Any], param: str, says: str) -> None:
-    with pytest.raises(RequestError, match=says) as caught:
-        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, **fields))
-    assert caught.value.param == param
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ({"sampling_mode": "naive"}, "--sampling-mode naive: the llada2dot2 family has only edit"),
-        (
-            {"block_size": 12, "page_size": 12},
-            "--block-size 12 is no multiple of 8, the positions that this checkpoint",
-        ),
-        ({"remask_threshold": 0.1}, "--remask-threshold is not supported by multi_bd of the llada2dot2 family"),
-        ({"decoding_strategy": "full"}, "'full' does not fit this model; use one of multi_bd"),
-        ({"eos_token_ids": [DELETE]}, "delete_token_id 16 is also the eos_token_id"),
-        ({"mask_token_id": SPLIT}, "split_token_id 47 is also the mask_token_id"),
-    ],
-)
-def test_flags_that_do_not_fit(flags: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        load_engine(EngineConfig(model=str(PATH), device="cpu", skip_tokenizer=True, **flags))
-
-
-def test_the_steps_of_insert_delete_have_a_limit(llm: LLM) -> None:
-    with pytest.raises(RequestError, match=r"257 .* at most 256") as caught:
-        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, decoding={"max_post_edit_steps": 257}))
-    assert caught.value.param == "decoding.max_post_edit_steps"
-    with pytest.raises(ConfigError, match="--max-post-edit-steps: 300 is out of range; it must be at most 256"):
-        load_engine(EngineConfig(model=str(PATH), device="cpu", skip_tokenizer=True, max_post_edit_steps=300))
 
 
 @pytest.mark.parametrize(
