@@ -21,7 +21,7 @@ from runtime.algorithms.base import (
     get_algorithm,
     register_algorithm,
 )
-from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, Candidate, LogitsOps, uniforms
+from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, Candidate, uniforms
 from runtime.errors import ConfigError
 from runtime.kernels import topk_topp_sampling
 from runtime.kernels.ops import TORCH
@@ -158,25 +158,6 @@ def direct_head() -> LMHead:
     return head
 
 
-def test_only_the_argmax_is_computed_where_no_algorithm_needs_more() -> None:
-    """With a fused argmax, the LM head computes no logits then."""
-    block = oracle.Block(start=0, tokens=[MASK] * SHAPE.block, state=["masked"] * SHAPE.block)
-    for algorithm, bare in (("threshold", True), ("entropy_bound", False)):
-        plan = plan_of([block], [oracle.Params(max_tokens=1, algorithm=algorithm)], [True], [None])
-        hidden = torch.randn(SHAPE.block, VOCAB, dtype=torch.float64)
-        ways = []
-        for logits in (torch.clone, direct_head()):
-            head = Sampler(logits, SamplerConfig(4, MASK, MAX_TOKEN, eos_ids=(2,)))
-            with mock.patch.object(
-                LogitsOps, "mask_forbidden", autospec=True, side_effect=LogitsOps.mask_forbidden
-            ) as banned:
-                ((_, _, batch),) = sample_plan(head, plan, hidden)
-            ways.append((batch, banned.called))
-        assert [called for _, called in ways] == [True, not bare]
-        assert torch.equal(ways[0][0].candidates, ways[1][0].candidates)
-        torch.testing.assert_close(ways[0][0].confidence, ways[1][0].confidence)
-
-
 @pytest.mark.parametrize("algorithm", COMPARED)
 @examples(40)
 @given(data=st.data())
@@ -209,27 +190,6 @@ def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> No
                 check(got, row, several[i], logits[i], params[i], force[i])
                 if batch.history is not None:
                     histories[i] = nonzero_records(batch.history[row].numpy())
-
-
-def test_threshold_accepts_what_is_above_it_or_the_best_position() -> None:
-    block = oracle.Block(start=0, tokens=[MASK] * SHAPE.block, state=["masked"] * SHAPE.block)
-    hidden = torch.randn(SHAPE.block, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    head = Sampler(torch.clone, SamplerConfig(4, MASK, MAX_TOKEN, eos_ids=(2,)))
-
-    def decide(threshold: float, force: bool) -> tuple[list[int], list[float]]:
-        """Returns the positions that stay masked, and the confidence of each position."""
-        p = oracle.Params(max_tokens=1, algorithm="threshold", accept_threshold=threshold)
-        plan = plan_of([block], [p], [force], [None])
-        ((rule, _, batch),) = sample_plan(head, plan, hidden.clone())
-        return rule.decide(batch).masked[0].nonzero().flatten().tolist(), batch.confidence[0].tolist()
-
-    _, conf = decide(0.0, force=False)
-    ascending = sorted(range(SHAPE.block), key=conf.__getitem__)
-    assert len(set(conf)) == SHAPE.block
-    for n, position in enumerate(ascending[:-1]):
-        assert decide(conf[position], force=True)[0] == sorted(ascending[: n + 1]), "equal confidence was accepted"
-    assert decide(1.0, force=True)[0] == sorted(ascending[:-1])
-    assert decide(1.0, force=False)[0] == sorted(ascending)
 
 
 @pytest.mark.parametrize("algorithm", [*NAIVE_ALGORITHMS, "edit"])

@@ -19,7 +19,8 @@ KINDS = (
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 9, 8, 1, 2], [3], [4, 4, 9], [7, 7]]
 NAMES = ["a0", None, "a1", "a2", "a0"]
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.0, decoding={"accept_threshold": 0.1})
-NOISE = SamplingParams(max_tokens=12, ignore_eos=True, seed=3)  # DiffusionGemma samples in any case
+# DiffusionGemma samples in any case
+NOISE = SamplingParams(max_tokens=12, ignore_eos=True, seed=3, decoding={"max_denoising_steps": 6})
 # Fused or separate QKV weights, few KV heads, an odd head width, experts.
 KEYS = ("llada2_tiny", "dream", "llada", "sdar_moe", "dmax")
 

@@ -30,11 +30,7 @@ def held(shape, kind):
 
 def constants_of(weight, depth):
     four = weight.values.dtype == torch.uint8
-    return {
-        "GROUP": linear.group_size(weight),
-        "INT4": four,
-        "DEPTH": depth,
-    }, depth // 2 if four else depth
+    return {"GROUP": linear.group_size(weight), "INT4": four, "DEPTH": depth}, depth // 2 if four else depth
 
 
 def compile_gemms(kind, pairs, experts, hidden, width, described):
@@ -63,15 +59,9 @@ def compile_gemms(kind, pairs, experts, hidden, width, described):
 
 @pytest.mark.parametrize(
     ("kind", "pairs_per_expert", "described"),
-    [
-        ("int4", 1, True),
-        ("int4", 8, True),
-        ("int4", 64, True),
-        ("int4", 8, False),
-        ("int8", 8, True),
-        ("blocks", 64, True),
-    ],
-)
+    [("int4", 1, True), ("int4", 8, True), ("int4", 64, True), ("int4", 8, False), ("int8", 8, True),
+     ("blocks", 64, True)],
+)  # fmt: skip
 def test_group_quantized_moe(kind, pairs_per_expert, described):
     for compiled in compile_gemms(kind, 256 * pairs_per_expert, 256, 2048, 512, described):
         assert spilled(compiled) == 0

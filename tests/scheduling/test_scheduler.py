@@ -75,13 +75,6 @@ def test_long_prompts_are_chunked_next_to_decoding_requests() -> None:
     assert len(mixed) >= 5
 
 
-def test_a_steps_rows_are_all_or_none() -> None:
-    run = watch(Setup(budget=12, buffer=2), [Ask(prompt(n, 5), SLOW) for n in range(3)])
-    for entries in run.entries:
-        assert sum(prefill + decode for _, prefill, decode in entries) <= 12
-        assert all(prefill % 4 == 0 and decode % 4 == 0 for _, prefill, decode in entries)
-
-
 @pytest.mark.parametrize(("count", "budget"), [(5, 8), (7, 16), (3, 8)])
 def test_round_robin_when_the_budget_binds(count: int, budget: int) -> None:
     """The budget suffices for fewer blocks than there are requests.

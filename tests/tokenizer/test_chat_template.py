@@ -236,6 +236,8 @@ def test_templates_without_a_default_are_reported(make: Any, caplog: pytest.LogC
     tokenizer = Tokenizer(make(chat_template={"rag": "R"}))
     assert not tokenizer.has_template
     assert "no chat template is called 'default', only 'rag'" in caplog.text
+    with pytest.raises(RequestError, match="no chat template"):
+        tokenizer.encode_chat(USER)
 
 
 TOKENS = {

@@ -147,23 +147,6 @@ def test_experts_may_be_fused(tiny, parts):
     assert torch.equal(logits(load(tiny(lambda t: fuse(t, parts)))), tiny_logits)
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (lambda t: t.update({GATE: torch.ones(8, 16)}), f"1 unknown: '{GATE}'"),
-        (lambda t: t.pop("model.layers.1.mlp.experts.up_proj"), "4 missing: 'model.layers.1.mlp.experts.0.up_proj"),
-        (
-            lambda t: t.update({"model.layers.1.mlp.experts.up_proj": torch.ones(4, 16, 8)}),
-            "model.layers.1.mlp.experts.up_proj is [4, 16, 8], not [4, 8, 16]",
-        ),
-    ],
-)
-def test_broken_fused_experts(tiny, change, sentence):
-    with pytest.raises(ConfigError) as error:
-        load(tiny(lambda t: (fuse(t), change(t))))
-    assert sentence in one_line(error)
-
-
 def test_a_head_may_be_normalized_when_it_is_loaded(tiny):
     def norm(tensors):
         head = tensors["lm_head.weight"]

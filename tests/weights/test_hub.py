@@ -11,13 +11,10 @@ from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
-import httpx
 import pytest
 
-from e2e.stubs.hub import COMMITS, Handler, Hub, Server
+from e2e.stubs.hub import Handler, Hub
 from runtime.weights.checkpoint import resolve_checkpoint
-from tests.networks import needs_ipv6
-from tests.wait import TIMEOUT, wait_until
 
 TOKEN = "hf_right"
 # Runs in a separate process, because huggingface_hub reads its environment once, at import.
@@ -77,35 +74,6 @@ def test_a_download_reports_its_progress(endpoint: str, tmp_path: Path) -> None:
     done = [done for _, done, _ in messages]
     assert done == sorted(done)
     assert len(set(done)) >= 3, done  # one report per shard
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1", pytest.param("[::1]", marks=needs_ipv6)])
-def test_a_held_hub_stops_halfway_until_it_is_released(address: str) -> None:
-    class Stub(Handler):
-        hub = Hub.of(resolve_checkpoint(None).path, TOKEN, bytes_per_second=1e9, held=True)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    files = Stub.hub.commits[COMMITS["v1"]]
-    received: dict[str, bytes] = {}
-
-    def download(base: str) -> None:
-        for name in files:
-            url = f"{base}/org/private/resolve/{COMMITS['v1']}/{name}"
-            received[name] = httpx.get(url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=TIMEOUT).content
-
-    with Server(("", 0), Stub) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        base = f"http://{address}:{server.server_address[1]}"
-        client = threading.Thread(target=download, args=(base,))
-        client.start()
-        wait_until(lambda: Stub.hub.is_halfway(COMMITS["v1"]))
-        assert len(received) < len(files)
-        assert httpx.post(f"{base}/release").json() == {}
-        client.join(TIMEOUT)
-        assert received == files
-        server.shutdown()
 
 
 def test_text_files_are_fetched_without_weights(endpoint: str, tmp_path: Path) -> None:

@@ -49,8 +49,9 @@ QUICK = ("sdar_moe-sdar_moe-multi_bd-4-1",)
 
 @pytest.mark.parametrize("each", marked(served(once=True), quick=QUICK))
 def test_padded_steps_give_the_same_answers(each: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every algorithm for the first checkpoint, whose steps are the fastest."""
     with pretending(monkeypatch):
-        check(each, 2, device="cpu", dtype="float64")
+        check(each, 2, every=each == Served("llada2_tiny"), device="cpu", dtype="float64")
 
 
 @pytest.mark.slow
