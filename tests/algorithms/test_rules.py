@@ -162,10 +162,7 @@ def direct_head() -> LMHead:
 @examples(40)
 @given(data=st.data())
 def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> None:
-    """Blocks of this and of other algorithms, each with its own parameters, over several steps.
-
-    The oracle decides on one block at a time.
-    """
+    """Blocks of this and of other algorithms, each with its own parameters, over several steps."""
     others = st.sampled_from([algorithm, algorithm, *OTHERS])
     size, n = SHAPE.block, data.draw(st.integers(1, 4))
     several = [data.draw(blocks(size)) for _ in range(n)]
@@ -310,10 +307,7 @@ def test_ties() -> None:
 
 
 def test_the_top_tokens() -> None:
-    """They are in descending order, of equal ones the lowest id first. Missing ones have probability 0.
-
-    The logits do not change.
-    """
+    """They are in descending order, of equal ones the lowest id first. Missing ones have probability 0."""
     logits = torch.tensor([[1.0, 3.0, 1.0, 3.0], [-torch.inf, 0.0, -torch.inf, -torch.inf], [0.0, 0.0, 0.0, 0.0]])
     before = logits.clone()
     for count in (1, 2, 3, 6):

@@ -223,22 +223,6 @@ def test_a_preemption_changes_nothing(llm, held, monkeypatch):
     assert longer > len(chosen) / 2, "the preemption caused no additional step"
 
 
-def test_committed_kv_equals_a_prefill_of_the_same_tokens(llm):
-    """A longer prompt gets the same answer with the cached K/V of an answer as without."""
-    prompt, params = asked(0)
-    params = replace(params, max_tokens=32)
-    (first,) = llm.generate([prompt], params)
-    while llm.engine.has_work():
-        llm.engine.step()
-    longer, again = prompt + first.token_ids + [7], replace(params, max_tokens=16, seed=3)
-    before = llm.engine.stats().prefix_hit_tokens
-    (found,) = llm.generate([longer], again)
-    assert llm.engine.stats().prefix_hit_tokens == before + 32  # complete pages only
-    (fresh,) = llm.generate([longer], replace(again, cache_salt="other"))
-    assert llm.engine.stats().prefix_hit_tokens == before + 32
-    assert found.token_ids == fresh.token_ids
-
-
 def test_a_first_step_that_has_nothing_else_to_forward_is_reported(llm, monkeypatch):
     """The prompt is completely cached. The outputs of a step are processed while the next one runs."""
     _, params = asked(0)

@@ -28,10 +28,7 @@ class Watched(Run):
 
 
 def test_rows_with_soft_embeddings() -> None:
-    """These are the UNMASKED positions of open blocks after their first step, with the tokens of their last step.
-
-    A step without such positions has no soft embeddings.
-    """
+    """These are the UNMASKED positions of open blocks after their first step, with the tokens of their last step."""
     run = Watched(replace(SERVER, pages=40, budget=256))
     for n, p in enumerate((SLOW, SMOOTH, replace(SLOW, token_merge_top_k=2, token_merge_renormalize=False))):
         run.add(Ask(tuple(range(n, n + 9)), p))

@@ -38,10 +38,7 @@ LATER = ("dmax", "insert_delete", "insert_delete in three blocks")
 
 @pytest.mark.parametrize("case", marked(PREEMPTED, quick=set(PREEMPTED) - set(LATER)))
 def test_preemption_at_any_step_changes_nothing(case: str) -> None:
-    """This includes steps that read K/V of forwards with other tokens than the current ones of the request.
-
-    Pinned tokens at the starts of sub-blocks cause several REFINE steps in a row. Soft tokens and histories stay.
-    """
+    """This includes steps that read K/V of forwards with other tokens than the current ones of the request."""
     strategy, p, server = PREEMPTED[case]
     setup = Setup(strategy=strategy, pages=8, **server)
     ask = Ask((1, SPLIT, 4), p, pinned=((1, 5), (5, 6), (9, 6)) if p.algorithm == "threshold" else ())

@@ -358,10 +358,7 @@ def test_attention_of_rows_that_see_nothing_in_the_first_tiles(window, layout):
     [(200, 9, 192), (202, 8, 192), (200, 8, 192), (201, 9, 192), (200, 10, 160), (200, 500, 0), (200, None, 0)],
 )
 def test_attention_reads_only_tiles_that_a_window_reaches(watched, cached, window, first, layout):
-    """Checks the keys that are read for a canvas of 8 rows, whose windows begin at its first position.
-
-    A KV tile has 32 keys.
-    """
+    """Checks the keys that are read for a canvas of 8 rows, whose windows begin at its first position."""
     q, k, v, batch = cases.attention_case([(cached, 8)], 2, 1, 16, 8, 16, torch.float32, "cpu", layout=layout)
     batch = replace(batch, window_pos=torch.full((8,), cached))
     watched.clear()

@@ -80,10 +80,7 @@ def test_wide_attention_bits_do_not_depend_on_the_number_of_passes(monkeypatch):
 
 
 def test_two_pass_attention_is_used_where_it_is_faster(monkeypatch):
-    """Two-pass attention is used for a head dimension of 512 if there are enough programs.
-
-    It is not used with a window, with a given number of splits, in batch-invariant mode, or for ungrouped heads.
-    """
+    """Two-pass attention is used for a head dimension of 512 if there are enough programs."""
     q, k, v, batch = attention_case([(30, 16), (0, 9)], 8, 1, 512, 16, 16, torch.float16, "cpu")
     expected = paged_attention_reference(q.double(), k.double(), v.double(), batch, scale=0.05)
     went = []

@@ -149,10 +149,7 @@ def test_a_canvas_model_in_shards(deals):
 
 @CANVASES
 def test_a_canvas_model_with_concurrent_requests(monkeypatch):
-    """With batch-invariant kernels, a canvas has the same bits alone and with other requests.
-
-    Its prefix is prefilled in chunks of different sizes.
-    """
+    """With batch-invariant kernels, a canvas has the same bits alone and with other requests."""
     in_order.patch(monkeypatch)
     model = canvas_model(BATCH_INVARIANT_TRITON)
     in_parts(model)

@@ -165,10 +165,7 @@ def test_moe_is_batch_invariant(monkeypatch, kind, rows, experts):
     ids=["fp8_an_expert_more", "fp8_pair_stride", "int4_an_expert_more", "int8_pair_stride"],
 )
 def test_full_model(tmp_path, shared, quantization):
-    """Checks that a tiny model has the same logits with Triton and torch kernels, up to the fp8 rounding of rows.
-
-    Its shared expert is fused with the routed experts, or too wide for that.
-    """
+    """Checks that a tiny model has the same logits with Triton and torch kernels, up to the fp8 rounding of rows."""
     write_tiny(tmp_path, seed=4, num_hidden_layers=3, head_dim=16, hidden_size=64, num_shared_experts=shared)
     checkpoint, family = resolve_checkpoint(str(tmp_path)), resolve_family("llada2", {})
     arch, build = family.parse(checkpoint.config), LayerFactory.create("cpu", torch.float32, quantization=quantization)

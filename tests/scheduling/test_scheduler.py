@@ -77,10 +77,7 @@ def test_long_prompts_are_chunked_next_to_decoding_requests() -> None:
 
 @pytest.mark.parametrize(("count", "budget"), [(5, 8), (7, 16), (3, 8)])
 def test_round_robin_when_the_budget_binds(count: int, budget: int) -> None:
-    """The budget suffices for fewer blocks than there are requests.
-
-    No request is served twice before all others were served once.
-    """
+    """The budget suffices for fewer blocks than there are requests."""
     several = [Ask(prompt(n, 4), replace(SLOW, max_tokens=4)) for n in range(count)]
     run = watch(Setup(budget=budget, prefix_caching=False), several)
     served = dict.fromkeys(range(count), 0)
@@ -241,10 +238,7 @@ def test_no_hits_when_switched_off() -> None:
 
 
 def test_cached_pages_are_reclaimed_least_recently_used_first() -> None:
-    """Three prompts have three cached blocks each, and three pages are free.
-
-    A fourth prompt needs four pages, so it evicts the last block of the prompt that was used longest ago.
-    """
+    """Three prompts have three cached blocks each, and three pages are free."""
     setup = Setup(pages=12, max_len=16)
     short = replace(SLOW, max_tokens=1)
     run = run_all(setup, [Ask(prompt(n, 13), short) for n in range(3)])

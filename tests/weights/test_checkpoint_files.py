@@ -109,10 +109,7 @@ def test_a_sibling_directory_with_a_similar_name_is_outside(model: Path) -> None
 
 
 def test_links_inside_a_volume_are_followed(model: Path) -> None:
-    """Covers the links of a ConfigMap volume, and a linked directory.
-
-    In such a volume each name links to ..data/name, and ..data links to a directory named by a timestamp.
-    """
+    """Covers the links of a ConfigMap volume, and a linked directory."""
     (model / "..2026").mkdir()
     for name in (*NAMES, "model.safetensors"):
         shutil.move(model / name, model / "..2026" / name)

@@ -232,10 +232,7 @@ def test_prefill_sizes_are_captured_for_any_number_of_requests(requests: int, bu
 
 
 def test_a_full_step_is_captured_as_well_as_smaller_ones() -> None:
-    """There is one graph of the maximum size, for prefill steps that nearly fill it.
-
-    Other steps of more than `max_tokens` rows run eagerly.
-    """
+    """There is one graph of the maximum size, for prefill steps that nearly fill it."""
     sizes = CaptureSizes(block_size=32, pages=7, page_size=4, max_tokens=4096, max_num_reqs=16, max_prefill_tokens=8192)
     recorded = sizes.forward_descriptors()
     assert [descriptor.rows for descriptor in recorded].count(8192) == 1
