@@ -11,8 +11,7 @@ from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
 from runtime.models.decoder import Decoder
 from runtime.models.llada2 import parse
-from tests.models.paged import logits_in_chunks
-from tests.models.test_llada2 import load
+from tests.models.paged import load, logits_in_chunks
 from tests.oracle.model import OracleModel
 from tests.oracle.tiny import ARCHITECTURES, write_tiny
 

@@ -11,22 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runtime.errors import ConfigError
-from runtime.layers.layer_factory import LayerFactory
 from runtime.lora.adapter_checkpoint import resolve_adapter
-from runtime.models.base import resolve_family
 from runtime.weights.checkpoint import resolve_checkpoint
-from runtime.weights.loader import load_model
-from tests.models.paged import logits_in_chunks
+from tests.models.paged import load, logits_in_chunks
 from tests.oracle.tiny import tiny_config, tiny_tensors
 
 GATE = "model.layers.1.mlp.experts.2.gate_proj.weight"
-
-
-def load(path, dtype=torch.float32, progress=None):
-    checkpoint = resolve_checkpoint(str(path))
-    family = resolve_family(None, checkpoint.config)
-    arch = family.parse(checkpoint.config)
-    return load_model(checkpoint, family, arch, LayerFactory.create("cpu", dtype), progress)
 
 
 def one_line(error) -> str:
