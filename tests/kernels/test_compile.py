@@ -201,27 +201,36 @@ def boxed(rows: int, columns: int, kind: str = "bf16") -> str:
 
 
 def build_gemm(
-    first: bool, how: tile_config.GemmConfig, height: int, dtype: torch.dtype, described: bool, hidden: int, width: int
-):
-    """Compiles the gate-up (`first`) or the down GEMM of fused MoE."""
-    p, (low, middle, high) = POINTER[dtype], how.stages
+    first: bool, how: tile_config.GemmConfig, height: int, hidden: int, width: int, described: bool, *,
+    data: str = "bf16", form: str = "float", kind: str | None = None, group: int = 0, stored_depth: int = 0,
+):  # fmt: skip
+    """Compiles the gate-up (`first`) or the down GEMM of fused MoE.
+
+    Args:
+        form, kind, group, stored_depth: the format of the weights, its Triton dtype, group size and codes per tile.
+    """
+    (low, middle, high), quantized, kind = how.stages, form != "float", kind or data
     types = {"order_ptr": "*i32", "tiles_ptr": "*i32", "max_tiles": "i32"}
     constants = {
         "HIDDEN": hidden, "WIDTH": width, "HEIGHT": height, "COLUMNS": how.columns, "DEPTH": how.depth,
         "LOW": low, "MIDDLE": middle, "HIGH": high, "SWAP_AB": how.swap_ab, "TMA": described,
-        "TAIL": how.tail_rows(height), "FORMAT": "float", "GROUP": 0, "scales_ptr": None,
+        "TAIL": 0 if quantized else how.tail_rows(height), "FORMAT": form, "GROUP": group,
     }  # fmt: skip
-    weights = boxed((2 if first else 1) * how.columns, how.depth) if described else p
+    weights = boxed((2 if first else 1) * how.columns, stored_depth or how.depth, kind) if described else f"*{kind}"
+    types |= {"weights": weights, "hidden_ptr": f"*{data}"}
+    scales = {"scales_ptr": quantized, "x_scales_ptr" if first else "hidden_scales_ptr": form == "fp8"}
+    for name, has_scales in scales.items():
+        (types if has_scales else constants)[name] = "*fp32" if has_scales else None
     if first:
-        constants |= {"TOP_K": 8, "INTERLEAVE": 8, "GELU": False, "x_scales_ptr": None}
-        types |= {"x_ptr": p, "weights": weights, "hidden_ptr": p}
+        constants |= {"TOP_K": 8, "INTERLEAVE": activation.interleave_group(width), "GELU": False}
+        types["x_ptr"] = "*fp8e4nv" if form == "fp8" else f"*{data}"
     else:
-        constants |= {"HIDDEN_TMA": described, "hidden_scales_ptr": None}
+        constants["HIDDEN_TMA"] = described and not quantized
+        types |= {"pairs_ptr": f"*{data}"} | ({"hidden_ptr": "*fp8e4nv"} if form == "fp8" else {})
         for name, rows in (("middle", 64), ("hidden", height), ("tail", how.tail_rows(height) or height)):
-            types[name] = boxed(rows, how.depth) if described else p
-        types |= {"weights": weights, "hidden_ptr": p, "pairs_ptr": p}
-    kernel = fused_moe._gate_up if first else fused_moe._down
-    return build(kernel, types, constants, num_warps=how.warps)
+            unquantized = boxed(rows, how.depth) if described else f"*{data}"
+            (constants if quantized else types)[name] = None if quantized else unquantized
+    return build(fused_moe._gate_up if first else fused_moe._down, types, constants, num_warps=how.warps)
 
 
 GEMMS = [(torch.float32, 1000, False), *((torch.bfloat16, pairs, True) for pairs in (1, 64, 1000))]
@@ -233,7 +242,8 @@ def test_moe_gemms(dtype, pairs_per_expert, described):
     size = dtype.itemsize
     height, *configs = tile_config.get_config(256 * pairs_per_expert, 256, size, 2048, 512)
     for first, how in zip((True, False), configs, strict=True):
-        compiled = build_gemm(first, how, height, dtype, described, 2048, 512)
+        data = POINTER[dtype].removeprefix("*")
+        compiled = build_gemm(first, how, height, 2048, 512, described, data=data)
         if size == 2:
             assert spilled(compiled) == 0
             assert "wgmma" in compiled.asm["ptx"], "the GEMM does not use Hopper's matrix units"
@@ -282,7 +292,7 @@ def test_moe_gemms_as_tuned(path):
         hidden, width = (int(size) for size in re.findall(r"(\d+) to (\d+)", shape)[0])
         for first in (True, False):
             for height, how in {(chosen.height, chosen.gate_up if first else chosen.down) for _, chosen in rows}:
-                assert spilled(build_gemm(first, how, height, torch.bfloat16, True, hidden, width)) == 0
+                assert spilled(build_gemm(first, how, height, hidden, width, True)) == 0
 
 
 @pytest.mark.parametrize(("norm", "rounded"), [(False, False), (True, False), (True, True)])
