@@ -23,7 +23,6 @@ from runtime.algorithms.base import (
 )
 from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, Candidate, uniforms
 from runtime.errors import ConfigError
-from runtime.kernels import topk_topp_sampling
 from runtime.kernels.ops import TORCH
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.lm_head import LMHead
@@ -345,24 +344,3 @@ def test_registry() -> None:
 
     with pytest.raises(ValueError, match="'accept_threshold' is of another kind"):
         register_algorithm(Odd)
-
-
-def test_only_rows_with_top_k_or_top_p_are_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
-    sorted_rows: list[int] = []
-    histories = topk_topp_sampling.top_k_top_p_mask
-
-    def counted(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-        sorted_rows.append(len(scaled))
-        return histories(scaled, top_k, top_p)
-
-    monkeypatch.setattr(topk_topp_sampling, "top_k_top_p_mask", counted)
-    logits = torch.randn(8, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    common = {"temperature": torch.ones(8, dtype=torch.float64), "uniform": torch.full((8,), 0.9, dtype=torch.float64)}
-    off = {"top_k": torch.zeros(8, dtype=torch.int64), "top_p": torch.ones(8, dtype=torch.float64)}
-    free = draw(logits, num_unfiltered=8, **common, **off)
-    assert sorted_rows == []
-    one = draw(logits, num_unfiltered=7, **common, **off | {"top_k": torch.tensor([0, 0, 0, 0, 0, 0, 0, 1])})
-    assert sorted_rows == [1]
-    assert one.token[7] == logits[7].argmax()
-    assert torch.equal(one.token[:7], free.token[:7])
-    assert torch.equal(one.confidence[:7], free.confidence[:7])

@@ -96,41 +96,26 @@ FORMATS: dict[str, Callable[[Path], Encoder]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "kind",
-    marked(
-        FORMATS,
-        quick=("vocab.json and merges.txt of Qwen2", "sentencepiece, unigram", "tiktoken as tokenizer.model"),
-    ),
-)
+QUICK = ("vocab.json and merges.txt of Qwen2", "sentencepiece, unigram", "tiktoken as tokenizer.model")
+
+
+@pytest.mark.parametrize("kind", marked(FORMATS, quick=QUICK))
 def test_ids_are_those_of_an_independent_reading_of_the_files(kind: str, tmp_path: Path) -> None:
+    """The text of special tokens is ordinary text, and a template writes the tokens."""
     reference = FORMATS[kind](tmp_path)
+    special = "</s>" if kind.startswith("sentencepiece") else SPECIALS[2]
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}" + special)
     tokenizer = Tokenizer(tmp_path)
     texts = random_texts()
     assert len(texts) == 2000
-    wrong = [text for text in texts if tokenizer.encode(text) != reference(text)]
-    assert wrong == []
-
-
-@pytest.mark.parametrize("kind", marked(FORMATS, quick=["sentencepiece, bpe"]))
-def test_text_of_special_tokens_is_ordinary_text_and_a_template_writes_the_tokens(kind: str, tmp_path: Path) -> None:
-    FORMATS[kind](tmp_path)
-    if kind.startswith("sentencepiece"):
-        special = "</s>"
-    else:
-        special = SPECIALS[2]
-    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}" + special)
-    tokenizer = Tokenizer(tmp_path)
+    assert [text for text in texts if tokenizer.encode(text) != reference(text)] == []
     number = tokenizer.token_id(special)
     assert number is not None
-    assert number not in tokenizer.encode(f"a{special}b")
-    assert tokenizer.encode_chat([{"role": "user", "content": f"a{special}b"}]) == [
-        *tokenizer.encode(f"a{special}b"),
-        number,
-    ]
-    for text in ("a quick  fox", "naïve 東京 😀\n", "def f(x):\n\treturn"):
-        if "strips" not in kind:
-            assert tokenizer.decode(tokenizer.encode(text)) == text
+    ordinary = tokenizer.encode(f"a{special}b")
+    assert number not in ordinary
+    assert tokenizer.encode_chat([{"role": "user", "content": f"a{special}b"}]) == [*ordinary, number]
+    for text in ("a quick  fox", "naïve 東京 😀\n", "def f(x):\n\treturn") if "strips" not in kind else ():
+        assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 @pytest.mark.matrix
