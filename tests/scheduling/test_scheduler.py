@@ -190,15 +190,6 @@ def test_the_newest_request_is_preempted_and_the_oldest_never_is() -> None:
     assert steps[:40] == list(range(40))
 
 
-def test_what_was_decoded_survives_a_preemption() -> None:
-    """Preempted requests continue where they were. No event is missing or sent twice, and `nfe` does not restart."""
-    setup = Setup(pages=12, max_len=48, prefix_caching=False)
-    run = watch(setup, [Ask(prompt(n, 4), replace(SLOW, max_tokens=40)) for n in range(3)])
-    assert run.engine.scheduler.preemptions > 0
-    for received in run.received.values():
-        assert [o.nfe for o in received.outputs] == list(range(1, 41))
-
-
 def test_prefix_hits() -> None:
     setup = Setup(page=8, pages=16)
     ask = Ask(prompt(0, 19), replace(SLOW, max_tokens=9))
