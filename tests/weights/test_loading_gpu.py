@@ -11,20 +11,18 @@ from runtime.layers.parameter import named_weights
 from runtime.weights import loader
 from tests.models.paged import load
 from tests.oracle.tiny import tiny_config, tiny_tensors
+from tests.weights.test_checkpoint import shard
 
 pytestmark = pytest.mark.gpu
 
 
-def write(path, change=lambda tensors: None, parts=3):
+def write(path, change=lambda tensors: None):
     settings = tiny_config()
     tensors = tiny_tensors(settings, seed=1)
     change(tensors)
     (path / "config.json").write_text(json.dumps(settings))
-    names, files = sorted(tensors), [f"model-{n}-of-{parts}.safetensors" for n in range(parts)]
-    index = {name: files[n % parts] for n, name in enumerate(names)}
-    for file in files:
-        save_file({name: each for name, each in tensors.items() if index[name] == file}, path / file)
-    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    save_file(tensors, path / "model.safetensors")
+    shard(path)
     return path
 
 
