@@ -1,7 +1,4 @@
-"""Tests of `edit` for models that insert and delete.
-
-They compare it with the oracle on random logits, block by block, and check single cases of DELETE and SPLIT.
-"""
+"""Tests of `edit` for models that insert and delete."""
 
 from __future__ import annotations
 
@@ -41,10 +38,7 @@ QUIET = oracle.Params(max_tokens=1, algorithm="edit", accept_threshold=1.0, edit
 
 
 def begun(block: oracle.Block) -> None:
-    """Resets the step counts of a random block, and replaces edit tokens in it.
-
-    The algorithm counts the steps of a block in its history, which is empty before the first step.
-    """
+    """Resets the step counts of a random block, and replaces edit tokens in it."""
     block.post_steps = block.force_steps = 0
     for i in block.filled:
         if block.tokens[i] in (DELETE, SPLIT):

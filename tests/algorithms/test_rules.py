@@ -243,10 +243,7 @@ def check(
 
 
 def check_mixture(got: BlockUpdate, row: int, b: oracle.Block, expected: dict[int, list[tuple[int, float]]]) -> None:
-    """Asserts that positions that are not FIXED have the `token_merge_top_k` most probable tokens.
-
-    All other probabilities are 0.
-    """
+    """Asserts that positions that are not FIXED have the `token_merge_top_k` most probable tokens."""
     assert got.soft_tokens is not None
     for i in range(len(b.tokens)):
         ids, probs = got.soft_tokens.ids[row, i].tolist(), got.soft_tokens.probs[row, i].tolist()
@@ -266,7 +263,6 @@ def check_mixture(got: BlockUpdate, row: int, b: oracle.Block, expected: dict[in
 def test_draws_equal_the_oracles(
     n: int, temperature: list[float], top_k: list[int], top_p: list[float], seed: int
 ) -> None:
-    """Rows of one batch, each with its own temperature, filters and random number."""
     rows = np.random.default_rng(seed).normal(0, 3, (n, VOCAB))
     logits = torch.from_numpy(rows)
     numbers = uniforms(np.array([seed], dtype=np.uint64), np.arange(n), np.full(n, 3))

@@ -118,11 +118,7 @@ class ConstantStepTime(StepTimeEstimator):
 
 
 class CheckedRunner(ModelRunner):
-    """Checks each plan before it runs.
-
-    No shared or cached page is written, the rows are within the budget, and a request with an exclusive batch is the
-    only one in its forward.
-    """
+    """Checks each plan before it runs."""
 
     engine: Engine
 
@@ -132,10 +128,7 @@ class CheckedRunner(ModelRunner):
         super().launch_forward(plan)
 
     def began(self, plan: StepPlan) -> bool:
-        """Returns whether the forward was launched early. Then it was checked with the plan before this one.
-
-        Requests that were removed since are still in it.
-        """
+        """Returns whether the forward was launched early. Then it was checked with the plan before this one."""
         return False
 
     def check(self, plan: StepPlan) -> None:
@@ -393,10 +386,7 @@ def check_accounting(engine: Engine) -> None:
 
 
 def check_queue(engine: Engine) -> None:
-    """Asserts that the queue has the right counts of running requests and the right first request.
-
-    Within a group, waiting requests are newer than running ones and in order of arrival.
-    """
+    """Asserts that the queue has the right counts of running requests and the right first request."""
     scheduler = engine.scheduler
     queue, running = scheduler.waiting, scheduler.running
     waiting: dict[tuple[str, str], list[Request]] = {}
@@ -430,10 +420,7 @@ def _counts(waiting: Iterable[tuple[str, str]], counts: Counter[tuple[str, str]]
 
 
 def check_cached(engine: Engine, request: Request, setup: Setup) -> None:
-    """Checks docs/research/decoding-rules.md#invariant-3-cached-keys-and-values on the hash model.
-
-    The K/V of d2f is that of the same prompt and answer.
-    """
+    """Checks docs/research/decoding-rules.md#invariant-3-cached-keys-and-values on the hash model."""
     info, pool = engine.info, engine.runner.pool  # type: ignore[attr-defined]
     at = np.arange(request.num_computed_tokens)
     pages = engine.table._pages[request.req_slot][at // info.page_size].astype(np.int64)

@@ -183,10 +183,7 @@ def setups(
 
 @st.composite
 def asks(draw: st.DrawFn, setup: Setup) -> Ask:
-    """A request that fits the server.
-
-    Prompts have common beginnings, may contain the mask id, and end anywhere in a block.
-    """
+    """A request that fits the server."""
     growing = draw(st.booleans())  # a short prompt with a long answer: many start together, and then pages run out
     length = draw(st.integers(1, 9 if growing else setup.max_len - 2))
     stem = [1, setup.mask, 2, 3, 1, 4, setup.mask, 5, 6, 0, 2, 2, 9, 8, 7, 12]

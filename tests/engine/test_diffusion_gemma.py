@@ -275,7 +275,6 @@ def test_an_end_token_counts_only_when_it_is_committed(llm):
 
 
 def test_temperature_scales_the_schedule(llm):
-    """Temperature 2 doubles `t_min` and `t_max`. At temperature 0 the drawn token is the argmax."""
     prompt, params = asked(0)
 
     def answer(seed=5, temperature=None, **fields):

@@ -171,7 +171,6 @@ def test_no_request_waits_forever_behind_new_ones(slots: int, groups: int, size:
 @examples(12)
 @given(st.data())
 def test_fairness_changes_no_answer(data: st.DataObject) -> None:
-    """With random tenants and groups, few pages and slots, and aborts, every answer equals the oracle's."""
     setup = replace(data.draw(setups()), max_reqs=data.draw(st.sampled_from([1, 2, 3])))
     arrivals = []
     for group in range(data.draw(st.integers(2, 4))):

@@ -1,8 +1,4 @@
-"""Tests of `full`: the rows that each cache mode forwards, the cost of a preemption, and models that use it.
-
-Other tests compare its answers: test_oracle.py with the oracle, and
-tests/models/test_llama_like.py with published implementations.
-"""
+"""Tests of `full`: the rows that each cache mode forwards, the cost of a preemption, and models that use it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Tests of invalid input of every family, strategy and algorithm.
-
-The error message is one line. It names the field, the value and the valid values.
-"""
+"""Tests of invalid input of every family, strategy and algorithm."""
 
 from __future__ import annotations
 
@@ -276,11 +273,7 @@ def config_of(family: ModelFamily[Any], directory: Path) -> dict[str, Any]:
 
 
 def wrong_configs(config: dict[str, Any]) -> Iterator[tuple[set[str], object, dict[str, Any]]]:
-    """Yields configs in which one field, or one field of an object in it, is absent or has another value.
-
-    Each item has the name of the field, or the names of an object and its fields, the value, and the config. The value
-    of an absent field is None.
-    """
+    """Yields configs in which one field, or one field of an object in it, is absent or has another value."""
     for name, entry in config.items():
         names = {name, *(entry if isinstance(entry, dict) else ())}
         others = {other: config[other] for other in config if other != name}

@@ -46,10 +46,7 @@ HELD = [{"json": SCHEMA}, {"regex": "[a-f]{3,9}-(x|yz)+"}, {"choice": ["a fox", 
 
 
 def held(**more: Any) -> list[Any]:
-    """Returns answers, and log-probabilities of these and of a scored text.
-
-    Some answers follow a grammar, greedily or sampled, and some do not.
-    """
+    """Returns answers, and log-probabilities of these and of a scored text."""
     few = {"max_tokens": 16, "seed": 5, "logprobs": 3}
     asked = [SamplingParams(**few, structured_outputs=form, temperature=t) for form in HELD for t in (0.0, 0.8)]
     asked += [SamplingParams(**few), SamplingParams(**few, structured_outputs=HELD[1], logit_bias={70: -3.0})]

@@ -1,8 +1,4 @@
-"""Tests of random schedules with two ranks, and of forwards that are launched before a step's outputs are processed.
-
-With preemption, other requests, aborts and prefix hits, each answer is that of one process without other requests
-(docs/research/decoding-rules.md#invariants).
-"""
+"""Tests of random schedules with two ranks, and of forwards that are launched before a step's outputs are processed."""
 
 from __future__ import annotations
 

@@ -199,7 +199,6 @@ def test_moe_sort_of_pairs_of_one_expert(monkeypatch, pairs, experts, few):
     [(5, 48, 12, 12, 1), (70, 40, 24, 3, 2), (300, 32, 16, 3, 1), (130, 24, 40, 1, 1)],
 )
 def test_moe_experts_with_every_tile_height(monkeypatch, rows, hidden, width, experts, top_k, dtype):
-    """Checks few, some and many pairs per expert, with TMA loads and without."""
     for described in (False, True):
         monkeypatch.setattr(common, "supports_tma", lambda matrix, on=described: on and matrix.stride(0) % 8 == 0)
         cases.check_moe(rows, hidden, width, experts, top_k, True, rows == 70, dtype, "cpu", dead=0.1)

@@ -53,7 +53,6 @@ OWN = {"llada2dot2": {"expert_capacity": 2}, "llada_moe": {"clip_qkv": 0.7, "moe
 
 @pytest.mark.parametrize("key", [key for key in MODELS if key in families()])
 def test_a_full_model(tmp_path, key):
-    """Checks that a tiny model with Triton kernels has the logits of the same model with torch kernels."""
     load = loader_of(tmp_path, key, **OWN.get(key, {}))
     found = logits_in_chunks(load(kernels=TRITON), IDS, **PLAN, layout=list(LAYOUTS)[len(key) % 2])
     for out, expected in zip(found, logits_in_chunks(load(), IDS, **PLAN), strict=True):
@@ -150,7 +149,6 @@ def test_a_canvas_model_in_shards(deals):
 
 @CANVASES
 def test_a_canvas_model_with_concurrent_requests(monkeypatch):
-    """With batch-invariant kernels, a canvas has the same bits alone and with other requests."""
     in_order.patch(monkeypatch)
     model = canvas_model(BATCH_INVARIANT_TRITON)
     in_parts(model)

@@ -97,7 +97,6 @@ def test_fp8_linear(rows, inputs, outputs, described):
     [(1, 16, 16, 4, 2), (5, 48, 12, 12, 1), (70, 40, 24, 3, 2), (300, 32, 16, 3, 1), (130, 24, 40, 1, 1)],
 )
 def test_fp8_moe(rows, hidden, width, experts, top_k, described):
-    """Checks few, some and many pairs per expert."""
     shared, crowded = rows != 70, rows == 70
     quantized_cases.check_fp8_moe(rows, hidden, width, experts, top_k, shared, crowded, torch.float32, "cpu", dead=0.1)
 
@@ -129,7 +128,6 @@ def test_linear(kind, rows, inputs, outputs, described):
     ],
 )
 def test_moe(kind, rows, hidden, width, experts, top_k, described):
-    """Checks few, some and many pairs per expert."""
     shared, crowded = rows != 70, rows == 70
     quantized_cases.check_group_quantized_moe(
         rows, hidden, width, experts, top_k, shared, crowded, kind, torch.float32, "cpu", dead=0.1
@@ -152,7 +150,6 @@ SLOW = pytest.param("int4_32", 70, 12, marks=pytest.mark.slow), pytest.param("bl
 
 @pytest.mark.parametrize(("kind", "rows", "experts"), [("int8", 256, 3), ("int4", 256, 3), ("int4", 20, 10), *SLOW])
 def test_moe_is_batch_invariant(monkeypatch, kind, rows, experts):
-    """Checks few and many pairs per expert."""
     in_order.patch(monkeypatch)
     in_order.check_alike(
         quantized_cases.batch_invariant_moe(rows, 136, 24, experts, 2, kind, torch.float16, "cpu"), rows, 2

@@ -1,7 +1,4 @@
-"""Compiles every kernel for Hopper (sm_90) in the shapes of LLaDA2.0-mini, without a GPU.
-
-This checks types, tile sizes, shared memory and registers. Results are checked in the interpreter and on the GPU.
-"""
+"""Compiles every kernel for Hopper (sm_90) in the shapes of LLaDA2.0-mini, without a GPU."""
 
 import re
 import subprocess

@@ -287,7 +287,6 @@ def test_a_worker_that_exits_leaves_kernels_to_their_launch(
 def test_a_worker_that_hangs_is_killed_and_reported(
     names: str, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The worker neither reads nor writes."""
     monkeypatch.setattr(compiler, "WORKER_COMMAND", ("sleep", "3600"))
     monkeypatch.setattr(compiler, "WAIT_SECONDS", 0.2)
     made = KernelCompiler(torch.device("cuda"))

@@ -1,7 +1,4 @@
-"""Tests of the kernels of quantized weights on the GPU, and of peak memory while weights are loaded.
-
-The shapes are those of LLaDA2.0-mini, and odd ones.
-"""
+"""Tests of the kernels of quantized weights on the GPU, and of peak memory while weights are loaded."""
 
 import pytest
 import torch

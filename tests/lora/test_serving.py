@@ -84,7 +84,6 @@ def alone(adapters, tmp_path_factory):
 
 @pytest.mark.parametrize("slots", marked([8, 3], quick=[3]))
 def test_a_batch_of_eight_and_the_base_equals_each_alone(adapters, alone, slots):
-    """Also covers fewer LoRA slots than adapters."""
     with llm(lora=adapters, max_loras=slots, max_num_reqs=32) as engine:
         outs = engine.generate(prompts(18), PARAMS, adapter=NAMES)
         evictions = engine.engine.lora_manager.evictions
@@ -268,7 +267,6 @@ def test_d2f_decodes_with_adapters(family, tmp_path):
 
 
 def test_deterministic_rows_do_not_depend_on_the_batch(adapters):
-    """Checks the LoRA kernel and full logits. Adapters of experts have no batch-invariant kernel and are refused."""
     random = torch.Generator().manual_seed(0)
     x, out, lora_a, lora_b = (
         torch.randn(*shape, generator=random) for shape in ((9, 64), (9, 48), (2, 32, 64), (2, 48, 16))

@@ -59,11 +59,7 @@ def make_batch(
 
 
 def page_tables(lengths: Sequence[int], page_size: int, random: torch.Generator) -> tuple[torch.Tensor, int]:
-    """Returns page tables with disjoint pages in random order, and the number of pages of the pool.
-
-    The tables are [sequences, maximum pages], with 0 behind a sequence's end. No sequence uses page 0, so a kernel that
-    reads a padding entry reads NaN.
-    """
+    """Returns page tables with disjoint pages in random order, and the number of pages of the pool."""
     counts = [-(-n // page_size) for n in lengths]
     order = torch.randperm(sum(counts), generator=random) + 1
     tables = torch.zeros(len(counts), max(counts), dtype=torch.int32)

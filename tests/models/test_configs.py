@@ -250,7 +250,6 @@ def test_which_layers_of_sdar_moe_have_experts():
     ],
 )
 def test_fields_that_a_config_may_omit(family, block, limit, mask, eos, tmp_path):
-    """Some checkpoints have no block size, no length limit and no mask token. The family then supplies them."""
     config = config_of(family, vocab_size=157184, embedding_size=None, mask_token_id=None, eos_token_id=None)
     for name in ("block_size", "bd_size", "max_position_embeddings", "max_sequence_length", "num_key_value_heads",
                  "n_kv_heads", "attention_bias"):  # fmt: skip
@@ -276,7 +275,6 @@ def test_diffullama_has_its_tokenizers_mask(tmp_path):
 
 @pytest.mark.parametrize("family", KINDS)
 def test_shift_bos_token_and_length_limit_of_each_family(family):
-    """Checks which families shift logits by one position, begin prompts with a BOS token, or have another limit."""
     known = resolve_family(family, {})
     facts = known.facts(known.parse(config_of(family, bos_token_id=1)))
     assert facts.shift == (family in ("dream", "diffucoder", "diffullama", "fast_dllm_v2"))

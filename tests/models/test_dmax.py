@@ -1,7 +1,4 @@
-"""Tests of LLaDA2 with dmax: published block states, and defaults.
-
-test_llama_like.py has its golden answers.
-"""
+"""Tests of LLaDA2 with dmax: published block states, and defaults."""
 
 from __future__ import annotations
 
@@ -48,7 +45,6 @@ def test_golden_states(llm: LLM, case: dict[str, Any]) -> None:
 
 
 def test_golden_answers_in_one_batch(llm: LLM) -> None:
-    """All cases run in one batch, with different numbers of merged tokens."""
     prompts, asked = [case["prompt_ids"] for case in CASES], [sampling(case, ignore_eos=False) for case in CASES]
     others = [{"token_merge_mode": "iter_smooth_topk", "token_merge_weight": 0.3}, {"token_merge_top_k": 64}]
     companions = [SamplingParams(max_tokens=24, temperature=1.0, seed=n, decoding=d) for n, d in enumerate(others)]

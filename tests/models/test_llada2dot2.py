@@ -1,8 +1,4 @@
-"""Tests of LLaDA2.2, which edits its answers by inserting and deleting tokens.
-
-They compare each step with the published decoder.
-tests/engine/test_llm_oracle.py compares random schedules with the oracle.
-"""
+"""Tests of LLaDA2.2, which edits its answers by inserting and deleting tokens."""
 
 from __future__ import annotations
 

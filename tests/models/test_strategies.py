@@ -1,8 +1,4 @@
-"""Tests of checkpoints served with d2f, fast_dllm_v2 and nemotron_diffusion: defaults.
-
-nemotron_diffusion has no golden answers and is compared with transformers. test_llama_like.py has the golden answers of
-the others.
-"""
+"""Tests of checkpoints served with d2f, fast_dllm_v2 and nemotron_diffusion: defaults."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -81,11 +81,7 @@ def _seen(key: str, path: Path) -> tuple[int, int, list[int] | None]:
 
 
 def _canvases(model: DiffusionGemma, dtype: torch.dtype, device: str, layout: str) -> list[torch.Tensor]:
-    """Returns the logits of two forwards.
-
-    The first has a self-conditioned canvas whose windows reach back into a long prompt, and a prompt that is committed.
-    The second has canvases of both sequences.
-    """
+    """Returns the logits of two forwards."""
     random = torch.Generator().manual_seed(4)
 
     def ids(count: int) -> list[int]:

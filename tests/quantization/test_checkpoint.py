@@ -67,7 +67,6 @@ def test_loaded_codes_are_those_of_the_checkpoint(tmp_path, wide, layout):
 
 @pytest.mark.parametrize("layout", [INT4, "fp8, blocks"])
 def test_answers_equal_those_of_the_dequantized_checkpoint(tmp_path, layout):
-    """The answers equal those of the unquantized checkpoint with the same weights."""
     prompts, answers = [list(range(40, 61)), list(range(100, 164)), [7]], []
     for path in write_both(layout, TINY, tmp_path):
         with LLM(model=str(path), device="cpu", skip_tokenizer=True) as llm:

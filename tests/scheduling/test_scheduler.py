@@ -1,7 +1,4 @@
-"""Tests of the requests and rows that the scheduler selects for each step, on small engines.
-
-See docs/research/decoding-rules.md#the-multi-block-loop.
-"""
+"""Tests of the requests and rows that the scheduler selects for each step, on small engines."""
 
 from __future__ import annotations
 
@@ -106,7 +103,6 @@ def test_no_request_starves(data: st.DataObject) -> None:
 
 
 def test_first_come_first_served_for_pages() -> None:
-    """A short request does not overtake an older one that waits for pages."""
     setup = Setup(pages=10, max_len=40, prefix_caching=False)
     run = Watched(setup)
     run.add(Ask(prompt(0, 20), SLOW))
@@ -272,7 +268,6 @@ def test_the_reply_does_not_wait_for_the_commit() -> None:
 
 @pytest.mark.parametrize("owners", [("", "", "", "", ""), ("a", "b", "b", "b", "c")])
 def test_requests_with_exclusive_batches_alternate_with_others(owners: tuple[str, ...]) -> None:
-    """Two requests have exclusive batches, and three may run together. All make progress."""
     several = [
         Ask(prompt(n, 4 + 3 * n), SLOW, owner=owner, alone=n in (1, 3), salt=str(n)) for n, owner in enumerate(owners)
     ]

@@ -113,7 +113,6 @@ def test_an_index_names_no_file_outside(model: Path, name: str) -> None:
 
 
 def test_links_inside_a_volume_are_followed(model: Path) -> None:
-    """Covers the links of a ConfigMap volume, and a linked directory."""
     (model / "..2026").mkdir()
     for name in (*NAMES, "model.safetensors"):
         shutil.move(model / name, model / "..2026" / name)
@@ -179,7 +178,6 @@ def test_a_directory_instead_of_a_file_is_refused(model: Path) -> None:
 
 
 def test_a_link_that_replaces_a_resolved_file_is_not_followed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link that replaces the file after its name was resolved is not followed."""
     (model.parent / "secret").write_text("secret")
     resolve = os.path.realpath
 

@@ -65,11 +65,7 @@ def _manner(each: Served) -> tuple[Any, ...]:
 
 
 def questions(llm: LLM, every: bool) -> list[list[SamplingParams]]:
-    """Returns the sampling parameters of batches.
-
-    For the default algorithm, or `every` available one, there is a batch with greedy decoding, sampling, and sampling
-    with top-p. The last batch has several algorithms.
-    """
+    """Returns the sampling parameters of batches."""
     asked = []
     few = {"max_tokens": 20, "ignore_eos": True}
     keys = [rule.key for rule in llm.info.algorithms]
