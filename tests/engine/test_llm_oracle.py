@@ -182,11 +182,15 @@ def test_generate_and_stream(served: Served, llm: LLM) -> None:
 def test_the_cases_are_worth_comparing(served: Served) -> None:
     """In the first four kinds, steps unmask several positions, and answers end with `stop` and with `length`."""
     case, _, oracle = served
+    if case.setup.orders:
+        pytest.skip("golden states show what steps that edit do")
     random = np.random.default_rng(2)
-    naive = decode_dmax if case.setup.strategy == "dmax" else decode
+    naive, shape = decode, case.setup.oracle
+    if case.setup.strategy == "dmax":
+        naive, shape = decode_dmax, replace(shape, eos_ids=frozenset([21]))
     results = [
-        naive(oracle, random.integers(0, case.setup.vocab - 1, 7).tolist(), replace(p, seed=n), case.setup.oracle)
-        for n, p in enumerate(8 * params_of_kinds(case)[:4])
+        naive(oracle, random.integers(0, case.setup.vocab - 1, 7).tolist(), replace(p, seed=n), shape)
+        for n, p in enumerate((8 * params_of_kinds(case)[:4])[:8])
     ]
     assert any(len(r.tokens) >= 2 * r.nfe for r in results)
     assert {r.finish_reason for r in results} >= {"stop", "length"}
