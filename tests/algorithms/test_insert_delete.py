@@ -1,11 +1,9 @@
-"""Tests of `edit` for models that insert and delete.
-
-They compare it with the oracle on random logits, block by block, and check single cases of DELETE and SPLIT.
-"""
+"""Tests of `edit` for models that insert and delete."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -40,10 +38,7 @@ QUIET = oracle.Params(max_tokens=1, algorithm="edit", accept_threshold=1.0, edit
 
 
 def begun(block: oracle.Block) -> None:
-    """Resets the step counts of a random block, and replaces edit tokens in it.
-
-    The algorithm counts the steps of a block in its history, which is empty before the first step.
-    """
+    """Resets the step counts of a random block, and replaces edit tokens in it."""
     block.post_steps = block.force_steps = 0
     for i in block.filled:
         if block.tokens[i] in (DELETE, SPLIT):
@@ -75,10 +70,7 @@ class Blocks:
 @examples(60)
 @given(data=st.data())
 def test_edit_with_edit_tokens_decides_as_the_oracle(data: st.DataObject) -> None:
-    """Blocks of this and of other algorithms, each with its own parameters, over several steps.
-
-    Some steps have the logits of an earlier one, so that blocks return to earlier states.
-    """
+    """Blocks of this and of other algorithms, each with its own parameters, over several steps."""
     others = st.sampled_from(["edit", "edit", "edit", *(key for key in NAIVE_ALGORITHMS if key in algorithm_keys())])
     n = data.draw(st.integers(1, 4))
     several = [data.draw(blocks(SHAPE.block)) for _ in range(n)]
@@ -139,28 +131,39 @@ def want(*tokens: int | tuple[int, ...]) -> np.ndarray:
     return logits
 
 
-def test_delete_drops_and_pads() -> None:
-    block, run = one([4, 3, 6, 8], prompt=1)
-    run.step(want(0, DELETE, 6, 8), [True])
-    assert (block.tokens, block.masked, block.original) == ([4, 6, 8, MASK], [3], set())
-    run.step(want(0, 6, 8, 5), [True])
-    assert (block.tokens, block.masked, block.ended) == ([4, 6, 8, 5], [], False)
-    run.step(want(0, 6, 8, 5), [True])
-    assert block.ended
+Step = tuple[np.ndarray, list[int], list[int]]  # logits, and the tokens and masked positions after the step
+FORTH, BACK = want((5, 3, 0), 4, 6, 8), want((3, 5, 0), 4, 6, 8)
+# tokens of the block, its fixed positions, the expected steps, and whether the last one ends the block
+STEPS: dict[str, tuple[list[int], dict[str, Any], list[Step], bool]] = {
+    "delete drops and pads": ([4, 3, 6, 8], {"prompt": 1}, [
+        (want(0, DELETE, 6, 8), [4, 6, 8, MASK], [3]), (want(0, 6, 8, 5), [4, 6, 8, 5], []),
+    ], False),
+    "the step after a padded mask ends": ([4, 6, 8, 5], {"prompt": 1}, [(want(0, 6, 8, 5), [4, 6, 8, 5], [])], True),
+    "split inserts and cuts": ([4, 3, 6, 8], {}, [(want(4, SPLIT, 6, 8), [4, MASK, 3, 6], [1])], False),
+    "prompt and pinned positions do not move": ([DELETE, 3, SPLIT, 8], {"prompt": 1, "pinned": (2,)}, [
+        (want(5, SPLIT, 5, 8), [DELETE, MASK, SPLIT, 3], [1]),
+        (want(5, 6, 5, DELETE), [DELETE, 6, SPLIT, MASK], [3]),
+    ], False),
+    "a repeated state is left for a token that the position has not had": ([3, 4, 6, 8], {}, [
+        (FORTH, [5, 4, 6, 8], []), (BACK, [3, 4, 6, 8], []), (FORTH, [0, 4, 6, 8], []),
+    ], False),
+    "a step that writes the current content ends the block": ([3, 4, 6, 8], {}, [
+        (want(SPLIT, 4, 6, 8), [MASK, 3, 4, 6], [0]), (want(DELETE, 3, 4, 6), [3, 4, 6, MASK], [3]),
+        (want(3, 4, 6, 8), [3, 4, 6, 8], []), (want((SPLIT, 3), 4, 6, 8), [3, 4, 6, 8], []),
+    ], True),
+}  # fmt: skip
 
 
-def test_split_inserts_and_cuts() -> None:
-    block, run = one([4, 3, 6, 8])
-    run.step(want(4, SPLIT, 6, 8), [True])
-    assert (block.tokens, block.masked) == ([4, MASK, 3, 6], [1])
-
-
-def test_prompt_and_pinned_positions_do_not_move() -> None:
-    block, run = one([DELETE, 3, SPLIT, 8], prompt=1, pinned=(2,))
-    run.step(want(5, SPLIT, 5, 8), [True])
-    assert block.tokens == [DELETE, MASK, SPLIT, 3]
-    run.step(want(5, 6, 5, DELETE), [True])
-    assert block.tokens == [DELETE, 6, SPLIT, MASK]
+@pytest.mark.parametrize("case", STEPS)
+def test_steps(case: str) -> None:
+    """`Blocks` also compares each step with the oracle."""
+    tokens, fixed, steps, ends = STEPS[case]
+    block, run = one(tokens, **fixed)
+    for logits, expected, masked in steps:
+        assert not block.ended
+        run.step(logits, [True])
+        assert (block.tokens, block.masked) == (expected, masked)
+    assert block.ended == ends
 
 
 def test_masks_can_be_deleted_and_split() -> None:
@@ -180,27 +183,6 @@ def test_introduced_masks_raise_the_minimum_of_a_step() -> None:
     assert (block.tokens, block.original) == ([MASK, 3, 5, MASK], {3})
     run.step(want(8, 3, 5, 6), [True])  # no confidence is above 1: the minimum is both masks
     assert (block.tokens, block.masked) == ([8, 3, 5, 6], [])
-
-
-def test_a_repeated_state_is_left() -> None:
-    """The logits prefer 5 and 3 alternately. In a repeated state, the position takes a token that it has not had."""
-    block, run = one([3, 4, 6, 8])
-    forth, back = want((5, 3, 0), 4, 6, 8), want((3, 5, 0), 4, 6, 8)
-    run.step(forth, [True])
-    run.step(back, [True])
-    assert block.tokens == [3, 4, 6, 8]
-    run.step(forth, [True])
-    assert block.tokens == [0, 4, 6, 8]
-
-
-def test_a_step_that_writes_the_current_content_ends_the_block() -> None:
-    """SPLIT and DELETE restore the first state. Then the best token that no step has written is the current one."""
-    block, run = one([3, 4, 6, 8])
-    for expected in (want(SPLIT, 4, 6, 8), want(DELETE, 3, 4, 6), want(3, 4, 6, 8)):
-        run.step(expected, [True])
-    assert (block.tokens, block.masked, block.ended) == ([3, 4, 6, 8], [], False)
-    run.step(want((SPLIT, 3), 4, 6, 8), [True])
-    assert (block.tokens, block.ended) == ([3, 4, 6, 8], True)
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2])

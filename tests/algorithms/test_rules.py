@@ -21,9 +21,8 @@ from runtime.algorithms.base import (
     get_algorithm,
     register_algorithm,
 )
-from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, Candidate, LogitsOps, uniforms
+from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, Candidate, uniforms
 from runtime.errors import ConfigError
-from runtime.kernels import topk_topp_sampling
 from runtime.kernels.ops import TORCH
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.lm_head import LMHead
@@ -158,33 +157,11 @@ def direct_head() -> LMHead:
     return head
 
 
-def test_only_the_argmax_is_computed_where_no_algorithm_needs_more() -> None:
-    """With a fused argmax, the LM head computes no logits then."""
-    block = oracle.Block(start=0, tokens=[MASK] * SHAPE.block, state=["masked"] * SHAPE.block)
-    for algorithm, bare in (("threshold", True), ("entropy_bound", False)):
-        plan = plan_of([block], [oracle.Params(max_tokens=1, algorithm=algorithm)], [True], [None])
-        hidden = torch.randn(SHAPE.block, VOCAB, dtype=torch.float64)
-        ways = []
-        for logits in (torch.clone, direct_head()):
-            head = Sampler(logits, SamplerConfig(4, MASK, MAX_TOKEN, eos_ids=(2,)))
-            with mock.patch.object(
-                LogitsOps, "mask_forbidden", autospec=True, side_effect=LogitsOps.mask_forbidden
-            ) as banned:
-                ((_, _, batch),) = sample_plan(head, plan, hidden)
-            ways.append((batch, banned.called))
-        assert [called for _, called in ways] == [True, not bare]
-        assert torch.equal(ways[0][0].candidates, ways[1][0].candidates)
-        torch.testing.assert_close(ways[0][0].confidence, ways[1][0].confidence)
-
-
 @pytest.mark.parametrize("algorithm", COMPARED)
 @examples(40)
 @given(data=st.data())
 def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> None:
-    """Blocks of this and of other algorithms, each with its own parameters, over several steps.
-
-    The oracle decides on one block at a time.
-    """
+    """Blocks of this and of other algorithms, each with its own parameters, over several steps."""
     others = st.sampled_from([algorithm, algorithm, *OTHERS])
     size, n = SHAPE.block, data.draw(st.integers(1, 4))
     several = [data.draw(blocks(size)) for _ in range(n)]
@@ -209,27 +186,6 @@ def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> No
                 check(got, row, several[i], logits[i], params[i], force[i])
                 if batch.history is not None:
                     histories[i] = nonzero_records(batch.history[row].numpy())
-
-
-def test_threshold_accepts_what_is_above_it_or_the_best_position() -> None:
-    block = oracle.Block(start=0, tokens=[MASK] * SHAPE.block, state=["masked"] * SHAPE.block)
-    hidden = torch.randn(SHAPE.block, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    head = Sampler(torch.clone, SamplerConfig(4, MASK, MAX_TOKEN, eos_ids=(2,)))
-
-    def decide(threshold: float, force: bool) -> tuple[list[int], list[float]]:
-        """Returns the positions that stay masked, and the confidence of each position."""
-        p = oracle.Params(max_tokens=1, algorithm="threshold", accept_threshold=threshold)
-        plan = plan_of([block], [p], [force], [None])
-        ((rule, _, batch),) = sample_plan(head, plan, hidden.clone())
-        return rule.decide(batch).masked[0].nonzero().flatten().tolist(), batch.confidence[0].tolist()
-
-    _, conf = decide(0.0, force=False)
-    ascending = sorted(range(SHAPE.block), key=conf.__getitem__)
-    assert len(set(conf)) == SHAPE.block
-    for n, position in enumerate(ascending[:-1]):
-        assert decide(conf[position], force=True)[0] == sorted(ascending[: n + 1]), "equal confidence was accepted"
-    assert decide(1.0, force=True)[0] == sorted(ascending[:-1])
-    assert decide(1.0, force=False)[0] == sorted(ascending)
 
 
 @pytest.mark.parametrize("algorithm", [*NAIVE_ALGORITHMS, "edit"])
@@ -287,10 +243,7 @@ def check(
 
 
 def check_mixture(got: BlockUpdate, row: int, b: oracle.Block, expected: dict[int, list[tuple[int, float]]]) -> None:
-    """Asserts that positions that are not FIXED have the `token_merge_top_k` most probable tokens.
-
-    All other probabilities are 0.
-    """
+    """Asserts that positions that are not FIXED have the `token_merge_top_k` most probable tokens."""
     assert got.soft_tokens is not None
     for i in range(len(b.tokens)):
         ids, probs = got.soft_tokens.ids[row, i].tolist(), got.soft_tokens.probs[row, i].tolist()
@@ -310,7 +263,6 @@ def check_mixture(got: BlockUpdate, row: int, b: oracle.Block, expected: dict[in
 def test_draws_equal_the_oracles(
     n: int, temperature: list[float], top_k: list[int], top_p: list[float], seed: int
 ) -> None:
-    """Rows of one batch, each with its own temperature, filters and random number."""
     rows = np.random.default_rng(seed).normal(0, 3, (n, VOCAB))
     logits = torch.from_numpy(rows)
     numbers = uniforms(np.array([seed], dtype=np.uint64), np.arange(n), np.full(n, 3))
@@ -350,10 +302,7 @@ def test_ties() -> None:
 
 
 def test_the_top_tokens() -> None:
-    """They are in descending order, of equal ones the lowest id first. Missing ones have probability 0.
-
-    The logits do not change.
-    """
+    """They are in descending order, of equal ones the lowest id first. Missing ones have probability 0."""
     logits = torch.tensor([[1.0, 3.0, 1.0, 3.0], [-torch.inf, 0.0, -torch.inf, -torch.inf], [0.0, 0.0, 0.0, 0.0]])
     before = logits.clone()
     for count in (1, 2, 3, 6):
@@ -391,24 +340,3 @@ def test_registry() -> None:
 
     with pytest.raises(ValueError, match="'accept_threshold' is of another kind"):
         register_algorithm(Odd)
-
-
-def test_only_rows_with_top_k_or_top_p_are_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
-    sorted_rows: list[int] = []
-    histories = topk_topp_sampling.top_k_top_p_mask
-
-    def counted(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-        sorted_rows.append(len(scaled))
-        return histories(scaled, top_k, top_p)
-
-    monkeypatch.setattr(topk_topp_sampling, "top_k_top_p_mask", counted)
-    logits = torch.randn(8, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    common = {"temperature": torch.ones(8, dtype=torch.float64), "uniform": torch.full((8,), 0.9, dtype=torch.float64)}
-    off = {"top_k": torch.zeros(8, dtype=torch.int64), "top_p": torch.ones(8, dtype=torch.float64)}
-    free = draw(logits, num_unfiltered=8, **common, **off)
-    assert sorted_rows == []
-    one = draw(logits, num_unfiltered=7, **common, **off | {"top_k": torch.tensor([0, 0, 0, 0, 0, 0, 0, 1])})
-    assert sorted_rows == [1]
-    assert one.token[7] == logits[7].argmax()
-    assert torch.equal(one.token[:7], free.token[:7])
-    assert torch.equal(one.confidence[:7], free.confidence[:7])

@@ -1,7 +1,4 @@
-"""Tests that every unmasking algorithm decides on a GPU as on the CPU, in mixed batches over several steps.
-
-test_rules.py compares the CPU with the oracle.
-"""
+"""Tests that every unmasking algorithm decides on a GPU as on the CPU, in mixed batches over several steps."""
 
 import numpy as np
 import pytest
@@ -21,10 +18,7 @@ LOW |= {"entropy_bound": 7.0, "steps": 5, "max_steps_per_block": 3, "max_post_ed
 
 
 def trace(device: str, orders: EditTokens | None) -> list[torch.Tensor]:
-    """Returns tokens and states of all blocks after each step.
-
-    Each algorithm has `EACH` blocks, with the parameters of different requests.
-    """
+    """Returns tokens and states of all blocks after each step."""
     random = np.random.default_rng(5)
     keys = algorithm_keys()
     n = EACH * len(keys)

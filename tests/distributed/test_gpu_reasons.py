@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,40 +22,30 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-def test_a_build_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert gpu.missing_gpu_reason() == f"torch {torch.__version__} is built without CUDA; install a build with CUDA"
+def fail(*_: object, **__: object) -> None:
+    raise RuntimeError("The NVIDIA driver on your system is too old (found version 11000). Please update it.")
 
 
-@pytest.mark.parametrize("value", ["", "-1"])
-def test_a_variable_that_hides_gpus(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    assert gpu.missing_gpu_reason() == f"CUDA_VISIBLE_DEVICES={value} hides all GPUs; unset it"
+DRIVER = "no NVIDIA driver is loaded; install it, or pass GPUs to the container"
+REASONS = [
+    (lambda patch: patch.setattr(torch.version, "cuda", None), "is built without CUDA; install a build with CUDA"),
+    (lambda patch: patch.setenv("CUDA_VISIBLE_DEVICES", ""), "CUDA_VISIBLE_DEVICES= hides all GPUs; unset it"),
+    (lambda patch: patch.setenv("CUDA_VISIBLE_DEVICES", "-1"), "CUDA_VISIBLE_DEVICES=-1 hides all GPUs; unset it"),
+    (lambda patch: patch.setattr(gpu, "_DEVICE", Path("/nowhere")), DRIVER),
+    (lambda patch: patch.setattr(torch, "empty", fail), "too old (found version 11000));"),
+]
 
 
-def test_no_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(gpu, "_DEVICE", tmp_path / "nvidiactl")
-    assert "no NVIDIA driver is loaded; install it, or pass GPUs to the container" in gpu.missing_gpu_reason()
-
-
-def test_a_driver_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def empty(*_: object, **__: object) -> None:
-        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11000). Please update it.")
-
-    monkeypatch.setattr(torch, "empty", empty)
-    reason = gpu.missing_gpu_reason()
-    assert "CUDA cannot be initialized (The NVIDIA driver on your system is too old (found version 11000));" in reason
-
-
-def test_flags_that_require_a_gpu_name_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(gpu, "_DEVICE", tmp_path / "nvidiactl")
-    with pytest.raises(ConfigError, match=r"^--device cuda: no GPU is usable: no NVIDIA driver is loaded"):
-        LLM(device="cuda")
-
-
-def test_a_backend_names_the_reason_and_not_the_number_of_devices(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(("change", "reason"), REASONS)
+def test_the_reason_why_no_gpu_is_usable(
+    change: Callable[[pytest.MonkeyPatch], None], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu, "_DEVICE", tmp_path / "nvidiactl")
+    change(monkeypatch)
+    assert reason in gpu.missing_gpu_reason()
+
+
+@pytest.mark.parametrize("check", [lambda: LLM(device="cuda"), lambda: gpu.check_devices((0,), "--device-ids")])
+def test_flags_that_require_a_gpu_name_the_reason(check: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "_DEVICE", Path("/nowhere"))
     with pytest.raises(ConfigError, match=r"^--device cuda: no GPU is usable: no NVIDIA driver is loaded"):
-        gpu.check_devices((0,), "--device-ids")
+        check()

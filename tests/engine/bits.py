@@ -92,10 +92,7 @@ def answers(
 
 
 def check(each: Served, asked: list[Question], received: Bits, *schedules: dict[str, Any], **flags: Any) -> None:
-    """Asserts that requests have the same answers and hidden states in batches as one at a time.
-
-    The batches run with the flags of each schedule, twice: the second time with prefix cache hits from the first.
-    """
+    """Asserts that requests have the same answers and hidden states in batches as one at a time."""
     received.clear()
     expected = answers(each, [[question] for question in asked], disable_prefix_caching=True, **flags)
     alone = set(received)
@@ -107,10 +104,7 @@ def check(each: Served, asked: list[Question], received: Bits, *schedules: dict[
 
 
 def check_looks(directory: Path, monkeypatch: pytest.MonkeyPatch, **flags: Any) -> None:
-    """Asserts that answers with grammars and log-probabilities are the same in a batch as alone.
-
-    They need full logits. These are computed with the same numbers of rows in a batch as alone.
-    """
+    """Asserts that answers with grammars and log-probabilities are the same in a batch as alone."""
     looked: list[int] = []
     raw = Sampler.full_logits
 

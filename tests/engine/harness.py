@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from hypothesis import reject
 
 from runtime.algorithms.base import EditTokens, algorithms_for, algorithms_with_edit_tokens, get_algorithm
 from runtime.engine.engine import Engine
@@ -37,6 +38,7 @@ from tests.oracle.decode import LogitsOf, Result, decode
 from tests.oracle.dmax import Model as Embedded
 from tests.oracle.dmax import decode_dmax
 from tests.oracle.full import decode_full
+from tests.oracle.insert_delete import UnclearError
 from tests.oracle.masks import block_causal_ends, prefix_causal_ends, prefix_full_ends
 from tests.oracle.seeded import decode_seeded
 
@@ -116,11 +118,7 @@ class ConstantStepTime(StepTimeEstimator):
 
 
 class CheckedRunner(ModelRunner):
-    """Checks each plan before it runs.
-
-    No shared or cached page is written, the rows are within the budget, and a request with an exclusive batch is the
-    only one in its forward.
-    """
+    """Checks each plan before it runs."""
 
     engine: Engine
 
@@ -130,10 +128,7 @@ class CheckedRunner(ModelRunner):
         super().launch_forward(plan)
 
     def began(self, plan: StepPlan) -> bool:
-        """Returns whether the forward was launched early. Then it was checked with the plan before this one.
-
-        Requests that were removed since are still in it.
-        """
+        """Returns whether the forward was launched early. Then it was checked with the plan before this one."""
         return False
 
     def check(self, plan: StepPlan) -> None:
@@ -380,6 +375,7 @@ def check_accounting(engine: Engine) -> None:
             for i in range(cache.pages_per_group)
         ]
         assert engine.table._pages[request.req_slot, :n].tolist() == pages
+    assert scheduler.running == sorted(scheduler.running, key=lambda request: request.arrival_index)
     rows = [request.req_slot for request in scheduler.running]
     assert sorted(rows + engine.table._free_rows) == list(range(engine.info.max_num_reqs))
     assert all(not r.page_groups and r.req_slot == -1 and r.num_computed_tokens == 0 for r in scheduler.waiting)
@@ -390,10 +386,7 @@ def check_accounting(engine: Engine) -> None:
 
 
 def check_queue(engine: Engine) -> None:
-    """Asserts that the queue has the right counts of running requests and the right first request.
-
-    Within a group, waiting requests are newer than running ones and in order of arrival.
-    """
+    """Asserts that the queue has the right counts of running requests and the right first request."""
     scheduler = engine.scheduler
     queue, running = scheduler.waiting, scheduler.running
     waiting: dict[tuple[str, str], list[Request]] = {}
@@ -427,10 +420,7 @@ def _counts(waiting: Iterable[tuple[str, str]], counts: Counter[tuple[str, str]]
 
 
 def check_cached(engine: Engine, request: Request, setup: Setup) -> None:
-    """Checks docs/research/decoding-rules.md#invariant-3-cached-keys-and-values on the hash model.
-
-    The K/V of d2f is that of the same prompt and answer.
-    """
+    """Checks docs/research/decoding-rules.md#invariant-3-cached-keys-and-values on the hash model."""
     info, pool = engine.info, engine.runner.pool  # type: ignore[attr-defined]
     at = np.arange(request.num_computed_tokens)
     pages = engine.table._pages[request.req_slot][at // info.page_size].astype(np.int64)
@@ -520,7 +510,10 @@ class Run:
     def compare(self) -> None:
         """Asserts that all outputs equal the oracle's."""
         for id, ask in self.asks.items():
-            result = expected(self.setup, ask, self.logits_of, self.embedded)
+            try:
+                result = expected(self.setup, ask, self.logits_of, self.embedded)
+            except UnclearError:
+                reject()  # an example in which the oracle's answer depends on rounding
             check_received(self.received[id], result, ask.report, complete=self.received[id].ended)
             if ask.logprobs is not None:
                 check_logprobs(self.received[id], self.setup, ask, self.logits_of)

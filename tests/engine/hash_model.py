@@ -76,10 +76,7 @@ class HashMemory:
         self.contexts = np.zeros(0, dtype=np.int64)
 
     def forward(self, first: int, ids: Sequence[int], ends: Sequence[int]) -> np.ndarray:
-        """Returns logits [len(ids), vocab] of the positions from `first` on.
-
-        Each position attends to the positions below its entry of `ends`.
-        """
+        """Returns logits [len(ids), vocab] of the positions from `first` on."""
         last = first + len(ids)
         grown = max(last - len(self.tokens), 0)
         self.tokens, self.contexts = np.pad(self.tokens, (0, grown)), np.pad(self.contexts, (0, grown))
@@ -105,10 +102,7 @@ def embedding(tokens: np.ndarray) -> np.ndarray:
 
 
 def stored(x: np.ndarray) -> np.ndarray:
-    """Returns int64 [n] of embeddings [n, 2]: the token id, or a hash of an embedding that belongs to no token.
-
-    The hash ignores rounding.
-    """
+    """Returns int64 [n] of embeddings [n, 2]: the token id, or a hash of an embedding that belongs to no token."""
     nearest = np.rint(x[:, 0]).astype(np.int64)
     found = nearest.copy()
     for n in np.flatnonzero(np.abs(embedding(nearest) - x).max(1) > 1e-6):

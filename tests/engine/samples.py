@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -14,9 +14,11 @@ from tests.engine.harness import Ask, Setup
 from tests.oracle.block import Params
 from tests.oracle.rules import NAIVE_ALGORITHMS
 
-STRATEGIES = pytest.mark.parametrize(
-    "strategy", ["multi_bd", "dmax", "full", "d2f", "fast_dllm_v2", "nemotron_diffusion"]
-)
+NAMES = ["multi_bd", "dmax", "full", "d2f", "fast_dllm_v2", "nemotron_diffusion"]
+STRATEGIES = pytest.mark.parametrize("strategy", NAMES)
+# insert_delete: multi_bd with a model that inserts and deletes (docs/research/decoding-rules.md#insert-and-delete)
+SERVERS = pytest.mark.parametrize("strategy", [*NAMES, "insert_delete"])
+DELETE, SPLIT = ORDERS = (6, 9)
 Scenario = tuple[Setup, list[tuple[int, Ask]], list[tuple[int, int]], list[int]]
 
 
@@ -145,6 +147,8 @@ def setups(
     shift: bool | None = None,
 ) -> Setup:
     """Servers with pages smaller and larger than the block. Budgets and pools may just suffice for one request."""
+    if strategy == "insert_delete":
+        return replace(draw(setups(max_len, block, buffer or draw(st.integers(1, 3)))), orders=ORDERS)
     block = block or draw(st.sampled_from([4, 4, 8, 2]))
     buffer = buffer or draw(st.integers(1, 4)) if strategy in ("multi_bd", "dmax", "d2f") else 1
     least, longest, unit = (buffer + 1) * block, max_len, 1
@@ -179,10 +183,7 @@ def setups(
 
 @st.composite
 def asks(draw: st.DrawFn, setup: Setup) -> Ask:
-    """A request that fits the server.
-
-    Prompts have common beginnings, may contain the mask id, and end anywhere in a block.
-    """
+    """A request that fits the server."""
     growing = draw(st.booleans())  # a short prompt with a long answer: many start together, and then pages run out
     length = draw(st.integers(1, 9 if growing else setup.max_len - 2))
     stem = [1, setup.mask, 2, 3, 1, 4, setup.mask, 5, 6, 0, 2, 2, 9, 8, 7, 12]
@@ -194,9 +195,14 @@ def asks(draw: st.DrawFn, setup: Setup) -> Ask:
     some = st.dictionaries(offsets, st.integers(0, setup.mask), max_size=max_tokens)
     run = st.tuples(offsets, offsets).map(lambda ends: dict.fromkeys(range(min(ends), max(ends) + 1), 5))
     everything = st.just(dict.fromkeys(range(max_tokens), 5))
+    p = draw(params(growing, max_tokens=max_tokens, setup=setup))
+    if setup.orders and draw(st.sampled_from([True, True, True, False])):
+        thresholds = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.9])
+        editing = {"edit_threshold": draw(thresholds), "max_post_edit_steps": draw(st.integers(0, 9))}
+        p = replace(p, algorithm="edit", total_steps=None, **editing)
     return Ask(
         prompt=tuple(prompt),
-        params=draw(params(growing, max_tokens=max_tokens, setup=setup)),
+        params=p,
         pinned=tuple(draw(st.one_of(st.just({}), st.just({}), some, run, everything)).items()),
         report=draw(st.sampled_from(["final", "stable", "denoise", "denoise"])),
         logprobs=draw(st.sampled_from([None, None, 0, 3, 20])),

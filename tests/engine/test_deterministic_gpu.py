@@ -71,10 +71,7 @@ class Wide:
         self.ids = [torch.randint(2, 1000, (256,), generator=generator).tolist() for _ in range(64)]
 
     def hidden(self, count: int, cuts: list[int]) -> torch.Tensor:
-        """Returns hidden states [256, hidden] of the first of `count` sequences.
-
-        All sequences are forwarded in chunks, which end at the positions `cuts`.
-        """
+        """Returns hidden states [256, hidden] of the first of `count` sequences."""
         tables, pages = page_tables([256] * count, 32, torch.Generator().manual_seed(count))
         pool = UnifiedPool(self.model.kv_shapes, num_pages=pages + 1, page_size=32, dtype=torch.bfloat16, device="cuda")
         found, first = [], 0
@@ -101,10 +98,7 @@ def test_bits_in_layers_of_a_real_width_do_not_depend_on_the_batch(name, quantiz
 
 
 class WideCanvas:
-    """Two layers of DiffusionGemma with the real width, and their hidden states in batches of different sizes.
-
-    One layer has a sliding window, and one has none.
-    """
+    """Two layers of DiffusionGemma with the real width, and their hidden states in batches of different sizes."""
 
     def __init__(self, quantization: str | None, device: str = "cuda", **smaller: Any) -> None:
         config = dict(architecture("diffusiongemma-26b-a4b"))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,16 +45,32 @@ def finish(run: Run) -> None:
     run.compare()
 
 
-def test_a_single_request_among_eight_crowds_is_served_at_once() -> None:
-    """Eight HTTP requests of 4 completions use every slot. A later request takes about as many steps as alone."""
-    ask = Ask(prompt(9, 6), ANSWER, group="single")
+CROWDS: dict[str, tuple[Setup, dict[str, Any], int, Ask]] = {  # a server, a crowd, steps before a request, and that
+    "eight HTTP requests of 4 completions use every slot": (
+        Setup(pages=256, shared_rows=8, max_reqs=16), {"size": 4}, 5, Ask(prompt(9, 6), ANSWER, group="single"),
+    ),
+    "a crowd uses all pages": (  # its newest requests are preempted; the growth of others does not preempt it again
+        Setup(pages=16, max_len=48, prefix_caching=False),
+        {"groups": 1, "size": 16, "params": replace(SLOW, max_tokens=40)}, 8,
+        Ask(prompt(9, 16), ANSWER, group="single"),
+    ),
+    "a key has many requests of one completion": (  # only the tenant shows that they are one crowd
+        Setup(pages=256, shared_rows=8), {"groups": 20, "size": 1, "owner": "greedy"}, 5,
+        Ask(prompt(9, 6), ANSWER, owner="polite", group="single"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CROWDS)
+def test_a_single_request_is_served_about_as_soon_as_alone(case: str) -> None:
+    setup, members, before, ask = CROWDS[case]
     alone = Run(Setup())
     usual = steps_until(alone, alone.add(ask))
-    run = Run(Setup(pages=256, shared_rows=8, max_reqs=16))
-    crowd(run, size=4)
-    for _ in range(5):
+    run = Run(setup)
+    crowd(run, **members)
+    for _ in range(before):
         run.step()
-    assert len(run.engine.scheduler.running) == run.setup.max_reqs
+    assert len(run.engine.scheduler.running) == setup.max_reqs or run.engine.cache.num_available < 6
     assert steps_until(run, run.add(ask)) <= usual + 2  # its prefill and its first step may be two forwards
     assert sum(received.ended for received in run.received.values()) == 1
     finish(run)
@@ -68,32 +86,6 @@ def test_if_all_groups_have_one_slot_a_group_without_gets_the_next() -> None:
     while not (admitted := {r.spec.id for r in run.engine.scheduler.running} - seen):
         run.step()
     assert id in admitted
-    finish(run)
-
-
-def test_a_single_request_is_admitted_if_a_crowd_uses_all_pages() -> None:
-    """The newest requests of the crowd are preempted for it. The growth of the others does not preempt it again."""
-    ask = Ask(prompt(9, 16), ANSWER, group="single")
-    alone = Run(Setup())
-    usual = steps_until(alone, alone.add(ask))
-    run = Run(Setup(pages=16, max_len=48, prefix_caching=False))
-    crowd(run, groups=1, size=16, params=replace(SLOW, max_tokens=40))
-    for _ in range(8):
-        run.step()
-    assert run.engine.cache.num_available < 6
-    assert steps_until(run, run.add(ask)) <= usual + 2
-    finish(run)
-
-
-def test_a_key_with_many_requests_does_not_push_back_another_key() -> None:
-    ask = Ask(prompt(9, 6), ANSWER, owner="polite", group="single")
-    alone = Run(Setup())
-    usual = steps_until(alone, alone.add(ask))
-    run = Run(Setup(pages=256, shared_rows=8))
-    crowd(run, groups=20, size=1, owner="greedy")  # one completion each: only the tenant shows that they are one crowd
-    for _ in range(5):
-        run.step()
-    assert steps_until(run, run.add(ask)) <= usual + 2
     finish(run)
 
 
@@ -179,11 +171,6 @@ def test_no_request_waits_forever_behind_new_ones(slots: int, groups: int, size:
 @examples(12)
 @given(st.data())
 def test_fairness_changes_no_answer(data: st.DataObject) -> None:
-    """With random tenants and groups, few pages and slots, and aborts, every answer equals the oracle's.
-
-    After every step, `Run` checks the queue's counts, the order within groups, and the next request. At the end it
-    checks that every page is free.
-    """
     setup = replace(data.draw(setups()), max_reqs=data.draw(st.sampled_from([1, 2, 3])))
     arrivals = []
     for group in range(data.draw(st.integers(2, 4))):

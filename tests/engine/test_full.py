@@ -1,8 +1,4 @@
-"""Tests of `full`: the rows that each cache mode forwards, the cost of a preemption, and models that use it.
-
-Other tests compare its answers: test_oracle.py and test_invariants.py with the oracle, and
-tests/models/test_llama_like.py with published implementations.
-"""
+"""Tests of `full`: the rows that each cache mode forwards, the cost of a preemption, and models that use it."""
 
 from __future__ import annotations
 
@@ -16,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 from runtime import LLM, SamplingParams
-from runtime.errors import ConfigError, RequestError
 from runtime.scheduling.request import ScheduledRequest
 from tests.engine.harness import Ask, Run, Setup, check_idle
 from tests.golden import GOLDEN
@@ -184,54 +179,6 @@ def test_of_a_total_of_steps_blocks_of_dream_take_two_at_least_by_fixed() -> Non
             assert ask(dream, num_denoising_steps=total)[1] == total
         assert ask(dream, num_denoising_steps=3)[1] == 6  # each block's first position is a step of its own
         assert dream.engine.stats().block_steps[-3:] == [2, 2, 2]
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "message"),
-    [
-        ({"decoding": {"cache": "both"}}, "decoding.cache", "'both' is not one of none, prefix, dual, vicinity"),
-        ({"decoding": {"cache": True}}, "decoding.cache", "True is not one of"),
-        ({"decoding": {"block_length": 0}}, "decoding.block_length", "0 is out of range; it must be at least 1"),
-        ({"block_length": 0}, "block_length", "0 is out of range"),
-        ({"block_length": 1.5}, "block_length", "is not an integer"),
-        ({"max_tokens": 257}, "max_tokens", "257 is more than the model's length, 256"),
-        pytest.param(
-            {"num_denoising_steps": 2}, "num_denoising_steps", "2 is less than the 3 blocks", id="fixed-three"
-        ),
-        pytest.param(
-            {"num_denoising_steps": 5, "block_length": 4},
-            "num_denoising_steps",
-            "5 is less than the 6 blocks",
-            id="fixed-six",
-        ),
-        ({"decoding": {"add_block_threshold": 0.1}}, "decoding.add_block_threshold", "is no decoding field"),
-    ],
-)
-def test_wrong_values_are_one_clear_400(llada: LLM, fields: dict[str, object], param: str, message: str) -> None:
-    with pytest.raises(RequestError, match=message) as caught:
-        ask(llada, **fields)
-    assert (caught.value.status, caught.value.param) == (400, param)
-
-
-@pytest.mark.parametrize(
-    ("folder", "flags", "message"),
-    [
-        (
-            "llada",
-            {"max_num_batched_tokens": 255},
-            "255 is less than the 256 rows .* as prompts are not split, --max-model-len 256",
-        ),
-        ("llada", {"buffer_size": 2}, "--buffer-size 2: this model's blocks are decoded one at a time"),
-        ("llada", {"add_block_threshold": 0.5}, "--add-block-threshold is not supported by full of the llada family"),
-        ("sdar", {"full_cache": "dual"}, "--full-cache is not supported by multi_bd of the sdar family"),
-        ("llada", {"full_cache": "both"}, "--full-cache: 'both' is not one of prefix, dual, vicinity"),
-        ("sdar", {"block_size": 24}, "--page-size 32, its default, is neither a multiple nor a divisor"),
-        ("sdar", {"block_size": 32, "page_size": 48}, "--page-size 48 is neither a multiple nor a divisor"),
-    ],
-)
-def test_flags_that_cannot_be_honoured(folder: str, flags: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        LLM(str(GOLDEN / folder), **CHEAP, **flags)
 
 
 def test_logits_are_those_of_the_full_canvas(llada: LLM) -> None:

@@ -1,7 +1,4 @@
-"""Tests of the invariants of every strategy (docs/research/decoding-rules.md#invariants), with their numbers.
-
-Invariant 8 is tested in tests/distributed, and invariant 9 in test_oracle.py and test_llm_oracle.py.
-"""
+"""Tests of the invariants 5 to 7 of every strategy (docs/research/decoding-rules.md#invariants), with their numbers."""
 
 from __future__ import annotations
 
@@ -22,8 +19,8 @@ from runtime.layers.kv_pool import KVPool
 from runtime.request.engine_messages import EngineOutput
 from runtime.scheduling.request import Request
 from tests.engine.harness import Ask, Run, Setup, check_idle, make_engine, run_all, spec_of
-from tests.engine.hash_model import HashModel, flat
-from tests.engine.samples import STRATEGIES, asks, setups
+from tests.engine.hash_model import HashModel
+from tests.engine.samples import DELETE, SERVERS, SPLIT, asks, setups
 from tests.examples import examples
 from tests.oracle.block import Params
 
@@ -40,113 +37,7 @@ class NoiseModel(HashModel):
         return torch.from_numpy(self.random.normal(0, self.scale, (len(hidden), self.vocab_size)))
 
 
-@STRATEGIES
-@examples(10)
-@given(data=st.data())
-def test_1_exactly_n_tokens(strategy: str, data: st.DataObject) -> None:
-    setup = data.draw(setups(strategy=strategy))
-    several = data.draw(st.lists(asks(setup), min_size=1, max_size=4))
-    endless = {"ignore_eos": True, "stop_token_ids": (), "max_nfe": None, "max_repetition_run": None}
-    forced = [replace(a, params=replace(a.params, **endless)) for a in several]
-    run = run_all(setup, forced)
-    for ask, received in zip(forced, run.received.values(), strict=True):
-        assert len(received.tokens) == ask.params.max_tokens
-        assert received.outputs[-1].finish_reason == "length"
-
-
-@STRATEGIES
-@examples(10)
-@given(data=st.data())
-def test_2_an_answer_depends_on_its_request_alone(strategy: str, data: st.DataObject) -> None:
-    """Batch, order, page size, pool, budget and cache change neither tokens nor the number of steps.
-
-    This includes requests with a temperature.
-    """
-    setup = data.draw(setups(strategy=strategy))
-    ask = data.draw(asks(setup))
-    alone = run_all(setup, [ask])
-    other = data.draw(setups(block=setup.block, buffer=setup.buffer, strategy=strategy, shift=setup.shift))
-    other = replace(other, eos=setup.eos)
-    run = Run(other)
-    before = data.draw(st.lists(asks(other), max_size=3))
-    for companion in before:
-        run.add(companion)
-    for _ in range(data.draw(st.integers(0, 6))):
-        run.step()
-    id = run.add(ask)
-    for companion in data.draw(st.lists(asks(other), max_size=3)):
-        run.add(companion)
-    run.drain()
-    mine, first = run.received[id].outputs[-1], alone.received["r0"].outputs[-1]
-    assert run.received[id].tokens == alone.received["r0"].tokens
-    assert (mine.nfe, mine.finish_reason, mine.eos) == (first.nfe, first.finish_reason, first.eos)
-
-
-@examples(20)
-@given(st.data())
-def test_3_committed_kv_is_a_fresh_prefills(data: st.DataObject) -> None:
-    """The K/V is compared with the prefill of a new engine. After each step, `Run` also compares it with the hashes."""
-    setup = data.draw(setups())
-    run = Run(setup)
-    run.add(data.draw(asks(setup)))
-    compared = 0
-    while run.engine.has_work():
-        run.step()
-        for request in run.engine.scheduler.running:
-            if (
-                request.num_computed_tokens
-                and request.num_computed_tokens + 1 < setup.max_len
-                and request.num_computed_tokens != compared
-            ):
-                compared = request.num_computed_tokens
-                tokens = tuple(request.tokens[:compared].tolist())
-                fresh = make_engine(replace(setup, prefix_caching=False, budget=256))
-                fresh.add(spec_of("fresh", Ask((*tokens, 0), Params(max_tokens=1, max_nfe=1))))
-                (other,) = fresh.scheduler.waiting
-                fresh.scheduler.schedule()  # allocates pages, which the step below frees
-                other_pages = fresh.table._pages[other.req_slot].copy()
-                fresh.step()
-                at = np.arange(compared)
-                pages = run.engine.table._pages[request.req_slot]
-                for side in range(2):
-                    for layer in range(2):
-                        mine, theirs = (
-                            flat(e.runner.pool.layer(layer)[side])[  # type: ignore[attr-defined]
-                                torch.from_numpy(p[at // setup.page] * setup.page + at % setup.page).long()
-                            ]
-                            for e, p in ((run.engine, pages), (fresh, other_pages))
-                        )
-                        assert torch.equal(mine, theirs)
-
-
-@STRATEGIES
-@examples(10)
-@given(data=st.data())
-def test_4_deltas_add_up_to_the_answer(strategy: str, data: st.DataObject) -> None:
-    """The same request with each `stream_mode`. Nothing is sent after the end (`Run` checks it), and never an EOS."""
-    setup = data.draw(setups(strategy=strategy))
-    ask = data.draw(asks(setup))
-    run = run_all(setup, [replace(ask, report=report) for report in ("final", "stable", "denoise")])
-    final, stable, denoise = run.received.values()
-    assert len(final.outputs) == 1
-    assert final.tokens == stable.tokens == denoise.tokens
-    assert all(o.new_tokens for o in stable.outputs[:-1])
-    # A forward that makes only given positions final has an event, but is no step. So has a seed, one per block.
-    seeds = (ask.params.max_tokens - 1) // setup.block + 2 if setup.seeded else 0
-    assert 0 <= len(denoise.outputs) - final.outputs[0].nfe <= seeds + bool(ask.pinned_by_offset)
-    if not ask.params.ignore_eos:
-        filled = {token for offset, token in enumerate(final.tokens) if offset not in ask.pinned_by_offset}
-        assert not filled & set(setup.eos)
-    # stable text of a denoise stream equals the block's tokens at the same positions
-    shown = list(ask.prompt)
-    for output in denoise.outputs:
-        settled = len(shown) + len(output.new_tokens)
-        for at in range(max(len(shown), output.start), min(settled, output.start + len(output.tokens))):
-            assert output.tokens[at - output.start] == output.new_tokens[at - len(shown)]
-        shown += output.new_tokens
-
-
-@STRATEGIES
+@SERVERS
 @examples(12)
 @given(data=st.data(), seed=st.integers(0, 10**6), scale=st.sampled_from([0.1, 1.0, 5.0, 20.0]))
 def test_5_a_block_always_ends(strategy: str, data: st.DataObject, seed: int, scale: float) -> None:
@@ -180,6 +71,33 @@ def test_5_a_block_always_ends(strategy: str, data: st.DataObject, seed: int, sc
     check_idle(engine)
 
 
+@examples(20)
+@given(data=st.data())
+def test_5_answers_of_insert_delete_are_valid_with_random_logits(data: st.DataObject) -> None:
+    """Every block ends in time. No token is an edit token. Only the text of final blocks is stable."""
+    setup = data.draw(setups(strategy="insert_delete"))
+    limit = data.draw(st.integers(0, 5))
+    p = Params(
+        max_tokens=data.draw(st.integers(1, 30)), ignore_eos=True, algorithm="edit", max_post_edit_steps=limit,
+        max_steps_per_block=10**6, accept_threshold=0.5, edit_threshold=data.draw(st.sampled_from([0.0, 0.3])),
+    )  # fmt: skip
+    model = NoiseModel(setup.vocab, seed=data.draw(st.integers(0, 999)), scale=data.draw(st.sampled_from([0.3, 3.0])))
+    run = Run(setup, engine=make_engine(setup, model))
+    run.add(Ask((1, SPLIT, 2, DELETE), p))
+    (request,) = run.engine.scheduler.waiting
+    while run.engine.has_work():
+        final = request.tokens[: request.num_final_tokens].copy()
+        run.step()
+        assert (request.tokens[: len(final)] == final).all()
+        assert request.finished or request.num_stable_tokens <= max(request.num_final_tokens, request.prompt_len)
+        assert all(block.finished or block.steps < setup.block + limit for block in request.blocks)
+    received = run.received["r0"]
+    assert (len(received.tokens), received.outputs[-1].finish_reason) == (p.max_tokens, "length")
+    for output in received.outputs:
+        shown = [i for i in range(len(output.tokens)) if output.start + i >= request.prompt_len]
+        assert not {DELETE, SPLIT, setup.mask} & {output.tokens[i] for i in shown if i not in output.masked}
+
+
 class PoisonedModel(HashModel):
     """Fails whenever a forward contains the token `poison`."""
 
@@ -193,7 +111,7 @@ class PoisonedModel(HashModel):
         return super().forward(x, batch, pool)
 
 
-@STRATEGIES
+@SERVERS
 @examples(10)
 @given(data=st.data())
 def test_6_no_request_harms_another_or_the_engine(strategy: str, data: st.DataObject) -> None:
@@ -254,7 +172,7 @@ def test_6_a_failing_commit_harms_no_request_of_the_same_id(caplog: pytest.LogCa
     check_idle(run.engine)
 
 
-@STRATEGIES
+@SERVERS
 @pytest.mark.parametrize("method", ["plan_forward", "update"])
 @examples(4)
 @given(data=st.data())
@@ -308,7 +226,7 @@ def test_6_a_device_that_failed_ends_the_engine() -> None:
         run.engine.step()
 
 
-@STRATEGIES
+@SERVERS
 @examples(8)
 @given(data=st.data())
 def test_7_abort_at_any_step_frees_every_page(strategy: str, data: st.DataObject) -> None:

@@ -1,12 +1,10 @@
-"""Tests of invalid input of every family, strategy and algorithm.
-
-The error message is one line. It names the field, the value and the valid values.
-"""
+"""Tests of invalid input of every family, strategy and algorithm."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -29,6 +27,7 @@ from runtime.request.validation import preview
 from runtime.strategies.registry import strategies, strategies_supporting
 from runtime.weights.checkpoint import Checkpoint
 from runtime.weights.special_tokens import resolve_token_ids
+from tests.golden import GOLDEN
 from tests.models.tiny import checkpoint_of
 from tests.oracle.spelling import KINDS
 from tests.request.test_decoding import out_of_range, spelt
@@ -178,6 +177,80 @@ def test_prompts_and_answers_that_are_too_long(info: EngineInfo) -> None:
         )
 
 
+def test_names_of_dlmserve_that_do_not_fit(info: EngineInfo) -> None:
+    default = info.algorithm(info.default_algorithm)
+    assert default is not None
+    for name, value, field in (("confidence_metric", "margin", None), ("num_denoising_steps", 99, "steps")):
+        if all(own.name != (field or name) for rule in info.algorithms for own in rule.fields):
+            message = refused(info, name, **{name: value})
+            assert f"has no meaning with the {default.key} algorithm; leave it out" in message
+    if info.algorithm("local_leap") is None:
+        assert "'local_leap' is not an unmasking algorithm" in refused(info, "use_local_leap", use_local_leap=True)
+
+
+DMAX = {"decoding_strategy": "dmax", "sampling_mode": "edit", "block_size": 8}
+D2F = {"decoding_strategy": "d2f"}
+# flags of a golden checkpoint, and a part of the message
+FLAGS_THAT_DO_NOT_FIT: list[tuple[str, dict[str, Any], str]] = [
+    ("d2f_dream", D2F | {"max_model_len": 64, "max_num_batched_tokens": 160}, "160 is less than the 161 rows"),
+    ("d2f_llada", D2F | {"block_size": 8, "max_model_len": 200, "max_num_batched_tokens": 198},
+     "198 is less than the 199 rows .* as prompts are not split, --max-model-len 200"),
+    ("diffusion_gemma", {"buffer_size": 2}, "--buffer-size 2: this model's blocks are decoded one at a time"),
+    ("diffusion_gemma", {"mask_token_id": 3}, "--mask-token-id 3: the diffusion_gemma family has no mask"),
+    ("diffusion_gemma", {"max_num_batched_tokens": 31}, "31 is less than the 32 rows"),
+    ("diffusion_gemma", {"sampling_mode": "edit"}, "--sampling-mode edit: the diffusion_gemma family has only naive"),
+    ("dmax", {"decoding_strategy": "dmax"}, "--decoding-strategy dmax needs --sampling-mode edit"),
+    ("dmax", DMAX | {"token_merge_mode": "topk"}, "--token-merge-mode: 'topk' is not one of"),
+    ("dmax", DMAX | {"token_merge_top_k": 65}, "--token-merge-top-k: 65 is not"),
+    ("dmax", DMAX | {"token_merge_weight": -1}, "--token-merge-weight: -1 is not"),
+    ("fast_dllm_v2", {"block_size": 12, "page_size": 12}, "--block-size 12: must be a multiple of .* sub-blocks of 8"),
+    ("llada", {"full_cache": "both"}, "--full-cache: 'both' is not one of prefix, dual, vicinity"),
+    ("llada", {"max_num_batched_tokens": 255}, "255 is less than the 256 rows .* --max-model-len 256"),
+    ("llada2dot2", {"block_size": 12, "page_size": 12}, "--block-size 12 is no multiple of 8, the positions"),
+    ("llada2dot2", {"eos_token_ids": [16]}, "delete_token_id 16 is also the eos_token_id"),
+    ("llada2dot2", {"mask_token_id": 47}, "split_token_id 47 is also the mask_token_id"),
+    ("llada2dot2", {"max_post_edit_steps": 300}, "--max-post-edit-steps: 300 is out of range"),
+    ("llada2dot2", {"sampling_mode": "naive"}, "--sampling-mode naive: the llada2dot2 family has only edit"),
+    ("sdar", {"block_size": 24}, "--page-size 32, its default, is neither a multiple nor a divisor"),
+    ("sdar", {"block_size": 32, "page_size": 48}, "--page-size 48 is neither a multiple nor a divisor"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("folder", "flags", "says"), FLAGS_THAT_DO_NOT_FIT)
+def test_flags_that_do_not_fit_a_checkpoint(folder: str, flags: dict[str, Any], says: str) -> None:
+    mask = {"mask_token_id": 225} if folder == "fast_dllm_v2" else {}
+    assert re.search(
+        says, start({"model": str(GOLDEN / folder), "device": "cpu", "skip_tokenizer": True} | mask | flags)
+    )
+
+
+SMOOTH = {"token_merge_mode": "iter_smooth_topk"}
+# flags and fields of a golden checkpoint, the field that the error names, and a part of the message
+FIELDS_THAT_DO_NOT_FIT: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
+    ("dmax", DMAX, {"decoding": {"token_merge_weight": 0.5}}, "decoding.token_merge_weight",
+     "has no meaning with token_merge_mode dmax_topk, only with iter_smooth_topk; leave it out"),
+    ("dmax", DMAX, {"decoding": SMOOTH | {"token_merge_renormalize": False}}, "decoding.token_merge_renormalize",
+     "has no meaning with token_merge_mode iter_smooth_topk"),
+    ("fast_dllm_v2", {"mask_token_id": 225}, {"decoding": {"sub_block_size": 12}}, "decoding.sub_block_size",
+     "12 does not divide 32"),
+    ("fast_dllm_v2", {"mask_token_id": 225}, {"max_tokens": 61, "num_denoising_steps": 7}, "num_denoising_steps",
+     "7 is less than the 8 blocks"),
+    ("llada", {"block_size": 8}, {"block_length": 0}, "block_length", "0 is out of range"),
+    ("llada", {"block_size": 8}, {"block_length": 1.5}, "block_length", "is not an integer"),
+    ("llada", {"block_size": 8}, {"max_tokens": 24, "num_denoising_steps": 2}, "num_denoising_steps", "the 3 blocks"),
+    ("llada", {"block_size": 8}, {"max_tokens": 24, "num_denoising_steps": 5, "block_length": 4}, "num_denoising_steps",
+     "5 is less than the 6 blocks"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("folder", "flags", "fields", "param", "says"), FIELDS_THAT_DO_NOT_FIT)
+def test_fields_that_do_not_fit_a_checkpoint(
+    folder: str, flags: dict[str, Any], fields: dict[str, Any], param: str, says: str
+) -> None:
+    with LLM(str(GOLDEN / folder), device="cpu", skip_tokenizer=True, **flags) as llm:
+        assert says in refused(llm.info, param, **fields)
+
+
 @pytest.mark.parametrize("key", [key for key in FAMILIES if key not in KINDS or not KINDS[key].needs_model_name])
 def test_a_config_that_two_families_claim(key: str, directory: Path) -> None:
     config = config_of(FAMILIES[key], directory)
@@ -200,11 +273,7 @@ def config_of(family: ModelFamily[Any], directory: Path) -> dict[str, Any]:
 
 
 def wrong_configs(config: dict[str, Any]) -> Iterator[tuple[set[str], object, dict[str, Any]]]:
-    """Yields configs in which one field, or one field of an object in it, is absent or has another value.
-
-    Each item has the name of the field, or the names of an object and its fields, the value, and the config. The value
-    of an absent field is None.
-    """
+    """Yields configs in which one field, or one field of an object in it, is absent or has another value."""
     for name, entry in config.items():
         names = {name, *(entry if isinstance(entry, dict) else ())}
         others = {other: config[other] for other in config if other != name}

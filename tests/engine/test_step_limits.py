@@ -1,7 +1,4 @@
-"""Tests of limits on the work per step that a client can cause.
-
-See docs/operations/security.md#work-in-the-engines-thread.
-"""
+"""Tests of limits on the work per step that a client can cause."""
 
 from __future__ import annotations
 

@@ -412,11 +412,7 @@ def check_attention(
 
 
 def check_fill(blocks: int, size: int, columns: int, mask_id: int | None, device: str) -> None:
-    """Compares `threshold_unmask` with its reference.
-
-    Some blocks have tokens above the threshold, some must advance, some are at their last step, some are full. There
-    are equal probabilities, and a padding block.
-    """
+    """Compares `threshold_unmask` with its reference."""
     generator = torch.Generator().manual_seed(blocks * 100 + size)
 
     def drawn(low: int, high: int, *shape: int) -> torch.Tensor:
@@ -464,10 +460,7 @@ def check_sandwich(rows: int, size: int, dtype: torch.dtype, device: str) -> Non
 
 
 def check_sandwich_of_choices(rows: int, size: int, top_k: int, dtype: torch.dtype, device: str) -> None:
-    """Checks that `post_mlp_norms` sums experts to the same bits as `moe_sum`.
-
-    Outputs of padding (id below 0) are NaN and must not be read.
-    """
+    """Checks that `post_mlp_norms` sums experts to the same bits as `moe_sum`."""
     x, dense = (random(rows, size, dtype=dtype, device=device, seed=s) for s in (83, 84))
     weights = tuple(1 + random(size, dtype=dtype, device=device, seed=s, scale=0.2) for s in range(85, 89))
     scale = random(rows, 1, dtype=dtype, device=device, seed=89)

@@ -25,6 +25,7 @@ from tests.kernels import batch_invariant_cases, cases, in_order, interpreting  
 from tests.kernels.activation_cases import SMALL, check_gate_up_gemm
 from tests.kernels.batch_invariant_cases import check_gemm
 from tests.kernels.softmax_stats_cases import check_describe, check_hot, check_sure
+from tests.kernels.tables import ALL, NO_DTYPE, table
 from tests.kernels.topk_topp_sampling_cases import check_draw
 from tests.kernels.watch import watch
 from tests.kernels.weighted_embedding_cases import check_mean
@@ -43,6 +44,7 @@ one_layout = pytest.mark.parametrize(
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 dtypes = pytest.mark.parametrize("dtype", FLOATS.values(), ids=list(FLOATS))
 # The interpreter's dot product of bfloat16 multiplies raw bits, so GEMMs are checked in the other two dtypes.
+DOTS = (torch.float32, torch.float16)
 matrix_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
 # Plain loads and TMA loads, each in one dtype.
 KINDS_OF_LOADS = pytest.mark.parametrize(
@@ -50,52 +52,38 @@ KINDS_OF_LOADS = pytest.mark.parametrize(
 )
 
 
-@dtypes
-@pytest.mark.parametrize(("rows", "size"), [(1, 8), (3, 100)])
-def test_elementwise_norm(rows, size, dtype):
-    cases.check_rms_norm(rows, size, dtype, "cpu")
+SMALL_HEADS = [(3, 4, 2, 16, 8), (3, 3, 3, 24, 24), (3, 7, 1, 8, 2), (3, 4, 4, 20, 6)]
+ELEMENTWISE = [
+    *table("rms_norm", cases.check_rms_norm, ALL, (1, 8), (3, 100)),
+    *table("reduce_add_norm", cases.check_reduce_add_norm, ALL, (1, 8, 2), (7, 100, 3)),
+    *table("lora", cases.check_lora, DOTS, ([8, 3, 20], [1, -1, 0], 40, [24], 16),
+           ([40, 5], [0, 2], 1100, [130, 70, 9], 16), ([300], [0], 32, [16, 16], 16)),
+    *table("gate", cases.check_gate_mul, ALL, *product((2,), (1500, 24), ("silu", "gelu_tanh"))),
+    *table("gemm", check_gemm, DOTS, (1, 8, 3), (70, 48, 40), (5, 200, 130)),
+    *table("gemm_and_norm", cases.check_gemm_add_norm, ALL, (3, 40, 24)),
+    *table("gate_up_gemm", check_gate_up_gemm, DOTS, *((*shape, tile) for tile in SMALL for shape in (
+        (1, 8, 8, "silu"), (40, 72, 56, "gelu_tanh"), (5, 40, 12, "silu")))),
+    *(row for normed, clip in ((True, None), (False, None), (True, 0.5))
+      for row in table("rotary", cases.check_rotary, ALL, *SMALL_HEADS, normed=normed, clip=clip)),
+    *table("rotary", cases.check_rotary, ALL, (3, 4, 2, 16, 16), v_norm=True),
+    *table("rotary", cases.check_rotary, ALL, (3, 4, 2, 16, 4), pair_stride=8, v_norm=True, v_from_k=True),
+    *table("rotary", cases.check_rotary, ALL, (3, 4, 2, 24, 6), pair_stride=12),
+    *table("rotary", cases.check_rotary, ALL, (3, 4, 2, 20, 6), pair_stride=5, v_from_k=True, clip=0.5),
+    *table("kv_write", cases.check_write_kv, ALL, *((11, 3, 20, 4, layout) for layout in LAYOUTS)),
+    *table("kv_write", cases.check_write_kv, ALL[2:], *((3, 20, 256, 8, layout) for layout in LAYOUTS)),
+    *table("threshold_unmask", cases.check_fill, NO_DTYPE, (1, 8, 3, 9), (33, 32, 7, None), (70, 12, 6, 0)),
+    *table("sandwich", cases.check_sandwich, DOTS, (1, 8), (5, 48)),
+    *table("sandwich_of_choices", cases.check_sandwich_of_choices, ALL, (1, 8, 1), (5, 48, 3), (4, 40, 8)),
+    *table("softmax_stats_when_hot", check_hot, ALL, (3, 300)),
+    *table("softmax_stats_of_certain_tokens", check_sure, ALL, (30, 300)),
+    *table("topk_topp_sampling", check_draw, NO_DTYPE, *(
+        (*shape, ties) for ties in (False, True) for shape in ((12, 17), (9, 300), (7, 5000)))),
+]  # fmt: skip
 
 
-@dtypes
-@pytest.mark.parametrize(("rows", "size", "ranks"), [(1, 8, 2), (7, 100, 3)])
-def test_norm_of_reduced_rows(rows, size, ranks, dtype):
-    cases.check_reduce_add_norm(rows, size, ranks, dtype, "cpu")
-
-
-@matrix_dtypes
-@pytest.mark.parametrize(
-    ("counts", "slots", "inputs", "parts"),
-    [([8, 3, 20], [1, -1, 0], 40, [24]), ([40, 5], [0, 2], 1100, [130, 70, 9]), ([300], [0], 32, [16, 16])],
-)
-def test_elementwise_lora(counts, slots, inputs, parts, dtype):
-    cases.check_lora(counts, slots, inputs, parts, 16, dtype, "cpu")
-
-
-@dtypes
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_elementwise_gate(dtype, activation):
-    cases.check_gate_mul(2, 1500, activation, dtype, "cpu")
-    cases.check_gate_mul(2, 24, activation, dtype, "cpu")
-
-
-@matrix_dtypes
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 8, 3), (70, 48, 40), (5, 200, 130)])
-def test_elementwise_gemm(rows, inputs, outputs, dtype):
-    check_gemm(rows, inputs, outputs, dtype, "cpu")
-
-
-@dtypes
-def test_elementwise_gemm_and_norm(dtype):
-    cases.check_gemm_add_norm(3, 40, 24, dtype, "cpu")
-
-
-@matrix_dtypes
-@pytest.mark.parametrize("tile", SMALL)
-@pytest.mark.parametrize(
-    ("rows", "inputs", "width", "activation"), [(1, 8, 8, "silu"), (40, 72, 56, "gelu_tanh"), (5, 40, 12, "silu")]
-)
-def test_elementwise_gate_up_gemm(rows, inputs, width, activation, tile, dtype):
-    check_gate_up_gemm(rows, inputs, width, activation, tile, dtype, "cpu")
+@pytest.mark.parametrize(("check", "arguments", "own"), ELEMENTWISE)
+def test_elementwise(check, arguments, own):
+    check(*arguments, "cpu", **own)
 
 
 @matrix_dtypes
@@ -121,29 +109,6 @@ def test_elementwise_kernels_are_batch_invariant(monkeypatch, made):
     in_order.check_alike(getattr(batch_invariant_cases, made)(rows, *arguments[made], "cpu"), rows, 3)
 
 
-@dtypes
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "rotary"), [(4, 2, 16, 8), (3, 3, 24, 24), (7, 1, 8, 2), (4, 4, 20, 6)]
-)
-@pytest.mark.parametrize(("normed", "clip"), [(True, None), (False, None), (True, 0.5)])
-def test_elementwise_rotary(heads, kv_heads, dim, rotary, dtype, normed, clip):
-    cases.check_rotary(3, heads, kv_heads, dim, rotary, dtype, "cpu", normed, clip)
-
-
-@dtypes
-@pytest.mark.parametrize(
-    ("dim", "rotary", "own"),
-    [
-        (16, 16, {"v_norm": True}),
-        (16, 4, {"pair_stride": 8, "v_norm": True, "v_from_k": True}),
-        (24, 6, {"pair_stride": 12}),
-        (20, 6, {"pair_stride": 5, "v_from_k": True, "clip": 0.5}),
-    ],
-)
-def test_elementwise_rotary_pairs_and_values(dim, rotary, own, dtype):
-    cases.check_rotary(3, 4, 2, dim, rotary, dtype, "cpu", **own)
-
-
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "own"),
     [
@@ -163,44 +128,38 @@ def test_elementwise_rotary_splits_heads_among_programs(watched, heads, kv_heads
     assert watched.widest <= max(HEADS_TILE, triton.next_power_of_2(dim))
 
 
-@dtypes
-@layouts
-def test_elementwise_kv_write(dtype, layout):
-    cases.check_write_kv(11, 3, 20, 4, layout, dtype, "cpu")
+ROUTING = [
+    (8, RoutingConfig(2, 4, 2, True, 2.5), True),
+    (6, RoutingConfig(3, 1, 1, True, 1.0), False),
+    (12, RoutingConfig(5, 3, 2, False, 1.5), True),
+    (5, RoutingConfig(2, 5, 3, True, 1.0), False),
+    (256, RoutingConfig(8, 8, 4, True, 2.5), True),
+    (128, RoutingConfig(8, 1, 1, True, 1.0, "softmax"), False),
+    (6, RoutingConfig(2, 1, 1, False, 1.0, "softmax"), False),
+    (12, RoutingConfig(4, 3, 2, True, 1.5, "softmax"), True),
+    (64, RoutingConfig(8, 1, 1, False, 1.0, "softmax", bias_in_weights=True), True),
+    (12, RoutingConfig(3, 3, 2, True, 2.0, bias_in_weights=True), True),
+    (12, RoutingConfig(2, 1, 1, True, 2.5, capacity=5, block=4), True),
+    (6, RoutingConfig(3, 1, 1, True, 1.0, capacity=3, block=3), False),
+    (20, RoutingConfig(4, 1, 1, False, 1.0, "softmax", capacity=7, block=8), True),
+    (8, RoutingConfig(4, 4, 2, True, 2.5, fused_shared_expert=True), True),
+    (12, RoutingConfig(3, 1, 1, False, 1.5, "softmax", capacity=5, block=4, fused_shared_expert=True), False),
+]
+MOE = [
+    *table("routing", cases.check_route, NO_DTYPE, *((10 if case[1].capacity else 4, *case) for case in ROUTING)),
+    *table("router", cases.check_router, DOTS[1:], (1, 16, 4), (20, 200, 70), (70, 64, 5), (3, 1100, 64)),
+    *table("experts", cases.check_moe, DOTS[1:], (1, 16, 16, 4, 2, False, False), (20, 48, 24, 5, 3, False, False),
+           (36, 32, 80, 2, 1, True, False)),
+    *table("experts", cases.check_moe, DOTS[:1], (20, 48, 24, 5, 3, True, False), (40, 32, 16, 8, 2, True, True)),
+    *table("padding rows", cases.check_moe, DOTS[:1], (40, 32, 16, 8, 3, True, False), (40, 32, 16, 8, 3, False, False),
+           dead=0.4),
+    *table("gelu", cases.check_moe, DOTS[:1], (20, 32, 24, 4, 2, False, False), activation="gelu_tanh"),
+]  # fmt: skip
 
 
-@layouts
-def test_elementwise_kv_write_splits_heads_among_programs(layout):
-    cases.check_write_kv(3, 20, 256, 8, layout, torch.bfloat16, "cpu")
-
-
-@pytest.mark.parametrize(
-    ("experts", "rule", "biased"),
-    [
-        (8, RoutingConfig(2, 4, 2, True, 2.5), True),
-        (6, RoutingConfig(3, 1, 1, True, 1.0), False),
-        (12, RoutingConfig(5, 3, 2, False, 1.5), True),
-        (5, RoutingConfig(2, 5, 3, True, 1.0), False),
-        (256, RoutingConfig(8, 8, 4, True, 2.5), True),
-        (128, RoutingConfig(8, 1, 1, True, 1.0, "softmax"), False),
-        (6, RoutingConfig(2, 1, 1, False, 1.0, "softmax"), False),
-        (12, RoutingConfig(4, 3, 2, True, 1.5, "softmax"), True),
-        (64, RoutingConfig(8, 1, 1, False, 1.0, "softmax", bias_in_weights=True), True),
-        (12, RoutingConfig(3, 3, 2, True, 2.0, bias_in_weights=True), True),
-        (12, RoutingConfig(2, 1, 1, True, 2.5, capacity=5, block=4), True),
-        (6, RoutingConfig(3, 1, 1, True, 1.0, capacity=3, block=3), False),
-        (20, RoutingConfig(4, 1, 1, False, 1.0, "softmax", capacity=7, block=8), True),
-        (8, RoutingConfig(4, 4, 2, True, 2.5, fused_shared_expert=True), True),
-        (12, RoutingConfig(3, 1, 1, False, 1.5, "softmax", capacity=5, block=4, fused_shared_expert=True), False),
-    ],
-)
-def test_moe_routing(experts, rule, biased):
-    cases.check_route(10 if rule.capacity else 4, experts, rule, biased, "cpu")
-
-
-@pytest.mark.parametrize(("rows", "inputs", "experts"), [(1, 16, 4), (20, 200, 70), (70, 64, 5), (3, 1100, 64)])
-def test_moe_router(rows, inputs, experts):
-    cases.check_router(rows, inputs, experts, torch.float16, "cpu")
+@pytest.mark.parametrize(("check", "arguments", "own"), MOE)
+def test_moe(check, arguments, own):
+    check(*arguments, "cpu", **own)
 
 
 @pytest.mark.parametrize(
@@ -234,31 +193,12 @@ def test_moe_sort_of_pairs_of_one_expert(monkeypatch, pairs, experts, few):
     cases.check_sorted(falling, experts, 32)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_moe_experts_with_padding_rows(shared):
-    cases.check_moe(40, 32, 16, 8, 3, shared, False, torch.float32, "cpu", dead=0.4)
-
-
-@pytest.mark.parametrize(
-    ("rows", "hidden", "width", "experts", "top_k", "shared", "dtype"),
-    [
-        (1, 16, 16, 4, 2, False, torch.float16),
-        (20, 48, 24, 5, 3, True, torch.float32),
-        (20, 48, 24, 5, 3, False, torch.float16),
-        (36, 32, 80, 2, 1, True, torch.float16),
-    ],
-)
-def test_moe_experts(rows, hidden, width, experts, top_k, shared, dtype):
-    cases.check_moe(rows, hidden, width, experts, top_k, shared, False, dtype, "cpu")
-
-
 @matrix_dtypes
 @pytest.mark.parametrize(
     ("rows", "hidden", "width", "experts", "top_k"),
     [(5, 48, 12, 12, 1), (70, 40, 24, 3, 2), (300, 32, 16, 3, 1), (130, 24, 40, 1, 1)],
 )
 def test_moe_experts_with_every_tile_height(monkeypatch, rows, hidden, width, experts, top_k, dtype):
-    """Checks few, some and many pairs per expert, with TMA loads and without."""
     for described in (False, True):
         monkeypatch.setattr(common, "supports_tma", lambda matrix, on=described: on and matrix.stride(0) % 8 == 0)
         cases.check_moe(rows, hidden, width, experts, top_k, True, rows == 70, dtype, "cpu", dead=0.1)
@@ -293,31 +233,6 @@ def test_moe_experts_with_tail_tiles(monkeypatch, rows, experts, few, dtype):
         cases.check_moe_with_a_rest(monkeypatch, rows, experts, dtype, "cpu")
 
 
-def test_moe_crowded():
-    cases.check_moe(40, 32, 16, 8, 2, True, True, torch.float32, "cpu")
-
-
-def test_moe_gelu():
-    cases.check_moe(20, 32, 24, 4, 2, False, False, torch.float32, "cpu", "gelu_tanh")
-
-
-@pytest.mark.parametrize(("blocks", "size", "columns", "mask_id"), [(1, 8, 3, 9), (33, 32, 7, None), (70, 12, 6, 0)])
-def test_elementwise_threshold_unmask(blocks, size, columns, mask_id):
-    cases.check_fill(blocks, size, columns, mask_id, "cpu")
-
-
-@matrix_dtypes
-@pytest.mark.parametrize(("rows", "size"), [(1, 8), (5, 48)])
-def test_elementwise_sandwich(rows, size, dtype):
-    cases.check_sandwich(rows, size, dtype, "cpu")
-
-
-@dtypes
-@pytest.mark.parametrize(("rows", "size", "top_k"), [(1, 8, 1), (5, 48, 3), (4, 40, 8)])
-def test_elementwise_sandwich_norms_of_topk_outputs(rows, size, top_k, dtype):
-    cases.check_sandwich_of_choices(rows, size, top_k, dtype, "cpu")
-
-
 @pytest.mark.parametrize(
     ("rows", "vocab", "mask_id", "max_token_id", "coolest"),
     [(6, 40, None, 39, 0.2), (30, 300, 7, 250, 0.01), (9, 600, 599, 598, 0.2)],
@@ -327,16 +242,6 @@ def test_elementwise_softmax_stats(monkeypatch, rows, vocab, mask_id, max_token_
     monkeypatch.setattr(fused_softmax_stats, "PIECE", 64)
     monkeypatch.setattr(fused_softmax_stats, "WRITE_PIECE", 64)
     check_describe(rows, vocab, mask_id, max_token_id, coolest, dtype, "cpu")
-
-
-@dtypes
-def test_elementwise_softmax_stats_at_high_temperature(dtype):
-    check_hot(3, 300, dtype, "cpu")
-
-
-@dtypes
-def test_elementwise_softmax_stats_of_certain_tokens(dtype):
-    check_sure(30, 300, dtype, "cpu")
 
 
 @KINDS_OF_LOADS
@@ -452,10 +357,7 @@ def test_attention_of_rows_that_see_nothing_in_the_first_tiles(window, layout):
     [(200, 9, 192), (202, 8, 192), (200, 8, 192), (201, 9, 192), (200, 10, 160), (200, 500, 0), (200, None, 0)],
 )
 def test_attention_reads_only_tiles_that_a_window_reaches(watched, cached, window, first, layout):
-    """Checks the keys that are read for a canvas of 8 rows, whose windows begin at its first position.
-
-    A KV tile has 32 keys.
-    """
+    """Checks the keys that are read for a canvas of 8 rows, whose windows begin at its first position."""
     q, k, v, batch = cases.attention_case([(cached, 8)], 2, 1, 16, 8, 16, torch.float32, "cpu", layout=layout)
     batch = replace(batch, window_pos=torch.full((8,), cached))
     watched.clear()
@@ -470,9 +372,3 @@ def test_attention_reads_only_tiles_that_a_window_reaches(watched, cached, windo
                 read.add(position)
         end = cached + 8 if exact else -(-(cached + 8) // 16) * 16  # transposed values: all 16 tokens of a page
         assert read == set(range(first, end))
-
-
-@pytest.mark.parametrize(("rows", "vocab"), [(12, 17), (9, 300), (7, 5000)])
-@pytest.mark.parametrize("ties", [False, True])
-def test_elementwise_topk_topp_sampling(rows, vocab, ties):
-    check_draw(rows, vocab, ties, "cpu")

@@ -61,7 +61,6 @@ def test_wide_rows_that_see_nothing_are_zero(scores_config, values_config, layou
 
 
 def test_wide_attention_bits_do_not_depend_on_the_number_of_passes(monkeypatch):
-    """Bits do not depend on the number of query tiles whose weights fit into the workspace."""
     q, k, v, batch = attention_case([(40, 8), (0, 33), (9, 9), (64, 5), (0, 2)], 4, 2, 16, 8, 8, torch.float16, "cpu")
     batch = with_any_sight(batch, [48, 33, 18, 69, 2])
     q = torch.cat([q, torch.zeros_like(q[:2])])
@@ -80,10 +79,6 @@ def test_wide_attention_bits_do_not_depend_on_the_number_of_passes(monkeypatch):
 
 
 def test_two_pass_attention_is_used_where_it_is_faster(monkeypatch):
-    """Two-pass attention is used for a head dimension of 512 if there are enough programs.
-
-    It is not used with a window, with a given number of splits, in batch-invariant mode, or for ungrouped heads.
-    """
     q, k, v, batch = attention_case([(30, 16), (0, 9)], 8, 1, 512, 16, 16, torch.float16, "cpu")
     expected = paged_attention_reference(q.double(), k.double(), v.double(), batch, scale=0.05)
     went = []

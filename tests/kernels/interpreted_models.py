@@ -19,34 +19,43 @@ from tests.golden import GOLDEN
 from tests.kernels import in_order, interpreting  # noqa: F401
 from tests.models.canvas import Driver, Run
 from tests.models.paged import logits_in_chunks
-from tests.oracle.llama_like import tensors_of, write
-from tests.oracle.spelling import config_of, spelt
+from tests.models.tiny import write_random
 from tests.oracle.tiny import write_tiny
 
 MODELS = ("llada2", "llada2dot2", "sdar_moe", "stable_diffcoder", "dream", "llada_moe")
 
 
+IDS = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]]
+PLAN = {"block_size": 4, "page_size": 4, "chunk_blocks": [2, 1]}
+
+
+def loader_of(directory, key, **changes):
+    """Writes a tiny checkpoint and returns a function that loads it with further fields of the layer factory."""
+    changes |= {"num_hidden_layers": 2, "head_dim": 16}
+    if key.startswith("llada2"):
+        write_tiny(directory, seed=4, **changes)
+    else:
+        write_random(key, directory, 4, **changes)
+    checkpoint, family = resolve_checkpoint(str(directory)), resolve_family(key, {})
+    arch, build = family.parse(checkpoint.config), LayerFactory.create("cpu", torch.float32)
+
+    def load(**own):
+        model = load_model(checkpoint, family, arch, replace(build, **own))
+        if own:
+            model.attention = TritonAttention(model.attention.shape, grouped=True, batch_invariant=False)
+        return model
+
+    return load
+
+
+OWN = {"llada2dot2": {"expert_capacity": 2}, "llada_moe": {"clip_qkv": 0.7, "moe_layer_freq": [0, 1]}}
+
+
 @pytest.mark.parametrize("key", [key for key in MODELS if key in families()])
 def test_a_full_model(tmp_path, key):
-    """Checks that a tiny model with Triton kernels has the logits of the same model with torch kernels."""
-    if key.startswith("llada2"):
-        own = {"expert_capacity": 2} if key == "llada2dot2" else {}
-        write_tiny(tmp_path, seed=4, num_hidden_layers=2, head_dim=16, **own)
-    else:
-        own = {"clip_qkv": 0.7, "moe_layer_freq": [0, 1]} if key == "llada_moe" else {}
-        config = config_of(key, num_hidden_layers=2, head_dim=16, **own)
-        write(tmp_path, config, spelt(key, tensors_of(key, config, seed=4)))
-    checkpoint, family = resolve_checkpoint(str(tmp_path)), resolve_family(key, {})
-    arch, build = family.parse(checkpoint.config), LayerFactory.create("cpu", torch.float32)
-    expected_model = load_model(checkpoint, family, arch, build)
-    model = load_model(checkpoint, family, arch, replace(build, kernels=TRITON))
-    model.attention = TritonAttention(model.attention.shape, grouped=True, batch_invariant=False)
-    ids = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]]
-    plan = {"block_size": 4, "page_size": 4, "chunk_blocks": [2, 1]}
-    layout = list(LAYOUTS)[len(key) % 2]
-    for out, expected in zip(
-        logits_in_chunks(model, ids, **plan, layout=layout), logits_in_chunks(expected_model, ids, **plan), strict=True
-    ):
+    load = loader_of(tmp_path, key, **OWN.get(key, {}))
+    found = logits_in_chunks(load(kernels=TRITON), IDS, **PLAN, layout=list(LAYOUTS)[len(key) % 2])
+    for out, expected in zip(found, logits_in_chunks(load(), IDS, **PLAN), strict=True):
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -55,27 +64,18 @@ def test_a_model_in_shards(tmp_path, key, deals):
     """Checks a model sharded over two ranks, and the argmax over vocabulary shards, neither of which has all logits."""
     if key not in families():
         pytest.skip("another family")
-    if key == "llada2":
-        write_tiny(tmp_path, seed=4, num_hidden_layers=2, head_dim=16)
-    else:
-        config = config_of(key, num_hidden_layers=2, head_dim=16, vocab_size=41)
-        write(tmp_path, config, spelt(key, tensors_of(key, config, seed=4)))
-    checkpoint, family = resolve_checkpoint(str(tmp_path)), resolve_family(key, {})
-    arch, build = family.parse(checkpoint.config), LayerFactory.create("cpu", torch.float32)
-    ids, plan = [[5, 6, 7, 8, 31, 31, 31, 31, 9, 9], [3, 1, 4, 1]], {"block_size": 4, "page_size": 4}
-    plan["chunk_blocks"] = [2, 1]
-    full_model = load_model(checkpoint, family, arch, build)
-    hidden = torch.randn(5, arch.hidden, generator=torch.Generator().manual_seed(3))
+    load = loader_of(tmp_path, key, **({} if key == "llada2" else {"vocab_size": 41}))
+    full_model = load()
+    hidden = torch.randn(5, full_model.config.hidden, generator=torch.Generator().manual_seed(3))
     bans = {"mask_id": 39, "max_token_id": 30, "allowed_ids": [33]}
 
     def shard(group):
-        model = load_model(checkpoint, family, arch, replace(build, kernels=TRITON, group=group, expert_parallel=deals))
-        model.attention = TritonAttention(model.attention.shape, grouped=True)
-        return logits_in_chunks(model, ids, **plan), model.lm_head.argmax(hidden, **bans)
+        model = load(kernels=TRITON, group=group, expert_parallel=deals)
+        return logits_in_chunks(model, IDS, **PLAN), model.lm_head.argmax(hidden, **bans)
 
     parts = together(2, shard)
     for *ours, expected in zip(
-        *(logits for logits, _ in parts), logits_in_chunks(full_model, ids, **plan), strict=True
+        *(logits for logits, _ in parts), logits_in_chunks(full_model, IDS, **PLAN), strict=True
     ):
         torch.testing.assert_close(torch.cat(ours, 1), expected, rtol=1e-4, atol=1e-4)
     token, conf = full_model.lm_head.argmax(hidden, **bans)
@@ -149,10 +149,6 @@ def test_a_canvas_model_in_shards(deals):
 
 @CANVASES
 def test_a_canvas_model_with_concurrent_requests(monkeypatch):
-    """With batch-invariant kernels, a canvas has the same bits alone and with other requests.
-
-    Its prefix is prefilled in chunks of different sizes.
-    """
     in_order.patch(monkeypatch)
     model = canvas_model(BATCH_INVARIANT_TRITON)
     in_parts(model)

@@ -16,7 +16,8 @@ from runtime.models.base import resolve_family
 from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.weights.loader import load_model
 from tests.kernels import in_order, interpreting, quantized_cases  # noqa: F401
-from tests.kernels.interpreted import dtypes, matrix_dtypes
+from tests.kernels.interpreted import DOTS, dtypes
+from tests.kernels.tables import ALL, table
 from tests.models.paged import logits_in_chunks
 from tests.oracle.tiny import write_tiny
 
@@ -41,10 +42,35 @@ def _convert_exactly(values, kind, target, rounding):
 interpreter._convert_float = _convert_exactly
 
 
-@dtypes
-@pytest.mark.parametrize(("rows", "size"), [(1, 16), (5, 100), (9, 32), (1100, 8)])
-def test_fp8_quantize(rows, size, dtype):
-    quantized_cases.check_quantize_fp8(rows, size, dtype, "cpu")
+FP8 = [
+    *table("quantize", quantized_cases.check_quantize_fp8, ALL, (1, 16), (5, 100), (9, 32), (1100, 8)),
+    *table("not finite", quantized_cases.check_fp8_weight_that_is_not_finite, ALL, (5, 1030), (2, 1)),
+    *table("overflow", quantized_cases.check_fp8_weight_overflow, ALL, ()),
+    *table("attached", quantized_cases.check_attached_fp8, ALL, (1, 16, "silu"), (5, 100, "gelu_tanh")),
+    *table("linear", quantized_cases.check_fp8_linear, DOTS, (33, 100, 36, True)),
+    *table("moe", quantized_cases.check_fp8_moe, DOTS, (70, 40, 24, 3, 2, True, False)),
+    *table("gelu", quantized_cases.check_fp8_moe, DOTS[:1], (20, 32, 24, 4, 2, False, False), activation="gelu_tanh"),
+]  # fmt: skip
+GROUPS = [
+    *table("dequantize", quantized_cases.check_dequantize, DOTS[:1], *(
+        (35, 200, kind) for kind in quantized_cases.KINDS)),
+    *table("linear", quantized_cases.check_group_quantized_linear, DOTS[1:], *(
+        (33, 200, 36, True, kind) for kind in quantized_cases.KINDS)),
+    *table("moe", quantized_cases.check_group_quantized_moe, DOTS[1:], *(
+        (70, 40, 24, 3, 2, True, False, kind) for kind in quantized_cases.KINDS)),
+    *table("gelu", quantized_cases.check_group_quantized_moe, DOTS[:1], (20, 32, 24, 4, 2, False, False, "int4"),
+           activation="gelu_tanh"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("check", "arguments", "own"), FP8)
+def test_fp8(check, arguments, own):
+    check(*arguments, "cpu", **own)
+
+
+@pytest.mark.parametrize(("check", "arguments", "own"), GROUPS)
+def test_groups(check, arguments, own):
+    check(*arguments, "cpu", **own)
 
 
 @dtypes
@@ -52,23 +78,6 @@ def test_fp8_quantize(rows, size, dtype):
 @pytest.mark.parametrize(("rows", "size"), [(8, 64), (24, 1030), (3, 100), (1, 1), (4, 2048)])
 def test_fp8_weight(rows, size, dtype, interleaved):
     quantized_cases.check_fp8_weight(rows, size, dtype, "cpu", interleaved)
-
-
-@dtypes
-@pytest.mark.parametrize(("rows", "size"), [(5, 1030), (2, 1)])
-def test_fp8_weight_that_is_not_finite(rows, size, dtype):
-    quantized_cases.check_fp8_weight_that_is_not_finite(rows, size, dtype, "cpu")
-
-
-@dtypes
-def test_fp8_weight_that_overflows(dtype):
-    quantized_cases.check_fp8_weight_overflow(dtype, "cpu")
-
-
-@dtypes
-@pytest.mark.parametrize(("rows", "size", "activation"), [(1, 16, "silu"), (5, 100, "gelu_tanh")])
-def test_fp8_attached(rows, size, activation, dtype):
-    quantized_cases.check_attached_fp8(rows, size, activation, dtype, "cpu")
 
 
 @pytest.fixture(params=[False, True], ids=["loads", "boxes"])
@@ -83,28 +92,13 @@ def test_fp8_linear(rows, inputs, outputs, described):
     quantized_cases.check_fp8_linear(rows, inputs, outputs, rows < 50, torch.float32, "cpu")
 
 
-@matrix_dtypes
-def test_fp8_linear_dtypes(dtype):
-    quantized_cases.check_fp8_linear(33, 100, 36, True, dtype, "cpu")
-
-
 @pytest.mark.parametrize(
     ("rows", "hidden", "width", "experts", "top_k"),
     [(1, 16, 16, 4, 2), (5, 48, 12, 12, 1), (70, 40, 24, 3, 2), (300, 32, 16, 3, 1), (130, 24, 40, 1, 1)],
 )
 def test_fp8_moe(rows, hidden, width, experts, top_k, described):
-    """Checks few, some and many pairs per expert."""
     shared, crowded = rows != 70, rows == 70
     quantized_cases.check_fp8_moe(rows, hidden, width, experts, top_k, shared, crowded, torch.float32, "cpu", dead=0.1)
-
-
-@matrix_dtypes
-def test_fp8_moe_dtypes(dtype):
-    quantized_cases.check_fp8_moe(70, 40, 24, 3, 2, True, False, dtype, "cpu")
-
-
-def test_fp8_moe_gelu():
-    quantized_cases.check_fp8_moe(20, 32, 24, 4, 2, False, False, torch.float32, "cpu", "gelu_tanh")
 
 
 kinds = pytest.mark.parametrize("kind", quantized_cases.KINDS)
@@ -124,16 +118,6 @@ def test_linear(kind, rows, inputs, outputs, described):
     quantized_cases.check_group_quantized_linear(rows, inputs, outputs, rows < 50, kind, torch.float32, "cpu")
 
 
-@kinds
-def test_dequantize(kind):
-    quantized_cases.check_dequantize(35, 200, kind, torch.float32, "cpu")
-
-
-@kinds
-def test_linear_of_half_precision(kind):
-    quantized_cases.check_group_quantized_linear(33, 200, 36, True, kind, torch.float16, "cpu")
-
-
 @pytest.mark.parametrize(
     ("kind", "rows", "hidden", "width", "experts", "top_k"),
     [
@@ -144,16 +128,10 @@ def test_linear_of_half_precision(kind):
     ],
 )
 def test_moe(kind, rows, hidden, width, experts, top_k, described):
-    """Checks few, some and many pairs per expert."""
     shared, crowded = rows != 70, rows == 70
     quantized_cases.check_group_quantized_moe(
         rows, hidden, width, experts, top_k, shared, crowded, kind, torch.float32, "cpu", dead=0.1
     )
-
-
-@kinds
-def test_moe_of_half_precision(kind):
-    quantized_cases.check_group_quantized_moe(70, 40, 24, 3, 2, True, False, kind, torch.float16, "cpu")
 
 
 HALF_AND_FULL = pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["float16", "float32"])
@@ -172,15 +150,10 @@ SLOW = pytest.param("int4_32", 70, 12, marks=pytest.mark.slow), pytest.param("bl
 
 @pytest.mark.parametrize(("kind", "rows", "experts"), [("int8", 256, 3), ("int4", 256, 3), ("int4", 20, 10), *SLOW])
 def test_moe_is_batch_invariant(monkeypatch, kind, rows, experts):
-    """Checks few and many pairs per expert."""
     in_order.patch(monkeypatch)
     in_order.check_alike(
         quantized_cases.batch_invariant_moe(rows, 136, 24, experts, 2, kind, torch.float16, "cpu"), rows, 2
     )
-
-
-def test_moe_gelu():
-    quantized_cases.check_group_quantized_moe(20, 32, 24, 4, 2, False, False, "int4", torch.float32, "cpu", "gelu_tanh")
 
 
 @pytest.mark.parametrize(
@@ -189,10 +162,7 @@ def test_moe_gelu():
     ids=["fp8_an_expert_more", "fp8_pair_stride", "int4_an_expert_more", "int8_pair_stride"],
 )
 def test_full_model(tmp_path, shared, quantization):
-    """Checks that a tiny model has the same logits with Triton and torch kernels, up to the fp8 rounding of rows.
-
-    Its shared expert is fused with the routed experts, or too wide for that.
-    """
+    """Checks that a tiny model has the same logits with Triton and torch kernels, up to the fp8 rounding of rows."""
     write_tiny(tmp_path, seed=4, num_hidden_layers=3, head_dim=16, hidden_size=64, num_shared_experts=shared)
     checkpoint, family = resolve_checkpoint(str(tmp_path)), resolve_family("llada2", {})
     arch, build = family.parse(checkpoint.config), LayerFactory.create("cpu", torch.float32, quantization=quantization)

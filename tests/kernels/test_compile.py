@@ -1,7 +1,4 @@
-"""Compiles every kernel for Hopper (sm_90) in the shapes of LLaDA2.0-mini, without a GPU.
-
-This checks types, tile sizes, shared memory and registers. Results are checked in the interpreter and on the GPU.
-"""
+"""Compiles every kernel for Hopper (sm_90) in the shapes of LLaDA2.0-mini, without a GPU."""
 
 import re
 import subprocess
@@ -57,6 +54,13 @@ def build(kernel, types: dict[str, str | tuple[str, ...]], constants: dict[str, 
     return compiled
 
 
+def typed(**names: str) -> dict[str, str]:
+    """Returns the type of each argument: names by type, where `p` before a type makes a pointer."""
+    return {
+        name: f"*{kind[1:]}" if kind.startswith("p") else kind for kind, some in names.items() for name in some.split()
+    }
+
+
 def strides_of(layout: str, heads: int, dim: int, page: int = 32) -> dict[str, int]:
     """Returns the page strides of a KV pool with `page` tokens per page."""
     shape = KVShape(heads, dim, dim)
@@ -108,27 +112,15 @@ def test_rotary(norm, clip):
         "HEADS": 16, "KV_HEADS": 4, "DIM": 128, "ROTARY": 64, "DIM_P2": 128, "NORM": norm, "CLIP": clip,
         "PAIR_STRIDE": 32, "V_NORM": False, "V_FROM_K": False,
     }  # fmt: skip
-    large = {
-        "KV_HEADS": 2,
-        "DIM": 512,
-        "ROTARY": 128,
-        "DIM_P2": 512,
-        "PAIR_STRIDE": 256,
-        "V_NORM": True,
-        "V_FROM_K": True,
-    }
+    large = {"KV_HEADS": 2, "DIM": 512, "ROTARY": 128, "DIM_P2": 512, "PAIR_STRIDE": 256}
+    large |= {"V_NORM": True, "V_FROM_K": True}
     for own in ({}, {"HEADS": 96, "KV_HEADS": 8}, large):
         shape = constants | own
         together = heads_per_program(shape["HEADS"] + 2 * shape["KV_HEADS"], shape["DIM"])
         for layout in LAYOUTS:
             pages = strides_of(layout, shape["KV_HEADS"], shape["DIM"])
-            compiled = build(
-                rotary_and_cache._qk_norm_rope_and_cache,
-                types,
-                shape | {"HEADS_PER_PROGRAM": together} | pages,
-                num_warps=4,
-            )
-            assert spilled(compiled) == 0
+            own = shape | {"HEADS_PER_PROGRAM": together} | pages
+            assert spilled(build(rotary_and_cache._qk_norm_rope_and_cache, types, own, num_warps=4)) == 0
 
 
 def test_gate():
@@ -177,14 +169,8 @@ def test_router(rows, wide, scaled):
         "EXPERTS": 256, "INPUTS": 2048, "SPLIT_SIZE": split_size, "ROWS": lines, "EXPERTS_PER_PROGRAM": taken,
         "DEPTH": moe_router.DEPTH, "WIDE": wide, "SCALED": scaled,
     }  # fmt: skip
-    stages = 2 if wide else 3
-    compiled = build(
-        moe_router._router,
-        types,
-        constants,
-        num_warps=4 * taken // moe_router.EXPERTS_PER_PROGRAM,
-        num_stages=stages,
-    )
+    warps = 4 * taken // moe_router.EXPERTS_PER_PROGRAM
+    compiled = build(moe_router._router, types, constants, num_warps=warps, num_stages=2 if wide else 3)
     assert spilled(compiled) == 0
     assert "wgmma" in compiled.asm["ptx"]
 
@@ -197,11 +183,8 @@ def test_expert_sort():
     shape = {"EXPERTS_P2": 512, "CHUNK": moe_align.CHUNK}
     build(moe_align._count, {"ids_ptr": "*i32", "counts_ptr": "*i32", "pairs": "i32"}, shape, num_warps=4)
     own = {"counts_ptr": "*i32", "totals_ptr": "*i32", "chunks": "i32"}
-    adding = {
-        "EXPERTS_P2": 512,
-        "CHUNKS_PER_STEP": moe_align.CHUNKS_PER_STEP,
-        "EXPERTS_PER_PROGRAM": moe_align.EXPERTS_PER_PROGRAM,
-    }
+    adding = {name: getattr(moe_align, name) for name in ("CHUNKS_PER_STEP", "EXPERTS_PER_PROGRAM")}
+    adding["EXPERTS_P2"] = 512
     assert spilled(build(moe_align._prefix_sum, own, adding, num_warps=8)) == 0
     types |= own | {"starts_ptr": "*i32", "experts": "i32"}
     shape |= {"ROWS": 128, "COMPARE_CHUNK": moe_align.COMPARE_CHUNK, "TILES_PER_STEP": moe_align.TILES_PER_STEP}
@@ -215,27 +198,36 @@ def boxed(rows: int, columns: int, kind: str = "bf16") -> str:
 
 
 def build_gemm(
-    first: bool, how: tile_config.GemmConfig, height: int, dtype: torch.dtype, described: bool, hidden: int, width: int
-):
-    """Compiles the gate-up (`first`) or the down GEMM of fused MoE."""
-    p, (low, middle, high) = POINTER[dtype], how.stages
+    first: bool, how: tile_config.GemmConfig, height: int, hidden: int, width: int, described: bool, *,
+    data: str = "bf16", form: str = "float", kind: str | None = None, group: int = 0, stored_depth: int = 0,
+):  # fmt: skip
+    """Compiles the gate-up (`first`) or the down GEMM of fused MoE.
+
+    Args:
+        form, kind, group, stored_depth: the format of the weights, its Triton dtype, group size and codes per tile.
+    """
+    (low, middle, high), quantized, kind = how.stages, form != "float", kind or data
     types = {"order_ptr": "*i32", "tiles_ptr": "*i32", "max_tiles": "i32"}
     constants = {
         "HIDDEN": hidden, "WIDTH": width, "HEIGHT": height, "COLUMNS": how.columns, "DEPTH": how.depth,
         "LOW": low, "MIDDLE": middle, "HIGH": high, "SWAP_AB": how.swap_ab, "TMA": described,
-        "TAIL": how.tail_rows(height), "FORMAT": "float", "GROUP": 0, "scales_ptr": None,
+        "TAIL": 0 if quantized else how.tail_rows(height), "FORMAT": form, "GROUP": group,
     }  # fmt: skip
-    weights = boxed((2 if first else 1) * how.columns, how.depth) if described else p
+    weights = boxed((2 if first else 1) * how.columns, stored_depth or how.depth, kind) if described else f"*{kind}"
+    types |= {"weights": weights, "hidden_ptr": f"*{data}"}
+    scales = {"scales_ptr": quantized, "x_scales_ptr" if first else "hidden_scales_ptr": form == "fp8"}
+    for name, has_scales in scales.items():
+        (types if has_scales else constants)[name] = "*fp32" if has_scales else None
     if first:
-        constants |= {"TOP_K": 8, "INTERLEAVE": 8, "GELU": False, "x_scales_ptr": None}
-        types |= {"x_ptr": p, "weights": weights, "hidden_ptr": p}
+        constants |= {"TOP_K": 8, "INTERLEAVE": activation.interleave_group(width), "GELU": False}
+        types["x_ptr"] = "*fp8e4nv" if form == "fp8" else f"*{data}"
     else:
-        constants |= {"HIDDEN_TMA": described, "hidden_scales_ptr": None}
+        constants["HIDDEN_TMA"] = described and not quantized
+        types |= {"pairs_ptr": f"*{data}"} | ({"hidden_ptr": "*fp8e4nv"} if form == "fp8" else {})
         for name, rows in (("middle", 64), ("hidden", height), ("tail", how.tail_rows(height) or height)):
-            types[name] = boxed(rows, how.depth) if described else p
-        types |= {"weights": weights, "hidden_ptr": p, "pairs_ptr": p}
-    kernel = fused_moe._gate_up if first else fused_moe._down
-    return build(kernel, types, constants, num_warps=how.warps)
+            unquantized = boxed(rows, how.depth) if described else f"*{data}"
+            (constants if quantized else types)[name] = None if quantized else unquantized
+    return build(fused_moe._gate_up if first else fused_moe._down, types, constants, num_warps=how.warps)
 
 
 GEMMS = [(torch.float32, 1000, False), *((torch.bfloat16, pairs, True) for pairs in (1, 64, 1000))]
@@ -247,7 +239,8 @@ def test_moe_gemms(dtype, pairs_per_expert, described):
     size = dtype.itemsize
     height, *configs = tile_config.get_config(256 * pairs_per_expert, 256, size, 2048, 512)
     for first, how in zip((True, False), configs, strict=True):
-        compiled = build_gemm(first, how, height, dtype, described, 2048, 512)
+        data = POINTER[dtype].removeprefix("*")
+        compiled = build_gemm(first, how, height, 2048, 512, described, data=data)
         if size == 2:
             assert spilled(compiled) == 0
             assert "wgmma" in compiled.asm["ptx"], "the GEMM does not use Hopper's matrix units"
@@ -296,7 +289,7 @@ def test_moe_gemms_as_tuned(path):
         hidden, width = (int(size) for size in re.findall(r"(\d+) to (\d+)", shape)[0])
         for first in (True, False):
             for height, how in {(chosen.height, chosen.gate_up if first else chosen.down) for _, chosen in rows}:
-                assert spilled(build_gemm(first, how, height, torch.bfloat16, True, hidden, width)) == 0
+                assert spilled(build_gemm(first, how, height, hidden, width, True)) == 0
 
 
 @pytest.mark.parametrize(("norm", "rounded"), [(False, False), (True, False), (True, True)])
@@ -352,12 +345,10 @@ def test_paged_attention(dim, tile_rows, packed, windowed, page, dtype, layout):
 def test_paged_attention_at_high_occupancy(packed):
     tile = paged_attention.select_config_high_occupancy(packed, 128, 2, 32)
     assert (tile.rows * packed, tile.keys) == (128, 32)
-    types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), "*bf16") | {
-        "stats_ptr": "*fp32",
-        "window_pos_ptr": "*i64",
-    }
-    types |= dict.fromkeys(("tiles_ptr", "visible_end_ptr", "table_ptr"), "*i32")
-    types |= {"table_stride": "i32", "all_rows": "i32", "scale_log2": "fp32", "window": "i32"}
+    types = typed(
+        pbf16="q_ptr k_ptr v_ptr out_ptr", pfp32="stats_ptr", pi64="window_pos_ptr", fp32="scale_log2",
+        pi32="tiles_ptr visible_end_ptr table_ptr", i32="table_stride all_rows window",
+    )  # fmt: skip
     constants = {
         "HEADS": 4 * packed, "KV_HEADS": 4, "DIM": 128, **strides_of("unified", 4, 128), "PACKED": packed,
         "PACKED_P2": packed, "ROWS": tile.rows, "KEYS": tile.keys, "DIM_P2": 128, "VALUES": 128, "WINDOWED": False,
@@ -372,10 +363,10 @@ def test_paged_attention_at_high_occupancy(packed):
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 def test_two_pass_attention(layout):
     scores_config, values_config = paged_attention.SCORES_CONFIG, paged_attention.VALUES_CONFIG
-    types = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "p_ptr", "out_ptr"), "*bf16")
-    types |= dict.fromkeys(("alpha_ptr", "l_ptr"), "*fp32") | {"scale_log2": "fp32"}
-    types |= dict.fromkeys(("tiles_ptr", "visible_end_ptr", "table_ptr"), "*i32")
-    types |= dict.fromkeys(("table_stride", "first_tile", "kv_tiles"), "i32")
+    types = typed(
+        pbf16="q_ptr k_ptr v_ptr p_ptr out_ptr", pfp32="alpha_ptr l_ptr", fp32="scale_log2",
+        pi32="tiles_ptr visible_end_ptr table_ptr", i32="table_stride first_tile kv_tiles",
+    )  # fmt: skip
     constants = {
         "HEADS": 16, "KV_HEADS": 2, "DIM": 512, **strides_of(layout, 2, 512), "PACKED_P2": 8,
         "ROWS": scores_config.block_m // 8, "KEYS": scores_config.keys, "DEPTH": scores_config.depth,
@@ -392,19 +383,11 @@ def test_two_pass_attention(layout):
 
 
 def test_topk_topp_sampling():
-    types = {
-        "logits_ptr": "*fp32",
-        "params_ptr": "*fp64",
-        "uniform_ptr": "*fp64",
-        "token_ptr": "*i64",
-        "conf_ptr": "*fp32",
-    }
-    types |= {"stride": "i32", "params_stride": "i32", "vocab": "i32", "num_unfiltered": "i32"}
-    constants = {
-        "NUM_THRESHOLDS": topk_topp_sampling.NUM_THRESHOLDS,
-        "SEARCH_TILE": topk_topp_sampling.SEARCH_TILE,
-        "TILE": topk_topp_sampling.TILE,
-    }
+    types = typed(
+        pfp32="logits_ptr conf_ptr", pfp64="params_ptr uniform_ptr", pi64="token_ptr",
+        i32="stride params_stride vocab num_unfiltered",
+    )  # fmt: skip
+    constants = {name: getattr(topk_topp_sampling, name) for name in ("NUM_THRESHOLDS", "SEARCH_TILE", "TILE")}
     assert spilled(build(topk_topp_sampling._sample, types, constants, num_warps=topk_topp_sampling.WARPS)) == 0
 
 
@@ -417,12 +400,9 @@ def test_combining_splits():
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     ("rows", "dtype", "described"),
-    [
-        (60, torch.float32, False),
-        (60, torch.bfloat16, False),
-        *((n, torch.bfloat16, True) for n in (1, 60, 1000, 8192)),
-    ],
-)
+    [(60, torch.float32, False), (60, torch.bfloat16, False),
+     *((n, torch.bfloat16, True) for n in (1, 60, 1000, 8192))],
+)  # fmt: skip
 def test_gemm(rows, dtype, described):
     size = dtype.itemsize
     how, p = linear.batch_invariant_tile_sizes(rows, 2048, size), POINTER[dtype]
@@ -486,24 +466,10 @@ def test_head(rows, dtype, batch_invariant):
 
 @pytest.mark.parametrize("size", [32, 256])
 def test_threshold_unmask(size):
-    names = [
-        "tokens_ptr",
-        "num_steps_ptr",
-        "token_ptr",
-        "block_ptr",
-        "at_ptr",
-        "eos_ptr",
-        "numbers_ptr",
-        "new_tokens_ptr",
-    ]
-    types = dict.fromkeys(names, "*i64") | dict.fromkeys(("rows", "blocks", "mask_id"), "i32")
-    types |= {
-        "state_ptr": "*i8",
-        "new_state_ptr": "*i8",
-        "force_ptr": "*i1",
-        "params_ptr": "*fp64",
-        "conf_ptr": "*fp32",
-    }
+    types = typed(
+        pi64="tokens_ptr num_steps_ptr token_ptr block_ptr at_ptr eos_ptr numbers_ptr new_tokens_ptr",
+        pi8="state_ptr new_state_ptr", pi1="force_ptr", pfp64="params_ptr", pfp32="conf_ptr", i32="rows blocks mask_id",
+    )  # fmt: skip
     constants = {
         "COLUMNS": 8, "THRESHOLD": 3, "STEPS": 6, "SIZE": size, "SIZE_P2": size,
         "ROWS": unmask.rows_per_iteration(size), "EOS": 1,
@@ -531,40 +497,17 @@ def test_softmax_stats(draws):
 
 
 def test_sandwich():
-    size = {"SIZE": 2816, "SIZE_P2": 4096}
-    names = [
-        "mixed_ptr",
-        "x_ptr",
-        "post_attention_ptr",
-        "dense_ptr",
-        "experts_ptr",
-        "total_ptr",
-        "dense_out",
-        "experts_out",
-    ]
-    types = dict.fromkeys(names, "*bf16") | {"factor_out": "*fp32", "eps": "fp32"}
-    assert spilled(build(layernorm._pre_mlp_norms, types, size, num_warps=layernorm.SANDWICH_WARPS)) == 0
-    names = [
-        "dense_ptr",
-        "chosen_ptr",
-        "x_ptr",
-        "scale_ptr",
-        "a_ptr",
-        "b_ptr",
-        "c_ptr",
-        "d_ptr",
-        "out_ptr",
-        "total_ptr",
-    ]
-    types = dict.fromkeys(names, "*bf16") | {"eps": "fp32"}
-    types |= {"ids_ptr": "*i32", "weights_ptr": "*fp32", "expert_scale_ptr": "*fp32"}
+    size, warps = {"SIZE": 2816, "SIZE_P2": 4096}, {"num_warps": layernorm.SANDWICH_WARPS}
+    names = "mixed_ptr x_ptr post_attention_ptr dense_ptr experts_ptr total_ptr dense_out experts_out"
+    assert (
+        spilled(build(layernorm._pre_mlp_norms, typed(pbf16=names, pfp32="factor_out", fp32="eps"), size, **warps)) == 0
+    )
+    types = typed(
+        pbf16="dense_ptr chosen_ptr x_ptr scale_ptr a_ptr b_ptr c_ptr d_ptr out_ptr total_ptr", pi32="ids_ptr",
+        pfp32="weights_ptr expert_scale_ptr", fp32="eps",
+    )  # fmt: skip
     for top_k in (0, 8):
-        assert (
-            spilled(
-                build(layernorm._post_mlp_norms, types, size | {"TOP_K": top_k}, num_warps=layernorm.SANDWICH_WARPS)
-            )
-            == 0
-        )
+        assert spilled(build(layernorm._post_mlp_norms, types, size | {"TOP_K": top_k}, **warps)) == 0
 
 
 @pytest.mark.matrix
@@ -573,14 +516,10 @@ def test_lora(dtype, rank):
     """Compiles the LoRA kernels for the fused QKV projection, which checkpoints store as three weights."""
     data = POINTER[dtype]
     block_k, block_n = lora.tile_sizes(rank, dtype.itemsize)
-    common = {"lora_slots_ptr": "*i32", "tiles_ptr": "*i32", "rows": "i32", "shrunk_ptr": "*fp32"}
+    common = typed(pi32="lora_slots_ptr tiles_ptr", i32="rows", pfp32="shrunk_ptr")
     shared = {"RANK": rank, "PARTS": 3, "BLOCK_M": 32, "CHUNKS": 8}
     shared["PRECISION"] = "ieee" if dtype == torch.float32 else "tf32"
-    build(
-        lora._shrink,
-        common | {"x_ptr": data, "lora_a_ptr": data},
-        shared | {"INPUTS": 2048, "SPAN": 512, "BLOCK_K": block_k, "STAGES": 3},
-        num_warps=4,
-    )
+    shrink = {"INPUTS": 2048, "SPAN": 512, "BLOCK_K": block_k, "STAGES": 3}
+    build(lora._shrink, common | {"x_ptr": data, "lora_a_ptr": data}, shared | shrink, num_warps=4)
     cuts = {"OUTPUTS": 3072, "CUT1": 2048, "CUT2": 2560, "SPLITS": 4, "BLOCK_N": block_n}
     build(lora._expand, common | {"out_ptr": data, "lora_b_ptr": data}, shared | cuts, num_warps=4)

@@ -9,10 +9,9 @@ pytest.importorskip("triton")
 import triton.language as tl
 
 from runtime.kernels import activation, layernorm, linear, quantized_tensor
-from runtime.kernels.activation import interleave_group
-from runtime.kernels.fused_moe import fused_moe, tile_config
+from runtime.kernels.fused_moe import tile_config
 from runtime.kernels.quantized_tensor import empty_group_quantized
-from tests.kernels.test_compile import boxed, build, spilled
+from tests.kernels.test_compile import boxed, build, build_gemm, spilled
 
 pytestmark = pytest.mark.matrix
 UNIT = re.compile(r"(wgmma)\.mma_async\S*?(k\d+)|(mma\.sync)\S*?(k\d+)")
@@ -30,48 +29,26 @@ def held(shape, kind):
 
 def constants_of(weight, depth):
     four = weight.values.dtype == torch.uint8
-    return {
-        "GROUP": linear.group_size(weight),
-        "INT4": four,
-        "DEPTH": depth,
-    }, depth // 2 if four else depth
+    return {"GROUP": linear.group_size(weight), "INT4": four, "DEPTH": depth}, depth // 2 if four else depth
 
 
 def compile_gemms(kind, pairs, experts, hidden, width, described):
     """Compiles the gate-up and the down GEMM of fused MoE."""
     (gate_up, name), (down, _) = held((experts, 2 * width, hidden), kind), held((experts, hidden, width), kind)
     height, *both = tile_config.group_quantized_config(pairs, experts, 2, gate_up, down)
-    types = {"scales_ptr": "*fp32", "order_ptr": "*i32", "tiles_ptr": "*i32", "max_tiles": "i32", "hidden_ptr": "*bf16"}
-    kernels = fused_moe._gate_up, fused_moe._down
-    for how, kernel, weight in zip(both, kernels, (gate_up, down), strict=True):
-        low, middle, high = how.stages
+    for first, how, weight in zip((True, False), both, (gate_up, down), strict=True):
         own, deep = constants_of(weight, how.depth)
-        constants = {
-            "FORMAT": "int4" if own.pop("INT4") else "group", "TAIL": 0, "SWAP_AB": how.swap_ab, **own,
-            "HIDDEN": hidden, "WIDTH": width, "HEIGHT": height, "COLUMNS": how.columns, "LOW": low, "MIDDLE": middle,
-            "HIGH": high, "TMA": described,
-        }  # fmt: skip
-        first = kernel is fused_moe._gate_up
-        weights = boxed((2 if first else 1) * how.columns, deep, name) if described else f"*{name}"
-        if first:
-            constants |= {"TOP_K": 8, "INTERLEAVE": interleave_group(width), "GELU": False, "x_scales_ptr": None}
-        else:
-            constants |= dict.fromkeys(("middle", "hidden", "tail", "hidden_scales_ptr")) | {"HIDDEN_TMA": False}
-        pointers = {"weights": weights} | ({"x_ptr": "*bf16"} if first else {"pairs_ptr": "*bf16"})
-        yield build(kernel, types | pointers, constants, num_warps=how.warps)
+        yield build_gemm(
+            first, how, height, hidden, width, described, form="int4" if own["INT4"] else "group", kind=name,
+            group=own["GROUP"], stored_depth=deep,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("kind", "pairs_per_expert", "described"),
-    [
-        ("int4", 1, True),
-        ("int4", 8, True),
-        ("int4", 64, True),
-        ("int4", 8, False),
-        ("int8", 8, True),
-        ("blocks", 64, True),
-    ],
-)
+    [("int4", 1, True), ("int4", 8, True), ("int4", 64, True), ("int4", 8, False), ("int8", 8, True),
+     ("blocks", 64, True)],
+)  # fmt: skip
 def test_group_quantized_moe(kind, pairs_per_expert, described):
     for compiled in compile_gemms(kind, 256 * pairs_per_expert, 256, 2048, 512, described):
         assert spilled(compiled) == 0
@@ -122,24 +99,9 @@ def test_group_quantized_linear(kind, rows, described):
 @pytest.mark.parametrize("described", [False, True])
 @pytest.mark.parametrize("pairs_per_expert", [1, 8, 64, 1000])
 def test_fp8_moe(pairs_per_expert, described):
-    height, gate_up, down = tile_config.fp8_config(256 * pairs_per_expert, 256, 2048, 512)
-    types = {"order_ptr": "*i32", "tiles_ptr": "*i32", "max_tiles": "i32", "scales_ptr": "*fp32"}
-    for how, kernel in ((gate_up, fused_moe._gate_up), (down, fused_moe._down)):
-        low, middle, high = how.stages
-        constants = {
-            "HIDDEN": 2048, "WIDTH": 512, "HEIGHT": height, "COLUMNS": how.columns, "DEPTH": how.depth,
-            "LOW": low, "MIDDLE": middle, "HIGH": high, "TMA": described, "SWAP_AB": how.swap_ab, "FORMAT": "fp8",
-            "GROUP": 0, "TAIL": 0,
-        }  # fmt: skip
-        first = kernel is fused_moe._gate_up
-        weights = boxed((2 if first else 1) * how.columns, how.depth, "fp8e4nv") if described else "*fp8e4nv"
-        if first:
-            constants |= {"TOP_K": 8, "INTERLEAVE": 8, "GELU": False}
-            own = {"x_ptr": "*fp8e4nv", "x_scales_ptr": "*fp32", "weights": weights, "hidden_ptr": "*bf16"}
-        else:
-            constants |= dict.fromkeys(("middle", "hidden", "tail")) | {"HIDDEN_TMA": False}
-            own = {"hidden_ptr": "*fp8e4nv", "hidden_scales_ptr": "*fp32", "weights": weights, "pairs_ptr": "*bf16"}
-        compiled = build(kernel, types | own, constants, num_warps=how.warps)
+    height, *both = tile_config.fp8_config(256 * pairs_per_expert, 256, 2048, 512)
+    for first, how in zip((True, False), both, strict=True):
+        compiled = build_gemm(first, how, height, 2048, 512, described, form="fp8", kind="fp8e4nv")
         assert spilled(compiled) == 0
         assert ".f32.e4m3.e4m3" in compiled.asm["ptx"], "the GEMM does not use Hopper's matrix units"
         assert "wgmma" in compiled.asm["ptx"]

@@ -152,12 +152,26 @@ def test_a_launch_of_a_kernel_that_is_not_cached_is_refused(cache: Path) -> None
     kernel.device_caches.clear()
 
 
-def test_one_process_compiles_into_a_cache_at_a_time(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("locks", [True, False])
+def test_one_process_compiles_into_a_cache_at_a_time(
+    locks: bool, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory of temporary files has the lock if that of the cache cannot be locked."""
+    flock, temporary = fcntl.flock, tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
+    def locked(descriptor: int, operation: int) -> None:
+        if not locks and os.path.samestat(os.fstat(descriptor), cache.stat()):
+            raise OSError(errno.ENOLCK, "No locks available")
+        flock(descriptor, operation)
+
     def lock_again(*_: object, **options: object) -> None:
-        with open_directory(cache) as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with open_directory(cache if locks else temporary) as descriptor:
+            flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     import_kernels()
+    monkeypatch.setattr(fcntl, "flock", locked)
     monkeypatch.setattr(compiler, "compile_specialization", lock_again)
     (error,) = compile_all(CompileJob([rms_norm(64)[0]], 90, processes=1, launcher=False)).errors
     assert "BlockingIOError" in error
@@ -170,30 +184,6 @@ def test_kernels_are_compiled_without_a_lock_where_there_is_none(cache: Path, mo
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     assert compile_all(CompileJob([rms_norm(64)[0]], 90, processes=1, launcher=False)).compiled == 1
-
-
-def test_temporary_files_have_the_lock_where_the_cache_has_none(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flock, temporary = fcntl.flock, tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-
-    def refuse(descriptor: int, operation: int) -> None:
-        if os.path.samestat(os.fstat(descriptor), cache.stat()):
-            raise OSError(errno.ENOLCK, "No locks available")
-        flock(descriptor, operation)
-
-    def lock_again(*_: object, **options: object) -> None:
-        with open_directory(temporary) as descriptor:
-            flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    import_kernels()
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    monkeypatch.setattr(compiler, "compile_specialization", lock_again)
-    (error,) = compile_all(CompileJob([rms_norm(64)[0]], 90, processes=1, launcher=False)).errors
-    assert "BlockingIOError" in error
-    lock_again()  # free again
 
 
 @contextmanager
@@ -297,10 +287,6 @@ def test_a_worker_that_exits_leaves_kernels_to_their_launch(
 def test_a_worker_that_hangs_is_killed_and_reported(
     names: str, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The worker neither reads nor writes.
-
-    A job that does not fit into the pipe blocks until the worker is killed.
-    """
     monkeypatch.setattr(compiler, "WORKER_COMMAND", ("sleep", "3600"))
     monkeypatch.setattr(compiler, "WAIT_SECONDS", 0.2)
     made = KernelCompiler(torch.device("cuda"))

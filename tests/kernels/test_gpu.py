@@ -6,9 +6,11 @@ import torch
 from runtime.kernels.moe_router import RoutingConfig
 from runtime.kernels.paged_attention import paged_attention
 from runtime.layers.kv_pool import LAYOUTS
-from tests.kernels import cases, topk_topp_sampling_cases
+from tests.kernels import cases
 from tests.kernels.activation_cases import EVERY, check_gate_up_gemm
 from tests.kernels.softmax_stats_cases import check_describe, check_hot, check_sure
+from tests.kernels.tables import ALL, NO_DTYPE, table
+from tests.kernels.topk_topp_sampling_cases import check_draw
 
 pytestmark = pytest.mark.gpu  # selected by this marker only, so that a missing device is a failure and no skip
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -18,135 +20,79 @@ two_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], i
 MINI = RoutingConfig(8, 8, 4, True, 2.5, fused_shared_expert=True)
 
 
-@dtypes
-@pytest.mark.parametrize(("rows", "size"), [(1, 2048), (2048, 2048), (33, 4096), (7, 100)])
-def test_norm(rows, size, dtype):
-    cases.check_rms_norm(rows, size, dtype, "cuda")
+PAIR, HALVES = (torch.float32, torch.bfloat16), (torch.bfloat16, torch.float16)
+ROUTING = [
+    (256, MINI), (8, RoutingConfig(2, 4, 2, True, 2.5)), (64, RoutingConfig(6, 1, 1, False, 1.0)),
+    (12, RoutingConfig(5, 3, 2, True, 1.5)), (128, RoutingConfig(8, 1, 1, True, 1.0, "softmax")),
+    (60, RoutingConfig(4, 1, 1, False, 1.0, "softmax")),
+    (64, RoutingConfig(8, 1, 1, False, 1.0, "softmax", bias_in_weights=True)),
+    (256, RoutingConfig(8, 1, 1, True, 2.5, capacity=48, block=32)),
+]  # fmt: skip
+ROTARY = [
+    (32, 16, 4, 128, 64), (4096, 16, 4, 128, 64), (65, 32, 4, 128, 64), (9, 28, 4, 128, 128), (5, 4, 4, 20, 6),
+    (300, 96, 8, 128, 128), (70, 96, 96, 64, 32), (33, 40, 1, 256, 64), (1, 1, 1, 512, 512),
+]  # fmt: skip
+LORA = [
+    ([32] * 32, [n % 17 - 1 for n in range(32)], 2048, [3072]), ([5, 40], [0, 1], 100, [9, 200]),
+    ([32, 1, 700, 64], [3, -1, 0, 3], 2048, [2048, 512, 512]),
+]  # fmt: skip
+SORTED = [(32, 256, 8, 16), (2048, 256, 8, 64), (8192, 256, 8, 128), (1, 8, 2, 16), (1000, 60, 4, 64), (999, 5, 1, 16)]
+HEADS = [(2048, 50000, ()), (100, 777, (775, 776)), (24, 1000, (999,))]
+KERNELS = [
+    *table("rms_norm", cases.check_rms_norm, ALL, (1, 2048), (2048, 2048), (33, 4096), (7, 100)),
+    *table("reduce_add_norm", cases.check_reduce_add_norm, PAIR, (7, 100, 3), (64, 2048, 4), (1000, 4096, 2)),
+    *table("lora", cases.check_lora, ALL, *((*case, rank) for rank in (16, 64) for case in LORA)),
+    *table("gate", cases.check_gate_mul, ALL, *(
+        (*shape, kind) for kind in ("silu", "gelu_tanh") for shape in ((32, 5120), (2048, 512), (3, 1500)))),
+    *table("gemm_and_norm", cases.check_gemm_add_norm, ALL, (1, 8192, 1000), (32, 2048, 2048), (120, 5120, 2048),
+           (256, 12288, 4096), (77, 18944, 3584), (256, 8200, 64), (257, 8192, 64), (40, 100, 36)),
+    *table("gate_up_gemm", check_gate_up_gemm, HALVES, *(
+        (*shape, kind, tile) for tile in EVERY for kind in ("silu", "gelu_tanh")
+        for shape in ((1, 256, 512), (40, 2816, 2112), (300, 1000, 1500)))),
+    *table("gate_up_gemm", check_gate_up_gemm, ALL, (7, 64, 4, "silu", None), (60, 64, 512, "silu", None),
+           (200, 4096, 12288, "silu", None), (256, 4096, 12288, "silu", None)),
+    *(row for normed in (True, False) for row in table("rotary", cases.check_rotary, ALL, *ROTARY, normed=normed)),
+    *table("rotary", cases.check_rotary, ALL, (300, 16, 8, 256, 256), pair_stride=128, v_norm=True),
+    *table("rotary", cases.check_rotary, ALL, (300, 16, 2, 512, 128), pair_stride=256, v_norm=True, v_from_k=True),
+    *table("kv_write", cases.check_write_kv, ALL, *(
+        (rows, *heads, page, layout) for layout in LAYOUTS for heads in ((4, 128), (32, 128), (1, 20), (2, 512))
+        for rows, page in ((32, 32), (4096, 16), (77, 128)))),
+    *table("routing", cases.check_route, NO_DTYPE, *(
+        (rows, *case, biased) for rows in (1, 32, 2048) for case in ROUTING for biased in (False, True))),
+    *table("router", cases.check_router, HALVES[:1], *(
+        (rows, *shape) for rows in (1, 32, 300, 2048, 8192)
+        for shape in ((2048, 256), (100, 60), (24, 8), (4096, 128)))),
+    *(row for dead in (0.0, 0.3) for row in table("sort", cases.check_sort, NO_DTYPE, *(
+        (*case, crowded) for crowded in (False, True) for case in SORTED), dead=dead)),
+    *table("experts with padding rows", cases.check_moe, ALL, (300, 256, 128, 32, 4, True, False), dead=0.4),
+    *table("experts", cases.check_moe, ALL, *(
+        (rows, 512, 512, 64, 8, True, crowded) for crowded in (False, True) for rows in (1, 32, 512, 2048))),
+    *table("experts in mini's shape", cases.check_moe, HALVES[:1], *(
+        (rows, 2048, 512, 256, 8, True, False) for rows in (32, 1024))),
+    *table("experts of awkward sizes", cases.check_moe, ALL, *(
+        (130, *shape, False, False) for shape in ((48, 24, 6, 3), (256, 96, 8, 2), (100, 36, 3, 1)))),
+    *table("head", cases.check_argmax, ALL, *(
+        (rows, inputs, vocab, vocab - 9, vocab - 7, ids)
+        for rows in (1, 16, 40, 128, 500) for inputs, vocab, ids in HEADS)),
+    *(row for rows, dead in ((3, 0), (130, 30), (128, 32), (150, 30), (177, 15), (250, 6), (521, 119))
+      for row in table("head", cases.check_argmax, ALL, (rows, 512, 5000, 4991, 4993, ()), dead=dead)),
+    *table("threshold_unmask", cases.check_fill, NO_DTYPE, (2, 32, 8, 9), (65, 32, 8, 0), (33, 256, 6, None)),
+    *table("softmax_stats", check_describe, ALL, *(
+        (*shape, coolest) for coolest in (0.2, 0.01)
+        for shape in ((256, 262144, None, 262143), (300, 157184, 156895, 156894), (7, 600, 5, 590)))),
+    *table("softmax_stats_when_hot", check_hot, ALL, (64, 262144)),
+    *table("softmax_stats_of_certain_tokens", check_sure, ALL, (64, 262144)),
+    *table("sandwich", cases.check_sandwich, PAIR, (1, 64), (300, 2816)),
+    *table("sandwich_of_choices", cases.check_sandwich_of_choices, ALL, (1, 64, 1), (300, 2816, 8)),
+    *table("topk_topp_sampling", check_draw, NO_DTYPE, *(
+        (*shape, ties) for ties in (False, True) for shape in ((1, 300), (40, 5000), (24, 157_184)))),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize(("rows", "size", "ranks"), [(7, 100, 3), (64, 2048, 4), (1000, 4096, 2)])
-def test_norm_of_reduced_rows(rows, size, ranks, dtype):
-    """The partial results of all ranks are on one device here."""
-    cases.check_reduce_add_norm(rows, size, ranks, dtype, "cuda")
-
-
-@dtypes
-@pytest.mark.parametrize("rank", [16, 64])
-@pytest.mark.parametrize(
-    ("counts", "slots", "inputs", "parts"),
-    [
-        ([32] * 32, [n % 17 - 1 for n in range(32)], 2048, [3072]),
-        ([32, 1, 700, 64], [3, -1, 0, 3], 2048, [2048, 512, 512]),
-        ([5, 40], [0, 1], 100, [9, 200]),
-    ],
-)
-def test_lora(counts, slots, inputs, parts, rank, dtype):
-    cases.check_lora(counts, slots, inputs, parts, rank, dtype, "cuda")
-
-
-@dtypes
-@pytest.mark.parametrize(("rows", "width"), [(32, 5120), (2048, 512), (3, 1500)])
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_gate(rows, width, activation, dtype):
-    cases.check_gate_mul(rows, width, activation, dtype, "cuda")
-
-
-@dtypes
-@pytest.mark.parametrize(
-    ("rows", "inputs", "size"),
-    [
-        (1, 8192, 1000),
-        (32, 2048, 2048),
-        (120, 5120, 2048),
-        (256, 12288, 4096),
-        (77, 18944, 3584),
-        (256, 8200, 64),
-        (257, 8192, 64),
-        (40, 100, 36),
-    ],
-)  # fmt: skip
-def test_gemm_and_norm(rows, inputs, size, dtype):
-    cases.check_gemm_add_norm(rows, inputs, size, dtype, "cuda")
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-@pytest.mark.parametrize(("rows", "inputs", "width"), [(1, 256, 512), (40, 2816, 2112), (300, 1000, 1500)])
-@pytest.mark.parametrize("tile", EVERY)
-def test_gate_up_gemm(rows, inputs, width, activation, tile, dtype):
-    check_gate_up_gemm(rows, inputs, width, activation, tile, dtype, "cuda")
-
-
-@dtypes
-@pytest.mark.parametrize(("rows", "width"), [(7, 4), (60, 512), (200, 12288), (256, 12288)])
-def test_gate_up_gemm_as_chosen(rows, width, dtype):
-    check_gate_up_gemm(rows, 4096 if width > 4096 else 64, width, "silu", None, dtype, "cuda")
-
-
-@dtypes
-@pytest.mark.parametrize(
-    ("rows", "heads", "kv_heads", "dim", "rotary"),
-    [
-        (32, 16, 4, 128, 64),
-        (4096, 16, 4, 128, 64),
-        (65, 32, 4, 128, 64),
-        (9, 28, 4, 128, 128),
-        (5, 4, 4, 20, 6),
-        (300, 96, 8, 128, 128),
-        (70, 96, 96, 64, 32),
-        (33, 40, 1, 256, 64),
-        (1, 1, 1, 512, 512),
-    ],
-)
-@pytest.mark.parametrize("normed", [True, False])
-def test_rotary(rows, heads, kv_heads, dim, rotary, dtype, normed):
-    cases.check_rotary(rows, heads, kv_heads, dim, rotary, dtype, "cuda", normed)
-
-
-@dtypes
-@pytest.mark.parametrize(("dim", "kv_heads", "pair_stride", "v_from_k"), [(256, 8, 128, False), (512, 2, 256, True)])
-def test_rotary_with_normed_values(dim, kv_heads, pair_stride, v_from_k, dtype):
-    own = {"pair_stride": pair_stride, "v_norm": True, "v_from_k": v_from_k}
-    cases.check_rotary(300, 16, kv_heads, dim, 128 if v_from_k else 256, dtype, "cuda", **own)
-
-
-@dtypes
-@layouts
-@pytest.mark.parametrize(("rows", "page_size"), [(32, 32), (4096, 16), (77, 128)])
-@pytest.mark.parametrize(("kv_heads", "dim"), [(4, 128), (32, 128), (1, 20), (2, 512)])
-def test_kv_write(rows, page_size, kv_heads, dim, layout, dtype):
-    cases.check_write_kv(rows, kv_heads, dim, page_size, layout, dtype, "cuda")
-
-
-@pytest.mark.parametrize("rows", [1, 32, 2048])
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize(
-    ("experts", "rule"),
-    [(256, MINI), (8, RoutingConfig(2, 4, 2, True, 2.5)), (64, RoutingConfig(6, 1, 1, False, 1.0)),
-     (12, RoutingConfig(5, 3, 2, True, 1.5)), (128, RoutingConfig(8, 1, 1, True, 1.0, "softmax")),
-     (60, RoutingConfig(4, 1, 1, False, 1.0, "softmax")),
-     (64, RoutingConfig(8, 1, 1, False, 1.0, "softmax", bias_in_weights=True)),
-     (256, RoutingConfig(8, 1, 1, True, 2.5, capacity=48, block=32))],
-)  # fmt: skip
-def test_routing(rows, experts, rule, biased):
-    cases.check_route(rows, experts, rule, biased, "cuda")
-
-
-@pytest.mark.parametrize("rows", [1, 32, 300, 2048, 8192])
-@pytest.mark.parametrize(("inputs", "experts"), [(2048, 256), (100, 60), (24, 8), (4096, 128)])
-def test_router(rows, inputs, experts):
-    cases.check_router(rows, inputs, experts, torch.bfloat16, "cuda")
-
-
-@pytest.mark.parametrize("dead", [0.0, 0.3])
-@pytest.mark.parametrize("crowded", [False, True])
-@pytest.mark.parametrize(
-    ("rows", "experts", "top_k", "tile"),
-    [(32, 256, 8, 16), (2048, 256, 8, 64), (8192, 256, 8, 128), (1, 8, 2, 16), (1000, 60, 4, 64), (999, 5, 1, 16)],
-)
-def test_expert_sort(rows, experts, top_k, tile, crowded, dead):
-    cases.check_sort(rows, experts, top_k, tile, crowded, "cuda", dead)
+@pytest.mark.parametrize(("check", "arguments", "own"), KERNELS)
+def test_kernel(check, arguments, own):
+    """The partial results of all ranks of `reduce_add_norm` are on one device here."""
+    check(*arguments, "cuda", **own)
 
 
 @pytest.mark.parametrize("pairs", [1, 33, 512, 513, 65536])
@@ -155,48 +101,10 @@ def test_expert_sort_of_pairs_of_one_expert(pairs, expert):
     cases.check_sorted(torch.full((pairs, 1), expert, dtype=torch.int32, device="cuda"), 256, 64)
 
 
-@dtypes
-def test_experts_with_padding_rows(dtype):
-    cases.check_moe(300, 256, 128, 32, 4, True, False, dtype, "cuda", dead=0.4)
-
-
-@dtypes
-@pytest.mark.parametrize("crowded", [False, True])
-@pytest.mark.parametrize("rows", [1, 32, 512, 2048])
-def test_experts(rows, crowded, dtype):
-    cases.check_moe(rows, 512, 512, 64, 8, True, crowded, dtype, "cuda")
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("rows", "experts"), [(150, 1), (1300, 9), (6000, 40)])
 def test_experts_with_tail_tiles(monkeypatch, rows, experts, dtype):
     cases.check_moe_with_a_rest(monkeypatch, rows, experts, dtype, "cuda")
-
-
-@pytest.mark.parametrize("rows", [32, 1024])
-def test_experts_in_minis_shape(rows):
-    cases.check_moe(rows, 2048, 512, 256, 8, True, False, torch.bfloat16, "cuda")
-
-
-@dtypes
-@pytest.mark.parametrize(("hidden", "width", "experts", "top_k"), [(48, 24, 6, 3), (256, 96, 8, 2), (100, 36, 3, 1)])
-def test_experts_of_awkward_sizes(hidden, width, experts, top_k, dtype):
-    cases.check_moe(130, hidden, width, experts, top_k, False, False, dtype, "cuda")
-
-
-@dtypes
-@pytest.mark.parametrize("rows", [1, 16, 40, 128, 500])
-@pytest.mark.parametrize(
-    ("inputs", "vocab", "allowed_ids"), [(2048, 50000, ()), (100, 777, (775, 776)), (24, 1000, (999,))]
-)
-def test_head(rows, inputs, vocab, allowed_ids, dtype):
-    cases.check_argmax(rows, inputs, vocab, vocab - 9, vocab - 7, allowed_ids, dtype, "cuda")
-
-
-@dtypes
-@pytest.mark.parametrize(("rows", "dead"), [(3, 0), (130, 30), (128, 32), (150, 30), (177, 15), (250, 6), (521, 119)])
-def test_head_with_padding_rows(rows, dead, dtype):
-    cases.check_argmax(rows, 512, 5000, 4991, 4993, (), dtype, "cuda", dead)
 
 
 @dtypes
@@ -266,46 +174,3 @@ def test_launches_do_not_wait_for_the_device():
         cases.fused_moe.fused_moe(x, ids, weights, gate_up, down, None)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.parametrize(("blocks", "size", "columns", "mask_id"), [(2, 32, 8, 9), (65, 32, 8, 0), (33, 256, 6, None)])
-def test_threshold_unmask(blocks, size, columns, mask_id):
-    cases.check_fill(blocks, size, columns, mask_id, "cuda")
-
-
-@pytest.mark.parametrize(
-    ("rows", "vocab", "mask_id", "max_token_id"),
-    [(256, 262144, None, 262143), (300, 157184, 156895, 156894), (7, 600, 5, 590)],
-)
-@pytest.mark.parametrize("coolest", [0.2, 0.01])
-@dtypes
-def test_softmax_stats(rows, vocab, mask_id, max_token_id, coolest, dtype):
-    check_describe(rows, vocab, mask_id, max_token_id, coolest, dtype, "cuda")
-
-
-@dtypes
-def test_softmax_stats_at_high_temperature(dtype):
-    check_hot(64, 262144, dtype, "cuda")
-
-
-@dtypes
-def test_softmax_stats_of_certain_tokens(dtype):
-    check_sure(64, 262144, dtype, "cuda")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "size"), [(1, 64), (300, 2816)])
-def test_sandwich(rows, size, dtype):
-    cases.check_sandwich(rows, size, dtype, "cuda")
-
-
-@dtypes
-@pytest.mark.parametrize(("rows", "size", "top_k"), [(1, 64, 1), (300, 2816, 8)])
-def test_sandwich_norms_of_topk_outputs(rows, size, top_k, dtype):
-    cases.check_sandwich_of_choices(rows, size, top_k, dtype, "cuda")
-
-
-@pytest.mark.parametrize(("rows", "vocab"), [(1, 300), (40, 5000), (24, 157_184)])
-@pytest.mark.parametrize("ties", [False, True])
-def test_topk_topp_sampling(rows, vocab, ties):
-    topk_topp_sampling_cases.check_draw(rows, vocab, ties, "cuda")

@@ -1,7 +1,4 @@
-"""Runs interpreted*.py in Triton's interpreter, one part at a time.
-
-`make test` compares full models, which use each kernel once; `make test-rest` compares every kernel in many shapes.
-"""
+"""Runs interpreted*.py in Triton's interpreter, one part at a time."""
 
 import os
 import re

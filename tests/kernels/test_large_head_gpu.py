@@ -40,10 +40,7 @@ def test_prompts_committed_rows_and_canvases_in_one_launch(layout, dtype):
 @layouts
 @pytest.mark.parametrize("limit", [MAX_WORKSPACE, 1 << 26])
 def test_a_captured_launch_reads_visible_ends_at_replay(monkeypatch, limit, layout):
-    """Captures eight canvases, also with several passes, and replays the graph after visible ends were reduced.
-
-    The page table has space for more keys than the canvases have.
-    """
+    """Captures eight canvases, also with several passes, and replays the graph after visible ends were reduced."""
     monkeypatch.setattr("runtime.kernels.paged_attention.MAX_WORKSPACE", limit)
     monkeypatch.setattr("runtime.kernels.paged_attention.MIN_PROGRAMS", 32)
     q, k, v, batch = attention_case([(512, 256)] * 8, 16, 2, 512, 256, 32, torch.bfloat16, "cuda", layout=layout)

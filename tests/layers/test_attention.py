@@ -54,7 +54,6 @@ def test_equals_the_reference(runs, heads, block_size, page_size, window, seed, 
     layout=st.sampled_from(list(LAYOUTS)),
 )
 def test_each_row_attends_to_its_visible_keys(runs, page_size, window, seed, layout):
-    """Compares implementation and reference with sums over single keys. Padding rows are not compared."""
     q, k, v, batch = attention_case(runs, 2, 1, 8, 1, page_size, torch.float64, "cpu", seed, layout=layout)
     batch = with_any_sight(batch, [cached + new for cached, new in runs], seed)
     q = torch.cat([q, torch.full_like(q[:2], float("nan"))])
@@ -120,7 +119,6 @@ def test_keys_that_no_window_reaches_are_not_read(layout):
 
 
 def test_layers_of_several_shapes_and_windows_are_in_one_batch():
-    """Layers with different heads, dimensions, windows and attentions share one pool and one batch."""
     shapes = [KVShape(2, 8, 8, window=5), KVShape(1, 20, 20), KVShape(4, 16, 16, window=17)]
     random = torch.Generator().manual_seed(2)
     *_, batch = attention_case([(40, 8), (0, 21)], 4, 1, 8, 4, 8, torch.float64, "cpu")

@@ -43,7 +43,6 @@ def test_like_returns_another_pool_of_the_same_kind(layout):
 
 
 def test_memory_layouts():
-    """Checks the memory offset of element d of head h's key and value at offset t of page p."""
     shape = KVShape(3, 20, 12)
     pools = [
         layout([shape], num_pages=5, page_size=4, dtype=torch.float64, device="cpu")

@@ -126,7 +126,6 @@ def _batch(slots: list[int]) -> LoRABatch:
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("adapters", [None, LoRAConfig(2, 8)])
 def test_fused_add_norm_includes_bias_and_adapters(biased, adapters):
-    """`forward_add_norm` adds the layer's bias and the output of adapters before the norm."""
     build = replace(LayerFactory.create("cpu", torch.float64, lora_config=adapters), kernels=_fused())
     layer, norm = Linear(build, 16, 8, bias=biased), RMSNorm(build, 8, 1e-6)
     weight, scale, bias, x, residual, low, high = _drawn(4, (8, 16), (8,), (8,), (3, 16), (3, 8), (8, 16), (8, 8))

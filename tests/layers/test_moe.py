@@ -58,14 +58,58 @@ def test_both_ways_of_running_experts_are_used(monkeypatch):
     assert used == ["_batched", "grouped_gemm", "grouped_gemm", "_batched"]
 
 
-def test_the_bias_selects_experts_without_changing_weights():
-    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]], dtype=torch.float64)
-    bias = torch.tensor([0.0, 0.0, 0.0, 5.0], dtype=torch.float64)
-    ids, weights = select_experts_reference(logits, bias, RoutingConfig(2, 1, 1, False, 3.0))
-    assert ids.tolist() == [[3, 0]]
-    torch.testing.assert_close(weights, logits.sigmoid()[:, [3, 0]] * 3.0)
-    _, normalised = select_experts_reference(logits, bias, RoutingConfig(2, 1, 1, True, 3.0))
-    torch.testing.assert_close(normalised.sum(), torch.tensor(3.0, dtype=torch.float64))
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+EXP = [math.exp(x) for x in range(4)]
+ODD = [[2.0, 1.0, 0.0, -1.0]], [0.0, 0.0, 0.0, 5.0]
+RISING = [[0.0, 3.0, 1.0, 2.0]]
+ONE_POOL = RoutingConfig(1, 1, 1, False, 1.0, capacity=2, block=3)
+# three rows of a block, and one row of another block
+POOLED = [[5.0, 1.0, 0.0, 2.0], [0.0, 4.0, 1.0, 3.9], [0.5, 0.0, 3.0, 1.0], [0.0, 0.0, 3.0, 1.0]]
+FIRST = [0, 0, 0, 3]
+# logits, bias, rule, first row of each row's block; the experts and weights of each row
+SELECTED = {
+    "a bias selects": (*ODD, RoutingConfig(2, 1, 1, False, 3.0), None, [[3, 0]], [[3 * sigmoid(-1), 3 * sigmoid(2)]]),
+    "weights may change by the bias": (
+        RISING, [0.9, 0.0, 0.0, -0.2], RoutingConfig(2, 1, 1, False, 1.0, "softmax", bias_in_weights=True), None,
+        [[0, 1]], [[EXP[0] / sum(EXP) + 0.9, EXP[3] / sum(EXP)]],
+    ),
+    "softmax over all experts": (
+        RISING, None, RoutingConfig(2, 1, 1, False, 1.0, "softmax"), None, [[1, 3]],
+        [[EXP[3] / sum(EXP), EXP[2] / sum(EXP)]],
+    ),
+    "softmax, normalized": (
+        RISING, None, RoutingConfig(2, 1, 1, True, 1.0, "softmax"), None, [[1, 3]],
+        [[EXP[3] / (EXP[3] + EXP[2]), EXP[2] / (EXP[3] + EXP[2])]],
+    ),
+    "the third row's own best, expert 2, is not in the pool": (
+        POOLED, None, ONE_POOL, FIRST, [[0], [1], [0], [2]], [[sigmoid(x)] for x in (5, 4, 0.5, 3)],
+    ),
+    "the bias puts expert 2 into the pool": (
+        POOLED, [0.0, 0.0, 1.0, 0.0], ONE_POOL, FIRST, [[2]] * 4, [[sigmoid(x)] for x in (0, 1, 3, 3)],
+    ),
+    "ties in a pool select the lower expert": (
+        [[0.0] * 6, [0.0] * 5 + [1.0]], None, RoutingConfig(3, 1, 1, False, 1.0, capacity=3, block=2), [0, 0],
+        [[0, 1, 5], [0, 1, 5]], None,
+    ),
+    "groups are ranked by their two best": (
+        [[4.0, -9.0, 1.0, 1.0]], None, RoutingConfig(2, 2, 1, True, 1.0), None, [[2, 3]], None,
+    ),
+    "both groups": ([[4.0, -9.0, 1.0, 1.0]], None, RoutingConfig(2, 2, 2, True, 1.0), None, [[0, 2]], None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SELECTED)
+def test_selected_experts(case):
+    logits, bias, rule, first, experts, weights = SELECTED[case]
+    logits, bias = (None if x is None else torch.tensor(x, dtype=torch.float64) for x in (logits, bias))
+    ids, found = select_experts_reference(logits, bias, rule, None if first is None else torch.tensor(first))
+    assert [sorted(row) for row in ids.tolist()] == [sorted(row) for row in experts]
+    if weights is not None:
+        assert ids.tolist() == experts
+        torch.testing.assert_close(found, torch.tensor(weights, dtype=torch.float64))
 
 
 def test_a_shared_expert_is_chosen_last_by_every_row():
@@ -77,59 +121,6 @@ def test_a_shared_expert_is_chosen_last_by_every_row():
     assert torch.equal(more[:, :2], weights)
     assert more_ids[:, 2].tolist() == [3, 3]
     assert more[:, 2].tolist() == [1.0, 1.0]
-
-
-def test_a_block_has_one_pool_of_experts():
-    """Compares three rows of a block, and one row of another block, with results computed by hand."""
-    logits = torch.tensor(
-        [[5.0, 1.0, 0.0, 2.0], [0.0, 4.0, 1.0, 3.9], [0.5, 0.0, 3.0, 1.0], [0.0, 0.0, 3.0, 1.0]], dtype=torch.float64
-    )
-    rule = RoutingConfig(1, 1, 1, False, 1.0, capacity=2, block=3)
-    ids, weights = select_experts_reference(logits, None, rule, torch.tensor([0, 0, 0, 3]))
-    assert ids.tolist() == [[0], [1], [0], [2]], "the third row's own best, expert 2, is not in the pool of 0 and 1"
-    torch.testing.assert_close(weights[2], logits.sigmoid()[2, :1])
-    bias = torch.tensor([0.0, 0.0, 1.0, 0.0], dtype=torch.float64)
-    ids, weights = select_experts_reference(logits, bias, rule, torch.tensor([0, 0, 0, 3]))
-    assert ids[2].tolist() == [2]
-    torch.testing.assert_close(weights[2], logits.sigmoid()[2, 2:3])
-
-
-def test_ties_in_a_pool_select_the_lower_expert():
-    logits = torch.zeros(2, 6, dtype=torch.float64)
-    logits[1, 5] = 1.0
-    rule = RoutingConfig(3, 1, 1, False, 1.0, capacity=3, block=2)
-    ids, _ = select_experts_reference(logits, None, rule, torch.tensor([0, 0]))
-    assert [sorted(row) for row in ids.tolist()] == [[0, 1, 5], [0, 1, 5]]
-
-
-def test_a_bias_may_change_weights():
-    logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]], dtype=torch.float64)
-    bias = torch.tensor([0.9, 0.0, 0.0, -0.2], dtype=torch.float64)
-    ids, weights = select_experts_reference(
-        logits, bias, RoutingConfig(2, 1, 1, False, 1.0, "softmax", bias_in_weights=True)
-    )
-    assert ids.tolist() == [[0, 1]]
-    total = sum(math.exp(x) for x in range(4))
-    torch.testing.assert_close(weights[0], torch.tensor([1 / total + 0.9, math.exp(3) / total], dtype=torch.float64))
-
-
-@pytest.mark.parametrize("normalise", [False, True])
-def test_softmax_scores_are_normalized_over_all_experts(normalise):
-    logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]], dtype=torch.float64)
-    ids, weights = select_experts_reference(logits, None, RoutingConfig(2, 1, 1, normalise, 1.0, "softmax"))
-    assert ids.tolist() == [[1, 3]]
-    exponentials = torch.tensor([math.exp(3), math.exp(2)], dtype=torch.float64)
-    total = exponentials.sum() if normalise else sum(math.exp(x) for x in range(4))
-    torch.testing.assert_close(weights[0], exponentials / total)
-
-
-def test_groups_are_ranked_by_their_two_best():
-    # Group 0 has the best expert, group 1 the better pair.
-    logits = torch.tensor([[4.0, -9.0, 1.0, 1.0]])
-    ids, _ = select_experts_reference(logits, None, RoutingConfig(2, 2, 1, True, 1.0))
-    assert sorted(ids[0].tolist()) == [2, 3]
-    ids, _ = select_experts_reference(logits, None, RoutingConfig(2, 2, 2, True, 1.0))
-    assert 0 in ids[0].tolist()
 
 
 @pytest.mark.parametrize("crowded", [False, True])

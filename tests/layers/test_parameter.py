@@ -86,10 +86,6 @@ def test_gemms():
 
 @pytest.mark.parametrize("shape", [(3, 32, 5), (2, 24, 4), (1, 10, 3), (2, 2, 1)])
 def test_interleaved_gates_are_loaded_in_checkpoint_order(shape):
-    """The weight is loaded in full, by halves as in checkpoints, and by any slice.
-
-    Kernels get gate and up rows interleaved in groups of at most eight.
-    """
     draw = random.Random(shape[1])
     build = replace(LayerFactory.create("cpu", torch.float32), kernels=TRITON)
     values = torch.randn(shape)

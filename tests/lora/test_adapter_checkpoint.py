@@ -167,7 +167,6 @@ def test_experts_may_be_missing_together_but_not_one(base, tmp_path):
 
 
 def test_fused_experts_are_merged_one_by_one(base, tmp_path):
-    """Each expert of a fused tensor is merged with its own pair."""
     path = random_adapter(tmp_path / "a", GOLDEN / "llada2_tiny", r".*layers.1.*experts\.\d+\.gate_proj", 0)
     adapter = read_adapter(path, base)
     merge = LoRAMerge.of(adapter, base.weights, torch.device("cpu"))

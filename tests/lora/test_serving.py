@@ -1,4 +1,4 @@
-"""Tests of adapters named by requests: each answer equals that of the merged weights without other requests."""
+"""Tests of adapters: each answer equals that of the merged weights without other requests, and logits those of PEFT."""
 
 import functools
 import json
@@ -18,6 +18,7 @@ from runtime.worker.sampler import SamplerConfig
 from tests.golden import GOLDEN
 from tests.lora.samples import merged_checkpoint, random_adapter
 from tests.matrix import marked
+from tests.quantization.quantized_files import write_both
 
 LORA = GOLDEN / "lora"
 CASES = json.loads((LORA / "cases.json").read_text())
@@ -30,15 +31,18 @@ def llm(base=BASE, **flags):
     return LLM(str(base), **{"device": "cpu", "skip_tokenizer": True, "dtype": "float64", "block_size": 8, **flags})
 
 
+@pytest.mark.parametrize("merged", [False, True])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_logits_of_peft(case):
-    expected = load_file(LORA / "expected.safetensors")
+def test_logits_of_peft(case, merged):
+    """The adapter is named by requests, or merged into the weights at start."""
+    expected, adapter = load_file(LORA / "expected.safetensors"), str(LORA / case["adapter"])
     ids = expected[case["ids"]].flatten().tolist()
-    flags = {"dtype": "float32", "block_size": case["block_size"], "lora": {"one": str(LORA / case["adapter"])}}
-    with llm(GOLDEN / case["base"], **flags) as engine:
-        for name, logits in (("one", "logits"), (None, "base_logits")):
+    flags = {"use_lora": True, "lora_path": adapter, "pre_merge_lora": True} if merged else {"lora": {"one": adapter}}
+    with llm(GOLDEN / case["base"], dtype="float32", block_size=case["block_size"], **flags) as engine:
+        for name, logits in ((None, "logits"),) if merged else (("one", "logits"), (None, "base_logits")):
             out = engine.logits(ids, adapter=name)
             torch.testing.assert_close(out, expected[case[logits]].reshape(out.shape), rtol=1e-4, atol=5e-4)
+    assert (expected[case["logits"]] - expected[case["base_logits"]]).abs().max() > 1e-2
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +84,6 @@ def alone(adapters, tmp_path_factory):
 
 @pytest.mark.parametrize("slots", marked([8, 3], quick=[3]))
 def test_a_batch_of_eight_and_the_base_equals_each_alone(adapters, alone, slots):
-    """Also covers fewer LoRA slots than adapters."""
     with llm(lora=adapters, max_loras=slots, max_num_reqs=32) as engine:
         outs = engine.generate(prompts(18), PARAMS, adapter=NAMES)
         evictions = engine.engine.lora_manager.evictions
@@ -216,6 +219,30 @@ def test_adapters_on_quantized_weights_and_merged_before_quantization(quantizati
         assert (made - exact).norm() < (made - unmerged).norm() / 3
 
 
+@pytest.mark.parametrize("layout", ["int4, groups of 32", "int8, outputs", "fp8, blocks"])
+def test_adapters_on_a_quantized_checkpoint(tmp_path, layout):
+    """The shared experts are unquantized."""
+    paths = {"one": str(random_adapter(tmp_path / "one", BASE, EVERY, 3))}
+    quantized, unquantized = write_both(layout, BASE, tmp_path, lambda name: "shared_experts" in name)
+    out = []
+    for path in (quantized, unquantized):
+        with llm(path, dtype="float64", lora=paths) as engine:
+            out.append([engine.logits(list(range(40, 64)), adapter=name) for name in ("one", None)])
+    for ours, expected in zip(*out, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(out[0][0], out[0][1], atol=0.1)
+
+
+@pytest.mark.parametrize("layout", ["int8, outputs", "fp8, blocks"])
+def test_an_adapter_merged_into_quantized_weights(tmp_path, layout):
+    adapter = str(random_adapter(tmp_path / "one", BASE, EVERY, 3))
+    quantized, unquantized = write_both(layout, BASE, tmp_path)
+    merged = {"use_lora": True, "lora_path": adapter, "pre_merge_lora": True}
+    with llm(quantized, dtype="float64", **merged) as engine, llm(unquantized, dtype="float64", **merged) as reference:
+        ours, expected = engine.logits(list(range(40, 64))), reference.logits(list(range(40, 64)))
+    assert 1e-4 < float((ours - expected).norm(dim=-1).median() / expected.norm(dim=-1).median()) < 0.2
+
+
 @pytest.mark.parametrize("family", ["dream", "llada"])
 def test_d2f_decodes_with_adapters(family, tmp_path):
     base = GOLDEN / f"d2f_{family}"
@@ -239,28 +266,7 @@ def test_d2f_decodes_with_adapters(family, tmp_path):
         assert outs[i].nfe == expected.nfe
 
 
-def test_forty_adapters_in_eight_slots(tmp_path):
-    """Every request is answered while adapters are evicted and loaded."""
-    paths = {f"n{n}": random_adapter(tmp_path / f"n{n}", BASE, ATTENTION, n, rank=2, size=0.5) for n in range(40)}
-    numbers = random.Random(1)
-    names = [f"n{n}" for n in range(40)] + [None] * 8
-    numbers.shuffle(names)
-    short = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
-    prompt = [5, 9, 11, 7]
-    with llm(lora=paths, max_loras=8, max_num_reqs=32) as engine:
-        outs = engine.generate([prompt] * len(names), short, adapter=names)
-        held = engine.engine.lora_manager
-        assert held.evictions >= 32
-        assert not any(held.num_running(name) for name in paths)
-        for i in numbers.sample(range(len(names)), 8):
-            (again,) = engine.generate([prompt], short, adapter=names[i])
-            assert again.token_ids == outs[i].token_ids
-    assert all(len(out.token_ids) == 8 for out in outs)
-    assert len({tuple(out.token_ids) for out in outs}) > 20
-
-
 def test_deterministic_rows_do_not_depend_on_the_batch(adapters):
-    """Checks the LoRA kernel and full logits. Adapters of experts have no batch-invariant kernel and are refused."""
     random = torch.Generator().manual_seed(0)
     x, out, lora_a, lora_b = (
         torch.randn(*shape, generator=random) for shape in ((9, 64), (9, 48), (2, 32, 64), (2, 48, 16))

@@ -29,10 +29,7 @@ class Run:
 
 
 class Driver:
-    """Runs forwards of `sequences` sequences with at most `length` positions.
-
-    Their pages are in random order, and unwritten K/V is NaN.
-    """
+    """Runs forwards of `sequences` sequences with at most `length` positions."""
 
     def __init__(
         self, model: DiffusionGemma, sequences: int, length: int, page_size: int, dtype: torch.dtype,

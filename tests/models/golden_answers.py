@@ -38,10 +38,7 @@ class LlmOf(Protocol):
 
 @contextmanager
 def llms(**flags: Any) -> Iterator[LlmOf]:
-    """Yields a function that returns the LLM for a case.
-
-    There is one LLM at a time. It is replaced if a case has another folder or other server flags than the case before.
-    """
+    """Yields a function that returns the LLM for a case."""
     made: tuple[str, LLM] | None = None
 
     def get(folder: str, case: dict[str, Any]) -> LLM:

@@ -14,6 +14,7 @@ from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import Model, resolve_family
 from runtime.quantization.checkpoint.scheme import quantization_of
 from runtime.weights.checkpoint import resolve_checkpoint
+from runtime.weights.hub import Progress
 from runtime.weights.loader import load_model
 
 
@@ -58,11 +59,7 @@ def make_batch(
 
 
 def page_tables(lengths: Sequence[int], page_size: int, random: torch.Generator) -> tuple[torch.Tensor, int]:
-    """Returns page tables with disjoint pages in random order, and the number of pages of the pool.
-
-    The tables are [sequences, maximum pages], with 0 behind a sequence's end. No sequence uses page 0, so a kernel that
-    reads a padding entry reads NaN.
-    """
+    """Returns page tables with disjoint pages in random order, and the number of pages of the pool."""
     counts = [-(-n // page_size) for n in lengths]
     order = torch.randperm(sum(counts), generator=random) + 1
     tables = torch.zeros(len(counts), max(counts), dtype=torch.int32)
@@ -120,17 +117,18 @@ def logits_in_chunks(
 
 def load(
     path: Path,
-    dtype: torch.dtype,
+    dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     attn_impl: str | None = None,
     name: str | None = None,
     quantization: str | None = None,
     group: TensorParallelGroup = SINGLE_RANK,
     deals: bool = False,
+    progress: Progress | None = None,
 ) -> Model:
     """Loads the model of a checkpoint, or a rank's shard of it. `name`: the value of --model-name."""
     checkpoint = resolve_checkpoint(str(path))
     family = resolve_family(name, checkpoint.config)
     quantization = quantization_of(checkpoint.config, quantization)
     build = LayerFactory.create(device, dtype, attn_impl, quantization, group=group, expert_parallel=deals)
-    return load_model(checkpoint, family, family.parse(checkpoint.config), build)
+    return load_model(checkpoint, family, family.parse(checkpoint.config), build, progress)

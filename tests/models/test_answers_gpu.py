@@ -1,7 +1,4 @@
-"""Tests of the answers of every strategy on the GPU in float32, token by token.
-
-They are compared with the published answers, or with those on the CPU if there are none.
-"""
+"""Tests of the answers of every strategy on the GPU in float32, token by token."""
 
 import pytest
 

@@ -13,11 +13,11 @@ from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
 from runtime.models.base import resolve_family
 from runtime.models.diffusion_gemma import parse
-from runtime.quantization.checkpoint.scheme import quantization_of
 from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.weights.loader import load_model
 from tests.golden import GOLDEN
 from tests.models.canvas import Driver, Run
+from tests.models.paged import load
 from tests.oracle import canvas
 from tests.quantization import quantized_files
 
@@ -25,12 +25,6 @@ FOLDER = GOLDEN / "diffusion_gemma"
 TOLERANCE = 5e-4  # of golden logits (tests/golden/README.md)
 CONFIG = json.loads((FOLDER / "config.json").read_text())
 CASES = json.loads((FOLDER / "cases.json").read_text())
-
-
-def load(path, dtype):
-    checkpoint = resolve_checkpoint(str(path))
-    family = resolve_family(None, checkpoint.config)
-    return load_model(checkpoint, family, family.parse(checkpoint.config), LayerFactory.create("cpu", dtype))
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c["kind"] == "denoiser_logits"], ids=lambda case: case["name"])
@@ -193,27 +187,20 @@ def test_the_routers_scale_is_multiplied_into_its_weight(tmp_path, first, kind):
 
 
 @pytest.mark.parametrize(
-    ("value", "sentence"),
+    ("name", "value", "sentence"),
     [
-        (torch.ones(63), f"{SCALE} is [63], not [64]"),
-        (torch.ones(64).index_fill(0, torch.tensor([3]), torch.nan), f"tensor '{SCALE}' of "),
-        (torch.ones(64, dtype=torch.int8), "is torch.int8: quantized"),
+        (SCALE, torch.ones(63), f"{SCALE} is [63], not [64]"),
+        (SCALE, torch.ones(64).index_fill(0, torch.tensor([3]), torch.nan), f"tensor '{SCALE}' of "),
+        (SCALE, torch.ones(64, dtype=torch.int8), "is torch.int8: quantized"),
+        (SCALE.replace("model.decoder.", "model.encoder.language_model."), torch.ones(64) * 9, "name one tensor in"),
     ],
 )
-def test_invalid_router_scales_are_refused(tmp_path, value, sentence):
+def test_invalid_router_scales_are_refused(tmp_path, name, value, sentence):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    save_file(load_file(FOLDER / "model.safetensors") | {SCALE: value}, tmp_path / "model.safetensors")
+    save_file(load_file(FOLDER / "model.safetensors") | {name: value}, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError) as error:
         load(tmp_path, torch.float32)
     assert sentence in str(error.value)
-
-
-def test_two_different_router_scales_are_refused(tmp_path):
-    twice = SCALE.replace("model.decoder.", "model.encoder.language_model.")
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    save_file(load_file(FOLDER / "model.safetensors") | {twice: torch.ones(64) * 9}, tmp_path / "model.safetensors")
-    with pytest.raises(ConfigError, match=r"router.scale' of .* name one tensor in this family, but have different"):
-        load(tmp_path, torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -340,8 +327,5 @@ def test_a_checkpoint_that_quantizes_queries_alone_is_refused_by_name(tmp_path):
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
     method = quantized_files.compressed("pack-quantized", num_bits=4, type="int", strategy="channel")
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": method}))
-    checkpoint = resolve_checkpoint(str(tmp_path))
-    family = resolve_family(None, checkpoint.config)
-    build = LayerFactory.create("cpu", torch.float32, quantization=quantization_of(checkpoint.config, None))
     with pytest.raises(ConfigError, match="unquantized, but quantizes other parts of the same weight"):
-        load_model(checkpoint, family, family.parse(checkpoint.config), build)
+        load(tmp_path)

@@ -53,10 +53,7 @@ ONE_FORMAT = [(key, list(FORMATS)[n % len(FORMATS)]) for n, key in enumerate(EVE
 
 @pytest.mark.parametrize(("key", "form"), marked(itertools.product(EVERY, FORMATS), quick=ONE_FORMAT))
 def test_quantized_models(monkeypatch, tmp_path, key, form):
-    """Logits equal those of an unquantized model with the dequantized weights, and most are near the checkpoint's.
-
-    Not all are near, because rounding can change the routing and the canvas of a tiny model.
-    """
+    """Logits equal those of an unquantized model with the dequantized weights, and most are near the checkpoint's."""
     path = checkpoint_of(key, tmp_path)
     unquantized, out = (tiny_logits(key, path, torch.float32, quantization=name) for name in (None, form))
     monkeypatch.setattr(tiny, "load", lambda *where: of_what_was_rounded(*where[:-1], form))

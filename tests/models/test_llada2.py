@@ -1,27 +1,14 @@
 """Tests of LLaDA2 against golden logits and, with random architectures, against the float64 oracle."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from runtime.layers.layer_factory import LayerFactory
-from runtime.models.base import resolve_family
 from runtime.models.decoder import first_rows
-from runtime.weights.checkpoint import resolve_checkpoint
-from runtime.weights.loader import load_model
 from tests.golden import GOLDEN
-from tests.models.paged import logits_in_chunks
+from tests.models.paged import load, logits_in_chunks
 from tests.oracle.model import OracleModel
 from tests.oracle.tiny import ARCHITECTURES, write_tiny
-
-
-def load(path: Path, dtype: torch.dtype, device: str = "cpu", attn_impl: str = "torch"):
-    checkpoint = resolve_checkpoint(str(path))
-    family = resolve_family(None, checkpoint.config)
-    arch = family.parse(checkpoint.config)
-    return load_model(checkpoint, family, arch, LayerFactory.create(device, dtype, attn_impl))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Tests of LLaDA2 on the GPU: golden logits with each attention implementation, and Triton against torch kernels."""
+"""Tests of LLaDA2 on the GPU against the oracle and torch kernels. test_every_family_gpu.py has golden inputs."""
 
 from dataclasses import replace
 
@@ -11,8 +11,7 @@ from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
 from runtime.models.decoder import Decoder
 from runtime.models.llada2 import parse
-from tests.models.paged import logits_in_chunks
-from tests.models.test_llada2 import golden, load  # noqa: F401 - golden is a fixture
+from tests.models.paged import load, logits_in_chunks
 from tests.oracle.model import OracleModel
 from tests.oracle.tiny import ARCHITECTURES, write_tiny
 
@@ -32,19 +31,6 @@ def copy_weights(source: Decoder, target: Decoder) -> None:
 def distance(out: torch.Tensor, expected: torch.Tensor) -> float:
     assert torch.isfinite(out).all()
     return float((out.double().cpu() - expected.double().cpu()).norm() / expected.double().norm().cpu())
-
-
-@dtypes
-@implementations
-@pytest.mark.parametrize("page_size", [4, 32])
-def test_golden_logits(golden, dtype, attn_impl, page_size):  # noqa: F811
-    path, ids, expected = golden
-    model = load(path, dtype, "cuda", attn_impl)
-    (logits,) = logits_in_chunks(
-        model, [ids], block_size=8, page_size=page_size, chunk_blocks=[2], dtype=dtype, device="cuda"
-    )
-    assert logits.dtype == torch.float32
-    assert distance(logits, expected) < TOLERANCE[dtype]
 
 
 @implementations

@@ -1,34 +1,21 @@
-"""Tests of LLaDA2.2, which edits its answers by inserting and deleting tokens.
-
-They compare each step with the published decoder and random schedules in float64 with the oracle, and cover the flags
-and fields that fit such a checkpoint.
-"""
+"""Tests of LLaDA2.2, which edits its answers by inserting and deleting tokens."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from runtime import LLM, SamplingParams
 from runtime.config import EngineConfig
 from runtime.engine.setup import load_engine
-from runtime.errors import ConfigError, RequestError
+from runtime.errors import ConfigError
 from runtime.request.resolve import RequestContext, resolve
-from tests.engine.harness import Run, Setup, run_schedule
-from tests.engine.test_insert_delete import clear, editing
-from tests.engine.test_llm_oracle import cached_kv
-from tests.examples import examples
 from tests.golden import GOLDEN
-from tests.oracle.model import OracleModel
 from tests.oracle.tiny import write_tiny
 
 PATH = GOLDEN / "llada2dot2"
@@ -82,62 +69,6 @@ def test_golden_states_of_insert_delete(llm: LLM, case: dict[str, Any]) -> None:
         assert len(published) - len(mine) == (len(mine) == 1 or mine[-1] != mine[-2])
 
 
-@dataclass(frozen=True)
-class Served:
-    setup: Setup
-    oracle: OracleModel
-
-    def load(self) -> LLM:
-        s = self.setup
-        return LLM(
-            str(PATH), device="cpu", dtype="float64", skip_tokenizer=True, block_size=s.block, buffer_size=s.buffer,
-            page_size=s.page, num_pages=s.pages, max_model_len=s.max_len, max_num_reqs=s.max_reqs,
-            max_num_batched_tokens=s.budget, eos_token_ids=list(s.eos),
-        )  # fmt: skip
-
-
-@pytest.fixture(scope="module", params=[(1, 8, 8), (2, 4, 8), (3, 16, 8), (2, 16, 16)], ids=str)
-def served(request: pytest.FixtureRequest) -> Served:
-    """Returns a setup for a buffer size, page size and block size, and its oracle.
-
-    One block size is twice that of the checkpoint. Frequent tokens are the EOS tokens.
-    """
-    buffer, page, block = request.param
-    setup = Setup(
-        vocab=224, mask=MASK, max_token=223, eos=(222, 62, 124, 173), block=block, page=page, pages=128 // page,
-        buffer=buffer, budget=64, max_len=64, orders=(DELETE, SPLIT),
-    )  # fmt: skip
-    return Served(setup, OracleModel.load(PATH, block=block))
-
-
-@pytest.fixture(scope="module")
-def exact(served: Served) -> Iterator[LLM]:
-    with served.load() as llm:
-        yield llm
-
-
-@examples(5)
-@given(data=st.data())
-def test_any_schedule_of_insert_delete(served: Served, exact: LLM, data: st.DataObject) -> None:
-    """Compares requests through a KV cache in float64 with full sequences without one. Examples share the cache."""
-    arrivals = data.draw(st.lists(st.tuples(st.integers(0, 8), editing(served.setup)), min_size=1, max_size=4))
-    preemptions = data.draw(st.lists(st.integers(1, 40), max_size=6))
-    with clear():
-        run_schedule(Run(served.setup, exact.engine, served.oracle), arrivals, (), preemptions)
-
-
-def test_committed_kv_is_a_fresh_prefills(served: Served) -> None:
-    prompt = [5, 9, 2, 40, SPLIT, 1, 8]
-    params = SamplingParams(max_tokens=35, ignore_eos=True, temperature=0)
-    with served.load() as one, served.load() as two:
-        (out,) = one.generate([prompt], params)
-        tokens = prompt + out.token_ids
-        two.generate([tokens], SamplingParams(max_tokens=1))
-        mine, fresh = cached_kv(one, tokens), cached_kv(two, tokens)
-        assert mine.shape[2] >= 32
-        torch.testing.assert_close(mine, fresh[:, :, : mine.shape[2]], atol=1e-10, rtol=1e-10)
-
-
 @pytest.mark.matrix
 def test_defaults_of_the_strategy(llm: LLM) -> None:
     info = llm.info
@@ -153,54 +84,6 @@ def test_defaults_of_the_strategy(llm: LLM) -> None:
     assert resolve(mode, prompt, info, RequestContext(id="x")).decoding.values["edit_threshold"] == 0.5
     drawn = SamplingParams(max_tokens=30, temperature=1.0, seed=3, ignore_eos=True)
     assert llm.generate([prompt], drawn)[0].token_ids == llm.generate([prompt] * 2, drawn)[0].token_ids
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "says"),
-    [
-        (
-            {"decoding": {"algorithm": "threshold"}},
-            "decoding.algorithm",
-            "not an unmasking algorithm of this server.* edit",
-        ),
-        ({"decoding": {"steps": 4}}, "decoding.steps", "'steps' is no decoding field"),
-        ({"decoding": {"remask_threshold": 0.1}}, "decoding.remask_threshold", "is no decoding field"),
-        ({"num_denoising_steps": 8}, "num_denoising_steps", "has no meaning with the edit algorithm; leave it out"),
-        ({"confidence_metric": "margin"}, "confidence_metric", "has no meaning with the edit algorithm; leave it out"),
-        ({"use_local_leap": True}, "use_local_leap", "'local_leap' is not an unmasking algorithm of this server"),
-    ],
-)
-def test_fields_that_do_not_fit(llm: LLM, fields: dict[str, Any], param: str, says: str) -> None:
-    with pytest.raises(RequestError, match=says) as caught:
-        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, **fields))
-    assert caught.value.param == param
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ({"sampling_mode": "naive"}, "--sampling-mode naive: the llada2dot2 family has only edit"),
-        (
-            {"block_size": 12, "page_size": 12},
-            "--block-size 12 is no multiple of 8, the positions that this checkpoint",
-        ),
-        ({"remask_threshold": 0.1}, "--remask-threshold is not supported by multi_bd of the llada2dot2 family"),
-        ({"decoding_strategy": "full"}, "'full' does not fit this model; use one of multi_bd"),
-        ({"eos_token_ids": [DELETE]}, "delete_token_id 16 is also the eos_token_id"),
-        ({"mask_token_id": SPLIT}, "split_token_id 47 is also the mask_token_id"),
-    ],
-)
-def test_flags_that_do_not_fit(flags: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        load_engine(EngineConfig(model=str(PATH), device="cpu", skip_tokenizer=True, **flags))
-
-
-def test_the_steps_of_insert_delete_have_a_limit(llm: LLM) -> None:
-    with pytest.raises(RequestError, match=r"257 .* at most 256") as caught:
-        llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, decoding={"max_post_edit_steps": 257}))
-    assert caught.value.param == "decoding.max_post_edit_steps"
-    with pytest.raises(ConfigError, match="--max-post-edit-steps: 300 is out of range; it must be at most 256"):
-        load_engine(EngineConfig(model=str(PATH), device="cpu", skip_tokenizer=True, max_post_edit_steps=300))
 
 
 @pytest.mark.parametrize(

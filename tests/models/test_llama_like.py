@@ -1,7 +1,4 @@
-"""Tests of families with the weight names of Llama and Qwen.
-
-They cover golden logits and answers, random weights against transformers, and weight coverage.
-"""
+"""Tests of families with the weight names of Llama and Qwen."""
 
 from typing import Any
 

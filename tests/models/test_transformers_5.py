@@ -18,10 +18,10 @@ from runtime.errors import ConfigError
 from runtime.layers.parameter import named_weights
 from runtime.models.base import _FAMILIES, resolve_family
 from runtime.models.config_reader import ALIASES
-from tests.distributed.test_models import near, shared
 from tests.golden import GOLDEN
 from tests.lora.samples import random_adapter
 from tests.models.paged import load
+from tests.models.test_shards import near, shared
 from tests.models.tiny import checkpoint_of, tiny_logits
 from tests.oracle.llama_like import TransformersOracle, tensors_of, write
 from tests.oracle.spelling import KINDS, config_of, spelt
@@ -262,11 +262,7 @@ def test_fused_experts_of_every_mixture_are_the_same_weights(key: str, tmp_path:
     write(tmp_path / "fused", config, fused(tensors))
     same_weights(path, tmp_path / "fused")
     for quantization in ("int8", "fp8"):
-        one, other = (
-            named_weights(load(p, torch.float32, quantization=quantization)) for p in (path, tmp_path / "fused")
-        )
-        for name, weight in one.items():
-            assert torch.equal(weight.tensor, other[name].tensor), name
+        same_weights(path, tmp_path / "fused", quantization=quantization)
 
 
 @pytest.mark.parametrize("deals", [False, True])

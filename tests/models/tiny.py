@@ -27,10 +27,13 @@ LENGTHS = (50, 9, 32)
 
 def checkpoint_of(key: str, directory: Path) -> Path:
     """Returns the path of a checkpoint of the golden data, or writes one to `directory`."""
-    if key not in WRITTEN:
-        return GOLDEN / key
-    config = config_of(key)
-    write(directory, config, spelt(key, tensors_of(key, config, seed=6)))
+    return write_random(key, directory) if key in WRITTEN else GOLDEN / key
+
+
+def write_random(key: str, directory: Path, seed: int = 6, **changes: Any) -> Path:
+    """Writes a checkpoint of a family in KINDS with random weights. `changes`: to its config."""
+    config = config_of(key, **changes)
+    write(directory, config, spelt(key, tensors_of(key, config, seed=seed)))
     return directory
 
 
@@ -78,11 +81,7 @@ def _seen(key: str, path: Path) -> tuple[int, int, list[int] | None]:
 
 
 def _canvases(model: DiffusionGemma, dtype: torch.dtype, device: str, layout: str) -> list[torch.Tensor]:
-    """Returns the logits of two forwards.
-
-    The first has a self-conditioned canvas whose windows reach back into a long prompt, and a prompt that is committed.
-    The second has canvases of both sequences.
-    """
+    """Returns the logits of two forwards."""
     random = torch.Generator().manual_seed(4)
 
     def ids(count: int) -> list[int]:

@@ -67,7 +67,6 @@ def test_loaded_codes_are_those_of_the_checkpoint(tmp_path, wide, layout):
 
 @pytest.mark.parametrize("layout", [INT4, "fp8, blocks"])
 def test_answers_equal_those_of_the_dequantized_checkpoint(tmp_path, layout):
-    """The answers equal those of the unquantized checkpoint with the same weights."""
     prompts, answers = [list(range(40, 61)), list(range(100, 164)), [7]], []
     for path in write_both(layout, TINY, tmp_path):
         with LLM(model=str(path), device="cpu", skip_tokenizer=True) as llm:
@@ -153,53 +152,31 @@ def test_nan_codes_are_refused(tmp_path):
         load(quantized, torch.float32)
 
 
-@pytest.mark.parametrize(
-    ("stated", "sentence"),
-    [
-        (
-            {"quant_method": "gptq", "bits": 4},
-            "quant_method is 'gptq', which is not supported; supported: compressed-tensors, fp8; use",
-        ),
-        ({"bits": 4}, "quant_method is None, which is not supported"),
-        ("int4", "quant_method is None, which is not supported"),
-        (
-            FP8 | {"weight_block_size": [64, 64]},
-            "weight_block_size is [64, 64], which is not supported; supported: blocks of",
-        ),
-        (FP8 | {"fmt": "e5m2"}, "fmt is 'e5m2'"),
-        *(
-            (
-                compressed("float-quantized", strategy="block", **FLOAT | {"block_structure": block}),
-                f"block_structure is {block!r}, which is not supported; supported: blocks of [N, 128]",
-            )
-            for block in ([0, 128], ["x", 128], [128, 64], [128], None)
-        ),
-        (
-            compressed("pack-quantized", num_bits=2, strategy="group", group_size=128, type="int"),
-            "pack-quantized, 2 bits",
-        ),
-        (compressed("pack-quantized", num_bits=4, strategy="group", group_size=48, type="int"), "group_size is 48"),
-        (
-            compressed("nvfp4-pack-quantized", num_bits=4, strategy="group", type="float"),
-            "nvfp4-pack-quantized, 4 bits",
-        ),
-        (
-            compressed("pack-quantized", num_bits=4, strategy="channel", type="int", symmetric=False),
-            "symmetric is False",
-        ),
-        (
-            compressed("pack-quantized", num_bits=4, strategy="channel", type="int", actorder="group"),
-            "actorder is 'group'",
-        ),
-        (compressed("x") | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is"),
-        (compressed("x") | {"sparsity_config": {"format": "sparse-24"}}, "sparsity_config is 'sparse-24'"),
-        (compressed("x") | {"sparsity_config": "sparse-24"}, "sparsity_config is 'sparse-24'"),
-        (compressed("x") | {"transform_config": ROTATED}, "transform_config is {'config_groups': {'u':"),
-        *(({"quant_method": method}, f"quant_method is {method!r}") for method in ([], {}, 8)),
-        (compressed("x") | {"config_groups": {}}, "has no config_groups"),
-        (compressed("x") | {"config_groups": {"a": {"weights": None}}}, "weights is None"),
-    ],
-)
+BLOCKS = "which is not supported; supported: blocks of"
+UNSUPPORTED = [
+    ({"quant_method": "gptq", "bits": 4}, "quant_method is 'gptq', which is not supported; supported: compressed"),
+    ({"bits": 4}, "quant_method is None, which is not supported"),
+    ("int4", "quant_method is None, which is not supported"),
+    *(({"quant_method": method}, f"quant_method is {method!r}") for method in ([], {}, 8)),
+    (FP8 | {"weight_block_size": [64, 64]}, f"weight_block_size is [64, 64], {BLOCKS}"),
+    (FP8 | {"fmt": "e5m2"}, "fmt is 'e5m2'"),
+    *((compressed("float-quantized", strategy="block", **FLOAT | {"block_structure": block}),
+       f"block_structure is {block!r}, {BLOCKS} [N, 128]") for block in ([0, 128], ["x", 128], [128, 64], [128], None)),
+    (packed(num_bits=2, strategy="group", group_size=128), "pack-quantized, 2 bits"),
+    (packed(strategy="group", group_size=48), "group_size is 48"),
+    (packed(symmetric=False), "symmetric is False"),
+    (packed(actorder="group"), "actorder is 'group'"),
+    (compressed("nvfp4-pack-quantized", num_bits=4, strategy="group", type="float"), "nvfp4-pack-quantized, 4 bits"),
+    (compressed("x") | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is"),
+    (compressed("x") | {"sparsity_config": {"format": "sparse-24"}}, "sparsity_config is 'sparse-24'"),
+    (compressed("x") | {"sparsity_config": "sparse-24"}, "sparsity_config is 'sparse-24'"),
+    (compressed("x") | {"transform_config": ROTATED}, "transform_config is {'config_groups': {'u':"),
+    (compressed("x") | {"config_groups": {}}, "has no config_groups"),
+    (compressed("x") | {"config_groups": {"a": {"weights": None}}}, "weights is None"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("stated", "sentence"), UNSUPPORTED)
 def test_unsupported_formats_are_refused_in_one_sentence(stated, sentence):
     with pytest.raises(ConfigError) as error:
         get_scheme({"quantization_config": stated})

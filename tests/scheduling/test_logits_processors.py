@@ -10,7 +10,7 @@ import torch
 
 from runtime.kernels.topk_topp_sampling import filtered_probs
 from runtime.request.eager_reason import EagerReason
-from runtime.scheduling.logits_processors import LogitsProcessorState, process_logits
+from runtime.scheduling.logits_processors import process_logits
 from tests.algorithms.test_vocab_parallel import ROWS, VOCAB, same, some_logits
 from tests.engine.harness import Ask, Run, Setup
 from tests.oracle.block import Params
@@ -48,28 +48,6 @@ def test_steps_with_min_p_and_stop_tokens_are_replayed() -> None:
     runner_stats = run(Setup(replayed=True, max_len=40), asked, asked, asked).engine.runner.stats
     assert runner_stats.replayed
     assert not runner_stats.eager[EagerReason.LOGITS_PROCESSORS]
-
-
-def test_a_bias_decides() -> None:
-    for token in (0, 11):
-        biased = replace(BASE, params=replace(BASE.params, logit_bias=((token, 100.0),)))
-        assert run(Setup(), biased).received["r0"].tokens == [token] * 9
-
-
-def test_no_token_repeats_with_one_token_per_step_and_a_high_penalty() -> None:
-    params = replace(BASE.params, max_tokens=8, accept_threshold=1.0, logit_bias=((3, -100.0),))
-    for penalty in ({"presence_penalty": 90.0}, {"frequency_penalty": 90.0}):
-        tokens = run(Setup(), replace(BASE, params=replace(params, **penalty))).received["r0"].tokens
-        assert len(set(tokens)) == len(tokens) == 8
-
-
-def test_stop_tokens_end_an_answer_in_spite_of_ignore_eos() -> None:
-    params = replace(BASE.params, logit_bias=((7, 100.0),), stop_token_ids=(7,), max_tokens=9)
-    for least in (0, 5):
-        received = run(Setup(), replace(BASE, params=replace(params, min_tokens=least))).received["r0"]
-        assert received.outputs[-1].finish_reason == "stop"
-        assert len(received.tokens) == least
-        assert 7 not in received.tokens
 
 
 def some_shapes(random):
@@ -125,16 +103,3 @@ def test_min_p_keeps_what_the_oracle_keeps():
     found = filtered_probs(torch.from_numpy(logits), torch.from_numpy(limits[:, [0, 2, 1, 3]]))
     for row, mine, (t, k, p, m) in zip(logits, found.numpy(), limits, strict=True):
         np.testing.assert_allclose(mine, filtered(row / t, int(k), p, m), atol=1e-12)
-
-
-def test_eos_and_stop_tokens_are_never_counted():
-    from runtime.request.engine_messages import LogitsProcessorParams, RequestSpec
-
-    asked = LogitsProcessorParams(repetition=2.0, presence=1.0, bias={9: 1.5}, min_tokens=4)
-    spec = RequestSpec(id="r", prompt=[3, 3, 5, 1], max_tokens=8, stop_ids=[7], logits_processors=asked)
-    found = LogitsProcessorState(spec, asked, eos_ids=[1]).adjustments(np.array([5, 6, 6, 1, 7]))
-    assert found.ids.tolist() == [1, 3, 5, 6, 7, 9]
-    assert found.repetition_counts.tolist() == [0, 2, 2, 2, 0, 0]
-    assert found.output_counts.tolist() == [0, 0, 1, 2, 0, 0]
-    assert found.bias.tolist() == [0, 0, 0, 0, 0, 1.5]
-    assert found.min_tokens.tolist() == [4, 0, 0, 0, 4, 0]

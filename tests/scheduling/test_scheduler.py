@@ -1,7 +1,4 @@
-"""Tests of the requests and rows that the scheduler selects for each step, on small engines.
-
-See docs/research/decoding-rules.md#the-multi-block-loop.
-"""
+"""Tests of the requests and rows that the scheduler selects for each step, on small engines."""
 
 from __future__ import annotations
 
@@ -75,19 +72,9 @@ def test_long_prompts_are_chunked_next_to_decoding_requests() -> None:
     assert len(mixed) >= 5
 
 
-def test_a_steps_rows_are_all_or_none() -> None:
-    run = watch(Setup(budget=12, buffer=2), [Ask(prompt(n, 5), SLOW) for n in range(3)])
-    for entries in run.entries:
-        assert sum(prefill + decode for _, prefill, decode in entries) <= 12
-        assert all(prefill % 4 == 0 and decode % 4 == 0 for _, prefill, decode in entries)
-
-
 @pytest.mark.parametrize(("count", "budget"), [(5, 8), (7, 16), (3, 8)])
 def test_round_robin_when_the_budget_binds(count: int, budget: int) -> None:
-    """The budget suffices for fewer blocks than there are requests.
-
-    No request is served twice before all others were served once.
-    """
+    """The budget suffices for fewer blocks than there are requests."""
     several = [Ask(prompt(n, 4), replace(SLOW, max_tokens=4)) for n in range(count)]
     run = watch(Setup(budget=budget, prefix_caching=False), several)
     served = dict.fromkeys(range(count), 0)
@@ -116,7 +103,6 @@ def test_no_request_starves(data: st.DataObject) -> None:
 
 
 def test_first_come_first_served_for_pages() -> None:
-    """A short request does not overtake an older one that waits for pages."""
     setup = Setup(pages=10, max_len=40, prefix_caching=False)
     run = Watched(setup)
     run.add(Ask(prompt(0, 20), SLOW))
@@ -200,15 +186,6 @@ def test_the_newest_request_is_preempted_and_the_oldest_never_is() -> None:
     assert steps[:40] == list(range(40))
 
 
-def test_what_was_decoded_survives_a_preemption() -> None:
-    """Preempted requests continue where they were. No event is missing or sent twice, and `nfe` does not restart."""
-    setup = Setup(pages=12, max_len=48, prefix_caching=False)
-    run = watch(setup, [Ask(prompt(n, 4), replace(SLOW, max_tokens=40)) for n in range(3)])
-    assert run.engine.scheduler.preemptions > 0
-    for received in run.received.values():
-        assert [o.nfe for o in received.outputs] == list(range(1, 41))
-
-
 def test_prefix_hits() -> None:
     setup = Setup(page=8, pages=16)
     ask = Ask(prompt(0, 19), replace(SLOW, max_tokens=9))
@@ -248,10 +225,7 @@ def test_no_hits_when_switched_off() -> None:
 
 
 def test_cached_pages_are_reclaimed_least_recently_used_first() -> None:
-    """Three prompts have three cached blocks each, and three pages are free.
-
-    A fourth prompt needs four pages, so it evicts the last block of the prompt that was used longest ago.
-    """
+    """Three prompts have three cached blocks each, and three pages are free."""
     setup = Setup(pages=12, max_len=16)
     short = replace(SLOW, max_tokens=1)
     run = run_all(setup, [Ask(prompt(n, 13), short) for n in range(3)])
@@ -294,7 +268,6 @@ def test_the_reply_does_not_wait_for_the_commit() -> None:
 
 @pytest.mark.parametrize("owners", [("", "", "", "", ""), ("a", "b", "b", "b", "c")])
 def test_requests_with_exclusive_batches_alternate_with_others(owners: tuple[str, ...]) -> None:
-    """Two requests have exclusive batches, and three may run together. All make progress."""
     several = [
         Ask(prompt(n, 4 + 3 * n), SLOW, owner=owner, alone=n in (1, 3), salt=str(n)) for n, owner in enumerate(owners)
     ]

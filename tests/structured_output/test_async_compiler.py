@@ -13,10 +13,7 @@ from tests.wait import TIMEOUT, wait_until
 
 
 class Recorded:
-    """A grammar cache that records compilations.
-
-    Compilations wait until `release` is set, and take one second on a simulated clock.
-    """
+    """A grammar cache that records compilations."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.release = threading.Event(), threading.Event()

@@ -11,6 +11,7 @@ import pytest
 
 from runtime import LLM, SamplingParams
 from runtime.errors import RequestError
+from tests.matrix import marked
 from tests.structured_output.client_types import DISTINCT, EVERY
 
 CHAT = [{"role": "user", "content": "Anna, 34, lives in Rome. Write this as JSON."}]
@@ -23,35 +24,24 @@ def llm() -> Iterator[LLM]:
         yield llm
 
 
-def check_answers(llm: LLM, seeds: range, step: int = 1) -> None:
-    asked = [(name, schema, seed) for name, schema in list(EVERY.items())[::step] for seed in seeds]
-    params = [
-        SamplingParams(max_tokens=TOKENS, structured_outputs={"json": schema}, seed=seed, temperature=0.8)
-        for _, schema, seed in asked
-    ]
-    ended: dict[str, int] = dict.fromkeys(EVERY, 0)
-    for (name, schema, _), out in zip(asked, llm.generate([CHAT] * len(asked), params), strict=True):
+@pytest.mark.parametrize(
+    ("seed", "part"),
+    [*marked([(0, part) for part in range(5)], quick=[(0, 0)]), *(
+        pytest.param(seed, part, marks=pytest.mark.slow) for seed in range(1, 20) for part in range(5))],
+)  # fmt: skip
+def test_answers_fit_types_of_the_clients(llm: LLM, seed: int, part: int) -> None:
+    """A fifth of the types in one batch."""
+    asked = list(EVERY.items())[part::5]
+    fields = {"max_tokens": TOKENS, "seed": seed, "temperature": 0.8}
+    params = [SamplingParams(**fields, structured_outputs={"json": schema}) for _, schema in asked]
+    ended = 0
+    for (name, schema), out in zip(asked, llm.generate([CHAT] * len(asked), params), strict=True):
         assert out.finish_reason in ("stop", "length")
         if out.finish_reason == "stop":
-            ended[name] += 1
+            ended += 1
             value = json.loads(out.text or "")
             assert jsonschema_rs.validator_for(schema).is_valid(value), (name, schema, value)
-    assert sum(ended.values()) > len(asked) / 2
-
-
-def test_answers_fit_types_of_the_clients(llm: LLM) -> None:
-    check_answers(llm, range(1), step=5)
-
-
-@pytest.mark.matrix
-def test_answers_fit_every_type_of_the_clients(llm: LLM) -> None:
-    check_answers(llm, range(1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
-def test_answers_fit_every_type_of_the_clients_with_many_seeds(llm: LLM, seed: int) -> None:
-    check_answers(llm, range(seed, seed + 1))
+    assert ended > len(asked) / 2
 
 
 @pytest.mark.parametrize("name", DISTINCT)

@@ -6,7 +6,6 @@ import json
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import jsonschema_rs
@@ -38,48 +37,23 @@ def params(i: int, **asked: Any) -> SamplingParams:
     )
 
 
-def check_schemas(llm: LLM, count: int, part: int = 0) -> None:
-    rng = random.Random(count + part)
-    schemas = [forms.schema(rng) for _ in range(count)]
-    outs = llm.generate([CHAT] * count, [params(i, json=schema) for i, schema in enumerate(schemas)])
-    complete = 0
-    for schema, out in zip(schemas, outs, strict=True):
+@pytest.mark.parametrize(
+    ("form", "part"),
+    [("json", 0), ("regex", 0), *(pytest.param(form, part, marks=pytest.mark.slow)
+                                  for form, parts in (("json", 167), ("regex", 17)) for part in range(1, parts))],
+)  # fmt: skip
+def test_answers_that_end_match(llm: LLM, form: str, part: int) -> None:
+    rng = random.Random(part)
+    made: list[Any] = [forms.schema(rng) if form == "json" else forms.regex(rng) for _ in range(12)]
+    outs = llm.generate([CHAT] * len(made), [params(i, **{form: each}) for i, each in enumerate(made)])
+    for each, out in zip(made, outs, strict=True):
         assert out.finish_reason in ("stop", "length")
-        if out.finish_reason == "stop":
-            complete += 1
+        if out.finish_reason == "stop" and form == "json":
             value = json.loads(out.text or "")
-            assert jsonschema_rs.validator_for(schema).is_valid(value), (schema, value)
-    assert complete > count / 2
-
-
-def check_regexes(llm: LLM, count: int, part: int = 0) -> None:
-    rng = random.Random(count + part)
-    regexes = [forms.regex(rng) for _ in range(count)]
-    outs = llm.generate([CHAT] * count, [params(i, regex=regex) for i, regex in enumerate(regexes)])
-    for regex, out in zip(regexes, outs, strict=True):
-        if out.finish_reason == "stop":
-            assert re.fullmatch(regex, out.text or ""), (regex, out.text)
-    assert sum(out.finish_reason == "stop" for out in outs) > count / 2
-
-
-def test_schemas(llm: LLM) -> None:
-    check_schemas(llm, 24)
-
-
-def test_regexes(llm: LLM) -> None:
-    check_regexes(llm, 24)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(20))
-def test_many_schemas(llm: LLM, part: int) -> None:
-    check_schemas(llm, 100, part)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(4))
-def test_many_regexes(llm: LLM, part: int) -> None:
-    check_regexes(llm, 50, part)
+            assert jsonschema_rs.validator_for(each).is_valid(value), (each, value)
+        elif out.finish_reason == "stop":
+            assert re.fullmatch(each, out.text or ""), (each, out.text)
+    assert sum(out.finish_reason == "stop" for out in outs) > len(made) / 2
 
 
 def test_several_tokens_are_unmasked_per_forward(llm: LLM) -> None:
@@ -105,19 +79,6 @@ def test_a_stream_brings_the_same_text(llm: LLM, asked: dict[str, Any]) -> None:
         assert "".join(event["text"] for event in events) == final["text"] == complete.text
     if "choice" in asked:
         assert complete.text in asked["choice"]
-
-
-@pytest.mark.matrix
-def test_constrained_requests_do_not_change_other_answers(llm: LLM) -> None:
-    with LLM(device="cpu", dtype="float64") as exact:
-        free = SamplingParams(max_tokens=16)
-        chats = [[{"role": "user", "content": text}] for text in ("Solve: 12 + 30.", "Tell a story.", "Spell: garden")]
-        alone = [out.token_ids for out in exact.generate(chats, free)]
-        mixed = [replace(params(i, json=PERSON), max_tokens=24) for i in range(3)]
-        outs = exact.generate([*chats, *chats], [*[free] * 3, *mixed])
-        assert [out.token_ids for out in outs[:3]] == alone
-        again = exact.generate(chats, mixed)
-        assert [out.token_ids for out in again] == [out.token_ids for out in outs[3:]]
 
 
 def test_each_choice_matches_the_expression(llm: LLM) -> None:

@@ -1,8 +1,4 @@
-"""Tests of constrained decoding against a naive decoder.
-
-The naive decoder has no cache and no batch. It forwards the full sequence in each step and parses the grammar from its
-beginning for each token.
-"""
+"""Tests of constrained decoding against a naive decoder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Tests of grammars with every mask-filling strategy, replayed or eager, preempted or not.
-
-Answers match their grammar and are equal in all cases.
-"""
+"""Tests of grammars with every mask-filling strategy, replayed or eager, preempted or not."""
 
 from __future__ import annotations
 

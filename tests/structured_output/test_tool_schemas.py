@@ -43,10 +43,6 @@ def check(grammars: GrammarCache, schemas: list[dict[str, Any]]) -> None:
         assert why == "", (schema, why)
 
 
-def test_there_are_two_hundred_different_tools() -> None:
-    assert len({json.dumps(schema) for schema in TOOLS}) >= 200
-
-
 @pytest.mark.matrix
 def test_schemas_of_tools_take_a_fraction_of_the_limits(tight: GrammarCache) -> None:
     check(tight, TOOLS)

@@ -1,4 +1,4 @@
-"""Two hundred parameter schemas of tools, in the style of widely used agents and tool servers."""
+"""A hundred parameter schemas of tools, in the style of widely used agents and tool servers."""
 
 from __future__ import annotations
 
@@ -53,75 +53,48 @@ TREE = {
 }
 
 FILES: list[Schema] = [
-    closed(["path"], path=PATH, offset=integer(minimum=0), limit=integer(exclusiveMinimum=0)),
-    closed(["path", "content"], path=PATH, content=text("The whole content"), create=flag(True)),
     closed(["path", "old", "new"], path=PATH, old=text(minLength=1), new=text(), replace_all=flag()),
     closed(["path", "edits"], path=PATH, edits=many(closed(["old", "new"], old=text(), new=text()), minItems=1)),
-    closed(["pattern"], pattern=text("A glob"), path=PATH, exclude=many(text(), uniqueItems=False)),
     closed(["pattern"], pattern=text("A regular expression", format="regex"), glob=text(), context=integer(minimum=0)),
-    closed(["command"], command=text(), timeout=integer(minimum=1, maximum=600_000), background=flag()),
     closed(["command"], command=many(text(), minItems=1), workdir=PATH, env=METADATA),
-    closed(["patch"], patch=text("A unified diff")),
     closed(
         ["todos"], todos=many(closed(["content", "status"], content=text(minLength=1), status=one_of("open", "done")))
     ),
 ]
 CODE: list[Schema] = [
-    closed(["owner", "repo"], **REPOSITORY),
     closed(
         ["owner", "repo", "title"], **REPOSITORY, title=text(), body=text(), labels=many(text()), milestone=integer()
     ),
-    closed(["owner", "repo"], **REPOSITORY, **PAGE, state=one_of("open", "closed", "all"), since=TIME),
     closed(["owner", "repo", "head", "base"], **REPOSITORY, head=text(), base=text(), draft=flag()),
-    closed(["owner", "repo", "number"], **REPOSITORY, number=integer(minimum=1), method=one_of("merge", "squash")),
     closed(["owner", "repo", "files"], **REPOSITORY, files=many(closed(["path"], path=text(), content=text()))),
-    closed(["query"], query=text(), **PAGE, sort=one_of("stars", "forks", "updated"), order=one_of("asc", "desc")),
     closed(["sha"], sha=text(pattern="^[0-9a-f]{7,40}$")),
     closed(["workflow"], workflow=text(), inputs=METADATA, ref=text(default="main")),
-    closed(["comments"], comments=many(closed(["path", "line", "body"], path=text(), line=integer(), body=text()))),
 ]
 WEB: list[Schema] = [
     closed(["query"], query=text(minLength=2), allowed_domains=many(text(format="hostname")), blocked=many(text())),
-    closed(["url"], url=URL, format=one_of("text", "markdown", "html"), timeout={"type": "number", "maximum": 120}),
     closed(["url", "method"], url=URL, method=one_of("GET", "POST"), headers=METADATA, body=ANYTHING),
-    closed(["selector"], selector=text(), button=one_of("left", "right"), modifiers=many(one_of("Alt", "Shift"))),
     closed(
         ["fields"], fields=many(closed(["ref", "value"], ref=text(), value={"type": ["string", "number", "boolean"]}))
     ),
-    closed(["x", "y"], x={"type": "number", "minimum": 0}, y={"type": "number", "minimum": 0}),
-    closed([], time={"type": "number"}, text=text(), gone=text()),
     closed(["coordinate"], coordinate=many(integer(), minItems=2, maxItems=2), action=one_of("key", "type", "click")),
     closed(["pair"], pair={"type": "array", "prefixItems": [text(), integer()], "minItems": 2, "items": False}),
-    closed(["address"], address=text(format="ipv4"), port=integer(minimum=1, maximum=65535)),
 ]
 WORK: list[Schema] = [
     closed(["to", "subject"], to=many(EMAIL, minItems=1), cc=many(EMAIL), subject=text(maxLength=200), html=flag()),
     closed(
         ["start", "end"], start=TIME, end=TIME, attendees=many(EMAIL), recurrence=OPTIONAL, color=integer(maximum=11)
     ),
-    closed(["channel", "text"], channel=text(pattern="^[CGD][A-Z0-9]{8,}$"), text=text(), thread=OPTIONAL),
     closed(["title"], title=text(), due=DAY, priority=integer(minimum=1, maximum=4), tags=many(text(), maxItems=10)),
-    closed(["page"], page=text(format="uuid"), properties=ANYTHING, archived=flag(), icon={"type": ["string", "null"]}),
-    closed(["query"], query=text(), filters={"anyOf": [ANYTHING, {"type": "null"}]}, limit=integer(maximum=100)),
     closed(["contact"], contact=closed(["name"], name=text(), email=EMAIL, phone=text(pattern=r"^\+[1-9]\d{6,14}$"))),
     closed(["amount"], amount=MONEY, customer=text(pattern="^cus_[A-Za-z0-9]+$"), metadata=METADATA),
-    closed(["items"], items=many(closed(["sku", "count"], sku=text(), count=integer(minimum=1)), minItems=1)),
-    closed(["status"], status={"const": "approved"}, note=text(), at=TIME),
 ]
 DATA: list[Schema] = [
     closed(
         ["sql"], sql=text(), params=many({"type": ["string", "number", "boolean", "null"]}), limit=integer(default=100)
     ),
-    closed(
-        ["collection"], collection=text(), filter=ANYTHING, sort={"type": "object", "additionalProperties": integer()}
-    ),
     closed(["key"], key=text(), value={}, ttl=integer(minimum=0)),
-    closed(["table", "rows"], table=text(), rows=many({"type": "object", "additionalProperties": {"type": "number"}})),
-    closed(["namespace"], namespace=text(pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"), kind=text(), labels=METADATA),
     closed(["metric"], metric=text(), start=TIME, end=TIME, step=text(pattern=r"^\d+[smhd]$"), group_by=many(text())),
     closed(["place"], place={"oneOf": [POINT, closed(["city"], city=text(), country=text(maxLength=2))]}),
-    closed(["unit"], unit=one_of("celsius", "fahrenheit"), location=text("City and country"), days=integer(maximum=16)),
-    closed(["image"], image=text(contentEncoding="base64", format="base64"), quality=integer(minimum=1, maximum=100)),
     closed(["root"], root={"$ref": "#/$defs/node"}) | {"$defs": {"node": TREE}},
 ]
 ACTIONS: list[Schema] = [

@@ -1,13 +1,11 @@
 """Tests of the incremental detokenizer: its text does not depend on how tokens are split into pushes."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.parsers.chat_output import ReasoningParser
 from runtime.parsers.formats import reasoning_format
 from runtime.tokenizer import IncrementalDetokenizer
-from tests.calls import count_calls
 from tests.examples import examples
 
 SLOW = examples(300)
@@ -118,18 +116,6 @@ def halves(text, opened):
     return text[: len(text) - len(rest)], rest
 
 
-def test_a_stop_string_across_tokens_and_inside_one(pair):
-    tokenizer = pair[0]
-    ids = tokenizer.encode("ab ab ab")
-    assert IncrementalDetokenizer(tokenizer, ["b a"]).push(ids) in ("a", " a")
-    answer = IncrementalDetokenizer(tokenizer, ["b a"])
-    for token in ids:
-        answer.push([token])
-    assert answer.stopped
-    assert "b a" not in answer.text
-    assert len(answer.token_ids) < len(ids)
-
-
 def test_a_possible_beginning_of_a_stop_string_is_withheld(directory):
     from runtime.tokenizer import Tokenizer
 
@@ -166,19 +152,3 @@ def test_special_tokens_show_their_text_but_not_in_answers(directory):
         answer = IncrementalDetokenizer(tokenizer, marks=marks)
         assert "".join(answer.push([id]) for id in ids) + answer.finish() == text
         assert answer.token_ids == ids
-
-
-@pytest.mark.parametrize("stops", [[], ["never", "seen"]])
-def test_cost_does_not_grow_with_the_answer(directory, stops):
-    from runtime.tokenizer import Tokenizer
-
-    tokenizer = Tokenizer(directory)
-    ids = tokenizer.encode("the quick brown fox ")
-
-    answer = IncrementalDetokenizer(tokenizer, stops)
-    for _ in range(3):  # the first pushes fill caches
-        answer.push(ids)
-    early = count_calls(lambda: answer.push(ids))
-    for _ in range(1000):
-        answer.push(ids)
-    assert count_calls(lambda: answer.push(ids)) <= early

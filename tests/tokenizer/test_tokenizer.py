@@ -129,36 +129,6 @@ def test_the_sandbox_holds(directory):
         Tokenizer(directory, file).encode_chat([{"role": "user", "content": "a"}])
 
 
-def test_helpers_of_templates(directory):
-    file = directory / "t.jinja"
-    file.write_text(
-        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{% generation %}{{ m|tojson }}"
-        "{% endgeneration %}{% endfor %}{{ eos_token }}{{ strftime_now('%Y')|length }}{{ tools is none }}"
-    )
-    tokenizer = Tokenizer(directory, file)
-    ids = tokenizer.encode_chat([{"role": "user", "content": "<é&>"}, {"role": "user", "content": "b"}])
-    assert tokenizer.decode(ids) == '{"role": "user", "content": "<é&>"}<|end|>4True'
-    assert ids.count(tokenizer.token_id("<|end|>")) == 1
-
-
-def test_precedence_of_template_sources(directory):
-    (directory / "chat_template.jinja").write_text("from the file")
-    assert (
-        Tokenizer(directory).decode(Tokenizer(directory).encode_chat([{"role": "user", "content": ""}]))
-        == "from the file"
-    )
-    (directory / "chat_template.jinja").unlink()
-    entries = [{"name": "other", "template": "other"}, {"name": "default", "template": "the default"}]
-    (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": entries}))
-    assert (
-        Tokenizer(directory).decode(Tokenizer(directory).encode_chat([{"role": "user", "content": ""}]))
-        == "the default"
-    )
-    (directory / "tokenizer_config.json").unlink()
-    with pytest.raises(RequestError, match="no chat template"):
-        Tokenizer(directory).encode_chat([{"role": "user", "content": "a"}])
-
-
 def test_tokens_without_the_special_flag_that_are_used_as_special(tmp_path):
     """These tokens have no special flag, but the template writes them or config.json names them."""
     save(byte_level(), tmp_path, special=False)

@@ -10,14 +10,12 @@ import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
-import httpx
 import pytest
 
-from e2e.stubs.hub import COMMITS, Handler, Hub, Server
+from e2e.stubs.hub import Handler, Hub
 from runtime.weights.checkpoint import resolve_checkpoint
-from tests.networks import needs_ipv6
-from tests.wait import TIMEOUT, wait_until
 
 TOKEN = "hf_right"
 # Runs in a separate process, because huggingface_hub reads its environment once, at import.
@@ -26,15 +24,15 @@ import json, sys
 from runtime.errors import ConfigError
 from runtime.weights.checkpoint import resolve_checkpoint, resolve_text_files
 
-told = []
-try:
-    if sys.argv[2] == "text":
-        path = resolve_text_files(sys.argv[1])
-    else:
-        path = resolve_checkpoint(sys.argv[1], lambda *word: told.append(word)).path
-    print(json.dumps({"files": sorted(file.name for file in path.iterdir()), "told": told}))
-except ConfigError as error:
-    print(json.dumps({"error": str(error)}))
+what, *models = sys.argv[1:]
+for model in models:
+    told = []
+    try:
+        text = what == "text"
+        path = resolve_text_files(model) if text else resolve_checkpoint(model, lambda *word: told.append(word)).path
+        print(json.dumps({"files": sorted(file.name for file in path.iterdir()), "told": told}))
+    except ConfigError as error:
+        print(json.dumps({"error": str(error)}))
 """
 
 
@@ -53,20 +51,19 @@ def endpoint() -> Iterator[str]:
     server.server_close()
 
 
-def fetch(endpoint: str, home: Path, model: str, token: str = TOKEN, what: str = "all") -> dict[str, object]:
+def fetch(endpoint: str, home: Path, *models: str, token: str = TOKEN, what: str = "all", **env: str) -> list[Any]:
     environ = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and not k.lower().endswith("_proxy")}
-    environ |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home)} | ({"HF_TOKEN": token} if token else {})
-    command = [sys.executable, "-c", FETCH, model, what]
+    environ |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home)} | ({"HF_TOKEN": token} if token else {}) | env
+    command = [sys.executable, "-c", FETCH, what, *models]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert TOKEN not in done.stdout + done.stderr
-    found: dict[str, object] = json.loads(done.stdout)
-    return found
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.mark.matrix
 def test_a_download_reports_its_progress(endpoint: str, tmp_path: Path) -> None:
-    found = fetch(endpoint, tmp_path, "hf://org/private@v1")
+    (found,) = fetch(endpoint, tmp_path, "hf://org/private@v1")
     assert "config.json" in found["files"]
     assert len([f for f in found["files"] if f.endswith(".safetensors")]) == 4
     messages = found["told"]
@@ -79,68 +76,40 @@ def test_a_download_reports_its_progress(endpoint: str, tmp_path: Path) -> None:
     assert len(set(done)) >= 3, done  # one report per shard
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", pytest.param("[::1]", marks=needs_ipv6)])
-def test_a_held_hub_stops_halfway_until_it_is_released(address: str) -> None:
-    class Stub(Handler):
-        hub = Hub.of(resolve_checkpoint(None).path, TOKEN, bytes_per_second=1e9, held=True)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    files = Stub.hub.commits[COMMITS["v1"]]
-    received: dict[str, bytes] = {}
-
-    def download(base: str) -> None:
-        for name in files:
-            url = f"{base}/org/private/resolve/{COMMITS['v1']}/{name}"
-            received[name] = httpx.get(url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=TIMEOUT).content
-
-    with Server(("", 0), Stub) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        base = f"http://{address}:{server.server_address[1]}"
-        client = threading.Thread(target=download, args=(base,))
-        client.start()
-        wait_until(lambda: Stub.hub.is_halfway(COMMITS["v1"]))
-        assert len(received) < len(files)
-        assert httpx.post(f"{base}/release").json() == {}
-        client.join(TIMEOUT)
-        assert received == files
-        server.shutdown()
-
-
 def test_text_files_are_fetched_without_weights(endpoint: str, tmp_path: Path) -> None:
-    found = fetch(endpoint, tmp_path, "hf://org/private@v1", what="text")
+    (found,) = fetch(endpoint, tmp_path, "hf://org/private@v1", what="text")
     assert "tokenizer.json" in found["files"]
     assert not [f for f in found["files"] if f.endswith(".safetensors")]
 
 
 @pytest.mark.parametrize(
-    ("model", "token", "message"),
+    ("token", "messages"),
     [
-        ("hf://org/private@v1", "", "does not exist, or it needs a token; check its name, or set HF_TOKEN"),
-        ("hf://org/private@v1", "hf_wrong", "the hub does not accept the token in HF_TOKEN"),
-        ("hf://org/gated", TOKEN, "the token in HF_TOKEN (of a DiffusionLMService: spec.model.tokenSecretRef) may not"),
-        ("hf://org/missing", TOKEN, "does not exist, or the token in HF_TOKEN"),
-        ("hf://org/private@v9", TOKEN, "the repository has no revision 'v9'"),
+        ("", {"hf://org/private@v1": "does not exist, or it needs a token; check its name, or set HF_TOKEN"}),
+        ("hf_wrong", {"hf://org/private@v1": "the hub does not accept the token in HF_TOKEN"}),
+        (TOKEN, {
+            "hf://org/gated": "the token in HF_TOKEN (of a DiffusionLMService: spec.model.tokenSecretRef) may not",
+            "hf://org/missing": "does not exist, or the token in HF_TOKEN",
+            "hf://org/private@v9": "the repository has no revision 'v9'",
+        }),
     ],
-)
-def test_download_errors_name_the_reason(endpoint: str, tmp_path: Path, model: str, token: str, message: str) -> None:
-    error = str(fetch(endpoint, tmp_path, model, token)["error"])
-    assert message in error
-    assert repr(model) in error
-    assert "\n" not in error
+)  # fmt: skip
+def test_download_errors_name_the_reason(endpoint: str, tmp_path: Path, token: str, messages: dict[str, str]) -> None:
+    found = fetch(endpoint, tmp_path, *messages, token=token)
+    for (model, message), each in zip(messages.items(), found, strict=True):
+        assert message in each["error"]
+        assert repr(model) in each["error"]
+        assert "\n" not in each["error"]
 
 
 def test_a_hub_that_cannot_be_reached(tmp_path: Path) -> None:
-    error = str(fetch("http://127.0.0.1:9", tmp_path, "hf://org/private")["error"])
-    assert "--model 'hf://org/private' could not be fetched: the hub http://127.0.0.1:9 cannot be reached" in error
-    assert "ConnectError: [Errno 111] Connection refused" in error
-    assert "check the network, the proxy (HTTPS_PROXY) and HF_ENDPOINT, or give a directory" in error
+    (found,) = fetch("http://127.0.0.1:9", tmp_path, "hf://org/private")
+    says = "--model 'hf://org/private' could not be fetched: the hub http://127.0.0.1:9 cannot be reached"
+    assert says in found["error"]
+    assert "ConnectError: [Errno 111] Connection refused" in found["error"]
+    assert "check the network, the proxy (HTTPS_PROXY) and HF_ENDPOINT, or give a directory" in found["error"]
 
 
 def test_a_hub_in_offline_mode(tmp_path: Path) -> None:
-    environ = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", FETCH, "hf://org/x", "all"], env=environ, capture_output=True, text=True
-    )
-    assert "HF_HUB_OFFLINE is set, and the cache does not have the repository; unset it" in done.stdout
+    (found,) = fetch("http://127.0.0.1:9", tmp_path, "hf://org/x", HF_HUB_OFFLINE="1")
+    assert "HF_HUB_OFFLINE is set, and the cache does not have the repository; unset it" in found["error"]

@@ -7,35 +7,23 @@ import torch
 from safetensors.torch import save_file
 
 from runtime.errors import ConfigError
-from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import named_weights
-from runtime.models.base import resolve_family
 from runtime.weights import loader
-from runtime.weights.checkpoint import resolve_checkpoint
-from runtime.weights.loader import load_model
+from tests.models.paged import load
 from tests.oracle.tiny import tiny_config, tiny_tensors
+from tests.weights.test_checkpoint import shard
 
 pytestmark = pytest.mark.gpu
 
 
-def write(path, change=lambda tensors: None, parts=3):
+def write(path, change=lambda tensors: None):
     settings = tiny_config()
     tensors = tiny_tensors(settings, seed=1)
     change(tensors)
     (path / "config.json").write_text(json.dumps(settings))
-    names, files = sorted(tensors), [f"model-{n}-of-{parts}.safetensors" for n in range(parts)]
-    index = {name: files[n % parts] for n, name in enumerate(names)}
-    for file in files:
-        save_file({name: each for name, each in tensors.items() if index[name] == file}, path / file)
-    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    save_file(tensors, path / "model.safetensors")
+    shard(path)
     return path
-
-
-def load(path, dtype, quantization=None):
-    checkpoint = resolve_checkpoint(str(path))
-    family = resolve_family(None, checkpoint.config)
-    build = LayerFactory.create("cuda", dtype, "torch", quantization)
-    return load_model(checkpoint, family, family.parse(checkpoint.config), build)
 
 
 def stored(weight):
@@ -47,11 +35,11 @@ def stored(weight):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_prefetched_weights_equal_those_that_are_loaded_one_by_one(tmp_path, monkeypatch, dtype, quantization):
     path = write(tmp_path)
-    prefetched = named_weights(load(path, dtype, quantization))
+    prefetched = named_weights(load(path, dtype, "cuda", "torch", quantization=quantization))
     monkeypatch.setattr(loader, "_prefetch", lambda checkpoint, sources, names, streamed: (
         (name, sources[name]) for name in names
     ))  # fmt: skip
-    expected = named_weights(load(path, dtype, quantization))
+    expected = named_weights(load(path, dtype, "cuda", "torch", quantization=quantization))
     for name, weight in expected.items():
         for mine, other in zip(stored(prefetched[name]), stored(weight), strict=True):
             assert torch.equal(mine.view(torch.uint8), other.view(torch.uint8)), name
@@ -65,4 +53,4 @@ def test_values_that_are_not_finite_are_named_with_their_tensor(tmp_path, value,
     name = "model.layers.1.mlp.experts.2.gate_proj.weight"
     path = write(tmp_path, lambda tensors: tensors[name].view(-1)[:1].fill_(value))
     with pytest.raises(ConfigError, match=f"{name}.*{sentence}"):
-        load(path, torch.float16)
+        load(path, torch.float16, "cuda", "torch")

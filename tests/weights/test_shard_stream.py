@@ -23,10 +23,7 @@ def small_buffers(monkeypatch):
 
 @pytest.fixture
 def shards(tmp_path):
-    """Returns a function that writes files and returns the shards that read them.
-
-    The tensors have several dtypes, and sizes from zero to several buffers.
-    """
+    """Returns a function that writes files and returns the shards that read them."""
     opened = []
 
     def write(count):

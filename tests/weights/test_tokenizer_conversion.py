@@ -7,9 +7,9 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import unicodedata
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ QWEN_1 = {
     "tokenizer_class": "QWenTokenizer",
     "auto_map": {"AutoTokenizer": ["tokenization_qwen.QWenTokenizer", None]},
 }
+UNIGRAM = LLAMA | {"model_type": "unigram"}
 DEFAULT_RULES = {"model_type": "bpe", "normalization_rule_name": "nmt_nfkc"}
 FOLDER = Path(__file__).parent / "transformers4"
 
@@ -55,77 +56,66 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     return base / "unmask" / "tokenizers"
 
 
+ROOT = tokenizer_json.__file__.rpartition("/runtime/")[0]
+LOAD = "import sys\nfrom runtime.tokenizer import Tokenizer\ntokenizer = Tokenizer(sys.argv[1])\n"
+
+
+def python(script: str, *arguments: Path, **env: str) -> list[str]:
+    """Runs a script in another process and returns the words that it prints."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
 FORMATS: dict[str, Callable[[Path], Encoder]] = {
-    "vocab.json and merges.txt of Qwen2": lambda path: write_bpe(path),
+    "vocab.json and merges.txt of Qwen2": write_bpe,
     "vocab.json and merges.txt of GPT-2": lambda path: write_bpe(path, "GPT2Tokenizer", GPT2),
     "vocab.json and merges.txt of a class of the repository": lambda path: write_bpe(path, "DreamTokenizer", **DREAM),
     "sentencepiece, bpe": lambda path: write_sentencepiece(path, LLAMA),
     "sentencepiece, bpe, not legacy": lambda path: write_sentencepiece(path, LLAMA, legacy=False),
-    "sentencepiece, unigram": lambda path: write_sentencepiece(path, LLAMA | {"model_type": "unigram"}),
+    "sentencepiece, unigram": lambda path: write_sentencepiece(path, UNIGRAM),
     "sentencepiece without prefix": lambda path: write_sentencepiece(path, LLAMA | {"add_dummy_prefix": False}),
     "sentencepiece with symbols": lambda path: write_sentencepiece(
-        path, LLAMA | {"user_defined_symbols": "<sep>,[X]"}, legacy=False
-    ),
+        path, LLAMA | {"user_defined_symbols": "<sep>,[X]"}, legacy=False),
     "sentencepiece with symbols of spaces": lambda path: write_sentencepiece(
-        path,
-        LLAMA | {"user_defined_symbols": "▁▁,▁▁▁▁,<sep>", "add_dummy_prefix": False},
-        tokenizer_class="GemmaTokenizer",
-    ),
+        path, LLAMA | {"user_defined_symbols": "▁▁,▁▁▁▁,<sep>", "add_dummy_prefix": False},
+        tokenizer_class="GemmaTokenizer"),
     "sentencepiece that strips spaces": lambda path: write_sentencepiece(
-        path, LLAMA | {"remove_extra_whitespaces": True}
-    ),
+        path, LLAMA | {"remove_extra_whitespaces": True}),
     "sentencepiece of an unknown class": lambda path: write_sentencepiece(
-        path, LLAMA, tokenizer_class="OwnTokenizer", auto_map={"AutoTokenizer": ["code.OwnTokenizer", None]}
-    ),
+        path, LLAMA, tokenizer_class="OwnTokenizer", auto_map={"AutoTokenizer": ["code.OwnTokenizer", None]}),
     "sentencepiece as spiece.model": lambda path: write_sentencepiece(
-        path, LLAMA | {"model_type": "unigram"}, "spiece.model", tokenizer_class="T5Tokenizer"
-    ),
+        path, UNIGRAM, "spiece.model", tokenizer_class="T5Tokenizer"),
     "sentencepiece beside other files": lambda path: (
-        (path / "vocab.json").write_text("{}"),
-        write_sentencepiece(path, LLAMA),
-    )[1],
-    "tiktoken as tokenizer.model": lambda path: write_tiktoken(path),
+        (path / "vocab.json").write_text("{}"), write_sentencepiece(path, LLAMA))[1],
+    "tiktoken as tokenizer.model": write_tiktoken,
     "tiktoken as tiktoken.model": lambda path: write_tiktoken(path, "tiktoken.model"),
     "tiktoken of Qwen 1": lambda path: write_tiktoken(path, "qwen.tiktoken", QWEN, **QWEN_1),
     "tiktoken under another name": lambda path: write_tiktoken(path, "own.tiktoken", LLAMA3),
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "kind",
-    marked(
-        FORMATS,
-        quick=("vocab.json and merges.txt of Qwen2", "sentencepiece, unigram", "tiktoken as tokenizer.model"),
-    ),
-)
+QUICK = ("vocab.json and merges.txt of Qwen2", "sentencepiece, unigram", "tiktoken as tokenizer.model")
+
+
+@pytest.mark.parametrize("kind", marked(FORMATS, quick=QUICK))
 def test_ids_are_those_of_an_independent_reading_of_the_files(kind: str, tmp_path: Path) -> None:
+    """The text of special tokens is ordinary text, and a template writes the tokens."""
     reference = FORMATS[kind](tmp_path)
+    special = "</s>" if kind.startswith("sentencepiece") else SPECIALS[2]
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}" + special)
     tokenizer = Tokenizer(tmp_path)
     texts = random_texts()
     assert len(texts) == 2000
-    wrong = [text for text in texts if tokenizer.encode(text) != reference(text)]
-    assert wrong == []
-
-
-@pytest.mark.parametrize("kind", marked(FORMATS, quick=["sentencepiece, bpe"]))
-def test_text_of_special_tokens_is_ordinary_text_and_a_template_writes_the_tokens(kind: str, tmp_path: Path) -> None:
-    FORMATS[kind](tmp_path)
-    if kind.startswith("sentencepiece"):
-        special = "</s>"
-    else:
-        special = SPECIALS[2]
-    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}" + special)
-    tokenizer = Tokenizer(tmp_path)
+    assert [text for text in texts if tokenizer.encode(text) != reference(text)] == []
     number = tokenizer.token_id(special)
     assert number is not None
-    assert number not in tokenizer.encode(f"a{special}b")
-    assert tokenizer.encode_chat([{"role": "user", "content": f"a{special}b"}]) == [
-        *tokenizer.encode(f"a{special}b"),
-        number,
-    ]
-    for text in ("a quick  fox", "naïve 東京 😀\n", "def f(x):\n\treturn"):
-        if "strips" not in kind:
-            assert tokenizer.decode(tokenizer.encode(text)) == text
+    ordinary = tokenizer.encode(f"a{special}b")
+    assert number not in ordinary
+    assert tokenizer.encode_chat([{"role": "user", "content": f"a{special}b"}]) == [*ordinary, number]
+    for text in ("a quick  fox", "naïve 東京 😀\n", "def f(x):\n\treturn") if "strips" not in kind else ():
+        assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 @pytest.mark.matrix
@@ -262,10 +252,9 @@ def test_a_config_of_a_sentencepiece_model_names_no_files_either(tmp_path: Path)
         path.mkdir()
     write_bpe(outside)
     (outside / "tokenizer.json").write_text(json.dumps(tokenizer_json.converted(outside, ["vocab.json", "merges.txt"])))
-    unigram = LLAMA | {"model_type": "unigram"}
     names = {"tokenizer_file": str(outside / "tokenizer.json"), "name_or_path": str(outside)}
-    write_sentencepiece(alone, unigram, "spiece.model", tokenizer_class="BigBirdTokenizer")
-    write_sentencepiece(inside, unigram, "spiece.model", tokenizer_class="BigBirdTokenizer", **names)
+    write_sentencepiece(alone, UNIGRAM, "spiece.model", tokenizer_class="BigBirdTokenizer")
+    write_sentencepiece(inside, UNIGRAM, "spiece.model", tokenizer_class="BigBirdTokenizer", **names)
     expected = tokenizer_json.converted(alone, ["spiece.model"])
     assert expected["model"]["type"] == "Unigram"
     assert tokenizer_json.converted(inside, ["spiece.model"]) == expected
@@ -324,65 +313,41 @@ def test_without_a_writable_cache_a_temporary_file_serves_the_process(tmp_path: 
     write_bpe(tmp_path)
     cache.parent.mkdir()
     cache.write_text("a file where the directory belongs")
-    script = (
-        "import os, sys\n"
-        "from runtime.tokenizer import Tokenizer\n"
-        "from runtime.weights import tokenizer_json\n"
-        "first = Tokenizer(sys.argv[1]).encode('the fox')\n"
-        "tokenizer_json._run = None\n"
-        "assert Tokenizer(sys.argv[1]).encode('the fox') == first\n"
-        "print(os.environ[tokenizer_json.TEMPORARY_VARIABLE], *os.listdir(os.environ['TMPDIR']))\n"
-    )
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)],
-        env=os.environ | {"TMPDIR": str(temporary)},
-        cwd=tokenizer_json.__file__.rpartition("/runtime/")[0],
-        capture_output=True,
-        text=True,
+    script = LOAD + (
+        "import os\n"
+        "from runtime.weights import tokenizer_json\n"
+        "tokenizer_json._run = None\n"
+        "assert Tokenizer(sys.argv[1]).encode('the fox') == tokenizer.encode('the fox')\n"
+        "print(os.environ[tokenizer_json.TEMPORARY_VARIABLE], *os.listdir(os.environ['TMPDIR']))\n"
     )
-    assert done.returncode == 0, done.stderr
-    directory, *entries = done.stdout.split()
+    directory, *entries = python(script, tmp_path, TMPDIR=str(temporary))
     assert [Path(directory).name] == entries  # the workspace of the conversion is gone
     assert list(temporary.iterdir()) == []
 
 
-def test_a_cache_without_space_is_replaced_by_a_temporary_file(
-    tmp_path: Path, cache: Path, conversions: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("anywhere", [False, True])
+def test_without_space_a_temporary_file_or_nothing_is_stored(
+    anywhere: bool, tmp_path: Path, cache: Path, conversions: list[Path], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     """The lock file can be created, but the write of the result fails."""
     write_bpe(tmp_path)
-    temporary = tmp_path / "temporary"
+    temporary, replace = tmp_path / "temporary", tokenizer_json._replace
     monkeypatch.setenv(tokenizer_json.TEMPORARY_VARIABLE, str(temporary))
-    replace = tokenizer_json._replace
 
     def without_space(target: Path, text: str) -> None:
-        if target.parent == cache:
+        if anywhere or target.parent == cache:
             raise OSError(errno.ENOSPC, "No space left on device")
         replace(target, text)
 
     monkeypatch.setattr(tokenizer_json, "_replace", without_space)
-    first = Tokenizer(tmp_path).encode("the fox")
-    assert Tokenizer(tmp_path).encode("the fox") == first
-    assert len(conversions) == 1
-    assert list(cache.glob("*.json")) == []
-    assert len(list(temporary.glob("*.json"))) == 1
-
-
-def test_without_space_anywhere_each_use_converts(
-    tmp_path: Path, conversions: list[Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_bpe(tmp_path)
-    monkeypatch.setenv(tokenizer_json.TEMPORARY_VARIABLE, str(tmp_path / "temporary"))
-
-    def without_space(target: Path, text: str) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(tokenizer_json, "_replace", without_space)
     assert Tokenizer(tmp_path).encode("the fox") == Tokenizer(tmp_path).encode("the fox")
-    assert len(conversions) == 2
-    assert "converted tokenizer not stored" in caplog.text
+    assert len(conversions) == (2 if anywhere else 1)
+    assert list(cache.glob("*.json")) == []
+    assert len(list(temporary.glob("*.json"))) == (not anywhere)
+    assert ("converted tokenizer not stored" in caplog.text) == anywhere
 
 
 def test_without_any_writable_directory_the_message_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,27 +364,19 @@ def test_without_any_writable_directory_the_message_says_so(tmp_path: Path, monk
 @pytest.mark.matrix
 def test_processes_that_start_together_convert_once(tmp_path: Path, cache: Path) -> None:
     write_bpe(tmp_path)
-    script = (
-        "import sys\nfrom runtime.tokenizer import Tokenizer\nprint(Tokenizer(sys.argv[1]).encode('the quick fox'))\n"
-    )
-    root = tokenizer_json.__file__.rpartition("/runtime/")[0]
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    processes = [subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    outputs = {process.communicate()[0] for process in processes}
+    command = [sys.executable, "-c", LOAD + "print(tokenizer.encode('the quick fox'))", str(tmp_path)]
+    processes = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    (output,) = {process.communicate()[0] for process in processes}
     assert [process.returncode for process in processes] == [0, 0, 0]
-    assert len(outputs) == 1
-    assert "[" in outputs.pop()
+    assert "[" in output
     assert len(list(cache.glob("*.json"))) == 1
 
 
 @pytest.mark.matrix
 def test_threads_of_a_process_convert_once(tmp_path: Path, conversions: list[Path]) -> None:
     write_bpe(tmp_path)
-    threads = [threading.Thread(target=Tokenizer, args=(tmp_path,)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(Tokenizer, [tmp_path] * 3))
     assert conversions == [tmp_path]
 
 
@@ -469,12 +426,10 @@ def test_a_conversion_ends_with_its_server_and_uses_its_directory(tmp_path: Path
     for path in (hook, temporary):
         path.mkdir()
     (hook / "sitecustomize.py").write_text(STUCK)
-    root = tokenizer_json.__file__.rpartition("/runtime/")[0]
-    paths = [str(hook), root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(hook), ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "EVIDENCE": str(evidence), "TMPDIR": str(temporary)}
     env[tokenizer_json.TEMPORARY_VARIABLE] = str(own)
-    script = "import sys\nfrom runtime.tokenizer import Tokenizer\nTokenizer(sys.argv[1])\n"
-    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], cwd=root, env=env) as server:
+    with subprocess.Popen([sys.executable, "-c", LOAD, str(tmp_path)], cwd=ROOT, env=env) as server:
         try:
             wait_until(evidence.exists)
             (child,) = psutil.Process(server.pid).children()
@@ -486,36 +441,23 @@ def test_a_conversion_ends_with_its_server_and_uses_its_directory(tmp_path: Path
     assert list(temporary.iterdir()) == []
 
 
-def test_the_server_process_imports_no_transformers(tmp_path: Path) -> None:
+def test_the_server_process_imports_no_transformers_and_the_converting_one_no_torch(tmp_path: Path) -> None:
     write_bpe(tmp_path)
-    script = "import sys\nfrom runtime.tokenizer import Tokenizer\nTokenizer(sys.argv[1])\nprint(*sys.modules)\n"
-    root = tokenizer_json.__file__.rpartition("/runtime/")[0]
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=root, capture_output=True, text=True)
-    modules = set(done.stdout.split())
+    modules = set(python(LOAD + "print(*sys.modules)", tmp_path))
     assert "tokenizers" in modules
     assert not modules & {"transformers", "torch", "sentencepiece", "tiktoken", "google.protobuf"}
-
-
-def test_the_converting_process_imports_no_torch(tmp_path: Path) -> None:
-    write_bpe(tmp_path)
+    inputs = tmp_path / "workspace" / "inputs"
+    inputs.mkdir(parents=True)
+    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
+        (inputs / name).write_bytes((tmp_path / name).read_bytes())
     script = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from runtime.weights import tokenizer_conversion\n"
-        "(Path(sys.argv[1]) / 'inputs').mkdir()\n"
-        "for name in ('vocab.json', 'merges.txt', 'tokenizer_config.json'):\n"
-        "    (Path(sys.argv[1]) / 'inputs' / name).write_bytes((Path(sys.argv[2]) / name).read_bytes())\n"
+        "import sys\nfrom pathlib import Path\nfrom runtime.weights import tokenizer_conversion\n"
         "print(tokenizer_conversion.main(Path(sys.argv[1])), *(n for n, m in sys.modules.items() if m))\n"
     )
-    workspace = tmp_path / "workspace"
-    workspace.mkdir()
-    root = tokenizer_json.__file__.rpartition("/runtime/")[0]
-    command = [sys.executable, "-c", script, str(workspace), str(tmp_path)]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    code, *modules = done.stdout.split()
+    code, *names = python(script, inputs.parent)
     assert code == "0"
-    assert "transformers" in modules
-    assert not {"torch", "tensorflow", "jax"} & set(modules)
+    assert "transformers" in names
+    assert not {"torch", "tensorflow", "jax"} & set(names)
 
 
 def _named_specials(directory: Path, **config: Any) -> None:

@@ -47,10 +47,7 @@ FRAGMENTS = (
 
 @functools.cache
 def random_texts(count: int = 2000, seed: int = 36) -> tuple[str, ...]:
-    """Returns random texts of many scripts, emoji, control characters and the text of special tokens.
-
-    Unassigned code points are left out, because libraries use different versions of Unicode.
-    """
+    """Returns random texts of many scripts, emoji, control characters and the text of special tokens."""
     source = random.Random(seed)
     texts = []
     for _ in range(count):

@@ -64,46 +64,38 @@ def _manner(each: Served) -> tuple[Any, ...]:
     return (*last_step_flags, flags.get("buffer_size", 1) > 1, *(flags.get(name) for name in names))
 
 
-def questions(llm: LLM) -> list[list[SamplingParams]]:
-    """Returns the sampling parameters of batches.
-
-    For each available algorithm there is a batch with greedy decoding, sampling, and sampling with top-p. The last
-    batch has several algorithms.
-    """
+def questions(llm: LLM, every: bool) -> list[list[SamplingParams]]:
+    """Returns the sampling parameters of batches."""
     asked = []
-    for rule in llm.info.algorithms:
-        decoding = {"algorithm": rule.key}
-        asked.append(
-            [
-                SamplingParams(max_tokens=20, ignore_eos=True, seed=2, decoding=decoding),
-                SamplingParams(max_tokens=20, ignore_eos=True, temperature=1.0, seed=3, decoding=decoding),
-                SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.7, top_p=0.9, seed=4, decoding=decoding),
-            ]
-        )
+    few = {"max_tokens": 20, "ignore_eos": True}
     keys = [rule.key for rule in llm.info.algorithms]
+    for key in keys if every else [llm.info.default_algorithm]:
+        ways = ({"seed": 2}, {"seed": 3, "temperature": 1.0}, {"seed": 4, "temperature": 0.7, "top_p": 0.9})
+        asked.append([SamplingParams(**few, **way, decoding={"algorithm": key}) for way in ways])
     asked.append([SamplingParams(max_tokens=20, seed=n, decoding={"algorithm": keys[n % len(keys)]}) for n in range(3)])
     return asked
 
 
-def answers(each: Served, rounds: int = 1, **flags: Any) -> tuple[list[Any], Any]:
+def answers(each: Served, rounds: int = 1, every: bool = True, **flags: Any) -> tuple[list[Any], Any]:
     """Returns the answers and the runner. Checks that the answers are the same in every round."""
     with LLM(str(GOLDEN / each.folder), skip_tokenizer=True, **SMALL, **dict(each.flags), **flags) as llm:
         outputs = []
-        for asked in questions(llm):
+        for asked in questions(llm, every):
             several = [[(out.token_ids, out.nfe) for out in llm.generate(PROMPTS, asked)] for _ in range(rounds)]
             assert all(other == several[0] for other in several), json.dumps(several)
             outputs.append(several[0])
         return outputs, llm.engine.runner
 
 
-def check(each: Served, rounds: int, **flags: Any) -> None:
+def check(each: Served, rounds: int, *, every: bool = True, **flags: Any) -> None:
     """Compares answers of captured steps with those of eager steps.
 
     Args:
         rounds: Repetitions of the same requests. In the first round only the graphs captured at start exist.
+        every: With every algorithm that the checkpoint can be decoded with.
     """
-    expected, _ = answers(each, enforce_eager=True, **flags)
-    found, runner = answers(each, rounds, **flags)
+    expected, _ = answers(each, 1, every, enforce_eager=True, **flags)
+    found, runner = answers(each, rounds, every, **flags)
     assert found == expected
     assert isinstance(runner, CudaGraphRunner)
     assert runner.stats.replayed > runner.stats.eager[EagerReason.NOT_CAPTURED] / 4

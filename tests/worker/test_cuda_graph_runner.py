@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import LLM, SamplingParams
+from runtime import LLM
 from runtime.algorithms.base import LogitStat, get_algorithm
 from runtime.config import EngineConfig
 from runtime.engine.engine import Engine
@@ -41,7 +41,7 @@ from runtime.worker.warmup import READY_REQUESTS, split_captures
 from tests.golden import GOLDEN
 from tests.matrix import marked
 from tests.request.test_sampling_params import info
-from tests.worker.replays import PROMPTS, SMALL, Served, check, pretending, served
+from tests.worker.replays import SMALL, Served, check, pretending, served
 
 # `make test-rest` runs the others.
 QUICK = ("sdar_moe-sdar_moe-multi_bd-4-1",)
@@ -49,8 +49,9 @@ QUICK = ("sdar_moe-sdar_moe-multi_bd-4-1",)
 
 @pytest.mark.parametrize("each", marked(served(once=True), quick=QUICK))
 def test_padded_steps_give_the_same_answers(each: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every algorithm for the first checkpoint, whose steps are the fastest."""
     with pretending(monkeypatch):
-        check(each, 2, device="cpu", dtype="float64")
+        check(each, 2, every=each == Served("llada2_tiny"), device="cpu", dtype="float64")
 
 
 @pytest.mark.slow
@@ -58,24 +59,6 @@ def test_padded_steps_give_the_same_answers(each: Served, monkeypatch: pytest.Mo
 def test_padded_steps_of_every_checkpoint_give_the_same_answers(each: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     with pretending(monkeypatch):
         check(each, 2, device="cpu", dtype="float64")
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("each", [Served("llada2_tiny"), Served("llada", (("full_cache", "dual"),))])
-def test_only_tokens_are_copied_if_the_layout_is_unchanged(each: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    again: list[int] = []
-    replay = CudaGraphRunner._replay
-
-    def counted(self: CudaGraphRunner, tokens: np.ndarray) -> torch.Tensor | None:
-        again.append(len(tokens))
-        return replay(self, tokens)
-
-    monkeypatch.setattr(CudaGraphRunner, "_replay", counted)
-    flags = {"skip_tokenizer": True, "device": "cpu"} | SMALL | dict(each.flags)
-    with pretending(monkeypatch), LLM(str(GOLDEN / each.folder), **flags) as llm:
-        slow = {"accept_threshold": 1.0} if llm.info.default_algorithm == "threshold" else {}
-        llm.generate(PROMPTS[:1], SamplingParams(max_tokens=16, ignore_eos=True, decoding=slow))
-    assert len(again) >= 4, again
 
 
 def test_capture_sizes_are_few_and_close() -> None:
@@ -231,10 +214,7 @@ def test_prefill_sizes_are_captured_for_any_number_of_requests(requests: int, bu
 
 
 def test_a_full_step_is_captured_as_well_as_smaller_ones() -> None:
-    """There is one graph of the maximum size, for prefill steps that nearly fill it.
-
-    Other steps of more than `max_tokens` rows run eagerly.
-    """
+    """There is one graph of the maximum size, for prefill steps that nearly fill it."""
     sizes = CaptureSizes(block_size=32, pages=7, page_size=4, max_tokens=4096, max_num_reqs=16, max_prefill_tokens=8192)
     recorded = sizes.forward_descriptors()
     assert [descriptor.rows for descriptor in recorded].count(8192) == 1
@@ -358,25 +338,6 @@ def slow(engine: Engine) -> DecodingParams:
     """Returns parameters that unmask one token per step."""
     defaults = engine.info.defaults("threshold")
     return msgspec.structs.replace(defaults, values=defaults.values | {"accept_threshold": 1.0})
-
-
-def test_captures_between_steps_change_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(captures: bool) -> list[int]:
-        engine = load()
-        tokens: list[int] = []
-        engine.add(RequestSpec(id="one", prompt=[5, 6, 7], max_tokens=32, ignore_eos=True, decoding=slow(engine)))
-        while engine.has_work():
-            for output in engine.step():
-                tokens += output.new_tokens
-            if captures:
-                engine.capture_next()
-        engine.close()
-        return tokens
-
-    with pretending(monkeypatch):
-        expected = answer(captures=False)
-        assert len(expected) == 32
-        assert answer(captures=True) == expected
 
 
 def test_rank_0_sends_a_capture_before_its_own() -> None:

@@ -42,10 +42,7 @@ def spec_of(setup: Setup, text: list[int], first: int, *, id: str, stride: int =
 
 
 def expected(setup: Setup, text: list[int], first: int, stride: int = 1) -> list[np.ndarray]:
-    """Returns the log-probabilities of all tokens, for each position from `first` on.
-
-    The position and all behind it are masked. There is one forward without a cache for each group of positions.
-    """
+    """Returns the log-probabilities of all tokens, for each position from `first` on."""
     shape, size = setup.oracle, setup.block
     origin = first if shape.from_prompt or setup.strategy == "full" else 0
     found: list[np.ndarray] = []

@@ -37,33 +37,20 @@ class Steps:
         return _Kernels(lambda: cast(ModelRunner, None), lambda runner: None, info, group, compiler)
 
 
-@pytest.fixture
-def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Steps:
-    made = Steps(request.param)
-    monkeypatch.setattr(_Kernels, "_compile", lambda self, compiler: made.events.append("compile"))
-    return made
-
-
-@pytest.mark.parametrize("steps", [0], indirect=True)
-def test_cached_kernels_need_one_warm_up(steps: Steps) -> None:
-    assert steps.kernels(SINGLE_RANK).compiled_before(steps.work) == "result"
-    assert steps.events == ["hashed", "work"]
-
-
-@pytest.mark.parametrize("steps", [1], indirect=True)
-def test_a_warm_up_that_lacks_a_kernel_is_repeated_after_the_compilation(steps: Steps) -> None:
-    assert steps.kernels(SINGLE_RANK).compiled_before(steps.work) == "result"
-    assert steps.events == ["hashed", "work", "compile", "work"]
-
-
-@pytest.mark.parametrize("steps", [0], indirect=True)
-def test_ranks_compile_first_because_none_may_leave_a_step(steps: Steps) -> None:
-    group = cast(TensorParallelGroup, SimpleNamespace(size=2))
-    assert steps.kernels(group).compiled_before(steps.work) == "result"
-    assert steps.events == ["hashed", "compile", "work"]
-
-
-@pytest.mark.parametrize("steps", [0], indirect=True)
-def test_without_a_compiler_the_warm_up_compiles(steps: Steps) -> None:
-    assert steps.kernels(SINGLE_RANK, compiles=False).compiled_before(steps.work) == "result"
-    assert steps.events == ["work"]
+@pytest.mark.parametrize(
+    ("missing", "ranks", "compiles", "events"),
+    [
+        (0, 1, True, ["hashed", "work"]),
+        (1, 1, True, ["hashed", "work", "compile", "work"]),
+        (0, 2, True, ["hashed", "compile", "work"]),  # no rank may leave a step
+        (0, 1, False, ["work"]),
+    ],
+)
+def test_kernels_that_the_cache_lacks_are_compiled_before_the_warm_up(
+    missing: int, ranks: int, compiles: bool, events: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps(missing)
+    monkeypatch.setattr(_Kernels, "_compile", lambda self, compiler: steps.events.append("compile"))
+    group = SINGLE_RANK if ranks == 1 else cast(TensorParallelGroup, SimpleNamespace(size=ranks))
+    assert steps.kernels(group, compiles=compiles).compiled_before(steps.work) == "result"
+    assert steps.events == events

@@ -1,16 +1,19 @@
-"""Tests of int8, int4 and block-scaled fp8 weights: quantization of a checkpoint's tensors, errors and refusals."""
+"""Tests of the formats of quantized weights: quantization of a checkpoint's tensors, errors, refusals and memory."""
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from runtime.bench.model_shapes import architecture
 from runtime.errors import ConfigError
 from runtime.kernels.activation import interleave_gate_up
 from runtime.kernels.ops import TORCH, TRITON
 from runtime.kernels.quantized_tensor import (
+    E4M3,
     GroupQuantized,
     pack,
     quantize_blocks,
+    quantize_fp8_reference,
     quantize_groups,
     quantize_rows,
     unpack,
@@ -19,23 +22,22 @@ from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.parameter import UnquantizedWeight, named_weights
 from runtime.models.base import resolve_family
 from runtime.quantization import base
-from runtime.quantization.base import get_format
-from runtime.quantization.int4_int8 import GroupQuantizedWeight
+from runtime.quantization.base import QuantizedWeight, get_format
 
 CPU = torch.device("cpu")
-NAMES = ("int8", "int4", "int4_32", "fp8_blocks")
+GROUPS = ("int8", "int4", "int4_32", "fp8_blocks")
+NAMES = (*GROUPS, "fp8")
+groups = pytest.mark.parametrize("name", GROUPS)
 names = pytest.mark.parametrize("name", NAMES)
 
 
-def weight_of(
-    name: str, *shape: int, dtype: torch.dtype = torch.float32, interleaved: bool = False
-) -> GroupQuantizedWeight:
+def weight_of(name: str, *shape: int, dtype: torch.dtype = torch.float32, interleaved: bool = False) -> QuantizedWeight:
     return get_format(name).make(shape, dtype, CPU, TORCH, interleaved)
 
 
 def rounded(name: str, x: torch.Tensor) -> GroupQuantized:
-    if name == "fp8_blocks":
-        return quantize_blocks(x, 128)
+    if name.startswith("fp8"):
+        return quantize_blocks(x, 128) if name == "fp8_blocks" else quantize_fp8_reference(x)
     return quantize_rows(x) if name == "int8" else quantize_groups(x, 32 if name == "int4_32" else 128)
 
 
@@ -60,7 +62,7 @@ def test_packed_int4_codes_are_unpacked_unchanged(size, group):
         assert int(packed[0, 0, 1]) == low | high << 4
 
 
-@pytest.mark.parametrize("name", [*NAMES, "fp8"])
+@names
 def test_outputs_are_in_the_checkpoints_order_wherever_rows_are_stored(name):
     """`matmul`, which serves experts with LoRA, returns outputs in checkpoint order for interleaved weights too."""
     x, matrix = normal(5, 256), normal(64, 256)
@@ -81,6 +83,20 @@ def test_int8_codes_are_rounded_to_the_nearest():
     assert ((made.dequantize(torch.float32) - x).abs() <= made.scales * 0.50001).all()
 
 
+def test_fp8_numbers_are_rounded_to_the_nearest():
+    """Compares with all numbers of the format times each row's scale."""
+    every = torch.arange(256, dtype=torch.uint8).view(E4M3).float()
+    every = every[every.isfinite()].unique()
+    x = normal(7, 300) * torch.tensor([1e-30, 1e-3, 1.0, 7.0, 1e4, 1e30, 0.0])[:, None]
+    made = quantize_fp8_reference(x)
+    torch.testing.assert_close(made.scales, (x.abs().amax(1) / 448).clamp(min=2.0**-120))
+    nearest = (x[..., None] / made.scales[:, None, None] - every).abs().amin(-1)
+    got = (x / made.scales[:, None] - made.values.float()).abs()
+    torch.testing.assert_close(got, nearest, rtol=0, atol=1e-6)
+    assert made.values.float().abs().amax(1).tolist() == [448.0] * 6 + [0.0]
+    assert torch.equal(made.dequantize(torch.float32)[6], torch.zeros(300))
+
+
 def test_int4_scales_minimize_the_error_per_group():
     """The error is at most that of a scale that maps the largest number to 7 or to -8. Groups are independent."""
     x = normal(6, 300) * torch.tensor([1e-20, 1e-3, 1.0, 1e4, 1e20, 0.0])[:, None]
@@ -99,7 +115,8 @@ def test_int4_scales_minimize_the_error_per_group():
 
 
 @pytest.mark.parametrize(
-    ("name", "low", "high"), [("int8", 0.004, 0.012), ("int4", 0.06, 0.11), ("fp8_blocks", 0.015, 0.035)]
+    ("name", "low", "high"),
+    [("int8", 0.004, 0.012), ("int4", 0.06, 0.11), ("fp8_blocks", 0.015, 0.035), ("fp8", 0.01, 0.04)],
 )
 def test_the_error_of_a_quantized_layer(name, low, high):
     """Checks ||out - ref|| / ||ref|| for normally distributed weights, as stated in docs/guide/quantization.md."""
@@ -124,11 +141,9 @@ def test_parts_in_any_order_form_the_full_weight(monkeypatch, name, piece, inter
         assert weight.load(index, values[index]) == values[index].numel()
     expected = rounded(name, values)
     torch.testing.assert_close(weight.tensor, expected.dequantize(torch.float32), rtol=0, atol=0)
-    for selected, dequantized in (
-        (weight.kernel_arg.values, expected.values),
-        (weight.kernel_arg.scales, expected.scales),
-    ):
-        assert torch.equal(bits(selected), interleave_gate_up(bits(dequantized)) if interleaved else bits(dequantized))
+    for part in ("values", "scales"):
+        stored, right = (bits(getattr(of, part)).view(5, 32, -1) for of in (weight.kernel_arg, expected))
+        assert torch.equal(stored, interleave_gate_up(right) if interleaved else right)
     assert (weight.size, weight.nbytes) == (5 * 32 * 24, expected.values.nbytes + expected.scales.nbytes)
     matrix = weight_of(name, 48, 24)
     for first, last in ((16, 32), (0, 16), (32, 48)):
@@ -136,7 +151,7 @@ def test_parts_in_any_order_form_the_full_weight(monkeypatch, name, piece, inter
     assert torch.equal(matrix.tensor, rounded(name, normal(48, 24)).dequantize(torch.float32))
 
 
-@names
+@groups
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_codes_of_a_checkpoint_are_stored_unchanged(name, interleaved):
     """Covers the gate and up halves of experts, loaded one by one, and a submatrix."""
@@ -167,6 +182,8 @@ def test_inputs_may_be_split_only_between_groups():
     assert selected.shape == (3, 172)
     with pytest.raises(AssertionError, match="got 100 of the 300 inputs that share a scale"):
         weight_of("int8", 6, 300).load((slice(None), slice(0, 100)), values[:, :100])
+    with pytest.raises(AssertionError, match="got 2 of the 3 inputs that share a scale"):
+        weight_of("fp8", 4, 3).load((slice(0, 4), slice(0, 2)), torch.ones(4, 2))
 
 
 @names
@@ -179,6 +196,8 @@ def test_values_that_are_not_finite_are_refused_as_in_every_format(name, interle
     for bad in (torch.nan, torch.inf, -torch.inf):
         with pytest.raises(ConfigError, match=r"^holds NaN or infinite values$"):
             weight_of(name, 2, 2, interleaved=interleaved).load((), torch.tensor([[0.0, 1.0], [bad, 2.0]]))
+    with pytest.raises(ConfigError, match=r"too large for torch\.float32"):
+        weight_of(name, 2, 2).load((), torch.tensor([[1e300, 0.0]] * 2, dtype=torch.float64))
 
 
 @names
@@ -186,16 +205,56 @@ def test_only_matrices_are_quantized(name):
     build = LayerFactory.create("cpu", torch.bfloat16, quantization=name)
     assert build.kernels == TORCH.for_quantization(name)
     assert build.kernels.group_quantized_linear is TORCH.group_quantized_linear is not TRITON.group_quantized_linear
+    assert build.kernels.fp8_linear is TORCH.fp8_linear is not TRITON.fp8_linear
     for weight in (build.weight(4, 6), build.weight(3, 4, 6), build.expert_gate_up(3, 4, 6)):
-        assert isinstance(weight, GroupQuantizedWeight)
+        assert isinstance(weight, QuantizedWeight)
         assert weight.dtype == weight.tensor.dtype == torch.bfloat16
     for weight in (build.vocab_weight(4, 6), build.parameter(4), build.parameter(4, 6, dtype=torch.float32)):
-        assert not isinstance(weight, GroupQuantizedWeight)
+        assert not isinstance(weight, QuantizedWeight)
 
 
-@pytest.mark.parametrize(("name", "max_bytes"), [("int8", 17.5e9), ("int4", 10e9)])
+@pytest.mark.parametrize(("name", "max_bytes"), [("int8", 17.5e9), ("fp8", 17.5e9), ("int4", 10e9)])
 def test_size_of_llada2_mini(name, max_bytes):
     config = architecture("llada2-mini")
     family = resolve_family(None, config)
     model = family.make(family.parse(config), LayerFactory.create("meta", torch.bfloat16, quantization=name))
     assert 0.9 * max_bytes < sum(weight.nbytes for weight in named_weights(model).values()) <= max_bytes
+
+
+class Largest(TorchDispatchMode):
+    """Records the largest number of bytes that an operation allocates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and not func.is_view:
+            self.made = max(self.made, out.nbytes)
+        return out
+
+
+def test_loading_allocates_no_more_than_a_chunk(monkeypatch):
+    """So a chunk of the tensor that is being read is all that is held in float32."""
+    monkeypatch.setattr(base, "CHUNK_ELEMENTS", 1 << 10)
+    for weight, index in (
+        (weight_of("fp8", 64, 96, 32, interleaved=True), ()),
+        (weight_of("fp8", 4096, 32), (slice(1024, 4096),)),
+    ):
+        values = normal(*weight.shape)[index].to(torch.bfloat16)
+        with Largest() as largest:
+            weight.load(index, values)
+        assert largest.made <= 4 << 10
+
+
+def test_unsupported_dtypes_and_gpus_are_refused(monkeypatch):
+    with pytest.raises(ConfigError, match="--quantization fp8: cannot be combined with --dtype float64"):
+        LayerFactory.create("cpu", torch.float64, quantization="fp8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "an older GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    with pytest.raises(ConfigError, match=r"8\.9 or later, but an older GPU has 8\.6; leave --quantization out"):
+        LayerFactory.create("cuda", torch.bfloat16, quantization="fp8")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    assert LayerFactory.create("cuda", torch.bfloat16, quantization="fp8").kernels == TRITON.for_quantization("fp8")

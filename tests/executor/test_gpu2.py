@@ -12,8 +12,8 @@ from runtime.distributed.process_group import SymmetricMemoryAllReduce
 from runtime.errors import ReplicaLost
 from runtime.executor.executor import MultiprocExecutor
 from runtime.executor.rank_launcher import WorkerPlacement
-from tests.distributed.cases import EXPERTS, FAMILIES, PROMPTS, served
-from tests.distributed.conftest import Lent
+from tests.executor.cases import EXPERTS, FAMILIES, PROMPTS, served
+from tests.executor.conftest import Lent
 
 pytestmark = [
     pytest.mark.gpu2,

@@ -8,8 +8,8 @@ from runtime.errors import ConfigError
 from runtime.kernels.ops import select_kernels
 from runtime.layers.sharding import Shard
 from runtime.quantization.base import get_format
-from tests.distributed.cases import logits
-from tests.distributed.test_adapters import LAYER
+from tests.executor.cases import logits
+from tests.executor.test_adapters import LAYER
 from tests.lora.samples import random_adapter
 from tests.matrix import marked
 from tests.oracle.tiny import write_tiny
@@ -51,10 +51,7 @@ def test_each_layout(pair, unquantized, tmp_path, layout, experts):
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("format", ["fp8", "fp8_blocks", "int8", "int4"])
 def test_shards_have_the_unchanged_codes(format, interleaved, dim):
-    """Checks the shards of two experts, also where a shard boundary is inside a block of 128 rows.
-
-    In interleaved weights, gate rows and up rows are sharded separately.
-    """
+    """Checks the shards of two experts, also where a shard boundary is inside a block of 128 rows."""
     shape, device = (2, 384, 512), torch.device("cpu")
     kernels = select_kernels(device, torch.float32, format)
 

@@ -1,8 +1,10 @@
-"""Tests of async scheduling with two ranks: the next forward is launched before a step's outputs are processed."""
+"""Tests of random schedules with two ranks, and of forwards that are launched before a step's outputs are processed."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +14,82 @@ from runtime.child_process import module_command
 from runtime.executor import rpc
 from runtime.executor.executor import DistributedRunner, MultiprocExecutor
 from runtime.executor.rank_launcher import WorkerPlacement
+from runtime.request.engine_messages import EngineStats
 from runtime.request.resolve import RequestContext, resolve
 from runtime.scheduling.step_plan import Ints
 from runtime.worker.cuda_graph_runner import CudaGraphRunner
-from tests.distributed.cases import served
-from tests.distributed.conftest import Lent
-from tests.distributed.test_invariants import FLAGS, run, some_requests
+from tests.engine.harness import check_accounting
+from tests.executor.cases import served
+from tests.executor.conftest import Lent
+from tests.matrix import marked
 from tests.worker.replays import pretending
+
+FLAGS = {"block_size": 8, "page_size": 4, "max_model_len": 64}
+TIGHT = {"num_pages": 26, "max_num_batched_tokens": 48, "max_num_reqs": 5}  # preempts, and cuts prompts
+
+
+def some_requests(seed, count):
+    draw = random.Random(seed)
+    shared = [draw.randrange(200) for _ in range(24)]
+    found = []
+    for n in range(count):
+        prompt = shared[: draw.choice([0, 8, 16, 24])] + [draw.randrange(200) for _ in range(draw.randint(1, 12))]
+        ask = SamplingParams(
+            max_tokens=draw.randint(1, 24), ignore_eos=draw.random() < 0.7, seed=n,
+            temperature=draw.choice([0, 0, 0.8]), top_k=draw.choice([0, 6]),
+            decoding={"accept_threshold": draw.choice([0.3, 0.9])},
+        )  # fmt: skip
+        found.append((prompt, ask))
+    return found
+
+
+def run(llm, requests, seed):
+    """Returns the tokens of requests that were not aborted. Requests arrive and are aborted between steps."""
+    draw, engine = random.Random(seed), llm.engine
+    pending = [
+        resolve(ask, prompt, llm.info, RequestContext(id=f"r{n}", stream_mode="stable"))
+        for n, (prompt, ask) in enumerate(requests)
+    ]
+    aborted = {f"r{n}" for n in range(len(requests)) if draw.random() < 0.2}
+    answers = {spec.id: [] for spec in pending}
+    ended = set()
+    while pending or engine.has_work():
+        while pending and draw.random() < 0.6:
+            engine.add(pending.pop(0))
+        for output in engine.step():
+            assert output.error is None
+            assert output.id not in ended
+            answers[output.id] += output.new_tokens
+            if output.finish_reason is not None:
+                ended.add(output.id)
+        for id in [id for id in aborted if draw.random() < 0.3]:
+            engine.abort(id)
+        check_accounting(engine)
+    for id in aborted:
+        engine.abort(id)
+    assert engine.stats().pages_used == 0
+    return {id: tokens for id, tokens in answers.items() if id not in aborted}
+
+
+def check_independent(seed: int, count: int, directory: Path, **flags: Any) -> EngineStats:
+    """Asserts that each answer of two ranks is that of one process without other requests."""
+    model, requests = served("llada2_tiny", directory) | FLAGS, some_requests(seed, count)
+    with LLM(**model, **flags, tensor_parallel_size=2) as llm:
+        found = run(llm, requests, seed)
+        stats = llm.engine.stats()
+    with LLM(**model, disable_prefix_caching=True, enforce_eager=True) as alone:
+        for id, tokens in found.items():
+            prompt, ask = requests[int(id[1:])]
+            assert alone.generate([prompt], ask)[0].token_ids == tokens
+            assert not ask.ignore_eos or len(tokens) == ask.max_tokens
+    return stats
+
+
+@pytest.mark.parametrize("seed", marked(range(2), quick=(0,)))
+def test_no_answer_depends_on_other_requests(pair: MultiprocExecutor, tmp_path: Path, seed: int) -> None:
+    stats = check_independent(seed, 10, tmp_path, **TIGHT)
+    assert stats.preemptions or stats.prefix_hit_tokens
+
 
 SLOW = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0, decoding={"accept_threshold": 1.0})
 PROMPT = [5, 6, 7]
@@ -26,7 +97,7 @@ PROMPT = [5, 6, 7]
 
 @pytest.fixture(scope="module")
 def captured_ranks() -> Iterator[MultiprocExecutor]:
-    command = module_command("tests.distributed.captured_rank")
+    command = module_command("tests.executor.captured_rank")
     ranks = MultiprocExecutor(2, WorkerPlacement(command=command), 600)
     yield ranks
     ranks.close()
@@ -66,7 +137,7 @@ def early(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 
 def test_ranks_launch_the_next_forward_early(
-    sent: list[rpc.Message], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    sent: list[rpc.Message], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags, launched = served("llada2_tiny", tmp_path) | FLAGS, early(monkeypatch)
     next_tokens, computed = CudaGraphRunner.next_tokens, []
@@ -89,7 +160,7 @@ def test_ranks_launch_the_next_forward_early(
 
 @pytest.mark.matrix
 def test_an_abandoned_step_is_replaced_by_the_next(
-    sent: list[rpc.Message], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    sent: list[rpc.Message], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The requests of a launched step are aborted; other messages follow, and then another step."""
     flags, launched = served("llada2_tiny", tmp_path) | FLAGS, early(monkeypatch)
@@ -108,7 +179,7 @@ def test_an_abandoned_step_is_replaced_by_the_next(
 
 @pytest.mark.matrix
 def test_a_launched_step_completes_after_other_messages(
-    sent: list[rpc.Message], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    sent: list[rpc.Message], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags, launched = served("llada2_tiny", tmp_path) | FLAGS, early(monkeypatch)
     with LLM(**flags, tensor_parallel_size=2) as llm:
@@ -123,14 +194,7 @@ def test_a_launched_step_completes_after_other_messages(
         assert tokens == llm.generate([PROMPT], SLOW)[0].token_ids
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.matrix)])
-def test_answers_do_not_depend_on_other_and_aborted_requests(sent: list[rpc.Message], tmp_path: Any, seed: int) -> None:
-    flags = served("llada2_tiny", tmp_path) | FLAGS
-    requests = some_requests(seed, 8)
-    with LLM(**flags, num_pages=64, max_num_reqs=4, tensor_parallel_size=2) as llm:
-        found = run(llm, requests, seed)
+@pytest.mark.matrix
+def test_answers_do_not_depend_on_other_and_aborted_requests(sent: list[rpc.Message], tmp_path: Path) -> None:
+    check_independent(1, 8, tmp_path, num_pages=64, max_num_reqs=4)
     assert count(sent, rpc.Step) >= count(sent, rpc.Sample)
-    with LLM(**flags, disable_prefix_caching=True, enforce_eager=True) as alone:
-        for id, tokens in found.items():
-            prompt, ask = requests[int(id[1:])]
-            assert alone.generate([prompt], ask)[0].token_ids == tokens

@@ -5,20 +5,14 @@ from functools import partial
 import pytest
 import torch
 
-from tests.distributed.cases import EXPERTS, FAMILIES, LENT, ODD
 from tests.distributed.threads import together
+from tests.executor.cases import EXPERTS, FAMILIES, LENT, ODD
 from tests.golden import GOLDEN
-from tests.models.tiny import tiny_logits
-from tests.oracle.llama_like import tensors_of, write
-from tests.oracle.spelling import config_of, spelt
+from tests.models.tiny import tiny_logits, write_random
 
 
 def checkpoint(key, directory):
-    if key in LENT:
-        return GOLDEN / key
-    config = config_of(key, **ODD.get(key, {}))
-    write(directory, config, spelt(key, tensors_of(key, config, seed=6)))
-    return directory
+    return GOLDEN / key if key in LENT else write_random(key, directory, **ODD.get(key, {}))
 
 
 def shared(size, key, path, dtype, device="cpu", *, buffers=False, **more):
@@ -37,20 +31,16 @@ def cases():
     return [(key, False) for key in FAMILIES] + [(key, True) for key in EXPERTS]
 
 
-@pytest.mark.parametrize(("key", "deals"), cases())
-@pytest.mark.parametrize("layout", ["unified", "distinct"])
-def test_two_ranks(tmp_path, key, deals, layout):
-    path = checkpoint(key, tmp_path)
-    unsharded = tiny_logits(key, path, torch.float64, layout=layout)
-    near(shared(2, key, path, torch.float64, layout=layout, deals=deals), unsharded, 1e-10)
+WAYS = {"unified": {"layout": "unified"}, "distinct": {"layout": "distinct"}, "sharded residual": {"buffers": True}}
 
 
 @pytest.mark.parametrize(("key", "deals"), cases())
-def test_ranks_with_a_sharded_residual(tmp_path, key, deals):
-    """Each rank norms its own rows and keeps only their sums."""
+@pytest.mark.parametrize("way", WAYS)
+def test_two_ranks(tmp_path, key, deals, way):
+    """With a sharded residual, each rank norms its own rows and keeps only their sums."""
     path = checkpoint(key, tmp_path)
     unsharded = tiny_logits(key, path, torch.float64)
-    near(shared(2, key, path, torch.float64, buffers=True, deals=deals), unsharded, 1e-10)
+    near(shared(2, key, path, torch.float64, deals=deals, **WAYS[way]), unsharded, 1e-10)
 
 
 @pytest.mark.parametrize("key", ["dream"])

@@ -75,13 +75,8 @@ def test_a_step_that_is_interrupted(monkeypatch):
         for what in (KeyboardInterrupt, ReplicaLost):
             with pytest.raises(what):
                 llm.generate([[5, 6]], SamplingParams(max_tokens=4))
-
-
-def test_processes_end_with_their_llm():
-    llm = LLM(str(GOLDEN / "llada2_tiny"), **FLAGS)
-    process = llm._ranks.workers[0].process
-    llm.close()
-    assert process.poll() is not None
+        process = llm._ranks.workers[0].process
+    assert process.poll() is not None, "the rank outlives its LLM"
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from typing import Any
 
 from runtime import LLM, SamplingParams
 from tests.golden import GOLDEN
-from tests.oracle.llama_like import tensors_of, write
-from tests.oracle.spelling import KINDS, config_of, spelt
+from tests.models.tiny import write_random
+from tests.oracle.spelling import KINDS
 
 LENT = ("llada2_tiny", "llada2dot2", "dmax", "diffusion_gemma")  # golden checkpoints
 FAMILIES = (*LENT, *KINDS)
@@ -28,8 +28,7 @@ def served(key: str, directory: Path) -> dict[str, Any]:
             "llada2dot2": {"sampling_mode": "edit"},
         }
         return flags | {"model": str(GOLDEN / key)} | modes.get(key, {})
-    config = config_of(key, **ODD.get(key, {}))
-    write(directory, config, spelt(key, tensors_of(key, config, seed=6)))
+    write_random(key, directory, **ODD.get(key, {}))
     if KINDS[key].needs_model_name:
         flags["model_name"] = key
     if key in MASKS:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from runtime import LLM, SamplingParams
-from tests.distributed.cases import EXPERTS, served
+from tests.executor.cases import EXPERTS, served
 from tests.lora.samples import random_adapter
 from tests.matrix import marked
 
@@ -19,7 +19,8 @@ KINDS = (
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 9, 8, 1, 2], [3], [4, 4, 9], [7, 7]]
 NAMES = ["a0", None, "a1", "a2", "a0"]
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.0, decoding={"accept_threshold": 0.1})
-NOISE = SamplingParams(max_tokens=12, ignore_eos=True, seed=3)  # DiffusionGemma samples in any case
+# DiffusionGemma samples in any case
+NOISE = SamplingParams(max_tokens=12, ignore_eos=True, seed=3, decoding={"max_denoising_steps": 6})
 # Fused or separate QKV weights, few KV heads, an odd head width, experts.
 KEYS = ("llada2_tiny", "dream", "llada", "sdar_moe", "dmax")
 
@@ -46,27 +47,20 @@ def answers(flags, adapters, **more):
         return [out.token_ids for out in outs], torch.stack(every)
 
 
-@pytest.mark.parametrize("flags", marked((*KEYS, "diffusion_gemma"), quick=("dream", "sdar_moe")), indirect=True)
-def test_a_mixed_batch_over_two_slots(pair, flags, adapters):
-    tokens, logits = answers(flags, adapters, tensor_parallel_size=2)
+CASES = marked(
+    [*((key, 1) for key in (*KEYS, "diffusion_gemma")), ("sdar_moe", 2)], quick=[("dream", 1), ("sdar_moe", 2)]
+)
+OTHERS = [key for key in EXPERTS if key not in (*KEYS, "diffusion_gemma")]
+SLOW = [pytest.param(key, 1, marks=pytest.mark.slow) for key in OTHERS]
+
+
+@pytest.mark.parametrize(("flags", "experts"), [*CASES, *SLOW], indirect=["flags"])
+def test_a_mixed_batch_over_two_slots(pair, flags, adapters, experts):
+    tokens, logits = answers(flags, adapters, tensor_parallel_size=2, expert_parallel_size=experts)
     expected, others = answers(flags, adapters)
     assert tokens == expected
     torch.testing.assert_close(logits, others, rtol=1e-10, atol=1e-10)
     assert len({one.sum().item() for one in logits}) == 4, "two adapters give the same logits"
-
-
-@pytest.mark.parametrize("flags", ["sdar_moe"], indirect=True)
-def test_expert_parallelism(pair, flags, adapters):
-    tokens, logits = answers(flags, adapters, tensor_parallel_size=2, expert_parallel_size=2)
-    expected, others = answers(flags, adapters)
-    assert tokens == expected
-    torch.testing.assert_close(logits, others, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", [key for key in EXPERTS if key not in (*KEYS, "diffusion_gemma")], indirect=True)
-def test_every_family_with_experts(pair, flags, adapters):
-    test_a_mixed_batch_over_two_slots(pair, flags, adapters)
 
 
 @pytest.mark.parametrize("flags", ["llada2_tiny"], indirect=True)

@@ -1,0 +1,98 @@
+"""Tests of torch references, and of the sizes that kernels are launched with."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.kernels.activation import select_gate_up_tile
+from runtime.kernels.forward_batch import MAX_TILE_ROWS, make_query_tiles
+from runtime.kernels.layernorm import gemm_add_norm_reference
+from runtime.kernels.weighted_embedding import soft_embedding_reference
+
+pytest.importorskip("triton")
+
+from runtime.kernels.paged_attention import MAX_WORKSPACE, SCORES_CONFIG, _tiles_per_pass
+
+FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_mean_under_scaled_distributions_is_rounded_once(monkeypatch, dtype):
+    """The error does not depend on the factors as long as the dtype can represent the scaled weights."""
+    monkeypatch.setattr("runtime.kernels.weighted_embedding.WIDE_CHUNK", 11)
+    random = torch.Generator().manual_seed(1)
+    table = torch.randn(40, 6, generator=random).to(dtype)
+    times = torch.tensor([1.0, 3.0, 0.1] if dtype == torch.float16 else [2.0**96, 3.0, 2.0**-70], dtype=torch.float64)
+    probs = torch.randn(3, 40, dtype=torch.float64, generator=random).mul(3).softmax(1)
+    multiples = (times[:, None] * probs).to(dtype)
+    expected = multiples.double() @ table.double() / times[:, None]
+    got = soft_embedding_reference(multiples, table, times.to(torch.promote_types(dtype, torch.float32)))
+    assert got.dtype == dtype
+    close = torch.finfo(dtype).eps
+    torch.testing.assert_close(got.double(), expected, rtol=close, atol=4e-6 if dtype != torch.float64 else 1e-12)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_mean_under_distributions_of_another_dtype(dtype):
+    random = torch.Generator().manual_seed(2)
+    table = torch.randn(9, 4, generator=random).to(dtype)
+    probs = torch.randn(3, 9, dtype=torch.float64, generator=random).softmax(1)
+    expected = probs.to(dtype) @ table
+    assert torch.equal(soft_embedding_reference(probs, table), expected)
+    ones = torch.ones(3, dtype=torch.promote_types(dtype, torch.float32))
+    torch.testing.assert_close(soft_embedding_reference(probs, table, ones), expected)
+
+
+@pytest.mark.parametrize(("rows", "once"), [(32, True), (33, False)])
+def test_only_a_split_gemm_is_rounded_once(rows, once):
+    drawn = torch.Generator().manual_seed(5)
+    x, weight, residual = (
+        torch.randn(*shape, generator=drawn).bfloat16() for shape in ((rows, 2048), (2064, 2048), (rows, 2064))
+    )
+    made = x.double() @ weight.double().T
+    rounded = (made if once else made.bfloat16().double()) + residual.double()
+    _, total = gemm_add_norm_reference(x, weight, residual, None, 1e-6)
+    assert (total == rounded.bfloat16()).double().mean() > 0.999
+
+
+@pytest.mark.parametrize("width", [256, 2112, 4096, 12288, 18944])
+def test_steps_of_powers_of_two_select_every_tile(width):
+    """Warmup runs steps of these sizes before the server is ready, so no tile is compiled while requests wait."""
+    met = {select_gate_up_tile(1 << n, 2 * width, 132) for n in range(14)}
+    assert {select_gate_up_tile(rows, 2 * width, 132) for rows in range(1, 8193, 7)} - met <= {None}
+
+
+def test_tiles_are_runs_of_one_request_in_order():
+    counts = np.array([3, 2 * MAX_TILE_ROWS + 1, 1, MAX_TILE_ROWS])
+    tiles = make_query_tiles(counts).tolist()
+    assert tiles == [
+        [0, 0, 3],
+        [1, 3, MAX_TILE_ROWS],
+        [1, 3 + MAX_TILE_ROWS, MAX_TILE_ROWS],
+        [1, 3 + 2 * MAX_TILE_ROWS, 1],
+        [2, 4 + 2 * MAX_TILE_ROWS, 1],
+        [3, 5 + 2 * MAX_TILE_ROWS, MAX_TILE_ROWS],
+    ]
+
+
+def make_batch(
+    tiles: int, tile_rows: int = 256, keys: int = 1024, heads: int = 16, dim: int = 512, dtype=torch.bfloat16
+):
+    """Returns queries, and a batch that has only shapes, with pages of 32."""
+    q = torch.empty(tiles * tile_rows, heads, dim, dtype=dtype, device="meta")
+    batch = {"query_tiles": torch.empty(tiles, 3), "page_table": torch.empty(tiles, keys // 32)}
+    return q, SimpleNamespace(**batch, page_size=32, tile_rows=tile_rows)
+
+
+@pytest.mark.parametrize(("tiles", "keys"), [(1, 100), (9, 1024), (33, 1024), (33, 8192), (40, 32768), (2, 1 << 20)])
+def test_workspace_of_a_pass_is_bounded(tiles, keys):
+    q, batch = make_batch(tiles, keys=keys)
+    together, programs = _tiles_per_pass(q, 2, batch, SCORES_CONFIG)
+    assert programs == 32
+    rounded = -(-keys // 32 * 32 // SCORES_CONFIG.keys) * SCORES_CONFIG.keys
+    assert together * programs * SCORES_CONFIG.block_m * rounded * 2 <= MAX_WORKSPACE
+    assert together or keys == 1 << 20
+    if together:
+        assert together == -(-tiles // -(-tiles // together)), "the tiles are not divided evenly between the passes"
