@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -26,7 +24,6 @@ from runtime.parsers.formats import (
     tool_formats,
 )
 from runtime.parsers.tool_call_parser import MAX_FAILED_CALLS, ToolCallOptions
-from tests.calls import count_calls
 from tests.examples import examples
 
 WEATHER = Tool(
@@ -367,27 +364,6 @@ def test_text_that_cannot_begin_a_mark_is_not_delayed() -> None:
     assert one.push("box>") == [Text(" <toolbox>")]
     assert one.push("<tool_call>") == []
     assert one.push(" x") == [Text("<tool_call> x")]
-
-
-@pytest.mark.parametrize(
-    ("key", "text"),
-    [
-        ("hermes", lambda n: "<tool_call>{" * n + "}" * n),
-        ("gemma4", lambda n: "<|tool_call>call:f{" * n + "<tool_call|>" * n),
-        ("qwen3_coder", lambda n: "<tool_call><function=f>" + " " * 10 * n + "x</tool_call>"),
-        ("qwen3_coder", lambda n: "<tool_call><function=f>" + "<parameter=a>" * n + "</tool_call>"),
-        ("qwen3_coder", lambda n: "<tool_call>" + "<function=f>" * n + "</tool_call>"),
-    ],
-)
-def test_the_work_grows_no_faster_than_the_text(key: str, text: Callable[[int], str]) -> None:
-    def read_text(content: str) -> None:
-        parts = ChatOutputParser(tools=ToolCallOptions(TOOL_FORMATS[key], OFFERED))
-        parts.push(content)
-        parts.finish(cut=False)
-        assert not parts.calls
-        assert parts.content.strip() == content
-
-    assert count_calls(partial(read_text, text(2000))) < 2.5 * count_calls(partial(read_text, text(1000)))
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])

@@ -77,7 +77,7 @@ def test_a_grammar_of_only_calls_accepts_calls(verdict: Verdict) -> None:
     only = made(verdict, "only")
     for text in (ROME, NOW, f"{ROME}\n{NOW}\n{ROME}"):
         assert verdict(only, text) == (True, True), text
-    for text in ("Hm", " ", f"{ROME} ", ROME.replace("weather", "wind"), ROME.replace("Rome", 'Rome", "x": "')):
+    for text in ("Hm", " ", f"{ROME} ", ROME.replace("weather", "wind"), ROME.replace("}}", ', "x": 1}}')):
         assert not verdict(only, text)[0], text
     assert verdict(only, "") == (True, False)
     assert verdict(only, ROME[:-1])[1] is False
@@ -101,12 +101,8 @@ def test_either_calls_or_the_form_are_accepted(verdict: Verdict) -> None:
 
 
 def test_reasoning_that_the_prompt_opened_precedes_the_rest(verdict: Verdict) -> None:
-    for mode, end in (
-        ("only", ROME),
-        ("within", f"Look.{ROME}"),
-        ("or_form", '{"city": "x"}'),
-        (None, '{"city": "x"}'),
-    ):
+    form = '{"city": "x"}'
+    for mode, end in (("only", ROME), ("within", f"Look.{ROME}"), ("or_form", form), (None, form)):
         text = made(verdict, mode, form=CITY if mode != "only" else None, thought=THINK)  # type: ignore[arg-type]
         assert verdict(text, f'hm {{"}} {end[:3]}\n</think>\n\n{end}') == (True, True)
         assert verdict(text, "hm") == (True, False)
@@ -117,29 +113,15 @@ def test_calls_that_the_grammar_accepts_are_parsed(verdict: Verdict) -> None:
     parts = ChatOutputParser(tools=ToolCallOptions(HERMES, [tool for _, tool in TOOLS], constrained=True))
     for character in f"{ROME}\n{NOW}":
         parts.push(character)
-    assert [(call.name, json.loads(call.arguments)) for call in parts.calls] == [
-        ("weather", {"city": "Rome"}),
-        ("clock", {}),
-    ]
+    calls = [(call.name, json.loads(call.arguments)) for call in parts.calls]
+    assert calls == [("weather", {"city": "Rome"}), ("clock", {})]
     assert parts.content == ""
 
 
-def test_arguments_have_only_names_of_the_schema(verdict: Verdict) -> None:
-    only = made(verdict, "only")
-    assert not verdict(only, ROME.replace("}}", ', "made": "up"}}'))[0]
-
-
-def test_unsupported_schemas_are_refused() -> None:
+def test_a_schema_that_is_too_long_is_refused() -> None:
     assert HERMES is not None
-    large = Tool(
-        "f", parameters={"type": "object", "properties": {"x": {"enum": ["y" * 1000 + str(i) for i in range(80)]}}}
-    )
+    texts = {"enum": ["y" * 1000 + str(i) for i in range(80)]}
+    large = Tool("f", parameters={"type": "object", "properties": {"x": texts}})
     alone = [("tools[0].function.parameters", large)]
     with pytest.raises(RequestError, match=r"tools\[0\]\.function\.parameters: has \d+ characters; at most"):
         grammar(ToolCallConstraint(HERMES, alone, "only", False), "", None, lambda mark: None, "tools")
-    half = Tool(
-        "f", parameters={"type": "object", "properties": {"x": {"enum": ["y" * 1000 + str(i) for i in range(40)]}}}
-    )
-    both = [("tools[0]", half), ("tools[1]", half)]
-    with pytest.raises(RequestError, match=r"^tools: the schemas have \d+ characters together; at most"):
-        grammar(ToolCallConstraint(HERMES, both, "only", False), "", None, lambda mark: None, "tools")

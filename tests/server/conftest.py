@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from tests.server.checkpoint import write_checkpoint
-from tests.server.harness import FAKE, SCRIPTED, ServerProcess, serving
+from tests.server.harness import FAKE, KEY, SCRIPTED, ServerProcess, serving
 from tests.wait import TIMEOUT
 
 
@@ -44,6 +44,14 @@ def scripted(tagged: Path) -> Iterator[ServerProcess]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def strict(tagged: Path) -> Iterator[ServerProcess]:
+    """Yields a server like `scripted` that refuses fields which it does not know."""
+    flags = ("--model", str(tagged), "--served-model-name", "tiny", "--strict-fields")
+    with serving(*flags, module=SCRIPTED) as server:
+        yield server
+
+
 @pytest.fixture(scope="module")
 def client(server: ServerProcess) -> Iterator[httpx.Client]:
     """Yields an HTTP client of the module's `server` fixture."""
@@ -61,5 +69,14 @@ def ai(server: ServerProcess) -> Iterator[openai.OpenAI]:
 @pytest.fixture(scope="session")
 def fake(checkpoint: Path) -> Iterator[ServerProcess]:
     """Yields a server over an engine without a model, for tests of failures. It recovers, so tests share it."""
-    with serving("--model", str(checkpoint), "--served-model-name", "tiny", module=FAKE) as server:
+    flags = ("--model", str(checkpoint), "--served-model-name", "tiny", "--request-timeout", "0")  # no time limit
+    with serving(*flags, module=FAKE) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def keyed(checkpoint: Path) -> Iterator[ServerProcess]:
+    """Yields a server like `fake` whose clients need `KEY`. Its clients do not send it."""
+    flags = ("--model", str(checkpoint), "--served-model-name", "tiny")
+    with serving(*flags, module=FAKE, env={"UNMASK_API_KEY": KEY}) as server:
         yield server

@@ -31,6 +31,7 @@ REAL = "runtime.server"
 MORE_ARGS = tuple(os.environ.get("TEST_SERVER_ARGS", "").split())
 FAKE = "tests.server.fake_server"
 SCRIPTED = "tests.server.scripted_server"
+KEY = "a-key-of-these-tests"  # of the fixture `keyed`
 
 
 class ServerProcess:
@@ -168,17 +169,9 @@ class ServerProcess:
 
 
 @contextlib.contextmanager
-def serving(
-    *args: str,
-    module: str | None = None,
-    ready: bool = True,
-    env: dict[str, str] | None = None,
-    files: int | None = None,
-    limits: dict[str, float] | None = None,
-    program: tuple[str, ...] = (),
-    cwd: Path = ROOT,
-) -> Iterator[Any]:
-    server = ServerProcess(*args, module=module, env=env, files=files, limits=limits, program=program, cwd=cwd)
+def serving(*args: str, ready: bool = True, **options: Any) -> Iterator[Any]:
+    """Runs a server. `options`: those of `ServerProcess`."""
+    server = ServerProcess(*args, **options)
     try:
         yield server.until_ready() if ready else server
     except BaseException:

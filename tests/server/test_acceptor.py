@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 import uvloop
@@ -15,6 +15,7 @@ from runtime.server import http_server as acceptor
 from runtime.server.http_protocol.limits import Limits, accept_batch
 from runtime.server.http_server import Acceptor, HttpServer
 from runtime.server.metrics import RequestMetrics
+from tests.on_loop import on_uvloop
 from tests.wait import TIMEOUT, wait_until_async
 
 PROBE = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -40,30 +41,41 @@ def crowd(listener: socket.socket, size: int) -> Iterator[list[socket.socket]]:
         yield [stack.enter_context(socket.create_connection(listener.getsockname(), TIMEOUT)) for _ in range(size)]
 
 
-def test_many_connections_are_accepted_within_a_few_iterations_of_the_loop(listener: socket.socket) -> None:
-    """Checks that connections are accepted in batches: libuv alone accepts one per iteration."""
+@contextlib.asynccontextmanager
+async def served(listener: socket.socket, processes: int = 1) -> AsyncIterator[HttpServer]:
+    http = HttpServer(app, Limits(), RequestMetrics(), processes=processes)
+    serving = asyncio.create_task(http.serve([listener]))
+    await wait_until_async(lambda: http.started)
+    yield http
+    http.should_exit = True
+    await serving
 
-    async def everything() -> int:
-        http = HttpServer(app, Limits(), RequestMetrics())
-        serving = asyncio.create_task(http.serve([listener]))
-        await wait_until_async(lambda: http.started)
+
+def collecting(accepted: list[asyncio.Protocol]) -> Callable[[], asyncio.Protocol]:
+    """Returns a factory of protocols that appends them to `accepted`."""
+
+    def protocol() -> asyncio.Protocol:
+        accepted.append(asyncio.Protocol())
+        return accepted[-1]
+
+    return protocol
+
+
+@on_uvloop
+async def test_many_connections_are_accepted_within_a_few_iterations_of_the_loop(listener: socket.socket) -> None:
+    """Checks that connections are accepted in batches: libuv alone accepts one per iteration."""
+    async with served(listener) as http:
         with crowd(listener, STRANGERS):
             iterations = 0
             while len(http.manager.open) < STRANGERS:
                 await asyncio.sleep(0)
                 iterations += 1
-        http.should_exit = True
-        await serving
-        return iterations
-
-    assert uvloop.run(everything()) < 20
+    assert iterations < 20
 
 
-def test_connections_in_the_backlog_at_shutdown_are_answered(listener: socket.socket) -> None:
-    async def everything() -> list[bytes]:
-        http = HttpServer(app, Limits(), RequestMetrics())
-        serving = asyncio.create_task(http.serve([listener]))
-        await wait_until_async(lambda: http.started)
+@on_uvloop
+async def test_connections_in_the_backlog_at_shutdown_are_answered(listener: socket.socket) -> None:
+    async with served(listener) as http:
         address = listener.getsockname()
         with crowd(listener, STRANGERS) as strangers:
             for stranger in strangers:
@@ -71,55 +83,35 @@ def test_connections_in_the_backlog_at_shutdown_are_answered(listener: socket.so
             await http.close_listener(listener)
             with pytest.raises(ConnectionError):
                 socket.create_connection(address, TIMEOUT).recv(1)
-            loop = asyncio.get_running_loop()
-            answers = []
             for stranger in strangers:
                 stranger.setblocking(False)
-                answers.append(await asyncio.wait_for(loop.sock_recv(stranger, 12), TIMEOUT))
-        http.should_exit = True
-        await serving
-        return answers
-
-    assert uvloop.run(everything()) == [b"HTTP/1.1 200"] * STRANGERS
+                answer = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(stranger, 12), TIMEOUT)
+                assert answer == b"HTTP/1.1 200"
 
 
-def test_a_shutdown_accepts_no_more_than_the_backlog(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_uvloop
+async def test_a_shutdown_accepts_no_more_than_the_backlog(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(acceptor, "BACKLOG", 5)
-
-    async def everything() -> int:
-        connections: list[asyncio.Protocol] = []
-
-        def connection() -> asyncio.Protocol:
-            connections.append(asyncio.Protocol())
-            return connections[-1]
-
-        with crowd(listener, 8):
-            await Acceptor(listener, connection, 8).close()
-        return len(connections)
-
-    assert uvloop.run(everything()) == 5
+    connections: list[asyncio.Protocol] = []
+    with crowd(listener, 8):
+        await Acceptor(listener, collecting(connections), 8).close()
+    assert len(connections) == 5
 
 
-def test_connections_are_accepted_where_the_system_reports_no_queue(
+@on_uvloop
+async def test_connections_are_accepted_where_the_system_reports_no_queue(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Simulates sandboxes that answer TCP_INFO with zeros."""
     monkeypatch.setattr(acceptor, "_BACKLOG_OFFSET", 4096)  # beyond the structure: reads as zero
-
-    async def accept() -> None:
-        connections: list[asyncio.Protocol] = []
-
-        def connection() -> asyncio.Protocol:
-            connections.append(asyncio.Protocol())
-            return connections[-1]
-
-        accepting = Acceptor(listener, connection, 8)
-        accepting.start()
-        with crowd(listener, 3):
-            await wait_until_async(lambda: len(connections) == 3)
-        accepting.stop()
-
-    uvloop.run(accept())
+    connections: list[asyncio.Protocol] = []
+    accepting = Acceptor(listener, collecting(connections), 8)
+    accepting.start()
+    with crowd(listener, 3):
+        await wait_until_async(lambda: len(connections) == 3)
+    accepting.stop()
 
 
 @pytest.mark.parametrize(
@@ -133,25 +125,25 @@ def test_connections_are_accepted_where_the_system_reports_no_queue(
         (errno.EIO, f"see errno {errno.EIO}"),
     ],
 )
-def test_an_error_of_accept_is_logged_once_with_its_cause(
+@on_uvloop
+async def test_an_error_of_accept_is_logged_once_with_its_cause(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int, advice: str
 ) -> None:
-    async def accept() -> None:
-        accepting = Acceptor(listener, asyncio.Protocol, 8)
-        failures = 0
+    """Checks also that it is tried again."""
+    accepted: list[asyncio.Protocol] = []
+    accepting = Acceptor(listener, collecting(accepted), 8)
+    accept_one, failures = accepting._accept, [number] * 3
 
-        def fail() -> None:
-            nonlocal failures
-            failures += 1
-            raise OSError(number, "the cause")
+    def fail() -> None:
+        if failures:
+            raise OSError(failures.pop(), "the cause")
+        accept_one()
 
-        monkeypatch.setattr(accepting, "_accept", fail)
-        accepting.start()
-        with crowd(listener, 1):
-            await wait_until_async(lambda: failures > 2)
-        accepting.stop()
-
-    uvloop.run(accept())
+    monkeypatch.setattr(accepting, "_accept", fail)
+    accepting.start()
+    with crowd(listener, 1):
+        await wait_until_async(lambda: accepted)
+    accepting.stop()
     (record,) = [each for each in caplog.records if "cannot accept connections: the cause" in each.message]
     assert advice in record.message
     assert ("open files" in record.message) == (number in (errno.EMFILE, errno.ENFILE))
@@ -171,26 +163,18 @@ class FirstLost(socket.socket):
         return connection, address
 
 
-def test_a_lost_connection_does_not_delay_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
-    async def accept() -> int:
-        accepted: list[asyncio.Protocol] = []
-
-        def connection() -> asyncio.Protocol:
-            accepted.append(asyncio.Protocol())
-            return accepted[-1]
-
-        with FirstLost() as listener:
-            listener.bind(("127.0.0.1", 0))
-            listener.listen()
-            accepting = Acceptor(listener, connection, 8)
-            with crowd(listener, 3):
-                accepting.start()
-                await wait_until_async(lambda: len(accepted) == 2)
-                assert not accepting.failing
-                accepting.stop()
-        return len(accepted)
-
-    assert uvloop.run(accept()) == 2
+@on_uvloop
+async def test_a_lost_connection_does_not_delay_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
+    accepted: list[asyncio.Protocol] = []
+    with FirstLost() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        accepting = Acceptor(listener, collecting(accepted), 8)
+        with crowd(listener, 3):
+            accepting.start()
+            await wait_until_async(lambda: len(accepted) == 2)
+            assert not accepting.failing
+            accepting.stop()
     assert "cannot accept" not in caplog.text
 
 
@@ -200,16 +184,9 @@ class Sharing:
     def __init__(self, listener: socket.socket) -> None:
         self.accepted: list[list[asyncio.Protocol]] = [[], []]
         self.acceptors = [
-            Acceptor(listener, self._protocols(each), 100, 2, lambda each=each: len(each))  # type: ignore[misc]
+            Acceptor(listener, collecting(each), 100, 2, lambda each=each: len(each))  # type: ignore[misc]
             for each in self.accepted
         ]
-
-    def _protocols(self, accepted: list[asyncio.Protocol]):  # type: ignore[no-untyped-def]
-        def protocol() -> asyncio.Protocol:
-            accepted.append(asyncio.Protocol())
-            return accepted[-1]
-
-        return protocol
 
     async def settle(self) -> list[int]:
         registering = [task for each in self.acceptors for task in each.registering]
@@ -218,34 +195,30 @@ class Sharing:
         return [len(each) for each in self.accepted]
 
 
-def test_a_process_accepts_its_fraction_of_the_backlog(listener: socket.socket) -> None:
-    async def accept() -> None:
-        both = Sharing(listener)
-        with crowd(listener, 16):
-            both.acceptors[0]._on_readable()
-            assert await both.settle() == [8, 0]
-            both.acceptors[1]._on_readable()
-            assert await both.settle() == [8, 4]
-
-    uvloop.run(accept())
+@on_uvloop
+async def test_a_process_accepts_its_fraction_of_the_backlog(listener: socket.socket) -> None:
+    both = Sharing(listener)
+    with crowd(listener, 16):
+        both.acceptors[0]._on_readable()
+        assert await both.settle() == [8, 0]
+        both.acceptors[1]._on_readable()
+        assert await both.settle() == [8, 4]
 
 
-def test_a_process_without_connections_accepts_first(listener: socket.socket) -> None:
-    async def accept() -> None:
-        both = Sharing(listener)
-        with crowd(listener, 1):
-            both.acceptors[0]._on_readable()
-            assert await both.settle() == [1, 0]
-        with crowd(listener, 1):
-            both.acceptors[0]._on_readable()  # it has a connection, so it waits
-            both.acceptors[1]._on_readable()
-            assert await both.settle() == [1, 1]
-        with crowd(listener, 1):  # the acceptor that waited accepts the next one
-            await wait_until_async(lambda: len(both.accepted[0]) == 2)
-        both.acceptors[0].closed = True
-        asyncio.get_running_loop().remove_reader(listener.fileno())
-
-    uvloop.run(accept())
+@on_uvloop
+async def test_a_process_without_connections_accepts_first(listener: socket.socket) -> None:
+    both = Sharing(listener)
+    with crowd(listener, 1):
+        both.acceptors[0]._on_readable()
+        assert await both.settle() == [1, 0]
+    with crowd(listener, 1):
+        both.acceptors[0]._on_readable()  # it has a connection, so it waits
+        both.acceptors[1]._on_readable()
+        assert await both.settle() == [1, 1]
+    with crowd(listener, 1):  # the acceptor that waited accepts the next one
+        await wait_until_async(lambda: len(both.accepted[0]) == 2)
+    both.acceptors[0].closed = True
+    asyncio.get_running_loop().remove_reader(listener.fileno())
 
 
 def test_a_listener_that_another_process_closes_is_no_error(
@@ -263,46 +236,12 @@ def test_a_listener_that_another_process_closes_is_no_error(
     assert "cannot accept" not in caplog.text
 
 
-def test_a_shared_listener_serves_all_connections(listener: socket.socket) -> None:
+@on_uvloop
+async def test_a_shared_listener_serves_all_connections(listener: socket.socket) -> None:
     """Checks that connections in the backlog are served as well when the listener is closed."""
-
-    async def everything() -> int:
-        http = HttpServer(app, Limits(), RequestMetrics(), processes=2)
-        serving = asyncio.create_task(http.serve([listener]))
-        await wait_until_async(lambda: http.started)
+    async with served(listener, processes=2) as http:
         with crowd(listener, STRANGERS):
             await wait_until_async(lambda: len(http.manager.open) == STRANGERS)
             with crowd(listener, 5):
                 await http.close_listener(listener)
-                count = len(http.manager.open)
-        http.should_exit = True
-        await serving
-        return count
-
-    assert uvloop.run(everything()) == STRANGERS + 5
-
-
-def test_a_lack_of_descriptors_is_retried_without_a_busy_loop(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def accept() -> None:
-        both = Sharing(listener)
-        tries = 0
-        accept_one = Acceptor._accept
-
-        def fails(self: Acceptor) -> None:
-            nonlocal tries
-            tries += 1
-            if tries < 4:
-                raise OSError(errno.EMFILE, "Too many open files")
-            accept_one(self)
-
-        monkeypatch.setattr(Acceptor, "_accept", fails)
-        with crowd(listener, 1):
-            both.acceptors[0].start()
-            await wait_until_async(lambda: both.accepted[0])
-            assert tries == 4
-            both.acceptors[0].closed = True
-            asyncio.get_running_loop().remove_reader(listener.fileno())
-
-    uvloop.run(accept())
+                assert len(http.manager.open) == STRANGERS + 5

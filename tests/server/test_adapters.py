@@ -6,10 +6,9 @@ import asyncio
 import gc
 import json
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,10 +22,11 @@ from runtime.config import EngineConfig, ServerConfig
 from runtime.errors import ConfigError, RequestError
 from runtime.server.engine_client.adapter_registry import LocalAdapterRegistry, read_lora_config
 from runtime.server.engine_client.ipc_protocol import CallResult
+from tests.on_loop import on_loop
 from tests.server.checkpoint import CONFIG
-from tests.server.harness import ROOT, ServerProcess, serving
+from tests.server.harness import ServerProcess, serving
 from tests.server.test_frontends import clients
-from tests.wait import wait_until
+from tests.wait import TIMEOUT, wait_until
 
 HIDDEN = CONFIG["hidden_size"]
 QKV = (CONFIG["num_attention_heads"] + 2 * CONFIG["num_key_value_heads"]) * CONFIG["head_dim"]
@@ -132,51 +132,62 @@ def test_the_config_file_is_followed_and_failures_are_reported(
         wait_until(lambda: names(client) == {"base", "one", "two", "fromfile"})
 
 
-def test_a_failed_load_leaves_nothing_of_its_name() -> None:
-    """Checks that failed loads keep no state per name, because clients choose the names."""
-
-    async def call(replica: object, message: object) -> CallResult:
-        return CallResult(0, error="no adapter")
-
-    async def fail_to_load() -> None:
-        supervisor = SimpleNamespace(ready=[None], require_ready=lambda: [None], call=call)
-        registry = LocalAdapterRegistry(ServerConfig(engine=EngineConfig(model="demo://")), cast(Any, supervisor))
-        results = await asyncio.gather(
-            *(registry.load(f"name{i % 50}", "/adapters", by="route") for i in range(100)), return_exceptions=True
-        )
-        assert all(isinstance(result, RequestError) and result.message == "no adapter" for result in results)
-        assert not registry.entries
-        del results  # the tracebacks of the errors refer to the frames
-        gc.collect()
-        assert not registry._locks
-
-    asyncio.run(fail_to_load())
-
-
-@pytest.mark.parametrize("exits", ["before the load", "during the load"])
-def test_a_load_without_a_backend_leaves_no_entry(exits: str) -> None:
-    """Checks a load while the last backend exits. An entry in the state "loading" would never be loaded again."""
-    ready = [0] if exits == "during the load" else []
+def registry_of(ready: list[int], call: Any) -> LocalAdapterRegistry:
+    """Returns a registry over backends that answer a load with `call`."""
 
     def require_ready() -> list[int]:
         if not ready:
             raise RequestError("no engine process is ready", status=503)
         return list(ready)
 
-    async def call(replica: int, message: object) -> CallResult | None:
-        if not ready:
-            return None
+    supervisor = SimpleNamespace(ready=ready, require_ready=require_ready, call=call)
+    return LocalAdapterRegistry(ServerConfig(engine=EngineConfig(model="demo://")), cast(Any, supervisor))
+
+
+@on_loop
+async def test_a_failed_load_leaves_nothing_of_its_name() -> None:
+    """Checks that failed loads keep no state per name, because clients choose the names."""
+
+    async def call(replica: object, message: object) -> CallResult:
+        return CallResult(0, error="no adapter")
+
+    registry = registry_of([0], call)
+    loads = (registry.load(f"name{i % 50}", "/adapters", by="route") for i in range(100))
+    results = await asyncio.gather(*loads, return_exceptions=True)
+    assert all(isinstance(result, RequestError) and result.message == "no adapter" for result in results)
+    assert not registry.entries
+    del results  # the tracebacks of the errors refer to the frames
+    gc.collect()
+    assert not registry._locks
+
+
+@pytest.mark.parametrize(("ready", "message"), [([], "no engine process is ready"), ([0], "no adapter")])
+@on_loop
+async def test_a_load_without_a_backend_leaves_no_entry(ready: list[int], message: str) -> None:
+    """Checks a load while the last backend exits. An entry in the state "loading" would never be loaded again."""
+    ready = list(ready)
+
+    async def call(replica: int, command: object) -> CallResult | None:
         ready.clear()
         return CallResult(0, error="no adapter")
 
-    async def load() -> None:
-        supervisor = SimpleNamespace(ready=ready, require_ready=require_ready, call=call)
-        registry = LocalAdapterRegistry(ServerConfig(engine=EngineConfig(model="demo://")), cast(Any, supervisor))
-        with pytest.raises(RequestError, match="no engine process is ready" if not ready else "no adapter"):
-            await registry.load("name", "/adapters", by="route")
-        assert not registry.entries
+    registry = registry_of(ready, call)
+    with pytest.raises(RequestError, match=message):
+        await registry.load("name", "/adapters", by="route")
+    assert not registry.entries
 
-    asyncio.run(load())
+
+@on_loop
+async def test_every_replica_loads_an_adapter() -> None:
+    called: list[tuple[int, str]] = []
+
+    async def call(replica: int, command: Any) -> CallResult | None:
+        called.append((replica, command.name))
+        return CallResult(0)
+
+    registry = registry_of([0, 1], call)
+    await registry.load("name", "/adapters", by="route")
+    assert (sorted(called), registry.entries["name"].state) == ([(0, "name"), (1, "name")], "ready")
 
 
 def test_clients_load_and_unload_adapters(server: ServerProcess, adapter_dirs: Path, tmp_path: Path) -> None:
@@ -218,36 +229,28 @@ def test_clients_load_and_unload_adapters(server: ServerProcess, adapter_dirs: P
 @pytest.mark.matrix
 def test_loading_and_unloading_under_load_fails_no_other_request(server: ServerProcess, adapter_dirs: Path) -> None:
     """Checks that requests of the base model and of other adapters run on, and that an unload waits for its own."""
-    done, failed = threading.Event(), []
+    done, running = threading.Event(), 'unmask_lora_requests_running{lora="guest"}'
 
-    def load(name: str) -> None:
+    def load(name: str) -> bool:
         with server.client() as client:
             expected = ask(client, name)
             while not done.is_set():
                 if ask(client, name) != expected:
-                    failed.append(name)
+                    return False
+        return True
 
-    threads = [threading.Thread(target=load, args=(name,)) for name in ("base", "one", "two", "fromfile")]
-    for thread in threads:
-        thread.start()
-    with server.client() as client:
+    with ThreadPoolExecutor(8) as pool, server.client() as client:
+        loads = [pool.submit(load, name) for name in ("base", "one", "two", "fromfile")]
         for n in range(4):
-            assert (
-                change(client, "load", lora_name="guest", lora_path=str(adapter_dirs / f"p{3 + n % 3}")).status_code
-                == 200
-            )
-            answers: list[str] = []
-            asked = threading.Thread(target=lambda into=answers: into.append(ask(client, "guest", tokens=200)))
-            asked.start()
-            wait_until(lambda into=answers: into or server.metrics()['unmask_lora_requests_running{lora="guest"}'])
+            path = str(adapter_dirs / f"p{3 + n % 3}")
+            assert change(client, "load", lora_name="guest", lora_path=path).status_code == 200
+            answer = pool.submit(ask, client, "guest", tokens=200)
+            wait_until(lambda answer=answer: answer.done() or server.metrics()[running])
             with server.client() as other:
                 assert change(other, "unload", lora_name="guest").status_code == 200
-            asked.join()
-            assert len(answers) == 1  # the unload waited for the request
-    done.set()
-    for thread in threads:
-        thread.join()
-    assert not failed
+            assert answer.result(TIMEOUT)  # the unload waited for the request
+        done.set()
+        assert all(each.result(TIMEOUT) for each in loads)
 
 
 def test_metrics_have_requests_per_adapter_and_evictions(server: ServerProcess) -> None:
@@ -278,34 +281,11 @@ def test_a_restarted_replica_loads_its_adapters_again(server: ServerProcess, ada
         assert change(client, "load", lora_name="two", lora_path=str(adapter_dirs / "p1")).status_code == 200
 
 
-def test_routes_of_adapters_need_a_flag(checkpoint: Path, adapter_dirs: Path) -> None:
-    flags = ["--lora", f"one={adapter_dirs / 'p0'}"]
-    with serving("--model", str(checkpoint), *flags) as server, server.until_ready().client() as client:
+def test_routes_of_adapters_need_a_flag(fake: ServerProcess, adapter_dirs: Path) -> None:
+    with fake.client() as client:
         answer = change(client, "load", lora_name="x", lora_path=str(adapter_dirs / "p1"))
-        assert answer.status_code == 403
-        assert "--lora-routes" in answer.json()["error"]["message"]
-        assert names(client) >= {"one"}
-
-
-@pytest.mark.matrix
-def test_every_replica_loads_an_adapter(checkpoint: Path, adapter_dirs: Path) -> None:
-    flags = ["--data-parallel-size", "2", "--lora-routes"]
-    with serving("--model", str(checkpoint), *flags) as server:
-        server.until_metric("unmask_backends_ready", 2)
-        with server.client() as client:
-            name = names(client).pop()
-            assert change(client, "load", lora_name="a", lora_path=str(adapter_dirs / "p0")).status_code == 200
-            body = {"prompt": ["tell me"] * 6, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
-            texts = {
-                model: {
-                    c["text"] for c in client.post("/v1/completions", json=body | {"model": model}).json()["choices"]
-                }
-                for model in (name, "a")
-            }
-            assert [len(found) for found in texts.values()] == [1, 1]  # both replicas give the same text
-            assert texts[name] != texts["a"]
-            assert change(client, "unload", lora_name="a").status_code == 200
-            assert names(client) == {name}
+    assert answer.status_code == 403
+    assert "--lora-routes" in answer.json()["error"]["message"]
 
 
 def test_lists_of_adapters_may_have_merge_keys(tmp_path: Path) -> None:
@@ -328,24 +308,6 @@ def test_a_list_of_adapters_that_is_not_one(tmp_path: Path, text: str, reason: s
     with pytest.raises(ConfigError) as error:
         read_lora_config(str(tmp_path / "adapters.yaml"))
     assert reason in str(error.value)
-
-
-def test_an_adapter_that_cannot_be_served_ends_the_start(checkpoint: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "runtime.server",
-        "--port",
-        "0",
-        "--model",
-        str(checkpoint),
-        "--log-level",
-        "error",
-    ]
-    done = subprocess.run([*command, "--lora", "a=/nowhere"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1
-    (sentence,) = done.stderr.strip().splitlines()
-    assert sentence.startswith("error: adapter '/nowhere' is not a directory")
 
 
 def test_a_change_applies_in_every_frontend_process_once_it_is_answered(checkpoint: Path, adapter_dirs: Path) -> None:

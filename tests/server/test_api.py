@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -12,8 +13,8 @@ import pytest
 
 from runtime import LLM, SamplingParams
 from runtime.server.metrics import CLOSE_REASONS
-from tests.server.checkpoint import EOS, MASK
-from tests.server.harness import ServerProcess, serving, sse
+from tests.server.checkpoint import MASK
+from tests.server.harness import ServerProcess, sse
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 24}
 FAST = {"decoding": {"accept_threshold": 0.05}}
@@ -158,29 +159,6 @@ def test_errors_raise_the_exceptions_of_the_openai_client(ai: openai.OpenAI) -> 
     assert ai.models.retrieve("tiny").id == "tiny"
 
 
-def test_neutral_openai_fields_are_accepted(client: httpx.Client) -> None:
-    neutral = {
-        "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "logprobs": False, "tools": [],
-        "tool_choice": "auto", "response_format": {"type": "text"}, "n": 1, "user": "me", "metadata": {"a": "b"},
-        "store": False, "service_tier": "auto", "parallel_tool_calls": True, "stop_token_ids": [], "min_tokens": 0,
-        "top_logprobs": None, "functions": None, "max_completion_tokens": 24, "modalities": ["text"],
-    }  # fmt: skip
-    base = client.post("/v1/chat/completions", json=CHAT).json()
-    answer = client.post("/v1/chat/completions", json={**CHAT, **neutral})
-    assert answer.status_code == 200
-    assert answer.json()["choices"] == base["choices"]
-    text = {
-        "model": "tiny",
-        "prompt": "x",
-        "max_tokens": 4,
-        "echo": False,
-        "best_of": 1,
-        "suffix": "",
-        "logprobs": None,
-    }
-    assert client.post("/v1/completions", json=text).status_code == 200
-
-
 def nfe(client: httpx.Client, **fields: object) -> int:
     answer = client.post("/generate", json={"prompt": "count", "max_tokens": 32, "ignore_eos": True, **fields})
     assert answer.status_code == 200, answer.text
@@ -188,24 +166,17 @@ def nfe(client: httpx.Client, **fields: object) -> int:
     return found
 
 
-def test_fixed_takes_the_number_of_steps_in_the_request(client: httpx.Client) -> None:
+def test_fixed_and_local_leap_are_chosen_per_request(client: httpx.Client) -> None:
+    assert nfe(client, decoding={"accept_threshold": 0.0}) < nfe(client, decoding={"accept_threshold": 1.0})
+    assert nfe(client, decoding={"mode": "speed"}) <= nfe(client, decoding={"mode": "quality"})
     few, many = ({"algorithm": "fixed", "steps": steps} for steps in (2, 8))
     assert nfe(client, decoding=few) < nfe(client, decoding=many)
     assert nfe(client, num_denoising_steps=9) == 9
-
-
-def test_local_leap_accepts_the_names_of_dlmserve(client: httpx.Client) -> None:
-    spelt = {"local_leap_radius": 2, "local_leap_anchor_threshold": 0.5}
+    spelt = {"use_local_leap": True, "local_leap_radius": 2, "local_leap_anchor_threshold": 0.5}
     ours = {"algorithm": "local_leap", "local_leap": {"radius": 2, "anchor": 0.5}}
-    assert nfe(client, use_local_leap=True, **spelt) == nfe(client, decoding=ours)
-
-
-def test_decoding_is_chosen_per_request(client: httpx.Client) -> None:
-    assert nfe(client, decoding={"accept_threshold": 0.0}) < nfe(client, decoding={"accept_threshold": 1.0})
-    assert nfe(client, decoding={"mode": "speed"}) <= nfe(client, decoding={"mode": "quality"})
+    assert nfe(client, **spelt) == nfe(client, decoding=ours)
     capped = client.post("/generate", json={"prompt": "count", "max_tokens": 32, "max_nfe": 3}).json()
-    assert capped["finish_reason"] == "max_nfe"
-    assert capped["nfe"] == 3
+    assert (capped["finish_reason"], capped["nfe"]) == ("max_nfe", 3)
     run = {"prompt": "count", "max_tokens": 64, "max_repetition_run": 1, "ignore_eos": True, **FAST}
     assert client.post("/generate", json=run).json()["finish_reason"] in ("repetition", "length")
 
@@ -235,33 +206,24 @@ def test_every_reason_to_close_a_connection_has_a_metric_from_the_start(server: 
         assert found == {f'{metric}{{reason="{reason}"}}' for reason in CLOSE_REASONS}
 
 
-def test_metrics_report_what_happened(checkpoint: Path) -> None:
-    with serving("--model", str(checkpoint)) as server, server.client() as client:  # no other request counts there
-        client.post("/generate", json={"prompt": "metric", "max_tokens": 16, "ignore_eos": True})
-        client.post("/generate", json={"prompt": "metric", "max_tokens": 16, "ignore_eos": True, "stream": True})
-        server.until_metric("unmask_generated_tokens_total", 32)
-        server.until_metric("unmask_request_seconds_count", 2)
-        server.until_idle()
-        found = server.metrics()
-    assert found["unmask_generated_tokens_total"] == 32
-    assert found["unmask_prompt_tokens_total"] == 12
-    assert found["unmask_time_to_first_token_seconds_count"] == 1
-    assert found["unmask_request_seconds_count"] == 2
-    assert found['unmask_forwards_total{kind="denoise"}'] >= 4
-    assert found["unmask_step_seconds_count"] >= 4
-    assert found["unmask_kv_usage_ratio"] == 0
-    assert found["unmask_backends_ready"] == 1
-
-
-def test_an_eos_token_ends_an_answer_and_is_not_part_of_it(client: httpx.Client) -> None:
-    for seed in range(40):
-        body = {"prompt": "end", "max_tokens": 200, "temperature": 1.5, "seed": seed, **FAST}
-        answer = client.post("/generate", json=body).json()
-        assert EOS not in answer["token_ids"]
-        if answer["finish_reason"] == "stop":
-            assert len(answer["token_ids"]) < 200
-            return
-    pytest.fail("no answer of 40 ended at an end token")
+def test_metrics_report_what_happened(server: ServerProcess, client: httpx.Client) -> None:
+    server.until_idle()
+    before = server.metrics()
+    for more in ({}, {"stream": True}):
+        client.post("/generate", json={"prompt": "metric", "max_tokens": 16, "ignore_eos": True, **more})
+    counts = {
+        "unmask_generated_tokens_total": 32,
+        "unmask_prompt_tokens_total": 12,
+        "unmask_time_to_first_token_seconds_count": 1,
+        "unmask_request_seconds_count": 2,
+    }
+    for name, count in counts.items():
+        server.until_metric(name, before[name] + count)
+    server.until_idle()
+    found = server.metrics()
+    for name in ('unmask_forwards_total{kind="denoise"}', "unmask_step_seconds_count"):
+        assert found[name] >= before[name] + 4
+    assert (found["unmask_kv_usage_ratio"], found["unmask_backends_ready"]) == (0, 1)
 
 
 def test_answers_equal_those_of_an_llm_in_this_process(client: httpx.Client, checkpoint: Path) -> None:
@@ -274,3 +236,40 @@ def test_answers_equal_those_of_an_llm_in_this_process(client: httpx.Client, che
             assert theirs["token_ids"] == mine.token_ids
             assert (theirs["text"], theirs["nfe"]) == (mine.text, mine.nfe)
             assert theirs["finish_reason"] == mine.finish_reason
+
+
+A = "64"  # the id of "a" in the tiny tokenizer
+
+
+def test_logit_bias_applies_on_every_route(server: ServerProcess, ai: Any) -> None:
+    chat = ai.chat.completions.create(model="tiny", messages=CHAT["messages"], max_tokens=6, logit_bias={A: 100})
+    text = ai.completions.create(model="tiny", prompt="x", max_tokens=6, logit_bias={A: 100})
+    assert chat.choices[0].message.content == text.choices[0].text == "aaaaaa"
+    with server.client() as client:
+        own = client.post("/generate", json={"prompt": "x", "max_tokens": 6, "logit_bias": {A: 100}}).json()
+    assert own["token_ids"] == [int(A)] * 6
+
+
+def test_stop_token_ids_and_min_tokens_apply(server: ServerProcess) -> None:
+    body = {"prompt": "x", "max_tokens": 9, "logit_bias": {A: 50, "65": 60}, "stop_token_ids": [65], "temperature": 0}
+    with server.client() as client:
+
+        def answer(**more: Any) -> Any:
+            return client.post("/generate", json={**body, **more}).json()
+
+        assert (answer()["text"], answer()["finish_reason"]) == ("", "stop")
+        later = answer(min_tokens=4)
+        assert (later["text"], later["finish_reason"]) == ("aaaa", "stop")
+        assert answer(min_tokens=9)["text"] == "a" * 9
+
+
+def test_a_penalty_and_min_p_apply(server: ServerProcess, ai: Any) -> None:
+    one = {"extra_body": {"decoding": {"algorithm": "sequential"}, "ignore_eos": True}, "max_tokens": 12}
+    again = ai.completions.create(model="tiny", prompt="x", **one, presence_penalty=2, logit_bias={A: 1})
+    free = ai.completions.create(model="tiny", prompt="x", **one, logit_bias={A: 1})
+    assert again.choices[0].text != free.choices[0].text
+    with server.client() as client:
+        hot = {"prompt": "x", "max_tokens": 8, "ignore_eos": True, "temperature": 50, "seed": 1, "logit_bias": {A: 100}}
+        greedy = client.post("/generate", json={**hot, "min_p": 0.5}).json()["token_ids"]
+        assert greedy == [int(A)] * 8
+        assert client.post("/generate", json=hot).json()["token_ids"] != greedy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +20,7 @@ from runtime.server.engine_process.channel import FrontendGone
 from runtime.server.frontend_processes.engine_client import FrontendEngineClient
 from runtime.server.frontend_processes.protocol import EngineState
 from runtime.server.metrics import RequestMetrics
+from tests.on_loop import on_loop
 from tests.request.test_sampling_params import INFO
 
 
@@ -92,55 +92,36 @@ def test_outputs_of_a_step_are_sent_while_the_device_runs_the_next(overlaps: boo
         assert each.sent == [word for n in range(4) for word in (f"step {n}", f"end {n}", f"news {n}")]
 
 
+class Loading(Recording):
+    """A link that records how many objects are excluded from garbage collection when the engine is ready."""
+
+    frozen = 0
+    info = None
+
+    def send_hello(self) -> None: ...
+
+    def configuration(self) -> Configure:
+        return Configure(EngineConfig(), (), "info", "text")
+
+    def send(self, event: Any) -> None:
+        if isinstance(event, Ready):
+            self.frozen = gc.get_freeze_count()
+
+    def fail(self, sentence: str) -> None: ...
+
+
 def test_the_loaded_engine_is_excluded_from_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.server.logs.configure_logging", lambda *_: None)
-    frozen: list[int] = []
-
-    class Link:
-        name = b"backend-0"
-
-        def send_hello(self) -> None: ...
-
-        def configuration(self) -> Configure:
-            return Configure(EngineConfig(), (), "info", "text")
-
-        def receive(self, seconds: float) -> Iterator[Any]:
-            raise FrontendGone("enough")
-
-        def send(self, event: Any) -> None:
-            if isinstance(event, Ready):
-                frozen.append(gc.get_freeze_count())
-
-        def has_command(self) -> bool:
-            return False
-
-        def fail(self, sentence: str) -> None: ...
-
-    class Engine:
-        info = None
-
-        def set_overlap_callback(self, work: object, has_command: object) -> bool:
-            return False
-
-        def has_work(self) -> bool:
-            return False
-
-        def capture_next(self) -> bool:
-            return False
-
-        def stats(self) -> EngineStats:
-            return EngineStats()
-
-    before = gc.get_freeze_count()
+    each, before = Loading(0, overlaps=False), gc.get_freeze_count()
     gc.disable()  # as the process does while it loads
     try:
         with pytest.raises(FrontendGone):
-            serve(Link(), lambda *_: Engine(), lambda: None)  # type: ignore[arg-type]
+            serve(each, lambda *_: each, lambda: None)  # type: ignore[arg-type]
         assert gc.isenabled()
     finally:
         gc.enable()
         gc.unfreeze()
-    assert frozen[0] > before
+    assert each.frozen > before
 
 
 class Capturing(Recording):
@@ -184,25 +165,22 @@ class Forgetful(Recording):
         self.outputs += event.outputs
 
 
-def test_a_request_that_arrives_after_its_adapter_was_unloaded_ends_as_not_found() -> None:
+@on_loop
+async def test_a_request_that_arrives_after_its_adapter_was_unloaded_ends_as_not_found() -> None:
     """Requests and unloads arrive on different sockets, in any order."""
     spec = RequestSpec(id="r", prompt=[1], max_tokens=1, adapter="a", decoding=INFO.defaults())
     engine = Forgetful()
     engine.backend.handle(Add.of([spec]))
     (output,) = engine.outputs
     assert (output.id, output.finish_reason, output.adapter_unloaded) == ("r", "error", True)
-
-    async def answer() -> None:
-        client = FrontendEngineClient(
-            ServerConfig(frontend_processes=2), RequestMetrics(), lambda message: None, "frontend-0.1", 0
-        )
-        adapters = {"a": AdapterEntry("uri", "route", "ready")}
-        client.on_state(EngineState(INFO, [], [0], ("start", 0, 0), adapters, True, True))
-        with GenerationJob("j", client, [CompletionState(0, spec, TextBuilder())], streamed=False) as job:
-            client.on_outputs(0, [output])
-            with pytest.raises(RequestError, match="model: 'a' is no longer served") as error:
-                async for _ in job.updates():
-                    pass
-        assert (error.value.status, error.value.code, job.outcome) == (404, "model_not_found", "refused")
-
-    asyncio.run(answer())
+    client = FrontendEngineClient(
+        ServerConfig(frontend_processes=2), RequestMetrics(), lambda message: None, "frontend-0.1", 0
+    )
+    adapters = {"a": AdapterEntry("uri", "route", "ready")}
+    client.on_state(EngineState(INFO, [], [0], ("start", 0, 0), adapters, True, True))
+    with GenerationJob("j", client, [CompletionState(0, spec, TextBuilder())], streamed=False) as job:
+        client.on_outputs(0, [output])
+        with pytest.raises(RequestError, match="model: 'a' is no longer served") as error:
+            async for _ in job.updates():
+                pass
+    assert (error.value.status, error.value.code, job.outcome) == (404, "model_not_found", "refused")

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
+import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from runtime.server.env import BACKEND_FILES, OWN_FILES, open_files
 from runtime.server.http_protocol.connection_manager import MIN_EVICTED_BYTES, Phase, eviction_key
+from runtime.server.http_protocol.guarded_protocol import GuardedProtocol
 from runtime.server.http_protocol.limits import DEFAULT_MAX_CONNECTIONS, PROBE_SLOTS, Limits
 from runtime.server.logs import RateLimitFilter
 from tests.server.harness import ROOT
@@ -30,28 +35,42 @@ HEALTH = b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n"
 
 def ask(server: Wired, data: bytes = GET) -> int:
     with server.connect(data) as connection:
-        return answers(read_all(connection))[0][0]
+        return status(connection)
+
+
+def status(connection: socket.socket) -> int:
+    return answers(read_all(connection))[0][0]
+
+
+@contextlib.contextmanager
+def crowded(waiting: int = 0, **limits: Any) -> Iterator[tuple[Wired, Callable[..., socket.socket]]]:
+    """Yields a server with so many unanswered requests, and a function that connects until the end of the test."""
+    with wired(**limits) as server, contextlib.ExitStack() as stack:
+
+        def connect(data: bytes = b"", **options: Any) -> socket.socket:
+            return stack.enter_context(server.connect(data, **options))
+
+        for _ in range(waiting):
+            connect(WAIT)
+        server.until_requests(waiting)
+        yield server, connect
 
 
 def test_incomplete_heads_are_evicted_first_and_then_the_longest_idle_connections() -> None:
-    with wired(connections=4) as server, contextlib.ExitStack() as stack:
-
-        def connect(data: bytes) -> object:
-            connection = stack.enter_context(server.connect(data))
-            if data.endswith(b"\r\n\r\n") and data != WAIT:
-                connection.recv(1000)
-            return connection
-
-        opened = [connect(data) for data in (KEEP_ALIVE, WAIT, KEEP_ALIVE, b"GET /half")]
+    with crowded(connections=4) as (server, connect):
+        opened = []
+        for data in (KEEP_ALIVE, WAIT, KEEP_ALIVE, b"GET /half"):
+            opened.append(connect(data))
+            if data == KEEP_ALIVE:
+                opened[-1].recv(1000)
         server.until_open(4)
         for victim in (3, 0, 2):  # the incomplete head, then the idle connections in their order
             connect(WAIT)
             with contextlib.suppress(ConnectionError):
-                assert opened[victim].recv(10) == b""  # type: ignore[attr-defined]
+                assert opened[victim].recv(10) == b""
             server.until_open(4)
         assert server.closed_by_server("gave_way") == 3
-        assert ask(server) == 503
-        assert ask(server, HEALTH) == 200
+        assert (ask(server), ask(server, HEALTH)) == (503, 200)
 
 
 def test_probes_are_served_while_all_are_busy_and_others_get_503() -> None:
@@ -59,117 +78,108 @@ def test_probes_are_served_while_all_are_busy_and_others_get_503() -> None:
         for _ in range(3):
             stack.enter_context(server.connect(WAIT))
         server.until_requests(3)
-        for _ in range(5):
-            assert ask(server, HEALTH) == 200
+        assert [ask(server, HEALTH) for _ in range(5)] == [200] * 5
         with server.connect(GET) as connection:
-            ((status, headers, body),) = answers(read_all(connection))
-        assert (status, headers[b"connection"], headers[b"retry-after"]) == (503, b"close", b"1")
+            ((refused, headers, body),) = answers(read_all(connection))
+        assert (refused, headers[b"connection"], headers[b"retry-after"]) == (503, b"close", b"1")
         assert json.loads(body)["error"]["code"] == "no_room"
-        # incomplete heads do not occupy the probe slots either
-        halves = [stack.enter_context(server.connect(b"GET /")) for _ in range(6)]
+        for _ in range(6):  # incomplete heads do not occupy the probe slots either
+            stack.enter_context(server.connect(b"GET /"))
         assert ask(server, HEALTH) == 200
-        assert len(halves) == 6
         wait_until(lambda: server.open <= 5)
         # a connection in a probe slot may send any request once other connections have closed
         with server.connect() as spare:
             stack.close()
             server.until_open(1)
             spare.sendall(GET)
-            assert answers(read_all(spare))[0][0] == 200
+            assert status(spare) == 200
 
 
 def test_probes_do_not_evict_each_other() -> None:
-    with wired(connections=2, probe_slots=3) as server, contextlib.ExitStack() as stack:
-        for _ in range(2):
-            stack.enter_context(server.connect(WAIT))
-        server.until_requests(2)
-        probes = [stack.enter_context(server.connect()) for _ in range(3)]
+    with crowded(2, connections=2, probe_slots=3) as (server, connect):
+        probes = [connect() for _ in range(3)]
         server.until_open(5)
         for probe in probes:
             probe.sendall(HEALTH)
-        assert [answers(read_all(probe))[0][0] for probe in probes] == [200] * 3
+        assert [status(probe) for probe in probes] == [200] * 3
         assert server.closed_by_server("gave_way") == 0
 
 
 def test_a_probe_that_has_not_been_read_is_not_reset_for_another_connection() -> None:
-    with wired(connections=1, probe_slots=2) as server, contextlib.ExitStack() as stack:
-        probe = stack.enter_context(server.connect())  # its request has not arrived yet
+    with crowded(connections=1, probe_slots=2) as (server, connect):
+        probe = connect()  # its request has not arrived yet
         server.until_open(1)
-        stack.enter_context(server.connect(WAIT))
+        connect(WAIT)
         server.until_requests(1)
         probe.sendall(HEALTH)
-        assert answers(read_all(probe))[0][0] == 200
+        assert status(probe) == 200
         assert server.closed_by_server("gave_way") == 0
 
 
 def test_a_silent_connection_is_evicted_once_its_request_is_overdue() -> None:
-    with wired(connections=1) as server, contextlib.ExitStack() as stack:
-        silent = stack.enter_context(server.connect())
+    with crowded(connections=1) as (server, connect):
+        silent = connect()
         server.until_open(1)
         server.pass_time(Limits.arrival_seconds)
-        stack.enter_context(server.connect(WAIT))
+        connect(WAIT)
         server.until_requests(1)
         assert silent.recv(10) == b""
         assert server.closed_by_server("gave_way") == 1
 
 
 def test_idle_connections_leave_probe_slots_before_new_ones_do() -> None:
-    with wired(connections=1, probe_slots=3) as server, contextlib.ExitStack() as stack:
-        stack.enter_context(server.connect(WAIT))
-        server.until_requests(1)
-        idle = [stack.enter_context(server.connect(HEALTH_KEEP_ALIVE)) for _ in range(3)]
+    with crowded(1, connections=1, probe_slots=3) as (server, connect):
+        idle = [connect(HEALTH_KEEP_ALIVE) for _ in range(3)]
         assert [answers(connection.recv(1000))[0][0] for connection in idle] == [200] * 3
-        probes = [stack.enter_context(server.connect()) for _ in range(3)]
+        probes = [connect() for _ in range(3)]
         wait_until(lambda: server.closed_by_server("gave_way") == 3)
         for probe in probes:
             probe.sendall(HEALTH)
-        assert [answers(read_all(probe))[0][0] for probe in probes] == [200] * 3
+        assert [status(probe) for probe in probes] == [200] * 3
 
 
 def test_probe_slots_do_not_count_as_connections_of_others() -> None:
-    with wired(connections=2, probe_slots=2) as server, contextlib.ExitStack() as stack:
-        busy = [stack.enter_context(server.connect(WAIT)) for _ in range(2)]
+    with crowded(1, connections=2, probe_slots=2) as (server, connect):
+        busy = connect(WAIT)
         server.until_requests(2)
         for _ in range(2):
-            stack.enter_context(server.connect(b"GET /health HTTP/1.1\r\n\r\n")).recv(1000)
-        busy[0].close()
+            connect(HEALTH_KEEP_ALIVE).recv(1000)
+        busy.close()
         server.until_open(3)
         assert ask(server) == 200
 
 
+def read_until(reader: socket.socket, size: int, end: int) -> int:
+    while size < end:
+        got = len(reader.recv(2**18))
+        assert got, "the answer is cut off"
+        size += got
+    return size
+
+
 def test_an_answer_that_is_being_read_is_not_evicted_at_once() -> None:
-    with wired(connections=1) as server:
-        with server.connect(BIG_KEEP_ALIVE, receive_buffer=2**15) as reader:
-            server.until_phase(Phase.IDLE)
-            assert server.unsent()
-            assert ask(server) == 503
-            size = 0
-            while size < BIG:
-                got = len(reader.recv(2**18))
-                assert got, "the answer is cut off"
-                size += got
-            wait_until(lambda: not server.unsent())
-            assert ask(server) == 200  # idle without unsent data, it is evicted
+    with crowded(connections=1) as (server, connect):
+        reader = connect(BIG_KEEP_ALIVE, receive_buffer=2**15)
+        server.until_phase(Phase.IDLE)
+        assert server.unsent()
+        assert ask(server) == 503
+        read_until(reader, 0, BIG)
+        wait_until(lambda: not server.unsent())
+        assert ask(server) == 200  # idle without unsent data, it is evicted
         assert server.closed_by_server("gave_way") == 1
 
 
 @pytest.mark.parametrize("ending", [b"", b"Connection: close\r\n"])
 def test_a_connection_that_reads_an_answer_is_not_evicted(ending: bytes) -> None:
     """Checks answers that the application has finished, on connections that are idle or about to close."""
-    with wired(connections=2, idle_seconds=10) as server, contextlib.ExitStack() as stack:
-        reader = stack.enter_context(server.connect(BIG_KEEP_ALIVE[:-2] + ending + b"\r\n", receive_buffer=2**15))
-        assert reader.recv(100)
+    with crowded(connections=2, idle_seconds=10) as (server, connect):
+        reader = connect(BIG_KEEP_ALIVE[:-2] + ending + b"\r\n", receive_buffer=2**15)
+        size = len(reader.recv(100))
         server.until_requests(0)
-        size = 100
         while size < BIG:
-            until = min(size + 2**20, BIG)
-            while size < until:
-                got = len(reader.recv(2**18))
-                assert got, "the answer is cut off"
-                size += got
+            size = read_until(reader, size, min(size + 2**20, BIG))
             server.pass_time(1)
-            connection = stack.enter_context(server.connect(KEEP_ALIVE))
-            assert answers(connection.recv(1000))[0][0] == 200
+            assert answers(connect(KEEP_ALIVE).recv(1000))[0][0] == 200
         assert server.now > 1010  # longer than a connection may be idle
         assert server.closed_by_server("gave_way") > 1
 
@@ -198,10 +208,9 @@ def test_the_order_in_which_connections_are_evicted() -> None:
 
 
 def test_slow_bodies_are_evicted_too_but_not_at_once() -> None:
-    head = b"POST /x HTTP/1.1\r\nContent-Length: 10\r\n\r\nx"
-    with wired(connections=3) as server, contextlib.ExitStack() as stack:
+    with crowded(connections=3) as (server, connect):
         for _ in range(3):
-            stack.enter_context(server.connect(head))
+            connect(b"POST /x HTTP/1.1\r\nContent-Length: 10\r\n\r\nx")
         server.until_requests(3)
         server.pass_time(1)
         assert ask(server) == 503
@@ -212,52 +221,64 @@ def test_slow_bodies_are_evicted_too_but_not_at_once() -> None:
 
 def test_unfinished_bodies_of_all_are_bounded_together() -> None:
     held = 8 * 2**20
-    with wired(buffered_bytes=held) as server, contextlib.ExitStack() as stack:
+    with crowded(buffered_bytes=held) as (server, connect):
         for _ in range(20):
-            connection = stack.enter_context(server.connect())
             with contextlib.suppress(ConnectionError):
-                connection.sendall(b"POST /x HTTP/1.1\r\nContent-Length: 2000000\r\n\r\n" + b"x" * 1_000_000)
+                connect().sendall(b"POST /x HTTP/1.1\r\nContent-Length: 2000000\r\n\r\n" + b"x" * 1_000_000)
             assert server.http.manager.buffered <= held + 2**16
             server.pass_time(0.01)  # evicts the connection that has waited longest
         wait_until(lambda: server.closed_by_server("memory") >= 15)  # each byte of an incomplete body counts as 1.5
         server.pass_time(0.01)
         assert ask(server) == 200
-        body = b"x" * 1_500_000
-        assert (
-            ask(
-                server,
-                b"POST /x HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body,
-            )
-            == 200
-        )
+        head = b"POST /x HTTP/1.1\r\nConnection: close\r\nContent-Length: 1500000\r\n\r\n"
+        assert ask(server, head + b"x" * 1_500_000) == 200
     assert server.http.manager.buffered == 0
 
 
 def test_incomplete_heads_are_evicted_before_an_answer() -> None:
-    with wired(buffered_bytes=2**20) as server, contextlib.ExitStack() as stack:
-        stream = stack.enter_context(
-            server.connect(b"GET /stream HTTP/1.1\r\nConnection: close\r\n\r\n", receive_buffer=2**15)
-        )
+    with crowded(buffered_bytes=2**20) as (server, connect):
+        stream = connect(b"GET /stream HTTP/1.1\r\nConnection: close\r\n\r\n", receive_buffer=2**15)
         wait_until(lambda: server.unsent() > MIN_EVICTED_BYTES)
         for _ in range(40):
-            half = stack.enter_context(server.connect())
             with contextlib.suppress(ConnectionError):
-                half.sendall(b"GET /" + b"x" * 50_000)
+                connect().sendall(b"GET /" + b"x" * 50_000)
         wait_until(lambda: server.closed_by_server("memory") >= 5)
         assert read_all(stream).endswith(b"\r\n0\r\n\r\n")
 
 
-def test_memory_of_connections_is_released() -> None:
+@pytest.mark.parametrize(
+    "data",
+    [
+        KEEP_ALIVE * 500,
+        b"GET /half",
+        b"POST /refuse HTTP/1.1\r\nContent-Length: 9\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nContent-Length: 9\r\n\r\n",
+        b"POST /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"a: b\r\n" * 300 + b"\r\n",
+        b"NONSENSE\r\n\r\n",
+        GET,
+    ],
+)
+def test_memory_of_connections_is_released(data: bytes) -> None:
+    """Reference cycles would hold an attacker's memory until the next full collection."""
     with wired() as server:
-        for data in (
-            KEEP_ALIVE * 500,
-            b"GET /half",
-            b"POST /refuse HTTP/1.1\r\nContent-Length: 9\r\n\r\n",
-            b"NONSENSE\r\n",
-        ):
+
+        def begun() -> bool:
+            """Returns whether the server has received the beginning of a request."""
+            return server.on_loop(lambda: any(c.unparsed or c.in_body for c in server.http.manager.open))
+
+        gc.collect()
+        gc.disable()
+        try:
             with server.connect(data) as connection:
-                connection.recv(10) if data != b"GET /half" else None
-        server.until_open(0)
+                if data.startswith((b"GET /half", b"POST /x HTTP/1.1\r\nContent-Length")):
+                    wait_until(begun)
+                else:
+                    connection.recv(10)
+            server.until_open(0)
+            server.until_requests(0)
+            wait_until(lambda: not any(type(o) is GuardedProtocol for o in gc.get_objects()))
+        finally:
+            gc.enable()
         assert server.http.manager.buffered == 0
         assert not any(server.http.manager.waiting.values())
 
@@ -341,38 +362,3 @@ def test_lines_of_many_kinds_are_limited_per_second(
     assert summary.endswith(" others")
     assert len(summary) < 1200
     log.removeFilter(sparse)
-
-
-def test_connections_leave_no_garbage() -> None:
-    """Reference cycles would hold an attacker's memory until the next full collection."""
-    import gc
-
-    from runtime.server.http_protocol.guarded_protocol import GuardedProtocol
-
-    with wired() as server:
-
-        def begun() -> bool:
-            """Returns whether the server has received the beginning of a request."""
-            return server.on_loop(lambda: any(c.unparsed or c.in_body for c in server.http.manager.open))
-
-        gc.collect()
-        gc.disable()
-        try:
-            for data in (
-                KEEP_ALIVE * 50,
-                b"GET /half",
-                b"NONSENSE\r\n\r\n",
-                b"POST /x HTTP/1.1\r\nContent-Length: 9\r\n\r\n",
-                b"POST /x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"a: b\r\n" * 300 + b"\r\n",
-                GET,
-            ):
-                with server.connect(data) as connection:
-                    if data.endswith((b"half", b"9\r\n\r\n")):
-                        wait_until(begun)
-                    else:
-                        connection.recv(10)
-                server.until_open(0)
-            server.until_requests(0)
-            wait_until(lambda: not any(type(o) is GuardedProtocol for o in gc.get_objects()))
-        finally:
-            gc.enable()

@@ -10,37 +10,39 @@ import httpx
 import jsonschema_rs
 import pytest
 
-from tests.server.harness import FAKE, ServerProcess, serving, sse, sse_events
-from tests.server.test_tools import CITY, CLOCK, WEATHER, call, say
+from tests.server.dialects import CHAT, MESSAGES, RESPONSES, call, request, say, tool
+from tests.server.harness import KEY, ServerProcess, sse, sse_events
 
 Document = dict[str, Any]
-KEY = "a-key-of-these-tests"
 SHORT: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True}
 ASK = [{"role": "user", "content": "hello"}]
-SAYS = f"<think>Hm.</think>Let me look.\n{call('weather', city='Zürich')}\n{call('clock')}"
 LOGPROBS = {"logprobs": True, "top_logprobs": 2}
-ITEMS = [{"role": "user", "content": "SAY:" + json.dumps(SAYS)}]
-FLAT = [{"type": "function", "name": "weather", "parameters": CITY}, {"type": "function", "name": "clock"}]
-USES = [{"name": "weather", "input_schema": CITY}, {"name": "clock", "input_schema": {"type": "object"}}]
+
+
+def called(route: str, **more: Any) -> dict[str, Any]:
+    """Returns a request whose answer has reasoning, text and calls."""
+    text = f"<think>Hm.</think>Let me look.\n{call(city='Zürich')}\n{call('clock')}"
+    return request(route, say(text), tools=[tool(route), tool(route, "clock", {"type": "object"})], **more)
+
 
 CASES: list[tuple[str, str, dict[str, Any]]] = [  # server, route, body
-    ("server", "/v1/chat/completions", {"messages": ASK, **SHORT, "n": 2}),
-    ("server", "/v1/chat/completions", {"messages": ASK, **SHORT, **LOGPROBS}),
-    ("scripted", "/v1/chat/completions", say(SAYS, tools=[WEATHER, CLOCK])),
-    ("scripted", "/v1/chat/completions", say("A word.", max_tokens=3)),
+    ("server", CHAT, {"messages": ASK, **SHORT, "n": 2}),
+    ("server", CHAT, {"messages": ASK, **SHORT, **LOGPROBS}),
+    ("scripted", CHAT, called(CHAT)),
+    ("scripted", CHAT, request(CHAT, say("A word."), max_tokens=3)),
     ("server", "/v1/completions", {"prompt": ["a b", "c"], **SHORT}),
     ("server", "/v1/completions", {"prompt": "a b", **SHORT, "logprobs": 2}),
-    ("scripted", "/v1/responses", {"input": ITEMS, "tools": FLAT, "metadata": {"a": "b"}}),
-    ("server", "/v1/responses", {"input": "hello", "max_output_tokens": 5, "ignore_eos": True}),
-    ("scripted", "/v1/messages", {"messages": ITEMS, "tools": USES}),
-    ("server", "/v1/messages", {"messages": ASK, **SHORT}),
+    ("scripted", RESPONSES, called(RESPONSES, metadata={"a": "b"})),
+    ("server", RESPONSES, {"input": "hello", "max_output_tokens": 5, "ignore_eos": True}),
+    ("scripted", MESSAGES, called(MESSAGES)),
+    ("server", MESSAGES, {"messages": ASK, **SHORT}),
     ("server", "/generate", {"prompt": "a b", **SHORT, "logprobs": 2}),
     ("server", "/generate", {"messages": ASK, "max_tokens": 9}),
     ("server", "/v1/infill", {"text": "a <mask:5> b <mask:2>"}),
-]  # fmt: skip
+]
 STREAMS = [
     *CASES,
-    ("server", "/v1/chat/completions", {"messages": ASK, **SHORT, "stream_mode": "denoise"}),
+    ("server", CHAT, {"messages": ASK, **SHORT, "stream_mode": "denoise"}),
     ("server", "/v1/completions", {"prompt": "a", **SHORT, "stream_options": {"include_usage": True}}),
     ("server", "/generate", {"prompt": "a b", **SHORT, "stream_mode": "block_append"}),
 ]
@@ -129,19 +131,19 @@ def test_answers_of_other_routes_match_the_document(
     fits(answer.json(), content(document, method, path, status)["application/json"]["schema"], document)
 
 
-def test_a_stream_that_fails_ends_as_documented(document: Document, checkpoint: Any) -> None:
-    bodies: list[tuple[str, dict[str, Any]]] = [
-        ("/v1/chat/completions", {"messages": ASK}), ("/v1/responses", {"input": "a"}),
-        ("/v1/messages", {"messages": ASK}), ("/generate", {"prompt": "a"}),
-    ]  # fmt: skip
-    with serving("--model", str(checkpoint), module=FAKE) as server, server.client() as client:
-        for path, body in bodies:
-            text = client.post(path, json={**body, "max_tokens": 4, "cache_salt": "fail", "stream": True}).text
-            declared = content(document, "post", path, 200)["text/event-stream"]
-            data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
-            last = json.loads(data[-1] if data[-1] != "[DONE]" else data[-2])
-            assert "bad step" in json.dumps(last)
-            fits(last, declared["itemSchema"]["properties"]["data"]["contentSchema"], document)
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [(CHAT, {"messages": ASK}), (RESPONSES, {"input": "a"}), (MESSAGES, {"messages": ASK}),
+     ("/generate", {"prompt": "a"})],
+)  # fmt: skip
+def test_a_stream_that_fails_ends_as_documented(document: Document, fake: ServerProcess, path: str, body: Any) -> None:
+    with fake.client() as client:
+        text = client.post(path, json={**body, "max_tokens": 4, "cache_salt": "fail", "stream": True}).text
+    declared = content(document, "post", path, 200)["text/event-stream"]
+    data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    last = json.loads(data[-1] if data[-1] != "[DONE]" else data[-2])
+    assert "bad step" in json.dumps(last)
+    fits(last, declared["itemSchema"]["properties"]["data"]["contentSchema"], document)
 
 
 def test_every_field_is_described_and_those_of_requests_have_valid_examples(document: Document) -> None:
@@ -176,25 +178,20 @@ def test_every_route_documents_the_refusal_of_other_origins(document: Document) 
     assert [operation["summary"] for operation in _operations(document) if "403" not in operation["responses"]] == []
 
 
-def test_documented_security_matches_the_routes_that_need_a_key(document: Document, checkpoint: Any) -> None:
+def test_documented_security_matches_the_routes_that_need_a_key(document: Document, keyed: ServerProcess) -> None:
     assert "securitySchemes" not in document["components"]
     assert "security" not in document
-    with serving("--model", str(checkpoint), "--api-key", KEY, module=FAKE) as server:
-        server.headers = {"Authorization": f"Bearer {KEY}"}
-        with server.client() as client:
-            keyed = client.get("/openapi.json").json()
-            paths = {path for path, methods in keyed["paths"].items() if "get" in methods}
-            for path in paths - {"/v1/models/{name}"}:
-                security = keyed["paths"][path]["get"].get("security", keyed["security"])
-                answer = httpx.get(f"{server.url}{path}")
-                assert (answer.status_code == 401) == bool(security), path
-            schemes = keyed["components"]["securitySchemes"]
-            for asked in keyed["security"]:
-                (name,) = asked
-                scheme = schemes[name]
-                key = {"Authorization": f"Bearer {KEY}"}
-                key = {scheme["name"]: KEY} if scheme["type"] == "apiKey" else key
-                assert httpx.get(f"{server.url}/v1/models", headers=key).status_code == 200
+    bearer = {"Authorization": f"Bearer {KEY}"}
+    with keyed.client() as client:
+        described = client.get("/openapi.json", headers=bearer).json()
+        for path, methods in described["paths"].items():
+            if "get" in methods and path != "/v1/models/{name}":
+                security = methods["get"].get("security", described["security"])
+                assert (client.get(path).status_code == 401) == bool(security), path
+        for (name,) in described["security"]:
+            scheme = described["components"]["securitySchemes"][name]
+            key = {scheme["name"]: KEY} if scheme["type"] == "apiKey" else bearer
+            assert client.get("/v1/models", headers=key).status_code == 200
 
 
 def _operations(document: Document) -> list[Document]:

@@ -19,9 +19,7 @@ from runtime.request.resolve import expand_choices
 from runtime.server.engine_client import ipc_protocol
 from runtime.server.engine_client.client import LocalEngineClient
 from runtime.server.metrics import Metrics, RequestMetrics
-from runtime.server.middleware.auth import ApiKeys
 from tests.server.harness import FAKE, ServerProcess, serving, sse
-from tests.wait import wait_until
 
 KEYS = ("key-of-the-one-client", "key-of-the-other-client")
 
@@ -163,17 +161,6 @@ def test_different_requests_are_sent_as_they_are() -> None:
     assert [first for first, _ in ipc_protocol.Add.of(specs).groups] == specs
 
 
-def test_keys_are_named_without_being_shown() -> None:
-    keys = ApiKeys(KEYS, None)
-    first, second = (keys.check(b"Bearer " + key.encode()) for key in KEYS)
-    assert first
-    assert second
-    assert first != second
-    assert first == keys.check(b"bearer " + KEYS[0].encode())
-    assert not any(key in name for key in KEYS for name in (first, second))
-    assert ApiKeys(KEYS[:1], None).check(b"Bearer " + KEYS[0].encode()) == ""  # a single key needs no name
-
-
 def ask(server: ServerProcess, **body: Any) -> httpx.Response:
     with server.client() as client:
         return client.post("/v1/completions", json={"prompt": "x", **body})
@@ -182,20 +169,6 @@ def ask(server: ServerProcess, **body: Any) -> httpx.Response:
 def live(server: ServerProcess) -> float:
     found = server.metrics()
     return found["unmask_requests_running"] + found["unmask_requests_waiting"]
-
-
-def test_a_burst_of_requests_with_many_choices_refuses_no_single_request(checkpoint: Path) -> None:
-    limits = ("--max-num-reqs", "8", "--max-queue", "24", "--drain-timeout", "0.1")
-    with (
-        concurrent.futures.ThreadPoolExecutor(24) as pool,
-        serving("--model", str(checkpoint), *limits, module=FAKE) as server,
-    ):
-        crowds = [pool.submit(ask, server, n=8, max_tokens=1000, cache_salt="endless") for _ in range(9)]
-        wait_until(lambda: sum(crowd.done() for crowd in crowds) == 6)
-        singles = [pool.submit(ask, server, max_tokens=2) for _ in range(8)]
-        assert [single.result().status_code for single in singles] == [200] * 8
-        assert {crowd.result().status_code for crowd in crowds if crowd.done()} == {429}
-        server.until(lambda: live(server) == 24)
 
 
 def test_a_key_with_many_requests_leaves_capacity_for_another(checkpoint: Path) -> None:
@@ -218,25 +191,16 @@ def test_a_key_with_many_requests_leaves_capacity_for_another(checkpoint: Path) 
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_time_limit_ends_every_choice(checkpoint: Path, stream: bool) -> None:
+def test_the_time_limit_ends_every_choice(checkpoint: Path) -> None:
     limits = ("--request-timeout", "4", "--max-num-reqs", "4")
     with serving("--model", str(checkpoint), *limits, module=FAKE) as server:
-        answer = ask(server, n=8, max_tokens=400, cache_salt="endless", stream=stream)
-        if stream:
-            events = sse(answer.text)
-            assert json.loads(events[-2])["error"]["type"] == "timeout_error"
-            assert events[-1] == "[DONE]"
-        else:
-            assert answer.status_code == 504
-            assert "--request-timeout" in answer.json()["error"]["message"]
+        answer = ask(server, n=8, max_tokens=400, cache_salt="endless")
+        assert answer.status_code == 504
+        assert "--request-timeout" in answer.json()["error"]["message"]
+        *_, error, last = sse(ask(server, n=8, max_tokens=400, cache_salt="endless", stream=True).text)
+        assert (json.loads(error)["error"]["type"], last) == ("timeout_error", "[DONE]")
         server.until_idle()
-
-
-def test_time_is_limited_unless_switched_off(checkpoint: Path) -> None:
-    assert ServerConfig().request_timeout == 600
-    with serving("--model", str(checkpoint), "--request-timeout", "0", module=FAKE) as server:
-        assert ask(server, max_tokens=10, cache_salt="slow").status_code == 200
+        assert server.metrics()['unmask_requests_total{outcome="timeout"}'] == 2
 
 
 def test_a_small_request_is_answered_before_eight_with_many_choices(server: ServerProcess) -> None:

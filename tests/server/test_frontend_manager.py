@@ -37,6 +37,7 @@ from runtime.server.frontend_processes.protocol import (
     StateAck,
 )
 from runtime.server.metrics import Metrics, RequestMetrics
+from tests.on_loop import on_loop
 from tests.request.test_sampling_params import INFO
 from tests.wait import TIMEOUT, wait_until_async
 
@@ -100,106 +101,94 @@ def test_a_process_that_never_listens_hangs_despite_heartbeats() -> None:
     assert frontend.hangs
 
 
-def test_a_new_process_receives_configuration_and_state() -> None:
-    async def greet() -> None:
-        async with parent() as made:
-            made.receive(1, Hello(ipc_protocol.VERSION, 1))
-            assert [index for index, _ in made.sent] == [1, 1]
-            configured, state = (message for _, message in made.sent)
-            assert configured == FrontendConfig(CONFIG, 1, replaces=False)
-            assert isinstance(state, EngineState)
-            for index in range(2):
-                made.receive(index, Loaded())
-            made.receive(0, Hello(ipc_protocol.VERSION, 1))
-            assert FrontendConfig(CONFIG, 0, replaces=True) in [message for _, message in made.sent]
-
-    asyncio.run(greet())
+@on_loop
+async def test_a_new_process_receives_configuration_and_state() -> None:
+    async with parent() as made:
+        made.receive(1, Hello(ipc_protocol.VERSION, 1))
+        assert [index for index, _ in made.sent] == [1, 1]
+        configured, state = (message for _, message in made.sent)
+        assert configured == FrontendConfig(CONFIG, 1, replaces=False)
+        assert isinstance(state, EngineState)
+        for index in range(2):
+            made.receive(index, Loaded())
+        made.receive(0, Hello(ipc_protocol.VERSION, 1))
+        assert FrontendConfig(CONFIG, 0, replaces=True) in [message for _, message in made.sent]
 
 
-def test_a_failure_of_the_parent_is_answered() -> None:
+@on_loop
+async def test_a_failure_of_the_parent_is_answered() -> None:
     """Without a response the client would wait forever."""
-
-    async def call() -> None:
-        async with asyncio.timeout(TIMEOUT), parent() as made:
-            made.client.adapters.load = None  # type: ignore[assignment, method-assign]
-            made.receive(0, RpcRequest(7, "load_adapter", ["name", "demo://roman"]))
-            await wait_until_async(lambda: made.sent)
-            ((index, response),) = made.sent
-            assert isinstance(response, RpcResponse)
-            assert (index, response.number) == (0, 7)
-            assert response.error is not None
-            assert response.error["status"] == 500
-            assert "load_adapter failed" in response.error["message"]
-
-    asyncio.run(call())
+    async with asyncio.timeout(TIMEOUT), parent() as made:
+        made.client.adapters.load = None  # type: ignore[assignment, method-assign]
+        made.receive(0, RpcRequest(7, "load_adapter", ["name", "demo://roman"]))
+        await wait_until_async(lambda: made.sent)
+        ((index, response),) = made.sent
+        assert isinstance(response, RpcResponse)
+        assert (index, response.number) == (0, 7)
+        assert response.error is not None
+        assert response.error["status"] == 500
+        assert "load_adapter failed" in response.error["message"]
 
 
-def test_a_change_is_complete_when_every_process_has_acknowledged_it() -> None:
-    async def change() -> None:
-        async with asyncio.timeout(TIMEOUT), parent() as made:
-            for index in range(2):
-                made.receive(index, Hello(ipc_protocol.VERSION, 1))
-            made.client.adapters.entries["a"] = AdapterEntry("uri", "route", "ready")
-            waiting = asyncio.create_task(made.manager.wait_acknowledged())
+@on_loop
+async def test_a_change_is_complete_when_every_process_has_acknowledged_it() -> None:
+    async with asyncio.timeout(TIMEOUT), parent() as made:
+        for index in range(2):
+            made.receive(index, Hello(ipc_protocol.VERSION, 1))
+        made.client.adapters.entries["a"] = AdapterEntry("uri", "route", "ready")
+        waiting = asyncio.create_task(made.manager.wait_acknowledged())
+        await asyncio.sleep(0)
+        assert sorted(index for index, m in made.sent if isinstance(m, EngineState)) == [0, 0, 1, 1]
+        for index in (0, 0, 1):  # one acknowledgment per state
+            made.receive(index, StateAck())
+        made.receive(1, Heartbeat())
+        for _ in range(5):
             await asyncio.sleep(0)
-            assert sorted(index for index, m in made.sent if isinstance(m, EngineState)) == [0, 0, 1, 1]
-            for index in (0, 0, 1):  # one acknowledgment per state
-                made.receive(index, StateAck())
-            made.receive(1, Heartbeat())
-            for _ in range(5):
-                await asyncio.sleep(0)
-            assert not waiting.done()
-            made.manager._release(made.manager.frontends[1])  # a process that exits need not acknowledge
-            await waiting
-
-    asyncio.run(change())
+        assert not waiting.done()
+        made.manager._release(made.manager.frontends[1])  # a process that exits need not acknowledge
+        await waiting
 
 
-def test_a_process_of_another_build_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def greet() -> None:
-        async with parent() as made:
-            killed: list[int] = []
-            monkeypatch.setattr(Frontend, "kill", lambda self: killed.append(self.index))
-            made.receive(1, Hello(ipc_protocol.VERSION - 1, 1))
-            frontend = made.manager.frontends[1]
-            assert killed == [1]
-            assert not frontend.connected
-            assert made.sent == []
-            assert "install one version of unmask" in (frontend.fatal or "")
-
-    asyncio.run(greet())
+@on_loop
+async def test_a_process_of_another_build_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with parent() as made:
+        killed: list[int] = []
+        monkeypatch.setattr(Frontend, "kill", lambda self: killed.append(self.index))
+        made.receive(1, Hello(ipc_protocol.VERSION - 1, 1))
+        frontend = made.manager.frontends[1]
+        assert killed == [1]
+        assert not frontend.connected
+        assert made.sent == []
+        assert "install one version of unmask" in (frontend.fatal or "")
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_a_state_that_a_process_cannot_apply_ends_the_change_with_an_error(
+@on_loop
+async def test_a_state_that_a_process_cannot_apply_ends_the_change_with_an_error(
     monkeypatch: pytest.MonkeyPatch, loaded: bool
 ) -> None:
     """Checks that the process is replaced, also while other processes still load."""
-
-    async def change() -> None:
-        async with asyncio.timeout(TIMEOUT), parent() as made:
-            killed: list[int] = []
-            monkeypatch.setattr(Frontend, "kill", lambda self: killed.append(self.index))
-            for index in range(2):
-                made.receive(index, Hello(ipc_protocol.VERSION, 1))
-                if loaded:
-                    made.receive(index, Loaded())
-            made.client.adapters.entries["a"] = AdapterEntry("uri", "route", "ready")
-            waiting = asyncio.create_task(made.manager.wait_acknowledged())
-            await asyncio.sleep(0)
-            for frontend in made.manager.frontends:
-                for _ in range(frontend.num_sent - 1):
-                    made.receive(frontend.index, StateAck())
-            assert not waiting.done()
-            made.receive(0, StateAck())
-            made.receive(1, StateAck("KeyError: 'x'"))
-            with pytest.raises(RequestError, match="KeyError: 'x'; retry") as error:
-                await waiting
-            assert error.value.status == 500
-            assert killed == [1]
-            assert not made.manager.ending
-
-    asyncio.run(change())
+    async with asyncio.timeout(TIMEOUT), parent() as made:
+        killed: list[int] = []
+        monkeypatch.setattr(Frontend, "kill", lambda self: killed.append(self.index))
+        for index in range(2):
+            made.receive(index, Hello(ipc_protocol.VERSION, 1))
+            if loaded:
+                made.receive(index, Loaded())
+        made.client.adapters.entries["a"] = AdapterEntry("uri", "route", "ready")
+        waiting = asyncio.create_task(made.manager.wait_acknowledged())
+        await asyncio.sleep(0)
+        for frontend in made.manager.frontends:
+            for _ in range(frontend.num_sent - 1):
+                made.receive(frontend.index, StateAck())
+        assert not waiting.done()
+        made.receive(0, StateAck())
+        made.receive(1, StateAck("KeyError: 'x'"))
+        with pytest.raises(RequestError, match="KeyError: 'x'; retry") as error:
+            await waiting
+        assert error.value.status == 500
+        assert killed == [1]
+        assert not made.manager.ending
 
 
 def test_a_process_reports_a_state_that_it_cannot_apply() -> None:
@@ -219,66 +208,55 @@ def test_a_process_reports_a_state_that_it_cannot_apply() -> None:
     assert "KeyError: 'x'" in acknowledged.error
 
 
-def test_earlier_requests_are_sent_before_a_state_is_acknowledged() -> None:
+@on_loop
+async def test_earlier_requests_are_sent_before_a_state_is_acknowledged() -> None:
     """Earlier requests may name an adapter that is unloaded after the acknowledgment."""
-
-    async def submit() -> None:
-        client = FrontendEngineClient(CONFIG, RequestMetrics(), lambda message: None, "frontend-0.1", 0)
-        sent: list[Any] = []
-        client.send = lambda index, message: sent.append(message)  # type: ignore[method-assign]
-        ready = EngineState(INFO, [], [0], ("start", 0, 0), {"a": AdapterEntry("uri", "route", "ready")}, True, True)
-        client.on_state(ready)
-        client.submit([RequestSpec(id="r", prompt=[1], max_tokens=1, adapter="a", decoding=INFO.defaults())])
-        assert sent == []
-        client.on_state(msgspec.structs.replace(ready, adapters={}))
-        assert [list(message.ids()) for message in sent] == [["r"]]
-
-    asyncio.run(submit())
+    client = FrontendEngineClient(CONFIG, RequestMetrics(), lambda message: None, "frontend-0.1", 0)
+    sent: list[Any] = []
+    client.send = lambda index, message: sent.append(message)  # type: ignore[method-assign]
+    ready = EngineState(INFO, [], [0], ("start", 0, 0), {"a": AdapterEntry("uri", "route", "ready")}, True, True)
+    client.on_state(ready)
+    client.submit([RequestSpec(id="r", prompt=[1], max_tokens=1, adapter="a", decoding=INFO.defaults())])
+    assert sent == []
+    client.on_state(msgspec.structs.replace(ready, adapters={}))
+    assert [list(message.ids()) for message in sent] == [["r"]]
 
 
-def test_a_failed_start_ends_the_server_only_until_all_could_serve() -> None:
-    async def fail() -> None:
-        failures: list[str] = []
-        async with parent(failures) as made:
-            made.receive(0, Fatal("the template is invalid"))
-            assert failures == ["the template is invalid"]
-            for index in range(2):
-                made.receive(index, Loaded())
-            made.receive(0, Fatal("now it is too"))
-            assert len(failures) == 1
-            assert made.manager.frontends[0].fatal == "now it is too"
-
-    asyncio.run(fail())
+@on_loop
+async def test_a_failed_start_ends_the_server_only_until_all_could_serve() -> None:
+    failures: list[str] = []
+    async with parent(failures) as made:
+        made.receive(0, Fatal("the template is invalid"))
+        assert failures == ["the template is invalid"]
+        for index in range(2):
+            made.receive(index, Loaded())
+        made.receive(0, Fatal("now it is too"))
+        assert len(failures) == 1
+        assert made.manager.frontends[0].fatal == "now it is too"
 
 
 @pytest.mark.parametrize("ending", ["drain", "stop"])
-def test_processes_that_do_not_listen_yet_end_at_once(ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_processes_that_do_not_listen_yet_end_at_once(ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(managers, "COMMAND", HANGS)
-
-    async def end() -> None:
-        failures: list[str] = []
-        async with asyncio.timeout(TIMEOUT), parent(failures) as made:
-            await made.manager.start()
-            await wait_until_async(lambda: len(pids(made.manager.frontends)) == 2)
-            await getattr(made.manager, ending)()
-            assert not pids(made.manager.frontends)
-            assert not failures
-            for task in made.manager.tasks:
-                task.cancel()
-
-    asyncio.run(end())
+    failures: list[str] = []
+    async with asyncio.timeout(TIMEOUT), parent(failures) as made:
+        await made.manager.start()
+        await wait_until_async(lambda: len(pids(made.manager.frontends)) == 2)
+        await getattr(made.manager, ending)()
+        assert not pids(made.manager.frontends)
+        assert not failures
+        for task in made.manager.tasks:
+            task.cancel()
 
 
-def test_a_process_that_cannot_be_started_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_a_process_that_cannot_be_started_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(managers, "COMMAND", ("/nowhere/program",))
-
-    async def start() -> None:
-        failures: list[str] = []
-        async with asyncio.timeout(TIMEOUT), parent(failures) as made:
-            await made.manager.start()
-            await wait_until_async(lambda: len(failures) == 2)
-            assert all("the frontend process could not be started" in failure for failure in failures)
-            for task in made.manager.tasks:
-                task.cancel()
-
-    asyncio.run(start())
+    failures: list[str] = []
+    async with asyncio.timeout(TIMEOUT), parent(failures) as made:
+        await made.manager.start()
+        await wait_until_async(lambda: len(failures) == 2)
+        assert all("the frontend process could not be started" in failure for failure in failures)
+        for task in made.manager.tasks:
+            task.cancel()

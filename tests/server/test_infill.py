@@ -1,14 +1,19 @@
-"""Tests of ``POST /v1/infill``, which fills every hole and keeps the rest, and of the playground's routes."""
+"""Tests of inputs other than a prompt: texts with holes, a suffix, messages, text without a template; and of pages."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+import httpx
+import openai
 import pytest
 
+from runtime import LLM, SamplingParams
 from runtime.server.admin.docs import pages
-from tests.server.harness import ServerProcess, serving, sse
+from tests.server.checkpoint import EOS
+from tests.server.harness import KEY, ServerProcess, sse
 from tests.server.pings import pinging
 
 
@@ -70,43 +75,6 @@ def test_no_hole_ends_early(server: ServerProcess) -> None:
     assert None not in decoded["bytes"]
 
 
-@pytest.mark.parametrize(
-    ("body", "param", "says"),
-    [
-        ({}, "text", "either text or segments"),
-        ({"text": "a<mask:2>", "segments": []}, "text", "either text or segments"),
-        ({"text": "abc"}, "text", "no hole"),
-        ({"text": ""}, "text", "no hole"),
-        ({"segments": []}, "segments", "no hole"),
-        ({"segments": [{"text": "a"}, {}]}, "segments[1]", "either text or mask"),
-        ({"segments": [{"text": "a", "mask": 1}]}, "segments[0]", "either text or mask"),
-        ({"segments": [{"text": "a"}, {"mask": -1}]}, "segments", "a hole of -1 tokens"),
-        ({"segments": [{"text": "a"}, {"mask": "3"}]}, "segments[1].mask", "integer"),
-        ({"text": "<mask:2>"}, "text", "begins with a hole"),
-        ({"text": "a<mask:0>"}, "text", "a hole of 0 tokens"),
-        ({"text": "a<mask:999999999>"}, "text", "from 1 to 4096"),
-        ({"text": "a" + "<mask:1>b" * 257}, "text", "more than 256 holes"),
-        ({"text": "a" + "<mask:1>" * 200_000}, "text", "more than 256 holes"),
-        ({"text": "a<mask:4000>" + "b<mask:4000>" * 3}, "text", "the model's length"),
-        ({"text": "a<mask:2>" + "b" * 5000 + "<mask:2>" + "c" * 5000}, "text", "the model's length"),
-        ({"text": "a<mask:2>", "max_tokens": 4}, "max_tokens", "the holes determine the length"),
-        ({"text": "a<mask:2>", "stop": "b"}, "stop", "the holes determine the length"),
-        ({"text": "a<mask:2>", "stop_token_ids": [5]}, "stop_token_ids", "the holes determine the length"),
-        ({"text": "a<mask:2>", "chat_template_kwargs": {"x": 1}}, "chat_template_kwargs", "only with messages"),
-        ({"text": "a<mask:2>", "stream_mode": "denoise"}, "stream_mode", "only with stream"),
-    ],
-)
-def test_errors_name_the_field_and_the_cause(
-    server: ServerProcess, body: dict[str, Any], param: str, says: str
-) -> None:
-    with server.client() as client:
-        answer = client.post("/v1/infill", json=body)
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
-    assert error["param"] == param
-    assert says in error["message"]
-
-
 def test_many_pieces_are_refused_while_others_are_answered(server: ServerProcess) -> None:
     pieces = [{"text": "ab cd " * 300}] * 900
     with server.client() as client, pinging(server):
@@ -126,36 +94,116 @@ def test_detokenize_returns_the_bytes_of_tokens(server: ServerProcess) -> None:
         assert many.json()["error"]["param"] == "tokens"
 
 
-def test_pages_are_small_need_no_key_and_are_cached_by_content(checkpoint: Any) -> None:
+def test_pages_need_no_key_and_are_cached_by_content(keyed: ServerProcess, server: ServerProcess) -> None:
     own = {path: page for path, page in pages().items() if path == "/" or path.startswith("/playground/")}
     assert {"/", "/playground/main.js", "/playground/playground.css"} <= own.keys()
     assert sum(len(page.content) for page in own.values()) <= 120_000
     assert all(b"://" not in page.content.replace(b"http://www.w3.org/2000/svg", b"") for page in own.values())
-    keyed = serving("--model", str(checkpoint), env={"UNMASK_API_KEY": "0123456789abcdef"})
-    with keyed as server, server.client() as client:
+    with keyed.client() as client:
         for path in pages():
             got = client.get(path)
             assert got.status_code == 200
             assert "default-src 'none'" in got.headers["content-security-policy"]
-            again = client.get(path, headers={"If-None-Match": got.headers["etag"]})
-            assert again.status_code == 304
-            assert not again.content
-            weak = {"If-None-Match": f'"other", W/{got.headers["etag"]}'}
-            assert client.get(path, headers=weak).status_code == 304
+            for tags in (got.headers["etag"], f'"other", W/{got.headers["etag"]}'):
+                again = client.get(path, headers={"If-None-Match": tags})
+                assert (again.status_code, again.content) == (304, b"")
             assert client.get(path, headers={"Host": "a/b?c#d"}).content == got.content
         assert client.get("/playground/../pages.py").status_code in (401, 404)
         assert client.get("/openapi.json").status_code == 401
-        newline = client.get("/docs%0A", headers={"Authorization": "Bearer 0123456789abcdef"})  # matches the route too
+        newline = client.get("/docs%0A", headers={"Authorization": f"Bearer {KEY}"})  # matches the route too
         assert newline.status_code == 200
-
-
-def test_the_state_needs_no_key_and_shows_that_requests_need_one(checkpoint: Any, server: ServerProcess) -> None:
+        assert client.get("/playground/state").json()["api_key_required"] is True
     with server.client() as client:
         state = client.get("/playground/state").json()
-        assert state["loaded"] is True
-        assert state["api_key_required"] is False
-    keyed = serving("--model", str(checkpoint), env={"UNMASK_API_KEY": "0123456789abcdef"})
-    with keyed as locked, locked.client() as client:
-        answer = client.get("/playground/state")
-        assert answer.status_code == 200
-        assert answer.json()["api_key_required"] is True
+    assert (state["loaded"], state["api_key_required"]) == (True, False)
+
+
+USER = {"role": "user", "content": "hello"}
+
+
+def complete(client: httpx.Client, **body: Any) -> Any:
+    answer = client.post("/v1/completions", json={"model": "tiny", **body})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_suffix_gives_the_answer_of_infill(client: httpx.Client) -> None:
+    answer = complete(client, prompt="def f(", suffix="): return 3\n" * 4, max_tokens=12)
+    same = client.post("/v1/infill", json={"text": "def f(<mask:12>" + "): return 3\n" * 4}).json()
+    (choice,) = answer["choices"]
+    assert choice["text"] == same["holes"][0]["text"]
+    assert choice["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 12
+    assert answer["usage"]["prompt_tokens"] == len("def f(" + "): return 3\n" * 4)
+    assert answer["usage"] | {"prompt_tokens_details": None} == same["usage"] | {"prompt_tokens_details": None}
+
+
+def test_a_stream_with_a_suffix_has_the_text_of_the_complete_answer(ai: openai.OpenAI, client: httpx.Client) -> None:
+    body: dict[str, Any] = {"model": "tiny", "prompt": "ab", "suffix": "cd" * 20, "max_tokens": 20}
+    text = complete(client, **body)["choices"][0]["text"]
+    chunks = list(ai.completions.create(**body, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == text
+    assert chunks[-1].choices[0].finish_reason == "length"
+    denoise = client.post("/v1/completions", json={**body, "stream": True, "stream_mode": "denoise"}).text
+    assert "".join(json.loads(data)["choices"][0]["text"] for data in sse(denoise)[:-1]) == text
+
+
+def test_a_suffix_can_be_combined_with_stop_n_and_several_prompts(client: httpx.Client) -> None:
+    complete_answer = complete(client, prompt=["ab", "abc"], suffix="cd", max_tokens=12, n=2, temperature=2.0, seed=3)
+    assert [choice["index"] for choice in complete_answer["choices"]] == [0, 1, 2, 3]
+    assert len({choice["text"] for choice in complete_answer["choices"]}) > 1
+    text = complete(client, prompt="ab", suffix="cd", max_tokens=12)["choices"][0]["text"]
+    cut = complete(client, prompt="ab", suffix="cd", max_tokens=12, stop=text[4:6])["choices"][0]
+    assert cut == {"index": 0, "text": text[: text.index(text[4:6])], "logprobs": None, "finish_reason": "stop"}
+
+
+def test_max_tokens_with_a_suffix_are_limited_by_the_models_length(client: httpx.Client) -> None:
+    assert complete(client, prompt="a", suffix="b")["usage"]["completion_tokens"] == 16
+    assert complete(client, prompt="a" * 500, suffix="b" * 4, max_tokens=400)["usage"]["completion_tokens"] == 8
+    assert complete(client, prompt="a", suffix="", max_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
+
+
+def test_generate_accepts_messages(client: httpx.Client) -> None:
+    made = client.post("/generate", json={"messages": [USER], "max_tokens": 16}).json()
+    chat = client.post("/v1/chat/completions", json={"messages": [USER], "max_tokens": 16}).json()
+    ids = client.post("/tokenize", json={"messages": [USER]}).json()["tokens"]
+    assert made["text"] == chat["choices"][0]["message"]["content"]
+    assert made["full_token_ids"] == ids + made["token_ids"]
+    assert made["full_text"] == "<role>user</role>hello<|role_end|><role>assistant</role>" + made["text"]
+
+
+def test_an_empty_answer_to_a_prompt_without_template_has_a_warning(client: httpx.Client) -> None:
+    silent = {"logit_bias": {str(EOS): 100}}  # the answer ends at once
+    ids = client.post("/tokenize", json={"messages": [USER]}).json()["tokens"]
+    for prompt in ("hello", [64, 65]):
+        asked = {"prompt": prompt, **silent}
+        made = complete(client, **asked)
+        assert made["choices"][0]["text"] == ""
+        assert "chat template" in made["warning"]
+        chunks = sse(client.post("/v1/completions", json={**asked, "stream": True}).text)[:-1]
+        assert [json.loads(chunk).get("warning") for chunk in chunks] == [made["warning"]]
+        assert client.post("/generate", json=asked).json()["warning"] == made["warning"]
+        last = sse(client.post("/generate", json={**asked, "stream": True}).text)[-2]
+        assert json.loads(last)["warning"] == made["warning"]
+    assert "warning" not in complete(client, prompt=ids, **silent)
+    assert "warning" not in client.post("/generate", json={"messages": [USER], **silent}).json()
+    assert "warning" not in complete(client, prompt="hello", suffix="x", **silent)
+    assert "warning" not in complete(client, prompt="hello", max_tokens=8)
+
+
+def test_llm_chat_applies_the_chat_template(checkpoint: Path) -> None:
+    with LLM(str(checkpoint), device="cpu") as llm:
+        params = SamplingParams(max_tokens=16)
+        (one,) = llm.chat([USER], params)
+        two = llm.chat([[USER], [USER, {"role": "assistant", "content": "x"}, USER]], params)
+        assert one.text == two[0].text == llm.generate([[USER]], params)[0].text
+        assert two[1].usage["prompt_tokens"] > two[0].usage["prompt_tokens"]
+        (open_ended,) = llm.chat([USER], params, chat_template_kwargs={"add_generation_prompt": False})
+        assert open_ended.usage["prompt_tokens"] < one.usage["prompt_tokens"]
+        with pytest.raises(ValueError, match="role"):
+            llm.chat([{"content": "x"}])
+        for text in ("hello", ["hello"]):
+            with pytest.raises(ValueError, match=r"messages\[0\]: must be an object"):
+                llm.chat(text)
+    with LLM(str(checkpoint), device="cpu", skip_tokenizer=True) as llm, pytest.raises(ValueError, match="tokenizer"):
+        llm.chat([USER])

@@ -18,8 +18,6 @@ from runtime.request.output import TokenLogprob
 from runtime.server.openai import logprobs
 from runtime.server.openai.logprobs import ChatLogprobStreamer, in_chunks
 from runtime.tokenizer import Tokenizer
-from tests.server.harness import ServerProcess
-from tests.server.pings import pinging
 
 USER: Any = [{"role": "user", "content": "hello"}]
 ONE = {"decoding": {"algorithm": "sequential"}, "ignore_eos": True}
@@ -160,38 +158,6 @@ def test_tokenizer_info_describes_the_tokenizer(client: httpx.Client) -> None:
     assert "x-unmask-ignored" not in ids.headers
 
 
-@pytest.mark.parametrize(
-    ("path", "asked", "param"),
-    [
-        ("/v1/chat/completions", {"messages": USER, "logprobs": True, "top_logprobs": 20, "n": 128}, "top_logprobs"),
-        ("/v1/completions", {"prompt": "x", "logprobs": 20, "n": 128}, "logprobs"),
-        ("/v1/completions", {"prompt": ["x"] * 128, "logprobs": 20}, "logprobs"),
-    ],
-)
-def test_logprobs_of_answers_are_bounded(client: httpx.Client, path: str, asked: dict[str, Any], param: str) -> None:
-    refused = client.post(path, json={**asked, "max_tokens": 100})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
-    assert f"have {128 * 100 * 21} log-probabilities: 128 x 100 tokens x 21; at most 262144" in refused.text
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_other_requests_are_answered_during_a_long_answer_with_logprobs(
-    client: httpx.Client, server: ServerProcess, path: str
-) -> None:
-    """Checks an answer with a quarter of a million log-probabilities."""
-    what = (
-        {"messages": USER, "logprobs": True, "top_logprobs": 20} if "chat" in path else {"prompt": "x", "logprobs": 20}
-    )
-    body = {**what, "max_tokens": 96, "n": 128, "ignore_eos": True}
-    with pinging(server):
-        answer = client.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    choices = answer.json()["choices"]
-    logprobs = [c["logprobs"].get("content") or c["logprobs"]["tokens"] for c in choices]
-    assert [len(each) for each in logprobs] == [96] * 128
-
-
 def test_log_probabilities_are_written_in_steps_between_which_other_tasks_run() -> None:
     async def write() -> tuple[list[int], int]:
         iterations = 0
@@ -209,15 +175,6 @@ def test_log_probabilities_are_written_in_steps_between_which_other_tasks_run() 
     assert sum(sizes) == 128 * 96
     assert max(sizes) * 21 <= logprobs.LOGPROBS_PER_STEP
     assert iterations >= len(sizes)
-
-
-def test_a_scored_echo_is_bounded(client: httpx.Client) -> None:
-    """More log-probabilities would block the event loop for seconds while they are written."""
-    asked = {"prompt": [[5] * 200] * 64, "echo": True, "logprobs": 20, "max_tokens": 0}
-    refused = client.post("/v1/completions", json=asked)
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "echo"
-    assert f"have {64 * 200 * 21} log-probabilities" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("mode", [None, "denoise", "block_append"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +10,15 @@ import pytest
 from runtime.config.config import ServerConfig
 from runtime.errors import ConfigError, RequestError
 from runtime.server.middleware.auth import OriginPolicy, host_name, is_loopback, is_own
-from tests.server.harness import FAKE, serving
+from tests.server.harness import FAKE, KEY, ServerProcess, serving
 
 EVIL = "https://evil.example"
 PAGES = ("/", "/docs")
-Headers = dict[str, str]
+Headers = dict[str, str] | list[tuple[str, str]]
 
 
 def refusal(
-    headers: Headers | Iterable[tuple[str, str]],
-    *,
-    host: str = "127.0.0.1",
-    origins: tuple[str, ...] = (),
-    hosts: tuple[str, ...] = (),
-    method: str = "POST",
-    path: str = "/v1/completions",
+    headers: Headers, origins: tuple[str, ...], hosts: tuple[str, ...], host: str, method: str, path: str
 ) -> str | None:
     """Returns the header that a refusal names; None if the request is served."""
     pairs = headers.items() if isinstance(headers, dict) else headers
@@ -41,91 +34,67 @@ def refusal(
     return refused.param
 
 
-HERE = {"Host": "127.0.0.1:8000"}
+HERE, OWN = {"Host": "127.0.0.1:8000"}, {"Origin": "http://127.0.0.1:8000"}
+CROSS, SAME, LINK = ({"Sec-Fetch-Site": site} for site in ("cross-site", "same-origin", "cross-site"))
+LINK |= {"Sec-Fetch-Mode": "navigate"}
+APP: dict[str, Any] = {"origins": ("https://app.example",)}
+NAMED: dict[str, Any] = {"hosts": ("Unmask.example",)}
+# Headers besides the host of the server, the policy and the request, and the header that is refused.
+CASES: list[tuple[Any, dict[str, Any], str | None]] = [
+    # programs and pages of the server
+    ({}, {}, None),
+    ({"Host": "localhost:8000"}, {}, None),
+    ({"Content-Type": "text/plain"}, {}, None),
+    (OWN, {}, None),
+    ({"Origin": EVIL, **SAME}, {}, None),
+    ({"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"}, {}, None),
+    # pages of other sites
+    *(({"Sec-Fetch-Site": site}, {}, "Sec-Fetch-Site")
+      for site in ("cross-site", "same-site", "Cross-Site", "unknown", "")),
+    *((CROSS, {"method": method}, "Sec-Fetch-Site") for method in ("GET", "OPTIONS")),
+    ({**CROSS, "Origin": EVIL}, {}, "Sec-Fetch-Site"),
+    ({**CROSS, **OWN}, {}, "Sec-Fetch-Site"),
+    # browsers before 2023 send no metadata, and no browser does in plain HTTP to a name that is not loopback
+    *(({"Origin": origin}, {}, "Origin")
+      for origin in (EVIL, "null", "", "http://127.0.0.1:8001", "http://localhost:8000", "https://127.0.0.1:8000x",
+                     "file://", "http://127.0.0.1", "http://127.0.0.1:8000.evil.example",
+                     "http://evil@127.0.0.1:8001")),
+    # several headers of one name
+    ([*HERE.items(), *OWN.items(), ("Origin", EVIL)], {}, "Origin"),
+    ([*HERE.items(), *SAME.items(), *CROSS.items()], {}, "Sec-Fetch-Site"),
+    # allowed origins
+    *(({**site, "Origin": "https://app.example"}, APP, None) for site in ({}, CROSS, {"Sec-Fetch-Site": "same-site"})),
+    ({"Origin": EVIL}, APP, "Origin"),
+    ({**CROSS, "Origin": EVIL}, APP, "Sec-Fetch-Site"),
+    ({**CROSS, "Origin": EVIL}, {"origins": ("*",)}, None),
+    (CROSS, APP, "Sec-Fetch-Site"),
+    # a link of another site leads to a page and to nothing else
+    (LINK, {"method": "GET", "path": "/"}, None),
+    (LINK, {"method": "GET", "path": "/v1/models"}, "Sec-Fetch-Site"),
+    (LINK, {"path": "/"}, "Sec-Fetch-Site"),
+    # after DNS rebinding, requests of the attacker's page have the same origin
+    *(({"Host": name, "Origin": f"http://{name}", **SAME}, {"host": address}, "Host")
+      for name in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "192.168.0.1", "", "[::2]")
+      for address in ("127.0.0.1", "127.9.9.9", "localhost", "::1", "[::1]")),
+    ({"Host": "evil.example"}, {"path": "/health"}, "Host"),
+    *(({"Host": "evil.example"}, {"host": address}, None) for address in ("::", "0.0.0.0", "10.0.0.1", "")),
+    # allowed hosts are names added to those of loopback
+    *(({"Host": name}, NAMED, None) for name in ("unmask.example", "UNMASK.example.:443", "localhost",
+                                                 "a.localhost:1", "[::1]:8000", "127.0.0.2")),
+    ({"Host": "evil.example"}, NAMED, "Host"),
+    ({"Host": "evil.example"}, {"hosts": ("*",)}, None),
+    # they hold on every address, but for probes: a kubelet sends them to the pod's address
+    ({"Host": "evil.example"}, {"host": "::", **NAMED}, "Host"),
+    *(({"Host": "10.1.2.3:8000"}, {"host": "::", "path": path, **NAMED}, None)
+      for path in ("/health", "/ready", "/startup", "/metrics")),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        HERE,
-        {"Host": "localhost:8000"},
-        {**HERE, "Content-Type": "text/plain"},
-        {**HERE, "Origin": "http://127.0.0.1:8000"},
-        {**HERE, "Origin": EVIL, "Sec-Fetch-Site": "same-origin"},
-        {**HERE, "Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"},
-    ],
-)
-def test_programs_and_own_pages_are_served(headers: Headers) -> None:
-    assert refusal(headers) is None
-
-
-@pytest.mark.parametrize("site", ["cross-site", "same-site", "Cross-Site", "unknown", ""])
-@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
-def test_requests_of_pages_of_other_sites_are_refused(site: str, method: str) -> None:
-    assert refusal({**HERE, "Sec-Fetch-Site": site}, method=method) == "Sec-Fetch-Site"
-    assert refusal({**HERE, "Sec-Fetch-Site": site, "Origin": EVIL}, method=method) == "Sec-Fetch-Site"
-    assert refusal({**HERE, "Sec-Fetch-Site": site, "Origin": "http://127.0.0.1:8000"}) == "Sec-Fetch-Site"
-
-
-@pytest.mark.parametrize(
-    "origin",
-    [EVIL, "null", "", "http://127.0.0.1:8001", "http://localhost:8000", "https://127.0.0.1:8000x", "file://",
-     "http://127.0.0.1", "chrome-extension://abc", "http://127.0.0.1:8000.evil.example", "http://evil@127.0.0.1:8001"],
-)  # fmt: skip
-def test_without_fetch_metadata_the_origin_decides(origin: str) -> None:
-    """Browsers before 2023 send no metadata, and no browser does in plain HTTP to a name that is not loopback."""
-    assert refusal({**HERE, "Origin": origin}) == "Origin"
-
-
-def test_each_of_several_origins_or_sites_is_checked() -> None:
-    own = "http://127.0.0.1:8000"
-    assert refusal([*HERE.items(), ("Origin", own), ("Origin", EVIL)]) == "Origin"
-    sites = [("Sec-Fetch-Site", "same-origin"), ("Sec-Fetch-Site", "cross-site")]
-    assert refusal([*HERE.items(), *sites]) == "Sec-Fetch-Site"
-
-
-def test_an_allowed_origin_is_served_and_no_other() -> None:
-    allowed = ("https://app.example",)
-    for site in ({}, {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}):
-        assert refusal({**HERE, **site, "Origin": "https://app.example"}, origins=allowed) is None
-        assert refusal({**HERE, **site, "Origin": EVIL}, origins=allowed) is not None
-        assert refusal({**HERE, **site, "Origin": EVIL}, origins=("*",)) is None
-    assert refusal({**HERE, "Sec-Fetch-Site": "cross-site"}, origins=allowed) == "Sec-Fetch-Site"
-
-
-def test_a_link_of_another_site_leads_to_a_page_and_to_nothing_else() -> None:
-    link = {**HERE, "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
-    assert refusal(link, method="GET", path="/") is None
-    assert refusal(link, method="GET", path="/v1/models") == "Sec-Fetch-Site"
-    assert refusal(link, method="POST", path="/") == "Sec-Fetch-Site"
-
-
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "192.168.0.1", "", "[::2]"]
-)
-def test_on_loopback_a_name_of_another_machine_is_refused(host: str) -> None:
-    """After DNS rebinding, requests of the attacker's page have the same origin."""
-    headers = {"Host": host, "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
-    for address in ("127.0.0.1", "127.9.9.9", "localhost", "::1", "[::1]"):
-        assert refusal(headers, host=address) == "Host"
-    assert refusal({"Host": host}, path="/health") == "Host"
-    for address in ("::", "0.0.0.0", "10.0.0.1", ""):
-        assert refusal({"Host": host}, host=address) is None
-
-
-def test_allowed_hosts_are_names_added_to_those_of_loopback() -> None:
-    for host in ("unmask.example", "UNMASK.example.:443", "localhost", "a.localhost:1", "[::1]:8000", "127.0.0.2"):
-        assert refusal({"Host": host}, hosts=("Unmask.example",)) is None
-    assert refusal({"Host": "evil.example"}, hosts=("unmask.example",)) == "Host"
-    assert refusal({"Host": "evil.example"}, hosts=("*",)) is None
-
-
-def test_allowed_hosts_hold_on_every_address_but_for_probes() -> None:
-    """A kubelet sends its probes to the pod's address."""
-    assert refusal({"Host": "evil.example"}, host="::", hosts=("unmask.example",)) == "Host"
-    for path in ("/health", "/ready", "/startup", "/metrics"):
-        assert refusal({"Host": "10.1.2.3:8000"}, host="::", hosts=("unmask.example",), path=path) is None
+@pytest.mark.parametrize(("headers", "more", "refused"), CASES)
+def test_a_request_of_a_page_is_served_by_its_origin(headers: Any, more: dict[str, Any], refused: str | None) -> None:
+    defaults = {"origins": (), "hosts": (), "host": "127.0.0.1", "method": "POST", "path": "/v1/completions"}
+    sent = {**HERE, **headers} if isinstance(headers, dict) else headers
+    assert refusal(sent, **{**defaults, **more}) == refused  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -171,10 +140,9 @@ ROUTES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("more", [(), ("--frontend-processes", "2")])
-def test_no_route_of_an_open_server_answers_a_page_of_another_origin(checkpoint: Path, more: tuple[str, ...]) -> None:
+def test_no_route_of_an_open_server_answers_a_page_of_another_origin(fake: ServerProcess) -> None:
     body = {"prompt": "x", "max_tokens": 2}
-    with serving("--model", str(checkpoint), "--lora-routes", *more, module=FAKE) as server, server.client() as client:
+    with fake.client() as client:
         for method, path in ROUTES:
             headers: Headers
             for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": EVIL}, {"Host": "evil.example"}):
@@ -183,18 +151,15 @@ def test_no_route_of_an_open_server_answers_a_page_of_another_origin(checkpoint:
                 error: dict[str, Any] = answer.json()["error"]
                 assert error["type"] == "permission_error"
                 assert error["message"].startswith(next(iter(headers)))
-        for headers in ({}, {"Origin": server.url}, {"Content-Type": "text/plain"}):
+        for headers in ({}, {"Origin": fake.url}, {"Content-Type": "text/plain"}):
             assert client.post("/generate", json=body, headers=headers).status_code == 200
-        assert (
-            client.get("/", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}).status_code == 200
-        )
+        linked = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+        assert client.get("/", headers=linked).status_code == 200
 
 
-def test_with_keys_only_the_key_counts(checkpoint: Path) -> None:
-    key = "0123456789abcdef"
-    headers = {"Authorization": f"Bearer {key}", "Origin": EVIL, "Sec-Fetch-Site": "cross-site", "Host": "evil.example"}
-    variables = {"UNMASK_API_KEY": key}
-    with serving("--model", str(checkpoint), module=FAKE, env=variables) as server, server.client() as client:
+def test_with_keys_only_the_key_counts(keyed: ServerProcess) -> None:
+    headers = {"Authorization": f"Bearer {KEY}", "Origin": EVIL, "Sec-Fetch-Site": "cross-site", "Host": "evil.example"}
+    with keyed.client() as client:
         assert client.get("/v1/models", headers=headers).status_code == 200
 
 

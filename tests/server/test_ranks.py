@@ -14,6 +14,7 @@ import pytest
 from runtime.config import parse
 from runtime.errors import ConfigError
 from tests.server.harness import ROOT, ServerProcess, has_ended, serving, sse
+from tests.server.test_start_failures import start
 from tests.wait import TIMEOUT, wait_until
 
 TWO = ("--device", "cpu", "--tensor-parallel-size", "2", "--num-pages", "256", "--max-num-reqs", "8")
@@ -105,29 +106,10 @@ def test_inconsistent_flags_are_refused(flags, says):
         parse(["--device", "cpu", *flags], {})
 
 
-@pytest.mark.matrix
-def test_a_size_that_does_not_divide_the_heads_is_refused():
-    ended = started("--device", "cpu", "--port", "0", "--tensor-parallel-size", "3")
-    assert ended.returncode == 1
-    assert "--tensor-parallel-size 3: must divide the number of the model's attention heads, 8" in last_line(ended)
-
-
-def started(*flags):
-    command = [sys.executable, "-m", "runtime.server", *flags]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-
-
-def last_line(ended):
-    return ended.stderr.splitlines()[-1]
-
-
 def test_a_node_ends_if_node_0_does_not_join_in_time():
-    ended = started(
-        "--num-nodes", "2", "--node-rank", "1", "--tensor-parallel-size", "2", "--master-addr", "127.0.0.1",
-        "--master-port", "9", "--distributed-timeout-seconds", "1",
-    )  # fmt: skip
-    assert ended.returncode == 1
-    assert "node 0 did not accept connections within --distributed-timeout-seconds, 1 s" in last_line(ended)
+    flags = ["--num-nodes", "2", "--node-rank", "1", "--tensor-parallel-size", "2", "--master-addr", "127.0.0.1"]
+    flags += ["--master-port", "9", "--distributed-timeout-seconds", "1"]
+    assert "node 0 did not accept connections within --distributed-timeout-seconds, 1 s" in start(*flags)[-1]
 
 
 @pytest.mark.slow

@@ -51,32 +51,29 @@ def test_a_path_keeps_names_and_indices() -> None:
 NAMED = {"tools": [{"type": "function", "function": {"name": SECRET}}]}
 OTHER = {"type": "function", "function": {"name": "other"}}
 ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [OTHER]}}
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
 WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("/v1/completions", {"prompt": "x", "model": SECRET}),
-    ("/v1/completions", {"prompt": "x", "max_tokens": SECRET}),
-    ("/v1/completions", {"prompt": "x", "guided_regex": f"({SECRET}"}),
-    ("/v1/completions", {"prompt": "x", "decoding": {SECRET + " ": 1}}),
-    ("/v1/chat/completions", {"messages": [{"role": SECRET, "content": "x"}]}),
-    (
-        "/v1/chat/completions",
-        {
-            "messages": [{"role": "user", "content": "x"}],
-            "tools": [{"type": "function", "function": {"name": SECRET + " "}}],
-        },
-    ),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "tool_choice": SECRET}),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], **NAMED, "tool_choice": OTHER}),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], **NAMED, "tool_choice": ALLOWED}),
+    (TEXT, {"prompt": "x", "model": SECRET}),
+    (TEXT, {"prompt": "x", "max_tokens": SECRET}),
+    (TEXT, {"prompt": "x", "guided_regex": f"({SECRET}"}),
+    (TEXT, {"prompt": "x", "decoding": {SECRET + " ": 1}}),
+    (CHAT, {"messages": [{"role": SECRET, "content": "x"}]}),
+    (CHAT, {**ASK, "tools": [{"type": "function", "function": {"name": SECRET + " "}}]}),
+    (CHAT, {**ASK, "tool_choice": SECRET}),
+    (CHAT, {**ASK, **NAMED, "tool_choice": OTHER}),
+    (CHAT, {**ASK, **NAMED, "tool_choice": ALLOWED}),
     ("/v1/messages", {"max_tokens": 2, "messages": [{"role": SECRET, "content": "x"}]}),
     ("/generate", {"prompt": "x", "decoding": {"algorithm": SECRET}}),
 )
 
 
 def test_the_log_of_refused_requests_has_no_text_of_clients(checkpoint: Path) -> None:
+    """Uses a separate server, because the log reports a limited number of refusals."""
     with serving("--model", str(checkpoint), module=FAKE) as server, server.client() as client:
         for path, body in WRONG:
             answer = client.post(path, json=body)
             assert answer.status_code in (400, 404), (path, body, answer.text)
-        client.post("/v1/completions", content=f'{{"prompt": {SECRET}}}')
+        client.post(TEXT, content=f'{{"prompt": {SECRET}}}')
         server.until(lambda: server.log.count("rejected with") >= min(10, len(WRONG)))
         assert SECRET not in server.log

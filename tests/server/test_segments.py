@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
+from tests.on_loop import on_loop
 from tests.server.test_attacks import answers
 from tests.server.wire import exchange
 
@@ -61,18 +62,15 @@ def test_any_cut_of_any_requests_gives_the_same_answers(
 
 @pytest.mark.parametrize("chunk", [0, 7])
 @pytest.mark.parametrize("upgrade", [False, True])
-def test_every_single_cut_gives_the_same_answers(upgrade: bool, chunk: int) -> None:
+@on_loop
+async def test_every_single_cut_gives_the_same_answers(upgrade: bool, chunk: int) -> None:
     stream = message("POST", INNER, upgrade, chunk, True) + message("GET", b"", upgrade, 0, False)
-
-    async def every() -> None:
-        complete, _ = await exchange([stream])
-        assert [path for _, path, _ in responses_in(complete)] == [f"/{len(INNER)}", "/0"]
-        assert responses_in(complete)[0][2] == INNER.decode()
-        for i in range(1, len(stream)):
-            assert (await exchange([stream[:i], stream[i:]]))[0] == complete
-        assert (await exchange([stream[i : i + 1] for i in range(len(stream))]))[0] == complete
-
-    asyncio.run(every())
+    complete, _ = await exchange([stream])
+    assert [path for _, path, _ in responses_in(complete)] == [f"/{len(INNER)}", "/0"]
+    assert responses_in(complete)[0][2] == INNER.decode()
+    for i in range(1, len(stream)):
+        assert (await exchange([stream[:i], stream[i:]]))[0] == complete
+    assert (await exchange([stream[i : i + 1] for i in range(len(stream))]))[0] == complete
 
 
 @pytest.mark.parametrize("size", range(505, 520))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 import threading
@@ -22,11 +21,11 @@ from runtime.server.admin.protocol import DetokenizeRequest
 from runtime.server.generate.protocol import GenerateRequest
 from runtime.server.openai import protocol
 from runtime.server.openai.protocol import MAX_ENTRIES, ChatRequest, CompletionRequest
-from runtime.server.openapi import REFERENCED
 from runtime.server.preprocessing import request_body
 from runtime.server.preprocessing.preprocessor import SMALL_TEXT, Preprocessor
 from runtime.server.preprocessing.request_body import MAX_MESSAGES, MAX_PARTS, parse_body
 from runtime.tokenizer import Tokenizer
+from tests.on_loop import on_loop
 from tests.server.bombs import CHAT, IDS, LARGEST, OWN, SHAPES, TEXT
 
 KINDS: dict[str, Any] = {CHAT: ChatRequest, TEXT: CompletionRequest, OWN: GenerateRequest, IDS: DetokenizeRequest}
@@ -58,29 +57,21 @@ def test_costly_shapes_are_refused_before_they_are_parsed(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("name", LARGEST)
-def test_the_largest_allowed_shapes_are_accepted_or_refused_in_a_sentence(name: str) -> None:
-    route, data = LARGEST[name]
-    error = refusal(KINDS[route], data)
-    assert error is None or (error.status == 400 and len(error.message) < 600)
-
-
-@pytest.mark.parametrize("name", LARGEST)
-def test_other_tasks_run_while_a_large_body_is_read(name: str) -> None:
+@on_loop
+async def test_the_largest_allowed_shapes_are_read_while_other_tasks_run(name: str) -> None:
     """Other tasks run once per counted piece, and between the other steps."""
     route, data = LARGEST[name]
-
-    async def read() -> int:
-        iterations = 0
-        preparer = Preprocessor(lambda: pytest.fail("no engine is asked"))
-        reading = asyncio.create_task(preparer._parse(KINDS[route], data, ""))
-        while not reading.done():
-            await asyncio.sleep(0)
-            iterations += 1
-        with contextlib.suppress(RequestError):
+    preparer = Preprocessor(lambda: pytest.fail("no engine is asked"))
+    reading, iterations = asyncio.create_task(preparer._parse(KINDS[route], data, "")), 0
+    while not reading.done():
+        await asyncio.sleep(0)
+        iterations += 1
+    assert iterations > len(data) // request_body.SCAN_BYTES
+    if reading.exception() is not None:
+        with pytest.raises(RequestError) as refused:
             reading.result()
-        return iterations
-
-    assert asyncio.run(read()) > len(data) // request_body.SCAN_BYTES
+        assert refused.value.status == 400
+        assert len(refused.value.message) < 600
 
 
 @pytest.mark.parametrize("size", [SMALL_TEXT, SMALL_TEXT + 1])
@@ -212,50 +203,3 @@ def test_a_shape_is_counted_right(value: Any, ascii_only: bool) -> None:
         assert passes("MAX_VALUES", values)
         assert not texts or not passes("MAX_STRINGS", texts - 1)
         assert not containers or not passes("MAX_CONTAINERS", containers - 1)
-
-
-PART = st.fixed_dictionaries({"type": st.just("text"), "text": st.text()})
-MESSAGE = st.fixed_dictionaries(
-    {"role": st.sampled_from(["system", "developer", "user", "assistant"]), "content": st.text() | st.lists(PART)}
-)
-NUMBER = st.floats(allow_nan=False, allow_infinity=False)
-COMMON: dict[str, Any] = {
-    "max_tokens": st.integers(),
-    "temperature": NUMBER,
-    "seed": st.integers(),
-    "stop": st.none() | st.text() | st.lists(st.text()),
-    "cache_salt": st.none() | st.text(),
-    "stream": st.none() | st.booleans(),
-    "decoding": st.fixed_dictionaries(
-        {}, optional={"accept_threshold": NUMBER, "local_leap": st.dictionaries(st.text(), JSON)}
-    ),
-}
-IDS_LIST = st.lists(st.integers())
-VALID = st.one_of(
-    st.tuples(
-        st.just(ChatRequest),
-        st.fixed_dictionaries(
-            {"messages": st.lists(MESSAGE)},
-            optional={
-                **COMMON,
-                "metadata": st.dictionaries(st.text(), JSON),
-                "chat_template_kwargs": st.dictionaries(st.text(), JSON),
-            },
-        ),
-    ),
-    st.tuples(
-        st.just(CompletionRequest),
-        st.fixed_dictionaries(
-            {"prompt": st.text() | IDS_LIST | st.lists(st.text()) | st.lists(IDS_LIST)}, optional=COMMON
-        ),
-    ),
-    st.tuples(st.just(GenerateRequest), st.fixed_dictionaries({"prompt": st.text() | IDS_LIST}, optional=COMMON)),
-    st.tuples(st.just(DetokenizeRequest), st.fixed_dictionaries({"tokens": IDS_LIST})),
-)
-
-
-@given(VALID)
-def test_a_valid_body_keeps_its_values(case: tuple[Any, dict[str, Any]]) -> None:
-    kind, body = case
-    assert REFERENCED[kind.__name__] is kind  # referenced by a route
-    assert parse_body(kind, json.dumps(body).encode()).model_dump(exclude_unset=True) == body

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from runtime.server.engine_client.ipc_sockets import LOCK, remove_abandoned, socket_dir
-from tests.server.harness import FAKE, serving
 
 
 @pytest.fixture
@@ -56,20 +53,3 @@ def test_nothing_else_is_removed(folder: Path, tmp_path_factory: pytest.TempPath
     remove_abandoned()
     assert sorted(folder.rglob("*")) == before
     assert (elsewhere / LOCK).exists()
-
-
-@pytest.mark.matrix
-def test_the_next_server_removes_what_a_killed_one_left(checkpoint: Path, tmp_path: Path) -> None:
-    variables = {"TMPDIR": str(tmp_path)}
-
-    def found() -> set[Path]:
-        return set(tmp_path.glob("unmask-*"))
-
-    with serving("--model", str(checkpoint), module=FAKE, env=variables) as server:
-        os.kill(server.process.pid, signal.SIGKILL)
-        server.process.wait()
-    (left,) = found()
-    with serving("--model", str(checkpoint), module=FAKE, env=variables) as server:
-        (living,) = found()
-        assert living != left
-    assert found() == set()

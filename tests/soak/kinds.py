@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import jsonschema_rs
 
-from tests.server.harness import sse, sse_events
+from tests.server.dialects import CHAT, MESSAGES, RESPONSES, ROUTES, read, tool
+from tests.server.harness import sse
 from tests.structured_output import forms
 
 # A route, a body, and a check of the complete answer.
@@ -79,12 +80,12 @@ def formed(r: random.Random, prompt: str) -> Ask:
         ({"structured_outputs": {"grammar": EBNF}}, says),
         ({"ebnf": EBNF}, says),
     ]
-    route = r.choice(["/generate", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"])
+    route = r.choice(["/generate", "/v1/completions", *ROUTES])
     described = {"name": "x", "schema": schema}
     own: dict[str, dict[str, Any]] = {
-        "/v1/chat/completions": {"response_format": {"type": "json_schema", "json_schema": described}},
-        "/v1/responses": {"text": {"format": {"type": "json_schema", **described}}},
-        "/v1/messages": {"output_config": {"format": {"type": "json_schema", "schema": schema}}},
+        CHAT: {"response_format": {"type": "json_schema", "json_schema": described}},
+        RESPONSES: {"text": {"format": {"type": "json_schema", **described}}},
+        MESSAGES: {"output_config": {"format": {"type": "json_schema", "schema": schema}}},
     }
     if route in own:
         asked += [(own[route], lambda text: fits(text, schema))] * 3
@@ -101,27 +102,23 @@ def formed(r: random.Random, prompt: str) -> Ask:
 
 def called(r: random.Random, prompt: str) -> Ask:
     """Returns a request with tools whose call is optional, required, or of a named tool."""
-    route = r.choice(["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+    route = r.choice(ROUTES)
     strict = r.random() < 0.4
     tool_choice = r.choice(["auto", "auto", "required", "weather", "add"])
     offered = r.sample(list(TOOLS), 3)
     single = r.random() < 0.4
+    named: dict[str, Any] = {"type": "function", "function": {"name": tool_choice}}
+    if route == RESPONSES:
+        named = {"type": "function", "name": tool_choice}
     body = {**shared(r), **_prompt_fields(route, prompt), "max_tokens": r.choice([3, 12, 30, 90])}
-    _without_ends(body)
-    if route == "/v1/messages":
-        body["tools"] = [{"name": name, "input_schema": TOOLS[name], "strict": strict} for name in offered]
-        kind = {"auto": {"type": "auto"}, "required": {"type": "any"}}
-        body["tool_choice"] = {
-            **kind.get(tool_choice, {"type": "tool", "name": tool_choice}),
-            "disable_parallel_tool_use": single,
-        }
+    body["tools"] = [tool(route, name, TOOLS[name], strict=strict) for name in offered]
+    body |= {"tool_choice": tool_choice if tool_choice in ("auto", "required") else named}
+    if route == MESSAGES:
+        kind = {"auto": "auto", "required": "any"}.get(tool_choice, "tool")
+        body["tool_choice"] = {"type": kind, "name": tool_choice, "disable_parallel_tool_use": single}
     else:
-        functions = [{"name": name, "parameters": TOOLS[name], "strict": strict} for name in offered]
-        flat = route == "/v1/responses"
-        body["tools"] = [{"type": "function", **(f if flat else {"function": f})} for f in functions]
-        named = {"type": "function", **({"name": tool_choice} if flat else {"function": {"name": tool_choice}})}
-        body["tool_choice"] = tool_choice if tool_choice in ("auto", "required") else named
         body["parallel_tool_calls"] = not single
+    _without_ends(body)
     forced = tool_choice != "auto"
 
     def checked(seen: dict[str, Any]) -> None:
@@ -141,7 +138,7 @@ def called(r: random.Random, prompt: str) -> Ask:
 
 def with_logprobs(r: random.Random, prompt: str) -> Ask:
     """Returns a request with log-probabilities."""
-    route = r.choice(["/generate", "/v1/completions", "/v1/chat/completions"])
+    route = r.choice(["/generate", "/v1/completions", CHAT])
     top = r.choice([0, 1, 5, 20])
     chat = {"logprobs": True, "top_logprobs": top}
     body = {**shared(r), **_prompt_fields(route, prompt), "max_tokens": r.choice([2, 9, 33])}
@@ -165,78 +162,42 @@ def _without_ends(body: dict[str, Any]) -> None:
 
 
 def _prompt_fields(route: str, prompt: str) -> dict[str, Any]:
-    if route == "/v1/responses":
+    if route == RESPONSES:
         return {"input": prompt}
-    if route in ("/v1/chat/completions", "/v1/messages"):
-        return {"messages": [{"role": "user", "content": prompt}]}
-    return {"prompt": prompt}
+    return {"messages": [{"role": "user", "content": prompt}]} if route in ROUTES else {"prompt": prompt}
 
 
 def check_complete(route: str, answer: httpx.Response) -> dict[str, Any]:
     """Returns the content of a complete answer in the same form for all routes."""
     data = answer.json()
-    seen: dict[str, Any] = {"calls": [], "logprobs": None, "tokens": None}
+    seen: dict[str, Any] = {"calls": (), "logprobs": None, "tokens": None}
     if route == "/generate":
         seen |= {"text": data["text"], "reason": data["finish_reason"], "tokens": len(data["token_ids"])}
         if "logprobs" in data:
             seen["logprobs"] = [one["logprob"] for one in data["logprobs"]]
-    elif route == "/v1/responses":
-        parts = [part["text"] for item in data["output"] if item["type"] == "message" for part in item["content"]]
-        calls = [(item["name"], item["arguments"]) for item in data["output"] if item["type"] == "function_call"]
-        seen |= {
-            "text": "".join(parts),
-            "reason": "stop" if data["status"] == "completed" else "length",
-            "calls": calls,
-        }
-    elif route == "/v1/messages":
-        texts = [block["text"] for block in data["content"] if block["type"] == "text"]
-        calls = [(b["name"], json.dumps(b["input"])) for b in data["content"] if b["type"] == "tool_use"]
-        reason = "length" if data["stop_reason"] == "max_tokens" else "stop"
-        seen |= {"text": "".join(texts), "reason": reason, "calls": calls}
+        return seen
+    if route in ROUTES:
+        found = read(route, answer.text, stream=False)
+        seen |= {"text": found.content, "reason": found.reason, "calls": found.calls}
     else:
-        (choice,) = data["choices"]
-        message = choice.get("message", {"content": choice.get("text")})
-        calls = [(one["function"]["name"], one["function"]["arguments"]) for one in message.get("tool_calls", [])]
-        seen |= {"text": message["content"] or "", "reason": choice["finish_reason"], "calls": calls}
-        if (found := choice["logprobs"]) is not None:
-            listed = found.get("token_logprobs")
-            seen["logprobs"] = [one["logprob"] for one in found["content"]] if listed is None else listed
-            seen["tokens"] = data["usage"]["completion_tokens"]
+        seen |= {"text": data["choices"][0]["text"], "reason": data["choices"][0]["finish_reason"]}
+    if "choices" in data and (found := data["choices"][0]["logprobs"]) is not None:
+        listed = found.get("token_logprobs")
+        seen["logprobs"] = [one["logprob"] for one in found["content"]] if listed is None else listed
+        seen["tokens"] = data["usage"]["completion_tokens"]
     return seen
 
 
 def streamed(route: str, answer: httpx.Response) -> dict[str, Any]:
     """Returns the text and calls that the pieces of a stream make, with the name and arguments of each call."""
-    calls: dict[int, list[str]] = {}  # name and arguments, by index
-    if route == "/v1/responses":
-        events = [event for _, event in sse_events(answer.text)]
-        text = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
-        for event in events:
-            if event["type"] == "response.output_item.added" and event["item"]["type"] == "function_call":
-                calls[event["output_index"]] = [event["item"]["name"], event["item"]["arguments"]]
-            elif event["type"] == "response.function_call_arguments.delta":
-                calls[event["output_index"]][1] += event["delta"]
-    elif route == "/v1/messages":
-        events = [event for _, event in sse_events(answer.text)]
-        text = "".join(e["delta"].get("text", "") for e in events if e["type"] == "content_block_delta")
-        for event in events:
-            if event["type"] == "content_block_start" and event["content_block"]["type"] == "tool_use":
-                calls[event["index"]] = [event["content_block"]["name"], ""]
-            elif event["type"] == "content_block_delta" and event["delta"]["type"] == "input_json_delta":
-                calls[event["index"]][1] += event["delta"]["partial_json"]
-    else:
-        *lines, last = sse(answer.text)
-        must(last == "[DONE]", "a stream without [DONE]")
-        events = [json.loads(line) for line in lines]
-        if route == "/generate":
-            return {"text": "".join(event["text"] for event in events[:-1]), "calls": []}
-        choices = [choice for event in events for choice in event["choices"]]
-        text = "".join((c["delta"].get("content") if "delta" in c else c["text"]) or "" for c in choices)
-        for piece in (piece for c in choices if "delta" in c for piece in c["delta"].get("tool_calls") or ()):
-            call = calls.setdefault(piece["index"], ["", ""])
-            call[0] += piece["function"].get("name") or ""
-            call[1] += piece["function"].get("arguments") or ""
-    return {"text": text, "calls": [(name, arguments) for _, (name, arguments) in sorted(calls.items())]}
+    if route in ROUTES:
+        found = read(route, answer.text, stream=True)
+        return {"text": found.content, "calls": found.calls}
+    *lines, last = sse(answer.text)
+    must(last == "[DONE]", "a stream without [DONE]")
+    events = [json.loads(line) for line in lines]
+    texts = [event["choices"][0]["text"] for event in events] if route != "/generate" else []
+    return {"text": "".join(texts or [event["text"] for event in events[:-1]]), "calls": ()}
 
 
 def same(streamed: dict[str, Any], seen: dict[str, Any]) -> bool:

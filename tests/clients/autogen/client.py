@@ -6,13 +6,7 @@ from autogen_agentchat.teams import RoundRobinGroupChat
 from autogen_core.models import UserMessage
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 from checks import KEY, MODEL, PERSON, RECORD, SUM, SUM_ANSWER, TALE, URL, check, main, same
-from pydantic import BaseModel
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-    city: str
+from person import Person
 
 
 def client(**more: Any) -> OpenAIChatCompletionClient:

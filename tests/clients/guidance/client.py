@@ -15,13 +15,7 @@ from checks import (
     same,
 )
 from guidance import assistant, gen, json, models, user
-from pydantic import BaseModel
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-    city: str
+from person import Person
 
 
 def model():

@@ -8,13 +8,7 @@ from haystack.components.builders import ChatPromptBuilder
 from haystack.components.generators.chat import OpenAIChatGenerator
 from haystack.dataclasses import ChatMessage
 from haystack.utils import Secret
-from pydantic import BaseModel
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-    city: str
+from person import Person
 
 
 def generator(**more: object) -> OpenAIChatGenerator:

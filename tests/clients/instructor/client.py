@@ -3,15 +3,10 @@ from typing import Any
 import instructor
 import openai
 from checks import COMPUTE, COMPUTED, KEY, MODEL, PERSON, RECORD, SUM, SUM_ANSWER, URL, calculated, check, main, same
-from pydantic import BaseModel, create_model
+from person import Person
+from pydantic import create_model
 
 ASKED: Any = {"model": MODEL, "messages": [{"role": "user", "content": RECORD}], "max_retries": 0}
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-    city: str
 
 
 Calculator = create_model("calculator", __doc__="Calculate the value of an arithmetic expression.", expression=str)

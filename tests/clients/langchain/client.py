@@ -20,15 +20,10 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel, create_model
+from person import Person
+from pydantic import create_model
 
 model = ChatOpenAI(model=MODEL, base_url=URL, api_key=KEY, max_retries=0, temperature=0)
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-    city: str
 
 
 @check("basic")

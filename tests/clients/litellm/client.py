@@ -5,15 +5,9 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise its list of pri
 
 import litellm
 from checks import KEY, MODEL, PERSON, RECORD, SCHEMA, SUM, SUM_ANSWER, TALE, URL, check, main, same, user_message
-from pydantic import BaseModel
+from person import Person
 
 ASKED: Any = {"model": f"openai/{MODEL}", "api_base": URL, "api_key": KEY, "num_retries": 0}
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-    city: str
 
 
 @check("basic")

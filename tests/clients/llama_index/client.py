@@ -2,7 +2,7 @@ from checks import KEY, MODEL, PERSON, RECORD, SUM, SUM_ANSWER, TALE, URL, check
 from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel
+from person import Person
 
 llm = OpenAILike(
     model=MODEL,
@@ -15,12 +15,6 @@ llm = OpenAILike(
     max_retries=0,
     temperature=0,  # its default is 0.1
 )
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-    city: str
 
 
 @check("basic")

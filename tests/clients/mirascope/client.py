@@ -1,15 +1,9 @@
 from checks import KEY, MODEL, PERSON, RECORD, SUM, SUM_ANSWER, TALE, URL, check, main, same
 from mirascope import llm
-from pydantic import BaseModel
+from person import Person
 
 llm.register_provider("openai:completions", scope="openai/", api_key=KEY, base_url=URL)
 model = llm.Model(f"openai/{MODEL}")
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-    city: str
 
 
 @check("basic")

@@ -19,15 +19,9 @@ from checks import (
     same,
     user_message,
 )
-from pydantic import BaseModel
+from person import Person
 
 client = openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0)
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-    city: str
 
 
 @check("basic")

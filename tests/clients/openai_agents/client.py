@@ -24,18 +24,12 @@ from checks import (
     same,
 )
 from openai import AsyncOpenAI
-from pydantic import BaseModel
+from person import Person
 
 set_tracing_disabled(True)
 
 
 called: list[str] = []
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-    city: str
 
 
 def agent(**more: object) -> Agent[None]:

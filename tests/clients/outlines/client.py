@@ -2,17 +2,11 @@ import openai
 import outlines
 from checks import KEY, MODEL, PERSON, RECORD, SCHEMA, SUM, SUM_ANSWER, TALE, URL, check, main, same
 from outlines.types import CFG, JsonSchema, Regex
-from pydantic import BaseModel
+from person import Person
 
 client = openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0)
 model = outlines.from_vllm(client, MODEL)
 like_openai = outlines.from_openai(client, MODEL)
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-    city: str
 
 
 @check("basic")

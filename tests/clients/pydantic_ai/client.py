@@ -14,6 +14,7 @@ from checks import (
     main,
     same,
 )
+from person import Person
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, PromptedOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -23,12 +24,6 @@ model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=URL, api_key=KEY
 
 
 called: list[str] = []
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-    city: str
 
 
 @check("basic")

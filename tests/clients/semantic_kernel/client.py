@@ -1,16 +1,10 @@
 from checks import KEY, MODEL, PERSON, RECORD, SUM, SUM_ANSWER, TALE, URL, check, main, same
 from openai import AsyncOpenAI
-from pydantic import BaseModel
+from person import Person
 from semantic_kernel import Kernel
 from semantic_kernel.agents import ChatCompletionAgent
 from semantic_kernel.connectors.ai.open_ai import OpenAIChatCompletion, OpenAIChatPromptExecutionSettings
 from semantic_kernel.contents import ChatHistory
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-    city: str
 
 
 def service() -> OpenAIChatCompletion:

@@ -1,16 +1,10 @@
 from typing import Any
 
 from checks import KEY, MODEL, PERSON, RECORD, SCHEMA, SUM, SUM_ANSWER, TALE, URL, check, main, same
-from pydantic import BaseModel
+from person import Person
 from smolagents import OpenAIModel
 
 model = OpenAIModel(MODEL, api_base=URL, api_key=KEY)
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-    city: str
 
 
 def user_message(text: str) -> list[Any]:

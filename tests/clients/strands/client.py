@@ -1,13 +1,7 @@
 from checks import KEY, MODEL, PERSON, RECORD, SUM, SUM_ANSWER, TALE, URL, check, main, same
-from pydantic import BaseModel
+from person import Person
 from strands import Agent
 from strands.models.openai import OpenAIModel
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-    city: str
 
 
 def model() -> OpenAIModel:
