@@ -13,6 +13,8 @@ import pytest
 from runtime.child_process import module_command
 from tests.server.harness import ROOT, serving
 
+pytestmark = pytest.mark.processes
+
 SHADOWED = ("types", "logging", "json", "tokenizers", "msgspec", "numpy", "torch", "zmq", "runtime")
 SERVE = ("-P", "-c", "from runtime.cli import main; raise SystemExit(main())", "serve")  # like the script `unmask`
 PLUGIN = """

@@ -10,6 +10,8 @@ import pytest
 from runtime.bench.__main__ import main
 from runtime.bench.start import peak_memory, tokens_between
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.matrix
 def test_the_phases_of_a_start_add_up(tmp_path, capsys):

@@ -28,6 +28,8 @@ from tests.server.harness import ServerProcess, serving
 from tests.server.test_frontends import clients
 from tests.wait import TIMEOUT, wait_until
 
+pytestmark = pytest.mark.processes
+
 HIDDEN = CONFIG["hidden_size"]
 QKV = (CONFIG["num_attention_heads"] + 2 * CONFIG["num_key_value_heads"]) * CONFIG["head_dim"]
 

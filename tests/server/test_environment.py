@@ -11,6 +11,8 @@ import pytest
 from runtime.server.env import backend_environment
 from tests.wait import TIMEOUT
 
+pytestmark = pytest.mark.processes
+
 VARIABLE = "TOKENIZERS_PARALLELISM"
 IMPORTED = f"""
 import os, sys, runtime, runtime.tokenizer, runtime.tokenizer.tokenizer

@@ -21,6 +21,8 @@ from runtime.server.engine_client.client import LocalEngineClient
 from runtime.server.metrics import Metrics, RequestMetrics
 from tests.server.harness import FAKE, ServerProcess, serving, sse
 
+pytestmark = pytest.mark.processes
+
 KEYS = ("key-of-the-one-client", "key-of-the-other-client")
 
 

@@ -24,6 +24,8 @@ from tests.server.harness import FAKE, ServerProcess, has_ended, serving, sse
 from tests.server.test_supervision import ENDLESS, start
 from tests.wait import TIMEOUT, wait_until
 
+pytestmark = pytest.mark.processes
+
 PROCESSES = 3
 STREAM = json.dumps({**ENDLESS, "stream": True}).encode()
 SHORT: dict[str, Any] = {"prompt": "x", "max_tokens": 4}

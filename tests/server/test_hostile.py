@@ -15,6 +15,8 @@ from runtime.algorithms.base import UnmaskingAlgorithm, algorithm_keys, algorith
 from tests.server.harness import ServerProcess
 from tests.wait import TIMEOUT, wait_until_async
 
+pytestmark = pytest.mark.processes
+
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 USER = [{"role": "user", "content": "x"}]

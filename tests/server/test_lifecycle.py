@@ -17,6 +17,8 @@ from tests.server.harness import FAKE, REAL, ROOT, ServerProcess, has_ended, ser
 from tests.server.test_supervision import start
 from tests.wait import TIMEOUT, wait_until
 
+pytestmark = pytest.mark.processes
+
 
 def ipc_directory(server: ServerProcess) -> Path:
     command = server.backends()[0].cmdline()

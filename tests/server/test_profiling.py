@@ -15,6 +15,8 @@ from runtime.server.engine_client.ipc_protocol import CallResult
 from runtime.server.engine_process.background_work import STEP, ProfileWorker
 from tests.server.harness import FAKE, ServerProcess, serving
 
+pytestmark = pytest.mark.processes
+
 KEY = "a-key-of-these-tests"
 GENERATE = {"prompt": "profile", "max_tokens": 16, "ignore_eos": True}
 

@@ -17,6 +17,8 @@ from tests.server.harness import ROOT, ServerProcess, has_ended, serving, sse
 from tests.server.test_start_failures import start
 from tests.wait import TIMEOUT, wait_until
 
+pytestmark = pytest.mark.processes
+
 TWO = ("--device", "cpu", "--tensor-parallel-size", "2", "--num-pages", "256", "--max-num-reqs", "8")
 LONG = {"prompt": "x", "max_tokens": 1800, "ignore_eos": True, "decoding": {"accept_threshold": 1.0}}
 

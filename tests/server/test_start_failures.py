@@ -19,6 +19,8 @@ from tests.server.checkpoint import CONFIG, make_weights
 from tests.server.harness import REAL, ROOT
 from tests.wait import TIMEOUT
 
+pytestmark = pytest.mark.processes
+
 
 def start(*flags: str, program: tuple[str, ...] = ("-m", REAL), **variables: str) -> list[str]:
     """Runs a server that cannot start, and returns the lines on stderr."""

@@ -28,6 +28,8 @@ from tests.server.limits import MASK_LIMITS, TRIAL_LIMITS
 from tests.server.test_executors import Client, settle
 from tests.wait import TIMEOUT, wait_until
 
+pytestmark = pytest.mark.processes
+
 CHAT: Any = {
     "model": "unmask-demo",
     "messages": [{"role": "user", "content": "Anna, 34, lives in Rome. Write this as JSON."}],

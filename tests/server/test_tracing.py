@@ -18,6 +18,8 @@ from runtime.server.middleware import tracing
 from tests.server.harness import serving
 from tests.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "a secret"}], "max_tokens": 8}

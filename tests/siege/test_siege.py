@@ -20,6 +20,8 @@ from tests.siege.registry import ATTACKS
 from tests.siege.server import Besieged, SiegeError, besieged
 from tests.wait import wait_until
 
+pytestmark = pytest.mark.processes
+
 # Bars that may be missed because the machine is busy.
 BUSY = ("/health took", "an innocent request took", "probes of /health failed")
 HEALTH = {"probes": 100, "failed": 0, "longest_seconds": 0.02, "stand_in_longest_seconds": 0.01}
