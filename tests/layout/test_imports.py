@@ -33,6 +33,28 @@ OUTSIDE = {
     "urllib",
 }
 
+# Modules that import each other's types. Nothing else may be added to these.
+TYPE_CIRCLES = {
+    "runtime": {
+        frozenset(
+            f"runtime.server.{name}"
+            for name in (
+                "context",
+                "engine_client.generation_job",
+                "http_responses",
+                "middleware.tracing",
+                "openai.logprobs",
+                "openai.protocol",
+                "openai.tools",
+                "openapi",
+                "preprocessing.preprocessor",
+                "preprocessing.request_specs",
+            )
+        )
+    },
+    "unmask_operator": set(),
+}
+
 
 @dataclass(frozen=True)
 class House:
@@ -134,6 +156,11 @@ def circles(graph: dict[str, set[str]]) -> set[frozenset[str]]:
 @EACH
 def test_imports_have_no_circles(house):
     assert circles(house.graph(*RUNS)) == set()
+
+
+@EACH
+def test_imports_of_types_have_no_circles_but_the_listed_ones(house):
+    assert circles(house.graph(*RUNS, TYPING)) == TYPE_CIRCLES[house.package]
 
 
 @EACH
