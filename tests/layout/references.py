@@ -28,7 +28,7 @@ from tests.layout.pages import SPAN, headings, pages, slugs, without_code, witho
 from tests.layout.source import CODE, ROOT, Text, docstrings, python_files, read
 
 RECORDS = ("CHANGELOG.md", "docs/benchmarks/")
-# Files that do not exist: CONTRIBUTING.md has them as examples.
+# Files that do not exist: docs/developer/extending.md has them as examples.
 EXAMPLES = {
     "runtime/models/twin.py",
     "runtime/parsers/bracketed.py",
