@@ -24,7 +24,7 @@ VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Bytecode is cached: otherwise each process compiles the modules again, and pytest rewrites all assertions.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup serve chat test test-rest test-all test-slow test-times test-load programs e2e e2e-smoke browser-test screenshots clients lint format typecheck crds docs operator-bench siege release-check gpu-test gpu-test-2 gpu-bench wheel images lock clean
+.PHONY: help setup serve chat test test-rest test-all test-slow test-times test-load programs e2e e2e-smoke browser-test screenshots clients lint format typecheck prose crds docs operator-bench siege release-check gpu-test gpu-test-2 gpu-bench wheel images lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -127,6 +127,9 @@ format: setup  ## rewrite files in the house style
 
 typecheck: setup  ## run mypy
 	$(BIN)/mypy
+
+prose: setup  ## print the length of sentences, files and functions; a report without limits
+	$(BIN)/python -m tools.prose $(ARGS)
 
 crds: setup  ## write crds/, its chart's copy and docs/reference/fields.md from the operator's models
 	@mkdir -p crds charts/unmask-crds/files/crds

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +15,6 @@ import torch
 
 from runtime.config import EngineConfig
 from runtime.engine.engine import Engine
-from runtime.engine.output_processor import OutputCollector
 from runtime.engine.setup import load_engine
 from runtime.errors import RequestError
 from runtime.parsers.formats import part_marks
@@ -100,6 +101,59 @@ def forward_logits(engine: Engine, ids: list[int], block_size: int | None = None
         modules = engine.lora_manager.affected_modules([adapter])
         layout = replace(layout, lora_slots=slots, active_lora_modules=modules)
     return runner.logits(replace(plan, layout=layout), pages)
+
+
+OutputQueue = deque[EngineOutput]
+
+
+class OutputCollector:
+    """Gives each call the outputs of its own requests, whichever call runs the step.
+
+    On devices with overlap, outputs are dispatched while the next step runs.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._queues: dict[str, OutputQueue] = {}  # by request id
+        # The callback has no reference to the engine. In a cycle, the engine would keep its memory until the garbage
+        # collector runs.
+        weak, queues = weakref.proxy(engine), self._queues
+        self._overlaps = engine.set_overlap_callback(lambda: _dispatch(weak, queues))
+
+    def submit(self, specs: Iterable[RequestSpec]) -> OutputQueue:
+        """Adds requests to the engine. Returns the queue of their outputs."""
+        queue: OutputQueue = deque()
+        for spec in specs:
+            self.engine.add(spec)
+            self._queues[spec.id] = queue
+        return queue
+
+    def get(self, queue: OutputQueue) -> EngineOutput:
+        """Returns the next output of a queue; runs steps until there is one.
+
+        Raises:
+            RuntimeError: the engine was closed.
+        """
+        while not queue:
+            has_work = self.engine.has_work()
+            if has_work:
+                self.engine.execute_step()
+            if not self._overlaps or not self.engine.has_work():
+                _dispatch(self.engine, self._queues)
+            if not has_work and not queue:
+                raise RuntimeError("the LLM was closed while a request was running")
+        return queue.popleft()
+
+    def cancel(self, request_id: str) -> None:
+        """Discards the outputs of a request and aborts it if it is not finished."""
+        self._queues.pop(request_id, None)
+        self.engine.abort(request_id)
+
+
+def _dispatch(engine: Engine, queues: dict[str, OutputQueue]) -> None:
+    for output in engine.take_outputs():
+        if output.id in queues:
+            queues[output.id].append(output)
 
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]  # text, token ids, or chat messages

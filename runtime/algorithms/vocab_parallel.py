@@ -11,7 +11,7 @@ import torch
 
 from runtime.algorithms.logits_ops import Candidate, LogitsOps, TopTokens, topk
 from runtime.kernels.topk_topp_sampling import min_p_filter
-from runtime.layers.sharding import VocabShard
+from runtime.parameters.sharding import VocabShard
 
 _INT_DTYPES = {torch.float32: torch.int32, torch.float64: torch.int64}
 DIGIT = 8  # bits of a key that one iteration determines

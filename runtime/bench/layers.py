@@ -19,7 +19,7 @@ from runtime.kernels.common import wide
 from runtime.kernels.layernorm import SandwichNormOps, gemm_add_norm_reference, post_mlp_norms_reference
 from runtime.kernels.ops import TORCH, KernelSet
 from runtime.layers.attention import TorchAttention, TritonAttention
-from runtime.layers.parameter import named_weights
+from runtime.parameters.weight import named_weights
 from runtime.quantization.base import QuantizedWeight
 from runtime.quantization.fp8 import Fp8Weight
 from runtime.scheduling.step_plan import StepPlan

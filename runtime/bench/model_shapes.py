@@ -11,9 +11,9 @@ from torch import nn
 
 from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
-from runtime.layers.parameter import named_weights
-from runtime.layers.sharding import WeightSlice
 from runtime.models.base import Model, resolve_family
+from runtime.parameters.sharding import WeightSlice
+from runtime.parameters.weight import named_weights
 
 PIECE = 1 << 24  # elements that are drawn at once
 _MINI: dict[str, Any] = {

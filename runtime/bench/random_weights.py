@@ -25,9 +25,9 @@ from runtime.child_process import module_command
 from runtime.distributed.process_group import SINGLE_RANK, TensorParallelGroup
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import LayerFactory
-from runtime.layers.parameter import named_weights
-from runtime.layers.sharding import WeightSlice
 from runtime.models.base import Model, ModelFamily, resolve_family
+from runtime.parameters.sharding import WeightSlice
+from runtime.parameters.weight import named_weights
 from runtime.weights.checkpoint import Checkpoint, resolve_checkpoint
 from runtime.weights.hub import Progress
 from runtime.weights.loader import meta_model

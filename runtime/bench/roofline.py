@@ -21,9 +21,9 @@ from runtime.bench.device_peaks import measure_rates
 from runtime.kernels.quantized_tensor import Fp8
 from runtime.layers.kv_pool import KVPool
 from runtime.layers.moe import Router
-from runtime.layers.parameter import named_weights
 from runtime.models.base import Model, SelfConditioned
 from runtime.models.decoder import Decoder
+from runtime.parameters.weight import named_weights
 from runtime.scheduling.step_plan import StepPlan
 
 FP8_SPEEDUP = 2.0  # rate of FP8 GEMMs relative to bfloat16

@@ -17,8 +17,8 @@ from runtime.config import parse
 from runtime.distributed.gpu import require_gpu
 from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
-from runtime.layers.parameter import named_weights
 from runtime.models.base import Model, resolve_family
+from runtime.parameters.weight import named_weights
 from runtime.quantization.checkpoint.scheme import quantization_of
 from runtime.weights.loader import meta_model
 

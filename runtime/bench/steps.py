@@ -34,8 +34,8 @@ from runtime.errors import ConfigError
 from runtime.layers.attention import attention_names
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.layers.layer_factory import LayerFactory
-from runtime.layers.parameter import named_weights
 from runtime.models.base import Model, ModelFamily, ModelInfo, resolve_family
+from runtime.parameters.weight import named_weights
 from runtime.quantization.checkpoint.scheme import quantization_of
 from runtime.scheduling.lora_manager import LoRAManager
 from runtime.scheduling.step_plan import StepPlan

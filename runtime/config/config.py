@@ -12,15 +12,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, Self
 
+from runtime.config.adapter_names import named_adapters
 from runtime.config.api_keys import check_keys
 from runtime.config.flags import DECODING, Flag, check_fields, declare_flag, declared_flags
 from runtime.config.suggestions import did_you_mean
-from runtime.config.validation import named_adapters, validate_combinations
 from runtime.errors import ConfigError
 
 # A name, an IPv4 address or an IPv6 address without brackets, as `--allowed-hosts` takes it.
 HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*")
 DEMO_NAME = "unmask-demo"
+_ROUNDED = "are rounded may depend on how many rows there are"
 
 _model = partial(declare_flag, "model")
 _parallel = partial(declare_flag, "parallelism and devices")
@@ -210,7 +211,7 @@ class EngineConfig:
         check_fields(self, (flag for flag in ENGINE_FLAGS if flag.dest != "dtype" or self.dtype != "float64"))
         if not isinstance(self.skip_tokenizer, bool):
             raise ConfigError(f"skip_tokenizer: {self.skip_tokenizer!r} is not true or false")
-        validate_combinations(self)
+        self._check_combinations()
 
     @property
     def compile_mode(self) -> str | None:
@@ -233,6 +234,47 @@ class EngineConfig:
     def serves_adapters(self) -> bool:
         """Whether the model has slots for unmerged adapters."""
         return bool(self.adapters) or self.max_loras is not None
+
+    def _check_combinations(self) -> None:
+        """Raises ConfigError, with the flags and the fix, for unsupported combinations."""
+        if self.use_lora != (self.lora_path is not None):
+            raise ConfigError("--use-lora and --lora-path go together; give both, or leave both out")
+        if self.pre_merge_lora and not self.use_lora:
+            raise ConfigError("--pre-merge-lora: merges the adapter of --use-lora and --lora-path; give these too")
+        named_adapters(self.lora)
+        if self.lora and self.default_adapter:
+            raise ConfigError(
+                "--lora: with --use-lora all requests have one adapter; add --pre-merge-lora, or leave --use-lora out"
+            )
+        if self.max_lora_rank is not None and not self.serves_adapters:
+            raise ConfigError(
+                "--max-lora-rank: there are no adapters that requests name; give --lora or --max-loras too"
+            )
+        if self.expert_parallel_size not in (1, self.tensor_parallel_size):
+            raise ConfigError(
+                f"--expert-parallel-size {self.expert_parallel_size}: must be 1 or --tensor-parallel-size, "
+                f"{self.tensor_parallel_size}"
+            )
+        if self.eos_token_ids is not None and self.mask_token_id in self.eos_token_ids:
+            raise ConfigError(f"--eos-token-ids: {self.mask_token_id} is also --mask-token-id")
+        if self.sampling_mode == "edit" and self.remask_threshold:
+            raise ConfigError(
+                f"--remask-threshold {self.remask_threshold:g}: only the threshold algorithm masks again, not "
+                "--sampling-mode edit; leave it out"
+            )
+        self._check_exact()
+
+    def _check_exact(self) -> None:
+        many, compiles = self.tensor_parallel_size > 1, self.compile_mode is not None
+        if self.deterministic and many:
+            why, other = f"--deterministic: how sums of several ranks {_ROUNDED}", "--tensor-parallel-size"
+        elif compiles and many:
+            why, other = "--torch-compile-mode: sharded logits are not compiled", "--tensor-parallel-size"
+        elif compiles and self.deterministic:
+            why, other = f"--torch-compile-mode: how compiled sums {_ROUNDED}", "--deterministic"
+        else:
+            return
+        raise ConfigError(f"{why}; leave it out, or {other}")
 
     @classmethod
     def from_flags(cls, **values: Any) -> EngineConfig:

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from runtime.config.adapter_names import DEFAULT_MAX_LORAS
 from runtime.config.api_keys import read_settled_key_file
 from runtime.config.config import BY_DEST, BY_SPELLING, FLAGS, EngineConfig, ServerConfig
 from runtime.config.flags import ENV_PREFIX, KERNEL_CACHE, Flag, check
 from runtime.config.suggestions import did_you_mean, unknown_flags
-from runtime.config.validation import DEFAULT_MAX_LORAS
 from runtime.errors import ConfigError
 
 TEST_CLUSTER_PREFIX = ENV_PREFIX + "E2E_"  # prefix of variables of a test cluster, which are not flags

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 
 import torch
 
 from runtime.algorithms.base import EditTokens, algorithms_with_edit_tokens
 from runtime.engine.output_processor import OutputProcessor, make_output
+from runtime.engine.step_stats import StepStats
 from runtime.errors import AdapterNotLoadedError, ReplicaLost
 from runtime.request.eager_reason import EagerReason
 from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
+from runtime.scheduling.grammar_queue import GrammarQueue
 from runtime.scheduling.lora_manager import LoRAManager
 from runtime.scheduling.request import Request, ScheduledRequest, Status
-from runtime.scheduling.request_queue import GrammarQueue
 from runtime.scheduling.scheduler import Scheduler, SchedulingError
 from runtime.scheduling.strategy import Strategy
 from runtime.structured_output.grammar_cache import GrammarCache
 from runtime.worker.input_batch import InputBuilder
-from runtime.worker.model_runner import OBSERVATIONS, Runner
+from runtime.worker.model_runner import Runner
 
 log = logging.getLogger(__name__)
 
@@ -277,37 +277,3 @@ class Engine:
         report = EngineStats(**{name: getattr(stats, name) for name in EngineStats.__struct_fields__})
         self._step_stats.flush_to(report)
         return report
-
-
-class StepStats:
-    """Stores the latest observations since the last report."""
-
-    def __init__(self) -> None:
-        self.step_seconds: deque[float] = deque(maxlen=OBSERVATIONS)
-        self.device_seconds: deque[float] = deque(maxlen=OBSERVATIONS)
-        self.host_seconds: deque[float] = deque(maxlen=OBSERVATIONS)
-        self.batch_sizes: deque[int] = deque(maxlen=OBSERVATIONS)
-        self.block_steps: deque[int] = deque(maxlen=OBSERVATIONS)
-
-    def record(self, requests: int, seconds: float, *, total_seconds: float, device_seconds: float | None) -> None:
-        """Records a step.
-
-        If a step was launched before the previous one ended, its times are measured from the end of the previous step.
-
-        Args:
-            requests: number of requests in the batch.
-            seconds: time since planning began.
-            total_seconds: time since scheduling began.
-            device_seconds: device time. None: unknown.
-        """
-        self.step_seconds.append(seconds)
-        self.batch_sizes.append(requests)
-        if device_seconds is not None:
-            self.device_seconds.append(device_seconds)
-            self.host_seconds.append(max(total_seconds - device_seconds, 0.0))
-
-    def flush_to(self, stats: EngineStats) -> None:
-        """Moves all observations to `stats`."""
-        for name, observed in vars(self).items():
-            setattr(stats, name, list(observed))
-            observed.clear()

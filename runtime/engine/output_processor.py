@@ -7,26 +7,17 @@ from __future__ import annotations
 
 import logging
 import time
-import weakref
-from collections import deque
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from runtime.request.engine_messages import EngineOutput, EngineStats, RequestSpec, TokenLogprobs
+from runtime.engine.step_stats import StepStats
+from runtime.request.engine_messages import EngineOutput, EngineStats, TokenLogprobs
+from runtime.scheduling.grammar_queue import ConstraintError, GrammarQueue, error_message
 from runtime.scheduling.request import Request, ScheduledRequest, Status
-from runtime.scheduling.request_queue import ConstraintError, GrammarQueue, error_message
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.step_plan import NO_RESULTS, BlockResults
 from runtime.scheduling.strategy import Strategy
 from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
 
-if TYPE_CHECKING:
-    from runtime.engine.engine import Engine, StepStats
-
-
 log = logging.getLogger(__name__)
-
-OutputQueue = deque[EngineOutput]
 
 
 class OutputProcessor:
@@ -227,53 +218,3 @@ def _make_logprobs(request: Request) -> TokenLogprobs:
     if request.hit_eos:
         found.end = int(request.tokens[request.num_stable_tokens])
     return found
-
-
-class OutputCollector:
-    """Gives each call the outputs of its own requests, whichever call runs the step.
-
-    On devices with overlap, outputs are dispatched while the next step runs.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self._queues: dict[str, OutputQueue] = {}  # by request id
-        # The callback has no reference to the engine. In a cycle, the engine would keep its memory until the garbage
-        # collector runs.
-        weak, queues = weakref.proxy(engine), self._queues
-        self._overlaps = engine.set_overlap_callback(lambda: _dispatch(weak, queues))
-
-    def submit(self, specs: Iterable[RequestSpec]) -> OutputQueue:
-        """Adds requests to the engine. Returns the queue of their outputs."""
-        queue: OutputQueue = deque()
-        for spec in specs:
-            self.engine.add(spec)
-            self._queues[spec.id] = queue
-        return queue
-
-    def get(self, queue: OutputQueue) -> EngineOutput:
-        """Returns the next output of a queue; runs steps until there is one.
-
-        Raises:
-            RuntimeError: the engine was closed.
-        """
-        while not queue:
-            has_work = self.engine.has_work()
-            if has_work:
-                self.engine.execute_step()
-            if not self._overlaps or not self.engine.has_work():
-                _dispatch(self.engine, self._queues)
-            if not has_work and not queue:
-                raise RuntimeError("the LLM was closed while a request was running")
-        return queue.popleft()
-
-    def cancel(self, request_id: str) -> None:
-        """Discards the outputs of a request and aborts it if it is not finished."""
-        self._queues.pop(request_id, None)
-        self.engine.abort(request_id)
-
-
-def _dispatch(engine: Engine, queues: dict[str, OutputQueue]) -> None:
-    for output in engine.take_outputs():
-        if output.id in queues:
-            queues[output.id].append(output)

@@ -20,8 +20,8 @@ from runtime.engine.request_defaults import read_edit_tokens, request_defaults
 from runtime.errors import ConfigError
 from runtime.kernels.compiler import KernelCompiler
 from runtime.layers.layer_factory import LayerFactory
-from runtime.layers.parameter import named_weights
 from runtime.models.base import Model, ModelFamily, ModelInfo, resolve_family
+from runtime.parameters.weight import named_weights
 from runtime.quantization.checkpoint.scheme import quantization_of
 from runtime.request.engine_messages import EngineInfo
 from runtime.scheduling.lora_manager import make_lora_setup

@@ -12,8 +12,8 @@ from runtime.errors import ConfigError
 from runtime.kernels.common import wide
 from runtime.kernels.ops import KernelSet, select_kernels
 from runtime.layers.lora import LoRAConfig, LoRAContext, LoRAWeight
-from runtime.layers.parameter import InterleavedWeight, SplitBF16Weight, UnquantizedWeight, Weight
-from runtime.layers.sharding import HeadShard, Shard, VocabShard
+from runtime.parameters.sharding import HeadShard, Shard, VocabShard
+from runtime.parameters.weight import InterleavedWeight, SplitBF16Weight, UnquantizedWeight, Weight
 from runtime.quantization import fp8, int4_int8  # noqa: F401  they register themselves
 from runtime.quantization.base import QuantizedWeight, get_format
 

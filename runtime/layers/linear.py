@@ -10,8 +10,8 @@ from torch import nn
 from runtime.distributed.process_group import TensorParallelGroup
 from runtime.layers.layer_factory import ForwardCall, LayerFactory
 from runtime.layers.norm import RMSNorm, add_own_rows
-from runtime.layers.parameter import UnquantizedWeight, Weight, tensor_of
-from runtime.layers.sharding import Shard
+from runtime.parameters.sharding import Shard
+from runtime.parameters.weight import UnquantizedWeight, Weight, tensor_of
 
 
 class Linear(nn.Module):

@@ -13,8 +13,8 @@ from runtime.kernels.fused_argmax import lm_head_argmax_reference
 
 if TYPE_CHECKING:
     from runtime.kernels.ops import KernelSet
-    from runtime.layers.parameter import Weight
-    from runtime.layers.sharding import VocabShard
+    from runtime.parameters.sharding import VocabShard
+    from runtime.parameters.weight import Weight
 
 WIDE_CHUNK = 8192  # vocabulary rows converted to float32 at once on devices that cannot accumulate in float32
 
@@ -43,8 +43,7 @@ class SoftcapLMHead:
 
     def uncapped(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns logits [n, vocab] before soft-capping for `hidden` [n, hidden]; see `head_logits`."""
-        logits = self.kernels.head_logits
-        return self.weight.logits(hidden) if logits is None else logits(hidden, self.weight.tensor)
+        return (self.kernels.head_logits or head_logits)(hidden, self.weight.tensor)
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.uncapped(hidden).div_(self.cap).tanh_().mul_(self.cap)
@@ -66,7 +65,7 @@ class LMHead:
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns logits [n, vocab] for `hidden` [n, hidden]; see `head_logits`."""
-        return self.weight.logits(hidden)
+        return head_logits(hidden, self.weight.tensor)
 
     def argmax(
         self, hidden: torch.Tensor, *, mask_id: int | None, max_token_id: int, allowed_ids: Sequence[int] = (),

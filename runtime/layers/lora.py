@@ -13,8 +13,8 @@ from runtime.kernels.forward_batch import ForwardBatch
 from runtime.kernels.fused_moe.fused_moe import grouped_gemm, sum_choices
 from runtime.kernels.lora import LoRABatch, LoRAKernel
 from runtime.kernels.quantized_tensor import QuantizedTensor
-from runtime.layers.parameter import Weight
-from runtime.layers.sharding import Index, WeightSlice
+from runtime.parameters.sharding import Index, WeightSlice
+from runtime.parameters.weight import Weight
 
 MIN_RANK = 16  # multiple of the rank in GEMMs
 

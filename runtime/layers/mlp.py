@@ -9,7 +9,7 @@ from runtime.kernels.activation import Activation
 from runtime.layers.layer_factory import ForwardCall, GateUpDown, LayerFactory
 from runtime.layers.linear import Linear
 from runtime.layers.norm import RMSNorm
-from runtime.layers.parameter import InterleavedWeight
+from runtime.parameters.weight import InterleavedWeight
 
 
 class GatedMLP(nn.Module):

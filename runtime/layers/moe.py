@@ -14,8 +14,8 @@ from runtime.layers.layer_factory import ForwardCall, GateUpDown, LayerFactory
 from runtime.layers.lora import LoRAContext, lora_experts
 from runtime.layers.mlp import GatedMLP
 from runtime.layers.norm import RMSNorm
-from runtime.layers.parameter import tensor_of
-from runtime.layers.sharding import Shard, local_expert_ids
+from runtime.parameters.sharding import Shard, local_expert_ids
+from runtime.parameters.weight import tensor_of
 
 
 class Router(nn.Module):

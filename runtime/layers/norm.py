@@ -7,7 +7,7 @@ from torch import nn
 
 from runtime.distributed.process_group import TensorParallelGroup
 from runtime.layers.layer_factory import ForwardCall, LayerFactory
-from runtime.layers.parameter import tensor_of
+from runtime.parameters.weight import tensor_of
 
 
 class RMSNorm(nn.Module):

@@ -16,10 +16,10 @@ from torch import nn
 from runtime.errors import ConfigError
 from runtime.kernels.common import wide
 from runtime.layers.lora import LoRAConfig, LoRAWeight
-from runtime.layers.parameter import Weight, WeightSlice, named_weights
-from runtime.layers.sharding import Index
 from runtime.models.base import ModelFamily, WeightMap, WeightTarget
 from runtime.models.config_reader import ConfigReader
+from runtime.parameters.sharding import Index
+from runtime.parameters.weight import Weight, WeightSlice, named_weights
 from runtime.weights import checkpoint_files, hub
 from runtime.weights.checkpoint import TensorFile, open_tensors, summary
 from runtime.weights.loader import meta_model

@@ -11,9 +11,9 @@ from torch import nn
 
 from runtime.errors import ConfigError
 from runtime.layers.lora import LoRAContext, LoRAWeight
-from runtime.layers.parameter import WeightSlice, named_weights
 from runtime.lora.adapter_checkpoint import Adapter, BaseModelInfo, read_adapter, resolve_adapter
 from runtime.models.base import Model
+from runtime.parameters.weight import WeightSlice, named_weights
 
 Pairs = dict[WeightSlice, tuple[torch.Tensor, torch.Tensor]]
 

@@ -12,8 +12,8 @@ from runtime.errors import ConfigError
 from runtime.kernels.forward_batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool, KVShape
 from runtime.layers.layer_factory import LayerFactory
-from runtime.layers.sharding import Index, VocabShard
 from runtime.models.config_reader import ConfigReader, canonical
+from runtime.parameters.sharding import Index, VocabShard
 from runtime.plugins import Registry
 from runtime.request.field_spec import Value
 

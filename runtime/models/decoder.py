@@ -27,10 +27,10 @@ from runtime.layers.lm_head import LMHead
 from runtime.layers.mlp import GatedMLP
 from runtime.layers.moe import MoE
 from runtime.layers.norm import RMSNorm
-from runtime.layers.parameter import tensor_of
 from runtime.layers.rotary import RotaryTable, Yarn
-from runtime.layers.sharding import Index
 from runtime.models.base import Fused, Model, ModelFamily, ModelInfo, WeightMap, WeightTarget
+from runtime.parameters.sharding import Index
+from runtime.parameters.weight import tensor_of
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,10 @@ from runtime.layers.mlp import GatedMLP
 from runtime.layers.moe import Router, make_experts
 from runtime.layers.norm import RMSNorm
 from runtime.layers.rotary import RotaryTable
-from runtime.layers.sharding import local_expert_ids
 from runtime.models.base import ModelFamily, ModelInfo, WeightMap, WeightTarget, register_family
 from runtime.models.config_reader import ConfigReader
 from runtime.models.decoder import mlp_targets
+from runtime.parameters.sharding import local_expert_ids
 from runtime.request.field_spec import Value
 
 TEXT = "config.json's text_config"

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runtime.plugins import Registry
-
-if TYPE_CHECKING:
-    from runtime.parsers.tool_call_parser import ToolParser
 
 # Levels of objects and lists in a call's arguments, which are the first. Chat templates can write a history with them.
 MAX_DEPTH = 64
@@ -38,6 +36,40 @@ class Tool:
 
 
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True)
+class ParsedCall:
+    """A complete call: name, arguments as JSON text, and the text after it."""
+
+    name: str
+    arguments: str
+    rest: str
+
+
+@dataclass(frozen=True)
+class NotACall:
+    """The text after the marker is not a call, and stays text."""
+
+
+class ToolParser(ABC):
+    """Reads one call incrementally, from after the marker that opens it. The result must not depend on the splits.
+
+    Each format has a subclass, such as `HermesToolParser` in `runtime/parsers/hermes.py`.
+    """
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        """`tools`: the tools of the request."""
+        self.tools = tools
+        self._text = ""  # read so far
+
+    @abstractmethod
+    def feed(self, text: str) -> ParsedCall | NotACall | None:
+        """Adds text; returns None while it may still become a call."""
+
+    def partial(self) -> tuple[str, str] | None:
+        """Returns name and beginning of the arguments of an incomplete call; None if not known, or not supported."""
+        return None
 
 
 @dataclass(frozen=True)

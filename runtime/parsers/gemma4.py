@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime.parsers import formats
-from runtime.parsers.tool_call_parser import NotACall, ParsedCall, ToolParser
+from runtime.parsers.formats import NotACall, ParsedCall, ToolParser
 
 OPENS, CLOSES, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 _NAME = re.compile(r"\s*call:\s*([\w.:/-]+)\s*(?=\{)")

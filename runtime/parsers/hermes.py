@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime.parsers import formats
-from runtime.parsers.tool_call_parser import NotACall, ParsedCall, ToolParser
+from runtime.parsers.formats import NotACall, ParsedCall, ToolParser
 
 _BEGINNING = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime.parsers import formats
-from runtime.parsers.tool_call_parser import NotACall, ParsedCall, ToolParser
+from runtime.parsers.formats import NotACall, ParsedCall, ToolParser
 
 _BEGINNING = "<function="
 _END = "</tool_call>"

@@ -1,50 +1,28 @@
 """Incremental parser of tool calls in model output, for every registered format of calls.
 
-`ToolCallParser` finds the calls and returns deltas. A `ToolParser` reads one call. Each format has a subclass, such as
-`HermesToolParser` in `runtime/parsers/hermes.py`.
+`ToolCallParser` finds the calls and returns deltas. The `ToolParser` of the format reads one call.
 """
 
 from __future__ import annotations
 
 import secrets
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runtime.parsers.formats import Arguments, CallStart, Delta, Text, Tool, ToolFormat, partial_match_len
+from runtime.parsers.formats import (
+    Arguments,
+    CallStart,
+    Delta,
+    NotACall,
+    ParsedCall,
+    Text,
+    Tool,
+    ToolFormat,
+    ToolParser,
+    partial_match_len,
+)
 
 MAX_FAILED_CALLS = 32  # false starts after which the rest is text: each may be read to its end again
-
-
-@dataclass(frozen=True)
-class ParsedCall:
-    """A complete call: name, arguments as JSON text, and the text after it."""
-
-    name: str
-    arguments: str
-    rest: str
-
-
-@dataclass(frozen=True)
-class NotACall:
-    """The text after the marker is not a call, and stays text."""
-
-
-class ToolParser(ABC):
-    """Reads one call incrementally, from after the marker that opens it. The result must not depend on the splits."""
-
-    def __init__(self, tools: Sequence[Tool]) -> None:
-        """`tools`: the tools of the request."""
-        self.tools = tools
-        self._text = ""  # read so far
-
-    @abstractmethod
-    def feed(self, text: str) -> ParsedCall | NotACall | None:
-        """Adds text; returns None while it may still become a call."""
-
-    def partial(self) -> tuple[str, str] | None:
-        """Returns name and beginning of the arguments of an incomplete call; None if not known, or not supported."""
-        return None
 
 
 @dataclass(frozen=True)

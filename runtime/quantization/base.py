@@ -15,8 +15,8 @@ from runtime.errors import ConfigError
 from runtime.kernels.activation import deinterleave, interleaved_index
 from runtime.kernels.ops import KernelSet, QuantizedLinearKernel
 from runtime.kernels.quantized_tensor import QuantizedTensor
-from runtime.layers.parameter import Weight, require_finite
-from runtime.layers.sharding import Index, WeightSlice
+from runtime.parameters.sharding import Index, WeightSlice
+from runtime.parameters.weight import Weight, require_finite
 from runtime.plugins import Registry
 
 CHUNK_ELEMENTS = 1 << 22  # float32 elements at once during quantization

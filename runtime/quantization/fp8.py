@@ -10,7 +10,7 @@ from runtime.errors import ConfigError
 from runtime.kernels.activation import interleave_group
 from runtime.kernels.ops import KernelSet
 from runtime.kernels.quantized_tensor import E4M3, Fp8, quantize_fp8_reference
-from runtime.layers.parameter import require_no_overflow
+from runtime.parameters.weight import require_no_overflow
 from runtime.quantization.base import QuantizedWeight, WeightFormat, register_format
 
 MIN_COMPUTE_CAPABILITY = (8, 9)  # first compute capability with fp8 tensor cores

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from runtime.config import EngineConfig
-from runtime.config.validation import DEFAULT_MAX_LORAS, check_adapter_name
+from runtime.config.adapter_names import DEFAULT_MAX_LORAS, check_adapter_name
 from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.lora import LoRAConfig

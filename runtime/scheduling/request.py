@@ -6,14 +6,14 @@ import enum
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from runtime.algorithms.base import LogitStat, UnmaskingAlgorithm, get_algorithm, resolve_params
 from runtime.scheduling.logits_processors import LogitsProcessorState
-from runtime.scheduling.step_plan import FIXED, MASKED, UNMASKED, Floats, Ints, SoftTokens
+from runtime.scheduling.step_plan import FIXED, MASKED, UNMASKED, BlockLogprobs, Ints, SoftTokens
 
 if TYPE_CHECKING:
     from runtime.request.engine_messages import FinishReason, RequestSpec
@@ -352,22 +352,6 @@ class ScheduledRequest:
         self.blocks = [] if span is None else span.blocks
         self.is_denoise_step = span is not None and span.start < span.end and bool(span.blocks)
         self.tokens = self.request.tokens[self.start : self.end] if self.recompute is None else self.recompute.tokens
-
-
-class BlockLogprobs(NamedTuple):
-    """Logprobs of the positions of a block that a step changed.
-
-    Attributes:
-        offsets: [n], offsets in the block.
-        values: [n], logprobs of the current tokens.
-        top_ids: [n, top], the most probable tokens in descending order.
-        top_values: [n, top], their logprobs.
-    """
-
-    offsets: Ints
-    values: Floats
-    top_ids: Ints
-    top_values: Floats
 
 
 class LogprobTable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +12,6 @@ import numpy.typing as npt
 from runtime.algorithms.base import UnmaskingAlgorithm
 from runtime.kernels.forward_batch import make_query_tiles
 from runtime.structured_output.grammar_matcher import GrammarMatcher
-
-if TYPE_CHECKING:
-    from runtime.scheduling.request import BlockLogprobs
 
 Ints = npt.NDArray[np.int64]
 Ints32 = npt.NDArray[np.int32]
@@ -65,7 +62,7 @@ class SamplingInputs:
 
 @dataclass(frozen=True)
 class LogitsProcessorBatch:
-    """Inputs of the logits processors of `r` requests (``engine.logits_processors``).
+    """Inputs of the logits processors of `r` requests (``worker.logits_processors``).
 
     Shorter lists of ids are padded by repeating an id with the same values.
 
@@ -250,6 +247,22 @@ class StepPlan:
     soft_embeddings: SoftEmbeddingRows | None = None
     self_conditioning: SelfConditioningRows | None = None
     blocks: DenoiseBlocks | None = None
+
+
+class BlockLogprobs(NamedTuple):
+    """Logprobs of the positions of a block that a step changed.
+
+    Attributes:
+        offsets: [n], offsets in the block.
+        values: [n], logprobs of the current tokens.
+        top_ids: [n, top], the most probable tokens in descending order.
+        top_values: [n, top], their logprobs.
+    """
+
+    offsets: Ints
+    values: Floats
+    top_ids: Ints
+    top_values: Floats
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import random
@@ -18,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from runtime.errors import ConfigError, RequestError
 from runtime.structured_output.gbnf import Refused, explain, separate_parts, translate_grammar
 from runtime.structured_output.grammar_matcher import GrammarFacts, GrammarMatcher, MaskLimits, summarize_error
+from runtime.structured_output.sandbox import GrammarSandbox, digest
 from runtime.weights import tokenizer_json
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
     from runtime.request.engine_messages import EngineInfo
-    from runtime.structured_output.sandbox import GrammarSandbox
 
 MAX_CACHED = 64  # compiled grammars
 _UNSATISFIABLE = "Unsatisfiable"  # part of the library's error for a schema that no value fits
@@ -264,11 +263,6 @@ class GrammarError(RequestError):
         self.reason = reason
         self.parts = tuple(parts)
         self.wrong = wrong
-
-
-def digest(text: str) -> bytes:
-    """Returns the key of a grammar in caches: a digest, so that they hold no texts."""
-    return hashlib.sha256(text.encode()).digest()
 
 
 def create_grammar_cache(directory: Path, info: EngineInfo) -> GrammarCache:

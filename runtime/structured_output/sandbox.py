@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import selectors
 import signal
 import subprocess
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -18,13 +20,41 @@ from runtime.child_process import module_command
 from runtime.errors import ConfigError
 from runtime.request.engine_messages import EngineInfo
 from runtime.structured_output.gbnf import CheckResult
-from runtime.structured_output.grammar_cache import digest
-from runtime.structured_output.sandbox_process import READY, SandboxLimits, SandboxSetup
 
 COMMAND = module_command("runtime.structured_output.sandbox_process")
+READY = b'"ready"\n'
 MAX_RESULTS = 4096  # results, a few hundred bytes each
 
 OUT_OF_MEMORY = "it takes too much memory to compile; send a smaller or simpler one"
+
+
+@dataclass(frozen=True)
+class SandboxLimits:
+    """Limits of checking a grammar in the child process, which receives them with its setup.
+
+    Attributes:
+        compile_seconds: CPU time per grammar. The kernel ends a process that exceeds it.
+        translate_seconds: CPU time, within `compile_seconds`, to translate GBNF: an engine repeats it between steps.
+        answer_seconds: Wall time until the process replies for one grammar. It is many times `compile_seconds`: only a
+            process that gets no CPU time reaches it, so the result is not remembered.
+        start_seconds: Wall time until a new process is ready.
+        parts_seconds: CPU time for the parts of a refused grammar, each of which is checked on its own within
+            `compile_seconds`. No further part is checked after that time.
+    """
+
+    compile_seconds: float = 1.5
+    translate_seconds: float = 0.25
+    answer_seconds: float = 60.0
+    start_seconds: float = 120.0
+    parts_seconds: float = 6.0
+
+
+class SandboxSetup(msgspec.Struct, frozen=True):
+    """Setup of the child process: the checkpoint's directory, constants of the engine, and the limits."""
+
+    directory: str
+    info: EngineInfo
+    limits: SandboxLimits
 
 
 class SandboxExited(Exception):
@@ -150,3 +180,8 @@ def _read_line(source: IO[bytes], seconds: float) -> bytes:
         if not ready.select(seconds):
             raise TimeoutError
     return source.readline()  # does not block: the child writes a line in one call
+
+
+def digest(text: str) -> bytes:
+    """Returns the key of a grammar in caches: a digest, so that they hold no texts."""
+    return hashlib.sha256(text.encode()).digest()

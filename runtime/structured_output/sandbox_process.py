@@ -13,54 +13,24 @@ import resource
 import signal
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from runtime.errors import ConfigError
-from runtime.request.engine_messages import EngineInfo
 from runtime.request.structured import SCHEMA
 from runtime.structured_output.gbnf import CheckResult, translate_grammar, untranslatable_parts
 from runtime.structured_output.grammar_cache import STACK_BYTES, GrammarCache, create_grammar_cache
+from runtime.structured_output.sandbox import READY, SandboxLimits, SandboxSetup
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-READY = b'"ready"\n'
 MAX_ADDRESS_SPACE = STACK_BYTES + (4 << 30)  # bytes, RLIMIT_AS of the process
 MAX_GRAMMAR_BYTES = 32 << 20  # bytes of a compiled grammar; an engine caches some dozens
 MAX_GROWTH_BYTES = 64 << 20  # bytes by which the process may grow: memory that earlier grammars freed hides growth
-
-
-@dataclass(frozen=True)
-class SandboxLimits:
-    """Limits of checking a grammar in the child process, which receives them with its setup.
-
-    Attributes:
-        compile_seconds: CPU time per grammar. The kernel ends a process that exceeds it.
-        translate_seconds: CPU time, within `compile_seconds`, to translate GBNF: an engine repeats it between steps.
-        answer_seconds: Wall time until the process replies for one grammar. It is many times `compile_seconds`: only a
-            process that gets no CPU time reaches it, so the result is not remembered.
-        start_seconds: Wall time until a new process is ready.
-        parts_seconds: CPU time for the parts of a refused grammar, each of which is checked on its own within
-            `compile_seconds`. No further part is checked after that time.
-    """
-
-    compile_seconds: float = 1.5
-    translate_seconds: float = 0.25
-    answer_seconds: float = 60.0
-    start_seconds: float = 120.0
-    parts_seconds: float = 6.0
-
-
-class SandboxSetup(msgspec.Struct, frozen=True):
-    """Setup of the child process: the checkpoint's directory, constants of the engine, and the limits."""
-
-    directory: str
-    info: EngineInfo
-    limits: SandboxLimits
 
 
 def main() -> None:

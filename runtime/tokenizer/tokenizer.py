@@ -13,8 +13,8 @@ import tokenizers
 
 from runtime.errors import ConfigError, RequestError
 from runtime.request.validation import refuse
+from runtime.tokenizer.byte_decoder import TokenByteDecoder
 from runtime.tokenizer.chat_template import ChatTemplate
-from runtime.tokenizer.detokenizer import TokenByteDecoder
 from runtime.tokenizer.template_sandbox import Cancelled, RenderBudget
 from runtime.weights import checkpoint_files, tokenizer_json
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 if TYPE_CHECKING:
     import torch
 
-    from runtime.layers.sharding import Index
+    from runtime.parameters.sharding import Index
     from runtime.weights.shard_stream import TensorRange
 
 SINGLE_FILE = "model.safetensors"

@@ -17,9 +17,9 @@ from torch import nn
 from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.lora import LoRAConfig
-from runtime.layers.parameter import Weight, defer_checks, named_weights, require_finite
-from runtime.layers.sharding import Index, WeightSlice
 from runtime.models.base import Model, ModelFamily, WeightMap, WeightTarget
+from runtime.parameters.sharding import Index, WeightSlice
+from runtime.parameters.weight import Weight, defer_checks, named_weights, require_finite
 from runtime.quantization.base import QuantizedWeight
 from runtime.quantization.checkpoint.scheme import get_scheme
 from runtime.weights.checkpoint import Checkpoint, summary

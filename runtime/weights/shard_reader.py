@@ -9,7 +9,7 @@ import torch
 
 from runtime.errors import ConfigError
 from runtime.kernels.quantized_tensor import QuantizedTensor
-from runtime.layers.sharding import Index
+from runtime.parameters.sharding import Index
 from runtime.quantization.checkpoint.scheme import WEIGHT, QuantScheme
 from runtime.weights.checkpoint import TensorFile, summary
 

@@ -26,7 +26,6 @@ from runtime.algorithms.base import (
 )
 from runtime.algorithms.logits_ops import DRAW, RENOISE, uniforms
 from runtime.scheduling.kv_cache_manager import PageTable
-from runtime.scheduling.logits_processors import logits_processor_arrays, make_logits_processor_batch
 from runtime.scheduling.lora_manager import LoRAManager
 from runtime.scheduling.request import Block, Request, ScheduledRequest
 from runtime.scheduling.step_plan import (
@@ -47,6 +46,7 @@ from runtime.scheduling.step_plan import (
     make_row_layout,
 )
 from runtime.scheduling.strategy import Strategy
+from runtime.worker.logits_processors import logits_processor_arrays, make_logits_processor_batch
 
 Arrays = dict[str, npt.NDArray[np.generic]]
 BLOCK_ARRAYS = ("must_advance", "num_advance_steps", "initial_masks", "step_budget", "post_edit_steps")  # [blocks] each

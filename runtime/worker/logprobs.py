@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from runtime.algorithms.logits_ops import topk
-from runtime.scheduling.request import BlockLogprobs
-from runtime.scheduling.step_plan import MASKED, NO_LOGPROBS, UNMASKED, BlockResults, DenoiseBlocks
+from runtime.scheduling.step_plan import MASKED, NO_LOGPROBS, UNMASKED, BlockLogprobs, BlockResults, DenoiseBlocks
 from runtime.worker.sampler import FullLogits
 
 

@@ -38,9 +38,9 @@ from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, LogitsOps, TopToke
 from runtime.kernels.fused_softmax_stats import SoftmaxStats, StatsRequest
 from runtime.kernels.ops import KernelSet
 from runtime.layers.lm_head import LMHead, SoftcapLMHead
-from runtime.scheduling.logits_processors import apply_logits_processors
 from runtime.scheduling.step_plan import FIXED, MASKED, UNMASKED, BlockResults, Bools, DenoiseBlocks, Ints, SoftTokens
 from runtime.worker.input_batch import AlgorithmDescriptor, SampleDescriptor
+from runtime.worker.logits_processors import apply_logits_processors
 
 RowIndex = tuple[torch.Tensor, torch.Tensor]  # int64 [rows] each: block of a row, and its offset in the block
 Tensors = Mapping[str, torch.Tensor]  # the arrays of ``worker.input_batch`` on the device

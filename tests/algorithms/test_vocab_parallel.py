@@ -5,7 +5,7 @@ import torch
 
 from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS
 from runtime.algorithms.vocab_parallel import VocabParallelLogitsOps
-from runtime.layers.sharding import VocabShard
+from runtime.parameters.sharding import VocabShard
 from tests.distributed.threads import together
 from tests.worker.sampling import make_sampling_params
 

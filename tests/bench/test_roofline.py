@@ -13,8 +13,8 @@ from runtime.bench.steady_state import COLUMNS
 from runtime.bench.step_plans import StepPlans
 from runtime.layers.kv_pool import LAYOUTS
 from runtime.layers.layer_factory import LayerFactory
-from runtime.layers.parameter import named_weights
 from runtime.models.base import resolve_family
+from runtime.parameters.weight import named_weights
 from runtime.scheduling.strategy import DecodingContext
 from runtime.strategies.registry import make_strategy, strategies_supporting
 

@@ -17,8 +17,8 @@ from runtime.bench.steps import table
 from runtime.errors import ConfigError
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import LayerFactory
-from runtime.layers.parameter import named_weights
 from runtime.models.base import resolve_family
+from runtime.parameters.weight import named_weights
 from runtime.scheduling.strategy import DecodingContext
 from runtime.strategies.registry import make_strategy, strategies
 from runtime.worker.model_runner import ModelRunner

@@ -372,28 +372,13 @@ def test_help_lists_common_flags_and_help_all_lists_every_flag(capsys):
         texts[argument] = capsys.readouterr().out
     listed = {argument: set(re.findall(r"^  --([a-z0-9-]+)", text, re.MULTILINE)) for argument, text in texts.items()}
     common = {flag.name for flag in FLAGS if flag.common}
-    assert 10 <= len(common) <= 14
     assert listed["--help"] - {"help-all"} == common
     assert listed["--help-all"] - {"help-all"} == {flag.name for flag in FLAGS}
     assert texts["--help"] == texts["-h"]
-    assert len(texts["--help"].splitlines()) < 60
     for text in texts.values():
         command = next(line for line in text.splitlines() if line.startswith("  python -m runtime.server "))
         parse(shlex.split(command)[3:], {})
     assert "--help-all" in texts["--help"]
-
-
-def test_help_texts_use_the_terms_of_the_field():
-    for flag in FLAGS:
-        assert flag.help[0].islower() or flag.help.startswith(("1:", "YAML", "Jinja", "LoRA", "KV", "Python")), (
-            flag.name
-        )
-        assert not flag.help.removesuffix("...").endswith("."), flag.name
-        assert len(flag.help.split()) <= 40, flag.name
-        terms = set(re.findall(r"[a-z]+", flag.help))
-        assert not terms & {"whoever", "who", "told", "nobody", "anybody", "taken", "share", "dealt", "wanted"}, (
-            flag.name
-        )
 
 
 def test_help_imports_no_large_package():

@@ -13,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.engine import engine as engine_module
 from runtime.kernels.forward_batch import ForwardBatch
 from runtime.layers.kv_pool import KVPool
 from runtime.request.engine_messages import EngineOutput
@@ -265,7 +264,7 @@ def test_max_nfe_counts_steps_alone(algorithm: str) -> None:
 
 
 def test_6_statistics_that_are_not_read_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "OBSERVATIONS", 5)
+    monkeypatch.setattr("runtime.engine.step_stats.OBSERVATIONS", 5)
     run = Run(Setup(), make_engine(Setup()))
     for i in range(4):
         run.engine.add(spec_of(f"r{i}", Ask((1, 2, i), Params(max_tokens=12, accept_threshold=1.0, ignore_eos=True))))

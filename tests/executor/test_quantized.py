@@ -6,7 +6,7 @@ import torch
 from runtime import LLM
 from runtime.errors import ConfigError
 from runtime.kernels.ops import select_kernels
-from runtime.layers.sharding import Shard
+from runtime.parameters.sharding import Shard
 from runtime.quantization.base import get_format
 from tests.executor.cases import logits
 from tests.executor.test_adapters import LAYER

@@ -14,8 +14,8 @@ from runtime.layers.linear import Linear
 from runtime.layers.lora import LoRABatch, LoRAConfig, LoRAWeight
 from runtime.layers.mlp import GatedMLP
 from runtime.layers.norm import RMSNorm
-from runtime.layers.parameter import InterleavedWeight
-from runtime.layers.sharding import WeightSlice
+from runtime.parameters.sharding import WeightSlice
+from runtime.parameters.weight import InterleavedWeight
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ It checks:
 
 Records of the past (the changelog and the benchmarks) may name files that no longer exist. Of these only links are
 checked.
+
+`python -m tests.layout.references` prints the dangling references of the repository.
 """
 
 from __future__ import annotations
@@ -15,17 +17,18 @@ from __future__ import annotations
 import ast
 import io
 import re
+import sys
 import tokenize
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tests.layout.check import Check, Finding
 from tests.layout.pages import SPAN, headings, pages, slugs, without_code, without_fences
-from tests.layout.source import CODE, ROOT, Text, module, package_of, python_files, read
+from tests.layout.source import CODE, ROOT, Text, docstrings, python_files, read
 
 RECORDS = ("CHANGELOG.md", "docs/benchmarks/")
-# Files that do not exist: CONTRIBUTING.md has them as examples.
+# Files that do not exist: docs/developer/extending.md has them as examples.
 EXAMPLES = {
     "runtime/models/twin.py",
     "runtime/parsers/bracketed.py",
@@ -47,11 +50,31 @@ CANDIDATE = re.compile(rf"\.md\b|`[^`\n]*(?:/|\b(?:{'|'.join(ROOTS)})\.)|-m\s+(?
 SUFFIXES = ("md", "py", "toml", "yaml", "yml", "json", "txt", "sh", "go", "mjs")
 
 
+@dataclass(frozen=True)
+class Finding:
+    """A reference to something that does not exist.
+
+    Attributes:
+        path: file with the reference, from the root of the repository.
+        line: line number, from 1.
+        reference: its text.
+    """
+
+    path: str
+    line: int
+    reference: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.reference} does not exist"
+
+
 def find() -> list[Finding]:
+    """Returns all dangling references of the repository."""
     found: list[Finding] = []
     for path in python_files():
-        if CANDIDATE.search(read(path)):
-            for text in (*module(path).docstrings, *comments(read(path))):
+        source = read(path)
+        if CANDIDATE.search(source):
+            for text in (*docstrings(source), *comments(source)):
                 found += findings_in(path, text)
     for path in files_with_comments():
         for text in hash_comments(read(path)):
@@ -111,7 +134,7 @@ def broken_links(path: str, text: Text) -> Iterator[Finding]:
 
 
 def _finding(path: str, text: Text, reference: str, position: int) -> Finding:
-    return Finding(package_of(path), reference, path, text.line + text.text.count("\n", 0, position))
+    return Finding(path, text.line + text.text.count("\n", 0, position), reference)
 
 
 def references(text: str) -> Iterator[tuple[str, int]]:
@@ -245,11 +268,8 @@ def _all_names(node: ast.AST) -> Iterator[str]:
                 yield name
 
 
-def advice(reference: str) -> str:
-    return (
-        "The reference leads nowhere. Name a file, heading or module of this repository, or say what it says. "
-        "See CONTRIBUTING.md#language."
-    )
-
-
-CHECK = Check("references", find, advice)
+if __name__ == "__main__":
+    dangling = find()
+    for finding in dangling:
+        print(finding)
+    sys.exit(bool(dangling))

@@ -10,7 +10,7 @@ from tools.commit_subject import main, problem_of, subject_of
     [
         "engine: overlap output processing with the next forward",
         "server/openai: reject unknown fields",
-        "tests.layout: count house words",
+        "tests.layout: check the imports",
         "a-b_c.9: x",
         "engine: " + "x" * 64,
         "Merge branch 'layout'",

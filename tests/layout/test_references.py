@@ -1,16 +1,21 @@
-"""Tests of the detection of dangling references. `test_baselines.py` compares the repository with the baselines."""
+"""Tests that references in comments, docstrings and pages resolve, and of the detection of those that do not."""
 
 import pytest
 
 from tests.layout import references
-from tests.layout.references import broken_links, comments, findings_in, hash_comments
-from tests.layout.source import Text, parse
+from tests.layout.references import broken_links, comments, find, findings_in, hash_comments
+from tests.layout.source import Text, docstrings
 
 PAGE = "docs/server.md"
 
 
+@pytest.mark.all_entries  # files of removed entries are referred to
+def test_references_of_the_repository_resolve():
+    assert [str(finding) for finding in find()] == []
+
+
 def dangling(text: str, path: str = "runtime/engine/engine.py") -> list[str]:
-    return [finding.key for finding in findings_in(path, Text(1, text))]
+    return [finding.reference for finding in findings_in(path, Text(1, text))]
 
 
 @pytest.fixture
@@ -85,7 +90,7 @@ def test_links_with_an_existing_target_are_accepted(tree, target):
 
 @pytest.mark.parametrize("target", ["missing.md", "docs/server.md", "#missing", "server.md#missing", "../missing/"])
 def test_broken_links_are_found(tree, target):
-    assert [finding.key for finding in broken_links(PAGE, Text(1, f"a [link]({target})"))] == [target]
+    assert [finding.reference for finding in broken_links(PAGE, Text(1, f"a [link]({target})"))] == [target]
 
 
 def test_links_in_code_are_ignored(tree):
@@ -93,10 +98,10 @@ def test_links_in_code_are_ignored(tree):
 
 
 def test_a_finding_has_the_line_of_the_reference(tree):
-    (docstring,) = parse("a.py", '"""First.\n\nSee missing.md."""').docstrings
+    (docstring,) = docstrings('"""First.\n\nSee missing.md."""')
     assert [finding.line for finding in findings_in("a.py", docstring)] == [3]
     (block,) = comments("x = 1\n# first\n# see missing.md\n# 4 for more\n")
-    assert [(finding.line, finding.key) for finding in findings_in("a.py", block)] == [(3, "missing.md 4")]
+    assert [(finding.line, finding.reference) for finding in findings_in("a.py", block)] == [(3, "missing.md 4")]
 
 
 def test_text_in_strings_is_no_comment():

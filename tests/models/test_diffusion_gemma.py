@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from runtime.errors import ConfigError
 from runtime.kernels.ops import TRITON
 from runtime.layers.layer_factory import LayerFactory
-from runtime.layers.parameter import named_weights
 from runtime.models.base import resolve_family
 from runtime.models.diffusion_gemma import parse
+from runtime.parameters.weight import named_weights
 from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.weights.loader import load_model
 from tests.golden import GOLDEN

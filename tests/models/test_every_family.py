@@ -13,8 +13,8 @@ import torch
 from runtime.errors import ConfigError
 from runtime.kernels.ops import select_kernels
 from runtime.layers.layer_factory import LayerFactory
-from runtime.layers.parameter import named_weights
 from runtime.models.base import _FAMILIES, resolve_family
+from runtime.parameters.weight import named_weights
 from runtime.quantization.base import QuantizedWeight
 from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.weights.loader import meta_model

@@ -8,9 +8,9 @@ import torch
 from runtime.bench.model_shapes import architecture, fill_random, random_model
 from runtime.kernels.ops import TORCH, TRITON
 from runtime.layers.layer_factory import LayerFactory
-from runtime.layers.parameter import named_weights
 from runtime.models.decoder import Decoder
 from runtime.models.llada2 import parse
+from runtime.parameters.weight import named_weights
 from tests.models.paged import load, logits_in_chunks
 from tests.oracle.model import OracleModel
 from tests.oracle.tiny import ARCHITECTURES, write_tiny

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from runtime import LLM
 from runtime.errors import ConfigError
-from runtime.layers.parameter import named_weights
 from runtime.models.base import _FAMILIES, resolve_family
 from runtime.models.config_reader import ALIASES
+from runtime.parameters.weight import named_weights
 from tests.golden import GOLDEN
 from tests.lora.samples import random_adapter
 from tests.models.paged import load

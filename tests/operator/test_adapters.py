@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtime.config.validation import check_adapter_name
+from runtime.config.adapter_names import check_adapter_name
 from runtime.server.engine_client.adapter_registry import read_lora_config
 from tests.operator.fake_api import KEY, FakeApi
 from tests.operator.pod_states import check, make_pod

@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from runtime import LLM, SamplingParams
 from runtime.errors import ConfigError
-from runtime.layers.parameter import UnquantizedWeight, named_weights
 from runtime.models.base import resolve_family
+from runtime.parameters.weight import UnquantizedWeight, named_weights
 from runtime.quantization.base import QuantizedWeight
 from runtime.quantization.checkpoint.scheme import get_scheme, quantization_of
 from runtime.weights.checkpoint import resolve_checkpoint

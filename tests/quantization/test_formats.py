@@ -19,8 +19,8 @@ from runtime.kernels.quantized_tensor import (
     unpack,
 )
 from runtime.layers.layer_factory import LayerFactory
-from runtime.layers.parameter import UnquantizedWeight, named_weights
 from runtime.models.base import resolve_family
+from runtime.parameters.weight import UnquantizedWeight, named_weights
 from runtime.quantization import base
 from runtime.quantization.base import QuantizedWeight, get_format
 

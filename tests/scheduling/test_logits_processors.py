@@ -10,7 +10,7 @@ import torch
 
 from runtime.kernels.topk_topp_sampling import filtered_probs
 from runtime.request.eager_reason import EagerReason
-from runtime.scheduling.logits_processors import process_logits
+from runtime.worker.logits_processors import process_logits
 from tests.algorithms.test_vocab_parallel import ROWS, VOCAB, same, some_logits
 from tests.engine.harness import Ask, Run, Setup
 from tests.oracle.block import Params

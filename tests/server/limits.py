@@ -21,7 +21,7 @@ from tests.structured_output.slow_grammars import COMPILER
 
 VARIABLE = "TEST_SERVER_LIMITS"  # JSON: limits by their dotted names, which override those below
 HOUR = 3600.0
-TRIAL_LIMITS = "runtime.structured_output.sandbox_process.SandboxLimits"
+TRIAL_LIMITS = "runtime.structured_output.sandbox.SandboxLimits"
 MASK_LIMITS = "runtime.structured_output.grammar_matcher.MaskLimits"
 
 # By the process that they apply to. "frontend" serves HTTP: the server itself, or each frontend process.

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from runtime.server.env import BACKEND_FILES, OWN_FILES, open_files
-from runtime.server.http_protocol.connection_manager import MIN_EVICTED_BYTES, Phase, eviction_key
+from runtime.server.http_protocol.connection import Phase
+from runtime.server.http_protocol.connection_manager import MIN_EVICTED_BYTES, eviction_key
 from runtime.server.http_protocol.guarded_protocol import GuardedProtocol
 from runtime.server.http_protocol.limits import DEFAULT_MAX_CONNECTIONS, PROBE_SLOTS, Limits
 from runtime.server.logs import RateLimitFilter

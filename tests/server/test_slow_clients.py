@@ -12,8 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from runtime.server.http_protocol.connection_manager import Phase
-from runtime.server.http_protocol.guarded_protocol import MAX_JOINED_BYTES, BufferedTransport
+from runtime.server.http_protocol.connection import MAX_JOINED_BYTES, BufferedTransport, Phase
 from runtime.server.http_protocol.limits import Limits
 from runtime.server.http_protocol.listener import listen
 from tests.on_loop import on_loop

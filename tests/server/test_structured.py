@@ -21,7 +21,7 @@ import pytest
 from runtime.server.http_responses import ClientGone
 from runtime.server.preprocessing import request_specs
 from runtime.structured_output.gbnf import CheckResult
-from runtime.structured_output.sandbox_process import SandboxLimits
+from runtime.structured_output.sandbox import SandboxLimits
 from tests.request.test_sampling_params import INFO
 from tests.server.harness import ServerProcess, serving
 from tests.server.limits import MASK_LIMITS, TRIAL_LIMITS

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from runtime.server.http_protocol.connection_manager import Phase
+from runtime.server.http_protocol.connection import Phase
 from runtime.server.http_protocol.limits import Limits
 from runtime.server.http_server import HttpServer
 from runtime.server.metrics import RequestMetrics

@@ -22,8 +22,7 @@ from runtime.structured_output import sandbox as trials_module
 from runtime.structured_output import sandbox_process as trial_module
 from runtime.structured_output.gbnf import CheckResult
 from runtime.structured_output.grammar_cache import STACK_BYTES, GrammarCache
-from runtime.structured_output.sandbox import OUT_OF_MEMORY, GrammarSandbox
-from runtime.structured_output.sandbox_process import READY, SandboxLimits
+from runtime.structured_output.sandbox import OUT_OF_MEMORY, READY, GrammarSandbox, SandboxLimits
 from tests.structured_output.slow_grammars import COMPILER
 
 SLOW: dict[str, Any] = {"choice": ["compile for 20 s"]}  # see slow_grammars.py, which all tests of this file use

@@ -13,7 +13,7 @@ import pytest
 from runtime.engine.engine import Engine
 from runtime.request.engine_messages import DecodingParams, EngineOutput, RequestSpec
 from runtime.request.structured import grammar_of
-from runtime.scheduling.request_queue import GrammarQueue
+from runtime.scheduling.grammar_queue import GrammarQueue
 from runtime.structured_output.grammar_cache import GrammarCache
 from runtime.structured_output.grammar_matcher import GrammarFacts
 from tests.engine.harness import Setup, check_idle, decoding_of, make_engine

@@ -9,9 +9,9 @@ from torch import nn
 
 from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
-from runtime.layers.parameter import UnquantizedWeight
-from runtime.layers.sharding import Shard
 from runtime.models.base import resolve_family
+from runtime.parameters.sharding import Shard
+from runtime.parameters.weight import UnquantizedWeight
 from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.weights.loader import load_model
 from tests.golden import GOLDEN

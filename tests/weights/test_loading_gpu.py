@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from runtime.errors import ConfigError
-from runtime.layers.parameter import named_weights
+from runtime.parameters.weight import named_weights
 from runtime.weights import loader
 from tests.models.paged import load
 from tests.oracle.tiny import tiny_config, tiny_tensors

@@ -1,4 +1,4 @@
-"""Runs tests without some model families, strategies or algorithms (CONTRIBUTING.md#removing-an-entry).
+"""Runs tests without some model families, strategies or algorithms (docs/developer/tests.md#removing-an-entry).
 
 All tests except those of the removed entries must pass.
 """

@@ -19,7 +19,7 @@ from tests.without.entries import Entry, named
 READ_BY_NAME = (
     "tests/without/",
     "tests/test_docs.py",
-    "tests/test_contributing.py",
+    "tests/test_extending.py",
     "tests/config/",
     "tests/request/",
     "tests/server/test_openapi.py",

@@ -26,7 +26,7 @@ from runtime.distributed.process_group import SymmetricMemoryAllReduce, TensorPa
 from runtime.errors import ConfigError
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.norm import RMSNorm
-from runtime.layers.parameter import tensor_of
+from runtime.parameters.weight import tensor_of
 
 Operation = Callable[[], object]
 

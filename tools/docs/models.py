@@ -13,8 +13,8 @@ from runtime.engine.request_defaults import supported_algorithms
 from runtime.engine.setup import DEFAULT_MODEL_LEN
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import LayerFactory
-from runtime.layers.parameter import named_weights
 from runtime.models.base import ModelFamily, families, resolve_family
+from runtime.parameters.weight import named_weights
 from runtime.scheduling.strategy import DecodingContext, Strategy
 from runtime.strategies.registry import make_strategy, strategies, strategies_supporting
 from tools.docs.flags import put_between, rewrite

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from runtime.config.validation import DEFAULT_MAX_LORAS
+from runtime.config.adapter_names import DEFAULT_MAX_LORAS
 from unmask_operator.api.base import ObjectName, Revision, Section
 from unmask_operator.api.flags import flag_field
 

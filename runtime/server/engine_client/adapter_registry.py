@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
 from runtime.config import EngineConfig, ServerConfig
+from runtime.config.adapter_names import DEFAULT_MAX_LORAS, check_adapter_name
 from runtime.config.loading import load_yaml, yaml_location
-from runtime.config.validation import DEFAULT_MAX_LORAS, check_adapter_name
 from runtime.errors import ConfigError, RequestError
 from runtime.request.validation import refuse
 from runtime.server.engine_client.ipc_protocol import CallResult, LoadAdapter, UnloadAdapter

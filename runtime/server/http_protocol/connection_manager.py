@@ -10,18 +10,13 @@ import logging
 import select
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from enum import IntEnum
-from typing import TYPE_CHECKING
 
 from runtime.server import logs
 from runtime.server.http_protocol import error_responses
+from runtime.server.http_protocol.connection import Connection, Phase
 from runtime.server.http_protocol.limits import Limits
 from runtime.server.http_protocol.malloc_trim import MallocTrimmer
 from runtime.server.metrics import RequestMetrics
-
-if TYPE_CHECKING:
-    from runtime.server.http_protocol.guarded_protocol import GuardedProtocol
-
 
 _PEER_CLOSED = getattr(select, "POLLRDHUP", 0)  # Linux: the peer has sent its last byte, whether or not it was read
 
@@ -73,21 +68,10 @@ MAX_IDLE_REQUESTS = 8  # with more, the event loop must not stop for the millise
 MIN_EVICTED_BYTES = 4096  # evicting a connection that holds less frees too little memory
 
 
-class Phase(IntEnum):
-    """What a connection waits for. Connections are evicted in this order, for a new one those before ANSWER."""
-
-    DRAINING = 0  # a rejected client reads the response
-    HEAD = 1  # the first request, or the rest of a head
-    IDLE = 2  # the next request
-    BODY = 3  # the rest of a body
-    CLOSING = 4  # the client receives the rest of the last response
-    ANSWER = 5  # the application
-
-
 _SENDING = (Phase.IDLE, Phase.CLOSING, Phase.ANSWER)  # phases in which a response may be unsent
 
 
-def eviction_key(connection: GuardedProtocol) -> tuple[int, float]:
+def eviction_key(connection: Connection) -> tuple[int, float]:
     """Sort key: the smallest is evicted first.
 
     Connections with an unsent response rank with CLOSING, also if they may bring another request. Among these, the one
@@ -111,9 +95,9 @@ class ConnectionManager:
         """
         self.limits = limits
         self.clock = clock
-        self.open: set[GuardedProtocol] = set()
-        self.probes: set[GuardedProtocol] = set()  # of `open`, those in probe slots
-        self.waiting: dict[Phase, OrderedDict[GuardedProtocol, None]] = {
+        self.open: set[Connection] = set()
+        self.probes: set[Connection] = set()  # of `open`, those in probe slots
+        self.waiting: dict[Phase, OrderedDict[Connection, None]] = {
             phase: OrderedDict() for phase in Phase if phase is not Phase.ANSWER
         }  # in the order of `since`
         self.buffered = 0  # bytes of all connections, without unsent responses
@@ -124,7 +108,7 @@ class ConnectionManager:
         self.num_open = observed.connections
         observed.max_connections.set(limits.connections)
 
-    def add(self, connection: GuardedProtocol) -> None:
+    def add(self, connection: Connection) -> None:
         """Register a new connection.
 
         If there are too many, another one gives way: it is evicted, or moved to a probe slot if its request may be on
@@ -141,14 +125,14 @@ class ConnectionManager:
         if self._at_capacity():
             self._use_probe_slot(connection)
 
-    def _use_probe_slot(self, connection: GuardedProtocol) -> None:
+    def _use_probe_slot(self, connection: Connection) -> None:
         if len(self.probes) >= self.limits.probe_slots:
             victim = self._probe_slot_candidate()
             self.evict(victim or connection, "no_room" if victim is None else "gave_way")
         if connection in self.open:
             self.probes.add(connection)
 
-    def _eviction_candidate(self) -> GuardedProtocol | None:
+    def _eviction_candidate(self) -> Connection | None:
         """Returns the connection outside the probe slots that is evicted first."""
         now = self.clock()
         for phase, waiting in self.waiting.items():
@@ -159,20 +143,20 @@ class ConnectionManager:
                     return connection
         return None
 
-    def _probe_slot_candidate(self) -> GuardedProtocol | None:
+    def _probe_slot_candidate(self) -> Connection | None:
         """Returns the connection in a probe slot that is evicted first. Those that may be probes are the last."""
         now = self.clock()
         candidates = [connection for connection in self.probes if self._may_give_way(connection, now)]
         return min(candidates, key=lambda c: (self._is_expected(c, now), c.phase, c.since), default=None)
 
-    def _may_give_way(self, connection: GuardedProtocol, now: float) -> bool:
+    def _may_give_way(self, connection: Connection, now: float) -> bool:
         phase, out = connection.phase, connection.transport
         if phase is Phase.ANSWER or (phase is Phase.BODY and now - connection.since < self.limits.upload_seconds):
             return False
         progresses = phase in _SENDING and now - out.progressed < self.limits.progress_seconds
         return not (progresses and out.unsent())
 
-    def _is_expected(self, connection: GuardedProtocol, now: float) -> bool:
+    def _is_expected(self, connection: Connection, now: float) -> bool:
         """Whether the first request of a new connection may be on its way, or may not have been read yet."""
         silent = connection.phase is Phase.HEAD and connection.is_new and not connection.unparsed
         return silent and now - connection.since < self.limits.arrival_seconds
@@ -180,13 +164,13 @@ class ConnectionManager:
     def _at_capacity(self) -> bool:
         return len(self.open) - len(self.probes) > self.limits.connections
 
-    def may_handle(self, connection: GuardedProtocol, path: str) -> bool:
+    def may_handle(self, connection: Connection, path: str) -> bool:
         """Whether a connection may request `path`. One in a probe slot leaves the slot as soon as there is capacity."""
         if connection in self.probes and len(self.open) - len(self.probes) < self.limits.connections:
             self.probes.remove(connection)
         return connection not in self.probes or path in self.limits.probe_paths
 
-    def remove(self, connection: GuardedProtocol) -> None:
+    def remove(self, connection: Connection) -> None:
         """Unregister a connection that has been lost or evicted."""
         self.open.discard(connection)
         self.num_open.set(len(self.open))
@@ -194,17 +178,17 @@ class ConnectionManager:
         self._leave_phase(connection)
         self.set_buffered(connection, 0)
 
-    def set_phase(self, connection: GuardedProtocol, phase: Phase) -> None:
+    def set_phase(self, connection: Connection, phase: Phase) -> None:
         self._leave_phase(connection)
         connection.phase, connection.since = phase, self.clock()
         if phase is not Phase.ANSWER and connection in self.open:
             self.waiting[phase][connection] = None
 
-    def _leave_phase(self, connection: GuardedProtocol) -> None:
+    def _leave_phase(self, connection: Connection) -> None:
         if connection.phase is not Phase.ANSWER:
             self.waiting[connection.phase].pop(connection, None)
 
-    def set_buffered(self, connection: GuardedProtocol, size: int) -> None:
+    def set_buffered(self, connection: Connection, size: int) -> None:
         """Set the bytes that a connection buffers. If all together grow beyond the limit, evict connections."""
         grows = size > connection.buffered
         self.buffered += size - connection.buffered
@@ -225,13 +209,13 @@ class ConnectionManager:
             else:
                 self.evict(connection, "memory")
 
-    def evict(self, connection: GuardedProtocol, reason: str) -> None:
+    def evict(self, connection: Connection, reason: str) -> None:
         """Abort a connection, whatever it is doing."""
         self.count_closed(connection, reason)
         connection.transport.abort()
         self.remove(connection)
 
-    def count_closed(self, connection: GuardedProtocol, reason: str) -> None:
+    def count_closed(self, connection: Connection, reason: str) -> None:
         """Count and log that the server ends a connection."""
         self.closed_by_server.labels(reason).inc()
         log.info("Closed connection from %s: %s", connection.client or "an unknown address", reason)
@@ -251,7 +235,7 @@ class ConnectionManager:
         self.trimmer.check(busy=sum(connection.is_answering for connection in self.open) > MAX_IDLE_REQUESTS)
         logs.rate_limiter.report_dropped()
 
-    def _check(self, connection: GuardedProtocol, now: float) -> None:
+    def _check(self, connection: Connection, now: float) -> None:
         limits, transport, seconds = self.limits, connection.transport, now - connection.since
         if transport.stalled_seconds(now) > limits.stall_seconds:
             self.evict(connection, "stalled")

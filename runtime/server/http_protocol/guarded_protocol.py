@@ -4,98 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from runtime.server.http_protocol import error_responses
-from runtime.server.http_protocol.connection_manager import ConnectionManager, Phase
+from runtime.server.http_protocol.connection import BufferedTransport, Connection, Phase
+from runtime.server.http_protocol.connection_manager import ConnectionManager
 from runtime.server.http_protocol.error_responses import HttpRejection
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
-
-
-MAX_JOINED_BYTES = 1 << 15  # of writes of one event loop iteration
-
-
-class BufferedTransport(asyncio.Transport):
-    """Wraps the event loop's transport.
-
-    Data of one event loop iteration is written at once: each write costs a system call and wakes the client.
-
-    Attributes:
-        closing: The connection ends after the data that has been written.
-    """
-
-    def __init__(self, transport: asyncio.Transport, user: GuardedProtocol, clock: Callable[[], float]) -> None:
-        super().__init__()
-        self.transport = transport
-        self.user: GuardedProtocol | None = user
-        self.clock = clock
-        self.loop = asyncio.get_running_loop()
-        self.closing = False
-        self.joined: list[bytes] = []  # data of this iteration, and its size
-        self.joined_bytes = 0
-        self.written = 0  # bytes in total
-        self.received = 0  # bytes that the kernel had accepted at the last call of `stalled_seconds`
-        self.progressed = clock()  # when the kernel last accepted data, or all data had been sent
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        if self.is_closing() or not data:
-            return
-        self.written += len(data)
-        if not self.joined:
-            self.loop.call_soon(self.flush)
-        self.joined.append(bytes(data))
-        self.joined_bytes += len(data)
-        if self.joined_bytes >= MAX_JOINED_BYTES:  # the event loop's transport has to apply flow control
-            self.flush()
-
-    def flush(self) -> None:
-        """Pass joined data on."""
-        if self.joined:
-            data, self.joined, self.joined_bytes = b"".join(self.joined), [], 0
-            if not self.transport.is_closing():
-                self.transport.write(data)
-
-    def unsent(self) -> int:
-        """Bytes that the kernel has not accepted."""
-        return self.joined_bytes + self.transport.get_write_buffer_size()
-
-    def stalled_seconds(self, now: float) -> float:
-        """Seconds without progress of unsent data, as far as earlier calls can tell."""
-        unsent = self.unsent()
-        if not unsent or self.written - unsent != self.received:
-            self.received, self.progressed = self.written - unsent, now
-        return now - self.progressed
-
-    def close(self) -> None:
-        if not self.is_closing() and self.user is not None:
-            self.user.finish()
-
-    def abort(self) -> None:
-        self.closing = True
-        self.transport.abort()
-
-    def is_closing(self) -> bool:
-        return self.closing or self.transport.is_closing()
-
-    def pause_reading(self) -> None:
-        self._update_reading()
-
-    def resume_reading(self) -> None:
-        self._update_reading()
-
-    def _update_reading(self) -> None:
-        """Pauses or resumes after uvicorn has changed `flow.read_paused`."""
-        if self.user is not None:
-            self.user.update_reading()
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self.transport.get_extra_info(name, default)
-
 
 PARSED_BYTES = 16 * 2**10  # per event loop iteration: they may hold thousands of chunks
 PIECE_OVERHEAD = 64  # bytes that take as long as passing one piece on
@@ -106,7 +25,7 @@ _REQUEST_LINE = re.compile(rb"[A-Za-z-]+ [^\s]+ HTTP/1\.[01]\r\n")
 _UPGRADE = re.compile(rb"\r\nupgrade(?=:)", re.IGNORECASE)
 
 
-class GuardedProtocol(HttpToolsProtocol):
+class GuardedProtocol(HttpToolsProtocol, Connection):
     """One connection.
 
     Received data is passed to the parser in pieces, each of which ends at the latest where a request ends. So at most
@@ -114,14 +33,11 @@ class GuardedProtocol(HttpToolsProtocol):
     is not read while data is left that cannot be parsed yet.
 
     Attributes:
-        phase, since: What the connection waits for, and the time since when. `ConnectionManager` sets them.
-        buffered: Bytes of incomplete and of pipelined requests. `ConnectionManager` sets it.
-        unparsed: Received data that has not been passed to the parser.
         in_body: A head has been parsed, and the end of its request has not.
         body_bytes: Bytes of this request's body, as received.
         remaining: Bytes that a body of known length still lacks.
         bytes_without_data: Bytes of a chunked body since its last data: of a chunk's header, or of trailers.
-        discarded, last_discard: Bytes that were received after the last response, and the time of the last ones.
+        discarded: Bytes that were received after the last response.
     """
 
     transport: BufferedTransport
@@ -134,26 +50,21 @@ class GuardedProtocol(HttpToolsProtocol):
             arguments: Those of uvicorn's protocol.
         """
         super().__init__(**arguments)
+        Connection.__init__(self)  # uvicorn's class does not call it
         self.manager = manager
         self.limits = manager.limits
         self.access_log = False  # the application writes it
         self.application = self.app
         self.app = self._serve
-        self.phase = Phase.HEAD
-        self.since = 0.0
-        self.buffered = 0
-        self.unparsed = b""
         self.parse_scheduled = False
         self.head_incomplete = False  # `unparsed` is no complete head
-        self.socket_paused = False
         self.request_line_checked = False  # of an incomplete head
         self.in_body = False
         self.body_bytes = self.remaining = self.bytes_without_data = self.chunks = self.trailers = 0
         self.blank_lines = 0  # in a chunked body
         self.last_bytes = b""  # of a chunked body, as `_END` may be cut
-        self.is_new = True  # no request has started
         self.rejection: HttpRejection | None = None
-        self.discarded, self.last_discard = 0, 0.0
+        self.discarded = 0
 
     @property
     def is_answering(self) -> bool:

@@ -15,7 +15,7 @@ from runtime.request.output import CompletionState, TextBuilder, TokenLogprob
 from runtime.request.resolve import RequestContext, score_spec
 from runtime.request.validation import refuse
 from runtime.tokenizer import Tokenizer
-from runtime.tokenizer.detokenizer import OffsetTracker, TokenByteDecoder, TokenOffset
+from runtime.tokenizer.byte_decoder import OffsetTracker, TokenByteDecoder, TokenOffset
 
 if TYPE_CHECKING:
     from runtime.server.engine_client.generation_job import OutputDelta

@@ -18,8 +18,7 @@ from runtime.errors import ConfigError
 from runtime.kernels.activation import deinterleave, deinterleave_outputs, interleaved_index
 from runtime.kernels.moe_router import NUM_PARTS, split_bf16x3
 from runtime.kernels.quantized_tensor import QuantizedTensor
-from runtime.layers.lm_head import head_logits
-from runtime.layers.sharding import Index, Shard, WeightSlice
+from runtime.parameters.sharding import Index, Shard, WeightSlice
 
 if TYPE_CHECKING:
     from runtime.kernels.ops import LinearKernel
@@ -137,10 +136,6 @@ class Weight(ABC):
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Returns the matrix rows with these ids, [n, inputs], for int64 `ids` [n]."""
         return F.embedding(ids, self.tensor)
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Returns the logits [n, outputs] of `hidden` [n, inputs]; see `head_logits`."""
-        return head_logits(hidden, self.tensor)
 
 
 class UnquantizedWeight(Weight):

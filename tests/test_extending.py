@@ -1,4 +1,4 @@
-"""Tests of the examples in CONTRIBUTING.md. Each adds one file and one import."""
+"""Tests of the examples in docs/developer/extending.md. Each adds one file and one import."""
 
 import copy
 import json
@@ -26,7 +26,7 @@ from tests.golden import GOLDEN
 from tests.oracle import rules
 
 ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "developer" / "extending.md").read_text(encoding="utf-8")
 EXAMPLES = [
     "runtime/strategies/single_bd.py",
     "runtime/algorithms/best_few.py",
@@ -37,10 +37,9 @@ PROMPTS = [list(range(40, 61)), list(range(100, 132)), [7]]  # the second ends a
 
 
 def example(path: str) -> str:
-    """Returns the source of an example, which CONTRIBUTING.md shows as the file `path`."""
-    found = re.search(rf"`{re.escape(path)}`.*?```python\n(.*?)```", TEXT, re.DOTALL)
-    assert found, f"CONTRIBUTING.md has no example of {path}"
-    return found[1]
+    """Returns the source of an example, which the page shows as the file `path`."""
+    (found,) = re.findall(rf'```python title="{re.escape(path)}"\n(.*?)```', TEXT, re.DOTALL)
+    return found
 
 
 @pytest.fixture
@@ -83,9 +82,8 @@ def test_the_tutorial_has_the_same_algorithm():
 
 def test_the_naive_function_of_the_example_matches_the_algorithm(run, monkeypatch):
     run("runtime/algorithms/best_few.py")
-    (naive,) = re.findall(r"```python\n([^`]*def best_few[^`]*)```", TEXT)
     found: dict = {}
-    exec(naive, found)
+    exec(example("tests/oracle/rules.py"), found)
     monkeypatch.setitem(rules.NAIVE_ALGORITHMS, "best_few", found["best_few"])
     test_rules.test_a_rule_decides_as_the_oracle("best_few")
     monkeypatch.setitem(rules.NAIVE_ALGORITHMS, "best_few", rules.NAIVE_ALGORITHMS["threshold"])

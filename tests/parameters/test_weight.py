@@ -12,8 +12,8 @@ from runtime.kernels.activation import interleave_gate_up, interleave_group
 from runtime.kernels.ops import TRITON
 from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.linear import Linear
-from runtime.layers.parameter import DeferredChecks, Weight, named_weights, require_finite, tensor_of
-from runtime.layers.sharding import WeightSlice
+from runtime.parameters.sharding import WeightSlice
+from runtime.parameters.weight import DeferredChecks, Weight, named_weights, require_finite, tensor_of
 
 
 def unquantized(*shape: int, dtype: torch.dtype = torch.float32) -> Weight:
@@ -77,7 +77,6 @@ def test_gemms():
     x, bias, ids = torch.randn(4, 3), torch.randn(5), torch.tensor([4, 0, 4])
     torch.testing.assert_close(weight.matmul(x), x @ values.T)
     torch.testing.assert_close(weight.matmul(x, bias), x @ values.T + bias)
-    torch.testing.assert_close(weight.logits(x), x @ values.T)
     assert torch.equal(weight.rows(ids), values[ids])
     assert (weight.size, weight.nbytes) == (15, 60)
     assert weight.kernel_arg is tensor_of(weight) is weight.tensor

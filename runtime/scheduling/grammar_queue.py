@@ -1,0 +1,79 @@
+"""Requests whose grammar is being compiled; then they enter the scheduler."""
+
+from __future__ import annotations
+
+from runtime.scheduling.request import Request
+from runtime.scheduling.scheduler import Scheduler
+from runtime.structured_output.async_compiler import GrammarCompiler
+from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
+
+IDLE_SECONDS = 0.005  # wait for a grammar if the engine has no other work
+
+
+class ConstraintError(Exception):
+    """Structured output failed: the grammar matcher cannot continue."""
+
+
+class GrammarQueue:
+    """Adds requests to the scheduler, at once or after their grammar is compiled.
+
+    Args:
+        grammars: None if structured output is not available.
+
+    Attributes:
+        compiling: the requests whose grammar is being compiled. None: structured output is not available.
+    """
+
+    def __init__(self, scheduler: Scheduler, grammars: GrammarCache | None) -> None:
+        self.scheduler = scheduler
+        self.compiling: GrammarCompiler[Request] | None = None if grammars is None else GrammarCompiler(grammars)
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests whose grammar is being compiled."""
+        return 0 if self.compiling is None else len(self.compiling)
+
+    def submit(self, request: Request) -> None:
+        """Adds a request. Raises ValueError if it has a grammar and structured output is not available."""
+        grammar = request.spec.grammar
+        if grammar:
+            if self.compiling is None:
+                raise ValueError("structured output is not available")
+            request.constraint = self.compiling.submit(request.spec.id, request, grammar, request.spec.tenant)
+            if request.constraint is None:
+                return
+        self.scheduler.add(request)
+
+    def poll(self) -> list[tuple[Request, BaseException]]:
+        """Moves requests with compiled grammars to the scheduler.
+
+        Returns:
+            Requests whose grammar could not be compiled, with the error.
+        """
+        failed: list[tuple[Request, BaseException]] = []
+        if not self.compiling:
+            return failed
+        idle = not (self.scheduler.running or self.scheduler.waiting)
+        for request, compiled in self.compiling.poll(IDLE_SECONDS if idle else 0.0):
+            if isinstance(compiled, BaseException):
+                failed.append((request, compiled))
+            else:
+                request.constraint = compiled
+                self.scheduler.add(request)
+        return failed
+
+    def remove(self, request: Request) -> None:
+        """Removes a request in any state and frees its resources."""
+        if self.compiling is None or self.compiling.cancel(request.spec.id) is None:
+            if request.constraint is None and request.spec.grammar:
+                return  # it was not submitted
+            self.scheduler.release(request)
+
+    def close(self) -> None:
+        if self.compiling is not None:
+            self.compiling.close()
+
+
+def error_message(error: BaseException) -> str:
+    """Returns why the output cannot follow its grammar, without the name of the request field."""
+    return error.reason if isinstance(error, GrammarError) else str(error)
