@@ -235,7 +235,7 @@ LIMITS: list[tuple[str, str, dict[str, Any]]] = [
     (CHAT, "max_tokens", {}),
     (CHAT, "max_completion_tokens", {"max_tokens": None}),
     (TEXT, "max_tokens", {}),
-    (TEXT, "max_tokens", {"suffix": "more", "logit_bias": None}),
+    (TEXT, "max_tokens", {"prompt": "x" * 480, "suffix": "more", "logit_bias": None}),
     (RESPONSES, "max_output_tokens", {}),
     (MESSAGES, "max_tokens", {}),
     (GENERATE, "max_tokens", {}),
