@@ -1,4 +1,4 @@
-"""Tests of other clients and webhooks that keep changing what the operator wrote, on a real API server."""
+"""Tests of other clients that change what the operator wrote, on a real API server."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 
 from e2e.cluster import ApiError, ApiServer, Kube
 from e2e.cluster.operator_process import ACCOUNT
-from tests.operator.live.objects import Obj, accepted, demo, read, wait_condition, wait_settled
-from tests.operator.live.webhook import mutating_webhook
+from tests.operator.live.objects import Obj, accepted, demo, wait_condition, wait_settled
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("operator")]
 
@@ -126,40 +125,3 @@ def test_alternatives_that_another_client_set_are_replaced(admin: Kube, namespac
     admin.patch(resource, {"spec": {"service": {"port": 81}}})
     admin.wait("an edit moves the port", lambda: [p["port"] for p in service()["spec"]["ports"]] == [81])
     wait_condition(admin, resource, "Accepted", "True")
-
-
-def rewrite(deployment: Obj) -> list[Obj]:
-    path = "/spec/template/spec/containers/0/image"
-    return [{"op": "replace", "path": path, "value": IMAGE}]
-
-
-def test_a_webhook_that_rewrites_images_of_deployments(api_server: ApiServer, admin: Kube, namespace: str) -> None:
-    resource = admin.create(demo(namespace))
-    wait_condition(admin, resource, "UpToDate", "True")
-    with mutating_webhook(admin, namespace, "apps", "deployments", rewrite):
-        admin.wait("the webhook is called", lambda: _is_rewritten(admin, namespace))
-        found = wait_condition(admin, resource, "UpToDate", "False", "FieldConflict")
-        assert (
-            "Deployment demo: an admission webhook changes spec.template.spec.containers[main].image"
-            in found["message"]
-        )
-        (event,) = admin.events(namespace, "FieldConflict")
-        assert event["note"] == found["message"]
-        admin.wait("the image that pods get", lambda: read(admin, resource)["status"]["resolvedImage"] == IMAGE)
-        before = writes(api_server, namespace)
-        for _ in range(3):
-            wait_settled(admin, namespace)
-        assert writes(api_server, namespace) - before <= 4 + 3 * 3, (
-            "the Deployment was repaired too often; the sentinels account for 9 writes"
-        )
-        admin.patch(resource, {"spec": {"replicas": 3}})
-        admin.wait("an edit is written", lambda: deployment(admin, namespace)["spec"]["replicas"] == 3)
-
-
-def _is_rewritten(admin: Kube, namespace: str) -> bool:
-    """Attempts a change of the Deployment and returns whether the webhook rewrote it.
-
-    The API server receives the webhook through a watch, so the first changes may not be rewritten.
-    """
-    admin.patch(deployment(admin, namespace), {"metadata": {"labels": {"app.kubernetes.io/managed-by": "probe"}}})
-    return has_image(deployment(admin, namespace))

@@ -1,10 +1,10 @@
-"""Tests of reconciles on a real API server: creation, drift, pruning, edits, foreign objects."""
+"""Tests of reconciles on a real API server: drift, pruning, and a resource that is created again."""
 
 from __future__ import annotations
 
 import pytest
 
-from e2e.cluster import ApiError, Kube
+from e2e.cluster import Kube
 from tests.operator.live.objects import accepted, children, demo, labelled, read, wait_condition, wait_settled
 from unmask_operator.objects import FIELD_MANAGER, controller_uid
 
@@ -72,21 +72,6 @@ def test_removing_a_section_deletes_its_child_and_removing_a_field_removes_its_v
     assert [f["operation"] for f in ours] == ["Apply"]
 
 
-def test_a_new_condition_emits_one_event(admin, namespace):
-    resource = admin.create(demo(namespace, "told", podTemplate={"spec": {"containers": "none"}}))
-    wait_condition(admin, resource, "Accepted", "False")
-
-    def matching_events() -> list[dict]:
-        events = admin.list("events.k8s.io/v1", "Event", namespace)
-        return [e for e in events if e["regarding"]["name"] == "told" and "podTemplate" in e["note"]]
-
-    admin.wait("an Event", matching_events)
-    admin.patch(resource, {"metadata": {"annotations": {"look": "again"}}})
-    wait_settled(admin, namespace)
-    (event,) = matching_events()
-    assert event["reportingController"] == FIELD_MANAGER
-
-
 def test_a_resource_created_again_gets_children_of_its_own(admin, namespace):
     resource = demo(namespace, "again")
     admin.create(resource)
@@ -108,14 +93,3 @@ def test_a_resource_created_again_gets_children_of_its_own(admin, namespace):
 
     admin.wait("new children", renewed)
     wait_condition(admin, resource, "Accepted", "True")
-
-
-def test_a_resource_that_is_deleted_before_its_status_is_written_is_ignored(admin, namespace, shared_operator):
-    for number in range(5):
-        resource = admin.create(demo(namespace, f"brief-{number}"))
-        admin.delete(resource)
-    wait_settled(admin, namespace)
-    assert shared_operator.process is not None
-    assert shared_operator.process.poll() is None
-    with pytest.raises(ApiError):
-        read(admin, demo(namespace, "brief-0"))
