@@ -44,16 +44,11 @@ REFUSALS = [
     (405, "the server does not allow this method on the requested resource"),
     (406, "only the following media types are accepted: application/json"),
     (415, "the body of the request was in an unknown format"),
-    *(
-        (status, f"{who} denied {what}: only on weekdays")
-        for status in (400, 401, 403, 404, 409, 422, 429, 500, 503)
-        for who, what in (
-            ('admission webhook "images.example.com"', "the request"),
-            ("ValidatingAdmissionPolicy 'images' with binding 'all'", "request"),
-            ("deployments.apps \"d\" is forbidden: ValidatingAdmissionPolicy 'images' with binding 'all'", "request"),
-            ("policy 'images' with binding 'all'", "request"),
-        )
-    ),
+    (500, 'admission webhook "images.example.com" denied the request: only on weekdays'),
+    (401, "ValidatingAdmissionPolicy 'images' with binding 'all' denied request: only on weekdays"),
+    (404, "deployments.apps \"d\" is forbidden: ValidatingAdmissionPolicy 'i' with binding 'all' denied request: no"),
+    (409, "policy 'images' with binding 'all' denied request: only on weekdays"),
+    (429, "MutatingAdmissionPolicy 'images' denied request: only on weekdays"),
     (500, 'admission webhook "images.example.com" denied the request without explanation'),
     (400, 'admission webhook "images.example.com" does not support dry run'),
 ]

@@ -81,27 +81,18 @@ def test_metrics_have_leadership_queue_watches_and_each_service_until_it_is_gone
     assert 'namespace="n"' not in text
 
 
-def answers_at(addresses):
-    """Returns the statuses of /healthz at these addresses, from a server that listens on all of them."""
+def status_at(address):
+    """Returns the status of /healthz at this address, from a server that listens on all of them."""
 
     async def scene():
         app = health.application(Metrics(Cache(), lambda: 0).registry, lambda: 0.0, lambda: True)
         runner = await health.serve(app, 0)
         ((_, port, *_),) = runner.addresses  # both families have the same port
-        statuses = []
-        async with aiohttp.ClientSession() as session:
-            for address in addresses:
-                async with session.get(pod_url(address, "/healthz", port)) as answer:
-                    statuses.append(answer.status)
-        await runner.cleanup()
-        return statuses
+        async with aiohttp.ClientSession() as session, session.get(pod_url(address, "/healthz", port)) as answer:
+            await runner.cleanup()
+            return answer.status
 
     return asyncio.run(scene())
-
-
-@needs_ipv6
-def test_the_probes_are_answered_at_addresses_of_both_families():
-    assert answers_at(["127.0.0.1", "::1"]) == [200, 200]
 
 
 @pytest.mark.parametrize("lacks", ["dual stack", errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT])
@@ -117,12 +108,10 @@ def test_the_probes_are_answered_on_a_host_without_ipv6(monkeypatch, lacks):
         monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
     else:
         monkeypatch.setattr(socket, "create_server", refuse)
-    assert answers_at(["127.0.0.1"]) == [200]
+    assert status_at("127.0.0.1") == 200
 
 
 def test_a_port_in_use_is_an_error_of_the_operator():
-    with health.open_listener(0) as first, pytest.raises(OSError, match="in use"):
-        health.open_listener(first.getsockname()[1])
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(OSError, match="in use"):
         health.open_listener(other.getsockname()[1])
 
