@@ -1,11 +1,14 @@
-"""Tests that an edit during a reconcile is not lost, and that errors of one child are reported."""
+"""Tests of reconciles that an edit, a deletion, an error of one child or a kill of the operator interrupts."""
 
 import asyncio
+import contextlib
+import copy
 
 import pytest
 
 from tests.operator.fake_api import KEY, FakeApi
 from tests.operator.samples import observe, resource
+from tests.operator.test_field_conflicts import World
 from unmask_operator.controller.reconciler import Result
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import DLMS
@@ -64,3 +67,59 @@ def test_repeated_server_errors_on_a_child_are_reported_next_to_all_other_condit
     assert conditions["Scheduled"][:2] == ("False", "Pending")
     assert [(event["type"], event["note"]) for event in api.events("ApiError")] == [("Warning", message)]
     assert api.metrics.registry.get_sample_value("unmask_operator_api_errors_total", {"status": "500"}) == 2
+
+
+class Killed(Exception):
+    pass
+
+
+class Mortal(World):
+    """A world whose operator is killed after `left` writes."""
+
+    left = 1000
+
+    def _call(self, verb, obj):
+        self.left -= not verb.startswith("dry-")
+        if self.left < 0:
+            raise Killed
+        super()._call(verb, obj)
+
+    async def patch_status(self, namespace, name, uid, patch):
+        self._call("status", self.service)
+        return await super().patch_status(namespace, name, uid, patch)
+
+    def state(self):
+        """Returns conditions and children without unique values."""
+        objects = copy.deepcopy(self.objects)
+        for obj in objects.values():
+            obj["metadata"] = {k: v for k, v in obj["metadata"].items() if k not in ("uid", "resourceVersion")}
+        return self.service["status"], objects
+
+
+EDITED = {"networkPolicy": None, "engine": {"maxNumReqs": 5}, "service": {"annotations": {"a": "b"}}}
+
+
+@pytest.mark.parametrize("edited", [False, True], ids=["new", "edited"])
+def test_an_operator_killed_after_any_write_reaches_the_same_state(edited):
+    def end(writes):
+        world = Mortal(networkPolicy={}, replicas=2)
+        if edited:
+            world.edit(**EDITED)
+        else:
+            world.objects.clear()
+        world.left = writes
+        with contextlib.suppress(Killed):
+            world.reconcile()
+        left, world.left = world.left, 1000
+        world.restart()
+        world.reconcile()
+        return left < 0, world.state()
+
+    _, expected = end(1000)
+    assert ("NetworkPolicy" in {ref.kind for ref in expected[1]}) != edited
+    writes, killed = 0, True
+    while killed:
+        killed, state = end(writes)
+        assert state == expected, f"killed after {writes} writes"
+        writes += 1
+    assert writes > 4

@@ -69,7 +69,7 @@ async def test_an_old_refusal_does_not_delay_a_login():
 
 
 def serve(act, *, prefix="", tls=None, ca=None, **configuration):
-    """Runs `act(session, url)` after a login at a server. A number at the end of a request's path is the answer's status.
+    """Runs `act(session, url)` after a login at a server. A number that ends a path is the status of the answer.
 
     Other arguments are attributes of the client's configuration; "URL" means that of the server.
     """
