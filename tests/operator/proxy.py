@@ -8,7 +8,6 @@ import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import aiohttp
@@ -19,15 +18,6 @@ from e2e.cluster import ApiServer, kubeconfig
 from tests.wait import TIMEOUT
 
 _HOP_BY_HOP = {"connection", "content-length", "host", "keep-alive", "transfer-encoding", "upgrade"}
-_REASONS = {
-    403: "Forbidden",
-    404: "NotFound",
-    409: "Conflict",
-    410: "Expired",
-    429: "TooManyRequests",
-    500: "InternalError",
-    503: "ServiceUnavailable",
-}
 WRITES = ("POST", "PUT", "PATCH", "DELETE")
 
 
@@ -47,23 +37,20 @@ class Fault:
     Attributes:
         status: HTTP status; 0 drops the connection without an answer.
         path: expression that is searched in path and query.
-        methods: HTTP methods; empty means any.
         in_stream: the answer is 200 and a stream with one event, an error of that status, as in a watch.
         headers_only: the body does not follow the headers until `release`.
     """
 
     status: int
     path: str = ""
-    methods: tuple[str, ...] = ()
     times: int = 1
     after: int = 0
-    retry_after: int | None = None
     in_stream: bool = False
     headers_only: bool = False
     hits: int = field(default=0, init=False)
 
-    def takes(self, method: str, path: str) -> bool:
-        if (self.methods and method not in self.methods) or not re.search(self.path, path):
+    def takes(self, path: str) -> bool:
+        if not re.search(self.path, path):
             return False
         self.hits += 1
         return self.after < self.hits <= self.after + self.times
@@ -96,9 +83,7 @@ class FaultProxy:
         self._call(self._start())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._call(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -160,7 +145,7 @@ class FaultProxy:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         for fault in self.faults:
-            if fault.takes(request.method, request.path_qs):
+            if fault.takes(request.path_qs):
                 return await self._fail(request, fault)
         body = await request.read()
         if self.hold(request.method, request.path_qs, body):
@@ -203,14 +188,7 @@ class FaultProxy:
             assert isinstance(request.transport, asyncio.Transport)
             request.transport.abort()
             raise ConnectionResetError("dropped on demand")
-        status = {
-            "apiVersion": "v1",
-            "kind": "Status",
-            "status": "Failure",
-            "code": fault.status,
-            "reason": _REASONS.get(fault.status, ""),
-            "message": f"the test's proxy answers {fault.status}",
-        }
+        status = {"apiVersion": "v1", "kind": "Status", "code": fault.status, "message": "the test's proxy answers"}
         if fault.headers_only:
             response = web.StreamResponse(status=fault.status, headers={"Content-Type": "application/json"})
             await response.prepare(request)
@@ -218,5 +196,4 @@ class FaultProxy:
             return response
         if fault.in_stream:
             return web.Response(text=json.dumps({"type": "ERROR", "object": status}) + "\n")
-        headers = {} if fault.retry_after is None else {"Retry-After": str(fault.retry_after)}
-        return web.json_response(status, status=fault.status, headers=headers)
+        return web.json_response(status, status=fault.status)

@@ -169,15 +169,6 @@ def test_obsolete_objects_are_deleted_last():
     assert api.calls == [("create", "new"), ("delete", "old")]
 
 
-@pytest.mark.parametrize("wrong", ["a", "b", "c"])
-def test_a_refusal_of_any_child_writes_none_and_is_reported(wrong):
-    api = Api()
-    api.refuse = {wrong}
-    outcome = apply(api, child("a"), child("b"), child("c"))
-    assert api.objects == {}
-    assert list(outcome.observed.refusals.values()) == [f"{wrong} is wrong"]
-
-
 @pytest.mark.parametrize("away", [(), ("c",)], ids=["", "next to a server error"])
 def test_after_a_refusal_the_last_accepted_form_is_maintained(away):
     api = Api(spec("a", x=0), spec("b", x=1))
@@ -239,7 +230,6 @@ def test_a_server_error_while_reading_a_conflicting_child_is_reported():
 
 @pytest.mark.parametrize("broken", ["pin", "c"])
 def test_a_revision_and_its_workload_are_both_written_or_not_at_all(broken):
-    """Checks that neither is written if one of them fails, because a revision means that its spec was accepted."""
     api = Api()
     api.away = {broken: WEBHOOK}
     outcome = apply(api, child("a"), PIN, WORKLOAD, child("z"))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+
 import pytest
 
 from e2e.cluster import Kube
@@ -92,4 +95,44 @@ def test_a_resource_created_again_gets_children_of_its_own(admin, namespace):
         return set(now) == set(old) and not set(now.values()) & set(old.values())
 
     admin.wait("new children", renewed)
+    wait_condition(admin, resource, "Accepted", "True")
+
+
+def set_alternatives(live: dict) -> None:
+    """Changes a container's port, the handler of its probe and the source of a volume."""
+    engine, spec = main(live), live["spec"]["template"]["spec"]
+    engine["ports"][0]["containerPort"] = 8001
+    del engine["readinessProbe"]["httpGet"]
+    engine["readinessProbe"]["exec"] = {"command": ["true"]}
+    volume = next(volume for volume in spec["volumes"] if "emptyDir" in volume)
+    del volume["emptyDir"]
+    volume["hostPath"] = {"path": "/tmp"}
+
+
+def put(kube: Kube, obj: dict, change: Callable[[dict], None]) -> None:
+    """Replaces an object as `kubectl edit` does, so that a union member that is no longer set is removed."""
+    changed = copy.deepcopy(obj)
+    change(changed)
+    changed["metadata"].pop("managedFields")
+    path = kube.path(obj["apiVersion"], obj["kind"], obj["metadata"]["namespace"], obj["metadata"]["name"])
+    kube.request("PUT", path, changed)
+
+
+def test_alternatives_that_another_client_set_are_replaced(admin: Kube, namespace: str) -> None:
+    """Checks this because server-side apply alone keeps them next to the desired ones, which the API server rejects."""
+    resource = accepted(admin, demo(namespace))
+    wait_settled(admin, namespace)
+    template = deployment(admin, resource)["spec"]["template"]
+    ports = service(admin, namespace, "demo")["spec"]["ports"]
+
+    def live_ports() -> list[dict]:
+        return service(admin, namespace, "demo")["spec"]["ports"]
+
+    for _ in range(2):  # managedFields after the creation of a child differ from those after a repair
+        put(admin, deployment(admin, resource), set_alternatives)
+        admin.wait("the template is back", lambda: deployment(admin, resource)["spec"]["template"] == template)
+        put(admin, service(admin, namespace, "demo"), lambda live: live["spec"]["ports"][0].update(port=8080))
+        admin.wait("the ports are back", lambda: live_ports() == ports)
+    admin.patch(resource, {"spec": {"service": {"port": 81}}})
+    admin.wait("an edit moves the port", lambda: [p["port"] for p in live_ports()] == [81])
     wait_condition(admin, resource, "Accepted", "True")
