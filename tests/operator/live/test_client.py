@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
 from e2e.cluster import ApiServer, Kube
 from tests.operator.clients import client_of
 from tests.operator.live.objects import Obj
-from unmask_operator.kube.client import Client
 from unmask_operator.objects import SERVICE_LABEL
 
 pytestmark = pytest.mark.cluster
@@ -37,43 +34,24 @@ DATA: Obj = {
 }
 
 
-def run(api: ApiServer, act: Callable[[Client], Awaitable[Any]]) -> Any:
-    async def scene() -> Any:
-        async with client_of(api.kubeconfig) as client:
-            return await act(client)
-
-    return asyncio.run(scene())
-
-
 def test_a_revision_with_any_data_can_be_patched(api_server: ApiServer, admin: Kube, namespace: str) -> None:
     """A patch of a label encodes the data again, and different bytes count as a change of immutable data."""
     meta = {"name": "pinned", "namespace": namespace, "labels": {SERVICE_LABEL: "demo"}}
     made: Obj = {"apiVersion": "apps/v1", "kind": "ControllerRevision", "metadata": meta, "revision": 1, "data": DATA}
 
-    async def act(client: Client) -> None:
-        await client.create(made, dry_run=True)
-        created = await client.create(made)
-        assert created["data"] == DATA
-        owned = await client.upgrade_managed_fields(created)
-        changed = {**made, "metadata": {**meta, "labels": {**meta["labels"], "changed": "yes"}}}
-        applied = await client.apply(changed, owned["metadata"]["uid"])
-        assert applied["metadata"]["labels"]["changed"] == "yes"
-        assert applied["data"] == DATA
+    async def scene() -> None:
+        async with client_of(api_server.kubeconfig) as client:
+            await client.create(made, dry_run=True)
+            created = await client.create(made)
+            assert created["data"] == DATA
+            owned = await client.upgrade_managed_fields(created)
+            changed = {**made, "metadata": {**meta, "labels": {**meta["labels"], "changed": "yes"}}}
+            applied = await client.apply(changed, owned["metadata"]["uid"])
+            assert applied["metadata"]["labels"]["changed"] == "yes"
+            assert applied["data"] == DATA
 
-    run(api_server, act)
+    asyncio.run(scene())
     admin.patch(made, {"metadata": {"labels": {"changed": "again"}}})
     stored = admin.get("apps/v1", "ControllerRevision", "pinned", namespace)
     assert stored["metadata"]["labels"]["changed"] == "again"
     assert stored["data"] == DATA
-
-
-def test_an_applied_object_may_contain_any_text(api_server: ApiServer, admin: Kube, namespace: str) -> None:
-    made: Obj = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "texts", "namespace": namespace}}
-    data = {name.replace(" ", "-"): text for name, text in TEXTS.items()}
-
-    async def act(client: Client) -> None:
-        created = await client.upgrade_managed_fields(await client.create({**made, "data": {"text": "before"}}))
-        await client.apply({**made, "data": data}, created["metadata"]["uid"])
-
-    run(api_server, act)
-    assert admin.get("v1", "ConfigMap", "texts", namespace)["data"] == data
