@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import signal
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from tests.operator.clients import ScriptedCredentials
+from tests.simulated_time import simulated
 from tests.wait import wait_until_async
 from unmask_operator import __main__ as program
 from unmask_operator import settings as module
@@ -18,6 +20,7 @@ from unmask_operator.kube import watch_login
 from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.credentials import LoginError
 from unmask_operator.kube.kinds import DLMS, KINDS_BY_RESOURCE, OPTIONAL, PODS, ApiKind
+from unmask_operator.leaderelection import DEADLINE_SECONDS
 from unmask_operator.objects import SERVICE_LABEL, Key
 from unmask_operator.settings import Settings
 
@@ -93,7 +96,9 @@ class Scripted:
         self.all.append((request.method, request.path, dict(request.query), token))
         if token in self.refused_tokens:
             return web.json_response(status(401), status=401)
-        if (found := self._discovery(request.path)) is not None:
+        if isinstance(found := self._discovery(request.path), asyncio.Event):
+            await found.wait()
+        if found is not None:
             return web.json_response(found)
         mine = request.path.endswith(f"/{self.kind.plural}")
         if "watch" in request.query:
@@ -350,3 +355,50 @@ def test_a_signal_ends_the_operator_and_not_kopf_alone(run):
         assert not scene.task.done()
 
     run(Scripted(), act)
+
+
+def test_a_stop_before_kopf_has_read_the_discovery_logs_no_error(run, caplog):
+    class Slow(Scripted):
+        def _discovery(self, path):
+            return asyncio.Event() if path == "/apis" else super()._discovery(path)
+
+    async def act(scene):
+        await scene.until(lambda: any(path == "/apis" for _, path, *_ in scene.server.all))
+        await scene.end()
+
+    run(Slow(), act)
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@simulated
+async def test_an_operator_may_write_only_while_it_leads_in_time():
+    operator = program.Operator(Settings())
+    lease = operator._elector._lease
+    now = lease.clock()
+    lease.clock = lambda: now
+    for lease.renewed_at, leads in ((None, False), (now, True), (now - DEADLINE_SECONDS, False)):
+        assert operator._client.may_write() == leads
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["a failure", "a stop"])
+@simulated
+async def test_an_operator_releases_the_lease_and_a_failure_ends_the_process(fails, monkeypatch, caplog):
+    done = []
+    monkeypatch.setattr(program, "exit_at_once", lambda: done.append("exit"))
+    operator = program.Operator(Settings())
+
+    async def release():
+        done.append("release")
+
+    async def lead():
+        if fails:
+            raise BaseExceptionGroup("tasks", [RuntimeError("kopf has ended")])
+        await asyncio.Event().wait()
+
+    operator._elector.release = release
+    election = asyncio.create_task(lead())
+    await asyncio.sleep(1)
+    await operator._end(election)
+    assert done == (["release", "exit"] if fails else ["release"])
+    assert election.done()
+    assert ("operator exiting: kopf has ended" in caplog.text) == fails
