@@ -1,4 +1,4 @@
-"""Tests of reconciles on a real API server: drift, pruning, and a resource that is created again."""
+"""Tests of reconciles on a real API server: drift, pruning, and edits of other clients."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from e2e.cluster import Kube
-from tests.operator.live.objects import accepted, children, demo, labelled, read, wait_condition, wait_settled
-from unmask_operator.objects import FIELD_MANAGER, controller_uid
+from tests.operator.live.objects import accepted, children, demo, read, wait_condition, wait_settled
+from unmask_operator.objects import FIELD_MANAGER
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shared_operator")]
 
@@ -73,29 +73,6 @@ def test_removing_a_section_deletes_its_child_and_removing_a_field_removes_its_v
     assert live["spec"]["clusterIP"] == before["spec"]["clusterIP"]
     ours = [f for f in live["metadata"]["managedFields"] if f["manager"] == FIELD_MANAGER]
     assert [f["operation"] for f in ours] == ["Apply"]
-
-
-def test_a_resource_created_again_gets_children_of_its_own(admin, namespace):
-    resource = demo(namespace, "again")
-    admin.create(resource)
-    wait_condition(admin, resource, "Accepted", "True")
-    old = {key: obj["metadata"]["uid"] for key, obj in children(admin, resource).items()}
-    stored = read(admin, resource)
-    uid = stored["metadata"]["uid"]
-    admin.delete(resource)
-    for member in ("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields"):
-        stored["metadata"].pop(member, None)
-    admin.create(stored)  # as applying the output of `kubectl get -o yaml` does, with its status
-
-    def renewed() -> bool:
-        for obj in labelled(admin, namespace):
-            if controller_uid(obj) == uid:
-                admin.delete(obj)  # as the garbage collector does, which does not run here
-        now = {key: obj["metadata"]["uid"] for key, obj in children(admin, resource).items()}
-        return set(now) == set(old) and not set(now.values()) & set(old.values())
-
-    admin.wait("new children", renewed)
-    wait_condition(admin, resource, "Accepted", "True")
 
 
 def set_alternatives(live: dict) -> None:
