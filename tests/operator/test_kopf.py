@@ -312,19 +312,6 @@ def test_a_rotated_token_is_read_again_and_nothing_is_listed_for_it(run):
     assert {token for *_, token in server.all} == {"t1", "t2"}
 
 
-def test_a_token_that_is_refused_for_a_while_is_tried_again(run):
-    server = Scripted([(7, [obj(3, "a")])])
-    server.refused_tokens.add("t1")
-
-    async def act(scene):
-        await scene.until(lambda: sum(token == "t1" for *_, token in server.all) >= 20)
-        assert server.asked == []
-        server.refused_tokens.clear()
-        await scene.until(lambda: scene.pods() == {"a": 3})
-
-    run(server, act)
-
-
 def test_a_login_that_cannot_be_read_is_tried_again(run, monkeypatch):
     monkeypatch.setattr("unmask_operator.handlers.LOGIN_RETRY_SECONDS", 0.01)
     server = Scripted([(7, [obj(3, "a")])])
