@@ -176,15 +176,15 @@ async def test_objects_deleted_while_no_watch_was_open_are_removed_after_a_list_
 
 
 @pytest.mark.parametrize(
-    ("namespace", "items", "version"),
+    ("listed", "items", "version"),
     [("other", [], 700), ("ns", [obj(10)], 20)],
     ids=["of another namespace", "of an etcd that was restored from a backup"],
 )
 @simulated
-async def test_a_list_keeps_objects_that_it_says_nothing_about(namespace, items, version):
+async def test_a_list_keeps_objects_that_it_says_nothing_about(listed, items, version):
     async with running({PODS: [obj(600)]}, version=600, seconds=10, watch_namespaces=("ns", "other")) as scene:
         scene.objects[PODS], scene.version = items, version
-        scene.resync.kopf_has_listed(PODS.path(namespace))
+        scene.resync.kopf_has_listed(PODS.path(listed))
         await asyncio.sleep(60)
     (pod,) = scene.cache.pods(KEY)
     assert pod["metadata"]["resourceVersion"] == "600"

@@ -78,7 +78,7 @@ def test_an_edit_does_not_wait_for_the_pause_of_a_failure(queue, during_the_run)
 
 @simulated
 async def test_other_tasks_run_between_reconciles_that_never_wait():
-    queue, runs, most = WorkQueue(lambda: 0.0), [], 0
+    queue, runs, burst = WorkQueue(lambda: 0.0), [], 0
 
     async def work():
         while True:
@@ -91,9 +91,9 @@ async def test_other_tasks_run_between_reconciles_that_never_wait():
     for _ in range(5000):
         before = len(runs)
         await asyncio.sleep(0)
-        most = max(most, len(runs) - before)
+        burst = max(burst, len(runs) - before)
     assert len(runs) == 1000
-    assert most == 1, "two reconciles ran in one iteration of the event loop"
+    assert burst == 1, "two reconciles ran in one iteration of the event loop"
     for worker in workers:
         worker.cancel()
 
