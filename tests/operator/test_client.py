@@ -15,7 +15,7 @@ from aiohttp import web
 
 from e2e.cluster import kubeconfig
 from e2e.cluster.pki import Authority
-from tests.operator.clients import client_of
+from tests.operator.clients import client_of, http_server
 from unmask_operator.kube.client import LIST_TRIES, PAGE, encode
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import DLMS, PODS, kind_of
@@ -52,24 +52,11 @@ class Server:
         text = answer if isinstance(answer, str) else json.dumps(answer)
         return web.Response(status=status, text=text, headers=headers, content_type="application/json")
 
-    @contextlib.asynccontextmanager
-    async def listen(self, tls=None):
-        """Yields the server's address."""
-        app = web.Application()
-        app.router.add_route("*", "/{tail:.*}", self.handle)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
-        try:
-            yield f"127.0.0.1:{runner.addresses[0][1]}"
-        finally:
-            await runner.cleanup()
-
     def run(self, scene, renewed="t1"):
         """Runs `scene(client)`. The second time the credentials are read, the token is `renewed`."""
 
         async def scenario():
-            async with self.listen() as address, client_at(f"http://{address}", renewed) as client:
+            async with http_server(self.handle) as address, client_at(f"http://{address}", renewed) as client:
                 return await scene(client)
 
         return asyncio.run(scenario())
@@ -406,7 +393,7 @@ def test_a_ca_that_was_replaced_is_read_again(tmp_path):
     ca.write_bytes(old.certificate)
 
     async def scene():
-        async with Server((200, {"ok": True}, {})).listen(tls) as address:
+        async with http_server(Server((200, {"ok": True}, {})).handle, tls) as address:
             config = yaml.safe_load(kubeconfig.write(file, f"https://{address}", b"", user="u", token="t").read_text())
             config["clusters"][0]["cluster"]["certificate-authority"] = str(ca)
             file.write_text(yaml.safe_dump(config))

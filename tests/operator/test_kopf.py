@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from aiohttp import web
 
-from tests.operator.clients import ScriptedCredentials
+from tests.operator.clients import ScriptedCredentials, http_server
 from tests.simulated_time import simulated
 from tests.wait import wait_until_async
 from unmask_operator import __main__ as program
@@ -75,23 +75,11 @@ class Scripted:
         self.asked, self.all = [], []
         self.refused_tokens = set()
 
-    async def __aenter__(self):
-        app = web.Application()
-        app.router.add_route("*", "/{tail:.*}", self._handle)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-        return self
-
-    async def __aexit__(self, *_):
-        await self._runner.cleanup()
-
     def watching(self):
         """Returns the paths that watches were requested for."""
         return {path for method, path, query, _ in self.all if "watch" in query}
 
-    async def _handle(self, request):
+    async def handle(self, request):
         token = request.headers["Authorization"].removeprefix("Bearer ")
         self.all.append((request.method, request.path, dict(request.query), token))
         if token in self.refused_tokens:
@@ -203,8 +191,8 @@ def run(monkeypatch):
 
     def begin(server, act, tokens=("t1",), **settings):
         async def scene():
-            async with server:
-                credentials = ScriptedCredentials(server.url, *tokens)
+            async with http_server(server.handle) as address:
+                credentials = ScriptedCredentials(f"http://{address}", *tokens)
                 monkeypatch.setattr(program, "Credentials", lambda: credentials)
                 running = Scene(server, Settings(**settings))
                 try:

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from e2e.cluster.pki import Authority
-from tests.operator.clients import ScriptedCredentials
+from tests.operator.clients import ScriptedCredentials, http_server
 from tests.simulated_time import now, simulated
 from unmask_operator.kube import watch_login
 from unmask_operator.kube.watch_login import LONGEST_PAUSE_SECONDS, WatchLogin
@@ -80,24 +80,17 @@ def serve(act, *, prefix="", tls=None, ca=None, **configuration):
         return web.json_response(seen, status=int(last) if last.isdigit() else 200)
 
     async def scene():
-        app = web.Application()
-        app.router.add_route("*", "/{tail:.*}", handle)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
-        url = f"{'https' if tls else 'http'}://127.0.0.1:{runner.addresses[0][1]}{prefix}"
-        login, lists, errors = logins("t1", server=url, clock=time.monotonic)
-        login.credentials.configuration.ca_cert_data = ca.certificate.decode() if ca else None
-        for name, value in configuration.items():
-            setattr(login.credentials.configuration, name, url if value == "URL" else value)
-        server, session = await login.open()
-        assert server == url
-        try:
-            await act(session, url)
-        finally:
-            await session.close()
-            await runner.cleanup()
-        return lists, errors
+        async with http_server(handle, tls) as address:
+            url = f"{'https' if tls else 'http'}://{address}{prefix}"
+            login, lists, errors = logins("t1", server=url, clock=time.monotonic)
+            login.credentials.configuration.ca_cert_data = ca.certificate.decode() if ca else None
+            for name, value in configuration.items():
+                setattr(login.credentials.configuration, name, url if value == "URL" else value)
+            server, session = await login.open()
+            assert server == url
+            async with session:
+                await act(session, url)
+            return lists, errors
 
     return asyncio.run(scene())
 
