@@ -2,17 +2,13 @@
 
 import pytest
 
+from tests.operator.samples import seen as obj
 from unmask_operator.controller.event_handler import DEBOUNCE_READY_SECONDS, DEBOUNCE_SECONDS, EventHandler
 from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.kinds import CHILDREN, DLMS, PODS
-from unmask_operator.objects import SERVICE_LABEL, Key
+from unmask_operator.objects import Key
 
 KEY = Key("ns", "demo")
-
-
-def obj(version, name="demo", **more):
-    meta = {"name": name, "namespace": "ns", "uid": f"u-{name}", "resourceVersion": str(version)}
-    return {"metadata": meta | {"labels": {SERVICE_LABEL: "demo"}}, **more}
 
 
 def handler():

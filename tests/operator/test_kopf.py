@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from tests.operator.clients import ScriptedCredentials, http_server
+from tests.operator.samples import seen as obj
 from tests.simulated_time import simulated
 from tests.wait import wait_until_async
 from unmask_operator import __main__ as program
@@ -34,12 +35,6 @@ KOPFS_OWN = (  # kinds that kopf looks for in the API discovery
 FINALIZER = "kopf.zalando.org/KopfFinalizerMarker"  # kopf's default
 STAMP = "2026-01-01T00:00:00Z"
 LAST_STATE = "kopf.zalando.org/last-handled-configuration"
-
-
-def obj(version, name="p", **more):
-    meta = {"name": name, "namespace": "ns", "uid": f"u-{name}", "resourceVersion": str(version)}
-    meta |= {"labels": {SERVICE_LABEL: "demo"}, **more.pop("metadata", {})}
-    return {"metadata": meta, **more}
 
 
 def line(change, content):

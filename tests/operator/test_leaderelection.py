@@ -285,6 +285,15 @@ async def test_a_standby_knows_whether_it_can_read_the_lease_and_tries_again(api
 
 
 @simulated
+async def test_a_failure_of_the_work_ends_the_leadership(a):
+    async def work():
+        raise RuntimeError("kopf has ended")
+
+    with pytest.raises(RuntimeError, match="kopf has ended"):
+        await module.run_leader_election(a, work)
+
+
+@simulated
 async def test_losing_the_lease_ends_the_process_before_it_can_write_again(api, a, monkeypatch):
     class Exited(Exception):
         pass

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.operator.samples import seen as obj
 from tests.simulated_time import now, simulated
 from tests.wait import wait_until_async
 from unmask_operator.controller import resync as module
@@ -25,7 +26,7 @@ from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import CACHED, CHILDREN, DLMS, POD_MONITORS, PODS, kind_of
 from unmask_operator.metrics import Metrics
-from unmask_operator.objects import SERVICE_LABEL, Key
+from unmask_operator.objects import Key
 from unmask_operator.plan.plan import MISSING_CRD
 from unmask_operator.settings import Settings
 
@@ -33,11 +34,6 @@ KEY = Key("ns", "demo")
 NOT_FOUND = ApiError(404, "NotFound", "the server could not find the requested resource")
 FORBIDDEN = ApiError(403, "Forbidden", "pods is forbidden")
 AWAY = ApiError(0, "Unreachable", "no answer from the API server")
-
-
-def obj(version, name="p", **more):
-    meta = {"name": name, "namespace": "ns", "uid": f"u-{name}", "resourceVersion": str(version)}
-    return {"metadata": meta | {"labels": {SERVICE_LABEL: "demo"}}, **more}
 
 
 def waiting(missing=True):
