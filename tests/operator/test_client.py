@@ -261,6 +261,7 @@ THROTTLED = error(429, "TooManyRequests", "later", {"Retry-After": "0.05"})
         ([THROTTLED] * 4, 429),
         ([error(429, "TooManyRequests", "later", retryAfterSeconds=120)], 429),  # left to the caller
         ([error(500, "InternalError", "etcd")], 500),
+        ([error(400, "BadRequest", "no")], 400),
         ([error(401, "Unauthorized", "who")], 401),  # the token has not changed
     ],
 )
