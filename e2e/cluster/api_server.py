@@ -47,34 +47,22 @@ class ApiServer:
         """Returns a client of the admin, which impersonates `user` and `groups` if given."""
         return Kube(self.kubeconfig, user=user, groups=groups)
 
-    def kubeconfig_through(self, server: str) -> Path:
-        """Writes a kubeconfig of the admin for the same cluster at another address (a proxy over HTTP)."""
-        token = kubeconfig.read(self.kubeconfig).headers.get("Authorization", "").removeprefix("Bearer ")
-        if not token:
-            raise StartError(f"{self.kubeconfig}: only a user with a token can be passed on by a proxy")
-        return kubeconfig.write(self.directory / "proxied.kubeconfig", server, b"", user="admin", token=token)
-
     def user_kubeconfig(self, user: str, *groups: str) -> Path:
         """Writes a kubeconfig for any user name, with a client certificate. Raises StartError for external clusters."""
         if not self._plane:
             raise StartError("only a cluster that the suite started issues client certificates; use a service account")
         return self._plane.user(user, groups)
 
-    def service_account_kubeconfig(self, namespace: str, name: str, *, server: str = "") -> Path:
-        """Writes a kubeconfig for a service account, with a token that is valid for one hour.
-
-        Args:
-            server: Another address of the API server (a proxy over HTTP).
-        """
+    def service_account_kubeconfig(self, namespace: str, name: str) -> Path:
+        """Writes a kubeconfig for a service account, with a token that is valid for one hour."""
         kube = self.admin()
         path = kube.path("v1", "ServiceAccount", namespace, name, "token")
         token = kube.request(
             "POST", path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         )
         kube.close()
-        file = self.directory / f"{namespace}-{name}{'-proxied' if server else ''}.kubeconfig"
-        ca = b"" if server else kubeconfig.read(self.kubeconfig).authority
-        return kubeconfig.write(file, server or self.url, ca, user=name, token=token["status"]["token"])
+        file, ca = self.directory / f"{namespace}-{name}.kubeconfig", kubeconfig.read(self.kubeconfig).authority
+        return kubeconfig.write(file, self.url, ca, user=name, token=token["status"]["token"])
 
     def requests(self, user: str = "") -> list[Obj]:
         """Returns the audit log's events of one user (`system:serviceaccount:NAMESPACE:NAME`), or of all users."""

@@ -117,11 +117,10 @@ class OperatorProcess:
     """Runs `python -m unmask_operator` with the service account of `install`.
 
     Args:
-        server: URL of the API server; "" is the server's own address. Tests pass that of a proxy.
         selector: selector of the resources' labels.
         watched: namespaces; empty is the whole cluster.
         own_limits: runs the installed program. Otherwise `operator_main` runs: its Lease does not expire on a slow
-            machine, only when `advance_clock` is called.
+            machine.
     """
 
     def __init__(
@@ -129,17 +128,12 @@ class OperatorProcess:
         api: ApiServer,
         own: str,
         watched: Iterable[str] = (),
-        server: str = "",
         name: str = "a",
         selector: str = "",
         own_limits: bool = False,
     ) -> None:
-        self._clock = api.directory / f"{own}.clock"
-        if not self._clock.exists():
-            self._clock.write_text("0")
-        launcher = ["e2e.cluster.operator_main", str(self._clock)]
-        self._command = [sys.executable, "-m", *(["unmask_operator"] if own_limits else launcher)]
-        self.kubeconfig = api.service_account_kubeconfig(own, ACCOUNT, server=server)
+        self._command = [sys.executable, "-m", "unmask_operator" if own_limits else "e2e.cluster.operator_main"]
+        self.kubeconfig = api.service_account_kubeconfig(own, ACCOUNT)
         (self.port,) = free_ports(1)
         prefix = "UNMASK_OPERATOR_"
         self._environment = {
@@ -197,12 +191,6 @@ class OperatorProcess:
             wait_until(ready, "the operator is ready")
         except TimeoutError as error:
             raise AssertionError(f"{error}\n{self.log()}") from None
-
-    def advance_clock(self, seconds: float) -> None:
-        """Advances the Lease clock of all operators of the same namespace. A running leader loses its Lease."""
-        later = self._clock.with_suffix(".later")
-        later.write_text(str(float(self._clock.read_text()) + seconds))
-        later.rename(self._clock)
 
     def status(self, path: str) -> int:
         try:

@@ -41,21 +41,19 @@ def application(registry: CollectorRegistry, silence: Callable[[], float], up: C
     return app
 
 
-async def serve(app: web.Application, port: int, host: str | None = None) -> web.AppRunner:
-    """Serves the application.
+async def serve(app: web.Application, port: int) -> web.AppRunner:
+    """Serves the application at all IPv6 and IPv4 addresses.
 
     Args:
         app: The application.
         port: The port to listen on; 0 selects a free one.
-        host: The address to listen on; None: all IPv6 and IPv4 addresses.
 
     Returns:
         The runner. Its `cleanup()` stops the server.
     """
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    site = web.SockSite(runner, open_listener(port)) if host is None else web.TCPSite(runner, host, port)
-    await site.start()
+    await web.SockSite(runner, open_listener(port)).start()
     return runner
 
 

@@ -7,7 +7,7 @@ TESTS = Path(__file__).parents[1]
 # Matches modules that run helm or use an API server of tests/operator/conftest.py, by their imports and fixtures.
 NEEDS_PROGRAMS = re.compile(
     r"^from tests\.operator\.helm import|\bstart_api_server\("
-    r"|^(?:async )?def test_\w+\([^)]*\b(?:(?:controlled_)?(?:admin|api_server|namespace)|fault_proxy)\b",
+    r"|^(?:async )?def test_\w+\([^)]*\b(?:controlled_)?(?:admin|api_server|namespace)\b",
     re.MULTILINE,
 )
 MARKER = re.compile(r"^pytestmark = .*?pytest\.mark\.(?:cluster|programs)\b", re.MULTILINE | re.DOTALL)

@@ -1,13 +1,31 @@
-"""Clients of the operator with credentials of a test."""
+"""A small HTTP server, and clients of the operator with credentials of a test."""
 
 import contextlib
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.credentials import BEARER, Credentials, Identity
+
+
+@contextlib.asynccontextmanager
+async def http_server(
+    handle: Callable[[web.Request], Awaitable[web.StreamResponse]], tls: ssl.SSLContext | None = None
+) -> AsyncIterator[str]:
+    """Yields the host and port of a server that answers every request with `handle`."""
+    app = web.Application()
+    app.router.add_route("*", "/{tail:.*}", handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+    try:
+        yield f"127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
 
 
 @contextlib.asynccontextmanager

@@ -14,7 +14,6 @@ import pytest
 
 from e2e.cluster import ApiServer, Kube, external_api_server, start_api_server
 from e2e.cluster.config import environment
-from tests.operator.proxy import FaultProxy
 
 
 @contextlib.contextmanager
@@ -81,10 +80,3 @@ def controlled_namespace(controlled_api_server: ApiServer) -> Iterator[str]:
     """Yields a new namespace of `controlled_api_server`."""
     with _namespace(controlled_api_server) as name:
         yield name
-
-
-@pytest.fixture
-def fault_proxy(api_server: ApiServer) -> Iterator[FaultProxy]:
-    """Yields a proxy in front of `api_server` that fails requests on demand."""
-    with FaultProxy(api_server) as proxy:
-        yield proxy

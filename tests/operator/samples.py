@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from unmask_operator.objects import API_VERSION, KIND, Obj, Ref
+from unmask_operator.objects import API_VERSION, KIND, SERVICE_LABEL, Obj, Ref
 from unmask_operator.plan.drift import differs
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import Plan, plan
@@ -27,6 +27,12 @@ def resource(name: str = "demo", annotations: dict[str, str] | None = None, **sp
         "metadata": metadata,
         "spec": {"model": {"uri": "demo://"}, **spec},
     }
+
+
+def seen(version: int, name: str = "demo", metadata: Obj | None = None, **members: Any) -> Obj:
+    """Returns an object of the resource ns/demo as a list or a watch returns it."""
+    meta = {"name": name, "namespace": "ns", "uid": f"u-{name}", "resourceVersion": str(version)}
+    return {"metadata": {**meta, "labels": {SERVICE_LABEL: "demo"}, **(metadata or {})}, **members}
 
 
 def observe(obj: Obj, *children: Obj, **known: Any) -> Observed:

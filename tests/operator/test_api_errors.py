@@ -9,20 +9,13 @@ import pytest
 from unmask_operator.kube.errors import ApiError, api_error, is_refusal
 
 DEPLOYMENT = "(default/d; apps/v1, Kind=Deployment)"
-CONVERT = f"failed to convert new object {DEPLOYMENT} to proper version: unable to convert unstructured object to apps"
 
 # Recorded from kube-apiserver 1.34.4, or written as in its source.
 REFUSALS = [
     (500, f"failed to create typed patch object {DEPLOYMENT}: .spec.template.metadata.annotations.x: expected string"),
-    (500, f"failed to create typed patch object {DEPLOYMENT}: .spec.template.spec.foo: field not declared in schema"),
-    (500, f'failed to create typed patch object {DEPLOYMENT}: .env: duplicate entries for key [name="A"]'),
-    (500, f"failed to create typed patch object {DEPLOYMENT}: .spec.containers: expected list, got &{{}}"),
     (500, f"failed to create typed patch object {DEPLOYMENT}: errors:\n  .a: expected map\n  .b: expected list"),
     (500, f"failed to create typed live object {DEPLOYMENT}: .spec.template.spec: expected map"),
-    (500, f"{CONVERT}/v1: quantities must match the regular expression '^([+-]?[0-9.]+)'"),
-    (500, f"{CONVERT}/v1: json: cannot unmarshal bool into Go value of type int32"),
-    (500, f"{CONVERT}/v1: cannot convert float64 to int32"),
-    (500, f'{CONVERT}/v1: parsing time "abc" as "2006-01-02T15:04:05Z07:00": cannot parse "abc" as "2006"'),
+    (500, f"failed to convert new object {DEPLOYMENT} to proper version: quantities must match '^([+-]?[0-9.]+)'"),
     (500, f"failed to convert new typed object {DEPLOYMENT} to object: unknown"),
     (500, f"failed to convert to unversioned {DEPLOYMENT}: unknown"),
     (500, f"failed to create manager for existing fields: failed to convert new object {DEPLOYMENT} to smd typed: x"),
@@ -38,22 +31,16 @@ REFUSALS = [
     (500, "rpc error: code = ResourceExhausted desc = grpc: received message larger than max (2317347 vs. 2097152)"),
     (413, "Request entity too large: limit is 3145728"),
     (400, 'Deployment in version "v1" cannot be handled as a Deployment: json: cannot unmarshal bool'),
-    (400, "error decoding YAML: yaml: line 1: mapping values are not allowed"),
     (422, 'Deployment.apps "d" is invalid: spec.template.spec.containers[0].imagePullPolicy: Unsupported value'),
     (403, 'deployments.apps "d" is forbidden: exceeded quota: q'),
     (405, "the server does not allow this method on the requested resource"),
     (406, "only the following media types are accepted: application/json"),
     (415, "the body of the request was in an unknown format"),
-    *(
-        (status, f"{who} denied {what}: only on weekdays")
-        for status in (400, 401, 403, 404, 409, 422, 429, 500, 503)
-        for who, what in (
-            ('admission webhook "images.example.com"', "the request"),
-            ("ValidatingAdmissionPolicy 'images' with binding 'all'", "request"),
-            ("deployments.apps \"d\" is forbidden: ValidatingAdmissionPolicy 'images' with binding 'all'", "request"),
-            ("policy 'images' with binding 'all'", "request"),
-        )
-    ),
+    (500, 'admission webhook "images.example.com" denied the request: only on weekdays'),
+    (401, "ValidatingAdmissionPolicy 'images' with binding 'all' denied request: only on weekdays"),
+    (404, "deployments.apps \"d\" is forbidden: ValidatingAdmissionPolicy 'i' with binding 'all' denied request: no"),
+    (409, "policy 'images' with binding 'all' denied request: only on weekdays"),
+    (429, "MutatingAdmissionPolicy 'images' denied request: only on weekdays"),
     (500, 'admission webhook "images.example.com" denied the request without explanation'),
     (400, 'admission webhook "images.example.com" does not support dry run'),
 ]
@@ -63,9 +50,6 @@ FAILURES = [
     (500, "Internal error occurred: failed to create typed patch object"),
     (500, "Internal error occurred: resource quota evaluation timed out"),
     (500, "etcdserver: request timed out"),
-    (500, "etcdserver: leader changed"),
-    (500, "etcdserver: too many requests"),
-    (500, "etcdserver: mvcc: database space exceeded"),
     (500, "rpc error: code = Unavailable desc = etcdserver: no leader"),
     (500, "context deadline exceeded"),
     (500, "the test's proxy answers 500"),

@@ -9,7 +9,7 @@ from unmask_operator.kube.kinds import DLMS, PODS, kind_of
 from unmask_operator.objects import SERVICE_LABEL, Key, Ref
 
 DEPLOYMENTS = kind_of("apps/v1", "Deployment")
-KEY = Key("ns", "demo")
+KEY, ELSE = Key("ns", "demo"), Key("ns", "else")
 
 
 def obj(kind, name, version, uid=None, label="demo", namespace="ns", **more):
@@ -17,6 +17,10 @@ def obj(kind, name, version, uid=None, label="demo", namespace="ns", **more):
     if label and kind is not DLMS:
         meta["labels"] = {SERVICE_LABEL: label}
     return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, **more}
+
+
+def pod(version, name="p", **how):
+    return obj(PODS, name, version, **how)
 
 
 @pytest.fixture
@@ -34,95 +38,85 @@ def listed(cache, kind, namespace, items, version):
 def test_an_event_names_the_resource_it_concerns(cache):
     assert cache.put(DLMS, obj(DLMS, "demo", 1)) == KEY
     assert cache.put(DEPLOYMENTS, obj(DEPLOYMENTS, "demo", 2)) == KEY
-    assert cache.put(PODS, obj(PODS, "demo-x", 3)) == KEY
+    assert cache.put(PODS, pod(3)) == KEY
     assert cache.put(DEPLOYMENTS, obj(DEPLOYMENTS, "other", 4, label=None)) is None
     assert cache.resource(KEY)["metadata"]["resourceVersion"] == "1"
     assert set(cache.children(KEY)) == {Ref("apps/v1", "Deployment", "demo")}
-    assert [pod["metadata"]["name"] for pod in cache.pods(KEY)] == ["demo-x"]
+    assert [one["metadata"]["name"] for one in cache.pods(KEY)] == ["p"]
 
 
-def test_an_object_that_is_already_cached_is_no_change(cache):
-    written = obj(DEPLOYMENTS, "demo", 5)
-    assert cache.put(DEPLOYMENTS, written) == KEY
-    assert cache.put(DEPLOYMENTS, written) is None  # the watch repeats the operator's own write
-    assert cache.put(DEPLOYMENTS, obj(DEPLOYMENTS, "demo", 4)) is None
-    assert cache.children(KEY)[Ref.of(written)]["metadata"]["resourceVersion"] == "5"
+# Puts and deletions, each with the resource that it changes, and the remaining version.
+STEPS = {
+    "the watch repeats an answer": ([("put", pod(5), KEY), ("put", pod(5), None), ("put", pod(4), None)], "5"),
+    "deletion": ([("put", pod(5), KEY), ("delete", pod(6), KEY)], None),
+    "deletion of an older object": ([("put", pod(5, uid="b"), KEY), ("delete", pod(4, uid="a"), None)], "5"),
+    "deletion of an older version": ([("put", pod(5), KEY), ("delete", pod(4), None)], "5"),
+    "the label is lost and returns": ([("put", pod(5), KEY), ("delete", pod(6), KEY), ("put", pod(7), KEY)], "7"),
+    "the label changes": ([("put", pod(1), KEY), ("put", pod(2, label="else"), ELSE)], None),
+    "a late event after a deletion": ([("put", pod(1), KEY), ("delete", pod(9), KEY), ("put", pod(8), None)], None),
+}
 
 
-def test_a_deletion_removes_only_the_object_with_that_uid(cache):
-    cache.put(DEPLOYMENTS, obj(DEPLOYMENTS, "demo", 5, uid="new"))
-    assert cache.delete(DEPLOYMENTS, obj(DEPLOYMENTS, "demo", 4, uid="old")) is None
-    assert cache.children(KEY)
-    assert cache.delete(DEPLOYMENTS, obj(DEPLOYMENTS, "demo", 6, uid="new")) == KEY
-    assert not cache.children(KEY)
+@pytest.mark.parametrize(("steps", "left"), STEPS.values(), ids=STEPS)
+def test_only_newer_states_change_a_resource(cache, steps, left):
+    for step, seen, changed in steps:
+        assert getattr(cache, step)(PODS, seen) == changed
+    assert [one["metadata"]["resourceVersion"] for one in cache.pods(KEY)] == ([left] if left else [])
+    assert bool(cache.pods(ELSE)) == (ELSE in [changed for *_, changed in steps])
 
 
 def test_events_in_any_order_lead_to_the_same_state():
-    """Checks this because events of different watches have no common order."""
-    steps = [
-        ("put", obj(DEPLOYMENTS, "demo", 1, uid="a")),
-        ("put", obj(DEPLOYMENTS, "demo", 2, uid="a")),
-        ("delete", obj(DEPLOYMENTS, "demo", 3, uid="a")),
-        ("put", obj(DEPLOYMENTS, "demo", 4, uid="b")),
-    ]
+    """Events of different watches have no common order."""
+    steps = [("put", 1, "a"), ("put", 2, "a"), ("delete", 3, "a"), ("put", 4, "b")]
     for order in permutations(steps):
         cache = Cache()
-        for step, seen in order:
-            getattr(cache, step)(DEPLOYMENTS, seen)
+        for step, version, uid in order:
+            getattr(cache, step)(DEPLOYMENTS, obj(DEPLOYMENTS, "demo", version, uid=uid))
         (only,) = cache.children(KEY).values()
         assert only["metadata"]["uid"] == "b", order
 
 
-def test_an_object_that_loses_the_label_is_removed_and_may_return(cache):
-    cache.put(DEPLOYMENTS, obj(DEPLOYMENTS, "demo", 5))
-    assert cache.delete(DEPLOYMENTS, obj(DEPLOYMENTS, "demo", 6)) == KEY  # as a watch with a selector reports it
-    assert cache.put(DEPLOYMENTS, obj(DEPLOYMENTS, "demo", 7)) == KEY
-    assert cache.children(KEY)
-
-
-def test_an_object_that_moves_to_another_resource_is_removed_from_the_first(cache):
-    cache.put(PODS, obj(PODS, "p", 1))
-    assert cache.put(PODS, obj(PODS, "p", 2, label="else")) == Key("ns", "else")
-    assert not cache.pods(KEY)
-    assert cache.pods(Key("ns", "else"))
+def test_the_answer_to_a_request_replaces_a_watch_event_that_lacks_a_new_field(cache):
+    watched, answer = obj(DLMS, "demo", 7, spec={}), obj(DLMS, "demo", 7, spec={"new": 1})
+    found = [cache.put(DLMS, one, answered=one is answer) for one in (watched, answer, answer, watched)]
+    assert found == [KEY, KEY, None, None]
+    assert cache.resource(KEY)["spec"] == {"new": 1}
 
 
 def test_a_list_removes_missing_objects_but_none_newer_than_itself(cache):
     for name, version in (("kept", 1), ("gone", 2), ("newer", 30)):
-        cache.put(PODS, obj(PODS, name, version))
-    cache.put(PODS, obj(PODS, "elsewhere", 3, namespace="other"))
-    assert listed(cache, PODS, "ns", [obj(PODS, "kept", 1), obj(PODS, "found", 4)], version=20) == {KEY}
+        cache.put(PODS, pod(version, name))
+    cache.put(PODS, pod(3, "elsewhere", namespace="other"))
+    assert listed(cache, PODS, "ns", [pod(1, "kept"), pod(4, "found")], version=20) == {KEY}
     assert [p["metadata"]["name"] for p in cache.pods(KEY)] == ["found", "kept", "newer"]
     assert cache.pods(Key("other", "demo"))
 
 
 def test_a_list_neither_restores_what_was_deleted_later_nor_reports_what_did_not_change(cache):
-    cache.put(PODS, obj(PODS, "p", 1))
+    cache.put(PODS, pod(1))
     cache.put(DLMS, obj(DLMS, "demo", 1))
-    cache.delete(PODS, obj(PODS, "p", 9))
-    assert listed(cache, PODS, None, [obj(PODS, "p", 1)], version=5) == set()
+    cache.delete(PODS, pod(9))
+    assert listed(cache, PODS, None, [pod(1)], version=5) == set()
     assert not cache.pods(KEY)
     assert listed(cache, DLMS, None, [obj(DLMS, "demo", 1)], version=5) == set()
 
 
-def test_managed_fields_are_reduced_to_the_managers():
+def test_managed_fields_are_reduced_to_the_managers(cache):
     fields = [{"manager": "kubectl", "operation": "Update", "fieldsV1": {}}, {"manager": "us", "operation": "Apply"}]
-    cache = Cache()
     for kind in (DEPLOYMENTS, PODS):
         seen = obj(kind, "demo", 1)
         seen["metadata"]["managedFields"] = fields
         cache.put(kind, seen)
         assert "fieldsV1" in seen["metadata"]["managedFields"][0]  # the caller's object does not change
     (child,) = cache.children(KEY).values()
-    assert [f["manager"] for f in child["metadata"]["managedFields"]] == ["kubectl", "us"]
-    assert "fieldsV1" not in child["metadata"]["managedFields"][0]
+    assert child["metadata"]["managedFields"] == [{"manager": "kubectl", "operation": "Update"}, fields[1]]
     assert "managedFields" not in cache.pods(KEY)[0]["metadata"]
 
 
 def test_ages_count_from_the_last_event():
     now = [100.0]
     cache = Cache(lambda: now[0])
-    cache.put(PODS, obj(PODS, "p", 1))
+    cache.put(PODS, pod(1))
     now[0] = 130.0
     cache.replace(DLMS, None, set(), version=2)
     assert cache.ages() == {PODS.api: 30.0, DLMS.api: 0.0}

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import contextlib
 import json
-import stat
 import sys
 from datetime import UTC, datetime, timedelta
 
@@ -23,23 +22,28 @@ AUTHORITY = Authority("ca")
 SERVER = "https://10.0.0.1:6443"
 
 
-class Clock:
-    """A clock that `tick` advances until credentials are read again."""
+class Loaded(Credentials):
+    """Credentials with a clock that `later` advances until they are read again."""
 
-    now = 0.0
+    def __init__(self):
+        self.now = 0.0
+        super().__init__(lambda: self.now)
 
-    def __call__(self):
-        return self.now
-
-    def tick(self):
+    def later(self):
+        """Returns the header after the credentials were refreshed a minute later."""
         self.now += REFRESH_SECONDS
+        asyncio.run(self.refresh())
+        return self.current.authorization
 
 
-def refreshed(found, clock):
-    """Returns the header after the credentials were refreshed a minute later."""
-    clock.tick()
-    asyncio.run(found.refresh())
-    return found.current.authorization
+def load():
+    credentials = Loaded()
+    asyncio.run(credentials.load())
+    return credentials
+
+
+def ca_subject(credentials):
+    return RESTClientObject(credentials.configuration).ssl_context.get_ca_certs()[0]["subject"][0][0]
 
 
 @pytest.fixture
@@ -74,7 +78,7 @@ def write(tmp_path, monkeypatch):
 
 
 class Plugin:
-    """Fake exec plug-in: a program that prints an ExecCredential and counts its runs."""
+    """Fake exec plug-in: a program that prints an ExecCredential and counts its runs. `user` is its kubeconfig user."""
 
     VERSION = "client.authentication.k8s.io/v1beta1"
 
@@ -82,17 +86,16 @@ class Plugin:
         self.file, self.runs_file, self.answer_file = folder / "plugin", folder / "runs", folder / "answer"
         self.runs_file.write_text("")
         self.file.write_text(
-            f"#!{sys.executable}\nimport os, sys\n"
-            f"open({str(self.runs_file)!r}, 'a').write(os.environ['REGION'] + ' ' + ' '.join(sys.argv[1:]) + '\\n')\n"
+            f"#!{sys.executable}\n"
+            f"open({str(self.runs_file)!r}, 'a').write('run\\n')\n"
             f"text = open({str(self.answer_file)!r}).read()\n"
-            "sys.exit('sign in again') if text == 'fail' else print(text)\n"
+            "exit('sign in again') if text == 'fail' else print(text)\n"
         )
-        self.file.chmod(self.file.stat().st_mode | stat.S_IXUSR)
-        self.user = {"exec": {"apiVersion": self.VERSION, "command": str(self.file),
-                              "args": ["get-token", "--cluster", "c"], "env": [{"name": "REGION", "value": "here"}],
-                              "interactiveMode": "Never", "provideClusterInfo": False}}  # fmt: skip
+        self.file.chmod(0o700)
+        self.user = {"exec": {"apiVersion": self.VERSION, "command": str(self.file), "interactiveMode": "Never"}}
 
-    def answers(self, expires_in=None, **status):
+    def answers(self, token, expires_in=None):
+        status = {"token": token}
         if expires_in is not None:
             status["expirationTimestamp"] = (datetime.now(UTC) + timedelta(seconds=expires_in)).isoformat()
         content = {"apiVersion": self.VERSION, "kind": "ExecCredential", "status": status}
@@ -105,53 +108,41 @@ class Plugin:
         return len(self.runs_file.read_text().splitlines())
 
 
-def load(credentials=None):
-    credentials = credentials or Credentials()
-    asyncio.run(credentials.load())
-    return credentials
+@pytest.fixture
+def plugin(write, tmp_path):
+    """Returns an exec plug-in that KUBECONFIG names."""
+    made = Plugin(tmp_path)
+    write(made.user)
+    return made
 
 
-def test_a_pod_has_its_service_accounts_token_and_ca_and_the_address_of_the_service(pod):
+def test_a_pods_token_is_read_again_once_it_is_a_minute_old_and_a_new_ca_is_a_new_identity(pod):
     found = load()
+    before = found.current
     assert found.configuration.host == "https://10.96.0.1:443"
-    assert found.current.authorization == "bearer one"
-    assert found.current.tls == (AUTHORITY.certificate, b"", b"")
-    assert "one" not in repr(found.current)
-    assert RESTClientObject(found.configuration).ssl_context.get_ca_certs()[0]["subject"] == ((("commonName", "ca"),),)
-
-
-def test_a_pods_token_is_read_again_once_it_is_a_minute_old(pod):
-    clock = Clock()
-    found = load(Credentials(clock))
+    assert before.authorization == "bearer one"
+    assert before.tls == (AUTHORITY.certificate, b"", b"")
+    assert "one" not in repr(before)
+    assert ca_subject(found) == ("commonName", "ca")
     (pod / "token").write_text("two")
     asyncio.run(found.refresh())
     assert found.current.authorization == "bearer one"
-    assert refreshed(found, clock) == found.configuration.api_key["BearerToken"] == "bearer two"
+    assert found.later() == found.configuration.api_key["BearerToken"] == "bearer two"
+    (pod / "ca.crt").write_bytes(Authority("new").certificate)
+    assert asyncio.run(found.renew(found.current))
+    assert found.current.tls != before.tls
 
 
 @pytest.mark.parametrize("broken", ["token", "ca.crt"])
-def test_missing_or_empty_files_of_a_pod_are_an_error_only_before_the_first_login(pod, broken, caplog):
-    clock = Clock()
-    found = load(Credentials(clock))
+def test_empty_files_of_a_pod_are_an_error_only_before_the_first_login(pod, broken, caplog):
+    found = load()
     before = found.current
     (pod / broken).write_text("")
-    assert refreshed(found, clock) == before.authorization
+    assert found.later() == before.authorization
     assert found.current == before
     assert "using the last credentials: the service account's files cannot be read" in caplog.text
     with pytest.raises(LoginError, match=r"the service account's files cannot be read: .* empty"):
         load()
-    if broken == "ca.crt":
-        (pod / broken).unlink()
-        with pytest.raises(LoginError, match="does not exist"):
-            load()
-
-
-def test_a_new_ca_of_a_pod_is_a_new_identity(pod):
-    found = load()
-    before = found.current
-    (pod / "ca.crt").write_bytes(Authority("new").certificate)
-    assert asyncio.run(found.renew(before))
-    assert found.current.tls != before.tls
 
 
 @pytest.mark.parametrize(
@@ -171,7 +162,7 @@ def test_the_authorization_comes_from_the_kubeconfig(write, tmp_path, user, serv
     assert found.configuration.verify_ssl
 
 
-def test_certificates_come_from_the_kubeconfig_or_from_files_and_can_be_used_for_tls(write, tmp_path):
+def test_certificates_come_from_the_kubeconfig_or_from_files(write, tmp_path):
     pair = AUTHORITY.issue("me")
     (tmp_path / "ca.crt").write_bytes(AUTHORITY.certificate)
     (tmp_path / "me.crt").write_bytes(pair.certificate)
@@ -179,41 +170,35 @@ def test_certificates_come_from_the_kubeconfig_or_from_files_and_can_be_used_for
     write(user, **{"certificate-authority": "ca.crt"})
     found = load()
     assert found.current.tls == (AUTHORITY.certificate, pair.certificate, pair.key)
-    assert RESTClientObject(found.configuration).ssl_context.get_ca_certs()[0]["subject"] == ((("commonName", "ca"),),)
-    write(user, **{"insecure-skip-tls-verify": True})
-    assert not RESTClientObject(load().configuration).ssl_context.check_hostname
+    assert ca_subject(found) == ("commonName", "ca")
 
 
-@pytest.mark.parametrize(
-    ("user", "message"),
-    [
-        ({"tokenFile": "nowhere"}, "cannot be read: .*No such file"),
-        ({"token": "t", "client-key-data": "A"}, "cannot be read"),
-        ({"token": "t", "client-certificate": "nowhere"}, "cannot be read: File does not exists"),
-        ({}, "has no credentials: its user needs a token, a client certificate or an exec plug-in"),
-        ({"exec": {}}, "has no credentials"),
-    ],
-)
-def test_a_kubeconfig_without_usable_credentials_is_refused_by_its_name(write, user, message):
+TOKEN = {"token": "t"}
+# The user of a kubeconfig, a change of its text, and the message.
+REFUSED = {
+    "no file of the token": ({"tokenFile": "nowhere"}, str, "cannot be read: .*No such file"),
+    "no text of the key": ({**TOKEN, "client-key-data": "A"}, str, "cannot be read"),
+    "no file of the certificate": ({**TOKEN, "client-certificate": "nowhere"}, str, "cannot be read: File does not"),
+    "no credentials": ({}, str, "has no credentials: its user needs a token, a client certificate or an exec plug-in"),
+    "an empty plug-in": ({"exec": {}}, str, "has no credentials"),
+    "no context": (TOKEN, lambda text: text.replace("current-context: x", "current-context: y"), "object with name y"),
+    "no YAML": (TOKEN, lambda text: "a: b: c", "cannot be read"),
+    "no kubeconfig": (TOKEN, lambda text: "clusters: 3\ncurrent-context: x", "cannot be read"),
+    "an empty file": (TOKEN, lambda text: "", "cannot be read"),
+}
+
+
+@pytest.mark.parametrize(("user", "change", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_kubeconfig_without_usable_credentials_is_refused_by_its_name(write, user, change, message):
     file = write(user)
+    file.write_text(change(file.read_text()))
     with pytest.raises(LoginError, match=message) as refused:
         load()
     assert str(file) in str(refused.value)
 
 
-@pytest.mark.parametrize("text", ["", "a: b: c", "clusters: 3\ncurrent-context: x"])
-def test_a_file_that_is_no_kubeconfig_is_refused_by_its_name(write, text):
-    file = write({})
-    file.write_text(text)
-    with pytest.raises(LoginError, match=f"{file}.*cannot be read"):
-        load()
-
-
-def test_a_missing_context_a_missing_file_and_no_login_at_all_are_named(write, tmp_path, monkeypatch):
-    file = write({"token": "t"})
-    file.write_text(file.read_text().replace("current-context: x", "current-context: y"))
-    with pytest.raises(LoginError, match=r"Expected object with name y in .*contexts"):
-        load()
+def test_a_missing_file_and_no_login_at_all_are_named(write, tmp_path, monkeypatch):
+    file = write(TOKEN)
     file.unlink()
     with pytest.raises(LoginError, match=str(file)):
         load()
@@ -223,57 +208,39 @@ def test_a_missing_context_a_missing_file_and_no_login_at_all_are_named(write, t
         load()
 
 
-def test_an_exec_plugin_is_run_again_when_its_token_expires_and_not_before(write, tmp_path):
-    plugin, clock = Plugin(tmp_path), Clock()
-    plugin.answers(token="first", expires_in=3600)
-    write(plugin.user)
-    found = load(Credentials(clock))
-    assert plugin.runs_file.read_text() == "here get-token --cluster c\n"
-    plugin.answers(token="second", expires_in=60)
-    assert [refreshed(found, clock) for _ in range(3)] == ["Bearer first"] * 3
+def test_an_exec_plugin_is_run_again_when_its_token_expires_and_not_before(plugin):
+    plugin.answers("first", expires_in=3600)
+    found = load()
+    plugin.answers("second", expires_in=60)
+    assert [found.later() for _ in range(3)] == ["Bearer first"] * 3
     assert plugin.runs() == 1
     assert asyncio.run(found.renew(found.current))
     assert found.current.authorization == "Bearer second"
-    plugin.answers(token="third", expires_in=3600)
-    assert refreshed(found, clock) == "Bearer third", "the second expires before the next minute ends"
-    assert refreshed(found, clock) == "Bearer third"
-    assert plugin.runs() == 3
+    plugin.answers("third")
+    assert found.later() == "Bearer third", "the second expires before the next minute ends"
+    plugin.answers("fourth")
+    assert found.later() == "Bearer fourth", "without an expiry the plug-in runs every minute"
+    assert plugin.runs() == 4
 
 
-def test_an_exec_plugin_that_names_no_expiry_is_run_every_minute(write, tmp_path):
-    plugin, clock = Plugin(tmp_path), Clock()
-    plugin.answers(token="first")
-    write(plugin.user)
-    found = load(Credentials(clock))
-    plugin.answers(token="second")
-    asyncio.run(found.refresh())
-    assert found.current.authorization == "Bearer first"
-    assert refreshed(found, clock) == "Bearer second"
-
-
-def test_a_failing_exec_plugin_is_an_error_only_before_the_first_login(write, tmp_path, caplog):
-    plugin, clock = Plugin(tmp_path), Clock()
+def test_a_failing_exec_plugin_is_an_error_only_before_the_first_login(plugin, caplog):
     plugin.fails()
-    write(plugin.user)
-    found = Credentials(clock)
     with pytest.raises(LoginError, match=r"has no credentials: .*exec plug-in, whose failure is logged"):
-        load(found)
+        load()
     assert "sign in again" in caplog.text
-    plugin.answers(token="first", expires_in=60)
-    load(found)
+    plugin.answers("first", expires_in=60)
+    found = load()
     plugin.fails()
-    assert refreshed(found, clock) == "Bearer first"
+    assert found.later() == "Bearer first"
     assert not asyncio.run(found.renew(found.current))
-    plugin.answers(token="second", expires_in=60)
+    plugin.answers("second", expires_in=60)
     assert asyncio.run(found.renew(found.current))
 
 
-def test_an_exec_plugin_that_hangs_is_an_error(write, tmp_path, monkeypatch):
+def test_an_exec_plugin_that_hangs_is_an_error(plugin, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "LOGIN_SECONDS", 0.1)
-    plugin = Plugin(tmp_path)
     end = tmp_path / "end"
     plugin.file.write_text(f"#!/bin/sh\nwhile [ ! -e {end} ]; do sleep 0.1; done\n")
-    write(plugin.user)
 
     def has_ended():
         with contextlib.suppress(psutil.Error):
@@ -288,13 +255,11 @@ def test_an_exec_plugin_that_hangs_is_an_error(write, tmp_path, monkeypatch):
     asyncio.run(scene())
 
 
-def test_an_identity_that_another_request_has_replaced_is_not_read_again(write, tmp_path):
-    plugin = Plugin(tmp_path)
-    plugin.answers(token="first", expires_in=3600)
-    write(plugin.user)
+def test_an_identity_that_another_request_has_replaced_is_not_read_again(plugin):
+    plugin.answers("first", expires_in=3600)
     found = load()
     refused = found.current
-    plugin.answers(token="second", expires_in=3600)
+    plugin.answers("second", expires_in=3600)
 
     async def scene():
         return await asyncio.gather(*(found.renew(refused) for _ in range(16)))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import signal
 from types import SimpleNamespace
@@ -9,7 +10,9 @@ from types import SimpleNamespace
 import pytest
 from aiohttp import web
 
-from tests.operator.clients import ScriptedCredentials
+from tests.operator.clients import ScriptedCredentials, http_server
+from tests.operator.samples import seen as obj
+from tests.simulated_time import simulated
 from tests.wait import wait_until_async
 from unmask_operator import __main__ as program
 from unmask_operator import settings as module
@@ -17,7 +20,8 @@ from unmask_operator.controller.event_handler import EventHandler
 from unmask_operator.kube import watch_login
 from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.credentials import LoginError
-from unmask_operator.kube.kinds import DLMS, KINDS_BY_RESOURCE, OPTIONAL, PODS, ApiKind, kind_of
+from unmask_operator.kube.kinds import DLMS, KINDS_BY_RESOURCE, OPTIONAL, PODS, ApiKind
+from unmask_operator.leaderelection import DEADLINE_SECONDS
 from unmask_operator.objects import SERVICE_LABEL, Key
 from unmask_operator.settings import Settings
 
@@ -30,14 +34,7 @@ KOPFS_OWN = (  # kinds that kopf looks for in the API discovery
 )
 FINALIZER = "kopf.zalando.org/KopfFinalizerMarker"  # kopf's default
 STAMP = "2026-01-01T00:00:00Z"
-DEPLOYMENTS = kind_of("apps/v1", "Deployment")
 LAST_STATE = "kopf.zalando.org/last-handled-configuration"
-
-
-def obj(version, name="p", **more):
-    meta = {"name": name, "namespace": "ns", "uid": f"u-{name}", "resourceVersion": str(version)}
-    meta |= {"labels": {SERVICE_LABEL: "demo"}, **more.pop("metadata", {})}
-    return {"metadata": meta, **more}
 
 
 def line(change, content):
@@ -48,10 +45,6 @@ def event(change, version, name="p", **more):
     return line(change, obj(version, name, **more))
 
 
-def bookmark(version):
-    return line("BOOKMARK", {"metadata": {"resourceVersion": str(version)}})
-
-
 def status(code):
     return {"kind": "Status", "code": code, "reason": "Reason", "message": "a message"}
 
@@ -60,19 +53,12 @@ def error(code):
     return line("ERROR", status(code))
 
 
-class Refusal:
-    """An error response instead of a list or stream. Code 0 drops the connection."""
-
-    def __init__(self, code):
-        self.code = code
-
-
 class Scripted:
     """Fake API server with a script for one kind. All other kinds have empty lists and silent watches.
 
     Lists are answered from `lists`: (version, objects). Each watch sends the chunks of the next entry of `streams` and
-    ends. Among the chunks, an asyncio.Event is waited for, and None is silence. An entry may also be a Refusal. Without
-    an entry, a list is empty and a watch stays open.
+    ends. Among the chunks, an asyncio.Event is waited for, and None is silence. An entry of both may also be the status
+    of an error; 0 drops the connection. Without an entry, a list is empty and a watch stays open.
 
     Attributes:
         asked: "list" or the resourceVersion of a watch, per request of that kind.
@@ -81,32 +67,21 @@ class Scripted:
 
     def __init__(self, lists=(), streams=(), kind=PODS):
         self.lists, self.streams, self.kind = list(lists), list(streams), kind
-        self.asked, self.queries, self.all = [], [], []
+        self.asked, self.all = [], []
         self.refused_tokens = set()
-        self.url = ""
-
-    async def __aenter__(self):
-        app = web.Application()
-        app.router.add_route("*", "/{tail:.*}", self._handle)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-        return self
-
-    async def __aexit__(self, *_):
-        await self._runner.cleanup()
 
     def watching(self):
         """Returns the paths that watches were requested for."""
         return {path for method, path, query, _ in self.all if "watch" in query}
 
-    async def _handle(self, request):
+    async def handle(self, request):
         token = request.headers["Authorization"].removeprefix("Bearer ")
         self.all.append((request.method, request.path, dict(request.query), token))
         if token in self.refused_tokens:
             return web.json_response(status(401), status=401)
-        if (found := self._discovery(request.path)) is not None:
+        if isinstance(found := self._discovery(request.path), asyncio.Event):
+            await found.wait()
+        if found is not None:
             return web.json_response(found)
         mine = request.path.endswith(f"/{self.kind.plural}")
         if "watch" in request.query:
@@ -132,9 +107,9 @@ class Scripted:
     def _list(self, request, mine):
         if not mine:
             return web.json_response({"metadata": {"resourceVersion": "1"}, "items": []})
-        self._note(request, "list")
+        self.asked.append("list")
         answer = self.lists.pop(0) if self.lists else (1, ())
-        if isinstance(answer, Refusal):
+        if isinstance(answer, int):
             return self._refuse(request, answer)
         version, items = answer
         return web.json_response({"metadata": {"resourceVersion": str(version)}, "items": list(items)})
@@ -142,28 +117,24 @@ class Scripted:
     async def _watch(self, request, mine):
         chunks = [None]
         if mine:
-            self._note(request, int(request.query["resourceVersion"]))
+            self.asked.append(int(request.query["resourceVersion"]))
             chunks = self.streams.pop(0) if self.streams else [None]
-        if isinstance(chunks, Refusal):
+        if isinstance(chunks, int):
             return self._refuse(request, chunks)
         response = web.StreamResponse()
         await response.prepare(request)
         for chunk in chunks:
-            if not isinstance(chunk, bytes):
+            if isinstance(chunk, bytes):
+                await response.write(chunk)
+                await asyncio.sleep(0.02)
+            else:
                 await (chunk or asyncio.Event()).wait()
-                continue
-            await response.write(chunk)
-            await asyncio.sleep(0.02)
         return response
 
-    def _note(self, request, what):
-        self.asked.append(what)
-        self.queries.append(dict(request.query))
-
-    def _refuse(self, request, refusal):
-        if refusal.code == 0:
+    def _refuse(self, request, code):
+        if code == 0:
             request.transport.abort()
-        return web.json_response(status(refusal.code), status=refusal.code or 500)
+        return web.json_response(status(code), status=code or 500)
 
 
 class Scene:
@@ -215,8 +186,8 @@ def run(monkeypatch):
 
     def begin(server, act, tokens=("t1",), **settings):
         async def scene():
-            async with server:
-                credentials = ScriptedCredentials(server.url, *tokens)
+            async with http_server(server.handle) as address:
+                credentials = ScriptedCredentials(f"http://{address}", *tokens)
                 monkeypatch.setattr(program, "Credentials", lambda: credentials)
                 running = Scene(server, Settings(**settings))
                 try:
@@ -234,19 +205,15 @@ def watching(paths):
     return lambda scene: scene.until(lambda: scene.server.watching() == paths)
 
 
-async def until_it_ends(scene):
-    await asyncio.wait((scene.task,))
-
-
-def test_kopf_watches_the_operators_kinds_and_writes_nothing(run):
+def test_kopf_watches_the_operators_kinds_with_their_selectors_and_writes_nothing(run):
     server = Scripted([(7, [obj(3, "demo")])], kind=DLMS)
     paths = {kind.path(None) for kind in WATCHED}
     assert len(paths) == 10
-    scene = run(server, watching(paths))
+    scene = run(server, watching(paths), watch_selector=("track=canary", "!old"))
     assert {method for method, _, _, _ in server.all} == {"GET"}
     for _, path, query, _ in server.all:
         if "resourceVersion" in query or "limit" in query:
-            expected = None if path == DLMS.path(None) else SERVICE_LABEL
+            expected = "track=canary,!old" if path == DLMS.path(None) else SERVICE_LABEL
             assert query.get("labelSelector") == expected
         if "watch" in query:
             assert query["allowWatchBookmarks"] == "true"
@@ -265,21 +232,13 @@ def test_namespaces_are_watched_one_by_one_and_nothing_of_the_cluster_is_request
     assert {path for _, path, query, _ in server.all if "limit" in query or "watch" in query} == paths
 
 
-def test_the_selector_of_resources_is_sent_to_the_api_server(run):
-    server = Scripted(kind=DLMS)
-    run(server, lambda scene: scene.until(lambda: len(server.asked) == 2), watch_selector=("track=canary", "!old"))
-    assert [query["labelSelector"] for query in server.queries] == ["track=canary,!old"] * 2
-
-
 EMPTY = [(7, ())]
-FIRST, SECOND = event("ADDED", 8, "first"), event("ADDED", 91, "second")
+FIRST = event("ADDED", 8, "first")
 CHANGES = event("ADDED", 8, "new") + event("MODIFIED", 9, "old") + event("DELETED", 10, "gone")
 TWO, LATER = [(7, [obj(3, "a"), obj(4, "b")]), (20, [obj(15, "b")])], event("MODIFIED", 21, "b")
-ENDING = [[FIRST], [bookmark(70)], [bookmark(90)], [SECOND, None]]
 # What is listed and streamed, the pods in the cache then, and the versions that lists and watches began with.
 STREAMS = {
     "events": ([(7, [obj(3, "old"), obj(4, "gone")])], [[CHANGES, None]], {"old": 9, "new": 8}, ["list", 7]),
-    "ends of streams": (EMPTY, ENDING, {"first": 8, "second": 91}, ["list", 7, 8, 70, 90]),
     "an expired version": (TWO, [[error(410)], [LATER, None]], {"a": 3, "b": 21}, ["list", 7, "list", 20]),
 }
 
@@ -290,7 +249,6 @@ def test_lists_and_watches_update_the_cache(run, lists, streams, pods, asked):
     scene = run(server, pods)
     assert server.asked == asked
     assert set(scene.enqueued) == {KEY}
-    assert not any("metadata.name" in query.get("fieldSelector", "") for query in server.queries)
     assert scene.listed.count(PODS.path(None)) == server.asked.count("list"), (
         "the resync was not notified of each list, so it does not find deletions"
     )
@@ -303,55 +261,38 @@ def test_a_silent_stream_is_opened_again_from_its_version(run, monkeypatch):
     assert server.asked[:4] == ["list", 7, 7, 7]
 
 
-@pytest.mark.parametrize(
-    ("kind", "streams", "says"),
-    [(PODS, [[FIRST, error(500)]], "'code': 500"), (DLMS, [[bookmark(8)], Refusal(404)], "")],
-    ids=["an error inside a stream", "a kind that disappears"],
-)
-def test_what_kopf_cannot_continue_after_ends_the_process(run, kind, streams, says):
-    scene = run(Scripted(EMPTY, streams, kind), until_it_ends)
-    assert scene.task.exception() is not None
-    assert says in str(scene.task.exception())
+def test_an_error_inside_a_stream_ends_the_process(run):
+    async def until_it_ends(scene):
+        await asyncio.wait((scene.task,))
+
+    scene = run(Scripted(EMPTY, [[FIRST, error(500)]]), until_it_ends)
+    assert "'code': 500" in str(scene.task.exception())
 
 
-@pytest.mark.parametrize(("code", "tries"), [(403, 24), (503, 24), (0, 28)])  # aiohttp repeats a GET without an answer
+@pytest.mark.parametrize("code", [403, 0])
 @pytest.mark.parametrize("where", ["list", "watch"])
-def test_kopf_survives_minutes_of_refusals_and_counts_them(run, code, tries, where):
-    refusals = [Refusal(code)] * tries
+def test_kopf_survives_minutes_of_refusals_and_counts_them(run, code, where):
+    refusals = [code] * 24
     lists = [*(refusals if where == "list" else ()), (7, [obj(3, "a")])]
     server = Scripted(lists, [*(refusals if where == "watch" else ()), [FIRST, None]])
     scene = run(server, {"a": 3, "first": 8})
     assert server.asked.count("list") == len(lists)
-    assert scene.errors(code) == tries if code else scene.errors(0) >= tries / 4
+    assert scene.errors(code) == 24 if code else scene.errors(0) >= 6  # aiohttp repeats a GET without an answer
 
 
 def test_a_rotated_token_is_read_again_and_nothing_is_listed_for_it(run):
     rotated = asyncio.Event()
-    server = Scripted(EMPTY, [[bookmark(9), rotated], [event("ADDED", 10, "b"), None]])
+    server = Scripted(EMPTY, [[event("ADDED", 9, "a"), rotated], [event("ADDED", 10, "b"), None]])
 
     async def act(scene):
         await scene.until(lambda: server.asked == ["list", 7])
         server.refused_tokens.add("t1")
         rotated.set()
-        await scene.until(lambda: scene.pods() == {"b": 10})
+        await scene.until(lambda: scene.pods() == {"a": 9, "b": 10})
 
     run(server, act, ("t1", "t2"))
     assert server.asked == ["list", 7, 9]
     assert {token for *_, token in server.all} == {"t1", "t2"}
-
-
-def test_a_token_that_is_refused_for_a_while_is_tried_again(run):
-    """Simulates the start of an API server, or the time before the kubelet has replaced the token's file."""
-    server = Scripted([(7, [obj(3, "a")])])
-    server.refused_tokens.add("t1")
-
-    async def act(scene):
-        await scene.until(lambda: sum(token == "t1" for *_, token in server.all) >= 20)
-        assert server.asked == []
-        server.refused_tokens.clear()
-        await scene.until(lambda: scene.pods() == {"a": 3})
-
-    run(server, act)
 
 
 def test_a_login_that_cannot_be_read_is_tried_again(run, monkeypatch):
@@ -361,12 +302,10 @@ def test_a_login_that_cannot_be_read_is_tried_again(run, monkeypatch):
     assert {token for *_, token in server.all} == {"t2"}
 
 
-@pytest.mark.parametrize("kind", [DLMS, PODS, DEPLOYMENTS], ids=lambda kind: kind.kind)
-def test_markers_of_another_kopf_operator_stay_and_have_no_effect(run, kind):
-    """Checks a finalizer of kopf on an object that is being deleted, and a last state that is no JSON."""
+def test_markers_of_another_kopf_operator_stay_and_have_no_effect(run):
     mark = {"finalizers": [FINALIZER], "annotations": {LAST_STATE: "no { JSON"}, "deletionTimestamp": STAMP}
     changed = event("MODIFIED", 9, "demo", metadata=mark)
-    server = Scripted([(7, [obj(3, "demo", metadata=mark)])], [[changed, None]], kind)
+    server = Scripted([(7, [obj(3, "demo", metadata=mark)])], [[changed, None]], DLMS)
     run(server, lambda scene: scene.until(lambda: scene.enqueued == [KEY] * 2))
     assert {method for method, *_ in server.all} == {"GET"}
 
@@ -386,3 +325,50 @@ def test_a_signal_ends_the_operator_and_not_kopf_alone(run):
         assert not scene.task.done()
 
     run(Scripted(), act)
+
+
+def test_a_stop_before_kopf_has_read_the_discovery_logs_no_error(run, caplog):
+    class Slow(Scripted):
+        def _discovery(self, path):
+            return asyncio.Event() if path == "/apis" else super()._discovery(path)
+
+    async def act(scene):
+        await scene.until(lambda: any(path == "/apis" for _, path, *_ in scene.server.all))
+        await scene.end()
+
+    run(Slow(), act)
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@simulated
+async def test_an_operator_may_write_only_while_it_leads_in_time():
+    operator = program.Operator(Settings())
+    lease = operator._elector._lease
+    now = lease.clock()
+    lease.clock = lambda: now
+    for lease.renewed_at, leads in ((None, False), (now, True), (now - DEADLINE_SECONDS, False)):
+        assert operator._client.may_write() == leads
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["a failure", "a stop"])
+@simulated
+async def test_an_operator_releases_the_lease_and_a_failure_ends_the_process(fails, monkeypatch, caplog):
+    done = []
+    monkeypatch.setattr(program, "exit_at_once", lambda: done.append("exit"))
+    operator = program.Operator(Settings())
+
+    async def release():
+        done.append("release")
+
+    async def lead():
+        if fails:
+            raise BaseExceptionGroup("tasks", [RuntimeError("kopf has ended")])
+        await asyncio.Event().wait()
+
+    operator._elector.release = release
+    election = asyncio.create_task(lead())
+    await asyncio.sleep(1)
+    await operator._end(election)
+    assert done == (["release", "exit"] if fails else ["release"])
+    assert election.done()
+    assert ("operator exiting: kopf has ended" in caplog.text) == fails

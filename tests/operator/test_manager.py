@@ -1,13 +1,13 @@
 """Tests of the leader's tasks, and of its retries in simulated time."""
 
 import asyncio
-import itertools
 
 import pytest
 
 from tests.operator.samples import resource
 from tests.simulated_time import now, simulated
 from unmask_operator.controller.manager import Manager
+from unmask_operator.controller.reconciler import Result
 from unmask_operator.controller.workqueue import WorkQueue
 from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.errors import ApiError
@@ -65,63 +65,45 @@ async def test_kopf_starts_once_the_cache_is_synced_and_discovery_shows_the_reso
     assert started[0] > 1 + 2 + 4, "kopf started before the pauses between the four discovery requests had passed"
 
 
-class FailingWrites:
-    """Fake API that fails to create children until `seconds` have passed.
+class Reconciles:
+    """Fake reconciler: each reconcile raises the next error, or returns the next result. `at` has their times."""
 
-    `tries` and `created` are the times of attempts and of creations.
-    """
+    def __init__(self, *results):
+        self.results, self.at, self.first = list(results), [], []
 
-    def __init__(self, error, seconds):
-        self.error, self.seconds = error, seconds
-        self.tries, self.created, self.statuses = [], [], []
-        self.version = 1
-
-    def _numbered(self, obj):
-        self.version += 1
-        return {**obj, "metadata": {"uid": "a", **obj["metadata"], "resourceVersion": str(self.version)}}
-
-    async def create(self, obj, dry_run=False):
-        if obj["kind"] == "Event":
-            return self._numbered(obj)
-        self.tries.append(now())
-        if now() < self.seconds:
-            raise self.error
-        if not dry_run:
-            self.created.append(now())
-        return self._numbered(obj)
-
-    async def patch_status(self, namespace, name, uid, patch):
-        self.statuses.append(patch)
-        return self._numbered({**SERVICE, "status": patch})
+    async def reconcile(self, key, first_attempt):
+        self.at.append(round(now()))
+        self.first.append(first_attempt)
+        result = self.results.pop(0) if self.results else Result()
+        if isinstance(result, Exception):
+            raise result
+        return result
 
 
-@pytest.mark.parametrize(
-    ("error", "seconds", "first_retry"),
-    [
-        (ApiError(403, "Forbidden", "services is forbidden"), 600, 1),
-        (ApiError(429, "TooManyRequests", "too many requests", 120.0), 100, 120),
-        (ApiError(0, "Unreachable", "no answer from the API server"), 300, 1),
-        (ApiError(503, "ServiceUnavailable", "apiserver is shutting down"), 300, 1),
-    ],
-)
+AWAY = ApiError(503, "ServiceUnavailable", "apiserver is shutting down")
+THROTTLED = ApiError(429, "TooManyRequests", "too many requests", 120.0)
+# Results of reconciles, and the times of all reconciles.
+RESULTS = {
+    "no requeue": ([Result()], [0]),
+    "a requeue": ([Result(requeue_after=30.0)], [0, 30]),
+    "refusals": ([Result(refused=True)] * 3, [0, 1, 3, 7]),
+    "errors": ([AWAY] * 10, [0, 1, 3, 7, 15, 31, 63, 127, 255, 511, 811]),
+    "an error with Retry-After": ([THROTTLED, AWAY], [0, 120, 122]),
+    "a bug": ([ValueError("no"), Result()], [0, 1]),
+}
+
+
+@pytest.mark.parametrize(("results", "times"), RESULTS.values(), ids=RESULTS)
 @simulated
-async def test_writes_that_fail_for_minutes_are_retried_after_growing_pauses_and_then_succeed(
-    error, seconds, first_retry
-):
-    cache, queue, client = Cache(), WorkQueue(), FailingWrites(error, seconds)
-    cache.put(DLMS, SERVICE)
-    worker = asyncio.create_task(manager(client, cache, queue)._work())
+async def test_reconciles_are_repeated_after_growing_pauses_until_they_succeed(results, times):
+    queue = WorkQueue()
+    one, reconciles = manager(None, Cache(), queue), Reconciles(*results)
+    one._reconciler = reconciles
+    worker = asyncio.create_task(one._work())
     queue.add(Key("default", "demo"))
-    while not client.created:
-        await asyncio.sleep(1)
-        assert not worker.done()
-        assert now() < 2 * seconds + 300
-    await asyncio.sleep(1)
+    await asyncio.sleep(2000)
+    assert not worker.done()
     worker.cancel()
-    times = sorted(set(client.tries))
-    pauses = [after - before for before, after in itertools.pairwise(times)]
-    assert pauses[0] == pytest.approx(first_retry, abs=0.5)
-    assert len(times) <= 13
-    assert client.created[0] <= 2 * seconds + 60
-    accepted = [c for c in client.statuses[-1]["conditions"] if c["type"] == "Accepted"]
-    assert accepted[0]["status"] == "True"
+    assert reconciles.at == times
+    failed = [not isinstance(result, Result) or result.refused for result in results]
+    assert reconciles.first == [True, *(not one for one in failed)][: len(times)]

@@ -26,8 +26,4 @@ def apply(target, patch):
 @given(OBJECTS, OBJECTS)
 def test_the_patch_converts_the_old_object_to_the_new(old, new):
     assert apply(old, merge_patch(old, new)) == new
-
-
-@given(OBJECTS)
-def test_no_difference_is_no_patch(same):
-    assert merge_patch(same, same) == {}
+    assert merge_patch(new, new) == {}

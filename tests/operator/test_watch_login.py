@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from e2e.cluster.pki import Authority
-from tests.operator.clients import ScriptedCredentials
+from tests.operator.clients import ScriptedCredentials, http_server
 from tests.simulated_time import now, simulated
 from unmask_operator.kube import watch_login
 from unmask_operator.kube.watch_login import LONGEST_PAUSE_SECONDS, WatchLogin
@@ -68,10 +68,10 @@ async def test_an_old_refusal_does_not_delay_a_login():
         await asyncio.sleep(watch_login.FORGET_SECONDS)
 
 
-def serve(act, *, prefix="", tls=None, ca=None, before=lambda credentials: None):
-    """Runs `act(session, url)` after a login at a server.
+def serve(act, *, prefix="", tls=None, ca=None, **configuration):
+    """Runs `act(session, url)` after a login at a server. A number that ends a path is the status of the answer.
 
-    If the last part of a request's path is a number, it is the status of the answer.
+    Other arguments are attributes of the client's configuration; "URL" means that of the server.
     """
 
     async def handle(request):
@@ -80,23 +80,17 @@ def serve(act, *, prefix="", tls=None, ca=None, before=lambda credentials: None)
         return web.json_response(seen, status=int(last) if last.isdigit() else 200)
 
     async def scene():
-        app = web.Application()
-        app.router.add_route("*", "/{tail:.*}", handle)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
-        url = f"{'https' if tls else 'http'}://127.0.0.1:{runner.addresses[0][1]}{prefix}"
-        login, lists, errors = logins("t1", server=url, clock=time.monotonic)
-        login.credentials.configuration.ca_cert_data = ca.certificate.decode() if ca else None
-        before(login.credentials)
-        server, session = await login.open()
-        assert server == url
-        try:
-            await act(session, url)
-        finally:
-            await session.close()
-            await runner.cleanup()
-        return lists, errors
+        async with http_server(handle, tls) as address:
+            url = f"{'https' if tls else 'http'}://{address}{prefix}"
+            login, lists, errors = logins("t1", server=url, clock=time.monotonic)
+            login.credentials.configuration.ca_cert_data = ca.certificate.decode() if ca else None
+            for name, value in configuration.items():
+                setattr(login.credentials.configuration, name, url if value == "URL" else value)
+            server, session = await login.open()
+            assert server == url
+            async with session:
+                await act(session, url)
+            return lists, errors
 
     return asyncio.run(scene())
 
@@ -127,12 +121,6 @@ def test_a_request_without_an_answer_is_reported_and_one_that_is_cancelled_is_no
     assert serve(act) == ([], [0])
 
 
-def tls_of(authority, folder, host):
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(*authority.issue("server", hosts=[host]).write(folder, "server"))
-    return tls
-
-
 async def refused(session, url):
     with pytest.raises(aiohttp.ClientSSLError):
         await session.get(url)
@@ -144,26 +132,24 @@ async def accepted(session, url):
         assert not session.closed
 
 
-def test_a_certificate_of_an_untrusted_ca_closes_the_session(tmp_path):
-    ours, another = Authority("ours"), Authority("another")
-    tls = tls_of(another, tmp_path, "127.0.0.1")
-    assert serve(refused, tls=tls, ca=ours)[1] == [0]
-    assert serve(accepted, tls=tls, ca=another)[1] == []
-
-
-def test_the_tls_server_name_of_a_kubeconfig_is_verified(tmp_path):
-    def name(credentials):
-        credentials.configuration.tls_server_name = "api.example.com"
-
+@pytest.mark.parametrize(
+    ("host", "trusted", "name", "act"),
+    [
+        ("127.0.0.1", False, None, refused),
+        ("127.0.0.1", True, None, accepted),
+        ("api.example.com", True, None, refused),
+        ("api.example.com", True, "api.example.com", accepted),
+    ],
+)
+def test_a_certificate_of_an_untrusted_ca_or_for_another_name_closes_the_session(tmp_path, host, trusted, name, act):
     authority = Authority("ca")
-    tls = tls_of(authority, tmp_path, "api.example.com")
-    assert serve(refused, tls=tls, ca=authority)[1] == [0]
-    assert serve(accepted, tls=tls, ca=authority, before=name)[1] == []
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*authority.issue("server", hosts=[host]).write(tmp_path, "server"))
+    errors = serve(act, tls=tls, ca=authority if trusted else Authority("another"), tls_server_name=name)[1]
+    assert errors == ([0] if act is refused else [])
 
 
 def test_a_request_has_the_current_token_which_is_refreshed_before_it(monkeypatch):
-    """Checks this because a session may outlive a token."""
-
     async def refresh(self):
         self.tokens[:] = [self.current.authorization.removeprefix("Bearer ") + "+"]
         await self.load()
@@ -183,7 +169,4 @@ def test_a_proxy_of_a_kubeconfig_is_used():
         async with session.get("http://api.example.com/api/v1/pods?limit=1") as answer:
             assert (await answer.json())["agent"] == "agent/1"
 
-    def proxy(credentials):
-        credentials.configuration.proxy = credentials.configuration.host
-
-    assert serve(act, before=proxy) == (["/api/v1/pods"], [])
+    assert serve(act, proxy="URL") == (["/api/v1/pods"], [])

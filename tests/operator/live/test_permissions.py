@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from e2e.cluster import ApiServer, Kube
@@ -17,21 +19,13 @@ pytestmark = pytest.mark.cluster
 
 ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 # A CRD with the kind of the Prometheus operator's, without a schema.
+NAMES = {"kind": "PodMonitor", "plural": "podmonitors", "singular": "podmonitor", "listKind": "PodMonitorList"}
+SERVED = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": ANYTHING}}
 POD_MONITOR_CRD = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
     "metadata": {"name": "podmonitors.monitoring.coreos.com"},
-    "spec": {
-        "group": "monitoring.coreos.com",
-        "scope": "Namespaced",
-        "names": {
-            "kind": "PodMonitor",
-            "plural": "podmonitors",
-            "singular": "podmonitor",
-            "listKind": "PodMonitorList",
-        },
-        "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": ANYTHING}}],
-    },
+    "spec": {"group": "monitoring.coreos.com", "scope": "Namespaced", "names": NAMES, "versions": [SERVED]},
 }
 EVERYTHING = {
     "model": {"uri": "hf://org/name"},
@@ -117,27 +111,28 @@ def one_of_each_kind(admin: Kube, namespace: str) -> None:
     admin.wait("the first pin is gone", lambda: _is_gone(admin, first))
 
 
+def create_pod(admin: Kube, namespace: str, name: str, service: str, status: dict, **spec: Any) -> dict:
+    meta = {"name": name, "namespace": namespace, "labels": {SERVICE_LABEL: service}}
+    spec |= {"nodeName": "somewhere", "containers": [{"name": "main", "image": "engine:1"}]}
+    pod = admin.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+    admin.patch(pod, {"status": status}, subresource="status")
+    return pod
+
+
 def a_pod_without_a_word(admin: Kube, namespace: str) -> None:
     """Creates a pod that has been on a node for long without starting. Only its Events may explain why."""
-    labels = {SERVICE_LABEL: "every"}
-    spec = {"nodeName": "somewhere", "containers": [{"name": "main", "image": "engine:1"}]}
-    meta = {"name": "stuck", "namespace": namespace, "labels": labels}
-    stuck = admin.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
     waits = {"name": "main", "image": "engine:1", "imageID": "", "ready": False, "restartCount": 0}
     waits["state"] = {"waiting": {"reason": "ContainerCreating"}}
-    now = {"phase": "Pending", "startTime": "2020-01-01T00:00:00Z", "containerStatuses": [waits]}
-    admin.patch(stuck, {"status": now}, subresource="status")
+    status = {"phase": "Pending", "startTime": "2020-01-01T00:00:00Z", "containerStatuses": [waits]}
+    create_pod(admin, namespace, "stuck", "every", status)
 
 
 def a_pod_that_follows_a_list(admin: Kube, namespace: str) -> None:
     """Creates a pod that serves adapters, so that the operator annotates it with the hash of the list."""
     admin.create(demo(namespace, "list", lora={"adapters": [{"name": "roman", "uri": "demo://roman"}]}))
-    volume = {"name": "adapters", "configMap": {"name": "list-adapters"}}
-    spec = {"nodeName": "somewhere", "containers": [{"name": "main", "image": "engine:1"}], "volumes": [volume]}
-    meta = {"name": "follows", "namespace": namespace, "labels": {SERVICE_LABEL: "list"}}
-    pod = admin.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
     ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
-    admin.patch(pod, {"status": ready}, subresource="status")
+    volume = {"name": "adapters", "configMap": {"name": "list-adapters"}}
+    pod = create_pod(admin, namespace, "follows", "list", ready, volumes=[volume])
     admin.wait("its annotation", lambda: LIST_HASH in (_live(admin, pod)["metadata"].get("annotations") or {}))
 
 
