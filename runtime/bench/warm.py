@@ -44,12 +44,13 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError("give one of --model, --arch and --specializations")
     if args.record and args.specializations:
         raise ConfigError("--record writes the kernels of --model or --arch; leave out --specializations")
+    read = [text for path in args.specializations or () for text in read_specializations(path)]
     args.cache.mkdir(parents=True, exist_ok=True)
     os.environ["TRITON_CACHE_DIR"] = str(args.cache.absolute())
     os.environ.pop(KERNEL_CACHE, None)  # kernels found in it would not be written to --cache
     os.environ["TRITON_STORE_BINARY_ONLY"] = "1"  # intermediate code takes four times as much space
     if args.specializations:
-        return _compile_recorded(args)
+        return _compile_recorded(list(dict.fromkeys(read)), args.capabilities)
     recorded = _load_engine(args)
     if args.record:
         write_specializations(args.record, recorded)
@@ -80,13 +81,12 @@ def read_specializations(path: Path) -> list[str]:
     return specializations
 
 
-def _compile_recorded(args: argparse.Namespace) -> int:
+def _compile_recorded(specializations: list[str], capabilities: list[int]) -> int:
     from runtime.kernels.compiler import CompileJob, available_cores, compile_all
 
-    specializations = list(dict.fromkeys(text for path in args.specializations for text in read_specializations(path)))
     with tempfile.TemporaryDirectory(prefix="unmask-libcuda-") as directory:
         os.environ.setdefault("TRITON_LIBCUDA_PATH", str(write_libcuda_stub(Path(directory))))
-        for capability in args.capabilities:
+        for capability in capabilities:
             result = compile_all(CompileJob(specializations, capability, available_cores()))
             print(f"sm_{capability}: compiled {result.compiled} kernels in {result.seconds:.1f} s", flush=True)
             for error in result.errors:
