@@ -83,12 +83,3 @@ def test_the_operator_knows_every_bound_too(field, change):
     with pytest.raises(SpecError) as caught:
         parse(changed(change))
     assert caught.value.field == field
-
-
-def test_names_and_scale():
-    spec = crd.crd()["spec"]
-    assert (spec["names"]["shortNames"], spec["names"]["categories"]) == (["dlms"], ["unmask"])
-    version = spec["versions"][0]
-    assert version["subresources"]["scale"]["specReplicasPath"] == ".spec.replicas"
-    wide = [column["name"] for column in version["additionalPrinterColumns"] if column.get("priority")]
-    assert wide == ["Adapters", "URL"]

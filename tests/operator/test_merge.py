@@ -1,7 +1,6 @@
 """Tests of the merge of podTemplate: examples of each rule, and invariants for any template."""
 
 import copy
-import re
 from typing import Any
 
 import pytest
@@ -9,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unmask_operator.api import SpecError
-from unmask_operator.api.pod import PodTemplate
 from unmask_operator.objects import SERVICE_LABEL, Obj
-from unmask_operator.render.merge import APPENDED, LIST_KEYS, merge_template
+from unmask_operator.render.merge import LIST_KEYS, merge_template
 
 HTTP = {"name": "http", "containerPort": 8000}
 HOME, THREADS = {"name": "HOME", "value": "/tmp"}, {"name": "THREADS", "valueFrom": {"resourceFieldRef": {}}}
@@ -97,11 +95,6 @@ def test_members_of_the_engine_merge(member: str, patch: Any, expected: Any) -> 
     containers = [{"name": "proxy"}, {"name": "main", member: patch}]
     merged = merge_template(BASE, {"spec": {"containers": containers}})["spec"]["containers"]
     assert merged == [{**ENGINE, member: expected}, {"name": "proxy"}]
-
-
-def test_the_description_of_the_field_names_the_lists_that_merge() -> None:
-    names = re.findall(r"\w+", PodTemplate.model_fields["spec"].description or "")
-    assert {*LIST_KEYS, *LIST_KEYS.values(), *APPENDED} <= {*names}
 
 
 def of_main(**members: Any) -> Obj:

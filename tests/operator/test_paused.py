@@ -115,11 +115,6 @@ def test_a_pause_and_the_start_of_a_rollout_are_one_event(stage: str, pods: list
     assert [(each.type, each.reason) for each in events] == [("Normal", event)]
 
 
-@pytest.mark.parametrize("stage", ["progressing", "deadline_exceeded", "quota"])
-def test_a_deployment_that_is_not_paused_is_not_reported_as_paused(stage: str) -> None:
-    assert "paused" not in " ".join(c["message"] for c in rollout(stage, READY)["conditions"])
-
-
 def first_pods(paused: bool = False, generation: int = 2, **spec: Any) -> tuple[str, str, str]:
     """Returns UpToDate and the message of RolloutComplete while the first pod loads and the Deployment has an edit."""
     loading = {"phase": "Running", "conditions": [SCHEDULED], "containerStatuses": [container(state=RUNNING)]}

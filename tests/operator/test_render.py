@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime import config
-from tests.operator import samples
-from tests.operator.samples import SETTINGS, child, container, kinds, make, observe, resource, running, template
+from tests.operator.samples import SETTINGS, child, container, kinds, make, observe, resource, template
 from tests.operator.snapshot import FOLDER, examples, rendered
 from unmask_operator.api import SpecError, parse
 from unmask_operator.api.base import RESERVED_ANNOTATIONS, RESERVED_LABELS
 from unmask_operator.autoscaler.rules import Rules
-from unmask_operator.objects import SERVICE_LABEL, TEMPLATE_LABEL, Obj
-from unmask_operator.render.labels import labels, url
+from unmask_operator.objects import SERVICE_LABEL, Obj
+from unmask_operator.render.labels import labels
 from unmask_operator.render.pod import render_pod
 from unmask_operator.render.workload import deployment, startup_budget
 
@@ -39,6 +38,14 @@ PORTS = {"ports": [{"protocol": "TCP", "port": 8000}]}
 METRICS = {"port": "http", "path": "/metrics", "interval": "9s"}
 CLAIM = {"uri": "pvc://models/llada/2"}
 MODEL = {"name": "model", "mountPath": "/mnt/model"}
+OPTIONAL = {
+    "loadBalancerClass": "a.b/c",
+    "loadBalancerSourceRanges": ["10.0.0.0/8"],
+    "externalTrafficPolicy": "Local",
+    "ipFamilyPolicy": "RequireDualStack",
+    "ipFamilies": ["IPv6", "IPv4"],
+    "sessionAffinity": "ClientIP",
+}
 SURGE = {"maxSurge": 0, "maxUnavailable": "25%"}
 DEADLINE, GRACE = "Deployment spec progressDeadlineSeconds", "pod terminationGracePeriodSeconds"
 
@@ -131,11 +138,14 @@ RULES: list[tuple[Obj, Obj]] = [
     ({"networkPolicy": {"from": [BLOCK]}}, {"NetworkPolicy spec ingress": [{"from": [BLOCK, OPERATOR], **PORTS}]}),
     ({"monitoring": {"podMonitor": {"labels": {"a": "b"}}}}, {"PodMonitor metadata labels a": "b"}),
     ({"monitoring": {"podMonitor": {"interval": "9s"}}}, {"PodMonitor spec podMetricsEndpoints": [METRICS]}),
+    ({}, {f"Service spec {field}": None for field in OPTIONAL}),
+    (
+        {"service": {"type": "LoadBalancer", **OPTIONAL}},
+        {f"Service spec {field}": value for field, value in OPTIONAL.items()},
+    ),
     # ServiceAccount: the alias and the name of the pod template
     ({}, {"pod serviceAccountName": "demo-engine"}),
     (patch(serviceAccountName="other"), {"pod serviceAccountName": "other"}),
-    (patch(serviceAccount="", serviceAccountName="other"), {"pod serviceAccountName": "other"}),
-    (patch(serviceAccount="other", serviceAccountName="other"), {"pod serviceAccountName": "other"}),
     (patch(serviceAccount="other"), {"pod serviceAccountName": "other", "pod serviceAccount": None}),
     (patch(serviceAccount="x", serviceAccountName="y"), {"pod serviceAccountName": "y", "pod serviceAccount": None}),
     (patch(serviceAccountName=None), {"pod serviceAccountName": "default"}),
@@ -192,25 +202,6 @@ def test_engines_listen_on_both_address_families_by_a_variable_of_the_image() ->
 )
 def test_the_startup_budget_follows_the_pod_template(probe: Any, seconds: int) -> None:
     assert startup_budget(template(made(**main(startupProbe=probe)))) == seconds
-
-
-def test_the_url_has_a_port_other_than_80() -> None:
-    assert url("demo", "team") == "http://demo.team.svc/v1"
-    assert url("demo", "team", 8080) == "http://demo.team.svc:8080/v1"
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"type": "LoadBalancer", "loadBalancerClass": "a.b/c", "loadBalancerSourceRanges": ["10.0.0.0/8"]},
-        {"type": "NodePort", "externalTrafficPolicy": "Local", "sessionAffinity": "ClientIP"},
-        {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6", "IPv4"]},
-    ],
-)
-def test_optional_fields_of_the_service_are_rendered_only_when_set(fields: dict) -> None:
-    before = child(made(), "Service")["spec"]
-    assert not before.keys() & (fields.keys() - {"type"})
-    assert child(made(service=fields), "Service")["spec"] == {**before, **fields}
 
 
 @pytest.mark.parametrize("budget", [None, {}, {"minAvailable": "50%"}])
@@ -284,16 +275,6 @@ def test_labels_and_annotations_of_a_section_override_the_common_ones() -> None:
     assert "owner" not in template(plan)["metadata"]["annotations"]
     assert at(plan, "PodMonitor metadata labels team") == "e"
     assert at(plan, "Deployment metadata labels team") == "a"
-
-
-def test_an_edit_of_the_common_metadata_replaces_the_pods() -> None:
-    observed = running(commonLabels={"team": "a"})
-    changed = samples.edit(observed, commonLabels={"team": "b"})
-    before, after = (template(make(one))["metadata"]["labels"] for one in (observed, changed))
-    assert (before["team"], after["team"]) == ("a", "b")
-    assert before[TEMPLATE_LABEL] != after[TEMPLATE_LABEL]
-    written = samples.apply(changed, make(changed))
-    assert samples.settled(make(written), written)
 
 
 @pytest.mark.parametrize(
