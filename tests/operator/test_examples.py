@@ -34,11 +34,6 @@ def test_each_service_is_valid(service):
     assert parse(service).ignored == ()
 
 
-def test_names_are_unique_so_that_all_can_be_applied_together():
-    names = [name(service) for service in services(*NAMES)]
-    assert len(set(names)) == len(names)
-
-
 @pytest.mark.matrix
 def test_the_demo_starts_in_the_memory_that_it_requests():
     (demo,) = services("demo-service.yaml")

@@ -1,5 +1,6 @@
 """Tests of rendering: rule by rule, complete objects (snapshots/), and common labels and annotations."""
 
+import copy
 import json
 import re
 from dataclasses import replace
@@ -310,13 +311,18 @@ specs = st.one_of(
 @given(st.dictionaries(st.sampled_from(["labels", "annotations", "name"]), anything, max_size=2), specs)
 def test_any_pod_template_is_rendered_or_refused(metadata: dict[str, Any], spec: dict[str, Any]) -> None:
     service = parse(resource(podTemplate={"metadata": metadata, "spec": spec}))
+    before = copy.deepcopy(service.spec.pod_template)
     try:
         pod = render_pod(service, SETTINGS).template
     except SpecError:
         return
+    assert service.spec.pod_template == before, "rendering changed the spec"
     workload = deployment(service, pod)
-    assert json.loads(json.dumps(workload)) == workload
+    assert json.loads(text := json.dumps(workload)) == workload
+    assert "null" not in text
     assert pod["metadata"]["labels"][SERVICE_LABEL] == "demo"
     (main,) = (c for c in pod["spec"]["containers"] if c["name"] == "main")
+    names = [entry["name"] for entry in main["env"]]
+    assert len(names) == len(set(names)), "a variable occurs twice"
     assert {"name": "http", "containerPort": 8000, "protocol": "TCP"} in main["ports"]
     assert main["args"] == container(made())["args"]
