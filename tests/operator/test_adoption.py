@@ -1,7 +1,4 @@
-"""Tests that pods keep their template: after an upgrade of the operator, and when a resource adopts its children.
-
-With the annotation a resource adopts matching children without a controller.
-"""
+"""Tests of adoption: with the annotation a resource adopts children without a controller, and no pod restarts."""
 
 from __future__ import annotations
 

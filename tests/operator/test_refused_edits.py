@@ -34,10 +34,7 @@ PATCHED = {"podTemplate": {"metadata": {"annotations": {"a": "b"}}}}
 
 
 class Cluster(Api):
-    """Fake API with refusals: `wrong(verb, child)` returns the error of a request, or None.
-
-    Verbs are create and apply, and their dry runs dry-create and dry-apply.
-    """
+    """Fake API. `wrong` returns the error of a request or None, by verb (also dry-create, dry-apply) and child."""
 
     def __init__(self, observed: Observed) -> None:
         super().__init__()

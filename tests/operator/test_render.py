@@ -102,6 +102,8 @@ def gpus(count: int, *flags: str, **parallelism: int) -> tuple[Obj, Obj]:
     return spec, {"main resources": {"limits": {"nvidia.com/gpu": count}}, **sizes, **values}
 
 
+COMMON = {"commonLabels": {"team": "a"}, "commonAnnotations": {"owner": "a"}}
+OWNER, OF_PODS = {"owner": "b", "x": "y"}, {"labels team": "b", "annotations owner": None}
 SIZED = cache(sizeLimit="300Gi")
 TENSOR = {"gpu": {}, "parallelism": {"tensor": 2}}
 # Rules that no example of the snapshots shows.
@@ -143,6 +145,15 @@ RULES: list[tuple[Obj, Obj]] = [
     (
         {"service": {"type": "LoadBalancer", **OPTIONAL}},
         {f"Service spec {field}": value for field, value in OPTIONAL.items()},
+    ),
+    # labels and annotations of a section override the common ones
+    (COMMON, {"Deployment metadata labels team": "a", "Deployment metadata annotations owner": "a"}),
+    (COMMON | {"service": {"annotations": OWNER}}, {"Service metadata annotations": OWNER}),
+    (COMMON | {"serviceAccount": {"annotations": OWNER}}, {"ServiceAccount metadata annotations": OWNER}),
+    (COMMON | {"monitoring": {"podMonitor": {"labels": {"team": "b"}}}}, {"PodMonitor metadata labels team": "b"}),
+    (
+        COMMON | {"podTemplate": {"metadata": {"labels": {"team": "b"}, "annotations": {"owner": None}}}},
+        {f"Deployment spec template metadata {path}": value for path, value in OF_PODS.items()},
     ),
     # ServiceAccount: the alias and the name of the pod template
     ({}, {"pod serviceAccountName": "demo-engine"}),
@@ -259,23 +270,6 @@ def test_every_child_and_the_pods_have_the_common_metadata_and_no_selector_has_i
         assert at(plan, f"{kind} spec selector") == {"matchLabels": SELECTOR}
     assert at(plan, "NetworkPolicy spec podSelector") == {"matchLabels": SELECTOR}
     assert template(plan)["spec"]["topologySpreadConstraints"][0]["labelSelector"] == {"matchLabels": SELECTOR}
-
-
-def test_labels_and_annotations_of_a_section_override_the_common_ones() -> None:
-    plan = made(
-        commonLabels={"team": "a"},
-        commonAnnotations={"owner": "a"},
-        service={"annotations": {"owner": "b", "x": "y"}},
-        serviceAccount={"annotations": {"owner": "c"}},
-        podTemplate={"metadata": {"labels": {"team": "d"}, "annotations": {"owner": None}}},
-        monitoring={"podMonitor": {"labels": {"team": "e"}}},
-    )
-    assert at(plan, "Service metadata annotations") == {"owner": "b", "x": "y"}
-    assert at(plan, "ServiceAccount metadata annotations") == {"owner": "c"}
-    assert template(plan)["metadata"]["labels"]["team"] == "d"
-    assert "owner" not in template(plan)["metadata"]["annotations"]
-    assert at(plan, "PodMonitor metadata labels team") == "e"
-    assert at(plan, "Deployment metadata labels team") == "a"
 
 
 @pytest.mark.parametrize(

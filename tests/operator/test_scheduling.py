@@ -12,7 +12,6 @@ from unmask_operator.objects import Obj
 from unmask_operator.plan.observed import Observed
 from unmask_operator.status import status
 from unmask_operator.status.scheduling.node_fit import is_tolerated, split_nodes
-from unmask_operator.status.scheduling.scheduler_message import parse_reasons
 
 GPU_TAINT = taint("nvidia.com/gpu", "present")
 CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
@@ -224,20 +223,6 @@ def test_a_tainted_node_is_not_called_busy_in_a_rollout() -> None:
     found = {c["type"]: c for c in status(*reconcile("surging", "ready", surge, nodes=nodes))["conditions"]}
     says = f"^{WEB}: add a toleration of pool ... free a GPU or set maxSurge 0, maxUnavailable 1"
     check(found, f"RolloutComplete False InsufficientGPU {says} ... !busy")
-
-
-def test_the_schedulers_sentence_is_parsed_into_reasons_with_counts() -> None:
-    message = (
-        f"0/5 nodes are available: {tainted('a.example/b', 'c')}, 1 node(s) had taint {{d: }}, that the pod didn't "
-        "tolerate, 2 Insufficient nvidia.com/mig-1g.5gb, pod has unbound immediate PersistentVolumeClaims."
-    )
-    first, second, third = parse_reasons(message)
-    assert (first.count, first.taint_key, first.resource) == (1, "a.example/b", None)
-    assert (second.count, second.taint_key, third.count) == (1, "d", 2)
-    (alone,) = parse_reasons("0/1 nodes are available: 1 Insufficient nvidia.com/mig-1g.5gb.")
-    assert (alone.count, alone.resource) == (1, "nvidia.com/mig-1g.5gb")
-    (single,) = parse_reasons("no nodes available to schedule pods")
-    assert (single.count, single.text) == (None, "no nodes available to schedule pods")
 
 
 @pytest.mark.parametrize(
