@@ -3,34 +3,17 @@
 from dataclasses import replace
 
 from tests.operator.fake_api import FakeApi
-from tests.operator.samples import make, running, template
-
-SPEC = {
-    "replicas": 2,
-    "networkPolicy": {"from": [{"podSelector": {"matchLabels": {"app": "client"}}}]},
-    "autoscaling": {"provider": "HPA", "minReplicas": 2, "maxReplicas": 3, "targets": {"queuedRequestsPerReplica": 2}},
-    "engine": {"maxNumReqs": 8},
-    "podTemplate": {"spec": {"containers": [{"name": "main", "env": [{"name": f"N{i}"} for i in range(20)]}]}},
-}
-
-
-def written():
-    """Returns an API server after a reconcile, with two pods."""
-    observed = running(**SPEC)
-    status = {"phase": "Running", "podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]}
-    made = template(make(observed))
-    metas = [{**made["metadata"], "name": f"demo-{n}", "namespace": "default", "uid": f"demo-{n}"} for n in range(2)]
-    pods = [
-        {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": made["spec"], "status": status} for meta in metas
-    ]
-    api = FakeApi(replace(observed, pods=pods))
-    api.reconcile()
-    return api
+from tests.operator.pod_states import RUNNING, SCHEDULED, container, make_pod
+from tests.operator.samples import running
 
 
 def test_a_reconcile_that_finds_nothing_to_do_writes_nothing():
-    api = written()
+    observed = running(replicas=1, networkPolicy={"from": [{"podSelector": {}}]}, autoscaling={"maxReplicas": 3})
+    loading = {"phase": "Running", "conditions": [SCHEDULED], "containerStatuses": [container(state=RUNNING)]}
+    api = FakeApi(replace(observed, pods=[make_pod(observed, loading)]))
+    api.reconcile()
     before = len(api.writes)
+    assert before
     api.restart()
     api.reconcile()
     assert len(api.writes) == before
