@@ -112,7 +112,7 @@ def test_the_operator_reads_every_setting_of_the_deployment():
 
 def test_values_become_settings():
     env = {"NO_PROXY": "$(KUBERNETES_SERVICE_HOST),.svc", "A": "$$(B)", "C": " x ", "D": "a\u2028b\x0b", "E": "?a=b c"}
-    engine = {"env": env, "imagePullSecrets": ["a"], "caConfigMap": "roots", "image": {"digest": DIGEST}}
+    engine = {"env": env, "caConfigMap": "roots", "image": {"digest": DIGEST}}
     pool = {"example.com/pool": "gpu", "zone": ""}
     objects = render(
         watchNamespaces=["a", "b"],
@@ -132,10 +132,8 @@ def test_values_become_settings():
         "ca_config_map": "roots",
         "watch_namespaces": ("a", "b"),
         "watch_selector": ("track!=canary", "team"),
-        "image_pull_secrets": ("a",),
         "read_nodes": False,
         "log_level": "debug",
-        "lease_name": NAME,
         "runtime_image": f"host:5000/team/unmask-runtime:{VERSION}@{DIGEST}",
     }
     assert {name: getattr(found, name) for name in expected} == expected
