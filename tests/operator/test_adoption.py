@@ -124,15 +124,6 @@ def test_objects_that_may_belong_to_others_are_not_adopted(kind: str, why: str) 
     assert {Ref.of(obj) for obj in found} == others.keys()
 
 
-def test_an_owner_that_is_no_controller_stays_an_owner() -> None:
-    observed = orphaned(running())
-    ref = Ref("v1", "Service", "demo")
-    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "name": "x", "uid": "x"}
-    observed.children[ref]["metadata"]["ownerReferences"] = [config_map]
-    after = adopt(observed)
-    assert [owner["uid"] for owner in after.children[ref]["metadata"]["ownerReferences"]] == ["x", "uid-2"]
-
-
 @LOST
 def test_adoption_by_a_newer_operator_restarts_no_pod(lost: tuple[str, ...]) -> None:
     before = running()

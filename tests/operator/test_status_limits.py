@@ -186,10 +186,10 @@ def test_a_status_with_values_of_any_length_is_made_to_fit() -> None:
 REFUSED = ApiError(422, "Invalid", "status.conditions[0].reason: Invalid value")
 
 
-def refusing(error: ApiError, refuses: Any = lambda patch: "url" in patch) -> FakeApi:
-    """Returns an API server that refuses statuses with this error."""
+def refusing(error: ApiError) -> FakeApi:
+    """Returns an API server that refuses whole statuses with this error."""
     api = FakeApi(observe(resource(replicas=3)))
-    api.refuse = lambda verb, patch: error if verb == "status" and refuses(patch) else None
+    api.refuse = lambda verb, patch: error if verb == "status" and "url" in patch else None
     return api
 
 

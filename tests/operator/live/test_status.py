@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.cluster import ApiError, ApiServer, Kube
+from e2e.cluster import ApiServer, Kube
 from e2e.cluster.operator_process import OperatorProcess, cluster_wide
 from tests.operator.live.kubelet import bind, first_pod, make_node, run
 from tests.operator.live.objects import condition, demo, read, wait_all_true, wait_condition
-from unmask_operator.objects import SERVICE_LABEL
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("operator")]
 
@@ -69,42 +68,3 @@ def test_an_edit_that_needs_an_action_ends_the_waits_of_flux_and_helm(admin, nam
     admin.patch(resource, {"spec": {"podTemplate": None}})
     wait_condition(admin, resource, "Ready", "False", "Pending")
     assert condition(admin, resource, "Stalled") == {}
-
-
-def test_a_status_that_is_refused_is_replaced_by_a_minimal_one(admin, namespace, operator):
-    resource = admin.create(demo(namespace))
-    wait_condition(admin, resource, "Accepted", "True")
-    rule = {"apiGroups": ["serving.unmask.dev"], "apiVersions": ["*"], "resources": ["diffusionlmservices/status"]}
-    selector = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
-    match = {"resourceRules": [{**rule, "operations": ["UPDATE"]}], "namespaceSelector": selector}
-    validation = {"expression": "!has(object.status.url)", "message": "no URL in a status", "reason": "Invalid"}
-    api, meta = "admissionregistration.k8s.io/v1", {"metadata": {"name": f"status-{namespace}"}}
-    policy = {"apiVersion": api, "kind": "ValidatingAdmissionPolicy", **meta}
-    policy["spec"] = {"failurePolicy": "Fail", "matchConstraints": match, "validations": [validation]}
-    binding = {"apiVersion": api, "kind": "ValidatingAdmissionPolicyBinding", **meta}
-    binding["spec"] = {"policyName": f"status-{namespace}", "validationActions": ["Deny"]}
-    admin.create(policy)
-    admin.create(binding)
-
-    def denies() -> bool:
-        # The policy may have rejected the operator's status already. Then the resource has no URL unless this write
-        # adds one.
-        try:
-            admin.patch(resource, {"status": {"modelName": "probe", "url": "http://probe"}}, subresource="status")
-        except ApiError:
-            return True
-        return False
-
-    admin.wait("the policy holds", denies)
-    admin.patch(resource, {"spec": {"replicas": 3, "service": {"port": 81}}})
-    wait_condition(admin, resource, "Accepted", "True")  # condition of this generation
-    status = read(admin, resource)["status"]
-    assert "url" not in status
-    assert status["selector"] == f"{SERVICE_LABEL}=demo"
-    (event,) = admin.events(namespace, "StatusRefused")
-    assert (event["type"], "no URL in a status" in event["note"]) == ("Warning", True)
-    assert operator.metric("unmask_operator_status_refusals_total") >= 1
-    admin.delete(binding)
-    admin.delete(policy)
-    admin.wait("the whole status is back", lambda: "url" in read(admin, resource)["status"])
-    assert len(admin.events(namespace, "StatusRefused")) == 1
