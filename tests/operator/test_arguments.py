@@ -1,6 +1,5 @@
 """Tests that the runtime's parser accepts the engine's command line, and that it has the values of the spec."""
 
-import os
 import re
 from typing import get_args
 
@@ -9,16 +8,14 @@ from annotated_types import Le
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from runtime.config import BY_DEST, FLAGS
+from runtime.config import FLAGS
 from runtime.config import parse as parse_arguments
 from tests.operator.test_parse import resource
 from unmask_operator.api import SpecError, parse
 from unmask_operator.api.engine import Engine, Thresholds
 from unmask_operator.api.flags import flag_of, spelling
-from unmask_operator.render import arguments as arguments_module
 from unmask_operator.render.adapters import MOUNT
 from unmask_operator.render.arguments import engine_arguments
-from unmask_operator.render.labels import KEYS_FILE
 from unmask_operator.render.model_source import MODEL_MOUNT, adapter
 from unmask_operator.settings import Settings
 
@@ -168,14 +165,11 @@ SET_BY_FIELDS = {
     [
         (["--no-such-flag=1"], "no such flag: --no-such-flag=1"),
         (["--max-queue=0"], "--max-queue"),
-        (["--max-queue"], "expected one argument"),
-        (["stray"], "no such flag: stray"),
         (["-hh"], "print and exit"),
         (["--sampling-mode=edit", "--remask-threshold=0.1"], "--remask-threshold"),
         (["--model-family=llada2"], "--model-name is set by spec.model.family too"),
         (["--block-size", "32"], "--block-size is set by spec.engine.blockSize too"),
         (["--max-loras=3"], "--max-loras is set by spec.lora.maxAdapters too"),
-        (["-h"], "print and exit"),
         *(([argument], "is reserved for the operator") for argument in ("--port", "--port=1", "--model=/x", "--help")),
         *(([f"--{name}"], "is reserved") for name in READERS),
         *(([f"--{name.replace('-', '_')}=/x"], "is reserved") for name in READERS),
@@ -226,20 +220,3 @@ def test_the_flags_of_an_image_of_this_version_are_checked():
 def test_a_text_that_no_argument_may_hold_is_refused(model, field):
     with pytest.raises(SpecError, match=rf"^spec\.model\.{field}"):
         arguments(model=model)
-
-
-def test_keys_come_from_a_file_that_the_runtime_reads(tmp_path, monkeypatch):
-    monkeypatch.setattr(arguments_module, "KEYS_MOUNT", str(tmp_path))
-    file = tmp_path / KEYS_FILE
-    file.write_text("first-key-0123456789,second-key-0123456789\n")
-    os.utime(file, (1, 1))  # older than the delay after a change
-    config = parse_arguments(arguments(auth=SET_BY_FIELDS["auth"]), {})
-    assert config.api_key_file == str(file)
-    assert config.keys_in_file == ("first-key-0123456789", "second-key-0123456789")
-
-
-def test_every_rendered_engine_flag_exists():
-    fields = [*Engine.model_fields.values(), *Thresholds.model_fields.values()]
-    flags = [flag for field in fields if (flag := flag_of(field))]
-    assert all(flag.engine and BY_DEST[flag.dest] is flag for flag in flags)
-    assert len({flag.name for flag in flags}) == len(flags)

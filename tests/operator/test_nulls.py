@@ -4,9 +4,7 @@ import pytest
 
 from tests.operator.null_cases import null_cases
 from tests.operator.samples import make, observe, resource, running, settled, template
-from tools.crd import schema
 from unmask_operator.api import SpecError, parse
-from unmask_operator.api.nulls import SELECTOR
 from unmask_operator.autoscaler.rules import Rules
 from unmask_operator.kube.cache import slim
 from unmask_operator.kube.kinds import DLMS
@@ -17,11 +15,6 @@ CASES = list(null_cases())
 
 def with_spec(spec):
     return {**resource(), "spec": spec}
-
-
-def test_there_is_a_case_for_every_field():
-    paths = {case.path for case in CASES}
-    assert paths >= {"engine.thresholds.accept", "resources.limits.entry", "lora.adapters.0.uri"}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.path)
@@ -56,20 +49,3 @@ def test_the_cache_holds_no_nulls_and_the_autoscaler_reads_defaults():
     kept = {"autoscaling": {"maxReplicas": 4}, "podTemplate": template, "resources": {"limits": {}}}
     assert spec == {"model": {"uri": "demo://"}, **kept}
     assert Rules.read(spec) == Rules.read({"autoscaling": {"maxReplicas": 4}})
-
-
-def test_only_optional_fields_without_a_default_of_the_schema_are_nullable():
-    def walk(node, path=""):
-        for name, child in node.get("properties", {}).items():
-            optional = name not in node.get("required", ()) and "default" not in child
-            assert child.get("nullable", False) is (optional and path != "status"), f"{path}.{name}"
-            walk(child, f"{path}.{name}")
-        if "items" in node:
-            assert "nullable" not in node["items"], path
-            walk(node["items"], path)
-        if "additionalProperties" in node:
-            is_selector = path.endswith(f".{SELECTOR}")
-            assert node["additionalProperties"].get("nullable", False) is not is_selector, path
-
-    walk(schema()["properties"]["spec"], "spec")
-    assert "nullable" not in str(schema()["properties"]["status"])

@@ -144,8 +144,3 @@ def test_an_invalid_first_spec_creates_nothing() -> None:
     made = make(observe(resource(**BAD)))
     assert (made.children, made.delete, made.replicas) == ((), (), 0)
     assert [p.reason for p in made.problems] == ["InvalidSpec"]
-
-
-def test_the_children_have_the_name_of_their_resource() -> None:
-    made = make(observe(resource(name="other")))
-    assert {one["metadata"]["name"] for one in made.children} == {"other", "other-engine", "other-r1"}

@@ -30,18 +30,7 @@ SILENT = (503, "")
 
 
 class Polls:
-    """Polls one pod every `step` seconds.
-
-    Args:
-        answers: status and body of each answer of the pod; None is no answer.
-        pods: the pod at each poll.
-        adapters: adapters of the spec.
-
-    Attributes:
-        asked: times of the requests.
-        notified: keys of changed resources.
-        seen: the progress object's loads, revisions and adapters of the pod after each poll.
-    """
+    """Polls one pod every `step` seconds: one of `pods` per poll, and one of `answers` (status, body) per request."""
 
     def __init__(self, answers, pods, step=5, adapters=ADAPTERS):
         answers = iter(answers)

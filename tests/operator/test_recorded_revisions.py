@@ -1,7 +1,4 @@
-"""Tests of ControllerRevisions that the operator of commit e52c7e1 wrote, as an API server returned them.
-
-They determine the pods of running services. A later operator must render the same pods from them.
-"""
+"""Tests of ControllerRevisions that an earlier operator wrote: the same pods must be rendered from them."""
 
 import copy
 import json

@@ -1,5 +1,6 @@
 """Tests of rendering: rule by rule, complete objects (snapshots/), and common labels and annotations."""
 
+import copy
 import json
 import re
 from dataclasses import replace
@@ -11,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime import config
-from tests.operator import samples
-from tests.operator.samples import SETTINGS, child, container, kinds, make, observe, resource, running, template
+from tests.operator.samples import SETTINGS, child, container, kinds, make, observe, resource, template
 from tests.operator.snapshot import FOLDER, examples, rendered
 from unmask_operator.api import SpecError, parse
 from unmask_operator.api.base import RESERVED_ANNOTATIONS, RESERVED_LABELS
 from unmask_operator.autoscaler.rules import Rules
-from unmask_operator.objects import SERVICE_LABEL, TEMPLATE_LABEL, Obj
-from unmask_operator.render.labels import labels, url
+from unmask_operator.objects import SERVICE_LABEL, Obj
+from unmask_operator.render.labels import labels
 from unmask_operator.render.pod import render_pod
 from unmask_operator.render.workload import deployment, startup_budget
 
@@ -39,6 +39,14 @@ PORTS = {"ports": [{"protocol": "TCP", "port": 8000}]}
 METRICS = {"port": "http", "path": "/metrics", "interval": "9s"}
 CLAIM = {"uri": "pvc://models/llada/2"}
 MODEL = {"name": "model", "mountPath": "/mnt/model"}
+OPTIONAL = {
+    "loadBalancerClass": "a.b/c",
+    "loadBalancerSourceRanges": ["10.0.0.0/8"],
+    "externalTrafficPolicy": "Local",
+    "ipFamilyPolicy": "RequireDualStack",
+    "ipFamilies": ["IPv6", "IPv4"],
+    "sessionAffinity": "ClientIP",
+}
 SURGE = {"maxSurge": 0, "maxUnavailable": "25%"}
 DEADLINE, GRACE = "Deployment spec progressDeadlineSeconds", "pod terminationGracePeriodSeconds"
 
@@ -94,6 +102,8 @@ def gpus(count: int, *flags: str, **parallelism: int) -> tuple[Obj, Obj]:
     return spec, {"main resources": {"limits": {"nvidia.com/gpu": count}}, **sizes, **values}
 
 
+COMMON = {"commonLabels": {"team": "a"}, "commonAnnotations": {"owner": "a"}}
+OWNER, OF_PODS = {"owner": "b", "x": "y"}, {"labels team": "b", "annotations owner": None}
 SIZED = cache(sizeLimit="300Gi")
 TENSOR = {"gpu": {}, "parallelism": {"tensor": 2}}
 # Rules that no example of the snapshots shows.
@@ -131,11 +141,23 @@ RULES: list[tuple[Obj, Obj]] = [
     ({"networkPolicy": {"from": [BLOCK]}}, {"NetworkPolicy spec ingress": [{"from": [BLOCK, OPERATOR], **PORTS}]}),
     ({"monitoring": {"podMonitor": {"labels": {"a": "b"}}}}, {"PodMonitor metadata labels a": "b"}),
     ({"monitoring": {"podMonitor": {"interval": "9s"}}}, {"PodMonitor spec podMetricsEndpoints": [METRICS]}),
+    ({}, {f"Service spec {field}": None for field in OPTIONAL}),
+    (
+        {"service": {"type": "LoadBalancer", **OPTIONAL}},
+        {f"Service spec {field}": value for field, value in OPTIONAL.items()},
+    ),
+    # labels and annotations of a section override the common ones
+    (COMMON, {"Deployment metadata labels team": "a", "Deployment metadata annotations owner": "a"}),
+    (COMMON | {"service": {"annotations": OWNER}}, {"Service metadata annotations": OWNER}),
+    (COMMON | {"serviceAccount": {"annotations": OWNER}}, {"ServiceAccount metadata annotations": OWNER}),
+    (COMMON | {"monitoring": {"podMonitor": {"labels": {"team": "b"}}}}, {"PodMonitor metadata labels team": "b"}),
+    (
+        COMMON | {"podTemplate": {"metadata": {"labels": {"team": "b"}, "annotations": {"owner": None}}}},
+        {f"Deployment spec template metadata {path}": value for path, value in OF_PODS.items()},
+    ),
     # ServiceAccount: the alias and the name of the pod template
     ({}, {"pod serviceAccountName": "demo-engine"}),
     (patch(serviceAccountName="other"), {"pod serviceAccountName": "other"}),
-    (patch(serviceAccount="", serviceAccountName="other"), {"pod serviceAccountName": "other"}),
-    (patch(serviceAccount="other", serviceAccountName="other"), {"pod serviceAccountName": "other"}),
     (patch(serviceAccount="other"), {"pod serviceAccountName": "other", "pod serviceAccount": None}),
     (patch(serviceAccount="x", serviceAccountName="y"), {"pod serviceAccountName": "y", "pod serviceAccount": None}),
     (patch(serviceAccountName=None), {"pod serviceAccountName": "default"}),
@@ -194,25 +216,6 @@ def test_the_startup_budget_follows_the_pod_template(probe: Any, seconds: int) -
     assert startup_budget(template(made(**main(startupProbe=probe)))) == seconds
 
 
-def test_the_url_has_a_port_other_than_80() -> None:
-    assert url("demo", "team") == "http://demo.team.svc/v1"
-    assert url("demo", "team", 8080) == "http://demo.team.svc:8080/v1"
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"type": "LoadBalancer", "loadBalancerClass": "a.b/c", "loadBalancerSourceRanges": ["10.0.0.0/8"]},
-        {"type": "NodePort", "externalTrafficPolicy": "Local", "sessionAffinity": "ClientIP"},
-        {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6", "IPv4"]},
-    ],
-)
-def test_optional_fields_of_the_service_are_rendered_only_when_set(fields: dict) -> None:
-    before = child(made(), "Service")["spec"]
-    assert not before.keys() & (fields.keys() - {"type"})
-    assert child(made(service=fields), "Service")["spec"] == {**before, **fields}
-
-
 @pytest.mark.parametrize("budget", [None, {}, {"minAvailable": "50%"}])
 def test_the_disruption_budget(budget: Obj | None) -> None:
     spec = {} if budget is None else {"podDisruptionBudget": budget}
@@ -269,33 +272,6 @@ def test_every_child_and_the_pods_have_the_common_metadata_and_no_selector_has_i
     assert template(plan)["spec"]["topologySpreadConstraints"][0]["labelSelector"] == {"matchLabels": SELECTOR}
 
 
-def test_labels_and_annotations_of_a_section_override_the_common_ones() -> None:
-    plan = made(
-        commonLabels={"team": "a"},
-        commonAnnotations={"owner": "a"},
-        service={"annotations": {"owner": "b", "x": "y"}},
-        serviceAccount={"annotations": {"owner": "c"}},
-        podTemplate={"metadata": {"labels": {"team": "d"}, "annotations": {"owner": None}}},
-        monitoring={"podMonitor": {"labels": {"team": "e"}}},
-    )
-    assert at(plan, "Service metadata annotations") == {"owner": "b", "x": "y"}
-    assert at(plan, "ServiceAccount metadata annotations") == {"owner": "c"}
-    assert template(plan)["metadata"]["labels"]["team"] == "d"
-    assert "owner" not in template(plan)["metadata"]["annotations"]
-    assert at(plan, "PodMonitor metadata labels team") == "e"
-    assert at(plan, "Deployment metadata labels team") == "a"
-
-
-def test_an_edit_of_the_common_metadata_replaces_the_pods() -> None:
-    observed = running(commonLabels={"team": "a"})
-    changed = samples.edit(observed, commonLabels={"team": "b"})
-    before, after = (template(make(one))["metadata"]["labels"] for one in (observed, changed))
-    assert (before["team"], after["team"]) == ("a", "b")
-    assert before[TEMPLATE_LABEL] != after[TEMPLATE_LABEL]
-    written = samples.apply(changed, make(changed))
-    assert samples.settled(make(written), written)
-
-
 @pytest.mark.parametrize(
     ("field", "key"),
     [
@@ -329,13 +305,18 @@ specs = st.one_of(
 @given(st.dictionaries(st.sampled_from(["labels", "annotations", "name"]), anything, max_size=2), specs)
 def test_any_pod_template_is_rendered_or_refused(metadata: dict[str, Any], spec: dict[str, Any]) -> None:
     service = parse(resource(podTemplate={"metadata": metadata, "spec": spec}))
+    before = copy.deepcopy(service.spec.pod_template)
     try:
         pod = render_pod(service, SETTINGS).template
     except SpecError:
         return
+    assert service.spec.pod_template == before, "rendering changed the spec"
     workload = deployment(service, pod)
-    assert json.loads(json.dumps(workload)) == workload
+    assert json.loads(text := json.dumps(workload)) == workload
+    assert "null" not in text
     assert pod["metadata"]["labels"][SERVICE_LABEL] == "demo"
     (main,) = (c for c in pod["spec"]["containers"] if c["name"] == "main")
+    names = [entry["name"] for entry in main["env"]]
+    assert len(names) == len(set(names)), "a variable occurs twice"
     assert {"name": "http", "containerPort": 8000, "protocol": "TCP"} in main["ports"]
     assert main["args"] == container(made())["args"]

@@ -133,13 +133,6 @@ def test_a_restart_adopts_the_new_template_and_annotates_the_pods() -> None:
     assert template(make(restarted(after, "later"), NEW)) != template(made)
 
 
-def test_a_revision_that_was_written_before_a_crash_is_used() -> None:
-    observed = edit(running(), **requests(9))
-    made = make(observed)
-    killed = apply(observed, replace(made, children=(child(made, "ControllerRevision"),), delete=()))
-    assert make(killed).children == made.children
-
-
 def test_the_newest_three_templates_are_retained_whatever_the_number_of_edits() -> None:
     port = [{"service": {"port": 81}}, {"networkPolicy": {}}]
     observed = follow(running(), requests(7), *port, requests(8), {"service": {"port": 82}})
@@ -233,10 +226,8 @@ def test_unknown_fields_are_ignored_and_named_and_their_edits_change_no_pod() ->
     assert found["status"] == "True"
     assert "spec.engine.warp" in found["message"]
     assert "spec.ofTomorrow" in found["message"]
-    newer = pinned_by_another({"ofTomorrow": 1})
-    for change in ({}, {"ofTomorrow": 2}, {"service": {"port": 81}}, {"ofTomorrow": None}):
-        made = make(edit(newer, **change))
-        assert (made.problems, template(made)) == ((), template(make(running())))
+    made = make(edit(pinned_by_another({"ofTomorrow": 1}), ofTomorrow=2))
+    assert (made.problems, template(made)) == ((), template(make(running())))
 
 
 STRANGE: dict[str, Obj] = {
@@ -259,7 +250,7 @@ def test_an_unknown_value_outside_the_pod_template_affects_only_its_section(sect
     live = make(before)
     strange = {section: STRANGE[section]}
     observed = pinned_by_another(strange, before) if pinned else edit(before, **strange)
-    for change in ({}, {"replicas": 3}, {"suspend": True}, {"imagePullPolicy": "IfNotPresent"}):
+    for change in ({}, {"replicas": 3}, {"suspend": True}):
         edited = edit(observed, **change)
         made = make(edited, NEW)
         assert made.problems == ()
@@ -280,12 +271,6 @@ def test_an_unknown_value_outside_the_pod_template_affects_only_its_section(sect
     bad = make(edit(observed, engine={"pageSize": "x"}, replicas=3))
     assert child(bad, "Deployment")["spec"]["replicas"] == 3
     assert [problem.reason for problem in bad.problems] == ["InvalidSpec"]
-
-
-def test_a_new_resource_with_an_unknown_value_is_rejected() -> None:
-    made = make(samples.observe(resource(service=STRANGE["service"])))
-    assert made.children == ()
-    assert "spec.service.type" in made.problems[0].message
 
 
 @pytest.mark.parametrize(

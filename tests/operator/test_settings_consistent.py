@@ -32,6 +32,7 @@ def pod(**members: Any) -> Obj:
 
 IP = {"ipBlock": {"cidr": "0.0.0.0/0"}}
 TEAM = {"podSelector": {"matchLabels": {"app": "web"}}}
+ALL_OF_A_LABEL = {"namespaceSelector": {"matchLabels": {"a": "b"}}}
 SCALED = {"minReplicas": 2, "maxReplicas": 4}
 GPU = {"gpu": {}, "parallelism": {"tensor": 2}}
 MONITOR = {"monitoring": {"podMonitor": {}}}
@@ -69,23 +70,18 @@ CONTRADICTIONS: dict[str, list[tuple[Obj, str]]] = {
     "NetworkPolicyBlocksMetrics": [
         ({"networkPolicy": {"from": [TEAM]}, **MONITOR}, "spec.networkPolicy.metricsFrom"),
         ({"networkPolicy": {"from": [{**TEAM, "namespaceSelector": {}}]}, **MONITOR}, "spec.monitoring.podMonitor"),
-        (
-            {"networkPolicy": {"from": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]}, **MONITOR},
-            "spec.monitoring.podMonitor",
-        ),
+        ({"networkPolicy": {"from": [ALL_OF_A_LABEL]}, **MONITOR}, "spec.monitoring.podMonitor"),
     ],
     "DisruptionBudgetBlocksDrains": [
         (budget(maxUnavailable=0), "spec.podDisruptionBudget"),
         (budget(maxUnavailable="0%"), "maxUnavailable is 0%"),
         (budget(minAvailable=2), "minAvailable is 2"),
-        (budget(minAvailable=3), "minAvailable is 3"),
         (budget(minAvailable="51%"), "minAvailable is 51%"),
         (budget(1, minAvailable="1%"), "spec.replicas is 1"),
         ({**budget(4, minAvailable=2), "autoscaling": SCALED}, "spec.autoscaling.minReplicas is 2"),
     ],
     "GPUsUnused": [
         ({**GPU, **limits(**{"nvidia.com__gpu": 4})}, "uses 2 (parallelism.tensor"),
-        ({**GPU, **limits(**{"nvidia.com__gpu": "3"})}, "3 nvidia.com/gpu"),
         ({**GPU, **limits(**{"nvidia.com__mig-1g.5gb": 1})}, "1 nvidia.com/mig-1g.5gb"),
         ({**GPU, **limits(**{"amd.com__gpu": 1})}, "1 amd.com/gpu, 2 nvidia.com/gpu"),
         ({"gpu": {"resourceName": "x.dev/tpu"}, **limits(**{"x.dev__tpu": 2})}, "2 x.dev/tpu"),
@@ -122,14 +118,12 @@ CONTRADICTIONS: dict[str, list[tuple[Obj, str]]] = {
 }
 CONSISTENT: list[Obj] = [
     {},
-    {"gpu": {}},
     {"service": {"type": "LoadBalancer"}},
     served("LoadBalancer", TEAM, IP),
     {"networkPolicy": {}, **MONITOR},
     {"networkPolicy": {"from": [{"namespaceSelector": {}}]}, **MONITOR},
     {"networkPolicy": {"from": [TEAM], "metricsFrom": [TEAM]}, **MONITOR},
     budget(minAvailable=1),
-    budget(minAvailable="50%"),
     budget(1, maxUnavailable="1%"),
     budget(0, minAvailable=1),
     {**budget(1, minAvailable=1), "suspend": True},
@@ -138,8 +132,6 @@ CONSISTENT: list[Obj] = [
     {**GPU, **limits(**{"nvidia.com__gpu": None, "nvidia.com__mig-1g.5gb": 2})},
     {**GPU, **limits(**{"nvidia.com__gpumem": 4000, "nvidia.com__gpucores": 50})},
     {"gpu": {}, **main(resources={"claims": [{"name": "gpu"}], "limits": {"nvidia.com/gpu": None}})},
-    limits(**{"example.com__fpga": 1}),
-    memory("1Gi"),
     memory("3Gi", sharedMemorySize="2Gi"),
     cached("20Gi"),
     {"drainTimeoutSeconds": 600},
@@ -186,7 +178,5 @@ def test_a_contradiction_emits_one_event_and_its_end_removes_the_condition():
     first = status(wrong, make(wrong))
     (event,) = [e for e in transitions(old, first) if e.reason == "DisruptionBudgetBlocksDrains"]
     assert event.type == "Warning"
-    wrong.resource["status"] = first
-    assert [e for e in transitions(first, status(wrong, make(wrong))) if "Budget" in e.reason] == []
     right = edit(wrong, podDisruptionBudget={"maxUnavailable": 1})
     assert TYPE not in {c["type"] for c in status(right, make(right))["conditions"]}

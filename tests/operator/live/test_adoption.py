@@ -14,10 +14,7 @@ pytestmark = pytest.mark.cluster
 
 
 def grant_adoption(kube, namespace):
-    """Grants the permissions of the chart's rbac.adoption.
-
-    The API servers of these tests run the admission plugin that requires them.
-    """
+    """Grants the permissions of the chart's rbac.adoption, which an admission plugin of the API server requires."""
     grant(kube, namespace, [namespace], [*RULES, *ADOPTION_RULES])
     for rule in ADOPTION_RULES:
         user = f"system:serviceaccount:{namespace}:{ACCOUNT}"

@@ -1,4 +1,4 @@
-"""Tests of optional fields of `spec.service` on a real API server: set, changed and removed, also with the type."""
+"""Tests of the address families of `spec.service` on a real API server: set, changed and removed."""
 
 from typing import Any
 
@@ -10,28 +10,14 @@ from tests.operator.live.objects import demo, read, wait_condition
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shared_operator")]
 
 Obj = dict[str, Any]
-# Successive edits of `spec.service`, each with expected fields of the Service.
-LOCAL: Obj = {"externalTrafficPolicy": "Local"}
-CLUSTER_IP: Obj = {"type": "ClusterIP", "externalTrafficPolicy": None, "healthCheckNodePort": None}
-CLIENT_IP: Obj = {"sessionAffinity": "ClientIP"}
-SEQUENCES: dict[str, list[tuple[Obj, Obj]]] = {
-    "externalTrafficPolicy, removed before the type and with it": [
-        ({"type": "NodePort", **LOCAL}, LOCAL),
-        ({"type": "NodePort"}, {"externalTrafficPolicy": "Cluster"}),
-        ({"type": "LoadBalancer", **LOCAL}, LOCAL),
-        ({}, CLUSTER_IP),
-    ],
-    "sessionAffinity": [(CLIENT_IP, CLIENT_IP), ({}, {"sessionAffinity": "None", "sessionAffinityConfig": None})],
-}
 BOTH, REVERSED = {"ipFamilies": ["IPv4", "IPv6"]}, {"ipFamilies": ["IPv6", "IPv4"]}
 V4, V6 = {"ipFamilies": ["IPv4"]}, {"ipFamilies": ["IPv6"]}
 SINGLE, PREFER, REQUIRE = ({"ipFamilyPolicy": name} for name in ("SingleStack", "PreferDualStack", "RequireDualStack"))
 DUAL: dict[str, list[tuple[Obj, Obj]]] = {
     "ipFamilyPolicy alone": [(PREFER, BOTH), (SINGLE, V4), (REQUIRE, BOTH)],
-    "one family, then both": [(V6, SINGLE | V6), (PREFER, REVERSED)],
     "the first family with a dual-stack policy": [
         (REQUIRE | V6, REVERSED),
-        (PREFER | V6 | CLIENT_IP, REVERSED | CLIENT_IP),
+        (PREFER | V6, REVERSED),
         (SINGLE | V6, V6),
     ],
 }
@@ -60,11 +46,6 @@ def follow(kube: Kube, namespace: str, steps: list[tuple[Obj, Obj]]) -> None:
         edit(kube, resource, fields)
         spec = kube.get("v1", "Service", "demo", namespace)["spec"]
         assert {name: spec.get(name) for name in expected} == expected
-
-
-@pytest.mark.parametrize("name", SEQUENCES)
-def test_a_field_of_the_service_is_set_changed_and_removed(admin: Kube, namespace: str, name: str) -> None:
-    follow(admin, namespace, SEQUENCES[name])
 
 
 @pytest.mark.usefixtures("dual_stack")
