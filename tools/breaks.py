@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import json
 import os
 import random
@@ -147,52 +148,61 @@ def find(root: Path, one: Break) -> tuple[Path, Place] | None:
     return None
 
 
-def run_tests(root: Path, one: Break, path: Path, place: Place, options: Sequence[str]) -> tuple[bool, str]:
-    """Applies a break to a copy of `root`, and runs the tests of its area.
+def run_tests(root: Path, area: str, options: Sequence[str], broken: tuple[Path, Place] | None = None) -> str | None:
+    """Runs the tests of an area in a copy of `root`, with a break in a file below `root`, until one fails.
 
     Returns:
-        whether a test failed, and the id of that test.
+        the id of the failed test, or what else ended the run; None if all passed.
     """
     with tempfile.TemporaryDirectory(prefix="breaks-") as folder:
         copy = Path(folder) / "tree"
-        ignored = shutil.ignore_patterns(".git", ".venv", "build", "__pycache__")
-        shutil.copytree(root, copy, copy_function=os.link, symlinks=True, ignore=ignored)
-        broken = copy / path.relative_to(root)
-        text = place.apply(broken.read_text(encoding="utf-8"))
-        broken.unlink()  # the original is the same file
-        broken.write_text(text, encoding="utf-8")
-        tests = [test for test in AREAS[one.area][1] if (copy / test).exists()]
-        files = _nearest_first(copy, tests, broken)
+        shutil.copytree(
+            root, copy, symlinks=True, ignore=shutil.ignore_patterns(".git", ".venv", "build", "__pycache__")
+        )
+        module = None
+        if broken:
+            path, place = broken
+            module = copy / path.relative_to(root)
+            module.write_text(place.apply(module.read_text(encoding="utf-8")), encoding="utf-8")
+        tests = [test for test in AREAS[area][1] if (copy / test).exists()]
+        files = _nearest_first(copy, tests, module)
         command = [sys.executable, "-m", "pytest", *files, "-x", "-m", SELECTED, "-p", "no:cacheprovider", *options]
         paths = {"PYTHONPATH": f"{copy / 'operator'}:{copy}", "PYTHONDONTWRITEBYTECODE": "1"}
-        process = subprocess.Popen(
-            command,
-            cwd=copy,
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | paths,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # its processes end with it
-        )
-        try:
-            output, _ = process.communicate(timeout=LIMIT)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            return True, "no end"
-    failed = [line.partition(" - ")[0] for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    if process.returncode not in (0, 1, 2):
-        raise RuntimeError(f"pytest ended with {process.returncode} for {one.function}: {output[-2000:]}")
-    return process.returncode != 0, failed[0] if failed else ""
+        with open(Path(folder) / "output", "w+", encoding="utf-8") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=copy,
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | paths,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                process.wait(LIMIT)
+            except subprocess.TimeoutExpired:
+                return "no end"
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # servers that the tests left behind too
+                process.wait()
+            output.seek(0)
+            text = output.read()
+    if process.returncode == 0:
+        return None
+    if process.returncode not in (1, 2):
+        raise RuntimeError(f"pytest ended with {process.returncode}: {text[-2000:]}")
+    failed = [line.partition(" - ")[0] for line in text.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return failed[0] if failed else "collection"
 
 
-def _nearest_first(root: Path, folders: Sequence[str], path: Path) -> list[str]:
+def _nearest_first(root: Path, folders: Sequence[str], module: Path | None) -> list[str]:
     """Returns the test files of the folders; first those whose name or content names the broken module."""
-    module = path.stem
 
     def distance(file: Path) -> tuple[bool, bool, str]:
-        imported = f"{path.parent.name}.{module}" in file.read_text(encoding="utf-8")
-        return module not in file.stem, not imported, str(file)
+        if module is None:
+            return False, False, str(file)
+        imported = f"{module.parent.name}.{module.stem}" in file.read_text(encoding="utf-8")
+        return module.stem not in file.stem, not imported, str(file)
 
     files = [file for folder in folders for file in (root / folder).rglob("test_*.py")]
     return [str(file.relative_to(root)) for file in sorted(files, key=distance)]
@@ -200,6 +210,8 @@ def _nearest_first(root: Path, folders: Sequence[str], path: Path) -> list[str]:
 
 def run(root: Path, breaks: Sequence[Break], count: int, jobs: int, out: Path, options: Sequence[str]) -> None:
     """Runs the first `count` breaks of each area whose function is below `root`, except those that `out` already has.
+
+    First runs the tests of each area without a break. Raises RuntimeError if one fails.
 
     Appends an object per line to `out`: the break, its `place`, whether it was `caught`, and the `test` that failed.
     """
@@ -212,16 +224,23 @@ def run(root: Path, breaks: Sequence[Break], count: int, jobs: int, out: Path, o
             if asdict(one) not in known:
                 chosen.append((one, *where))
 
+    def check(area: str) -> None:
+        if failed := run_tests(root, area, options):
+            raise RuntimeError(f"the tests of {area} fail without a break: {failed}; leave it out with --pytest")
+
     def work(item: tuple[Break, Path, Place]) -> None:
         one, path, place = item
         start = time.monotonic()
-        caught, test = run_tests(root, one, path, place, options)
+        failed = run_tests(root, one.area, options, (path, place))
         where = f"{path.relative_to(root)}:{place.node.lineno}"
-        print(f"{time.monotonic() - start:5.0f} s  {where} {one.kind}: {test if caught else 'NOT CAUGHT'}", flush=True)
+        print(f"{time.monotonic() - start:5.0f} s  {where} {one.kind}: {failed or 'NOT CAUGHT'}", flush=True)
         with out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"break": asdict(one), "place": where, "caught": caught, "test": test}) + "\n")
+            file.write(
+                json.dumps({"break": asdict(one), "place": where, "caught": bool(failed), "test": failed}) + "\n"
+            )
 
     with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(check, dict.fromkeys(one.area for one, _, _ in chosen)))
         list(pool.map(work, chosen))
 
 
