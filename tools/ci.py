@@ -52,20 +52,21 @@ def run(parts: Sequence[str], root: Path = ROOT) -> int:
     """
     times: list[str] = []
     flaky: list[FailedTest] = []
-    code = 0
-    for part in parts:
-        start = time.monotonic()
-        code = _run_part(part, root, flaky)
-        times.append(f"make {part}: {time.monotonic() - start:.0f} s")
-        if code:
-            break
-    print("\n".join(times))
-    if flaky:
-        print("\nFLAKY: these tests failed, and passed when they were repeated")
-        for test in flaky:
-            print(f"\n{test.id}\n{test.report}")
-    sys.stdout.flush()
-    return code
+    try:
+        for part in parts:
+            start = time.monotonic()
+            code = _run_part(part, root, flaky)
+            times.append(f"make {part}: {time.monotonic() - start:.0f} s")
+            if code:
+                return code
+        return 0
+    finally:
+        print("\n".join(times))
+        if flaky:
+            print("\nFLAKY: these tests failed, and passed when they were repeated")
+            for test in flaky:
+                print(f"\n{test.id}\n{test.report}")
+        sys.stdout.flush()
 
 
 def _run_part(part: str, root: Path, flaky: list[FailedTest]) -> int:
