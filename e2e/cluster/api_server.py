@@ -47,12 +47,6 @@ class ApiServer:
         """Returns a client of the admin, which impersonates `user` and `groups` if given."""
         return Kube(self.kubeconfig, user=user, groups=groups)
 
-    def user_kubeconfig(self, user: str, *groups: str) -> Path:
-        """Writes a kubeconfig for any user name, with a client certificate. Raises StartError for external clusters."""
-        if not self._plane:
-            raise StartError("only a cluster that the suite started issues client certificates; use a service account")
-        return self._plane.user(user, groups)
-
     def service_account_kubeconfig(self, namespace: str, name: str) -> Path:
         """Writes a kubeconfig for a service account, with a token that is valid for one hour."""
         kube = self.admin()

@@ -18,6 +18,7 @@ BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TREATMENTS = {
     r"curl (-N )?http://127\.0\.0\.1:8000/": "run",
     r"make serve ARGS=|.*python -m (runtime\.server|(runtime|tools)\.bench)\b": "parsed",
+    r".*python -m training\.demo\.held_out ": "tests/training writes such a file",
     r"make ": "target exists",
     r"(velero|.*kubectl|.*helm|kind|minikube|for child in|wait -n)\b": "needs a cluster",
     r"docker ": "needs Docker",
