@@ -139,13 +139,13 @@ def choose(root: Path, seed: int, count: int) -> list[Break]:
     return drawn
 
 
-def find(root: Path, one: Break) -> tuple[Path, Place] | None:
-    """Returns file and place of a break below `root`; None if its function has changed."""
+def index(root: Path) -> dict[tuple[str, str], tuple[Path, ast.AST]]:
+    """Returns file and tree of each function below `root` by its qualified name and source; the first of equal ones."""
+    found: dict[tuple[str, str], tuple[Path, ast.AST]] = {}
     for top in ("runtime", "operator"):
         for path, name, function in functions(root / top):
-            if name == one.function and ast.unparse(function) == one.source:
-                return path, list(places(function))[one.index]
-    return None
+            found.setdefault((name, ast.unparse(function)), (path, function))
+    return found
 
 
 def run_tests(root: Path, area: str, options: Sequence[str], broken: tuple[Path, Place] | None = None) -> str | None:
@@ -216,13 +216,15 @@ def run(root: Path, breaks: Sequence[Break], count: int, jobs: int, out: Path, o
     Appends an object per line to `out`: the break, its `place`, whether it was `caught`, and the `test` that failed.
     """
     known = [row["break"] for row in read_rows(out)]
+    unchanged = index(root)
     left = dict.fromkeys(AREAS, count)
     chosen: list[tuple[Break, Path, Place]] = []
     for one in breaks:
-        if left[one.area] and (where := find(root, one)):
+        if left[one.area] and (where := unchanged.get((one.function, one.source))):
             left[one.area] -= 1
             if asdict(one) not in known:
-                chosen.append((one, *where))
+                path, function = where
+                chosen.append((one, path, list(places(function))[one.index]))
 
     def check(area: str) -> None:
         if failed := run_tests(root, area, options):
