@@ -140,7 +140,7 @@ def a_deployment_of_which_only_replicas_are_taken(admin: Kube, namespace: str) -
     """Makes admission deny every update of the Deployment except that of its scale."""
     resource = accepted(admin, demo(namespace, "denied"))
     live = admin.get("apps/v1", "Deployment", "denied", namespace)
-    with policy(admin, namespace, "Invalid"):
+    with policy(admin, namespace):
         admin.wait("the policy holds", lambda: not updates(admin, live))
         admin.patch(resource, {"spec": {"replicas": 3}})
         admin.wait("scaled", lambda: _live(admin, live)["spec"]["replicas"] == 3)
