@@ -1,10 +1,12 @@
-"""Hypothesis profiles. The default runs the same few examples each time; `thorough` runs many random ones.
+"""Hypothesis profiles, and the order of tests.
 
-`--hypothesis-profile=thorough` selects the latter.
+The default profile runs the same few examples each time. `--hypothesis-profile=thorough` runs many random ones.
 """
 
 import os
+from itertools import islice
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 # With the tiny tensors of tests, several threads are ten times slower than one. The variable is set instead of calling
@@ -22,3 +24,21 @@ settings.register_profile("ci", derandomize=True, database=None, max_examples=50
 THOROUGH = 50 * int(os.environ.get("UNMASK_EXAMPLES", "60"))
 settings.register_profile("thorough", max_examples=THOROUGH, print_blob=True, **_COMMON)
 settings.load_profile("ci")
+
+
+@pytest.hookimpl(trylast=True)  # after tests are deselected
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Lets each worker begin with a part of the tests marked `minutes`. Otherwise they would end last, on one core.
+
+    `--dist worksteal` gives each worker an equal number of consecutive tests, and an idle worker those at the end of
+    another's list.
+    """
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    long = [item for item in items if item.get_closest_marker("minutes")]
+    others = iter([item for item in items if not item.get_closest_marker("minutes")])
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):
+        begun = long[worker::workers]
+        share = (len(items) - len(ordered)) // (workers - worker)
+        ordered += [*begun, *islice(others, max(0, share - len(begun)))]
+    items[:] = [*ordered, *others]

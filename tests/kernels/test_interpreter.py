@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FULL_MODELS = "test_a_full_model and (llada2 or dream) and not llada2dot2 or test_full_model and an_expert_more"
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.matrix
+@pytest.mark.minutes
 @pytest.mark.parametrize(
     ("file", "part"),
     [
@@ -28,12 +28,6 @@ FULL_MODELS = "test_a_full_model and (llada2 or dream) and not llada2dot2 or tes
 )
 def test_kernels_equal_their_references(file, part):
     assert interpret(f"tests/kernels/{file}.py", "-m", "not slow and not gpu", "-k", part) > 5
-
-
-@pytest.mark.matrix
-def test_models_on_kernels_equal_those_on_torch():
-    files = "tests/kernels/interpreted_models.py", "tests/kernels/interpreted_quantized.py"
-    assert interpret(*files, "-m", "not slow and not matrix and not gpu", "-k", FULL_MODELS) >= 3
 
 
 def interpret(*arguments):
