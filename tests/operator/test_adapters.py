@@ -291,7 +291,7 @@ def serving(**spec: Any) -> FakeApi:
 
 
 def notified(api: FakeApi) -> list[str]:
-    return [obj["metadata"]["name"] for verb, obj in api.writes if verb == "annotate"]
+    return [obj["metadata"]["name"] for obj in api.written("annotate")]
 
 
 def test_a_list_is_written_before_pods_are_notified() -> None:
@@ -311,7 +311,7 @@ def test_a_list_is_written_before_pods_are_notified() -> None:
 )
 def test_a_pod_that_cannot_be_notified_delays_nothing(error: ApiError, is_logged: bool, caplog: Any) -> None:
     api = serving()
-    api.refuse = lambda verb, obj: error if verb == "annotate" and obj["metadata"]["name"] == "p1" else None
+    api.wrong = lambda verb, obj: error if verb == "annotate" and obj["metadata"]["name"] == "p1" else None
     api.reconcile()
     assert not api.reconcile().refused
     assert set(notified(api)) == {"p2"}

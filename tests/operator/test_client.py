@@ -56,7 +56,7 @@ class Server:
         """Runs `scene(client)`. The second time the credentials are read, the token is `renewed`."""
 
         async def scenario():
-            async with http_server(self.handle) as address, client_at(f"http://{address}", renewed) as client:
+            async with http_server(self.handle) as port, client_at(f"http://127.0.0.1:{port}", renewed) as client:
                 return await scene(client)
 
         return asyncio.run(scenario())
@@ -394,8 +394,9 @@ def test_a_ca_that_was_replaced_is_read_again(tmp_path):
     ca.write_bytes(old.certificate)
 
     async def scene():
-        async with http_server(Server((200, {"ok": True}, {})).handle, tls) as address:
-            config = yaml.safe_load(kubeconfig.write(file, f"https://{address}", b"", user="u", token="t").read_text())
+        async with http_server(Server((200, {"ok": True}, {})).handle, tls) as port:
+            kubeconfig.write(file, f"https://127.0.0.1:{port}", b"", user="u", token="t")
+            config = yaml.safe_load(file.read_text())
             config["clusters"][0]["cluster"]["certificate-authority"] = str(ca)
             file.write_text(yaml.safe_dump(config))
             async with client_of(file) as client:

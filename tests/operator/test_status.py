@@ -385,7 +385,6 @@ def test_ready_changes_only_with_the_pods_also_before_the_deployment_is_observed
 # -- Events
 
 LOADING = pod("loading")
-NORMAL, WARNING = "Normal", "Warning"
 
 
 @pytest.mark.parametrize(

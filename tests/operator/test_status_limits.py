@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -20,7 +19,6 @@ from tests.operator.structural import violations
 from tools.crd import schema
 from unmask_operator.controller.reconciler import _event
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.kube.kinds import DLMS
 from unmask_operator.objects import Ref
 from unmask_operator.plan.observed import Adapter, Decision, Load, Observed, PodEvent
 from unmask_operator.status import status
@@ -189,7 +187,7 @@ REFUSED = ApiError(422, "Invalid", "status.conditions[0].reason: Invalid value")
 def refusing(error: ApiError) -> FakeApi:
     """Returns an API server that refuses whole statuses with this error."""
     api = FakeApi(observe(resource(replicas=3)))
-    api.refuse = lambda verb, patch: error if verb == "status" and "url" in patch else None
+    api.wrong = lambda verb, patch: error if verb == "status" and "url" in patch else None
     return api
 
 
@@ -209,7 +207,7 @@ def count(api: FakeApi) -> float | None:
 def test_a_refused_status_is_replaced_by_a_minimal_one(error: ApiError) -> None:
     api = refusing(error)
     assert api.reconcile().refused, "the refused status is not retried"
-    (patch,) = (patch for verb, patch in api.writes if verb == "status")
+    (patch,) = api.written("status")
     counts = {"observedGeneration", "replicas", "readyReplicas", "updatedReplicas"}
     assert patch.keys() == {*counts, "selector", "conditions"}
     assert list(violations(STATUS, patch)) == []
@@ -225,15 +223,13 @@ def test_a_refusal_that_lasts_is_reported_once_and_ends() -> None:
     for number in (1, 2, 3):
         assert api.reconcile().refused
         assert count(api) == number
-    assert [verb for verb, _ in api.writes].count("status") == 1, "the minimal status was written more than once"
+    assert len(api.written("status")) == 1, "the minimal status was written more than once"
     assert len(api.events("StatusRefused")) == 1
-    api.refuse = lambda verb, patch: None
+    api.wrong = lambda verb, patch: None
     assert not api.reconcile().refused
     assert "url" in api.resource["status"]
-    api.refuse = lambda verb, patch: REFUSED if verb == "status" else None
-    edited = copy.deepcopy(api.resource)
-    edited["metadata"] |= {"generation": 2, "resourceVersion": "999"}
-    api.cache.put(DLMS, edited)
+    api.wrong = lambda verb, patch: REFUSED if verb == "status" else None
+    api.edit()
     with pytest.raises(ApiError, match="Invalid value"):
         api.reconcile()
     assert len(api.events("StatusRefused")) == 2
