@@ -10,6 +10,7 @@ from typing import Any
 from tests.operator.samples import SETTINGS, make, running, template
 from unmask_operator.objects import Obj, Ref
 from unmask_operator.plan.observed import Observed
+from unmask_operator.plan.plan import Plan
 from unmask_operator.settings import Settings
 from unmask_operator.status import status
 
@@ -50,9 +51,9 @@ def observe_pod(
     return replace(observed, pods=[make_pod(observed, pod_status, node, **(pod_spec or {}))], nodes=nodes)
 
 
-def judge(observed: Observed) -> dict[str, Obj]:
-    """Returns the conditions by type."""
-    return {c["type"]: c for c in status(observed, make(observed))["conditions"]}
+def judge(observed: Observed, plan: Plan | None = None) -> dict[str, Obj]:
+    """Returns the conditions by type. The default plan is that of the operator."""
+    return {c["type"]: c for c in status(observed, plan or make(observed))["conditions"]}
 
 
 def judge_pod(pod_status: Obj, node: str | None = "n1", nodes: Sequence[Obj] | None = None, **known: Any) -> Any:

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.operator.pod_states import check
+from tests.operator.pod_states import check, judge
 from tests.operator.samples import SETTINGS, apply, make, observe, resource, running, settled, template
 from unmask_operator.objects import ADOPT, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.plan.adoption import adopted_revision, orphans, owner_reference
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import Plan
 from unmask_operator.settings import Settings
-from unmask_operator.status import status
 
 RECORDED = list(yaml.safe_load_all((Path(__file__).parent / "recorded/revisions.yaml").read_text(encoding="utf-8")))
 LOST = pytest.mark.parametrize("lost", [(), ("ControllerRevision",)])
@@ -42,10 +41,6 @@ def recorded(name: str) -> tuple[Observed, Obj]:
     (pin,) = (obj for obj in children if obj["kind"] == "ControllerRevision")
     spec = {**pin["data"]["spec"], "replicas": deployment(children)["spec"]["replicas"]}
     return observe(resource(name, **spec), *children), deployment(children)
-
-
-def conditions(observed: Observed, made: Plan) -> dict[str, Obj]:
-    return {c["type"]: c for c in status(observed, made)["conditions"]}
 
 
 # -- adoption of children
@@ -94,7 +89,7 @@ def test_nothing_is_adopted_without_the_annotation_and_the_message_names_it(anno
     assert orphans(observed) == []
     made = make(observed)
     assert made.children == ()
-    check(conditions(observed, made), f'Accepted False NameConflict annotate this resource with {ADOPT}: "true"')
+    check(judge(observed), f'Accepted False NameConflict annotate this resource with {ADOPT}: "true"')
 
 
 OTHER = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "x", "uid": "x", "controller": True}
@@ -179,4 +174,4 @@ def test_a_deployment_of_an_earlier_operator_without_revisions_keeps_its_templat
 def test_a_refused_adoption_is_reported_with_the_sentence_of_the_api_server(reason: str, grant: bool) -> None:
     observed = replace(orphaned(running()), not_adopted={Ref("apps/v1", "Deployment", "demo"): reason})
     says = f"rejected the adoption of Deployment demo ({reason}) ... {'' if grant else '!'}rbac.adoption"
-    check(conditions(observed, make(observed)), f"Accepted False NameConflict {says}")
+    check(judge(observed), f"Accepted False NameConflict {says}")

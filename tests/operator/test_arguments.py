@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from runtime.config import FLAGS
 from runtime.config import parse as parse_arguments
-from tests.operator.test_parse import resource
+from tests.operator.samples import resource
 from unmask_operator.api import SpecError, parse
 from unmask_operator.api.engine import Engine, Thresholds
 from unmask_operator.api.flags import flag_of, spelling

@@ -5,14 +5,13 @@ from datetime import timedelta
 
 import pytest
 
-from tests.operator.pod_states import check
+from tests.operator.pod_states import check, judge
 from tests.operator.recorded import NOW, STATES, pod, reconcile
 from unmask_operator.controller.pod_events import AGAIN_SECONDS, LONGEST_SECONDS, PodEvents, in_order
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import EVENTS as EVENTS_KIND
 from unmask_operator.objects import Key
 from unmask_operator.plan.observed import PodEvent
-from unmask_operator.status import status
 from unmask_operator.status.pods.event_messages import PATIENCE, is_silent
 
 DEMO = Key("ns", "demo")
@@ -38,8 +37,7 @@ def ended(code):
 
 def reported(found, *events, stage="progressing", others=()):
     """Returns the conditions of a resource with this pod and its Events."""
-    state = reconcile(stage, *others, found, pod_events={found["metadata"]["uid"]: events})
-    return {c["type"]: c for c in status(*state)["conditions"]}
+    return judge(*reconcile(stage, *others, found, pod_events={found["metadata"]["uid"]: events}))
 
 
 def of_pod(state):

@@ -5,8 +5,20 @@ from dataclasses import replace
 
 import pytest
 
-from tests.operator.samples import apply, child, container, edit, kinds, make, observe, resource, settled, template
-from tests.operator.test_revisions import NEW, restarted
+from tests.operator.samples import (
+    NEW,
+    apply,
+    child,
+    container,
+    edit,
+    kinds,
+    make,
+    observe,
+    resource,
+    restarted,
+    settled,
+    template,
+)
 from unmask_operator.objects import Ref
 from unmask_operator.plan.observed import Observed
 from unmask_operator.render.model_revision import key_of

@@ -2,10 +2,12 @@
 
 import contextlib
 import copy
+from dataclasses import replace
 
 import pytest
 
-from tests.operator.fake_api import KEY, FakeApi
+from tests.operator.fake_api import DEPLOYMENT, KEY, FakeApi
+from tests.operator.pod_states import RUNNING, SCHEDULED, container, make_pod
 from tests.operator.samples import observe, resource, running
 from unmask_operator.controller.reconciler import Result
 from unmask_operator.kube.errors import ApiError
@@ -64,6 +66,19 @@ def test_repeated_server_errors_on_a_child_are_reported_next_to_all_other_condit
     assert (scheduled["status"], scheduled["reason"]) == ("False", "Pending")
     assert [(event["type"], event["note"]) for event in api.events("ApiError")] == [("Warning", accepted["message"])]
     assert api.metrics.registry.get_sample_value("unmask_operator_api_errors_total", {"status": "500"}) == 2
+
+
+def test_a_reconcile_that_finds_nothing_to_do_writes_nothing():
+    observed = running(replicas=1, networkPolicy={"from": [{"podSelector": {}}]}, autoscaling={"maxReplicas": 3})
+    loading = {"phase": "Running", "conditions": [SCHEDULED], "containerStatuses": [container(state=RUNNING)]}
+    api = FakeApi(replace(observed, pods=[make_pod(observed, loading)]))
+    api.objects[DEPLOYMENT]["metadata"]["annotations"] = {}  # so that it is written
+    api.reconcile()
+    before = len(api.writes)
+    assert before
+    api.restart()
+    api.reconcile()
+    assert len(api.writes) == before
 
 
 class Killed(Exception):

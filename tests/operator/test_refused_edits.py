@@ -27,7 +27,7 @@ NETWORK_POLICY = Ref("networking.k8s.io/v1", "NetworkPolicy", "demo-engine")
 
 
 def reconcile(api: FakeApi, observed: Observed, writer: Applier | None = None) -> Outcome:
-    """Runs one reconcile of the resource, whose children are those of the API server. The default writer is a new leader's."""
+    """Runs one reconcile with the API server's children. The default writer is a new leader's."""
     seen = Observed(observed.resource, observed.now, dict(api.objects), apis=observed.apis)
     planned = (writer or new_writer(api)).apply(
         lambda known: plan(known, SETTINGS), lambda known: last_accepted(known, SETTINGS), seen

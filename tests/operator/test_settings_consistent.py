@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.operator.pod_states import judge
 from tests.operator.samples import edit, make, observe, resource, running
 from unmask_operator.objects import Obj
 from unmask_operator.status import status
@@ -13,9 +14,7 @@ from unmask_operator.status.transitions import transitions
 
 
 def condition(**spec: Any) -> Obj:
-    observed = observe(resource(**spec))
-    found: Obj = next((c for c in status(observed, make(observed))["conditions"] if c["type"] == TYPE), {})
-    return found
+    return judge(observe(resource(**spec))).get(TYPE, {})
 
 
 def main(**members: Any) -> Obj:
@@ -179,4 +178,4 @@ def test_a_contradiction_emits_one_event_and_its_end_removes_the_condition():
     (event,) = [e for e in transitions(old, first) if e.reason == "DisruptionBudgetBlocksDrains"]
     assert event.type == "Warning"
     right = edit(wrong, podDisruptionBudget={"maxUnavailable": 1})
-    assert TYPE not in {c["type"] for c in status(right, make(right))["conditions"]}
+    assert TYPE not in judge(right)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from e2e.cluster import Kube
+from tests.operator.samples import resource as sample
 from unmask_operator.kube.kinds import CHILDREN, OPTIONAL
 from unmask_operator.objects import API_VERSION, KIND, SERVICE_LABEL, controller_uid
 
@@ -15,13 +16,7 @@ Obj = dict[str, Any]
 
 def demo(namespace: str, name: str = "demo", **spec: Any) -> Obj:
     """Returns a small valid resource."""
-    metadata = {"name": name, "namespace": namespace}
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": metadata,
-        "spec": {"model": {"uri": "demo://"}, **spec},
-    }
+    return {**sample(name, **spec), "metadata": {"name": name, "namespace": namespace}}
 
 
 def read(kube: Kube, resource: Obj) -> Obj:
