@@ -11,13 +11,10 @@ from typing import Any
 import pytest
 
 from tests.operator.fake_api import ARGOCD, DENIED, DEPLOYMENT, KEY, PATCHED, SERVICE, Change, FakeApi, of, patched
+from tests.operator.pod_states import make_pod
 from tests.operator.samples import make, running
-from unmask_operator.controller.field_conflicts import (
-    LAST_PAUSE_SECONDS,
-    SETTLED_SECONDS,
-    WINDOW_SECONDS,
-    other_manager,
-)
+from unmask_operator.controller import field_conflicts as module
+from unmask_operator.controller.field_conflicts import SETTLED_SECONDS, other_manager
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import DLMS
 from unmask_operator.objects import FIELD_MANAGER, Obj, Ref
@@ -128,7 +125,7 @@ def test_repairs_of_a_field_in_conflict_back_off_to_five_minutes() -> None:
                 api.now += result.requeue_after
         written = len(api.written("apply"))
         pauses.append(api.now - start)
-    assert pauses == [4, 8, 16, 32, 64, 128, 256, *[LAST_PAUSE_SECONDS] * 3]
+    assert pauses == [4, 8, 16, 32, 64, 128, 256, *[module.LAST_PAUSE_SECONDS] * 3]
     assert api.conditions["UpToDate"]["reason"] == "FieldConflict"
 
 
@@ -185,7 +182,7 @@ def test_the_conflict_does_not_end_between_two_writes_of_a_tool_that_acts_every_
 
 def test_repairs_at_long_intervals_are_no_conflict() -> None:
     api = FakeApi(running())
-    fight(api, *CHANGES["image"][:3], times=9, seconds=WINDOW_SECONDS / 2 + 1)
+    fight(api, *CHANGES["image"][:3], times=9, seconds=module.WINDOW_SECONDS / 2 + 1)
     assert api.conditions["UpToDate"]["reason"] == "UpToDate"
 
 
@@ -383,18 +380,17 @@ def pod_of(
     **metadata: Any,
 ) -> Obj:  # fmt: skip
     """Returns a pod of the Deployment with some changes: another image, further containers, or one less."""
-    template = copy.deepcopy(observed.children[DEPLOYMENT]["spec"]["template"])
-    stamp = f"2026-01-01T00:00:0{number}Z"
-    meta = {"name": f"p{number}", "namespace": "default", "uid": f"p{number}", "creationTimestamp": stamp, **metadata}
-    meta["labels"] = template["metadata"]["labels"] | metadata.get("labels", {})
-    template["spec"]["nodeName"] = "n"
+    pod = make_pod(observed, {"phase": "Running"})
+    labels = pod["metadata"]["labels"] | metadata.pop("labels", {})
+    pod["metadata"] |= {"uid": f"p{number}", "creationTimestamp": f"2026-01-01T00:00:0{number}Z", "labels": labels}
+    pod["metadata"] |= metadata
     if image:
-        template["spec"]["containers"][0]["image"] = image
+        engine({"spec": {"template": pod}})["image"] = image
     for member, container in (added or {}).items():
-        template["spec"].setdefault(member, []).append(container)
+        pod["spec"].setdefault(member, []).append(container)
     if removed is not None:
-        del template["spec"]["containers"][removed]
-    return {"metadata": {**template["metadata"], **meta}, "spec": template["spec"], "status": {"phase": "Running"}}
+        del pod["spec"]["containers"][removed]
+    return pod
 
 
 def judged(observed: Observed, *pods: Obj, **state: Any) -> tuple[str, Obj]:
