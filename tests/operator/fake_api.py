@@ -1,7 +1,5 @@
 """An API server in memory with the reconciler of one resource, a clock, other clients and an admission webhook."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from collections.abc import Callable

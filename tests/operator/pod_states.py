@@ -1,7 +1,5 @@
 """States of pods and nodes, the conditions that follow from them, and a short form for the expected conditions."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

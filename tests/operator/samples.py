@@ -53,6 +53,16 @@ def apply(observed: Observed, made: Plan) -> Observed:
     return replace(observed, children=children)
 
 
+def patch(**pod: Any) -> Obj:
+    """Returns a spec that changes the pod template."""
+    return {"podTemplate": {"spec": pod}}
+
+
+def main(**members: Any) -> Obj:
+    """Returns a spec that changes the engine's container."""
+    return patch(containers=[{"name": "main", **members}])
+
+
 def edit(observed: Observed, **spec: Any) -> Observed:
     """Returns the observed state after an edit of the spec. A member set to None is removed."""
     service = copy.deepcopy(observed.resource)

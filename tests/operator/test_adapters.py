@@ -1,7 +1,5 @@
 """Tests of adapters: the pod template, the list that pods follow, and the state that they report."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of adoption: with the annotation a resource adopts children without a controller, and no pod restarts."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable
 from dataclasses import replace
@@ -20,7 +18,6 @@ from unmask_operator.plan.plan import Plan
 from unmask_operator.settings import Settings
 
 RECORDED = list(yaml.safe_load_all((Path(__file__).parent / "recorded/revisions.yaml").read_text(encoding="utf-8")))
-LOST = pytest.mark.parametrize("lost", [(), ("ControllerRevision",)])
 EVERYTHING: dict[str, Any] = {
     "model": {"uri": "hf://org/name"},
     "lora": {"adapters": [{"name": "a", "uri": "demo://roman"}]},
@@ -119,19 +116,18 @@ def test_objects_that_may_belong_to_others_are_not_adopted(kind: str, why: str) 
     assert {Ref.of(obj) for obj in found} == others.keys()
 
 
-@LOST
-def test_adoption_by_a_newer_operator_restarts_no_pod(lost: tuple[str, ...]) -> None:
-    before = running()
-    made = make(adopt(orphaned(before, lost=lost)), Settings(runtime_image="registry.example/unmask-runtime:9.9.9"))
-    assert template(made) == template(make(before))
-    assert not made.up_to_date
-
-
-@LOST
-def test_a_restored_restart_annotation_restarts_nothing(lost: tuple[str, ...]) -> None:
-    observed = observe(resource(annotations={RESTARTED_AT: "2026-01-01"}))
+@pytest.mark.parametrize("lost", [(), ("ControllerRevision",)])
+@pytest.mark.parametrize(
+    ("annotations", "operator"),
+    [({}, Settings(runtime_image="registry.example/unmask-runtime:9.9.9")), ({RESTARTED_AT: "2026-01-01"}, SETTINGS)],
+    ids=["by a newer operator", "with a restored restart annotation"],
+)
+def test_adoption_restarts_no_pod(lost: tuple[str, ...], annotations: dict[str, str], operator: Settings) -> None:
+    observed = observe(resource(annotations=annotations))
     before = apply(observed, make(observed))
-    assert template(make(adopt(orphaned(before, lost=lost)))) == template(make(before))
+    made = make(adopt(orphaned(before, lost=lost)), operator)
+    assert template(made) == template(make(before))
+    assert made.up_to_date == (operator is SETTINGS)
 
 
 def defaulted(observed: Observed) -> Observed:

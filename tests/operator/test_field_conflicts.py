@@ -1,7 +1,5 @@
 """Tests of another client or webhook that keeps changing a child: reports, and repairs at increasing intervals."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from collections.abc import Callable

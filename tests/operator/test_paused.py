@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.operator.pod_states import RUNNING, SCHEDULED, check, container, judge, observe_pod
-from tests.operator.recorded import pod, reconcile, service
+from tests.operator.recorded import later, pod, reconcile, service
 from tests.operator.samples import apply, edit, make
 from unmask_operator.objects import Obj, Ref
 from unmask_operator.status import status
@@ -13,10 +13,6 @@ from unmask_operator.status.transitions import transitions
 
 RESUME = "kubectl rollout resume deployment/demo -n models"
 READY = pod("ready")
-
-
-def new_pod(state: str) -> Obj:
-    return pod(state, "demo-66d4b7c8f9-aaaaa", "2030-01-01T01:00:00Z")
 
 
 def rollout(
@@ -47,7 +43,7 @@ FORBIDDEN = 'Failed to create new replica set "demo-5": replicasets.apps "demo-5
 REFUSED: Obj = {**OUTDATED, "conditions": progressing("ReplicaSetCreateError", FORBIDDEN)}
 SURGING: Obj = {"replicas": 2, "updatedReplicas": 1}
 OVERDUE: Obj = {**SURGING, "conditions": progressing("ProgressDeadlineExceeded", "timed out")}
-STARTING = [READY, new_pod("loading")]
+STARTING = [READY, later("loading")]
 SUSPENDED: Obj = {"paused": True, "replicas": 0, "resource": service(suspend=True)}
 
 
@@ -65,7 +61,7 @@ OLDER = "some pods are of an older template: "
             ["UpToDate,Available,Ready True", f"RolloutComplete True  {RESUME}"],
         ),
         (
-            *("surging", [READY, new_pod("crash_loop")], {"paused": True}),
+            *("surging", [READY, later("crash_loop")], {"paused": True}),
             [f"RolloutComplete {PAUSED} ... ended with exit code 1"],
         ),
         # not paused

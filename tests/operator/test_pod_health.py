@@ -1,7 +1,5 @@
 """Tests of conditions about running pods that are not Ready, terminated containers, and failed pods."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

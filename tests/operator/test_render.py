@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime import config
-from tests.operator.samples import SETTINGS, child, container, kinds, make, observe, resource, template
+from tests.operator.samples import SETTINGS, child, container, kinds, main, make, observe, patch, resource, template
 from tests.operator.snapshot import FOLDER, examples, rendered
 from unmask_operator.api import SpecError, parse
 from unmask_operator.api.base import RESERVED_ANNOTATIONS, RESERVED_LABELS
@@ -83,16 +83,8 @@ def _named(entry: Obj) -> tuple[str, Obj]:
     return entry.get("mountPath") or entry["name"], entry
 
 
-def patch(**pod: Any) -> Obj:
-    return {"podTemplate": {"spec": pod}}
-
-
 def cache(**limit: str) -> Obj:
     return {"modelCache": {"emptyDir": limit}}
-
-
-def main(**members: Any) -> Obj:
-    return patch(containers=[{"name": "main", **members}])
 
 
 def gpus(count: int, *flags: str, **parallelism: int) -> tuple[Obj, Obj]:

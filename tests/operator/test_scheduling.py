@@ -1,7 +1,5 @@
 """Tests of conditions about a pod without a node: the scheduler's reasons, and the field to change."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

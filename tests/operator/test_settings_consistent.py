@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.operator.pod_states import judge
-from tests.operator.samples import edit, make, observe, resource, running
+from tests.operator.samples import edit, main, make, observe, patch, resource, running
 from unmask_operator.objects import Obj
 from unmask_operator.status import status
 from unmask_operator.status.conditions.basic import NEEDED
@@ -17,16 +17,8 @@ def condition(**spec: Any) -> Obj:
     return judge(observe(resource(**spec))).get(TYPE, {})
 
 
-def main(**members: Any) -> Obj:
-    return {"podTemplate": {"spec": {"containers": [{"name": "main", **members}]}}}
-
-
 def limits(**resources: Any) -> Obj:
     return main(resources={"limits": {name.replace("__", "/"): value for name, value in resources.items()}})
-
-
-def pod(**members: Any) -> Obj:
-    return {"podTemplate": {"spec": members}}
 
 
 IP = {"ipBlock": {"cidr": "0.0.0.0/0"}}
@@ -93,8 +85,8 @@ CONTRADICTIONS: dict[str, list[tuple[Obj, str]]] = {
     ],
     "CacheExceedsStorage": [(cached("50Gi"), "spec.modelCache.emptyDir.sizeLimit is 50Gi")],
     "GracePeriodTooShort": [
-        (pod(terminationGracePeriodSeconds=69), "70 s"),
-        ({"drainTimeoutSeconds": 600, **pod(terminationGracePeriodSeconds=609)}, "drainTimeoutSeconds"),
+        (patch(terminationGracePeriodSeconds=69), "70 s"),
+        ({"drainTimeoutSeconds": 600, **patch(terminationGracePeriodSeconds=609)}, "drainTimeoutSeconds"),
     ],
     "ProbeTimeoutExceedsPeriod": [
         ({name: {"periodSeconds": 2, "timeoutSeconds": 3, "failureThreshold": 99}}, name)
@@ -112,7 +104,7 @@ CONTRADICTIONS: dict[str, list[tuple[Obj, str]]] = {
     ],
     "HostPortBlocksRollouts": [
         (main(ports=[{"containerPort": 9000, "hostPort": 9000}]), "maxSurge 0"),
-        (pod(hostNetwork=True), "hostNetwork"),
+        (patch(hostNetwork=True), "hostNetwork"),
     ],
 }
 CONSISTENT: list[Obj] = [
@@ -134,12 +126,12 @@ CONSISTENT: list[Obj] = [
     memory("3Gi", sharedMemorySize="2Gi"),
     cached("20Gi"),
     {"drainTimeoutSeconds": 600},
-    pod(terminationGracePeriodSeconds=70),
+    patch(terminationGracePeriodSeconds=70),
     main(startupProbe=None, livenessProbe=None),
     scaled(requests=None, runningRequestsPerReplica=8),
     {**scaled(runningRequestsPerReplica=8), "gpu": {}, "parallelism": {"data": 2}},
     scaled(runningRequestsPerReplica=8, queuedRequestsPerReplica=2),
-    {**pod(hostNetwork=True), "rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 1}},
+    {**patch(hostNetwork=True), "rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 1}},
 ]
 
 
@@ -161,7 +153,7 @@ def test_settings_that_agree_have_no_such_condition(spec: Obj) -> None:
 
 
 def test_several_contradictions_are_all_named_and_those_of_an_invalid_spec_are_not():
-    wrong = {"podDisruptionBudget": {"maxUnavailable": 0}, **pod(terminationGracePeriodSeconds=1)}
+    wrong = {"podDisruptionBudget": {"maxUnavailable": 0}, **patch(terminationGracePeriodSeconds=1)}
     found = condition(**wrong)
     assert found["reason"] == "DisruptionBudgetBlocksDrains"
     assert "maxUnavailable is 0" in found["message"]

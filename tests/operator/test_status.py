@@ -3,8 +3,6 @@
 Flux and Helm 4 wait by kstatus: until Ready is True, or until Stalled reports that a user must act.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from datetime import timedelta
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.operator.pod_states import check
-from tests.operator.recorded import NOW, UID, deployment, load, owned, pod, reconcile, service
+from tests.operator.recorded import NOW, UID, deployment, later, load, owned, pod, reconcile, service
 from tools.status import Status
 from unmask_operator.objects import API_VERSION, KIND, TEMPLATE_LABEL, Obj, Ref
 from unmask_operator.plan.observed import Decision, Load, Observed
@@ -34,11 +32,6 @@ INVALID = Problem("Accepted", "InvalidSpec", "spec.engine.blockSize: must be at 
 NO_MONITOR = Problem("UpToDate", "MissingCRD", "spec.monitoring.podMonitor: the cluster has no such kind")
 CONFLICT = Plan(problems=(Problem("Accepted", "NameConflict", "Service demo exists"),))
 NODES = load("nodes")
-
-
-def later(state: str, name: str = "demo-66d4b7c8f9-aaaaa") -> Obj:
-    """Returns a recorded pod as a newer one than the others."""
-    return pod(state, name, "2030-01-01T02:00:00Z")
 
 
 def no_gpu(need: str = "1", says: str = "", **spec: Any) -> Obj:

@@ -1,7 +1,5 @@
 """Tests that no foreign value violates the schema of the status or the limits of an Event."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime

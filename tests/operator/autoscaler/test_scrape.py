@@ -1,7 +1,5 @@
 """Tests of the scrape of pods' gauges, with a test server and with the runtime's own metrics."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Simulates a kubelet and an engine for tests with a real API server and its controllers."""
 
-from __future__ import annotations
-
 import secrets
 
 from e2e.cluster import Kube

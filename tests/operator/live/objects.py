@@ -1,7 +1,5 @@
 """Resources for tests to create, and functions that read them and wait for their state."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of the status with a real controller-manager. No kubelet runs: the tests write the pods' status."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
