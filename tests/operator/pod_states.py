@@ -54,11 +54,6 @@ def judge(observed: Observed, plan: Plan | None = None) -> dict[str, Obj]:
     return {c["type"]: c for c in status(observed, plan or make(observed))["conditions"]}
 
 
-def judge_pod(pod_status: Obj, node: str | None = "n1", nodes: Sequence[Obj] | None = None, **known: Any) -> Any:
-    """Returns the conditions of a first rollout whose only pod has this status. The arguments are for `observe_pod`."""
-    return judge(observe_pod(pod_status, node, nodes, **known))
-
-
 def check(found: Mapping[str, Obj], *expected: str) -> None:
     """Asserts conditions, each line as "Type,Type Status Reason part ... another part" or "Type absent".
 

@@ -22,11 +22,8 @@ def logins(*tokens, server="http://127.0.0.1:1", clock=now):
     The last token is used repeatedly.
     """
     lists, errors = [], []
-    return (
-        WatchLogin(ScriptedCredentials(server, *tokens), "agent/1", lists.append, errors.append, clock),
-        lists,
-        errors,
-    )
+    login = WatchLogin(ScriptedCredentials(server, *tokens), "agent/1", lists.append, errors.append, clock)
+    return login, lists, errors
 
 
 @pytest.mark.parametrize(

@@ -61,13 +61,13 @@ def wait_all_true(kube: Kube, resource: Obj) -> None:
     kube.wait("every condition is True", all_true)
 
 
-def wait_settled(kube: Kube, namespace: str, name: str = "") -> None:
+def wait_settled(kube: Kube, namespace: str) -> None:
     """Waits until the operator has reconciled what changed before this call.
 
     It creates another resource, deletes its Service and waits until the operator has created the Service again. The
     queue starts older entries first. A reconcile that is running, or delayed by a failure, may end later.
     """
-    sentinel = kube.create(demo(namespace, name or f"sentinel-{secrets.token_hex(4)}"))
+    sentinel = kube.create(demo(namespace, f"sentinel-{secrets.token_hex(4)}"))
     wait_condition(kube, sentinel, "Accepted", "True")
     service = ("v1", "Service", sentinel["metadata"]["name"], namespace)
     kube.delete(kube.get(*service))
