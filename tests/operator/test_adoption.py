@@ -10,11 +10,10 @@ import pytest
 import yaml
 
 from tests.operator.pod_states import check, judge
-from tests.operator.samples import SETTINGS, apply, make, observe, resource, running, settled, template
+from tests.operator.samples import SETTINGS, apply, child, make, observe, resource, running, settled, template
 from unmask_operator.objects import ADOPT, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.plan.adoption import adopted_revision, orphans, owner_reference
 from unmask_operator.plan.observed import Observed
-from unmask_operator.plan.plan import Plan
 from unmask_operator.settings import Settings
 
 RECORDED = list(yaml.safe_load_all((Path(__file__).parent / "recorded/revisions.yaml").read_text(encoding="utf-8")))
@@ -62,10 +61,6 @@ def adopt(observed: Observed) -> Observed:
         found["metadata"].setdefault("ownerReferences", []).append(owner_reference(meta["name"], meta["uid"]))
         children[Ref.of(obj)] = found
     return replace(observed, children=children)
-
-
-def revisions(made: Plan) -> list[str]:
-    return [c["metadata"]["name"] for c in made.children if c["kind"] == "ControllerRevision"]
 
 
 def test_every_child_is_adopted_and_the_pods_stay_unchanged() -> None:
@@ -144,7 +139,7 @@ def test_a_deployment_without_revisions_gets_one_of_the_template_that_runs() -> 
     made = make(after)
     assert template(made) == template(make(before))
     assert made.up_to_date
-    assert revisions(made) == ["demo-r1"]
+    assert child(made, "ControllerRevision")["metadata"]["name"] == "demo-r1"
     written = apply(after, made)
     assert settled(make(written), written)
     after.resource["metadata"]["annotations"] = {}

@@ -9,7 +9,7 @@ from tests.operator.fake_api import FakeApi
 from unmask_operator.controller.apply import Applier, OwnershipError, with_applied_hash
 from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.objects import Ref
+from unmask_operator.objects import Ref, controller_uid
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import Plan
 
@@ -47,15 +47,11 @@ def apply(api, *desired, delete=(), known=None, last_accepted=()):
     observed = Observed(SERVICE, now=None, children=dict(api.objects if known is None else known))
 
     def make_plan(seen):
-        foreign = [o for o in desired if Ref.of(o) in seen.children and not owned(seen.children[Ref.of(o)])]
+        foreign = any(controller_uid(seen.children[ref]) != UID for ref in map(Ref.of, desired) if ref in seen.children)
         return Plan() if foreign else Plan(children=tuple(desired), delete=tuple(delete))
 
     writer = Applier(api, Cache(), lambda verb: None)
     return asyncio.run(writer.apply(make_plan, lambda seen: Plan(children=tuple(last_accepted)), observed))
-
-
-def owned(obj):
-    return any(o["uid"] == UID for o in obj["metadata"]["ownerReferences"])
 
 
 WEBHOOK = ApiError(500, "InternalError", "failed calling webhook")

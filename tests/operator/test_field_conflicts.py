@@ -184,15 +184,12 @@ def test_repairs_at_long_intervals_are_no_conflict() -> None:
     assert api.conditions["UpToDate"]["reason"] == "UpToDate"
 
 
-REFUSED = of("Deployment", "apply", error=DENIED, form=patched)
-
-
 @pytest.mark.parametrize(
     ("wrong", "edit"),
     [
         (None, lambda number: {"service": {"port": 81 + number}}),
         (None, lambda number: {"networkPolicy": {} if number % 2 else None}),
-        (REFUSED, lambda number: {} if number else PATCHED),
+        (of("Deployment", "apply", error=DENIED, form=patched), lambda number: {} if number else PATCHED),
     ],
     ids=["a field", "a child that edits remove and restore", "the revision of a refused edit"],
 )

@@ -48,7 +48,6 @@ SUSPENDED: Obj = {"paused": True, "replicas": 0, "resource": service(suspend=Tru
 
 
 PAUSED = f"False DeploymentPaused {RESUME}"
-OLDER = "some pods are of an older template: "
 
 
 @pytest.mark.parametrize(
@@ -76,7 +75,7 @@ OLDER = "some pods are of an older template: "
         ),
         # pods of an older template
         *(
-            ("surging", STARTING, known, [f"UpToDate False {reason} {OLDER}"])
+            ("surging", STARTING, known, [f"UpToDate False {reason} some pods are of an older template: "])
             for known, reason in (
                 ({"deployment": SURGING}, "Progressing"),
                 ({"deployment": SURGING, "generation": 7}, "Progressing"),

@@ -27,7 +27,6 @@ ALL_OF_A_LABEL = {"namespaceSelector": {"matchLabels": {"a": "b"}}}
 SCALED = {"minReplicas": 2, "maxReplicas": 4}
 GPU = {"gpu": {}, "parallelism": {"tensor": 2}}
 MONITOR = {"monitoring": {"podMonitor": {}}}
-SPOT = {"ephemeral-storage": "20Gi"}
 
 
 def budget(replicas: int = 2, **members: Any) -> Obj:
@@ -40,7 +39,7 @@ def scaled(*, requests: int | None = 8, **targets: int) -> Obj:
 
 
 def cached(size: str) -> Obj:
-    return {"modelCache": {"emptyDir": {"sizeLimit": size}}, "resources": {"limits": SPOT}}
+    return {"modelCache": {"emptyDir": {"sizeLimit": size}}, "resources": {"limits": {"ephemeral-storage": "20Gi"}}}
 
 
 def memory(limit: str, **spec: Any) -> Obj:

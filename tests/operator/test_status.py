@@ -60,10 +60,6 @@ def changed(state: State, spec: Obj | None = None, conditions: Any = None, **met
     return replace(observed, children={**observed.children, ref: live}), plan
 
 
-def current_template(mark: str) -> Obj:
-    return {"template": of_template(copy.deepcopy(deployment("created")["spec"]["template"]), mark)}
-
-
 def upgraded(*problems: Problem) -> State:
     """Returns a state after an upgrade of the operator that changes the pod template, with these problems."""
     observed, plan = reconcile("complete", "ready")
@@ -120,7 +116,8 @@ STALLED = "Stalled True InvalidSpec"
 OVERDUE = "Stalled True ProgressDeadlineExceeded"
 ONE, TWO = pod("loading"), pod("loading", "other")
 LOADS = {ONE["metadata"]["uid"]: Load("weights", 61.4), TWO["metadata"]["uid"]: Load("weights", 42.2)}
-EDITED, PRESENT = of_template(later("crash_loop"), "edit"), current_template("present")
+EDITED = of_template(later("crash_loop"), "edit")
+PRESENT = {"template": of_template(deployment("created")["spec"]["template"], "present")}
 
 # Conditions of each state. Ready is not listed where it has the reason of the first condition that is not True.
 CONDITIONS = [
