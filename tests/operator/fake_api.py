@@ -56,27 +56,26 @@ class FakeApi:
         self.wrong: Wrong = lambda verb, obj: None
         self.mutate: Change = lambda obj: None
         self.resource = self.stored(observed.resource)
-        for child in observed.children.values():
-            self.put(child if child["kind"] in WRITTEN_ONCE else with_applied_hash(child))
-        for pod in observed.pods:
-            self.put(pod)
+        children = [c if c["kind"] in WRITTEN_ONCE else with_applied_hash(c) for c in observed.children.values()]
+        for obj in (*children, *observed.pods):
+            self._store(obj)
         self.restart()
 
     def restart(self) -> None:
-        """Continues with a new reconciler and an empty cache, as a new leader does."""
+        """Continues with a new reconciler and cache, as a new leader does."""
         self.cache = Cache()
+        self.cache.put(DLMS, self.resource)
+        for obj in self.objects.values():
+            self.cache.put(kind_of(obj["apiVersion"], obj["kind"]), obj)
         self.metrics = Metrics(self.cache, lambda: 0)
         client: Any = self
         self.reconciler = Reconciler(client, self.cache, SETTINGS, self._observe, self.metrics, lambda: self.now)
 
     def reconcile(self, first_attempt: bool = False) -> Result:
-        """Reconciles the resource after the watches have reported every change."""
-        self.cache.put(DLMS, self.resource, answered=True)
+        """Reconciles the resource after the watches have reported deletions and changes of other clients."""
         for ref, obj in self.cache.children(KEY).items():
             if ref not in self.objects:
                 self.cache.delete(kind_of(ref.api_version, ref.kind), obj)
-        for obj in self.objects.values():
-            self.cache.put(kind_of(obj["apiVersion"], obj["kind"]), obj)
         return asyncio.run(self.reconciler.reconcile(KEY, first_attempt))
 
     async def _observe(self, service: Obj, children: Any, pods: Any) -> Observed:
@@ -84,6 +83,7 @@ class FakeApi:
 
     def edit(self, **spec: Any) -> None:
         self.resource = self.stored(edit(replace(self.observed, resource=self.resource), **spec).resource)
+        self.cache.put(DLMS, self.resource)
 
     def change(self, ref: Ref, change: Change, fields: Any = None, manager: str = ARGOCD) -> None:
         """Changes an object as another client, which then owns `fields`."""
@@ -117,6 +117,12 @@ class FakeApi:
         return new
 
     def put(self, obj: Obj) -> Obj:
+        """Stores an object, which a watch reports. The operator's cache must have its own writes without that."""
+        new = self._store(obj)
+        self.cache.put(kind_of(new["apiVersion"], new["kind"]), new)
+        return new
+
+    def _store(self, obj: Obj) -> Obj:
         """Stores an object, except an Event."""
         new = self.stored(obj)
         if obj["kind"] != "Event":
@@ -140,7 +146,7 @@ class FakeApi:
         self._request(f"dry-{verb}" if dry_run else verb, mutated)
         if conflict:
             raise conflict
-        return mutated if dry_run else self._note(verb, self.put(mutated))
+        return mutated if dry_run else self._note(verb, self._store(mutated))
 
     def _note(self, verb: str, obj: Obj) -> Obj:
         self.writes.append((verb, obj))
@@ -191,7 +197,7 @@ class FakeApi:
     async def annotate_pod(self, pod: Obj, annotations: Obj) -> Obj:
         self._request("annotate", pod)
         meta = {**pod["metadata"], "annotations": {**pod["metadata"].get("annotations", {}), **annotations}}
-        return self._note("annotate", self.put({**self.objects[Ref("v1", "Pod", meta["name"])], "metadata": meta}))
+        return self._note("annotate", self._store({**self.objects[Ref("v1", "Pod", meta["name"])], "metadata": meta}))
 
     async def patch_status(self, namespace: str, name: str, uid: str, patch: Obj) -> Obj:
         self._request("status", patch, name)

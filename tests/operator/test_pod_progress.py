@@ -102,9 +102,6 @@ def test_a_pod_is_read_over_http_at_its_ipv6_address():
     assert asyncio.run(load()) == {"uid": Load("weights", 10)}
 
 
-NESTED = '{"status": "started", "adapters": {}, "x": '
-
-
 @pytest.mark.parametrize(
     "bad",
     [
@@ -114,7 +111,7 @@ NESTED = '{"status": "started", "adapters": {}, "x": '
         (503, ["no"]),
         (503, ""),
         (503, "["),
-        (503, NESTED + "[" * 60_000),
+        (503, '{"status": "started", "adapters": {}, "x": ' + "[" * 60_000),
         (503, f'{{"phase": "weights", "percent": {"1" + "0" * 400}}}'),
     ],
 )

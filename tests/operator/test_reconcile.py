@@ -72,7 +72,7 @@ def test_a_reconcile_that_finds_nothing_to_do_writes_nothing():
     observed = running(replicas=1, networkPolicy={"from": [{"podSelector": {}}]}, autoscaling={"maxReplicas": 3})
     loading = {"phase": "Running", "conditions": [SCHEDULED], "containerStatuses": [container(state=RUNNING)]}
     api = FakeApi(replace(observed, pods=[make_pod(observed, loading)]))
-    api.objects[DEPLOYMENT]["metadata"]["annotations"] = {}  # so that it is written
+    api.change(DEPLOYMENT, lambda obj: obj["metadata"].update(annotations={}))  # so that it is written
     api.reconcile()
     before = len(api.writes)
     assert before
