@@ -11,19 +11,28 @@ from aiohttp import web
 from unmask_operator.kube.client import Client
 from unmask_operator.kube.credentials import BEARER, Credentials, Identity
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def answer(text: str, status: int = 200) -> Handler:
+    async def handle(request: web.Request) -> web.Response:
+        return web.Response(text=text, status=status)
+
+    return handle
+
 
 @contextlib.asynccontextmanager
 async def http_server(
-    handle: Callable[[web.Request], Awaitable[web.StreamResponse]], tls: ssl.SSLContext | None = None
-) -> AsyncIterator[str]:
-    """Yields the host and port of a server that answers every request with `handle`."""
+    handle: Handler, tls: ssl.SSLContext | None = None, path: str = "/{tail:.*}", host: str = "127.0.0.1", port: int = 0
+) -> AsyncIterator[int]:
+    """Yields the port of a server that answers requests of a path, by default of every path, with `handle`."""
     app = web.Application()
-    app.router.add_route("*", "/{tail:.*}", handle)
+    app.router.add_route("*", path, handle)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+    await web.TCPSite(runner, host, port, ssl_context=tls).start()
     try:
-        yield f"127.0.0.1:{runner.addresses[0][1]}"
+        yield runner.addresses[0][1]
     finally:
         await runner.cleanup()
 

@@ -4,8 +4,6 @@ Each xdist worker has its own, started by the first test that uses the fixture: 
 4 s. If UNMASK_E2E_KUBECONFIG is set, that cluster is used instead.
 """
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 from collections.abc import Iterator

@@ -7,6 +7,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.operator.samples import resource
 from unmask_operator.api.base import RESERVED_ANNOTATIONS, RESERVED_LABELS
 
 Spec = dict[str, Any]
@@ -18,6 +19,12 @@ class Case:
     accept: Spec
     reject: Spec
     names: tuple[str, str] = field(default=("accept", "reject"))
+
+
+def changed(change: Spec, name: str = "demo") -> Spec:
+    """Returns the minimal resource with a change."""
+    spec = {**resource()["spec"], **change}
+    return {**resource(name), "spec": {key: value for key, value in spec.items() if value is not None}}
 
 
 DEMO = {"uri": "demo://"}

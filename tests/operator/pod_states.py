@@ -1,7 +1,5 @@
 """States of pods and nodes, the conditions that follow from them, and a short form for the expected conditions."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +8,7 @@ from typing import Any
 from tests.operator.samples import SETTINGS, make, running, template
 from unmask_operator.objects import Obj, Ref
 from unmask_operator.plan.observed import Observed
+from unmask_operator.plan.plan import Plan
 from unmask_operator.settings import Settings
 from unmask_operator.status import status
 
@@ -50,14 +49,9 @@ def observe_pod(
     return replace(observed, pods=[make_pod(observed, pod_status, node, **(pod_spec or {}))], nodes=nodes)
 
 
-def judge(observed: Observed) -> dict[str, Obj]:
-    """Returns the conditions by type."""
-    return {c["type"]: c for c in status(observed, make(observed))["conditions"]}
-
-
-def judge_pod(pod_status: Obj, node: str | None = "n1", nodes: Sequence[Obj] | None = None, **known: Any) -> Any:
-    """Returns the conditions of a first rollout whose only pod has this status. The arguments are for `observe_pod`."""
-    return judge(observe_pod(pod_status, node, nodes, **known))
+def judge(observed: Observed, plan: Plan | None = None) -> dict[str, Obj]:
+    """Returns the conditions by type. The default plan is that of the operator."""
+    return {c["type"]: c for c in status(observed, plan or make(observed))["conditions"]}
 
 
 def check(found: Mapping[str, Obj], *expected: str) -> None:

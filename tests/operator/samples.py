@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from unmask_operator.objects import API_VERSION, KIND, SERVICE_LABEL, Obj, Ref
+from unmask_operator.objects import API_VERSION, KIND, RESTARTED_AT, SERVICE_LABEL, Obj, Ref
 from unmask_operator.plan.drift import differs
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import Plan, plan
@@ -14,6 +14,7 @@ from unmask_operator.settings import Settings
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SETTINGS = Settings()
+NEW = Settings(version="0.2.0", runtime_image="unmask-runtime:0.2.0", engine_env={"NEW": "1"})
 
 
 def resource(name: str = "demo", annotations: dict[str, str] | None = None, **spec: Any) -> Obj:
@@ -52,11 +53,27 @@ def apply(observed: Observed, made: Plan) -> Observed:
     return replace(observed, children=children)
 
 
+def patch(**pod: Any) -> Obj:
+    """Returns a spec that changes the pod template."""
+    return {"podTemplate": {"spec": pod}}
+
+
+def main(**members: Any) -> Obj:
+    """Returns a spec that changes the engine's container."""
+    return patch(containers=[{"name": "main", **members}])
+
+
 def edit(observed: Observed, **spec: Any) -> Observed:
     """Returns the observed state after an edit of the spec. A member set to None is removed."""
     service = copy.deepcopy(observed.resource)
     service["metadata"]["generation"] += 1
     service["spec"] = {k: v for k, v in {**service["spec"], **spec}.items() if v is not None}
+    return replace(observed, resource=service)
+
+
+def restarted(observed: Observed, value: str | None) -> Observed:
+    service = copy.deepcopy(observed.resource)
+    service["metadata"]["annotations"] = {RESTARTED_AT: value} if value else {}
     return replace(observed, resource=service)
 
 

@@ -1,7 +1,5 @@
 """Tests of adapters: the pod template, the list that pods follow, and the state that they report."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -11,8 +9,8 @@ import pytest
 from runtime.config.adapter_names import check_adapter_name
 from runtime.server.engine_client.adapter_registry import read_lora_config
 from tests.operator.fake_api import KEY, FakeApi
-from tests.operator.pod_states import check, make_pod
-from tests.operator.samples import SETTINGS, apply, child, container, edit, kinds, make, running, settled, template
+from tests.operator.pod_states import check, judge, make_pod
+from tests.operator.samples import NEW, SETTINGS, apply, child, container, edit, kinds, make, running, settled, template
 from unmask_operator.controller import adapters
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.objects import Obj, Ref
@@ -22,7 +20,6 @@ from unmask_operator.settings import Settings
 from unmask_operator.status import status
 from unmask_operator.status.transitions import transitions
 
-NEWER = Settings(version="0.2.0", runtime_image="unmask-runtime:0.2.0", engine_env={"NEW": "1"})
 LIST_HASH = Ref("v1", "ConfigMap", "demo-adapters")
 ROMAN = {"name": "roman", "uri": "demo://roman"}
 LEGAL = {"name": "legal", "uri": "hf://org/legal", "revision": "v2"}
@@ -92,7 +89,7 @@ LORA_LIMITS = {"claimNames": ["tuned"], "maxAdapters": 2}
         ((ROMAN, LEGAL), ({**LEGAL, "revision": "v3"},)),
     ],
 )
-@pytest.mark.parametrize("operator", [SETTINGS, NEWER], ids=["same", "newer"])
+@pytest.mark.parametrize("operator", [SETTINGS, NEW], ids=["same", "newer"])
 def test_a_change_of_the_list_changes_no_pod(before: Any, after: Any, operator: Settings) -> None:
     observed = running(lora=lora(*before, **LORA_LIMITS))
     edited = edit(observed, lora=lora(*after, **LORA_LIMITS))
@@ -114,7 +111,7 @@ def test_a_premerged_adapter_is_only_in_the_pod_template() -> None:
     assert "ConfigMap" not in kinds(made)
     assert "adapters" not in volumes(made)
     assert template(make(edit(observed, lora=lora({**LEGAL, "revision": "v3"}, preMerge=True)))) != template(made)
-    assert "AdaptersLoaded" not in conditions(observed)
+    assert "AdaptersLoaded" not in judge(observed)
 
 
 def test_a_list_that_pods_still_mount_is_not_deleted() -> None:
@@ -169,10 +166,6 @@ def seen(*adapters: Obj, ready: tuple[bool, ...] = (True, True), **reported: dic
     return replace(observed, pods=pods, adapters=reported)
 
 
-def conditions(observed: Observed) -> dict[str, Obj]:
-    return {one["type"]: one for one in status(observed, make(observed))["conditions"]}
-
-
 def entries(observed: Observed) -> Any:
     return status(observed, make(observed)).get("adapters")
 
@@ -217,10 +210,10 @@ def test_adapters_are_loaded_when_every_ready_pod_that_reported_serves_them(
     observed: Observed, expected: Any, says: str
 ) -> None:
     assert entries(observed) == expected
-    found = conditions(observed)
+    found = judge(observed)
     check(found, f"AdaptersLoaded {says}")
     del found["AdaptersLoaded"]
-    others = conditions(replace(observed, adapters={}))
+    others = judge(replace(observed, adapters={}))
     assert {kind: found[kind]["status"] for kind in found} == {kind: others[kind]["status"] for kind in found}
 
 
@@ -240,7 +233,7 @@ def test_without_adapters_the_status_has_none(change: Obj) -> None:
     observed = replace(edit(seen(ROMAN, p1={"roman": READY}, p2={"roman": READY}), **change), pods=())
     observed = apply(observed, make(observed))
     assert entries(observed) is None
-    assert "AdaptersLoaded" not in conditions(observed)
+    assert "AdaptersLoaded" not in judge(observed)
 
 
 def test_events_are_emitted_for_changes_only() -> None:
@@ -291,7 +284,7 @@ def serving(**spec: Any) -> FakeApi:
 
 
 def notified(api: FakeApi) -> list[str]:
-    return [obj["metadata"]["name"] for verb, obj in api.writes if verb == "annotate"]
+    return [obj["metadata"]["name"] for obj in api.written("annotate")]
 
 
 def test_a_list_is_written_before_pods_are_notified() -> None:
@@ -311,7 +304,7 @@ def test_a_list_is_written_before_pods_are_notified() -> None:
 )
 def test_a_pod_that_cannot_be_notified_delays_nothing(error: ApiError, is_logged: bool, caplog: Any) -> None:
     api = serving()
-    api.refuse = lambda verb, obj: error if verb == "annotate" and obj["metadata"]["name"] == "p1" else None
+    api.wrong = lambda verb, obj: error if verb == "annotate" and obj["metadata"]["name"] == "p1" else None
     api.reconcile()
     assert not api.reconcile().refused
     assert set(notified(api)) == {"p2"}

@@ -1,7 +1,5 @@
 """Tests of adoption: with the annotation a resource adopts children without a controller, and no pod restarts."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,17 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.operator.pod_states import check
-from tests.operator.samples import SETTINGS, apply, make, observe, resource, running, settled, template
+from tests.operator.pod_states import check, judge
+from tests.operator.samples import SETTINGS, apply, child, make, observe, resource, running, settled, template
 from unmask_operator.objects import ADOPT, RESTARTED_AT, SERVICE_LABEL, Obj, Ref, controller_uid
 from unmask_operator.plan.adoption import adopted_revision, orphans, owner_reference
 from unmask_operator.plan.observed import Observed
-from unmask_operator.plan.plan import Plan
 from unmask_operator.settings import Settings
-from unmask_operator.status import status
 
 RECORDED = list(yaml.safe_load_all((Path(__file__).parent / "recorded/revisions.yaml").read_text(encoding="utf-8")))
-LOST = pytest.mark.parametrize("lost", [(), ("ControllerRevision",)])
 EVERYTHING: dict[str, Any] = {
     "model": {"uri": "hf://org/name"},
     "lora": {"adapters": [{"name": "a", "uri": "demo://roman"}]},
@@ -42,10 +37,6 @@ def recorded(name: str) -> tuple[Observed, Obj]:
     (pin,) = (obj for obj in children if obj["kind"] == "ControllerRevision")
     spec = {**pin["data"]["spec"], "replicas": deployment(children)["spec"]["replicas"]}
     return observe(resource(name, **spec), *children), deployment(children)
-
-
-def conditions(observed: Observed, made: Plan) -> dict[str, Obj]:
-    return {c["type"]: c for c in status(observed, made)["conditions"]}
 
 
 # -- adoption of children
@@ -72,10 +63,6 @@ def adopt(observed: Observed) -> Observed:
     return replace(observed, children=children)
 
 
-def revisions(made: Plan) -> list[str]:
-    return [c["metadata"]["name"] for c in made.children if c["kind"] == "ControllerRevision"]
-
-
 def test_every_child_is_adopted_and_the_pods_stay_unchanged() -> None:
     before = running(**EVERYTHING)
     observed = orphaned(before)
@@ -94,7 +81,7 @@ def test_nothing_is_adopted_without_the_annotation_and_the_message_names_it(anno
     assert orphans(observed) == []
     made = make(observed)
     assert made.children == ()
-    check(conditions(observed, made), f'Accepted False NameConflict annotate this resource with {ADOPT}: "true"')
+    check(judge(observed), f'Accepted False NameConflict annotate this resource with {ADOPT}: "true"')
 
 
 OTHER = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "x", "uid": "x", "controller": True}
@@ -124,19 +111,18 @@ def test_objects_that_may_belong_to_others_are_not_adopted(kind: str, why: str) 
     assert {Ref.of(obj) for obj in found} == others.keys()
 
 
-@LOST
-def test_adoption_by_a_newer_operator_restarts_no_pod(lost: tuple[str, ...]) -> None:
-    before = running()
-    made = make(adopt(orphaned(before, lost=lost)), Settings(runtime_image="registry.example/unmask-runtime:9.9.9"))
-    assert template(made) == template(make(before))
-    assert not made.up_to_date
-
-
-@LOST
-def test_a_restored_restart_annotation_restarts_nothing(lost: tuple[str, ...]) -> None:
-    observed = observe(resource(annotations={RESTARTED_AT: "2026-01-01"}))
+@pytest.mark.parametrize("lost", [(), ("ControllerRevision",)])
+@pytest.mark.parametrize(
+    ("annotations", "operator"),
+    [({}, Settings(runtime_image="registry.example/unmask-runtime:9.9.9")), ({RESTARTED_AT: "2026-01-01"}, SETTINGS)],
+    ids=["by a newer operator", "with a restored restart annotation"],
+)
+def test_adoption_restarts_no_pod(lost: tuple[str, ...], annotations: dict[str, str], operator: Settings) -> None:
+    observed = observe(resource(annotations=annotations))
     before = apply(observed, make(observed))
-    assert template(make(adopt(orphaned(before, lost=lost)))) == template(make(before))
+    made = make(adopt(orphaned(before, lost=lost)), operator)
+    assert template(made) == template(make(before))
+    assert made.up_to_date == (operator is SETTINGS)
 
 
 def defaulted(observed: Observed) -> Observed:
@@ -153,7 +139,7 @@ def test_a_deployment_without_revisions_gets_one_of_the_template_that_runs() -> 
     made = make(after)
     assert template(made) == template(make(before))
     assert made.up_to_date
-    assert revisions(made) == ["demo-r1"]
+    assert child(made, "ControllerRevision")["metadata"]["name"] == "demo-r1"
     written = apply(after, made)
     assert settled(make(written), written)
     after.resource["metadata"]["annotations"] = {}
@@ -179,4 +165,4 @@ def test_a_deployment_of_an_earlier_operator_without_revisions_keeps_its_templat
 def test_a_refused_adoption_is_reported_with_the_sentence_of_the_api_server(reason: str, grant: bool) -> None:
     observed = replace(orphaned(running()), not_adopted={Ref("apps/v1", "Deployment", "demo"): reason})
     says = f"rejected the adoption of Deployment demo ({reason}) ... {'' if grant else '!'}rbac.adoption"
-    check(conditions(observed, make(observed)), f"Accepted False NameConflict {says}")
+    check(judge(observed), f"Accepted False NameConflict {says}")

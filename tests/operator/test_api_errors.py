@@ -1,7 +1,5 @@
 """Tests which errors of the API server count as refusals of a request, by their messages."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

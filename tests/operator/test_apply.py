@@ -1,14 +1,15 @@
-"""Tests of the application of plans, with an API server in memory that records the calls."""
+"""Tests of the application of plans, with an API server in memory."""
 
 import asyncio
 import copy
 
 import pytest
 
+from tests.operator.fake_api import FakeApi
 from unmask_operator.controller.apply import Applier, OwnershipError, with_applied_hash
 from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.objects import Ref
+from unmask_operator.objects import Ref, controller_uid
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import Plan
 
@@ -32,75 +33,13 @@ def ref(name):
     return Ref("v1", "Service", name)
 
 
-class Api:
-    """Fake API server with objects by Ref. Writes of names in `refuse` and `away` fail; `calls` lists (verb, name)."""
-
-    def __init__(self, *objects):
-        self.objects = {}
-        self.calls = []
-        self.refuse = set()
-        self.away = {}
-        self.version = 0
-        for obj in objects:
-            self.put(obj)
-
-    def put(self, obj):
-        self.version += 1
-        ref = Ref.of(obj)
-        uid = obj["metadata"].get("uid") or f"uid-{self.version}"
-        stored = copy.deepcopy(obj)
-        stored["metadata"] |= {"uid": uid, "resourceVersion": str(self.version)}
-        self.objects[ref] = stored
-        return stored
-
-    def _call(self, verb, obj):
-        name = obj["metadata"]["name"]
-        self.calls.append((verb, name))
-        if name in self.away:
-            raise self.away[name]
-        if name in self.refuse:
-            raise ApiError(422, "Invalid", f"{name} is wrong")
-
-    async def create(self, obj, dry_run=False):
-        self._call("dry-create" if dry_run else "create", obj)
-        if Ref.of(obj) in self.objects:
-            raise ApiError(409, "AlreadyExists", "exists")
-        return obj if dry_run else self.put(obj)
-
-    async def apply(self, obj, uid, dry_run=False):
-        self._call("dry-apply" if dry_run else "apply", obj)
-        live = self.objects.get(Ref.of(obj))
-        if live is None or live["metadata"]["uid"] != uid:
-            raise ApiError(409, "Conflict", "uid")
-        return obj if dry_run else self.put({**obj, "metadata": {**obj["metadata"], "uid": uid}})
-
-    async def upgrade_managed_fields(self, live):
-        return live
-
-    async def replace(self, live, clashes, dry_run=False):
-        self._call("dry-replace" if dry_run else "replace", live)
-        changed = copy.deepcopy(self.objects[Ref.of(live)])
-        for clash in clashes:
-            *parents, last = (int(part) if part.isdigit() else part for part in clash.pointer.split("/")[1:])
-            inner = changed
-            for part in parents:
-                inner = inner[part]
-            assert inner[last] == clash.live
-            inner[last] = clash.desired
-        return changed if dry_run else self.put(changed)
-
-    async def get(self, kind, namespace, name):
-        self.calls.append(("get", name))
-        ref = Ref(kind.api_version, kind.kind, name)
-        if ref not in self.objects:
-            raise ApiError(404, "NotFound", "gone")
-        return self.objects[ref]
-
-    async def delete(self, kind, namespace, name, uid):
-        self._call("delete", {"metadata": {"name": name}})
-        ref = Ref(kind.api_version, kind.kind, name)
-        if self.objects.get(ref, {}).get("metadata", {}).get("uid") == uid:
-            del self.objects[ref]
+def stored(*objects, **errors):
+    """Returns an API server with these objects. Writes of the names in `errors` fail."""
+    api = FakeApi(Observed(SERVICE, now=None))
+    for obj in objects:
+        api.put(obj)
+    api.wrong = lambda verb, obj: errors.get(obj["metadata"]["name"]) if verb != "get" else None
+    return api
 
 
 def apply(api, *desired, delete=(), known=None, last_accepted=()):
@@ -108,17 +47,15 @@ def apply(api, *desired, delete=(), known=None, last_accepted=()):
     observed = Observed(SERVICE, now=None, children=dict(api.objects if known is None else known))
 
     def make_plan(seen):
-        foreign = [o for o in desired if Ref.of(o) in seen.children and not owned(seen.children[Ref.of(o)])]
+        foreign = any(controller_uid(seen.children[ref]) != UID for ref in map(Ref.of, desired) if ref in seen.children)
         return Plan() if foreign else Plan(children=tuple(desired), delete=tuple(delete))
 
     writer = Applier(api, Cache(), lambda verb: None)
     return asyncio.run(writer.apply(make_plan, lambda seen: Plan(children=tuple(last_accepted)), observed))
 
 
-def owned(obj):
-    return any(o["uid"] == UID for o in obj["metadata"]["ownerReferences"])
-
-
+WEBHOOK = ApiError(500, "InternalError", "failed calling webhook")
+REFUSAL = ApiError(422, "Invalid", "b is wrong")
 PIN, WORKLOAD = child("pin", "ControllerRevision"), child("c", "Deployment")
 LIVE_A = {**with_applied_hash(spec("a", x=1)), "spec": {"x": 1, "defaulted": True}}
 A = spec("a", x=1)
@@ -142,8 +79,8 @@ WRITES = {
 
 @pytest.mark.parametrize(("live", "known", "desired", "obsolete", "requests"), WRITES.values(), ids=WRITES)
 def test_only_differences_are_written(live, known, desired, obsolete, requests):
-    api = Api(*live)
-    outcome = apply(api, *desired, delete=obsolete, known=None if known is None else Api(*known).objects)
+    api = stored(*live)
+    outcome = apply(api, *desired, delete=obsolete, known=None if known is None else stored(*known).objects)
     assert [" ".join(call) for call in api.calls] == requests
     assert set(api.objects) == {Ref.of(obj) for obj in desired}
     for obj in desired:
@@ -154,8 +91,7 @@ def test_only_differences_are_written(live, known, desired, obsolete, requests):
 
 @pytest.mark.parametrize("away", [(), ("c",)], ids=["", "next to a server error"])
 def test_after_a_refusal_the_last_accepted_form_is_maintained(away):
-    api = Api(spec("a", x=0), spec("b", x=1))
-    api.refuse, api.away = {"b"}, dict.fromkeys(away, WEBHOOK)
+    api = stored(spec("a", x=0), spec("b", x=1), b=REFUSAL, **dict.fromkeys(away, WEBHOOK))
     outcome = apply(api, spec("a", x=2), spec("b", x=2), child("c"), last_accepted=[spec("a", x=1)])
     assert api.objects[ref("a")]["spec"] == {"x": 1}
     assert ref("c") not in api.objects
@@ -164,7 +100,7 @@ def test_after_a_refusal_the_last_accepted_form_is_maintained(away):
 
 
 def test_foreign_objects_with_childrens_names_are_read_once_and_not_written():
-    api = Api(*(child(name, uid="someone-else") for name in "bc"))
+    api = stored(*(child(name, uid="someone-else") for name in "bc"))
     before = copy.deepcopy(api.objects)
     outcome = apply(api, *(child(name) for name in "abc"), known={})
     assert api.objects == before == outcome.observed.children
@@ -173,7 +109,7 @@ def test_foreign_objects_with_childrens_names_are_read_once_and_not_written():
 
 
 def test_a_plan_can_neither_delete_nor_write_foreign_objects():
-    api = Api(child("theirs", uid="someone-else"))
+    api = stored(child("theirs", uid="someone-else"))
     with pytest.raises(OwnershipError):
         apply(api, delete=[ref("theirs")])
     observed = Observed(SERVICE, now=None, children=dict(api.objects))
@@ -183,17 +119,13 @@ def test_a_plan_can_neither_delete_nor_write_foreign_objects():
     assert api.calls == []
 
 
-WEBHOOK = ApiError(500, "InternalError", "failed calling webhook")
-
-
 def errors_by_name(outcome):
     return {ref.name: sentence for ref, sentence in outcome.observed.failures.items()}
 
 
 @pytest.mark.parametrize("broken", ["a", "b", "c", "old"])
 def test_a_server_error_on_one_child_is_reported_and_all_others_are_written_or_deleted(broken):
-    api = Api(child("old"), child("older"))
-    api.away = {broken: WEBHOOK}
+    api = stored(child("old"), child("older"), **{broken: WEBHOOK})
     outcome = apply(api, *(child(name) for name in "abc"), delete=[ref("old"), ref("older")])
     assert {one.name for one in api.objects} == {"a", "b", "c"} ^ {broken}
     assert errors_by_name(outcome) == {broken: "failed calling webhook"}
@@ -201,20 +133,15 @@ def test_a_server_error_on_one_child_is_reported_and_all_others_are_written_or_d
 
 
 def test_a_server_error_while_reading_a_conflicting_child_is_reported():
-    api = Api(spec("b", x=1))
-
-    async def get(kind, namespace, name):
-        raise WEBHOOK
-
-    api.get = get
+    api = stored(spec("b", x=1))
+    api.wrong = lambda verb, obj: WEBHOOK if verb == "get" else None
     outcome = apply(api, child("a"), spec("b", x=2), known={})
     assert errors_by_name(outcome) == {"b": "failed calling webhook"}
 
 
 @pytest.mark.parametrize("broken", ["pin", "c"])
 def test_a_revision_and_its_workload_are_both_written_or_not_at_all(broken):
-    api = Api()
-    api.away = {broken: WEBHOOK}
+    api = stored(**{broken: WEBHOOK})
     outcome = apply(api, child("a"), PIN, WORKLOAD, child("z"))
     assert {one.name for one in api.objects} == {"a", "z"}
     assert errors_by_name(outcome) == {broken: "failed calling webhook"}
@@ -222,18 +149,12 @@ def test_a_revision_and_its_workload_are_both_written_or_not_at_all(broken):
 
 @pytest.mark.parametrize("status", [0, 401, 429])
 def test_an_error_about_no_child_ends_the_reconcile(status):
-    api = Api()
-    api.away = {"b": ApiError(status, "Unreachable", "no answer")}
+    api = stored(b=ApiError(status, "Unreachable", "no answer"))
     with pytest.raises(ApiError):
         apply(api, child("a"), child("b"), child("c"))
     assert api.objects == {}
 
 
 def test_a_child_that_changes_during_every_write_is_reported():
-    api = Api()
-
-    async def create(obj, dry_run=False):
-        raise ApiError(409, "AlreadyExists", "exists")
-
-    api.create = create
+    api = stored(a=ApiError(409, "AlreadyExists", "exists"))
     assert errors_by_name(apply(api, child("a"))) == {"a": "it changed during every try to write it"}

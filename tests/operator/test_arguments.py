@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from runtime.config import FLAGS
 from runtime.config import parse as parse_arguments
-from tests.operator.test_parse import resource
+from tests.operator.samples import SETTINGS, resource
 from unmask_operator.api import SpecError, parse
 from unmask_operator.api.engine import Engine, Thresholds
 from unmask_operator.api.flags import flag_of, spelling
@@ -19,7 +19,6 @@ from unmask_operator.render.arguments import engine_arguments
 from unmask_operator.render.model_source import MODEL_MOUNT, adapter
 from unmask_operator.settings import Settings
 
-SETTINGS = Settings()
 READERS = [  # flags whose values make the runtime read files, open sockets or accept secrets
     name
     for flag in FLAGS

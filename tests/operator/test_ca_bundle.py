@@ -1,19 +1,20 @@
 """Tests that TLS clients of an engine trust the authorities of the chart's ConfigMap and the public roots."""
 
+import asyncio
 import os
 import ssl
 import subprocess
 import sys
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import certifi
 import pytest
+from aiohttp import web
 
 from e2e.cluster.pki import Authority
-from tests.operator.https import https_server
+from tests.operator.clients import http_server
 from tests.operator.samples import SETTINGS, container, make, observe, resource, template
 from unmask_operator.render.ca_bundle import VARIABLES
 
@@ -66,15 +67,20 @@ CLIENTS = {
 def test_every_client_trusts_the_clusters_authority(tmp_path: Path) -> None:
     """The server answers 404, which most clients raise."""
     assert write(tmp_path, AUTHORITY.certificate).returncode == 0
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*AUTHORITY.issue("server", hosts=["127.0.0.1", "localhost"]).write(tmp_path, "server"))
     seen: list[str] = []
 
-    def respond(request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+    async def handle(request: web.Request) -> web.Response:
         seen.append(request.headers.get("User-Agent", ""))
-        return 404, b""
+        return web.Response(status=404)
+
+    async def attempt(code: str) -> subprocess.CompletedProcess[str]:
+        async with http_server(handle, tls) as port:
+            return await asyncio.to_thread(trusting, tmp_path, f"URL = 'https://localhost:{port}'\n{code}")
 
     attempts = "".join(f"with contextlib.suppress(Exception):\n    {code}\n" for code in CLIENTS.values())
-    with https_server(AUTHORITY, respond) as port:
-        done = trusting(tmp_path, f"import contextlib\nURL = 'https://localhost:{port}'\n{attempts}")
+    done = asyncio.run(attempt(f"import contextlib\n{attempts}"))
     assert done.returncode == 0, done.stderr
     assert [client for client in CLIENTS if not any(client in agent for agent in seen)] == []
 

@@ -199,14 +199,6 @@ def test_users_roles_are_extended():
         assert verbs["diffusionlmservices/status"] == {"get"}
 
 
-def test_image_references_combine_registry_repository_tag_and_digest():
-    assert container(render())["image"] == f"registry.example/team/unmask-operator:{VERSION}"
-    pinned = render(global__imageRegistry="localhost/a", image__tag="x", image__digest=DIGEST)
-    assert container(pinned)["image"] == f"localhost/a/unmask-operator:x@{DIGEST}"
-    named = {"image__repository": "host:5000/operator", "engine__image__repository": "ghcr.example/runtime"}
-    assert container(render(global__imageRegistry="", **named))["image"] == f"host:5000/operator:{VERSION}"
-
-
 def test_only_peers_in_the_values_can_reach_the_operators_metrics():
     objects = render()
     policy = one(objects, "NetworkPolicy")["spec"]

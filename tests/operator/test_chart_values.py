@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from tests.operator.helm import CHART, CRDS, REGISTRY, helm, parse_objects, render, render_crds, sets
-from tests.operator.test_chart import ALL, TOLERATIONS, container, one, settings
+from tests.operator.test_chart import ALL, DIGEST, TOLERATIONS, container, one, settings
+from unmask_operator.settings import VERSION
 
 pytestmark = pytest.mark.programs
 LABELS = {"team": "platform", "example.com/cost-center": "", "app.kubernetes.io/part-of": "inference"}
@@ -75,6 +76,19 @@ EFFECTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (
         {"securityContext": {"runAsUser": 1000, "capabilities": None}},
         {"main securityContext": {**CONTEXT, "runAsUser": 1000}},
+    ),
+    ({}, {"main image": f"registry.example/team/unmask-operator:{VERSION}"}),
+    (
+        {"global__imageRegistry": "localhost/a", "image__tag": "x", "image__digest": DIGEST},
+        {"main image": f"localhost/a/unmask-operator:x@{DIGEST}"},
+    ),
+    (
+        {
+            "global__imageRegistry": "",
+            "image__repository": "host:5000/op",
+            "engine__image__repository": "ghcr.example/r",
+        },
+        {"main image": f"host:5000/op:{VERSION}"},
     ),
     ({"extraEnvFrom": [{"secretRef": {"name": "proxy"}}]}, {"main envFrom": [{"secretRef": {"name": "proxy"}}]}),
     ({"nodeSelector": {"pool": "system"}}, {"pod nodeSelector": {**LINUX, "pool": "system"}}),

@@ -5,18 +5,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.operator.crd_cases import BOUNDS, RULES
-from tests.operator.test_parse import resource
+from tests.operator.crd_cases import BOUNDS, RULES, changed
 from tools import crd, reference
 from unmask_operator.api import SpecError, parse
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "crds" / f"{crd.NAME}.yaml"
-
-
-def changed(change, name="demo"):
-    spec = {**resource()["spec"], **change}
-    return {**resource(name), "spec": {key: value for key, value in spec.items() if value is not None}}
 
 
 def nodes(node, path=""):

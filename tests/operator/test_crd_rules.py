@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from e2e.cluster.kube import ApiError
 from runtime.config import parse as parse_arguments
 from tests.examples import examples
-from tests.operator.crd_cases import ALSO_REFUSED, BOUNDS, NAMES_REFUSED, RULES
+from tests.operator.crd_cases import ALSO_REFUSED, BOUNDS, NAMES_REFUSED, RULES, changed
+from tests.operator.live.objects import demo
+from tests.operator.null_cases import null_cases
+from tests.operator.samples import resource
 from tests.operator.test_arguments import SPECS, values
-from tests.operator.test_crd import changed
-from tests.operator.test_parse import resource
 from tools import crd
 from unmask_operator.api import parse
 from unmask_operator.api.engine import Thresholds
@@ -102,3 +103,18 @@ def test_the_definition_its_scale_columns_and_status_are_accepted(admin, definit
     assert names == ["Name", *(column[0] for column in crd.COLUMNS)]
     row = dict(zip(names, table["rows"][0]["cells"], strict=True))
     assert (row["Model"], row["Desired"]) == ("demo://", 3)
+
+
+def test_a_null_is_accepted_where_a_field_may_be_absent_and_rejected_elsewhere(admin, definition):
+    wrong = []
+    for case in null_cases():
+        obj = {**demo("default"), "spec": case.spec}
+        try:
+            stored = admin.apply(obj, manager="gitops", fieldValidation="Strict", dryRun="All")
+        except ApiError as error:
+            if case.optional or error.status not in (422, 500):
+                wrong.append(f"{case.path}: {error}")
+            continue
+        if not case.optional or parse(stored).spec != parse({**obj, "spec": case.without}).spec:
+            wrong.append(f"{case.path}: {stored['spec']}")
+    assert wrong == []

@@ -5,14 +5,13 @@ from datetime import timedelta
 
 import pytest
 
-from tests.operator.pod_states import check
-from tests.operator.recorded import NOW, STATES, pod, reconcile
+from tests.operator.pod_states import check, judge
+from tests.operator.recorded import NOW, STATES, later, pod, reconcile
 from unmask_operator.controller.pod_events import AGAIN_SECONDS, LONGEST_SECONDS, PodEvents, in_order
 from unmask_operator.kube.errors import ApiError
 from unmask_operator.kube.kinds import EVENTS as EVENTS_KIND
 from unmask_operator.objects import Key
 from unmask_operator.plan.observed import PodEvent
-from unmask_operator.status import status
 from unmask_operator.status.pods.event_messages import PATIENCE, is_silent
 
 DEMO = Key("ns", "demo")
@@ -38,13 +37,7 @@ def ended(code):
 
 def reported(found, *events, stage="progressing", others=()):
     """Returns the conditions of a resource with this pod and its Events."""
-    state = reconcile(stage, *others, found, pod_events={found["metadata"]["uid"]: events})
-    return {c["type"]: c for c in status(*state)["conditions"]}
-
-
-def of_pod(state):
-    """Returns a recorded pod that is newer than the one that serves."""
-    return pod(state, "demo-66d4b7c8f9-aaaaa", "2030-01-01T01:00:00Z")
+    return judge(*reconcile(stage, *others, found, pod_events={found["metadata"]["uid"]: events}))
 
 
 TAKEN = 'Multi-Attach error for volume "pvc-0b6e" Volume is already used by pod(s) demo-7c9f8d6b5-g5d8s'
@@ -84,11 +77,11 @@ def test_events_explain_a_pod_whose_status_does_not(found, events, says):
 
 
 def test_a_claim_of_another_node_or_pod_is_named_in_a_rollout():
-    found = reported(of_pod("creating"), SCHEDULED, ATTACH, TIMEOUT, stage="surging", others=["ready"])
+    found = reported(later("creating"), SCHEDULED, ATTACH, TIMEOUT, stage="surging", others=["ready"])
     says = f"False FailedAttachVolume {TAKEN} ... {ONE_AT_A_TIME}"
     check(found, "Available True", f"ModelLoaded,RolloutComplete,Ready {says}")
 
-    new = of_pod("unschedulable_pvc")
+    new = later("unschedulable_pvc")
     reason = "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode"
     new["status"]["conditions"][0]["message"] = f"0/2 nodes are available: 1 {reason}."
     says = f"False PersistentVolumeClaimInUse {reason} ... {ONE_AT_A_TIME}"

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 from tests.networks import needs_ipv6
+from tests.operator.samples import seen
 from unmask_operator import health
 from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.kinds import DLMS
@@ -43,9 +44,8 @@ def test_ready_while_it_runs_and_the_api_server_answers_and_healthy_all_the_time
 
 
 def service(name, **conditions):
-    meta = {"name": name, "namespace": "n", "uid": name, "resourceVersion": "1"}
     found = [{"type": kind, "status": status, "reason": reason} for kind, (status, reason) in conditions.items()]
-    return {"metadata": meta, "status": {"conditions": found}}
+    return seen(1, name, status={"conditions": found})
 
 
 def test_metrics_have_leadership_queue_watches_and_each_service_until_it_is_gone():
@@ -69,14 +69,14 @@ def test_metrics_have_leadership_queue_watches_and_each_service_until_it_is_gone
         'watch_age_seconds{kind="DiffusionLMService"}',
     ]
     for name, holds, stopped in (("good", 1, 0), ("bad", 0, 0), ("idle", 0, 1)):
-        lines.append(f'service_condition{{name="{name}",namespace="n",type="Available"}} {holds}.0')
-        lines.append(f'service_stopped{{name="{name}",namespace="n"}} {stopped}.0')
+        lines.append(f'service_condition{{name="{name}",namespace="ns",type="Available"}} {holds}.0')
+        lines.append(f'service_stopped{{name="{name}",namespace="ns"}} {stopped}.0')
     for line in lines:
         assert f"\nunmask_operator_{line}" in text
     for one in services:
         cache.delete(DLMS, one)
     ((_, text),) = ask("/metrics", cache=cache)
-    assert 'namespace="n"' not in text
+    assert 'namespace="ns"' not in text
 
 
 @needs_ipv6

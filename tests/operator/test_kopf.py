@@ -186,8 +186,8 @@ def run(monkeypatch):
 
     def begin(server, act, tokens=("t1",), **settings):
         async def scene():
-            async with http_server(server.handle) as address:
-                credentials = ScriptedCredentials(f"http://{address}", *tokens)
+            async with http_server(server.handle) as port:
+                credentials = ScriptedCredentials(f"http://127.0.0.1:{port}", *tokens)
                 monkeypatch.setattr(program, "Credentials", lambda: credentials)
                 running = Scene(server, Settings(**settings))
                 try:

@@ -9,14 +9,7 @@ import pytest
 from tests.simulated_time import now, simulated
 from unmask_operator import leaderelection as module
 from unmask_operator.kube.errors import ApiError
-from unmask_operator.leaderelection import (
-    DEADLINE_SECONDS,
-    LEASE_SECONDS,
-    RETRY_SECONDS,
-    LeaderElector,
-    Lease,
-    LostLease,
-)
+from unmask_operator.leaderelection import DEADLINE_SECONDS, LEASE_SECONDS, RETRY_SECONDS, Lease, LostLease
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 LATENCY = 0.01  # seconds per request
@@ -122,7 +115,7 @@ class OneLease:
 
 
 def elector(api, identity, deployment="d"):
-    return LeaderElector(api, "n", "l", Lease(identity, now), deployment)
+    return module.LeaderElector(api, "n", "l", Lease(identity, now), deployment)
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.operator import samples
 from tests.operator.samples import apply, child, container, edit, kinds, make, observe, resource, settled, template
-from tests.operator.test_revisions import NEW, restarted
 from unmask_operator.objects import Ref
 from unmask_operator.plan.observed import Observed
 from unmask_operator.render.model_revision import key_of
@@ -69,9 +69,9 @@ def test_an_edit_keeps_the_commit_and_a_restart_or_another_model_resolves_it_ane
     observed = hub(first=A)
     for change in ({"engine": {"maxNumReqs": 7}}, {"service": {"port": 81}}, {"suspend": True}):
         observed = edit(observed, **change)
-        observed = apply(observed, make(observed, NEW))
+        observed = apply(observed, make(observed, samples.NEW))
         assert commit(observed) == f"@{A}"
-    for changed in (restarted(observed, "today"), edit(observed, model={"uri": "hf://org/other"})):
+    for changed in (samples.restarted(observed, "today"), edit(observed, model={"uri": "hf://org/other"})):
         changed = without_pods(changed)
         assert commit(changed) == ""
         other = report(apply(changed, make(changed)), newer=B)

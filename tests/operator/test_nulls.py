@@ -3,7 +3,7 @@
 import pytest
 
 from tests.operator.null_cases import null_cases
-from tests.operator.samples import make, observe, resource, running, settled, template
+from tests.operator.samples import make, observe, resource, running, settled
 from unmask_operator.api import SpecError, parse
 from unmask_operator.autoscaler.rules import Rules
 from unmask_operator.kube.cache import slim
@@ -34,11 +34,6 @@ def test_a_null_that_is_added_to_a_running_service_is_no_edit():
     members = {case.path for case in CASES if case.optional and "." not in case.path} - {"replicas"}
     observed.resource["spec"] |= dict.fromkeys(members)
     assert settled(make(observed), observed)
-
-
-def test_nulls_inside_the_pod_template_delete_what_is_rendered():
-    made = make(observe(resource(podTemplate={"spec": {"topologySpreadConstraints": None}, "metadata": None})))
-    assert "topologySpreadConstraints" not in template(made)["spec"]
 
 
 def test_the_cache_holds_no_nulls_and_the_autoscaler_reads_defaults():

@@ -8,19 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.operator.samples import resource
 from unmask_operator.api import SpecError, parse
-from unmask_operator.objects import API_VERSION, KIND
 from unmask_operator.render.children import networkpolicy
 from unmask_operator.settings import Settings
-
-
-def resource(name="demo", **spec):
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": {"name": name, "namespace": "team", "uid": "u-1", "generation": 3},
-        "spec": {"model": {"uri": "demo://"}, **spec},
-    }
 
 
 def refusal(obj, **options):
@@ -33,7 +24,7 @@ def refusal(obj, **options):
 
 def test_the_minimal_resource_gets_its_defaults():
     service = parse(resource())
-    assert (service.name, service.namespace, service.uid, service.model_name) == ("demo", "team", "u-1", "demo")
+    assert (service.name, service.namespace, service.uid, service.model_name) == ("demo", "default", "uid-1", "demo")
     assert service.ignored == ()
     spec = service.spec
     assert (spec.replicas, spec.suspend, spec.gpus_per_pod, spec.drain_timeout_seconds) == (1, False, 0, 60)

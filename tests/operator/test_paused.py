@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.operator.pod_states import RUNNING, SCHEDULED, check, container, judge, observe_pod
-from tests.operator.recorded import pod, reconcile, service
+from tests.operator.recorded import later, pod, reconcile, service
 from tests.operator.samples import apply, edit, make
 from unmask_operator.objects import Obj, Ref
 from unmask_operator.status import status
@@ -13,10 +13,6 @@ from unmask_operator.status.transitions import transitions
 
 RESUME = "kubectl rollout resume deployment/demo -n models"
 READY = pod("ready")
-
-
-def new_pod(state: str) -> Obj:
-    return pod(state, "demo-66d4b7c8f9-aaaaa", "2030-01-01T01:00:00Z")
 
 
 def rollout(
@@ -47,12 +43,11 @@ FORBIDDEN = 'Failed to create new replica set "demo-5": replicasets.apps "demo-5
 REFUSED: Obj = {**OUTDATED, "conditions": progressing("ReplicaSetCreateError", FORBIDDEN)}
 SURGING: Obj = {"replicas": 2, "updatedReplicas": 1}
 OVERDUE: Obj = {**SURGING, "conditions": progressing("ProgressDeadlineExceeded", "timed out")}
-STARTING = [READY, new_pod("loading")]
+STARTING = [READY, later("loading")]
 SUSPENDED: Obj = {"paused": True, "replicas": 0, "resource": service(suspend=True)}
 
 
 PAUSED = f"False DeploymentPaused {RESUME}"
-OLDER = "some pods are of an older template: "
 
 
 @pytest.mark.parametrize(
@@ -65,7 +60,7 @@ OLDER = "some pods are of an older template: "
             ["UpToDate,Available,Ready True", f"RolloutComplete True  {RESUME}"],
         ),
         (
-            *("surging", [READY, new_pod("crash_loop")], {"paused": True}),
+            *("surging", [READY, later("crash_loop")], {"paused": True}),
             [f"RolloutComplete {PAUSED} ... ended with exit code 1"],
         ),
         # not paused
@@ -80,7 +75,7 @@ OLDER = "some pods are of an older template: "
         ),
         # pods of an older template
         *(
-            ("surging", STARTING, known, [f"UpToDate False {reason} {OLDER}"])
+            ("surging", STARTING, known, [f"UpToDate False {reason} some pods are of an older template: "])
             for known, reason in (
                 ({"deployment": SURGING}, "Progressing"),
                 ({"deployment": SURGING, "generation": 7}, "Progressing"),

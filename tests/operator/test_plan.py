@@ -5,19 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.operator.samples import (
-    SETTINGS,
-    apply,
-    child,
-    edit,
-    kinds,
-    make,
-    observe,
-    resource,
-    running,
-    settled,
-    template,
-)
+from tests.operator import samples
+from tests.operator.samples import apply, child, edit, kinds, make, observe, resource, running, settled, template
 from unmask_operator.objects import Obj, Ref, controller_uid
 from unmask_operator.plan.plan import NODES_SECONDS, Problem, last_accepted
 
@@ -96,7 +85,7 @@ def test_a_service_with_listed_nodes_is_reconciled_again() -> None:
     invalid = Problem("Accepted", "InvalidSpec", "")
     for nodes, seconds in ((None, None), ([], NODES_SECONDS), ([{"metadata": {"name": "gpu-1"}}], NODES_SECONDS)):
         known = replace(observed, nodes=nodes)
-        assert make(known).requeue_seconds == last_accepted(known, SETTINGS, invalid).requeue_seconds == seconds
+        assert make(known).requeue_seconds == last_accepted(known, samples.SETTINGS, invalid).requeue_seconds == seconds
 
 
 def test_suspending_stops_the_pods_and_deletes_only_the_disruption_budget() -> None:
@@ -135,7 +124,7 @@ def test_an_invalid_spec_keeps_the_children_of_the_last_accepted_one(spec: Obj, 
     assert (problem.condition, problem.reason) == ("Accepted", "InvalidSpec")
     assert field in problem.message
     assert (made.children, made.delete) == (make(observed).children, ())
-    assert last_accepted(edit(observed, replicas="many"), SETTINGS, problem).children == made.children
+    assert last_accepted(edit(observed, replicas="many"), samples.SETTINGS, problem).children == made.children
     assert child(make(edit(invalid, replicas=4)), "Deployment")["spec"]["replicas"] == 4
     assert child(make(edit(invalid, suspend=True)), "Deployment")["spec"]["replicas"] == 0
 

@@ -6,8 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.operator.samples import apply, child, edit, make, observe, resource, settled, template
-from tests.operator.test_revisions import restarted
+from tests.operator.samples import apply, child, edit, make, observe, resource, restarted, settled, template
 from unmask_operator.objects import RESTARTED_AT, Obj, Ref, controller_uid
 from unmask_operator.plan.drift import differs
 from unmask_operator.plan.observed import Observed

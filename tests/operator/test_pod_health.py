@@ -1,13 +1,11 @@
 """Tests of conditions about running pods that are not Ready, terminated containers, and failed pods."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.operator.pod_states import RUNNING, check, container, judge, judge_pod, observe_pod, started_pod
+from tests.operator.pod_states import RUNNING, check, container, judge, observe_pod, started_pod
 from unmask_operator.objects import Obj
 from unmask_operator.plan.observed import Observed, PodEvent
 
@@ -184,10 +182,10 @@ def test_conditions_of_a_pod(observed: Observed, expected: str) -> None:
 def test_a_container_that_ended_is_named_without_advice_on_memory(reason: str, code: int, says: str, name: str) -> None:
     end = terminated(name, reason, code, "first\nlast line\n")
     expected = f"Ready False CrashLoopBackOff ^container {name} {says} ... !memory ... !spec.resources"
-    check(judge_pod(ended(end), pod_spec=with_sidecar()), expected)
+    check(judge(of(ended(end), with_sidecar())), expected)
     if reason == "StartError":  # the kubelet alternates between two reasons
         end["state"] = {"waiting": {"reason": "RunContainerError", "message": "last line"}}
-        check(judge_pod(ended(end), pod_spec=with_sidecar()), expected)
+        check(judge(of(ended(end), with_sidecar())), expected)
 
 
 LOW = "The node was low on resource: "
@@ -223,7 +221,7 @@ LOW = "The node was low on resource: "
     ],
 )
 def test_an_eviction_names_the_resource_and_the_field(message: str, fix: str) -> None:
-    found = judge_pod({"phase": "Failed", "reason": "Evicted", "message": message}, pod_spec=with_sidecar())
+    found = judge(of({"phase": "Failed", "reason": "Evicted", "message": message}, with_sidecar()))
     check(found, f"ModelLoaded False Evicted {message.strip(' .')} ... {fix} ... !limits.memory")
 
 

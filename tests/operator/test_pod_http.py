@@ -1,7 +1,5 @@
 """Tests that answers of pods are bounded, and that pods of one service do not delay those of another."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import Counter

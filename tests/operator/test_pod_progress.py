@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from tests.networks import needs_ipv6
-from tests.operator.pod_server import answer, serve
+from tests.operator.clients import answer, http_server
 from unmask_operator.controller import pod_progress as progress_module
 from unmask_operator.controller.pod_progress import PodProgress, StartupReport, is_loading
 from unmask_operator.objects import Key
@@ -93,16 +93,13 @@ def test_a_pod_is_read_over_http_at_its_ipv6_address():
 
     async def load():
         handler = answer(json.dumps(loading(10)[1]), 503)
-        async with serve("/startup", handler, "::1") as port, aiohttp.ClientSession() as session:
+        async with http_server(handler, path="/startup", host="::1") as port, aiohttp.ClientSession() as session:
             pods = [(DEMO, {**LOADING, "status": status})]
             progress = PodProgress(lambda: pods, lambda key: None, lambda key: {}, port)
             await progress.poll(session)
             return progress.loads
 
     assert asyncio.run(load()) == {"uid": Load("weights", 10)}
-
-
-NESTED = '{"status": "started", "adapters": {}, "x": '
 
 
 @pytest.mark.parametrize(
@@ -114,7 +111,7 @@ NESTED = '{"status": "started", "adapters": {}, "x": '
         (503, ["no"]),
         (503, ""),
         (503, "["),
-        (503, NESTED + "[" * 60_000),
+        (503, '{"status": "started", "adapters": {}, "x": ' + "[" * 60_000),
         (503, f'{{"phase": "weights", "percent": {"1" + "0" * 400}}}'),
     ],
 )

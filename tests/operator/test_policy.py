@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from e2e.cluster.kube import ApiError
+from tests.operator.crd_cases import changed
 from tests.operator.samples import SETTINGS, child, make, observe, resource
-from tests.operator.test_crd import changed
 from tests.operator.test_platform_docs import DOCS, blocks
 from tools import crd
 

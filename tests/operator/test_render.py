@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime import config
-from tests.operator.samples import SETTINGS, child, container, kinds, make, observe, resource, template
+from tests.operator.samples import SETTINGS, child, container, kinds, main, make, observe, patch, resource, template
 from tests.operator.snapshot import FOLDER, examples, rendered
 from unmask_operator.api import SpecError, parse
 from unmask_operator.api.base import RESERVED_ANNOTATIONS, RESERVED_LABELS
@@ -21,6 +21,7 @@ from unmask_operator.objects import SERVICE_LABEL, Obj
 from unmask_operator.render.labels import labels
 from unmask_operator.render.pod import render_pod
 from unmask_operator.render.workload import deployment, startup_budget
+from unmask_operator.settings import Settings
 
 EXAMPLES = examples()
 DISK = "ephemeral-storage"
@@ -82,16 +83,8 @@ def _named(entry: Obj) -> tuple[str, Obj]:
     return entry.get("mountPath") or entry["name"], entry
 
 
-def patch(**pod: Any) -> Obj:
-    return {"podTemplate": {"spec": pod}}
-
-
 def cache(**limit: str) -> Obj:
     return {"modelCache": {"emptyDir": limit}}
-
-
-def main(**members: Any) -> Obj:
-    return patch(containers=[{"name": "main", **members}])
 
 
 def gpus(count: int, *flags: str, **parallelism: int) -> tuple[Obj, Obj]:
@@ -123,6 +116,10 @@ RULES: list[tuple[Obj, Obj]] = [
     ({"model": CLAIM}, {"pod volumes model persistentVolumeClaim": {"claimName": "models"}}),
     ({"model": CLAIM}, {"main volumeMounts /mnt/model": {**MODEL, "readOnly": True}}),
     ({"model": CLAIM}, {"main args --model": "/mnt/model/llada/2"}),
+    (
+        {"podTemplate": {"spec": {"topologySpreadConstraints": None}, "metadata": None}},
+        {"pod topologySpreadConstraints": None},
+    ),
     # variables; those of the pod template are for older images
     ({}, {"main env HF_TOKEN": None, "main env UNMASK_HOST": None, "pod volumes trust": None}),
     (main(env=[{"name": "UNMASK_HOST", "value": "::"}]), {"main env UNMASK_HOST value": "::"}),
@@ -244,6 +241,40 @@ def test_the_autoscaler(targets: Obj, metrics: dict[str, str]) -> None:
     rules = Rules.read(resource(autoscaling=builtin)["spec"])
     assert rules is not None
     assert rules.targets == (targets or {"queuedRequestsPerReplica": 2})
+
+
+TAINTED = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+OWN = {"key": "team", "value": "a"}
+GPU_NODES = Settings(gpu_tolerations=[TAINTED], gpu_node_selector={"pool": "gpu", "zone": "a"})
+EMPTY = replace(SETTINGS, gpu_tolerations=[], gpu_node_selector={})
+LINUX = {"kubernetes.io/os": "linux"}
+MERGED = {"tolerations": [OWN, TAINTED], "nodeSelector": {"zone": "b", "disk": "ssd"}}
+REMOVED = {"tolerations": None, "nodeSelector": {"zone": None}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "spec", "tolerations", "selector"),
+    [
+        (GPU_NODES, {"gpu": {}}, [TAINTED], LINUX | {"pool": "gpu", "zone": "a"}),
+        (GPU_NODES, {}, None, LINUX),
+        (EMPTY, {"gpu": {}}, None, LINUX),
+        (replace(EMPTY, engine_node_selector={}), {"gpu": {}}, None, None),
+        (
+            GPU_NODES,
+            {"gpu": {}, "podTemplate": {"spec": MERGED}},
+            [TAINTED, OWN],
+            LINUX | {"pool": "gpu", "zone": "b", "disk": "ssd"},
+        ),
+        (GPU_NODES, {"gpu": {}, "podTemplate": {"spec": REMOVED}}, None, LINUX | {"pool": "gpu"}),
+    ],
+)
+def test_engines_with_gpus_get_the_tolerations_and_node_selector(
+    settings: Settings, spec: Obj, tolerations: object, selector: object
+) -> None:
+    found = template(made(settings, **spec))["spec"]
+    assert (found.get("tolerations"), found.get("nodeSelector")) == (tolerations, selector)
+    assert GPU_NODES.gpu_tolerations == [TAINTED], "rendering changed the settings"
+    assert GPU_NODES.gpu_node_selector == {"pool": "gpu", "zone": "a"}
 
 
 LABELS = {"team": "search", "example.com/cost-center": "", "app.kubernetes.io/part-of": "shop"}

@@ -16,11 +16,7 @@ from unmask_operator.controller.resync import (
     AFTER_KOPF_SECONDS,
     DISCOVERY_SECONDS,
     LONGEST_RETRY_SECONDS,
-    NEEDED,
-    OPTIONAL_SECONDS,
     PERIOD_SECONDS,
-    STEP_SECONDS,
-    Resync,
 )
 from unmask_operator.kube.cache import Cache
 from unmask_operator.kube.errors import ApiError
@@ -58,7 +54,7 @@ class Scene:
         self.cache = Cache()
         self.metrics = Metrics(self.cache, lambda: 0)
         events = EventHandler(self.cache, lambda key, seconds: self.enqueued.append(key))
-        self.resync = Resync(self, self.cache, events, Settings(**settings), self.metrics)
+        self.resync = module.Resync(self, self.cache, events, Settings(**settings), self.metrics)
 
     async def list(self, kind, namespace, selector, transform):
         self.tries.append((now(), kind, namespace))
@@ -105,8 +101,8 @@ CANNOT_BE_LISTED = [*((kind, FORBIDDEN) for kind in CACHED), (PODS, AWAY), (PODS
 async def test_a_kind_that_cannot_be_listed_is_named_and_prevents_the_sync_only_if_needed(kind, error, caplog):
     objects = {one: [obj(7, one.kind)] for one in (kind_of("v1", "Service"), PODS) if one is not kind}
     async with running(objects, {kind: error}) as scene:
-        assert scene.resync.synced.is_set() == (kind not in NEEDED)
-    assert {need.kind for need in NEEDED} == {"DiffusionLMService", "Pod", "Deployment", "ControllerRevision"}
+        assert scene.resync.synced.is_set() == (kind not in module.NEEDED)
+    assert {need.kind for need in module.NEEDED} == {"DiffusionLMService", "Pod", "Deployment", "ControllerRevision"}
     assert f"cannot list {kind.plural}: {error}" in caplog.text
     assert ("CustomResourceDefinition" in caplog.text) == (error is NOT_FOUND)
     failures = {"status": str(error.status)}
@@ -137,7 +133,7 @@ async def test_a_list_that_fails_for_ten_minutes_is_tried_after_growing_pauses_a
 # The objects and errors of lists, the kind, and the pauses between its lists.
 PAUSES = {
     "a kind": ({}, {}, PODS, PERIOD_SECONDS),
-    "a kind that may be absent and is used": ({POD_MONITORS: [obj(3)]}, {}, POD_MONITORS, OPTIONAL_SECONDS),
+    "a kind that may be absent and is used": ({POD_MONITORS: [obj(3)]}, {}, POD_MONITORS, module.OPTIONAL_SECONDS),
     "one that is not used": ({}, {}, POD_MONITORS, PERIOD_SECONDS),
     "one that is absent": ({DLMS: [waiting(False)]}, {POD_MONITORS: NOT_FOUND}, POD_MONITORS, PERIOD_SECONDS),
     "one that a resource waits for": ({DLMS: [waiting()]}, {POD_MONITORS: NOT_FOUND}, POD_MONITORS, DISCOVERY_SECONDS),
@@ -163,10 +159,10 @@ async def test_objects_deleted_while_no_watch_was_open_are_removed_after_a_list_
         tries = len(scene.tries)
         for path in ("/apis", "/api/v1/nodes", "/api/v1/namespaces/other/pods", "", *[kind.path(None)] * 3):
             scene.resync.kopf_has_listed(path)  # one call per page
-        await asyncio.sleep(AFTER_KOPF_SECONDS + 2 * STEP_SECONDS)
+        await asyncio.sleep(AFTER_KOPF_SECONDS + 2 * module.STEP_SECONDS)
         listed = [one for _, one, _ in scene.tries[tries:] if one is not POD_MONITORS]  # those each minute
     assert listed == [kind]
-    assert scene.times(kind)[-1] == pytest.approx(100 + AFTER_KOPF_SECONDS, abs=STEP_SECONDS)
+    assert scene.times(kind)[-1] == pytest.approx(100 + AFTER_KOPF_SECONDS, abs=module.STEP_SECONDS)
     assert scene.enqueued == [Key("ns", "gone") if kind is DLMS else KEY]
     assert [one["metadata"]["name"] for one in scene.cache._objects[kind.api].values()] == ["demo"]
 

@@ -1,16 +1,20 @@
 """Tests of revisions: which pod template runs after an edit, a restart, and a change of the operator's version."""
 
 import copy
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.operator import samples
-from tests.operator.samples import SETTINGS, apply, child, container, edit, kinds, make, resource, running, template
+from tests.operator.pod_states import judge
+from tests.operator.samples import NEW, SETTINGS, apply, child, container, edit, kinds, make, running, template
 from unmask_operator.api import Spec, parse
 from unmask_operator.api.spec import OUTSIDE_POD_TEMPLATE
 from unmask_operator.autoscaler.rules import Rules
+from unmask_operator.kube.client import encode
 from unmask_operator.objects import RESTARTED_AT, Obj, Ref
 from unmask_operator.plan.observed import Observed
 from unmask_operator.plan.plan import Plan
@@ -18,7 +22,6 @@ from unmask_operator.render.pod import render_pod
 from unmask_operator.settings import Settings
 from unmask_operator.status import status
 
-NEW = Settings(version="0.2.0", runtime_image="unmask-runtime:0.2.0", engine_env={"NEW": "1"})
 BAD = {"podTemplate": {"spec": {"containers": [{"name": "main", "args": []}]}}}
 # Edits that do not change pods, each with a kind of child that they change.
 SCALING: Obj = {"maxReplicas": 4, "targets": {"queuedRequestsPerReplica": 4}}
@@ -38,12 +41,6 @@ SAME_TEMPLATE: dict[str, Obj] = {
     "sizes written out": {"parallelism": {"tensor": 1, "expert": 1}, "sharedMemorySize": "1Gi"},
     "empty metadata": {"commonLabels": {}, "commonAnnotations": {}},
 }
-
-
-def restarted(observed: Any, value: str | None) -> Any:
-    service = copy.deepcopy(observed.resource)
-    service["metadata"]["annotations"] = {RESTARTED_AT: value} if value else {}
-    return replace(observed, resource=service)
 
 
 def follow(observed: Observed, *edits: Obj) -> Observed:
@@ -68,11 +65,6 @@ def requests(count: int) -> Obj:
 
 def revisions(observed: Observed) -> list[str]:
     return sorted(ref.name for ref in observed.children if ref.kind == "ControllerRevision")
-
-
-def condition(observed: Observed, made: Any, kind: str) -> Obj:
-    (found,) = (c for c in status(observed, made)["conditions"] if c["type"] == kind)
-    return found
 
 
 EDITS = [spec for _, spec in EDITS_OUTSIDE_POD_TEMPLATE.values()] + [*SAME_TEMPLATE.values()]
@@ -105,10 +97,10 @@ def test_an_edit_outside_the_template_changes_its_child(kind: str, spec: Obj) ->
 
 def test_sections_outside_the_pod_template_do_not_change_it_and_each_has_a_case() -> None:
     assert {field.alias for field in Spec.model_fields.values()} >= OUTSIDE_POD_TEMPLATE
-    unedited = render_pod(parse(resource()), SETTINGS)
+    unedited = render_pod(parse(samples.resource()), SETTINGS)
     specs = [spec for _, spec in EDITS_OUTSIDE_POD_TEMPLATE.values()] + [{"replicas": 3}, {"suspend": True}]
     assert {field for spec in specs for field in spec} == OUTSIDE_POD_TEMPLATE
-    assert all(render_pod(parse(resource(**spec)), SETTINGS) == unedited for spec in specs)
+    assert all(render_pod(parse(samples.resource(**spec)), SETTINGS) == unedited for spec in specs)
 
 
 def test_an_edit_of_the_pods_adopts_the_new_template_also_if_it_restores_an_earlier_spec() -> None:
@@ -123,14 +115,14 @@ def test_an_edit_of_the_pods_adopts_the_new_template_also_if_it_restores_an_earl
 
 
 def test_a_restart_adopts_the_new_template_and_annotates_the_pods() -> None:
-    observed = restarted(running(), "today")
+    observed = samples.restarted(running(), "today")
     made = make(observed, NEW)
     assert made.up_to_date
     assert template(made)["metadata"]["annotations"][RESTARTED_AT] == "today"
     after = assert_settles(observed, made, NEW)  # the same value of the annotation restarts no pods
-    removed = make(restarted(after, None), NEW)
+    removed = make(samples.restarted(after, None), NEW)
     assert template(removed) == template(made), "the removal of the annotation restarted the pods"
-    assert template(make(restarted(after, "later"), NEW)) != template(made)
+    assert template(make(samples.restarted(after, "later"), NEW)) != template(made)
 
 
 def test_the_newest_three_templates_are_retained_whatever_the_number_of_edits() -> None:
@@ -169,11 +161,11 @@ def test_a_revision_of_another_format_is_retained_and_reported_and_the_pods_stay
         assert child(made, "Service")["spec"]["ports"][0]["port"] == change.get("service", {}).get("port", 80)
         assert "ControllerRevision" not in kinds(made)
         assert made.delete == ()
-        up_to_date = condition(edited, made, "UpToDate")
+        up_to_date = judge(edited, made)["UpToDate"]
         assert (up_to_date["status"], up_to_date["reason"]) == ("False", "UnknownPin")
         assert "demo-r1" in up_to_date["message"]
-        assert condition(edited, made, "Accepted")["status"] == "True"
-    made = make(restarted(observed, "today"), NEW)
+        assert judge(edited, made)["Accepted"]["status"] == "True"
+    made = make(samples.restarted(observed, "today"), NEW)
     assert container(made)["image"] == "unmask-runtime:0.2.0"
     assert child(made, "ControllerRevision")["revision"] == 2
     assert made.delete == (), "the revision was deleted, although the operator that wrote it may return"
@@ -218,11 +210,11 @@ def test_a_spec_that_its_revision_covers_is_never_rejected(spec: Obj) -> None:
 
 
 def test_unknown_fields_are_ignored_and_named_and_their_edits_change_no_pod() -> None:
-    observed = samples.observe(resource(ofTomorrow={"a": 1}, engine={"maxNumReqs": 7, "warp": True}))
+    observed = samples.observe(samples.resource(ofTomorrow={"a": 1}, engine={"maxNumReqs": 7, "warp": True}))
     made = make(observed)
     assert made.problems == ()
     assert "--max-num-reqs=7" in container(made)["args"]
-    found = condition(observed, made, "Accepted")
+    found = judge(observed, made)["Accepted"]
     assert found["status"] == "True"
     assert "spec.engine.warp" in found["message"]
     assert "spec.ofTomorrow" in found["message"]
@@ -263,7 +255,7 @@ def test_an_unknown_value_outside_the_pod_template_affects_only_its_section(sect
         if kind != "Deployment":
             assert kind not in kinds(made)
             assert [obj for ref, obj in after.children.items() if ref.kind == kind] == [child(live, kind)]
-        found = condition(edited, made, "Accepted")
+        found = judge(edited, made)["Accepted"]
         assert found["status"] == "True"
         assert f"spec.{section}" in found["message"]
         assert status(edited, make(edited))["url"] == status(before, live)["url"] or section != "service"
@@ -286,6 +278,37 @@ def test_rules_that_only_a_newer_operator_knows_stop_autoscaling(change: Obj) ->
     assert Rules.read({"autoscaling": {"maxReplicas": 4, "ofTomorrow": 1}}) is not None
     observed = edit(running(autoscaling={"maxReplicas": 4}), autoscaling={"maxReplicas": 4, **change})
     assert Rules.read(observed.resource["spec"]) is None
-    found = condition(observed, make(observed), "ScalingReady")
+    found = judge(observed)["ScalingReady"]
     assert (found["status"], found["reason"]) == ("Unknown", "UnknownValue")
     assert "spec.autoscaling" in found["message"]
+
+
+# Revisions that an earlier operator wrote: the same pods must be rendered from them.
+
+RECORDED: list[Obj] = json.loads((Path(__file__).parent / "recorded" / "revisions.json").read_text())
+
+
+@pytest.mark.parametrize("record", RECORDED, ids=lambda record: record["resource"]["metadata"]["name"])
+@pytest.mark.parametrize("settings", [SETTINGS, NEW], ids=["same settings", "other settings"])
+def test_the_pods_of_a_recorded_revision_stay_unchanged(record: Obj, settings: Settings) -> None:
+    resource, revisions = copy.deepcopy(record["resource"]), record["revisions"]
+    newest = max(revisions, key=lambda revision: revision["revision"])
+    observed = samples.observe(resource, *copy.deepcopy(revisions))
+    made = make(observed, settings)
+    assert made.problems == ()
+    assert template(made) == newest["data"]["template"]
+    assert child(made, "ControllerRevision")["metadata"]["name"] == newest["metadata"]["name"]
+    assert child(made, "ControllerRevision")["data"] == newest["data"]
+    after = apply(observed, made)
+    assert samples.settled(make(after, settings), after)
+    resource["spec"]["service"] = {**resource["spec"].get("service", {}), "port": 8123}
+    made = make(observed, settings)
+    assert template(made) == newest["data"]["template"]
+    assert child(made, "ControllerRevision")["revision"] == newest["revision"] + 1
+
+
+def test_recorded_revisions_survive_encoding() -> None:
+    revisions = [revision for record in RECORDED for revision in record["revisions"]]
+    assert [json.loads(encode(revision)) for revision in revisions] == revisions
+    hard = {"<", ">", "&", "\u2028", "\u2029", "\U0001f600", "\ufeff", "\x7f", "\x85"}
+    assert hard <= set(json.dumps(RECORDED, ensure_ascii=False))

@@ -1,7 +1,5 @@
 """Tests of conditions about a pod without a node: the scheduler's reasons, and the field to change."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -10,7 +8,6 @@ from tests.operator.pod_states import check, gpu_node, judge, observe_pod, taint
 from tests.operator.recorded import pod, reconcile
 from unmask_operator.objects import Obj
 from unmask_operator.plan.observed import Observed
-from unmask_operator.status import status
 from unmask_operator.status.scheduling.node_fit import is_tolerated, split_nodes
 
 GPU_TAINT = taint("nvidia.com/gpu", "present")
@@ -220,7 +217,7 @@ def test_a_tainted_node_is_not_called_busy_in_a_rollout() -> None:
     surge = pod("unschedulable_gpu")
     surge["status"]["conditions"][0]["message"] = f"0/2 nodes are available: {NO_GPU}, {WEB}."
     nodes = [gpu_node("old", "4"), gpu_node("new", "4", taints=[WEB_TAINT])]
-    found = {c["type"]: c for c in status(*reconcile("surging", "ready", surge, nodes=nodes))["conditions"]}
+    found = judge(*reconcile("surging", "ready", surge, nodes=nodes))
     says = f"^{WEB}: add a toleration of pool ... free a GPU or set maxSurge 0, maxUnavailable 1"
     check(found, f"RolloutComplete False InsufficientGPU {says} ... !busy")
 

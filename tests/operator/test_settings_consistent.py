@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.operator.samples import edit, make, observe, resource, running
+from tests.operator.pod_states import judge
+from tests.operator.samples import edit, main, make, observe, patch, resource, running
 from unmask_operator.objects import Obj
 from unmask_operator.status import status
 from unmask_operator.status.conditions.basic import NEEDED
@@ -13,21 +14,11 @@ from unmask_operator.status.transitions import transitions
 
 
 def condition(**spec: Any) -> Obj:
-    observed = observe(resource(**spec))
-    found: Obj = next((c for c in status(observed, make(observed))["conditions"] if c["type"] == TYPE), {})
-    return found
-
-
-def main(**members: Any) -> Obj:
-    return {"podTemplate": {"spec": {"containers": [{"name": "main", **members}]}}}
+    return judge(observe(resource(**spec))).get(TYPE, {})
 
 
 def limits(**resources: Any) -> Obj:
     return main(resources={"limits": {name.replace("__", "/"): value for name, value in resources.items()}})
-
-
-def pod(**members: Any) -> Obj:
-    return {"podTemplate": {"spec": members}}
 
 
 IP = {"ipBlock": {"cidr": "0.0.0.0/0"}}
@@ -36,7 +27,6 @@ ALL_OF_A_LABEL = {"namespaceSelector": {"matchLabels": {"a": "b"}}}
 SCALED = {"minReplicas": 2, "maxReplicas": 4}
 GPU = {"gpu": {}, "parallelism": {"tensor": 2}}
 MONITOR = {"monitoring": {"podMonitor": {}}}
-SPOT = {"ephemeral-storage": "20Gi"}
 
 
 def budget(replicas: int = 2, **members: Any) -> Obj:
@@ -49,7 +39,7 @@ def scaled(*, requests: int | None = 8, **targets: int) -> Obj:
 
 
 def cached(size: str) -> Obj:
-    return {"modelCache": {"emptyDir": {"sizeLimit": size}}, "resources": {"limits": SPOT}}
+    return {"modelCache": {"emptyDir": {"sizeLimit": size}}, "resources": {"limits": {"ephemeral-storage": "20Gi"}}}
 
 
 def memory(limit: str, **spec: Any) -> Obj:
@@ -94,8 +84,8 @@ CONTRADICTIONS: dict[str, list[tuple[Obj, str]]] = {
     ],
     "CacheExceedsStorage": [(cached("50Gi"), "spec.modelCache.emptyDir.sizeLimit is 50Gi")],
     "GracePeriodTooShort": [
-        (pod(terminationGracePeriodSeconds=69), "70 s"),
-        ({"drainTimeoutSeconds": 600, **pod(terminationGracePeriodSeconds=609)}, "drainTimeoutSeconds"),
+        (patch(terminationGracePeriodSeconds=69), "70 s"),
+        ({"drainTimeoutSeconds": 600, **patch(terminationGracePeriodSeconds=609)}, "drainTimeoutSeconds"),
     ],
     "ProbeTimeoutExceedsPeriod": [
         ({name: {"periodSeconds": 2, "timeoutSeconds": 3, "failureThreshold": 99}}, name)
@@ -113,7 +103,7 @@ CONTRADICTIONS: dict[str, list[tuple[Obj, str]]] = {
     ],
     "HostPortBlocksRollouts": [
         (main(ports=[{"containerPort": 9000, "hostPort": 9000}]), "maxSurge 0"),
-        (pod(hostNetwork=True), "hostNetwork"),
+        (patch(hostNetwork=True), "hostNetwork"),
     ],
 }
 CONSISTENT: list[Obj] = [
@@ -135,12 +125,12 @@ CONSISTENT: list[Obj] = [
     memory("3Gi", sharedMemorySize="2Gi"),
     cached("20Gi"),
     {"drainTimeoutSeconds": 600},
-    pod(terminationGracePeriodSeconds=70),
+    patch(terminationGracePeriodSeconds=70),
     main(startupProbe=None, livenessProbe=None),
     scaled(requests=None, runningRequestsPerReplica=8),
     {**scaled(runningRequestsPerReplica=8), "gpu": {}, "parallelism": {"data": 2}},
     scaled(runningRequestsPerReplica=8, queuedRequestsPerReplica=2),
-    {**pod(hostNetwork=True), "rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 1}},
+    {**patch(hostNetwork=True), "rolloutStrategy": {"maxSurge": 0, "maxUnavailable": 1}},
 ]
 
 
@@ -162,7 +152,7 @@ def test_settings_that_agree_have_no_such_condition(spec: Obj) -> None:
 
 
 def test_several_contradictions_are_all_named_and_those_of_an_invalid_spec_are_not():
-    wrong = {"podDisruptionBudget": {"maxUnavailable": 0}, **pod(terminationGracePeriodSeconds=1)}
+    wrong = {"podDisruptionBudget": {"maxUnavailable": 0}, **patch(terminationGracePeriodSeconds=1)}
     found = condition(**wrong)
     assert found["reason"] == "DisruptionBudgetBlocksDrains"
     assert "maxUnavailable is 0" in found["message"]
@@ -179,4 +169,4 @@ def test_a_contradiction_emits_one_event_and_its_end_removes_the_condition():
     (event,) = [e for e in transitions(old, first) if e.reason == "DisruptionBudgetBlocksDrains"]
     assert event.type == "Warning"
     right = edit(wrong, podDisruptionBudget={"maxUnavailable": 1})
-    assert TYPE not in {c["type"] for c in status(right, make(right))["conditions"]}
+    assert TYPE not in judge(right)

@@ -3,8 +3,6 @@
 Flux and Helm 4 wait by kstatus: until Ready is True, or until Stalled reports that a user must act.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from datetime import timedelta
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.operator.pod_states import check
-from tests.operator.recorded import NOW, UID, deployment, load, owned, pod, reconcile, service
+from tests.operator.recorded import NOW, UID, deployment, later, load, owned, pod, reconcile, service
 from tools.status import Status
 from unmask_operator.objects import API_VERSION, KIND, TEMPLATE_LABEL, Obj, Ref
 from unmask_operator.plan.observed import Decision, Load, Observed
@@ -34,11 +32,6 @@ INVALID = Problem("Accepted", "InvalidSpec", "spec.engine.blockSize: must be at 
 NO_MONITOR = Problem("UpToDate", "MissingCRD", "spec.monitoring.podMonitor: the cluster has no such kind")
 CONFLICT = Plan(problems=(Problem("Accepted", "NameConflict", "Service demo exists"),))
 NODES = load("nodes")
-
-
-def later(state: str, name: str = "demo-66d4b7c8f9-aaaaa") -> Obj:
-    """Returns a recorded pod as a newer one than the others."""
-    return pod(state, name, "2030-01-01T02:00:00Z")
 
 
 def no_gpu(need: str = "1", says: str = "", **spec: Any) -> Obj:
@@ -65,10 +58,6 @@ def changed(state: State, spec: Obj | None = None, conditions: Any = None, **met
     live["metadata"] |= metadata
     live["status"] = {**live["status"], "conditions": [*live["status"].get("conditions", ()), *(conditions or ())]}
     return replace(observed, children={**observed.children, ref: live}), plan
-
-
-def current_template(mark: str) -> Obj:
-    return {"template": of_template(copy.deepcopy(deployment("created")["spec"]["template"]), mark)}
 
 
 def upgraded(*problems: Problem) -> State:
@@ -127,7 +116,8 @@ STALLED = "Stalled True InvalidSpec"
 OVERDUE = "Stalled True ProgressDeadlineExceeded"
 ONE, TWO = pod("loading"), pod("loading", "other")
 LOADS = {ONE["metadata"]["uid"]: Load("weights", 61.4), TWO["metadata"]["uid"]: Load("weights", 42.2)}
-EDITED, PRESENT = of_template(later("crash_loop"), "edit"), current_template("present")
+EDITED = of_template(later("crash_loop"), "edit")
+PRESENT = {"template": of_template(deployment("created")["spec"]["template"], "present")}
 
 # Conditions of each state. Ready is not listed where it has the reason of the first condition that is not True.
 CONDITIONS = [
@@ -385,7 +375,6 @@ def test_ready_changes_only_with_the_pods_also_before_the_deployment_is_observed
 # -- Events
 
 LOADING = pod("loading")
-NORMAL, WARNING = "Normal", "Warning"
 
 
 @pytest.mark.parametrize(

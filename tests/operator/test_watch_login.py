@@ -22,11 +22,8 @@ def logins(*tokens, server="http://127.0.0.1:1", clock=now):
     The last token is used repeatedly.
     """
     lists, errors = [], []
-    return (
-        WatchLogin(ScriptedCredentials(server, *tokens), "agent/1", lists.append, errors.append, clock),
-        lists,
-        errors,
-    )
+    login = WatchLogin(ScriptedCredentials(server, *tokens), "agent/1", lists.append, errors.append, clock)
+    return login, lists, errors
 
 
 @pytest.mark.parametrize(
@@ -80,8 +77,8 @@ def serve(act, *, prefix="", tls=None, ca=None, **configuration):
         return web.json_response(seen, status=int(last) if last.isdigit() else 200)
 
     async def scene():
-        async with http_server(handle, tls) as address:
-            url = f"{'https' if tls else 'http'}://{address}{prefix}"
+        async with http_server(handle, tls) as port:
+            url = f"{'https' if tls else 'http'}://127.0.0.1:{port}{prefix}"
             login, lists, errors = logins("t1", server=url, clock=time.monotonic)
             login.credentials.configuration.ca_cert_data = ca.certificate.decode() if ca else None
             for name, value in configuration.items():

@@ -1,7 +1,5 @@
 """Tests of the autoscaler's loop: polling intervals, writes of replicas, and failures."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Collection, Mapping
 from datetime import timedelta

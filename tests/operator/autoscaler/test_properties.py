@@ -1,7 +1,5 @@
 """Property-based tests of the autoscaler: invariants that hold for any load."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Tests of the scrape of pods' gauges, with a test server and with the runtime's own metrics."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections import Counter
@@ -15,7 +13,7 @@ from aiohttp import web
 from runtime.request.engine_messages import EngineStats
 from runtime.server.metrics import Metrics, RequestMetrics
 from tests.networks import needs_ipv6
-from tests.operator.pod_server import Handler, answer, serve
+from tests.operator.clients import Handler, answer, http_server
 from tests.wait import TIMEOUT
 from unmask_operator.api.autoscaling import DEFAULT_TARGETS, GAUGES
 from unmask_operator.autoscaler.history import Reading
@@ -91,7 +89,8 @@ def scrape_pods(handlers: dict[str, Handler], addresses: dict[str, str], timeout
         async with AsyncExitStack() as stack:
             port = 0
             for address, handler in handlers.items():
-                port = await stack.enter_async_context(serve("/metrics", handler, address, port))
+                server = http_server(handler, path="/metrics", host=address, port=port)
+                port = await stack.enter_async_context(server)
             session = await stack.enter_async_context(aiohttp.ClientSession())
             return await scrape(session, addresses, GAUGES, port, timeout, **known)
 

@@ -1,7 +1,5 @@
 """Tests of the autoscaler over long traces of load."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

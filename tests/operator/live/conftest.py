@@ -1,7 +1,5 @@
 """Operator processes for tests against an API server."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

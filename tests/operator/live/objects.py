@@ -1,12 +1,11 @@
 """Resources for tests to create, and functions that read them and wait for their state."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator
 from typing import Any
 
 from e2e.cluster import Kube
+from tests.operator.samples import resource as sample
 from unmask_operator.kube.kinds import CHILDREN, OPTIONAL
 from unmask_operator.objects import API_VERSION, KIND, SERVICE_LABEL, controller_uid
 
@@ -15,13 +14,7 @@ Obj = dict[str, Any]
 
 def demo(namespace: str, name: str = "demo", **spec: Any) -> Obj:
     """Returns a small valid resource."""
-    metadata = {"name": name, "namespace": namespace}
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": metadata,
-        "spec": {"model": {"uri": "demo://"}, **spec},
-    }
+    return {**sample(name, **spec), "metadata": {"name": name, "namespace": namespace}}
 
 
 def read(kube: Kube, resource: Obj) -> Obj:
@@ -68,13 +61,13 @@ def wait_all_true(kube: Kube, resource: Obj) -> None:
     kube.wait("every condition is True", all_true)
 
 
-def wait_settled(kube: Kube, namespace: str, name: str = "") -> None:
+def wait_settled(kube: Kube, namespace: str) -> None:
     """Waits until the operator has reconciled what changed before this call.
 
     It creates another resource, deletes its Service and waits until the operator has created the Service again. The
     queue starts older entries first. A reconcile that is running, or delayed by a failure, may end later.
     """
-    sentinel = kube.create(demo(namespace, name or f"sentinel-{secrets.token_hex(4)}"))
+    sentinel = kube.create(demo(namespace, f"sentinel-{secrets.token_hex(4)}"))
     wait_condition(kube, sentinel, "Accepted", "True")
     service = ("v1", "Service", sentinel["metadata"]["name"], namespace)
     kube.delete(kube.get(*service))

@@ -1,7 +1,5 @@
 """Test of adoption on a real API server: a resource that is created again adopts children without an owner."""
 
-from __future__ import annotations
-
 import pytest
 
 from e2e.cluster.authorization import wait_allowed

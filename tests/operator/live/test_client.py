@@ -1,7 +1,5 @@
 """Tests of the operator's client with a real API server: the API server stores exactly what the client sends."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests that the operator uses exactly the permissions that it is granted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

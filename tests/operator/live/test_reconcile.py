@@ -1,7 +1,5 @@
 """Tests of reconciles on a real API server: drift, pruning, and edits of other clients."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

@@ -9,7 +9,7 @@ import pytest
 
 from e2e.cluster import ApiError, Kube
 from e2e.cluster.operator_process import OperatorProcess
-from tests.operator.live.objects import Obj, children, demo, read, wait_condition
+from tests.operator.live.objects import Obj, accepted, children, demo, read, wait_condition
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shared_operator")]
 
@@ -44,17 +44,11 @@ def recreated(admin: Kube, namespace: str, *about: str) -> None:
     admin.wait(f"{about} is back", lambda: admin.find(*about, namespace))
 
 
-def accepted(admin: Kube, namespace: str, **spec: Any) -> Obj:
-    resource = admin.create(demo(namespace, replicas=2, **spec))
-    wait_condition(admin, resource, "Accepted", "True")
-    return resource
-
-
 @pytest.mark.parametrize(("pod_template", "sentence"), WRONG.values(), ids=WRONG)
 def test_an_edit_that_the_api_server_rejects_is_reported_and_scaling_continues(
     admin: Kube, namespace: str, pod_template: Obj, sentence: str
 ) -> None:
-    resource = accepted(admin, namespace)
+    resource = accepted(admin, demo(namespace, replicas=2))
     before = children(admin, resource)
     admin.patch(resource, {"spec": {"podTemplate": pod_template, "service": {"port": 81}}})
     wait_condition(admin, resource, "Accepted", "False", "Refused", sentence)
@@ -102,7 +96,7 @@ def test_replicas_are_scaled_while_admission_rejects_every_update_of_the_workloa
     admin: Kube, namespace: str, shared_operator: OperatorProcess
 ) -> None:
     scales = 'unmask_operator_writes_total{verb="scale"}'
-    resource, before = accepted(admin, namespace), shared_operator.metric(scales)
+    resource, before = accepted(admin, demo(namespace, replicas=2)), shared_operator.metric(scales)
     live = admin.get("apps/v1", "Deployment", "demo", namespace)
     with policy(admin, namespace):
         admin.wait("admission rejects updates", lambda: not updates(admin, live))

@@ -1,7 +1,5 @@
 """Tests the benchmark of the operator at scale with few services. Its counts must hold on any machine."""
 
-from __future__ import annotations
-
 import pytest
 
 from e2e.cluster.config import environment

@@ -1,7 +1,5 @@
 """Tests of the status with a real scheduler and the Deployment controller. kwok simulates the nodes and their pods."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator
 from typing import Any

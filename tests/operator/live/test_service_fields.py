@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from e2e.cluster import ApiError, Kube
-from tests.operator.live.objects import demo, read, wait_condition
+from tests.operator.live.objects import accepted, demo, read, wait_condition
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shared_operator")]
 
@@ -56,8 +56,7 @@ def test_families_of_the_service_are_set_changed_and_removed(admin: Kube, namesp
 
 @pytest.mark.usefixtures("dual_stack")
 def test_a_change_of_the_first_family_is_refused_with_the_servers_message(admin: Kube, namespace: str) -> None:
-    resource = admin.create(demo(namespace, service=V4))
-    wait_condition(admin, resource, "Accepted", "True")
+    resource = accepted(admin, demo(namespace, service=V4))
     admin.patch(resource, {"spec": {"service": V6}})
     wait_condition(admin, resource, "Accepted", "False", says="ipFamilies[0]")
     assert admin.get("v1", "Service", "demo", namespace)["spec"]["ipFamilies"] == ["IPv4"]

@@ -1,15 +1,14 @@
 """Tests of the status with a real controller-manager. No kubelet runs: the tests write the pods' status."""
 
-from __future__ import annotations
-
+import secrets
 from collections.abc import Iterator
 
 import pytest
 
 from e2e.cluster import ApiServer, Kube
 from e2e.cluster.operator_process import OperatorProcess, cluster_wide
-from tests.operator.live.kubelet import bind, first_pod, make_node, run
-from tests.operator.live.objects import condition, demo, read, wait_all_true, wait_condition
+from tests.operator.live.objects import Obj, condition, demo, read, wait_all_true, wait_condition
+from unmask_operator.objects import SERVICE_LABEL
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("operator")]
 
@@ -28,6 +27,41 @@ def admin(controlled_admin: Kube) -> Kube:
 def operator(controlled_api_server: ApiServer, controlled_admin: Kube) -> Iterator[OperatorProcess]:
     """Yields one operator of the whole cluster for all tests of the module."""
     yield from cluster_wide(controlled_api_server, controlled_admin)
+
+
+# A simulated kubelet
+
+
+def first_pod(kube: Kube, resource: Obj) -> Obj:
+    """Returns the first pod of the resource, after its ReplicaSet has created it."""
+    meta = resource["metadata"]
+    label = f"{SERVICE_LABEL}={meta['name']}"
+    return kube.wait("a pod", lambda: kube.list("v1", "Pod", meta["namespace"], labelSelector=label))[0]
+
+
+def make_node(kube: Kube, gpus: str) -> Obj:
+    node = kube.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"n-{secrets.token_hex(4)}"}})
+    capacity = {"cpu": "8", "memory": "64Gi", "pods": "110", "nvidia.com/gpu": gpus}
+    kube.patch(node, {"status": {"capacity": capacity, "allocatable": capacity}}, subresource="status")
+    return node
+
+
+def run(kube: Kube, pod: Obj, address: str, *, started: bool, ready: bool, last: Obj | None = None) -> None:
+    """Writes the status of a running pod, as its kubelet does."""
+    image = pod["spec"]["containers"][0]["image"]
+    main = {"name": "main", "image": image, "imageID": "", "restartCount": int(bool(last)), "lastState": last or {}}
+    main |= {"ready": ready, "started": started, "state": {"running": {"startedAt": "2030-01-01T00:00:00Z"}}}
+    conditions = [{"type": kind, "status": str(ready)} for kind in ("Ready", "ContainersReady")]
+    status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "containerStatuses": [main]}
+    conditions.append({"type": "PodScheduled", "status": "True"})
+    kube.patch(pod, {"status": {**status, "conditions": conditions}}, subresource="status")
+
+
+def bind(kube: Kube, pod: Obj, node: Obj) -> None:
+    meta = {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]}
+    path = kube.path("v1", "Pod", meta["namespace"], meta["name"], "binding")
+    target = {"apiVersion": "v1", "kind": "Node", "name": node["metadata"]["name"]}
+    kube.request("POST", path, {"apiVersion": "v1", "kind": "Binding", "metadata": meta, "target": target})
 
 
 def test_a_pod_without_gpu_then_crashing_then_ready_and_an_edit_that_does_not_change_it(admin, namespace):

@@ -1,7 +1,5 @@
 """Objects recorded from a cluster, and inputs of reconciles with them."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -36,6 +34,11 @@ def pod(state: str, name: str | None = None, created: str | None = None) -> Obj:
     found["metadata"]["uid"] += name or ""
     found["metadata"]["creationTimestamp"] = created or found["metadata"]["creationTimestamp"]
     return found
+
+
+def later(state: str, name: str = "demo-66d4b7c8f9-aaaaa") -> Obj:
+    """Returns a recorded pod as a newer one than the others."""
+    return pod(state, name, "2030-01-01T02:00:00Z")
 
 
 def service(generation: int = 1, **spec: Any) -> Obj:
