@@ -67,6 +67,10 @@ class ToolParser(ABC):
     def feed(self, text: str) -> ParsedCall | NotACall | None:
         """Adds text; returns None while it may still become a call."""
 
+    def end(self) -> ParsedCall | None:
+        """Returns the call if the output ends here and only marks are missing, else None."""
+        return None
+
     def partial(self) -> tuple[str, str] | None:
         """Returns name and beginning of the arguments of an incomplete call; None if not known, or not supported."""
         return None
@@ -78,10 +82,13 @@ class ToolFormat:
 
     Attributes:
         opens: Start marker of a call.
-        closes: End marker. After a call, repetitions of it are dropped.
+        closes: End marker. After a call, repetitions and pieces of it are dropped.
         parser: Creates the parser of one call.
         quotes: Marker around strings, if it is a token of its own.
         strays: Other markers inside a call that models repeat after it; they are dropped there, too.
+        begins: Beginning of the text of a call, after the start marker. After a call, it begins another one.
+        begins_alone: Whether `begins` also begins a call where models have left out the start marker. Without a marker
+            only calls of available tools are calls.
         wraps: Returns the text before and after the JSON arguments of a call of a tool. None: arguments are not JSON,
             so that no grammar can constrain them.
         instructs: Returns a system message about the tools, for models whose template does not support tools. None:
@@ -94,6 +101,8 @@ class ToolFormat:
     parser: Callable[[Sequence[Tool]], ToolParser]
     quotes: str = ""
     strays: tuple[str, ...] = ()
+    begins: str = ""
+    begins_alone: bool = False
     wraps: Callable[[str], tuple[str, str]] | None = None
     instructs: Callable[[Sequence[Tool]], str] | None = None
 
@@ -234,8 +243,11 @@ class NestedTooDeeplyError(ValueError):
     """A value has too many levels of objects and lists."""
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str, strict: bool = True) -> Any:
     """Parses JSON.
+
+    Args:
+        strict: Whether line breaks and other control characters in strings are errors, as JSON has it.
 
     Raises:
         NestedTooDeeplyError: It has more levels than Python can parse.
@@ -246,7 +258,7 @@ def parse_json(text: str) -> Any:
         raise ValueError(name)
 
     try:
-        return json.loads(text, parse_constant=wrong)
+        return json.loads(text, parse_constant=wrong, strict=strict)
     except RecursionError:  # Python's limit differs between versions
         raise NestedTooDeeplyError(MAX_DEPTH) from None
 

@@ -11,19 +11,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime.parsers import formats
+from runtime.parsers.argument_types import ArgumentTypes, parse_python
 from runtime.parsers.formats import NotACall, ParsedCall, ToolParser
 
 OPENS, CLOSES, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
-_NAME = re.compile(r"\s*call:\s*([\w.:/-]+)\s*(?=\{)")
-_KEY = re.compile(r'\s*([^\s:{}\[\],<>"]+)\s*:')
+_NAME = re.compile(r"\s*call:\s*([\w.:/-]+?)\s*(?=[{(])")
+_KEY = re.compile(r'\s*([^\s:={}()\[\],<>"]+)\s*([:=])')
 _UNQUOTED = re.compile(r"[^,:{}\[\]]+")
+# Text with colons, in a list up to the next comma, else up to the next key.
+_UNQUOTED_ITEM = re.compile(r"[^,{}\[\]]+")
+_UNQUOTED_TEXT = re.compile(r"(?:[^,{}\[\]]|,(?!\s*[^\s:={}\[\],]{1,64}\s*[:=]))+")
+_PYTHON_STRING = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'""", re.DOTALL)
 _BEGINNING = "call:"
 # markers outside of a string, and within one
-_MARK = (re.compile(re.escape(QUOTE) + "|" + re.escape(CLOSES)), re.compile(re.escape(QUOTE)))
+_MARK = (re.compile("|".join(map(re.escape, (QUOTE, CLOSES, OPENS)))), re.compile(re.escape(QUOTE)))
 
 
 class Gemma4ToolParser(ToolParser):
-    """Waits for the end marker outside of strings."""
+    """Waits for the end marker outside of strings, or the start of the next call."""
 
     def __init__(self, tools: Sequence[formats.Tool]) -> None:
         super().__init__(tools)
@@ -35,48 +40,128 @@ class Gemma4ToolParser(ToolParser):
         if not _BEGINNING.startswith(self._text.lstrip()[: len(_BEGINNING)]):
             return NotACall()
         while (mark := _MARK[self._quoted].search(self._text, self._at)) is not None:
-            if mark[0] == CLOSES:
-                call = _call(self._text[: mark.start()])
+            if mark[0] != QUOTE:
+                call = _call(self._text[: mark.start()], self.tools)
                 return NotACall() if call is None else ParsedCall(*call, rest=self._text[mark.start() :])
             self._quoted = not self._quoted
             self._at = mark.end()
         self._at = max(self._at, len(self._text) - len(CLOSES) + 1)
         return None
 
+    def end(self) -> ParsedCall | None:
+        call = _call(self._text, self.tools)
+        return None if call is None else ParsedCall(*call, rest="")
 
-def _call(text: str) -> tuple[str, str] | None:
+
+def _call(text: str, tools: Sequence[formats.Tool]) -> tuple[str, str] | None:
     found = _NAME.match(text)
     if found is None:
         return None
+    name, at = found[1], found.end()
+    exact = all(tool.name != name for tool in tools)
+    if text[at] == "(":
+        begun = text.rstrip()
+        if exact or not begun.endswith(")"):
+            return None
+        text = f"{text[:at]}{{{begun[at + 1 : -1]}}}"
     try:
-        value, end = _object(text, found.end(), 0)
-        return None if text[end:].strip() else (found[1], formats.dump_json(value))
+        value, end = _Reader(text, exact).object(at, ArgumentTypes.of_tool(name, tools), 0)
+        return None if text[end:].strip() else (name, formats.dump_json(value))
     except (ValueError, IndexError):
         return None
 
 
-def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
-    """Returns the value that begins at `at`, and the offset after it. Raises ValueError, IndexError."""
-    if depth > formats.MAX_DEPTH:
-        raise formats.NestedTooDeeplyError(formats.MAX_DEPTH)
-    at = _space(text, at)
-    if text.startswith(QUOTE, at):
-        return _string(text, at)
-    if text[at] == "{":
-        return _object(text, at, depth + 1)
-    if text[at] == "[":
-        return _list(text, at, depth + 1)
-    found = _UNQUOTED.match(text, at)
-    if found is None:
-        raise ValueError(text[at])
-    return _parse_unquoted(found[0].strip()), found.end()
+class _Reader:
+    """Reads values. Methods return a value and the offset after it, and raise ValueError or IndexError.
+
+    Attributes:
+        text: text of the call.
+        exact: Whether only the format itself is read, and not what models write instead: arguments in parentheses,
+            other quotes, constants of Python, text without quotes that has colons or commas.
+    """
+
+    def __init__(self, text: str, exact: bool) -> None:
+        self.text, self.exact = text, exact
+
+    def value(self, at: int, types: ArgumentTypes, depth: int, in_list: bool = False) -> tuple[Any, int]:
+        if depth > formats.MAX_DEPTH:
+            raise formats.NestedTooDeeplyError(formats.MAX_DEPTH)
+        at = self._space(at)
+        if self.text.startswith(QUOTE, at):
+            return self._string(at)
+        if self.text[at] == "{":
+            return self.object(at, types, depth + 1)
+        if self.text[at] == "[":
+            return self._list(at, types.of_items(), depth + 1)
+        if not self.exact and (quoted := _PYTHON_STRING.match(self.text, at)):
+            return parse_python(quoted[0]), quoted.end()
+        pattern = _UNQUOTED if self.exact else _UNQUOTED_ITEM if in_list else _UNQUOTED_TEXT
+        found = pattern.match(self.text, at)
+        if found is None:
+            raise ValueError(self.text[at])
+        word = found[0].strip()
+        return types.read(word) if types.is_text else _parse_unquoted(word, self.exact), found.end()
+
+    def object(self, at: int, types: ArgumentTypes, depth: int) -> tuple[dict[str, Any], int]:
+        made: dict[str, Any] = {}
+        at = self._space(at + 1)
+        while self.text[at] != "}":
+            key, at = self._key(at)
+            made[key], at = self.value(at, types.of_property(key), depth)
+            at = self._next(at, "}")
+        return made, at + 1
+
+    def _key(self, at: int) -> tuple[str, int]:
+        """Returns a key, and the offset after its colon."""
+        if self.text.startswith(QUOTE, at):
+            key, at = self._string(at)
+        elif not self.exact and (quoted := _PYTHON_STRING.match(self.text, at)):
+            key, at = parse_python(quoted[0]), quoted.end()
+        else:
+            found = _KEY.match(self.text, at)
+            if found is None or (found[2] == "=" and self.exact):
+                raise ValueError(self.text[at])
+            return found[1], found.end()
+        at = self._space(at)
+        if self.text[at] != ":":
+            raise ValueError(self.text[at])
+        return key, at + 1
+
+    def _list(self, at: int, types: ArgumentTypes, depth: int) -> tuple[list[Any], int]:
+        made: list[Any] = []
+        at = self._space(at + 1)
+        while self.text[at] != "]":
+            value, at = self.value(at, types, depth, in_list=True)
+            made.append(value)
+            at = self._next(at, "]")
+        return made, at + 1
+
+    def _string(self, at: int) -> tuple[str, int]:
+        end = self.text.index(QUOTE, at + len(QUOTE))
+        return self.text[at + len(QUOTE) : end], end + len(QUOTE)
+
+    def _next(self, at: int, end: str) -> int:
+        """Returns the offset after a comma, or that of the closing bracket."""
+        at = self._space(at)
+        if self.text[at] == ",":
+            return self._space(at + 1)
+        if self.text[at] != end:
+            raise ValueError(self.text[at])
+        return at
+
+    def _space(self, at: int) -> int:
+        while self.text[at].isspace():
+            at += 1
+        return at
 
 
-def _parse_unquoted(word: str) -> Any:
+def _parse_unquoted(word: str, exact: bool) -> Any:
     """Parses an unquoted value: number, boolean or null; anything else is text without its quotes."""
     known = {"true": True, "false": False, "null": None, "none": None}
     if word in known:
         return known[word]
+    if not exact and word in ("True", "False", "None"):
+        return known[word.lower()]
     for kind in (int, float):
         if re.fullmatch(r"-?[0-9][0-9.eE+-]{0,30}", word):
             try:
@@ -86,57 +171,6 @@ def _parse_unquoted(word: str) -> Any:
     if not word or '"' in word or "<|" in word:
         raise ValueError(word)
     return word
-
-
-def _string(text: str, at: int) -> tuple[str, int]:
-    end = text.index(QUOTE, at + len(QUOTE))
-    return text[at + len(QUOTE) : end], end + len(QUOTE)
-
-
-def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
-    made: dict[str, Any] = {}
-    at = _space(text, at + 1)
-    while text[at] != "}":
-        if text.startswith(QUOTE, at):
-            key, at = _string(text, at)
-            at = _space(text, at)
-            if text[at] != ":":
-                raise ValueError(text[at])
-            at += 1
-        else:
-            found = _KEY.match(text, at)
-            if found is None:
-                raise ValueError(text[at])
-            key, at = found[1], found.end()
-        made[key], at = _value(text, at, depth)
-        at = _next(text, at, "}")
-    return made, at + 1
-
-
-def _list(text: str, at: int, depth: int) -> tuple[list[Any], int]:
-    made: list[Any] = []
-    at = _space(text, at + 1)
-    while text[at] != "]":
-        value, at = _value(text, at, depth)
-        made.append(value)
-        at = _next(text, at, "]")
-    return made, at + 1
-
-
-def _next(text: str, at: int, end: str) -> int:
-    """Returns the offset after a comma, or that of the closing bracket."""
-    at = _space(text, at)
-    if text[at] == ",":
-        return _space(text, at + 1)
-    if text[at] != end:
-        raise ValueError(text[at])
-    return at
-
-
-def _space(text: str, at: int) -> int:
-    while text[at].isspace():
-        at += 1
-    return at
 
 
 GEMMA4 = formats.ToolFormat(key="gemma4", opens=OPENS, closes=CLOSES, quotes=QUOTE, parser=Gemma4ToolParser)

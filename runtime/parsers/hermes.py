@@ -12,13 +12,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime.parsers import formats
+from runtime.parsers.argument_types import parse_python
 from runtime.parsers.formats import NotACall, ParsedCall, ToolParser
 
-_BEGINNING = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_BEGINNING = re.compile(r'[\s\[]*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+
+_BEFORE = " \t\r\n["  # the bracket begins a list of calls
 
 
 class HermesToolParser(ToolParser):
-    """Reads an object with `name` and `arguments`; its brackets determine its end."""
+    """Reads an object with `name` and `arguments`; its brackets determine its end. It may be the first of a list."""
 
     def __init__(self, tools: Sequence[formats.Tool]) -> None:
         super().__init__(tools)
@@ -32,17 +35,18 @@ class HermesToolParser(ToolParser):
     def feed(self, text: str) -> ParsedCall | NotACall | None:
         self._text += text
         if not self._counted:
-            begun = self._text.lstrip()
+            begun = self._text.lstrip(_BEFORE)
             if not begun:
                 return None
             if begun[0] != "{":
                 return NotACall()
+            self._counted = len(self._text) - len(begun)
         end = self._brackets.feed(self._text[self._counted :])
         if end is None:
             self._counted = len(self._text)
             return None
         at = self._counted + end
-        call = _call(self._text[:at])
+        call = _call(self._text[:at].lstrip(_BEFORE), self.tools)
         return NotACall() if call is None else ParsedCall(*call, rest=self._text[at:])
 
     def partial(self) -> tuple[str, str] | None:
@@ -60,10 +64,18 @@ class HermesToolParser(ToolParser):
         return self._name, self._text[self._arguments : self._end]
 
 
-def _call(text: str) -> tuple[str, str] | None:
-    """Returns name and arguments of a complete object; None if it is not a call."""
+def _call(text: str, tools: Sequence[formats.Tool]) -> tuple[str, str] | None:
+    """Returns name and arguments of a complete object; None if it is not a call.
+
+    JSON that is not exact is read if it names an available tool.
+    """
     try:
-        value = formats.parse_json(text)
+        try:
+            value, exact = formats.parse_json(text), True
+        except formats.NestedTooDeeplyError:
+            raise
+        except ValueError:
+            value, exact = parse_python(text), False
         name = value.get("name")
         arguments: Any = value.get("arguments", value.get("parameters"))
         if isinstance(arguments, str):  # JSON in a string
@@ -71,6 +83,8 @@ def _call(text: str) -> tuple[str, str] | None:
         if arguments is None:
             arguments = {}
         if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+            return None
+        if not exact and all(tool.name != name for tool in tools):
             return None
         return name, formats.dump_json(arguments)
     except ValueError:
@@ -92,6 +106,12 @@ def instructs(tools: Sequence[formats.Tool]) -> str:
 
 
 HERMES = formats.ToolFormat(
-    key="hermes", opens="<tool_call>", closes="</tool_call>", parser=HermesToolParser, wraps=wraps, instructs=instructs
+    key="hermes",
+    opens="<tool_call>",
+    closes="</tool_call>",
+    begins="{",
+    parser=HermesToolParser,
+    wraps=wraps,
+    instructs=instructs,
 )
 formats.register_tool_format(HERMES)

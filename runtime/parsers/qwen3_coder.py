@@ -13,75 +13,123 @@ from collections.abc import Sequence
 from typing import Any
 
 from runtime.parsers import formats
+from runtime.parsers.argument_types import ArgumentTypes
 from runtime.parsers.formats import NotACall, ParsedCall, ToolParser
 
-_BEGINNING = "<function="
-_END = "</tool_call>"
-_CALL = re.compile(r"\s*<function=([^>\s]+)>")
-_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*)", re.DOTALL)
+_OPENS, _CLOSES = "<tool_call>", "</tool_call>"
+_BEGINS, _ENDS = "<function=", "</function>"
+_CALL = re.compile(r"\s*<function=([^>\s]{1,256})>")
+_PARAMETER = re.compile(r"<parameter=([^>\n]{1,256})>")
+_VALUE_ENDS = "</parameter>"
+# What can end a value, or shows that a value without its end tag has ended.
+_TAG_IN_VALUE = re.compile(rf"{_VALUE_ENDS}|{_PARAMETER.pattern}|{_ENDS}\s{{0,64}}(?:{_CLOSES}|{_BEGINS})|{_OPENS}")
+# The beginnings of these, and of those between values, at the end of the text.
+_PARTIAL_TAG = re.compile(r"<(?:/?[a-z_]*|parameter=[^>\n]{0,256}|/function>\s{0,64}(?:<?/?[a-z_]*))\Z")
 
 
 class Qwen3CoderToolParser(ToolParser):
-    """Waits for the closing tag."""
+    """Reads a call tag by tag. A value without its end tag ends where the next parameter begins, or with the call."""
 
     def __init__(self, tools: Sequence[formats.Tool]) -> None:
         super().__init__(tools)
-        self._at = 0  # searched so far
+        self._name = ""
+        self._types = ArgumentTypes([], {})
+        self._arguments: dict[str, Any] = {}
+        self._at = 0  # read so far
+        self._key: str | None = None  # parameter whose value is open, from `_at`
+        self._searched = 0  # no tag of the value is before
+        self._end: int | None = None  # where the call may have ended inside the open value
 
     def feed(self, text: str) -> ParsedCall | NotACall | None:
         self._text += text
-        if not _BEGINNING.startswith(self._text.lstrip()[: len(_BEGINNING)]):
-            return NotACall()
-        at = self._text.find(_END, self._at)
-        if at < 0:
-            self._at = max(0, len(self._text) - len(_END) + 1)
-            return None
-        call = self._call(self._text[:at])
-        return NotACall() if call is None else ParsedCall(*call, rest=self._text[at:])
+        if not self._name:
+            found = _CALL.match(self._text)
+            if found is None:
+                return None if _may_become_call(self._text) else NotACall()
+            self._name, self._at = found[1], found.end()
+            self._types = ArgumentTypes.of_tool(self._name, self.tools)
+        while True:
+            before = self._at, self._key
+            result = self._read_tag() if self._key is None else self._read_value()
+            if result is not None or before == (self._at, self._key):
+                return result
 
-    def _call(self, text: str) -> tuple[str, str] | None:
-        found = _CALL.match(text)
-        if found is None:
+    def end(self) -> ParsedCall | None:
+        if self._key is None:
             return None
-        *written_out, rest = text[found.end() :].rstrip().removesuffix("</function>").split("</parameter>")
-        parameters = [_PARAMETER.fullmatch(each) for each in written_out]
-        if rest.strip() or not all(parameters):
+        text, end = self._text.rstrip(), self._end
+        if end is None and text.endswith(_ENDS):
+            end = len(text) - len(_ENDS)
+        result = None if end is None or end < self._at else self._end_in_value(end)
+        return result if isinstance(result, ParsedCall) else None
+
+    def _read_tag(self) -> ParsedCall | NotACall | None:
+        """Reads the tag between values."""
+        rest = self._text[self._at :].lstrip()
+        start = len(self._text) - len(rest)
+        if found := _PARAMETER.match(rest):
+            self._key, self._at, self._end = found[1], start + found.end(), None
+            self._searched = self._at
             return None
-        name = found[1]
-        schema = next((tool.parameters for tool in self.tools if tool.name == name), {})
-        properties = schema.get("properties")
-        types = properties if isinstance(properties, dict) else {}
+        if rest.startswith(_ENDS):
+            return self._call(start + len(_ENDS))
+        if rest.startswith(_CLOSES):
+            return self._call(start)
+        return None if not rest or _PARTIAL_TAG.match(rest) else NotACall()
+
+    def _read_value(self) -> ParsedCall | NotACall | None:
+        """Reads up to the end of the open value, if it is there."""
+        while found := _TAG_IN_VALUE.search(self._text, self._searched):
+            self._searched = found.end()
+            tag = found[0]
+            if tag == _VALUE_ENDS:
+                return self._close_value(found.start(), found.end())
+            if tag.startswith(_ENDS):
+                self._end = found.start() if self._end is None else self._end
+                self._searched = found.start() + len(_ENDS)
+            elif self._end is not None:
+                return self._end_in_value(self._end)
+            elif tag != _OPENS and self._types.has_property(found[1]):
+                return self._close_value(found.start(), found.start())
+        partial = _PARTIAL_TAG.search(self._text, self._searched)
+        self._searched = len(self._text) if partial is None else partial.start()
+        return None
+
+    def _close_value(self, end: int, at: int) -> NotACall | None:
+        """Ends the open value, whose text ends at `end`, and continues at `at`."""
+        assert self._key is not None
+        text = self._text[self._at : end].removeprefix("\n").removesuffix("\n")
         try:
-            return name, formats.dump_json(
-                {one[1]: _value(one[2], types.get(one[1])) for one in parameters if one is not None}
-            )
+            self._arguments[self._key] = self._types.of_property(self._key).read(text)
+        except formats.NestedTooDeeplyError:
+            return NotACall()
+        self._key, self._at = None, at
+        return None
+
+    def _end_in_value(self, end: int) -> ParsedCall | NotACall | None:
+        """Ends the call inside the open value, at its end tag."""
+        return self._close_value(end, end) or self._call(end + len(_ENDS))
+
+    def _call(self, end: int) -> ParsedCall | NotACall:
+        try:
+            return ParsedCall(self._name, formats.dump_json(self._arguments), rest=self._text[end:])
         except ValueError:
-            return None
+            return NotACall()
 
 
-def _value(raw: str, schema: Any) -> Any:
-    """Returns a parameter's value: text, unless its schema has another type and it can be parsed.
-
-    Raises:
-        NestedTooDeeplyError: It is JSON with more levels than Python can parse.
-    """
-    text = raw.removeprefix("\n").removesuffix("\n")
-    kind = schema.get("type") if isinstance(schema, dict) else None
-    if kind == "string" or (isinstance(kind, list) and "string" in kind):
-        return text
-    try:
-        return formats.parse_json(text)
-    except formats.NestedTooDeeplyError:
-        raise
-    except ValueError:
-        return {"True": True, "False": False, "None": None}.get(text.strip(), text)
+def _may_become_call(text: str) -> bool:
+    begun = text.lstrip()
+    name = begun[len(_BEGINS) :]
+    return _BEGINS.startswith(begun[: len(_BEGINS)]) and len(name) <= 256 and not re.search(r"[>\s]", name)
 
 
 QWEN3_CODER = formats.ToolFormat(
     key="qwen3_coder",
-    opens="<tool_call>",
-    closes=_END,
-    strays=("</function>", "</parameter>"),
+    opens=_OPENS,
+    closes=_CLOSES,
+    strays=(_ENDS, _VALUE_ENDS),
+    begins=_BEGINS,
+    begins_alone=True,
     parser=Qwen3CoderToolParser,
 )
 formats.register_tool_format(QWEN3_CODER)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from runtime.parsers.argument_types import applied
 from runtime.parsers.formats import ReasoningFormat, Tool, ToolFormat
 from runtime.request.structured import FIELD_PATH, MAX_CHARS, check_length, grammar_of
 from runtime.request.validation import refuse
@@ -15,9 +16,10 @@ CallMode = Literal["only", "or_form", "within"]
 
 _ANY_TEXT = r"/(?s:.*)/"
 # With these keywords, a schema may allow arguments that `properties` does not list.
-_OPEN_ENDED = frozenset({"$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "propertyNames"}) | {
-    "additionalProperties", "patternProperties", "unevaluatedProperties",
-}  # fmt: skip
+_OPEN_ENDED = frozenset({
+    "$dynamicRef", "$recursiveRef", "propertyNames", "additionalProperties", "patternProperties",
+    "unevaluatedProperties",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -113,15 +115,38 @@ def _calls(
         each.append(f"{_literal(before)} @{part_name(i)} {_literal(after)}")
         # Arguments are never null, also if their schema is nullable.
         parameters = {**tool.parameters, "type": "object", "nullable": False}
-        schema = _closed(parameters) if i not in constraint.any_object else {"type": "object"}
+        schema = _closed(parameters, parameters) if i not in constraint.any_object else {"type": "object"}
         (made,) = json.loads(grammar_of({"json": schema}, where))["grammars"]
         parts.append({"name": part_name(i), FIELD_PATH: where, **made})
     rules += [f"written: one {_mark(constraint.format.closes, control)}", f"one: {' | '.join(each)}"]
 
 
-def _closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Forbids arguments that the schema does not name: a model would make some up."""
-    return schema if _OPEN_ENDED & schema.keys() else {**schema, "additionalProperties": False}
+def _closed(
+    schema: Mapping[str, Any], root: Mapping[str, Any], names: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Forbids arguments that the schema does not name: a model would make some up.
+
+    Args:
+        schema: Schema of the arguments, or one of its alternatives.
+        root: Schema in which references are looked up.
+        names: Properties that the schema around this alternative names.
+    """
+    choices = [keyword for keyword in ("anyOf", "oneOf") if isinstance(schema.get(keyword), list)]
+    common = {keyword: value for keyword, value in schema.items() if keyword not in choices}
+    parts = list(applied([common], root))
+    if len(choices) > 1 or any(_OPEN_ENDED & part.keys() for part in parts):
+        return dict(schema)
+    listed = [part["properties"] for part in parts if isinstance(part.get("properties"), Mapping)]
+    names = {**(names or {}), **{name: True for properties in listed for name in properties}}
+    for keyword in choices:
+        each = [_closed(part, root, names) if isinstance(part, Mapping) else part for part in schema[keyword]]
+        return {**common, keyword: each}
+    own = schema.get("properties")
+    return {
+        **schema,
+        "properties": {**names, **(own if isinstance(own, Mapping) else {})},
+        "additionalProperties": False,
+    }
 
 
 def _literal(text: str) -> str:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,7 +52,8 @@ class ToolCallParser:
     """Incremental parser of text with tool calls.
 
     Text that may be the beginning of a call is withheld, and becomes text if it is not. White space between text and a
-    call belongs to the call.
+    call belongs to the call. After a call, brackets and pieces of end markers are dropped up to the end of their line:
+    models that fill a block in parallel write some twice or in the wrong order.
 
     Attributes:
         num_complete: Number of complete calls.
@@ -62,7 +64,13 @@ class ToolCallParser:
         self._buffer = ""  # unread text
         self._parser: ToolParser | None = None  # parser of the open call
         self._start_marker = self._call_text = ""  # of the open call; the marker includes the space before it
+        self._without_marker = False  # the open call has no start marker
+        self._names = {tool.name for tool in options.available_tools}
         self._end_markers = (options.format.closes, *options.format.strays)
+        self._pieces = {"}", "]", ",", *re.findall(r"[A-Za-z]+|[^A-Za-z\s]", "".join(self._end_markers))}
+        self._starts = [start for start in (options.format.opens, options.format.begins) if start]
+        pieces, starts = ("|".join(map(re.escape, some)) for some in (self._pieces, self._starts))
+        self._pieces_and_space = re.compile(rf"(?:(?!{starts})(?:\s|{pieces}))*")
         self._after_call = False  # after a call, whose end markers may follow
         self._only_space = False  # only white space since the last call
         self._num_started = 0  # calls with a `CallStart`
@@ -84,6 +92,10 @@ class ToolCallParser:
         deltas: list[Delta] = []
         if self.is_over or self._after_call:
             return deltas
+        call = None if cut or self._parser is None else self._parser.end()
+        if call is not None and self._is_call(call.name):
+            self._end_call(deltas, call)
+            return deltas
         if self._options.required:  # the rest is an incomplete call
             return deltas
         if self._parser is None:
@@ -101,32 +113,55 @@ class ToolCallParser:
         """Reads up to the next marker; returns False if more text is needed."""
         if self._parser is not None:
             return self._read_call(deltas, self._parser)
-        return self._drop_end_markers() if self._after_call else self._read_text(deltas)
+        return self._read_after_call() if self._after_call else self._read_text(deltas)
 
     def _read_text(self, deltas: list[Delta]) -> bool:
         if self._num_failed == MAX_FAILED_CALLS:
             text, self._buffer = self._buffer, ""
             self._add_text(deltas, text)
             return False
-        at = self._buffer.find(self._options.format.opens)
-        num_certain = len(self._buffer) - partial_match_len(self._options.format.opens, self._buffer) if at < 0 else at
-        text = self._buffer[:num_certain].rstrip()
+        at, marker = self._find_start()
+        text = self._buffer[:at].rstrip()
         self._add_text(deltas, text)
         self._buffer = self._buffer[len(text) :]
-        if at < 0:
+        if not marker:
             return False
-        end = at - len(text) + len(self._options.format.opens)
+        self._open_call(at - len(text), marker)
+        return True
+
+    def _find_start(self) -> tuple[int, str]:
+        """Returns the offset of the first start marker and the marker; without one, the length of certain text."""
+        markers = self._starts if self._options.format.begins_alone else [self._options.format.opens]
+        found = [(at, marker) for marker in markers if (at := self._buffer.find(marker)) >= 0]
+        if found:
+            return min(found)
+        return len(self._buffer) - max(partial_match_len(marker, self._buffer) for marker in markers), ""
+
+    def _open_call(self, space: int, marker: str) -> None:
+        """Begins a call after `space` characters of white space and the marker, which may begin the call's text."""
+        end = space + len(marker)
         self._start_marker, self._buffer = self._buffer[:end], self._buffer[end:]
         self._parser = self._options.format.parser(self._options.available_tools)
         self._call_text, self._num_streamed = "", None
-        return True
+        self._without_marker = marker != self._options.format.opens
+        if self._without_marker:
+            self._parser.feed(marker)
+
+    def _is_call(self, name: str) -> bool:
+        return not self._without_marker or name in self._names
 
     def _read_call(self, deltas: list[Delta], parser: ToolParser) -> bool:
         new_text, self._buffer = self._buffer, ""
         self._call_text += new_text
         result = parser.feed(new_text)
+        if isinstance(result, ParsedCall) and not self._is_call(result.name):
+            result = NotACall()
         partial = parser.partial() if self._options.constrained else None
-        if partial is not None and (self._options.stream_arguments or isinstance(result, ParsedCall)):
+        if (
+            partial is not None
+            and self._is_call(partial[0])
+            and (self._options.stream_arguments or isinstance(result, ParsedCall))
+        ):
             self._stream_call(deltas, *partial)
         if result is None:
             return False
@@ -147,16 +182,29 @@ class ToolCallParser:
         self._buffer = call.rest
         self._after_call = self._only_space = True
 
-    def _drop_end_markers(self) -> bool:
-        """Drops end markers. Models repeat them, above all after calls without arguments."""
+    def _read_after_call(self) -> bool:
+        """Drops end markers and pieces of them, and finds the start of another call, also without its marker.
+
+        Models repeat end markers, above all after calls without arguments.
+        """
         stripped = self._buffer.lstrip()
         for marker in self._end_markers:
             if stripped.startswith(marker):
                 self._buffer = stripped[len(marker) :]
                 return True
-        if any(marker.startswith(stripped) for marker in self._end_markers):
+        found = None if stripped[:1].isalpha() else self._pieces_and_space.match(stripped)
+        dropped = "" if found is None else found[0]
+        following = stripped[len(dropped) :]
+        if found is not None and any(piece.startswith(following) for piece in (*self._pieces, *self._starts)):
             return False
         self._after_call = False
+        start = next((start for start in self._starts if following.startswith(start)), "")
+        if start:
+            self._buffer = following
+            self._open_call(0, start)
+        else:  # pieces on the line of the text belong to it
+            ends = [dropped.rfind(marker) + len(marker) for marker in self._end_markers if marker in dropped]
+            self._buffer = stripped[max([dropped.rfind("\n") + 1, *ends]) :]
         return True
 
     def _stream_call(self, deltas: list[Delta], name: str, arguments: str) -> None:

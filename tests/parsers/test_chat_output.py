@@ -31,7 +31,19 @@ WEATHER = Tool(
     parameters={"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
 )
 ADD = Tool("add", parameters={"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "array"}}})
-OFFERED = (WEATHER, ADD)
+RUN = Tool(
+    "run",
+    parameters={
+        "properties": {
+            "text": {"type": "string"},
+            "optional": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "count": {"type": "integer"},
+            "flag": {"type": "boolean"},
+            "list": {"type": "array"},
+        }
+    },
+)
+OFFERED = (WEATHER, ADD, RUN)
 
 
 def hermes(name: str, **arguments: Any) -> str:
@@ -215,7 +227,7 @@ def test_calls_are_read(key: str) -> None:
         '<tool_call>\n{"name": "weather", "arguments": [1]}\n</tool_call>',
         '<tool_call>\n{"name": "weather", "arguments": {"x": NaN}}\n</tool_call>',
         '<tool_call>\n{"name": "weather", "arguments": {"x": 1e999}}\n</tool_call>',
-        "<tool_call>\n{'name': 'weather'}\n</tool_call>",
+        "<tool_call>\n{'name': 'nobody'}\n</tool_call>",
     ],
 )  # fmt: skip
 def test_malformed_calls_are_text(text: str) -> None:
@@ -276,13 +288,109 @@ def test_malformed_calls_of_gemma_are_text(text: str) -> None:
     assert read(text, [], "gemma4") == {"reasoning": "", "content": text, "calls": []}
 
 
-def test_unambiguous_mistakes_are_accepted() -> None:
-    twice = '<tool_call>{"name": "weather", "arguments": "{\\"city\\": \\"Rome\\"}"}</tool_call>'
-    assert read(twice, [])["calls"] == [["weather", '{"city": "Rome"}']]
-    other = '<tool_call>{"name": "weather", "parameters": {"city": "Rome"}}'
-    assert read(other, [])["calls"] == [["weather", '{"city": "Rome"}']]
-    surrogate = '<tool_call>{"arguments": {"city": "\\ud800"}, "name": "weather"}</tool_call>'
-    assert read(surrogate, [])["calls"] == [["weather", '{"city": "\\ud800"}']]
+def qwen3_run(body: str, name: str = "run") -> str:
+    return f"<tool_call>\n<function={name}>\n{body}\n</function>\n</tool_call>"
+
+
+TEXT_IS_A = "<parameter=text>\na\n</parameter>"
+UNMARKED = f"<function=run>\n{TEXT_IS_A}\n</function>"
+OBJECT = json.dumps({"name": "run", "arguments": {"text": "a"}})
+RUN_A = f"<tool_call>{OBJECT}"
+UNENDED = '<|tool_call>call:run{text:<|"|>a<|"|>}'
+A = {"text": "a"}
+# What a model wrote, the arguments of the calls of `run` in it, and the text beside them.
+RECOVERED: dict[str, list[tuple[str, list[dict[str, Any]], str]]] = {
+    "hermes": [
+        ('<tool_call>{"name": "run", "arguments": "{\\"text\\": \\"a\\"}"}</tool_call>', [A], ""),
+        ('<tool_call>{"name": "run", "parameters": {"text": "a"}}', [A], ""),
+        ('<tool_call>{"arguments": {"text": "\\ud800"}, "name": "run"}</tool_call>', [{"text": "\ud800"}], ""),
+        # Python's notation
+        ('<tool_call>{"name": "run", "arguments": {"text": "a\n\tb"}}</tool_call>', [{"text": "a\n\tb"}], ""),
+        ("<tool_call>{'name': 'run', 'arguments': {'text': 'it\\'s \"a\"', 'flag': True,},}</tool_call>",
+         [{"text": 'it\'s "a"', "flag": True}], ""),
+        # several calls between one pair of markers
+        (f"{RUN_A}\n{OBJECT}\n</tool_call>", [A, A], ""),
+        (f"{RUN_A}{OBJECT}</tool_call>b", [A, A], "b"),
+        (f"<tool_call>[{OBJECT}, {OBJECT}]</tool_call>", [A, A], ""),
+        # pieces of the end marker
+        (f"{RUN_A}}}\n</tool_call>", [A], ""),
+        (f"{RUN_A}</tool}}}}\n", [A], ""),
+        (f"{RUN_A}\n<}}}}_call/\nDone.", [A], "Done."),
+        (f"{RUN_A}\n}}}}>\n{RUN_A}</tool_call>", [A, A], ""),
+        (f"{RUN_A}</tool_call>\n> quoted", [A], "> quoted"),
+        (f"{RUN_A}</tool_call>\n<b>bold</b>", [A], "<b>bold</b>"),
+        (f"{RUN_A}</tool_call> call me", [A], "call me"),
+        (f'{RUN_A}</tool_call>\n{{"text": "a"}}', [A], '{"text": "a"}'),
+        (f'{RUN_A}\n{{"name": "other", "arguments": {{}}}}', [A], '{"name": "other", "arguments": {}}'),
+    ],
+    "qwen3_coder": [
+        (qwen3_run("<parameter=text>\na </tool_call> b\n</parameter>"), [{"text": "a </tool_call> b"}], ""),
+        (qwen3_run("<parameter=text>\na </function>\n</tool_call> b\n</parameter>"),
+         [{"text": "a </function>\n</tool_call> b"}], ""),
+        (qwen3_run("<parameter=text>\n<parameter=other> <tool_call>\n</parameter>"),
+         [{"text": "<parameter=other> <tool_call>"}], ""),
+        # without the start marker, or one of the end tags
+        (f"{UNMARKED}\n</tool_call>", [A], ""),
+        (f"So:\n{UNMARKED}\n</tool_call>\nDone.", [A], "So:Done."),
+        (f"<tool_call>\n{UNMARKED}", [A], ""),
+        (f"<tool_call>\n{UNMARKED}\n{UNMARKED}\n</tool_call>", [A, A], ""),
+        (qwen3_run("<parameter=text>\na\n<parameter=count>\n3\n</parameter>"), [{"text": "a", "count": 3}], ""),
+        (qwen3_run("<parameter=text>\na"), [A], ""),
+        (qwen3_run("<parameter=text>\na").removesuffix("\n</tool_call>"), [A], ""),
+        (qwen3_run("<parameter=text>\na") + "\n" + qwen3_run(TEXT_IS_A), [A, A], ""),
+        (f"<tool_call>\n<function=run>\n<parameter=text>\na\n</function>\n{UNMARKED}</tool_call>", [A, A], ""),
+    ],
+    "gemma4": [
+        ('<|tool_call>call:run{text:"a b"}<tool_call|>', [{"text": "a b"}], ""),
+        ("<|tool_call>call:run{text:'a b'}<tool_call|>", [{"text": "a b"}], ""),
+        ('<|tool_call>call:run(text="a", count=3)<tool_call|>', [{"text": "a", "count": 3}], ""),
+        ("<|tool_call>call:run(text=f(x))<tool_call|>", [{"text": "f(x)"}], ""),
+        ("<|tool_call>call:run{text:https://a.b/c?d=e,count:3}<tool_call|>",
+         [{"text": "https://a.b/c?d=e", "count": 3}], ""),
+        ("<|tool_call>call:run{text: a, b, count: 3}<tool_call|>", [{"text": "a, b", "count": 3}], ""),
+        ("<|tool_call>call:run{flag:True,optional:None,list:[a, True]}<tool_call|>",
+         [{"flag": True, "optional": None, "list": ["a", True]}], ""),
+        ("<|tool_call>call:run{text:123}<tool_call|>", [{"text": "123"}], ""),
+        (UNENDED, [A], ""),
+        (f"{UNENDED}<|tool_call>call:run{{count:3}}<tool_call|>", [A, {"count": 3}], ""),
+        ("<|tool_call>call:run{count: 3}<tool_call|>|>\n<tool\nDone.", [{"count": 3}], "Done."),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "arguments", "content"), [(key, *case) for key, cases in RECOVERED.items() for case in cases]
+)
+def test_calls_with_unambiguous_mistakes_are_read(
+    key: str, text: str, arguments: list[dict[str, Any]], content: str
+) -> None:
+    for cuts in ([], *([at] for at in range(1, len(text))), list(range(1, len(text)))):
+        made = read(text, cuts, key)
+        assert [(name, json.loads(found)) for name, found in made["calls"]] == [("run", each) for each in arguments]
+        assert made["content"] == content
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "other", "arguments": {"text": "a\nb"}}</tool_call>'),
+        ("hermes", "<tool_call>{'name': 'other', 'arguments': {}}</tool_call>"),
+        ("qwen3_coder", f"{UNMARKED.replace('run', 'other')}\n</tool_call>"),
+        ("qwen3_coder", "<function=run> is written before the arguments"),
+        ("qwen3_coder", f"{UNMARKED.removesuffix('</function>')}</parameter>"),
+        ("qwen3_coder", "<tool_call>\n<function=run>\n<parameter=text>\na"),
+        ("gemma4", '<|tool_call>call:other{text:"a"}<tool_call|>'),
+        ("gemma4", "<|tool_call>call:other(text=a)<tool_call|>"),
+        ("gemma4", "<|tool_call>call:run(text=a<tool_call|>"),
+        ("gemma4", f"{UNENDED}}}<tool_call|>"),
+    ],
+)
+def test_mistakes_in_calls_of_unknown_tools_and_incomplete_calls_are_text(key: str, text: str) -> None:
+    for cuts in ([], list(range(1, len(text)))):
+        assert read(text, cuts, key) == {"reasoning": "", "content": text, "calls": []}
+
+
+def test_words_without_quotes_are_text() -> None:
     assert read("<|tool_call>call:weather{city: Rome, days: 3}<tool_call|>", [], "gemma4")["calls"] == [
         ["weather", '{"city": "Rome", "days": 3}']
     ]

@@ -118,6 +118,47 @@ def test_calls_that_the_grammar_accepts_are_parsed(verdict: Verdict) -> None:
     assert parts.content == ""
 
 
+N = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+CITY_REF = {"$ref": "#/$defs/city"}
+# Schemas of arguments, and the arguments of ARGUMENTS that each accepts.
+ARGUMENTS = (
+    {},
+    {"city": "a"},
+    {"city": "a", "x": 1},
+    {"n": 1},
+    {"n": 1, "x": 1},
+    {"city": "a", "n": 1},
+    {"x": 1, "n": 1},
+)
+CLOSED: dict[str, tuple[Any, list[int]]] = {
+    "plain": (CITY, [1]),
+    "reference": (CITY_REF, [1]),
+    "all of one": ({"allOf": [CITY]}, [1]),
+    "all of a reference": ({"allOf": [CITY_REF]}, [1]),
+    "all of two": ({"allOf": [CITY, {"properties": {"n": {"type": "integer"}}}]}, [1, 5]),
+    "any of two": ({"anyOf": [CITY, N]}, [1, 3]),
+    "any of references": ({"anyOf": [CITY_REF, N]}, [1, 3]),
+    "one of two": ({"oneOf": [CITY, N]}, [1, 3]),
+    "any of two beside a property": ({"properties": {"x": {"type": "integer"}}, "anyOf": [CITY, N]}, [1, 3, 6]),
+    "all of a choice": ({"allOf": [{"anyOf": [CITY, N]}]}, [1, 3, 5]),
+    "open": ({**CITY, "additionalProperties": {"type": "integer"}}, [1, 2, 5]),
+    "an open alternative": ({"anyOf": [{**CITY, "additionalProperties": {"type": "integer"}}, N]}, [1, 2, 3, 5]),
+    "no arguments": ({}, [0]),
+}
+
+
+@pytest.mark.parametrize(("parameters", "accepted"), CLOSED.values(), ids=CLOSED)
+def test_arguments_that_a_schema_does_not_name_are_excluded(
+    verdict: Verdict, parameters: dict[str, Any], accepted: list[int]
+) -> None:
+    assert HERMES is not None
+    tool = Tool("f", parameters={"$defs": {"city": CITY}, **parameters})
+    control = verdict.control  # type: ignore[attr-defined]
+    text = grammar(ToolCallConstraint(HERMES, [("tools[0]", tool)], "only", True), "", None, control, "tools")
+    calls = [f'<tool_call>\n{{"name": "f", "arguments": {json.dumps(each)}}}\n</tool_call>' for each in ARGUMENTS]
+    assert [i for i, call in enumerate(calls) if verdict(text, call)[1]] == accepted
+
+
 def test_a_schema_that_is_too_long_is_refused() -> None:
     assert HERMES is not None
     texts = {"enum": ["y" * 1000 + str(i) for i in range(80)]}
