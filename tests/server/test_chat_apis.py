@@ -112,6 +112,23 @@ def test_reasoning_is_counted_and_may_begin_in_the_prompt(client: httpx.Client) 
         assert ask(client, CHAT, opened, stream) == Answer("yes", (), "hm")
 
 
+@pytest.mark.parametrize(
+    ("route", "fields", "thinks"),
+    [
+        *((CHAT, {"reasoning_effort": effort}, effort != "none") for effort in ("high", "minimal", "none")),
+        *((RESPONSES, {"reasoning": {"effort": effort}}, effort != "none") for effort in ("low", "none")),
+        (CHAT, {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}}, False),
+        (CHAT, {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, True),
+        (RESPONSES, {"reasoning": {"effort": None}}, False),
+    ],
+)
+def test_the_effort_switches_reasoning(client: httpx.Client, route: str, fields: dict[str, Any], thinks: bool) -> None:
+    """The template opens the reasoning, so that the text before the end marker is reasoning."""
+    for stream in (False, True):
+        answer = ask(client, route, request(route, say("hm\n</think>\n\nyes"), **fields), stream)
+        assert answer == (Answer("yes", (), "hm") if thinks else Answer("hm\n</think>\n\nyes"))
+
+
 def bare(value: Any) -> Any:
     """Returns the value without ids, which differ between answers."""
     if isinstance(value, dict):

@@ -154,6 +154,6 @@ async def chat_completions(context: ServerContext, request: Request, body: proto
     inputs = context.begin(request, body, "chatcmpl-")
     check_legacy_functions(body.functions, body.function_call)
     tools = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
-    chat = body.to_chat(reasoning_effort=body.reasoning_effort)
+    chat = body.to_chat(**protocol.effort_variables(body.reasoning_effort))
     inputs.chat, inputs.prompts = await context.encode_chat(request, inputs.loaded, tools, chat)
     return ChatHandler(await context.submit(inputs), body, inputs)

@@ -93,6 +93,11 @@ def template_variables(extra: Mapping[str, Any] | None, **known: Any) -> dict[st
     return {**{name: value for name, value in known.items() if value is not None}, **(extra or {})}
 
 
+def effort_variables(effort: str | None) -> dict[str, Any]:
+    """Returns the variables of a chat template that `effort` sets: any effort but `none` switches reasoning on."""
+    return {"reasoning_effort": effort, "enable_thinking": None if effort is None else effort != "none"}
+
+
 def check_unset(body: RequestModel, names: Iterable[str], message: str) -> None:
     """Raises RequestError with `message` for the first of the fields `names` that the request sets to more than []."""
     for name in names:
@@ -528,7 +533,9 @@ class ChatRequest(OpenAIRequest, ChatFields):
     modalities: Annotated[Any, UnsupportedField(["text"])] = None
     audio: Annotated[Any, UnsupportedField()] = None
     prediction: dict[str, Any] | None = ignored_field({"type": "content", "content": "12 + 30 = 42."})
-    reasoning_effort: str | None = optional("sets `reasoning_effort` of the chat template", "low")
+    reasoning_effort: str | None = optional(
+        "sets `reasoning_effort` of the chat template, and `enable_thinking`: false if `none`, else true", "low"
+    )
     verbosity: Verbosity = None
     web_search_options: dict[str, Any] | None = optional("ignored and named in `X-Unmask-Ignored`", {})
 

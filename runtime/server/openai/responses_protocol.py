@@ -220,7 +220,9 @@ class TextConfig(RequestModel):
 class Reasoning(RequestModel):
     """Options of reasoning, for templates that support them."""
 
-    effort: str | None = optional("sets `reasoning_effort` of the chat template", "low")
+    effort: str | None = optional(
+        "sets `reasoning_effort` of the chat template, and `enable_thinking`: false if `none`, else true", "low"
+    )
     summary: str | None = ignored_field("auto")
     generate_summary: str | None = ignored_field("auto")
 
@@ -352,7 +354,7 @@ class ResponsesRequest(openai.SingleChoiceRequest):
             RequestError: A result has no call before it.
         """
         effort = None if self.reasoning is None else self.reasoning.effort
-        variables = openai.template_variables(self.chat_template_kwargs, reasoning_effort=effort)
+        variables = openai.template_variables(self.chat_template_kwargs, **openai.effort_variables(effort))
         names = {found: flat for flat, found in origins.items()}
         conversation = openai.Conversation("call_id")
         if self.instructions is not None:
