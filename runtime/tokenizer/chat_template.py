@@ -2,7 +2,8 @@
 
 A template writes role tags and other special tokens as text. Messages must not be able to do the same. Therefore every
 special token in the template's own text is replaced, before it is compiled, by a random mark of this process. The
-tokenizer accepts only these marks as special tokens (docs/research/decoding-rules.md#special-tokens).
+tokenizer accepts only these marks as special tokens (docs/research/decoding-rules.md#special-tokens). Where a template
+compares, searches or cuts text, it sees the special tokens (`runtime/tokenizer/marked_text.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from jinja2.parser import Parser
 
 from runtime.errors import ConfigError, RequestError
 from runtime.request.validation import refuse
+from runtime.tokenizer.marked_text import Marks
 from runtime.tokenizer.template_sandbox import (
     BudgetExceeded,
     CheckedIterable,
@@ -29,12 +31,13 @@ from runtime.tokenizer.template_sandbox import (
     join_bounded,
 )
 
-# Values in these nodes are compared and not written. With marks, the template would not find its texts in messages.
-_CONTROL_NODES = (nodes.Compare, nodes.Test, nodes.Getitem, nodes.Slice)
+# Values in these nodes are compared and not written.
+_CONTROL_NODES = (nodes.Compare, nodes.Test, nodes.Slice)
 _CHECKED_FILTER = "checked"
 RENDERING_ERRORS = (
     TemplateError, SecurityError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError,
 )  # fmt: skip
+_KEYS = {(nodes.Pair, "key"), (nodes.Getitem, "arg")}  # fields with which values are found
 PROBE = "content probe"
 _CALL = {"id": "call_1", "type": "function", "function": {"name": "probe", "arguments": {}}}
 PROBES: dict[str, list[dict[str, Any]]] = {  # a conversation with a message of each role
@@ -51,7 +54,9 @@ PROBES: dict[str, list[dict[str, Any]]] = {  # a conversation with a message of 
         {"role": "tool", "content": ""},
     ],
 }
-_OUTPUT_FILTERS = {"default", "d", "join"}  # filters that write their arguments
+# Filters and methods that write arguments -> the first one that they write.
+_WRITING_FILTERS = {"default": 0, "d": 0, "format": 0, "join": 0, "replace": 1}
+_WRITING_METHODS = {"format": 0, "get": 1, "join": 0, "replace": 1}
 
 
 class Generation(Extension):
@@ -72,29 +77,27 @@ class ChatTemplate:
         supports_tools: Whether it uses the variable `tools`.
     """
 
-    def __init__(self, source: str, marks: Mapping[str, str], variables: Mapping[str, str]) -> None:
+    def __init__(self, source: str, marks: Marks, variables: Mapping[str, str]) -> None:
         """Compiles a template.
 
         Args:
             source: The jinja source.
-            marks: Text of each special token -> its mark.
+            marks: Marks of the special tokens.
             variables: Named special tokens (bos_token, eos_token) that a template may write.
 
         Raises:
             ConfigError: `source` is not a template.
         """
         self._renders_calls = "tool_calls" in source
-        env = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation])
+        env = Sandbox(marks, trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation])
         env.guard_filters({"tojson": tojson})
         env.filters[_CHECKED_FILTER] = CheckedIterable
         env.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
-        self._marks = dict(marks)
-        self._pattern = _any_of(marks)
-        self._texts = {mark: text for text, mark in marks.items()}
-        self._mark_pattern = _any_of(self._texts)
+        self._marks = marks
         try:
             tree = env.parse(source)
-            self.supports_tools = "tools" in meta.find_undeclared_variables(tree)
+            # This folds constants of the tree that it gets, so that texts would be within lists.
+            self.supports_tools = "tools" in meta.find_undeclared_variables(env.parse(source))
             self._mark(tree)
             _check_loops(tree, env)
             self._template = env.from_string(env.replace_operators(tree))
@@ -102,7 +105,7 @@ class ChatTemplate:
             raise ConfigError(f"the chat template does not compile: {error}") from None
         except (MemoryError, RecursionError, ValueError) as error:
             raise ConfigError(f"the chat template is too large to compile: {type(error).__name__}") from None
-        self._variables = {name: self._marked(text) for name, text in variables.items()}
+        self._variables = {name: marks.marked(text) for name, text in variables.items()}
         self._part_roles = frozenset(role for role in PROBES if self._reads_parts_only(role))
         # A template without the literal 'tool' may write tool results as it writes messages of any role. This counts
         # only if it also writes tool calls.
@@ -135,7 +138,7 @@ class ChatTemplate:
             reason = "the model's chat template needs too much memory for these messages; shorten them"
             raise refuse("messages", reason) from None
         except RENDERING_ERRORS as e:
-            reason = self.unmarked(" ".join(str(e).split()))[:300]
+            reason = self._marks.unmarked(" ".join(str(e).split()))[:300]
             raise RequestError(
                 f"messages: the model's chat template cannot render them: {reason or type(e).__name__}",
                 param="messages",
@@ -157,27 +160,18 @@ class ChatTemplate:
             return None
         return PROBE in text
 
-    def unmarked(self, text: str) -> str:
-        """Replaces marks in `text` by the text of their special tokens."""
-        return self._mark_pattern.sub(lambda found: self._texts[found[0]], text)
-
-    def _marked(self, text: str) -> str:
-        return self._pattern.sub(lambda found: self._marks[found[0]], text)
-
     def _mark(self, node: nodes.Node) -> None:
         """Puts marks into the texts that `node` can write."""
         if isinstance(node, _CONTROL_NODES):
             return
         if isinstance(node, nodes.TemplateData):
-            node.data = self._marked(node.data)
+            node.data = self._marks.marked(node.data)
         elif isinstance(node, nodes.Const) and isinstance(node.value, str):
-            node.value = self._marked(node.value)
+            node.value = self._marks.marked(node.value)
+        read = _read_arguments(node)
         for field, child in _children(node):
-            if field == "test" or (isinstance(node, nodes.Pair) and field == "key"):
-                continue
-            if field in ("args", "kwargs") and _only_reads(node):
-                continue
-            self._mark(child)
+            if field != "test" and (type(node), field) not in _KEYS and not any(child is each for each in read):
+                self._mark(child)
 
 
 def _check_loops(tree: nodes.Template, env: Environment) -> None:
@@ -186,11 +180,15 @@ def _check_loops(tree: nodes.Template, env: Environment) -> None:
         loop.iter = nodes.Filter(loop.iter, _CHECKED_FILTER, [], [], None, None, lineno=loop.lineno, environment=env)
 
 
-def _only_reads(node: nodes.Node) -> bool:
-    """Returns whether a call only searches for its arguments, as ``content.split(...)``, and does not write them."""
+def _read_arguments(node: nodes.Node) -> list[nodes.Node]:
+    """Returns the arguments that a call only compares with text, as ``content.split(...)``, and does not write."""
     if isinstance(node, nodes.Filter):
-        return node.name not in _OUTPUT_FILTERS
-    return isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr)
+        first = _WRITING_FILTERS.get(node.name)
+    elif isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr):
+        first = _WRITING_METHODS.get(node.node.attr)
+    else:
+        return []
+    return [*node.args[:first], *(node.kwargs if first is None else [])]
 
 
 def _children(node: nodes.Node) -> list[tuple[str, nodes.Node]]:
@@ -198,11 +196,6 @@ def _children(node: nodes.Node) -> list[tuple[str, nodes.Node]]:
     for field, value in node.iter_fields():
         found += [(field, v) for v in (value if isinstance(value, list) else [value]) if isinstance(v, nodes.Node)]
     return found
-
-
-def _any_of(texts: Mapping[str, str]) -> re.Pattern[str]:
-    """Returns a pattern that matches any of `texts`, the longest first; it matches nothing if there are none."""
-    return re.compile("|".join(re.escape(t) for t in sorted(texts, key=len, reverse=True)) or r"(?!)")
 
 
 def _with_calls(message: Mapping[str, Any]) -> dict[str, Any]:

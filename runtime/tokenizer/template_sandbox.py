@@ -25,6 +25,8 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
+from runtime.tokenizer.marked_text import METHODS, Marks
+
 MAX_CHARS = 4 * 2**20  # maximum characters that a template writes, and of one string
 MAX_BYTES = 64 * 2**20  # maximum bytes of all strings and lists that a rendering creates, including temporary ones
 MAX_SECONDS = 2.0  # maximum CPU time of the rendering thread
@@ -43,6 +45,7 @@ MAX_SLOW_CHARS = 65_536  # maximum string length for filters that take seconds f
 MAX_DEPTH = 72
 CONCATENATED = "concatenated"  # the filter that replaces ``a ~ b``
 SLICED = "sliced"  # the filter that replaces ``a[b:c:d]``
+PLAIN = "plain"  # the filter of compared values, which removes marks
 # Filters that turn any value into text.
 _TEXT_FILTERS = frozenset(
     {"capitalize", "center", "e", "escape", "forceescape", "format", "indent", "lower", "pprint", "replace", "safe"}
@@ -52,6 +55,10 @@ _TEXT_FILTERS = frozenset(
 _SLOW_FILTERS = frozenset({"pprint", "striptags", "urlize", "wordwrap"})
 _COUNTING_FILTERS = frozenset({"batch", "slice"})  # their argument is the number of items
 _SPLITS = frozenset({"split", "rsplit"})
+_CALL_VARIABLES = ("_block_vars", "_loop_vars")  # arguments that jinja adds for functions with a context
+_COMPARING_TESTS = frozenset({
+    "eq", "equalto", "==", "ne", "!=", "in", "lt", "lessthan", "<", "le", "<=", "gt", "greaterthan", ">", "ge", ">=",
+})  # fmt: skip
 _LINE_BREAKS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 _NUMBER = re.compile(r"\d+")
 _PERCENT = re.compile(r"%(?:\([^()]*\))?[-#0 +\d.*]*")  # a conversion of "%5d" % x
@@ -332,10 +339,6 @@ def _concatenated(values: Sequence[Any]) -> str:
     return "".join(map(str, values))
 
 
-def _sliced(value: Any, start: Any, stop: Any, step: Any) -> Any:
-    return value[start:stop:step]
-
-
 def _collected(value: Any) -> list[Any]:
     """Collects the items of any iterable. Raises SecurityError if there are too many."""
     items = []
@@ -378,6 +381,16 @@ class _Replacement(NodeTransformer):
         self.generic_visit(node)
         return self._filter(CONCATENATED, nodes.List(node.nodes, lineno=node.lineno), [], node)
 
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        node.expr = self._plain(node.expr)
+        for operand in node.ops:
+            operand.expr = self._plain(operand.expr)
+        return node
+
+    def _plain(self, node: nodes.Expr) -> nodes.Expr:
+        return node if isinstance(node, nodes.Const) else self._filter(PLAIN, node, [], node)
+
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
         if not isinstance(node.arg, nodes.Slice):
@@ -386,23 +399,29 @@ class _Replacement(NodeTransformer):
         args = [nodes.Const(None, lineno=node.lineno) if bound is None else bound for bound in bounds]
         return self._filter(SLICED, node.node, args, node)
 
-    def _filter(self, name: str, value: nodes.Expr, args: list[nodes.Expr], at: nodes.Node) -> nodes.Node:
+    def _filter(self, name: str, value: nodes.Expr, args: list[nodes.Expr], at: nodes.Node) -> nodes.Filter:
         return nodes.Filter(value, name, args, [], None, None, lineno=at.lineno, environment=self._environment)
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """The environment in which chat templates run."""
+    """The environment of chat templates. What compares, searches or cuts text sees special tokens instead of marks."""
 
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, marks: Marks, **options: Any) -> None:
         super().__init__(**options, finalize=self._finalize)
-        self.filters |= {"center": _center, "indent": _indent, "format": _format, "replace": _replace, "join": _join}
+        self._marks = marks
+        self.filters |= {"center": _center, "indent": _indent, "format": _format, "join": _join}
+        self.filters |= {name: self._as_method(name, self.filters[name]) for name in ("lower", "upper", "capitalize")}
+        self.filters |= {"replace": self._as_method("replace", _replace)}
+        self.filters |= dict.fromkeys(("length", "count"), self._length)
+        self.tests |= {name: self._on_plain(test) for name, test in self.tests.items() if name in _COMPARING_TESTS}
         self.filters["round"] = _round
         for name, bounded_filter in (("sum", _sum), ("wordwrap", _wordwrap)):
             self.filters[name] = functools.wraps(self.filters[name])(bounded_filter)
-        self.filters |= {CONCATENATED: _concatenated, SLICED: _sliced}
+        self.filters |= {CONCATENATED: _concatenated, SLICED: self._sliced}
         self.guard_filters(self.filters)
+        self.filters[PLAIN] = marks.plain
         del self.globals["lipsum"]
         self.concat = self._concat  # type: ignore[method-assign]  # joins the text of blocks, macros and calls
 
@@ -414,6 +433,40 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Replaces operators that are not intercepted otherwise, in a parsed template."""
         _Replacement(self).visit(tree)
         return tree
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if isinstance(argument, int) and self._marks.any_in(obj):
+            with contextlib.suppress(IndexError):
+                return self._marks.item(obj, argument)
+        return super().getitem(obj, self._marks.plain(argument))
+
+    def _sliced(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
+        bounds = slice(start, stop, step)
+        return self._marks.item(value, bounds) if self._marks.any_in(value) else value[bounds]
+
+    def _length(self, value: Any) -> int:
+        return len(self._marks.plain(value) if isinstance(value, str) else value)
+
+    def _as_method(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a filter that does as the method of that name does to a text with marks."""
+
+        @functools.wraps(function)
+        def with_marks(*args: Any, **kwargs: Any) -> Any:
+            passed = 1 if hasattr(function, "jinja_pass_arg") else 0  # number of arguments before the value
+            text, *others = args[passed:]
+            if self._marks.any_in(text, *others, *kwargs.values()):
+                _check_method(self._marks.unmarked(str(text)), name, tuple(others), kwargs)
+                return self._marks.call(str(text), name, others, kwargs)
+            return function(*args, **kwargs)
+
+        return with_marks
+
+    def _on_plain(self, test: Callable[..., bool]) -> Callable[..., bool]:
+        @functools.wraps(test)
+        def on_plain(*args: Any) -> bool:
+            return test(*map(self._marks.plain, args))
+
+        return on_plain
 
     @staticmethod
     def _finalize(value: Any) -> Any:
@@ -437,6 +490,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if isinstance(owner, str):
             if name == "join" and args and not isinstance(args[0], Sequence):
                 args = (_collected(args[0]), *args[1:])
+            if name in METHODS and __self._marks.any_in(owner, *args, *kwargs.values()):
+                kwargs = {key: value for key, value in kwargs.items() if key not in _CALL_VARIABLES}
+                _check_method(__self._marks.unmarked(owner), name, args, kwargs)
+                return checked(__self._marks.call(owner, name, args, kwargs))
             _check_method(owner, name, args, kwargs)
         result = super().call(__context, __obj, *args, **kwargs)
         return result if result is owner else checked(result)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from runtime.errors import ConfigError, RequestError
 from runtime.request.validation import refuse
 from runtime.tokenizer.byte_decoder import TokenByteDecoder
 from runtime.tokenizer.chat_template import ChatTemplate
+from runtime.tokenizer.marked_text import Marks, new_mark
 from runtime.tokenizer.template_sandbox import Cancelled, RenderBudget
 from runtime.weights import checkpoint_files, tokenizer_json
 
@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 TEMPLATE_FILES = {"default": "chat_template.jinja", "tool_use": "additional_chat_templates/tool_use.jinja"}
 PROCESSOR_FILES = ("chat_template.json", "processor_config.json")  # template files of processors of transformers 4
 WINDOW = 2**16  # characters per step when the tokens of a long text are counted
-_MARK_LENGTH = 12  # characters of a private-use area, about 150 random bits
 
 
 class Tokenizer:
@@ -61,15 +60,15 @@ class Tokenizer:
             data, checkpoint_files.read_json(directory, "config.json") or {}, "".join(sources.values())
         )
         self.special = frozenset(special)  # ids without text
-        marks = {tokens[id]: _new_mark() for id in special}
+        marks = Marks({tokens[id]: new_mark() for id in special})
 
         hidden = {token["id"] for token in data["added_tokens"] if token.get("special")}
         self.byte_decoder = TokenByteDecoder(tokens, data.get("decoder"), hidden)
         self.max_token_id = max(tokens)
         self._max_token_bytes = self.byte_decoder.max_token_bytes()
         self._ids = {text: id for id, text in tokens.items()}
-        self._encoder = _load(_with_marks(data, marks), self._file)
-        for text, mark in marks.items():
+        self._encoder = _load(_with_marks(data, marks.of_tokens), self._file)
+        for text, mark in marks.of_tokens.items():
             found = self._encoder.token_to_id(mark)
             if found != self._ids[text]:
                 raise ConfigError(
@@ -80,7 +79,7 @@ class Tokenizer:
         self.chat_template = sources.get("default")  # source of the template without tools; None without templates
         self._templates = {name: ChatTemplate(source, marks, self.named_tokens) for name, source in sources.items()}
         try:
-            self._check_templates(library)
+            self._check_templates(library, marks)
         except TokenizersLibraryError as error:
             raise ConfigError(f"{self._file}: cannot be used: {error}") from None
 
@@ -180,7 +179,7 @@ class Tokenizer:
         encoder = encoder or self._encoder
         return _call_library(encoder.encode_batch_fast, [text], add_special_tokens=False)[0]
 
-    def _check_templates(self, library: Any) -> None:
+    def _check_templates(self, library: Any, marks: Marks) -> None:
         """Raises ConfigError if a template concatenates special tokens from parts, which marks cannot represent.
 
         `library` has the special tokens under their own names.
@@ -193,7 +192,7 @@ class Tokenizer:
                     text = template.render(messages, {})
                 except RequestError:
                     continue  # for example, a template may refuse system messages
-                if self.encode(text) != self._encode(template.unmarked(text), library).ids:
+                if self.encode(text) != self._encode(marks.unmarked(text), library).ids:
                     raise ConfigError(
                         "the chat template concatenates special tokens from parts; write each in one piece"
                     )
@@ -272,10 +271,6 @@ def _with_marks(data: Mapping[str, Any], marks: Mapping[str, str]) -> dict[str, 
     if model.get("unk_token") in marks:
         model["unk_token"] = marks[model["unk_token"]]
     return {**data, "added_tokens": added, "model": model, "post_processor": None}
-
-
-def _new_mark() -> str:
-    return "".join(chr(0xE000 + secrets.randbelow(0x1900)) for _ in range(_MARK_LENGTH))
 
 
 def _template_sources(directory: Path, config: Mapping[str, Any], override: str | Path | None) -> dict[str, str]:

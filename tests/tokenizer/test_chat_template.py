@@ -14,6 +14,7 @@ from runtime.errors import ConfigError, RequestError
 from runtime.parsers import formats
 from runtime.tokenizer import Tokenizer, template_sandbox
 from runtime.tokenizer.chat_template import ChatTemplate
+from runtime.tokenizer.marked_text import Marks, new_mark
 from tests.tokenizer.conftest import SPECIALS, byte_level, save
 from tests.tokenizer.templates import CHATS, TEMPLATES, VARIABLES, WITH_CALLS, rendered_by_transformers
 
@@ -36,8 +37,7 @@ def expected() -> dict[tuple[str, int, int], str | None]:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_template_renders_as_in_transformers(name: str, expected: dict[tuple[str, int, int], str | None]) -> None:
     texts = ("<role>", "<|im_start|>", "<|im_end|>", "</s>", "<|role_end|>", "[INST]", "<tool_call>")
-    marks = {text: f"\ue000{number}\ue001" for number, text in enumerate(texts)}
-    for used in ({}, marks):
+    for used in (Marks({}), Marks({text: new_mark() for text in texts})):
         template = ChatTemplate(TEMPLATES[name], used, NAMED)
         compared = 0
         for chat, values in itertools.product(range(len(CHATS)), range(len(VARIABLES))):
@@ -48,7 +48,7 @@ def test_a_template_renders_as_in_transformers(name: str, expected: dict[tuple[s
                 with pytest.raises(RequestError, match="cannot render them"):
                     template.render(CHATS[chat], VARIABLES[values])
                 continue
-            assert template.unmarked(template.render(CHATS[chat], VARIABLES[values])) == theirs
+            assert used.unmarked(template.render(CHATS[chat], VARIABLES[values])) == theirs
             compared += 1
         assert compared >= 6
 
@@ -68,7 +68,7 @@ def test_tojson_takes_the_arguments_of_transformers_in_its_order() -> None:
     )
     sources = [f"{{{{ messages[0] | tojson{each} }}}}" for each in arguments]
     expected = rendered_by_transformers([(source, [message], {}) for source in sources])
-    assert [ChatTemplate(source, {}, {}).render([message], {}) for source in sources] == expected
+    assert [ChatTemplate(source, Marks({}), {}).render([message], {}) for source in sources] == expected
     assert len(set(expected)) == len(sources)
 
 
@@ -102,19 +102,19 @@ def test_no_filter_or_method_makes_a_huge_text_in_one_step(source: str) -> None:
     with pytest.raises(
         RequestError, match=r"cannot render them: (a text is padded|a format|a replacement makes|nothing is rep)"
     ):
-        ChatTemplate(source, {}, {}).render(USER, {"n": HUGE})
+        ChatTemplate(source, Marks({}), {}).render(USER, {"n": HUGE})
 
 
 def test_numbers_outside_of_a_width_are_no_width() -> None:
     source = "{{ '%s of 20260101' % 5 }} {{ '20260101 % 99999 {}'.format(123456789) }} {{ '%d' | format(987654321) }}"
-    text = ChatTemplate(source, {}, {}).render(USER, {})
+    text = ChatTemplate(source, Marks({}), {}).render(USER, {})
     assert text == "5 of 20260101 20260101 % 99999 123456789 987654321"
 
 
 def test_indented_json_is_limited_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_sandbox, "MAX_CHARS", 1000)
     with pytest.raises(RequestError, match="writes more than 1000 characters"):
-        ChatTemplate("{% set x = values | tojson(indent=50) %}", {}, {}).render(USER, {"values": [[1]] * 20})
+        ChatTemplate("{% set x = values | tojson(indent=50) %}", Marks({}), {}).render(USER, {"values": [[1]] * 20})
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_calls_with_the_deepest_arguments_can_be_sent_back(expression: str, inne
     function = {"name": "deep", "arguments": json.loads(formats.dump_json(arguments))}
     call = {"id": "call_1", "type": "function", "function": function}
     messages = [*USER, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    text = ChatTemplate("{# writes tool_calls #}{{ " + expression + " }}", {}, {}).render(messages, {})
+    text = ChatTemplate("{# writes tool_calls #}{{ " + expression + " }}", Marks({}), {}).render(messages, {})
     assert len(re.findall("['\"]x['\"]:", text)) == formats.MAX_DEPTH - has_brackets
 
 
@@ -332,7 +332,7 @@ def test_a_template_that_only_iterates_over_parts_gets_parts() -> None:
         {"role": "assistant", "content": "c"},
         {"role": "user", "content": ""},
     ]
-    assert ChatTemplate(PARTS, {}, {}).render(chat, {}) == "system:s;user:a<b>;assistant:c;user:;"
+    assert ChatTemplate(PARTS, Marks({}), {}).render(chat, {}) == "system:s;user:a<b>;assistant:c;user:;"
 
 
 MIXED = [
@@ -348,7 +348,7 @@ MIXED = [
 @pytest.mark.parametrize("source", MIXED)
 def test_a_template_that_takes_text_gets_text(source: str) -> None:
     (theirs,) = rendered_by_transformers([(source, USER, {})])
-    assert ChatTemplate(source, {}, {}).render(USER, {}) == theirs
+    assert ChatTemplate(source, Marks({}), {}).render(USER, {}) == theirs
 
 
 def test_a_template_may_iterate_over_parts_of_one_role_only() -> None:
@@ -357,7 +357,7 @@ def test_a_template_may_iterate_over_parts_of_one_role_only() -> None:
         "{% else %}{{ m.content }}{% endif %};{% endfor %}"
     )
     chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    assert ChatTemplate(source, {}, {}).render(chat, {}) == "s;u;"
+    assert ChatTemplate(source, Marks({}), {}).render(chat, {}) == "s;u;"
 
 
 def test_text_in_parts_becomes_no_special_token(tmp_path: Path) -> None:
@@ -397,4 +397,4 @@ SKIP = "{% if m.role in ('user', 'assistant') %}"
     ids=["every role", "every role in parts", "its name", "skipped", "refused", "without calls"],
 )  # fmt: skip
 def test_a_result_keeps_its_role_where_the_template_writes_it(template: str, expected: str) -> None:
-    assert ChatTemplate(template, {}, {}).render(RESULT, {}) == expected
+    assert ChatTemplate(template, Marks({}), {}).render(RESULT, {}) == expected

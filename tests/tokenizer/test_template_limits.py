@@ -14,6 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from runtime.errors import ConfigError, RequestError
 from runtime.tokenizer import Tokenizer, template_sandbox, tokenizer
 from runtime.tokenizer.chat_template import ChatTemplate
+from runtime.tokenizer.marked_text import Marks
 from runtime.tokenizer.template_sandbox import Cancelled, RenderBudget
 from tests.tokenizer.conftest import byte_level, metaspace, save
 from tests.tokenizer.panicking import PANICS, load
@@ -34,7 +35,7 @@ LOOPS = [
 
 
 def template(source: str) -> ChatTemplate:
-    return ChatTemplate(source, {}, {})
+    return ChatTemplate(source, Marks({}), {})
 
 
 @pytest.mark.parametrize("source", LOOPS)

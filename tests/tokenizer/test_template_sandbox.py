@@ -10,6 +10,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from runtime.errors import ConfigError, RequestError
 from runtime.tokenizer import template_sandbox
 from runtime.tokenizer.chat_template import ChatTemplate
+from runtime.tokenizer.marked_text import Marks
 from runtime.tokenizer.template_sandbox import RenderBudget
 
 MESSAGES = [{"role": "user", "content": "Aa b\nc <d> 'e' é"}, {"role": "assistant", "content": ""}]
@@ -126,7 +127,7 @@ def test_a_template_that_needs_too_much_memory_is_refused_in_advance(
 ) -> None:
     for name, limit in LIMITS.items():
         monkeypatch.setattr(template_sandbox, name, limit)
-    template = ChatTemplate(source, {}, {})
+    template = ChatTemplate(source, Marks({}), {})
     tracemalloc.start()
     try:
         with pytest.raises(RequestError, match="messages: the model's chat template") as refused:
@@ -141,7 +142,7 @@ def test_a_template_that_needs_too_much_memory_is_refused_in_advance(
 @pytest.mark.parametrize("source", HARMLESS)
 def test_other_templates_render_as_in_jinja(source: str) -> None:
     reference = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(source)
-    assert ChatTemplate(source, {}, {}).render(MESSAGES, {}) == reference.render(messages=MESSAGES)
+    assert ChatTemplate(source, Marks({}), {}).render(MESSAGES, {}) == reference.render(messages=MESSAGES)
 
 
 def test_a_long_conversation_is_rendered_by_a_template_that_copies_it_several_times() -> None:
@@ -151,7 +152,7 @@ def test_a_long_conversation_is_rendered_by_a_template_that_copies_it_several_ti
         "{{ '<' ~ m.role ~ '>' + c.lstrip() ~ '\n' }}{% endfor %}"
     )
     messages = [{"role": "user", "content": f" {'words and ' * 100}</think>{i}"} for i in range(2000)]
-    text = ChatTemplate(source, {}, {}).render(messages, {})
+    text = ChatTemplate(source, Marks({}), {}).render(messages, {})
     assert text.count("\n") == 2000
 
 
@@ -160,4 +161,4 @@ def test_a_long_conversation_is_rendered_by_a_template_that_copies_it_several_ti
 )
 def test_a_template_that_is_nested_too_deep_is_refused_at_start(source: str) -> None:
     with pytest.raises(ConfigError, match="the chat template"):
-        ChatTemplate(source, {}, {})
+        ChatTemplate(source, Marks({}), {})

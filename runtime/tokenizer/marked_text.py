@@ -1,0 +1,188 @@
+"""Text in which special tokens are marks, with the string methods that templates use.
+
+A mark stands for a special token that the template itself wrote. A template that searches, splits or cuts text has to
+see the special tokens as text, as in transformers. What it takes out of the text has to keep its marks.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+_FIRST = "\ue000"  # first character of each mark, so that text without marks is found quickly
+_LENGTH = 12  # characters of a mark, of which all but the first are random: about 139 bits
+# Methods of a text that tell something about it, or convert it to something else.
+_QUERIES = frozenset(
+    {
+        "startswith",
+        "endswith",
+        "find",
+        "rfind",
+        "index",
+        "rindex",
+        "count",
+        "isalnum",
+        "isalpha",
+        "isascii",
+        "isdecimal",
+    }
+    | {"isdigit", "isidentifier", "islower", "isnumeric", "isprintable", "isspace", "istitle", "isupper", "encode"}
+)
+_CASES = frozenset({"lower", "upper", "capitalize", "title", "swapcase", "casefold"})
+_STRIPS = frozenset({"strip", "lstrip", "rstrip", "removeprefix", "removesuffix"})
+_SPLITS = frozenset({"split", "rsplit", "splitlines", "partition", "rpartition"})
+METHODS = _QUERIES | _CASES | _STRIPS | _SPLITS | {"replace"}
+
+
+def new_mark() -> str:
+    """Returns a mark that is drawn at random."""
+    return _FIRST + "".join(chr(0xE001 + secrets.randbelow(0x18FF)) for _ in range(_LENGTH - 1))
+
+
+class Marks:
+    """The marks of special tokens.
+
+    Attributes:
+        of_tokens: Text of each special token -> its mark.
+    """
+
+    def __init__(self, of_tokens: Mapping[str, str]) -> None:
+        self.of_tokens = dict(of_tokens)
+        self._tokens = {mark: text for text, mark in of_tokens.items()}
+        self._token_pattern = _any_of(self.of_tokens)
+        self._mark_pattern = _any_of(self._tokens)
+
+    def marked(self, text: str) -> str:
+        """Replaces special tokens in `text` by their marks."""
+        return self._token_pattern.sub(lambda found: self.of_tokens[found[0]], text)
+
+    def unmarked(self, text: str) -> str:
+        """Replaces marks in `text` by the text of their special tokens."""
+        return self._mark_pattern.sub(lambda found: self._tokens[found[0]], text) if _FIRST in text else text
+
+    def plain(self, value: Any) -> Any:
+        """Returns a value to compare with: a text, or a list of values, without marks; any other value as it is."""
+        if isinstance(value, str):
+            return self.unmarked(value)
+        if isinstance(value, list | tuple) and any(isinstance(item, str) and _FIRST in item for item in value):
+            return [self.plain(item) for item in value]
+        return value
+
+    def any_in(self, *values: Any) -> bool:
+        """Returns whether one of the values is a text with marks."""
+        return any(isinstance(value, str) and _FIRST in value for value in values)
+
+    def item(self, text: str, key: int | slice) -> str:
+        """Returns ``text[key]``, in which a special token is marked if it is complete."""
+        return _Marked(text, self).item(key)
+
+    def call(self, text: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Calls one of `METHODS` of a text. The arguments may have marks; they are compared without them.
+
+        Raises:
+            TypeError: The method does not take the arguments.
+            ValueError: As the method.
+        """
+        if method == "replace":
+            return _Marked(text, self).replace(*args, **kwargs)
+        args, kwargs = [self.plain(arg) for arg in args], {name: self.plain(arg) for name, arg in kwargs.items()}
+        return _Marked(text, self).call(method, args, kwargs)
+
+
+class _Marked:
+    """A text and the positions of the special tokens in it that were marks.
+
+    Attributes:
+        plain: The text with special tokens instead of marks.
+    """
+
+    def __init__(self, text: str, marks: Marks) -> None:
+        self._marks = marks
+        self._tokens: list[tuple[int, str]] = []  # offset in `plain`, and the special token
+        pieces: list[str] = []
+        at = length = 0
+        for found in marks._mark_pattern.finditer(text):
+            pieces += [text[at : found.start()], marks._tokens[found[0]]]
+            length += len(pieces[-2])
+            self._tokens.append((length, pieces[-1]))
+            length += len(pieces[-1])
+            at = found.end()
+        self.plain = "".join([*pieces, text[at:]])
+
+    def part(self, begin: int, end: int) -> str:
+        """Returns a part of the text, with marks for the special tokens that are in it."""
+        return self._written(self.plain[begin:end], begin)
+
+    def _written(self, text: str, begin: int) -> str:
+        """Marks the special tokens in a text of which character 0 is at `begin`, where they are unchanged."""
+        pieces: list[str] = []
+        at = 0
+        for number in range(bisect.bisect_left(self._tokens, (begin,)), len(self._tokens)):
+            offset, token = self._tokens[number]
+            start = offset - begin
+            if start >= len(text):
+                break
+            if text.startswith(token, start):
+                pieces += [text[at:start], self._marks.of_tokens[token]]
+                at = start + len(token)
+        return "".join([*pieces, text[at:]])
+
+    def item(self, key: int | slice) -> str:
+        begin, end, step = (key, key + 1 or None, 1) if isinstance(key, int) else (key.start, key.stop, key.step)
+        found = self.plain[key]
+        if step not in (None, 1):
+            return found
+        begin, end, _ = slice(begin, end).indices(len(self.plain))
+        return self.part(begin, max(begin, end))
+
+    def call(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        result = getattr(self.plain, method)(*args, **kwargs)
+        if method in _CASES:
+            return self._written(result, 0) if len(result) == len(self.plain) else result
+        if method in _STRIPS:
+            begin = 0
+            if method in ("lstrip", "removeprefix"):
+                begin = len(self.plain) - len(result)
+            elif method == "strip":
+                begin = len(self.plain) - len(self.plain.lstrip(*args))
+            return self.part(begin, begin + len(result))
+        if method in _SPLITS:
+            parts = [
+                self.part(begin, begin + len(piece)) for begin, piece in self._located(method, result, args, kwargs)
+            ]
+            return tuple(parts) if isinstance(result, tuple) else parts
+        return result
+
+    def _located(
+        self, method: str, pieces: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Iterator[tuple[int, str]]:
+        """Yields the pieces of a split, each with its offset."""
+        separator = kwargs.get("sep", args[0] if args else None) if method in ("split", "rsplit") else ""
+        lines = self.plain.splitlines(keepends=True) if method == "splitlines" else ()
+        at = 0
+        for number, piece in enumerate(pieces):
+            if separator is None:  # white space is between the pieces
+                at = self.plain.find(piece, at)
+            yield at, piece
+            at += len(lines[number]) if lines else len(piece) + len(separator or "")
+
+    def replace(self, old: Any, new: Any, count: Any = -1) -> str:
+        """Replaces `old` by `new`, which may have marks. A special token of which a part is replaced becomes text."""
+        old = self._marks.plain(old)
+        if not old:
+            return self.plain.replace(old, new, count)
+        pieces: list[str] = []
+        at = 0
+        while count and (found := self.plain.find(old, at)) >= 0:
+            pieces += [self.part(at, found), new]
+            at = found + len(old)
+            count -= 1
+        return "".join([*pieces, self.part(at, len(self.plain))])
+
+
+def _any_of(texts: Mapping[str, str]) -> re.Pattern[str]:
+    """Returns a pattern that matches any of `texts`, the longest first; it matches nothing if there are none."""
+    return re.compile("|".join(re.escape(t) for t in sorted(texts, key=len, reverse=True)) or r"(?!)")
