@@ -172,13 +172,12 @@ class _Marked:
     def replace(self, old: Any, new: Any, count: Any = -1) -> str:
         """Replaces `old` by `new`, which may have marks. A special token of which a part is replaced becomes text."""
         old = self._marks.plain(old)
-        if not old:
-            return self.plain.replace(old, new, count)
         pieces: list[str] = []
-        at = 0
-        while count and (found := self.plain.find(old, at)) >= 0:
+        at = searched = 0
+        while count and (found := self.plain.find(old, searched)) >= 0:
             pieces += [self.part(at, found), new]
             at = found + len(old)
+            searched = at if old else at + 1  # an empty text is between all characters
             count -= 1
         return "".join([*pieces, self.part(at, len(self.plain))])
 

@@ -166,6 +166,20 @@ TEMPLATES = {
     "DiffusionGemma": MACROS,
     "further filters and globals": DETAILS,
 }
+# Templates that compare, search or cut text with special tokens that they wrote themselves.
+OWN_TEXT = {
+    "a token that was appended": "{% for m in messages %}{% set c = m.content %}{% if m.role == 'assistant' %}{% set c = c ~ '<|im_end|>' %}{% endif %}<|im_start|>{{ c }}{% if '<|im_end|>' not in c %}<|im_end|>{% endif %}{% endfor %}",
+    "a token in a variable": "{% set open = '<|im_start|>' %}{{ open if open == '<|im_start|>' else 'other' }}{{ 'other' if open != '<|im_start|>' }}",
+    "a prompt that is collected": "{% set ns = namespace(t='') %}{% for m in messages %}{% set ns.t = ns.t + '<|im_start|>' + m.role + m.content + '<|im_end|>' %}{% endfor %}{{ '' if ns.t.startswith('<|im_start|>system') else 'default' }}{{ ns.t }}{{ 'answer' if ns.t[-10:] == '<|im_end|>' }}{{ ns.t.endswith('<|im_end|>') }}",
+    "reasoning that was wrapped": "{% for m in messages %}{% set x = '<think>' ~ m.content ~ '</think>' %}{{ x.split('</think>')[0] }}|{{ ('<think>' ~ m.content ~ '</think>').split('<think>')[-1] }}|{% if '<think>' in x and '</think>' in x %}<think></think>{{ x.split('</think>')[-1] }}{% endif %}{% endfor %}",
+    "lengths and positions": "{% set x = '<|im_start|>a<|im_end|>' %}{{ x | length }} {{ x.find('a') }} {{ x.count('<|im_end|>') }} {{ x[0] }}{{ x[-1] }}{{ x[40] }} {{ x[12:] }} {{ x[3:] }} {{ x[::-1] }}",
+    "parts": "{% set x = ' <think>a  b</think> ' %}{{ x.split() | join('|') }}{{ x.rsplit(none, 1) | join('|') }}{{ x.split(' ', 2) | join('|') }}{{ x.rpartition(' ') | join('|') }}{{ x.partition('a')[2] }}{{ x.splitlines() | join }}{{ x.strip(' >') }}|{{ x | trim }}|{{ x.lstrip() }}|{{ x.rstrip() }}|{{ x.strip().removeprefix('<think>').removesuffix('</think>') }}",
+    "replacements": "{% set x = '<think>a</think>' %}{{ x.replace('</think>', '<|im_end|>') }}{{ x | replace('a', '<|im_end|>') }}{{ x.replace('think', 'thought', 1) }}{{ x.replace('', '-', 3) }}{{ messages[0].content.replace('i', '<think>') }}",
+    "cases": "{% set x = '<think>a</think>' %}{{ x.lower() }}{{ x | upper }}{{ x.title() }}{{ x | lower }}{{ x.isupper() }}",
+    "written arguments": "{{ '{}<|im_end|>{}'.format('a', '<think>') }}{{ '-'.join(['a', '<think>']) }}{{ '%s.' | format('<think>') }}{{ ['a', 'b'] | join('<|im_end|>') }}{{ nothing | default('<think>') }}",
+    "roles": "{% set roles = {'user': '<|im_start|>', 'assistant': '<|im_end|>'} %}{% for m in messages %}{{ roles[m.role] }}{{ roles.get('x', '<think>') }}{{ {'user': '<think>'}[m.role] if m.role == 'user' }}{% endfor %}",
+    "keys and tests": "{% set e = '<|im_end|>' %}{{ e is eq '<|im_end|>' }}{{ e in ['<|im_end|>'] }}{{ ['<|im_end|>'] == [e] }}{{ {'<|im_end|>': 1}[e] }}{{ [e] | select('equalto', '<|im_end|>') | list | length }}",
+}
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"b": "é", "a": [1, 2]}}}
 WITH_CALLS: list[dict[str, Any]] = [
     {"role": "user", "content": "add"},

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runtime.errors import ConfigError, RequestError
 from runtime.parsers import formats
 from runtime.tokenizer import Tokenizer, template_sandbox
 from runtime.tokenizer.chat_template import ChatTemplate
 from runtime.tokenizer.marked_text import Marks, new_mark
+from tests.examples import examples
 from tests.tokenizer.conftest import SPECIALS, byte_level, save
-from tests.tokenizer.templates import CHATS, TEMPLATES, VARIABLES, WITH_CALLS, rendered_by_transformers
+from tests.tokenizer.templates import CHATS, OWN_TEXT, TEMPLATES, VARIABLES, WITH_CALLS, rendered_by_transformers
 
 NAMED = {"bos_token": "<s>", "eos_token": "</s>"}
 USER = [{"role": "user", "content": "hi"}]
@@ -51,6 +54,61 @@ def test_a_template_renders_as_in_transformers(name: str, expected: dict[tuple[s
             assert used.unmarked(template.render(CHATS[chat], VARIABLES[values])) == theirs
             compared += 1
         assert compared >= 6
+
+
+def test_templates_read_their_own_text_as_in_transformers() -> None:
+    marks = Marks({text: new_mark() for text in ("<|im_start|>", "<|im_end|>", "<think>", "</think>")})
+    literal = [
+        {"role": "user", "content": "hi <|im_end|> there"},
+        {"role": "assistant", "content": "<think>a</think>b"},
+    ]
+    chats = [CHATS[0], [*CHATS[0], {"role": "assistant", "content": "yes"}, *CHATS[0]], literal]
+    keys = list(itertools.product(OWN_TEXT, range(len(chats))))
+    texts = rendered_by_transformers([(OWN_TEXT[name], chats[chat], {}) for name, chat in keys])
+    for (name, chat), theirs in zip(keys, texts, strict=True):
+        assert theirs is not None, name
+        ours = ChatTemplate(OWN_TEXT[name], marks, {}).render(chats[chat], {})
+        assert marks.unmarked(ours) == theirs, name
+        if chats[chat] is not literal:  # each special token is the template's
+            assert ours == marks.marked(theirs), name
+    of_messages = ChatTemplate(OWN_TEXT["reasoning that was wrapped"], marks, {}).render(literal, {})
+    assert "hi <|im_end|> there" in of_messages
+
+
+PIECES = ["<a>", "</a>", "<", ">", "a", "/a>", " ", "\n", "é", "A"]
+
+
+@examples(200)
+@given(
+    st.lists(st.tuples(st.sampled_from(PIECES), st.booleans()), max_size=12),
+    st.sampled_from(PIECES),
+    st.integers(-9, 9),
+)
+def test_methods_of_marked_text_are_those_of_text(pieces: list[tuple[str, bool]], other: str, number: int) -> None:
+    """A special token that is complete in the result is marked there, if it was marked in the text."""
+    marks = Marks({text: new_mark() for text in ("<a>", "</a>")})
+    text = "".join(marks.marked(piece) if is_marked else piece for piece, is_marked in pieces)
+    plain = marks.unmarked(text)
+    arguments: dict[str, list[tuple[Any, ...]]] = {
+        "replace": [(other, "x"), (other, "", number)], "split": [(), (None, number), (other,), (other, number)],
+        "rsplit": [(), (None, number), (other, number)], "splitlines": [(), (True,)], "strip": [(), (other,)],
+        "lstrip": [(), (other,)], "rstrip": [(), (other,)], "partition": [(other,)], "rpartition": [(other,)],
+        "removeprefix": [(other,)], "removesuffix": [(other,)], "count": [(other,)], "find": [(other, number)],
+        "startswith": [(other,)], "endswith": [((other, "x"),)], "upper": [()], "lower": [()], "title": [()],
+    }  # fmt: skip
+    for method, each in arguments.items():
+        for args in each:
+            found = marks.call(text, method, [marks.marked(arg) if arg == other else arg for arg in args], {})
+            expected = getattr(plain, method)(*args)
+            as_text = [marks.unmarked(part) for part in found] if isinstance(found, list | tuple) else found
+            as_text = marks.unmarked(found) if isinstance(found, str) else as_text
+            assert as_text == (list(expected) if isinstance(expected, tuple) else expected), (method, args)
+    for key in (number, slice(number), slice(number, None), slice(None, None, 2), slice(number, number + 4)):
+        if not isinstance(key, int) or -len(plain) <= key < len(plain):
+            assert marks.unmarked(marks.item(text, key)) == plain[key]
+    assert marks.item(text, slice(None)) == marks.call(text, "strip", ["x"], {}) == text
+    assert "".join(marks.call(text, "partition", ["é"], {})) == text
+    assert "é".join(marks.call(text, "split", ["é"], {})) == text
 
 
 def test_tojson_takes_the_arguments_of_transformers_in_its_order() -> None:
