@@ -241,9 +241,13 @@ def json_endpoint(kind: type[B], function: Callable[..., Awaitable[Any]], *, gen
     return endpoint
 
 
-WARNING = (
+NO_TEMPLATE = (
     "the model ended at once: it was tuned on conversations, and this prompt is not in its chat template; send it as "
     "messages, to /v1/chat/completions or /generate"
+)
+SPECIAL_TEXT = (
+    "the prompt contains {!r}, which is a special token of the model but is read as ordinary text; send messages, to "
+    "/v1/chat/completions or /generate, or token ids"
 )
 
 
@@ -253,16 +257,21 @@ class PromptWarning(TypedDict, total=False):
     warning: str
 
 
-def template_warning(choices: Iterable[CompletionState], info: EngineInfo, tokenizer: Tokenizer) -> PromptWarning:
-    """Returns `warning` if a completion is empty and its prompt was made without the chat template.
+def prompt_warning(
+    choices: Iterable[CompletionState], info: EngineInfo, tokenizer: Tokenizer, special_text: str | None
+) -> PromptWarning:
+    """Returns `warning` if a prompt is probably not what the client meant.
 
-    A template writes special tokens; text is never encoded as one.
+    That is, if its text contains that of a special token, or if a completion is empty and its prompt was made without
+    the chat template. A template writes special tokens; text is never encoded as one.
     """
+    if special_text is not None:
+        return {"warning": SPECIAL_TEXT.format(special_text)}
     if not tokenizer.has_template:
         return {}
     begins = len(info.with_bos([]))
     for choice in choices:
         silent = choice.eos and not (choice.text or "").strip()
         if silent and tokenizer.special.isdisjoint(choice.spec.prompt[begins:]):
-            return {"warning": WARNING}
+            return {"warning": NO_TEMPLATE}
     return {}

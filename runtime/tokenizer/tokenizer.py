@@ -61,6 +61,9 @@ class Tokenizer:
         )
         self.special = frozenset(special)  # ids without text
         marks = Marks({tokens[id]: new_mark() for id in special})
+        # Shorter ones, and words, are probably meant as text.
+        self._markup = [text for text in marks.of_tokens if len(text) > 2 and _is_markup(text)]
+        self._markup_begins = {text[0] for text in self._markup}
 
         hidden = {token["id"] for token in data["added_tokens"] if token.get("special")}
         self.byte_decoder = TokenByteDecoder(tokens, data.get("decoder"), hidden)
@@ -100,6 +103,12 @@ class Tokenizer:
     def supports_tools(self) -> bool:
         """Whether the chat template uses the variable `tools`."""
         return self.has_template and any(template.supports_tools for template in self._templates.values())
+
+    def special_text_in(self, text: str) -> str | None:
+        """Returns a special token whose text is in `text`, where it is ordinary text; None if there is none."""
+        if any(first in text for first in self._markup_begins):
+            return next((token for token in self._markup if token in text), None)
+        return None
 
     def certainly_exceeds(self, text: str, tokens: int) -> bool:
         """Returns whether `text` certainly has more than `tokens` tokens, without encoding it; False if uncertain.
@@ -250,10 +259,13 @@ def _special_ids(data: Mapping[str, Any], model_config: Mapping[str, Any], templ
 
     def is_special(token: Mapping[str, Any]) -> bool:
         text: str = token["content"]
-        is_markup = any(not char.isalnum() and not char.isspace() and char != "▁" for char in text)
-        return bool(token.get("special")) or token["id"] in named or (is_markup and text in template)
+        return bool(token.get("special")) or token["id"] in named or (_is_markup(text) and text in template)
 
     return [token["id"] for token in data["added_tokens"] if is_special(token)]
+
+
+def _is_markup(text: str) -> bool:
+    return any(not char.isalnum() and not char.isspace() and char != "▁" for char in text)
 
 
 def _with_marks(data: Mapping[str, Any], marks: Mapping[str, str]) -> dict[str, Any]:

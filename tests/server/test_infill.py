@@ -191,6 +191,24 @@ def test_an_empty_answer_to_a_prompt_without_template_has_a_warning(client: http
     assert "warning" not in complete(client, prompt="hello", max_tokens=8)
 
 
+def test_a_prompt_with_the_text_of_a_special_token_has_a_warning(client: httpx.Client) -> None:
+    text = "<role>user</role>hello<|role_end|>"
+    for asked in ({"prompt": text}, {"prompt": ["a", text], "echo": True}, {"prompt": "a", "suffix": text}):
+        body = {**asked, "max_tokens": 4}
+        made = complete(client, **body)
+        assert "special token" in made["warning"]
+        chunks = [
+            json.loads(chunk) for chunk in sse(client.post("/v1/completions", json={**body, "stream": True}).text)[:-1]
+        ]
+        assert made["warning"] in [chunk.get("warning") for chunk in chunks]
+    for extra in ({}, {"stream": True}):
+        assert "special token" in client.post("/generate", json={"prompt": text, "max_tokens": 4, **extra}).text
+    ids = client.post("/tokenize", json={"messages": [USER]}).json()["tokens"]
+    for prompt in ("a < b <role", ids):
+        assert "warning" not in complete(client, prompt=prompt, max_tokens=4)
+    assert "warning" not in client.post("/generate", json={"messages": [USER], "max_tokens": 4}).json()
+
+
 def test_llm_chat_applies_the_chat_template(checkpoint: Path) -> None:
     with LLM(str(checkpoint), device="cpu") as llm:
         params = SamplingParams(max_tokens=16)

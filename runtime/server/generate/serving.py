@@ -15,7 +15,7 @@ from runtime.request.validation import refuse
 from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
 from runtime.server.generate import protocol
-from runtime.server.http_responses import ServingHandler, events, openai_error, template_warning
+from runtime.server.http_responses import ServingHandler, events, openai_error, prompt_warning
 from runtime.server.openai.logprobs import GenerateLogprobStreamer
 from runtime.server.openai.protocol import ChatPrompt, check_unset, template_messages
 from runtime.server.openai.tools import NO_GRAMMAR_MESSAGE
@@ -30,6 +30,7 @@ class GenerateEvents(ServingHandler):
     def __init__(self, job: GenerationJob, inputs: GenerationInputs) -> None:
         super().__init__(job)
         self._info, self._tokenizer = inputs.loaded
+        self._special_text = inputs.special_text
         self._make = denoise_event if inputs.stream_mode == "denoise" else append_event
 
     def event_fields(self, update: OutputDelta) -> dict[str, Any] | None:
@@ -92,7 +93,7 @@ class GenerateHandler(GenerateEvents):
             "full_token_ids": ids + choice.token_ids,
             "usage": self.job.usage(),
             "timings": self.job.timings(),
-            **template_warning(self.job.choices, self._info, self._tokenizer),
+            **prompt_warning(self.job.choices, self._info, self._tokenizer, self._special_text),
         }
 
 
@@ -200,6 +201,8 @@ async def generate(context: ServerContext, request: Request, body: protocol.Gene
     body.check_input(body.prompt)
     if body.prompt is not None:
         inputs.prompts = await context.preprocessor.encode_each(request, [body.prompt])
+        if isinstance(body.prompt, str):
+            inputs.special_text = await context.preprocessor.find_special_text(request, [body.prompt])
     else:
         chat = body.to_chat()
         inputs.continued = chat.continued

@@ -33,6 +33,7 @@ class OpenAIHandler(ServingHandler):
         """The body is not kept."""
         super().__init__(job)
         self._info, self._tokenizer = inputs.loaded
+        self._special_text = inputs.special_text
         self._echo = inputs.echo
         options = body.stream_options
         self._include_usage = options is not None and bool(options.include_usage)

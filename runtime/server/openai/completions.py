@@ -12,7 +12,7 @@ from runtime.request.sampling_params import MAX_COUNT
 from runtime.request.validation import integer, refuse
 from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import OutputDelta
-from runtime.server.http_responses import ErrorResponse, events, template_warning
+from runtime.server.http_responses import ErrorResponse, events, prompt_warning
 from runtime.server.openai import protocol
 from runtime.server.openai.chat import OpenAIHandler
 from runtime.server.openai.logprobs import CompletionLogprobStreamer, parse_echo
@@ -62,7 +62,7 @@ class CompletionHandler(OpenAIHandler):
             "object": "text_completion",
             "choices": [self._choice(choice) for choice in self.job.choices],
             "usage": self.job.usage(),
-            **template_warning(self.job.choices, self._info, self._tokenizer),
+            **prompt_warning(self.job.choices, self._info, self._tokenizer, self._special_text),
         }
 
     def _choice(self, choice: CompletionState) -> protocol.CompletionChoice:
@@ -90,7 +90,7 @@ class CompletionHandler(OpenAIHandler):
         logprobs = self.take_logprobs(update)
         if not (update.text or reason or self._denoise or (logprobs and logprobs["tokens"])):
             return b""
-        warning = template_warning([choice], self._info, self._tokenizer) if reason else {}
+        warning = prompt_warning([choice], self._info, self._tokenizer, self._special_text) if reason else {}
         return events(self.chunk(choice.index, reason, logprobs, {**self.step(update), **warning}, text=update.text))
 
 
@@ -101,6 +101,8 @@ async def completions(context: ServerContext, request: Request, body: protocol.C
     prompts = _list(body.prompt)
     inputs.echo = parse_echo(body, prompts)
     inputs.prompts = await context.preprocessor.encode_each(request, prompts)
+    texts = [text for text in (*prompts, body.suffix) if isinstance(text, str)]
+    inputs.special_text = await context.preprocessor.find_special_text(request, texts)
     if body.suffix:
         await _add_suffix(context, inputs, body, body.suffix)
     elif inputs.echo is not None and inputs.echo.silent:

@@ -122,6 +122,15 @@ class Preprocessor:
 
         return await self._run(request, sum(len(prompt) for prompt in prompts if isinstance(prompt, str)), work)
 
+    async def find_special_text(self, request: Request, texts: Sequence[str]) -> str | None:
+        """Returns a special token whose text is in one of the texts; None if there is none."""
+        tokenizer = self._require()[1]
+
+        def work(is_needed: Callable[[], bool]) -> str | None:
+            return next((found for text in texts if (found := tokenizer.special_text_in(text))), None)
+
+        return await self._run(request, sum(map(len, texts)), work)
+
     async def encode_chat(
         self,
         request: Request,

@@ -56,6 +56,7 @@ class GenerationInputs:
         chat: context of a chat, whose completions have parts.
         echo: prompts that are returned before their completions.
         continued: the completion continues the last message of the prompt.
+        special_text: special token whose text is in a prompt of text, where it is ordinary text.
     """
 
     request: Request
@@ -72,6 +73,7 @@ class GenerationInputs:
     chat: ChatContext | None = None
     echo: PromptEcho | None = None
     continued: bool = False
+    special_text: str | None = None
 
     @property
     def n(self) -> int:
