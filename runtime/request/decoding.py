@@ -65,6 +65,19 @@ def field_names(info: EngineInfo) -> list[str]:
     return list(dict.fromkeys((*SELECTORS, *declared, *ENGINE_FIELDS)))
 
 
+def check_beside_decoding(names: Iterable[str], info: EngineInfo) -> None:
+    """Checks the unknown fields of a request: one of ``decoding`` would have no effect beside it.
+
+    Raises:
+        RequestError: a name is that of a field of ``decoding``.
+    """
+    fields: set[str] = set()
+    for name in names:
+        fields = fields or {field.split(".")[0] for field in field_names(info)}
+        if name in fields:
+            raise refuse(name, f'is a field of decoding; send {{"decoding": {{"{name}": ...}}}}')
+
+
 def engine_fields(info: EngineInfo) -> tuple[Field, ...]:
     """Returns the declarations of `SELECTORS` and `ENGINE_FIELDS` for this engine."""
     modes = tuple(dict.fromkeys(mode for algorithm in info.algorithms for mode in algorithm.modes))

@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from runtime.config import ServerConfig
 from runtime.parsers.formats import part_marks
+from runtime.request.decoding import check_beside_decoding
 from runtime.request.engine_messages import EngineInfo
 from runtime.request.sampling_params import MAX_COUNT
 from runtime.request.validation import refuse
@@ -136,7 +137,11 @@ class ServerContext:
         """
         model = self.model_name(body.model)
         mode = body.mode()
-        return GenerationInputs(request, body, prefix + uuid.uuid4().hex, model, mode, self.require())
+        loaded = self.require()
+        check_beside_decoding(
+            (name for name, value in (body.model_extra or {}).items() if value is not None), loaded[0]
+        )
+        return GenerationInputs(request, body, prefix + uuid.uuid4().hex, model, mode, loaded)
 
     async def encode_chat(
         self, request: Request, loaded: tuple[EngineInfo, Tokenizer], tools: ToolConfig, chat: ChatPrompt

@@ -95,6 +95,17 @@ def test_unknown_fields_are_ignored_and_named(checkpoint: Path) -> None:
         assert len(many.headers["x-unmask-ignored"].split(", ")) == 16
 
 
+@pytest.mark.parametrize("route", [GENERATE, TEXT, *ROUTES])
+def test_fields_of_decoding_beside_it_are_refused(client: httpx.Client, route: str) -> None:
+    for name, value in (("accept_threshold", 0.5), ("mode", "fast"), ("algorithm", "fixed")):
+        refused = client.post(route, json={**BODIES[route], name: value})
+        assert refused.status_code == 400
+        error = refused.json()["error"]
+        assert f'send {{"decoding": {{"{name}": ...}}}}' in error["message"]
+        assert error.get("param", name) == name
+        assert client.post(route, json={**BODIES[route], name: None}).status_code == 200
+
+
 def test_strict_fields_refuse_unknown_fields(strict: ServerProcess) -> None:
     with strict.client() as client:
         refused = client.post(CHAT, json={**BODIES[CHAT], "messages": [{**USER, "hue": 1}]})
