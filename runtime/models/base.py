@@ -254,11 +254,11 @@ def resolve_family(name: str | None, config: Mapping[str, Any]) -> ModelFamily[A
         raise ConfigError(
             f"{description} belongs to no known family; known: {', '.join(families())} (name one with --model-name)"
         )
-    if len(claimed) > 1 or not found:
+    if len(claimed) > 1:
         raise ConfigError(
             f"{description} is ambiguous: it could be {' or '.join(sorted(claimed))}; name the family with --model-name"
         )
-    return by_key[found.pop()]
+    return by_key[claimed.pop()]
 
 
 def _check_recognized(name: str, config: Mapping[str, Any], by_key: Mapping[str, ModelFamily[Any]]) -> ModelFamily[Any]:

@@ -35,8 +35,10 @@ class ConfigReader:
         self._read: set[str] = set()
 
     def integer(self, name: str, default: int | None = None, *, low: int = 1, high: int = MAX_INTEGER) -> int:
-        """Returns an integer from `low` to `high`."""
+        """Returns an integer from `low` to `high`, which may be written as a float, such as 8.0."""
         value = self._get(name, default)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
             raise ConfigError(f"{self._file}: {name} must be a whole number of at least {low}, not {value!r}")
         if value > high:

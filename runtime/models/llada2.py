@@ -145,9 +145,13 @@ def _attention(config: DecoderConfig, checkpoint_prefix: str, prefix: str) -> di
     return slots
 
 
+# The second one is written by dFactory's recipes.
+MODEL_TYPES = ("llada2_moe", "llada2_moe_veomni")
+
+
 def detect(config: Mapping[str, Any]) -> bool:
     """Detects LLaDA2.0 and 2.1. LLaDA2.2 has the same model_type and an expert pool; it is another family."""
-    return config.get("model_type") == "llada2_moe" and config.get("expert_capacity") is None
+    return config.get("model_type") in MODEL_TYPES and config.get("expert_capacity") is None
 
 
 LLADA2 = register_family(

@@ -11,12 +11,12 @@ from typing import Any
 
 from runtime.models.base import ModelInfo, register_family
 from runtime.models.decoder import DecoderConfig
-from runtime.models.llada2 import LLADA2, parse_pooled
+from runtime.models.llada2 import LLADA2, MODEL_TYPES, parse_pooled
 
 
 def detect(config: Mapping[str, Any]) -> bool:
     """Detects LLaDA2.2 by its expert pool; its model type is LLaDA2's."""
-    return config.get("model_type") == "llada2_moe" and config.get("expert_capacity") is not None
+    return config.get("model_type") in MODEL_TYPES and config.get("expert_capacity") is not None
 
 
 def model_info(config: DecoderConfig) -> ModelInfo:

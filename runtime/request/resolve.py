@@ -23,6 +23,7 @@ from runtime.request.validation import number, preview, refuse
 
 MAX_BIASED_IDS = 1024  # maximum entries of a logit_bias
 MAX_BIAS = 100.0
+RANDOM_SEED = -1
 NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_tokens": 0}
 
 
@@ -163,7 +164,7 @@ def resolve(params: SamplingParams, prompt: Sequence[int], info: EngineInfo, con
     _check_pages(info.block_layout.total_len(len(ids), max_tokens), info, at("max_tokens"))
     temperature = info.temperature if params.temperature is None else float(params.temperature)
     top_k = info.top_k if params.top_k is None else params.top_k
-    seed = secrets.randbits(63) if params.seed is None else params.seed
+    seed = secrets.randbits(63) if params.seed in (None, RANDOM_SEED) else params.seed
     decoding = resolve_decoding(params, info, len(ids), max_tokens, at("decoding"))
     pinned_tokens = context.pinned_tokens
     is_infill = pinned_tokens is not None

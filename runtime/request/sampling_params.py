@@ -83,8 +83,8 @@ class SamplingParams:
         unset="that of the checkpoint, else 0", example=0.05,
     )  # fmt: skip
     seed: int | None = _parameter(
-        "integer", "seed of sampling; output i of `n` has seed + i", low=-(2**63), high=2**64 - 1, unset="random",
-        example=1,
+        "integer", "seed of sampling; output i of `n` has seed + i; -1: random", low=-(2**63), high=2**64 - 1,
+        unset="random", example=1,
     )  # fmt: skip
     stop: str | Sequence[str] | None = _parameter(
         "texts", f"a text, or up to {MAX_STOPS}; the output ends before the first occurrence of one",
@@ -200,7 +200,7 @@ def id_list(ids: object, param: str, max_len: int) -> list[int]:
 
 def stop_strings(stop: object, param: str = "stop") -> tuple[str, ...]:
     """Returns the stop strings as a tuple without duplicates."""
-    if stop is None:
+    if stop is None or stop == "":  # some clients send "" for none
         return ()
     items = [stop] if isinstance(stop, str) else stop
     if not isinstance(items, list | tuple) or not all(isinstance(s, str) for s in items):

@@ -69,7 +69,7 @@ class ServerContext:
 
     def model_name(self, name: str | None) -> str:
         """Returns the requested model or adapter name, by default the first model name. Raises RequestError 404."""
-        if name is None:
+        if not name:
             return self.names[0]
         if name not in self.names and not self.adapters.is_available(name):
             every = [*self.names, *self.adapters.available]

@@ -95,6 +95,32 @@ def test_unknown_fields_are_ignored_and_named(checkpoint: Path) -> None:
         assert len(many.headers["x-unmask-ignored"].split(", ")) == 16
 
 
+# What clients send for a value that is not set, by the field of chat.
+UNSET = {"max_tokens": -1, "max_completion_tokens": -1, "seed": -1, "model": "", "stop": ""}
+
+
+@pytest.mark.parametrize("field", UNSET)
+def test_values_that_clients_send_for_none_are_accepted(client: httpx.Client, field: str) -> None:
+    body = request(CHAT, "hello") | {field: UNSET[field]}
+    answer = client.post(CHAT, json=body)
+    assert answer.status_code == 200, answer.text
+    unset = client.post(CHAT, json={name: value for name, value in body.items() if name != field}).json()
+    assert answer.json()["choices"] == unset["choices"]
+
+
+def test_a_seed_of_minus_one_is_random(client: httpx.Client) -> None:
+    body = {"prompt": "hello", "temperature": 2.0, "max_tokens": 24, "ignore_eos": True}
+    texts = {client.post(GENERATE, json={**body, "seed": -1}).json()["text"] for _ in range(4)}
+    assert len(texts) > 1
+
+
+@pytest.mark.parametrize("path", ["//v1/chat/completions", "/v1//chat///completions"])
+def test_repeated_slashes_of_a_path_are_one(client: httpx.Client, path: str) -> None:
+    assert client.post(path, json=BODIES[CHAT]).status_code == 200
+    assert client.get("//v1//models").status_code == 200
+    assert client.get("//v1//nothing").status_code == 404
+
+
 @pytest.mark.parametrize("route", [GENERATE, TEXT, *ROUTES])
 def test_fields_of_decoding_beside_it_are_refused(client: httpx.Client, route: str) -> None:
     for name, value in (("accept_threshold", 0.5), ("mode", "fast"), ("algorithm", "fixed")):

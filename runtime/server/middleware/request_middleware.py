@@ -57,6 +57,8 @@ class RequestMiddleware:
         request_id = sent_id if sent_id and valid else uuid.uuid4().hex.encode()
 
         state = scope.setdefault("state", {})
+        if "//" in scope["path"]:  # of clients that append a path to a base URL that ends with a slash
+            scope = {**scope, "path": re.sub("/{2,}", "/", scope["path"])}
         if scope["method"] == "HEAD":  # as GET; the connection sends no body
             scope = {**scope, "method": "GET"}
 

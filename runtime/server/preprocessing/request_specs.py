@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from runtime.server.context import ServerContext
 
 
+NO_LIMIT = -1  # max_tokens as llama.cpp's page and LM Studio send it
 STRICT = "tools.function.strict"
 MAX_GRAMMAR_CHECKS = 4  # of one request, each without the schemas that the one before rejected
 PROMPTS_PER_STEP = 128  # prompts that are resolved before other requests are served
@@ -104,6 +105,8 @@ class RequestSpecBuilder:
             context.engine_client.check_count(len(inputs.prompts), inputs.n + scored)
         if inputs.max_tokens is not None:
             values["max_tokens"] = inputs.max_tokens
+        if values.get("max_tokens") == NO_LIMIT:
+            del values["max_tokens"]
         if values.get("max_tokens") is not None:
             name = names.get("max_tokens", "max_tokens")
             values["max_tokens"] = context.cap_max_tokens(inputs.request, values["max_tokens"], self._info, name)
