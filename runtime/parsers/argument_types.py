@@ -9,12 +9,12 @@ from typing import Any
 from runtime.parsers import formats
 
 _NUMBER = frozenset({"number", "integer"})  # an integer is a number, but not the reverse
-# Names that are not JSON's, or that include another type
-_NAMES: Mapping[str, frozenset[str]] = {
-    "number": _NUMBER, "float": _NUMBER, "int": frozenset({"integer"}), "str": frozenset({"string"}),
-    "bool": frozenset({"boolean"}), "dict": frozenset({"object"}), "list": frozenset({"array"}),
-}  # fmt: skip
 _ALL = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
+# Names that some SDKs write for types, besides those of JSON in capitals.
+_OTHER_NAMES = {
+    "str": "string", "int": "integer", "float": "number", "bool": "boolean", "dict": "object", "list": "array",
+}  # fmt: skip
+_VALUES = ("const", "default", "enum", "example", "examples")  # keywords whose values are no schemas
 _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 # A string in either kind of quotes, a constant of Python, or a comma before a closing bracket.
 _PYTHON = re.compile(
@@ -118,6 +118,28 @@ class ArgumentTypes:
         return allowed
 
 
+def with_json_types(schema: Any) -> Any:
+    """Returns a schema in which the types have JSON's names. Google's SDKs write them in capitals.
+
+    Args:
+        schema: JSON schema, or a part of one.
+    """
+    if isinstance(schema, list):
+        return [with_json_types(part) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    changed = {key: value if key in _VALUES else with_json_types(value) for key, value in schema.items()}
+    kind = schema.get("type")
+    if isinstance(kind, str | list):
+        changed["type"] = _json_type(kind) if isinstance(kind, str) else [*map(_json_type, kind)]
+    return changed
+
+
+def _json_type(name: Any) -> Any:
+    lower = name.lower() if isinstance(name, str) else ""
+    return _OTHER_NAMES.get(lower, lower if lower in _ALL else name)
+
+
 def applied(schemas: Iterable[Any], root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yields the schemas, and those in them that apply to the same value, in the order of the text.
 
@@ -184,12 +206,12 @@ def _named_types(value: Any) -> frozenset[str]:
     names = [value] if isinstance(value, str) else [name for name in _listed(value) if isinstance(name, str)]
     if not names:
         return _ALL
-    types = (_NAMES.get(name, frozenset({name})) for name in map(str.lower, names))
+    types = (_NUMBER if name == "number" else frozenset({name}) for name in names)
     return (frozenset().union(*types) & _ALL) or _ALL  # an unknown name says nothing
 
 
 def _types_of_value(value: Any) -> frozenset[str]:
     if value is None or isinstance(value, bool):
         return frozenset({"null" if value is None else "boolean"})
-    kinds = {str: "string", int: "integer", float: "number", list: "array", dict: "object"}
-    return _NAMES.get(kinds[type(value)], frozenset({kinds[type(value)]}))
+    kinds = {str: "string", int: "integer", list: "array", dict: "object"}
+    return _NUMBER if isinstance(value, float) else frozenset({kinds[type(value)]})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtime.parsers.argument_types import ArgumentTypes, parse_python
+from runtime.parsers.argument_types import ArgumentTypes, parse_python, with_json_types
 from runtime.parsers.formats import Tool
 
 STRING, INTEGER, NULL = {"type": "string"}, {"type": "integer"}, {"type": "null"}
@@ -22,7 +22,6 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "texts": {"enum": ["1", "2"]},
     "constant": {"const": "007"},
     "integer": INTEGER,
-    "capitals": {"type": "INTEGER"},
     "optional integer": {"anyOf": [INTEGER, NULL]},
     "number": {"type": "number"},
     "numbers": {"enum": [1, 2.5]},
@@ -46,7 +45,7 @@ CASES: list[tuple[str, str, Any]] = [
       for text in ("null", "None")),
     *((name, "5", "5") for name in ("string or integer", "all of", "reference", "texts", "string or null")),
     ("constant", "007", "007"),
-    *((name, "5.0", 5) for name in ("integer", "capitals", "optional integer")),
+    *((name, "5.0", 5) for name in ("integer", "optional integer")),
     ("integer", "5", 5), ("integer", "five", "five"), ("integer", "5.5", 5.5), ("integer", "007", "007"),
     *((name, "5.0", 5.0) for name in ("number", "numbers", "anything", "to itself", "nowhere")),
     ("boolean", "True", True), ("boolean", "false", False), ("anything", "None", None), ("anything", "word", "word"),
@@ -61,6 +60,21 @@ CASES: list[tuple[str, str, Any]] = [
 def test_text_is_read_by_the_schema(name: str, text: str, value: Any) -> None:
     found = ArgumentTypes.of_tool("f", [Tool("f", parameters=ROOT)]).of_property(name).read(text)
     assert json.dumps(found) == json.dumps(value)
+
+
+def test_types_of_other_sdks_get_the_names_of_json() -> None:
+    schema = {
+        "type": "OBJECT",
+        "properties": {"type": {"type": "STRING", "enum": ["STRING"]}, "b": {"type": ["dict", "null"]}},
+        "anyOf": [{"type": "any"}, True],
+        "default": {"type": "STRING"},
+    }
+    assert with_json_types(schema) == {
+        "type": "object",
+        "properties": {"type": {"type": "string", "enum": ["STRING"]}, "b": {"type": ["object", "null"]}},
+        "anyOf": [{"type": "any"}, True],
+        "default": {"type": "STRING"},
+    }
 
 
 @pytest.mark.parametrize("around", ["allOf", "anyOf", "oneOf"])

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from runtime.config import ServerConfig
 from runtime.errors import ConfigError
 from runtime.parsers import formats
+from runtime.parsers.argument_types import with_json_types
 from runtime.parsers.chat_output import ChatOutputParser, ReasoningParser
 from runtime.parsers.formats import NO_ARGUMENTS, Tool
 from runtime.parsers.tool_call_grammar import CallMode, ToolCallConstraint, grammar, part_name
@@ -234,11 +235,11 @@ def make_tool(path: str, name: str, function: FunctionDescription, schema: str =
     if len(name) > MAX_NAME or not _NAME.fullmatch(name):
         kinds = "letters, digits, and any of _ - . : /"
         raise refuse(f"{path}.name", f"{preview(name)} is not a name of 1 to {MAX_NAME} {kinds}")
-    description, parameters = function.description, function.parameters
+    description, parameters = function.description, with_json_types(function.parameters)
     kind = parameters.get("type") if parameters else None
     if kind is not None and kind != "object" and not (isinstance(kind, list) and "object" in kind):
         raise refuse(f"{path}.{schema}", f"the schema is of {preview(kind)}; arguments are always an object")
-    known = {"description": description, "parameters": parameters, **(function.model_extra or {})}
+    known = {"description": description, "parameters": function.parameters, **(function.model_extra or {})}
     described = {"name": name, **{key: value for key, value in known.items() if value is not None}}
     item = {"type": "function", "function": described}
     tool = Tool(name, description or "", parameters or NO_ARGUMENTS, strict=bool(function.strict), item=item)
