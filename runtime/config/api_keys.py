@@ -6,6 +6,8 @@ import os
 import re
 import stat
 import time
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from runtime.errors import ConfigError
 
@@ -19,16 +21,25 @@ Stamp = tuple[int, int, int, int]  # changes with every write of a file
 
 def check_keys(keys: tuple[str, ...], where: str) -> tuple[str, ...]:
     """Checks keys and removes duplicates. Raises ConfigError, without the key, for an invalid one."""
+    valid, problems = _sorted_out(keys, where)
+    if problems:
+        raise ConfigError(problems[0])
+    return valid
+
+
+def _sorted_out(keys: Sequence[str], where: str) -> tuple[tuple[str, ...], list[str]]:
+    """Returns the valid keys without duplicates, and what is wrong with the others, without the keys."""
+    problems = dict[str, str]()
     for number, key in enumerate(keys, 1):
         which = f"{where}: key {number} of {len(keys)}"
         if not key.isascii() or not key.isprintable() or " " in key:
-            raise ConfigError(f"{which} may hold printable ASCII characters only, and no spaces; make another")
-        if len(key) < MIN_KEY_CHARACTERS:
-            raise ConfigError(
+            problems[key] = f"{which} may hold printable ASCII characters only, and no spaces; make another"
+        elif len(key) < MIN_KEY_CHARACTERS:
+            problems[key] = (
                 f"{which} has {len(key)} characters, fewer than {MIN_KEY_CHARACTERS}; "
                 "make one with: openssl rand -hex 24"
             )
-    return tuple(dict.fromkeys(keys))
+    return tuple(key for key in dict.fromkeys(keys) if key not in problems), [*problems.values()]
 
 
 def key_file_stamp(file: str) -> Stamp | None:
@@ -39,11 +50,25 @@ def key_file_stamp(file: str) -> Stamp | None:
         return None
 
 
-def read_key_file(file: str) -> tuple[tuple[str, ...], Stamp]:
-    """Returns the keys in the file, possibly none, and the file's stamp.
+class KeyFile(NamedTuple):
+    """Content of a key file.
+
+    Attributes:
+        keys: Valid keys, possibly none.
+        problems: What is wrong with the other keys, as sentences without them.
+        stamp: Stamp of the file.
+    """
+
+    keys: tuple[str, ...]
+    problems: list[str]
+    stamp: Stamp
+
+
+def read_key_file(file: str) -> KeyFile:
+    """Returns the content of the file.
 
     Raises:
-        ConfigError: The file is not readable, not a regular file, too large, or not text, or a key is invalid.
+        ConfigError: The file is not readable, not a regular file, or too large.
     """
     where = f"--api-key-file: {file}"
     try:
@@ -58,28 +83,37 @@ def read_key_file(file: str) -> tuple[tuple[str, ...], Stamp]:
             stamp = _stamp(os.fstat(descriptor))
         finally:
             os.close(descriptor)
-        text = data.decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{where} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{where} cannot be read: it is not UTF-8 text") from None
     if len(data) > KEY_FILE_BYTES:
         raise ConfigError(f"{where} is larger than {KEY_FILE_BYTES} bytes; remove keys")
-    return check_keys(tuple(key.strip() for key in re.split(r"[,\n]", text) if key.strip()), where), stamp
+    text = data.decode("utf-8-sig", errors="replace")  # a key with a replaced character is invalid
+    keys, problems = _sorted_out([key.strip() for key in re.split(r"[,\n]", text) if key.strip()], where)
+    return KeyFile(keys, problems, stamp)
 
 
 def read_settled_key_file(file: str) -> tuple[str, ...]:
-    """Returns the keys in the file, as `read_key_file`, once the file is complete."""
+    """Returns the keys in the file, once it is complete.
+
+    Raises:
+        ConfigError: As `read_key_file`, or a key is invalid.
+    """
     for _ in range(_TRIES):
         before = key_file_stamp(file)
         if before is None or abs(time.time() - before[0] / 1e9) > SETTLE_SECONDS:
-            return read_key_file(file)[0]
+            return _keys_at_start(read_key_file(file))
         time.sleep(SETTLE_SECONDS)
         if key_file_stamp(file) == before:
-            keys, stamp = read_key_file(file)
-            if stamp == before:
-                return keys
+            content = read_key_file(file)
+            if content.stamp == before:
+                return _keys_at_start(content)
     raise ConfigError(f"--api-key-file: {file} changed during every read; write it once, before the start")
+
+
+def _keys_at_start(content: KeyFile) -> tuple[str, ...]:
+    if content.problems:
+        raise ConfigError(content.problems[0])
+    return content.keys
 
 
 def _stamp(found: os.stat_result) -> Stamp:

@@ -60,6 +60,7 @@ REMEDY = (
 VERSION = 2  # version of the conversion; a new number invalidates cached files
 CONVERSION_SECONDS = 900.0  # wall time; the child limits its CPU time itself
 _HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGINGFACE_TOKEN")
+_SERVER_VARIABLES = ("UNMASK_", "OTEL_")  # the first ones may have keys, the second ones credentials
 _MARKUP = re.compile(r"[<\[{|].+[>\]}|]", re.DOTALL)
 
 
@@ -462,8 +463,12 @@ def _run(directory: Path, inputs: Mapping[str, bytes]) -> str:
 
 
 def _environment(workspace: Path) -> dict[str, str]:
-    """Returns the child's environment: no tokens, no network, no shared cache."""
-    inherited = {name: value for name, value in os.environ.items() if name not in _HUB_TOKENS}
+    """Returns the child's environment: no tokens or keys, no network, no shared cache."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _HUB_TOKENS and not name.startswith(_SERVER_VARIABLES)
+    }
     root = str(Path(__file__).parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {

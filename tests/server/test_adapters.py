@@ -20,7 +20,11 @@ from safetensors.numpy import save_file
 
 from runtime.config import EngineConfig, ServerConfig
 from runtime.errors import ConfigError, RequestError
-from runtime.server.engine_client.adapter_registry import LocalAdapterRegistry, read_lora_config
+from runtime.server.engine_client.adapter_registry import (
+    LocalAdapterRegistry,
+    lora_config_stamp,
+    read_lora_config,
+)
 from runtime.server.engine_client.ipc_protocol import CallResult
 from tests.on_loop import on_loop
 from tests.server.checkpoint import CONFIG
@@ -293,6 +297,21 @@ def test_routes_of_adapters_need_a_flag(fake: ServerProcess, adapter_dirs: Path)
 def test_lists_of_adapters_may_have_merge_keys(tmp_path: Path) -> None:
     (tmp_path / "adapters.yaml").write_text("<<: {a: /x, c: /z}\nb: /y\nc: /own\n")
     assert read_lora_config(str(tmp_path / "adapters.yaml")) == {"a": "/x", "b": "/y", "c": "/own"}
+
+
+@pytest.mark.parametrize("directory", [False, True])
+def test_a_list_of_adapters_is_read_again_only_if_it_changed(tmp_path: Path, directory: bool) -> None:
+    path = tmp_path if directory else tmp_path / "adapters.yaml"
+    assert directory or lora_config_stamp(str(path)) is None
+    (tmp_path / "adapters.yaml").write_text("a: /x")
+    stamps = [lora_config_stamp(str(path)), lora_config_stamp(str(path))]
+    (tmp_path / "adapters.yaml").write_text("a: /xy")
+    stamps.append(lora_config_stamp(str(path)))
+    (tmp_path / "other.yaml").write_text("b: /y")
+    (tmp_path / "other.yaml").rename(tmp_path / "adapters.yaml")
+    stamps.append(lora_config_stamp(str(path)))
+    assert stamps[0] == stamps[1]
+    assert len({str(stamp) for stamp in stamps}) == 3
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 import runtime.config.api_keys as config_keys
 import runtime.server.middleware.auth as keys_module
+from runtime.config.api_keys import KEY_FILE_BYTES, KeyFile
 from runtime.errors import ConfigError, RequestError
 from runtime.server.middleware.auth import ApiKeys
 from tests.server.harness import FAKE, ServerProcess, serving
@@ -109,9 +110,9 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(
 ) -> None:
     read = keys_module.read_key_file
 
-    def delayed(name: str) -> tuple[tuple[str, ...], tuple[int, int, int, int]]:
-        _, stamp = read(name)
-        return (NEWER,), (*stamp[:3], stamp[3] + 1)
+    def delayed(name: str) -> KeyFile:
+        stamp = read(name).stamp
+        return KeyFile((NEWER,), [], (*stamp[:3], stamp[3] + 1))
 
     file.write_text(NEW)
     monkeypatch.setattr(keys_module, "read_key_file", delayed)
@@ -128,31 +129,43 @@ def test_an_empty_file_revokes_its_keys(file: Path, keys: ApiKeys, caplog: pytes
     look(keys)
     assert not opens(keys, bearer(ONE))
     assert opens(keys, bearer(TWO))  # the fixed key
-    assert "is empty: only keys of --api-key are accepted" in caplog.text
+    assert "has no valid key: only keys of --api-key are accepted" in caplog.text
     alone = ApiKeys((), str(file), (ONE,))
     look(alone)
     assert alone.required
     assert not opens(alone, bearer(ONE))
     assert not opens(alone, None)
-    assert "is empty: all requests are rejected (401)" in caplog.text
+    assert "has no valid key: all requests are rejected (401)" in caplog.text
 
 
 @pytest.mark.parametrize(
-    "content", [b"short", NEW.encode() + b"\nshort\n", b"\xff" * 20, b"with spaces in the key", b"x" * 15]
+    "content", [b"short", b"\xff" * 20, b"with spaces in the key", b"x" * 15, b"\xc3\xa9" * 20, b"short\n\xff\xfe\n"]
 )
-def test_an_invalid_file_leaves_the_current_keys(
-    file: Path, keys: ApiKeys, content: bytes, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("valid", [(), (NEW,), (NEW, NEWER)])
+def test_invalid_keys_of_a_file_are_dropped_and_nothing_else(
+    file: Path, keys: ApiKeys, content: bytes, valid: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    file.write_bytes(content)
+    """A key that was removed from the file must not stay valid because another one is wrong."""
+    file.write_bytes(b"\n".join([content, *(key.encode() for key in valid)]))
     look(keys)
     look(keys)
-    assert opens(keys, bearer(ONE))
+    assert not opens(keys, bearer(ONE))
+    assert [opens(keys, bearer(key)) for key in (TWO, NEW, NEWER)] == [True, NEW in valid, NEWER in valid]
     for line in content.splitlines():
         assert not opens(keys, b"Bearer " + line)
     (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
-    assert f"--api-key-file: {file}" in record.getMessage()
-    assert "keeping the current keys" in record.getMessage()
+    assert f"--api-key-file: {file}: key 1 of" in record.getMessage()
+    assert "not accepted, all others are" in record.getMessage()
     assert "short" not in record.getMessage()
+
+
+def test_a_file_that_cannot_be_read_leaves_the_current_keys(
+    file: Path, keys: ApiKeys, caplog: pytest.LogCaptureFixture
+) -> None:
+    file.write_bytes(b"x" * (KEY_FILE_BYTES + 1))
+    look(keys)
+    assert opens(keys, bearer(ONE))
+    assert "is larger than" in caplog.text
     file.write_text(NEW)
     look(keys)
     assert opens(keys, bearer(NEW))

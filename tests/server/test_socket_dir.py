@@ -25,10 +25,11 @@ def test_the_directory_is_private_and_removed_at_the_end(folder: Path) -> None:
 
 
 def test_directories_of_killed_servers_are_removed_and_those_of_running_ones_are_not(folder: Path) -> None:
-    abandoned = folder / "unmask-abandoned"
+    abandoned = folder / "unmask-killed_1"
     abandoned.mkdir()
-    (abandoned / LOCK).touch()
-    (abandoned / "events").touch()
+    for name in (LOCK, "events", "commands", "0.12", "parent"):
+        (abandoned / name).touch()
+    (abandoned / "tokenizers").mkdir()
     with socket_dir() as living:
         assert not abandoned.exists()
         with socket_dir() as other:
@@ -41,10 +42,14 @@ def test_directories_of_killed_servers_are_removed_and_those_of_running_ones_are
 def test_nothing_else_is_removed(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / LOCK).touch()
-    (folder / "unmask-link").symlink_to(elsewhere)
+    (folder / "unmask-link_1_2").symlink_to(elsewhere)
     (folder / "unmask-bench-1").mkdir()  # of another program, as it has no lock
     (folder / "unmask-file").touch()
-    linked = folder / "unmask-linked-lock"
+    for name in ("unmask-of_users", "unmask-mine"):  # a person's, by its content or its name
+        (folder / name).mkdir()
+        (folder / name / LOCK).touch()
+    (folder / "unmask-of_users" / "data").touch()
+    linked = folder / "unmask-lockfile"
     linked.mkdir()
     (linked / LOCK).symlink_to(elsewhere / LOCK)
     (folder / "other").mkdir()

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -398,6 +398,22 @@ def test_the_conversion_is_limited(limit: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("runtime.weights.tokenizer_json.subprocess.run", limited)
     with pytest.raises(ConfigError, match="cannot be converted"):
         Tokenizer(tmp_path)
+
+
+def test_the_converting_process_gets_no_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environments: list[Mapping[str, str]] = []
+
+    def run(command: list[str], *, env: Mapping[str, str], **_: Any) -> subprocess.CompletedProcess[str]:
+        environments.append(env)
+        return subprocess.CompletedProcess(command, 1)
+
+    write_bpe(tmp_path)
+    for name in ("UNMASK_API_KEY", "OTEL_EXPORTER_OTLP_HEADERS", "HF_TOKEN"):
+        monkeypatch.setenv(name, "secret-0123456789")
+    monkeypatch.setattr("runtime.weights.tokenizer_json.subprocess.run", run)
+    with pytest.raises(ConfigError, match="cannot be converted"):
+        Tokenizer(tmp_path)
+    assert "secret-0123456789" not in environments[0].values()
 
 
 def test_a_conversion_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

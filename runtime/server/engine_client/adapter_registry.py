@@ -218,10 +218,15 @@ class LocalAdapterRegistry(AdapterRegistry):
     async def watch_config(self) -> None:
         """Loads and unloads adapters after changes of --lora-config, until it is cancelled."""
         path = self.config.lora_config
+        requested: dict[str, str] = {}
+        read: object = None  # stamp of what was read last
         while path is not None:
             if self.supervisor.ready:
                 try:
-                    requested = await asyncio.to_thread(read_lora_config, path)
+                    stamp = await asyncio.to_thread(lora_config_stamp, path)
+                    if stamp is None or stamp != read:
+                        requested = await asyncio.to_thread(read_lora_config, path)
+                        read = stamp
                 except ConfigError as error:
                     if str(error) != self._config_error:
                         log.error("Could not read --lora-config: %s; keeping the current adapters. Fix the file", error)
@@ -256,6 +261,16 @@ class LocalAdapterRegistry(AdapterRegistry):
                 await self.unload(name)
             if uri is not None:
                 await self.load(name, uri, by="config")
+
+
+def lora_config_stamp(path: str) -> object:
+    """Returns a value that changes with the content of a `read_lora_config`; None if the path cannot be read."""
+    try:
+        files = [os.path.join(path, name) for name in sorted(os.listdir(path))] if os.path.isdir(path) else [path]
+        found = [(file, os.stat(file)) for file in files]
+    except OSError:
+        return None
+    return [(file, one.st_mtime_ns, one.st_ino, one.st_dev, one.st_size) for file, one in found]
 
 
 def read_lora_config(path: str) -> dict[str, str]:

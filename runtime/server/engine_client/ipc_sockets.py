@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,6 +18,9 @@ from runtime.errors import ConfigError
 
 PREFIX = "unmask-"
 LOCK = "lock"  # a file that the server locks; the kernel unlocks it when the process exits
+_MADE = re.compile(rf"{PREFIX}[a-z0-9_]{{8}}")  # names of tempfile
+# What a server makes in its directory: sockets, also of each replica's starts, and files.
+_CONTENT = re.compile(rf"{LOCK}|unlocked|commands|events|parent|metrics|tokenizers|\d+\.\d+")
 
 
 @contextlib.contextmanager
@@ -43,10 +47,12 @@ def socket_dir() -> Iterator[Path]:
 
 
 def remove_abandoned() -> None:
-    """Removes directories of this user whose servers no longer run."""
+    """Removes directories of this user whose servers no longer run, and which have only files of a server."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # it belongs to another user, its server runs, or it was removed meanwhile
-            if path.is_symlink() or path.stat().st_uid != os.getuid():
+            if not _MADE.fullmatch(path.name) or path.is_symlink() or path.stat().st_uid != os.getuid():
+                continue
+            if not all(_CONTENT.fullmatch(name) for name in os.listdir(path)):
                 continue
             with open(os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW)) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,7 @@
 """Which requests may enter: API keys, and on servers without keys the origins of browser pages.
 
-Several keys are valid at once, for rotation. They are compared in constant time and reloaded when their file changes.
+Several keys are valid at once, for rotation. They are reloaded when their file changes. A key is looked up by a digest
+with a secret of this process. So the time of a check tells nothing about the keys, and does not depend on their number.
 
 A browser sends a ``text/plain`` POST to any server without a preflight request. A page whose name is rebound to a
 loopback address (DNS rebinding) can also read the responses. Other clients send neither ``Origin`` nor
@@ -12,9 +13,10 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import logging
+import secrets
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from hashlib import sha256
 from urllib.parse import urlsplit
 
@@ -39,15 +41,15 @@ class ApiKeys:
 
     def __init__(self, static: tuple[str, ...], file: str | None = None, in_file: tuple[str, ...] = ()) -> None:
         self.file = file
-        self.static_digests = [_digest(key.encode()) for key in static]
-        self.digests = self.static_digests + [_digest(key.encode()) for key in in_file]
+        self._static = static
+        self._ids = _ids((*static, *in_file))
         self._seen: Stamp | str | None = "never"  # stamp of the file in the last read
         self._taken: Stamp | str | None = "never"  # stamp of the content that was last used or rejected
 
     @property
     def required(self) -> bool:
         """Whether requests need a key. With an empty file all requests are rejected."""
-        return self.file is not None or bool(self.static_digests)
+        return self.file is not None or bool(self._static)
 
     def check(self, authorization: bytes | None, api_key: bytes | None = None) -> str:
         """Returns a public id of the key; "" if the server has only one key.
@@ -59,18 +61,15 @@ class ApiKeys:
         Raises:
             RequestError: 401 for a missing or invalid key.
         """
-        known = self.digests  # replaced as a whole by the thread that watches the file
         if authorization is None and api_key is not None:
             authorization = b"Bearer " + api_key
         scheme, _, key = (authorization or b"").partition(b" ")
-        digest = _digest(key.strip())
-        # compares all keys, so that the time does not depend on the position
-        fits = sum(hmac.compare_digest(digest, one) for one in known)
-        if not fits or scheme.lower() != b"bearer":
+        public_id = self._ids.get(_digest(key.strip()))
+        if public_id is None or scheme.lower() != b"bearer":
             what = "API key is missing" if authorization is None else "API key is invalid"
             message = f"{what}; send it in the header Authorization: Bearer <key> or X-Api-Key: <key>"
             raise RequestError(message, status=401, code="invalid_api_key")
-        return "" if len(set(known)) == 1 else sha256(digest).hexdigest()[:16]
+        return public_id
 
     def watch(self) -> None:
         """Starts to watch the file, until the process exits."""
@@ -94,23 +93,29 @@ class ApiKeys:
             log.error("--api-key-file %s is missing; keeping the current keys. Restore the file", self.file)
             return
         try:
-            keys, read = read_key_file(self.file)
+            content = read_key_file(self.file)
         except ConfigError as error:
             self._taken = stamp
             log.error("%s; keeping the current keys. Fix the file", error)
             return
-        if read != stamp:
+        if content.stamp != stamp:
             return  # changed meanwhile: read again later
         self._taken = stamp
-        digests = self.static_digests + [_digest(key.encode()) for key in keys]
-        if digests == self.digests:
+        if content.problems:
+            log.error(
+                "%s. %d of its keys are invalid and not accepted, all others are. Fix the file",
+                content.problems[0],
+                len(content.problems),
+            )
+        ids = _ids((*self._static, *content.keys))
+        if ids == self._ids:
             return
-        self.digests = digests
-        if keys:
-            log.info("--api-key-file %s reloaded: %d keys", self.file, len(keys))
+        self._ids = ids  # as a whole, as this is another thread than that of requests
+        if content.keys:
+            log.info("--api-key-file %s reloaded: %d keys", self.file, len(content.keys))
         else:
-            effect = "only keys of --api-key are accepted" if self.static_digests else "all requests are rejected (401)"
-            log.warning("--api-key-file %s is empty: %s. Add a key to the file", self.file, effect)
+            effect = "only keys of --api-key are accepted" if self._static else "all requests are rejected (401)"
+            log.warning("--api-key-file %s has no valid key: %s. Add a key to the file", self.file, effect)
 
 
 def api_key_id(request: Request) -> str:
@@ -118,8 +123,21 @@ def api_key_id(request: Request) -> str:
     return getattr(request.state, "api_key_id", "")
 
 
+_SECRET = secrets.token_bytes(32)
+
+
 def _digest(key: bytes) -> bytes:
-    return sha256(key).digest()  # of equal length, so that the time of a comparison does not depend on the key
+    return hmac.digest(_SECRET, key, "sha256")
+
+
+def _ids(keys: Sequence[str]) -> dict[bytes, str]:
+    """Returns the public id of each key by the digest of the key; "" for a single key, which needs no name."""
+    single = len(set(keys)) == 1
+    return {_digest(key.encode()): "" if single else _public_id(key.encode()) for key in keys}
+
+
+def _public_id(key: bytes) -> str:
+    return sha256(sha256(key).digest()).hexdigest()[:16]
 
 
 _OWN_SITES = frozenset({"same-origin", "none"})  # "none": typed, or from a bookmark
