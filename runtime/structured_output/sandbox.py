@@ -17,13 +17,15 @@ from typing import IO
 import msgspec
 
 from runtime.child_process import module_command
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, RequestError
 from runtime.request.engine_messages import EngineInfo
 from runtime.structured_output.gbnf import CheckResult
 
 COMMAND = module_command("runtime.structured_output.sandbox_process")
 READY = b'"ready"\n'
 MAX_RESULTS = 4096  # results, a few hundred bytes each
+MAX_TRIES = 2  # processes that check one grammar, if something else ends them
+MEMORY_EXIT = 86  # exit code of the process if Python has no memory
 
 OUT_OF_MEMORY = "it takes too much memory to compile; send a smaller or simpler one"
 
@@ -58,7 +60,15 @@ class SandboxSetup(msgspec.Struct, frozen=True):
 
 
 class SandboxExited(Exception):
-    """The process exited before it replied."""
+    """The process exited before it replied.
+
+    Attributes:
+        code: Exit code as `subprocess` has it.
+    """
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 class GrammarSandbox:
@@ -97,11 +107,12 @@ class GrammarSandbox:
     def check(self, text: str) -> CheckResult:
         """Returns the result of a grammar.
 
-        An unknown grammar is compiled first, within `start_seconds + answer_seconds`. The result is remembered unless
-        that time ran out, which a busy machine causes and not the grammar.
+        An unknown grammar is compiled first, within `start_seconds + answer_seconds` per try. The result is remembered
+        unless that time ran out, which a busy machine causes and not the grammar.
 
         Raises:
             ConfigError: The tokenizer cannot be read.
+            RequestError: Something else ended the process each time; status 503.
         """
         found = self.result(text)
         if found is not None:
@@ -125,35 +136,44 @@ class GrammarSandbox:
             process.communicate()  # waits for it, and closes its pipes
 
     def _run_check(self, line: bytes) -> CheckResult:
-        process = self._process
-        if process is None or process.poll() is not None:
-            process = self._start()
-        try:
-            reply = _request(process, line, self.limits.answer_seconds)
-        except TimeoutError:
-            self.close()
-            raise
-        except SandboxExited:
-            self.close()
-            if process.returncode != -signal.SIGPROF:
-                return CheckResult(OUT_OF_MEMORY)
-            limit = f"{self.limits.compile_seconds:g} s"
-            return CheckResult(f"it takes more than {limit} to compile; send a smaller or simpler one")
-        result = msgspec.json.decode(reply, type=CheckResult)
-        if result.large:
-            self.close()
-        return result
+        """Returns the result of one grammar.
 
-    def _start(self) -> subprocess.Popen[bytes]:
+        If the process ends at one of its own limits, the grammar is the cause. Otherwise something else ended it, such
+        as the kernel when the machine's memory runs out; then a new process checks the grammar.
+        """
+        for _ in range(MAX_TRIES):
+            try:
+                reply = _request(self._running_process(), line, self.limits.answer_seconds)
+            except TimeoutError:
+                self.close()
+                raise
+            except SandboxExited as exited:
+                self.close()
+                if exited.code == -signal.SIGPROF:
+                    limit = f"{self.limits.compile_seconds:g} s"
+                    return CheckResult(f"it takes more than {limit} to compile; send a smaller or simpler one")
+                if exited.code in (-signal.SIGABRT, MEMORY_EXIT):  # how Rust and Python end without memory
+                    return CheckResult(OUT_OF_MEMORY)
+                continue
+            result = msgspec.json.decode(reply, type=CheckResult)
+            if result.large:
+                self.close()
+            return result
+        raise RequestError("grammars cannot be checked now: the process that does it was ended; retry", status=503)
+
+    def _running_process(self) -> subprocess.Popen[bytes]:
+        """Returns the process, or a new one. Raises SandboxExited if a new one exits before it is ready."""
+        if self._process is not None and self._process.poll() is None:
+            return self._process
         self.close()
         process = self._process = subprocess.Popen(
             COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self._environment
         )
         try:
             reply = _request(process, self._setup, self.limits.start_seconds)
-        except (TimeoutError, SandboxExited):
+        except TimeoutError:
             self.close()
-            raise ConfigError(f"the process that compiles grammars does not start ({process.returncode})") from None
+            raise ConfigError("the process that compiles grammars does not start") from None
         if reply != READY:
             self.close()
             raise ConfigError(msgspec.json.decode(reply, type=str))
@@ -169,8 +189,7 @@ def _request(process: subprocess.Popen[bytes], line: bytes, seconds: float) -> b
         process.stdin.flush()
     reply = _read_line(process.stdout, seconds)
     if not reply.endswith(b"\n"):
-        process.wait()
-        raise SandboxExited
+        raise SandboxExited(process.wait())
     return reply
 
 

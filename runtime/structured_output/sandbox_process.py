@@ -23,7 +23,7 @@ from runtime.errors import ConfigError
 from runtime.request.structured import SCHEMA
 from runtime.structured_output.gbnf import CheckResult, translate_grammar, untranslatable_parts
 from runtime.structured_output.grammar_cache import STACK_BYTES, GrammarCache, create_grammar_cache
-from runtime.structured_output.sandbox import READY, SandboxLimits, SandboxSetup
+from runtime.structured_output.sandbox import MEMORY_EXIT, READY, SandboxLimits, SandboxSetup
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -55,7 +55,10 @@ def main() -> None:
     max_resident = _resident() + MAX_GROWTH_BYTES
     for line in source:
         before = _resident()
-        matcher, result = check_grammar(grammars, msgspec.json.decode(line, type=str), setup.limits)
+        try:
+            matcher, result = check_grammar(grammars, msgspec.json.decode(line, type=str), setup.limits)
+        except MemoryError:
+            sys.exit(MEMORY_EXIT)
         grown = _resident() - before
         del matcher
         signal.setitimer(signal.ITIMER_PROF, 0)

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from unittest.mock import Mock
 
 import pytest
@@ -135,14 +135,56 @@ def test_a_process_that_exited_is_restarted(trials: GrammarSandbox) -> None:
     assert reason_of(trials, text(regex="b")) == ""
 
 
-def test_a_grammar_that_takes_too_much_memory(trials: GrammarSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process is killed with SIGKILL, as by the kernel when memory runs out."""
+def killed(trials: GrammarSandbox, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kills the process the next `times` times that it has a grammar, as the kernel does when memory runs out."""
+    read, left = trials_module._read_line, iter(range(times))
+
+    def read_line(source: IO[bytes], seconds: float) -> bytes:
+        if seconds == trials.limits.answer_seconds and next(left, None) is not None:
+            assert trials._process is not None
+            os.kill(trials._process.pid, signal.SIGSTOP)
+            trials._process.kill()
+            return b""
+        return read(source, seconds)
+
+    monkeypatch.setattr(trials_module, "_read_line", read_line)
+
+
+def test_a_killed_check_is_no_verdict(
+    make: Callable[[SandboxLimits], GrammarSandbox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = make(replace(UNLIMITED, answer_seconds=HOUR / 2))
+    killed(trials, 1, monkeypatch)
     assert reason_of(trials, text(regex="a")) == ""
-    assert trials._process is not None
-    process = trials._process
-    os.kill(process.pid, signal.SIGSTOP)
-    monkeypatch.setattr(trials_module, "_read_line", lambda source, seconds: (process.kill(), b"")[1])
+    killed(trials, 2, monkeypatch)
+    with pytest.raises(RequestError, match="cannot be checked now") as error:
+        trials.check(text(regex="b"))
+    assert error.value.status == 503
+    assert trials.result(text(regex="b")) is None
+    assert reason_of(trials, text(regex="b")) == ""
+
+
+def test_a_process_that_is_killed_while_it_starts_is_started_again(
+    make: Callable[[SandboxLimits], GrammarSandbox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials_module, "COMMAND", ("sh", "-c", "kill -9 $$"))
+    trials = make(UNLIMITED)
+    with pytest.raises(RequestError, match="cannot be checked now"):
+        trials.check(text(regex="a"))
+    monkeypatch.setattr(trials_module, "COMMAND", COMPILER)
+    assert reason_of(trials, text(regex="a")) == ""
+
+
+@pytest.mark.parametrize("end", ["kill -ABRT $$", f"exit {trials_module.MEMORY_EXIT}"])
+def test_a_grammar_that_takes_too_much_memory(
+    end: str, make: Callable[[SandboxLimits], GrammarSandbox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process ends itself, as Rust and Python do at the limit of memory."""
+    ended = f"read setup; echo '{READY.decode().strip()}'; read grammar; {end}"
+    monkeypatch.setattr(trials_module, "COMMAND", ("sh", "-c", ended))
+    trials = make(UNLIMITED)
     assert reason_of(trials, text(regex="b")) == OUT_OF_MEMORY
+    assert trials.result(text(regex="b")) == CheckResult(OUT_OF_MEMORY)
 
 
 def test_a_grammar_that_is_large_once_compiled_is_refused(trials: GrammarSandbox) -> None:
