@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from runtime.algorithms.compile_cache import use_private_cache
 from runtime.errors import ConfigError
 from runtime.kernels import topk_topp_sampling
 
@@ -202,6 +203,7 @@ class CompiledLogitsOps(LogitsOps):
     """
 
     def __init__(self, mode: str, device: torch.device, dtype: torch.dtype, ids: int) -> None:
+        use_private_cache()
         self._greedy: Callable[[torch.Tensor], Candidate] = torch.compile(super().greedy, mode=mode, dynamic=True)
         self._entropy_from_logits = torch.compile(super().entropy_from_logits, mode=mode, dynamic=True)
         try:
