@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import select
+import queue
 import signal
 import socket
 import subprocess
+import threading
 import time
 from dataclasses import dataclass, field
 
@@ -23,6 +24,9 @@ RANK_COMMAND = module_command("runtime.executor.rank_worker")
 
 log = logging.getLogger("unmask.node")
 RETRY_SECONDS = 0.5  # interval of attempts to connect to node 0
+HANDSHAKE_SECONDS = 10.0  # until a connection of another host has sent its `Hello`
+ACCEPT_SECONDS = 0.1  # interval in which ranks that have arrived are counted
+MAX_HANDSHAKES = 64  # connections at once that have sent no `Hello` yet
 
 
 @dataclass(frozen=True)
@@ -112,29 +116,42 @@ def _accept_remote(
             f"--master-addr {placement.address} --master-port {placement.port}: cannot be listened on: {error.strerror}"
         ) from None
     found: dict[int, WorkerHandle] = {}
+    arrived: queue.SimpleQueue[WorkerHandle] = queue.SimpleQueue()
+    free = threading.BoundedSemaphore(MAX_HANDSHAKES)
+
+    def greet(connection: RpcConnection) -> None:
+        """Waits for the `Hello` of one connection. Others do not wait for it: anyone may connect and be silent."""
+        try:
+            arrived.put(_handshake(connection, None, ranks_per_node, min(until, time.monotonic() + HANDSHAKE_SECONDS)))
+        except (ConfigError, ValueError):
+            connection.close()  # not a rank of this replica
+        finally:
+            free.release()
+
     with listener:
+        listener.settimeout(ACCEPT_SECONDS)
         while len(found) < size - ranks_per_node:
-            listener.settimeout(max(until - time.monotonic(), 0.01))
-            try:
-                connection, _ = listener.accept()
-            except TimeoutError:
+            if time.monotonic() > until:
                 absent = sorted(set(range(1, placement.nodes)) - {rank // ranks_per_node for rank in found})
                 raise ConfigError(
                     f"--num-nodes {placement.nodes}: the ranks of node {', '.join(map(str, absent))} did not connect "
                     f"to {endpoint(placement.address, placement.port)} within --distributed-timeout-seconds; "
                     "start them, or check the network"
-                ) from None
-            connection.settimeout(None)
-            undo.callback(connection.close)
-            try:
-                worker = _handshake(RpcConnection(connection), None, ranks_per_node, min(until, time.monotonic() + 10))
-            except (ConfigError, ConnectionClosed, ValueError):
-                connection.close()  # not a rank of this replica
-                continue
-            if worker.rank in found or not ranks_per_node <= worker.rank < size:
-                connection.close()
-                continue
-            found[worker.rank] = worker
+                )
+            if free.acquire(timeout=ACCEPT_SECONDS):
+                try:
+                    connection, _ = listener.accept()
+                except TimeoutError:
+                    free.release()
+                else:
+                    threading.Thread(target=greet, args=(RpcConnection(connection),), daemon=True).start()
+            while not arrived.empty():
+                worker = arrived.get()
+                if worker.rank in found or not ranks_per_node <= worker.rank < size:
+                    worker.connection.close()
+                else:
+                    undo.callback(worker.connection.close)
+                    found[worker.rank] = worker
     return list(found.values())
 
 
@@ -142,12 +159,10 @@ def _handshake(
     connection: RpcConnection, process: subprocess.Popen[bytes] | None, ranks_per_node: int, until: float
 ) -> WorkerHandle:
     """Waits for the `Hello` of a rank, and computes its rank from its node and its index on the node."""
-    poller = select.poll()
-    poller.register(connection.fileno(), select.POLLIN)
-    if not poller.poll(max(until - time.monotonic(), 0) * 1000):
-        raise ConfigError("--distributed-timeout-seconds: a rank's process did not start in time; raise it")
     try:
-        hello = connection.receive()
+        hello = connection.receive_first(until)
+    except TimeoutError:
+        raise ConfigError("--distributed-timeout-seconds: a rank's process did not start in time; raise it") from None
     except ConnectionClosed:
         code = None if process is None else process.wait()
         raise ConfigError(f"a rank's process could not be started: it ended with exit code {code}") from None

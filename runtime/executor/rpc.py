@@ -10,6 +10,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ HEARTBEAT_SECONDS = 1.0
 UNACKNOWLEDGED_SECONDS = 30.0  # a connection is closed if another host acknowledges nothing for this time
 _HEAD = struct.Struct("<Q")  # header of a message: its length in bytes
 _MAX_BYTES = 1 << 30  # maximum length of a message
+_MAX_FIRST_BYTES = 1 << 16  # of a `Hello`
 
 
 class ConnectionClosed(Exception):
@@ -221,20 +223,43 @@ class RpcConnection:
             ConnectionClosed: the peer has closed the connection.
             ValueError: the message is invalid.
         """
-        (length,) = _HEAD.unpack(self._read(_HEAD.size))
-        if length > _MAX_BYTES:
+        return self._receive(None, _MAX_BYTES)
+
+    def receive_first(self, until: float) -> Message:
+        """Receives the first message of a peer that may be a stranger.
+
+        Args:
+            until: time of ``time.monotonic()`` until which all of it must have arrived.
+
+        Raises:
+            ConnectionClosed: the peer has closed the connection.
+            TimeoutError: the message is not complete in time.
+            ValueError: the message is invalid.
+        """
+        try:
+            return self._receive(until, _MAX_FIRST_BYTES)
+        finally:
+            self.socket.settimeout(None)
+
+    def _receive(self, until: float | None, max_bytes: int) -> Message:
+        (length,) = _HEAD.unpack(self._read(_HEAD.size, until))
+        if length > max_bytes:
             raise ValueError("not a message of this protocol")
         try:
-            return _decoder.decode(self._read(length))
+            return _decoder.decode(self._read(length, until))
         except msgspec.MsgspecError as error:
             raise ValueError(f"not a message of this protocol: {error}") from None
 
-    def _read(self, count: int) -> bytearray:
+    def _read(self, count: int, until: float | None) -> bytearray:
         data = bytearray(count)
         view, done = memoryview(data), 0
         while done < count:
+            if until is not None:
+                self.socket.settimeout(max(until - time.monotonic(), 1e-3))
             try:
                 got = self.socket.recv_into(view[done:])
+            except TimeoutError:
+                raise
             except OSError as error:
                 raise ConnectionClosed(str(error)) from None
             if not got:

@@ -1,0 +1,74 @@
+"""Tests that strangers who connect to the address of node 0 delay no rank, and that the time limit holds."""
+
+import contextlib
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+from runtime.distributed.address import loopback
+from runtime.errors import ConfigError
+from runtime.executor import rank_launcher
+from runtime.executor.rank_launcher import WorkerPlacement, start_workers
+from runtime.executor.rpc import VERSION, Hello, RpcConnection
+
+BEGINNINGS = {
+    "silence": b"",
+    "a byte": b"\x05",
+    "a large length": b"\xff" * 7 + b"\x00",
+    "half a message": b"\x20" + b"\0" * 7 + b"x",
+}
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as free:
+        free.bind((loopback(), 0))
+        return free.getsockname()[1]
+
+
+def connect(port):
+    """Connects as soon as node 0 listens."""
+    while True:
+        with contextlib.suppress(OSError):
+            return socket.create_connection((loopback(), port))
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("beginning", BEGINNINGS.values(), ids=BEGINNINGS)
+def test_a_rank_does_not_wait_for_strangers(port, beginning, monkeypatch):
+    monkeypatch.setattr(rank_launcher, "HANDSHAKE_SECONDS", 3600.0)
+    held = []
+
+    def arrive():
+        held.extend(connect(port) for _ in range(3))
+        for stranger in held:
+            stranger.sendall(beginning)
+        rank = RpcConnection(connect(port))
+        rank.send(Hello(VERSION, os.getpid(), "elsewhere", 1, 0))
+        held.append(rank.socket)
+
+    thread = threading.Thread(target=arrive)
+    thread.start()
+    (worker,) = start_workers(2, WorkerPlacement(nodes=2, port=port), 3600.0)
+    thread.join()
+    assert (worker.rank, worker.hello.host) == (1, "elsewhere")
+    for connection in (*held, worker.connection):
+        connection.close()
+
+
+@pytest.mark.parametrize("beginning", BEGINNINGS.values(), ids=BEGINNINGS)
+def test_strangers_do_not_hold_the_start_beyond_its_limit(port, beginning):
+    def arrive():
+        held.append(connect(port))
+        held[0].sendall(beginning)
+
+    held = []
+    thread = threading.Thread(target=arrive)
+    thread.start()
+    with pytest.raises(ConfigError, match="the ranks of node 1 did not connect"):
+        start_workers(2, WorkerPlacement(nodes=2, port=port), 1.0)
+    thread.join()
+    held[0].close()
