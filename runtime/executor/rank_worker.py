@@ -245,6 +245,7 @@ def main(
     code = run(RankWorker(connection, args.device, load), args.node, args.local)
     sys.stdout.flush()
     sys.stderr.flush()
+    logging.shutdown()
     os._exit(code)  # a normal exit would wait for a process group whose other ranks have exited
 
 

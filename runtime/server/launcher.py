@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -162,7 +161,7 @@ class Server:
             if isinstance(self.frontend, FrontendProcessManager):
                 self.frontend.kill()
             self.clean_up()
-            sys.stderr.flush()
+            logging.shutdown()
             os._exit(128 + sig)
         if self.frontend is None:
             self.ended.set()  # nothing has been served yet

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from runtime.errors import RequestError
+from runtime.server.log_writer import LogWriter
 from runtime.weights.hub import without_queries
 
 log = logging.getLogger("unmask.server")
@@ -144,14 +145,13 @@ RATE_LIMITED_LOGGERS = ("unmask.wire", "unmask.http", "unmask.refused", "uvicorn
 
 
 def configure_logging(level: str, fmt: str, process: str) -> None:
-    """Sends records of at least `level` to stderr."""
+    """Sends records of at least `level` to stderr, in a thread. Call `logging.shutdown` before `os._exit`."""
     formatter = logging.Formatter(f"%(asctime)s %(levelname)-7s {process}: %(message)s", "%H:%M:%S")
-    handler, hub_handler = logging.StreamHandler(sys.stderr), logging.StreamHandler(sys.stderr)
-    for each in (handler, hub_handler):
-        each.setFormatter(JsonFormatter(process) if fmt == "json" else formatter)
-    hub_handler.addFilter(redact_queries)
+    handler = LogWriter(sys.stderr.fileno())
+    handler.setFormatter(JsonFormatter(process) if fmt == "json" else formatter)
+    handler.addFilter(redact_queries)
     hub = logging.getLogger("huggingface_hub")
-    hub.handlers[:], hub.propagate = [hub_handler], False
+    hub.handlers[:], hub.propagate = [handler], False  # its import stops the propagation
     hub.addHandler = lambda _: None  # type: ignore[assignment, method-assign]  # its import adds one without the filter
     root = logging.getLogger()
     root.handlers[:] = [handler]

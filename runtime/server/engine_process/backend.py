@@ -266,5 +266,5 @@ def main(make_engine: EngineFactory = load_engine, prepare: Callable[[], object]
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    sys.stderr.flush()
+    logging.shutdown()
     os._exit(code)  # a normal exit would wait for a process group whose ranks have exited

@@ -183,6 +183,7 @@ class EngineChannel:
         log.error("%s", sentence)
         end.close()
         context.term()
+        logging.shutdown()
         os._exit(1)
 
     def _send_beats(self) -> None:

@@ -156,5 +156,5 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    sys.stderr.flush()
+    logging.shutdown()
     os._exit(code)  # a normal exit would wait until all sockets have sent their messages
