@@ -100,6 +100,19 @@ async def answered(supervisor: Supervisor, log: Log) -> None:
 
 
 @on_loop
+@pytest.mark.parametrize("removed", ["commands", "events"])
+async def test_the_server_ends_if_its_sockets_were_removed(folder: Path, removed: str) -> None:
+    log = Log()
+    async with supervised(folder, log) as supervisor:
+        await wait_until_async(lambda: log.ready == 1)
+        (folder / removed).unlink()
+        await answered(supervisor, log)  # what is connected goes on
+        process_of(supervisor).kill()
+        await wait_until_async(lambda: log.failures)
+    assert f"{folder}/{removed} was removed" in log.failures[0]
+
+
+@on_loop
 async def test_a_backend_that_hangs_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ipc_protocol, "PING_SECONDS", 0.2)
 

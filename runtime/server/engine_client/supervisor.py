@@ -168,8 +168,8 @@ class Supervisor:
 
     Attributes:
         observer: receives events of the replicas. It is set before `start` is called.
-        on_give_up: called with the reason if a backend fails before any backend has ever been ready. The server then
-            cannot start.
+        on_give_up: called with the reason if a backend fails before any backend has ever been ready, or if the sockets
+            were removed. The server then cannot start backends, and ends.
         socket_directory: directory of the sockets.
         engine_config: returns the engine configuration of new processes.
         ready: indices of the ready replicas.
@@ -249,11 +249,17 @@ class Supervisor:
             replica.kill()
 
     def _on_exit(self, replica: Replica, reason: str) -> bool:
-        """Handles the exit of a process. Returns whether another one is started: otherwise the server cannot start."""
+        """Handles the exit of a process. Returns whether another one is started: otherwise the server ends."""
         self._down(replica, reason)
-        if not self.ever_ready:
+        gone = [addr for addr in (self.command_addr, self.event_addr) if not Path(addr.removeprefix("ipc://")).exists()]
+        if gone:
+            self.on_give_up(
+                f"{gone[0]} was removed while the server ran, so that no backend can connect; keep what cleans up "
+                "temporary files away from it, or set TMPDIR"
+            )
+        elif not self.ever_ready:
             self.on_give_up(reason)
-        return self.ever_ready
+        return self.ever_ready and not gone
 
     def _down(self, replica: Replica, reason: str) -> None:
         """Handles the exit of a process, or the message that announces it, whichever is first."""
