@@ -6,14 +6,17 @@ import gzip
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from runtime.config import parse
 from runtime.errors import ConfigError
 from runtime.server.engine_client.ipc_protocol import CallResult
+from runtime.server.engine_process import background_work
 from runtime.server.engine_process.background_work import STEP, ProfileWorker
 from tests.server.harness import FAKE, ServerProcess, serving
+from tests.wait import wait_until
 
 pytestmark = pytest.mark.processes
 
@@ -108,3 +111,21 @@ def test_stopping_a_profile_that_is_not_running_is_an_error() -> None:
 def test_one_flag_without_the_other_is_refused(flags: list[str]) -> None:
     with pytest.raises(ConfigError, match="--profiler and --torch-profiler-dir go together"):
         parse(flags, {})
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_profile_stops_by_itself_and_can_be_written_later(keep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background_work, "MAX_PROFILED_STEPS", 3)
+    sent: list[CallResult] = []
+    worker, profile = ProfileWorker("backend-0.1", sent.append), Mock()
+    monkeypatch.setattr(worker, "_make_profile", lambda: profile)
+    worker.start(1, "traces")
+    for _ in range(3):
+        assert worker.recording
+        worker.step(Mock())
+    assert not worker.recording
+    worker.stop(2, keep=keep)
+    wait_until(lambda: worker.poll() or len(sent) == 2)
+    assert [result.error for result in sent] == [None, None]
+    profile.stop.assert_called_once_with()
+    assert profile.export_chrome_trace.called == keep

@@ -99,6 +99,8 @@ class AdapterWorker:
 
 
 STEP = "engine step"  # name of each step in the trace
+# Steps of a profile, which then stops by itself. Each takes memory until the file is written, and time to write it.
+MAX_PROFILED_STEPS = 1000
 
 
 class ProfileWorker:
@@ -114,6 +116,7 @@ class ProfileWorker:
         self.recording = False
         self._directory = Path()
         self._profile: Any = None
+        self._num_steps = 0
         self._written: CallResult | None = None
         self._writer: threading.Thread | None = None
 
@@ -128,6 +131,7 @@ class ProfileWorker:
         failure = f"failed to start the profile in {directory}"
         self._profile, error = _attempt(self._make_profile, failure, "check --torch-profiler-dir")
         self.recording = error is None
+        self._num_steps = 0
         self.send(CallResult(number, error=error))
 
     def _make_profile(self) -> Any:
@@ -143,19 +147,28 @@ class ProfileWorker:
         return made
 
     def step(self, engine: Any) -> None:
-        """Executes one step of the engine under the name `STEP` in the trace."""
+        """Executes one step of the engine under the name `STEP` in the trace. Stops after `MAX_PROFILED_STEPS`."""
         from torch.profiler import record_function
 
         with record_function(STEP):
             engine.execute_step()
+        self._num_steps += 1
+        if self._num_steps == MAX_PROFILED_STEPS:
+            self._stop_recording()
+            log.warning("the profile stopped by itself after %d steps; write it with /stop_profile", MAX_PROFILED_STEPS)
+
+    def _stop_recording(self) -> None:
+        if self.recording:
+            self._profile.stop()
+            self.recording = False
 
     def stop(self, number: int, keep: bool) -> None:
         """Stops recording. If `keep`, a thread writes the file. `number`: of the call."""
-        made, self._profile, self.recording = self._profile, None, False
-        if made is None:
+        if self._profile is None:
             self.send(CallResult(number, error="no profile is running"))
             return
-        made.stop()
+        self._stop_recording()
+        made, self._profile = self._profile, None
         if not keep:
             self.send(CallResult(number))
             return
