@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
@@ -27,7 +27,8 @@ from runtime.weights.loader import WeightTransform
 
 LORA_DISABLED = "LoRA is disabled; start the server with --max-loras"
 MIN_DEFAULT_RANK = 16
-LOOKAHEAD = 64  # requests searched for one of the base model while the first one waits for a slot
+LOOKAHEAD = 64  # requests searched for one that needs no slot while the first one waits for a slot
+MAX_PASSING = 32  # requests of adapters in slots that may pass the first one
 
 
 class LoRABackend(Protocol):
@@ -69,6 +70,8 @@ class LoRAManager:
         self._slots: OrderedDict[str, int] = OrderedDict()  # active adapters, least recently used first
         self._num_running: Counter[str] = Counter()
         self._modules: dict[str, int] = {}
+        self._passed_request: int | None = None  # arrival index of the first request while it waits for a slot
+        self._num_passing = 0  # requests of adapters that were admitted in the meantime
 
     def read(self, uri: str) -> Adapter:
         """Reads an adapter checkpoint. Raises ConfigError without LoRA."""
@@ -133,14 +136,49 @@ class LoRAManager:
     def next_request(self, waiting: FairQueue) -> Request | None:
         """Returns the next request to admit; None if there is none.
 
-        While the adapter of the first request has no slot, requests of the base model precede it.
+        While the adapter of the first request has no slot, requests of the base model pass it, and up to `MAX_PASSING`
+        requests of adapters that have one. More of them would keep all slots in use forever.
         """
         if not waiting:
             return None
         first = waiting.first()
         if self.can_activate(first.adapter):
+            self._passed_request = None
             return first
-        return next((request for request in islice(waiting.heads(), LOOKAHEAD) if not request.adapter), None)
+        if self._passed_request != first.arrival_index:
+            self._passed_request, self._num_passing = first.arrival_index, 0
+        may_pass = self._num_passing < MAX_PASSING
+        heads = islice(waiting.heads(), LOOKAHEAD)
+        return next((r for r in heads if not r.adapter or (may_pass and self.can_activate(r.adapter))), None)
+
+    def slot_victims(self, request: Request, running: Sequence[Request], waiting: FairQueue) -> list[Request]:
+        """Returns the running requests to preempt so that a waiting one gets a slot for its adapter.
+
+        They are all requests of one adapter, and each of them may be preempted as for a place among the running
+        requests (``FairQueue.may_preempt``). Of several adapters it is one of the tenant with the most slots, there the
+        one with the fewest requests, and then the newest.
+
+        Args:
+            request: The first waiting request.
+            running: The running requests in the order of their arrival.
+            waiting: The queue, with the numbers of running requests.
+
+        Returns:
+            The requests; none if `request` has to wait, or needs no slot.
+        """
+        if self.can_activate(request.adapter):
+            return []
+        by_adapter: dict[str, list[Request]] = {}
+        for each in running:
+            if each.adapter:
+                by_adapter.setdefault(each.adapter, []).append(each)
+        slots = Counter(tenant for users in by_adapter.values() for tenant in {user.spec.tenant for user in users})
+        candidates = [users for users in by_adapter.values() if _may_preempt_all(request, users, waiting)]
+        return max(
+            candidates,
+            key=lambda users: (max(slots[user.spec.tenant] for user in users), -len(users), users[-1].arrival_index),
+            default=[],
+        )
 
     def activate(self, name: str) -> int:
         """Loads the adapter into a slot if necessary; `can_activate` must hold. Returns the slot, -1 for the base
@@ -166,6 +204,7 @@ class LoRAManager:
         slot = self.activate(name)
         if name:
             self._num_running[name] += 1
+            self._num_passing += 1
         return slot
 
     def release(self, name: str) -> None:
@@ -199,6 +238,23 @@ class LoRAManager:
     @property
     def all_modules(self) -> int:
         return functools.reduce(operator.or_, self._modules.values(), 0)
+
+
+def _may_preempt_all(request: Request, users: Sequence[Request], waiting: FairQueue) -> bool:
+    """Returns whether `request` may preempt all users of an adapter, so that none may preempt it in return."""
+    tenant_running, group_running = waiting.running_counts(request)
+    tenants = Counter(user.spec.tenant for user in users)
+    groups = Counter((user.spec.tenant, user.spec.parent_id) for user in users)
+
+    def may(user: Request) -> bool:
+        left_of_tenant, left_of_group = waiting.running_counts(user)
+        left_of_tenant -= tenants[user.spec.tenant]
+        left_of_group -= groups[user.spec.tenant, user.spec.parent_id]
+        others = user.spec.tenant != request.spec.tenant
+        enough = left_of_tenant >= tenant_running if others else left_of_group >= 1
+        return enough and not user.finished and waiting.may_preempt(request, user)
+
+    return not group_running and all(map(may, users))
 
 
 @dataclass(frozen=True)

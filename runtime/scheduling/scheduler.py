@@ -232,7 +232,7 @@ class Scheduler:
         self.preemptions += 1
 
     def _admit(self) -> None:
-        while self.waiting.count and (request := self.lora_manager.next_request(self.waiting)) is not None:
+        while self.waiting.count and (request := self._next_request()) is not None:
             if len(self.running) >= self.max_num_reqs:
                 if not self._preempt_for(request):
                     return
@@ -269,6 +269,12 @@ class Scheduler:
             while at and self.running[at - 1].arrival_index > request.arrival_index:
                 at -= 1
             self.running.insert(at, request)
+
+    def _next_request(self) -> Request | None:
+        """Returns the next request to admit, after others were preempted for a slot of its adapter if it may do so."""
+        for victim in self.lora_manager.slot_victims(self.waiting.first(), self.running, self.waiting):
+            self._preempt(victim)
+        return self.lora_manager.next_request(self.waiting)
 
     def _preempt_for(self, request: Request) -> bool:
         """Preempts a request for a waiting one whose group has no running request, see ``FairQueue.may_preempt``."""

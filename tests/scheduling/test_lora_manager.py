@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from runtime.errors import ConfigError, RequestError
-from runtime.scheduling.lora_manager import LoRAManager
+from runtime.scheduling.lora_manager import MAX_PASSING, LoRAManager
 from runtime.scheduling.request_queue import FairQueue
 
 
@@ -100,18 +100,85 @@ def test_names(adapters):
     assert adapters.cache_salt("a", "s") != adapters.cache_salt("", "d\0s")
 
 
+def request(index, adapter, tenant="", group=None, finished=False):
+    spec = SimpleNamespace(tenant=tenant, parent_id=str(index) if group is None else group)
+    return SimpleNamespace(arrival_index=index, adapter=adapter, spec=spec, finished=finished)
+
+
 def waiting(*names):
     queue = FairQueue()
-    for seq, name in enumerate(names):
-        queue.add(SimpleNamespace(arrival_index=seq, adapter=name, spec=SimpleNamespace(tenant="", parent_id=str(seq))))
+    for index, name in enumerate(names):
+        queue.add(request(index, name))
     return queue
 
 
-def test_requests_of_the_base_model_precede_one_that_waits_for_a_slot(adapters):
+def test_requests_that_need_no_slot_pass_one_that_waits_for_it(adapters):
     assert adapters.next_request(waiting()) is None
     assert adapters.next_request(waiting("c", "")).adapter == "c"
     adapters.acquire("a")
     adapters.acquire("b")
-    assert adapters.next_request(waiting("c", "a", "", "")).arrival_index == 2
-    assert adapters.next_request(waiting("c", "a")) is None  # else the first request might wait forever
+    assert adapters.next_request(waiting("c", "x", "", "a")).arrival_index == 2
+    assert adapters.next_request(waiting("c", "a")).arrival_index == 1
     assert adapters.next_request(waiting("a", "c")).arrival_index == 0
+    assert adapters.next_request(waiting("c", "x")) is None
+
+
+def test_the_number_of_passing_requests_of_adapters_is_limited(adapters):
+    adapters.acquire("a")
+    adapters.acquire("b")
+    queue = waiting("c", *["a", ""] * 50, "c")
+    for _ in range(2):  # the limit is that of each request that waits
+        passed = []
+        while (found := adapters.next_request(queue)) is not None:
+            queue.admit(found)
+            adapters.acquire(found.adapter)
+            passed.append(found.adapter)
+        assert (passed.count("a"), passed.count("")) == (MAX_PASSING, 50)
+        queue = waiting("x", *["a", ""] * 50)
+        adapters.next_request(waiting("a"))  # the first request was admitted in the meantime
+
+
+# Running requests, each as its adapter ("-": none), tenant and group, and those that a waiting request of the tenant t
+# with the adapter "x" preempts.
+PREEMPTED = {
+    "the newest of a tenant with several": ("av1 bv2", [1]),
+    "an adapter with fewer requests": ("av1 bv2 bv3 av4 bv5", [0, 3]),
+    "nobody of a tenant with one": ("av1 bw2", []),
+    "nobody if an adapter has a request of a tenant with one": ("aw1 av2 bu3 bv4", []),
+    "nobody if the victims could preempt in return": ("av1 av2 bw3 -t4", []),
+    "a group of the same tenant with several": ("at1 bt1 bt1", [0]),
+    "nobody of groups with one": ("at1 bt2", []),
+    "nobody if its group runs already": ("av1 bv2 bv3 -t9", []),
+}
+
+
+@pytest.mark.parametrize(("running", "preempted"), PREEMPTED.values(), ids=PREEMPTED)
+def test_a_waiting_tenant_preempts_for_a_slot_as_for_a_place(adapters, running, preempted):
+    queue, requests = FairQueue(), []
+    for index, (name, tenant, group) in enumerate(running.split()):
+        requests.append(request(index, name.strip("-"), tenant, group))
+        queue.add(requests[-1])
+        queue.admit(requests[-1])
+        adapters.acquire(requests[-1].adapter)
+    new = request(9, "x", "t", "9")
+    queue.add(new)
+    assert [victim.arrival_index for victim in adapters.slot_victims(new, requests, queue)] == preempted
+    assert adapters.slot_victims(request(9, "a", "t"), requests, queue) == []  # it has a slot
+    for each in requests:
+        each.finished = True  # it leaves after this step
+    assert adapters.slot_victims(new, requests, queue) == []
+
+
+def test_slots_are_taken_from_the_tenant_with_the_most():
+    many = LoRAManager(3, Matrices())
+    for name in "abcx":
+        many.load(name, adapter())
+    queue, requests = FairQueue(), []
+    for index, (name, tenant) in enumerate([("a", "w"), ("b", "v"), ("c", "v"), ("", "w"), ("", "w")]):
+        requests.append(request(index, name, tenant))
+        queue.add(requests[-1])
+        queue.admit(requests[-1])
+        many.acquire(name)
+    new = request(9, "x", "t")
+    queue.add(new)
+    assert many.slot_victims(new, requests, queue) == [requests[2]]
