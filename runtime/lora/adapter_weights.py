@@ -45,6 +45,7 @@ class LoRAWeights:
         for path, weight in self.weights.items():
             weight.allocate(re.sub(r"\d+", "*", path), parts[path], device)
         self._pairs: dict[str, dict[str, Pairs]] = {}
+        self._digests: dict[str, str] = {}
 
     def read(self, uri: str) -> Adapter:
         """Reads an adapter and checks it against the model. Changes no state, so any thread may call it.
@@ -79,10 +80,13 @@ class LoRAWeights:
             )
 
     def add(self, name: str, adapter: Adapter) -> None:
-        self._pairs[name] = self._cast(adapter)
+        """Stores an adapter. Names of equal content share its memory."""
+        equal = next((other for other, digest in self._digests.items() if digest == adapter.digest), None)
+        self._pairs[name] = self._cast(adapter) if equal is None else self._pairs[equal]
+        self._digests[name] = adapter.digest
 
     def drop(self, name: str) -> None:
-        del self._pairs[name]
+        del self._pairs[name], self._digests[name]
 
     def touches(self, name: str) -> int:
         """Returns the bitmask of the modules that an adapter changes."""

@@ -21,6 +21,8 @@ from safetensors.numpy import save_file
 from runtime.config import EngineConfig, ServerConfig
 from runtime.errors import ConfigError, RequestError
 from runtime.server.engine_client.adapter_registry import (
+    MAX_ROUTE_ADAPTERS,
+    MAX_ROUTE_LOADS,
     LocalAdapterRegistry,
     lora_config_stamp,
     read_lora_config,
@@ -30,7 +32,7 @@ from tests.on_loop import on_loop
 from tests.server.checkpoint import CONFIG
 from tests.server.harness import ServerProcess, serving
 from tests.server.test_frontends import clients
-from tests.wait import TIMEOUT, wait_until
+from tests.wait import TIMEOUT, wait_until, wait_until_async
 
 pytestmark = pytest.mark.processes
 
@@ -181,6 +183,35 @@ async def test_a_load_without_a_backend_leaves_no_entry(ready: list[int], messag
     with pytest.raises(RequestError, match=message):
         await registry.load("name", "/adapters", by="route")
     assert not registry.entries
+
+
+@on_loop
+async def test_loads_by_requests_are_limited() -> None:
+    running = peak = 0
+    proceed = asyncio.Event()
+
+    async def call(replica: object, message: object) -> CallResult:
+        nonlocal running, peak
+        running += 1
+        peak = max(peak, running)
+        await proceed.wait()
+        running -= 1
+        return CallResult(0)
+
+    registry = registry_of([0], call)
+    loads = [registry.load(f"name{i}", "/adapters", by="route") for i in range(MAX_ROUTE_ADAPTERS + 3)]
+    tasks = [asyncio.create_task(load) for load in loads]
+    await wait_until_async(lambda: running == MAX_ROUTE_LOADS)
+    proceed.set()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    refused = [result for result in results if isinstance(result, RequestError)]
+    assert peak == MAX_ROUTE_LOADS
+    assert [(error.status, error.code) for error in refused] == [(429, "too_many_adapters")] * 3
+    await registry.load("listed", "/adapters", by="config")  # the file is not limited by them
+    await registry.load("name0", "/adapters", by="route")  # it is loaded already
+    await registry.unload("name0")
+    await registry.load("another", "/adapters", by="route")
+    assert len(registry.available) == MAX_ROUTE_ADAPTERS + 1
 
 
 @on_loop

@@ -30,6 +30,8 @@ log = logging.getLogger("unmask.adapters")
 
 POLL_SECONDS = 2.0  # interval between reads of --lora-config
 RETRY_SECONDS = 30.0  # time until an adapter of --lora-config that failed to load is loaded again
+MAX_ROUTE_ADAPTERS = 64  # adapters that requests may have loaded at once: each takes host memory of every replica
+MAX_ROUTE_LOADS = 4  # loads of requests that run at once: each takes a thread of every replica while it reads
 MAX_CONFIG_BYTES = 1 << 20  # maximum size of each file of --lora-config
 CONFIG_FLAG = "--lora-config"
 
@@ -105,10 +107,11 @@ class LocalAdapterRegistry(AdapterRegistry):
         # One change per name at a time. Clients choose the names, so a lock exists only while a change uses it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._changes: set[asyncio.Task[None]] = set()
+        self._route_loads = asyncio.Semaphore(MAX_ROUTE_LOADS)
         self._config_error = ""  # last error of reading --lora-config
 
     async def load(self, name: str, uri: str, *, by: Source) -> None:
-        """Loads an adapter in all ready replicas, or in none.
+        """Loads an adapter in all ready replicas, or in none. Loads of requests wait while too many of them run.
 
         Raises:
             RequestError: the adapter could not be loaded; the message has the reason.
@@ -117,8 +120,14 @@ class LocalAdapterRegistry(AdapterRegistry):
             check_adapter_name(name)
         except ConfigError as error:
             raise refuse("lora_name", str(error)) from None
-        async with self._lock(name):
+        async with self._route_loads if by == "route" else contextlib.nullcontext(), self._lock(name):
+            if by == "route" and name not in self.entries and self._num_of_routes() >= MAX_ROUTE_ADAPTERS:
+                sentence = f"requests have loaded {MAX_ROUTE_ADAPTERS} adapters, which is the limit; unload one first"
+                raise refuse("lora_name", sentence, status=429, code="too_many_adapters")
             await self._load(name, uri, by)
+
+    def _num_of_routes(self) -> int:
+        return sum(entry.source == "route" for entry in self.entries.values())
 
     async def unload(self, name: str) -> None:
         """Refuses new requests for an adapter, and returns when the last request that uses it has ended."""
