@@ -123,10 +123,11 @@ def _loads(rules: Rules, sample: Sample) -> dict[str, tuple[float, float]]:
 
 
 def _need(load: float, target: float, base: int) -> int:
-    needed = load / target
-    if abs(needed - base) <= TOLERANCE * base:
+    """Returns the replicas for a load. In thousandths, as in the HPA controller, sums have no rounding errors."""
+    usage, per_replica = round(load * 1000), round(target * 1000)
+    if 1 - TOLERANCE <= usage / (per_replica * base) <= 1 + TOLERANCE:
         return base
-    return math.ceil(needed - ROUNDING)
+    return math.ceil(usage / per_replica)
 
 
 def _driver(rules: Rules, sample: Sample) -> str:

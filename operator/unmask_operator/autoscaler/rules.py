@@ -1,5 +1,6 @@
 """Scaling rules of ``spec.autoscaling`` and their limits of change, with the semantics of autoscaling/v2."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -84,24 +85,30 @@ class Rules:
 
 
 def up_limit(replicas: int, up: Direction, history: History, now: datetime) -> int:
-    """Returns the maximum allowed replicas. Percentages are rounded up, so that a single replica can scale up."""
+    """Returns the maximum allowed replicas. Percentages are rounded up, so that a single replica can scale up.
+
+    The product is a float64 as in the HPA controller: 10 % more than 100 replicas are 111.
+    """
     if up.select == "Disabled":
         return replicas
     limits = []
     for policy in up.policies:
         start = replicas - history.change_within(now, policy.period)
-        grown = start + policy.value if policy.type == "Pods" else -(-start * (100 + policy.value) // 100)
+        grown = start + policy.value if policy.type == "Pods" else math.ceil(start * (1 + policy.value / 100))
         limits.append(grown)
     return max(replicas, min(limits) if up.select == "Min" else max(limits))
 
 
 def down_limit(replicas: int, down: Direction, history: History, now: datetime) -> int:
-    """Returns the minimum allowed replicas. Percentages are rounded down, so that small numbers can scale down."""
+    """Returns the minimum allowed replicas. Percentages are rounded down, so that small numbers can scale down.
+
+    The product is a float64 as in the HPA controller: 80 % fewer than 10 replicas is 1.
+    """
     if down.select == "Disabled":
         return replicas
     limits = []
     for policy in down.policies:
         start = replicas - history.change_within(now, policy.period)
-        shrunk = start - policy.value if policy.type == "Pods" else start * (100 - policy.value) // 100
+        shrunk = start - policy.value if policy.type == "Pods" else int(start * (1 - policy.value / 100))
         limits.append(shrunk)
     return min(replicas, max(limits) if down.select == "Min" else min(limits))

@@ -7,7 +7,7 @@ import pytest
 from tests.operator.autoscaler.simulation import START, Simulation
 from unmask_operator.autoscaler import decide as reasons
 from unmask_operator.autoscaler.history import History, Sample
-from unmask_operator.autoscaler.rules import Direction, Policy, Rules
+from unmask_operator.autoscaler.rules import Direction, Policy, Rules, down_limit, up_limit
 
 RULES = Rules(1, 8, {"queuedRequestsPerReplica": 10}, polling=15)
 
@@ -164,3 +164,28 @@ def test_replicas_that_running_requests_occupy_stay_although_no_request_waits(ru
         sim.look(0, kv, running)
         sim.second += RULES.polling
     assert sim.replicas == replicas
+
+
+# By the formulas of the HPA controller of Kubernetes 1.34.4 in float64: replicas, percent, limits up and down.
+PERCENT = [
+    (100, 10, 111, 90),
+    (10, 80, 18, 1),
+    (10, 10, 11, 9),
+    (1, 1, 2, 0),
+    (3, 33, 4, 2),
+    (50, 10, 56, 45),
+    (7, 100, 14, 0),
+]
+
+
+@pytest.mark.parametrize(("replicas", "percent", "up", "down"), PERCENT)
+def test_percentages_are_rounded_as_by_the_hpa_controller(replicas, percent, up, down):
+    direction = Direction(0, (Policy("Percent", percent, 60),))
+    assert up_limit(replicas, direction, History(), START) == up
+    assert down_limit(replicas, direction, History(), START) == down
+
+
+@pytest.mark.parametrize("base", range(1, 40))
+def test_a_load_at_the_tolerance_changes_nothing(base):
+    for percent, stays in ((110, True), (111, False), (90, True), (89, base < 10)):
+        assert (reasons._need(base * percent / 100, 1, base) == base) is stays, percent
