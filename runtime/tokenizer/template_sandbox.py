@@ -461,10 +461,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
         return with_marks
 
-    def _on_plain(self, test: Callable[..., bool]) -> Callable[..., bool]:
+    def _on_plain(self, test: Any) -> Callable[..., bool]:
         @functools.wraps(test)
         def on_plain(*args: Any) -> bool:
-            return test(*map(self._marks.plain, args))
+            return bool(test(*map(self._marks.plain, args)))
 
         return on_plain
 
