@@ -43,6 +43,7 @@ ALLOWANCE_MB = 400.0  # memory limit above what the idle server uses
 DAY = 86_400.0
 JUMPS = (DAY, -2 * DAY, 3650 * DAY, 0.0)  # seconds of the wall clock's offset, in this order
 JUMP_SECONDS = 2.0
+UNREAD_REQUESTS = 6000  # their lines fill a pipe of 64 KiB and the 2,000 lines that a process keeps
 PROMPTS = ("12 + 30 =", "Sort: 5 3 9 1.", "Spell: lantern.")
 ERROR = re.compile(r'\d+: {\s*"error"|an error event')  # failures in the form of the API
 DEMO = ROOT / "runtime" / "demo" / "checkpoint"
@@ -70,6 +71,7 @@ class Fault:
         full: directories that have no free space; `cache` is the user's cache directory.
         loses_requests: whether requests may end with an error while the server recovers.
         converted: whether the checkpoint has no tokenizer.json, so that the server writes one to its cache.
+        piped: whether the server writes its log to a pipe, with and without the fault.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Fault:
     full: tuple[str, ...] = ()
     loses_requests: bool = False
     converted: bool = False
+    piped: bool = False
 
 
 @dataclass
@@ -102,6 +105,7 @@ class Server(Besieged):
 
     def __init__(self, directory: Path, fault: Fault, with_fault: bool) -> None:
         self._full = fault.full if with_fault else ()
+        self._piped = fault.piped
         self.cache, self.clock = directory / "cache", directory / "clock"
         self.cache.mkdir()
         self.clock.write_text(f"{0.0:<40}")
@@ -112,6 +116,10 @@ class Server(Besieged):
         super().__init__(directory, MODULE, ("--device", "cpu", "--model", str(model), *fault.args))
 
     def _wrapped(self, command: list[str], directory: Path) -> list[str]:
+        if self._piped:
+            os.mkfifo(directory / "pipe")
+            script = 'cat "$0" & echo $! > "$0.reader"; exec "$@" > "$0" 2>&1'
+            return ["sh", "-c", script, str(directory / "pipe"), *command]
         if not self._full:
             return command
         paths = [str(self.cache) if name == "cache" else name for name in self._full]
@@ -138,6 +146,15 @@ class Server(Besieged):
         if not found:
             raise SiegeError("the server has no rank process")
         return found[0]
+
+    def check(self) -> psutil.Process | None:
+        """Returns the process that checks grammars, if it runs."""
+        name = "runtime.structured_output.sandbox_process"
+        return next((process for process in self._family() if name in process.cmdline()), None)
+
+    def reader(self) -> psutil.Process:
+        """Returns the process that reads the log from the pipe."""
+        return psutil.Process(int((self.keys_file.parent / "pipe.reader").read_text()))
 
     def largest(self) -> psutil.Process:
         return max(self._family(), key=_rss)
@@ -249,6 +266,51 @@ def _check_key_rotation(server: Server, outcome: Outcome) -> None:
     outcome.notes.append("a key that was added after the clock went back was not accepted within 30 s")
 
 
+def kill_check(server: Server, outcome: Outcome) -> None:
+    """Kills the process that checks grammars while it has one. The request is answered, and so is the next one."""
+
+    async def asked(number: int) -> str | None:
+        body = {"prompt": "a", "max_tokens": 8, "stream": False, "structured_outputs": {"regex": f"[a-c]{{{number}}}"}}
+        async with clients.session(server.port, server.key, keep_alive=False) as client:
+            return (await clients.post(client, "/v1/completions", body))[0]
+
+    async def killed(number: int) -> list[str | None]:
+        process = server.check()
+        if process is None:
+            return ["the process that checks grammars does not run"]
+        process.suspend()
+        request = asyncio.create_task(asked(number))
+        await asyncio.sleep(1.0)
+        process.kill()
+        return [await request, await asked(number)]
+
+    failures = [asyncio.run(asked(1)), *(failure for i in range(2, 5) for failure in asyncio.run(killed(i)))]
+    outcome.notes += [f"with the check killed: {failure}" for failure in failures if failure is not None]
+
+
+def pause_reader(server: Server, outcome: Outcome) -> None:
+    """Stops the reader of the log until the pipe is full many times over. Nothing of the server waits for it."""
+
+    async def fill() -> None:
+        async with clients.session(server.port, server.key, keep_alive=True) as client:
+            for _ in range(UNREAD_REQUESTS):
+                async with client.post("/tokenize", json={"prompt": "a"}) as answer:
+                    await answer.read()
+
+    reader = server.reader()
+    reader.suspend()
+    try:
+        asyncio.run(fill())
+    finally:
+        reader.resume()
+    end = time.monotonic() + 30
+    while "because the log was not read" not in server.log.read_text(errors="replace"):
+        if time.monotonic() > end:
+            outcome.notes.append("the log does not say that lines were dropped")
+            return
+        time.sleep(0.1)
+
+
 async def _status(port: int, key: str) -> int:
     async with clients.session(port, key, keep_alive=False) as client, client.get("/v1/models") as answer:
         return answer.status
@@ -272,6 +334,8 @@ FAULTS = {
         ),
         Fault("full-cache", "no space in the cache directory", full=("cache",), converted=True),
         Fault("full-shm", "no space in /dev/shm", full=("/dev/shm",), args=("--tensor-parallel-size", "2")),
+        Fault("killed-check", "SIGKILL of the process that checks grammars, while it has one", inject=kill_check),
+        Fault("unread-log", "nobody reads the log, a pipe, for a while", inject=pause_reader, piped=True),
         Fault("clock-jumps", "the wall clock jumps by days and years, forwards and back", inject=jump_clock),
     )
 }
