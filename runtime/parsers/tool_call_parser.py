@@ -23,6 +23,7 @@ from runtime.parsers.formats import (
     partial_match_len,
 )
 
+MAX_PIECES = 256  # characters of a line after a call that are dropped if they are pieces of end markers
 MAX_FAILED_CALLS = 32  # false starts after which the rest is text: each may be read to its end again
 
 
@@ -70,7 +71,7 @@ class ToolCallParser:
         self._pieces = {"}", "]", ",", *re.findall(r"[A-Za-z]+|[^A-Za-z\s]", "".join(self._end_markers))}
         self._starts = [start for start in (options.format.opens, options.format.begins) if start]
         pieces, starts = ("|".join(map(re.escape, some)) for some in (self._pieces, self._starts))
-        self._pieces_and_space = re.compile(rf"(?:(?!{starts})(?:\s|{pieces}))*")
+        self._pieces_of_line = re.compile(rf"(?:(?!{starts})(?:[^\S\n]|{pieces}))*")
         self._after_call = False  # after a call, whose end markers may follow
         self._only_space = False  # only white space since the last call
         self._num_started = 0  # calls with a `CallStart`
@@ -192,19 +193,22 @@ class ToolCallParser:
             if stripped.startswith(marker):
                 self._buffer = stripped[len(marker) :]
                 return True
-        found = None if stripped[:1].isalpha() else self._pieces_and_space.match(stripped)
-        dropped = "" if found is None else found[0]
-        following = stripped[len(dropped) :]
-        if found is not None and any(piece.startswith(following) for piece in (*self._pieces, *self._starts)):
+        found = None if stripped[:1].isalpha() else self._pieces_of_line.match(stripped)
+        pieces = "" if found is None or len(found[0]) > MAX_PIECES else found[0]
+        following = stripped[len(pieces) :]
+        if pieces and following.startswith("\n"):  # the line has nothing else
+            self._buffer = following
+            return True
+        if (pieces or not stripped) and any(each.startswith(following) for each in (*self._pieces, *self._starts)):
             return False
         self._after_call = False
         start = next((start for start in self._starts if following.startswith(start)), "")
         if start:
             self._buffer = following
             self._open_call(0, start)
-        else:  # pieces on the line of the text belong to it
-            ends = [dropped.rfind(marker) + len(marker) for marker in self._end_markers if marker in dropped]
-            self._buffer = stripped[max([dropped.rfind("\n") + 1, *ends]) :]
+        else:  # pieces before text belong to it, from the last end marker on
+            ends = [pieces.rfind(marker) + len(marker) for marker in self._end_markers if marker in pieces]
+            self._buffer = stripped[max(ends, default=0) :]
         return True
 
     def _stream_call(self, deltas: list[Delta], name: str, arguments: str) -> None:
