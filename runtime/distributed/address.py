@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import socket
+import time
+
+RETRY_SECONDS = 0.5  # interval of attempts to resolve a name
 
 
 def without_brackets(host: str) -> str:
@@ -15,13 +18,25 @@ def endpoint(host: str, port: int) -> str:
     return f"[{host.replace('%', '%25')}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def resolve(host: str) -> str:
+def resolve(host: str, seconds: float = 0.0) -> str:
     """Returns the address of a host name, an IPv4 address if there is one.
+
+    Args:
+        host: name or address.
+        seconds: time for which a name without an address is tried again. That of a pod appears after its start.
 
     Raises:
         OSError: the name has no address.
     """
-    found = socket.getaddrinfo(without_brackets(host), None, type=socket.SOCK_STREAM)
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            found = socket.getaddrinfo(without_brackets(host), None, type=socket.SOCK_STREAM)
+            break
+        except socket.gaierror:
+            if time.monotonic() >= until:
+                raise
+            time.sleep(RETRY_SECONDS)
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     return socket.getnameinfo(address, socket.NI_NUMERICHOST)[0] if family == socket.AF_INET6 else str(address[0])
 

@@ -37,6 +37,23 @@ def test_a_name_with_addresses_of_both_families_is_ipv4(monkeypatch: pytest.Monk
         assert resolve("node-0.example") == address
 
 
+def test_a_name_that_is_not_resolved_yet_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[str] = []
+
+    def getaddrinfo(host: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        attempts.append(host)
+        if len(attempts) < 3:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr("runtime.distributed.address.RETRY_SECONDS", 0.01)
+    with pytest.raises(OSError, match="not known"):
+        resolve("node-0.engine")
+    assert resolve("node-0.engine", 3600.0) == "10.0.0.1"
+    assert len(attempts) == 3
+
+
 @pytest.mark.parametrize(
     ("host", "shown"),
     [("10.0.0.1", "10.0.0.1:5"), ("fd00::1", "[fd00::1]:5"), ("fe80::1%eth0", "[fe80::1%25eth0]:5"), ("a", "a:5")],

@@ -181,7 +181,15 @@ def load_engine(configure: ipc_protocol.Configure, progress: Progress, lost: Los
     from runtime.executor.rank_launcher import WorkerPlacement
 
     command = (*module_command("runtime.server.engine_process.rank"), configure.log_level, configure.log_format)
-    address = resolve(configure.address) if configure.nodes > 1 else loopback()
+    address = loopback()
+    if configure.nodes > 1:
+        try:
+            address = resolve(configure.address, config.distributed_timeout_seconds)
+        except OSError as error:
+            raise ConfigError(
+                f"--master-addr {configure.address}: the name was not resolved within --distributed-timeout-seconds: "
+                f"{error.strerror}; check it"
+            ) from None
     placement = WorkerPlacement(devices, configure.nodes, address, configure.port, command)
     return MultiprocExecutor(config.tensor_parallel_size, placement, config.distributed_timeout_seconds, lost).load(
         config, progress
