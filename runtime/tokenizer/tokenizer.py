@@ -52,7 +52,7 @@ class Tokenizer:
             raise ConfigError(f"{self._file}: not found; the checkpoint has no tokenizer; {tokenizer_json.REMEDY}")
         config = checkpoint_files.read_json(directory, tokenizer_json.CONFIG_FILE) or {}
         self._lacks_prefix = is_converted and tokenizer_json.lacks_prefix(data)
-        self._controls = {token["content"]: token["id"] for token in data["added_tokens"] if token.get("special")}
+        self._controls = {token["content"]: token["id"] for token in data["added_tokens"] if _is_control(token)}
         library = _load(data, self._file)  # with special tokens under their own names; it checks the file's form
         tokens = _tokens(data)
         sources = _template_sources(directory, config, chat_template)
@@ -96,7 +96,7 @@ class Tokenizer:
         return self._ids.get(token)
 
     def control_id(self, token: str) -> int | None:
-        """Returns the id of a token that tokenizer.json flags as special: grammars do not match it as text."""
+        """Returns the id of a token that grammars do not match as text, but only by its id; None for others."""
         return self._controls.get(token)
 
     @property
@@ -262,6 +262,12 @@ def _special_ids(data: Mapping[str, Any], model_config: Mapping[str, Any], templ
         return bool(token.get("special")) or token["id"] in named or (_is_markup(text) and text in template)
 
     return [token["id"] for token in data["added_tokens"] if is_special(token)]
+
+
+def _is_control(token: Mapping[str, Any]) -> bool:
+    """Returns whether llguidance (1.9.1) excludes an added token from text, also without the flag `special`."""
+    text: str = token["content"]
+    return bool(token.get("special")) or (text.startswith("<") and text.endswith(">"))
 
 
 def _is_markup(text: str) -> bool:

@@ -18,7 +18,7 @@ from runtime.request.structured import grammar_of
 from runtime.structured_output.gbnf import translate_grammar
 from runtime.structured_output.grammar_cache import load_llguidance_tokenizer
 from runtime.tokenizer import Tokenizer
-from tests.server.checkpoint import EOS, write_checkpoint
+from tests.server.checkpoint import EOS, SPECIAL, write_checkpoint
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = (("tools[0]", Tool("weather", parameters=CITY)), ("tools[1]", Tool("clock")))
@@ -31,16 +31,22 @@ assert THINK is not None
 Verdict = Callable[[str, str], tuple[bool, bool]]
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["text", "special"])
+@pytest.fixture(scope="module", params=["text", "special", "not special"])
 def verdict(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Verdict:
     """Returns a function that checks whether a grammar accepts a text, and whether the text may end there.
 
-    The marks of calls are ordinary text or special tokens.
+    The marks of calls are ordinary text, special tokens, or tokens that are not flagged as special.
     """
     from llguidance import LLMatcher
 
-    directory = write_checkpoint(tmp_path_factory.mktemp("models") / "tiny", tagged=request.param)
-    size = 272 if request.param else 264
+    tagged = request.param != "text"
+    directory = write_checkpoint(tmp_path_factory.mktemp("models") / "tiny", tagged=tagged)
+    if request.param == "not special":
+        data = json.loads((directory / "tokenizer.json").read_text())
+        for token in data["added_tokens"]:
+            token["special"] = token["content"] in SPECIAL
+        (directory / "tokenizer.json").write_text(json.dumps(data))
+    size = 272 if tagged else 264
     vocabulary, library = load_llguidance_tokenizer(directory, size=size, eos=[EOS]), _library(directory)
 
     def judge(text: str, written: str) -> tuple[bool, bool]:
