@@ -20,6 +20,8 @@ IMAGE = "registry.example.com/team/runtime:1"
 ALLOWED = (
     {},
     {"model": HUB, "image": IMAGE, "service": {"port": 81}},
+    {"model": {**HUB, "revision": "a" * 40, "tokenSecretRef": {"name": "hub", "key": "token"}}, "replicas": 8},
+    {"auth": {"apiKeySecretRef": {"name": "engine-keys", "key": "keys"}}, "autoscaling": {"maxReplicas": 8}},
     {"engine": {"maxModelLen": 64, "extraArgs": ["--max-queue=5", "--cors-allow-origins=https://a.example"]}},
 )
 REFUSED = (
@@ -27,6 +29,14 @@ REFUSED = (
     ("image must come from", {"image": "elsewhere/runtime:1"}),
     *(("only our own models", {"model": {"uri": uri}}) for uri in ("hf://other/model", "pvc://claim")),
     ("only our own adapters", {"model": HUB, "lora": {"adapters": [{"name": "a", "uri": "hf://other/adapter"}]}}),
+    ("a revision is a commit", {"model": {**HUB, "revision": "refs/pr/7"}}),
+    ("a revision is a commit", {"model": HUB, "lora": {"adapters": [{"name": "a", **HUB, "revision": "refs/pr/7"}]}}),
+    *(("labels and annotations", {name: {"team": "x"}}) for name in ("commonLabels", "commonAnnotations")),
+    *(("labels and annotations", {name: {"annotations": {"a": "b"}}}) for name in ("serviceAccount", "service")),
+    ("of Secrets, hub", {"model": {**HUB, "tokenSecretRef": {"name": "other", "key": "token"}}}),
+    ("of Secrets, hub", {"auth": {"apiKeySecretRef": {"name": "other", "key": "keys"}}}),
+    ("claims are for", {"model": HUB, "lora": {"claimNames": ["any"]}}),
+    *(("at most 8 replicas", change) for change in ({"replicas": 9}, {"autoscaling": {"maxReplicas": 9}})),
     *(("a service stays inside", {"service": {"type": kind}}) for kind in ("LoadBalancer", "NodePort")),
     ("of the runtime's other flags", {"engine": {"extraArgs": ["--max-queue", "5"]}}),
     ("of the runtime's other flags", {"engine": {"extraArgs": ["--max-queue=5", "--flag-of-tomorrow=/x"]}}),
