@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
@@ -23,6 +24,7 @@ def main(argv: list[str] | None = None) -> int:
 
         return run(config)
     except ConfigError as error:
+        logging.shutdown()  # the sentence is the last line: Kubernetes shows it as the reason of the end
         if log_format(arguments, os.environ) == "json":
             from runtime.server.logs import fatal_line
 

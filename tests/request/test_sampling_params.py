@@ -195,7 +195,7 @@ def test_each_choice_increments_the_seed():
     s = spec(seed=2**64 - 1)
     assert expand_choices(s, 1) == [s]
     assert [(c.id, c.seed) for c in expand_choices(s, 3)] == [("r-0", 2**64 - 1), ("r-1", 0), ("r-2", 1)]
-    assert spec(seed=-1).seed == 2**64 - 1
+    assert spec(seed=-2).seed == 2**64 - 2
     assert spec(seed=0).seed == 0
 
 

@@ -83,7 +83,7 @@ CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
         ({"prompt": "a", "continue_final_message": True}, "continue_final_message"),
         ({"prompt": "a", "max_tokens": 3, "min_tokens": 4}, "min_tokens"),
-        *(({"prompt": "a", "max_tokens": wrong}, "max_tokens") for wrong in (20.5, "20", True, [20], 1e300, 0, -1)),
+        *(({"prompt": "a", "max_tokens": wrong}, "max_tokens") for wrong in (20.5, "20", True, [20], 1e300, 0, -2)),
         ({"prompt": "a", "max_tokens": 2**31 + 1}, "max_tokens"),
         ({"prompt": "a", "stream_mode": "fast"}, "stream_mode"),
         ({"prompt": "a", "regex": "a", "structured_outputs": {"regex": "b"}}, "structured_outputs"),

@@ -143,6 +143,9 @@ def test_a_request_that_waits_for_its_answer_keeps_no_body(
         async def encode_each(self, *args: Any) -> list[list[int]]:
             return [[1]]
 
+        async def find_special_text(self, *args: Any) -> None:
+            pass
+
     class Waiting(Exception):
         pass
 
