@@ -191,6 +191,7 @@ class RankWorker:
     def exit_with_rank_0(self) -> None:
         """Exits when rank 0 closes the connection. It runs in a thread, as the main thread may be in a collective."""
         self.connection.wait_closed()
+        logging.shutdown()
         os._exit(0)
 
 
@@ -209,6 +210,8 @@ def run(worker: RankWorker, node: int, local: int) -> int:
             user = isinstance(error, ConfigError)
             if not user:
                 log.exception("a rank failed")
+            for handler in logging.getLogger().handlers:
+                handler.flush()  # rank 0 kills this process when it gets the message
             connection.send(rpc.WorkerFailed(error_summary(error), user))
             return 1
     return 0

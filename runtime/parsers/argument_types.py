@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,10 +18,12 @@ _OTHER_NAMES = {
     "str": "string", "int": "integer", "float": "number", "bool": "boolean", "dict": "object", "list": "array",
 }  # fmt: skip
 _VALUES = ("const", "default", "enum", "example", "examples")  # keywords whose values are no schemas
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # of schemas by name
 _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
-# A string in either kind of quotes, a constant of Python, or a comma before a closing bracket.
+# A string in either kind of quotes, a constant of Python, or a comma before a closing bracket. A string without its end
+# extends to that of the text, so that it is read once.
 _PYTHON = re.compile(
-    r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\b(?:True|False|None)\b|,(?=\s*[}\]])""",
+    r""""(?:[^"\\]|\\.)*(?:"|\\?\Z)|'(?:[^'\\]|\\.)*(?:'|\\?\Z)|\b(?:True|False|None)\b|,(?=\s*[}\]])""",
     re.DOTALL,
 )
 
@@ -43,10 +48,13 @@ class ArgumentTypes:
         self._root = root
         self._schemas = list(schemas)
         known: dict[int, frozenset[str]] = {}
-        each = [self._types(schema, known) for schema in self._schemas]
-        self.allowed: frozenset[str] = frozenset().union(*each) if each else _ALL
+        self.allowed = _ALL
+        with contextlib.suppress(RecursionError):  # of very long chains of references nothing is known
+            each = [self._types(schema, known) for schema in self._schemas]
+            self.allowed = frozenset().union(*each) if each else _ALL
         self.is_text = "string" in self.allowed and self.allowed != _ALL
         self._properties: dict[str, ArgumentTypes] = {}
+        self._others: ArgumentTypes | None = None
 
     @classmethod
     def of_tool(cls, name: str, tools: Sequence[formats.Tool]) -> ArgumentTypes:
@@ -56,19 +64,25 @@ class ArgumentTypes:
 
     def has_property(self, name: str) -> bool:
         """Returns whether a schema names this property, or names none at all."""
-        found = [properties for properties in self._members("properties") if isinstance(properties, dict)]
-        return not found or any(name in properties for properties in found)
+        return not self._named or any(name in properties for properties in self._named)
+
+    @functools.cached_property
+    def _named(self) -> list[dict[str, Any]]:
+        """The values of ``properties`` in all schemas."""
+        return [properties for properties in self._members("properties") if isinstance(properties, dict)]
 
     def of_property(self, name: str) -> ArgumentTypes:
         """Returns the types of a property of this object."""
         if name not in self._properties:
-            found = [properties for properties in self._members("properties") if isinstance(properties, dict)]
-            named = [properties[name] for properties in found if name in properties]
-            self._properties[name] = ArgumentTypes(named or self._members("additionalProperties"), self._root)
+            named = [properties[name] for properties in self._named if name in properties]
+            if not named:
+                self._others = self._others or ArgumentTypes(self._members("additionalProperties"), self._root)
+            self._properties[name] = ArgumentTypes(named, self._root) if named or not self._others else self._others
         return self._properties[name]
 
+    @functools.cached_property
     def of_items(self) -> ArgumentTypes:
-        """Returns the types of the elements of this array."""
+        """The types of the elements of this array."""
         return ArgumentTypes((items for items in self._members("items") if not isinstance(items, list)), self._root)
 
     def read(self, text: str) -> Any:
@@ -86,6 +100,8 @@ class ArgumentTypes:
         except formats.NestedTooDeeplyError:
             raise
         except ValueError:
+            return text
+        if isinstance(value, float) and not math.isfinite(value):
             return text
         if isinstance(value, float) and value.is_integer() and "number" not in self.allowed:
             return int(value)
@@ -128,7 +144,12 @@ def with_json_types(schema: Any) -> Any:
         return [with_json_types(part) for part in schema]
     if not isinstance(schema, Mapping):
         return schema
-    changed = {key: value if key in _VALUES else with_json_types(value) for key, value in schema.items()}
+    changed = {}
+    for key, value in schema.items():
+        if key in _MAPS and isinstance(value, Mapping):
+            changed[key] = {name: with_json_types(part) for name, part in value.items()}
+        else:
+            changed[key] = value if key in _VALUES else with_json_types(value)
     kind = schema.get("type")
     if isinstance(kind, str | list):
         changed["type"] = _json_type(kind) if isinstance(kind, str) else [*map(_json_type, kind)]
@@ -175,7 +196,7 @@ def parse_python(text: str) -> Any:
 def _as_json(found: re.Match[str]) -> str:
     """Returns a piece of Python's notation in that of JSON."""
     piece = found[0]
-    if piece[0] == "'":
+    if piece[0] == "'" and len(piece) > 1 and piece[-1] == "'":
         inner = piece[1:-1].replace("\\'", "'")
         return '"' + re.sub(r'(?<!\\)((?:\\\\)*)"', r'\1\\"', inner) + '"'
     return "" if piece == "," else _CONSTANTS.get(piece, piece)

@@ -92,7 +92,7 @@ class _Reader:
         if self.text[at] == "{":
             return self.object(at, types, depth + 1)
         if self.text[at] == "[":
-            return self._list(at, types.of_items(), depth + 1)
+            return self._list(at, types.of_items, depth + 1)
         if not self.exact and (quoted := _PYTHON_STRING.match(self.text, at)):
             return parse_python(quoted[0]), quoted.end()
         pattern = _UNQUOTED if self.exact else _UNQUOTED_ITEM if in_list else _UNQUOTED_TEXT

@@ -19,12 +19,12 @@ from runtime.parsers.formats import NotACall, ParsedCall, ToolParser
 _OPENS, _CLOSES = "<tool_call>", "</tool_call>"
 _BEGINS, _ENDS = "<function=", "</function>"
 _CALL = re.compile(r"\s*<function=([^>\s]{1,256})>")
-_PARAMETER = re.compile(r"<parameter=([^>\n]{1,256})>")
+_PARAMETER = re.compile(r"<parameter=([^<>\n]{1,256})>")
 _VALUE_ENDS = "</parameter>"
 # What can end a value, or shows that a value without its end tag has ended.
 _TAG_IN_VALUE = re.compile(rf"{_VALUE_ENDS}|{_PARAMETER.pattern}|{_ENDS}\s{{0,64}}(?:{_CLOSES}|{_BEGINS})|{_OPENS}")
 # The beginnings of these, and of those between values, at the end of the text.
-_PARTIAL_TAG = re.compile(r"<(?:/?[a-z_]*|parameter=[^>\n]{0,256}|/function>\s{0,64}(?:<?/?[a-z_]*))\Z")
+_PARTIAL_TAG = re.compile(r"<(?:/?[a-z_]*|parameter=[^<>\n]{0,256}|/function>\s{0,64}(?:<?/?[a-z_]*))\Z")
 
 
 class Qwen3CoderToolParser(ToolParser):

@@ -138,6 +138,8 @@ def _closed(
         return dict(schema)
     listed = [part["properties"] for part in parts if isinstance(part.get("properties"), Mapping)]
     names = {**(names or {}), **{name: True for properties in listed for name in properties}}
+    if sum(len(name) + 8 for name in names) * sum(len(schema[keyword]) for keyword in choices) > MAX_CHARS // 8:
+        return dict(schema)  # each alternative would repeat all names
     for keyword in choices:
         each = [_closed(part, root, names) if isinstance(part, Mapping) else part for part in schema[keyword]]
         return {**common, keyword: each}

@@ -251,7 +251,7 @@ def _may_preempt_all(request: Request, users: Sequence[Request], waiting: FairQu
         left_of_tenant -= tenants[user.spec.tenant]
         left_of_group -= groups[user.spec.tenant, user.spec.parent_id]
         others = user.spec.tenant != request.spec.tenant
-        enough = left_of_tenant >= tenant_running if others else left_of_group >= 1
+        enough = left_of_tenant > tenant_running if others else left_of_group >= 1
         return enough and not user.finished and waiting.may_preempt(request, user)
 
     return not group_running and all(map(may, users))

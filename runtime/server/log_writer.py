@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import threading
 import time
 from collections import deque
@@ -60,14 +61,17 @@ class LogWriter(logging.Handler):
                 self._writing = True
             if dropped:
                 lines.append(self._report(dropped))
-            self._write(b"".join(lines))
+            while lines:
+                self._write(_next_piece(lines))
 
     def _write(self, data: bytes) -> None:
-        """Writes all bytes, or none that the system refuses: on a full disk there is nowhere to report it."""
+        """Writes all bytes. What the system refuses is dropped: on a full disk there is nowhere to report it."""
         view = memoryview(data)
         while view:
             try:
                 view = view[os.write(self._descriptor, view) :]
+            except BlockingIOError:
+                select.select([], [self._descriptor], [])
             except OSError:
                 return
 
@@ -77,3 +81,14 @@ class LogWriter(logging.Handler):
             "msg": f"dropped {dropped} lines, because the log was not read",
         }  # fmt: skip
         return self.format(logging.makeLogRecord(entry)).encode() + b"\n"
+
+
+def _next_piece(lines: list[bytes]) -> bytes:
+    """Removes and returns the first lines, as many as a pipe takes at once: other processes write to it, too."""
+    count, size = 1, len(lines[0])
+    while count < len(lines) and size + len(lines[count]) <= select.PIPE_BUF:
+        size += len(lines[count])
+        count += 1
+    piece = b"".join(lines[:count])
+    del lines[:count]
+    return piece

@@ -138,23 +138,28 @@ class GrammarSandbox:
     def _run_check(self, line: bytes) -> CheckResult:
         """Returns the result of one grammar.
 
-        If the process ends at one of its own limits, the grammar is the cause. Otherwise something else ended it, such
-        as the kernel when the machine's memory runs out; then a new process checks the grammar.
+        If the process was killed, something else is the cause, such as the kernel when the machine's memory runs out;
+        then a new process checks the grammar. At any other end the grammar is the cause.
         """
         for _ in range(MAX_TRIES):
             try:
-                reply = _request(self._running_process(), line, self.limits.answer_seconds)
+                process = self._running_process()
+            except SandboxExited:
+                self.close()
+                continue
+            try:
+                reply = _request(process, line, self.limits.answer_seconds)
             except TimeoutError:
                 self.close()
                 raise
             except SandboxExited as exited:
                 self.close()
+                if exited.code in (-signal.SIGKILL, -signal.SIGTERM):
+                    continue
                 if exited.code == -signal.SIGPROF:
                     limit = f"{self.limits.compile_seconds:g} s"
                     return CheckResult(f"it takes more than {limit} to compile; send a smaller or simpler one")
-                if exited.code in (-signal.SIGABRT, MEMORY_EXIT):  # how Rust and Python end without memory
-                    return CheckResult(OUT_OF_MEMORY)
-                continue
+                return CheckResult(OUT_OF_MEMORY)
             result = msgspec.json.decode(reply, type=CheckResult)
             if result.large:
                 self.close()

@@ -14,6 +14,7 @@ from typing import Any
 
 _FIRST = "\ue000"  # first character of each mark, so that text without marks is found quickly
 _LENGTH = 12  # characters of a mark, of which all but the first are random: about 139 bits
+_MARK = re.compile(rf"{_FIRST}[\ue001-\uf8ff]{{{_LENGTH - 1}}}")  # what may be one
 # Methods of a text that tell something about it, or convert it to something else.
 _QUERIES = frozenset(
     {
@@ -53,7 +54,6 @@ class Marks:
         self.of_tokens = dict(of_tokens)
         self._tokens = {mark: text for text, mark in of_tokens.items()}
         self._token_pattern = _any_of(self.of_tokens)
-        self._mark_pattern = _any_of(self._tokens)
 
     def marked(self, text: str) -> str:
         """Replaces special tokens in `text` by their marks."""
@@ -61,7 +61,7 @@ class Marks:
 
     def unmarked(self, text: str) -> str:
         """Replaces marks in `text` by the text of their special tokens."""
-        return self._mark_pattern.sub(lambda found: self._tokens[found[0]], text) if _FIRST in text else text
+        return _MARK.sub(lambda found: self._tokens.get(found[0], found[0]), text) if _FIRST in text else text
 
     def plain(self, value: Any) -> Any:
         """Returns a value to compare with: a text, or a list of values, without marks; any other value as it is."""
@@ -104,7 +104,9 @@ class _Marked:
         self._tokens: list[tuple[int, str]] = []  # offset in `plain`, and the special token
         pieces: list[str] = []
         at = length = 0
-        for found in marks._mark_pattern.finditer(text):
+        for found in _MARK.finditer(text):
+            if found[0] not in marks._tokens:
+                continue  # text of a message
             pieces += [text[at : found.start()], marks._tokens[found[0]]]
             length += len(pieces[-2])
             self._tokens.append((length, pieces[-1]))

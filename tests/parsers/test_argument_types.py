@@ -68,12 +68,14 @@ def test_types_of_other_sdks_get_the_names_of_json() -> None:
         "properties": {"type": {"type": "STRING", "enum": ["STRING"]}, "b": {"type": ["dict", "null"]}},
         "anyOf": [{"type": "any"}, True],
         "default": {"type": "STRING"},
+        "$defs": {"enum": {"type": "STRING"}},
     }
     assert with_json_types(schema) == {
         "type": "object",
         "properties": {"type": {"type": "string", "enum": ["STRING"]}, "b": {"type": ["object", "null"]}},
         "anyOf": [{"type": "any"}, True],
         "default": {"type": "STRING"},
+        "$defs": {"enum": {"type": "string"}},
     }
 
 
@@ -91,7 +93,7 @@ def test_properties_of_alternatives_are_found(around: str) -> None:
 
 def test_values_inside_of_arrays_and_maps_have_types() -> None:
     schema = {"additionalProperties": {"items": STRING}}
-    assert ArgumentTypes([schema], schema).of_property("any").of_items().is_text
+    assert ArgumentTypes([schema], schema).of_property("any").of_items.is_text
 
 
 @pytest.mark.parametrize("text", ["", "'a", "{'a' 1}", "True1", "NaN", "[1, 2", "it's"])

@@ -329,6 +329,8 @@ RECOVERED: dict[str, list[tuple[str, list[dict[str, Any]], str]]] = {
          [{"text": "a </function>\n</tool_call> b"}], ""),
         (qwen3_run("<parameter=text>\n<parameter=other> <tool_call>\n</parameter>"),
          [{"text": "<parameter=other> <tool_call>"}], ""),
+        (qwen3_run("<parameter=text>\na <parameter=b</parameter>"), [{"text": "a <parameter=b"}], ""),
+        (qwen3_run("<parameter=count>\n1e400\n</parameter>"), [{"count": "1e400"}], ""),
         # without the start marker, or one of the end tags
         (f"{UNMARKED}\n</tool_call>", [A], ""),
         (f"So:\n{UNMARKED}\n</tool_call>\nDone.", [A], "So:Done."),

@@ -146,6 +146,7 @@ PREEMPTED = {
     "nobody of a tenant with one": ("av1 bw2", []),
     "nobody if an adapter has a request of a tenant with one": ("aw1 av2 bu3 bv4", []),
     "nobody if the victims could preempt in return": ("av1 av2 bw3 -t4", []),
+    "nobody if the tenants would then be equal": ("-v1 -v2 -v3 av4 av5 -t6 -t7 -t8 bw0", []),
     "a group of the same tenant with several": ("at1 bt1 bt1", [0]),
     "nobody of groups with one": ("at1 bt2", []),
     "nobody if its group runs already": ("av1 bv2 bv3 -t9", []),

@@ -120,7 +120,7 @@ class LocalAdapterRegistry(AdapterRegistry):
             check_adapter_name(name)
         except ConfigError as error:
             raise refuse("lora_name", str(error)) from None
-        async with self._route_loads if by == "route" else contextlib.nullcontext(), self._lock(name):
+        async with self._lock(name), self._route_loads if by == "route" else contextlib.nullcontext():
             if by == "route" and name not in self.entries and self._num_of_routes() >= MAX_ROUTE_ADAPTERS:
                 sentence = f"requests have loaded {MAX_ROUTE_ADAPTERS} adapters, which is the limit; unload one first"
                 raise refuse("lora_name", sentence, status=429, code="too_many_adapters")
