@@ -54,7 +54,6 @@ class ArgumentTypes:
             self.allowed = frozenset().union(*each) if each else _ALL
         self.is_text = "string" in self.allowed and self.allowed != _ALL
         self._properties: dict[str, ArgumentTypes] = {}
-        self._others: ArgumentTypes | None = None
 
     @classmethod
     def of_tool(cls, name: str, tools: Sequence[formats.Tool]) -> ArgumentTypes:
@@ -75,10 +74,13 @@ class ArgumentTypes:
         """Returns the types of a property of this object."""
         if name not in self._properties:
             named = [properties[name] for properties in self._named if name in properties]
-            if not named:
-                self._others = self._others or ArgumentTypes(self._members("additionalProperties"), self._root)
-            self._properties[name] = ArgumentTypes(named, self._root) if named or not self._others else self._others
+            self._properties[name] = ArgumentTypes(named, self._root) if named else self._of_others
         return self._properties[name]
+
+    @functools.cached_property
+    def _of_others(self) -> ArgumentTypes:
+        """The types of properties that no schema names."""
+        return ArgumentTypes(self._members("additionalProperties"), self._root)
 
     @functools.cached_property
     def of_items(self) -> ArgumentTypes:
