@@ -117,7 +117,7 @@ def settings(page: Photographer) -> None:
 def error(page: Photographer) -> None:
     page.open()
     page.find(".settings summary").click()
-    page.find("[data-name='max_tokens']").send_keys("-1")
+    page.find("[data-name='max_tokens']").send_keys("-5")
     field = page.find("#prompt")
     field.send_keys(STORY, Keys.CONTROL + Keys.ENTER)
     page.until(lambda: "wrong" in (page.find("#status").get_attribute("class") or ""))
