@@ -33,7 +33,8 @@ def decide(rules: Rules, sample: Sample, history: History) -> tuple[Decision, Hi
     running requests occupy are retained regardless of the targets.
 
     Scale-up uses the lowest recommendation in the panic window. Scale-down uses the highest one in the stable window,
-    and waits while a Ready pod has no metrics. The stable window is at least twice the longest model load time.
+    and waits while a Ready pod has no metrics. The stable window is at least twice the longest model load time. Both
+    windows begin with the first sample. Replicas outside the bounds are set to the bound, whatever the load.
 
     Returns:
         The decision, and the history with this sample.
@@ -47,15 +48,15 @@ def decide(rules: Rules, sample: Sample, history: History) -> tuple[Decision, Hi
 
     lowest = rules.clamp(min(recommendation.replicas for recommendation in history.within(now, rules.up.window)))
     highest = rules.clamp(max(recommendation.replicas for recommendation in history.within(now, stable)))
-    if lowest > base:
+    if base != sample.replicas:
+        desired, reason = base, OUT_OF_BOUNDS
+    elif lowest > base and history.covers(now, rules.up.window):
         desired = min(lowest, up_limit(base, rules.up, history, now))
         reason = UP_LIMITED if desired == base else f"scaled up for {_driver(rules, sample)}"
     elif highest < base:
         desired, reason = _down(rules, sample, history, base, highest, stable)
     else:
         desired, reason = base, _at_rest(rules, sample, history, base, stable)
-    if desired == base != sample.replicas:
-        reason = OUT_OF_BOUNDS
 
     healthy = True
     if sample.failures and history.is_stale(now):
