@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import numpy as np
 import torch
 
@@ -395,7 +396,9 @@ class LLM:
         spec = resolve(params, ids, self.engine.info, context)
         if spec.grammar:
             assert self.engine.grammars is not None  # otherwise it was refused
-            self.engine.grammars.compile(spec.grammar, path_of(params.structured_outputs, FIELD))
+            grammars = self.engine.grammars
+            matcher = grammars.compile(spec.grammar, path_of(params.structured_outputs, FIELD))
+            spec = msgspec.structs.replace(spec, witness=grammars.witness(spec.grammar, matcher))
         return [
             CompletionState(i, one, self._detokenizer(stop)) for i, one in enumerate(expand_choices(spec, params.n))
         ]

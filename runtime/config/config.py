@@ -30,6 +30,7 @@ _execution = partial(declare_flag, "execution")
 _adapters = partial(declare_flag, "adapters")
 _decoding = partial(declare_flag, DECODING)
 _fraction = partial(_decoding, low=0, high=1)
+_structured = partial(declare_flag, "structured output (a request may override it)")
 _server = partial(declare_flag, "server")
 
 
@@ -205,6 +206,19 @@ class EngineConfig:
     diffusion_gemma_confidence_threshold: float | None = _decoding(
         "entropy in nats below which an unchanged canvas ends; default: 0.005", low=0
     )
+    structured_complete: bool = _structured(
+        "end structured output in its format before max_tokens; false: it may be cut", default=True
+    )
+    structured_max_length: int = _structured(
+        "maximum characters of a JSON string whose schema has no maximum; 0: any number", default=8192, low=0
+    )
+    structured_max_items: int = _structured(
+        "maximum items of a JSON array whose schema has no maximum; 0: any number", default=1024, low=0
+    )
+    structured_max_run: int = _structured(
+        "maximum tokens of structured output that repeat the 1 to 8 tokens before them; 0: any number",
+        default=64, low=0,
+    )  # fmt: skip
     skip_tokenizer: bool = False  # Python API only: ids in, ids out
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ from runtime.layers.layer_factory import LayerFactory
 from runtime.models.base import Model, ModelFamily, ModelInfo, resolve_family
 from runtime.parameters.weight import named_weights
 from runtime.quantization.checkpoint.scheme import quantization_of
-from runtime.request.engine_messages import EngineInfo
+from runtime.request.engine_messages import EngineInfo, StructuredLimits
 from runtime.scheduling.lora_manager import make_lora_setup
 from runtime.scheduling.strategy import DecodingContext, Strategy
 from runtime.strategies.registry import make_strategy, strategies_supporting
@@ -217,6 +217,9 @@ def _info(
         tool_calls=family.tool_calls,
         reasoning=family.reasoning,
         model_revision=checkpoint.revision,
+        structured=StructuredLimits(
+            **{name: getattr(config, f"structured_{name}") for name in StructuredLimits.__struct_fields__}
+        ),
         structured_output_error=_structured_output_unavailable_reason(config, strategy, key, ids),
         **request_defaults(config, family, checkpoint.generation_config, strategy, key, block_size, edit_tokens),
     )

@@ -41,6 +41,18 @@ class LogitsProcessorParams(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: int = 0  # output tokens before an end-of-sequence or stop token is allowed
 
 
+class StructuredLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of structured output against values without end (docs/guide/structured-output.md#an-answer-ends).
+
+    0 stands for no limit.
+    """
+
+    complete: bool = True  # the output ends in its format before `max_tokens`
+    max_length: int = 8192  # characters of a JSON string without a maximum of its own
+    max_items: int = 1024  # items of a JSON array without a maximum of its own
+    max_run: int = 64  # tokens that repeat those shortly before them; needs `complete`
+
+
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A validated request. The caller has validated it against ``EngineInfo``; the engine does not."""
 
@@ -62,6 +74,8 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     forced_token_ids: list[int] = []  # the complete output, for scoring
     forced_tokens_per_step: int = 1
     grammar: str = ""  # as written by ``request.structured``; "": none
+    structured: StructuredLimits | None = None  # None: no grammar
+    witness: list[int] | None = None  # a short output of the grammar, without an EOS; None: unknown
     pinned_tokens: dict[int, int] = {}  # offset in the output -> id, fixed from the start
     stream_mode: StreamMode = "final"
     cache_salt: str = ""
@@ -135,6 +149,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    structured: StructuredLimits = StructuredLimits()  # of requests that set none
     structured_output_error: str = "no tokenizer is loaded"  # why grammars are unsupported; "": they are supported
     bos_token_id: int | None = None  # first id of every prompt that is plain text
     delete_token_id: int | None = None  # this and the next: edit tokens, which no output contains

@@ -15,10 +15,17 @@ import msgspec
 
 from runtime.errors import RequestError
 from runtime.request.decoding import resolve_decoding
-from runtime.request.engine_messages import DecodingParams, EngineInfo, LogitsProcessorParams, RequestSpec, StreamMode
+from runtime.request.engine_messages import (
+    DecodingParams,
+    EngineInfo,
+    LogitsProcessorParams,
+    RequestSpec,
+    StreamMode,
+    StructuredLimits,
+)
 from runtime.request.field_spec import AlgorithmInfo, Value
 from runtime.request.sampling_params import At, SamplingParams, check_fields
-from runtime.request.structured import grammar_of
+from runtime.request.structured import grammar_of, with_bounds
 from runtime.request.validation import number, preview, refuse
 
 MAX_BIASED_IDS = 1024  # maximum entries of a logit_bias
@@ -168,6 +175,11 @@ def resolve(params: SamplingParams, prompt: Sequence[int], info: EngineInfo, con
     decoding = resolve_decoding(params, info, len(ids), max_tokens, at("decoding"))
     pinned_tokens = context.pinned_tokens
     is_infill = pinned_tokens is not None
+    stop_ids = check_stop_ids(params.stop_token_ids, info, at("stop_token_ids"))
+    logits_processors = resolve_logits_processors(params, max_tokens, decoding, info, at, is_infill=is_infill)
+    logprobs = _logprobs(params, decoding, info, at("logprobs"), is_infill=is_infill)
+    grammar = _grammar(params, decoding, info, at, context.grammar, is_infill=is_infill)
+    limits = _structured_limits(params, info) if grammar else None
     return RequestSpec(
         id=context.id,
         prompt=ids,
@@ -178,13 +190,14 @@ def resolve(params: SamplingParams, prompt: Sequence[int], info: EngineInfo, con
         min_p=info.min_p if params.min_p is None else float(params.min_p),
         seed=seed % 2**64,
         ignore_eos=bool(params.ignore_eos) or is_infill,
-        stop_ids=check_stop_ids(params.stop_token_ids, info, at("stop_token_ids")),
-        logits_processors=resolve_logits_processors(params, max_tokens, decoding, info, at, is_infill=is_infill),
+        stop_ids=stop_ids,
+        logits_processors=logits_processors,
         max_nfe=params.max_nfe,
         max_repetition_run=params.max_repetition_run,
         decoding=_without_eos(decoding) if is_infill else decoding,
-        logprobs=_logprobs(params, decoding, info, at("logprobs"), is_infill=is_infill),
-        grammar=_grammar(params, decoding, info, at, context.grammar, is_infill=is_infill),
+        logprobs=logprobs,
+        grammar=grammar if limits is None else with_bounds(grammar, limits),
+        structured=limits,
         pinned_tokens=dict(pinned_tokens or {}),
         stream_mode=context.stream_mode,
         cache_salt=params.cache_salt or "",
@@ -225,6 +238,11 @@ def _grammar(
     if decoding.total_steps is not None:
         raise refuse(name, f"cannot be combined with {at('num_denoising_steps')}; leave that out")
     return grammar or grammar_of(params.structured_outputs, name)
+
+
+def _structured_limits(params: SamplingParams, info: EngineInfo) -> StructuredLimits:
+    named = {name: getattr(params, f"structured_{name}") for name in StructuredLimits.__struct_fields__}
+    return msgspec.structs.replace(info.structured, **{name: each for name, each in named.items() if each is not None})
 
 
 def _logprobs(

@@ -126,6 +126,22 @@ class SamplingParams:
         "object", "format of the output: one of `json` (a schema), `json_object` (`true`), `regex`, `choice` "
         "(a list of texts), `grammar`", example={"regex": "[a-z]+"},
     )  # fmt: skip
+    structured_complete: bool | None = _parameter(
+        "flag", "structured output ends in its format before `max_tokens`; `false`: it may be cut",
+        unset="that of the server, `true`", example=True,
+    )  # fmt: skip
+    structured_max_length: int | None = _parameter(
+        "integer", "maximum characters of a JSON string whose schema has no maximum; 0: any number",
+        high=MAX_COUNT, unset="that of the server, 8192", example=1000,
+    )  # fmt: skip
+    structured_max_items: int | None = _parameter(
+        "integer", "maximum items of a JSON array whose schema has no maximum; 0: any number",
+        high=MAX_COUNT, unset="that of the server, 1024", example=50,
+    )  # fmt: skip
+    structured_max_run: int | None = _parameter(
+        "integer", "maximum tokens of structured output that repeat the 1 to 8 tokens before them; 0: any number",
+        high=MAX_COUNT, unset="that of the server, 64", example=64,
+    )  # fmt: skip
     logprobs: int | None = _parameter(
         "integer", "return logprobs: of each token, and of this many most probable tokens at its position",
         high=MAX_LOGPROBS, example=1,

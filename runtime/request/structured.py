@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runtime.errors import RequestError
 from runtime.request.validation import preview, refuse
+
+if TYPE_CHECKING:
+    from runtime.request.engine_messages import StructuredLimits
 
 FIELD = "structured_outputs"
 FORMS = ("json", "json_object", "regex", "choice", "grammar")
@@ -23,6 +26,7 @@ MAX_CHOICES = 1024
 GBNF = "gbnf_grammar"
 SCHEMA = "client_schema"
 FIELD_PATH = "field_path"  # path of the request field with the schema of a part
+BOUNDS = "bounds"  # of values in the schemas of all parts: maximum characters of strings, and items of arrays
 
 # As `json.dumps` formats it. With free whitespace, few tokens are forced, and an uncertain model may generate spaces
 # until max_tokens. A schema may override this under "x-guidance".
@@ -68,6 +72,13 @@ def grammar_of(constraint: object, at: str) -> str:
     if len(text) > MAX_CHARS:
         raise refuse(param, f"has {len(text)} characters; at most {MAX_CHARS}")
     return text
+
+
+def with_bounds(grammar: str, limits: StructuredLimits) -> str:
+    """Adds the bounds of values to a grammar with schemas, which it serialized with `grammars` as its only key."""
+    if SCHEMA not in grammar:
+        return grammar
+    return f'{grammar[:-1]}, "{BOUNDS}": [{limits.max_length}, {limits.max_items}]}}'
 
 
 def check_length(value: object, param: str) -> int:

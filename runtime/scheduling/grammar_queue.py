@@ -6,6 +6,7 @@ from runtime.scheduling.request import Request
 from runtime.scheduling.scheduler import Scheduler
 from runtime.structured_output.async_compiler import GrammarCompiler
 from runtime.structured_output.grammar_cache import GrammarCache, GrammarError
+from runtime.structured_output.grammar_matcher import GrammarMatcher
 
 IDLE_SECONDS = 0.005  # wait for a grammar if the engine has no other work
 
@@ -26,6 +27,7 @@ class GrammarQueue:
 
     def __init__(self, scheduler: Scheduler, grammars: GrammarCache | None) -> None:
         self.scheduler = scheduler
+        self._grammars = grammars
         self.compiling: GrammarCompiler[Request] | None = None if grammars is None else GrammarCompiler(grammars)
 
     @property
@@ -39,10 +41,11 @@ class GrammarQueue:
         if grammar:
             if self.compiling is None:
                 raise ValueError("structured output is not available")
-            request.constraint = self.compiling.submit(request.spec.id, request, grammar, request.spec.tenant)
-            if request.constraint is None:
-                return
-        self.scheduler.add(request)
+            compiled = self.compiling.submit(request.spec.id, request, grammar, request.spec.tenant)
+            if compiled is not None:
+                self._start(request, compiled)
+        else:
+            self.scheduler.add(request)
 
     def poll(self) -> list[tuple[Request, BaseException]]:
         """Moves requests with compiled grammars to the scheduler.
@@ -58,9 +61,17 @@ class GrammarQueue:
             if isinstance(compiled, BaseException):
                 failed.append((request, compiled))
             else:
-                request.constraint = compiled
-                self.scheduler.add(request)
+                self._start(request, compiled)
         return failed
+
+    def _start(self, request: Request, constraint: GrammarMatcher) -> None:
+        spec = request.spec
+        limits, witness = spec.structured, spec.witness
+        if limits is not None and limits.complete and witness is not None and len(witness) <= spec.max_tokens:
+            assert self._grammars is not None
+            constraint.end = self._grammars.output_end(spec.grammar, witness, limits.max_run)
+        request.constraint = constraint
+        self.scheduler.add(request)
 
     def remove(self, request: Request) -> None:
         """Removes a request in any state and frees its resources."""

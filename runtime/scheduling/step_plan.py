@@ -97,6 +97,7 @@ class GrammarBlock:
         block: its index in `DenoiseBlocks`.
         first_masked: offset of its first MASKED position; all later positions are MASKED too.
         size: number of positions.
+        num_left: number of tokens of the output from `first_masked` on, at most.
         threshold: minimum confidence of every token after the first one of a step.
         constraint: grammar matcher; it has accepted all tokens before `first_masked`.
     """
@@ -104,6 +105,7 @@ class GrammarBlock:
     block: int
     first_masked: int
     size: int
+    num_left: int
     threshold: float
     constraint: GrammarMatcher
 

@@ -251,16 +251,33 @@ SPECIAL_TEXT = (
 )
 
 
-class PromptWarning(TypedDict, total=False):
+CUT = (
+    "the answer is cut: the shortest one that was found in its format has {} tokens, and it may have {}; allow it "
+    "more tokens"
+)
+
+
+class Warned(TypedDict, total=False):
     """Optional field of a response."""
 
     warning: str
 
 
+def format_warning(choices: Iterable[CompletionState]) -> Warned:
+    """Returns `warning` if a completion of structured output is cut, because no answer of its length has the format."""
+    for choice in choices:
+        spec = choice.spec
+        if choice.finish_reason != "length" or spec.structured is None or spec.witness is None:
+            continue
+        if spec.structured.complete and len(spec.witness) > spec.max_tokens:
+            return {"warning": CUT.format(len(spec.witness), spec.max_tokens)}
+    return {}
+
+
 def prompt_warning(
-    choices: Iterable[CompletionState], info: EngineInfo, tokenizer: Tokenizer, special_text: str | None
-) -> PromptWarning:
-    """Returns `warning` if a prompt is probably not what the client meant.
+    choices: Sequence[CompletionState], info: EngineInfo, tokenizer: Tokenizer, special_text: str | None
+) -> Warned:
+    """Returns `warning` if a prompt is probably not what the client meant, or see `format_warning`.
 
     That is, if its text contains that of a special token, or if a completion is empty and its prompt was made without
     the chat template. A template writes special tokens; text is never encoded as one.
@@ -268,10 +285,10 @@ def prompt_warning(
     if special_text is not None:
         return {"warning": SPECIAL_TEXT.format(special_text)}
     if not tokenizer.has_template:
-        return {}
+        return format_warning(choices)
     begins = len(info.with_bos([]))
     for choice in choices:
         silent = choice.eos and not (choice.text or "").strip()
         if silent and tokenizer.special.isdisjoint(choice.spec.prompt[begins:]):
             return {"warning": NO_TEMPLATE}
-    return {}
+    return format_warning(choices)

@@ -109,7 +109,7 @@ def finish_request(
     """
     keep = 0 if committed is None else cacheable_len(request, finish_reason, end, block_layout=committed)
     request.finish_reason = finish_reason
-    request.hit_eos = finish_reason == "stop"
+    request.hit_eos = finish_reason == "stop" and end < request.end  # a complete format may end without one
     request.end = request.num_stable_tokens = end
     request.blocks = []
     request.num_final_tokens = max(request.num_computed_tokens, keep)
@@ -122,7 +122,7 @@ def cacheable_len(request: Request, finish_reason: FinishReason, end: int, *, bl
     """
     if finish_reason not in ("stop", "length"):
         return 0
-    answer_end = end + (finish_reason == "stop")  # includes the EOS
+    answer_end = end + (finish_reason == "stop" and end < request.end)  # includes the EOS
     return min(request.num_final_tokens, block_layout.block_start(request.prompt_len, answer_end))
 
 
@@ -133,7 +133,9 @@ def _find_end(request: Request) -> tuple[FinishReason, int] | None:
                 return "stop", block.start + block.first_eos
             break
     if request.num_stable_tokens >= request.end:
-        return "length", request.end
+        constraint = request.constraint
+        complete = constraint is not None and constraint.end is not None and constraint.is_complete
+        return "stop" if complete else "length", request.end
     spec = request.spec
     at_limit = spec.max_nfe is not None and request.nfe >= spec.max_nfe
     if not at_limit and spec.max_repetition_run is None:

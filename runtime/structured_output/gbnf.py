@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.request.structured import FIELD_PATH, GBNF, MAX_CHARS, SCHEMA
+from runtime.request.structured import BOUNDS, FIELD_PATH, GBNF, MAX_CHARS, SCHEMA
 from runtime.request.validation import preview
+from runtime.structured_output.bounds import Bounds, bound_values
 from runtime.structured_output.json_schema import OVERLAP, remaining_one_of, simplify_schema
 from runtime.structured_output.patterns import Unsupported
 
@@ -31,17 +32,21 @@ def translate_grammar(text: str) -> str:
     """
     if GBNF not in text and SCHEMA not in text:
         return text
-    parts = [_translated(part) for part in json.loads(text)["grammars"]]
+    grammar = json.loads(text)
+    bounds = Bounds(*grammar.get(BOUNDS, ()))
+    parts = [_translated(part, bounds) for part in grammar["grammars"]]
     return json.dumps({"grammars": parts}, ensure_ascii=False)
 
 
 def separate_parts(text: str) -> list[tuple[str, str, str]]:
     """Returns name, path of the field, and grammar of each part that is a schema of a request's field."""
     found = []
-    for part in json.loads(text)["grammars"]:
+    grammar = json.loads(text)
+    for part in grammar["grammars"]:
         if FIELD_PATH in part:
             alone = {name: value for name, value in part.items() if name not in ("name", FIELD_PATH)}
-            found.append((part["name"], part[FIELD_PATH], json.dumps({"grammars": [alone]}, ensure_ascii=False)))
+            one = json.dumps({**grammar, "grammars": [alone]}, ensure_ascii=False)
+            found.append((part["name"], part[FIELD_PATH], one))
     return found
 
 
@@ -57,12 +62,14 @@ class CheckResult:
         parts: Names of the grammar's parts whose schemas are valid but not supported; () if `wrong`.
         wrong: Whether one of the grammar's schemas is invalid, or matches no value.
         large: Whether the process of the check has grown so much that the next grammar needs a new one.
+        witness: A short output, as token ids without an EOS; None if none was found.
     """
 
     reason: str = ""
     parts: tuple[str, ...] = ()
     wrong: bool = False
     large: bool = False
+    witness: tuple[int, ...] | None = None
 
     @classmethod
     def of_refused(cls, reason: str, refused: Sequence[Refused]) -> CheckResult:
@@ -91,13 +98,13 @@ def explain(text: str, error: str) -> str:
     return f"{where}: {OVERLAP}"
 
 
-def _translated(part: dict[str, Any]) -> dict[str, Any]:
+def _translated(part: dict[str, Any], bounds: Bounds) -> dict[str, Any]:
     base = {name: value for name, value in part.items() if name not in (GBNF, SCHEMA, FIELD_PATH)}
     if GBNF in part:
         return base | {"lark_grammar": _from_gbnf(part[GBNF])}
     if SCHEMA in part:
         try:
-            schema = simplify_schema(part[SCHEMA])
+            schema = bound_values(simplify_schema(part[SCHEMA]), bounds)
         except RecursionError:
             raise ValueError("its schemas are nested too deeply; use fewer levels") from None
         return base | {"lark_grammar": f"{_UNFORCED}\nstart: %json {json.dumps(schema, ensure_ascii=False)}"}

@@ -18,6 +18,15 @@ from runtime.errors import ConfigError, RequestError
 from runtime.structured_output.gbnf import Refused, explain, separate_parts, translate_grammar
 from runtime.structured_output.grammar_matcher import GrammarFacts, GrammarMatcher, MaskLimits, summarize_error
 from runtime.structured_output.sandbox import GrammarSandbox, digest
+from runtime.structured_output.witness import (
+    FIRST_SECONDS,
+    FIRST_STATES,
+    MAX_TOKENS,
+    Effort,
+    OutputEnd,
+    Remembered,
+    WitnessSearch,
+)
 from runtime.weights import tokenizer_json
 
 if TYPE_CHECKING:
@@ -31,7 +40,7 @@ STACK_BYTES = 512 << 20  # stack size of the compiler, which recurses along chai
 QUICK_WALK_TOKENS = 4  # tokens of the quick check; a schema's first two may be a brace and a quotation mark
 WALK_TOKENS = 64  # tokens of each walk of a thorough check
 NUM_WALKS = 3  # walks of a thorough check: one takes the first allowed token, the others random ones
-WALK_SECONDS = 0.3  # CPU time per walk, some 20 times what the slowest schemas of clients take
+WALK_SECONDS = 0.15  # CPU time per walk, some ten times what the slowest schemas of clients take
 MAX_OVERRUN = 4096  # remembered grammars whose output exceeded its CPU time, as digests
 MAX_OVERRUN_ANSWERS = 2  # requests over their CPU time before the grammar is refused; one may be due to a busy machine
 OVERRUN_SECONDS = 600.0  # how long an overrun is remembered
@@ -76,7 +85,8 @@ class GrammarCache:
         self._clock = clock
         self.checker: GrammarSandbox | None = None
         self._tokens: LLTokenizer | None = None
-        self._cache: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._search: WitnessSearch | None = None
+        self._cache: OrderedDict[str, tuple[LLMatcher, Remembered]] = OrderedDict()
         self._overruns: OrderedDict[bytes, _Overrun] = OrderedDict()
         self._reading, self._starting, self._lock = threading.Lock(), threading.Lock(), threading.Lock()
 
@@ -94,7 +104,7 @@ class GrammarCache:
             if found is None:
                 return None
             self._cache.move_to_end(text)
-            return self._start(found)
+            return self._start(found[0])
 
     def add_overrun(self, text: str, why: str) -> None:
         """Counts a request that exceeded its CPU time.
@@ -143,7 +153,7 @@ class GrammarCache:
         if matcher is None or why:
             raise GrammarError(param, why)
         with self._lock:
-            self._cache[text] = matcher
+            self._cache[text] = matcher, {}
             while len(self._cache) > MAX_CACHED:
                 self._cache.popitem(last=False)
         return self._start(matcher)
@@ -153,7 +163,32 @@ class GrammarCache:
         with self._reading:
             if self._tokens is None:
                 self._tokens = self._read()
+                self._search = WitnessSearch(self._tokens, self.facts)
             return self._tokens
+
+    def witness(self, text: str, matcher: GrammarMatcher) -> list[int] | None:
+        """Returns a short output of a grammar, which its check found or else is found now; None if none is found."""
+        result = None if self.checker is None else self.checker.result(text)
+        found = self.find_witness(matcher.matcher) if result is None else result.witness
+        return None if found is None else list(found)
+
+    def find_witness(self, matcher: LLMatcher) -> tuple[int, ...] | None:
+        """Returns a short output of a compiled grammar, without an EOS; None if none is found."""
+        assert self._search is not None
+        return self._search.find(matcher, MAX_TOKENS, effort=Effort(FIRST_STATES, FIRST_SECONDS))
+
+    def output_end(self, text: str, witness: Sequence[int], max_run: int) -> OutputEnd:
+        """Returns what ends an output of a compiled grammar in time.
+
+        Args:
+            text: The grammar.
+            witness: What `find_witness` returned for it.
+            max_run: See `OutputEnd`.
+        """
+        assert self._search is not None
+        with self._lock:
+            _, remembered = self._cache.get(text, (None, {}))
+        return OutputEnd(self._search, witness, remembered, max_run)
 
     def close(self) -> None:
         """Closes the checker."""

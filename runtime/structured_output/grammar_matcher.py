@@ -13,7 +13,12 @@ if TYPE_CHECKING:  # frontends import neither numpy nor the library without a gr
     import numpy.typing as npt
     from llguidance import LLMatcher
 
+    from runtime.structured_output.witness import OutputEnd
+
     TokenBitmask = npt.NDArray[np.int32]  # packed, one bit per token
+
+
+SEARCH_SHARE = 0.5  # of the CPU time of a request, after which no new way to end its output is searched
 
 
 @dataclass(frozen=True)
@@ -28,8 +33,8 @@ class MaskLimits:
         token_seconds: Added per token.
     """
 
-    seconds: float = 0.5
-    token_seconds: float = 0.005
+    seconds: float = 0.25
+    token_seconds: float = 0.002
 
     def message(self) -> str:
         """Returns the error of a request that exceeds the limits."""
@@ -73,15 +78,19 @@ class GrammarMatcher:
         cpu_seconds: CPU time that the grammar has taken.
         limits: Limits of that time.
         overrun: Why the limits ended it; "" if they did not.
+        end: Ends the output within its maximum number of tokens; None if it may be cut.
     """
 
-    __slots__ = ("_forced", "_tokens", "cpu_seconds", "error", "facts", "finished", "limits", "matcher", "overrun")
+    __slots__ = (
+        "_forced", "_tokens", "cpu_seconds", "end", "error", "facts", "finished", "limits", "matcher", "overrun"
+    )  # fmt: skip
 
     def __init__(self, matcher: LLMatcher, facts: GrammarFacts, limits: MaskLimits | None = None) -> None:
         self.matcher = matcher
         self.facts = facts
         self.limits = limits or MaskLimits()
         self.overrun = ""
+        self.end: OutputEnd | None = None
         self.finished = False
         self.error = ""
         self.cpu_seconds = 0.0
@@ -111,24 +120,44 @@ class GrammarMatcher:
         if self.error:
             row[:] = 0
 
-    def accept_token(self, token: int) -> None:
-        """Advances by `token`, which must be allowed."""
+    def accept_token(self, token: int, left: int = 0) -> int:
+        """Advances by `token`, which must be allowed, or by another token if the output could not end in time after it.
+
+        Args:
+            token: A token id.
+            left: Number of tokens that the output may still have, this one included. Only used with an `end`.
+
+        Returns:
+            The accepted token.
+        """
+        began = time.thread_time()
+        if self.end is not None:
+            token = self.end.choose(self.matcher, token, left, SEARCH_SHARE * self._max_seconds - self.cpu_seconds)
         if self._forced and self._forced.popleft() != token:
             self._forced.clear()
         self._tokens += 1
         if token in self.facts.eos:
             self.finished = True
-            return
-        began = time.thread_time()
+            return token
         fits = self.matcher.consume_token(token)
         self._spend(began)
         if not fits:
             self._has_failed()
+        return token
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output is in the format if it ends here."""
+        return self.finished or (not self.error and self.matcher.is_accepting())
+
+    @property
+    def _max_seconds(self) -> float:
+        return self.limits.seconds + self.limits.token_seconds * self._tokens
 
     def _spend(self, began: float) -> None:
         """Adds the CPU time since `began`, and checks the limits."""
         self.cpu_seconds += time.thread_time() - began
-        if self.cpu_seconds > self.limits.seconds + self.limits.token_seconds * self._tokens:
+        if self.cpu_seconds > self._max_seconds:
             self.overrun = self.overrun or self.limits.message()
 
     def _has_failed(self) -> bool:

@@ -83,8 +83,9 @@ def check_grammar(grammars: GrammarCache, text: str, limits: SandboxLimits) -> t
     if why := _untranslatable(text, limits.translate_seconds):
         return None, CheckResult.of_refused(why, untranslatable_parts(text))
     matcher, why = grammars.try_compile(text, thorough=True)
-    if not why:
-        return matcher, CheckResult()
+    if matcher is not None and not why:
+        restart()
+        return matcher, CheckResult(witness=grammars.find_witness(matcher))
     return matcher, CheckResult.of_refused(why, grammars.refused_parts(text, restart, limits.parts_seconds))
 
 

@@ -52,16 +52,27 @@ class GrammarWalk:
         return self.first_row + len(self.accepted)
 
     @property
-    def is_active(self) -> bool:
-        return not self.stopped and self.position < self.block.size and not self.block.constraint.error
+    def num_left(self) -> int:
+        """Number of tokens that the output may still have."""
+        return self.block.num_left - len(self.accepted)
 
-    def accept(self, token: int) -> None:
-        """Accepts the next token. An end-of-sequence token fills the rest of the block."""
+    @property
+    def is_active(self) -> bool:
+        return not (
+            self.stopped or self.position >= self.block.size or self.num_left <= 0 or self.block.constraint.error
+        )
+
+    def accept(self, token: int) -> bool:
+        """Accepts the next token, or another one if the output could not end in time. Returns whether it is `token`.
+
+        An end-of-sequence token fills the rest of the block.
+        """
         constraint = self.block.constraint
-        constraint.accept_token(token)
-        self.accepted.append(token)
+        accepted = constraint.accept_token(token, self.num_left)
+        self.accepted.append(accepted)
         if constraint.finished:
-            self.accepted += [token] * (self.block.size - self.position)
+            self.accepted += [accepted] * (self.block.size - self.position)
+        return accepted == token
 
     def accept_forced(self) -> None:
         """Accepts all tokens that the grammar forces next."""
@@ -69,8 +80,9 @@ class GrammarWalk:
             tokens = self.block.constraint.forced_tokens()
             if not tokens:
                 return
-            for token in tokens[: self.block.size - self.position]:
-                self.accept(token)
+            for token in tokens:
+                if not (self.is_active and self.accept(token)):
+                    break
 
     def propose(self, token: int, confidence: float) -> None:
         """Accepts an allowed token if it is the first one of the step or its confidence is above the threshold."""

@@ -555,7 +555,8 @@ def grammar_blocks(owners: Sequence[Request], blocks: Sequence[Block]) -> tuple[
     for i, request, block in _first_masked(owners, blocks):
         if request.constraint is not None:
             threshold = float(request.values["accept_threshold"])
-            found.append(GrammarBlock(i, block.first_masked, block.size, threshold, request.constraint))
+            num_left = request.end - block.start - block.first_masked
+            found.append(GrammarBlock(i, block.first_masked, block.size, num_left, threshold, request.constraint))
     return tuple(found)
 
 

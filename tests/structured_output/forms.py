@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+PATTERNS = {"^[a-z]{2,4}$": "at", "^[A-Z][a-z]+-[0-9]{2}$": "At-00", "^(yes|no)$": "no"}  # each with a short text
 NAMES = ("name", "age", "city", "id", "tags", "price", "unit", "ok", "when", "note")
 
 
@@ -18,7 +19,7 @@ def schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
 
 def _text(rng: random.Random, depth: int) -> dict[str, Any]:
     if rng.random() < 0.3:
-        return {"type": "string", "pattern": rng.choice(["^[a-z]{2,4}$", "^[A-Z][a-z]+-[0-9]{2}$", "^(yes|no)$"])}
+        return {"type": "string", "pattern": rng.choice(list(PATTERNS))}
     low = rng.randint(0, 3)
     return {"type": "string", "minLength": low, "maxLength": low + rng.randint(0, 6)}
 

@@ -110,6 +110,7 @@ def asked(count: int, seed: int) -> list[tuple[list[int], SamplingParams, float]
         params = SamplingParams(
             structured_outputs=form, max_tokens=rng.randint(5, 40), temperature=rng.choice([0.0, 0.0, 0.7, 1.5]),
             top_k=rng.choice([0, 3]), top_p=rng.choice([1.0, 0.8]), seed=i, decoding={"accept_threshold": threshold},
+            structured_complete=False,
         )  # fmt: skip
         made.append(([rng.randrange(32, 127) for _ in range(rng.randint(1, 30))], params, threshold))
     return made

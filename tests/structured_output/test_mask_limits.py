@@ -65,7 +65,7 @@ def test_an_answer_that_exceeds_its_time_fails_alone(llm: LLM, clock: dict[str, 
     clock["step"] = MaskLimits().seconds
     third = grammars.compile(text, "x")
     assert _walk(third, 40) < 3
-    assert third.error == "it takes more than 0.5 s and 5 ms per token of CPU time to apply; send a simpler one"
+    assert third.error == "it takes more than 0.25 s and 2 ms per token of CPU time to apply; send a simpler one"
     clock["step"] = 0.0
     assert _walk(second, 40) == 40
     assert second.error == ""

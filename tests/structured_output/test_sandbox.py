@@ -75,7 +75,7 @@ def test_supported_and_unsupported_schemas(trials: GrammarSandbox) -> None:
     assert trials.result(good) is None
     assert reason_of(trials, good) == ""
     assert "nsatisfiable" in reason_of(trials, wrong)
-    assert trials.result(good) == CheckResult()
+    assert trials.result(good) == CheckResult(witness=(64,)), "the shortest answer is one a"
     assert trials.result(wrong) == trials.check(wrong)
 
 
@@ -266,9 +266,8 @@ def test_results_name_the_refused_parts(trials: GrammarSandbox) -> None:
 
 def test_the_number_of_stored_results_is_limited(trials: GrammarSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials_module, "MAX_RESULTS", 2)
-    for word in ("a", "b", "c"):
-        reason_of(trials, text(regex=word))
-    assert [trials.result(text(regex=word)) for word in ("a", "b", "c")] == [None, CheckResult(), CheckResult()]
+    found = [trials.check(text(regex=word)) for word in ("a", "b", "c")]
+    assert [trials.result(text(regex=word)) for word in ("a", "b", "c")] == [None, *found[1:]]
 
 
 def test_a_missing_tokenizer_is_reported(asked: tuple[Path, Any], tmp_path: Path) -> None:

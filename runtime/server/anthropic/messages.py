@@ -13,7 +13,7 @@ from runtime.parsers.formats import Arguments, CallStart, Delta, Reasoning
 from runtime.server.anthropic import protocol
 from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.http_responses import ServingHandler, anthropic_error, named_event
+from runtime.server.http_responses import ServingHandler, anthropic_error, format_warning, named_event
 from runtime.server.openapi import RawBodyRoute, json_route
 
 router = APIRouter(route_class=RawBodyRoute, tags=["Anthropic"])
@@ -47,7 +47,7 @@ class MessagesHandler(ServingHandler):
 
     def full_response(self) -> protocol.MessagesAnswer:
         self._end()
-        return self._message(self._blocks, self._stop_fields(), self._usage())
+        return {**self._message(self._blocks, self._stop_fields(), self._usage()), **format_warning(self.job.choices)}
 
     def accumulate(self, update: OutputDelta) -> None:
         self.on_output(update)
@@ -57,7 +57,9 @@ class MessagesHandler(ServingHandler):
 
     def on_finish(self) -> bytes:
         data = self._start() + self._end()
-        delta = named_event("message_delta", delta=self._stop_fields(), usage=self._usage())
+        delta = named_event(
+            "message_delta", delta=self._stop_fields(), usage=self._usage(), **format_warning(self.job.choices)
+        )
         return data + delta + named_event("message_stop")
 
     def on_error(self, error: RequestError) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Discriminator, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -429,6 +429,7 @@ class MessagesAnswer(TypedDict):
     stop_reason: Annotated[StopReason | None, api_field("reason for the end; null in the first event of a stream")]
     stop_sequence: Annotated[str | None, api_field("the stop sequence that ended the output, if any")]
     usage: Annotated[MessagesUsage, api_field("token counts")]
+    warning: Annotated[NotRequired[str], api_field("why structured output is cut")]
 
 
 class TokenCount(TypedDict):
@@ -483,6 +484,7 @@ class MessageDelta(TypedDict):
     type: Literal["message_delta"]
     delta: Annotated[MessageEnd, api_field("how the message ended")]
     usage: Annotated[MessagesUsage, api_field("token counts")]
+    warning: Annotated[NotRequired[str], api_field("why structured output is cut")]
 
 
 class MessageStop(TypedDict):

@@ -95,7 +95,7 @@ class GenerateAnswer(_Answer):
     logprobs: Annotated[NotRequired[list[OwnLogprob]], api_field("log-probabilities of `token_ids`, if requested")]
     full_text: Annotated[str, api_field("prompt and output")]
     full_token_ids: Annotated[list[int], api_field("token ids of prompt and output")]
-    warning: Annotated[NotRequired[str], api_field("probable mistake in the prompt")]
+    warning: Annotated[NotRequired[str], api_field("probable mistake in the prompt, or why the answer is cut")]
 
 
 class GenerateFinal(GenerateAnswer):

@@ -15,7 +15,7 @@ from runtime.parsers.formats import Arguments, CallStart, Delta, Reasoning
 from runtime.request.output import CompletionState, denoise_fields
 from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.http_responses import ErrorResponse, ServingHandler, events, openai_error
+from runtime.server.http_responses import ErrorResponse, ServingHandler, events, format_warning, openai_error
 from runtime.server.openai import protocol
 from runtime.server.openai.logprobs import ChatLogprobStreamer, LogprobStreamer
 from runtime.server.openai.tools import check_legacy_functions, parse_tools
@@ -125,7 +125,13 @@ class ChatHandler(OpenAIHandler):
             }
             for choice in self.job.choices
         ]
-        return {**self._head, "object": "chat.completion", "choices": choices, "usage": self.job.usage()}
+        return {
+            **self._head,
+            "object": "chat.completion",
+            "choices": choices,
+            "usage": self.job.usage(),
+            **format_warning(self.job.choices),
+        }
 
     def on_start(self) -> bytes:
         role: protocol.ChatDelta = {"role": "assistant", "content": "", "refusal": None}
@@ -142,7 +148,9 @@ class ChatHandler(OpenAIHandler):
             chunks.append(self.chunk(index, None, logprobs, chunk_fields, delta=delta))
             logprobs, chunk_fields = None, {}  # with the first chunk only
         if update.ended:
-            chunks.append(self.chunk(index, update.choice.openai_reason, None, {}, delta={}))
+            chunks.append(
+                self.chunk(index, update.choice.openai_reason, None, format_warning([update.choice]), delta={})
+            )
         return events(*chunks)
 
 

@@ -684,6 +684,7 @@ class ChatAnswer(ResponseHead):
     object: Literal["chat.completion"]
     choices: Annotated[list[ChatChoice], api_field("`n` completions")]
     usage: Annotated[Usage, api_field("token counts")]
+    warning: Annotated[NotRequired[str], api_field("why structured output is cut")]
 
 
 class FunctionDelta(TypedDict):
@@ -722,6 +723,7 @@ class ChatChunk(_Chunk):
 
     object: Literal["chat.completion.chunk"]
     choices: Annotated[list[ChatChunkChoice], api_field("one completion; none in the last chunk with the usage")]
+    warning: Annotated[NotRequired[str], api_field("why structured output is cut")]
 
 
 class CompletionLogprobs(TypedDict):
@@ -752,7 +754,7 @@ class CompletionAnswer(ResponseHead):
     object: Literal["text_completion"]
     choices: Annotated[list[CompletionChoice], api_field("`n` completions per prompt")]
     usage: Annotated[Usage, api_field("token counts")]
-    warning: Annotated[NotRequired[str], api_field("probable mistake in the prompt")]
+    warning: Annotated[NotRequired[str], api_field("probable mistake in the prompt, or why the answer is cut")]
 
 
 class CompletionChunkChoice(TypedDict):
@@ -769,4 +771,4 @@ class CompletionChunk(_Chunk):
 
     object: Literal["text_completion"]
     choices: Annotated[list[CompletionChunkChoice], api_field("one completion; none in the last chunk with the usage")]
-    warning: Annotated[NotRequired[str], api_field("probable mistake in the prompt")]
+    warning: Annotated[NotRequired[str], api_field("probable mistake in the prompt, or why the answer is cut")]

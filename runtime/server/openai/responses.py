@@ -14,7 +14,7 @@ from runtime.parsers.formats import Arguments, CallStart, Delta, Reasoning
 from runtime.request.validation import refuse
 from runtime.server.context import ServerContext
 from runtime.server.engine_client.generation_job import GenerationJob, OutputDelta
-from runtime.server.http_responses import ServingHandler, named_event
+from runtime.server.http_responses import ServingHandler, format_warning, named_event
 from runtime.server.openai import responses_protocol as protocol
 from runtime.server.openai.tools import ToolConfig
 from runtime.server.openapi import RawBodyRoute, json_route
@@ -95,6 +95,7 @@ class ResponsesHandler(ServingHandler):
         usage, final = self.job.usage(), self._object(self._status())
         final["incomplete_details"] = None if final["status"] == "completed" else {"reason": "max_output_tokens"}
         final["output"] = self._items
+        final.update(format_warning(self.job.choices))
         final["usage"] = {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},

@@ -493,6 +493,7 @@ class ResponsesAnswer(ResponseSettings):
 
     id: Annotated[str, api_field("id of this request")]
     object: Literal["response"]
+    warning: Annotated[NotRequired[str], api_field("why structured output is cut")]
     created_at: Annotated[int, api_field("creation time, Unix seconds")]
     status: Annotated[ResponseStatus, api_field("`in_progress` and `failed` occur in streams only")]
     model: Annotated[str, api_field("requested model name")]

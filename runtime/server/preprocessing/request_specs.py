@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from starlette.requests import Request
 
 from runtime.errors import RequestError
@@ -135,7 +136,7 @@ class RequestSpecBuilder:
             RequestError: a value is invalid (400), or the queue is full (429).
             GrammarError: the grammar was rejected.
         """
-        inputs, specs = self._inputs, list[RequestSpec]()
+        inputs, specs, witness = self._inputs, list[RequestSpec](), None
         for i in range(len(inputs.prompts)):
             if i % PROMPTS_PER_STEP == PROMPTS_PER_STEP - 1:
                 await asyncio.sleep(0)
@@ -146,6 +147,8 @@ class RequestSpecBuilder:
                 if spec.logprobs is not None:
                     check_logprobs_limit(spec, inputs.count, self._names.get("logprobs", "logprobs"))
                 spec = await self._check_grammar(spec)
+                witness = spec.witness
+            spec = msgspec.structs.replace(spec, witness=witness)
             specs += expand_choices(spec, inputs.n) if inputs.n > 1 else [spec]
         if specs[0].adapter:
             self._context.model_name(inputs.model)  # it may have been unloaded meanwhile
@@ -215,8 +218,9 @@ class RequestSpecBuilder:
         while spec.grammar:
             checks += 1
             try:
-                await self._context.grammar_validator.check(inputs.request, spec.grammar, self.grammar_field)
-                break
+                validator = self._context.grammar_validator
+                witness = await validator.check(inputs.request, spec.grammar, self.grammar_field)
+                return msgspec.structs.replace(spec, witness=None if witness is None else list(witness))
             except GrammarError as error:  # it may hide what the next check finds
                 if inputs.chat is None or self._context.config.strict_fields:
                     raise
@@ -307,10 +311,12 @@ class GrammarValidator:
         self._executor = SingleThreadExecutor("grammars", "grammars to compile", MAX_WAITING_GRAMMARS)
         self._sandbox: GrammarSandbox | None = None
 
-    async def check(self, request: Request, grammar: str, param: str) -> None:
-        """Raises RequestError for a grammar that no output can satisfy, and ClientGone if the client disconnects.
+    async def check(self, request: Request, grammar: str, param: str) -> tuple[int, ...] | None:
+        """Returns a short output of a grammar, None if none was found. Other requests are served meanwhile.
 
-        Other requests are served meanwhile. A disconnected client leaves the queue.
+        Raises:
+            RequestError: no output can satisfy the grammar.
+            ClientGone: the client disconnected. It leaves the queue.
         """
         if self._sandbox is None:
             info, tokenizer = self._require()
@@ -325,3 +331,4 @@ class GrammarValidator:
             result = await cancel_on_disconnect(request, self._executor.run(len(grammar), work, api_key_id(request)))
         if result.reason:
             raise GrammarError(param, result.reason, result.parts, wrong=result.wrong)
+        return result.witness

@@ -1,0 +1,148 @@
+"""Tests of witnesses: answers end in their format within `max_tokens`, and do not repeat themselves forever."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from runtime import LLM, SamplingParams
+from runtime.request.structured import grammar_of
+from runtime.structured_output.grammar_cache import GrammarCache, create_grammar_cache
+from runtime.structured_output.witness import MAX_FRACTION
+from tests.server.checkpoint import write_checkpoint
+from tests.structured_output.witness_rule import failures
+
+PLENTY = 100
+NESTED = {
+    "type": "object",
+    "properties": {
+        "reply": {"type": "string"},
+        "tree": {"$ref": "#/$defs/tree"},
+        "kind": {
+            "anyOf": [{"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}, {"const": 1}]
+        },
+    },
+    "required": ["reply", "tree", "kind"],
+    "$defs": {
+        "tree": {
+            "type": "object",
+            "properties": {
+                "next": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}]},
+                "size": {"type": "integer"},
+            },
+            "required": ["next"],
+        }
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(device="cpu", max_num_reqs=96) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def grammars(llm: LLM) -> GrammarCache:
+    assert llm.tokenizer is not None
+    return create_grammar_cache(llm.tokenizer.directory, llm.info)
+
+
+def witness_of(grammars: GrammarCache, form: dict[str, Any]) -> tuple[str, list[int]]:
+    """Returns the grammar of a form, and its witness."""
+    text = grammar_of(form, "x")
+    found = grammars.witness(text, grammars.compile(text, "x"))
+    assert found is not None
+    return text, found
+
+
+@pytest.mark.parametrize("tiny", [False, pytest.param(True, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in range(1, 5))])
+def test_answers_to_random_schemas_end_in_time(llm: LLM, tiny: bool, seed: int, tmp_path: Path) -> None:
+    if not tiny:
+        assert list(failures(llm, seed, 20)) == []
+        return
+    with LLM(str(write_checkpoint(tmp_path)), device="cpu", max_num_reqs=96) as random_weights:
+        assert list(failures(random_weights, seed, 20)) == []
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ({"json": NESTED}, r'\{"reply": "", "tree": \{"next": null\}, "kind": 1\}'),
+        ({"json": {"type": "string", "minLength": 30}}, r'"[^"]{30,}"'),
+        ({"json": {"type": "array", "items": {"type": "boolean"}, "minItems": 40}}, r"\[((true|false)(, )?){40}\]"),
+        ({"json_object": True}, r"\{\}"),
+        ({"regex": "[a-z]{3,90};[0-9]{4}"}, "[a-z]{3,}?;[0-9]{4}"),
+        ({"regex": "(ab)*"}, ""),
+        ({"choice": ["yes, certainly", "no"]}, "no"),
+        ({"grammar": 'start: item ("," item)* ";"\nitem: /[a-z]+/ | "(" start ")"'}, "[a-z]+;"),
+        ({"grammar": 'root ::= "[" (root ",")* "x" "]"'}, r"\[x\]"),
+    ],
+)
+def test_witnesses_are_short_answers(llm: LLM, grammars: GrammarCache, form: dict[str, Any], expected: str) -> None:
+    _, witness = witness_of(grammars, form)
+    assert llm.tokenizer is not None
+    assert re.fullmatch(expected, llm.tokenizer.decode(witness)), llm.tokenizer.decode(witness)
+
+
+@pytest.mark.parametrize("extra", [0, 1, 7, 40])
+def test_an_answer_ends_at_its_limit(llm: LLM, grammars: GrammarCache, extra: int) -> None:
+    _, witness = witness_of(grammars, {"json": NESTED})
+    params = SamplingParams(max_tokens=len(witness) + extra, structured_outputs={"json": NESTED}, temperature=2.0, n=6)
+    (out,) = llm.generate(["Hello"], params)
+    for completion in out.choices:
+        assert completion.finish_reason == "stop"
+        assert jsonschema_rs.validator_for(NESTED).is_valid(json.loads(completion.text or ""))
+
+
+@pytest.mark.parametrize(("changes", "missing"), [({"structured_complete": False}, 0), ({}, 1)])
+def test_an_answer_may_be_cut(llm: LLM, grammars: GrammarCache, changes: dict[str, Any], missing: int) -> None:
+    _, witness = witness_of(grammars, {"json": NESTED})
+    params = SamplingParams(
+        max_tokens=len(witness) - missing, structured_outputs={"json": NESTED}, temperature=2.0, seed=0, **changes
+    )
+    assert llm.generate(["Hello"], params)[0].finish_reason == "length"
+
+
+def accepted(grammars: GrammarCache, form: dict[str, Any], wanted: list[int], *, max_run: int = 0) -> list[int]:
+    """Returns the tokens of an output whose model wants `wanted`, with more than enough space."""
+    text, witness = witness_of(grammars, form)
+    matcher = grammars.compile(text, "x")
+    matcher.end = grammars.output_end(text, witness, max_run)
+    found = [matcher.accept_token(token, PLENTY) for token in wanted if not matcher.finished]
+    return [token for token in found if token not in grammars.facts.eos]
+
+
+@pytest.mark.parametrize(
+    ("begin", "repeated", "end"),
+    [('{"a": "', "ha", '"'), ('{"a": "', "- = ", '"'), ('{"a": "" , "b": [', "0, ", "]")],
+)
+def test_a_repetition_ends(llm: LLM, grammars: GrammarCache, begin: str, repeated: str, end: str) -> None:
+    assert llm.tokenizer is not None
+    encode = llm.tokenizer.encode
+    once = encode(repeated)
+    wanted = [*encode(begin), *once * 9]
+    form = {"regex": re.escape(begin) + r'[^"\]]*' + re.escape(end)}
+    assert accepted(grammars, form, wanted) == wanted
+    found = accepted(grammars, form, wanted, max_run=6)
+    different = next(i for i, token in enumerate(wanted) if found[i] != token)
+    assert different == len(encode(begin)) + len(once) + 6
+    assert llm.tokenizer.decode(found[different : different + 1]) == end
+
+
+def test_a_fraction_has_no_more_digits_than_a_double(llm: LLM, grammars: GrammarCache) -> None:
+    assert llm.tokenizer is not None
+    wanted = llm.tokenizer.encode("[0." + "12345" * 10)
+    for schema, digits in (({"type": "number"}, MAX_FRACTION), ({"type": "string"}, 50)):
+        form = {"json": {"type": "array", "items": schema, "minItems": 1}}
+        tokens = wanted if digits == MAX_FRACTION else llm.tokenizer.encode('["0.' + "12345" * 10)
+        text = llm.tokenizer.decode(accepted(grammars, form, tokens))
+        assert len(re.findall(r"\.([0-9]+)", text)[0]) <= digits + 2, text
+        assert text.endswith("]") == (digits == MAX_FRACTION)
