@@ -138,7 +138,7 @@ class _Simplifier:
         self._formats: dict[str, str] = {}  # references to the definitions of formats, by schema
         self._numbers = itertools.count()
         self._exclusive: list[tuple[Path, dict[str, Any], object]] = []  # rewritten schemas with a oneOf, discriminator
-        self.one_of: list[Path] = []  # paths of those that remain
+        self.one_of: list[Path] = []  # paths of those that remain, unless they are treated as anyOf
 
     def run(self) -> dict[str, Any]:
         self._check(self._root, ())
@@ -157,7 +157,7 @@ class _Simplifier:
             if "anyOf" not in each and all_disjoint(some, self._definitions):
                 each["anyOf"] = some
                 del each["oneOf"]
-            else:
+            elif not coerces:
                 self.one_of.append(path)
         made: dict[str, Any] = {"enum": []} if found is False else {} if found is True else dict(found)
         if self._definitions:

@@ -292,6 +292,8 @@ def test_formats_of_property_names_hold_unless_a_one_of_remains() -> None:
     made = simplified({"oneOf": [names, True]})
     assert len(made["oneOf"]) == 2
     assert not accepts(made, {"a": 1})  # matches both alternatives if a format is an annotation
+    coerced = simplified({"x-guidance": {"coerce_one_of": True}, "oneOf": [names, OPEN]})
+    assert "patternProperties" in coerced["oneOf"][0]
 
 
 HOUR, TIME_OF_DAY = r"(?:[01]\d|2[0-3])", r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d"
