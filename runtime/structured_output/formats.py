@@ -52,10 +52,10 @@ def _label(longest: int) -> str:
     return f"{end}(?:{inner}?{end}|{inner}{{2}}{end}|{inner}(?:{end}{inner}|-{end}){inner}{{0,{longest - 5}}}{end})?"
 
 
-# RFC 1123: labels of at most 63 characters, in total 253. An expression that counts both is large, so that either five
-# labels may be long, or eight may be of medium length.
+# RFC 1123: labels have at most 63 characters, and a name 253. Only a large expression counts both. Here a name has five
+# labels, of which three may be long, or eight of medium length.
 _HOST = rf"(?:{_label(63)}(?:\.{_label(63)}){{0,2}}(?:\.{_label(30)}){{0,2}}|{_label(30)}(?:\.{_label(30)}){{0,7}})"
-# RFC 5321: a local part has at most 64 characters. With one dot they may be anywhere, with more dots 32 others.
+# RFC 5321: a local part has at most 64 characters. Here one with several dots has at most 32 others.
 _ATOM = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
 _LOCAL_PART = rf"(?:{_ATOM}{{1,64}}|{_ATOM}{{1,31}}\.{_ATOM}{{1,32}}|{_ATOM}(?:\.?{_ATOM}){{0,31}})"
 
