@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -49,7 +48,6 @@ _UNKNOWN_IN_2019 = frozenset(("prefixItems", "$dynamicRef"))
 _UNKNOWN_BEFORE = _UNKNOWN_IN_2019 | frozenset(
     ("unevaluatedItems", "unevaluatedProperties", "dependentRequired", "dependentSchemas", "$recursiveRef")
 )
-_SHARED = frozenset(("type", "pattern", "minLength", "maxLength"))  # keywords of a string that a definition replaces
 _DEFINITION = "#/$defs/"  # the start of a reference
 _ANY_NAME = frozenset(("", "^", ".*", "^.*", "^[\\s\\S]*$"))  # patterns that match every text
 OVERLAP = (
@@ -135,7 +133,7 @@ class _Simplifier:
         self._pending: list[tuple[str, Any, Path]] = []
         self._origins: dict[str, Path] = {}  # paths of the first references to definitions
         self._definitions: dict[str, Any] = {}
-        self._formats: dict[str, str] = {}  # references to the definitions of formats, by schema
+        self._formats: dict[str, str] = {}  # references to the definitions of formats, by expression
         self._numbers = itertools.count()
         self._exclusive: list[tuple[Path, dict[str, Any], object]] = []  # rewritten schemas with a oneOf, discriminator
         self.one_of: list[Path] = []  # paths of those that remain, unless they are treated as anyOf
@@ -217,7 +215,7 @@ class _Simplifier:
             made |= extra[0]
         elif extra:
             made["allOf"] = [*made.get("allOf", ()), *extra]
-        elif value.get("format") in FORMATS and made.keys() <= _SHARED and made.get("type") == "string":
+        elif value.get("format") in FORMATS and made.keys() == {"type", "pattern"} and made["type"] == "string":
             return {"$ref": self._format(made)}
         return made or True
 
@@ -544,11 +542,10 @@ class _Simplifier:
         return chosen_properties, {expressions[0]: others}, False
 
     def _format(self, schema: dict[str, Any]) -> str:
-        """Returns a reference to a definition that all equal schemas share, because their expression is long."""
-        key = json.dumps(schema)
-        if key not in self._formats:
-            self._formats[key] = self._shared(schema)
-        return self._formats[key]
+        """Returns a reference to a definition that all strings of a format share, because its expression is long."""
+        if schema["pattern"] not in self._formats:
+            self._formats[schema["pattern"]] = self._shared(schema)
+        return self._formats[schema["pattern"]]
 
     def _shared(self, schema: dict[str, Any]) -> str:
         """Returns a reference to a new definition of a rewritten schema, so that it is output once."""

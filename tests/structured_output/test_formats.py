@@ -158,6 +158,7 @@ BESIDE: list[tuple[dict[str, Any], list[Any]]] = [  # a schema with a format, an
     ({"format": "time", "allOf": [{"pattern": "^12"}]}, ["12:30:45Z", "13:30:45Z", "12:30:61Z"]),
     ({"anyOf": [{"type": "string", "format": "date"}, {"type": "string", "format": "ipv4"}]}, [*DAYS, "1.2.3.4"]),
     ({"oneOf": [{"type": "string", "format": "json-pointer"}, {"type": "integer"}]}, ["/a", "a", 1]),
+    ({"oneOf": [{"type": "string", "format": "time", "maxLength": 8}, {"type": "null"}]}, ["12:30:45Z", "12:30", None]),
     ({"type": "array", "items": {"format": "date", "type": "string"}}, [[day] for day in DAYS]),
     ({"$ref": "#/$defs/day", "$defs": {"day": {"type": "string", "format": "date"}}}, DAYS),
 ]  # fmt: skip
