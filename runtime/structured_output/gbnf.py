@@ -1,4 +1,4 @@
-"""Translates notations of clients to that of llguidance: GBNF, and JSON schemas with all their keywords.
+"""Translates notations of clients to that of llguidance: GBNF, JSON schemas with all their keywords, names of tokens.
 
 This happens where a grammar is compiled, and in its check under a limit of CPU time. `request/structured.py` runs on a
 server's event loop, where 64 KiB of GBNF would take seconds.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,13 @@ from runtime.structured_output.patterns import Unsupported
 _UNFORCED = '%llguidance {"no_forcing": true}'
 _ESCAPES = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)")  # of GBNF
 _ONE_OF = "'coerce_one_of'"  # part of the library's error for a oneOf
+# Names of special tokens have a random part, so that no text of a client is encoded as one.
+_NAME_PART = secrets.token_hex(8)
+# Texts, comments, expressions and names of special tokens in Lark. The first three may lack an end, so that the time to
+# find them is linear.
+_LARK_NAMES = re.compile(
+    r'"(?:\\.?|[^"\\])*(?:"|\Z)|(?:#|//)[^\n]*|/(?:\\.?|[^/\\])+(?:/|\Z)|(<(?!\[[^<>\s]*\]>)[^<>\s]+>)', re.DOTALL
+)
 
 
 def translate_grammar(text: str) -> str:
@@ -30,7 +38,7 @@ def translate_grammar(text: str) -> str:
     Raises:
         ValueError: A part cannot be translated; the message says why.
     """
-    if GBNF not in text and SCHEMA not in text:
+    if GBNF not in text and SCHEMA not in text and "<" not in text:
         return text
     grammar = json.loads(text)
     bounds = Bounds(*grammar.get(BOUNDS, ()))
@@ -91,6 +99,7 @@ def untranslatable_parts(text: str) -> list[Refused]:
 
 def explain(text: str, error: str) -> str:
     """Returns the library's error; for a ``oneOf`` with the path and possible fixes instead."""
+    error = error.replace(_NAME_PART, "")
     if _ONE_OF not in error:
         return error
     paths = [path for part in json.loads(text)["grammars"] if SCHEMA in part for path in remaining_one_of(part[SCHEMA])]
@@ -98,17 +107,27 @@ def explain(text: str, error: str) -> str:
     return f"{where}: {OVERLAP}"
 
 
+def token_name(text: str) -> str:
+    """Returns the name of a special token in llguidance's tokenizer."""
+    return f"{text[:-1]}{_NAME_PART}{text[-1:]}"
+
+
 def _translated(part: dict[str, Any], bounds: Bounds) -> dict[str, Any]:
     base = {name: value for name, value in part.items() if name not in (GBNF, SCHEMA, FIELD_PATH)}
     if GBNF in part:
-        return base | {"lark_grammar": _from_gbnf(part[GBNF])}
+        return base | {"lark_grammar": _with_token_names(_from_gbnf(part[GBNF]))}
     if SCHEMA in part:
         try:
             schema = bound_values(simplify_schema(part[SCHEMA]), bounds)
         except RecursionError:
             raise ValueError("its schemas are nested too deeply; use fewer levels") from None
         return base | {"lark_grammar": f"{_UNFORCED}\nstart: %json {json.dumps(schema, ensure_ascii=False)}"}
-    return base
+    return base | {"lark_grammar": _with_token_names(part["lark_grammar"])}
+
+
+def _with_token_names(lark: str) -> str:
+    """Renames the special tokens that a grammar refers to by ``<name>``."""
+    return _LARK_NAMES.sub(lambda found: token_name(found[1]) if found[1] else found[0], lark)
 
 
 def _unescaped(escape: re.Match[str]) -> str:

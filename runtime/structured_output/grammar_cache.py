@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runtime.errors import ConfigError, RequestError
-from runtime.structured_output.gbnf import Refused, explain, separate_parts, translate_grammar
+from runtime.structured_output.gbnf import Refused, explain, separate_parts, token_name, translate_grammar
 from runtime.structured_output.grammar_matcher import GrammarFacts, GrammarMatcher, MaskLimits, summarize_error
 from runtime.structured_output.sandbox import GrammarSandbox, digest
 from runtime.structured_output.witness import (
@@ -306,17 +306,26 @@ def create_grammar_cache(directory: Path, info: EngineInfo) -> GrammarCache:
         vocab_size=info.vocab_size, max_token_id=info.max_token_id, mask_id=info.mask_token_id, eos=info.eos_token_ids
     )
     return GrammarCache(
-        lambda: load_llguidance_tokenizer(directory, size=info.vocab_size, eos=info.eos_token_ids), facts
+        lambda: load_llguidance_tokenizer(
+            directory, size=info.vocab_size, eos=info.eos_token_ids, mask=info.mask_token_id
+        ),
+        facts,
     )
 
 
-def load_llguidance_tokenizer(directory: Path, *, size: int, eos: Sequence[int]) -> LLTokenizer:
-    """Loads ``tokenizer.json`` of `directory`.
+def load_llguidance_tokenizer(
+    directory: Path, *, size: int, eos: Sequence[int], mask: int | None = None
+) -> LLTokenizer:
+    """Loads ``tokenizer.json`` of `directory`, with special tokens under the names of `token_name`.
+
+    llguidance encodes text that a grammar forces with this tokenizer. With their own names, it would encode the text of
+    a special token as that token, which no grammar of text accepts.
 
     Args:
         directory: The checkpoint.
         size: Vocabulary size of the model, the width of its logits.
         eos: EOS ids.
+        mask: Id of the mask token, if any.
 
     Raises:
         ConfigError: llguidance cannot read the tokenizer.
@@ -328,9 +337,11 @@ def load_llguidance_tokenizer(directory: Path, *, size: int, eos: Sequence[int])
     if data is None:
         raise ConfigError(f"{file}: not found; grammars need the tokenizer")
     for token in data["added_tokens"]:
-        if token["id"] in eos:
-            token["special"] = True  # EOS has no text, even if the file does not flag it as special
+        if token["id"] in (*eos, mask):
+            token["special"] = True  # it has no text, even if the file does not flag it as special
     try:
-        return LLTokenizer(json.dumps(data), n_vocab=size, eos_token=list(eos))
+        names = {text: token_name(text) for text in tokenizer_json.control_texts(data)}
+        renamed = json.dumps(tokenizer_json.with_new_names(data, names))
+        return LLTokenizer(renamed, n_vocab=size, eos_token=list(eos))
     except Exception as error:  # the library raises nothing narrower
         raise ConfigError(f"{file}: grammars do not support this tokenizer: {error}") from None

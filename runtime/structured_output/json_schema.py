@@ -19,6 +19,7 @@ from typing import Any
 from runtime.request.validation import preview
 from runtime.structured_output import patterns
 from runtime.structured_output.disjoint import all_disjoint
+from runtime.structured_output.formats import FORMATS, NAME_FORMATS
 from runtime.structured_output.keywords import (
     TYPES,
     Path,
@@ -34,8 +35,6 @@ from runtime.structured_output.keywords import (
 Schema = bool | dict[str, Any]
 
 MAX_NUMBER = 10**18  # llguidance's bounds of numbers have 64 bits
-# Formats that llguidance checks. In JSON Schema all are annotations; some validators check them in draft 7.
-FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
 _APPLICATORS = frozenset(
     ("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "if", "then", "else", "dependentSchemas")
 )  # keywords whose subschemas apply to the same value
@@ -134,9 +133,10 @@ class _Simplifier:
         self._pending: list[tuple[str, Any, Path]] = []
         self._origins: dict[str, Path] = {}  # paths of the first references to definitions
         self._definitions: dict[str, Any] = {}
+        self._formats: dict[str, str] = {}  # references to the definitions of formats, by expression
         self._numbers = itertools.count()
         self._exclusive: list[tuple[Path, dict[str, Any], object]] = []  # rewritten schemas with a oneOf, discriminator
-        self.one_of: list[Path] = []  # paths of those that remain
+        self.one_of: list[Path] = []  # paths of those that remain, unless they are treated as anyOf
 
     def run(self) -> dict[str, Any]:
         self._check(self._root, ())
@@ -155,7 +155,7 @@ class _Simplifier:
             if "anyOf" not in each and all_disjoint(some, self._definitions):
                 each["anyOf"] = some
                 del each["oneOf"]
-            else:
+            elif not coerces:
                 self.one_of.append(path)
         made: dict[str, Any] = {"enum": []} if found is False else {} if found is True else dict(found)
         if self._definitions:
@@ -200,7 +200,6 @@ class _Simplifier:
             extra.append({"$ref": self._define(target, where)})
         if "string" in types:
             _string(value, path, made, extra)
-            self._described_format(value, made)
             if self._is_ref_exclusive and value.get("contentEncoding") == "base64":  # an assertion in draft 7 alone
                 extra.append({"pattern": patterns.BASE64})
         if "number" in types:
@@ -216,13 +215,9 @@ class _Simplifier:
             made |= extra[0]
         elif extra:
             made["allOf"] = [*made.get("allOf", ()), *extra]
+        elif value.get("format") in FORMATS and made.keys() == {"type", "pattern"} and made["type"] == "string":
+            return {"$ref": self._format(made)}
         return made or True
-
-    def _described_format(self, value: Mapping[str, Any], made: dict[str, Any]) -> None:
-        """Adds the expression of a format that llguidance does not check, as some validators check it."""
-        found = patterns.FORMAT_PATTERNS.get(str(value.get("format")))
-        if found and not self._references.has_one_of and not {"pattern", "const", "enum"} & value.keys():
-            made["pattern"] = found
 
     def _targets(
         self, value: Mapping[str, Any], origin: Mapping[str, Any], path: Path
@@ -460,7 +455,7 @@ class _Simplifier:
             raise SchemaError(path, "refers to itself; name the properties")
         seen = (*seen, id(origin))
         value = self._keywords(origin)
-        found = _own_names(value, path) & self._formatted_names(value, path)
+        found = _own_names(value, path) & self._formatted_names(value)
         for target, where in self._targets(value, origin, path):
             found &= self._allowed_names(target, where, seen)
         for keyword in ("allOf", "anyOf", "oneOf"):
@@ -499,19 +494,14 @@ class _Simplifier:
             return then
         return then if self._all_or_no_names(value["if"], (*path, "if"), seen).any else otherwise
 
-    def _formatted_names(self, value: Mapping[str, Any], path: Path) -> _Names:
+    def _formatted_names(self, value: Mapping[str, Any]) -> _Names:
         """Returns the names that ``format`` and ``contentEncoding`` allow, as far as validators check them."""
-        format = str(value.get("format"))
-        made: dict[str, Any] = {}
-        self._described_format(value, made)
-        if format in FORMATS and self._has_name_formats:
-            if format not in patterns.NAME_PATTERNS:
-                raise UnsupportedSchema((*path, "format"), f"{format} is not supported for names; give a pattern")
-            made["pattern"] = patterns.NAME_PATTERNS[format]
-        expressions = tuple(made.values())
+        expressions: list[str] = []
+        if self._has_name_formats and value.get("format") in NAME_FORMATS:
+            expressions.append(NAME_FORMATS[value["format"]])
         if self._is_ref_exclusive and value.get("contentEncoding") == "base64":
-            expressions += (patterns.BASE64,)
-        return _Names(patterns=expressions)
+            expressions.append(patterns.BASE64)
+        return _Names(patterns=tuple(expressions))
 
     def _named_only(
         self, names: _Names, properties: dict[str, Schema], patterned: dict[str, Schema], others: Schema, path: Path
@@ -550,6 +540,12 @@ class _Simplifier:
                 path, "more than one pattern, format or length is not supported; join them in one pattern"
             )
         return chosen_properties, {expressions[0]: others}, False
+
+    def _format(self, schema: dict[str, Any]) -> str:
+        """Returns a reference to a definition that all strings of a format share, because its expression is long."""
+        if schema["pattern"] not in self._formats:
+            self._formats[schema["pattern"]] = self._shared(schema)
+        return self._formats[schema["pattern"]]
 
     def _shared(self, schema: dict[str, Any]) -> str:
         """Returns a reference to a new definition of a rewritten schema, so that it is output once."""
@@ -597,9 +593,10 @@ def _string(value: Mapping[str, Any], path: Path, made: dict[str, Any], extra: l
         bound = _count(value, keyword)
         if bound or (keyword == "maxLength" and bound is not None):
             made[keyword] = bound
-    if "pattern" in value:
-        pattern = _pattern(value["pattern"], (*path, "pattern"))
-        if bounded := patterns.BOUNDED.get(value["pattern"]):
+    format = FORMATS.get(str(value.get("format")))
+    expressions: list[str] = []
+    for each in patterns.without_wider([each for each in (value.get("pattern"), format) if each is not None]):
+        if bounded := patterns.BOUNDED.get(each):
             some: list[Schema] = [
                 {"type": "string", "pattern": patterns.to_engine(each), "maxLength": longest}
                 for each, longest in bounded
@@ -608,10 +605,10 @@ def _string(value: Mapping[str, Any], path: Path, made: dict[str, Any], extra: l
                 some.append({"type": sorted(TYPES - {"string"})})
             extra.append({"anyOf": some})
         else:
-            made["pattern"] = pattern
-    format = value.get("format")
-    if format in FORMATS and value.get("pattern") not in patterns.BOUNDED:
-        made["format"] = format
+            expressions.append(each if each == format else _pattern(each, (*path, "pattern")))
+    if expressions:
+        made["pattern"] = expressions[0]
+        extra += [{"pattern": each} for each in expressions[1:]]
 
 
 def _pattern(value: str, path: Path) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from runtime.structured_output.formats import FORMATS, NAME_FORMATS
+
 # Published expressions with look-ahead (of zod and pydantic), and those without it that match the same texts.
 _EMAIL = r"^(?:[A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+\-]@(?:[A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
 _DATE_PART = r"(?:\d+Y(?:\d+M)?(?:\d+D)?|\d+M(?:\d+D)?|\d+D)"
@@ -35,43 +37,9 @@ BOUNDED = {
 }
 
 BASE64 = "^(?:[0-9A-Za-z+/]{4})*(?:[0-9A-Za-z+/]{2}==|[0-9A-Za-z+/]{3}=)?$"  # RFC 4648, section 4
-# Formats that llguidance does not check: RFC 6901, relative JSON pointers, RFC 3986 (with host names).
-_POINTER = "(?:/(?:[^~/]|~[01])*)*"
-_URI = "(?:[A-Za-z0-9._~!$&'()*+,;=@-]|%[0-9A-Fa-f]{2})"
-_URI_PATH = f"(?:/{_URI}+)*/?(?:[?](?:{_URI}|[/?:])*)?(?:#(?:{_URI}|[/?:])*)?"
-FORMAT_PATTERNS = {
-    "json-pointer": f"^{_POINTER}$",
-    "relative-json-pointer": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$",
-    "uri-reference": f"^(?:[A-Za-z][A-Za-z0-9+.-]*:)?(?://[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)?{_URI_PATH}$",
-}
 
-# Formats that llguidance checks in values but not in property names, which take expressions alone. They match no other
-# texts: RFC 3339, RFC 9562, RFC 2673, and the common subset of RFC 5321 and RFC 3986.
-_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
-_DATE = (
-    "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
-    f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
-)
-_HOUR = "(?:[01][0-9]|2[0-3])"
-_TIME = rf"{_HOUR}:[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?(?:[Zz]|[+-]{_HOUR}:[0-5][0-9])"
-_CLOCK_PART = "T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
-_DAY_PART = "(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)"
-_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-_ATOM = "[A-Za-z0-9_+-]{1,20}"
-_LABEL = "[A-Za-z0-9](?:-?[A-Za-z0-9]){0,29}"
-NAME_PATTERNS = {
-    "date": f"^{_DATE}$",
-    "time": f"^{_TIME}$",
-    "date-time": f"^{_DATE}[Tt]{_TIME}$",
-    "duration": f"^P(?:[0-9]+W|{_DAY_PART}(?:{_CLOCK_PART})?|{_CLOCK_PART})$",
-    "email": rf"^{_ATOM}(?:\.{_ATOM}){{0,2}}@(?:{_LABEL}\.){{1,3}}[A-Za-z]{{2,20}}$",
-    "ipv4": rf"^(?:{_OCTET}\.){{3}}{_OCTET}$",
-    "uuid": "^[0-9A-Fa-f]{8}-(?:[0-9A-Fa-f]{4}-){3}[0-9A-Fa-f]{12}$",
-    "uri": f"^[A-Za-z][A-Za-z0-9+.-]*:(?://{_LABEL}(?:[.]{_LABEL})*(?::[0-9]{{1,4}})?)?{_URI_PATH}$",
-}
-
-# Expressions that zod 4 writes next to a `format`. In each pair, the second matches all texts of the first, so that a
-# property name with both needs the first alone.
+# Expressions that zod 4 writes next to a `format`. In each pair, the second matches all texts of the first, so that the
+# first suffices. A property name has one expression.
 _ZOD_EMAIL = r"^(?:[A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+-]@(?:[A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
 _ZOD_DATE = (
     r"(?:(?:\d\d[2468][048]|\d\d[13579][26]|\d\d0[48]|[02468][048]00|[13579][26]00)-02-29|\d{4}-(?:(?:0[13578]|1[02])-"
@@ -92,15 +60,16 @@ _ZOD_UUID_ENDS = ("", f"|{_ZOD_ZERO_UUID}", f"|{_ZOD_ZERO_UUID}|ffffffff-ffff-ff
 _NARROWER_AND_WIDER = frozenset(
     (
         *(
-            (NAME_PATTERNS["email"], wide)
+            (NAME_FORMATS["email"], wide)
             for wide in (_ZOD_EMAIL, *EQUIVALENTS)
             if EQUIVALENTS.get(wide, _EMAIL) == _EMAIL
         ),
-        *((NAME_PATTERNS["duration"], wide) for wide in EQUIVALENTS if wide.startswith("^P")),
-        (f"^{_ZOD_DATE}$", NAME_PATTERNS["date"]),
-        *((f"^{_ZOD_DATE}T(?:{_ZOD_TIME}(?:{zone}))$", NAME_PATTERNS["date-time"]) for zone in _ZOD_ZONES),
-        (rf"^(?:{_ZOD_BYTE}\.){{3}}{_ZOD_BYTE}$", NAME_PATTERNS["ipv4"]),
-        *((f"^({uuid}{end})$", NAME_PATTERNS["uuid"]) for uuid in _ZOD_UUIDS for end in _ZOD_UUID_ENDS),
+        *((FORMATS["duration"], wide) for wide in EQUIVALENTS if wide.startswith("^P")),
+        *((FORMATS["hostname"], wide) for wide in BOUNDED),
+        (f"^{_ZOD_DATE}$", FORMATS["date"]),
+        *((f"^{_ZOD_DATE}T(?:{_ZOD_TIME}(?:{zone}))$", FORMATS["date-time"]) for zone in _ZOD_ZONES),
+        (rf"^(?:{_ZOD_BYTE}\.){{3}}{_ZOD_BYTE}$", FORMATS["ipv4"]),
+        *((f"^({uuid}{end})$", FORMATS["uuid"]) for uuid in _ZOD_UUIDS for end in _ZOD_UUID_ENDS),
     )
 )
 

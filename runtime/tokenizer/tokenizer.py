@@ -52,7 +52,8 @@ class Tokenizer:
             raise ConfigError(f"{self._file}: not found; the checkpoint has no tokenizer; {tokenizer_json.REMEDY}")
         config = checkpoint_files.read_json(directory, tokenizer_json.CONFIG_FILE) or {}
         self._lacks_prefix = is_converted and tokenizer_json.lacks_prefix(data)
-        self._controls = {token["content"]: token["id"] for token in data["added_tokens"] if _is_control(token)}
+        controls = filter(tokenizer_json.is_control, data["added_tokens"])
+        self._controls = {token["content"]: token["id"] for token in controls}
         library = _load(data, self._file)  # with special tokens under their own names; it checks the file's form
         tokens = _tokens(data)
         sources = _template_sources(directory, config, chat_template)
@@ -70,7 +71,7 @@ class Tokenizer:
         self.max_token_id = max(tokens)
         self._max_token_bytes = self.byte_decoder.max_token_bytes()
         self._ids = {text: id for id, text in tokens.items()}
-        self._encoder = _load(_with_marks(data, marks.of_tokens), self._file)
+        self._encoder = _load(tokenizer_json.with_new_names(data, marks.of_tokens), self._file)
         for text, mark in marks.of_tokens.items():
             found = self._encoder.token_to_id(mark)
             if found != self._ids[text]:
@@ -264,31 +265,8 @@ def _special_ids(data: Mapping[str, Any], model_config: Mapping[str, Any], templ
     return [token["id"] for token in data["added_tokens"] if is_special(token)]
 
 
-def _is_control(token: Mapping[str, Any]) -> bool:
-    """Returns whether llguidance (1.9.1) excludes an added token from text, also without the flag `special`."""
-    text: str = token["content"]
-    return bool(token.get("special")) or (text.startswith("<") and text.endswith(">"))
-
-
 def _is_markup(text: str) -> bool:
     return any(not char.isalnum() and not char.isspace() and char != "▁" for char in text)
-
-
-def _with_marks(data: Mapping[str, Any], marks: Mapping[str, str]) -> dict[str, Any]:
-    """Returns tokenizer.json with special tokens renamed to their marks."""
-    added = [
-        {**token, "content": marks[token["content"]], "normalized": False} if token["content"] in marks else token
-        for token in data["added_tokens"]
-    ]
-    model = dict(data["model"])
-    vocab = model.get("vocab", {})
-    if isinstance(vocab, dict):
-        model["vocab"] = {marks.get(text, text): id for text, id in vocab.items()}
-    else:
-        model["vocab"] = [[marks.get(piece, piece), score] for piece, score in vocab]
-    if model.get("unk_token") in marks:
-        model["unk_token"] = marks[model["unk_token"]]
-    return {**data, "added_tokens": added, "model": model, "post_processor": None}
 
 
 def _template_sources(directory: Path, config: Mapping[str, Any], override: str | Path | None) -> dict[str, str]:

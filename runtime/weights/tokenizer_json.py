@@ -237,6 +237,40 @@ def _ordinary(texts: set[str], model: Any) -> set[str]:
     return found
 
 
+def is_control(token: Mapping[str, Any]) -> bool:
+    """Returns whether llguidance (1.9.1) excludes an added token from text, also without the flag `special`."""
+    text: str = token["content"]
+    return bool(token.get("special")) or (text.startswith("<") and text.endswith(">"))
+
+
+def control_texts(data: Mapping[str, Any]) -> set[str]:
+    """Returns the texts of tokens that llguidance excludes from text, without those that ordinary text needs."""
+    texts = {token["content"] for token in data["added_tokens"] if is_control(token)}
+    return texts - _ordinary(texts, data["model"])
+
+
+def with_new_names(data: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Returns tokenizer.json with other texts of special tokens, so that the old ones are encoded as ordinary text.
+
+    Args:
+        data: content of tokenizer.json.
+        names: text -> new text.
+    """
+    added = [
+        {**token, "content": names[token["content"]], "normalized": False} if token["content"] in names else token
+        for token in data["added_tokens"]
+    ]
+    model = dict(data["model"])
+    vocab = model.get("vocab", {})
+    if isinstance(vocab, dict):
+        model["vocab"] = {names.get(text, text): id for text, id in vocab.items()}
+    else:
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocab]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    return {**data, "added_tokens": added, "model": model, "post_processor": None}
+
+
 def converted(directory: Path, vocabularies: Sequence[str]) -> dict[str, Any]:
     """Returns the tokenizer in the files `vocabularies` of a checkpoint, from the cache if it was converted before.
 
