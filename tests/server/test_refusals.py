@@ -82,6 +82,7 @@ CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"prompt": "a", "chat_template_kwargs": {}}, "chat_template_kwargs"),
         ({"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
         ({"prompt": "a", "continue_final_message": True}, "continue_final_message"),
+        ({"messages": [USER], "parse_special": True}, "parse_special"),
         ({"prompt": "a", "max_tokens": 3, "min_tokens": 4}, "min_tokens"),
         *(({"prompt": "a", "max_tokens": wrong}, "max_tokens") for wrong in (20.5, "20", True, [20], 1e300, 0, -2)),
         ({"prompt": "a", "max_tokens": 2**31 + 1}, "max_tokens"),
@@ -93,7 +94,11 @@ CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"messages": [USER] * 100}, "messages"),
         ({**CONTINUED, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
     ],
-    "/tokenize": [({"prompt": "a", name: True}, name) for name in FLAGS],
+    "/tokenize": [
+        *(({"prompt": "a", name: True}, name) for name in FLAGS),
+        ({"messages": [USER], "parse_special": True}, "parse_special"),
+        ({"prompt": "a", "parse_special": 1}, "parse_special"),
+    ],
     CHAT: [
         ({"messages": []}, "messages"),
         ({"messages": [USER, {"role": "user", "content": None}]}, "messages[1].content"),

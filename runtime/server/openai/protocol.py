@@ -308,6 +308,10 @@ Entries = Annotated[dict[str, Any], Field(max_length=MAX_ENTRIES)]
 ModelName = Annotated[
     str | None, api_field("name of the model or of an adapter; default: the first model name", "unmask-demo")
 ]
+ParseSpecial = Annotated[
+    bool | None,
+    api_field("read the texts of special tokens in a prompt of text as these tokens; default false", True),
+]
 Verbosity = Annotated[Literal["low", "medium", "high"] | None, api_field("accepted for compatibility; ignored", "low")]
 TemplateArguments = Annotated[Entries | None, api_field("variables of the chat template", {"enable_thinking": False})]
 Stop = Annotated[str | Annotated[list[str], _FAIL_FAST], _type_error("must be a string or a list of strings")]
@@ -426,6 +430,8 @@ class ChatFields(RequestModel):
             raise refuse("prompt", "give either prompt or messages")
         if self.messages is None:
             check_unset(self, self.chat_fields, "only with messages; leave it out")
+        else:
+            check_unset(self, ["parse_special"], "only with prompt; leave it out")
 
 
 class GenerationRequest(SamplingFields):
@@ -570,6 +576,7 @@ class CompletionRequest(OpenAIRequest):
         "tokens of an echoed prompt scored per forward", 1, ge=1, le=MAX_TOKENS_PER_STEP
     )
     suffix: str | None = optional("text after the output", " 8, 10")
+    parse_special: ParseSpecial = None
 
 
 class PromptDetails(TypedDict):
