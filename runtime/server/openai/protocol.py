@@ -1,8 +1,8 @@
 """Models of chat completions and completions: requests, responses, chunks, and what all generation requests have.
 
-Types of requests are strict (no "5" for 5, no true for 1). Ranges are validated by `runtime.request`; here they are for
-the OpenAPI document. Unsupported fields are declared with their neutral values, and any other value is rejected.
-Unknown fields are ignored and named in the header X-Unmask-Ignored.
+Types of requests are strict (no true for 1), but numbers may be texts ("5" for 5). Ranges are validated by
+`runtime.request`; here they are for the OpenAPI document. Unsupported fields are declared with their neutral values,
+and any other value is rejected. Unknown fields are ignored and named in the header X-Unmask-Ignored.
 
 Types of responses are those that routes return. mypy checks them; nothing is validated while the server runs. Fields
 that may be missing are `NotRequired`.
@@ -25,9 +25,11 @@ from runtime.server.openai.message_parts import Part, ReasoningPart, special_par
 from runtime.server.openai.tools import EXAMPLE_TOOLS, ToolChoice, ToolItems
 from runtime.server.openapi import values_schema
 from runtime.server.preprocessing.request_body import (
+    Identifier,
     Integer,
     Integers,
     MessageList,
+    Number,
     PartList,
     RequestModel,
     TextOrParts,
@@ -318,7 +320,7 @@ Stop = Annotated[str | Annotated[list[str], _FAIL_FAST], _type_error("must be a 
 
 
 _TYPES: dict[str, Any] = {
-    "integer": Integer, "number": float, "flag": bool, "text": str, "object": dict[str, Any],
+    "integer": Integer, "number": Number, "flag": bool, "text": str, "object": dict[str, Any],
     "ids": Integers,
 }  # fmt: skip
 _DECLARED = {field.name: field for field in PARAMETERS}
@@ -515,12 +517,12 @@ class OpenAIRequest(GenerationRequest):
     stream_mode: Literal["denoise", "block_append"] | None = optional(
         "`denoise`: also return the open blocks after each step; `block_append`: the default", "denoise"
     )
-    user: str | None = ignored_field("someone")
+    user: Identifier | None = ignored_field("someone")
     metadata: Entries | None = ignored_field({"topic": "sums"})
     store: bool | None = optional("ignored; responses are not stored", False)
     service_tier: str | None = ignored_field("auto")
-    safety_identifier: str | None = ignored_field("someone")
-    prompt_cache_key: str | None = optional("ignored; prefixes are cached without it", "sums")
+    safety_identifier: Identifier | None = ignored_field("someone")
+    prompt_cache_key: Identifier | None = optional("ignored; prefixes are cached without it", "sums")
 
 
 class ChatRequest(OpenAIRequest, ChatFields):

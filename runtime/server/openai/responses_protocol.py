@@ -25,6 +25,7 @@ from runtime.server.openai.tools import (
 from runtime.server.preprocessing.request_body import (
     MAX_TOOLS,
     AnyOfUnion,
+    Identifier,
     Integer,
     PartList,
     RequestModel,
@@ -252,10 +253,10 @@ class ResponsesRequest(openai.SingleChoiceRequest):
     metadata: openai.Entries | None = optional("returned in the response", {"topic": "sums"})
     store: bool | None = optional("ignored; responses are not stored", False)
     stream_options: openai.ObfuscationOptions | None = optional("options of the stream", {})
-    user: str | None = optional("returned in the response", "someone")
+    user: Identifier | None = optional("returned in the response", "someone")
     service_tier: str | None = ignored_field("auto")
-    safety_identifier: str | None = ignored_field("someone")
-    prompt_cache_key: str | None = optional("ignored; prefixes are cached without it", "sums")
+    safety_identifier: Identifier | None = ignored_field("someone")
+    prompt_cache_key: Identifier | None = optional("ignored; prefixes are cached without it", "sums")
     prompt_cache_retention: str | None = ignored_field("24h")
     include: Annotated[list[str], Field(max_length=openai.MAX_ENTRIES, fail_fast=True)] | None = optional(
         f"`{_ENCRYPTED}`, which is ignored, and outputs of the hosted tools of the request", [_ENCRYPTED]
