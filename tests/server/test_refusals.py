@@ -196,7 +196,6 @@ CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"input": [{"type": "custom_tool_call", "name": "patch"}]}, "input[0]"),
         ({"input": [{"type": "function_call", "call_id": "x"}]}, "input[0]"),
         ({"input": [{"type": "function_call", "name": "f", "call_id": "c", "arguments": {}}]}, "input[0]"),
-        ({"input": [{"type": "function_call_output", "call_id": "c", "output": {}}]}, "input[0]"),
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input[0]"),
         ({"input": [{"type": "additional_tools", "role": "developer"}]}, "input[0].tools"),
         ({"input": [{"type": "additional_tools", "tools": {}}]}, "input[0].tools"),
@@ -236,8 +235,7 @@ CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
             {"type": "content", "content": [{"text": "x"}]}, {"type": "content", "content": [
                 {"type": "text", "text": 5}]})),
         *((cited(content), "messages[0].content[0]") for content in (
-            [], [IMAGE], [TEXT_BLOCK, IMAGE], {}, None)),
-        (cited(5), "messages[0].content[0].content"),
+            [], [IMAGE], [TEXT_BLOCK, IMAGE], {}, 5, None)),
         (cited([{"type": "text"}]), "messages[0].content[0].content[0]"),
         ({"system": [{"type": "tool_result", "tool_use_id": "1"}]}, "system[0]"),
         ({"system": [{"type": "document", "source": {"type": "text", "data": "x"}}]}, "system[0]"),

@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 from runtime.request.resolve import MAX_TOKENS_PER_STEP
 from runtime.request.sampling_params import PARAMETERS
 from runtime.request.validation import preview, refuse
-from runtime.server.openai.message_parts import Part, ReasoningPart, special_part
+from runtime.server.openai.message_parts import Part, ReasoningPart, is_parts, result_text, special_part
 from runtime.server.openai.tools import EXAMPLE_TOOLS, ToolChoice, ToolItems
 from runtime.server.openapi import values_schema
 from runtime.server.preprocessing.request_body import (
@@ -120,8 +120,9 @@ class Message(RequestModel):
         "role of the author; `developer` means `system`, `function` means `tool`", "user"
     )
     content: TextOrParts[Part] | None = optional(
-        "text, or a list of parts; null with tool calls; reasoning is allowed in parts of an assistant message; "
-        "images and files in a tool's result are ignored and named in `X-Unmask-Ignored`",
+        "text, or a list of parts; null with tool calls; other JSON in a tool's result becomes text; reasoning is "
+        "allowed in parts of an assistant message; images and files in a tool's result are ignored and named in "
+        "`X-Unmask-Ignored`",
         "Hello!",
     )
     name: str | None = optional("name of the author, for templates that use it", "Ann")
@@ -144,9 +145,10 @@ class Message(RequestModel):
     @field_validator("content", mode="before")
     @classmethod
     def _convert_parts(cls, content: Any, info: ValidationInfo) -> Any:
-        if not isinstance(content, list):
-            return content
-        return [special_part(info.data.get("role"), part) for part in content]
+        role = info.data.get("role")
+        if role in ("tool", "function") and content is not None and not is_parts(content):
+            return result_text(content)
+        return [special_part(role, part) for part in content] if isinstance(content, list) else content
 
     def text(self) -> str | None:
         if isinstance(self.content, list):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NotRequired
@@ -78,10 +77,8 @@ class ResultPart(ItemPart):
 
 
 def _output_arm(output: Any) -> str:
-    """The arm of `Item.output`: results of tools that are not functions have forms of their own."""
-    if isinstance(output, list):
-        return "list" if all(isinstance(part, dict) and "type" in part for part in output) else "any"
-    return "any" if isinstance(output, dict) else "str"
+    """The arm of `Item.output`: any JSON is a result."""
+    return "str" if isinstance(output, str) else "list" if message_parts.is_parts(output) else "any"
 
 
 _Output = Annotated[
@@ -140,7 +137,9 @@ class Item(RequestModel):
     action: Any = optional("of a shell call: an object", {"command": ["ls"]})
     operation: Any = optional("of an apply_patch call: an object", {"type": "delete_file", "path": "a.txt"})
     output: _Output | None = optional(
-        "of a result: text, or a list of parts; images and files are ignored and named in `X-Unmask-Ignored`", "42"
+        "of a result: text, a list of parts, or other JSON; images and files are ignored and named in "
+        "`X-Unmask-Ignored`",
+        "42",
     )
     summary: PartList[ItemPart] | None = optional("of a reasoning item without content: list of parts", [])
     encrypted_content: str | None = ignored_field("")
@@ -160,8 +159,6 @@ class Item(RequestModel):
         openai.check_kind(self, self.kind, _REQUIRED_FIELDS, "items")
         if self.kind == "function_call" and not isinstance(self.arguments, str | None):
             raise PydanticCustomError("arguments_type", "function_call items have arguments that are text; give JSON")
-        if self.kind == "function_call_output" and not isinstance(self.output, str | list):
-            raise PydanticCustomError("output_type", "function_call_output items have an output that is text or parts")
         return self
 
     def unsupported_kind(self) -> str | None:
@@ -170,11 +167,9 @@ class Item(RequestModel):
     def result_text(self) -> str:
         """The output of a tool as text: JSON of what is neither text nor parts."""
         output = self.output
-        if output is None or isinstance(output, str):
-            return output or ""
         if isinstance(output, list) and all(isinstance(part, ItemPart) for part in output):
             return _text(output)
-        return json.dumps(output, ensure_ascii=False)
+        return message_parts.result_text(output)
 
     def call(self, names: Mapping[tuple[str, str], str]) -> openai.Call:
         """The call as a chat has it. `names`: functions of namespaces, as they are offered to the model."""
