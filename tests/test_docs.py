@@ -23,7 +23,7 @@ from runtime.request.sampling_params import SamplingParams
 from runtime.scheduling.strategy import DecodingContext, Strategy
 from runtime.strategies.registry import make_strategy, strategies
 from tests.golden import GOLDEN
-from tests.layout.pages import headings, slugs
+from tests.layout.pages import code, headings, slugs
 from tools.bench import __main__ as developer_bench
 from tools.docs import decoding_fields, models
 from tools.docs import request_fields as request_markdown
@@ -42,10 +42,6 @@ BENCHES = {"runtime.bench": bench.TOOLS, "tools.bench": developer_bench.TOOLS}
 
 def page(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
-
-
-def code(name: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page(name), re.DOTALL)
 
 
 def test_the_table_of_flags_is_up_to_date():

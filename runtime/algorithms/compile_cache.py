@@ -7,6 +7,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from runtime.config.flags import SERVER_COMPILE_CACHE
+
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -35,7 +37,11 @@ def _of_user() -> Path | None:
 
 @functools.cache
 def _temporary() -> Path:
-    """Creates a directory that exists as long as this process."""
+    """Creates a directory that the server removes at its end, or without a server this process."""
+    if of_server := os.environ.get(SERVER_COMPILE_CACHE):
+        path = Path(of_server)
+        path.mkdir(mode=0o700, exist_ok=True)
+        return path
     _KEPT.append(tempfile.TemporaryDirectory(prefix="unmask-inductor-", ignore_cleanup_errors=True))
     return Path(_KEPT[-1].name)
 

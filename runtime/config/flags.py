@@ -17,6 +17,8 @@ from runtime.errors import ConfigError
 
 ENV_PREFIX = "UNMASK_"
 KERNEL_CACHE = ENV_PREFIX + "KERNEL_CACHE"  # directory of compiled kernels, which is no flag
+# Directory in that of a server, for code of torch.compile if the user's cache cannot be used. Its backends inherit it.
+SERVER_COMPILE_CACHE = "COMPILE_CACHE_OF_UNMASK"
 DECODING = "decoding defaults (a request may override them)"  # name of a group
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 

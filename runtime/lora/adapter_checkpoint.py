@@ -30,12 +30,14 @@ MODULE_OR_END = r"(.*\.)?({})$"  # matches a module's name, or its end after a d
 MAX_PATTERN_CHARS = 1000  # limit for regular expressions of an adapter, which are untrusted
 
 ALL_LINEAR = "all-linear"
-# Fields about training, or that repeat what the tensors and the model state.
+# Fields about training, or that repeat what the tensors and the model state. `ensure_weight_tying` is about tied
+# modules, whose tensors are refused.
 IGNORED_FIELDS = frozenset(
     """
     arrow_config auto_mapping base_model_class base_model_name_or_path corda_config eva_config inference_mode
     kasa_config lora_dropout lora_ga_config loftq_config megatron_config megatron_core monteclora_config peft_version
     qalora_group_size revision runtime_config task_type velora_config
+    ensure_weight_tying
     """.split()  # noqa: SIM905
 )
 KNOWN_FIELDS = frozenset(
@@ -127,9 +129,8 @@ def _numbers(config: Mapping[str, Any], name: str, *, integers: bool) -> Mapping
         raise _invalid(f"{name} must map patterns of modules' names to numbers")
     for pattern, value in values.items():
         _compiled(name, pattern, MODULE_OR_END)
-        kinds = int if integers else int | float
-        good = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value) and value > 0
-        if not good or (integers and value > MAX_RANK):
+        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+        if not good or (integers and (value > MAX_RANK or value % 1)):
             kind = f"a rank from 1 to {MAX_RANK}" if integers else "a number above 0"
             raise _invalid(f"{name} gives {pattern!r} {value!r}, not {kind}")
     return values

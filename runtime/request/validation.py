@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,19 @@ from runtime.request.field_spec import Limits, Value
 def refuse(param: str, sentence: str, *, status: int = 400, code: str | None = None) -> RequestError:
     """Returns a RequestError for the field `param`. `code`: machine-readable code, as in `RequestError`."""
     return RequestError(f"{param}: {sentence}", param=param, status=status, code=code)
+
+
+# A number of JSON, which some clients send as a text.
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_MAX_DIGITS = 64  # of a number in a text, as of those in a body
+
+
+def from_text(value: Any) -> Any:
+    """Converts a text that is a number of JSON, such as "0.7", to it. Returns any other value unchanged."""
+    if not isinstance(value, str) or len(value) > _MAX_DIGITS or (found := _NUMBER.fullmatch(value)) is None:
+        return value
+    number = float(value) if any(found.groups()) else int(value)
+    return number if math.isfinite(number) else value
 
 
 def integral(value: Any) -> Any:

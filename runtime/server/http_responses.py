@@ -247,7 +247,7 @@ NO_TEMPLATE = (
 )
 SPECIAL_TEXT = (
     "the prompt contains {!r}, which is a special token of the model but is read as ordinary text; send messages, to "
-    "/v1/chat/completions or /generate, or token ids"
+    "/v1/chat/completions or /generate, or set parse_special to true"
 )
 
 
@@ -280,7 +280,7 @@ def prompt_warning(
     """Returns `warning` if a prompt is probably not what the client meant, or see `format_warning`.
 
     That is, if its text contains that of a special token, or if a completion is empty and its prompt was made without
-    the chat template. A template writes special tokens; text is never encoded as one.
+    the chat template. A template writes special tokens; text is not encoded as one by default.
     """
     if special_text is not None:
         return {"warning": SPECIAL_TEXT.format(special_text)}

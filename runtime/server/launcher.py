@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ import uvloop
 
 from runtime.child_process import module_command
 from runtime.config import ServerConfig
+from runtime.config.flags import SERVER_COMPILE_CACHE
 from runtime.errors import ConfigError
 from runtime.plugins import load_plugins
 from runtime.server import env, logs
@@ -51,16 +52,24 @@ def run(config: ServerConfig, backend_command: tuple[str, ...] = BACKEND_COMMAND
     if config.node_rank:
         from runtime.executor.rank_launcher import run_node  # and arrays with it, which a frontend has no use for
 
-        return run_node(
-            config, (*module_command("runtime.server.engine_process.rank"), config.log_level, config.log_format)
-        )
+        command = (*module_command("runtime.server.engine_process.rank"), config.log_level, config.log_format)
+        with _temporary_directory():
+            return run_node(config, command)
     config = config.replace(max_connections=raise_open_files_limit(config.max_connections, config.data_parallel_size))
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(config.host, config.port))
-        directory = stack.enter_context(socket_dir())
-        use_temporary_directory(directory / "tokenizers")
+        directory = stack.enter_context(_temporary_directory())
         server = Server(config, listener, directory, backend_command, stack.close)
         return uvloop.run(server.serve())
+
+
+@contextlib.contextmanager
+def _temporary_directory() -> Iterator[Path]:
+    """Yields a directory for sockets and for files of this process and its children, which is removed at the end."""
+    with socket_dir() as directory:
+        use_temporary_directory(directory / "tokenizers")
+        os.environ[SERVER_COMPILE_CACHE] = str(directory / "compiled")
+        yield directory
 
 
 class Server:

@@ -23,8 +23,8 @@ from runtime.errors import ConfigError, RequestError
 from runtime.request.validation import refuse
 from runtime.tokenizer.marked_text import Marks
 from runtime.tokenizer.template_sandbox import (
+    CHECKED,
     BudgetExceeded,
-    CheckedIterable,
     RenderBudget,
     Sandbox,
     check_size,
@@ -33,7 +33,6 @@ from runtime.tokenizer.template_sandbox import (
 
 # Values in these nodes are compared and not written.
 _CONTROL_NODES = (nodes.Compare, nodes.Test, nodes.Slice)
-_CHECKED_FILTER = "checked"
 RENDERING_ERRORS = (
     TemplateError, SecurityError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError,
 )  # fmt: skip
@@ -91,7 +90,6 @@ class ChatTemplate:
         self._renders_calls = "tool_calls" in source
         env = Sandbox(marks, trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation])
         env.guard_filters({"tojson": tojson})
-        env.filters[_CHECKED_FILTER] = CheckedIterable
         env.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
         self._marks = marks
         try:
@@ -177,7 +175,7 @@ class ChatTemplate:
 def _check_loops(tree: nodes.Template, env: Environment) -> None:
     """Makes every loop check the budget through `CheckedIterable`."""
     for loop in tree.find_all(nodes.For):
-        loop.iter = nodes.Filter(loop.iter, _CHECKED_FILTER, [], [], None, None, lineno=loop.lineno, environment=env)
+        loop.iter = nodes.Filter(loop.iter, CHECKED, [], [], None, None, lineno=loop.lineno, environment=env)
 
 
 def _read_arguments(node: nodes.Node) -> list[nodes.Node]:

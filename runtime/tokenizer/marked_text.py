@@ -1,4 +1,4 @@
-"""Text in which special tokens are marks, with the string methods that templates use.
+"""Text in which special tokens are marks, with the string methods and functions that templates use.
 
 A mark stands for a special token that the template itself wrote. A template that searches, splits or cuts text has to
 see the special tokens as text, as in transformers. What it takes out of the text has to keep its marks.
@@ -9,12 +9,17 @@ from __future__ import annotations
 import bisect
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 _FIRST = "\ue000"  # first character of each mark, so that text without marks is found quickly
 _LENGTH = 12  # characters of a mark, of which all but the first are random: about 139 bits
 _MARK = re.compile(rf"{_FIRST}[\ue001-\uf8ff]{{{_LENGTH - 1}}}")  # what may be one
+# Tangut ideographs, which stand for the characters of special tokens during a call. They have no cases, `repr` prints
+# them, and conversations rarely have them.
+_STAND_INS = range(0x17000, 0x187F8)
+_STAND_IN = re.compile(f"[{chr(_STAND_INS[0])}-{chr(_STAND_INS[-1])}]")
 # Methods of a text that tell something about it, or convert it to something else.
 _QUERIES = frozenset(
     {
@@ -48,11 +53,12 @@ class Marks:
 
     Attributes:
         of_tokens: Text of each special token -> its mark.
+        tokens: Mark -> text of its special token.
     """
 
     def __init__(self, of_tokens: Mapping[str, str]) -> None:
         self.of_tokens = dict(of_tokens)
-        self._tokens = {mark: text for text, mark in of_tokens.items()}
+        self.tokens = {mark: text for text, mark in of_tokens.items()}
         self._token_pattern = _any_of(self.of_tokens)
 
     def marked(self, text: str) -> str:
@@ -61,14 +67,12 @@ class Marks:
 
     def unmarked(self, text: str) -> str:
         """Replaces marks in `text` by the text of their special tokens."""
-        return _MARK.sub(lambda found: self._tokens.get(found[0], found[0]), text) if _FIRST in text else text
+        return _MARK.sub(lambda found: self.tokens.get(found[0], found[0]), text) if _FIRST in text else text
 
     def plain(self, value: Any) -> Any:
         """Returns a value to compare with: a text, or a list of values, without marks; any other value as it is."""
-        if isinstance(value, str):
-            return self.unmarked(value)
-        if isinstance(value, list | tuple) and any(isinstance(item, str) and _FIRST in item for item in value):
-            return [self.plain(item) for item in value]
+        if isinstance(value, str) or (isinstance(value, list | tuple) and self.any_in(*value)):
+            return _mapped(value, self.unmarked)
         return value
 
     def any_in(self, *values: Any) -> bool:
@@ -91,6 +95,40 @@ class Marks:
         args, kwargs = [self.plain(arg) for arg in args], {name: self.plain(arg) for name, arg in kwargs.items()}
         return _Marked(text, self).call(method, args, kwargs)
 
+    def apply(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls a function with texts without marks, and marks their special tokens that are complete in the result.
+
+        To find them, the function is called again with other characters instead of special tokens, as many as these
+        have. If it treats both texts alike, the results have them in the same places. Otherwise all of the result is
+        ordinary text. Texts may be in lists, tuples and dictionaries.
+        """
+        texts = list(_texts(args, kwargs))
+        marks = {mark: self.tokens[mark] for text in texts for mark in _marks_in(text) if mark in self.tokens}
+        if not marks:
+            return function(*args, **kwargs)
+        plain = _settled(function(*_mapped(args, self.unmarked), **_mapped(kwargs, self.unmarked)))
+        used = {character for text in texts for character in _STAND_IN.findall(text)}
+        if sum(map(len, marks.values())) + len(used) > len(_STAND_INS):
+            return plain
+        spare = (character for character in map(chr, _STAND_INS) if character not in used)
+        stand_ins = {mark: "".join(islice(spare, len(token))) for mark, token in marks.items()}
+        characters = str.maketrans("".join(stand_ins.values()), "".join(marks.values()))
+
+        def replaced(text: str) -> str:
+            return _MARK.sub(lambda found: stand_ins.get(found[0], found[0]), text)
+
+        def restored(text: str) -> str:
+            for mark, stand_in in stand_ins.items():
+                text = text.replace(stand_in, mark)
+            return text.translate(characters)
+
+        try:
+            result = _settled(function(*_mapped(args, replaced), **_mapped(kwargs, replaced)))
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            return plain
+        alike = _mapped(result, lambda text: text.translate(characters)) == plain
+        return _mapped(result, restored) if alike else plain
+
 
 class _Marked:
     """A text and the positions of the special tokens in it that were marks.
@@ -105,9 +143,9 @@ class _Marked:
         pieces: list[str] = []
         at = length = 0
         for found in _MARK.finditer(text):
-            if found[0] not in marks._tokens:
+            if found[0] not in marks.tokens:
                 continue  # text of a message
-            pieces += [text[at : found.start()], marks._tokens[found[0]]]
+            pieces += [text[at : found.start()], marks.tokens[found[0]]]
             length += len(pieces[-2])
             self._tokens.append((length, pieces[-1]))
             length += len(pieces[-1])
@@ -187,3 +225,37 @@ class _Marked:
 def _any_of(texts: Mapping[str, str]) -> re.Pattern[str]:
     """Returns a pattern that matches any of `texts`, the longest first; it matches nothing if there are none."""
     return re.compile("|".join(re.escape(t) for t in sorted(texts, key=len, reverse=True)) or r"(?!)")
+
+
+def _texts(*values: Any) -> Iterator[str]:
+    """Yields the texts in the values, and in lists, tuples and dictionaries among them."""
+    pending = list(values)
+    while pending:
+        value = pending.pop()
+        if isinstance(value, str):
+            yield value
+        elif type(value) is dict:
+            pending += [*value, *value.values()]
+        elif type(value) in (list, tuple):
+            pending += value
+
+
+def _marks_in(text: str) -> list[str]:
+    return _MARK.findall(text) if _FIRST in text else []
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """Changes the texts that `_texts` yields."""
+    if isinstance(value, str):
+        text = change(value)
+        return text if type(value) is str else type(value)(text)
+    if type(value) is dict:
+        return {_mapped(name, change): _mapped(item, change) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(item, change) for item in value)
+    return value
+
+
+def _settled(value: Any) -> Any:
+    """Returns the items of an iterator as a list; any other value as it is."""
+    return list(value) if isinstance(value, Iterator) else value

@@ -13,7 +13,7 @@ import re
 import string
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -43,21 +43,25 @@ MAX_DIGITS = 400  # maximum digits to which a value is rounded; a float has fewe
 MAX_SLOW_CHARS = 65_536  # maximum string length for filters that take seconds for megabytes
 # Nesting of lists and mappings that are converted to text: 64 levels of a call's arguments, inside of a conversation.
 MAX_DEPTH = 72
+CHECKED = "checked"  # the filter of what a loop iterates over
 CONCATENATED = "concatenated"  # the filter that replaces ``a ~ b``
 SLICED = "sliced"  # the filter that replaces ``a[b:c:d]``
 PLAIN = "plain"  # the filter of compared values, which removes marks
-# Filters that turn any value into text.
-_TEXT_FILTERS = frozenset(
-    {"capitalize", "center", "e", "escape", "forceescape", "format", "indent", "lower", "pprint", "replace", "safe"}
-    | {"string", "striptags", "title", "tojson", "trim", "truncate", "upper", "urlencode", "urlize", "wordcount"}
-    | {"wordwrap", "xmlattr"}
+# Filters that take the items of a value, which are characters if it is a text.
+_ITEM_FILTERS = frozenset(
+    {"batch", "first", "items", "last", "list", "map", "random", "reject", "rejectattr", "reverse", "select"}
+    | {"selectattr", "slice", CHECKED}
 )
+# Further filters that read no text in a list, and those that read marks.
+_SHALLOW_FILTERS = _ITEM_FILTERS | {"attr", "count", "d", "default", "length", CONCATENATED, SLICED}
+_MARK_FILTERS = _SHALLOW_FILTERS | {"capitalize", "lower", "replace", "upper"}
 _SLOW_FILTERS = frozenset({"pprint", "striptags", "urlize", "wordwrap"})
 _COUNTING_FILTERS = frozenset({"batch", "slice"})  # their argument is the number of items
 _SPLITS = frozenset({"split", "rsplit"})
 _CALL_VARIABLES = ("_block_vars", "_loop_vars")  # arguments that jinja adds for functions with a context
 _COMPARING_TESTS = frozenset({
     "eq", "equalto", "==", "ne", "!=", "in", "lt", "lessthan", "<", "le", "<=", "gt", "greaterthan", ">", "ge", ">=",
+    "lower", "upper",
 })  # fmt: skip
 _LINE_BREAKS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 _NUMBER = re.compile(r"\d+")
@@ -334,11 +338,6 @@ def _wordwrap(environment: Environment, value: str, *args: Any, **kwargs: Any) -
     return do_wordwrap(environment, value, *args, **kwargs)
 
 
-def _concatenated(values: Sequence[Any]) -> str:
-    check_text_of(*values)
-    return "".join(map(str, values))
-
-
 def _collected(value: Any) -> list[Any]:
     """Collects the items of any iterable. Raises SecurityError if there are too many."""
     items = []
@@ -349,23 +348,30 @@ def _collected(value: Any) -> list[Any]:
     return items
 
 
-def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a filter with checks of its operands and result."""
+def _guarded(name: str, function: Callable[..., Any], marks: Marks) -> Callable[..., Any]:
+    """Wraps a filter with checks of its operands and result. It gets texts without marks, unless it can read them."""
     passed = 1 if hasattr(function, "jinja_pass_arg") else 0  # number of arguments before the value
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         check()
-        value = args[passed] if len(args) > passed else None
-        if name in _TEXT_FILTERS and not isinstance(value, str):
-            check_text_of(value)
+        context, (value, *others) = args[:passed], args[passed:]
+        if name in _ITEM_FILTERS and isinstance(value, str):
+            value = marks.unmarked(value)
+        elif name not in _SHALLOW_FILTERS:
+            if isinstance(value, Iterator | MappingView):
+                value = _collected(value)
+            check_text_of(value, *others, *kwargs.values())
         if name in _SLOW_FILTERS and len(str(value)) > MAX_SLOW_CHARS:
             raise SecurityError(f"the filter {name} takes texts of at most {MAX_SLOW_CHARS} characters")
         if name in _COUNTING_FILTERS:
-            check_size(arg for arg in (*args[passed + 1 :], *kwargs.values()) if isinstance(arg, int))
+            check_size(arg for arg in (*others, *kwargs.values()) if isinstance(arg, int))
         if name == "list":
             return checked(_collected(value))
-        result = function(*args, **kwargs)
+        if name in _MARK_FILTERS:
+            result = function(*context, value, *others, **kwargs)
+        else:
+            result = marks.apply(function, *context, value, *others, **kwargs)
         return result if result is value else checked(result)
 
     return guarded
@@ -419,7 +425,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters["round"] = _round
         for name, bounded_filter in (("sum", _sum), ("wordwrap", _wordwrap)):
             self.filters[name] = functools.wraps(self.filters[name])(bounded_filter)
-        self.filters |= {CONCATENATED: _concatenated, SLICED: self._sliced}
+        self.filters |= {CHECKED: CheckedIterable, CONCATENATED: self._concatenated, SLICED: self._sliced}
         self.guard_filters(self.filters)
         self.filters[PLAIN] = marks.plain
         del self.globals["lipsum"]
@@ -427,7 +433,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def guard_filters(self, filters: Mapping[str, Callable[..., Any]]) -> None:
         """Adds filters with checks of their operands and results."""
-        self.filters |= {name: _guarded(name, function) for name, function in filters.items()}
+        self.filters |= {name: _guarded(name, function, self._marks) for name, function in filters.items()}
 
     def replace_operators(self, tree: nodes.Template) -> nodes.Template:
         """Replaces operators that are not intercepted otherwise, in a parsed template."""
@@ -455,9 +461,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
             passed = 1 if hasattr(function, "jinja_pass_arg") else 0  # number of arguments before the value
             text, *others = args[passed:]
             if self._marks.any_in(text, *others, *kwargs.values()):
-                _check_method(self._marks.unmarked(str(text)), name, tuple(others), kwargs)
-                return self._marks.call(str(text), name, others, kwargs)
-            return function(*args, **kwargs)
+                text = str(self._finalize(text))
+                _check_method(self._marks.unmarked(text), name, tuple(others), kwargs)
+                return self._marks.call(text, name, others, kwargs)
+            return self._marks.apply(function, *args, **kwargs)
 
         return with_marks
 
@@ -468,12 +475,16 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
         return on_plain
 
-    @staticmethod
-    def _finalize(value: Any) -> Any:
-        """Checks a value before ``{{ value }}`` converts it to text."""
-        if not isinstance(value, str):
-            check_text_of(value)
-        return value
+    def _concatenated(self, values: Sequence[Any]) -> str:
+        check_text_of(*values)
+        return "".join([str(self._finalize(value)) for value in values])
+
+    def _finalize(self, value: Any) -> Any:
+        """Converts a list, tuple or dictionary to text, and checks others, before ``{{ value }}`` converts them."""
+        if isinstance(value, str):
+            return value
+        check_text_of(value)
+        return self._marks.apply(str, value) if isinstance(value, list | tuple | dict) else value
 
     @staticmethod
     def _concat(pieces: Iterable[str]) -> str:
@@ -487,15 +498,26 @@ class Sandbox(ImmutableSandboxedEnvironment):
         owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
         if isinstance(owner, _NUMBERS) or (isinstance(owner, str) and name == "encode"):
             raise SecurityError(f"the method {name} is not available in templates")
+        if isinstance(owner, str | list | tuple):
+            kwargs = {key: value for key, value in kwargs.items() if key not in _CALL_VARIABLES}
         if isinstance(owner, str):
             if name == "join" and args and not isinstance(args[0], Sequence):
                 args = (_collected(args[0]), *args[1:])
             if name in METHODS and __self._marks.any_in(owner, *args, *kwargs.values()):
-                kwargs = {key: value for key, value in kwargs.items() if key not in _CALL_VARIABLES}
                 _check_method(__self._marks.unmarked(owner), name, args, kwargs)
                 return checked(__self._marks.call(owner, name, args, kwargs))
             _check_method(owner, name, args, kwargs)
-        result = super().call(__context, __obj, *args, **kwargs)
+        elif isinstance(owner, dict):
+            args = (*map(__self._marks.plain, args[:1]), *args[1:])  # a key
+        if isinstance(owner, str | list | tuple):
+            check_text_of(owner, *args, *kwargs.values())
+
+            def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
+                return super(Sandbox, __self).call(__context, __self.getattr(owner, name), *args, **kwargs)
+
+            result = __self._marks.apply(call, owner, *args, **kwargs)
+        else:
+            result = super().call(__context, __obj, *args, **kwargs)
         return result if result is owner else checked(result)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -515,4 +537,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 raise SecurityError(f"nothing is repeated more than {MAX_FACTOR} times")
             if isinstance(count, int) and hasattr(repeated, "__len__"):
                 _check_joined(repeated, count * len(repeated))
-        return checked(super().call_binop(context, operator, left, right))
+        compute = functools.partial(super().call_binop, context, operator)
+        escapes = hasattr(left, "__html__") or hasattr(right, "__html__")
+        if escapes or (operator == "%" and isinstance(left, str)):
+            return checked(self._marks.apply(compute, left, right))
+        return checked(compute(left, right))

@@ -28,10 +28,10 @@ WINDOW = 2**16  # characters per step when the tokens of a long text are counted
 class Tokenizer:
     """Encodes text and decodes ids.
 
-    Text of a request never becomes a special token (docs/research/decoding-rules.md#special-tokens). Special tokens are
-    written as marks that are drawn at random per process, and only the chat template writes the marks. A token is
-    special if the checkpoint declares it so, if config.json names it as mask or end, or if the chat template writes it
-    as markup.
+    Text of a request does not become a special token (docs/research/decoding-rules.md#special-tokens). Special tokens
+    are written as marks that are drawn at random per process. The chat template writes the marks, and `encode_limited`
+    those of a prompt that the client has rendered. A token is special if the checkpoint declares it so, if config.json
+    names it as mask or end, or if the chat template writes it as markup.
     """
 
     def __init__(self, directory: str | Path, chat_template: str | Path | None = None) -> None:
@@ -61,7 +61,7 @@ class Tokenizer:
             data, checkpoint_files.read_json(directory, "config.json") or {}, "".join(sources.values())
         )
         self.special = frozenset(special)  # ids without text
-        marks = Marks({tokens[id]: new_mark() for id in special})
+        marks = self._marks = Marks({tokens[id]: new_mark() for id in special})
         # Shorter ones, and words, are probably meant as text.
         self._markup = [text for text in marks.of_tokens if len(text) > 2 and _is_markup(text)]
         self._markup_begins = {text[0] for text in self._markup}
@@ -125,7 +125,13 @@ class Tokenizer:
         return ids
 
     def encode_limited(
-        self, text: str, tokens: int, param: str = "prompt", is_needed: Callable[[], bool] = lambda: True
+        self,
+        text: str,
+        tokens: int,
+        param: str = "prompt",
+        is_needed: Callable[[], bool] = lambda: True,
+        *,
+        parse_special: bool = False,
     ) -> list[int] | None:
         """Encodes `text`, or returns None if it has far more than `tokens` tokens.
 
@@ -137,6 +143,7 @@ class Tokenizer:
             tokens: Maximum number of tokens.
             param: Field that errors name.
             is_needed: Returns False once the client has disconnected.
+            parse_special: Encode the texts of special tokens as these tokens.
 
         Raises:
             RequestError: As `encode`.
@@ -144,6 +151,8 @@ class Tokenizer:
         """
         if self.certainly_exceeds(text, tokens):
             return None
+        if parse_special:
+            text = self._marks.marked(text)
         if len(text) > WINDOW:
             _check_unicode(text, param)
             found = 0

@@ -1,11 +1,12 @@
-"""Reads Markdown pages: their headings, and their text without code."""
+"""Reads Markdown pages: their headings, their code, and their text without code."""
 
 from __future__ import annotations
 
 import re
 from functools import cache
+from pathlib import Path
 
-from tests.layout.source import CODE, ROOT
+from tests.layout.source import CODE, ROOT, read
 
 FENCE = re.compile(r"^([ \t]*)(```|~~~).*?^[ \t]*\2[ \t]*$", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#{1,6} +(.*?) *#*$", re.MULTILINE)
@@ -19,6 +20,11 @@ def pages() -> tuple[str, ...]:
     folders = ("docs", "charts", *CODE)
     found = [*ROOT.glob("*.md"), *(path for folder in folders for path in (ROOT / folder).rglob("*.md"))]
     return tuple(sorted(path.relative_to(ROOT).as_posix() for path in found))
+
+
+def code(page: str | Path, language: str) -> list[str]:
+    """Returns the fenced code of a language on a page."""
+    return re.findall(rf"```{language}\n(.*?)```", read(page), re.DOTALL)
 
 
 def without_fences(text: str) -> str:

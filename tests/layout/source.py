@@ -32,7 +32,7 @@ def python_files() -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def read(path: str) -> str:
+def read(path: str | Path) -> str:
     return (ROOT / path).read_text(encoding="utf-8")
 
 

@@ -110,6 +110,7 @@ def test_a_rank_above_the_limit_is_refused(adapter, base):
         ({"r": 0}, "r must be a whole number"),
         ({"lora_alpha": None}, "lora_alpha"),
         ({"rank_pattern": {"x": 0}}, "rank_pattern gives 'x' 0"),
+        ({"rank_pattern": {"x": 2.5}}, r"rank_pattern gives 'x' 2\.5"),
         ({"alpha_pattern": ["x"]}, "alpha_pattern must map"),
         ({"target_modules": "("}, "no valid regular expression"),
         ({"rank_pattern": {"(?i)x": 2}}, r"rank_pattern has '\(\?i\)x', which is no valid regular expression"),
@@ -124,6 +125,16 @@ def test_a_rank_above_the_limit_is_refused(adapter, base):
 def test_invalid_configs_are_refused_by_field(adapter, base, fields, message):
     say(adapter, **fields)
     with pytest.raises(ConfigError, match=message):
+        read_adapter(adapter, base)
+
+
+def test_the_tying_of_modules_that_are_no_targets_is_accepted(adapter, base):
+    expected = read_adapter(adapter, base).digest
+    say(adapter, ensure_weight_tying=True)
+    assert read_adapter(adapter, base).digest == expected
+    for name in (A, B):
+        edit(adapter, lambda t, name=name: t.update({name.replace(QKV, "model.word_embeddings"): t[name]}))
+    with pytest.raises(ConfigError, match="the model has no module for"):
         read_adapter(adapter, base)
 
 
@@ -146,6 +157,7 @@ def test_rank_alpha_and_module_patterns():
     layers = [f"m.layers.{n}.{name}" for n in range(3) for name in ("q_proj", "k_proj", "v_proj")]
     assert [name for name in layers if read.targeted(name)] == [layers[0], layers[3], layers[4]]
     assert parse_peft_config(config(use_rslora=True)).scale("x") == 4
+    assert parse_peft_config(config(rank_pattern={"x": 8.0})).rank_of("x") == 8
 
 
 @pytest.mark.parametrize("pattern", ["layers|h", "(lay(ers))", ["(x)", "layers"]])

@@ -9,26 +9,15 @@ from prometheus_client import generate_latest
 
 from runtime.server.metrics import Metrics as EngineMetrics
 from runtime.server.metrics import RequestMetrics
+from tests.operator.chart_samples import ALL, DIGEST, PEERS, TOLERATIONS, container, one, settings
 from tests.operator.helm import CHART, CHARTS, CRDS, render, render_crds
 from tools.permissions import ADOPTION_RULES, NODE_RULE, RULES, missing, unused
 from unmask_operator.kube.cache import Cache
 from unmask_operator.metrics import Metrics as OperatorMetrics
-from unmask_operator.settings import VERSION, Settings, read_settings
+from unmask_operator.settings import VERSION, Settings
 
 pytestmark = pytest.mark.programs
-DIGEST = "sha256:" + "0" * 64
 NAME = "unmask-operator"
-PEERS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
-TOLERATIONS = [
-    {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
-    {"key": "pool", "value": 'a"<b>', "effect": "NoExecute", "tolerationSeconds": 3000000},
-]
-ALL = {
-    "networkPolicy__metricsFrom": PEERS,
-    "monitoring__serviceMonitor__enabled": True,
-    "monitoring__prometheusRule__enabled": True,
-    "monitoring__dashboard__enabled": True,
-}
 
 
 def named(objects):
@@ -37,21 +26,6 @@ def named(objects):
 
 def kinds(**values):
     return {obj["kind"] for obj in render(**values)}
-
-
-def one(objects, kind):
-    (found,) = (o for o in objects if o["kind"] == kind)
-    return found
-
-
-def container(objects):
-    (found,) = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
-    return found
-
-
-def settings(objects):
-    env = {e["name"]: e.get("value", e["name"].lower()) for e in container(objects)["env"]}
-    return read_settings({name: value.replace("$$", "$") for name, value in env.items()})  # as the kubelet expands it
 
 
 def test_the_objects_of_a_default_release():

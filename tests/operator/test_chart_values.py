@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.operator.chart_samples import ALL, DIGEST, TOLERATIONS, container, one, settings
 from tests.operator.helm import CHART, CRDS, REGISTRY, helm, parse_objects, render, render_crds, sets
-from tests.operator.test_chart import ALL, DIGEST, TOLERATIONS, container, one, settings
 from unmask_operator.settings import VERSION
 
 pytestmark = pytest.mark.programs

@@ -11,7 +11,7 @@ from tests.operator.crd_cases import ALSO_REFUSED, BOUNDS, NAMES_REFUSED, RULES,
 from tests.operator.live.objects import demo
 from tests.operator.null_cases import null_cases
 from tests.operator.samples import resource
-from tests.operator.test_arguments import SPECS, values
+from tests.operator.spec_strategies import SPECS, values
 from tools import crd
 from unmask_operator.api import parse
 from unmask_operator.api.engine import Thresholds

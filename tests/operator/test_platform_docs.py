@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.layout.pages import code
 from tools.status import Status
 from unmask_operator.api import Spec, parse
 from unmask_operator.objects import ADOPT, GROUP, KIND, PLURAL, RESTARTED_AT, SERVICE_LABEL
@@ -28,10 +29,6 @@ FOREIGN = {
     "unmask.plugins",  # a group of entry points
 }
 PAGE = pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.stem)
-
-
-def blocks(page, language):
-    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
 def prose(page):
@@ -64,9 +61,9 @@ def value_of(path):
 
 @PAGE
 def test_services_and_patches_on_a_page_are_valid(page):
-    documents = [doc for block in blocks(page, "yaml") for doc in yaml.safe_load_all(block)]
+    documents = [doc for block in code(page, "yaml") for doc in yaml.safe_load_all(block)]
     services = [doc for doc in documents if doc.get("kind") == KIND]
-    for block in blocks(page, "sh"):
+    for block in code(page, "sh"):
         for patch in re.findall(r"kubectl patch dlms \S+ --type merge -p '(.*?)'", block):
             spec = {"model": {"uri": "demo://"}} | json.loads(patch)["spec"]
             services.append({"metadata": {"name": "demo"}, "spec": spec})
@@ -84,7 +81,7 @@ def test_fields_values_files_and_commands_that_a_page_names_exist(page):
     for path in re.findall(r"(?<![\w/])(?:examples|charts)/[\w/.-]*\w", page.read_text(encoding="utf-8")):
         assert (ROOT / path).exists(), path
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    for block in blocks(page, "sh"):
+    for block in code(page, "sh"):
         assert set(re.findall(r"^make ([a-z0-9-]+)", block, re.MULTILINE)) <= targets
         for name in re.findall(r"--set(?:-string)? ([\w.]+)=", block):
             assert value_of(name.split(".")) or (name == "crds.enabled" and "OLD_CHART" in block), name
@@ -104,7 +101,7 @@ def test_every_reason_that_a_condition_can_have_is_explained():
 
 
 def test_argo_cds_health_check_uses_existing_conditions_and_reasons():
-    (check,) = (block for block in blocks(DOCS / "argo-cd.md", "yaml") if "local health" in block)
+    (check,) = (block for block in code(DOCS / "argo-cd.md", "yaml") if "local health" in block)
     asked = set(re.findall(r'holds\["(\w+)"\]', check)) | set(re.findall(r'condition\.type == "(\w+)"', check))
     assert asked == {"Accepted", "Ready", "Available", "RolloutComplete"} <= {*CONDITIONS, "Ready"}
     explained = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
@@ -113,7 +110,7 @@ def test_argo_cds_health_check_uses_existing_conditions_and_reasons():
 
 
 def test_a_strict_mesh_lets_in_what_the_operator_reads_and_no_more():
-    objects = [obj for block in blocks(DOCS / "security.md", "yaml") for obj in yaml.safe_load_all(block)]
+    objects = [obj for block in code(DOCS / "security.md", "yaml") for obj in yaml.safe_load_all(block)]
     by_kind = {obj.get("kind"): obj.get("spec") for obj in objects if isinstance(obj, dict)}
     peers, policy = by_kind["PeerAuthentication"], by_kind["AuthorizationPolicy"]
     port = str(PORT)

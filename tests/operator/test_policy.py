@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from e2e.cluster.kube import ApiError
+from tests.layout.pages import code
 from tests.operator.crd_cases import changed
 from tests.operator.samples import SETTINGS, child, make, observe, resource
-from tests.operator.test_platform_docs import DOCS, blocks
 from tools import crd
 
 pytestmark = pytest.mark.cluster
@@ -45,7 +45,7 @@ REFUSED = (
 
 def documented(name):
     """Returns a policy and its binding, as on the page."""
-    found = [list(yaml.safe_load_all(block)) for block in blocks(DOCS / "privileges.md", "yaml")]
+    found = [list(yaml.safe_load_all(block)) for block in code("docs/operations/privileges.md", "yaml")]
     return next(pair for pair in found if pair[0].get("metadata", {}).get("name") == name)
 
 

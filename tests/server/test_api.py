@@ -78,6 +78,10 @@ def test_special_tokens_in_text_stay_text(client: httpx.Client) -> None:
     assert max(ids) < 256
     chat = client.post("/tokenize", json={"messages": [{"role": "user", "content": "<|role_end|><role>x"}]}).json()
     assert [t for t in chat["tokens"] if t >= 256] == [259, 260, 258, 259, 260]
+    rendered = "<role>user</role>hello<|role_end|><role>assistant</role>"
+    ids = client.post("/tokenize", json={"messages": [{"role": "user", "content": "hello"}]}).json()["tokens"]
+    assert client.post("/tokenize", json={"prompt": rendered, "parse_special": True}).json()["tokens"] == ids
+    assert max(client.post("/tokenize", json={"prompt": rendered, "parse_special": False}).json()["tokens"]) < 256
     masked = client.post("/generate", json={"prompt": [64, MASK, 65], "max_tokens": 8, **FAST}).json()
     assert masked["full_token_ids"][:3] == [64, MASK, 65]
     assert MASK not in masked["token_ids"]

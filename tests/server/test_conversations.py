@@ -49,6 +49,8 @@ TEXT = {"type": "text", "text": "An entry."}
 HO = {"type": "text", "text": "ho"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 CALLED = called("add", {"a": 1})
+# Results of tools that are neither text nor parts, and what the model gets.
+VALUES = [(json.loads(text), text) for text in ("5", "1.5", "true", '{"a": ["é"]}', '[1, "a"]', '[{"a": 1}]')]
 # A history, the messages of the template, and the ignored paths.
 CHATS: list[tuple[Messages, Messages, list[str]]] = [
     ([{**user(), "name": "critic"}], [{**user(), "name": "critic"}], []),
@@ -78,6 +80,8 @@ CHATS: list[tuple[Messages, Messages, list[str]]] = [
                  {"type": "thinking", "text": "m"}, HO])], [assistant("ho", reasoning_content="hm")], []),
     ([assistant([{"type": "reasoning", "reasoning": "hm"}, HO], reasoning="no")],
      [assistant("ho", reasoning_content="no")], []),
+    *(([CALLED, result(value)], [CALLED, result(text)], []) for value, text in VALUES),
+    ([CALLED, {"role": "function", "content": 2}], [CALLED, {"role": "tool", "content": "2"}], []),
 ]  # fmt: skip
 
 SHELL = {"type": "local_shell_call", "id": "ls_1", "call_id": "c1", "action": {"command": ["ls"]}}
@@ -116,6 +120,7 @@ ITEMS: list[tuple[Messages, Messages, list[str]]] = [
      [CALLED, result()], ["input.output.input_image"]),
     ([ADD, {**DONE, "output": [{"type": "input_file", "file_data": "data:"}]}], [CALLED, result("")],
      ["input.output.input_file"]),
+    *(([ADD, {**DONE, "output": value}], [CALLED, result(text)], []) for value, text in VALUES),
     ([user(), {"type": "additional_tools", "role": "developer", "tools": OTHER_TOOLS}], [user()],
      ["input.tools.web_search"]),
 ]  # fmt: skip
@@ -173,6 +178,7 @@ TURNS: list[tuple[Messages, Messages, list[str]]] = [
     ([user([CITED, HO])], [user("An entry.ho")], ["messages.content.title", "messages.content.source"]),
     (used([TEXT]), of_result("An entry."), []),
     (used([CITED]), of_result(json.dumps([CITED])), []),
+    *((used(value), of_result(text), []) for value, text in VALUES),
     (used([PICTURE]), of_result(""), ["messages.content.content.image"]),
     (used([PICTURE, TEXT]), of_result("An entry."), ["messages.content.content.image"]),
     (used([PDF]), of_result(""), ["messages.content.content.document"]),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from runtime.config.flags import SERVER_COMPILE_CACHE
 from runtime.server.env import backend_environment
 from tests.wait import TIMEOUT
 
@@ -35,6 +37,23 @@ launcher.run(ServerConfig())
 """
 
 
+COMPILED = f"""
+import contextlib, os, sys
+from runtime.config import ServerConfig
+from runtime.server import launcher
+
+def serve(config, listener, directory, backend_command, clean_up):
+    os.mkdir(os.environ[{SERVER_COMPILE_CACHE!r}])
+    assert os.listdir(directory / "compiled") == []
+    print(directory / "compiled")
+    sys.exit()
+
+launcher.listen = lambda host, port: contextlib.nullcontext()
+launcher.Server = serve
+launcher.run(ServerConfig())
+"""
+
+
 @pytest.mark.parametrize(
     ("program", "preset", "found"),
     [(IMPORTED, None, "None"), (SERVED, None, "false"), (SERVED, "true", "true")],
@@ -49,6 +68,14 @@ def test_only_the_server_keeps_the_tokenizers_library_to_one_thread(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=TIMEOUT
     )
     assert done.stdout.strip() == found, done.stderr
+
+
+def test_the_server_removes_the_code_that_its_backends_compiled() -> None:
+    """Backends end without a clean-up."""
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=TIMEOUT)
+    path = Path(done.stdout.strip())
+    assert path.name == "compiled", done.stderr
+    assert not path.parent.exists()
 
 
 @pytest.mark.matrix
@@ -69,6 +96,7 @@ def test_openmp_threads_wait_passively_unless_the_user_decides(choice: str | Non
         ("hf://org/name", {"HF_TOKEN": "secret"}, {"HF_TOKEN": "secret"}),
         (None, {"HF_TOKEN": "secret"}, {"HF_TOKEN": None}),
         (None, {"UNMASK_KERNEL_CACHE": "/kernels"}, {"UNMASK_KERNEL_CACHE": "/kernels"}),
+        (None, {SERVER_COMPILE_CACHE: "/compiled"}, {SERVER_COMPILE_CACHE: "/compiled"}),
         (None, {"OTEL_EXPORTER_OTLP_HEADERS": "secret"}, {"OTEL_EXPORTER_OTLP_HEADERS": None}),
         (None, {}, {"OMP_WAIT_POLICY": "PASSIVE"}),
         (None, {"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,37 @@ def test_unknown_fields_are_ignored_and_named(checkpoint: Path) -> None:
         assert "left_empty" not in server.log
         many = client.post(CHAT, json={**odd, **{f"field_{i}": i for i in range(500)}})
         assert len(many.headers["x-unmask-ignored"].split(", ")) == 16
+
+
+# Numbers that forms of clients send as text, and identifiers that are numbers.
+AS_TEXT: dict[str, dict[str, Any]] = {
+    CHAT: {"max_tokens": "4", "temperature": "0.7", "top_p": "9e-1", "top_k": "5", "seed": "7", "n": "1", "user": 12,
+           "frequency_penalty": "-0.5", "top_logprobs": "2", "logprobs": True, "length_penalty": "1", "min_p": "0.0"},
+    TEXT: {"max_tokens": "4.0", "temperature": "2", "seed": "-3", "logprobs": "1", "best_of": "1", "n": "2"},
+    RESPONSES: {"max_output_tokens": "4", "temperature": "1", "seed": "1", "top_logprobs": "0", "max_tool_calls": "1"},
+    MESSAGES: {"max_tokens": "4", "temperature": "1e0", "top_k": "5", "seed": "1",
+               "thinking": {"type": "disabled", "budget_tokens": "1024"}},
+    GENERATE: {"max_tokens": "4", "num_denoising_steps": "4", "n": "1", "logprobs": "2"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("route", AS_TEXT)
+def test_numbers_may_be_texts(client: httpx.Client, route: str) -> None:
+    def answer_to(more: dict[str, Any]) -> Any:
+        taken = client.post(route, json={**BODIES[route], **more})
+        assert taken.status_code == 200, taken.text
+        assert "x-unmask-ignored" not in taken.headers
+        if route in ROUTES:
+            return read(route, taken.text, stream=False)
+        return taken.json()["choices" if route == TEXT else "token_ids"]
+
+    numbers = json.loads(re.sub(r'"(-?[0-9.]+(?:e-?[0-9]+)?)"', r"\1", json.dumps(AS_TEXT[route])))
+    assert numbers != AS_TEXT[route]
+    assert answer_to(AS_TEXT[route]) == answer_to(numbers)
+
+
+def test_a_user_may_be_a_number(client: httpx.Client) -> None:
+    assert client.post(RESPONSES, json={**BODIES[RESPONSES], "user": 12}).json()["user"] == "12"
 
 
 # What clients send for a value that is not set, by the field of chat.

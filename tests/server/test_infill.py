@@ -209,6 +209,25 @@ def test_a_prompt_with_the_text_of_a_special_token_has_a_warning(client: httpx.C
     assert "warning" not in client.post("/generate", json={"messages": [USER], "max_tokens": 4}).json()
 
 
+def test_a_prompt_that_the_client_has_rendered_is_read_with_its_special_tokens(client: httpx.Client) -> None:
+    text = "<role>user</role>hello<|role_end|><role>assistant</role>"
+    ids = client.post("/tokenize", json={"messages": [USER]}).json()["tokens"]
+    asked = {"max_tokens": 6, "temperature": 0, "parse_special": True}
+    for extra in ({}, {"suffix": text}, {"echo": True, "logprobs": 1}, {"n": 2}):
+        made, expected = (complete(client, prompt=prompt, **asked, **extra) for prompt in ([text, "a"], [ids, [64]]))
+        assert made["choices"] == expected["choices"]
+        assert made["usage"] == expected["usage"]
+        assert "warning" not in made
+    answer = complete(client, prompt=text, suffix=text, **asked)
+    as_text = complete(client, prompt=text, suffix=text, max_tokens=6, temperature=0)
+    assert answer["usage"]["prompt_tokens"] == 2 * len(ids) < as_text["usage"]["prompt_tokens"]
+    own, chat = (client.post("/generate", json=body).json() for body in (
+        {"prompt": text, **asked}, {"messages": [USER], "max_tokens": 6, "temperature": 0}))  # fmt: skip
+    assert own["full_token_ids"] == chat["full_token_ids"]
+    assert own["full_text"] == chat["full_text"]
+    assert "warning" not in own
+
+
 def test_llm_chat_applies_the_chat_template(checkpoint: Path) -> None:
     with LLM(str(checkpoint), device="cpu") as llm:
         params = SamplingParams(max_tokens=16)

@@ -21,6 +21,12 @@ CONTINUED = {**BEGUN, **FLAGS}
 CLOCK, WEATHER = tool(CHAT, "clock"), tool(CHAT)
 FUNCTION, OTHER = tool(RESPONSES), tool(MESSAGES)
 NAMED = {"type": "function", "function": {"name": "other"}}
+# Texts that are no numbers of JSON, or beyond floats.
+NO_NUMBERS = (
+    *("", " 7", "7 ", "7\n", "+7", "07", "7.", ".7", "7_0", "0x7", "\u0667", "true", "nan", "Infinity", "1e999"),
+    "7" * 65,
+)
+NO_INTEGERS = (*NO_NUMBERS, "20.5", "-2", -2)
 
 
 def functions(count: int, prefix: str) -> list[Any]:
@@ -82,8 +88,10 @@ CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"prompt": "a", "chat_template_kwargs": {}}, "chat_template_kwargs"),
         ({"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
         ({"prompt": "a", "continue_final_message": True}, "continue_final_message"),
+        ({"messages": [USER], "parse_special": True}, "parse_special"),
         ({"prompt": "a", "max_tokens": 3, "min_tokens": 4}, "min_tokens"),
-        *(({"prompt": "a", "max_tokens": wrong}, "max_tokens") for wrong in (20.5, "20", True, [20], 1e300, 0, -2)),
+        *(({"prompt": "a", "max_tokens": wrong}, "max_tokens") for wrong in (20.5, True, [20], 1e300, 0, *NO_INTEGERS)),
+        *(({"prompt": "a", "temperature": wrong}, "temperature") for wrong in (True, [0.5], *NO_NUMBERS)),
         ({"prompt": "a", "max_tokens": 2**31 + 1}, "max_tokens"),
         ({"prompt": "a", "stream_mode": "fast"}, "stream_mode"),
         ({"prompt": "a", "regex": "a", "structured_outputs": {"regex": "b"}}, "structured_outputs"),
@@ -93,7 +101,11 @@ CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"messages": [USER] * 100}, "messages"),
         ({**CONTINUED, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
     ],
-    "/tokenize": [({"prompt": "a", name: True}, name) for name in FLAGS],
+    "/tokenize": [
+        *(({"prompt": "a", name: True}, name) for name in FLAGS),
+        ({"messages": [USER], "parse_special": True}, "parse_special"),
+        ({"prompt": "a", "parse_special": 1}, "parse_special"),
+    ],
     CHAT: [
         ({"messages": []}, "messages"),
         ({"messages": [USER, {"role": "user", "content": None}]}, "messages[1].content"),
@@ -137,6 +149,7 @@ CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"documents": [{}]}, "documents"),
         ({"chat_template": "x"}, "chat_template"),
         ({"frequency_penalty": False}, "frequency_penalty"),
+        ({"user": True}, "user"),
         ({"logprobs": 0}, "logprobs"),
         ({"logprobs": True, "top_logprobs": 20, "n": 128, "max_tokens": 100}, "top_logprobs"),
         ({"response_format": {"type": "json_object", "schema": "no JSON"}}, "response_format"),
@@ -183,7 +196,6 @@ CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"input": [{"type": "custom_tool_call", "name": "patch"}]}, "input[0]"),
         ({"input": [{"type": "function_call", "call_id": "x"}]}, "input[0]"),
         ({"input": [{"type": "function_call", "name": "f", "call_id": "c", "arguments": {}}]}, "input[0]"),
-        ({"input": [{"type": "function_call_output", "call_id": "c", "output": {}}]}, "input[0]"),
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input[0]"),
         ({"input": [{"type": "additional_tools", "role": "developer"}]}, "input[0].tools"),
         ({"input": [{"type": "additional_tools", "tools": {}}]}, "input[0].tools"),
@@ -223,8 +235,7 @@ CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
             {"type": "content", "content": [{"text": "x"}]}, {"type": "content", "content": [
                 {"type": "text", "text": 5}]})),
         *((cited(content), "messages[0].content[0]") for content in (
-            [], [IMAGE], [TEXT_BLOCK, IMAGE], {}, None)),
-        (cited(5), "messages[0].content[0].content"),
+            [], [IMAGE], [TEXT_BLOCK, IMAGE], {}, 5, None)),
         (cited([{"type": "text"}]), "messages[0].content[0].content[0]"),
         ({"system": [{"type": "tool_result", "tool_use_id": "1"}]}, "system[0]"),
         ({"system": [{"type": "document", "source": {"type": "text", "data": "x"}}]}, "system[0]"),
@@ -263,7 +274,7 @@ CASES: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"segments": [{"text": "a"}, {}]}, "segments[1]"),
         ({"segments": [{"text": "a", "mask": 1}]}, "segments[0]"),
         ({"segments": [{"text": "a"}, {"mask": -1}]}, "segments"),
-        ({"segments": [{"text": "a"}, {"mask": "3"}]}, "segments[1].mask"),
+        ({"segments": [{"text": "a"}, {"mask": "3.5"}]}, "segments[1].mask"),
         ({"text": "<mask:2>"}, "text"),
         ({"text": "a<mask:0>"}, "text"),
         ({"text": "a<mask:4097>"}, "text"),

@@ -79,9 +79,9 @@ def test_only_short_texts_are_encoded_on_the_loop(tokenizer: Tokenizer, size: in
     threads: list[int] = []
 
     class Noted:
-        def encode_limited(self, *args: Any) -> Any:
+        def encode_limited(self, *args: Any, **fields: Any) -> Any:
             threads.append(threading.get_ident())
-            return tokenizer.encode_limited(*args)
+            return tokenizer.encode_limited(*args, **fields)
 
     async def stays() -> None:
         await asyncio.Event().wait()

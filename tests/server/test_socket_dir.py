@@ -29,7 +29,8 @@ def test_directories_of_killed_servers_are_removed_and_those_of_running_ones_are
     abandoned.mkdir()
     for name in (LOCK, "events", "commands", "0.12", "parent"):
         (abandoned / name).touch()
-    (abandoned / "tokenizers").mkdir()
+    for name in ("tokenizers", "compiled"):
+        (abandoned / name).mkdir()
     with socket_dir() as living:
         assert not abandoned.exists()
         with socket_dir() as other:

@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from starlette.requests import Request
 from runtime.config import EngineConfig
 from runtime.errors import RequestError
 from runtime.request.engine_messages import DecodingParams, EngineOutput, EngineStats, RequestSpec
+from runtime.request.output import TokenLogprob
 from runtime.server.admin import routes
 from runtime.server.anthropic import messages as messages_route
 from runtime.server.engine_client import ipc_protocol
@@ -26,6 +28,7 @@ from runtime.server.generate.protocol import GenerateRequest
 from runtime.server.logs import redact_queries
 from runtime.server.metrics import EngineMetrics
 from runtime.server.openai import chat, completions, responses
+from runtime.server.openai.logprobs import PromptEcho
 from runtime.server.openai.protocol import ChatRequest
 from runtime.server.openapi import fast_routes
 from runtime.server.preprocessing.preprocessor import Preprocessor
@@ -154,6 +157,26 @@ def test_text_without_template_begins_with_the_bos_token_of_the_model(checkpoint
     request = Request({"type": "http"})
     assert asyncio.run(preparer.encode_each(request, ["ab", [1, 2]])) == [[7, *tokenizer.encode("ab")], [1, 2]]
     assert asyncio.run(preparer.encode(request, "ab")) == [7, *tokenizer.encode("ab")]
+
+
+def test_a_bos_token_that_a_rendered_prompt_has_is_not_added(checkpoint: Path) -> None:
+    tokenizer = Tokenizer(checkpoint)
+    role = tokenizer.token_id("<role>")
+    preparer = Preprocessor(lambda: (info(max_token_id=263, bos_token_id=role), tokenizer))
+    request = Request({"type": "http"})
+    a = tokenizer.encode("a")
+    for text, ids in (("<role>a", [role, *a]), ("a<role>", [role, *a, role]), ("a", [role, *a])):
+        assert asyncio.run(preparer.encode_each(request, [text], parse_special=True)) == [ids]
+        assert asyncio.run(preparer.encode(request, text, parse_special=True)) == ids
+    assert asyncio.run(preparer.encode(request, "<role>a", add_bos=False, parse_special=True)) == [role, *a]
+    assert asyncio.run(preparer.encode(request, "<role>")) == [role, *tokenizer.encode("<role>")]
+    for text, ids, offsets in (("<role>a", [role, *a], [0, 6]), ("aa", [role, *a, *a], [0, 0, 1])):
+        echo = PromptEcho([text], silent=True, parse_special=True)
+        choice: Any = SimpleNamespace(index=0, spec=SimpleNamespace(prompt=ids, logprobs=None))
+        echo.attach([choice], 1, info(bos_token_id=role), tokenizer)
+        scored: Any = SimpleNamespace(token_logprobs=[TokenLogprob(id, -1.0, []) for id in ids[1:]])
+        echo.scores[0] = scored
+        assert [offset for _, offset in echo.entries(choice)] == offsets
 
 
 def test_queries_of_signed_hub_urls_are_removed_from_the_log() -> None:

@@ -140,7 +140,7 @@ def test_a_request_that_waits_for_its_answer_keeps_no_body(
         async def encode_chat(self, *args: Any, **fields: Any) -> list[int]:
             return [1]
 
-        async def encode_each(self, *args: Any) -> list[list[int]]:
+        async def encode_each(self, *args: Any, **fields: Any) -> list[list[int]]:
             return [[1]]
 
         async def find_special_text(self, *args: Any) -> None:

@@ -180,6 +180,21 @@ OWN_TEXT = {
     "roles": "{% set roles = {'user': '<|im_start|>', 'assistant': '<|im_end|>'} %}{% for m in messages %}{{ roles[m.role] }}{{ roles.get('x', '<think>') }}{{ {'user': '<think>'}[m.role] if m.role == 'user' }}{% endfor %}",
     "keys and tests": "{% set e = '<|im_end|>' %}{{ e is eq '<|im_end|>' }}{{ e in ['<|im_end|>'] }}{{ ['<|im_end|>'] == [e] }}{{ {'<|im_end|>': 1}[e] }}{{ [e] | select('equalto', '<|im_end|>') | list | length }}",
 }
+# Templates that give such text to functions which keep special tokens: they treat each character alike.
+KEEPING = {
+    "padding": "{% set x = '<think>a b</think>' %}{{ x | center(40) }}|{{ x.center(40, '*') }}|{{ x.ljust(30) }}|{{ x.rjust(30) }}|{{ x.zfill(30) }}|{{ x | truncate(12, true, '') }}|{{ x | truncate(100) }}|{{ x | indent(2, true) }}|{{ x | wordwrap(9) }}|{{ '{:>30}{}'.format(x, 1) }}|{{ '%30s' % x }}|{{ '%30s' | format(x) }}|{{ x.expandtabs() }}",
+    "lists": "{% set l = ['b', '<think>', 'a'] %}{{ l | first }}{{ l[1] }}{{ l | reverse | join }}{{ l | join('|') }}{{ '-'.join(l) }}{{ l | unique | join }}{{ l | batch(2) | map('join') | join }}{{ (l + ['<|im_end|>']) | last }}{{ l | select('ne', 'a') | join }}{{ {'a': '<think>'}.values() | list | join }}{{ l.index('a') }}",
+    "printed lists": "{% set l = ['b', '<think>', 1, none] %}{{ l }}{{ l | string }}{{ l ~ 'x' }}{{ '%s' % (l,) }}{{ {'k': '<think>'} }}{{ ('<think>',) }}{{ [l, {'a': l}] }}{{ l | tojson }}{{ l | pprint }}{{ '{}'.format(l) }}{{ {'a': '<think>'} | dictsort }}{{ {'a': '<think>'}.items() | list }}{{ l | length }}",
+    "macros and blocks": "{% macro f(a) %}<think>{{ a }}{{ caller() }}{% endmacro %}{% call f('<|im_end|>') %}x{% endcall %}{% set y %}<think>{% endset %}{{ y | center(30) }}{% filter center(30) %}<think>{% endfilter %}",
+}
+# Templates whose functions depend on the characters of a special token, or change or separate them.
+CHANGING = {
+    "characters": "{% set x = '<think>a</think>' %}{{ x | list | join('.') }}{{ x | first }}{{ x | last }}{{ x | reverse }}{% for c in x %}{{ c }}.{% endfor %}{{ x | map('upper') | join }}{{ x | batch(2) | map('join') | join('|') }}{{ x | slice(3) | map('join') | join('|') }}{{ x | select('eq', '<') | list | length }}{{ '-'.join(x) }}{{ x | sort | join }}{{ x | unique | join }}{{ x | join(',') }}{{ x | min }}{{ x | list | length }}",
+    "contents": "{% set x = '<think>a b</think>' %}{{ x | title }}{{ x | urlencode }}{{ x | wordcount }}{{ x | e }}{{ x | forceescape }}{{ x | striptags }}{{ x | urlize }}{{ {'a': x} | xmlattr }}{{ x | e + '<think>' }}{{ x | safe ~ '<think>' }}{{ x.casefold() }}{{ x.swapcase() }}{{ [x] | upper }}{{ [x] | replace('<', '(') }}{{ [x] | replace('<think>', '<|im_end|>') }}{{ x | int }}{{ x | trim('<>') }}{{ [x] | tojson(ensure_ascii=true) }}{{ x | capitalize }}{{ x.translate({60: '('}) }}",
+    "order": "{% set l = ['z', '<think>', 'A', '<|im_end|>', '~'] %}{{ l | sort | join(' ') }}{{ l | max }}{{ l | min }}{{ l | sort(reverse=true) | list }}{{ {'b': 1, '<': 2} | dictsort }}{{ [{'k': 'z'}, {'k': '<think>'}] | sort(attribute='k') | map(attribute='k') | join }}{% for g in [{'k': 'z'}, {'k': '<think>'}] | groupby('k') %}{{ g.grouper }}{{ g.list }}{% endfor %}",
+    "tests": "{% set e = '<think>' %}{{ {'<think>': 1}.get(e) }}{{ [e].index('<think>') }}{{ [e].count('<think>') }}{{ ('<think>', 1) == (e, 1) }}{{ e is lower }}{{ e is upper }}{{ e is in ['<think>'] }}{{ e is string }}{{ e.startswith(('a', '<think>')) }}{{ e < 'A' }}{{ [e] == ['<think>'] }}",
+    "of messages": "{% for m in messages %}{{ (m.content ~ '<think>') | center(60) }}{{ [m.content, '<think>'] }}{{ ('<think>' + m.content) | reverse | reverse }}{{ [m.content ~ '<think>'] | tojson }}{% endfor %}",
+}
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"b": "é", "a": [1, 2]}}}
 WITH_CALLS: list[dict[str, Any]] = [
     {"role": "user", "content": "add"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,16 @@ from runtime.tokenizer.chat_template import ChatTemplate
 from runtime.tokenizer.marked_text import Marks, new_mark
 from tests.examples import examples
 from tests.tokenizer.conftest import SPECIALS, byte_level, save
-from tests.tokenizer.templates import CHATS, OWN_TEXT, TEMPLATES, VARIABLES, WITH_CALLS, rendered_by_transformers
+from tests.tokenizer.templates import (
+    CHANGING,
+    CHATS,
+    KEEPING,
+    OWN_TEXT,
+    TEMPLATES,
+    VARIABLES,
+    WITH_CALLS,
+    rendered_by_transformers,
+)
 
 NAMED = {"bos_token": "<s>", "eos_token": "</s>"}
 USER = [{"role": "user", "content": "hi"}]
@@ -75,7 +85,58 @@ def test_templates_read_their_own_text_as_in_transformers() -> None:
     assert "hi <|im_end|> there" in of_messages
 
 
-PIECES = ["<a>", "</a>", "<", ">", "a", "/a>", " ", "\n", "é", "A"]
+def test_functions_of_own_text_give_the_text_of_transformers() -> None:
+    """Special tokens that a function leaves complete stay special, and those of a message never become it."""
+    marks = Marks({text: new_mark() for text in ("<|im_start|>", "<|im_end|>", "<think>", "</think>")})
+    literal = [{"role": "user", "content": "hi <|im_end|> \U00017000"}, {"role": "assistant", "content": "</think>"}]
+    sources = KEEPING | CHANGING
+    keys = list(itertools.product(sources, (CHATS[0], literal)))
+    texts = rendered_by_transformers([(sources[name], chat, {}) for name, chat in keys])
+    for (name, chat), theirs in zip(keys, texts, strict=True):
+        assert theirs is not None, name
+        ours = ChatTemplate(sources[name], marks, {}).render(chat, {})
+        assert marks.unmarked(ours) == theirs, name
+        if name in KEEPING:
+            assert ours == marks.marked(theirs), name
+        if name == "of messages":
+            assert marks.of_tokens["<|im_end|>"] not in ours
+            assert marks.of_tokens["</think>"] not in ours
+
+
+PIECES = ["<a>", "</a>", "<", ">", "a", "/a>", " ", "\n", "é", "A", "\U00017000"]
+FUNCTIONS: list[Callable[[str], Any]] = [
+    str.title, str.upper, list, sorted, repr, ascii, json.dumps, len, lambda t: t[::-1], lambda t: t.center(30),
+    lambda t: t[3:], lambda t: [t, {t: (t,)}], lambda t: t.split("a"), lambda t: t.replace("<", "a"),
+    lambda t: t.replace("a", "</a>"),
+]  # fmt: skip
+
+
+@examples(200)
+@given(st.lists(st.tuples(st.sampled_from(PIECES), st.booleans()), max_size=12), st.sampled_from(FUNCTIONS))
+def test_functions_of_marked_text_are_those_of_text(
+    pieces: list[tuple[str, bool]], function: Callable[[str], Any]
+) -> None:
+    marks = Marks({text: new_mark() for text in ("<a>", "</a>")})
+    written = [marks.marked(piece) if is_marked and piece == "</a>" else piece for piece, is_marked in pieces]
+    text = "".join(written)
+    found, expected = marks.apply(str, marks.apply(function, text)), str(function(marks.unmarked(text)))
+    assert marks.unmarked(found) == expected
+    assert marks.of_tokens["<a>"] not in found  # only messages have it
+    assert found.count(marks.of_tokens["</a>"]) <= expected.count("</a>")
+
+
+def test_functions_keep_the_marks_of_complete_tokens() -> None:
+    marks = Marks({text: new_mark() for text in ("<a>", "</a>")})
+    mark = marks.of_tokens["</a>"]
+    assert marks.apply(str.center, f"{mark}é<a>", 11) == f"  {mark}é<a> "
+    assert marks.apply(lambda text: text[2:], mark * 2) == f"a>{mark}"
+    assert marks.apply(lambda text: [text, {text: (text, 1)}], mark) == [mark, {mark: (mark, 1)}]
+    assert marks.apply(str.upper, mark) == "</A>"
+    for text in (
+        "\U00017000\U00017001",
+        "".join(map(chr, range(0x17000, 0x187F6))),
+    ):  # what stands for a token during a call
+        assert marks.apply(lambda text: text[:4], f"{mark}{text}") == (mark if len(text) == 2 else "</a>")
 
 
 @examples(200)

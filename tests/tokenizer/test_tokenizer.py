@@ -34,6 +34,14 @@ def test_text_never_yields_special_ids_and_round_trips(pair, text):
 
 
 @examples(300)
+@given(text=st.one_of(st.text(max_size=40), HOSTILE))
+def test_with_parse_special_the_ids_are_those_of_the_library(pair, text):
+    tokenizer, library = pair
+    found = tokenizer.encode_limited(text, 10**6, parse_special=True)
+    assert found == library.encode(text, add_special_tokens=False).ids
+
+
+@examples(300)
 @given(contents=st.lists(HOSTILE, min_size=1, max_size=3), note=HOSTILE)
 def test_no_message_and_no_variable_can_forge_a_special_token(pair, contents, note):
     tokenizer = pair[0]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NotRequired
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from runtime.server.openai.protocol import ChatFields, ModelName
+from runtime.server.openai.protocol import ChatFields, ModelName, ParseSpecial
 from runtime.server.openai.tools import EXAMPLE_TOOLS, ToolItems
 from runtime.server.preprocessing.request_body import Integers, RequestModel, api_field, optional
 
@@ -130,6 +130,7 @@ class TokenizeRequest(ChatFields):
 
     model: ModelName = None
     prompt: str | None = optional("text to tokenize", "Solve: 12 + 30.")
+    parse_special: ParseSpecial = None
     tools: ToolItems | None = optional("functions for the chat template", EXAMPLE_TOOLS)
     add_special_tokens: bool | None = optional("prepend the BOS token; default true", True)
 

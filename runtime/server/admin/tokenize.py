@@ -27,7 +27,10 @@ async def tokenize(context: ServerContext, request: Request, body: TokenizeReque
         _, (ids,) = await context.encode_chat(request, loaded, parse_tools(body.tools, None, None), body.to_chat())
     else:
         ids = await context.preprocessor.encode(
-            request, body.prompt or "", add_bos=body.add_special_tokens is not False
+            request,
+            body.prompt or "",
+            add_bos=body.add_special_tokens is not False,
+            parse_special=body.parse_special is True,
         )
     return {"tokens": ids, "count": len(ids), "max_model_len": loaded[0].max_model_len}
 
@@ -36,7 +39,7 @@ async def tokenize(context: ServerContext, request: Request, body: TokenizeReque
 async def tokenizer_info(context: Context) -> Response:
     """Returns the texts of special tokens, null for missing ones, and the chat template.
 
-    Text in requests is never encoded as a special token, even if it has the text of one.
+    Text in requests is not encoded as a special token, unless the request sets `parse_special`.
     """
     info, tokenizer = context.require()
     named: dict[str, str | None] = dict.fromkeys(("bos_token", "eos_token", "pad_token", "mask_token"))

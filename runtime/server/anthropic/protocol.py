@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired
@@ -13,6 +12,7 @@ from typing_extensions import TypedDict
 
 from runtime.request.validation import refuse
 from runtime.server.openai import protocol as openai
+from runtime.server.openai.message_parts import is_parts, result_text
 from runtime.server.openai.tools import Choice, ChoiceMode, FunctionDescription, ToolConfig, make_tool, select_tools
 from runtime.server.preprocessing.request_body import (
     AnyOfUnion,
@@ -49,9 +49,9 @@ def _is_tool_block(kind: str) -> bool:
 
 def _content_arm(content: Any) -> str:
     """The arm of `Block.content`: results of server tools have forms of their own."""
-    if not isinstance(content, list):
-        return "any" if isinstance(content, dict) else "str"
-    kinds = [part.get("type") for part in content if isinstance(part, dict)]
+    if not is_parts(content):
+        return "str" if isinstance(content, str) else "any"
+    kinds = [part["type"] for part in content]
     own = any(isinstance(kind, str) and kind.endswith(("_result", "_error", "_output")) for kind in kinds)
     return "any" if own else "list"
 
@@ -78,8 +78,8 @@ class Block(RequestModel):
     input: dict[str, Any] | None = optional("of a tool call: its arguments", {"expression": "12 + 30"})
     tool_use_id: str | None = optional("of a tool result: id of the call", "call_1")
     content: _Content | None = optional(
-        "of a tool or search result: text, or a list of blocks; images and files are ignored and named in "
-        "`X-Unmask-Ignored`",
+        "of a tool or search result: text, or a list of blocks; other JSON in a tool result becomes text; images and "
+        "files are ignored and named in `X-Unmask-Ignored`",
         "42",
     )
     is_error: bool | None = optional("of a tool result; accepted for compatibility; ignored", False)
@@ -92,8 +92,6 @@ class Block(RequestModel):
         if self.unsupported_kind() is not None:
             return self
         openai.check_kind(self, self.type, _REQUIRED_FIELDS, "blocks")
-        if self.type == "tool_result" and not isinstance(self.content, str | list | None):
-            raise PydanticCustomError("content_type", "tool_result blocks have a content that is text or blocks")
         if self.as_text() is None:
             details = {"noun": self.type.replace("_", " ") + "s"}
             raise PydanticCustomError("not_built", "{noun} other than text are not supported; send their text", details)
@@ -118,11 +116,11 @@ class Block(RequestModel):
             yield "source"
 
     def result_text(self, path: str) -> str:
-        """The content of a tool's result as text: JSON of a list with blocks that have forms of their own."""
+        """The content of a tool's result as text: JSON of what is neither text nor blocks."""
         content = self.content
-        if isinstance(content, list) and not all(isinstance(block, Block) for block in content):
-            return json.dumps(content, ensure_ascii=False)
-        return "".join(_texts(content, path, has_documents=True))
+        if isinstance(content, list) and all(isinstance(block, Block) for block in content):
+            return "".join(_texts(content, path, has_documents=True))
+        return result_text(content)
 
 
 def _joined_texts(content: Any) -> str | None:

@@ -20,7 +20,7 @@ PREFIX = "unmask-"
 LOCK = "lock"  # a file that the server locks; the kernel unlocks it when the process exits
 _MADE = re.compile(rf"{PREFIX}[a-z0-9_]{{8}}")  # names of tempfile
 # What a server makes in its directory: sockets, also of each replica's starts, and files.
-_CONTENT = re.compile(rf"{LOCK}|unlocked|commands|events|parent|metrics|tokenizers|\d+\.\d+")
+_CONTENT = re.compile(rf"{LOCK}|unlocked|commands|events|parent|metrics|tokenizers|compiled|\d+\.\d+")
 
 
 @contextlib.contextmanager

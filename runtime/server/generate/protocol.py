@@ -19,6 +19,7 @@ class GenerateRequest(openai.GenerationRequest, openai.ChatFields):
     """Either a prompt, continued as it is, or the messages of a chat."""
 
     prompt: openai.Prompt | None = optional("prompt to continue: text or token ids", "Solve: 12 + 30.")
+    parse_special: openai.ParseSpecial = None
     n: Annotated[Any, UnsupportedField(1)] = None
     stream_mode: Literal["denoise", "block_append"] | None = optional(
         "events of a stream: `denoise`, the open blocks after each step; `block_append`, appended text", "denoise"

@@ -200,8 +200,9 @@ async def generate(context: ServerContext, request: Request, body: protocol.Gene
     inputs.default_max_tokens = DEFAULT_MAX_TOKENS
     body.check_input(body.prompt)
     if body.prompt is not None:
-        inputs.prompts = await context.preprocessor.encode_each(request, [body.prompt])
-        if isinstance(body.prompt, str):
+        parse_special = body.parse_special is True
+        inputs.prompts = await context.preprocessor.encode_each(request, [body.prompt], parse_special=parse_special)
+        if isinstance(body.prompt, str) and not parse_special:
             inputs.special_text = await context.preprocessor.find_special_text(request, [body.prompt])
     else:
         chat = body.to_chat()

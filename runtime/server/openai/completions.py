@@ -34,7 +34,9 @@ async def _add_suffix(
     max_tokens = DEFAULT_GAP if body.max_tokens is None else integer("max_tokens", body.max_tokens, 1, MAX_COUNT)
     requested = context.cap_max_tokens(request, max_tokens, info, "max_tokens")
     free_tokens = info.max_model_len - max(map(len, inputs.prompts))
-    (behind,) = await context.preprocessor.encode_pieces(request, [suffix], "suffix", free_tokens - 1)
+    (behind,) = await context.preprocessor.encode_pieces(
+        request, [suffix], "suffix", free_tokens - 1, parse_special=body.parse_special is True
+    )
     hole = min(requested, free_tokens - len(behind))  # like any output, at most the free tokens
     inputs.max_tokens, inputs.text_limit = hole + len(behind), hole
     inputs.pinned_tokens = {hole + i: token for i, token in enumerate(behind)} or None
@@ -100,9 +102,11 @@ async def completions(context: ServerContext, request: Request, body: protocol.C
     inputs = context.begin(request, body, "cmpl-")
     prompts = _list(body.prompt)
     inputs.echo = parse_echo(body, prompts)
-    inputs.prompts = await context.preprocessor.encode_each(request, prompts)
-    texts = [text for text in (*prompts, body.suffix) if isinstance(text, str)]
-    inputs.special_text = await context.preprocessor.find_special_text(request, texts)
+    parse_special = body.parse_special is True
+    inputs.prompts = await context.preprocessor.encode_each(request, prompts, parse_special=parse_special)
+    if not parse_special:
+        texts = [text for text in (*prompts, body.suffix) if isinstance(text, str)]
+        inputs.special_text = await context.preprocessor.find_special_text(request, texts)
     if body.suffix:
         await _add_suffix(context, inputs, body, body.suffix)
     elif inputs.echo is not None and inputs.echo.silent:

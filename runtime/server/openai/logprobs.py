@@ -180,7 +180,8 @@ def parse_echo(body: CompletionRequest, prompts: Sequence[str | list[int]]) -> P
         raise refuse("echo", "does not go with a suffix; leave one of them out")
     if scores and body.stream:
         raise refuse("echo", "cannot be combined with logprobs and stream; leave one of them out")
-    return PromptEcho(prompts, silent=body.max_tokens == 0, stride=body.prompt_logprobs_stride or 1)
+    stride, parse_special = body.prompt_logprobs_stride or 1, body.parse_special is True
+    return PromptEcho(prompts, silent=body.max_tokens == 0, stride=stride, parse_special=parse_special)
 
 
 class PromptEcho:
@@ -193,20 +194,26 @@ class PromptEcho:
         texts: texts of the prompts.
     """
 
-    def __init__(self, prompts: Sequence[str | list[int]], *, silent: bool, stride: int = 1) -> None:
-        """`silent`: return only prompts. `stride`: tokens of a prompt that are scored per forward."""
+    def __init__(
+        self, prompts: Sequence[str | list[int]], *, silent: bool, stride: int = 1, parse_special: bool = False
+    ) -> None:
+        """`silent`: return only prompts. `stride`: tokens of a prompt that are scored per forward.
+
+        `parse_special`: special tokens in the text of prompts were read as such.
+        """
         self._prompts = prompts
         self.silent = silent
         self._stride = stride
+        self._parse_special = parse_special
         self._choices_per_prompt = 1  # answers to a prompt
         self.scores: dict[int, CompletionState] = {}
-        self._adds_bos = False
+        self._bos: str | None = None
         self.texts: list[str] = []
 
     def attach(self, choices: Sequence[CompletionState], each: int, info: EngineInfo, tokenizer: Tokenizer) -> None:
         """Prepares scoring requests. `each`: completions per prompt. Raises RequestError if scoring is impossible."""
         self._choices_per_prompt, self._pieces = each, tokenizer.byte_decoder
-        self._adds_bos = info.bos_token_id is not None
+        self._bos = None if info.bos_token_id is None else tokenizer.decode([info.bos_token_id])
         count = sum(len(choice.spec.prompt) * (1 + (choice.spec.logprobs or 0)) for choice in choices)
         if choices[0].spec.logprobs is not None and count > MAX_LOGPROBS:
             raise refuse(
@@ -234,11 +241,16 @@ class PromptEcho:
         """Returns the text of the prompt of a completion."""
         return self.texts[choice.index // self._choices_per_prompt]
 
+    def _adds_bos(self, prompt: str | list[int]) -> bool:
+        if self._bos is None or not isinstance(prompt, str):
+            return False
+        return not (self._parse_special and prompt.startswith(self._bos))
+
     def entries(self, choice: CompletionState) -> list[TokenEntry]:
         """Returns the scored tokens of the prompt of a completion; the first token has no log-probability."""
         number = choice.index // self._choices_per_prompt
         ids, scored = choice.spec.prompt, self.scores.get(number)
         known: list[TokenLogprob] = [] if scored is None else scored.token_logprobs or []
-        before = int(self._adds_bos and isinstance(self._prompts[number], str))  # not part of the text
+        before = int(self._adds_bos(self._prompts[number]))  # not part of the text
         offsets = [0] * before + [offset.start for offset in OffsetTracker(self._pieces).push(ids[before:])]
         return list(zip([TokenLogprob(ids[0], None, []), *known], offsets, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, ClassVar
 
 from pydantic import model_validator
@@ -60,6 +61,16 @@ class ReasoningPart(Part):
 
     def as_text(self) -> str:
         return ""
+
+
+def result_text(value: Any) -> str:
+    """Returns the result of a tool as text: a text unchanged, "" for null, JSON of any other value."""
+    return value or "" if isinstance(value, str | None) else json.dumps(value, ensure_ascii=False)
+
+
+def is_parts(content: Any) -> bool:
+    """Returns whether a parsed value is a list of parts: objects with a type."""
+    return isinstance(content, list) and all(isinstance(part, dict) and "type" in part for part in content)
 
 
 def special_part(role: object, part: Any) -> Any:

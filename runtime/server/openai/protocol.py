@@ -1,8 +1,8 @@
 """Models of chat completions and completions: requests, responses, chunks, and what all generation requests have.
 
-Types of requests are strict (no "5" for 5, no true for 1). Ranges are validated by `runtime.request`; here they are for
-the OpenAPI document. Unsupported fields are declared with their neutral values, and any other value is rejected.
-Unknown fields are ignored and named in the header X-Unmask-Ignored.
+Types of requests are strict (no true for 1), but numbers may be texts ("5" for 5). Ranges are validated by
+`runtime.request`; here they are for the OpenAPI document. Unsupported fields are declared with their neutral values,
+and any other value is rejected. Unknown fields are ignored and named in the header X-Unmask-Ignored.
 
 Types of responses are those that routes return. mypy checks them; nothing is validated while the server runs. Fields
 that may be missing are `NotRequired`.
@@ -21,13 +21,15 @@ from typing_extensions import TypedDict
 from runtime.request.resolve import MAX_TOKENS_PER_STEP
 from runtime.request.sampling_params import PARAMETERS
 from runtime.request.validation import preview, refuse
-from runtime.server.openai.message_parts import Part, ReasoningPart, special_part
+from runtime.server.openai.message_parts import Part, ReasoningPart, is_parts, result_text, special_part
 from runtime.server.openai.tools import EXAMPLE_TOOLS, ToolChoice, ToolItems
 from runtime.server.openapi import values_schema
 from runtime.server.preprocessing.request_body import (
+    Identifier,
     Integer,
     Integers,
     MessageList,
+    Number,
     PartList,
     RequestModel,
     TextOrParts,
@@ -118,8 +120,9 @@ class Message(RequestModel):
         "role of the author; `developer` means `system`, `function` means `tool`", "user"
     )
     content: TextOrParts[Part] | None = optional(
-        "text, or a list of parts; null with tool calls; reasoning is allowed in parts of an assistant message; "
-        "images and files in a tool's result are ignored and named in `X-Unmask-Ignored`",
+        "text, or a list of parts; null with tool calls; other JSON in a tool's result becomes text; reasoning is "
+        "allowed in parts of an assistant message; images and files in a tool's result are ignored and named in "
+        "`X-Unmask-Ignored`",
         "Hello!",
     )
     name: str | None = optional("name of the author, for templates that use it", "Ann")
@@ -142,9 +145,10 @@ class Message(RequestModel):
     @field_validator("content", mode="before")
     @classmethod
     def _convert_parts(cls, content: Any, info: ValidationInfo) -> Any:
-        if not isinstance(content, list):
-            return content
-        return [special_part(info.data.get("role"), part) for part in content]
+        role = info.data.get("role")
+        if role in ("tool", "function") and content is not None and not is_parts(content):
+            return result_text(content)
+        return [special_part(role, part) for part in content] if isinstance(content, list) else content
 
     def text(self) -> str | None:
         if isinstance(self.content, list):
@@ -308,13 +312,17 @@ Entries = Annotated[dict[str, Any], Field(max_length=MAX_ENTRIES)]
 ModelName = Annotated[
     str | None, api_field("name of the model or of an adapter; default: the first model name", "unmask-demo")
 ]
+ParseSpecial = Annotated[
+    bool | None,
+    api_field("read the texts of special tokens in a prompt of text as these tokens; default false", True),
+]
 Verbosity = Annotated[Literal["low", "medium", "high"] | None, api_field("accepted for compatibility; ignored", "low")]
 TemplateArguments = Annotated[Entries | None, api_field("variables of the chat template", {"enable_thinking": False})]
 Stop = Annotated[str | Annotated[list[str], _FAIL_FAST], _type_error("must be a string or a list of strings")]
 
 
 _TYPES: dict[str, Any] = {
-    "integer": Integer, "number": float, "flag": bool, "text": str, "object": dict[str, Any],
+    "integer": Integer, "number": Number, "flag": bool, "text": str, "object": dict[str, Any],
     "ids": Integers,
 }  # fmt: skip
 _DECLARED = {field.name: field for field in PARAMETERS}
@@ -426,6 +434,8 @@ class ChatFields(RequestModel):
             raise refuse("prompt", "give either prompt or messages")
         if self.messages is None:
             check_unset(self, self.chat_fields, "only with messages; leave it out")
+        else:
+            check_unset(self, ["parse_special"], "only with prompt; leave it out")
 
 
 class GenerationRequest(SamplingFields):
@@ -509,12 +519,12 @@ class OpenAIRequest(GenerationRequest):
     stream_mode: Literal["denoise", "block_append"] | None = optional(
         "`denoise`: also return the open blocks after each step; `block_append`: the default", "denoise"
     )
-    user: str | None = ignored_field("someone")
+    user: Identifier | None = ignored_field("someone")
     metadata: Entries | None = ignored_field({"topic": "sums"})
     store: bool | None = optional("ignored; responses are not stored", False)
     service_tier: str | None = ignored_field("auto")
-    safety_identifier: str | None = ignored_field("someone")
-    prompt_cache_key: str | None = optional("ignored; prefixes are cached without it", "sums")
+    safety_identifier: Identifier | None = ignored_field("someone")
+    prompt_cache_key: Identifier | None = optional("ignored; prefixes are cached without it", "sums")
 
 
 class ChatRequest(OpenAIRequest, ChatFields):
@@ -570,6 +580,7 @@ class CompletionRequest(OpenAIRequest):
         "tokens of an echoed prompt scored per forward", 1, ge=1, le=MAX_TOKENS_PER_STEP
     )
     suffix: str | None = optional("text after the output", " 8, 10")
+    parse_special: ParseSpecial = None
 
 
 class PromptDetails(TypedDict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NotRequired
@@ -25,6 +24,7 @@ from runtime.server.openai.tools import (
 from runtime.server.preprocessing.request_body import (
     MAX_TOOLS,
     AnyOfUnion,
+    Identifier,
     Integer,
     PartList,
     RequestModel,
@@ -77,10 +77,8 @@ class ResultPart(ItemPart):
 
 
 def _output_arm(output: Any) -> str:
-    """The arm of `Item.output`: results of tools that are not functions have forms of their own."""
-    if isinstance(output, list):
-        return "list" if all(isinstance(part, dict) and "type" in part for part in output) else "any"
-    return "any" if isinstance(output, dict) else "str"
+    """The arm of `Item.output`: any JSON is a result."""
+    return "str" if isinstance(output, str) else "list" if message_parts.is_parts(output) else "any"
 
 
 _Output = Annotated[
@@ -139,7 +137,9 @@ class Item(RequestModel):
     action: Any = optional("of a shell call: an object", {"command": ["ls"]})
     operation: Any = optional("of an apply_patch call: an object", {"type": "delete_file", "path": "a.txt"})
     output: _Output | None = optional(
-        "of a result: text, or a list of parts; images and files are ignored and named in `X-Unmask-Ignored`", "42"
+        "of a result: text, a list of parts, or other JSON; images and files are ignored and named in "
+        "`X-Unmask-Ignored`",
+        "42",
     )
     summary: PartList[ItemPart] | None = optional("of a reasoning item without content: list of parts", [])
     encrypted_content: str | None = ignored_field("")
@@ -159,8 +159,6 @@ class Item(RequestModel):
         openai.check_kind(self, self.kind, _REQUIRED_FIELDS, "items")
         if self.kind == "function_call" and not isinstance(self.arguments, str | None):
             raise PydanticCustomError("arguments_type", "function_call items have arguments that are text; give JSON")
-        if self.kind == "function_call_output" and not isinstance(self.output, str | list):
-            raise PydanticCustomError("output_type", "function_call_output items have an output that is text or parts")
         return self
 
     def unsupported_kind(self) -> str | None:
@@ -169,11 +167,9 @@ class Item(RequestModel):
     def result_text(self) -> str:
         """The output of a tool as text: JSON of what is neither text nor parts."""
         output = self.output
-        if output is None or isinstance(output, str):
-            return output or ""
         if isinstance(output, list) and all(isinstance(part, ItemPart) for part in output):
             return _text(output)
-        return json.dumps(output, ensure_ascii=False)
+        return message_parts.result_text(output)
 
     def call(self, names: Mapping[tuple[str, str], str]) -> openai.Call:
         """The call as a chat has it. `names`: functions of namespaces, as they are offered to the model."""
@@ -252,10 +248,10 @@ class ResponsesRequest(openai.SingleChoiceRequest):
     metadata: openai.Entries | None = optional("returned in the response", {"topic": "sums"})
     store: bool | None = optional("ignored; responses are not stored", False)
     stream_options: openai.ObfuscationOptions | None = optional("options of the stream", {})
-    user: str | None = optional("returned in the response", "someone")
+    user: Identifier | None = optional("returned in the response", "someone")
     service_tier: str | None = ignored_field("auto")
-    safety_identifier: str | None = ignored_field("someone")
-    prompt_cache_key: str | None = optional("ignored; prefixes are cached without it", "sums")
+    safety_identifier: Identifier | None = ignored_field("someone")
+    prompt_cache_key: Identifier | None = optional("ignored; prefixes are cached without it", "sums")
     prompt_cache_retention: str | None = ignored_field("24h")
     include: Annotated[list[str], Field(max_length=openai.MAX_ENTRIES, fail_fast=True)] | None = optional(
         f"`{_ENCRYPTED}`, which is ignored, and outputs of the hosted tools of the request", [_ENCRYPTED]

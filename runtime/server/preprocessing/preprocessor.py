@@ -76,16 +76,29 @@ class Preprocessor:
             await asyncio.sleep(0)
             return request_body.validate_body(kind, value)
 
-    async def encode(self, request: Request, text: str, *, add_bos: bool = True) -> list[int]:
-        """Encodes a text, which may be longer than a prompt. Special tokens in it are ordinary text.
+    async def encode(
+        self, request: Request, text: str, *, add_bos: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Encodes a text, which may be longer than a prompt.
 
-        See docs/research/decoding-rules.md#special-tokens. `add_bos`: prepend the BOS token, if there is one.
+        Args:
+            request: HTTP request.
+            text: The text.
+            add_bos: Prepend the BOS token, if there is one.
+            parse_special: Encode the texts of special tokens as these tokens instead of as ordinary text. See
+                docs/research/decoding-rules.md#special-tokens.
         """
         info, tokenizer = self._require()
-        ids = await self._run(request, len(text), lambda is_needed: _encode(tokenizer, text, info, "prompt", is_needed))
-        return info.with_bos(ids) if add_bos else ids
 
-    async def encode_pieces(self, request: Request, texts: list[str], param: str, max_tokens: int) -> list[list[int]]:
+        def work(is_needed: Callable[[], bool]) -> list[int]:
+            encode = _encode_prompt if add_bos else _encode
+            return encode(tokenizer, text, info, "prompt", is_needed, parse_special)
+
+        return await self._run(request, len(text), work)
+
+    async def encode_pieces(
+        self, request: Request, texts: list[str], param: str, max_tokens: int, *, parse_special: bool = False
+    ) -> list[list[int]]:
         """Encodes the pieces of a text without a BOS token. Raises RequestError for more than `max_tokens`."""
         info, tokenizer = self._require()
 
@@ -93,7 +106,8 @@ class Preprocessor:
             encoded: list[list[int]] = []
             tokens = 0
             for text in texts:
-                encoded.append(_encode(tokenizer, text, info, param, is_needed) if is_needed() else [])
+                ids = _encode(tokenizer, text, info, param, is_needed, parse_special) if is_needed() else []
+                encoded.append(ids)
                 tokens += len(encoded[-1])
                 if tokens > max_tokens:
                     raise context_length_error(param, info, "more than")
@@ -101,8 +115,10 @@ class Preprocessor:
 
         return await self._run(request, sum(PIECE_CHARS + len(text) for text in texts), work)
 
-    async def encode_each(self, request: Request, prompts: list[str | list[int]]) -> list[list[int]]:
-        """Encodes prompts. Prompts of token ids stay unchanged."""
+    async def encode_each(
+        self, request: Request, prompts: list[str | list[int]], *, parse_special: bool = False
+    ) -> list[list[int]]:
+        """Encodes prompts. Prompts of token ids stay unchanged. `parse_special`: as for `encode`."""
         info, tokenizer = self._require()
 
         def work(is_needed: Callable[[], bool]) -> list[list[int]]:
@@ -111,7 +127,7 @@ class Preprocessor:
             for i, prompt in enumerate(prompts):
                 param = "prompt" if len(prompts) == 1 else f"prompt[{i}]"
                 if isinstance(prompt, str):
-                    prompt = info.with_bos(_encode(tokenizer, prompt, info, param, is_needed))
+                    prompt = _encode_prompt(tokenizer, prompt, info, param, is_needed, parse_special)
                 check_length(prompt, info, param)  # the first that is too long ends it
                 encoded.append(prompt)
                 tokens += len(prompt)
@@ -233,8 +249,23 @@ def context_length_error(param: str, info: EngineInfo, what: str = "far more tha
     return refuse(param, sentence, code="context_length_exceeded")
 
 
-def _encode(tokenizer: Tokenizer, text: str, info: EngineInfo, param: str, is_needed: Callable[[], bool]) -> list[int]:
-    ids = tokenizer.encode_limited(text, info.max_model_len, param, is_needed)
+def _encode_prompt(
+    tokenizer: Tokenizer, text: str, info: EngineInfo, param: str, is_needed: Callable[[], bool], parse_special: bool
+) -> list[int]:
+    """Encodes a text with the BOS token before it, unless the text begins with it."""
+    ids = _encode(tokenizer, text, info, param, is_needed, parse_special)
+    return ids if parse_special and ids[:1] == [info.bos_token_id] else info.with_bos(ids)
+
+
+def _encode(
+    tokenizer: Tokenizer,
+    text: str,
+    info: EngineInfo,
+    param: str,
+    is_needed: Callable[[], bool],
+    parse_special: bool = False,
+) -> list[int]:
+    ids = tokenizer.encode_limited(text, info.max_model_len, param, is_needed, parse_special=parse_special)
     if ids is None:
         raise context_length_error(param, info)
     return ids

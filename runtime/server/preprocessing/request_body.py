@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from runtime.errors import RequestError
-from runtime.request.validation import integral, preview, refuse
+from runtime.request.validation import from_text, integral, preview, refuse
 
 
 def integrals(value: Any) -> Any:
@@ -32,8 +32,11 @@ MAX_NAME = 64  # characters of one
 MAX_MESSAGES = 2048
 MAX_PARTS = 2048  # of a message
 MAX_TOOLS = 256
-# JSON knows numbers alone: clients in languages without integers write 20.0 for 20.
-Integer = Annotated[int, BeforeValidator(integral)]
+# JSON knows numbers alone: clients in languages without integers write 20.0 for 20. Forms of some clients write texts.
+Integer = Annotated[int, BeforeValidator(lambda value: integral(from_text(value)))]
+Number = Annotated[float, BeforeValidator(from_text)]
+# A text that some clients have as a number, such as the id of a user.
+Identifier = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 Integers = Annotated[list[int], Field(fail_fast=True), BeforeValidator(integrals)]
 _UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.-]")
 
@@ -76,6 +79,8 @@ class UnsupportedField:
         self.why = why
 
     def check(self, value: Any) -> Any:
+        if any(type(neutral) is int for neutral in self.neutral):
+            value = from_text(value)
         # a bool equals an int in Python, so the types count too
         if value is not None and not any(
             value == v and isinstance(value, bool) == isinstance(v, bool) for v in self.neutral

@@ -1,15 +1,26 @@
-"""Resources for tests to create, and functions that read them and wait for their state."""
+"""Resources for tests to create, and functions that read them, wait for their state and deny updates."""
 
+import contextlib
 import secrets
 from collections.abc import Iterator
 from typing import Any
 
-from e2e.cluster import Kube
+from e2e.cluster import ApiError, Kube
 from tests.operator.samples import resource as sample
 from unmask_operator.kube.kinds import CHILDREN, OPTIONAL
 from unmask_operator.objects import API_VERSION, KIND, SERVICE_LABEL, controller_uid
 
 Obj = dict[str, Any]
+ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+# A CRD with the kind of the Prometheus operator's, without a schema.
+NAMES = {"kind": "PodMonitor", "plural": "podmonitors", "singular": "podmonitor", "listKind": "PodMonitorList"}
+SERVED = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": ANYTHING}}
+POD_MONITOR_CRD = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "podmonitors.monitoring.coreos.com"},
+    "spec": {"group": "monitoring.coreos.com", "scope": "Namespaced", "names": NAMES, "versions": [SERVED]},
+}
 
 
 def demo(namespace: str, name: str = "demo", **spec: Any) -> Obj:
@@ -89,3 +100,30 @@ def labelled(kube: Kube, namespace: str) -> Iterator[Obj]:
     for kind in CHILDREN:
         if kind not in OPTIONAL:
             yield from kube.list(kind.api_version, kind.kind, namespace, labelSelector=SERVICE_LABEL)
+
+
+def updates(admin: Kube, live: Obj) -> bool:
+    """Returns whether the API server accepts an update. It receives admission rules through a watch."""
+    try:
+        admin.patch(live, {"metadata": {"labels": {"probe": secrets.token_hex(4)}}})
+    except ApiError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def policy(admin: Kube, namespace: str) -> Iterator[None]:
+    """Installs a ValidatingAdmissionPolicy that denies updates of the namespace's Deployments, but not of the scale."""
+    rule = {"apiGroups": ["apps"], "apiVersions": ["*"], "resources": ["deployments"], "operations": ["UPDATE"]}
+    selector = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+    validation = {"expression": "false", "reason": "Invalid", "message": "no updates today"}
+    spec = {"matchConstraints": {"resourceRules": [rule], "namespaceSelector": selector}, "validations": [validation]}
+    binding = {"policyName": f"denies-{namespace}", "validationActions": ["Deny"]}
+    meta = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": f"denies-{namespace}"}}
+    kinds = {"ValidatingAdmissionPolicy": spec, "ValidatingAdmissionPolicyBinding": binding}
+    made = [admin.create({**meta, "kind": kind, "spec": each}) for kind, each in kinds.items()]
+    try:
+        yield
+    finally:
+        for obj in reversed(made):
+            admin.delete(obj)

@@ -3,8 +3,7 @@
 import pytest
 
 from e2e.cluster import Kube
-from tests.operator.live.objects import demo, wait_condition
-from tests.operator.live.test_permissions import POD_MONITOR_CRD
+from tests.operator.live.objects import POD_MONITOR_CRD, demo, wait_condition
 from unmask_operator.kube.kinds import POD_MONITORS
 
 pytestmark = pytest.mark.cluster

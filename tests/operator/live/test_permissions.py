@@ -6,8 +6,7 @@ import pytest
 
 from e2e.cluster import ApiServer, Kube
 from e2e.cluster.operator_process import ACCOUNT, OperatorProcess, install, reset_lease
-from tests.operator.live.objects import accepted, demo, wait_condition
-from tests.operator.live.test_refused_edits import policy, updates
+from tests.operator.live.objects import POD_MONITOR_CRD, accepted, demo, policy, updates, wait_condition
 from tools.permissions import RULES
 from unmask_operator.controller.adapters import LIST_HASH
 from unmask_operator.kube.kinds import CHILDREN, ApiKind, kind_of
@@ -15,16 +14,6 @@ from unmask_operator.objects import SERVICE_LABEL
 
 pytestmark = pytest.mark.cluster
 
-ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-# A CRD with the kind of the Prometheus operator's, without a schema.
-NAMES = {"kind": "PodMonitor", "plural": "podmonitors", "singular": "podmonitor", "listKind": "PodMonitorList"}
-SERVED = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": ANYTHING}}
-POD_MONITOR_CRD = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "podmonitors.monitoring.coreos.com"},
-    "spec": {"group": "monitoring.coreos.com", "scope": "Namespaced", "names": NAMES, "versions": [SERVED]},
-}
 EVERYTHING = {
     "model": {"uri": "hf://org/name"},
     "networkPolicy": {},

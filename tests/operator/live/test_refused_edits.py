@@ -1,15 +1,12 @@
 """Tests of writes that a real API server rejects: nothing of the edit is applied, and the rest is still reconciled."""
 
-import contextlib
-import secrets
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from e2e.cluster import ApiError, Kube
+from e2e.cluster import Kube
 from e2e.cluster.operator_process import OperatorProcess
-from tests.operator.live.objects import Obj, accepted, children, demo, read, wait_condition
+from tests.operator.live.objects import Obj, accepted, children, demo, policy, read, updates, wait_condition
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("shared_operator")]
 
@@ -63,33 +60,6 @@ def test_an_edit_that_the_api_server_rejects_is_reported_and_scaling_continues(
     admin.patch(resource, {"spec": {"podTemplate": None}})
     wait_condition(admin, resource, "Accepted", "True")
     assert spec_of(admin, "Service", namespace)["ports"][0]["port"] == 81
-
-
-def updates(admin: Kube, live: Obj) -> bool:
-    """Returns whether the API server accepts an update. It receives admission rules through a watch."""
-    try:
-        admin.patch(live, {"metadata": {"labels": {"probe": secrets.token_hex(4)}}})
-    except ApiError:
-        return False
-    return True
-
-
-@contextlib.contextmanager
-def policy(admin: Kube, namespace: str) -> Iterator[None]:
-    """Installs a ValidatingAdmissionPolicy that denies updates of the namespace's Deployments, but not of the scale."""
-    rule = {"apiGroups": ["apps"], "apiVersions": ["*"], "resources": ["deployments"], "operations": ["UPDATE"]}
-    selector = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
-    validation = {"expression": "false", "reason": "Invalid", "message": "no updates today"}
-    spec = {"matchConstraints": {"resourceRules": [rule], "namespaceSelector": selector}, "validations": [validation]}
-    binding = {"policyName": f"denies-{namespace}", "validationActions": ["Deny"]}
-    meta = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": f"denies-{namespace}"}}
-    kinds = {"ValidatingAdmissionPolicy": spec, "ValidatingAdmissionPolicyBinding": binding}
-    made = [admin.create({**meta, "kind": kind, "spec": each}) for kind, each in kinds.items()]
-    try:
-        yield
-    finally:
-        for obj in reversed(made):
-            admin.delete(obj)
 
 
 def test_replicas_are_scaled_while_admission_rejects_every_update_of_the_workload(
