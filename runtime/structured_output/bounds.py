@@ -106,7 +106,7 @@ class _Bounder:
     def _bounded(self, made: dict[str, Any], *, is_part: bool) -> dict[str, Any]:
         kinds = made.get("type", ("string", "number", "array", "object"))
         kinds = {kinds} if isinstance(kinds, str) else set(kinds)
-        if "string" in kinds and self._bounds.max_length and not made.keys() & {"maxLength", "pattern", "format"}:
+        if "string" in kinds and self._bounds.max_length and not made.keys() & {"maxLength", "pattern"}:
             made["maxLength"] = self._bounds.max_length
         if kinds & {"integer", "number"} and "multipleOf" not in made:
             if not made.keys() & {"minimum", "exclusiveMinimum"}:

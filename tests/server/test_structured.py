@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -64,6 +65,69 @@ def test_a_stream_brings_the_same_text(ai: openai.OpenAI) -> None:
             texts[choice.index] += choice.delta.content or ""
     assert texts == complete
     assert all(isinstance(json.loads(text), dict) for text in texts)
+
+
+REPLY = {"type": "object", "properties": {"reply": {"type": "string", "minLength": 20}}, "required": ["reply"]}
+FORMAT = {"type": "json_schema", "schema": REPLY}
+USER = [{"role": "user", "content": "Hello"}]
+OPENAI: dict[str, Any] = {"model": "unmask-demo", "messages": USER, "response_format": FORMAT}
+CALL: dict[str, Any] = {
+    "model": "unmask-demo",
+    "messages": USER,
+    "tools": [{"type": "function", "function": {"name": "say", "parameters": REPLY}}],
+    "tool_choice": "required",
+}
+
+
+def ending(answer: dict[str, Any]) -> str:
+    """Returns the reason of the end, in any API."""
+    (choice,) = answer.get("choices") or [answer]
+    return str(choice.get("finish_reason") or answer.get("stop_reason") or answer.get("status"))
+
+
+def last_event(client: Any, route: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Returns the event of a stream that has the reason of the end."""
+    lines = client.post(route, json={**body, "stream": True}).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    (found,) = (
+        each.get("response", {**each, **each.get("delta", {})})
+        for each in events
+        if each.get("type") in ("message_delta", "response.completed", "response.incomplete")
+        or each.get("event") == "final"
+        or (each.get("choices") and each["choices"][0]["finish_reason"])
+    )
+    return dict(found)
+
+
+@pytest.mark.parametrize(
+    ("route", "limit", "body", "ends", "cut"),
+    [
+        ("/v1/chat/completions", "max_tokens", OPENAI, "stop", "length"),
+        ("/v1/chat/completions", "max_tokens", CALL, "tool_calls", "length"),
+        ("/v1/completions", "max_tokens", {"prompt": "Hello", "structured_outputs": {"json": REPLY}}, "stop", "length"),
+        ("/generate", "max_tokens", {"prompt": "Hello", "structured_outputs": {"json": REPLY}}, "stop", "length"),
+        ("/v1/responses", "max_output_tokens", {"input": "Hello", "text": {"format": {**FORMAT, "name": "x"}}},
+         "completed", "incomplete"),
+        ("/v1/messages", "max_tokens", {"messages": USER, "output_config": {"format": FORMAT}}, "end_turn",
+         "max_tokens"),
+    ],
+)  # fmt: skip
+def test_an_answer_ends_in_its_format_or_says_how_long_it_would_be(
+    demo: ServerProcess, route: str, limit: str, body: dict[str, Any], ends: str, cut: str
+) -> None:
+    asked = {"model": "unmask-demo", "temperature": 1.5, "seed": 3, **body}
+    with demo.client() as client:
+        refused = client.post(route, json={**asked, limit: 3}).json()
+        assert ending(refused) == cut
+        (needed,) = re.findall(r"has (\d+) tokens, and it may have 3", refused["warning"])
+        assert last_event(client, route, {**asked, limit: 3})["warning"] == refused["warning"]
+        for length in (int(needed), int(needed) + 5):
+            whole = client.post(route, json={**asked, limit: length}).json()
+            assert (ending(whole), whole.get("warning")) == (ends, None)
+            event = last_event(client, route, {**asked, limit: length})
+            assert (ending(event), event.get("warning")) == (ends, None)
+        free = client.post(route, json={**asked, limit: int(needed), "structured_complete": False}).json()
+        assert "warning" not in free
 
 
 WORDS = ["red", "blue"]
