@@ -40,7 +40,7 @@ def bound_values(schema: Mapping[str, Any], bounds: Bounds) -> dict[str, Any]:
         bounds.max_items and max(bounds.max_items, own["maxItems"], own["minItems"]),
     )
     bounder = _Bounder(raised)
-    made = bounder.schema(schema, is_part=False)
+    made = bounder.schema(dict(schema), is_part=False)
     assert isinstance(made, dict)
     if bounder.has_any:
         made["$defs"] = {**made.get("$defs", {}), _ANY: bounder.any()}

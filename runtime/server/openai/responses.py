@@ -95,7 +95,6 @@ class ResponsesHandler(ServingHandler):
         usage, final = self.job.usage(), self._object(self._status())
         final["incomplete_details"] = None if final["status"] == "completed" else {"reason": "max_output_tokens"}
         final["output"] = self._items
-        final.update(format_warning(self.job.choices))
         final["usage"] = {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
@@ -119,6 +118,7 @@ class ResponsesHandler(ServingHandler):
             "incomplete_details": None,
             "output": [],
             "usage": None,
+            **format_warning(self.job.choices),
         }
 
     def _event(self, kind: str, /, **fields: Any) -> bytes:

@@ -489,7 +489,6 @@ class ResponsesAnswer(ResponseSettings):
 
     id: Annotated[str, api_field("id of this request")]
     object: Literal["response"]
-    warning: Annotated[NotRequired[str], api_field("why structured output is cut")]
     created_at: Annotated[int, api_field("creation time, Unix seconds")]
     status: Annotated[ResponseStatus, api_field("`in_progress` and `failed` occur in streams only")]
     model: Annotated[str, api_field("requested model name")]
@@ -497,6 +496,7 @@ class ResponsesAnswer(ResponseSettings):
     usage: Annotated[ResponsesUsage | None, api_field("token counts, after the end")]
     error: Annotated[ResponseError | None, api_field("reason of a failure")]
     incomplete_details: Annotated[Incomplete | None, api_field("reason for an incomplete response")]
+    warning: Annotated[NotRequired[str], api_field("why structured output is cut")]
 
 
 class _Numbered(TypedDict):
