@@ -20,6 +20,7 @@ CHECKPOINT = Path(__file__).parents[2] / "runtime" / "demo" / "checkpoint"  # fo
 SECONDS = 900  # for all checks of one client: clients that measure load start many processes
 # Clients connect only to the server: no telemetry, no lists or models from a hub.
 QUIET = {"DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+HOMES = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME")  # empty: those below HOME
 LOCAL = {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(2400)]
@@ -40,6 +41,7 @@ def test_client(client: Client, servers: Servers, tried: Tried, tmp_path: Path) 
     variables |= {
         "UNMASK_CLIENT_TOKENIZER": str(CHECKPOINT),
         "HOME": str(home),
+        **dict.fromkeys(HOMES, ""),
         "OPENAI_API_KEY": KEY,
         **QUIET,
         **LOCAL,

@@ -33,7 +33,10 @@ class ScriptedEngine(FakeEngine):
 
     def add(self, spec: RequestSpec) -> None:
         script = self.tokenizer.decode(spec.prompt, skip_special_tokens=False).rsplit("SAY:", 1)[-1]
-        text = json.JSONDecoder().raw_decode(script)[0]
+        decode = json.JSONDecoder().raw_decode
+        if script.startswith("\\"):  # it is in a JSON string: the result of an agent's tool can be JSON
+            script = decode(f'"{script}')[0]
+        text = decode(script)[0]
         ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         self.scripts[spec.id] = [*ids, EOS][: spec.max_tokens]
         super().add(spec)

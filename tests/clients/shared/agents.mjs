@@ -22,7 +22,7 @@ export function run(program, args, variables, thinks = false) {
   writeFileSync(join(folder, FILE), `${saying(ANSWER, thinks)}\n`)
   const child = spawn(program, args, {
     cwd: folder,
-    env: { ...process.env, ...variables },
+    env: { ...process.env, PWD: folder, ...variables }, // as in a shell: some agents prefer PWD to the current directory
     stdio: ['ignore', 'pipe', 'inherit'],
   })
   return new Promise((resolve, reject) => {

@@ -12,11 +12,19 @@ export const SUM_ANSWER = '12 + 30 = 42.'
 export const TALE = 'Tell a story about Anna, a fox and a river.'
 export const RECORD = 'Anna, 34, lives in Rome. Write this as JSON.'
 export const PERSON = { name: 'Anna', age: 34, city: 'Rome' }
+export const COMPUTE = 'What is 812 + 77?' // for which the demo calls a calculator if it is offered one
+export const COMPUTED = '889'
 export const SCHEMA = {
   type: 'object',
   properties: { name: { type: 'string' }, age: { type: 'integer' }, city: { type: 'string' } },
   required: ['name', 'age', 'city'],
   additionalProperties: false,
+}
+
+// Returns the result of the calculator that clients offer. Throws for anything but a sum of two.
+export function calculated(expression) {
+  const [, left, right] = expression.match(/^\s*(\d+)\s*\+\s*(\d+)\s*$/)
+  return String(Number(left) + Number(right))
 }
 
 export const same = assert.deepStrictEqual
