@@ -206,8 +206,8 @@ class EngineConfig:
     diffusion_gemma_confidence_threshold: float | None = _decoding(
         "entropy in nats below which an unchanged canvas ends; default: 0.005", low=0
     )
-    structured_complete: bool = _structured(
-        "end structured output in its format before max_tokens; false: it may be cut", default=True
+    disable_structured_complete: bool = _structured(
+        "structured output may be cut at max_tokens instead of ending in its format", default=False
     )
     structured_max_length: int = _structured(
         "maximum characters of a JSON string whose schema has no maximum; 0: any number", default=8192, low=0

@@ -218,7 +218,10 @@ def _info(
         reasoning=family.reasoning,
         model_revision=checkpoint.revision,
         structured=StructuredLimits(
-            **{name: getattr(config, f"structured_{name}") for name in StructuredLimits.__struct_fields__}
+            complete=not config.disable_structured_complete,
+            max_length=config.structured_max_length,
+            max_items=config.structured_max_items,
+            max_run=config.structured_max_run,
         ),
         structured_output_error=_structured_output_unavailable_reason(config, strategy, key, ids),
         **request_defaults(config, family, checkpoint.generation_config, strategy, key, block_size, edit_tokens),

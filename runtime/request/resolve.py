@@ -25,7 +25,7 @@ from runtime.request.engine_messages import (
 )
 from runtime.request.field_spec import AlgorithmInfo, Value
 from runtime.request.sampling_params import At, SamplingParams, check_fields
-from runtime.request.structured import grammar_of, with_bounds
+from runtime.request.structured import grammar_of, with_max_items
 from runtime.request.validation import number, preview, refuse
 
 MAX_BIASED_IDS = 1024  # maximum entries of a logit_bias
@@ -196,7 +196,7 @@ def resolve(params: SamplingParams, prompt: Sequence[int], info: EngineInfo, con
         max_repetition_run=params.max_repetition_run,
         decoding=_without_eos(decoding) if is_infill else decoding,
         logprobs=logprobs,
-        grammar=grammar if limits is None else with_bounds(grammar, limits),
+        grammar=grammar if limits is None else with_max_items(grammar, limits.max_items),
         structured=limits,
         pinned_tokens=dict(pinned_tokens or {}),
         stream_mode=context.stream_mode,

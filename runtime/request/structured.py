@@ -8,13 +8,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runtime.errors import RequestError
 from runtime.request.validation import preview, refuse
-
-if TYPE_CHECKING:
-    from runtime.request.engine_messages import StructuredLimits
 
 FIELD = "structured_outputs"
 FORMS = ("json", "json_object", "regex", "choice", "grammar")
@@ -26,7 +23,7 @@ MAX_CHOICES = 1024
 GBNF = "gbnf_grammar"
 SCHEMA = "client_schema"
 FIELD_PATH = "field_path"  # path of the request field with the schema of a part
-BOUNDS = "bounds"  # of values in the schemas of all parts: maximum characters of strings, and items of arrays
+MAX_ITEMS = "max_items"  # of arrays without a bound, in the schemas of all parts
 
 # As `json.dumps` formats it. With free whitespace, few tokens are forced, and an uncertain model may generate spaces
 # until max_tokens. A schema may override this under "x-guidance".
@@ -74,11 +71,9 @@ def grammar_of(constraint: object, at: str) -> str:
     return text
 
 
-def with_bounds(grammar: str, limits: StructuredLimits) -> str:
-    """Adds the bounds of values to a grammar with schemas, which it serialized with `grammars` as its only key."""
-    if SCHEMA not in grammar:
-        return grammar
-    return f'{grammar[:-1]}, "{BOUNDS}": [{limits.max_length}, {limits.max_items}]}}'
+def with_max_items(grammar: str, max_items: int) -> str:
+    """Adds the bound of arrays to a grammar with schemas, which is serialized with `grammars` as its only key."""
+    return f'{grammar[:-1]}, "{MAX_ITEMS}": {max_items}}}' if SCHEMA in grammar else grammar
 
 
 def check_length(value: object, param: str) -> int:

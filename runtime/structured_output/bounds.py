@@ -1,45 +1,37 @@
 """Bounds values of a rewritten schema that have no bound of their own, so that a model cannot continue them forever.
 
-Strings and arrays get a maximum length. Integers have 64 bits, as most readers need (RFC 8259, section 6). A value
-without any constraint gets a schema with these bounds, at each level.
+Arrays get a maximum length. Integers have 64 bits, as most readers need (RFC 8259, section 6). A value without any
+constraint gets a schema with these bounds, at each level. The length of strings is bounded while decoding
+(`witness.py`): as a `maxLength`, each of its characters would be a state of llguidance's lexer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from runtime.structured_output.json_schema import MAX_NUMBER, Schema
 
 _ANY = "any"  # name of the definition of a bounded value of any type
 _REFERENCE = {"$ref": f"#/$defs/{_ANY}"}
-_COMBINATIONS = ("$ref", "allOf", "anyOf", "oneOf")  # further schemas of the same value
+_ALTERNATIVES = {"allOf", "anyOf", "oneOf"}
+_COMBINATIONS = {"$ref", *_ALTERNATIVES}  # further schemas of the same value
+_NO_CONSTRAINTS = {"$defs", "x-guidance"}
 _LISTS, _MAPS, _SINGLE = ("prefixItems", "allOf", "anyOf", "oneOf"), ("properties", "patternProperties", "$defs"), (
     "items", "additionalProperties",
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """Maximum characters of a string, and maximum items of an array; 0: any number."""
-
-    max_length: int = 0
-    max_items: int = 0
-
-
-def bound_values(schema: Mapping[str, Any], bounds: Bounds) -> dict[str, Any]:
+def bound_values(schema: Mapping[str, Any], max_items: int) -> dict[str, Any]:
     """Returns a schema of llguidance's keywords with bounds where it has none.
 
-    A bound of the schema that is larger raises the default everywhere, so it applies also if it is in another schema of
-    the same value.
+    Args:
+        schema: Rewritten schema.
+        max_items: Maximum items of an array; 0: any number. A larger bound of the schema raises it everywhere, because
+            that may be in another schema of the same value.
     """
-    own = _largest(schema)
-    raised = Bounds(
-        bounds.max_length and max(bounds.max_length, own["maxLength"], own["minLength"]),
-        bounds.max_items and max(bounds.max_items, own["maxItems"], own["minItems"]),
-    )
-    bounder = _Bounder(raised)
+    raised = max_items and max(max_items, largest(schema, ("maxItems", "minItems")))
+    bounder = _Bounder(raised, bounds_any=not _combines(schema))
     made = bounder.schema(dict(schema), is_part=False)
     assert isinstance(made, dict)
     if bounder.has_any:
@@ -47,18 +39,33 @@ def bound_values(schema: Mapping[str, Any], bounds: Bounds) -> dict[str, Any]:
     return made
 
 
-def _largest(schema: Any) -> dict[str, int]:
-    """Returns the largest value of each keyword that bounds a length."""
-    found = {"maxLength": 0, "minLength": 0, "maxItems": 0, "minItems": 0}
+def largest(value: Any, keywords: Sequence[str]) -> int:
+    """Returns the largest value of keywords of a schema, as the client wrote it or rewritten; 0 if it has none."""
+    found, pending = 0, [value]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, Mapping):
+            numbers = (each[name] for name in keywords if isinstance(each.get(name), int | float))
+            found = max(found, *map(int, numbers), 0)
+            pending += each.values()
+        elif isinstance(each, list | tuple):
+            pending += each
+    return found
+
+
+def _combines(schema: Mapping[str, Any]) -> bool:
+    """Returns whether several schemas apply to one value: llguidance cannot combine any if they refer to themselves."""
+    found = False
 
     def visit(value: Schema) -> Schema:
+        nonlocal found
         if isinstance(value, dict):
-            for name in found.keys() & value.keys():
-                found[name] = max(found[name], value[name])
+            others = value.keys() - _NO_CONSTRAINTS
+            found |= "allOf" in value or (len(others) > 1 and bool(others & _COMBINATIONS))
             _map(value, visit)
         return value
 
-    visit(schema)
+    visit(dict(schema))
     return found
 
 
@@ -75,8 +82,10 @@ def _map(schema: Mapping[str, Any], change: Callable[[Schema], Schema]) -> dict[
 
 
 class _Bounder:
-    def __init__(self, bounds: Bounds) -> None:
-        self._bounds = bounds
+    def __init__(self, max_items: int, *, bounds_any: bool) -> None:
+        """`bounds_any`: values without any constraint get bounds, too."""
+        self._max_items = max_items
+        self._bounds_any = bounds_any
         self.has_any = False
 
     def any(self) -> dict[str, Any]:
@@ -86,38 +95,35 @@ class _Bounder:
     def schema(self, value: Schema, *, is_part: bool) -> Schema:
         """Returns a subschema with bounds. `is_part`: other schemas apply to the same value."""
         if value is True or value == {}:
-            if is_part:
+            if is_part or not self._bounds_any:
                 return value
             self.has_any = True
             return dict(_REFERENCE)
         if value is False:
             return False
+        combined = is_part or len(value.keys() - _NO_CONSTRAINTS) > 1
         is_part = is_part or any(name in value for name in _COMBINATIONS)
-        made = {name: each for name, each in value.items() if name not in ("allOf", "anyOf", "oneOf")}
+        made = {name: each for name, each in value.items() if name not in _ALTERNATIVES}
         made = _map(made, lambda each: self.schema(each, is_part=False))
-        for name in ("allOf", "anyOf", "oneOf"):
-            if name in value:
-                others = is_part if name != "anyOf" or len(value) > 1 else False
-                made[name] = [self.schema(each, is_part=others or name == "allOf") for each in value[name]]
+        for name in _ALTERNATIVES & value.keys():
+            made[name] = [self.schema(each, is_part=combined or name == "allOf") for each in value[name]]
         if "const" in made or "enum" in made or (is_part and "type" not in made):
             return made
         return self._bounded(made, is_part=is_part)
 
     def _bounded(self, made: dict[str, Any], *, is_part: bool) -> dict[str, Any]:
-        kinds = made.get("type", ("string", "number", "array", "object"))
+        kinds = made.get("type", ("number", "array", "object"))
         kinds = {kinds} if isinstance(kinds, str) else set(kinds)
-        if "string" in kinds and self._bounds.max_length and not made.keys() & {"maxLength", "pattern"}:
-            made["maxLength"] = self._bounds.max_length
         if kinds & {"integer", "number"} and "multipleOf" not in made:
             if not made.keys() & {"minimum", "exclusiveMinimum"}:
                 made["minimum"] = -MAX_NUMBER
             if not made.keys() & {"maximum", "exclusiveMaximum"}:
                 made["maximum"] = MAX_NUMBER
         if "array" in kinds:
-            if self._bounds.max_items and "maxItems" not in made:
-                made["maxItems"] = self._bounds.max_items
-            if "items" not in made and not is_part:
+            if self._max_items and "maxItems" not in made:
+                made["maxItems"] = self._max_items
+            if "items" not in made and not is_part and self._bounds_any:
                 made["items"] = self.schema(True, is_part=False)
-        if "object" in kinds and "additionalProperties" not in made and not is_part:
+        if "object" in kinds and "additionalProperties" not in made and not is_part and self._bounds_any:
             made["additionalProperties"] = self.schema(True, is_part=False)
         return made

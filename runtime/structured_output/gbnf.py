@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.request.structured import BOUNDS, FIELD_PATH, GBNF, MAX_CHARS, SCHEMA
+from runtime.request.structured import FIELD_PATH, GBNF, MAX_CHARS, MAX_ITEMS, SCHEMA
 from runtime.request.validation import preview
-from runtime.structured_output.bounds import Bounds, bound_values
+from runtime.structured_output.bounds import bound_values, largest
 from runtime.structured_output.json_schema import OVERLAP, remaining_one_of, simplify_schema
 from runtime.structured_output.patterns import Unsupported
 
@@ -41,9 +41,16 @@ def translate_grammar(text: str) -> str:
     if GBNF not in text and SCHEMA not in text and "<" not in text:
         return text
     grammar = json.loads(text)
-    bounds = Bounds(*grammar.get(BOUNDS, ()))
-    parts = [_translated(part, bounds) for part in grammar["grammars"]]
+    parts = [_translated(part, grammar.get(MAX_ITEMS)) for part in grammar["grammars"]]
     return json.dumps({"grammars": parts}, ensure_ascii=False)
+
+
+def longest_string(text: str) -> int | None:
+    """Returns the largest bound of a string's length in the schemas of a grammar, 0 if none; None without a schema."""
+    if SCHEMA not in text:
+        return None
+    parts = json.loads(text)["grammars"]
+    return max(largest(part[SCHEMA], ("maxLength", "minLength")) for part in parts if SCHEMA in part)
 
 
 def separate_parts(text: str) -> list[tuple[str, str, str]]:
@@ -112,13 +119,15 @@ def token_name(text: str) -> str:
     return f"{text[:-1]}{_NAME_PART}{text[-1:]}"
 
 
-def _translated(part: dict[str, Any], bounds: Bounds) -> dict[str, Any]:
+def _translated(part: dict[str, Any], max_items: int | None) -> dict[str, Any]:
     base = {name: value for name, value in part.items() if name not in (GBNF, SCHEMA, FIELD_PATH)}
     if GBNF in part:
         return base | {"lark_grammar": _with_token_names(_from_gbnf(part[GBNF]))}
     if SCHEMA in part:
         try:
-            schema = bound_values(simplify_schema(part[SCHEMA]), bounds)
+            schema = simplify_schema(part[SCHEMA])
+            if max_items is not None:
+                schema = bound_values(schema, max_items)
         except RecursionError:
             raise ValueError("its schemas are nested too deeply; use fewer levels") from None
         return base | {"lark_grammar": f"{_UNFORCED}\nstart: %json {json.dumps(schema, ensure_ascii=False)}"}

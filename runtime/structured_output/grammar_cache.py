@@ -15,24 +15,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runtime.errors import ConfigError, RequestError
-from runtime.structured_output.gbnf import Refused, explain, separate_parts, token_name, translate_grammar
-from runtime.structured_output.grammar_matcher import GrammarFacts, GrammarMatcher, MaskLimits, summarize_error
-from runtime.structured_output.sandbox import GrammarSandbox, digest
-from runtime.structured_output.witness import (
-    FIRST_SECONDS,
-    FIRST_STATES,
-    MAX_TOKENS,
-    Effort,
-    OutputEnd,
-    Remembered,
-    WitnessSearch,
+from runtime.structured_output.gbnf import (
+    Refused,
+    explain,
+    longest_string,
+    separate_parts,
+    token_name,
+    translate_grammar,
 )
+from runtime.structured_output.grammar_facts import GrammarFacts
+from runtime.structured_output.grammar_matcher import GrammarMatcher, MaskLimits, summarize_error
+from runtime.structured_output.sandbox import GrammarSandbox, digest
 from runtime.weights import tokenizer_json
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-    from runtime.request.engine_messages import EngineInfo
+    from runtime.request.engine_messages import EngineInfo, StructuredLimits
+    from runtime.structured_output.witness import OutputEnd, Remembered, WitnessSearch
 
 MAX_CACHED = 64  # compiled grammars
 _UNSATISFIABLE = "Unsatisfiable"  # part of the library's error for a schema that no value fits
@@ -163,6 +163,8 @@ class GrammarCache:
         with self._reading:
             if self._tokens is None:
                 self._tokens = self._read()
+                from runtime.structured_output.witness import WitnessSearch
+
                 self._search = WitnessSearch(self._tokens, self.facts)
             return self._tokens
 
@@ -175,20 +177,22 @@ class GrammarCache:
     def find_witness(self, matcher: LLMatcher) -> tuple[int, ...] | None:
         """Returns a short output of a compiled grammar, without an EOS; None if none is found."""
         assert self._search is not None
-        return self._search.find(matcher, MAX_TOKENS, effort=Effort(FIRST_STATES, FIRST_SECONDS))
+        return self._search.first(matcher)
 
-    def output_end(self, text: str, witness: Sequence[int], max_run: int) -> OutputEnd:
+    def output_end(self, text: str, witness: Sequence[int], limits: StructuredLimits) -> OutputEnd:
         """Returns what ends an output of a compiled grammar in time.
 
         Args:
             text: The grammar.
             witness: What `find_witness` returned for it.
-            max_run: See `OutputEnd`.
+            limits: Limits of the request.
         """
         assert self._search is not None
         with self._lock:
             _, remembered = self._cache.get(text, (None, {}))
-        return OutputEnd(self._search, witness, remembered, max_run)
+        own = longest_string(text) if limits.max_length else None
+        max_length = 0 if own is None else max(limits.max_length, own)
+        return self._search.output_end(witness, remembered, max_run=limits.max_run, max_length=max_length)
 
     def close(self) -> None:
         """Closes the checker."""

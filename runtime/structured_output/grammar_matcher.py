@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # frontends import neither numpy nor the library without a grammar
-    import numpy as np
-    import numpy.typing as npt
     from llguidance import LLMatcher
 
+    from runtime.structured_output.grammar_facts import GrammarFacts, TokenBitmask
     from runtime.structured_output.witness import OutputEnd
-
-    TokenBitmask = npt.NDArray[np.int32]  # packed, one bit per token
 
 
 SEARCH_SHARE = 0.5  # of the CPU time of a request, after which no new way to end its output is searched
@@ -40,33 +36,6 @@ class MaskLimits:
         """Returns the error of a request that exceeds the limits."""
         more = f" and {self.token_seconds * 1000:g} ms per token" if self.token_seconds else ""
         return f"it takes more than {self.seconds:g} s{more} of CPU time to apply; send a simpler one"
-
-
-@dataclass(frozen=True)
-class GrammarFacts:
-    """Constants that all grammars of an engine share.
-
-    Attributes:
-        eos: EOS ids, at least one.
-        permitted: int32 [mask_len]; bits of the tokens that the model may generate.
-    """
-
-    eos: tuple[int, ...]
-    permitted: TokenBitmask
-
-    @classmethod
-    def of(cls, *, vocab_size: int, max_token_id: int, mask_id: int | None, eos: Iterable[int]) -> GrammarFacts:
-        import numpy as np
-
-        allowed = np.zeros(-(-vocab_size // 32) * 32, dtype=np.bool_)
-        allowed[: max_token_id + 1] = True
-        if mask_id is not None:
-            allowed[mask_id] = False
-        return cls(tuple(eos), np.packbits(allowed, bitorder="little").view(np.int32))
-
-    @property
-    def mask_len(self) -> int:
-        return len(self.permitted)
 
 
 class GrammarMatcher:

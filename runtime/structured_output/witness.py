@@ -20,7 +20,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-    from runtime.structured_output.grammar_matcher import GrammarFacts
+    from runtime.structured_output.grammar_facts import GrammarFacts
 
 FIRST_STATES, FIRST_SECONDS = 3_000, 0.5  # effort for the first witness of a grammar; a state takes 20 to 60 us
 NEXT_STATES, NEXT_SECONDS = 1_000, 0.1  # effort for one while decoding, in the engine's thread; most need 30 states
@@ -28,6 +28,7 @@ FREE_BYTES = 40  # more first bytes of allowed tokens are text that the grammar 
 FOLLOWED_BYTES = 6  # of them are followed there; those that the grammar restricts most lead out of the text
 MAX_BITMASKS = 256  # whose selected tokens are remembered
 MAX_SPECIAL = 8  # special tokens that are followed
+_QUOTE, _BACKSLASH = b'"\\'
 CLOSING = b'}]"'  # first bytes to follow first
 MAX_TOKENS = 4096  # of a witness
 LOOP_VISITS = 24  # visits of states with the same bitmask after which another token is followed
@@ -77,6 +78,14 @@ class WitnessSearch:
         self._eos = np.array(facts.eos)
         self._row = np.zeros(facts.mask_len, dtype=np.int32)
         self._candidates: OrderedDict[bytes, list[int]] = OrderedDict()  # by bitmask
+
+    def first(self, matcher: LLMatcher) -> tuple[int, ...] | None:
+        """Returns a short output of a compiled grammar, without an EOS; None if none is found."""
+        return self.find(matcher, MAX_TOKENS, effort=Effort(FIRST_STATES, FIRST_SECONDS))
+
+    def output_end(self, witness: Sequence[int], remembered: Remembered, *, max_run: int, max_length: int) -> OutputEnd:
+        """Returns what ends an output with a first witness in time. See `OutputEnd` for the other arguments."""
+        return OutputEnd(self, witness, remembered, max_run=max_run, max_length=max_length)
 
     def find(
         self, matcher: LLMatcher, max_tokens: int, known: Sequence[int] = (), *, effort: Effort
@@ -195,6 +204,38 @@ class WitnessSearch:
         return longest
 
 
+class StringLength:
+    """Counts the characters of the string at the end of a JSON text.
+
+    Args:
+        limit: number of characters of a full string.
+    """
+
+    __slots__ = ("_escapes", "_length", "_limit")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._length: int | None = None  # None: outside of a string
+        self._escapes = False
+
+    @property
+    def is_full(self) -> bool:
+        return self._length is not None and self._length >= self._limit
+
+    def add(self, text: bytes) -> None:
+        """Adds the bytes of a token, which may end inside a character or an escape."""
+        for byte in text:
+            if self._length is None:
+                self._length = 0 if byte == _QUOTE else None
+            elif self._escapes:
+                self._escapes = False
+            elif byte == _QUOTE:
+                self._length = None
+            else:
+                self._escapes = byte == _BACKSLASH
+                self._length += byte & 0xC0 != 0x80  # not in the middle of a character
+
+
 # Ends that were found after a token: new tokens, and the number of the old witness's tokens that they replace.
 Remembered = dict[int, list[tuple[tuple[int, ...], int]]]
 
@@ -205,9 +246,11 @@ class OutputEnd:
     Most tokens need no search: after a letter of a string, the old witness still ends the output.
     """
 
-    __slots__ = ("_fraction", "_last", "_max_run", "_remembered", "_runs", "_search", "_tokens")
+    __slots__ = ("_fraction", "_last", "_max_run", "_remembered", "_runs", "_search", "_string", "_tokens")
 
-    def __init__(self, search: WitnessSearch, tokens: Sequence[int], remembered: Remembered, max_run: int) -> None:
+    def __init__(
+        self, search: WitnessSearch, tokens: Sequence[int], remembered: Remembered, *, max_run: int, max_length: int
+    ) -> None:
         """Initializes the end of an empty output.
 
         Args:
@@ -216,6 +259,7 @@ class OutputEnd:
             remembered: ends that were found for requests with the same grammar.
             max_run: tokens that may repeat those 1 to `MAX_PERIOD` before them; then the witness's next token follows.
                 0: any number.
+            max_length: characters of a JSON string after which the witness's next token follows. 0: any number.
         """
         self._search = search
         self._tokens = tuple(tokens)
@@ -224,6 +268,7 @@ class OutputEnd:
         self._last: deque[int] = deque(maxlen=MAX_PERIOD)  # the newest first
         self._runs = [0] * MAX_PERIOD
         self._fraction: int | None = None  # digits after a point at the end of the output; None: there is no point
+        self._string = StringLength(max_length) if max_length else None
 
     def choose(self, matcher: LLMatcher, token: int, left: int, seconds: float) -> int:
         """Returns `token` if the output can end within `left` tokens, itself included; else the witness's next one.
@@ -238,7 +283,7 @@ class OutputEnd:
         if token in eos:
             return token
         if self._tokens[:1] != (token,):
-            stops = self._is_repetition(token) or self._is_long_fraction(matcher, token)
+            stops = self._is_repetition(token) or self._is_long_fraction(matcher, token) or self._is_long_string()
             end = None if stops else self._end_after(matcher, token, left - 1, seconds)
             if end is not None:
                 self._tokens = (token, *end)
@@ -283,7 +328,12 @@ class OutputEnd:
         is_number = not matcher.validate_tokens([self._search.letter])
         return self._search.texts[token].isdigit() and is_number and not following[:1].isdigit()
 
+    def _is_long_string(self) -> bool:
+        return self._string is not None and self._string.is_full
+
     def _count(self, token: int) -> None:
+        if self._string is not None:
+            self._string.add(self._search.texts[token])
         _, point, digits = (text := self._search.texts[token]).rpartition(b".")
         if point:
             self._fraction = len(digits) if digits.isdigit() or not digits else None

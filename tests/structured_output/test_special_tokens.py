@@ -14,7 +14,8 @@ from runtime import LLM, SamplingParams
 from runtime.errors import RequestError
 from runtime.request.structured import grammar_of
 from runtime.structured_output.grammar_cache import GrammarCache, load_llguidance_tokenizer
-from runtime.structured_output.grammar_matcher import GrammarFacts, GrammarMatcher
+from runtime.structured_output.grammar_facts import GrammarFacts
+from runtime.structured_output.grammar_matcher import GrammarMatcher
 from runtime.tokenizer import Tokenizer
 from tests.server.checkpoint import EOS, MASK, TAGS, write_checkpoint
 

@@ -15,7 +15,7 @@ from runtime.request.engine_messages import DecodingParams, EngineOutput, Reques
 from runtime.request.structured import grammar_of
 from runtime.scheduling.grammar_queue import GrammarQueue
 from runtime.structured_output.grammar_cache import GrammarCache
-from runtime.structured_output.grammar_matcher import GrammarFacts
+from runtime.structured_output.grammar_facts import GrammarFacts
 from tests.engine.harness import Setup, check_idle, decoding_of, make_engine
 from tests.matrix import marked
 from tests.oracle.block import Params

@@ -12,6 +12,7 @@ import jsonschema_rs
 import pytest
 
 from runtime import LLM, SamplingParams
+from runtime.request.engine_messages import StructuredLimits
 from runtime.request.structured import grammar_of
 from runtime.structured_output.grammar_cache import GrammarCache, create_grammar_cache
 from runtime.structured_output.witness import MAX_FRACTION
@@ -111,11 +112,13 @@ def test_an_answer_may_be_cut(llm: LLM, grammars: GrammarCache, changes: dict[st
     assert llm.generate(["Hello"], params)[0].finish_reason == "length"
 
 
-def accepted(grammars: GrammarCache, form: dict[str, Any], wanted: list[int], *, max_run: int = 0) -> list[int]:
+def accepted(
+    grammars: GrammarCache, form: dict[str, Any], wanted: list[int], *, max_run: int = 0, max_length: int = 0
+) -> list[int]:
     """Returns the tokens of an output whose model wants `wanted`, with more than enough space."""
     text, witness = witness_of(grammars, form)
     matcher = grammars.compile(text, "x")
-    matcher.end = grammars.output_end(text, witness, max_run)
+    matcher.end = grammars.output_end(text, witness, StructuredLimits(max_run=max_run, max_length=max_length))
     found = [matcher.accept_token(token, PLENTY) for token in wanted if not matcher.finished]
     return [token for token in found if token not in grammars.facts.eos]
 
@@ -146,3 +149,20 @@ def test_a_fraction_has_no_more_digits_than_a_double(llm: LLM, grammars: Grammar
         text = llm.tokenizer.decode(accepted(grammars, form, tokens))
         assert len(re.findall(r"\.([0-9]+)", text)[0]) <= digits + 2, text
         assert text.endswith("]") == (digits == MAX_FRACTION)
+
+
+@pytest.mark.parametrize(
+    ("own", "text", "length"),
+    [
+        ({}, "abcdefghijklmnopqrstuvw", 12),
+        ({}, r"\"\n\\bcdefghijklmnopqr", 12),
+        ({}, "日本語日本語日本語日本語日本語日本語", 12),
+        ({"maxLength": 15}, "abcdefghijklmnopqrstuvw", 15),
+    ],
+)
+def test_a_long_string_ends(llm: LLM, grammars: GrammarCache, own: dict[str, int], text: str, length: int) -> None:
+    assert llm.tokenizer is not None
+    form = {"json": {"type": "array", "items": {"type": "string", **own}, "minItems": 2, "maxItems": 2}}
+    found = llm.tokenizer.decode(accepted(grammars, form, llm.tokenizer.encode(f'["{text}'), max_length=12))
+    (string,) = re.findall(r'^\["((?:[^"\\]|\\.)*)"', found)
+    assert length <= len(json.loads(f'"{string}"')) < length + 8
