@@ -210,14 +210,14 @@ class EngineConfig:
         "structured output may be cut at max_tokens instead of ending in its format", default=False
     )
     structured_max_length: int = _structured(
-        "maximum characters of a JSON string whose schema has no maximum; 0: any number", default=8192, low=0
+        "maximum characters of a JSON string whose schema has no maximum; 0: any number", default=32768, low=0
     )
     structured_max_items: int = _structured(
         "maximum items of a JSON array whose schema has no maximum; 0: any number", default=1024, low=0
     )
     structured_max_run: int = _structured(
         "maximum tokens of structured output that repeat the 1 to 8 tokens before them; 0: any number",
-        default=64, low=0,
+        default=256, low=0,
     )  # fmt: skip
     skip_tokenizer: bool = False  # Python API only: ids in, ids out
 

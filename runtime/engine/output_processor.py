@@ -198,6 +198,7 @@ def make_output(request: Request) -> EngineOutput:
         new_tokens=request.tokens[request.num_sent_tokens : request.num_stable_tokens].tolist(),
         finish_reason=request.finish_reason,
         eos=request.hit_eos,
+        forced_end=request.forced_end,
         cached_tokens=request.cached_tokens,
         queue_seconds=request.queue_seconds,
         prefill_seconds=request.prefill_seconds,

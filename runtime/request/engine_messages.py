@@ -48,9 +48,9 @@ class StructuredLimits(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     complete: bool = True  # the output ends in its format before `max_tokens`
-    max_length: int = 8192  # characters of a JSON string without a maximum of its own
+    max_length: int = 32768  # characters of a JSON string without a maximum of its own
     max_items: int = 1024  # items of a JSON array without a maximum of its own
-    max_run: int = 64  # tokens that repeat those shortly before them; needs `complete`
+    max_run: int = 256  # tokens that repeat those shortly before them; needs `complete`
 
 
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +119,7 @@ class EngineOutput(msgspec.Struct, kw_only=True):
     queue_seconds: float | None = None
     prefill_seconds: float | None = None  # from the end of queueing to the end of the step with the last prompt tokens
     logprobs: TokenLogprobs | None = None  # of `new_tokens`, if requested
+    forced_end: str = ""  # limit that replaced tokens of the model by those of the grammar's witness; "": none
     eos: bool = False  # an EOS ended the output (it counts as a token of the forward passes, not of the output)
 
 

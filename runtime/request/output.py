@@ -77,6 +77,7 @@ class CompletionState:
         finish_reason: None while it continues. A stop string sets it before the engine has finished the request.
         logprobs: of each received token, if requested.
         end_logprob: of the token that ended the output.
+        forced_end: limit that replaced tokens of the model by those of its format's shortest end; "" if none did.
         eos: an end-of-sequence token ended the output. It counts for tokens per forward, but is not in the output.
         parts: the parser of reasoning and tool calls, if any.
         deltas: results of the parser since `take_deltas`.
@@ -89,6 +90,7 @@ class CompletionState:
     deltas: list[Any] = field(default_factory=list)
     nfe: int = 0
     finish_reason: str | None = None
+    forced_end: str = ""
     eos: bool = False
     cached_tokens: int = 0
     queue_seconds: float = 0.0
@@ -99,6 +101,7 @@ class CompletionState:
     def update(self, output: EngineOutput) -> str:
         """Adds an output of the engine, and returns the new stable text."""
         self.nfe = output.nfe
+        self.forced_end = output.forced_end
         self.cached_tokens = output.cached_tokens or self.cached_tokens
         self.queue_seconds = output.queue_seconds or self.queue_seconds
         self.prefill_seconds = output.prefill_seconds or self.prefill_seconds

@@ -132,7 +132,7 @@ class SamplingParams:
     )  # fmt: skip
     structured_max_length: int | None = _parameter(
         "integer", "maximum characters of a JSON string whose schema has no maximum; 0: any number",
-        high=MAX_COUNT, unset="that of the server, 8192", example=1000,
+        high=MAX_COUNT, unset="that of the server, 32768", example=1000,
     )  # fmt: skip
     structured_max_items: int | None = _parameter(
         "integer", "maximum items of a JSON array whose schema has no maximum; 0: any number",
@@ -140,7 +140,7 @@ class SamplingParams:
     )  # fmt: skip
     structured_max_run: int | None = _parameter(
         "integer", "maximum tokens of structured output that repeat the 1 to 8 tokens before them; 0: any number",
-        high=MAX_COUNT, unset="that of the server, 64", example=64,
+        high=MAX_COUNT, unset="that of the server, 256", example=64,
     )  # fmt: skip
     logprobs: int | None = _parameter(
         "integer", "return logprobs: of each token, and of this many most probable tokens at its position",

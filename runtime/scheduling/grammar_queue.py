@@ -69,7 +69,7 @@ class GrammarQueue:
         limits, witness = spec.structured, spec.witness
         if limits is not None and limits.complete and witness is not None and len(witness) <= spec.max_tokens:
             assert self._grammars is not None
-            constraint.end = self._grammars.output_end(spec.grammar, witness, limits)
+            constraint.end = self._grammars.output_end(constraint, witness, limits)
         request.constraint = constraint
         self.scheduler.add(request)
 

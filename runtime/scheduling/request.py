@@ -239,6 +239,11 @@ class Request:
         """Whether the output is complete. K/V of its last blocks may still be computed, for the prefix cache only."""
         return self.finish_reason is not None
 
+    @property
+    def forced_end(self) -> str:
+        """Limit that replaced tokens of the model by those of the grammar's witness; "" if none did."""
+        return self.constraint.end.reason if self.constraint is not None and self.constraint.end is not None else ""
+
     def output_by_position(self) -> npt.NDArray[np.int64]:
         """Returns the id at each position of the output, pinned ones included; -1 where it is MASKED."""
         here = slice(self.prompt_len, self.end)

@@ -255,6 +255,8 @@ CUT = (
     "the answer is cut: the shortest one that was found in its format has {} tokens, and it may have {}; allow it "
     "more tokens"
 )
+NO_END = "the answer is cut: no short answer was found in its format"
+FORCED = "the model did not end this answer itself, but in its format at a limit: {}"
 
 
 class Warned(TypedDict, total=False):
@@ -264,12 +266,16 @@ class Warned(TypedDict, total=False):
 
 
 def format_warning(choices: Iterable[CompletionState]) -> Warned:
-    """Returns `warning` if a completion of structured output is cut, because no answer of its length has the format."""
+    """Returns `warning` if structured output is cut, or did not end where the model wanted."""
     for choice in choices:
         spec = choice.spec
-        if choice.finish_reason != "length" or spec.structured is None or spec.witness is None:
+        if spec.structured is None or not spec.structured.complete or choice.finish_reason is None:
             continue
-        if spec.structured.complete and len(spec.witness) > spec.max_tokens:
+        if choice.forced_end:
+            return {"warning": FORCED.format(choice.forced_end)}
+        if choice.finish_reason == "length" and spec.witness is None:
+            return {"warning": NO_END}
+        if choice.finish_reason == "length" and spec.witness is not None and len(spec.witness) > spec.max_tokens:
             return {"warning": CUT.format(len(spec.witness), spec.max_tokens)}
     return {}
 

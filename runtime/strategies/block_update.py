@@ -133,8 +133,7 @@ def _find_end(request: Request) -> tuple[FinishReason, int] | None:
                 return "stop", block.start + block.first_eos
             break
     if request.num_stable_tokens >= request.end:
-        constraint = request.constraint
-        complete = constraint is not None and constraint.end is not None and constraint.is_complete
+        complete = request.constraint is not None and request.constraint.is_complete
         return "stop" if complete else "length", request.end
     spec = request.spec
     at_limit = spec.max_nfe is not None and request.nfe >= spec.max_nfe

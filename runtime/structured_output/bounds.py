@@ -1,17 +1,19 @@
 """Bounds values of a rewritten schema that have no bound of their own, so that a model cannot continue them forever.
 
-Arrays get a maximum length. Integers have 64 bits, as most readers need (RFC 8259, section 6). A value without any
+Arrays get a maximum length. Integers fit into 64 bits, as readers in Go, Java, Rust and C# need. A value without any
 constraint gets a schema with these bounds, at each level. The length of strings is bounded while decoding
 (`witness.py`): as a `maxLength`, each of its characters would be a state of llguidance's lexer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from runtime.request.validation import integral
 from runtime.structured_output.json_schema import MAX_NUMBER, Schema
 
+MAX_INTEGER = 9 * 10**18  # fits into 64 bits, and is exact as a double, which llguidance reads
 _ANY = "any"  # name of the definition of a bounded value of any type
 _REFERENCE = {"$ref": f"#/$defs/{_ANY}"}
 _ALTERNATIVES = {"allOf", "anyOf", "oneOf"}
@@ -39,14 +41,14 @@ def bound_values(schema: Mapping[str, Any], max_items: int) -> dict[str, Any]:
     return made
 
 
-def largest(value: Any, keywords: Sequence[str]) -> int:
-    """Returns the largest value of keywords of a schema, as the client wrote it or rewritten; 0 if it has none."""
-    found, pending = 0, [value]
+def largest(schema: Any, keywords: Collection[str]) -> int:
+    """Returns the largest value of keywords of a schema, as a client wrote it or rewritten; 0 if it has none."""
+    found, pending = 0, [schema]
     while pending:
         each = pending.pop()
         if isinstance(each, Mapping):
-            numbers = (each[name] for name in keywords if isinstance(each.get(name), int | float))
-            found = max(found, *map(int, numbers), 0)
+            numbers = (integral(each.get(name)) for name in keywords)
+            found = max([found, *(number for number in numbers if isinstance(number, int))])
             pending += each.values()
         elif isinstance(each, list | tuple):
             pending += each
@@ -115,10 +117,11 @@ class _Bounder:
         kinds = made.get("type", ("number", "array", "object"))
         kinds = {kinds} if isinstance(kinds, str) else set(kinds)
         if kinds & {"integer", "number"} and "multipleOf" not in made:
+            bound = MAX_NUMBER if "number" in kinds else MAX_INTEGER
             if not made.keys() & {"minimum", "exclusiveMinimum"}:
-                made["minimum"] = -MAX_NUMBER
+                made["minimum"] = -bound
             if not made.keys() & {"maximum", "exclusiveMaximum"}:
-                made["maximum"] = MAX_NUMBER
+                made["maximum"] = bound
         if "array" in kinds:
             if self._max_items and "maxItems" not in made:
                 made["maxItems"] = self._max_items

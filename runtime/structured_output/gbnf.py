@@ -31,6 +31,8 @@ _LARK_NAMES = re.compile(
     r'"(?:\\.?|[^"\\])*(?:"|\Z)|(?:#|//)[^\n]*|/(?:\\.?|[^/\\])+(?:/|\Z)|(<(?!\[[^<>\s]*\]>)[^<>\s]+>)', re.DOTALL
 )
 
+_SUFFIX = re.compile(r'\[suffix=("(?:[^"\\]|\\["\\/bfnrt])*")\]')
+
 
 def translate_grammar(text: str) -> str:
     """Translates the parts of a grammar to llguidance's notation.
@@ -45,12 +47,33 @@ def translate_grammar(text: str) -> str:
     return json.dumps({"grammars": parts}, ensure_ascii=False)
 
 
-def longest_string(text: str) -> int | None:
-    """Returns the largest bound of a string's length in the schemas of a grammar, 0 if none; None without a schema."""
-    if SCHEMA not in text:
-        return None
+@dataclass(frozen=True)
+class GrammarTraits:
+    """What the end of an output depends on, besides the compiled grammar.
+
+    Attributes:
+        longest_string: Largest bound of a string's length in its schemas, 0 if none; None without schemas.
+        reserve: Tokens that suffice to end an output, whatever it begins next; None: unknown.
+        suffixes: Texts that end free texts.
+    """
+
+    longest_string: int | None = None
+    reserve: int | None = None
+    suffixes: tuple[str, ...] = ()
+
+
+def traits(text: str) -> GrammarTraits:
+    """Returns the traits of a grammar."""
     parts = json.loads(text)["grammars"]
-    return max(largest(part[SCHEMA], ("maxLength", "minLength")) for part in parts if SCHEMA in part)
+    found = [end for part in parts for end in _SUFFIX.findall(part.get("lark_grammar", ""))]
+    suffixes = tuple(json.loads(end, strict=False) for end in reversed(found))  # that of a thought comes last
+    schemas = [part[SCHEMA] for part in parts if SCHEMA in part]
+    if not schemas:
+        return GrammarTraits(suffixes=suffixes)
+    # Names and constants of a value are in the text. Repeated ones count again, at two levels of arrays.
+    repeated = largest(schemas, ("minItems", "minProperties"))
+    reserve = len(text.encode()) * max(1, repeated) ** 2 + largest(schemas, ("minLength",))
+    return GrammarTraits(largest(schemas, ("maxLength", "minLength")), reserve, suffixes)
 
 
 def separate_parts(text: str) -> list[tuple[str, str, str]]:

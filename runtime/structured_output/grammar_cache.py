@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from runtime.errors import ConfigError, RequestError
 from runtime.structured_output.gbnf import (
+    GrammarTraits,
     Refused,
     explain,
-    longest_string,
     separate_parts,
     token_name,
+    traits,
     translate_grammar,
 )
 from runtime.structured_output.grammar_facts import GrammarFacts
@@ -59,6 +60,15 @@ LIMITS: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
+class _Compiled:
+    """A compiled grammar, its traits, and the ends of outputs that were found."""
+
+    matcher: LLMatcher
+    traits: GrammarTraits
+    remembered: Remembered
+
+
+@dataclass(frozen=True)
 class _Overrun:
     """Number of requests whose output exceeded its CPU time, the last reason, and the time when this entry expires."""
 
@@ -86,7 +96,7 @@ class GrammarCache:
         self.checker: GrammarSandbox | None = None
         self._tokens: LLTokenizer | None = None
         self._search: WitnessSearch | None = None
-        self._cache: OrderedDict[str, tuple[LLMatcher, Remembered]] = OrderedDict()
+        self._cache: OrderedDict[str, _Compiled] = OrderedDict()
         self._overruns: OrderedDict[bytes, _Overrun] = OrderedDict()
         self._reading, self._starting, self._lock = threading.Lock(), threading.Lock(), threading.Lock()
 
@@ -104,7 +114,7 @@ class GrammarCache:
             if found is None:
                 return None
             self._cache.move_to_end(text)
-            return self._start(found[0])
+            return self._start(found)
 
     def add_overrun(self, text: str, why: str) -> None:
         """Counts a request that exceeded its CPU time.
@@ -131,8 +141,9 @@ class GrammarCache:
             return None
         return found
 
-    def _start(self, matcher: LLMatcher) -> GrammarMatcher:
-        return GrammarMatcher(matcher.deep_copy(), self.facts)
+    def _start(self, compiled: _Compiled) -> GrammarMatcher:
+        origin = compiled.traits, compiled.remembered
+        return GrammarMatcher(compiled.matcher.deep_copy(), self.facts, origin=origin)
 
     def compile(self, text: str, param: str) -> GrammarMatcher:
         """Returns a new matcher for a grammar, compiled if it is not cached. Other threads run meanwhile.
@@ -152,11 +163,12 @@ class GrammarCache:
             matcher, why = self.try_compile(text)
         if matcher is None or why:
             raise GrammarError(param, why)
+        compiled = _Compiled(matcher, traits(text), {})
         with self._lock:
-            self._cache[text] = matcher, {}
+            self._cache[text] = compiled
             while len(self._cache) > MAX_CACHED:
                 self._cache.popitem(last=False)
-        return self._start(matcher)
+        return self._start(compiled)
 
     def load_tokenizer(self) -> LLTokenizer:
         """Returns the tokenizer that all grammars share. Raises ConfigError if it cannot be read."""
@@ -171,28 +183,27 @@ class GrammarCache:
     def witness(self, text: str, matcher: GrammarMatcher) -> list[int] | None:
         """Returns a short output of a grammar, which its check found or else is found now; None if none is found."""
         result = None if self.checker is None else self.checker.result(text)
-        found = self.find_witness(matcher.matcher) if result is None else result.witness
+        found = self.find_witness(text, matcher.matcher) if result is None else result.witness
         return None if found is None else list(found)
 
-    def find_witness(self, matcher: LLMatcher) -> tuple[int, ...] | None:
+    def find_witness(self, text: str, matcher: LLMatcher) -> tuple[int, ...] | None:
         """Returns a short output of a compiled grammar, without an EOS; None if none is found."""
         assert self._search is not None
-        return self._search.first(matcher)
+        return self._search.first(matcher, traits(text).suffixes)
 
-    def output_end(self, text: str, witness: Sequence[int], limits: StructuredLimits) -> OutputEnd:
-        """Returns what ends an output of a compiled grammar in time.
+    def output_end(self, answer: GrammarMatcher, witness: Sequence[int], limits: StructuredLimits) -> OutputEnd:
+        """Returns what ends an output in time.
 
         Args:
-            text: The grammar.
-            witness: What `find_witness` returned for it.
+            answer: A matcher that `get` or `compile` returned.
+            witness: What `find_witness` returned for its grammar.
             limits: Limits of the request.
         """
+        from runtime.structured_output.witness import OutputEnd
+
         assert self._search is not None
-        with self._lock:
-            _, remembered = self._cache.get(text, (None, {}))
-        own = longest_string(text) if limits.max_length else None
-        max_length = 0 if own is None else max(limits.max_length, own)
-        return self._search.output_end(witness, remembered, max_run=limits.max_run, max_length=max_length)
+        assert answer.origin is not None
+        return OutputEnd(self._search, witness, *answer.origin, max_run=limits.max_run, max_length=limits.max_length)
 
     def close(self) -> None:
         """Closes the checker."""

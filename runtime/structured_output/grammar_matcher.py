@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # frontends import neither numpy nor the library without a grammar
     from llguidance import LLMatcher
 
+    from runtime.structured_output.gbnf import GrammarTraits
     from runtime.structured_output.grammar_facts import GrammarFacts, TokenBitmask
-    from runtime.structured_output.witness import OutputEnd
+    from runtime.structured_output.witness import OutputEnd, Remembered
 
 
-SEARCH_SHARE = 0.5  # of the CPU time of a request, after which no new way to end its output is searched
+SEARCH_SHARE = 0.5  # CPU time that searches for ends of an output may take, as a share of that for masks
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,20 @@ class GrammarMatcher:
         limits: Limits of that time.
         overrun: Why the limits ended it; "" if they did not.
         end: Ends the output within its maximum number of tokens; None if it may be cut.
+        origin: Traits of the grammar, and ends that were found for its outputs; None if it was not cached.
     """
 
     __slots__ = (
-        "_forced", "_tokens", "cpu_seconds", "end", "error", "facts", "finished", "limits", "matcher", "overrun"
+        "_end_seconds", "_forced", "_tokens", "cpu_seconds", "end", "error", "facts", "finished", "limits", "matcher",
+        "origin", "overrun",
     )  # fmt: skip
 
-    def __init__(self, matcher: LLMatcher, facts: GrammarFacts, limits: MaskLimits | None = None) -> None:
+    def __init__(
+        self, matcher: LLMatcher, facts: GrammarFacts, limits: MaskLimits | None = None,
+        origin: tuple[GrammarTraits, Remembered] | None = None,
+    ) -> None:  # fmt: skip
         self.matcher = matcher
+        self.origin = origin
         self.facts = facts
         self.limits = limits or MaskLimits()
         self.overrun = ""
@@ -63,6 +70,7 @@ class GrammarMatcher:
         self.finished = False
         self.error = ""
         self.cpu_seconds = 0.0
+        self._end_seconds = 0.0  # CPU time of `end`
         self._tokens = 0
         self._forced: deque[int] = deque()  # computed once: one token may take as long as all of them
 
@@ -101,7 +109,9 @@ class GrammarMatcher:
         """
         began = time.thread_time()
         if self.end is not None:
-            token = self.end.choose(self.matcher, token, left, SEARCH_SHARE * self._max_seconds - self.cpu_seconds)
+            token = self.end.choose(self.matcher, token, left, SEARCH_SHARE * self._max_seconds - self._end_seconds)
+            self._end_seconds += time.thread_time() - began
+            began = time.thread_time()
         if self._forced and self._forced.popleft() != token:
             self._forced.clear()
         self._tokens += 1
@@ -116,8 +126,13 @@ class GrammarMatcher:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the output is in the format if it ends here."""
-        return self.finished or (not self.error and self.matcher.is_accepting())
+        """Whether the output has its format, and ended by itself or by a witness.
+
+        A format that any text has says nothing about the end.
+        """
+        if self.end is None or self.error:
+            return False
+        return bool(self.end.first or self.end.reason or self.matcher.is_stopped()) and self.matcher.is_accepting()
 
     @property
     def _max_seconds(self) -> float:

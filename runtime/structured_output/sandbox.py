@@ -23,7 +23,7 @@ from runtime.structured_output.gbnf import CheckResult
 
 COMMAND = module_command("runtime.structured_output.sandbox_process")
 READY = b'"ready"\n'
-MAX_RESULTS = 4096  # results, a few hundred bytes each
+MAX_RESULTS = 1024  # results, most of them a few hundred bytes
 MAX_TRIES = 2  # processes that check one grammar, if something else ends them
 MEMORY_EXIT = 86  # exit code of the process if Python has no memory
 

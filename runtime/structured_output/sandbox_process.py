@@ -85,7 +85,7 @@ def check_grammar(grammars: GrammarCache, text: str, limits: SandboxLimits) -> t
     matcher, why = grammars.try_compile(text, thorough=True)
     if matcher is not None and not why:
         restart()
-        return matcher, CheckResult(witness=grammars.find_witness(matcher))
+        return matcher, CheckResult(witness=grammars.find_witness(text, matcher))
     return matcher, CheckResult.of_refused(why, grammars.refused_parts(text, restart, limits.parts_seconds))
 
 

@@ -9,10 +9,11 @@ The grammar engine has no such search. This one walks through copies of a matche
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,21 +21,28 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+    from runtime.structured_output.gbnf import GrammarTraits
     from runtime.structured_output.grammar_facts import GrammarFacts
 
-FIRST_STATES, FIRST_SECONDS = 3_000, 0.5  # effort for the first witness of a grammar; a state takes 20 to 60 us
+FIRST_STATES, FIRST_SECONDS = 6_000, 0.5  # effort for the first witness of a grammar; a state takes 20 to 60 us
 NEXT_STATES, NEXT_SECONDS = 1_000, 0.1  # effort for one while decoding, in the engine's thread; most need 30 states
+TOKENS_PER_STATE = 32  # validated tokens that take as long as a state
 FREE_BYTES = 40  # more first bytes of allowed tokens are text that the grammar hardly restricts
+EXIT_SHARE = 0.5  # of the tokens with a first byte; if fewer are allowed, it may lead out of free text
 FOLLOWED_BYTES = 6  # of them are followed there; those that the grammar restricts most lead out of the text
 MAX_BITMASKS = 256  # whose selected tokens are remembered
 MAX_SPECIAL = 8  # special tokens that are followed
-_QUOTE, _BACKSLASH = b'"\\'
-CLOSING = b'}]"'  # first bytes to follow first
-MAX_TOKENS = 4096  # of a witness
-LOOP_VISITS = 24  # visits of states with the same bitmask after which another token is followed
-MAX_REMEMBERED = 4  # remembered ends per token
+_QUOTE, _BACKSLASH, _POINT, _ZERO, _MINUS = b'"\\.0-'
+CLOSING = b'}]",'  # first bytes to follow first
+MAX_TOKENS = 2048  # of a witness
+MAX_REJOINED = 16  # places of a longer end that are tried per state
+MAX_DETOUR = 64  # tokens that differ from a longer end, where one is shortened
+LOOP_VISITS = (24, 1000)  # visits of states with the same bitmask after which another token is followed
+MAX_REMEMBERED, MAX_REMEMBERED_TOKENS = 4, 1024  # remembered ends per token, and tokens with some per grammar
+RETRY_TOKENS = 64  # tokens after which a search that was given up is repeated
+LAST_TOKENS = 256  # tokens before the end of the output from which the effort of a search no longer counts
 MAX_PERIOD = 8  # tokens of a repeated sequence
-MAX_FRACTION = 17  # digits after the point, enough for every double
+MAX_FRACTION = 17  # digits of a fraction from the first that is not 0 on, as many as tell doubles apart
 
 
 class Effort:
@@ -44,14 +52,24 @@ class Effort:
         self._states = states
         self._until = time.thread_time() + seconds
 
-    def spend(self) -> bool:
-        """Counts a state. Returns whether the search may go on."""
-        self._states -= 1
-        return self._states >= 0 and time.thread_time() < self._until
+    @property
+    def is_spent(self) -> bool:
+        return self._states < 0 or time.thread_time() >= self._until
+
+    def spend(self, tokens: int = 0) -> bool:
+        """Counts a state, or the validation of `tokens`. Returns whether the search may go on."""
+        self._states -= 1 + tokens // TOKENS_PER_STATE
+        return not self.is_spent
 
 
 def _has(mask: bytes, token: int) -> bool:
     return bool(mask[token >> 3] >> (token & 7) & 1)
+
+
+def _place(part: tuple[int, ...], path: tuple[int, ...]) -> int:
+    """Returns where `part` ends in `path`; 0 if it does not contain it."""
+    places = (i + len(part) for i in range(len(path) - len(part) + 1) if path[i : i + len(part)] == part)
+    return next(places, 0)
 
 
 class WitnessSearch:
@@ -60,11 +78,11 @@ class WitnessSearch:
     Attributes:
         facts: constants of the engine.
         texts: bytes of each token, b"" for special tokens.
-        letter: id of a token that is a letter, which no number contains; None if there is none.
     """
 
     def __init__(self, tokenizer: LLTokenizer, facts: GrammarFacts) -> None:
         self.facts = facts
+        self._tokenizer = tokenizer
         size = tokenizer.vocab_size
         texts = [b"" if tokenizer.is_special_token(i) else tokenizer.decode_bytes([i]) for i in range(size)]
         self.texts = texts
@@ -73,70 +91,92 @@ class WitnessSearch:
         self._counts = np.bincount(self._first, minlength=257)
         self._closing = np.zeros(256, dtype=np.int64)
         self._closing[list(CLOSING)] = range(len(CLOSING), 0, -1)
-        self.letter = texts.index(b"a") if b"a" in texts else None
         self._letters = np.array([text.isalpha() for text in texts])
         self._eos = np.array(facts.eos)
         self._row = np.zeros(facts.mask_len, dtype=np.int32)
         self._candidates: OrderedDict[bytes, list[int]] = OrderedDict()  # by bitmask
 
-    def first(self, matcher: LLMatcher) -> tuple[int, ...] | None:
-        """Returns a short output of a compiled grammar, without an EOS; None if none is found."""
-        return self.find(matcher, MAX_TOKENS, effort=Effort(FIRST_STATES, FIRST_SECONDS))
+    def first(self, matcher: LLMatcher, ends: Sequence[str]) -> tuple[int, ...] | None:
+        """Returns a short output of a compiled grammar, without an EOS; None if none is found.
 
-    def output_end(self, witness: Sequence[int], remembered: Remembered, *, max_run: int, max_length: int) -> OutputEnd:
-        """Returns what ends an output with a first witness in time. See `OutputEnd` for the other arguments."""
-        return OutputEnd(self, witness, remembered, max_run=max_run, max_length=max_length)
+        Args:
+            matcher: the compiled grammar.
+            ends: texts that end a free text of the grammar, which no bitmask shows.
+        """
+        tokens = [tuple(self._tokenizer.tokenize_str(end)) for end in ends]
+        for followed in (tokens, ()) if tokens else ((),):
+            found = self.find(matcher, MAX_TOKENS, effort=Effort(FIRST_STATES, FIRST_SECONDS), ends=followed)
+            if found is not None:
+                return found
+        return None
 
     def find(
-        self, matcher: LLMatcher, max_tokens: int, known: Sequence[int] = (), *, effort: Effort
-    ) -> tuple[int, ...] | None:
+        self, matcher: LLMatcher, max_tokens: int, known: Sequence[int] = (), *, effort: Effort,
+        ends: Sequence[tuple[int, ...]] = (),
+    ) -> tuple[int, ...] | None:  # fmt: skip
         """Returns an end without an EOS, shortened as far as the effort allows; None if none of `max_tokens` is found.
 
         Args:
             matcher: state of the output; it is not changed.
             max_tokens: maximum length.
-            known: a witness of an earlier state, which the end may rejoin. Then it is only shortened if it is too long.
+            known: a witness of an earlier state, which the end may rejoin.
             effort: what the search may take.
+            ends: tokens that are followed at the first state that allows them.
         """
-        path = self._roll_out(matcher, (), known, MAX_TOKENS, effort)
-        if path is not None and (not known or len(path) > max_tokens):
-            before = None
-            while path != before:
-                before, path = path, self._shorten(matcher, path, effort)
+        paths = [self._roll_out(matcher, (), known, MAX_TOKENS, effort, ends, loop) for loop in LOOP_VISITS]
+        path = min(filter(None, paths), key=len, default=() if () in paths else None)
+        # Before such an end each token is text, and none leads to a shorter end.
+        start = max((_place(end, path or ()) for end in ends), default=0)
+        before = None
+        while path is not None and path != before and not effort.is_spent:
+            before, path = path, self._shorten(matcher, path, effort, start)
         return path if path is not None and len(path) <= max_tokens else None
 
     def _roll_out(
-        self, matcher: LLMatcher, begin: tuple[int, ...], known: Sequence[int], longest: int, effort: Effort
-    ) -> tuple[int, ...] | None:
+        self, matcher: LLMatcher, begin: tuple[int, ...], known: Sequence[int], longest: int, effort: Effort,
+        ends: Sequence[tuple[int, ...]] = (), loop: int = LOOP_VISITS[0],
+    ) -> tuple[int, ...] | None:  # fmt: skip
         """Follows `begin`, and then one token per state, to an end or to a state from which a part of `known` ends."""
         state = matcher.deep_copy()
         if not state.consume_tokens(list(begin)):
             return None
         path = list(begin)
         visits: dict[bytes, int] = {}
+        last = len(path) + MAX_DETOUR if begin else MAX_TOKENS
         while not state.is_accepting():
             mask = self._mask(state)
-            for i in range(max(0, len(path) + len(known) - longest), len(known)):
-                if _has(mask, known[i]) and self.fits(state, known[i:]):
+            rejoined = (i for i in range(len(known) - 1, -1, -1) if _has(mask, known[i]))
+            for i in itertools.islice(rejoined, MAX_REJOINED):
+                if len(path) + len(known) - i > longest or not effort.spend(len(known) - i):
+                    break
+                if self.fits(state, known[i:]):
                     return (*path, *known[i:])
+            if end := next((end for end in ends if state.validate_tokens(list(end)) == len(end)), None):
+                state.consume_tokens(list(end))
+                path += end
+                ends = [each for each in ends if each != end]
+                continue
             following = self._follow(mask)
-            if not following or len(path) >= longest or not effort.spend():
+            if not following or len(path) >= min(longest, last) or not effort.spend():
                 return None
             visits[mask] = number = visits.get(mask, 0) + 1
-            token = following[number // LOOP_VISITS % len(following)]
+            token = following[number // loop % len(following)]
             if not state.consume_token(token):
                 return None
             path.append(token)
         return tuple(path) if len(path) <= longest else None
 
-    def _shorten(self, matcher: LLMatcher, path: tuple[int, ...], effort: Effort) -> tuple[int, ...]:
-        """Returns an end that differs from `path` where another token leads to a shorter one."""
+    def _shorten(self, matcher: LLMatcher, path: tuple[int, ...], effort: Effort, start: int) -> tuple[int, ...]:
+        """Returns an end that differs from `path`, from token `start` on, where another token makes it shorter."""
         state = matcher.deep_copy()
-        i = 0
+        state.consume_tokens(list(path[:start]))
+        i = start
         while i < len(path):
             for token in self._follow(self._mask(state)):
                 if token == path[i]:
                     continue
+                if effort.is_spent:
+                    return path
                 rest = self._roll_out(state, (token,), path[i + 2 :], len(path) - i - 1, effort)
                 path = path if rest is None else (*path[:i], *rest)
             state.consume_token(path[i])
@@ -178,13 +218,19 @@ class WitnessSearch:
             return
         counts = np.bincount(self._first[allowed], minlength=256)[:256]
         groups = np.flatnonzero(counts)
-        groups = groups[np.lexsort((counts[groups] / self._counts[groups], -self._closing[groups]))]
-        if len(groups) > FREE_BYTES:
-            closing = int(np.count_nonzero(self._closing[groups]))
+        shares = counts[groups] / self._counts[groups]
+        if len(groups) > FREE_BYTES:  # free text: a quote, or what the grammar restricts most, leads out of it
+            shares[groups == _QUOTE] = 0
+            shares[groups == _BACKSLASH] = 1
+            groups, shares = groups[order := np.argsort(shares, kind="stable")][:FOLLOWED_BYTES], shares[order]
             letters = allowed[self._letters[allowed]]
-            if not closing and len(letters):
+            if len(letters) and shares[0] >= EXIT_SHARE:
                 yield self._longest(letters)  # a text may have a minimum length
-            groups = groups[: closing + FOLLOWED_BYTES]
+        else:
+            order = self._closing[groups]
+            if counts[_ZERO]:
+                order[groups == _MINUS] = -1  # of a number
+            groups = groups[np.lexsort((shares, -order))]
         for group in groups:
             same = allowed[self._first[allowed] == group]
             shortest, longest = int(same[np.argmin(self._sizes[same])]), self._longest(same)
@@ -204,71 +250,103 @@ class WitnessSearch:
         return longest
 
 
-class StringLength:
-    """Counts the characters of the string at the end of a JSON text.
+class JsonText:
+    """Follows the JSON values at the end of an output: whether it is in a string, and how long string or number are.
 
-    Args:
-        limit: number of characters of a full string.
+    Attributes:
+        string: characters of the open string; None outside of strings.
+        fraction: digits after the point of the number at the end, from the first that is not 0 on; None without one.
     """
 
-    __slots__ = ("_escapes", "_length", "_limit")
+    __slots__ = ("_escapes", "fraction", "string")
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._length: int | None = None  # None: outside of a string
+    def __init__(self) -> None:
+        self.string: int | None = None
+        self.fraction: int | None = None
         self._escapes = False
 
-    @property
-    def is_full(self) -> bool:
-        return self._length is not None and self._length >= self._limit
-
     def add(self, text: bytes) -> None:
-        """Adds the bytes of a token, which may end inside a character or an escape."""
+        """Adds the bytes of a token, which may end inside a character or an escape; b"" for a special token."""
+        if not text:
+            self.string = self.fraction = None
         for byte in text:
-            if self._length is None:
-                self._length = 0 if byte == _QUOTE else None
+            if self.string is None:
+                self.string = 0 if byte == _QUOTE else None
+                if byte == _POINT:
+                    self.fraction = 0
+                elif not _ZERO <= byte <= _ZERO + 9:
+                    self.fraction = None
+                elif self.fraction is not None and (self.fraction or byte != _ZERO):
+                    self.fraction += 1
             elif self._escapes:
                 self._escapes = False
             elif byte == _QUOTE:
-                self._length = None
+                self.string = None
             else:
                 self._escapes = byte == _BACKSLASH
-                self._length += byte & 0xC0 != 0x80  # not in the middle of a character
+                self.string += byte & 0xC0 != 0x80  # not in the middle of a character
 
 
 # Ends that were found after a token: new tokens, and the number of the old witness's tokens that they replace.
 Remembered = dict[int, list[tuple[tuple[int, ...], int]]]
 
 
-class OutputEnd:
-    """A witness of one request's output, after each token.
+class _Excess(NamedTuple):
+    """A limit of values, the first bytes of tokens that end such a value, and whether the output may end with it."""
 
-    Most tokens need no search: after a letter of a string, the old witness still ends the output.
+    reason: str
+    ends: tuple[bytes, ...]
+    may_end_output: bool = False
+
+
+_LONG_RUN = _Excess("structured_max_run", (b'"', b"]", b"}", b""))  # b"" is a special token, which ends a thought
+_LONG_STRING = _Excess("structured_max_length", (b'"',))
+_LONG_FRACTION = _Excess("a number has a long fraction", (b",", b"]", b"}"), may_end_output=True)
+
+
+class OutputEnd:
+    """Ends one request's output in its format, within its maximum number of tokens.
+
+    While there is much space, nothing is searched. Then it holds a witness after each token. Most tokens need no
+    search: after a letter of a string, the old witness still ends the output. If a search takes too long, the output
+    goes on without a witness, and the search is repeated later.
+
+    Attributes:
+        reason: why tokens of a witness replaced the model's, "" if none did.
+        first: the witness of the grammar.
     """
 
-    __slots__ = ("_fraction", "_last", "_max_run", "_remembered", "_runs", "_search", "_string", "_tokens")
+    __slots__ = (
+        "_json", "_last", "_max_length", "_max_run", "_remembered", "_reserve", "_runs", "_search", "_tokens", "first",
+        "reason",
+    )  # fmt: skip
 
     def __init__(
-        self, search: WitnessSearch, tokens: Sequence[int], remembered: Remembered, *, max_run: int, max_length: int
-    ) -> None:
+        self, search: WitnessSearch, first: Sequence[int], traits: GrammarTraits, remembered: Remembered, *,
+        max_run: int, max_length: int,
+    ) -> None:  # fmt: skip
         """Initializes the end of an empty output.
 
         Args:
             search: finds new witnesses.
-            tokens: the witness of the grammar.
+            first: the witness of the grammar.
+            traits: of the grammar.
             remembered: ends that were found for requests with the same grammar.
-            max_run: tokens that may repeat those 1 to `MAX_PERIOD` before them; then the witness's next token follows.
-                0: any number.
-            max_length: characters of a JSON string after which the witness's next token follows. 0: any number.
+            max_run: tokens of JSON that may repeat those 1 to `MAX_PERIOD` before them; 0: any number.
+            max_length: characters of a JSON string; 0: any number.
         """
         self._search = search
-        self._tokens = tuple(tokens)
+        self.first = tuple(first)
+        self._tokens: tuple[int, ...] | None = self.first  # None: unknown
         self._remembered = remembered
-        self._max_run = max_run
+        self._reserve = None if traits.reserve is None else traits.reserve + len(first)
+        is_json = traits.longest_string is not None
+        self._json = JsonText() if is_json else None
+        self._max_run = max_run if is_json else 0
+        self._max_length = max_length and max(max_length, traits.longest_string or 0)
         self._last: deque[int] = deque(maxlen=MAX_PERIOD)  # the newest first
         self._runs = [0] * MAX_PERIOD
-        self._fraction: int | None = None  # digits after a point at the end of the output; None: there is no point
-        self._string = StringLength(max_length) if max_length else None
+        self.reason = ""
 
     def choose(self, matcher: LLMatcher, token: int, left: int, seconds: float) -> int:
         """Returns `token` if the output can end within `left` tokens, itself included; else the witness's next one.
@@ -279,66 +357,91 @@ class OutputEnd:
             left: number of tokens that the output may still have, an EOS excluded.
             seconds: CPU time that a search may take.
         """
-        eos = self._search.facts.eos
-        if token in eos:
+        if token in self._search.facts.eos:
             return token
-        if self._tokens[:1] != (token,):
-            stops = self._is_repetition(token) or self._is_long_fraction(matcher, token) or self._is_long_string()
-            end = None if stops else self._end_after(matcher, token, left - 1, seconds)
-            if end is not None:
-                self._tokens = (token, *end)
-            elif not self._tokens:
-                return eos[0]
-        token, *rest = self._tokens
-        self._tokens = tuple(rest)
-        self._count(token)
+        chosen = self._choose(matcher, token, left, seconds)
+        if chosen not in self._search.facts.eos:
+            self._count(chosen)
+        return chosen
+
+    def _choose(self, matcher: LLMatcher, token: int, left: int, seconds: float) -> int:
+        excess = self._excess(token)
+        if self._reserve is not None and left > self._reserve and excess is None:
+            self._tokens = None
+            return token
+        if self._tokens is None and (excess is not None or left <= LAST_TOKENS or left % RETRY_TOKENS == 0):
+            effort = Effort(NEXT_STATES, NEXT_SECONDS if left <= LAST_TOKENS else min(seconds, NEXT_SECONDS))
+            self._tokens = self._search.find(matcher, left, effort=effort)
+        if self._tokens is None:
+            return token
+        if self._tokens[:1] == (token,):
+            self._tokens = self._tokens[1:]
+            return token
+        if excess is not None and self._ends(excess):
+            self.reason = self.reason or excess.reason
+            return self._take()
+        end, is_found = self._end_after(matcher, token, left - 1, seconds)
+        if end is not None or (not is_found and left > len(self._tokens) + RETRY_TOKENS):
+            self._tokens = end
+            return token
+        self.reason = self.reason or "max_tokens"
+        return self._take()
+
+    def _take(self) -> int:
+        """Returns the witness's next token, an EOS at its end."""
+        if not self._tokens:
+            return self._search.facts.eos[0]
+        token, self._tokens = self._tokens[0], self._tokens[1:]
         return token
 
-    def _end_after(self, matcher: LLMatcher, token: int, left: int, seconds: float) -> tuple[int, ...] | None:
-        """Returns a witness of at most `left` tokens after `token`; None if none is found."""
-        known = self._remembered.setdefault(token, [])
+    def _end_after(
+        self, matcher: LLMatcher, token: int, left: int, seconds: float
+    ) -> tuple[tuple[int, ...] | None, bool]:
+        """Returns a witness of at most `left` tokens after `token`, if any, and False if the search was given up."""
+        assert self._tokens is not None
+        if seconds <= 0 and left > len(self._tokens) + RETRY_TOKENS:
+            return None, False
+        known = self._remembered.get(token, [])
         for new, replaced in ((), 1), ((), 0), *known:
             end = (*new, *self._tokens[replaced:])
             if len(end) <= left and self._search.fits(matcher, (token, *end)):
-                return end
+                return end, True
         after = matcher.deep_copy()
-        if seconds <= 0 or not after.consume_token(token):
-            return None
-        found = self._search.find(after, left, self._tokens, effort=Effort(NEXT_STATES, min(seconds, NEXT_SECONDS)))
+        effort = Effort(NEXT_STATES, min(seconds, NEXT_SECONDS))
+        if effort.is_spent or not after.consume_token(token):
+            return None, not effort.is_spent
+        found = self._search.find(after, left, self._tokens, effort=effort)
         if found is not None:
             same = 0
             while same < min(len(found), len(self._tokens)) and found[-1 - same] == self._tokens[-1 - same]:
                 same += 1
-            known.insert(0, (found[: len(found) - same], len(self._tokens) - same))
-            del known[MAX_REMEMBERED:]
-        return found
+            new_end = found[: len(found) - same], len(self._tokens) - same
+            if len(self._remembered) >= MAX_REMEMBERED_TOKENS:
+                self._remembered.clear()
+            self._remembered[token] = [new_end, *known][:MAX_REMEMBERED]
+        return found, not effort.is_spent
 
-    def _is_repetition(self, token: int) -> bool:
-        """Returns whether `token` would exceed the run. An output that may end here is not cut."""
-        runs = zip(self._last, self._runs, strict=False)
-        return bool(self._max_run and self._tokens) and any(
-            token == before and run >= self._max_run for before, run in runs
-        )
+    def _excess(self, token: int) -> _Excess | None:
+        """Returns the limit of values that `token` exceeds, if any."""
+        if self._max_run:
+            runs = zip(self._last, self._runs, strict=False)  # fewer at the begin
+            if any(token == before and run >= self._max_run for before, run in runs):
+                return _LONG_RUN
+        if self._json is None:
+            return None
+        if self._max_length and self._json.string is not None and self._json.string >= self._max_length:
+            return _LONG_STRING
+        is_long = (self._json.fraction or 0) >= MAX_FRACTION and self._search.texts[token][:1].isdigit()
+        return _LONG_FRACTION if is_long else None
 
-    def _is_long_fraction(self, matcher: LLMatcher, token: int) -> bool:
-        """Returns whether `token` adds to a long fraction of a number that may end here."""
-        if self._fraction is None or self._fraction < MAX_FRACTION or self._search.letter is None:
-            return False
-        following = self._search.texts[self._tokens[0]] if self._tokens else b""
-        is_number = not matcher.validate_tokens([self._search.letter])
-        return self._search.texts[token].isdigit() and is_number and not following[:1].isdigit()
-
-    def _is_long_string(self) -> bool:
-        return self._string is not None and self._string.is_full
+    def _ends(self, excess: _Excess) -> bool:
+        """Returns whether the witness goes on with the end of the value that is too long."""
+        assert self._tokens is not None
+        return self._search.texts[self._tokens[0]][:1] in excess.ends if self._tokens else excess.may_end_output
 
     def _count(self, token: int) -> None:
-        if self._string is not None:
-            self._string.add(self._search.texts[token])
-        _, point, digits = (text := self._search.texts[token]).rpartition(b".")
-        if point:
-            self._fraction = len(digits) if digits.isdigit() or not digits else None
-        elif self._fraction is not None:
-            self._fraction = self._fraction + len(text) if text.isdigit() else None
+        if self._json is not None:
+            self._json.add(self._search.texts[token])
         for back, before in enumerate(self._last):
             self._runs[back] = self._runs[back] + 1 if token == before else 0
         self._last.appendleft(token)

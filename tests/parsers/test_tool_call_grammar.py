@@ -14,9 +14,11 @@ from runtime.parsers.chat_output import ChatOutputParser
 from runtime.parsers.formats import ReasoningFormat, Tool, reasoning_format, tool_format
 from runtime.parsers.tool_call_grammar import CallMode, ToolCallConstraint, grammar
 from runtime.parsers.tool_call_parser import ToolCallOptions
+from runtime.request.engine_messages import StructuredLimits
 from runtime.request.structured import grammar_of
 from runtime.structured_output.gbnf import translate_grammar
-from runtime.structured_output.grammar_cache import load_llguidance_tokenizer
+from runtime.structured_output.grammar_cache import GrammarCache, load_llguidance_tokenizer
+from runtime.structured_output.grammar_facts import GrammarFacts
 from runtime.tokenizer import Tokenizer
 from tests.server.checkpoint import EOS, SPECIAL, write_checkpoint
 
@@ -56,6 +58,9 @@ def verdict(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         return matcher.try_consume_tokens(ids) == len(ids), matcher.is_accepting()
 
     judge.control = Tokenizer(directory).control_id  # type: ignore[attr-defined]
+    facts = GrammarFacts.of(vocab_size=size, max_token_id=size - 1, mask_id=None, eos=[EOS])
+    judge.grammars = GrammarCache(lambda: vocabulary, facts)  # type: ignore[attr-defined]
+    judge.encode = lambda written: library.encode(written, add_special_tokens=False).ids  # type: ignore[attr-defined]
     return judge
 
 
@@ -113,6 +118,32 @@ def test_reasoning_that_the_prompt_opened_precedes_the_rest(verdict: Verdict) ->
         assert verdict(text, f'hm {{"}} {end[:3]}\n</think>\n\n{end}') == (True, True)
         assert verdict(text, "hm") == (True, False)
     assert not verdict(made(verdict, "only", thought=THINK), "hm</think>words")[0]
+
+
+@pytest.mark.parametrize("thought", [None, THINK])
+def test_a_model_may_talk_and_call_as_it_wants(verdict: Verdict, thought: ReasoningFormat | None) -> None:
+    grammars, encode = verdict.grammars, verdict.encode  # type: ignore[attr-defined]
+    begin = "" if thought is None else 'Hm, "so.\n</think>'
+    for mode, written in (
+        ("within", 'A "plain answer.'), ("within", f"Look.\n{ROME}\n{NOW}\nDone."), ("only", f"{NOW}\n{ROME}"),
+        ("or_form", '{"city": "Rome"}'), ("or_form", ROME),
+    ):  # fmt: skip
+        text = made(verdict, mode, form=CITY if mode == "or_form" else None, thought=thought)  # type: ignore[arg-type]
+        answer = grammars.compile(text, "x")
+        witness = grammars.witness(text, answer)
+        tokens = encode(begin + written)
+        for left in (len(tokens), 1000):
+            answer = grammars.compile(text, "x")
+            answer.end = grammars.output_end(answer, witness, StructuredLimits())
+            assert [answer.accept_token(token, left - i) for i, token in enumerate(tokens)] == tokens
+            assert answer.matcher.is_accepting()
+        cut = grammars.compile(text, "x")
+        cut.end = grammars.output_end(cut, witness, StructuredLimits())
+        for i, token in enumerate(tokens[: len(tokens) - 1]):
+            if cut.finished:
+                break
+            cut.accept_token(token, len(tokens) - 1 - i)
+        assert cut.finished or cut.matcher.is_accepting()
 
 
 def test_calls_that_the_grammar_accepts_are_parsed(verdict: Verdict) -> None:

@@ -34,6 +34,17 @@ class Usual:
 
 
 @dataclass(frozen=True)
+class Kind:
+    """What innocents ask for: with `schema` a new JSON schema in each short chat; a model, "" for the base model."""
+
+    schema: bool = False
+    model: str = ""
+
+
+PLAIN = Kind()
+
+
+@dataclass(frozen=True)
 class Asked:
     failure: str | None
     seconds: float
@@ -44,14 +55,13 @@ class Asked:
         return self.seconds - self.usual
 
 
-def chat_body(number: int, prompt: str, text: str, streamed: bool, schema: bool = False) -> dict[str, Any]:
-    """Returns a short chat, or, for odd numbers, one of about 12 KiB: the longest text, and notes for the rest.
-
-    `schema`: the short chat has a JSON schema that no earlier request had.
-    """
+def chat_body(number: int, prompt: str, text: str, streamed: bool, kind: Kind = PLAIN) -> dict[str, Any]:
+    """Returns a short chat, or, for odd numbers, one of about 12 KiB: the longest text, and notes for the rest."""
     messages = [{"role": "user", "content": prompt}]
     body: dict[str, Any] = {"messages": messages, "max_tokens": ANSWER, "stream": streamed}
-    if schema and not number % 2:
+    if kind.model:
+        body["model"] = kind.model
+    if kind.schema and not number % 2:
         properties = {f"field_{secrets.token_hex(4)}": {"type": "string", "description": "text"} for _ in range(24)}
         described = {"name": "new", "schema": {"type": "object", "properties": properties}}
         body["response_format"] = {"type": "json_schema", "json_schema": described}
@@ -83,9 +93,9 @@ async def post(client: aiohttp.ClientSession, path: str, body: dict[str, Any]) -
 
 
 async def ask(
-    client: aiohttp.ClientSession, number: int, prompt: str, usual: Usual, streamed: bool, schema: bool = False
+    client: aiohttp.ClientSession, number: int, prompt: str, usual: Usual, streamed: bool, kind: Kind = PLAIN
 ) -> Asked:
-    failure, seconds = await post(client, CHAT, chat_body(number, prompt, usual.text, streamed, schema))
+    failure, seconds = await post(client, CHAT, chat_body(number, prompt, usual.text, streamed, kind))
     return Asked(failure, seconds, usual.long if number % 2 else usual.short)
 
 
@@ -115,7 +125,7 @@ async def longest_text(client: aiohttp.ClientSession) -> str:
         repetitions = max(repetitions - int(over / tokens_a_word) - 1, 1)
 
 
-def usual(stopped: Stopped, report: Report, port: int, key: str, times: int, schema: bool = False) -> Usual:
+def usual(stopped: Stopped, report: Report, port: int, key: str, times: int, kind: Kind = PLAIN) -> Usual:
     """Returns the median seconds of a few sequential requests, short and long ones."""
 
     async def asking() -> Usual:
@@ -124,7 +134,7 @@ def usual(stopped: Stopped, report: Report, port: int, key: str, times: int, sch
             text = await longest_text(client)
             for i in range(times):
                 failure, seconds = await post(
-                    client, CHAT, chat_body(i, PROMPTS[i // 2 % len(PROMPTS)], text, False, schema)
+                    client, CHAT, chat_body(i, PROMPTS[i // 2 % len(PROMPTS)], text, False, kind)
                 )
                 if failure is not None:
                     raise RuntimeError(f"the idle server failed a good request: {failure}")
@@ -134,9 +144,7 @@ def usual(stopped: Stopped, report: Report, port: int, key: str, times: int, sch
     return asyncio.run(asking())
 
 
-def innocent(
-    stopped: Stopped, report: Report, port: int, key: str, usual: Usual, schema: bool = False
-) -> dict[str, Any]:
+def innocent(stopped: Stopped, report: Report, port: int, key: str, usual: Usual, kind: Kind = PLAIN) -> dict[str, Any]:
     """Sends one request per second, each on a new connection, whether or not the previous one has ended."""
 
     async def asking() -> dict[str, Any]:
@@ -149,7 +157,7 @@ def innocent(
                     following += 1
                     number = len(tasks)
                     prompt = PROMPTS[number // 2 % len(PROMPTS)]
-                    tasks.append(asyncio.create_task(ask(client, number, prompt, usual, False, schema)))
+                    tasks.append(asyncio.create_task(ask(client, number, prompt, usual, False, kind)))
                 await asyncio.sleep(0.05)
             return tally(await asyncio.gather(*tasks))
 

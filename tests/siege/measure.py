@@ -50,12 +50,12 @@ def one(attack: Attack, options: Options) -> dict[str, Any]:
     """Measures one attack on a separate server that also has an innocent client."""
     args = (*attack.server_args, *options.server_args)
     with besieged(options.module, args, attack.descriptors, attack.one_key) as server:
-        seconds = options.seconds or attack.seconds
+        seconds, kind = options.seconds or attack.seconds, clients.Kind(attack.schemas, attack.model)
         control_median = None
         if attack.name in CONTROLS:
-            control = siege(server, [CONTROLS[attack.name]], seconds, replace(options, settle=0.0))
+            control = siege(server, [CONTROLS[attack.name]], seconds, replace(options, settle=0.0), kind=kind)
             control_median = control["innocent"]["median_times_usual"]
-        measured = siege(server, [attack], seconds, options, schema=attack.schemas)
+        measured = siege(server, [attack], seconds, options, kind=kind)
     measured |= {"attack": attack.name, "rate": attack.rate, "keyed": attack.keyed, "full": attack.full}
     measured |= {"slowdown": attack.slowdown, "control_median_times_usual": control_median}
     return measured | {"missed": verdict.alone(measured)}
@@ -71,7 +71,12 @@ def all_at_once(attacks: list[Attack], minutes: float, options: Options) -> dict
 
 
 def siege(
-    server: Besieged, attacks: list[Attack], seconds: float, options: Options, good: int = 0, schema: bool = False
+    server: Besieged,
+    attacks: list[Attack],
+    seconds: float,
+    options: Options,
+    good: int = 0,
+    kind: clients.Kind = clients.PLAIN,
 ) -> dict[str, Any]:
     with _children() as children:
 
@@ -83,7 +88,7 @@ def siege(
             result, _ = child.finish(MARGIN)
             return result
 
-        usual = start(clients.usual, server.port, server.key, IDLE_REQUESTS, schema)
+        usual = start(clients.usual, server.port, server.key, IDLE_REQUESTS, kind)
         if not usual.results.poll(MARGIN):
             raise SiegeError("the idle server did not answer")
         at_rest: clients.Usual = to_its_end(usual)
@@ -94,7 +99,7 @@ def siege(
         if good:
             client = start(clients.good_clients, server.port, server.key, at_rest, good, options.think)
         else:
-            client = start(clients.innocent, server.port, server.key, at_rest, schema)
+            client = start(clients.innocent, server.port, server.key, at_rest, kind)
         prober.ready(), client.ready()
         with meter:
             attackers = [

@@ -24,6 +24,7 @@ class Attack:
     server_args: tuple[str, ...] = ()  # further flags of the server
     full: bool = False  # whether the server may answer innocents with 503, as its flags leave no capacity
     schemas: bool = False  # whether each short chat of innocents has a JSON schema that no earlier one had
+    model: str = ""  # name of the model that innocents ask for; "": the base model
     # Limit of the median time of innocents, as a multiple of the usual time or of the control's.
     slowdown: float | None = None
 

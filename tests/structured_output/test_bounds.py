@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from runtime import LLM, SamplingParams
-from runtime.structured_output.bounds import bound_values
+from runtime.structured_output.bounds import MAX_INTEGER, bound_values
 from runtime.structured_output.json_schema import MAX_NUMBER
 
-INTEGER = {"type": "integer", "minimum": -MAX_NUMBER, "maximum": MAX_NUMBER}
+INTEGER = {"type": "integer", "minimum": -MAX_INTEGER, "maximum": MAX_INTEGER}
 ANY = {"$ref": "#/$defs/any"}
 
 
@@ -27,7 +27,7 @@ def without_any(schema: dict[str, Any]) -> dict[str, Any]:
     [
         ({"type": "string", "minLength": 7}, {"type": "string", "minLength": 7}),
         ({"type": "integer"}, INTEGER),
-        ({"type": "integer", "minimum": 0}, {"type": "integer", "minimum": 0, "maximum": MAX_NUMBER}),
+        ({"type": "integer", "minimum": 0}, {"type": "integer", "minimum": 0, "maximum": MAX_INTEGER}),
         ({"type": "integer", "multipleOf": 5}, {"type": "integer", "multipleOf": 5}),
         ({"enum": ["a", 1]}, {"enum": ["a", 1]}),
         ({"type": "boolean"}, {"type": "boolean"}),
@@ -89,7 +89,7 @@ def check(text: str) -> None:
         elif isinstance(value, dict):
             for each in value.values():
                 visit(each)
-        elif isinstance(value, int):
-            assert abs(value) <= MAX_NUMBER
+        elif isinstance(value, int | float):
+            assert abs(value) <= MAX_INTEGER
 
     visit(json.loads(text))

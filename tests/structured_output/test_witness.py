@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import jsonschema_rs
 import pytest
 
 from runtime import LLM, SamplingParams
+from runtime.errors import RequestError
 from runtime.request.engine_messages import StructuredLimits
 from runtime.request.structured import grammar_of
 from runtime.structured_output.grammar_cache import GrammarCache, create_grammar_cache
@@ -82,6 +84,11 @@ def test_answers_to_random_schemas_end_in_time(llm: LLM, tiny: bool, seed: int, 
         ({"json_object": True}, r"\{\}"),
         ({"regex": "[a-z]{3,90};[0-9]{4}"}, "[a-z]{3,}?;[0-9]{4}"),
         ({"regex": "(ab)*"}, ""),
+        (
+            {"json": {"type": "array", "items": {"type": "integer"}, "minItems": 128, "maxItems": 128}},
+            r"\[(\d(, )?){128}\]",
+        ),
+        ({"json": {"type": "string", "minLength": 1500}}, r'"[^"]{1500,}"'),
         ({"choice": ["yes, certainly", "no"]}, "no"),
         ({"grammar": 'start: item ("," item)* ";"\nitem: /[a-z]+/ | "(" start ")"'}, "[a-z]+;"),
         ({"grammar": 'root ::= "[" (root ",")* "x" "]"'}, r"\[x\]"),
@@ -118,26 +125,35 @@ def accepted(
     """Returns the tokens of an output whose model wants `wanted`, with more than enough space."""
     text, witness = witness_of(grammars, form)
     matcher = grammars.compile(text, "x")
-    matcher.end = grammars.output_end(text, witness, StructuredLimits(max_run=max_run, max_length=max_length))
+    matcher.end = grammars.output_end(matcher, witness, StructuredLimits(max_run=max_run, max_length=max_length))
     found = [matcher.accept_token(token, PLENTY) for token in wanted if not matcher.finished]
     return [token for token in found if token not in grammars.facts.eos]
 
 
 @pytest.mark.parametrize(
     ("begin", "repeated", "end"),
-    [('{"a": "', "ha", '"'), ('{"a": "', "- = ", '"'), ('{"a": "" , "b": [', "0, ", "]")],
+    [
+        ('{"a": "', "ha", '"'),
+        ('{"a": "', "- = ", '"'),
+        ('{"a": "", "b": [', "0, ", "]"),
+        ('{"a": "", "c": [', "1, ", ""),
+    ],
 )
 def test_a_repetition_ends(llm: LLM, grammars: GrammarCache, begin: str, repeated: str, end: str) -> None:
     assert llm.tokenizer is not None
     encode = llm.tokenizer.encode
-    once = encode(repeated)
-    wanted = [*encode(begin), *once * 9]
-    form = {"regex": re.escape(begin) + r'[^"\]]*' + re.escape(end)}
+    wanted = [*encode(begin), *encode(repeated) * 9]
+    ones = {"type": "array", "items": {"type": "integer"}, "minItems": 12}
+    properties = {"a": {"type": "string"}, "b": {"type": "array", "items": {"type": "integer"}}, "c": ones}
+    form = {"json": {"type": "object", "properties": properties, "required": ["a"], "additionalProperties": False}}
     assert accepted(grammars, form, wanted) == wanted
     found = accepted(grammars, form, wanted, max_run=6)
+    if not end:
+        assert found == wanted, "a fixed number of items is no repetition without end"
+        return
     different = next(i for i, token in enumerate(wanted) if found[i] != token)
-    assert different == len(encode(begin)) + len(once) + 6
-    assert llm.tokenizer.decode(found[different : different + 1]) == end
+    assert 0 <= different - len(encode(begin)) - len(encode(repeated)) - 6 <= 2
+    assert llm.tokenizer.decode(found[different : different + 1]).startswith(end)
 
 
 def test_a_fraction_has_no_more_digits_than_a_double(llm: LLM, grammars: GrammarCache) -> None:
@@ -166,3 +182,20 @@ def test_a_long_string_ends(llm: LLM, grammars: GrammarCache, own: dict[str, int
     found = llm.tokenizer.decode(accepted(grammars, form, llm.tokenizer.encode(f'["{text}'), max_length=12))
     (string,) = re.findall(r'^\["((?:[^"\\]|\\.)*)"', found)
     assert length <= len(json.loads(f'"{string}"')) < length + 8
+
+
+def test_an_answer_whose_format_is_any_text_is_cut(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=3, structured_outputs={"regex": "(?s:.)*"})
+    assert llm.generate(["Hello"], params)[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [{"choice": ["client_schema"]}, {"json": {"type": "string", "default": {"maxLength": float("inf")}}},
+     {"json": {"enum": [{"maxItems": float("nan")}, 1]}}, {"json": {"properties": {"default": {"maxLength": 5}}}}],
+)  # fmt: skip
+def test_words_of_schemas_elsewhere_do_no_harm(llm: LLM, form: dict[str, Any]) -> None:
+    params = SamplingParams(max_tokens=30, structured_outputs=form)
+    with contextlib.suppress(RequestError):
+        assert llm.generate(["Hello"], params)[0].finish_reason in ("stop", "length")
+    assert llm.generate(["Hello"], SamplingParams(max_tokens=3))[0].finish_reason

@@ -427,7 +427,7 @@ class MessagesAnswer(TypedDict):
     stop_reason: Annotated[StopReason | None, api_field("reason for the end; null in the first event of a stream")]
     stop_sequence: Annotated[str | None, api_field("the stop sequence that ended the output, if any")]
     usage: Annotated[MessagesUsage, api_field("token counts")]
-    warning: Annotated[NotRequired[str], api_field("why structured output is cut")]
+    warning: Annotated[NotRequired[str], api_field("why structured output did not end by itself")]
 
 
 class TokenCount(TypedDict):
@@ -482,7 +482,7 @@ class MessageDelta(TypedDict):
     type: Literal["message_delta"]
     delta: Annotated[MessageEnd, api_field("how the message ended")]
     usage: Annotated[MessagesUsage, api_field("token counts")]
-    warning: Annotated[NotRequired[str], api_field("why structured output is cut")]
+    warning: Annotated[NotRequired[str], api_field("why structured output did not end by itself")]
 
 
 class MessageStop(TypedDict):

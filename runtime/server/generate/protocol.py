@@ -96,7 +96,9 @@ class GenerateAnswer(_Answer):
     logprobs: Annotated[NotRequired[list[OwnLogprob]], api_field("log-probabilities of `token_ids`, if requested")]
     full_text: Annotated[str, api_field("prompt and output")]
     full_token_ids: Annotated[list[int], api_field("token ids of prompt and output")]
-    warning: Annotated[NotRequired[str], api_field("probable mistake in the prompt, or why the answer is cut")]
+    warning: Annotated[
+        NotRequired[str], api_field("mistake in the prompt, or why structured output did not end by itself")
+    ]
 
 
 class GenerateFinal(GenerateAnswer):

@@ -695,7 +695,7 @@ class ChatAnswer(ResponseHead):
     object: Literal["chat.completion"]
     choices: Annotated[list[ChatChoice], api_field("`n` completions")]
     usage: Annotated[Usage, api_field("token counts")]
-    warning: Annotated[NotRequired[str], api_field("why structured output is cut")]
+    warning: Annotated[NotRequired[str], api_field("why structured output did not end by itself")]
 
 
 class FunctionDelta(TypedDict):
@@ -734,7 +734,7 @@ class ChatChunk(_Chunk):
 
     object: Literal["chat.completion.chunk"]
     choices: Annotated[list[ChatChunkChoice], api_field("one completion; none in the last chunk with the usage")]
-    warning: Annotated[NotRequired[str], api_field("why structured output is cut")]
+    warning: Annotated[NotRequired[str], api_field("why structured output did not end by itself")]
 
 
 class CompletionLogprobs(TypedDict):
@@ -765,7 +765,9 @@ class CompletionAnswer(ResponseHead):
     object: Literal["text_completion"]
     choices: Annotated[list[CompletionChoice], api_field("`n` completions per prompt")]
     usage: Annotated[Usage, api_field("token counts")]
-    warning: Annotated[NotRequired[str], api_field("probable mistake in the prompt, or why the answer is cut")]
+    warning: Annotated[
+        NotRequired[str], api_field("mistake in the prompt, or why structured output did not end by itself")
+    ]
 
 
 class CompletionChunkChoice(TypedDict):
@@ -782,4 +784,6 @@ class CompletionChunk(_Chunk):
 
     object: Literal["text_completion"]
     choices: Annotated[list[CompletionChunkChoice], api_field("one completion; none in the last chunk with the usage")]
-    warning: Annotated[NotRequired[str], api_field("probable mistake in the prompt, or why the answer is cut")]
+    warning: Annotated[
+        NotRequired[str], api_field("mistake in the prompt, or why structured output did not end by itself")
+    ]

@@ -496,7 +496,7 @@ class ResponsesAnswer(ResponseSettings):
     usage: Annotated[ResponsesUsage | None, api_field("token counts, after the end")]
     error: Annotated[ResponseError | None, api_field("reason of a failure")]
     incomplete_details: Annotated[Incomplete | None, api_field("reason for an incomplete response")]
-    warning: Annotated[NotRequired[str], api_field("why structured output is cut")]
+    warning: Annotated[NotRequired[str], api_field("why structured output did not end by itself")]
 
 
 class _Numbered(TypedDict):
