@@ -141,7 +141,7 @@ class WitnessSearch:
         if not state.consume_tokens(list(begin)):
             return None
         path = list(begin)
-        visits: dict[bytes, int] = {}
+        visits: dict[int, int] = {}  # by the hash of a bitmask, which has 20 KB for a large vocabulary
         last = len(path) + MAX_DETOUR if begin else MAX_TOKENS
         while not state.is_accepting():
             mask = self._mask(state)
@@ -159,7 +159,7 @@ class WitnessSearch:
             following = self._follow(mask)
             if not following or len(path) >= min(longest, last) or not effort.spend():
                 return None
-            visits[mask] = number = visits.get(mask, 0) + 1
+            visits[hash(mask)] = number = visits.get(hash(mask), 0) + 1
             token = following[number // loop % len(following)]
             if not state.consume_token(token):
                 return None
