@@ -45,6 +45,9 @@ MAX_PERIOD = 8  # tokens of a repeated sequence
 MAX_FRACTION = 17  # digits of a fraction from the first that is not 0 on, as many as tell doubles apart
 
 
+Ends = tuple[tuple[int, ...], ...]  # tokens of texts that end a free text
+
+
 class Effort:
     """Limits of a search: the number of states, and CPU time of the thread for states that take long."""
 
@@ -96,23 +99,30 @@ class WitnessSearch:
         self._row = np.zeros(facts.mask_len, dtype=np.int32)
         self._candidates: OrderedDict[bytes, list[int]] = OrderedDict()  # by bitmask
 
-    def first(self, matcher: LLMatcher, ends: Sequence[str]) -> tuple[int, ...] | None:
+    def first(self, matcher: LLMatcher, suffixes: Sequence[str]) -> tuple[int, ...] | None:
         """Returns a short output of a compiled grammar, without an EOS; None if none is found.
 
         Args:
             matcher: the compiled grammar.
-            ends: texts that end a free text of the grammar, which no bitmask shows.
+            suffixes: texts that end a free text of the grammar, which no bitmask shows.
         """
-        tokens = [tuple(self._tokenizer.tokenize_str(end)) for end in ends]
-        for followed in (tokens, ()) if tokens else ((),):
-            found = self.find(matcher, MAX_TOKENS, effort=Effort(FIRST_STATES, FIRST_SECONDS), ends=followed)
-            if found is not None:
-                return found
-        return None
+        choices = self.encode(suffixes), ()
+        return self.find_with_ends(matcher, MAX_TOKENS, choices, states=FIRST_STATES, seconds=FIRST_SECONDS)
+
+    def encode(self, suffixes: Sequence[str]) -> Ends:
+        return tuple(tuple(self._tokenizer.tokenize_str(suffix)) for suffix in suffixes)
+
+    def find_with_ends(
+        self, matcher: LLMatcher, max_tokens: int, choices: Sequence[Ends], *, states: int, seconds: float
+    ) -> tuple[int, ...] | None:
+        """Returns what `find` finds with the first of several `ends`, each with an effort of its own."""
+        efforts = ((ends, Effort(states, seconds)) for ends in dict.fromkeys(choices))
+        found = (self.find(matcher, max_tokens, effort=effort, ends=ends) for ends, effort in efforts)
+        return next((path for path in found if path is not None), None)
 
     def find(
         self, matcher: LLMatcher, max_tokens: int, known: Sequence[int] = (), *, effort: Effort,
-        ends: Sequence[tuple[int, ...]] = (),
+        ends: Ends = (),
     ) -> tuple[int, ...] | None:  # fmt: skip
         """Returns an end without an EOS, shortened as far as the effort allows; None if none of `max_tokens` is found.
 
@@ -134,7 +144,7 @@ class WitnessSearch:
 
     def _roll_out(
         self, matcher: LLMatcher, begin: tuple[int, ...], known: Sequence[int], longest: int, effort: Effort,
-        ends: Sequence[tuple[int, ...]] = (), loop: int = LOOP_VISITS[0],
+        ends: Ends = (), loop: int = LOOP_VISITS[0],
     ) -> tuple[int, ...] | None:  # fmt: skip
         """Follows `begin`, and then one token per state, to an end or to a state from which a part of `known` ends."""
         state = matcher.deep_copy()
@@ -154,7 +164,7 @@ class WitnessSearch:
             if end := next((end for end in ends if state.validate_tokens(list(end)) == len(end)), None):
                 state.consume_tokens(list(end))
                 path += end
-                ends = [each for each in ends if each != end]
+                ends = tuple(each for each in ends if each != end)
                 continue
             following = self._follow(mask)
             if not following or len(path) >= min(longest, last) or not effort.spend():
@@ -317,8 +327,8 @@ class OutputEnd:
     """
 
     __slots__ = (
-        "_json", "_last", "_max_length", "_max_run", "_remembered", "_reserve", "_runs", "_search", "_tokens", "first",
-        "reason",
+        "_ends_of_text", "_json", "_last", "_max_length", "_max_run", "_remembered", "_reserve", "_runs", "_search",
+        "_tokens", "first", "reason",
     )  # fmt: skip
 
     def __init__(
@@ -339,6 +349,7 @@ class OutputEnd:
         self.first = tuple(first)
         self._tokens: tuple[int, ...] | None = self.first  # None: unknown
         self._remembered = remembered
+        self._ends_of_text = search.encode(traits.suffixes)
         self._reserve = None if traits.reserve is None else traits.reserve + len(first)
         is_json = traits.longest_string is not None
         self._json = JsonText() if is_json else None
@@ -370,8 +381,9 @@ class OutputEnd:
             self._tokens = None
             return token
         if self._tokens is None and (excess is not None or left <= LAST_TOKENS or left % RETRY_TOKENS == 0):
-            effort = Effort(NEXT_STATES, NEXT_SECONDS if left <= LAST_TOKENS else min(seconds, NEXT_SECONDS))
-            self._tokens = self._search.find(matcher, left, effort=effort)
+            seconds = NEXT_SECONDS if left <= LAST_TOKENS else min(seconds, NEXT_SECONDS)
+            choices = (), self._ends_of_text
+            self._tokens = self._search.find_with_ends(matcher, left, choices, states=NEXT_STATES, seconds=seconds)
         if self._tokens is None:
             return token
         if self._tokens[:1] == (token,):

@@ -146,6 +146,21 @@ def test_a_model_may_talk_and_call_as_it_wants(verdict: Verdict, thought: Reason
         assert cut.finished or cut.matcher.is_accepting()
 
 
+@pytest.mark.parametrize("mode", ["only", "or_form", None])
+def test_a_long_thought_is_closed_in_time(verdict: Verdict, mode: CallMode | None) -> None:
+    grammars, encode = verdict.grammars, verdict.encode  # type: ignore[attr-defined]
+    text = made(verdict, mode, form=None if mode == "only" else CITY, thought=THINK)
+    answer = grammars.compile(text, "x")
+    answer.end = grammars.output_end(answer, grammars.witness(text, answer), StructuredLimits(max_run=0))
+    length = 1500  # more than what surely suffices to end an answer
+    for left in range(length, 0, -1):
+        answer.accept_token(encode("Hm, ")[left % 4], left)
+        if answer.finished:
+            break
+    assert answer.is_complete
+    assert answer.end.reason == "max_tokens"
+
+
 def test_calls_that_the_grammar_accepts_are_parsed(verdict: Verdict) -> None:
     parts = ChatOutputParser(tools=ToolCallOptions(HERMES, [tool for _, tool in TOOLS], constrained=True))
     for character in f"{ROME}\n{NOW}":
