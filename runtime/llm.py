@@ -395,8 +395,8 @@ class LLM:
         context = RequestContext(id=f"llm-{next(self._ids)}", stream_mode=mode, adapter=name)
         spec = resolve(params, ids, self.engine.info, context)
         if spec.grammar:
-            assert self.engine.grammars is not None  # otherwise it was refused
             grammars = self.engine.grammars
+            assert grammars is not None  # otherwise it was refused
             matcher = grammars.compile(spec.grammar, path_of(params.structured_outputs, FIELD))
             spec = msgspec.structs.replace(spec, witness=grammars.witness(spec.grammar, matcher))
         return [

@@ -175,11 +175,6 @@ def resolve(params: SamplingParams, prompt: Sequence[int], info: EngineInfo, con
     decoding = resolve_decoding(params, info, len(ids), max_tokens, at("decoding"))
     pinned_tokens = context.pinned_tokens
     is_infill = pinned_tokens is not None
-    stop_ids = check_stop_ids(params.stop_token_ids, info, at("stop_token_ids"))
-    logits_processors = resolve_logits_processors(params, max_tokens, decoding, info, at, is_infill=is_infill)
-    logprobs = _logprobs(params, decoding, info, at("logprobs"), is_infill=is_infill)
-    grammar = _grammar(params, decoding, info, at, context.grammar, is_infill=is_infill)
-    limits = _structured_limits(params, info) if grammar else None
     return RequestSpec(
         id=context.id,
         prompt=ids,
@@ -190,14 +185,14 @@ def resolve(params: SamplingParams, prompt: Sequence[int], info: EngineInfo, con
         min_p=info.min_p if params.min_p is None else float(params.min_p),
         seed=seed % 2**64,
         ignore_eos=bool(params.ignore_eos) or is_infill,
-        stop_ids=stop_ids,
-        logits_processors=logits_processors,
+        stop_ids=check_stop_ids(params.stop_token_ids, info, at("stop_token_ids")),
+        logits_processors=resolve_logits_processors(params, max_tokens, decoding, info, at, is_infill=is_infill),
         max_nfe=params.max_nfe,
         max_repetition_run=params.max_repetition_run,
         decoding=_without_eos(decoding) if is_infill else decoding,
-        logprobs=logprobs,
-        grammar=grammar if limits is None else with_max_items(grammar, limits.max_items),
-        structured=limits,
+        logprobs=_logprobs(params, decoding, info, at("logprobs"), is_infill=is_infill),
+        grammar=(grammar := _grammar(params, decoding, info, at, context.grammar, is_infill=is_infill)),
+        structured=_structured_limits(params, info) if grammar else None,
         pinned_tokens=dict(pinned_tokens or {}),
         stream_mode=context.stream_mode,
         cache_salt=params.cache_salt or "",
@@ -237,7 +232,9 @@ def _grammar(
         )
     if decoding.total_steps is not None:
         raise refuse(name, f"cannot be combined with {at('num_denoising_steps')}; leave that out")
-    return grammar or grammar_of(params.structured_outputs, name)
+    return with_max_items(
+        grammar or grammar_of(params.structured_outputs, name), _structured_limits(params, info).max_items
+    )
 
 
 def _structured_limits(params: SamplingParams, info: EngineInfo) -> StructuredLimits:

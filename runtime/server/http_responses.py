@@ -273,9 +273,11 @@ def format_warning(choices: Iterable[CompletionState]) -> Warned:
             continue
         if choice.forced_end:
             return {"warning": FORCED.format(choice.forced_end)}
-        if choice.finish_reason == "length" and spec.witness is None:
+        if choice.finish_reason != "length":
+            continue
+        if spec.witness is None:
             return {"warning": NO_END}
-        if choice.finish_reason == "length" and spec.witness is not None and len(spec.witness) > spec.max_tokens:
+        if len(spec.witness) > spec.max_tokens:
             return {"warning": CUT.format(len(spec.witness), spec.max_tokens)}
     return {}
 

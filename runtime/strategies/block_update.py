@@ -109,7 +109,7 @@ def finish_request(
     """
     keep = 0 if committed is None else cacheable_len(request, finish_reason, end, block_layout=committed)
     request.finish_reason = finish_reason
-    request.hit_eos = finish_reason == "stop" and end < request.end  # a complete format may end without one
+    request.hit_eos = _hits_eos(request, finish_reason, end)
     request.end = request.num_stable_tokens = end
     request.blocks = []
     request.num_final_tokens = max(request.num_computed_tokens, keep)
@@ -122,8 +122,13 @@ def cacheable_len(request: Request, finish_reason: FinishReason, end: int, *, bl
     """
     if finish_reason not in ("stop", "length"):
         return 0
-    answer_end = end + (finish_reason == "stop" and end < request.end)  # includes the EOS
+    answer_end = end + _hits_eos(request, finish_reason, end)  # includes the EOS
     return min(request.num_final_tokens, block_layout.block_start(request.prompt_len, answer_end))
+
+
+def _hits_eos(request: Request, finish_reason: FinishReason, end: int) -> bool:
+    """Returns whether an EOS ends an unfinished request: a complete format at its maximum length has none."""
+    return finish_reason == "stop" and end < request.end
 
 
 def _find_end(request: Request) -> tuple[FinishReason, int] | None:

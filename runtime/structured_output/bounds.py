@@ -7,7 +7,7 @@ constraint gets a schema with these bounds, at each level. The length of strings
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from runtime.request.validation import integral
@@ -19,9 +19,10 @@ _REFERENCE = {"$ref": f"#/$defs/{_ANY}"}
 _ALTERNATIVES = {"allOf", "anyOf", "oneOf"}
 _COMBINATIONS = {"$ref", *_ALTERNATIVES}  # further schemas of the same value
 _NO_CONSTRAINTS = {"$defs", "x-guidance"}
-_LISTS, _MAPS, _SINGLE = ("prefixItems", "allOf", "anyOf", "oneOf"), ("properties", "patternProperties", "$defs"), (
-    "items", "additionalProperties",
-)  # fmt: skip
+# Keywords whose values are lists of schemas, schemas by name, and single schemas.
+_LISTS = {"prefixItems", *_ALTERNATIVES}
+_MAPS = {"properties", "patternProperties", "$defs"}
+_SINGLE = {"items", "additionalProperties"}
 
 
 def bound_values(schema: Mapping[str, Any], max_items: int) -> dict[str, Any]:
@@ -57,28 +58,34 @@ def largest(schema: Any, keywords: Collection[str]) -> int:
 
 def _combines(schema: Mapping[str, Any]) -> bool:
     """Returns whether several schemas apply to one value: llguidance cannot combine any if they refer to themselves."""
-    found = False
-
-    def visit(value: Schema) -> Schema:
-        nonlocal found
+    pending: list[Schema] = [dict(schema)]
+    while pending:
+        value = pending.pop()
         if isinstance(value, dict):
             others = value.keys() - _NO_CONSTRAINTS
-            found |= "allOf" in value or (len(others) > 1 and bool(others & _COMBINATIONS))
-            _map(value, visit)
-        return value
+            if "allOf" in value or (len(others) > 1 and others & _COMBINATIONS):
+                return True
+            pending += _subschemas(value)
+    return False
 
-    visit(dict(schema))
-    return found
+
+def _subschemas(schema: Mapping[str, Any]) -> Iterator[Schema]:
+    for name in schema.keys() & _LISTS:
+        yield from schema[name]
+    for name in schema.keys() & _MAPS:
+        yield from schema[name].values()
+    for name in schema.keys() & _SINGLE:
+        yield schema[name]
 
 
 def _map(schema: Mapping[str, Any], change: Callable[[Schema], Schema]) -> dict[str, Any]:
     """Returns a schema with changed subschemas."""
     made = dict(schema)
-    for name in made.keys() & set(_LISTS):
+    for name in made.keys() & _LISTS:
         made[name] = [change(each) for each in made[name]]
-    for name in made.keys() & set(_MAPS):
+    for name in made.keys() & _MAPS:
         made[name] = {key: change(each) for key, each in made[name].items()}
-    for name in made.keys() & set(_SINGLE):
+    for name in made.keys() & _SINGLE:
         made[name] = change(made[name])
     return made
 

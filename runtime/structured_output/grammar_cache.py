@@ -183,13 +183,17 @@ class GrammarCache:
     def witness(self, text: str, matcher: GrammarMatcher) -> list[int] | None:
         """Returns a short output of a grammar, which its check found or else is found now; None if none is found."""
         result = None if self.checker is None else self.checker.result(text)
-        found = self.find_witness(text, matcher.matcher) if result is None else result.witness
+        if result is not None:
+            found = result.witness
+        else:
+            assert matcher.origin is not None
+            found = self.find_witness(matcher.matcher, matcher.origin[0])
         return None if found is None else list(found)
 
-    def find_witness(self, text: str, matcher: LLMatcher) -> tuple[int, ...] | None:
+    def find_witness(self, matcher: LLMatcher, grammar_traits: GrammarTraits) -> tuple[int, ...] | None:
         """Returns a short output of a compiled grammar, without an EOS; None if none is found."""
         assert self._search is not None
-        return self._search.first(matcher, traits(text).suffixes)
+        return self._search.first(matcher, grammar_traits.suffixes)
 
     def output_end(self, answer: GrammarMatcher, witness: Sequence[int], limits: StructuredLimits) -> OutputEnd:
         """Returns what ends an output in time.

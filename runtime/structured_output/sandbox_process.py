@@ -21,7 +21,7 @@ import msgspec
 
 from runtime.errors import ConfigError
 from runtime.request.structured import SCHEMA
-from runtime.structured_output.gbnf import CheckResult, translate_grammar, untranslatable_parts
+from runtime.structured_output.gbnf import CheckResult, traits, translate_grammar, untranslatable_parts
 from runtime.structured_output.grammar_cache import STACK_BYTES, GrammarCache, create_grammar_cache
 from runtime.structured_output.sandbox import MEMORY_EXIT, READY, SandboxLimits, SandboxSetup
 
@@ -85,7 +85,7 @@ def check_grammar(grammars: GrammarCache, text: str, limits: SandboxLimits) -> t
     matcher, why = grammars.try_compile(text, thorough=True)
     if matcher is not None and not why:
         restart()
-        return matcher, CheckResult(witness=grammars.find_witness(text, matcher))
+        return matcher, CheckResult(witness=grammars.find_witness(matcher, traits(text)))
     return matcher, CheckResult.of_refused(why, grammars.refused_parts(text, restart, limits.parts_seconds))
 
 

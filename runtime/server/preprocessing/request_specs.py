@@ -148,7 +148,8 @@ class RequestSpecBuilder:
                     check_logprobs_limit(spec, inputs.count, self._names.get("logprobs", "logprobs"))
                 spec = await self._check_grammar(spec)
                 witness = spec.witness
-            spec = msgspec.structs.replace(spec, witness=witness)
+            elif spec.grammar:
+                spec = msgspec.structs.replace(spec, witness=witness)
             specs += expand_choices(spec, inputs.n) if inputs.n > 1 else [spec]
         if specs[0].adapter:
             self._context.model_name(inputs.model)  # it may have been unloaded meanwhile
