@@ -34,10 +34,10 @@ from runtime.scheduling.request import Request
 from runtime.scheduling.step_plan import MASKED, UNMASKED
 from runtime.scheduling.strategy import Strategy, max_request_len
 from runtime.strategies.full import CACHE
+from runtime.worker.candidates import SamplerConfig
 from runtime.worker.cuda_graph_runner import CudaGraphRunner, GraphCapturer
 from runtime.worker.memory import capture_sizes_for
 from runtime.worker.model_runner import ModelRunner
-from runtime.worker.sampler import SamplerConfig
 
 ACCEPT = 0.95  # a threshold that random weights do not reach
 IDS = 1000, 150_000  # range of unmasked token ids, limited to the vocabulary

@@ -43,8 +43,8 @@ from runtime.scheduling.strategy import DecodingContext, Strategy
 from runtime.strategies.registry import make_strategy, strategies_supporting
 from runtime.weights.checkpoint import resolve_checkpoint
 from runtime.weights.loader import load_model
+from runtime.worker.candidates import SamplerConfig
 from runtime.worker.model_runner import ModelRunner
-from runtime.worker.sampler import SamplerConfig
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _REPORTED_ARGS = (

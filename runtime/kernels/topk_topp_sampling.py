@@ -1,6 +1,6 @@
 """Sampling with temperature, min-p, top-k and top-p: in torch, and as a Triton kernel that does not sort.
 
-See docs/research/decoding-rules.md#candidates-and-confidence. ``Sampler.sample_top_k_top_p`` in `worker/sampler.py`
+See docs/research/decoding-rules.md#candidates-and-confidence. ``CandidateSampler`` in `worker/candidates.py`
 runs the kernel `topk_topp_sample` where it can, else `filtered_probs` and `multinomial`. ``algorithms.vocab_parallel``
 has these two for a vocabulary that is sharded over ranks.
 

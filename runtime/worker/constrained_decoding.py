@@ -19,8 +19,8 @@ import torch
 from runtime.algorithms.base import TEMPERATURE
 from runtime.algorithms.logits_ops import DEFAULT_LOGITS_OPS, Candidate
 from runtime.scheduling.step_plan import UNMASKED, BlockResults, DenoiseBlocks, GrammarBlock
+from runtime.worker.candidates import FullLogits
 from runtime.worker.logits_processors import apply_logits_processors, logits_processor_arrays
-from runtime.worker.sampler import FullLogits
 
 
 @dataclass

@@ -25,6 +25,7 @@ from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model
 from runtime.request.eager_reason import EagerReason
 from runtime.scheduling.step_plan import BatchLayout, DenoiseBlocks, Ints, SelfConditioningRows, StepPlan
+from runtime.worker.candidates import SamplerConfig
 from runtime.worker.graph_padding import (
     CaptureSizes,
     Views,
@@ -41,7 +42,7 @@ from runtime.worker.input_batch import (
     sample_inputs,
 )
 from runtime.worker.model_runner import ModelRunner
-from runtime.worker.sampler import SamplerConfig, all_blocks_continue, next_tokens
+from runtime.worker.sampler import all_blocks_continue, next_tokens
 
 log = logging.getLogger(__name__)
 

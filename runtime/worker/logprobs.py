@@ -10,7 +10,7 @@ import torch
 
 from runtime.algorithms.logits_ops import topk
 from runtime.scheduling.step_plan import MASKED, NO_LOGPROBS, UNMASKED, BlockLogprobs, BlockResults, DenoiseBlocks
-from runtime.worker.sampler import FullLogits
+from runtime.worker.candidates import FullLogits
 
 
 @torch.inference_mode()

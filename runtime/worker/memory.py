@@ -30,10 +30,10 @@ from runtime.models.base import Model
 from runtime.request.engine_messages import EngineInfo
 from runtime.scheduling.lora_manager import LoRAManager
 from runtime.scheduling.strategy import Strategy, max_request_len
+from runtime.worker.candidates import SamplerConfig
 from runtime.worker.cuda_graph_runner import CudaGraphRunner, GraphCapturer, LockstepCapturer, Work
 from runtime.worker.graph_padding import CaptureSizes
 from runtime.worker.model_runner import ModelRunner
-from runtime.worker.sampler import SamplerConfig
 from runtime.worker.warmup import capture_graphs, estimate_graph_bytes, run_captures_eagerly, warm_up
 
 log = logging.getLogger(__name__)

@@ -19,17 +19,15 @@ from runtime.layers.kv_pool import KVPool
 from runtime.models.base import Model, SelfConditioned
 from runtime.request.eager_reason import EagerReason
 from runtime.scheduling.step_plan import LAYOUT_ARRAYS, NO_RESULTS, BlockResults, DenoiseBlocks, Ints, StepPlan
+from runtime.worker.candidates import FullLogits, SamplerConfig, Tensors
 from runtime.worker.constrained_decoding import apply_grammar, write_forced_tokens
 from runtime.worker.host_buffers import PinnedBuffer
 from runtime.worker.input_batch import Arrays, ForwardDescriptor, SampleDescriptor, forward_inputs, sample_inputs
 from runtime.worker.logprobs import compute_logprobs
 from runtime.worker.sampler import (
-    FullLogits,
     HostOutput,
     Sampler,
-    SamplerConfig,
     SamplerOutput,
-    Tensors,
     concat_results,
     make_sampler_output,
     to_block_results,
@@ -238,8 +236,8 @@ class ModelRunner:
 
     def _apply_constraints(self, blocks: DenoiseBlocks, hidden_states: torch.Tensor, results: BlockResults) -> None:
         """Applies grammars and forced tokens to the results, and computes logprobs. None of it is captured."""
-        sampler, final_hidden_states = self.model_step.sampler, self.model.final_hidden_states
-        full_logits = FullLogits(sampler, final_hidden_states, hidden_states, self.notify_ranks, self.batch_invariant)
+        candidates, final_norm = self.model_step.sampler.candidates, self.model.final_hidden_states
+        full_logits = FullLogits(candidates, final_norm, hidden_states, self.notify_ranks, self.batch_invariant)
         if full_logits.vocab_parallel and self.notify_ranks is None:
             self.last_logits = full_logits
         if blocks.grammar_blocks:
@@ -302,7 +300,7 @@ class ModelStep:
 
         Args:
             hidden_states: [rows, hidden], the result of `forward`.
-            graph_safe: see ``Sampler.block_batches``.
+            graph_safe: see ``SamplingStep``.
         """
         hidden = self.model.final_hidden_states(hidden_states[inputs["rows"]]) if descriptor.rows else hidden_states[:0]
         fused = self._fused_unmask(descriptor, inputs, hidden)
@@ -334,7 +332,7 @@ class ModelStep:
         Args:
             hidden: [n, hidden] of the sampled positions.
         """
-        group, lm_head = descriptor.groups[0], self.sampler.fused_lm_head
+        group, lm_head = descriptor.groups[0], self.sampler.candidates.fused_lm_head
         algorithm = group.algorithm
         kernel = None if lm_head is None else lm_head.kernels.threshold_unmask
         if lm_head is None or kernel is None or algorithm.fused_threshold is None or not descriptor.rows:
@@ -348,7 +346,7 @@ class ModelStep:
             or descriptor.has_logits_processors
         ):
             return None
-        token, conf = self.sampler.greedy(lm_head, hidden, inputs["num_valid"])
+        token, conf = self.sampler.candidates.greedy(lm_head, hidden, inputs["num_valid"])
         threshold, steps = (algorithm.columns[field.name] for field in algorithm.fused_threshold)
         after = kernel(
             BlockInputs(

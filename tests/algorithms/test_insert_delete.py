@@ -21,8 +21,9 @@ from runtime.algorithms.base import (
 )
 from runtime.algorithms.insert_delete import InsertDelete
 from runtime.errors import ConfigError
-from runtime.worker import sampler as heads
-from runtime.worker.sampler import Sampler, SamplerConfig, nonzero_records
+from runtime.worker import candidates
+from runtime.worker.candidates import SamplerConfig
+from runtime.worker.sampler import Sampler, nonzero_records
 from tests.algorithms.test_rules import LEVELS, MASK, MAX_TOKEN, SHAPE, History, blocks, check, parameters, plan_of
 from tests.examples import examples
 from tests.oracle import block as oracle
@@ -88,7 +89,7 @@ def test_edit_with_edit_tokens_decides_as_the_oracle(data: st.DataObject) -> Non
             logits = random.choice(LEVELS, (n, SHAPE.block, VOCAB)) * random.uniform(0.8, 1.2, (n, SHAPE.block, 1))
             logits[:, :, [DELETE, SPLIT]] += random.uniform(0, 1.5)
             seen.append(logits)
-        with mock.patch.object(heads, "LOGITS_CHUNK_ROWS", data.draw(st.sampled_from([3, 2048]))):
+        with mock.patch.object(candidates, "LOGITS_CHUNK_ROWS", data.draw(st.sampled_from([3, 2048]))):
             run.step(logits, [data.draw(st.booleans()) for _ in range(n)])
 
 

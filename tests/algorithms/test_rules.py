@@ -28,9 +28,10 @@ from runtime.layers.layer_factory import LayerFactory
 from runtime.layers.lm_head import LMHead
 from runtime.request.field_spec import Field
 from runtime.scheduling.step_plan import FIXED, MASKED, UNMASKED, AlgorithmBatch, DenoiseBlocks
-from runtime.worker import sampler as heads
+from runtime.worker import candidates
+from runtime.worker.candidates import SamplerConfig
 from runtime.worker.input_batch import _history
-from runtime.worker.sampler import Sampler, SamplerConfig, nonzero_records
+from runtime.worker.sampler import Sampler, nonzero_records
 from tests.engine.samples import other_fields
 from tests.examples import examples
 from tests.oracle import block as oracle
@@ -178,7 +179,7 @@ def test_a_rule_decides_as_the_oracle(algorithm: str, data: st.DataObject) -> No
         logits *= random.uniform(0.8, 1.2, (n, size, 1)) * data.draw(st.sampled_from([1.0, 1.0, 4.0]))
         plan = plan_of(several, params, force, histories)
         hidden = torch.from_numpy(logits.reshape(n * size, VOCAB).copy())
-        with mock.patch.object(heads, "LOGITS_CHUNK_ROWS", data.draw(st.sampled_from([3, 2048]))):
+        with mock.patch.object(candidates, "LOGITS_CHUNK_ROWS", data.draw(st.sampled_from([3, 2048]))):
             found = list(sample_plan(head, plan, hidden))
         for group, (rule, _, batch) in zip(plan.groups, found, strict=True):
             got = rule.decide(batch)

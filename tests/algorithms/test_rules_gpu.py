@@ -6,7 +6,8 @@ import torch
 
 from runtime.algorithms.base import EditTokens, LogitStat, algorithm_keys, algorithms_with_edit_tokens
 from runtime.scheduling.step_plan import FIXED, MASKED, UNMASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs
-from runtime.worker.sampler import Sampler, SamplerConfig
+from runtime.worker.candidates import SamplerConfig
+from runtime.worker.sampler import Sampler
 from tests.worker.sampling import sample_plan
 
 pytestmark = pytest.mark.gpu  # selected explicitly, so a missing device must fail these tests and not skip them

@@ -19,8 +19,8 @@ from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.layer_factory import LayerFactory
 from runtime.scheduling.strategy import DecodingContext
 from runtime.strategies.registry import make_strategy
+from runtime.worker.candidates import SamplerConfig
 from runtime.worker.model_runner import ModelRunner
-from runtime.worker.sampler import SamplerConfig
 from tests.bench.test_steps import NOISY, TINY
 from tests.golden import GOLDEN
 

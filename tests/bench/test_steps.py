@@ -21,8 +21,8 @@ from runtime.models.base import resolve_family
 from runtime.parameters.weight import named_weights
 from runtime.scheduling.strategy import DecodingContext
 from runtime.strategies.registry import make_strategy, strategies
+from runtime.worker.candidates import SamplerConfig
 from runtime.worker.model_runner import ModelRunner
-from runtime.worker.sampler import SamplerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["steps", "--arch", "llada2-tiny", "--random-weights", "--device", "cpu"]

@@ -27,10 +27,10 @@ from runtime.scheduling.step_plan import Ints, StepPlan
 from runtime.scheduling.strategy import DecodingContext, max_request_len
 from runtime.strategies.multi_bd import MultiBlock
 from runtime.strategies.registry import make_strategy
+from runtime.worker.candidates import SamplerConfig
 from runtime.worker.cuda_graph_runner import CudaGraphRunner, run_eagerly
 from runtime.worker.graph_padding import CaptureSizes
 from runtime.worker.model_runner import ModelRunner
-from runtime.worker.sampler import SamplerConfig
 from tests.engine.hash_model import HashedEmbeddings, HashMemory, HashModel, digests, flat, hash_logits
 from tests.oracle.block import Params, banned
 from tests.oracle.block import Shape as OracleShape

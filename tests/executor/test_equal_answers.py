@@ -62,7 +62,7 @@ def held(**more: Any) -> list[Any]:
 def test_rank_0_samples_from_full_logits(pair, monkeypatch):
     """Also covers more rows than are gathered at a time."""
     expected, others = held()
-    monkeypatch.setattr("runtime.worker.sampler.GATHERED_ROWS", 40)
+    monkeypatch.setattr("runtime.worker.candidates.GATHERED_ROWS", 40)
     outputs, logprobs = held(tensor_parallel_size=2)
     assert outputs == expected
     assert [(one.id, [id for id, _ in one.top]) for one in logprobs] == [

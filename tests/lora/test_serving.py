@@ -12,9 +12,9 @@ from runtime import LLM, SamplingParams
 from runtime.errors import ConfigError, RequestError
 from runtime.kernels import batch_invariant_torch
 from runtime.kernels.lora import LoRABatch
+from runtime.worker.candidates import SamplerConfig
 from runtime.worker.cuda_graph_runner import CudaGraphRunner, run_eagerly
 from runtime.worker.memory import capture_sizes_for
-from runtime.worker.sampler import SamplerConfig
 from tests.golden import GOLDEN
 from tests.lora.samples import merged_checkpoint, random_adapter
 from tests.matrix import marked

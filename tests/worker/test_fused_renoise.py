@@ -12,7 +12,8 @@ from runtime.kernels.fused_softmax_stats import softmax_stats_reference
 from runtime.kernels.ops import TORCH
 from runtime.layers.lm_head import SoftcapLMHead
 from runtime.scheduling.step_plan import MASKED, AlgorithmBatch, DenoiseBlocks, SamplingInputs
-from runtime.worker.sampler import Sampler, SamplerConfig
+from runtime.worker.candidates import SamplerConfig
+from runtime.worker.sampler import Sampler
 from tests.worker.sampling import sample_plan
 
 VOCAB, SIZE, BLOCKS, WIDTH = 30, 6, 4, 5
@@ -50,7 +51,7 @@ def test_fused_statistics_equal_separate_operations(monkeypatch: pytest.MonkeyPa
         twice = torch.full_like(found.conf, 2)  # the kernel's probabilities are unnormalized too
         return found._replace(probs=found.probs * 2, divisor=twice)
 
-    monkeypatch.setattr("runtime.worker.sampler.LOGITS_CHUNK_ROWS", 7)
+    monkeypatch.setattr("runtime.worker.candidates.LOGITS_CHUNK_ROWS", 7)
     found = []
     for kernels in (replace(TORCH, softmax_stats=softmax_stats), TORCH):
         head = Sampler(

@@ -11,9 +11,10 @@ from runtime.kernels.ops import TORCH
 from runtime.kernels.unmask import threshold_unmask_reference
 from runtime.layers.kv_pool import LAYOUTS, KVShape
 from runtime.layers.lm_head import LMHead
+from runtime.worker.candidates import SamplerConfig
 from runtime.worker.input_batch import AlgorithmDescriptor, SampleDescriptor
 from runtime.worker.model_runner import ModelStep
-from runtime.worker.sampler import SamplerConfig, to_block_results
+from runtime.worker.sampler import to_block_results
 
 VOCAB, MASK, SIZE, BLOCKS = 12, 11, 8, 40
 FUSED = [key for key in algorithm_keys() if get_algorithm(key).fused_threshold is not None]

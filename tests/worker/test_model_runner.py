@@ -15,9 +15,10 @@ from runtime.algorithms.base import TOP_P, LogitStat, get_algorithm
 from runtime.layers.kv_pool import UnifiedPool
 from runtime.layers.lm_head import LMHead
 from runtime.scheduling.step_plan import MASKED, AlgorithmBatch, BlockResults, DenoiseBlocks, StepPlan
-from runtime.worker import sampler
+from runtime.worker import candidates
+from runtime.worker.candidates import SamplerConfig
 from runtime.worker.model_runner import ModelRunner
-from runtime.worker.sampler import Sampler, SamplerConfig
+from runtime.worker.sampler import Sampler
 from runtime.worker.warmup import warm_up
 from tests.engine.harness import Run, Setup
 from tests.engine.hash_model import HashModel
@@ -31,8 +32,8 @@ from tests.worker.sampling import sample_plan
 def test_chunk_sizes_of_head_and_sampling_do_not_change_results(
     monkeypatch: pytest.MonkeyPatch, data: st.DataObject
 ) -> None:
-    monkeypatch.setattr(sampler, "LOGITS_CHUNK_ROWS", data.draw(st.integers(1, 9)))
-    monkeypatch.setattr(sampler, "SAMPLING_CHUNK_ROWS", data.draw(st.integers(1, 4)))
+    monkeypatch.setattr(candidates, "LOGITS_CHUNK_ROWS", data.draw(st.integers(1, 9)))
+    monkeypatch.setattr(candidates, "SAMPLING_CHUNK_ROWS", data.draw(st.integers(1, 4)))
     setup = data.draw(setups())
     run = Run(setup)
     for ask in data.draw(st.lists(asks(setup), min_size=1, max_size=4)):
