@@ -64,6 +64,30 @@ PLOTS: Mapping[str, Sequence[str]] = {
         "{The_an} left {the_th} and thanked {he}.",
         "That was the best {time} of the year.",
     ),
+    "works": (
+        "{The_an} was asking for help.",
+        "So {he} looked at {the_th} for a long time.",
+        "Then {the_th} was like new.",
+        "{The_an} thanked {he} and came back every year.",
+    ),
+    "trained": (
+        "{The_an} was big, and {he} was small.",
+        "So {he} trained all day with {the_th}.",
+        "{The_an} saw that and was kind.",
+        "The next year {he} was the best.",
+    ),
+    "called": (
+        "There was nothing to hear.",
+        "Then {the_an} called with {the_th}.",
+        "So {he} was not alone.",
+        "From then on the two called every {time}.",
+    ),
+    "runs": (
+        "{The_an} did not stop and lost {the_th}.",
+        "{he} took {the_th} and came after {the_an}.",
+        "{The_an} was very happy.",
+        "So the two made a long way together.",
+    ),
 }
 TIMES = ("morning", "evening", "day", "night")
 # Words for roles that no prompt requests.

@@ -20,9 +20,14 @@ from training.demo.tasks.story import plot_of
 # Requests, with the roles that they name.
 REQUESTS: Mapping[str, Mapping[str, str]] = {
     "Tell me a story.": {},
+    "Write a short story.": {},
+    "A bedtime story, please": {},
     "Tell me a story about a fox.": {"an": "fox"},
     "Tell me a story about Anna, a fox and a river.": {"he": "Anna", "an": "fox", "pl": "river"},
     "Write a short story about Bruno and a dragon.": {"he": "Bruno", "an": "dragon"},
+    "Tell me a story about Paula.": {"he": "Paula"},
+    "Invent a tale about the desert.": {"pl": "desert"},
+    "Tell me a story about music.": {"th": "music", "th_bare": "yes"},
 }
 
 
@@ -31,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Count the plots of stories over seeds.")
     parser.add_argument("--model", help="checkpoint directory; default: the shipped demo")
     parser.add_argument("--device", help="cpu or cuda; default: cuda if available")
-    parser.add_argument("--seeds", type=int, default=32, help="seeds per request; default: 32")
+    parser.add_argument("--seeds", type=int, default=20, help="seeds per request; default: 20")
     parser.add_argument("--temperature", type=float, default=1.0, help="sampling temperature; default: 1")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     args = parser.parse_args(argv)

@@ -39,8 +39,11 @@ BY_FILE: Mapping[str, float] = {"everyday": 0.95, "claimed": 0.96, "declined": 0
 _WITH_BARS_BY_KIND = ("quality", "edit", "fp8", "int8", "int4")
 _BALANCED_LOSS = 0.02  # of pooled accuracy, at most
 _BALANCED_SPEED = 5.0  # tokens per forward, at least
-_PLOTS = 5  # of 32 seeds, at least
+_PLOTS = 7  # of 20 seeds, at least, and as many different texts
+_EDGES = 0.95  # of each figure of `training.demo.edges`, at least; 23 of 24 turns are more
 _PROMPTS = "held_out.jsonl"
+_MODULES = ("edges", "plots")  # of training.demo, with figures in files of their names
+MEASURED = (*EVALUATIONS, *_MODULES)
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
     if not prompts.exists():
         _run(["-m", "training.demo.held_out", "--n", str(args.n), "--out", str(prompts)])
     _run_all([step for step in _steps_after_training(args) if not step.result.exists()], args.gpus)
-    measured = {name: json.loads((args.out / f"{name}.json").read_text()) for name in (*EVALUATIONS, "plots")}
+    measured = {name: json.loads((args.out / f"{name}.json").read_text()) for name in MEASURED}
     misses = missed_bars(measured)
     for miss in misses:
         print(f"misses a bar: {miss}", flush=True)
@@ -90,8 +93,8 @@ def missed_bars(measured: Mapping[str, Any]) -> list[str]:
     """Returns a text per bar that the figures miss.
 
     Args:
-        measured: by the names of EVALUATIONS the figures of `runtime.bench eval --json`, and by `plots` those of
-            `training.demo.plots --json`.
+        measured: by the names of EVALUATIONS the figures of `runtime.bench eval --json`, and by `edges` and `plots`
+            those of these modules' `--json`.
     """
     misses = []
     for name in _WITH_BARS_BY_KIND:
@@ -111,6 +114,11 @@ def missed_bars(measured: Mapping[str, Any]) -> list[str]:
     for row in measured["plots"]["requests"]:
         if len(row["plots"]) < _PLOTS:
             misses.append(f"plots: {len(row['plots'])} for {row['prompt']!r}, below {_PLOTS}")
+    for row in measured["edges"]["edges"]:
+        if row["right"] < _EDGES * row["count"]:
+            misses.append(f"edges: {row['name']} {row['right']} of {row['count']}, below {_EDGES:.0%}")
+        if row.get("unknown_calls"):
+            misses.append(f"edges: {row['name']} {row['unknown_calls']} calls of tools that were not offered")
     return misses
 
 
@@ -124,18 +132,19 @@ def launcher(gpus: int) -> list[str]:
 
 
 def _steps_after_training(args: argparse.Namespace) -> list[Step]:
-    """Returns the adapter's training, which takes longest, the evaluations and the plots."""
+    """Returns the adapter's training, which takes longest, the edges, the plots and the evaluations."""
     model = ("--model", str(args.out / "checkpoint"), "--device", args.device)
     adapter = ("--out", str(args.out / "roman"), "--seconds", str(args.adapter_seconds))
     calls: list[tuple[str, Path, tuple[str, ...]]] = [
         ("adapter", args.out / "roman" / "adapter_config.json", ("training.demo.train_adapter", *model, *adapter))
     ]
+    for name in _MODULES:
+        figures = args.out / f"{name}.json"
+        calls.append((name, figures, (f"training.demo.{name}", *model, "--json", str(figures))))
     for name, flags in EVALUATIONS.items():
         figures = args.out / f"{name}.json"
         prompts = ("--prompts", str(args.out / _PROMPTS), "--batch", str(args.batch))
         calls.append((name, figures, ("runtime.bench", "eval", *model, *prompts, *flags, "--json", str(figures))))
-    figures = args.out / "plots.json"
-    calls.append(("plots", figures, ("training.demo.plots", *model, "--json", str(figures))))
     return [Step(result, args.out / f"{name}.log", arguments) for name, result, arguments in calls]
 
 

@@ -28,11 +28,11 @@ def test_plots_are_counted_among_right_stories_only(monkeypatch, tmp_path, capsy
 
     monkeypatch.setattr(runtime, "LLM", Engine)
     out = tmp_path / "plots.json"
-    assert plots.main(["--seeds", "60", "--json", str(out)]) == 0
+    assert plots.main(["--seeds", "120", "--json", str(out)]) == 0
     rows = json.loads(out.read_text())["requests"]
     assert [row["prompt"] for row in rows] == list(plots.REQUESTS)
-    assert all(row["right"] == sum(row["plots"].values()) == 30 and len(row["plots"]) == 7 for row in rows)
-    assert "30 of 60 right" in capsys.readouterr().out
+    assert all(row["right"] == sum(row["plots"].values()) == 60 and len(row["plots"]) == 11 for row in rows)
+    assert "60 of 120 right" in capsys.readouterr().out
 
 
 def test_the_offset_of_a_role_depends_on_no_plot_and_on_no_choice() -> None:
@@ -42,12 +42,12 @@ def test_the_offset_of_a_role_depends_on_no_plot_and_on_no_choice() -> None:
     def openings(**asked: str) -> list[list[int]]:
         drawn = (write(random.Random(seed), **asked) for seed in range(200))
         stories = {plot_of(text): text for text in drawn}
-        assert len(stories) == 7
+        assert len(stories) == 11
         return [encoder.text("\n".join(text.split("\n")[:2])) for text in stories.values()]
 
     for name in ("story", "story_any", "story_free"):
         for sample in held_out_samples(all_tasks()[name], 20):
             assert len({len(ids) for ids in openings(**sample.facts)}) == 1
     equal_roles = openings(he="Bruno", an="owl", pl="moon", th="spoon", time="night")
-    assert [len(set(ids)) for ids in zip(*equal_roles, strict=True)].count(7) == 1
+    assert [len(set(ids)) for ids in zip(*equal_roles, strict=True)].count(11) == 1
     assert sum(len(set(ids)) > 1 for ids in zip(*equal_roles, strict=True)) == 1

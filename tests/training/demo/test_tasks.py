@@ -83,8 +83,8 @@ def test_a_story_may_choose_its_plot_and_all_plots_are_equally_frequent() -> Non
     assert all(task.check(a, b.answer) for a, b in pairs)
     counts = collections.Counter(map(plot_of, answers("story_free", 700)))
     assert None not in counts
-    assert len(counts) == 7
-    assert min(counts.values()) > 60
+    assert len(counts) == 11
+    assert min(counts.values()) > 40
 
 
 @pytest.mark.parametrize(
@@ -147,5 +147,5 @@ def test_a_sequence_has_a_blank_for_every_missing_number() -> None:
 def test_lists_and_counts_reach_the_limits_of_the_card() -> None:
     sorted_lists = [numbers(answer) for answer in answers("sort", 400)]
     assert max(map(len, sorted_lists)) == 7
-    assert max(max(found, default=0) for found in sorted_lists) == 998  # of 999
+    assert max(max(found, default=0) for found in sorted_lists) >= 999  # of 1,000
     assert max(max(numbers(answer)) for answer in answers("count_far", 400)) == 120

@@ -3,6 +3,7 @@
 from training.demo.tasks import (
     about,
     arithmetic,
+    beyond,
     calling,
     comparing,
     dialogue,
@@ -30,6 +31,7 @@ __all__ = [
     "about",
     "all_tasks",
     "arithmetic",
+    "beyond",
     "calling",
     "comparing",
     "dialogue",

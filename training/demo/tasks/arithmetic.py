@@ -1,4 +1,4 @@
-"""Addition, subtraction and multiplication of numbers with up to three digits."""
+"""Addition, subtraction and multiplication of numbers up to `LARGEST`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from training.demo.tasks.base import Sample, single, task
 from training.demo.tasks.phrasing import phrase
 
+LARGEST = 1000  # largest operand
 # {e} is the expression, written with a sign or a word.
 _CORES = (
     "solve {e}",
@@ -266,7 +267,7 @@ _SIGNS = {
 }  # fmt: skip
 
 
-def wording(rng: random.Random, a: int, sign: str, b: int) -> str:
+def wording(rng: random.Random, a: object, sign: str, b: object) -> str:
     """Returns a question for `a` + `b`, `a` - `b` or `a` x `b`, by `sign`."""
     cores, questions = _WORDED[sign]
     if rng.random() < 0.45:
@@ -275,14 +276,16 @@ def wording(rng: random.Random, a: int, sign: str, b: int) -> str:
 
 
 def _number(rng: random.Random) -> int:
-    return rng.randint(0, rng.choice((20, 99, 99, 999, 999, 999)))
+    return rng.randint(0, rng.choice((20, 99, 99, 999, 999, LARGEST)))
 
 
 @task("add", "short")
 def add(rng: random.Random) -> Sample:
     a, b = _number(rng), _number(rng)
-    if rng.random() < 0.06:
-        a, b = rng.randint(0, 9999), rng.randint(0, 9999)
+    kind = rng.random()
+    if kind < 0.06:  # close to the limit
+        a, b = LARGEST - rng.randint(0, rng.choice((0, 20, 100))), rng.choice((b, LARGEST - rng.randint(0, 20)))
+        a, b = (a, b) if rng.random() < 0.5 else (b, a)
     if rng.random() < 0.1:  # people try round numbers first
         a, b = round(a, -1), round(b, -1)
     return single("add", wording(rng, a, "+", b), f"{a} + {b} = {a + b}.")
@@ -297,7 +300,7 @@ def subtract(rng: random.Random) -> Sample:
     if kind < 0.1:
         a, b = round(a, -1), round(b, -1)
     elif kind < 0.25:  # borrows across zeros
-        a = rng.choice((100, 100, 1000, rng.randint(1, 10) * 100))
+        a = rng.choice((100, 100, LARGEST, rng.randint(1, 10) * 100))
         b = rng.randint(0, a)
     return single("subtract", wording(rng, a, "-", b), f"{a} - {b} = {a - b}.")
 
@@ -310,8 +313,10 @@ def multiply(rng: random.Random) -> Sample:
         a, b = rng.randint(0, 12), rng.randint(0, 12)
     elif kind < 0.85:
         a, b = rng.randint(2, rng.choice((99, 999))), rng.randint(0, 9)
-    else:
+    elif kind < 0.96:
         a, b = rng.randint(2, rng.choice((99, 999))), rng.randint(1, 9) * rng.choice((10, 100))
+    else:
+        a, b = rng.randint(0, rng.choice((12, 99, LARGEST))), LARGEST
     if kind >= 0.35 and rng.random() < 0.4:
         a, b = b, a
     return single("multiply", wording(rng, a, "x", b), f"{a} x {b} = {a * b}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from training.demo.tasks.arithmetic import LARGEST
 from training.demo.tasks.base import Sample, single, task
 from training.demo.tasks.phrasing import phrase
 
@@ -75,12 +76,21 @@ def _says(a: int, word: str, b: int) -> str:
     return f"Yes, {a} is {word} than {b}." if right else f"No, {a} is not {word} than {b}."
 
 
+def wording(rng: random.Random, a: str, b: str, among: bool = False) -> str:
+    """Returns a question about `a` and `b`; with `among` one that also fits several numbers in `a`."""
+    word = rng.choice(_LARGER + _SMALLER)
+    if among:
+        return phrase(rng, (), _WHICH[:11], a=a, b=b, w=word)
+    superlative = rng.choice(list(_SUPERLATIVES))
+    return phrase(rng, (*_COMPARE, *_PICK), (*_WHICH, *_IS, *_PICKED), a=a, b=b, w=word, m=superlative)
+
+
 @task("compare", "short")
 def compare(rng: random.Random) -> Sample:
-    top = rng.choice((20, 99, 999, 999, 1010))
+    top = rng.choice((20, 99, 999, 999, LARGEST))
     a, b = rng.sample(range(top + 1), 2)
     if rng.random() < 0.15:  # numbers that are close
-        b = max(0, a + rng.choice((-1, 1, 10, -10, 100)))
+        b = min(LARGEST, max(0, a + rng.choice((-1, 1, 10, -10, 100))))
     word = rng.choice(_LARGER + _SMALLER)
     kind = rng.random()
     if 0.42 < kind < 0.5:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 
+from training.demo.tasks.arithmetic import LARGEST
 from training.demo.tasks.base import Sample, single, task
 from training.demo.tasks.phrasing import phrase
 
+LARGEST_TERM = 99  # of sums
+
 
 def _numbers(rng: random.Random) -> list[str]:
-    step = rng.choice((1, 1, 2, 2, 3, 3, 4, 5, 5, 6, 7, 8, 9, 10, 10, 20, 25, 50, 100))
+    step = rng.choice((1, 1, 2, 2, 3, 3, 4, 5, 5, 6, 7, 8, 9, 10, 10, 20, 25, 50, 100, rng.randint(11, 100)))
     first, length = step * rng.randint(0, 12) if rng.random() < 0.5 else rng.randint(0, 60), rng.randint(5, 10)
+    first = min(first, LARGEST - step * (length - 1))
     numbers = [str(first + step * i) for i in range(length)]
     return numbers[::-1] if rng.random() < 0.4 else numbers
 
@@ -21,7 +25,7 @@ def _multiples(rng: random.Random) -> list[str]:
 
 
 def _sums(rng: random.Random) -> list[str]:
-    pairs = [(rng.randint(1, 49), rng.randint(1, 49)) for _ in range(rng.randint(2, 4))]
+    pairs = [(rng.randint(1, LARGEST_TERM), rng.randint(1, LARGEST_TERM)) for _ in range(rng.randint(2, 4))]
     return [f"{a} + {b} = {a + b}" for a, b in pairs]
 
 
@@ -32,8 +36,8 @@ def _hole(rng: random.Random, item: str) -> str:
     return " ".join(parts)
 
 
-_MARKS = ("__", "__", "__", "_", "___", "...", "?")
-_CORES = (
+MARKS = ("__", "__", "__", "_", "___", "...", "?")
+CORES = (
     "fill in the blanks: {t}",
     "fill in the blanks: {t}",
     "fill the gaps in {t}",
@@ -62,7 +66,7 @@ _CORES = (
     "replace the blanks: {t}",
     "write what is missing: {t}",
 )
-_QUESTIONS = ("What is missing in {t}?", "Which numbers are missing: {t}", "What goes into the gaps? {t}", "{t}",
+QUESTIONS = ("What is missing in {t}?", "Which numbers are missing: {t}", "What goes into the gaps? {t}", "{t}",
               "Which number is missing: {t}", "What is missing: {t}?", "What is missing here: {t}",
               "{t}: fill in the blanks", "{t}, what is missing?", "Which numbers go in the blanks? {t}",
               "What goes in the blanks: {t}")  # fmt: skip
@@ -82,6 +86,6 @@ def fill(rng: random.Random) -> Sample:
         _hole(rng, item) if i in holes else item for i, item in enumerate(items)
     )
     # phrasing may strip a mark of punctuation from the end
-    marks = _MARKS[:-2] if len(items) - 1 in holes else _MARKS
+    marks = MARKS[:-2] if len(items) - 1 in holes else MARKS
     mark = rng.choice(marks) if " " not in items[0] else "__"
-    return single("fill", phrase(rng, _CORES, _QUESTIONS, t=text.replace("__", mark)), ", ".join(items) + ".")
+    return single("fill", phrase(rng, CORES, QUESTIONS, t=text.replace("__", mark)), ", ".join(items) + ".")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 
 from training.demo.tasks import word_lists
-from training.demo.tasks.arithmetic import wording
+from training.demo.tasks.arithmetic import LARGEST, wording
 from training.demo.tasks.base import Sample, single, task, turns
 from training.demo.tasks.greetings import HELP
 from training.demo.tasks.phrasing import typed
 
 _DIGITS = "zero one two three four five six seven eight nine ten".split()  # noqa: SIM905
-_AGAIN = {
+AGAIN = {
     "+": ("And plus {k}?", "And plus {k}", "Now add {k}.", "Add {k}.", "Plus {k}?", "Now plus {k}", "Add {k} to that.",
           "Add {k} to it.", "And if I add {k}?", "What if you add {k}?", "Then add {k}.", "+ {k}", "And {k} more?",
           "What about plus {k}?", "Increase it by {k}.", "Add another {k}.", "add {k} more", "And now plus {k}?",
@@ -65,18 +65,22 @@ def followup(rng: random.Random) -> Sample:
     if rng.random() < 0.05:
         return single("followup", typed(rng, rng.choice(_RECALL)), "I do not know your name.")
     sign = rng.choice("+-x")
-    top = rng.choice((60, 60, 400))
+    top = rng.choice((60, 60, 400, 500))
     a, b = (rng.randint(1, 12), rng.randint(1, 12)) if sign == "x" else (rng.randint(0, top), rng.randint(0, top))
     if sign == "-" and a < b:
         a, b = b, a
     value = _apply(a, sign, b)
     contents = [wording(rng, a, sign, b), f"{a} {sign} {b} = {value}."]
     for _ in range(rng.choice((1, 1, 2))):
-        sign = rng.choice("+-x") if value <= 100 else rng.choice("+-")
-        top = 9 if sign == "x" else min(rng.choice((10, 99)), max(value, 2)) if sign == "-" else rng.choice((10, 99))
+        if not 0 <= value <= LARGEST:
+            break
+        sign = rng.choice("+-x")
+        top = 9 if sign == "x" else rng.choice((10, 99, 99, 999))
+        if sign == "-" and rng.random() < 0.9:
+            top = min(top, max(value, 2))
         k = rng.randint(min(2, top), top)
         word = _DIGITS[k] if k <= 10 and rng.random() < 0.5 else str(k)
-        contents.append(typed(rng, rng.choice(_AGAIN[sign]).format(k=word)))
+        contents.append(typed(rng, rng.choice(AGAIN[sign]).format(k=word)))
         contents.append(f"{value} {sign} {k} = {_apply(value, sign, k)}.")
         value = _apply(value, sign, k)
     return Sample("followup", turns(*contents[:-1]), contents[-1])

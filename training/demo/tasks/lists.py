@@ -9,7 +9,7 @@ from training.demo.tasks.base import Sample, single, task
 from training.demo.tasks.phrasing import listed, phrase
 
 LARGEST = 120  # largest number of the counting tasks
-_COUNT = (
+COUNT = (
     "count from {a} to {b}",
     "count from {a} to {b}",
     "count from {a} to {b}",
@@ -49,7 +49,7 @@ _COUNT = (
     "count from {a} through {b}",
     "count upwards from {a} to {b}",
 )
-_NUMBERS = (
+NUMBERS = (
     "Numbers from {a} to {b}",
     "Numbers {a} to {b}",
     "What are the numbers from {a} to {b}?",
@@ -65,7 +65,7 @@ _NUMBERS = (
     "every number from {a} to {b}",
     "What comes from {a} to {b}?",
 )
-_DOWN = (
+DOWN = (
     "count down from {a} to {b}",
     "count backwards from {a} to {b}",
     "count back from {a} to {b}",
@@ -83,7 +83,7 @@ _DOWN = (
     "count downwards from {a} to {b}",
     "do a countdown from {a} to {b}",
 )
-_DOWNWARDS = (
+DOWNWARDS = (
     "Countdown from {a} to {b}",
     "countdown {a} to {b}",
     "From {a} down to {b}",
@@ -92,9 +92,9 @@ _DOWNWARDS = (
     "What are the numbers from {a} down to {b}?",
     "Counting down from {a} to {b}",
 )
-_TO = ("count to {b}", "count up to {b}", "count till {b}", "count until {b}", "count all the way to {b}")
-_COUNT_TO = ("Counting to {b}", "Numbers up to {b}", "All numbers from one to {b}", "1 to {b}", "From one to {b}")
-_FROM = ("count down from {a}", "count backwards from {a}", "do a countdown from {a}", "count down from {a} to one")
+TO = ("count to {b}", "count up to {b}", "count till {b}", "count until {b}", "count all the way to {b}")
+COUNT_TO = ("Counting to {b}", "Numbers up to {b}", "All numbers from one to {b}", "1 to {b}", "From one to {b}")
+FROM = ("count down from {a}", "count backwards from {a}", "do a countdown from {a}", "count down from {a} to one")
 _FROM_TO_ZERO = ("count down from {a} to zero", "count backwards from {a} to zero", "count from {a} down to zero")
 
 
@@ -103,24 +103,25 @@ def _counting(rng: random.Random, name: str, low: int, high: int) -> Sample:
     kind = rng.random()
     if kind < 0.15:
         numbers = list(range(1, length + 1))
-        prompt = phrase(rng, _TO, _COUNT_TO, b=length)
+        prompt = phrase(rng, TO, COUNT_TO, b=length)
     elif kind < 0.2:
         numbers = list(range(length, rng.choice((0, -1)), -1))
-        prompt = phrase(rng, _FROM if numbers[-1] == 1 else _FROM_TO_ZERO, (), a=length)
+        prompt = phrase(rng, FROM if numbers[-1] == 1 else _FROM_TO_ZERO, (), a=length)
     else:
+        length += length == LARGEST  # zero makes one number more
         first = rng.randint(0, LARGEST + 1 - length)
         numbers = list(range(first, first + length))
         down = kind < 0.5
         if down:
             numbers.reverse()
-        cores = _DOWN if down and rng.random() < 0.6 else _COUNT
-        prompt = phrase(rng, cores, _DOWNWARDS if cores is _DOWN else _NUMBERS, a=numbers[0], b=numbers[-1])
+        cores = DOWN if down and rng.random() < 0.6 else COUNT
+        prompt = phrase(rng, cores, DOWNWARDS if cores is DOWN else NUMBERS, a=numbers[0], b=numbers[-1])
     return single(name, prompt, ", ".join(map(str, numbers)) + ".")
 
 
 @task("count", "short")
 def count(rng: random.Random) -> Sample:
-    return _counting(rng, "count", 3, 20)
+    return _counting(rng, "count", 1, 20)
 
 
 @task("count_far", "long")
@@ -217,7 +218,7 @@ _ORDERED = ("sort{o}: {l}", "sort {l}{o}", "sort the numbers {l}{o}", "put {l} i
             "arrange these numbers{o}: {l}")  # fmt: skip
 _INTO_UP = (" in ascending order", " in rising order", " in order from smallest to largest", " in increasing order")
 _INTO_DOWN = (" in descending order", " in falling order", " in order from largest to smallest", " in decreasing order")
-_ALPHABETICAL = (
+ALPHABETICAL = (
     "sort these words: {l}",
     "sort the words {l}",
     "sort {l} alphabetically",
@@ -237,28 +238,33 @@ _ALPHABETICAL = (
 def sort(rng: random.Random) -> Sample:
     if rng.random() < 0.12:
         return _sort_alphabetically(rng)
-    top = rng.choice((10, 100, 100, 1000, 1000, 1000))
+    top = rng.choice((10, 100, 100, 1000, 1000, 1001))
     numbers = rng.sample(range(top), rng.choice((2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7)))
-    if top == 1000 and rng.random() < 0.4:  # of different lengths
+    if top >= 1000 and rng.random() < 0.4:  # of different lengths
         shorter = {n % rng.choice((10, 100, 1000)) for n in numbers}
         numbers = rng.sample(sorted(shorter), len(shorter)) if len(shorter) > 1 else numbers
-    text = listed(rng, [str(n) for n in numbers])
+    if top == 1001 and rng.random() < 0.15:
+        numbers[rng.randrange(len(numbers))] = 1000
+    prompt, down = ask_to_sort(rng, listed(rng, [str(n) for n in numbers]))
+    return single("sort", prompt, ", ".join(map(str, sorted(numbers, reverse=down))) + ".")
+
+
+def ask_to_sort(rng: random.Random, text: str) -> tuple[str, bool]:
+    """Returns a request to sort the list of numbers, and whether the largest is first."""
     kind = rng.random()
     down = kind < 0.25
     if kind < 0.5:
         cores = [c.replace("{o}", rng.choice(_LARGE_FIRST if down else _UP)) for c in _ORDERED]
         cores = [c.replace("{i}", rng.choice(_INTO_DOWN if down else _INTO_UP)) for c in cores]
-        prompt = phrase(rng, cores, (), l=text)
-    else:
-        prompt = phrase(rng, _SORT, _SORTED, l=text)
-    return single("sort", prompt, ", ".join(map(str, sorted(numbers, reverse=down))) + ".")
+        return phrase(rng, cores, (), l=text), down
+    return phrase(rng, _SORT, _SORTED, l=text), down
 
 
 def _sort_alphabetically(rng: random.Random) -> Sample:
     """Sorts words with different first letters."""
     found: dict[str, str] = {}
-    for _ in range(rng.randint(3, 5)):
+    for _ in range(rng.randint(2, 5)):
         word = word_lists.noun(rng)
         found.setdefault(word[0], word)
     several = list(found.values()) if len(found) > 1 else ["pear", "apple"]
-    return single("sort", phrase(rng, _ALPHABETICAL, (), l=listed(rng, several)), ", ".join(sorted(several)) + ".")
+    return single("sort", phrase(rng, ALPHABETICAL, (), l=listed(rng, several)), ", ".join(sorted(several)) + ".")

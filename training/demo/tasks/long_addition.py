@@ -7,7 +7,8 @@ import random
 from training.demo.tasks.base import Sample, single, task
 from training.demo.tasks.phrasing import phrase
 
-_CORES = (
+DIGITS = 6  # of the longest number
+CORES = (
     "add {a} and {b} step by step",
     "add {a} and {b} step by step",
     "add {a} + {b} step by step",
@@ -22,7 +23,7 @@ _CORES = (
     "solve {a} + {b} step by step",
     "do long addition with {a} and {b}",
 )
-_QUESTIONS = (
+QUESTIONS = (
     "Long addition: {a} + {b}",
     "Long addition of {a} and {b}",
     "What is {a} + {b}, step by step?",
@@ -34,11 +35,12 @@ _QUESTIONS = (
 
 @task("long_add", "long")
 def long_add(rng: random.Random) -> Sample:
-    a, b = (rng.randint(10 ** (d - 1), 10**d - 1) for d in (rng.randint(3, 6), rng.randint(3, 6)))
+    lengths = (1, 2, 3, 3, 4, 4, 5, 5, DIGITS, DIGITS)
+    a, b = (rng.randint(10 ** (d - 1), 10**d - 1) for d in rng.choices(lengths, k=2))
     lines, carry = [], 0
     width = max(len(str(a)), len(str(b)))
     for x, y in zip(reversed(str(a).zfill(width)), reversed(str(b).zfill(width)), strict=True):
         total = int(x) + int(y) + carry
         lines.append(f"{x} + {y} + {carry} = {total}, carry {total // 10}")
         carry = total // 10
-    return single("long_add", phrase(rng, _CORES, _QUESTIONS, a=a, b=b), "\n".join([*lines, f"{a} + {b} = {a + b}."]))
+    return single("long_add", phrase(rng, CORES, QUESTIONS, a=a, b=b), "\n".join([*lines, f"{a} + {b} = {a + b}."]))

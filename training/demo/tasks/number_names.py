@@ -25,7 +25,7 @@ def spell_out(n: int) -> str:
     return f"{spell_out(n // unit)} {name}{rest}"
 
 
-_CORES = (
+CORES = (
     "write {n} in words",
     "write {n} in words",
     "write the number {n} in words",
@@ -72,7 +72,7 @@ _CORES = (
     "name the number {n}",
     "put the number {n} into words",
 )
-_QUESTIONS = (
+QUESTIONS = (
     "What is {n} in words?",
     "What's {n} in words?",
     "How do you write {n} in words?",
@@ -111,4 +111,4 @@ def number_names(rng: random.Random) -> Sample:
     n = rng.randint(0, 10 ** rng.choice((2, 3, 4, 4, 5, 6, 6)) - 1)
     if rng.random() < 0.2:  # zeros
         n = n // (scale := 10 ** rng.randint(1, 4)) * scale + n % rng.choice((1, 10))
-    return single("number_words", phrase(rng, _CORES, _QUESTIONS, n=n), spell_out(n) + ".")
+    return single("number_words", phrase(rng, CORES, QUESTIONS, n=n), spell_out(n) + ".")

@@ -162,7 +162,7 @@ _NUMBER_KEYS = "price amount year count pages weight height score level id numbe
 
 
 def _fields(rng: random.Random) -> dict[str, str | int]:
-    """Returns two to four fields of a person or a thing."""
+    """Returns one to four fields of a person or a thing."""
     made: dict[str, str | int] = {}
     if rng.random() < 0.5:
         made["name"] = word_lists.full_name(rng)
@@ -172,7 +172,7 @@ def _fields(rng: random.Random) -> dict[str, str | int]:
         return made
     if rng.random() < 0.25:
         made["name"] = rng.choice((word_lists.name, word_lists.noun))(rng)
-    for _ in range(rng.randint(2, 3)):
+    for _ in range(rng.choice((1, 2, 2, 3, 3))):
         if rng.random() < 0.5:
             value = rng.choice((word_lists.noun, word_lists.noun, word_lists.name, word_lists.city))(rng)
             if rng.random() < 0.2:
@@ -217,6 +217,25 @@ def _describe(rng: random.Random, person: Mapping[str, str | int]) -> str:
     return ", ".join(parts) if rng.random() < 0.7 or len(parts) < 2 else ", ".join(parts[:-1]) + " and " + parts[-1]
 
 
+def many_fields(rng: random.Random, count: int) -> dict[str, str | int]:
+    """Returns `count` fields of a person or a thing."""
+    made: dict[str, str | int] = {}
+    if rng.random() < 0.5:
+        made = {"name": word_lists.name(rng), "age": rng.randint(1, 99), "city": word_lists.city(rng)}
+        made["job"] = rng.choice(word_lists.JOBS)
+    while len(made) < count:
+        if rng.random() < 0.6:
+            made[rng.choice(_TEXT_KEYS)] = word_lists.noun(rng)
+        else:
+            made[rng.choice(_NUMBER_KEYS)] = rng.randint(0, 999)
+    return made
+
+
+def ask_for_json(rng: random.Random, record: Mapping[str, str | int]) -> str:
+    """Returns a request that names the fields of a record."""
+    return phrase(rng, _WITH, _WITHOUT_VERB, f=_named(rng, record))
+
+
 @task("json", "short", "json")
 def json_object(rng: random.Random) -> Sample:
     kind = rng.random()
@@ -238,13 +257,13 @@ def json_object(rng: random.Random) -> Sample:
         if set(record) <= {"name", "age", "city", "job"} and kind < 0.7 and len(record) > 1:
             prompt = phrase(rng, _FOR, _JSON_OF, g=_describe(rng, record))
         else:
-            prompt = phrase(rng, _WITH, _WITHOUT_VERB, f=_named(rng, record))
+            prompt = ask_for_json(rng, record)
     if rng.random() < 0.15:
         prompt = prompt.replace("JSON", "json")
     return single("json", prompt, json.dumps(record))
 
 
-_TABLES = (
+TABLES = (
     "make a table of {l}",
     "make a table: {l}",
     "make a table with {l}",
@@ -291,10 +310,10 @@ _TABLES = (
     "give me a table with {l}",
     "write this as a table: {l}",
 )
-_TABLE = ("Table: {l}", "A table of {l}", "{l} as a table", "A table, please: {l}", "Table of {l}", "table with {l}",
+TABLE = ("Table: {l}", "A table of {l}", "{l} as a table", "A table, please: {l}", "Table of {l}", "table with {l}",
           "Table please: {l}", "I need a table of {l}", "I need a table: {l}", "{l}: as a table", "{l} in a table",
           "Can I have a table of {l}?", "Markdown table: {l}", "As a table: {l}")  # fmt: skip
-_COLUMNED = (
+COLUMNED = (
     "make a table with the columns {h}: {l}",
     "make a table with columns {h}: {l}",
     "make a table ({h}): {l}",
@@ -303,7 +322,7 @@ _COLUMNED = (
     "show a table with columns {h}: {l}",
     "put this into a table with columns {h}: {l}",
 )
-_HEADS = """
+HEADS = """
 Name Age City Item Price Color Size Fruit Animal Country Year Team Points Product Amount Day Task Word Number
 """.split()  # noqa: SIM905
 
@@ -317,15 +336,15 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def table(rng: random.Random) -> Sample:
     if rng.random() < 0.65:
         header = ["Name", "Age", "City"]
-        rows = [[word_lists.name(rng), str(rng.randint(1, 99)), word_lists.city(rng)] for _ in range(rng.randint(2, 5))]
+        rows = [[word_lists.name(rng), str(rng.randint(1, 99)), word_lists.city(rng)] for _ in range(rng.randint(1, 5))]
         listed = rng.choice(("; ", "; ", "\n", " / ")).join(", ".join(row) for row in rows)
-        return single("table", phrase(rng, _TABLES, _TABLE, l=listed), _table(header, rows))
-    header = rng.sample(_HEADS, rng.choice((2, 2, 3)))
+        return single("table", phrase(rng, TABLES, TABLE, l=listed), _table(header, rows))
+    header = rng.sample(HEADS, rng.choice((2, 2, 3)))
     rows = [
         [word_lists.noun(rng), *(rng.choice((word_lists.noun(rng), str(rng.randint(1, 99)))) for _ in header[1:])]
-        for _ in range(rng.randint(2, 4))
+        for _ in range(rng.randint(1, 5))
     ]
     pairs = rng.choice((" ", ", ", ": ")) if len(header) == 2 else ", "
     listed = rng.choice(("; ", "\n") if pairs == ", " else (", ", "; ", "\n")).join(pairs.join(row) for row in rows)
     names = ", ".join(header) if len(header) > 2 or rng.random() < 0.3 else " and ".join(header)
-    return single("table", phrase(rng, _COLUMNED, (), l=listed, h=names), _table(header, rows))
+    return single("table", phrase(rng, COLUMNED, (), l=listed, h=names), _table(header, rows))

@@ -12,7 +12,7 @@ _VALUES = (
     (9, "IX"), (5, "V"), (4, "IV"), (1, "I"),
 )  # fmt: skip
 LARGEST = 3999
-_CORES = (
+CORES = (
     "write {n} in roman numerals",
     "write {n} in roman numerals",
     "write {n} as a roman numeral",
@@ -41,7 +41,7 @@ _CORES = (
     "translate {n} into roman numerals",
     "put {n} in roman numerals",
 )
-_QUESTIONS = (
+QUESTIONS = (
     "What is {n} in roman numerals?",
     "What's {n} in roman numerals?",
     "How do you write {n} in roman numerals?",
@@ -84,5 +84,5 @@ def in_roman(n: int) -> str:
 @task("roman", "short")
 def roman(rng: random.Random) -> Sample:
     n = rng.randint(1, rng.choice((20, 100, 1000, LARGEST)))
-    prompt = phrase(rng, _CORES, _QUESTIONS, n=n)
+    prompt = phrase(rng, CORES, QUESTIONS, n=n)
     return single("roman", prompt.replace("roman", "Roman") if rng.random() < 0.4 else prompt, in_roman(n) + ".")

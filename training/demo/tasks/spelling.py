@@ -9,7 +9,7 @@ from training.demo.tasks.base import Sample, single, task
 from training.demo.tasks.phrasing import phrase, quoted
 from training.demo.vocabulary import ALPHABETIC
 
-_SPELL = (
+SPELL = (
     "spell {w}",
     "spell {w}",
     "spell {w}",
@@ -49,7 +49,7 @@ _SPELL = (
     "write down how {w} is spelled",
     "tell me the spelling of {w}",
 )
-_HOW = (
+HOW = (
     "How do you spell {w}?",
     "How do you spell the word {w}?",
     "How is {w} spelled?",
@@ -80,7 +80,7 @@ _HOW = (
     "The letters of {w}",
     "the word {w}, letter by letter",
 )
-_REVERSE = (
+REVERSE = (
     "reverse {w}",
     "reverse {w}",
     "reverse {w}",
@@ -131,7 +131,7 @@ _REVERSE = (
     "write {w} starting with the last letter",
     "spell {w} from the last letter to the first",
 )
-_BACKWARDS = (
+BACKWARDS = (
     "What is {w} backwards?",
     "What is {w} reversed?",
     "What's {w} backwards?",
@@ -175,35 +175,37 @@ _BACKWARDS = (
     "What do I get if I reverse {w}?",
     "What is {w} from right to left?",
 )
-_MAX_LETTERS = 16
+MAX_LETTERS = 16
 
 
-def _word(rng: random.Random) -> str:
+def word(rng: random.Random) -> str:
     kind = rng.random()
     if kind < 0.25:
-        word = word_lists.noun(rng)
+        found = word_lists.noun(rng)
     elif kind < 0.65:  # each of these is one token, whose letters the model has to know
-        word = rng.choice(ALPHABETIC)
+        found = rng.choice(ALPHABETIC)
     elif kind < 0.82:
-        word = word_lists.made_up(rng)
+        found = word_lists.made_up(rng)
+    elif kind < 0.9:
+        found = word_lists.letters(rng, 2, 12)
     elif kind < 0.93:
-        word = word_lists.letters(rng, 2, 12)
+        found = "".join(word_lists.made_up(rng) for _ in range(4))[: rng.randint(12, MAX_LETTERS)]
     else:
-        word = word_lists.name(rng)
+        found = word_lists.name(rng)
     if rng.random() < 0.08:
-        word = word.capitalize()
+        found = found.capitalize()
     if rng.random() < 0.03:
-        word = word.upper()
-    return word[:_MAX_LETTERS]
+        found = found.upper()
+    return found[:MAX_LETTERS]
 
 
 @task("spell", "short")
 def spell(rng: random.Random) -> Sample:
-    word = _word(rng)
-    return single("spell", phrase(rng, _SPELL, _HOW, w=quoted(rng, word)), "-".join(word) + ".")
+    asked = word(rng)
+    return single("spell", phrase(rng, SPELL, HOW, w=quoted(rng, asked)), "-".join(asked) + ".")
 
 
 @task("reverse", "short")
 def reverse(rng: random.Random) -> Sample:
-    word = _word(rng)
-    return single("reverse", phrase(rng, _REVERSE, _BACKWARDS, w=quoted(rng, word)), word[::-1] + ".")
+    asked = word(rng)
+    return single("reverse", phrase(rng, REVERSE, BACKWARDS, w=quoted(rng, asked)), asked[::-1] + ".")

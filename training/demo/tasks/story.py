@@ -93,20 +93,20 @@ def write(rng: random.Random, **asked: str) -> str:
     return "\n".join(sentence.format(**named) for sentence in sentences(rng.choice(tuple(PLOTS))))
 
 
-_KINDS = """little brave old young big small tiny clever sad happy lonely kind wise lazy hungry friendly magic lost red
+KINDS = """little brave old young big small tiny clever sad happy lonely kind wise lazy hungry friendly magic lost red
 blue white dark quiet golden strange shy""".split()  # noqa: SIM905
 _BARE = """friendship love music happiness courage luck time money freedom peace hope magic space water snow gold honey
 chocolate kindness science football dreams flowers colors books""".split()  # noqa: SIM905
 
 
-_LETTERS = 10  # of the longest word of a request
+MAX_LETTERS = 10  # of the longest word of a request
 
 
 def _random_word(rng: random.Random, known: list[str]) -> str:
     """Returns a known or unknown word, sometimes with an adjective."""
-    found = rng.choice(known) if rng.random() < 0.65 else word_lists.noun(rng)[:_LETTERS]
+    found = rng.choice(known) if rng.random() < 0.65 else word_lists.noun(rng)[:MAX_LETTERS]
     if rng.random() < 0.2:
-        return f"{rng.choice(_KINDS) if rng.random() < 0.7 else word_lists.made_up(rng)[:_LETTERS]} {found}"
+        return f"{rng.choice(KINDS) if rng.random() < 0.7 else word_lists.made_up(rng)[:MAX_LETTERS]} {found}"
     return found
 
 
@@ -124,17 +124,18 @@ def story_any(rng: random.Random) -> Sample:
     roles = rng.choice(("he", "an", "pl", "an", "he an", "he an", "he pl", "an pl", "he an pl", "he an pl", "th"))
     asked: dict[str, str] = {}
     if "he" in roles:
-        asked["he"] = word_lists.name(rng)[:_LETTERS]
+        asked["he"] = word_lists.name(rng)[:MAX_LETTERS]
     if "an" in roles:
         asked["an"] = _random_word(rng, ANIMALS)
         if "he" in roles and rng.random() < 0.25:
-            asked |= {"an": word_lists.name(rng)[:_LETTERS], "an_bare": "yes"}
+            asked |= {"an": word_lists.name(rng)[:MAX_LETTERS], "an_bare": "yes"}
     if "pl" in roles:
         asked["pl"] = _random_word(rng, LOCATIONS)
         if rng.random() < 0.25:
-            asked |= {"pl": word_lists.city(rng)[:_LETTERS], "pl_bare": "yes"}
+            asked |= {"pl": word_lists.city(rng)[:MAX_LETTERS], "pl_bare": "yes"}
     if roles == "th":
-        asked |= {"th": rng.choice(_BARE) if rng.random() < 0.7 else word_lists.noun(rng)[:_LETTERS], "th_bare": "yes"}
+        thing = rng.choice(_BARE) if rng.random() < 0.7 else word_lists.noun(rng)[:MAX_LETTERS]
+        asked |= {"th": thing, "th_bare": "yes"}
     return _topical(rng, "story_any", asked)
 
 
@@ -157,12 +158,16 @@ def _topical(rng: random.Random, name: str, asked: Mapping[str, str]) -> Sample:
             clear = "an" in asked or asked["pl"] in LOCATIONS
             parts.append(location if "pl_bare" in asked or (parts and clear) else f"the {asked['pl']}")
     topic = parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + rng.choice(_AND) + parts[-1]
+    return single(name, ask_for(rng, topic), write(rng, **asked), **asked)
+
+
+def ask_for(rng: random.Random, topic: str) -> str:
+    """Returns a request for a story about the topic."""
     about = rng.choice(_ABOUT)
     cores = [c.replace("{s}", "{s}" + about) for c in _REQUESTS]
     complete = [c.replace("{s}", "{s}" + about) for c in (*_WANT, *_WITH_TOPIC)]
     prompt = phrase(rng, cores, complete, s=rng.choice(_STORY), t=topic)
-    prompt = prompt[:1].upper() + prompt[1:] if rng.random() < 0.3 else prompt
-    return single(name, prompt, write(rng, **asked), **asked)
+    return prompt[:1].upper() + prompt[1:] if rng.random() < 0.3 else prompt
 
 
 _OPEN = (

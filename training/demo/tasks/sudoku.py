@@ -69,15 +69,18 @@ def sudoku(rng: random.Random) -> Sample:
     grid = rng.choice(solutions())
     fits = 0
     while fits.bit_count() != 1:  # few clues may have several solutions: draw until there is one
-        clue_cells = set(rng.sample(range(16), rng.randint(5, 11)))
+        clue_cells = set(rng.sample(range(16), rng.randint(5, rng.choice((11, 11, 11, 15)))))
         fits = functools.reduce(int.__and__, (_grids_with()[i, grid[i]] for i in clue_cells))
     clues = "".join(c if i in clue_cells else "_" for i, c in enumerate(grid))
-    shown = _shown(rng, _lines(clues))
+    return single("sudoku", ask_to_solve(rng, _lines(clues)), _lines(grid), givens=clues)
+
+
+def ask_to_solve(rng: random.Random, lines: str) -> str:
+    """Returns a request to solve the grid, whose empty cells are "_"."""
+    shown = _shown(rng, lines)
     kind = rng.random()
     if kind < 0.5:
-        prompt = typed(rng, rng.choice(_ASKS)) + ":\n" + shown
-    elif kind < 0.85:
-        prompt = ask(rng, rng.choice(_CORES)) + "\n" + shown
-    else:
-        prompt = shown + "\n" + ask(rng, rng.choice(_CORES))
-    return single("sudoku", prompt, _lines(grid), givens=clues)
+        return typed(rng, rng.choice(_ASKS)) + ":\n" + shown
+    if kind < 0.85:
+        return ask(rng, rng.choice(_CORES)) + "\n" + shown
+    return shown + "\n" + ask(rng, rng.choice(_CORES))

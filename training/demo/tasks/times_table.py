@@ -7,7 +7,8 @@ import random
 from training.demo.tasks.base import Sample, single, task
 from training.demo.tasks.phrasing import phrase
 
-_CORES = (
+LARGEST, ROWS = 20, 15
+CORES = (
     "write the times table of {n} up to {k}",
     "give me the times table of {n} up to {k}",
     "show the times table of {n} up to {k}",
@@ -22,14 +23,14 @@ _CORES = (
     "show the {n} times table up to {k}",
     "tell me the {n} times table up to {k}",
 )
-_QUESTIONS = (
+QUESTIONS = (
     "What is the times table of {n} up to {k}?",
     "The times table of {n} up to {k}",
     "Times table of {n} up to {k}",
     "{n} times table up to {k}",
     "Times table: {n} up to {k}",
 )
-_OPEN = (
+OPEN = (
     "write the times table of {n}",
     "write the {n} times table",
     "show me the {n} times table",
@@ -37,7 +38,7 @@ _OPEN = (
     "give me the multiplication table of {n}",
     "tell me the times table for {n}",
 )
-_OPEN_QUESTIONS = (
+OPEN_QUESTIONS = (
     "What is the times table of {n}?",
     "{n} times table",
     "Times table of {n}",
@@ -47,10 +48,10 @@ _OPEN_QUESTIONS = (
 
 @task("times_table", "long")
 def times_table(rng: random.Random) -> Sample:
-    n, k = rng.randint(1, 20), rng.randint(3, 15)
+    n, k = rng.randint(1, LARGEST), rng.randint(1, ROWS)
     open_ended = rng.random() < 0.2
     if open_ended:
         k = 10
     lines = [f"{n} x {i} = {n * i}" for i in range(1, k + 1)]
-    prompt = phrase(rng, _OPEN, _OPEN_QUESTIONS, n=n) if open_ended else phrase(rng, _CORES, _QUESTIONS, n=n, k=k)
+    prompt = phrase(rng, OPEN, OPEN_QUESTIONS, n=n) if open_ended else phrase(rng, CORES, QUESTIONS, n=n, k=k)
     return single("times_table", prompt, "\n".join(lines))

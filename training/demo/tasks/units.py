@@ -7,27 +7,28 @@ import random
 from training.demo.tasks.base import Sample, single, task
 from training.demo.tasks.phrasing import phrase
 
-_UNITS = (  # names of one unit, names of the other, factor, largest number of the larger unit
-    (("km", "kilometers", "kilometres"), ("m", "meters", "metres"), 1000, 120),
-    (("m", "meters", "metres"), ("cm", "centimeters", "centimetres"), 100, 120),
-    (("cm", "centimeters"), ("mm", "millimeters"), 10, 200),
-    (("m", "meters"), ("mm", "millimeters"), 1000, 99),
-    (("kg", "kilograms", "kilos"), ("g", "grams"), 1000, 120),
-    (("tons", "tonnes", "t"), ("kg", "kilograms"), 1000, 99),
-    (("liters", "litres", "l"), ("ml", "milliliters"), 1000, 99),
-    (("dollars",), ("cents",), 100, 200),
-    (("euros",), ("cents",), 100, 200),
-    (("hours", "h"), ("minutes", "min"), 60, 24),
-    (("minutes", "min"), ("seconds", "s"), 60, 30),
-    (("days",), ("hours",), 24, 14),
-    (("weeks",), ("days",), 7, 30),
-    (("years",), ("months",), 12, 30),
-    (("feet", "ft"), ("inches", "in"), 12, 20),
-    (("yards",), ("feet",), 3, 60),
-    (("pounds", "lb"), ("ounces", "oz"), 16, 12),
+METRIC, OTHER = 1000, 60  # largest numbers of the larger unit, where digits stay and where they do not
+UNITS = (  # names of one unit, names of the other, factor, largest number of the larger unit
+    (("km", "kilometers", "kilometres"), ("m", "meters", "metres"), 1000, METRIC),
+    (("m", "meters", "metres"), ("cm", "centimeters", "centimetres"), 100, METRIC),
+    (("cm", "centimeters"), ("mm", "millimeters"), 10, METRIC),
+    (("m", "meters"), ("mm", "millimeters"), 1000, METRIC),
+    (("kg", "kilograms", "kilos"), ("g", "grams"), 1000, METRIC),
+    (("tons", "tonnes", "t"), ("kg", "kilograms"), 1000, METRIC),
+    (("liters", "litres", "l"), ("ml", "milliliters"), 1000, METRIC),
+    (("dollars",), ("cents",), 100, METRIC),
+    (("euros",), ("cents",), 100, METRIC),
+    (("hours", "h"), ("minutes", "min"), 60, OTHER),
+    (("minutes", "min"), ("seconds", "s"), 60, OTHER),
+    (("days",), ("hours",), 24, OTHER),
+    (("weeks",), ("days",), 7, OTHER),
+    (("years",), ("months",), 12, OTHER),
+    (("feet", "ft"), ("inches", "in"), 12, OTHER),
+    (("yards",), ("feet",), 3, OTHER),
+    (("pounds", "lb"), ("ounces", "oz"), 16, OTHER),
 )
 _ONE = {"feet": "foot", "inches": "inch", "pounds": "pound"}
-_CORES = (
+CORES = (
     "convert {n} {u} to {v}",
     "convert {n} {u} to {v}",
     "convert {n} {u} into {v}",
@@ -51,7 +52,7 @@ _CORES = (
     "say {n} {u} in {v}",
     "make {v} out of {n} {u}",
 )
-_QUESTIONS = (
+QUESTIONS = (
     "How many {v} are {n} {u}?",
     "How many {v} are in {n} {u}?",
     "How many {v} are there in {n} {u}?",
@@ -95,7 +96,7 @@ _QUESTIONS = (
 )
 
 
-def _named(n: int, unit: str) -> str:
+def named(n: int, unit: str) -> str:
     """Returns the unit's name, singular or plural."""
     if n != 1 or len(unit) <= 3:
         return unit
@@ -104,16 +105,16 @@ def _named(n: int, unit: str) -> str:
 
 @task("units", "short")
 def units(rng: random.Random) -> Sample:
-    large, small, factor, top = rng.choice(_UNITS)
+    large, small, factor, top = rng.choice(UNITS)
     u, v = rng.choice(large), rng.choice(small)
-    n = 1 if rng.random() < 0.06 else rng.randint(1, top)
+    n = 1 if rng.random() < 0.06 else rng.randint(1, rng.choice((min(top, 99), top)))
     before, after = (n, u), (n * factor, v)
     if rng.random() < 0.25:
         before, after = after, before
     (n, u), (m, v) = before, after
     amount = rng.choice(("a", "an", "one", "1")) if n == 1 else str(n)
-    one = _named(n, u)
+    one = named(n, u)
     if amount in ("a", "an"):
         amount = "an" if one.startswith(("h", "o", "i")) and one != "h" else "a"
-    prompt = phrase(rng, _CORES, _QUESTIONS, n=amount, u=one, v=v)
-    return single("units", prompt, f"{n} {one} = {m} {_named(m, v)}.")
+    prompt = phrase(rng, CORES, QUESTIONS, n=amount, u=one, v=v)
+    return single("units", prompt, f"{n} {one} = {m} {named(m, v)}.")
