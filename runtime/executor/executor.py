@@ -211,7 +211,7 @@ class DistributedLoRABackend:
         self.local = local
         self.broadcast = executor.broadcast
         self.step_guard = executor.step_guard()
-        self.read, self.touches = local.read, local.touches
+        self.read, self.touches, self.host_bytes = local.read, local.touches, local.host_bytes
 
     def add(self, name: str, adapter: Adapter) -> None:
         self.local.add(name, adapter)

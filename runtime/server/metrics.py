@@ -113,6 +113,10 @@ _GAUGES = {
     "pages_total": ("kv_pages", "KV pages of all engines."),
     "pages_used": ("kv_pages_used", "KV pages held by live requests."),
     "pages_cached": ("kv_pages_cached", "KV pages held by the prefix cache only, which can be reclaimed."),
+    "adapter_bytes": (
+        "lora_host_memory_bytes",
+        "Host memory of the adapters of all engines, in the first rank of each.",
+    ),
     "graph_bytes": ("graph_memory_bytes", "Device memory of captured CUDA graphs."),
     "graphs_pending": ("graphs_pending", "CUDA graphs that are yet to be captured while no request runs."),
 }
