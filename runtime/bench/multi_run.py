@@ -22,11 +22,9 @@ def run_on_ranks(args: argparse.Namespace, run: Run) -> int:
     if args.live:
         print("error: --live cannot be combined with --tensor-parallel-size; leave one out")
         return 1
-    store = groups.make_store("127.0.0.1", SECONDS)
+    store = groups.create_store_file()
     size, context = args.tensor_parallel_size, multiprocessing.get_context("spawn")
-    others = [
-        context.Process(target=_other, args=(args, run, rank, store.port), daemon=True) for rank in range(1, size)
-    ]
+    others = [context.Process(target=_other, args=(args, run, rank, store), daemon=True) for rank in range(1, size)]
     for other in others:
         other.start()
     code = run(args, _join(args, 0, store))
@@ -36,15 +34,17 @@ def run_on_ranks(args: argparse.Namespace, run: Run) -> int:
     os._exit(code)  # a normal exit would wait for the process group, whose other ranks have exited
 
 
-def _other(args: argparse.Namespace, run: Run, rank: int, port: int) -> None:
+def _other(args: argparse.Namespace, run: Run, rank: int, store: str) -> None:
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for the process's life
     args.json = None
-    os._exit(run(args, _join(args, rank, groups.make_store("127.0.0.1", SECONDS, port))))
+    os._exit(run(args, _join(args, rank, store)))
 
 
-def _join(args: argparse.Namespace, rank: int, store: object) -> TensorParallelGroup:
+def _join(args: argparse.Namespace, rank: int, store: str) -> TensorParallelGroup:
     device = torch.device("cpu")
     if args.device != "cpu" and torch.cuda.is_available():
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
-    return groups.init_process_group(rank, args.tensor_parallel_size, store, device, SECONDS, same_host=True)
+    return groups.init_process_group(
+        rank, args.tensor_parallel_size, groups.open_store_file(store, SECONDS), device, SECONDS, same_host=True
+    )

@@ -359,6 +359,11 @@ class ServerConfig:
         "read any path",
         default=False,
     )
+    lora_routes_memory_gb: float | None = _adapters(
+        "host memory that adapters loaded by requests may take in each engine process, in GB; default: an eighth of "
+        "the machine's or container's, divided by the engine processes of the host",
+        low=0, above_low=True, metavar="GB",
+    )  # fmt: skip
     host: str = _server(
         "address or name to listen on; :: accepts other machines, over IPv6 and IPv4; UNMASK_DEFAULT_HOST, which "
         "the container image sets to ::, replaces the default",
@@ -427,6 +432,8 @@ class ServerConfig:
         object.__setattr__(self, "api_key", check_keys(self.api_key, "--api-key"))
         if both := set(self.model_names) & self.engine.adapters.keys():
             raise ConfigError(f"--lora: {min(both)!r} is the model's own name; give the adapter another")
+        if self.lora_routes_memory_gb is not None and not self.lora_routes:
+            raise ConfigError("--lora-routes-memory-gb: requests load no adapters; give --lora-routes too")
         if len(set(self.served_model_name)) != len(self.served_model_name):
             raise ConfigError("--served-model-name: the same name is given twice")
         for host in self.allowed_hosts:

@@ -325,8 +325,31 @@ class TensorParallelGroup:
 SINGLE_RANK = TensorParallelGroup()
 
 
+def create_store_file() -> str:
+    """Creates the file of `open_store_file`. Returns its path, with which only processes of this user can open it.
+
+    The file has no directory entry and ends with this process. It is not closed before: threads of NCCL read the store
+    as long as they run, and wait for a file that is missing.
+    """
+    return f"/proc/{os.getpid()}/fd/{os.memfd_create('unmask-store')}"
+
+
+def open_store_file(path: str, seconds: float) -> Any:
+    """Opens torch's store for rendezvous on one host. It has no socket, to which other users could connect.
+
+    Args:
+        path: result of `create_store_file`.
+        seconds: timeout of its operations.
+    """
+    store = dist.FileStore(path, -1)  # type: ignore[attr-defined]  # -1: it does not remove the file
+    store.set_timeout(timedelta(seconds=seconds))
+    return store
+
+
 def make_store(host: str, seconds: float, port: int | None = None) -> Any:
-    """Creates torch's store for rendezvous on a free port, or connects to the store at `port`.
+    """Creates torch's store for rendezvous of several hosts on a free port, or connects to the store at `port`.
+
+    It accepts keys from anyone who can connect.
 
     Args:
         host: address of the store.
@@ -351,7 +374,7 @@ def init_process_group(
     Args:
         rank: index of this rank.
         size: number of ranks.
-        store: result of `make_store`.
+        store: result of `open_store_file` or `make_store`.
         device: device of this rank.
         seconds: timeout of collectives.
         address: address of this host that the other ranks can reach.

@@ -265,6 +265,7 @@ class Engine:
         stats.waiting = len(self.scheduler.waiting) + self.grammar_queue.waiting
         stats.adapters_waiting = self.lora_manager.num_waiting(self.scheduler.waiting)
         stats.adapter_evictions = self.lora_manager.evictions
+        stats.adapter_bytes = self.lora_manager.host_bytes(self.lora_manager.digests)
         stats.pages_used = self.cache.pages_used
         stats.pages_cached = self.cache.pages_cached
         stats.preemptions = self.scheduler.preemptions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +28,7 @@ from runtime.weights.hub import Progress
 from runtime.weights.loader import load_model
 from runtime.worker.model_runner import ModelRunner
 
+TIMED_OUT = re.compile("timed ?out|timeout", re.IGNORECASE)  # in errors of torch's collectives and stores
 CAUSE_SECONDS = 1.0  # time after an error in which the monitor may detect a lost rank as its cause
 
 
@@ -59,15 +61,16 @@ class MultiprocExecutor:
             self._end_workers()
             raise
         try:
-            store = groups.make_store(placement.address, seconds)
-            near = placement.nodes == 1
+            file = groups.create_store_file() if placement.nodes == 1 else ""
+            store = groups.open_store_file(file, seconds) if file else groups.make_store(placement.address, seconds)
+            port = 0 if file else store.port
             for worker in self.workers:
                 own = placement.device_of(worker.hello.local)
-                worker.connection.send(rpc.Join(worker.rank, size, placement.address, store.port, seconds, own, near))
+                worker.connection.send(rpc.Join(worker.rank, size, placement.address, port, file, seconds, own))
             device = torch.device(placement.device_of(0))
             with self._explain_failures():
                 self.group = groups.init_process_group(
-                    0, size, store, device, seconds, placement.address, same_host=near
+                    0, size, store, device, seconds, placement.address, same_host=bool(file)
                 )
         except BaseException:
             self.close()
@@ -125,10 +128,10 @@ class MultiprocExecutor:
         except Exception as error:
             self.monitor.thread.join(CAUSE_SECONDS)
             self.monitor.check()
-            if isinstance(error, RuntimeError | ReplicaLost) and "imed out" in str(error):
+            if isinstance(error, RuntimeError | ReplicaLost) and TIMED_OUT.search(str(error)):
                 raise ConfigError(
-                    "--distributed-timeout-seconds: the ranks did not connect in time; check the network between "
-                    "their hosts"
+                    "--distributed-timeout-seconds: the ranks did not connect in time; raise it, or check the network "
+                    "between their hosts"
                 ) from error
             raise
 
@@ -208,7 +211,7 @@ class DistributedLoRABackend:
         self.local = local
         self.broadcast = executor.broadcast
         self.step_guard = executor.step_guard()
-        self.read, self.touches = local.read, local.touches
+        self.read, self.touches, self.host_bytes = local.read, local.touches, local.host_bytes
 
     def add(self, name: str, adapter: Adapter) -> None:
         self.local.add(name, adapter)

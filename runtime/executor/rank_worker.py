@@ -131,10 +131,12 @@ class RankWorker:
             torch.cuda.set_device(device)
         connection = self.connection.socket
         own = message.host if connection.family == socket.AF_UNIX else connection.getsockname()[0]
-        store = groups.make_store(message.host, message.seconds, message.port)
-        return groups.init_process_group(
-            message.rank, message.size, store, device, message.seconds, own, same_host=message.same_host
-        )
+        file, seconds = message.store_file, message.seconds
+        if file:
+            store = groups.open_store_file(file, seconds)
+        else:
+            store = groups.make_store(message.host, seconds, message.port)
+        return groups.init_process_group(message.rank, message.size, store, device, seconds, own, same_host=bool(file))
 
     def _run_engine(self, engine: Engine) -> None:
         """Runs steps until `CloseEngine`."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from runtime.config import EngineConfig
 
-VERSION = 9  # version of the protocol; increased if a message or its meaning changes
+VERSION = 10  # version of the protocol; increased if a message or its meaning changes
 HEARTBEAT_SECONDS = 1.0
 UNACKNOWLEDGED_SECONDS = 30.0  # a connection is closed if another host acknowledges nothing for this time
 _HEAD = struct.Struct("<Q")  # header of a message: its length in bytes
@@ -52,19 +52,20 @@ class Join(msgspec.Struct, tag=True, frozen=True):
     Attributes:
         rank: index of the rank.
         size: number of ranks.
-        host, port: address of torch's store for rendezvous.
+        host: address of rank 0.
+        port: port of torch's store for rendezvous on this address; 0: `store_file` is used.
+        store_file: file of the store, if all ranks are processes on the host of rank 0; "" otherwise.
         seconds: timeout of collectives.
         device: torch's name of the device of the rank.
-        same_host: all ranks are processes on the host of rank 0.
     """
 
     rank: int
     size: int
     host: str
     port: int
+    store_file: str
     seconds: float
     device: str
-    same_host: bool
 
 
 class CheckFiles(msgspec.Struct, tag=True, frozen=True):

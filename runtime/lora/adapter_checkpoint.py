@@ -292,20 +292,31 @@ def _resolve_demo(uri: str) -> Path:
     return shelf / name
 
 
-def read_adapter(path: Path, base: BaseModelInfo, max_rank: int | None = None) -> Adapter:
+def read_adapter(
+    path: Path,
+    base: BaseModelInfo,
+    max_rank: int | None = None,
+    reserve: Callable[[int], None] = lambda num_bytes: None,
+) -> Adapter:
     """Reads an adapter. Every tensor must be used, and every targeted module must have tensors.
+
+    Args:
+        path: Its directory.
+        base: The base model.
+        max_rank: Largest rank; None: any.
+        reserve: Called with the bytes of all tensors in float32, in which they are read, before the first one is read.
 
     Raises:
         ConfigError: Names the wrong tensor or field: unknown to the model, of the wrong shape, without its other half,
             not finite, of a rank above `max_rank`, or of an unsupported kind of adapter.
     """
     try:
-        return _read(path, base, max_rank)
+        return _read(path, base, max_rank, reserve)
     except ConfigError as error:
         raise ConfigError(f"adapter {path}: {error}") from None
 
 
-def _read(path: Path, base: BaseModelInfo, max_rank: int | None) -> Adapter:
+def _read(path: Path, base: BaseModelInfo, max_rank: int | None, reserve: Callable[[int], None]) -> Adapter:
     values = checkpoint_files.read_json(path, CONFIG_FILE)
     if values is None:
         raise ConfigError(f"there is no {CONFIG_FILE}; an adapter is a directory as PEFT saves it")
@@ -314,6 +325,7 @@ def _read(path: Path, base: BaseModelInfo, max_rank: int | None) -> Adapter:
         if real is None:
             raise ConfigError(f"there is no {TENSORS}; save the adapter in that format")
         with open_tensors(real, TENSORS) as handle:
+            reserve(sum(4 * math.prod(handle.get_slice(name).get_shape()) for name in handle.keys()))  # noqa: SIM118
             return _pairs(path, handle, config, base, max_rank)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import cast
 
 import torch
@@ -15,7 +15,8 @@ from runtime.lora.adapter_checkpoint import Adapter, BaseModelInfo, read_adapter
 from runtime.models.base import Model
 from runtime.parameters.weight import WeightSlice, named_weights
 
-Pairs = dict[WeightSlice, tuple[torch.Tensor, torch.Tensor]]
+Pair = tuple[torch.Tensor, torch.Tensor]
+Pairs = dict[WeightSlice, Pair]
 
 
 class LoRAWeights:
@@ -46,14 +47,19 @@ class LoRAWeights:
             weight.allocate(re.sub(r"\d+", "*", path), parts[path], device)
         self._pairs: dict[str, dict[str, Pairs]] = {}
         self._digests: dict[str, str] = {}
+        self._host_bytes: dict[str, int] = {}
 
-    def read(self, uri: str) -> Adapter:
+    def read(self, uri: str, reserve: Callable[[int], None] = lambda num_bytes: None) -> Adapter:
         """Reads an adapter and checks it against the model. Changes no state, so any thread may call it.
+
+        Args:
+            uri: See `resolve_adapter`.
+            reserve: See `read_adapter`.
 
         Raises:
             ConfigError: As `read_adapter` and `check`.
         """
-        adapter = read_adapter(resolve_adapter(uri), self.base, self.max_rank)
+        adapter = read_adapter(resolve_adapter(uri), self.base, self.max_rank, reserve)
         self.check(adapter)
         return adapter
 
@@ -70,7 +76,8 @@ class LoRAWeights:
                     f"adapter {adapter.path}: it changes {name!r}, of the experts, which --deterministic has no kernel "
                     "for; merge it into the weights, or leave --deterministic out"
                 )
-        self._cast(adapter)
+        for _ in self._casts(adapter):
+            pass
         required, free = self._stack_bytes(adapter) * self.lora.max_loras, self._free_bytes()
         if required > free:
             raise ConfigError(
@@ -82,11 +89,21 @@ class LoRAWeights:
     def add(self, name: str, adapter: Adapter) -> None:
         """Stores an adapter. Names of equal content share its memory."""
         equal = next((other for other, digest in self._digests.items() if digest == adapter.digest), None)
-        self._pairs[name] = self._cast(adapter) if equal is None else self._pairs[equal]
         self._digests[name] = adapter.digest
+        if equal is not None:
+            self._pairs[name], self._host_bytes[name] = self._pairs[equal], self._host_bytes[equal]
+            return
+        made = self._pairs[name] = {}
+        for path, part, halves in self._casts(adapter):
+            made.setdefault(path, {})[part] = halves
+        self._host_bytes[name] = sum(half.nbytes for pairs in made.values() for pair in pairs.values() for half in pair)
 
     def drop(self, name: str) -> None:
-        del self._pairs[name], self._digests[name]
+        del self._pairs[name], self._digests[name], self._host_bytes[name]
+
+    def host_bytes(self, name: str) -> int:
+        """Returns the bytes of an adapter in host memory."""
+        return self._host_bytes[name]
 
     def touches(self, name: str) -> int:
         """Returns the bitmask of the modules that an adapter changes."""
@@ -115,12 +132,11 @@ class LoRAWeights:
         held = sum(weight.adapter_bytes for weight in self.weights.values())
         return torch.cuda.mem_get_info(self.device)[0] + cached + held
 
-    def _cast(self, adapter: Adapter) -> dict[str, Pairs]:
-        made: dict[str, Pairs] = {}
+    def _casts(self, adapter: Adapter) -> Iterator[tuple[str, WeightSlice, Pair]]:
+        """Yields the path of a weight, the part of it, and the pair in its dtype. Raises ConfigError for overflows."""
         for name, pair in adapter.pairs.items():
             dtype = self.weights[pair.slot.param].dtype
             halves = pair.lora_a.to(dtype), pair.lora_b.to(dtype)
             if not all(bool(torch.isfinite(half).all()) for half in halves):
                 raise ConfigError(f"adapter {adapter.path}: {name!r} is changed by values too large for {dtype}")
-            made.setdefault(pair.slot.param, {})[self.base.part(pair.slot)] = halves
-        return made
+            yield pair.slot.param, self.base.part(pair.slot), halves

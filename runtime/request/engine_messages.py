@@ -194,6 +194,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     waiting: int = 0
     adapters_waiting: dict[str, int] = {}  # waiting requests per adapter
     adapter_evictions: int = 0  # adapters that were unloaded from the device for others
+    adapter_bytes: int = 0  # host memory of all adapters
     pages_total: int = 0
     pages_used: int = 0  # allocated to live requests
     pages_cached: int = 0  # only in the prefix cache, reclaimable

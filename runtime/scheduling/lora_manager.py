@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
@@ -34,11 +34,12 @@ MAX_PASSING = 32  # requests of adapters in slots that may pass the first one
 class LoRABackend(Protocol):
     """Stores the weights of adapters (``runtime.lora.adapter_weights``)."""
 
-    def read(self, uri: str) -> Adapter: ...
+    def read(self, uri: str, reserve: Callable[[int], None]) -> Adapter: ...
     def add(self, name: str, adapter: Adapter) -> None: ...
     def drop(self, name: str) -> None: ...
     def put(self, slot: int, name: str) -> None: ...
     def touches(self, name: str) -> int: ...
+    def host_bytes(self, name: str) -> int: ...
 
 
 class LoRAManager:
@@ -73,11 +74,11 @@ class LoRAManager:
         self._passed_request: int | None = None  # arrival index of the first request while it waits for a slot
         self._num_passing = 0  # requests of adapters that were admitted in the meantime
 
-    def read(self, uri: str) -> Adapter:
-        """Reads an adapter checkpoint. Raises ConfigError without LoRA."""
+    def read(self, uri: str, reserve: Callable[[int], None] = lambda num_bytes: None) -> Adapter:
+        """Reads an adapter checkpoint. `reserve`: see `read_adapter`. Raises ConfigError without LoRA."""
         if self.backend is None:
             raise ConfigError(LORA_DISABLED)
-        return self.backend.read(uri)
+        return self.backend.read(uri, reserve)
 
     def load(self, name: str, adapter: Adapter) -> None:
         """Makes an adapter available to requests.
@@ -110,6 +111,14 @@ class LoRAManager:
         if name in self._slots:
             self._free.append(self._slots.pop(name))
         self.backend.drop(name)
+
+    def host_bytes(self, names: Collection[str]) -> int:
+        """Returns the host memory that would be free without these adapters. Names of equal content share it."""
+        if self.backend is None:
+            return 0
+        kept = {digest for name, digest in self.digests.items() if name not in names}
+        name_of = {self.digests[name]: name for name in names if name in self.digests}
+        return sum(self.backend.host_bytes(name) for digest, name in name_of.items() if digest not in kept)
 
     def is_available(self, name: str) -> bool:
         """Whether new requests may use the adapter."""

@@ -41,24 +41,6 @@ CLOSE_REASONS = [
 ]
 
 
-# New name -> old name. This release exports both.
-DEPRECATED_NAMES = {
-    "unmask_max_running_requests": "unmask_requests_running_most",
-    "unmask_max_connections": "unmask_connections_most",
-    "unmask_connections_closed_by_server": "unmask_connections_given_up",
-}
-
-
-def with_deprecated_names(metrics: Iterable[Metric]) -> Iterator[Metric]:
-    """Yields the metrics, and renamed ones also under their old names."""
-    for metric in metrics:
-        yield metric
-        if (old := DEPRECATED_NAMES.get(metric.name)) is not None:
-            copy = Metric(old, f"Deprecated, use {metric.name}.", metric.type)
-            copy.samples = [s._replace(name=old + s.name.removeprefix(metric.name)) for s in metric.samples]
-            yield copy
-
-
 class RequestMetrics(CollectorRegistry):
     """Metrics of the requests and connections of one front end."""
 
@@ -113,6 +95,10 @@ _GAUGES = {
     "pages_total": ("kv_pages", "KV pages of all engines."),
     "pages_used": ("kv_pages_used", "KV pages held by live requests."),
     "pages_cached": ("kv_pages_cached", "KV pages held by the prefix cache only, which can be reclaimed."),
+    "adapter_bytes": (
+        "lora_host_memory_bytes",
+        "Host memory of the adapters of all engines, in the first rank of each.",
+    ),
     "graph_bytes": ("graph_memory_bytes", "Device memory of captured CUDA graphs."),
     "graphs_pending": ("graphs_pending", "CUDA graphs that are yet to be captured while no request runs."),
 }
@@ -275,7 +261,6 @@ UNLABELLED = frozenset(
         "unmask_requests_running",
         "unmask_requests_waiting",
         "unmask_max_running_requests",
-        "unmask_requests_running_most",
         "unmask_kv_usage_ratio",
         "unmask_model_load_seconds",
     }
@@ -351,7 +336,7 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yields the metrics, with the label ``model_name`` except for those of `UNLABELLED`."""
-        for metric in with_deprecated_names(self.registry.collect()):
+        for metric in self.registry.collect():
             if metric.name not in UNLABELLED:
                 added = {"model_name": self.model_name}
                 metric.samples = [sample._replace(labels={**sample.labels, **added}) for sample in metric.samples]

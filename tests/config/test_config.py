@@ -63,7 +63,7 @@ def test_every_flag_is_read_from_every_source(flag, tmp_path):
     extra = {"zmq-command-addr": ["--zmq-event-addr", "ipc://h9"], "zmq-event-addr": ["--zmq-command-addr", "ipc://h"]}
     extra |= {"use-lora": ["--lora-path", "x", "--pre-merge-lora"], "lora-path": ["--use-lora", "--pre-merge-lora"]}
     extra["pre-merge-lora"] = ["--use-lora", "--lora-path", "x"]
-    extra["max-lora-rank"] = ["--max-loras", "2"]
+    extra |= {"max-lora-rank": ["--max-loras", "2"], "lora-routes-memory-gb": ["--lora-routes"]}
     extra |= {"profiler": ["--torch-profiler-dir", "x"], "torch-profiler-dir": ["--profiler", "torch"]}
     nodes = ["--num-nodes", "4", "--tensor-parallel-size", "4", "--master-port", "29500"]
     extra |= dict.fromkeys(("node-rank", "master-addr"), nodes) | {"master-port": nodes[:4]}

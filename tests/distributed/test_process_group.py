@@ -1,6 +1,7 @@
 """Tests of a group's collectives, also captured on a GPU."""
 
 import os
+from datetime import timedelta
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from runtime.distributed.process_group import (
     SINGLE_RANK,
     TensorParallelGroup,
     _make_buffer,
+    create_store_file,
     init_process_group,
     make_store,
+    open_store_file,
 )
 
 
@@ -24,7 +27,19 @@ def test_a_group_of_one_rank_does_not_communicate():
     SINGLE_RANK.abort()
 
 
-def test_the_store_listens_on_one_address_only():
+def test_a_store_of_one_host_has_no_socket():
+    psutil = pytest.importorskip("psutil")
+    before = len(psutil.Process().net_connections("all"))
+    path = create_store_file()
+    ranks = [open_store_file(path, 5) for _ in range(2)]
+    ranks[0].set("a", "b")
+    assert ranks[1].get("a") == b"b"
+    assert len(psutil.Process().net_connections("all")) == before
+    with pytest.raises(RuntimeError, match="timeout"):
+        ranks[1].wait(["absent"], timedelta(seconds=0.1))
+
+
+def test_the_store_of_several_hosts_listens_on_one_address_only():
     store = make_store("127.0.0.1", 5)
     make_store("127.0.0.1", 5, store.port).set("a", "b")
     assert store.get("a") == b"b"

@@ -1,15 +1,10 @@
-"""Tests with two GPUs: answers equal those of one GPU, steps are captured, and a lost rank is reported at once."""
-
-import os
-import signal
-import threading
+"""Tests with two GPUs: answers equal those of one GPU, and steps are captured."""
 
 import pytest
 import torch
 
 from runtime import LLM, SamplingParams
 from runtime.distributed.process_group import SymmetricMemoryAllReduce
-from runtime.errors import ReplicaLost
 from runtime.executor.executor import MultiprocExecutor
 from runtime.executor.rank_launcher import WorkerPlacement
 from tests.executor.cases import EXPERTS, FAMILIES, PROMPTS, served
@@ -105,17 +100,3 @@ def test_eager_steps(shared, tmp_path):
     recorded, eager = answers(flags, **TWO), answers(flags, **TWO, enforce_eager=True)
     assert eager[1] == 0 < recorded[1]
     assert eager[0] == recorded[0]
-
-
-def test_a_killed_rank_ends_a_step_that_waits_for_it(tmp_path):
-    flags = served("llada2_tiny", tmp_path) | DEVICE
-    llm = LLM(**flags, **(TWO | {"distributed_timeout_seconds": 3600}))
-    process = llm._ranks.workers[0].process
-    ask = SamplingParams(max_tokens=500, ignore_eos=True, temperature=0, decoding={"accept_threshold": 1.0})
-    stream = llm.stream([5, 6, 7], ask)
-    next(stream)
-    os.kill(process.pid, signal.SIGSTOP)  # the next step waits for it until it is killed
-    threading.Timer(0.2, os.kill, (process.pid, signal.SIGKILL)).start()
-    with pytest.raises(ReplicaLost, match=r"^rank 1 (was killed by signal 9|has gone)"):
-        list(stream)
-    llm.close()

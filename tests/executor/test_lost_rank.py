@@ -9,6 +9,7 @@ import sys
 import threading
 
 import pytest
+import torch
 
 from runtime import LLM, SamplingParams
 from runtime.errors import ConfigError, ReplicaLost
@@ -21,6 +22,10 @@ from tests.golden import GOLDEN
 from tests.wait import TIMEOUT, wait_until
 
 HOUR = 3600
+TWO_GPUS = [
+    pytest.mark.gpu2,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
+]
 FLAGS = {"device": "cpu", "skip_tokenizer": True, "tensor_parallel_size": 2, "distributed_timeout_seconds": HOUR}
 
 
@@ -31,9 +36,10 @@ def long_limits(monkeypatch):
     monkeypatch.setattr(executor, "CAUSE_SECONDS", HOUR)
 
 
-def test_a_killed_rank_ends_a_step_that_waits_for_it():
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=TWO_GPUS)])
+def test_a_killed_rank_ends_a_step_that_waits_for_it(device):
     """The step ends without a time limit: those of these tests are an hour."""
-    with LLM(str(GOLDEN / "llada2_tiny"), **FLAGS) as llm:
+    with LLM(str(GOLDEN / "llada2_tiny"), **FLAGS | {"device": device, "num_pages": 256}) as llm:
         process = llm._ranks.workers[0].process
         ask = SamplingParams(max_tokens=500, ignore_eos=True, temperature=0, decoding={"accept_threshold": 1.0})
         stream = llm.stream([5, 6, 7], ask)

@@ -84,7 +84,7 @@ def test_fields_values_files_and_commands_that_a_page_names_exist(page):
     for block in code(page, "sh"):
         assert set(re.findall(r"^make ([a-z0-9-]+)", block, re.MULTILINE)) <= targets
         for name in re.findall(r"--set(?:-string)? ([\w.]+)=", block):
-            assert value_of(name.split(".")) or (name == "crds.enabled" and "OLD_CHART" in block), name
+            assert value_of(name.split(".")), name
         for name in re.findall(r"explain dlms\.spec\.([\w.]+)", block):
             assert field_of(Spec, name.split(".")), name
         assert set(re.findall(r"kubectl delete crd (\S+)", block)) <= {f"{PLURAL}.{GROUP}"}

@@ -72,8 +72,8 @@ def server(checkpoint: Path, adapter_dirs: Path, config: Path) -> Iterator[Serve
     (config / "fromfile").write_text(f"{adapter_dirs / 'p2'}\n")
     (config / "broken").write_text("/nowhere")
     flags = ["--lora", f"one={adapter_dirs / 'p0'}", "--lora", f"two={adapter_dirs / 'p1'}", "--max-loras", "2"]
-    flags += ["--lora-config", str(config), "--lora-routes", "--served-model-name", "base"]
-    with serving("--model", str(checkpoint), *flags) as started:
+    flags += ["--lora-config", str(config), "--lora-routes", "--lora-routes-memory-gb", "0.001"]
+    with serving("--model", str(checkpoint), "--served-model-name", "base", *flags) as started:
         yield started.until_ready()
 
 
@@ -232,6 +232,8 @@ def test_clients_load_and_unload_adapters(server: ServerProcess, adapter_dirs: P
         for _ in range(2):  # loading the same adapter again changes nothing
             assert change(client, "load", lora_name="more", lora_path=str(adapter_dirs / "p4")).status_code == 200
         first = ask(client, "more")
+        large = write_adapter(tmp_path / "large", 1)
+        save_file({"x": np.zeros(250_001, np.float32)}, large / "adapter_model.safetensors")
         broken = shutil.copytree(adapter_dirs / "p5", tmp_path / "broken")
         save_file({"x": np.zeros(2, np.float32)}, broken / "adapter_model.safetensors")
         for body, reason in (
@@ -240,6 +242,7 @@ def test_clients_load_and_unload_adapters(server: ServerProcess, adapter_dirs: P
             ({"lora_name": "", "lora_path": str(adapter_dirs / "p5")}, "not the name of an adapter"),
             ({"lora_name": "new", "lora_path": "/nowhere"}, "is not a directory"),
             ({"lora_name": "new", "lora_path": ""}, "'' is not a directory"),
+            ({"lora_name": "new", "lora_path": str(large)}, "--lora-routes-memory-gb allows 0.001 GB"),
             ({"lora_name": "new", "lora_path": str(broken)}, "tensor 'x' is not half"),
             ({"lora_name": "new", "lora_path": str(write_adapter(tmp_path / "r", 1, 17))}, "more than --max-lora-rank"),
             ({"lora_name": "new", "lora_path": "/" + "a/" * 3000}, "lora_path: String should have at most 4096"),

@@ -20,6 +20,21 @@ from tests.wait import TIMEOUT, wait_until
 pytestmark = pytest.mark.processes
 
 TWO = ("--device", "cpu", "--tensor-parallel-size", "2", "--num-pages", "256", "--max-num-reqs", "8")
+# Sets a key in the store behind each port, and prints the ports that took it. The first one, its own, always does.
+STRANGER = """
+import os, sys, threading, time
+from runtime.distributed.process_group import make_store
+own = make_store("127.0.0.1", 60)
+def set_key(port):
+    make_store("127.0.0.1", 5, port).set("key", "value")
+    print(port, flush=True)
+print(own.port)
+for port in [own.port, *map(int, sys.argv[1:])]:
+    threading.Thread(target=set_key, args=(port,), daemon=True).start()
+own.wait(["key"])
+time.sleep(2)  # the others have as long to take theirs
+os._exit(0)
+"""
 LONG = {"prompt": "x", "max_tokens": 1800, "ignore_eos": True, "decoding": {"accept_threshold": 1.0}}
 
 
@@ -57,6 +72,16 @@ def test_a_killed_rank_ends_the_requests_of_its_replica(server: ServerProcess, w
         server.until_ready()
         assert client.post("/generate", json=LONG | {"max_tokens": 9}).json()["usage"]["completion_tokens"] == 9
     wait_until(lambda: has_ended(backend) and has_ended(rank), "the end of both ranks")
+
+
+def test_no_process_has_a_store_that_takes_keys_from_strangers(server: ServerProcess):
+    server.until_ready()
+    tree = psutil.Process(server.process.pid).children(recursive=True)
+    every = [found for process in tree for found in process.net_connections("tcp") if found.status == "LISTEN"]
+    command = [sys.executable, "-c", STRANGER, *(str(found.laddr.port) for found in every)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, check=True)
+    control, *taken = done.stdout.split()
+    assert taken == [control]
 
 
 @pytest.mark.matrix

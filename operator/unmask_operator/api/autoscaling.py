@@ -15,7 +15,6 @@ GAUGES = {
 }
 # Optional gauges by internal name: maximum number of running requests, and model load time in seconds.
 EXTRA_GAUGES = {"max_running": ("unmask_max_running_requests", 1), "load_seconds": ("unmask_model_load_seconds", 1)}
-OLD_GAUGES = {"unmask_max_running_requests": "unmask_requests_running_most"}  # names in older images of the runtime
 DEFAULT_TARGETS = {"queuedRequestsPerReplica": 2}  # if the spec sets no target
 
 _Replicas = Annotated[int, Field(ge=1, le=1000)]

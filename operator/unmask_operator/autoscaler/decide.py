@@ -14,6 +14,7 @@ FULL = "the load requires more than maxReplicas"
 OUT_OF_BOUNDS = "spec.replicas was outside minReplicas and maxReplicas"
 NOT_READY = "replicas unchanged: no Ready pod reports its load"
 DOWN = "scaled down: all samples in the stable window required fewer replicas"
+UP_WAITS = "scale-up deferred: the load has required more replicas for less than the panic window"
 UP_LIMITED = "scale-up limited by behavior.scaleUp"
 DOWN_LIMITED = "scale-down limited by behavior.scaleDown"
 YOUNG = "scale-down deferred: the operator has observed less than one stable window since its start"
@@ -78,8 +79,8 @@ def _down(rules: Rules, sample: Sample, history: History, base: int, highest: in
 def _at_rest(rules: Rules, sample: Sample, history: History, base: int, stable: float) -> str:
     if not sample.readings and not sample.failures:
         return NOT_READY
-    if history.recommendations[-1].replicas > rules.maximum:
-        return FULL
+    if history.recommendations[-1].replicas > base:
+        return FULL if base == rules.maximum else UP_WAITS
     seen = (
         recommendation.replicas for recommendation in history.within(sample.time, stable) if recommendation.complete
     )

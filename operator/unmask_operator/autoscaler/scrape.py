@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 
 import aiohttp
 
-from unmask_operator.api.autoscaling import EXTRA_GAUGES, GAUGES, OLD_GAUGES
+from unmask_operator.api.autoscaling import EXTRA_GAUGES, GAUGES
 from unmask_operator.autoscaler.history import Reading
 from unmask_operator.pod_http import TIMEOUT_SECONDS, PodRequestError, PodSlots, get_text
 from unmask_operator.render.labels import PORT
@@ -34,8 +34,6 @@ def parse(text: str, targets: Collection[str]) -> Reading:
     text = "\n" + text
     reading = {}
     for target, (gauge, unit) in {**GAUGES, **EXTRA_GAUGES}.items():
-        if f"\n{gauge} " not in text:
-            gauge = OLD_GAUGES.get(gauge, gauge)
         try:
             reading[target] = _load(gauge, text) * unit
         except ScrapeError:

@@ -32,6 +32,8 @@ POLL_SECONDS = 2.0  # interval between reads of --lora-config
 RETRY_SECONDS = 30.0  # time until an adapter of --lora-config that failed to load is loaded again
 MAX_ROUTE_ADAPTERS = 64  # adapters that requests may have loaded at once: each takes host memory of every replica
 MAX_ROUTE_LOADS = 4  # loads of requests that run at once: each takes a thread of every replica while it reads
+ROUTE_MEMORY_FRACTION = 1 / 8  # of host memory, for adapters that requests have loaded
+CGROUP_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 MAX_CONFIG_BYTES = 1 << 20  # maximum size of each file of --lora-config
 CONFIG_FLAG = "--lora-config"
 
@@ -53,6 +55,20 @@ class AdapterEntry:
     state: AdapterState = "loading"
     message: str = ""
     last_attempt: float = 0.0
+
+
+def max_route_bytes(config: ServerConfig) -> int:
+    """Returns how much host memory adapters that requests load may take in each process of the engines.
+
+    By default it is a fraction of what the machine or container has, in equal parts.
+    """
+    if config.lora_routes_memory_gb is not None:
+        return int(config.lora_routes_memory_gb * 1e9)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):  # there is no such file outside of a cgroup, and it may say "max"
+        memory = min(memory, int(CGROUP_MEMORY_LIMIT.read_text()))
+    ranks_per_host = config.engine.tensor_parallel_size // config.num_nodes
+    return int(memory * ROUTE_MEMORY_FRACTION / (config.data_parallel_size * ranks_per_host))
 
 
 class AdapterRegistry:
@@ -108,6 +124,7 @@ class LocalAdapterRegistry(AdapterRegistry):
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._changes: set[asyncio.Task[None]] = set()
         self._route_loads = asyncio.Semaphore(MAX_ROUTE_LOADS)
+        self._max_route_bytes = max_route_bytes(config)
         self._config_error = ""  # last error of reading --lora-config
 
     async def load(self, name: str, uri: str, *, by: Source) -> None:
@@ -148,21 +165,25 @@ class LocalAdapterRegistry(AdapterRegistry):
         before = self.entries.get(name)
         if before is None or before.state == "failed":
             self.entries[name] = AdapterEntry(uri, by, last_attempt=time.monotonic())
-        wrong = await self._broadcast(ready, LoadAdapter(name, uri))
-        if wrong is None:
+        max_bytes = self._max_route_bytes if by == "route" else None
+        failure = await self._broadcast(ready, LoadAdapter(name, uri, by == "route", max_bytes))
+        if failure is None:
             self.entries[name].state, self.entries[name].message = "ready", ""
             self.on_change()
             log.info("LoRA adapter %s loaded from %s", name, uri)
             return
+        wrong = str(failure.error)
+        code = "too_many_adapters" if failure.status == 429 else None
+        error = RequestError(wrong, param="lora_path", status=failure.status, code=code)
         if before is not None and before.state == "ready":
-            raise RequestError(wrong, param="lora_path")  # the adapter that is loaded under this name stays
+            raise error  # the adapter that is loaded under this name stays
         # some replicas may have loaded it, those that became ready meanwhile too
         await self._broadcast(self.supervisor.ready, UnloadAdapter(name))
         if before is None and by == "route":
             del self.entries[name]
         else:
             self._fail(name, AdapterEntry(uri, by), wrong)
-        raise RequestError(wrong, param="lora_path")
+        raise error
 
     def _fail(self, name: str, entry: AdapterEntry, why: str) -> None:
         before = self.entries.get(name)
@@ -191,13 +212,13 @@ class LocalAdapterRegistry(AdapterRegistry):
         self.on_change()
         log.info("LoRA adapter %s unloaded", name)
 
-    async def _broadcast(self, replicas: list[int], message: LoadAdapter | UnloadAdapter) -> str | None:
-        """Sends a message to replicas and returns the first error, or None.
+    async def _broadcast(self, replicas: list[int], message: LoadAdapter | UnloadAdapter) -> CallResult | None:
+        """Sends a message to replicas and returns the first result with an error, or None.
 
         `on_ready` sends the adapters again to a replica that restarts.
         """
         results = await asyncio.gather(*(self.supervisor.call(replica, message) for replica in replicas))
-        return next((result.error for result in results if result is not None and result.error is not None), None)
+        return next((result for result in results if result is not None and result.error is not None), None)
 
     # -- calls of the supervisor
 
@@ -206,7 +227,7 @@ class LocalAdapterRegistry(AdapterRegistry):
         for name, entry in self.entries.items():
             # "loading" too: this replica did not receive the message of the load in progress
             if entry.state in ("ready", "loading") and entry.source != "flag":
-                loaded = self.supervisor.call(replica, LoadAdapter(name, entry.uri))
+                loaded = self.supervisor.call(replica, LoadAdapter(name, entry.uri, entry.source == "route"))
                 loaded.add_done_callback(partial(self._on_reloaded, name))
 
     def _on_reloaded(self, name: str, loaded: asyncio.Future[CallResult | None]) -> None:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from runtime.config import EngineConfig, ServerConfig
 from runtime.request.engine_messages import EngineInfo, EngineOutput, EngineStats, RequestSpec
 
-VERSION = 10  # version of the protocol; increased if a struct or its meaning changes
+VERSION = 11  # version of the protocol; increased if a struct or its meaning changes
 
 PING_SECONDS = 1.0  # interval of `Ping`; an idle backend replies to each with `Stats`
 BUSY_STATS_SECONDS = 0.25  # interval of `Stats` while a backend runs steps
@@ -115,10 +115,17 @@ class Stop(msgspec.Struct, tag=True, frozen=True):
 
 
 class LoadAdapter(msgspec.Struct, tag=True, frozen=True):
-    """Loads an adapter. Requests may name it after the call has succeeded."""
+    """Loads an adapter. Requests may name it after the call has succeeded.
+
+    Attributes:
+        by_request: it counts as host memory of adapters that requests have loaded.
+        max_bytes: maximum of this memory. None: no limit, as for an adapter that was loaded before a restart.
+    """
 
     name: str
     uri: str
+    by_request: bool = False
+    max_bytes: int | None = None
 
 
 class UnloadAdapter(msgspec.Struct, tag=True, frozen=True):
@@ -182,11 +189,12 @@ class Stats(msgspec.Struct, tag=True, frozen=True):
 
 
 class CallResult(msgspec.Struct, tag=True, frozen=True):
-    """Result of a ``Call``. `error` is the reason if it failed."""
+    """Result of a ``Call``. `error` is the reason if it failed, and `status` the HTTP status of this error."""
 
     number: int
     value: str = ""
     error: str | None = None
+    status: int = 400
 
 
 class Fatal(msgspec.Struct, tag=True, frozen=True):

@@ -106,8 +106,8 @@ class Backend:
             case ipc_protocol.Call(number, ipc_protocol.ReportStats()):
                 self.send_stats()
                 self.link.send(ipc_protocol.CallResult(number))
-            case ipc_protocol.Call(number, ipc_protocol.LoadAdapter(name, uri)):
-                self.adapters.load(number, name, uri)
+            case ipc_protocol.Call(number, ipc_protocol.LoadAdapter() as load):
+                self.adapters.load(number, load)
             case ipc_protocol.Call(number, ipc_protocol.UnloadAdapter(name)):
                 self.adapters.unload(number, name)
             case ipc_protocol.Call(number, ipc_protocol.StartProfile(directory)):

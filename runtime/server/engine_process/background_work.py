@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, RequestError
 from runtime.request.engine_messages import RequestSpec
-from runtime.server.engine_client.ipc_protocol import CallResult
+from runtime.server.engine_client.ipc_protocol import CallResult, LoadAdapter
+from runtime.server.engine_process.adapter_memory import AdapterMemory
 
 log = logging.getLogger("unmask.backend")
 
@@ -21,14 +22,24 @@ POLL_SECONDS = 0.02  # interval at which an idle backend checks whether a file h
 
 
 def _attempt(work: Callable[[], Any], failure: str, advice: str) -> tuple[Any, str | None]:
-    """Returns the result of `work`, or None and why it failed. The log has the traceback of an unexpected error."""
+    """Returns the result of `work`, or None and why it failed. The log has the traceback of an unexpected error.
+
+    Raises:
+        RequestError: `work` raised it.
+    """
     try:
         return work(), None
+    except RequestError:
+        raise
     except ConfigError as error:
         return None, str(error)
     except Exception as error:
         log.exception("%s; %s", failure, advice)
         return None, f"{failure}: {type(error).__name__}: {error}"
+
+
+def _no_limit(num_bytes: int) -> None:
+    """Reserves nothing: adapters of flags and of --lora-config do not count."""
 
 
 class AdapterWorker:
@@ -44,9 +55,10 @@ class AdapterWorker:
         self.engine = engine
         self.send = send
         self.add = add
+        self.memory = AdapterMemory()
         self._loading: dict[str, list[RequestSpec]] = {}  # adapter -> requests that wait for it
-        # number of the call, name, adapter and error; threads append to it
-        self._completed_reads: list[tuple[int, str, Any, str | None]] = []
+        # call, adapter, and result of the call, so far without an error if there is an adapter; threads append to it
+        self._completed_reads: list[tuple[LoadAdapter, Any, CallResult]] = []
         self._unloading: dict[str, int] = {}  # adapter -> number of the call
 
     @property
@@ -54,12 +66,12 @@ class AdapterWorker:
         """Whether `poll` has to be called."""
         return bool(self._loading or self._unloading)
 
-    def load(self, number: int, name: str, uri: str) -> None:
+    def load(self, number: int, call: LoadAdapter) -> None:
         """Starts to read an adapter in a thread. `number`: of the call."""
-        self._loading.setdefault(name, [])
-        self._end_unload(name)
+        self._loading.setdefault(call.name, [])
+        self._end_unload(call.name)
         threading.Thread(
-            target=self._read_adapter, args=(number, name, uri), name=f"adapter {name}", daemon=True
+            target=self._read_adapter, args=(number, call), name=f"adapter {call.name}", daemon=True
         ).start()
 
     def unload(self, number: int, name: str) -> None:
@@ -82,20 +94,40 @@ class AdapterWorker:
     def poll(self) -> None:
         """Activates adapters that have been read, and unloads unused ones. It is called between steps."""
         while self._completed_reads:
-            number, name, adapter, error = self._completed_reads.pop(0)
-            if error is None:
-                load, failure = self.engine.lora_manager.load, f"failed to load adapter {name!r}"
-                _, error = _attempt(partial(load, name, adapter), failure, "report it with this traceback")
-            self.send(CallResult(number, error=error))
-            for spec in self._loading.pop(name, []):
+            call, adapter, result = self._completed_reads.pop(0)
+            if result.error is None:
+                result = self._load_adapter(call, adapter, result)
+            self.memory.release(result.number)
+            self.send(result)
+            for spec in self._loading.pop(call.name, []):
                 self.add(spec)
         for name in sorted(self._unloading):
             if name not in self._loading and self.engine.unload_adapter(name):
+                self.memory.names.discard(name)
+                self._count_memory()
                 self.send(CallResult(self._unloading.pop(name)))
 
-    def _read_adapter(self, number: int, name: str, uri: str) -> None:
-        read, failure = self.engine.lora_manager.read, f"failed to read adapter {name!r} from {uri}"
-        self._completed_reads.append((number, name, *_attempt(partial(read, uri), failure, "check its files")))
+    def _load_adapter(self, call: LoadAdapter, adapter: Any, result: CallResult) -> CallResult:
+        manager, failure = self.engine.lora_manager, f"failed to load adapter {call.name!r}"
+        is_new = call.name not in manager.digests
+        _, error = _attempt(partial(manager.load, call.name, adapter), failure, "report it with this traceback")
+        if call.by_request and is_new and error is None:
+            self.memory.names.add(call.name)
+        self._count_memory()
+        return CallResult(result.number, error=error)
+
+    def _count_memory(self) -> None:
+        self.memory.held_bytes = self.engine.lora_manager.host_bytes(self.memory.names)
+
+    def _read_adapter(self, number: int, call: LoadAdapter) -> None:
+        reserve = partial(self.memory.reserve, number, call.max_bytes) if call.by_request else _no_limit
+        read, failure = self.engine.lora_manager.read, f"failed to read adapter {call.name!r} from {call.uri}"
+        try:
+            adapter, error = _attempt(partial(read, call.uri, reserve), failure, "check its files")
+            result = CallResult(number, error=error)
+        except RequestError as refusal:
+            adapter, result = None, CallResult(number, error=refusal.message, status=refusal.status)
+        self._completed_reads.append((call, adapter, result))
 
 
 STEP = "engine step"  # name of each step in the trace

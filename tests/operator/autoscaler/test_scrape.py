@@ -51,7 +51,6 @@ def test_the_runtimes_own_metrics_are_read() -> None:
     [
         (TEXT, GAUGES, LOADS),
         (f"{TEXT}unmask_max_running_requests 16.0\n", GAUGES, LOADS | {"max_running": 16}),
-        (f"{TEXT}unmask_requests_running_most 16.0\n", GAUGES, LOADS | {"max_running": 16}),  # of an older runtime
         (f"{OTHERS}unmask_requests_waiting 3", DEFAULT_TARGETS, {"queuedRequestsPerReplica": 3}),
         ("unmask_requests_waiting 3.0\nunmask_kv_usage_ratio NaN", DEFAULT_TARGETS, {"queuedRequestsPerReplica": 3}),
     ],

@@ -42,6 +42,16 @@ def test_a_pod_that_never_gets_ready_counts_but_does_not_prevent_scaling() -> No
     assert sim.replicas == 1
 
 
+def test_the_reason_names_the_panic_window_while_it_delays_growth() -> None:
+    sim = Simulation(replace(RULES, up=replace(RULES.up, window=60)), replicas=2)
+    sim.run(90, lambda second: 20 if second < 60 else 1000)
+    reasons_seen = [decision.reason for _, _, decision, _ in sim.trace]
+    assert reasons_seen == [reasons.FITS] * 4 + [reasons.UP_WAITS] * 2  # also of a load above maxReplicas
+    sim.run(60, 40)
+    assert sim.replicas == 4
+    assert "scaled up for queuedRequestsPerReplica" in {decision.reason for _, _, decision, _ in sim.trace}
+
+
 @pytest.mark.parametrize(("startup", "window"), [(20, 300), (600, 1200)])
 def test_a_restart_of_the_operator_waits_one_stable_window_before_it_shrinks(startup: float, window: float) -> None:
     """The window is at least twice the load time."""
